@@ -1,0 +1,66 @@
+"""Predict the latency of tensor programs on devices you do not have.
+
+The public names load on first use, so that ``import cdmpp`` stays quick and pulls in neither torch
+nor TVM. Whatever is not listed in ``__all__`` may change without notice.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cdmpp.devices import DeviceSpec as DeviceSpec
+    from cdmpp.errors import ArtifactError as ArtifactError
+    from cdmpp.errors import CdmppError as CdmppError
+    from cdmpp.errors import DataError as DataError
+    from cdmpp.errors import DeadlineExceededError as DeadlineExceededError
+    from cdmpp.errors import InvalidDeviceError as InvalidDeviceError
+    from cdmpp.errors import InvalidProgramError as InvalidProgramError
+    from cdmpp.errors import MeasurementError as MeasurementError
+    from cdmpp.errors import MissingDependencyError as MissingDependencyError
+    from cdmpp.errors import OverloadedError as OverloadedError
+    from cdmpp.errors import UnknownDeviceError as UnknownDeviceError
+    from cdmpp.errors import UnsupportedOperatorError as UnsupportedOperatorError
+    from cdmpp.predictor import LatencyPredictor as LatencyPredictor
+    from cdmpp.predictor import Prediction as Prediction
+    from cdmpp.predictor import Question as Question
+    from cdmpp.programs.operators import OperatorSpec as OperatorSpec
+    from cdmpp.programs.program import TensorProgram as TensorProgram
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "LatencyPredictor": "cdmpp.predictor",
+    "Prediction": "cdmpp.predictor",
+    "Question": "cdmpp.predictor",
+    "DeviceSpec": "cdmpp.devices",
+    "OperatorSpec": "cdmpp.programs.operators",
+    "TensorProgram": "cdmpp.programs.program",
+    "ArtifactError": "cdmpp.errors",
+    "CdmppError": "cdmpp.errors",
+    "DataError": "cdmpp.errors",
+    "DeadlineExceededError": "cdmpp.errors",
+    "InvalidDeviceError": "cdmpp.errors",
+    "InvalidProgramError": "cdmpp.errors",
+    "MeasurementError": "cdmpp.errors",
+    "MissingDependencyError": "cdmpp.errors",
+    "OverloadedError": "cdmpp.errors",
+    "UnknownDeviceError": "cdmpp.errors",
+    "UnsupportedOperatorError": "cdmpp.errors",
+}
+
+__all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'cdmpp' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value  # the next access skips this function
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(_HOMES))

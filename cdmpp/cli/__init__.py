@@ -1,0 +1,1 @@
+"""The ``cdmpp`` command: thin commands over the Python interface."""

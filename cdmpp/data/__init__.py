@@ -1,0 +1,1 @@
+"""Measurement records, importers of public tables, and splits (pyarrow)."""

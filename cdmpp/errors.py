@@ -1,0 +1,111 @@
+"""Errors a caller can act upon.
+
+Each class has a stable ``code`` for machines, derives also from the builtin one would catch, and
+carries a ``hint``: what to do next, in one sentence. Any other exception is a bug.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class CdmppError(Exception):
+    """Base of every expected error.
+
+    Parameters
+    ----------
+    message : str
+        What is wrong, in one line.
+    hint : str, optional
+        What the caller can do about it.
+
+    Attributes
+    ----------
+    code : str
+        Stable identifier of the class, lower_snake; part of the HTTP and JSON interfaces.
+    """
+
+    code: ClassVar[str] = "error"
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        # KeyError and OSError among the builtin bases would format their argument differently.
+        return self.message
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Keeps the hint across process borders; BaseException would pass the message alone.
+        return (type(self), (self.message,), self.__dict__.copy())
+
+
+class InvalidProgramError(CdmppError, ValueError):
+    """The program is malformed: unreadable text, missing or impossible sizes."""
+
+    code = "invalid_program"
+
+
+class UnsupportedOperatorError(CdmppError, ValueError):
+    """The program is well formed, but uses an operator that is not covered."""
+
+    code = "unsupported_operator"
+
+
+class UnknownDeviceError(CdmppError, LookupError):
+    """No device of this name; the message lists the nearest names."""
+
+    code = "unknown_device"
+
+
+class InvalidDeviceError(CdmppError, ValueError):
+    """A device specification is incomplete, misspelled or physically impossible."""
+
+    code = "invalid_device"
+
+
+class ArtifactError(CdmppError, ValueError):
+    """A model folder does not fit: format, checksum or feature schema."""
+
+    code = "artifact_error"
+
+
+class DataError(CdmppError, ValueError):
+    """A table of records is missing, unreadable or lacks columns."""
+
+    code = "data_error"
+
+
+class MeasurementError(CdmppError, RuntimeError):
+    """Measuring a program failed.
+
+    Parameters
+    ----------
+    transient : bool
+        True when a second try may succeed (a busy device), False when the program itself is at fault.
+    """
+
+    code = "measurement_error"
+
+    def __init__(self, message: str, *, hint: str = "", transient: bool = False) -> None:
+        super().__init__(message, hint=hint)
+        self.transient = transient
+
+
+class OverloadedError(CdmppError, RuntimeError):
+    """The service has more work queued than it accepts; retry later."""
+
+    code = "overloaded"
+
+
+class DeadlineExceededError(CdmppError, RuntimeError):
+    """The answer was not ready within the request's time limit."""
+
+    code = "deadline_exceeded"
+
+
+class MissingDependencyError(CdmppError, ImportError):
+    """An optional package is needed for this; the hint names the extra to install."""
+
+    code = "missing_dependency"

@@ -1,0 +1,1 @@
+"""From TVM JSON to the compact AST, leaf vectors and batches (numpy only)."""

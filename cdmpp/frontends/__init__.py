@@ -1,0 +1,1 @@
+"""ONNX models, TVMScript, TVM JSON and MetaSchedule databases as tensor programs."""

@@ -1,0 +1,1 @@
+"""The latency network and its losses (torch)."""

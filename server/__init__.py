@@ -1,0 +1,1 @@
+"""HTTP service around :class:`cdmpp.LatencyPredictor` (FastAPI)."""
