@@ -1,0 +1,149 @@
+"""From an importer's draft to a checked table: validity of every row, distinct programs, flags."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from cdmpp.data.fields import contradictory, integer_fields
+from cdmpp.data.labels import Labels, Mask
+from cdmpp.data.merge import merge_blocks
+from cdmpp.data.physics import flag_rows
+from cdmpp.data.raw import IntColumn
+from cdmpp.data.table import (
+    UNSUPPORTED,
+    Flags,
+    Float64,
+    Int64,
+    MeasurementTable,
+    OperatorBlock,
+    make_block,
+)
+from cdmpp.devices import lookup
+from cdmpp.errors import UnknownDeviceError
+from cdmpp.programs.operators import DTYPE_BYTES
+from cdmpp.programs.question import FRAMEWORKS, PROTOCOLS
+
+_REASONS = ("", *UNSUPPORTED)
+_CODE = {name: code for code, name in enumerate(_REASONS)}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows of a file that are one operator with one set of structural flags.
+
+    ``sizes`` are columns of the whole file; only ``rows`` of them are looked at. A size that is left out
+    takes the specification's default.
+    """
+
+    operator: str
+    rows: Mask
+    sizes: Mapping[str, IntColumn]
+    flags: Flags = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What an importer makes of a file: labels per row, and rows by operator (all others are unknown)."""
+
+    source: str
+    op: Labels
+    device_name: Labels
+    dtype: Labels
+    backend: Labels
+    protocol: Labels
+    framework: Labels
+    latency_s: Float64
+    groups: Sequence[Group]
+    row_filter: Mask | None = None
+
+
+def canonical_devices(names: Labels) -> tuple[Labels, Mask]:
+    """Look up each distinct device name; also says which rows' devices are known."""
+    canonical: dict[str, str] = {}
+    known: set[str] = set()
+    for name in names.names:
+        try:
+            canonical[name] = lookup(name).name
+            known.add(name)
+        except UnknownDeviceError:
+            canonical[name] = name
+    is_known = np.array([*(n in known for n in names.names), False], dtype=np.bool_)
+    return names.map(canonical.__getitem__), is_known[names.codes]
+
+
+def assemble(draft: Draft) -> MeasurementTable:
+    """Check every row and give each distinct program a key."""
+    rows = len(draft.op)
+    reason = np.full(rows, _CODE["unknown_operator"], dtype=np.int32)
+    parts: list[OperatorBlock] = []
+    for group in draft.groups:
+        parts += _check_group(group, draft.dtype, reason)
+    programs, program_key = merge_blocks(parts, rows)
+    device, known = canonical_devices(draft.device_name)
+    _mark(reason, ~known, "unknown_device")
+    _mark(reason, ~settings_known(draft.backend, draft.protocol, draft.framework), "unknown_setting")
+    table = MeasurementTable(
+        programs=programs,
+        program_key=program_key,
+        latency_s=draft.latency_s,
+        op=draft.op,
+        device_name=draft.device_name,
+        device=device,
+        backend=draft.backend,
+        protocol=draft.protocol,
+        framework=draft.framework,
+        source=Labels.constant(draft.source, rows),
+        excluded=Labels.constant("", rows),
+        unsupported=Labels(reason, _REASONS),
+        source_row=np.arange(rows, dtype=np.int64),
+        row_filter=draft.row_filter,
+    )
+    return replace(table, excluded=flag_rows(table))
+
+
+def settings_known(backend: Labels, protocol: Labels, framework: Labels) -> Mask:
+    """Rows whose backend, protocol and framework can be asked for."""
+    allowed = ((backend, ("library", "tvm")), (protocol, PROTOCOLS), (framework, ("", *FRAMEWORKS)))
+    good = np.ones(len(backend), dtype=np.bool_)
+    for labels, names in allowed:
+        good &= np.array([*(n in names for n in labels.names), False], dtype=np.bool_)[labels.codes]
+    return good
+
+
+def _mark(reason: np.ndarray[tuple[int], np.dtype[np.int32]], rows: Mask, name: str) -> None:
+    """Give ``rows`` a reason unless they have one already."""
+    reason[rows & (reason == 0)] = _CODE[name]
+
+
+def _check_group(
+    group: Group, dtypes: Labels, reason: np.ndarray[tuple[int], np.dtype[np.int32]]
+) -> list[OperatorBlock]:
+    """Check one group, write the reasons of its rows, and return its usable rows by element type."""
+    index: Int64 = np.flatnonzero(group.rows).astype(np.int64)
+    state = np.zeros(len(index), dtype=np.int32)
+    columns: dict[str, Int64] = {}
+    for info in integer_fields(group.operator):
+        if info.name not in group.sizes:
+            continue
+        column = group.sizes[info.name]
+        values = column.values[index]
+        missing = column.missing[index]
+        _mark(state, missing, "missing_size")
+        _mark(state, column.invalid[index] | (values < info.low) | (values > info.high), "invalid_size")
+        columns[info.name] = values
+    known = np.array([*(n in DTYPE_BYTES for n in dtypes.names), False], dtype=np.bool_)
+    _mark(state, ~known[dtypes.codes[index]], "unknown_dtype")
+    parts = []
+    for code, dtype in enumerate(dtypes.names):
+        usable = np.flatnonzero((state == 0) & (dtypes.codes[index] == code))
+        if len(usable):
+            sizes = {name: column[usable] for name, column in columns.items()}
+            block = make_block(group.operator, dtype, group.flags, sizes, index[usable])
+            wrong = contradictory(group.operator, block.flags, block.sizes)
+            state[usable[wrong]] = _CODE["contradictory_sizes"]
+            parts.append(block.take(~wrong) if wrong.any() else block)
+    reason[index] = state
+    return parts

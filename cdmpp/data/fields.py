@@ -1,0 +1,100 @@
+"""What :class:`~cdmpp.programs.operators.OperatorSpec` says of its integer fields, and its checks on arrays.
+
+The models in :mod:`cdmpp.programs.operators` stay the one definition: ranges and defaults are read from
+them, and a test compares :func:`contradictory` with ``spec.check()`` on random sizes of every operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, reduce
+
+import annotated_types
+import numpy as np
+from numpy.typing import NDArray
+
+from cdmpp.programs.operators import MAX_ELEMENTS, operator_types
+
+Sizes = Mapping[str, NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class IntField:
+    """One integer field of an operator: its range, and its default unless it must be given."""
+
+    name: str
+    low: int
+    high: int
+    default: int | None
+
+
+@cache
+def integer_fields(operator: str) -> tuple[IntField, ...]:
+    """The integer fields of ``operator`` in declaration order (those of ``OperatorSpec.sizes()``)."""
+    found = []
+    for name, info in operator_types()[operator].model_fields.items():
+        if info.annotation is not int:
+            continue
+        low, high = 1, 2**31 - 1
+        for bound in info.metadata:
+            if isinstance(bound, annotated_types.Ge):
+                low = int(bound.ge)  # type: ignore[call-overload]
+            elif isinstance(bound, annotated_types.Le):
+                high = int(bound.le)  # type: ignore[call-overload]
+        found.append(IntField(name, low, high, None if info.is_required() else int(info.default)))
+    return tuple(found)
+
+
+@cache
+def flag_defaults(operator: str) -> dict[str, bool | int | str]:
+    """Structural fields of ``operator`` with their defaults."""
+    spec = operator_types()[operator]
+    return {name: spec.model_fields[name].default for name in spec.structural_fields}
+
+
+def output_hw(sizes: Sizes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Output height and width of conv2d and of the pools."""
+    one = np.int64(1)
+
+    def along(axis: str) -> NDArray[np.int64]:
+        span = (sizes["k" + axis] - 1) * sizes.get("dil_" + axis, one) + 1
+        steps: NDArray[np.int64] = (sizes[axis] + 2 * sizes["pad_" + axis] - span) // sizes["stride_" + axis]
+        return steps + 1
+
+    return along("h"), along("w")
+
+
+def contradictory(operator: str, flags: Mapping[str, bool | int | str], sizes: Sizes) -> NDArray[np.bool_]:
+    """Rows for which ``OperatorSpec.check()`` raises; ``sizes`` must be within their fields' ranges."""
+    bad = _elements(operator, sizes) > MAX_ELEMENTS
+    if operator == "conv2d":
+        groups = sizes["groups"]
+        bad |= (sizes["c_in"] % groups != 0) | (sizes["c_out"] % groups != 0)
+        bad |= np.minimum(*output_hw(sizes)) < 1
+        if flags.get("bias") and flags.get("direction", "fwd") != "fwd":
+            bad[:] = True
+    elif operator in ("max_pool2d", "avg_pool2d"):
+        bad |= sizes["h"] + 2 * sizes["pad_h"] < sizes["kh"]
+        bad |= sizes["w"] + 2 * sizes["pad_w"] < sizes["kw"]
+    elif operator.startswith("attention"):
+        bad |= sizes["heads"] % sizes["kv_heads"] != 0
+    return bad
+
+
+def _elements(operator: str, sizes: Sizes) -> NDArray[np.float64]:
+    """``OperatorSpec.elements()`` in float64: exact up to 2^53, so the comparison with 2^48 is, too."""
+    f = {name: column.astype(np.float64) for name, column in sizes.items()}
+    if operator == "conv2d":
+        oh, ow = output_hw(sizes)
+        per_group = sizes["c_in"] // sizes["groups"]
+        weight = f["c_out"] * per_group * f["kh"] * f["kw"]
+        padded = f["n"] * f["c_in"] * (f["h"] + 2 * f["pad_h"]) * (f["w"] + 2 * f["pad_w"])
+        return np.maximum(np.maximum(padded, weight), f["n"] * oh * ow * weight)
+    if operator in ("max_pool2d", "avg_pool2d"):
+        area = (f["h"] + 2 * f["pad_h"]) * (f["w"] + 2 * f["pad_w"])
+        return f["n"] * f["c"] * area * f["kh"] * f["kw"]
+    if operator.startswith("attention"):
+        keys = f["q_len"] + f["past_len"]
+        return f["batch"] * f["heads"] * f["head_dim"] * np.maximum(f["q_len"] * keys, keys)
+    return reduce(np.multiply, (np.maximum(v, 1.0) for k, v in f.items() if k != "past_len"))

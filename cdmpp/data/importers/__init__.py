@@ -1,0 +1,24 @@
+"""Importers of the public operator tables, one module per source; each knows its table by its columns."""
+
+from __future__ import annotations
+
+from cdmpp.data.importers import (
+    aiconfigurator_attention,
+    aiconfigurator_gemm,
+    deepbench,
+    miopen,
+    neusight,
+    vidur,
+)
+from cdmpp.data.importers.base import Importer
+
+IMPORTERS: tuple[Importer, ...] = (
+    neusight.IMPORTER,
+    aiconfigurator_gemm.IMPORTER,
+    aiconfigurator_attention.IMPORTER,
+    miopen.IMPORTER,
+    vidur.IMPORTER,
+    deepbench.IMPORTER,
+)
+
+__all__ = ["IMPORTERS", "Importer"]

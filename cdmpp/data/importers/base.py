@@ -1,0 +1,84 @@
+"""What every importer of a public table says about itself, and how its rows become a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from cdmpp.data.assemble import Draft, Group, assemble
+from cdmpp.data.labels import Labels
+from cdmpp.data.raw import RawTable
+from cdmpp.data.table import MeasurementTable
+
+
+@dataclass(frozen=True)
+class Importer:
+    """One public source.
+
+    Attributes
+    ----------
+    name : str
+        Value of the ``source`` column.
+    file_name : str
+        The table's usual name in a folder of public data.
+    repository, commit, origin, licence : str
+        Where the numbers come from.
+    protocol : str
+        How the source timed.
+    needs : frozenset of str
+        Columns without which the table is not this one.
+    lacks : frozenset of str
+        Columns that only other tables have.
+    groups : callable
+        Rows by operator.
+    reads : frozenset of str
+        Further columns that are read where present; all others are never looked at.
+    dtype, framework : callable
+        Labels per row.
+    """
+
+    name: str
+    file_name: str
+    repository: str
+    commit: str
+    origin: str
+    licence: str
+    protocol: str
+    needs: frozenset[str]
+    lacks: frozenset[str]
+    groups: Callable[[RawTable, Labels], list[Group]]
+    framework: Callable[[RawTable], Labels]
+    reads: frozenset[str] = frozenset()
+    dtype: Callable[[RawTable], Labels] = lambda raw: raw.labels("dtype")
+    row_filter: str = ""
+
+    def matches(self, columns: Collection[str]) -> bool:
+        """Whether a table with these columns is from this source."""
+        return self.needs <= set(columns) and not self.lacks & set(columns)
+
+    def columns(self) -> frozenset[str]:
+        """Every column that is read."""
+        return self.needs | self.reads | {"latency_us", "latency_ms", "latency_s"} | {self.row_filter}
+
+    def table(self, raw: RawTable) -> MeasurementTable:
+        """Build the checked table."""
+        op = raw.labels("op")
+        return assemble(
+            Draft(
+                source=self.name,
+                op=op,
+                device_name=raw.labels("device"),
+                dtype=self.dtype(raw),
+                backend=Labels.constant("library", len(raw)),
+                protocol=Labels.constant(self.protocol, len(raw)),
+                framework=self.framework(raw),
+                latency_s=raw.latency_s(),
+                groups=self.groups(raw, op),
+                row_filter=raw.bools(self.row_filter) if self.row_filter else None,
+            )
+        )
+
+
+def always(name: str) -> Callable[[RawTable], Labels]:
+    """One label for every row of a source."""
+    return lambda raw: Labels.constant(name, len(raw))

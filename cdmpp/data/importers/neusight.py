@@ -1,0 +1,67 @@
+"""NeuSight: fp32 PyTorch operators, timed eagerly with CUDA events (the launch cost is inside).
+
+============  =====================================================================
+in the table  here
+============  =====================================================================
+``linear``    ``linear`` with ``bias``; ``batch`` leading rows fold into ``m``
+``bmm``       ``bmm``: batch, m, n, k
+``conv2d``    ``conv2d`` forward: n = batch, h = w = ``in_hw``, kh = kw = ``kernel_hw``,
+              one ``stride`` and ``pad`` for both axes, no bias
+other         vector operators of the same name on [rows, cols]
+============  =====================================================================
+
+``neusight_filter`` (the rows the authors keep) becomes ``row_filter``, for reports only. ``split``,
+``torch_version``, ``kernel_name``, ``n_kernels`` and ``n_rep`` are never read.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cdmpp.data.assemble import Group
+from cdmpp.data.importers.base import Importer, always
+from cdmpp.data.labels import Labels
+from cdmpp.data.raw import IntColumn, RawTable
+
+VECTOR = (
+    "add", "sub", "mul", "div", "pow", "maximum", "minimum",
+    "add_scalar", "mul_scalar", "div_scalar", "pow_scalar",
+    "relu", "gelu", "tanh", "sigmoid", "silu", "exp", "sqrt",
+    "softmax", "layernorm", "rmsnorm",
+)  # fmt: skip
+
+
+def _groups(raw: RawTable, op: Labels) -> list[Group]:
+    batch, m, n, k = (raw.ints(name) for name in ("batch", "m", "n", "k"))
+    # A dense layer has no batch of its own: [batch, m, k] -> n is the same call as [batch * m, k] -> n.
+    folds = IntColumn(np.where(batch.missing, 1, batch.values), np.zeros_like(batch.missing), batch.invalid)
+    rows, cols = raw.ints("rows"), raw.ints("cols")
+    extent, kernel, stride, pad = (raw.ints(name) for name in ("in_hw", "kernel_hw", "stride", "pad"))
+    conv = {
+        "n": batch, "c_in": raw.ints("c_in"), "h": extent, "w": extent,
+        "c_out": raw.ints("c_out"), "kh": kernel, "kw": kernel,
+        "stride_h": stride, "stride_w": stride, "pad_h": pad, "pad_w": pad,
+    }  # fmt: skip
+    return [
+        Group("linear", op.is_("linear"), {"m": m.times(folds), "n": n, "k": k}, {"bias": True}),
+        Group("bmm", op.is_("bmm"), {"batch": batch, "m": m, "n": n, "k": k}),
+        Group("conv2d", op.is_("conv2d"), conv),
+        *(Group(name, op.is_(name), {"rows": rows, "cols": cols}) for name in VECTOR if name in op.names),
+    ]
+
+
+IMPORTER = Importer(
+    name="neusight",
+    file_name="ops_neusight.parquet",
+    repository="sitar-lab/NeuSight",
+    commit="6945927",
+    origin="scripts/asplos/data/dataset*/{train,test}",
+    licence="MIT",
+    protocol="eager",
+    needs=frozenset({"op", "device", "dtype", "batch", "m", "n", "k", "rows", "cols", "in_hw", "kernel_hw"}),
+    lacks=frozenset({"framework", "precision", "q_len"}),
+    reads=frozenset({"c_in", "c_out", "stride", "pad"}),
+    groups=_groups,
+    framework=always("pytorch"),
+    row_filter="neusight_filter",
+)

@@ -1,0 +1,45 @@
+"""Vidur: fp16 layers of language models, kernel time (median of 20 runs).
+
+``linear`` becomes ``linear`` without bias (m tokens, n, k); the vector operators take rows = ``m`` and cols =
+``n`` (``silu_and_mul`` reads 2n columns). ``add`` has two inputs, but three where ``model`` is
+``microsoft/phi-2``, whose parallel residual adds three tensors; without the column ``model``, two.
+``mean_us``, ``min_us``, ``std_us``, ``role`` and ``tp`` are never read.
+"""
+
+from __future__ import annotations
+
+from cdmpp.data.assemble import Group
+from cdmpp.data.importers.base import Importer, always
+from cdmpp.data.labels import Labels
+from cdmpp.data.raw import RawTable
+
+_VECTOR = ("silu_and_mul", "rmsnorm", "layernorm", "gelu", "relu", "silu", "tanh", "mul", "softmax")
+_THREE_INPUTS = "microsoft/phi-2"
+
+
+def _groups(raw: RawTable, op: Labels) -> list[Group]:
+    m, n = raw.ints("m"), raw.ints("n")
+    vector = {"rows": m, "cols": n}
+    add, three = op.is_("add"), raw.labels("model").is_(_THREE_INPUTS)
+    return [
+        Group("linear", op.is_("linear"), {"m": m, "n": n, "k": raw.ints("k")}),
+        Group("add", add & ~three, vector, {"inputs": 2}),
+        Group("add", add & three, vector, {"inputs": 3}),
+        *(Group(name, op.is_(name), vector) for name in _VECTOR if name in op.names),
+    ]
+
+
+IMPORTER = Importer(
+    name="vidur",
+    file_name="ops_vidur_fp16.parquet",
+    repository="microsoft/vidur",
+    commit="7d47513",
+    origin="data/profiling/compute/*/*/*/mlp.csv",
+    licence="MIT",
+    protocol="kernel",
+    needs=frozenset({"op", "device", "dtype", "m", "n", "k"}),
+    lacks=frozenset({"framework", "batch", "rows", "q_len", "trans_a", "direction", "precision", "program"}),
+    reads=frozenset({"model"}),
+    groups=_groups,
+    framework=always("pytorch"),
+)

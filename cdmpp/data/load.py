@@ -1,0 +1,48 @@
+"""Read any measurement table: project records, or a public table as it lies on disk."""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+
+from cdmpp.data.importers import IMPORTERS, Importer
+from cdmpp.data.raw import read_columns, read_raw
+from cdmpp.data.table import MeasurementTable
+from cdmpp.errors import DataError
+
+
+def load_table(path: str | PathLike[str]) -> MeasurementTable:
+    """Read a table, told by its columns.
+
+    Parameters
+    ----------
+    path : path
+        Project records, or one of the public operator tables; Parquet, CSV or gzipped CSV.
+
+    Raises
+    ------
+    DataError
+        The file is missing, unreadable, or of no known format (the message lists its columns).
+    """
+    file = Path(path)
+    columns = read_columns(file)
+    importer = detect(columns)
+    if importer is None:
+        raise _unknown(file, columns)
+    return importer.table(read_raw(file, importer.columns()))
+
+
+def detect(columns: list[str]) -> Importer | None:
+    """The importer whose table has these columns, if any."""
+    return next((importer for importer in IMPORTERS if importer.matches(columns)), None)
+
+
+def _unknown(path: Path, columns: list[str]) -> DataError:
+    found = ", ".join(columns[:40]) + (", ..." if len(columns) > 40 else "")
+    nearest = min(IMPORTERS, key=lambda i: len(i.needs - set(columns)) + len(i.lacks & set(columns)))
+    lacking = ", ".join(sorted(nearest.needs - set(columns)))
+    return DataError(
+        f"{path}: no known table has these columns: {found}",
+        hint=f"known: project records and {', '.join(i.name for i in IMPORTERS)}; "
+        + (f"nearest is {nearest.name}, which also needs {lacking}" if lacking else "see docs/data.md"),
+    )

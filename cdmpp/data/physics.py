@@ -1,0 +1,125 @@
+"""Arithmetic, least traffic and roofline of every operator, on arrays; and the rows that break physics.
+
+The counts are those of the operator's definition (no winograd, no recomputation), every input read once and
+every output written once. They serve to tell an impossible measurement from a slow one, and as the roofline
+baseline; the model has its own, finer features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cdmpp.data.fields import output_hw
+from cdmpp.data.labels import Labels
+from cdmpp.devices import lookup
+from cdmpp.errors import UnknownDeviceError
+from cdmpp.programs.operators import DTYPE_BYTES
+
+if TYPE_CHECKING:
+    from cdmpp.data.table import MeasurementTable, OperatorBlock
+
+Float64 = NDArray[np.float64]
+
+#: Rules by which a row is kept, but left out of training. The constants are chosen from the real tables;
+#: docs/data.md has the distribution and the counts.
+EXCLUDED = {
+    "no_latency": "the row has no latency, or it is not a number",
+    "latency_not_positive": "the latency is zero or negative",
+    "too_slow": "slower than 300 x its roofline + 10 ms, or over 5 s and slower than 20 x its roofline",
+    "too_fast": "faster than a tenth of its roofline",
+}
+SLOW_FACTOR = 300.0
+SLOW_OFFSET_S = 10e-3  # small programs are bound by launch and latency, not by the roofline
+LONG_S = 5.0  # a program of seconds has parallelism enough for a twentieth of the peak
+LONG_FACTOR = 20.0
+FAST_FACTOR = 0.1  # winograd and reads from cache reach 0.2 to 0.5
+
+_PER_ELEMENT = {
+    "softmax": 5.0, "layernorm": 8.0, "rmsnorm": 4.0, "reduce_mean": 1.0, "silu_and_mul": 5.0,
+    "gelu": 8.0, "tanh": 6.0, "sigmoid": 4.0, "silu": 5.0, "pow": 8.0, "pow_scalar": 8.0, "erf": 6.0,
+    "exp": 4.0, "log": 4.0, "sqrt": 2.0, "copy": 0.0, "embedding": 0.0, "batch_norm": 2.0,
+}  # fmt: skip
+
+
+def uses_matrix_units(operator: str) -> bool:
+    """Whether the operator's arithmetic can run on matrix units (tensor cores)."""
+    return operator in ("linear", "bmm", "conv2d") or operator.startswith("attention")
+
+
+def work(
+    operator: str, dtype: str, flags: Mapping[str, bool | int | str], sizes: Mapping[str, NDArray[np.int64]]
+) -> tuple[Float64, Float64]:
+    """Floating-point operations and least bytes moved, per operator of a block."""
+    f = {name: column.astype(np.float64) for name, column in sizes.items()}
+    if operator in ("linear", "bmm"):
+        batch = f.get("batch", np.float64(1))
+        flops = 2 * batch * f["m"] * f["n"] * f["k"]
+        moved = batch * (f["m"] * f["k"] + f["k"] * f["n"] + f["m"] * f["n"])
+        if flags.get("bias"):
+            flops, moved = flops + f["m"] * f["n"], moved + f["n"]
+    elif operator == "conv2d":
+        oh, ow = (axis.astype(np.float64) for axis in output_hw(sizes))
+        weight = f["c_out"] * (f["c_in"] // f["groups"]) * f["kh"] * f["kw"]
+        flops = 2 * f["n"] * oh * ow * weight
+        # A stride longer than the kernel skips rows of the input.
+        rows, cols = np.minimum(f["h"], oh * f["kh"]), np.minimum(f["w"], ow * f["kw"])
+        moved = f["n"] * (f["c_in"] * rows * cols + f["c_out"] * oh * ow) + weight
+    elif operator.startswith("attention"):
+        keys = f["past_len"] + f["q_len"]
+        causal = operator != "attention_encoder"
+        pairs = f["q_len"] * (f["past_len"] + (f["q_len"] + 1) / 2 if causal else keys)
+        flops = 4 * f["batch"] * f["heads"] * pairs * f["head_dim"]
+        moved = 2 * f["batch"] * f["head_dim"] * (f["q_len"] * f["heads"] + keys * f["kv_heads"])
+    elif operator in ("max_pool2d", "avg_pool2d"):
+        oh, ow = (axis.astype(np.float64) for axis in output_hw(sizes))
+        out = f["n"] * f["c"] * oh * ow
+        rows, cols = np.minimum(f["h"], oh * f["kh"]), np.minimum(f["w"], ow * f["kw"])
+        flops, moved = out * f["kh"] * f["kw"], out + f["n"] * f["c"] * rows * cols
+    else:
+        cells = f["rows"] * f["cols"] if "rows" in f else f["n"] * f["c"] * f["h"] * f["w"]
+        inputs = float(flags.get("inputs", 2 if operator == "silu_and_mul" else 1))
+        flops = cells * _PER_ELEMENT.get(operator, max(inputs - 1, 1.0))
+        written = f["rows"] if operator == "reduce_mean" else cells
+        moved = cells * inputs + written
+    return flops, moved * DTYPE_BYTES[dtype]
+
+
+def roofline_s(block: OperatorBlock, device_name: str) -> Float64:
+    """Roofline of every operator of a block on one device, in seconds: a lower bound in the main."""
+    device = lookup(device_name)
+    flops, moved = work(block.operator, block.dtype, block.flags, block.sizes)
+    peak = device.peak(block.dtype, matrix=uses_matrix_units(block.operator))
+    return np.asarray(np.maximum(flops / peak, moved / device.mem_bandwidth_bytes_per_s))
+
+
+def table_roofline_s(table: MeasurementTable) -> Float64:
+    """Roofline of every row, in seconds; NaN for TVM programs and for rows without program or device."""
+    result = np.full(len(table), np.nan)
+    for block in table.specs:
+        devices = table.device.codes[block.row_index]
+        for code in np.unique(devices):
+            rows = np.flatnonzero(devices == code)
+            try:
+                result[block.row_index[rows]] = roofline_s(block.take(rows), table.device.names[code])
+            except UnknownDeviceError:
+                continue
+    return result
+
+
+def flag_rows(table: MeasurementTable) -> Labels:
+    """Apply the rules of :data:`EXCLUDED`, the first that holds; "" where none does."""
+    reasons = ("", *EXCLUDED)
+    code = {name: i for i, name in enumerate(reasons)}
+    flags = np.zeros(len(table), dtype=np.int32)
+    latency, bound = table.latency_s, table_roofline_s(table)
+    with np.errstate(invalid="ignore"):  # NaN compares false: no bound, no rule
+        flags[latency < FAST_FACTOR * bound] = code["too_fast"]
+        flags[latency > SLOW_FACTOR * bound + SLOW_OFFSET_S] = code["too_slow"]
+        flags[(latency > LONG_S) & (latency > LONG_FACTOR * bound)] = code["too_slow"]
+        flags[latency <= 0] = code["latency_not_positive"]
+    flags[~np.isfinite(latency)] = code["no_latency"]
+    return Labels(flags, reasons)

@@ -1,0 +1,211 @@
+"""Tables as they lie on disk (Parquet, CSV, gzipped CSV), and their columns as arrays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from cdmpp.data.labels import Labels, Mask
+from cdmpp.errors import DataError
+
+_LATENCY_UNITS = {"latency_us": 1e6, "latency_ms": 1e3, "latency_s": 1.0}
+
+
+@dataclass(frozen=True)
+class IntColumn:
+    """Whole numbers; ``missing`` and ``invalid`` (not whole, too large) rows hold 0."""
+
+    values: NDArray[np.int64]
+    missing: Mask
+    invalid: Mask
+
+    @classmethod
+    def constant(cls, value: int, rows: int) -> IntColumn:
+        """One value for every row."""
+        no = np.zeros(rows, dtype=np.bool_)
+        return cls(np.full(rows, value, dtype=np.int64), no, no)
+
+    def times(self, other: IntColumn) -> IntColumn:
+        """Product; missing or invalid where either is."""
+        return IntColumn(
+            self.values * other.values, self.missing | other.missing, self.invalid | other.invalid
+        )
+
+
+@dataclass(frozen=True)
+class RawTable:
+    """Columns of one file, converted when asked for."""
+
+    table: Any  # pyarrow.Table
+    path: Path
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    @property
+    def columns(self) -> list[str]:
+        """Column names."""
+        return list(self.table.column_names)
+
+    def labels(self, name: str, default: str = "") -> Labels:
+        """A text column; ``default`` where the column is absent, "" where a cell is null."""
+        if name not in self.columns:
+            return Labels.constant(default, len(self))
+        codes, names = _encoded(self.table.column(name))
+        return Labels(np.where(codes < 0, len(names), codes).astype(np.int32), (*map(str, names), ""))
+
+    def ints(self, name: str) -> IntColumn:
+        """A column of whole numbers; every row is missing where the column is absent."""
+        rows = len(self)
+        none = np.zeros(rows, dtype=np.bool_)
+        if name not in self.columns:
+            return IntColumn(np.zeros(rows, dtype=np.int64), ~none, none)
+        column = self.table.column(name)
+        if pa.types.is_integer(column.type) and column.type != pa.uint64():
+            missing = _numpy(pc.is_null(column))
+            return IntColumn(_numpy(pc.fill_null(column, 0)).astype(np.int64), missing, none)
+        if pa.types.is_floating(column.type):
+            return _whole(_numpy(pc.fill_null(column, math.nan)).astype(np.float64), none)
+        codes, names = _encoded(column)
+        numbers = np.array([*map(_number, names), math.nan], dtype=np.float64)
+        wrong = np.array([*(math.isnan(v) for v in numbers[:-1]), False], dtype=np.bool_)
+        return _whole(numbers[codes], wrong[codes])
+
+    def floats(self, name: str) -> NDArray[np.float64]:
+        """A column of numbers; NaN where a cell is null or no number."""
+        column = self.table.column(name)
+        if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
+            return _numpy(pc.fill_null(column.cast(pa.float64()), math.nan)).astype(np.float64)
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            try:
+                return _numpy(pc.fill_null(column.cast(pa.float64()), math.nan))
+            except pa.ArrowInvalid:
+                pass  # some cell is no number: convert one by one
+        codes, names = _encoded(column)
+        return np.array([*map(_number, names), math.nan], dtype=np.float64)[codes]
+
+    def latency_s(self) -> NDArray[np.float64]:
+        """Seconds from ``latency_us``, ``latency_ms`` or ``latency_s``; NaN where there is none."""
+        for name, per_second in _LATENCY_UNITS.items():
+            if name in self.columns:
+                return self.floats(name) / per_second
+        return np.full(len(self), math.nan)
+
+    def bools(self, name: str) -> Mask | None:
+        """A column of truth values (null is false), or None where it is absent."""
+        if name not in self.columns:
+            return None
+        truths = {"true", "1", "1.0", "yes"}
+        codes, names = _encoded(self.table.column(name))
+        table = np.array([*(str(n).lower() in truths for n in names), False], dtype=np.bool_)
+        return table[codes]
+
+
+def read_columns(path: Path) -> list[str]:
+    """Column names of a table on disk.
+
+    Raises
+    ------
+    DataError
+        The file is missing, empty, or neither Parquet nor CSV.
+    """
+    if _is_parquet(path):
+        try:
+            return list(pq.read_schema(path).names)
+        except (pa.ArrowException, OSError) as error:
+            raise _unreadable(path, error) from None
+    try:
+        with _csv_stream(path) as stream:
+            return list(pa_csv.open_csv(stream).schema.names)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise _unreadable(path, error) from None
+
+
+def read_raw(path: Path, columns: Collection[str]) -> RawTable:
+    """Read those of ``columns`` that the file has; everything else is left on disk."""
+    wanted = [name for name in read_columns(path) if name in columns]
+    try:
+        if _is_parquet(path):
+            return RawTable(pq.read_table(path, columns=wanted), path)
+        # As text: pyarrow guesses types from the first block alone, and a column may be empty there.
+        options = pa_csv.ConvertOptions(
+            include_columns=wanted,
+            column_types=dict.fromkeys(wanted, pa.string()),
+            strings_can_be_null=True,
+        )
+        with _csv_stream(path) as stream:
+            return RawTable(pa_csv.read_csv(stream, convert_options=options), path)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise _unreadable(path, error) from None
+
+
+def _is_parquet(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            start = file.read(4)
+    except OSError as error:
+        raise DataError(
+            f"cannot read {path}: {error.strerror or error}", hint="check the path and its permissions"
+        ) from None
+    if not start:
+        raise DataError(f"{path} is empty", hint="a table is Parquet, CSV or gzipped CSV")
+    return start == b"PAR1"
+
+
+def _csv_stream(path: Path) -> Any:
+    with path.open("rb") as file:
+        zipped = file.read(2) == b"\x1f\x8b"
+    stream = pa.OSFile(str(path), "rb")
+    return pa.CompressedInputStream(stream, "gzip") if zipped else stream
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return DataError(f"{path} is no readable table: {reason}", hint="a table is Parquet, CSV or gzipped CSV")
+
+
+def _encoded(column: Any) -> tuple[NDArray[np.int64], list[Any]]:
+    """Codes (-1 for null) and distinct values of a column of any type."""
+    array = column.combine_chunks() if hasattr(column, "combine_chunks") else column
+    if isinstance(array, pa.ChunkedArray):  # pragma: no cover - older pyarrow
+        array = pa.concat_arrays(array.chunks)
+    if not pa.types.is_dictionary(array.type):
+        array = array.dictionary_encode()
+    names = array.dictionary.to_pylist()
+    codes = _numpy(pc.fill_null(array.indices.cast(pa.int64()), -1))
+    if None in names:  # a null inside the dictionary is a null cell
+        codes = np.where(codes == names.index(None), -1, codes)
+    return codes, names
+
+
+def _numpy(array: Any) -> NDArray[Any]:
+    options = {} if isinstance(array, pa.ChunkedArray) else {"zero_copy_only": False}
+    result: NDArray[Any] = array.to_numpy(**options)
+    return result
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool):
+        return math.nan
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def _whole(numbers: NDArray[np.float64], wrong: Mask) -> IntColumn:
+    missing = np.isnan(numbers) & ~wrong
+    whole = np.isfinite(numbers) & (np.abs(numbers) < 2.0**53)
+    whole &= np.where(whole, numbers, 0.5) == np.floor(np.where(whole, numbers, 0.0))
+    values = np.where(whole, numbers, 0.0).astype(np.int64)
+    return IntColumn(values, missing, ~whole & ~missing)

@@ -1,0 +1,192 @@
+"""Train, validation and test: by operator shape, by device, by network.
+
+Splits are data: which part a row falls in depends on nothing but its program (or device, or network), so
+it is the same in every table, on every machine and in every version of this package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cdmpp.data.distinct import U64, hash_rows, splitmix64
+from cdmpp.data.labels import Mask
+from cdmpp.data.table import MeasurementTable, OperatorBlock
+from cdmpp.devices import lookup
+from cdmpp.errors import DataError
+from cdmpp.programs.operators import operator_family
+
+TRAIN, VALIDATION, TEST, UNUSED = 0, 1, 2, -1
+PART_NAMES = {TRAIN: "train", VALIDATION: "validation", TEST: "test"}
+TEST_SHARE, VALIDATION_SHARE = 0.10, 0.05
+
+# The columns that make a shape, by family. GEMMs share (m, n, k) over operators, batches and sources; a
+# convolution shares its forward problem over directions; all of them over element types. They are part of the
+# split's definition: a change here moves rows between the parts of every published figure.
+_SHAPE = {
+    "gemm": ("m", "n", "k"),
+    "conv": (
+        "n", "c_in", "h", "w", "c_out", "kh", "kw", "stride_h", "stride_w",
+        "pad_h", "pad_w", "dil_h", "dil_w", "groups",
+    ),
+    "attention": ("batch", "q_len", "past_len", "heads", "kv_heads", "head_dim"),
+}  # fmt: skip
+_SEED = {"gemm": 1, "conv": 2, "attention": 3, "vector": 4}
+_TVM_SEED = 5
+
+#: Devices that are held out together: near twins would make the test too easy. See :func:`device_group`.
+DEVICE_GROUPS: tuple[tuple[str, ...], ...] = (
+    ("a100",),
+    ("b200", "gb200", "b300", "gb300"),
+    ("h100", "h200"),
+    ("v100",),
+    ("t4",),
+    ("p100",),
+    ("mi210", "mi250", "mi250x"),
+    ("mi100",),
+    ("mi25", "vega", "gfx900"),
+    ("titan-x-pascal", "titan-xp", "gtx-1080-ti", "p4"),
+    ("titan-x-maxwell", "m40"),
+    ("rtx-pro-6000", "rtx-5090"),
+    ("l4", "l40s", "rtx-4090"),
+)
+
+
+def shape_hash(block: OperatorBlock) -> U64:
+    """Hash of each operator's shape: splitmix64 over the columns of its family (see the module's source).
+
+    Vector operators hash every size in declaration order, so that equal [rows, cols] fall together whatever
+    the operator.
+    """
+    family = operator_family(block.operator)
+    names = _SHAPE.get(family) or [name for name in block.sizes if name not in block.flags]
+    return hash_rows(_SEED[family], [block.sizes[name] for name in names])
+
+
+def program_parts(
+    table: MeasurementTable, *, test: float = TEST_SHARE, validation: float = VALIDATION_SHARE
+) -> NDArray[np.int8]:
+    """Part of every program, by key: ``TEST``, ``VALIDATION`` or ``TRAIN``.
+
+    The hash, as a fraction u of 2^64, decides: u < test, u < test + validation, or the rest. A TVM program
+    hashes its task (workload), so that all schedules of one workload fall together; without a task, itself.
+    """
+    hashes = np.zeros(table.n_programs, dtype=np.uint64)
+    for block in table.programs:
+        hashes[block.row_index] = shape_hash(block)
+    tvm = table.tvm
+    for position, (digest, task) in enumerate(zip(tvm.hashes, tvm.tasks, strict=True)):
+        hashes[tvm.first_key + position] = _text_hash(task or digest)
+    u = (hashes >> np.uint64(11)).astype(np.float64) / 2.0**53
+    parts = np.full(table.n_programs, TRAIN, dtype=np.int8)
+    parts[u < test + validation] = VALIDATION
+    parts[u < test] = TEST
+    return parts
+
+
+def split_by_shape(
+    table: MeasurementTable, *, test: float = TEST_SHARE, validation: float = VALIDATION_SHARE
+) -> NDArray[np.int8]:
+    """Part of every row by the shape of its operator; ``UNUSED`` for rows without a program."""
+    return _rows(table, program_parts(table, test=test, validation=validation))
+
+
+def split_by_network(
+    table: MeasurementTable, networks: Mapping[str, Collection[str]], *, test_networks: Collection[str]
+) -> NDArray[np.int8]:
+    """Hold whole networks out.
+
+    Parameters
+    ----------
+    networks : mapping of str to collection of str
+        Program hash -> the networks it occurs in.
+    test_networks : collection of str
+        Networks of the test part.
+
+    Returns
+    -------
+    int8 array
+        ``TEST`` for a program of any test network (even if others use it, too), ``TRAIN`` for the programs
+        of the other networks (``VALIDATION`` for the share that :func:`program_parts` puts there),
+        ``UNUSED`` for programs of no network.
+    """
+    held = set(test_networks)
+    unknown = held - {name for names in networks.values() for name in names}
+    if unknown:
+        raise DataError(
+            f"no program belongs to network {min(unknown)!r}",
+            hint="the mapping goes from program hash to the networks the program occurs in",
+        )
+    parts = program_parts(table, test=0.0)
+    for key, digest in enumerate(table.program_hashes):
+        names = set(networks.get(digest, ()))
+        if not names:
+            parts[key] = UNUSED
+        elif names & held:
+            parts[key] = TEST
+    return _rows(table, parts)
+
+
+def device_group(name: str) -> str:
+    """Group of near twins that a device belongs to (its own name, if it has none)."""
+    canonical: str = lookup(name).name
+    words = f"-{canonical}-"
+    for group in DEVICE_GROUPS:
+        if any(f"-{member}-" in words for member in group):
+            return group[0]
+    return canonical
+
+
+def split_by_device(table: MeasurementTable, holdout: Sequence[str]) -> tuple[Mask, Mask]:
+    """Hold devices out, together with their near twins.
+
+    Returns
+    -------
+    train, test : bool arrays
+        ``test``: rows of the named devices' groups; ``train``: rows of all others. Rows of unknown devices
+        are in neither.
+    """
+    groups = {device_group(name) for name in holdout}
+    known = table.unsupported.map(lambda r: "" if r != "unknown_device" else r).is_("")
+    held = [
+        code
+        for code, name in enumerate(table.device.names)
+        if np.any(known & (table.device.codes == code)) and device_group(name) in groups
+    ]
+    test = known & np.isin(table.device.codes, held)
+    return known & ~test, test
+
+
+def assert_disjoint(table: MeasurementTable, parts: NDArray[np.int8]) -> None:
+    """Make sure that no program occurs in two parts.
+
+    Raises
+    ------
+    DataError
+        A program hash occurs in two parts; the message names one.
+    """
+    seen: dict[str, int] = {}
+    hashes = table.program_hashes
+    for part, name in PART_NAMES.items():
+        keys = np.unique(table.program_key[(parts == part) & (table.program_key >= 0)])
+        for digest in (hashes[key] for key in keys):
+            if seen.setdefault(digest, part) != part:
+                raise DataError(
+                    f"program {digest} is in {PART_NAMES[seen[digest]]} and in {name}",
+                    hint="split by shape or by network, never by row",
+                )
+
+
+def _rows(table: MeasurementTable, parts: NDArray[np.int8]) -> NDArray[np.int8]:
+    """Parts of programs to parts of rows."""
+    return np.append(parts, np.int8(UNUSED))[table.program_key]
+
+
+def _text_hash(text: str) -> np.uint64:
+    """FNV-1a of the text, then splitmix64: the same everywhere, unlike ``hash()``."""
+    state = 0xCBF29CE484222325 ^ _TVM_SEED
+    for byte in text.encode():
+        state = ((state ^ byte) * 0x100000001B3) % 2**64
+    return np.uint64(splitmix64(np.array([state], dtype=np.uint64))[0])

@@ -1,0 +1,240 @@
+"""The columnar measurement table that training and evaluation read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from cdmpp.data.fields import flag_defaults, integer_fields
+from cdmpp.data.labels import Labels, Mask
+from cdmpp.programs.operators import OperatorSpec, make_operator
+
+Flag: TypeAlias = bool | int | str
+Flags: TypeAlias = Mapping[str, Flag]
+Int64: TypeAlias = NDArray[np.int64]
+Float64: TypeAlias = NDArray[np.float64]
+
+#: Why a row cannot be predicted; the code stands in ``MeasurementTable.unsupported``.
+UNSUPPORTED = {
+    "unknown_operator": "the operator is not one of cdmpp.programs.operator_types()",
+    "unknown_dtype": "the element type is none of float32, float16, bfloat16, int8",
+    "missing_size": "a size that the operator needs is null or its column is absent",
+    "invalid_size": "a size is not a whole number or out of its range",
+    "contradictory_sizes": "the sizes contradict each other (groups, heads, kernel over input) or make 2^48 elements",
+    "unknown_device": "the device is not in cdmpp.devices",
+    "unknown_setting": "backend, protocol or framework is not one that cdmpp knows",
+    "missing_program": "the record has no program text, or one that cannot be read",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class OperatorBlock:
+    """Sizes of many operators that share operator, element type and structural fields.
+
+    Attributes
+    ----------
+    operator, dtype : str
+    flags : mapping
+        Every structural field of the operator's specification, e.g. ``direction``, ``bias``, ``inputs``.
+    sizes : mapping of str to int64 array
+        Every integer field, defaults filled in, as ``OperatorSpec.sizes()`` names them.
+    row_index : int64 array
+        In :attr:`MeasurementTable.specs` the rows of the table; in :attr:`MeasurementTable.programs` the
+        program keys, which are consecutive.
+    """
+
+    operator: str
+    dtype: str
+    flags: Flags
+    sizes: Mapping[str, Int64]
+    row_index: Int64
+
+    def __len__(self) -> int:
+        return len(self.row_index)
+
+    @property
+    def group(self) -> tuple[Any, ...]:
+        """What the block shares, as a dictionary key."""
+        return (self.operator, self.dtype, *sorted(self.flags.items()))
+
+    def fields(self, position: int) -> dict[str, Any]:
+        """The fields of one operator, as :func:`cdmpp.programs.operators.make_operator` takes them."""
+        sizes = {name: int(column[position]) for name, column in self.sizes.items()}
+        return {"operator": self.operator, "dtype": self.dtype, **self.flags, **sizes}
+
+    def spec(self, position: int) -> OperatorSpec:
+        """One operator as a checked specification."""
+        return make_operator(self.fields(position))
+
+    def take(self, positions: NDArray[Any]) -> OperatorBlock:
+        """Some operators of the block."""
+        sizes = {name: column[positions] for name, column in self.sizes.items()}
+        return replace(self, sizes=sizes, row_index=self.row_index[positions])
+
+    def texts(self) -> list[str]:
+        """Canonical JSON of every operator: what ``OperatorSpec.hash()`` hashes."""
+        shared = {"operator": self.operator, "dtype": self.dtype, **self.flags}
+        names = sorted({*shared, *self.sizes})
+        values = ("%d" if n in self.sizes else json.dumps(shared[n]).replace("%", "%%") for n in names)
+        template = "{" + ",".join(f'"{n}":{v}' for n, v in zip(names, values, strict=True)) + "}"
+        columns = [self.sizes[n].tolist() for n in names if n in self.sizes]
+        return [template % row for row in zip(*columns, strict=True)]
+
+    def hashes(self) -> list[str]:
+        """``OperatorSpec.hash()`` of every operator, without building the specifications."""
+        return [hashlib.sha256(b"operator\0" + t.encode()).hexdigest()[:32] for t in self.texts()]
+
+
+@dataclass(frozen=True, eq=False)
+class TvmPrograms:
+    """Programs stored as TVM JSON; their keys start at ``first_key``."""
+
+    first_key: int = 0
+    hashes: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()  #: the workload each schedule belongs to ("" unknown): splits keep it whole
+
+
+@dataclass(frozen=True, eq=False)
+class MeasurementTable:
+    """Measurements by column; see ``docs/data.md``.
+
+    Attributes
+    ----------
+    programs : tuple of OperatorBlock
+        Each distinct operator once. ``row_index`` holds program keys, consecutive and ascending over the
+        blocks; :attr:`tvm` programs follow.
+    program_key : int64 array
+        Program of each row; -1 where the row has none (then :attr:`unsupported` says why).
+    latency_s : float64 array
+        Seconds; NaN where none was given.
+    device : Labels
+        Canonical device name; the name in the file where no such device is known.
+    op, device_name : Labels
+        Operator and device as the file calls them (for reports).
+    backend, protocol, framework, source : Labels
+        ``framework`` is "" where not known.
+    excluded, unsupported : Labels
+        "" for a row that is used for training, or that can be predicted; else a code of
+        :data:`cdmpp.data.physics.EXCLUDED`, or of :data:`UNSUPPORTED`.
+    source_row : int64 array
+        Row in the file that the measurement comes from.
+    row_filter : bool array or None
+        ``neusight_filter``, for reports only; True where a table has no such column.
+    repeats_s : pyarrow list<double> array or None
+        Raw repeats in seconds.
+    provenance : mapping of str to Labels
+        Further text columns of project records (versions, clocks, date).
+    """
+
+    programs: tuple[OperatorBlock, ...]
+    program_key: Int64
+    latency_s: Float64
+    op: Labels
+    device_name: Labels
+    device: Labels
+    backend: Labels
+    protocol: Labels
+    framework: Labels
+    source: Labels
+    excluded: Labels
+    unsupported: Labels
+    source_row: Int64
+    row_filter: Mask | None = None
+    repeats_s: Any = None
+    provenance: Mapping[str, Labels] = field(default_factory=dict)
+    tvm: TvmPrograms = field(default_factory=TvmPrograms)
+
+    def __len__(self) -> int:
+        return len(self.program_key)
+
+    @property
+    def n_programs(self) -> int:
+        """How many distinct programs there are (keys are below it)."""
+        return sum(map(len, self.programs)) + len(self.tvm.hashes)
+
+    @property
+    def predictable(self) -> Mask:
+        """Rows that can be predicted."""
+        return self.unsupported.is_("")
+
+    @property
+    def trainable(self) -> Mask:
+        """Rows used for training: predictable, and not left out by a physics rule."""
+        return self.predictable & self.excluded.is_("")
+
+    @cached_property
+    def specs(self) -> tuple[OperatorBlock, ...]:
+        """The rows grouped by (operator, dtype, structural fields): ``row_index`` are rows of this table."""
+        order = np.argsort(self.program_key, kind="stable")
+        keys = self.program_key[order]
+        blocks = []
+        for block in self.programs:
+            if not len(block):
+                continue
+            first, last = int(block.row_index[0]), int(block.row_index[-1])
+            low, high = np.searchsorted(keys, first), np.searchsorted(keys, last, side="right")
+            rows = np.sort(order[low:high])
+            if len(rows):
+                found = block.take(self.program_key[rows] - first)
+                blocks.append(replace(found, row_index=rows))
+        return tuple(blocks)
+
+    @cached_property
+    def program_hashes(self) -> tuple[str, ...]:
+        """Structural hash of every program, by key."""
+        return (*(h for block in self.programs for h in block.hashes()), *self.tvm.hashes)
+
+    def program_fields(self, key: int) -> dict[str, Any]:
+        """Fields of the operator with this key, as ``make_operator`` takes them."""
+        for block in self.programs:
+            if len(block) and block.row_index[0] <= key <= block.row_index[-1]:
+                return block.fields(key - int(block.row_index[0]))
+        raise KeyError(f"program {key} is not an operator")
+
+    def select(self, rows: NDArray[Any]) -> MeasurementTable:
+        """Some rows, by index or mask; programs and keys stay as they are."""
+        named = {name: getattr(self, name).take(rows) for name in (*TEXT_COLUMNS, "excluded", "unsupported")}
+        return replace(
+            self,
+            **named,
+            program_key=self.program_key[rows],
+            latency_s=self.latency_s[rows],
+            source_row=self.source_row[rows],
+            row_filter=None if self.row_filter is None else self.row_filter[rows],
+            repeats_s=None if self.repeats_s is None else self.repeats_s.take(pa.array(_indices(rows))),
+            provenance={name: column.take(rows) for name, column in self.provenance.items()},
+        )
+
+
+TEXT_COLUMNS = ("op", "device_name", "device", "backend", "protocol", "framework", "source")
+
+
+def _indices(rows: NDArray[Any]) -> NDArray[Any]:
+    return np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+
+
+def make_block(
+    operator: str, dtype: str, flags: Flags, sizes: Mapping[str, Int64], row_index: Int64
+) -> OperatorBlock:
+    """Build a block with every integer field and structural field present, defaults filled in."""
+    complete = {**flag_defaults(operator), **flags}
+    columns: dict[str, Int64] = {}
+    for info in integer_fields(operator):
+        if info.name in complete:
+            columns[info.name] = np.full(len(row_index), complete[info.name], dtype=np.int64)
+        elif info.name in sizes:
+            columns[info.name] = sizes[info.name]
+        else:
+            if info.default is None:
+                raise ValueError(f"{operator} needs {info.name}")
+            columns[info.name] = np.full(len(row_index), info.default, dtype=np.int64)
+    return OperatorBlock(operator, dtype, complete, columns, row_index)
