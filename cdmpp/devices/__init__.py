@@ -1,1 +1,33 @@
 """Device specifications: one table, lookup by name, files of one's own, and the encoding for the model."""
+
+from __future__ import annotations
+
+from cdmpp.devices.encode import (
+    DEVICE_ENCODING_VERSION,
+    DEVICE_FEATURES,
+    encode_device,
+    encode_devices,
+    encoding_schema,
+)
+from cdmpp.devices.loading import SPECIFICATION_EXAMPLE, SPECIFICATION_HINT, from_mapping, load_device
+from cdmpp.devices.registry import family, known, lookup, nearest_names
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.devices.table import sources
+
+__all__ = [
+    "DEVICE_ENCODING_VERSION",
+    "DEVICE_FEATURES",
+    "SPECIFICATION_EXAMPLE",
+    "SPECIFICATION_HINT",
+    "DeviceSpec",
+    "encode_device",
+    "encode_devices",
+    "encoding_schema",
+    "family",
+    "from_mapping",
+    "known",
+    "load_device",
+    "lookup",
+    "nearest_names",
+    "sources",
+]

@@ -1,0 +1,120 @@
+"""Devices of one's own: a specification as a mapping, a JSON file or a TOML file."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.errors import InvalidDeviceError
+
+#: A complete file, for documentation and error messages; a test parses it.
+SPECIFICATION_EXAMPLE = """\
+# my-gpu.toml: figures of the data sheet in base units (Hz, bytes, flop/s, W)
+name = "my-gpu"
+vendor = "NVIDIA"
+arch = "Ada sm_89"
+kind = "gpu"                            # or "cpu"
+compute_units = 60                      # SMs, CUs, Xe cores or CPU cores
+cores_per_unit = 128                    # fp32 lanes of one unit
+clock_hz = 2.61e9                       # boost clock
+mem_bandwidth_bytes_per_s = 504e9
+peak_flops_fp32 = 40.1e12               # vector units; a multiply-add is two
+# the rest may be left out
+peak_flops_fp16_matrix = 80.2e12        # dense, accumulated in fp32
+memory_bytes = 12e9
+l2_bytes = 50331648
+tdp_w = 285
+"""
+
+_REQUIRED = ", ".join(name for name, field in DeviceSpec.model_fields.items() if field.is_required())
+_OPTIONAL = ", ".join(
+    name
+    for name, field in DeviceSpec.model_fields.items()
+    if not field.is_required() and name not in ("source", "aliases")
+)
+
+SPECIFICATION_HINT = (
+    f"a device need not be known: pass a .toml or .json file (over HTTP and in Python an object) with "
+    f"{_REQUIRED}, in base units (Hz, bytes, flop/s); optional: {_OPTIONAL}"
+)
+
+#: A specification is under a kilobyte; anything much larger is another file.
+_MAX_FILE_BYTES = 64 * 1024
+_MAX_PROBLEMS = 12
+
+
+def from_mapping(values: Mapping[str, Any]) -> DeviceSpec:
+    """Make a device from a mapping with the fields of :class:`DeviceSpec`.
+
+    Raises
+    ------
+    InvalidDeviceError
+        A field is missing, unknown or impossible; the message names each.
+    """
+    try:
+        return DeviceSpec.model_validate(dict(values))
+    except ValidationError as error:
+        # Misspelled fields first: they explain most of the missing ones.
+        found = sorted(error.errors(include_url=False), key=lambda item: item["type"] != "extra_forbidden")
+        problems = "; ".join(_describe(problem) for problem in found[:_MAX_PROBLEMS])
+        raise InvalidDeviceError(
+            f"device specification: {problems}", hint=f"required: {_REQUIRED}; optional: {_OPTIONAL}"
+        ) from None
+
+
+def _describe(problem: Any) -> str:
+    field = ".".join(str(part) for part in problem["loc"])[:80]
+    text = str(problem["msg"])[:300].removeprefix("Value error, ")
+    return f"{field}: {text}" if field else text
+
+
+def load_device(text: str) -> DeviceSpec:
+    """A device by its name or from a specification file.
+
+    For commands on the user's own machine; a service looks names up and never opens paths.
+
+    Parameters
+    ----------
+    text : str
+        A known name, or the path of a ``.json`` or ``.toml`` file.
+
+    Raises
+    ------
+    UnknownDeviceError
+        Neither a known name nor a path ending in ``.json`` or ``.toml``.
+    InvalidDeviceError
+        The file cannot be read or is not a specification.
+    """
+    suffix = Path(text).suffix.lower()
+    if suffix not in (".json", ".toml"):
+        from cdmpp.devices.registry import lookup  # registry needs the hint of this module
+
+        return lookup(text)
+    path = Path(text)
+    try:
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise InvalidDeviceError(
+                f"{path} is too large for a device specification",
+                hint=f"at most {_MAX_FILE_BYTES} bytes; {SPECIFICATION_HINT}",
+            )
+        content = path.read_text(encoding="utf-8")
+        values = json.loads(content) if suffix == ".json" else tomllib.loads(content)
+    except OSError as error:
+        raise InvalidDeviceError(
+            f"cannot read the device specification {path}: {error.strerror or error}", hint=SPECIFICATION_HINT
+        ) from None
+    except (ValueError, RecursionError) as error:  # covers UnicodeDecodeError and both parsers' errors
+        if isinstance(error, InvalidDeviceError):
+            raise
+        raise InvalidDeviceError(
+            f"{path} is not valid {suffix[1:].upper()}: {error}", hint=SPECIFICATION_HINT
+        ) from None
+    if not isinstance(values, dict):
+        raise InvalidDeviceError(f"{path} holds no table of fields", hint=SPECIFICATION_HINT)
+    return from_mapping(values)

@@ -1,0 +1,108 @@
+"""Looking a device up by name.
+
+Names are compared without case, punctuation and the vendors' brand words, so ``"NVIDIA GeForce RTX
+3090"``, ``rtx3090`` and ``RTX-3090`` are one. A family name that several boards share (``a100``,
+``v100``, ``h100``) is refused with the list: the boards differ by up to 30 % in bandwidth, and a
+silent choice among them would be an invented figure.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from functools import cache
+
+from cdmpp.devices.loading import SPECIFICATION_HINT
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.devices.table import table
+from cdmpp.errors import UnknownDeviceError
+
+_BRANDS = frozenset({"nvidia", "amd", "intel", "geforce", "tesla", "quadro", "instinct", "radeon", "gpu"})
+_MAX_NEAREST = 5
+#: Shown when nothing resembles the name: what a valid one looks like.
+_WELL_KNOWN = ("a100-pcie-40gb", "h100-sxm", "t4", "rtx-4090", "mi300x")
+
+
+def _words(name: str) -> list[str]:
+    return [word for word in re.findall(r"[a-z0-9]+", name.casefold()) if word not in _BRANDS]
+
+
+def normalise(name: str) -> str:
+    """The form in which names are compared: ``"NVIDIA A100-PCIE-40GB"`` gives ``"a100pcie40gb"``."""
+    return "".join(_words(name))
+
+
+@cache
+def _index() -> dict[str, str]:
+    """Normalised name or alias -> name in the table."""
+    index: dict[str, str] = {}
+    for name, spec in table().items():
+        for text in (name, *spec.aliases):
+            key = normalise(text)
+            if index.setdefault(key, name) != name:
+                raise AssertionError(f"devices {index[key]} and {name} share the name {text!r}")
+    return index
+
+
+def known() -> list[DeviceSpec]:
+    """All devices of the table, grouped by vendor and generation."""
+    return list(table().values())
+
+
+def family(name: str) -> list[str]:
+    """Names of the boards that a short name such as ``"a100"`` may mean."""
+    words = _words(name)
+    if not words:
+        return []
+    return [board for board in table() if _words(board)[: len(words)] == words]
+
+
+def nearest_names(name: str) -> list[str]:
+    """Up to five known names most like ``name``, best first."""
+    index = _index()
+    # Long inputs make difflib quadratic; no device has a longer name than this.
+    key = normalise(name[:200])[:64]
+    matches = difflib.get_close_matches(key, index, n=4 * _MAX_NEAREST, cutoff=0.5)
+    return list(dict.fromkeys(index[match] for match in matches))[:_MAX_NEAREST]
+
+
+def lookup(name: str) -> DeviceSpec:
+    """Find a device of the table by its name or one of its aliases.
+
+    Parameters
+    ----------
+    name : str
+        Case, punctuation and brand words do not matter.
+
+    Returns
+    -------
+    DeviceSpec
+
+    Raises
+    ------
+    UnknownDeviceError
+        No such device, or a family name that several boards share. The message lists the nearest
+        names, the hint says how to pass a specification.
+
+    Examples
+    --------
+    >>> lookup("Tesla T4").name
+    't4'
+    """
+    found = _index().get(normalise(name[:200]))
+    if found is not None:
+        return table()[found]
+    shown = name if len(name) <= 80 else name[:77] + "..."
+    boards = family(name[:200])
+    if boards:
+        raise UnknownDeviceError(
+            f"{shown!r} may mean several devices: {', '.join(boards)}",
+            hint="name one of them: they differ in memory, bandwidth and power",
+        )
+    nearest = nearest_names(name)
+    advice = (
+        f"nearest known names: {', '.join(nearest)}"
+        if nearest
+        else f"nothing like it among {len(table())} known names, such as {', '.join(_WELL_KNOWN)}"
+    )
+    raise UnknownDeviceError(f"no device named {shown!r}; {advice}", hint=SPECIFICATION_HINT)

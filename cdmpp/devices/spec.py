@@ -1,0 +1,152 @@
+"""DeviceSpec: what the model knows about a device, in base units.
+
+A specification holds published figures only (nominal, boost clocks, dense rates): nothing measured,
+so a device that nobody has timed can be described by its data sheet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+
+def _whole_number(value: Any) -> Any:
+    """JSON and TOML writers may put 20.0 for 20; 20.5 stays what it is and is refused."""
+    if isinstance(value, float) and math.isfinite(value) and value.is_integer():
+        return int(value)
+    return value
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+Name = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Count = Annotated[int, BeforeValidator(_whole_number), Field(ge=1, le=100_000)]
+Flops = Annotated[float, Field(ge=1e8, le=1e19)]
+
+#: Vector peaks further from 2 x units x cores x clock than this factor are a slip of units.
+#: Dual issue and packed instructions make 2 or 4 of it, hybrid and throttled parts less than 1.
+_PEAK_PLAUSIBLE_FACTOR = 16.0
+
+_BYTE_TYPES = ("int8", "uint8")
+
+
+class DeviceSpec(BaseModel):
+    """Published figures of one device, in base units: Hz, bytes, flop/s (a multiply-add is two).
+
+    ``None`` means not published or not there; it is never replaced by a guess in silence:
+    :meth:`peak` states its fallbacks, and the encoding carries a flag for every missing figure.
+
+    Parameters
+    ----------
+    name : str
+        Identifier, such as ``"a100-pcie-40gb"``.
+    vendor, arch : str
+        Maker and architecture, for people.
+    kind : {"gpu", "cpu"}
+    compute_units : int
+        Streaming multiprocessors (NVIDIA), compute units (AMD), Xe cores (Intel) or CPU cores.
+    cores_per_unit : int
+        fp32 multiply-add lanes of one unit, as the vendor counts them.
+    clock_hz : float
+        Nominal boost clock (CPUs: base clock).
+    memory_bytes : float, optional
+        Nominal capacity.
+    mem_bandwidth_bytes_per_s : float
+        Peak bandwidth of the device memory.
+    peak_flops_fp32 : float
+        fp32 rate of the vector units.
+    peak_flops_fp32_matrix : float, optional
+        fp32 rate of matrix units that take true fp32 (AMD CDNA). TF32 is not fp32 and not meant here.
+    peak_flops_fp16_matrix : float, optional
+        Dense fp16 rate of matrix products accumulated in fp32: of matrix units, or of packed
+        vector instructions on devices without them.
+    peak_flops_bf16_matrix : float, optional
+        The same for bfloat16, where it differs from fp16; ``None`` means as fp16.
+    peak_ops_int8 : float, optional
+        Dense int8 rate.
+    l2_bytes : float, optional
+        Last cache level shared by all units, total over the device.
+    tdp_w : float, optional
+        Board power limit.
+    source : str
+        Where the figures come from.
+    aliases : tuple of str
+        Other names; the first is the one the driver or the public tables use.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    name: Name
+    vendor: Name
+    arch: Name
+    kind: Literal["gpu", "cpu"]
+    compute_units: Count
+    cores_per_unit: Count
+    clock_hz: Annotated[float, Field(ge=1e7, le=2e10)]
+    memory_bytes: Annotated[float, Field(ge=1e6, le=1e15)] | None = None
+    mem_bandwidth_bytes_per_s: Annotated[float, Field(ge=1e8, le=1e16)]
+    peak_flops_fp32: Flops
+    peak_flops_fp32_matrix: Flops | None = None
+    peak_flops_fp16_matrix: Flops | None = None
+    peak_flops_bf16_matrix: Flops | None = None
+    peak_ops_int8: Flops | None = None
+    l2_bytes: Annotated[float, Field(ge=1e3, le=1e12)] | None = None
+    tdp_w: Annotated[float, Field(ge=0.1, le=1e5)] | None = None
+    source: Annotated[str, Field(max_length=2000)] = "user"
+    aliases: Annotated[tuple[Name, ...], BeforeValidator(_as_tuple), Field(max_length=32)] = ()
+
+    @model_validator(mode="after")
+    def _units_fit_together(self) -> Self:
+        by_clock = 2.0 * self.compute_units * self.cores_per_unit * self.clock_hz
+        ratio = self.peak_flops_fp32 / by_clock
+        if not 1.0 / _PEAK_PLAUSIBLE_FACTOR <= ratio <= _PEAK_PLAUSIBLE_FACTOR:
+            raise ValueError(
+                f"peak_flops_fp32 = {self.peak_flops_fp32:.3g} does not fit 2 x compute_units x "
+                f"cores_per_unit x clock_hz = {by_clock:.3g}: check the units (flop/s, Hz)"
+            )
+        return self
+
+    def peak(self, dtype: str, matrix: bool) -> float:
+        """Nominal arithmetic rate for operands of ``dtype``, in flop/s (int8: operations/s).
+
+        Parameters
+        ----------
+        dtype : str
+            Type of the operands, such as ``"float16"``.
+        matrix : bool
+            True for matrix products and convolutions, False for everything else.
+
+        Returns
+        -------
+        float
+            Always a figure, by these stated fallbacks. Not ``matrix``: the fp32 vector rate for every
+            type, for libraries compute half-precision elementwise programs in fp32. ``matrix``:
+            float32 takes the fp32 matrix rate, else the vector rate; float16 its matrix rate, else
+            as float32; bfloat16 its own, else as float16; int8 its own, else as float16; any other
+            type (float64, int32, ...) the fp32 vector rate.
+        """
+        if not matrix:
+            return self.peak_flops_fp32
+        single = self.peak_flops_fp32_matrix or self.peak_flops_fp32
+        half = self.peak_flops_fp16_matrix or single
+        if dtype == "float32":
+            return single
+        if dtype == "float16":
+            return half
+        if dtype == "bfloat16":
+            return self.peak_flops_bf16_matrix or half
+        if dtype in _BYTE_TYPES or dtype.startswith("float8"):
+            return self.peak_ops_int8 or half
+        return self.peak_flops_fp32
+
+    def digest(self) -> str:
+        """Hash of the figures a prediction depends on: equal devices under two names share it."""
+        figures = self.model_dump(exclude={"name", "source", "aliases", "arch"})
+        text = json.dumps(figures, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
