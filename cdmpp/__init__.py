@@ -50,7 +50,7 @@ _HOMES = {
     "UnsupportedOperatorError": "cdmpp.errors",
 }
 
-__all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604
+__all__ = ["__version__", *sorted(_HOMES)]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,100 @@
+"""The encoding: fixed ranges, flags for missing figures, no dependence on other devices."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdmpp.devices import (
+    DEVICE_FEATURES,
+    DeviceSpec,
+    encode_device,
+    encode_devices,
+    encoding_schema,
+    known,
+    lookup,
+)
+
+
+def column(spec: DeviceSpec, name: str) -> float:
+    return float(encode_device(spec)[DEVICE_FEATURES.index(name)])
+
+
+def test_known_devices_lie_inside_the_ranges() -> None:
+    table = encode_devices(known())
+    assert table.shape == (len(known()), len(DEVICE_FEATURES))
+    assert table.dtype == np.float32
+    # Phones of 2014 and boards of 2025 need no clipping: there is room on both sides.
+    assert table.min() >= 0.0
+    assert table.max() <= 1.0
+    assert len(np.unique(table, axis=0)) > 0.95 * len(table)
+
+
+def test_golden_values_of_one_device() -> None:
+    t4 = lookup("t4")
+    assert column(t4, "log_compute_units") == pytest.approx(np.log2(40) / 10)
+    assert column(t4, "log_mem_bandwidth_bytes_per_s") == pytest.approx(np.log(320) / np.log(2e4))
+    assert column(t4, "log_peak_flops_fp32") == pytest.approx(np.log10(810) / 5)
+    assert column(t4, "is_gpu") == 1.0
+    assert column(t4, "vendor_nvidia") == 1.0
+    assert column(t4, "vendor_amd") == 0.0
+
+
+def test_a_missing_figure_is_zero_with_its_flag() -> None:
+    t4 = lookup("t4")
+    assert column(t4, "missing_tdp_w") == 0.0
+    without = t4.model_copy(update={"tdp_w": None})
+    assert column(without, "log_tdp_w") == 0.0
+    assert column(without, "missing_tdp_w") == 1.0
+    assert column(without, "missing_fp32_flops_per_watt") == 1.0
+    changed = np.flatnonzero(encode_device(t4) != encode_device(without))
+    assert {DEVICE_FEATURES[i] for i in changed} == {
+        "log_tdp_w",
+        "missing_tdp_w",
+        "log_fp32_flops_per_watt",
+        "missing_fp32_flops_per_watt",
+    }
+
+
+def test_doubling_a_figure_moves_its_column_by_a_constant() -> None:
+    for name in ("t4", "a100-pcie-40gb", "mi100"):
+        spec = lookup(name)
+        faster = spec.model_copy(update={"mem_bandwidth_bytes_per_s": 2 * spec.mem_bandwidth_bytes_per_s})
+        step = column(faster, "log_mem_bandwidth_bytes_per_s") - column(spec, "log_mem_bandwidth_bytes_per_s")
+        assert step == pytest.approx(np.log(2) / np.log(2e4), rel=1e-5)
+
+
+@given(
+    units=st.integers(1, 100_000),
+    clock=st.floats(1e7, 2e10),
+    bandwidth=st.floats(1e8, 1e16),
+    power=st.none() | st.floats(0.1, 1e5),
+)
+def test_extreme_devices_are_clipped_and_finite(
+    units: int, clock: float, bandwidth: float, power: float | None
+) -> None:
+    spec = DeviceSpec(
+        name="x",
+        vendor="v",
+        arch="a",
+        kind="cpu",
+        compute_units=units,
+        cores_per_unit=64,
+        clock_hz=clock,
+        mem_bandwidth_bytes_per_s=bandwidth,
+        peak_flops_fp32=2 * 64 * units * clock,
+        tdp_w=power,
+    )
+    row = encode_device(spec)
+    assert np.isfinite(row).all()
+    assert row.min() >= -0.25
+    assert row.max() <= 1.25
+
+
+def test_schema_names_every_column() -> None:
+    schema = encoding_schema()
+    assert schema["columns"] == list(DEVICE_FEATURES)
+    assert len(set(DEVICE_FEATURES)) == len(DEVICE_FEATURES)
+    assert encode_devices([]).shape == (0, len(DEVICE_FEATURES))

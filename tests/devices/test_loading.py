@@ -1,0 +1,73 @@
+"""Specifications of one's own: mapping, JSON and TOML files, and what is wrong with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cdmpp.devices import SPECIFICATION_EXAMPLE, from_mapping, load_device, lookup
+from cdmpp.errors import InvalidDeviceError, UnknownDeviceError
+
+
+def test_the_documented_example_loads(tmp_path: Path) -> None:
+    path = tmp_path / "my-gpu.toml"
+    path.write_text(SPECIFICATION_EXAMPLE, encoding="utf-8")
+    spec = load_device(str(path))
+    assert spec.name == "my-gpu"
+    assert spec.peak("float16", True) == 80.2e12
+    assert spec.source == "user"
+
+
+def test_a_known_device_survives_json(tmp_path: Path) -> None:
+    path = tmp_path / "T4.JSON"
+    path.write_text(lookup("t4").model_dump_json(), encoding="utf-8")
+    assert load_device(str(path)) == lookup("t4")
+
+
+def test_a_name_is_looked_up() -> None:
+    assert load_device("Tesla T4").name == "t4"
+    with pytest.raises(UnknownDeviceError):
+        load_device("some/where/else")
+
+
+def test_missing_and_unknown_fields_are_named() -> None:
+    with pytest.raises(InvalidDeviceError) as caught:
+        from_mapping({"name": "x", "clock_mhz": 1400})
+    assert "clock_hz" in caught.value.message
+    assert "clock_mhz" in caught.value.message
+    assert caught.value.code == "invalid_device"
+    assert "peak_flops_fp32" in caught.value.hint
+
+
+def test_a_slip_of_units_is_explained() -> None:
+    good = lookup("t4").model_dump()
+    with pytest.raises(InvalidDeviceError, match="check the units"):
+        from_mapping({**good, "peak_flops_fp32": 8.1e9})
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("a.json", b"{", "not valid JSON"),
+        ("a.json", b"[1]", "no table"),
+        ("a.json", b"\xff\xfe", "not valid JSON"),
+        ("a.json", b"[" * 50_000, "not valid JSON"),
+        ("a.json", b'{"clock_hz": NaN}', "clock_hz"),
+        ("a.toml", b"name = ", "not valid TOML"),
+        ("a.toml", b"#" * 70_000, "too large"),
+    ],
+)
+def test_bad_files_are_clear_errors(tmp_path: Path, name: str, content: bytes, expected: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InvalidDeviceError, match=expected) as caught:
+        load_device(str(tmp_path / name))
+    assert caught.value.hint
+
+
+def test_an_absent_file_and_a_folder_are_clear_errors(tmp_path: Path) -> None:
+    with pytest.raises(InvalidDeviceError, match="cannot read"):
+        load_device(str(tmp_path / "absent.json"))
+    (tmp_path / "folder.toml").mkdir()
+    with pytest.raises(InvalidDeviceError, match="cannot read"):
+        load_device(str(tmp_path / "folder.toml"))

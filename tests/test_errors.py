@@ -1,0 +1,49 @@
+"""Errors: stable codes, builtin bases, hints that survive process borders."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+
+from cdmpp import errors
+from cdmpp.errors import CdmppError
+
+CODES = {
+    "InvalidProgramError": ("invalid_program", ValueError),
+    "UnsupportedOperatorError": ("unsupported_operator", ValueError),
+    "UnknownDeviceError": ("unknown_device", LookupError),
+    "InvalidDeviceError": ("invalid_device", ValueError),
+    "ArtifactError": ("artifact_error", ValueError),
+    "DataError": ("data_error", ValueError),
+    "MeasurementError": ("measurement_error", RuntimeError),
+    "OverloadedError": ("overloaded", RuntimeError),
+    "DeadlineExceededError": ("deadline_exceeded", RuntimeError),
+    "MissingDependencyError": ("missing_dependency", ImportError),
+}
+
+
+def test_the_table_above_is_complete() -> None:
+    assert {cls.__name__ for cls in CdmppError.__subclasses__()} == set(CODES)
+
+
+@pytest.mark.parametrize(("name", "code", "builtin"), [(name, *rest) for name, rest in CODES.items()])
+def test_code_builtin_base_and_text(name: str, code: str, builtin: type[Exception]) -> None:
+    cls = getattr(errors, name)
+    error = cls("what is wrong", hint="what to do")
+    assert error.code == code
+    assert isinstance(error, builtin)
+    assert isinstance(error, CdmppError)
+    assert str(error) == error.message == "what is wrong"
+    assert error.hint == "what to do"
+    assert cls("bare").hint == ""
+    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert type(again) is cls
+        assert (again.message, again.hint) == (error.message, error.hint)
+
+
+def test_measurement_errors_say_whether_to_retry() -> None:
+    assert errors.MeasurementError("busy", transient=True).transient
+    assert not errors.MeasurementError("crash").transient
+    assert pickle.loads(pickle.dumps(errors.MeasurementError("busy", transient=True))).transient
