@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cdmpp.data.fields import contradictory, integer_fields
 from cdmpp.data.labels import Labels, Mask
@@ -26,8 +28,11 @@ from cdmpp.errors import UnknownDeviceError
 from cdmpp.programs.operators import DTYPE_BYTES
 from cdmpp.programs.question import FRAMEWORKS, PROTOCOLS
 
-_REASONS = ("", *UNSUPPORTED)
-_CODE = {name: code for code, name in enumerate(_REASONS)}
+Reasons: TypeAlias = NDArray[np.int32]
+
+#: Codes of the reasons, 0 for none.
+REASONS = ("", *UNSUPPORTED)
+CODE = {name: code for code, name in enumerate(REASONS)}
 
 
 @dataclass(frozen=True)
@@ -77,14 +82,10 @@ def canonical_devices(names: Labels) -> tuple[Labels, Mask]:
 def assemble(draft: Draft) -> MeasurementTable:
     """Check every row and give each distinct program a key."""
     rows = len(draft.op)
-    reason = np.full(rows, _CODE["unknown_operator"], dtype=np.int32)
-    parts: list[OperatorBlock] = []
-    for group in draft.groups:
-        parts += _check_group(group, draft.dtype, reason)
-    programs, program_key = merge_blocks(parts, rows)
+    programs, program_key, reason = check_groups(draft.groups, draft.dtype)
     device, known = canonical_devices(draft.device_name)
-    _mark(reason, ~known, "unknown_device")
-    _mark(reason, ~settings_known(draft.backend, draft.protocol, draft.framework), "unknown_setting")
+    mark(reason, ~known, "unknown_device")
+    mark(reason, ~settings_known(draft.backend, draft.protocol, draft.framework), "unknown_setting")
     table = MeasurementTable(
         programs=programs,
         program_key=program_key,
@@ -97,7 +98,7 @@ def assemble(draft: Draft) -> MeasurementTable:
         framework=draft.framework,
         source=Labels.constant(draft.source, rows),
         excluded=Labels.constant("", rows),
-        unsupported=Labels(reason, _REASONS),
+        unsupported=Labels(reason, REASONS),
         source_row=np.arange(rows, dtype=np.int64),
         row_filter=draft.row_filter,
     )
@@ -113,14 +114,33 @@ def settings_known(backend: Labels, protocol: Labels, framework: Labels) -> Mask
     return good
 
 
-def _mark(reason: np.ndarray[tuple[int], np.dtype[np.int32]], rows: Mask, name: str) -> None:
+def mark(reason: Reasons, rows: Mask, name: str) -> None:
     """Give ``rows`` a reason unless they have one already."""
-    reason[rows & (reason == 0)] = _CODE[name]
+    reason[rows & (reason == 0)] = CODE[name]
 
 
-def _check_group(
-    group: Group, dtypes: Labels, reason: np.ndarray[tuple[int], np.dtype[np.int32]]
-) -> list[OperatorBlock]:
+def check_groups(groups: Sequence[Group], dtypes: Labels) -> tuple[tuple[OperatorBlock, ...], Int64, Reasons]:
+    """Check every row of every group.
+
+    Returns
+    -------
+    blocks : tuple of OperatorBlock
+        Distinct operators.
+    key : int64 array
+        Key of each row's operator; -1 where there is none.
+    reason : int32 array
+        Code in :data:`REASONS`; ``unknown_operator`` for the rows of no group.
+    """
+    rows = len(dtypes)
+    reason = np.full(rows, CODE["unknown_operator"], dtype=np.int32)
+    parts: list[OperatorBlock] = []
+    for group in groups:
+        parts += _check_group(group, dtypes, reason)
+    blocks, key = merge_blocks(parts, rows)
+    return blocks, key, reason
+
+
+def _check_group(group: Group, dtypes: Labels, reason: Reasons) -> list[OperatorBlock]:
     """Check one group, write the reasons of its rows, and return its usable rows by element type."""
     index: Int64 = np.flatnonzero(group.rows).astype(np.int64)
     state = np.zeros(len(index), dtype=np.int32)
@@ -131,11 +151,11 @@ def _check_group(
         column = group.sizes[info.name]
         values = column.values[index]
         missing = column.missing[index]
-        _mark(state, missing, "missing_size")
-        _mark(state, column.invalid[index] | (values < info.low) | (values > info.high), "invalid_size")
+        mark(state, missing, "missing_size")
+        mark(state, column.invalid[index] | (values < info.low) | (values > info.high), "invalid_size")
         columns[info.name] = values
     known = np.array([*(n in DTYPE_BYTES for n in dtypes.names), False], dtype=np.bool_)
-    _mark(state, ~known[dtypes.codes[index]], "unknown_dtype")
+    mark(state, ~known[dtypes.codes[index]], "unknown_dtype")
     parts = []
     for code, dtype in enumerate(dtypes.names):
         usable = np.flatnonzero((state == 0) & (dtypes.codes[index] == code))
@@ -143,7 +163,7 @@ def _check_group(
             sizes = {name: column[usable] for name, column in columns.items()}
             block = make_block(group.operator, dtype, group.flags, sizes, index[usable])
             wrong = contradictory(group.operator, block.flags, block.sizes)
-            state[usable[wrong]] = _CODE["contradictory_sizes"]
+            state[usable[wrong]] = CODE["contradictory_sizes"]
             parts.append(block.take(~wrong) if wrong.any() else block)
     reason[index] = state
     return parts

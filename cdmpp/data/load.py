@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from os import PathLike
 from pathlib import Path
 
 from cdmpp.data.importers import IMPORTERS, Importer
 from cdmpp.data.raw import read_columns, read_raw
+from cdmpp.data.records import NEEDED, read_records, write_records
 from cdmpp.data.table import MeasurementTable
 from cdmpp.errors import DataError
 
@@ -17,7 +19,7 @@ def load_table(path: str | PathLike[str]) -> MeasurementTable:
     Parameters
     ----------
     path : path
-        Project records, or one of the public operator tables; Parquet, CSV or gzipped CSV.
+        Project records (Parquet), or one of the public operator tables (Parquet, CSV or gzipped CSV).
 
     Raises
     ------
@@ -26,13 +28,28 @@ def load_table(path: str | PathLike[str]) -> MeasurementTable:
     """
     file = Path(path)
     columns = read_columns(file)
+    if set(columns) >= NEEDED:
+        return read_records(file)
     importer = detect(columns)
     if importer is None:
         raise _unknown(file, columns)
     return importer.table(read_raw(file, importer.columns()))
 
 
-def detect(columns: list[str]) -> Importer | None:
+def import_table(path: str | PathLike[str], out: str | PathLike[str]) -> MeasurementTable:
+    """Read any table and write it as project records.
+
+    Returns
+    -------
+    MeasurementTable
+        What was written: every row of the file, those that cannot be used with their reason.
+    """
+    table = load_table(path)
+    write_records(table, out)
+    return table
+
+
+def detect(columns: Collection[str]) -> Importer | None:
     """The importer whose table has these columns, if any."""
     return next((importer for importer in IMPORTERS if importer.matches(columns)), None)
 

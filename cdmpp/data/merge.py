@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
+from cdmpp.data.arrow import pa
 from cdmpp.data.distinct import distinct_rows
 from cdmpp.data.labels import Labels, Mask
 from cdmpp.data.table import TEXT_COLUMNS, Int64, MeasurementTable, OperatorBlock, TvmPrograms

@@ -9,12 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.csv as pa_csv
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from cdmpp.data.arrow import pa, pa_csv, pc, pq
 from cdmpp.data.labels import Labels, Mask
 from cdmpp.errors import DataError
 

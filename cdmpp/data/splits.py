@@ -7,6 +7,7 @@ it is the same in every table, on every machine and in every version of this pac
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from cdmpp.data.distinct import U64, hash_rows, splitmix64
 from cdmpp.data.labels import Mask
 from cdmpp.data.table import MeasurementTable, OperatorBlock
 from cdmpp.devices import lookup
-from cdmpp.errors import DataError
+from cdmpp.errors import DataError, UnknownDeviceError
 from cdmpp.programs.operators import operator_family
 
 TRAIN, VALIDATION, TEST, UNUSED = 0, 1, 2, -1
@@ -36,22 +37,24 @@ _SHAPE = {
 _SEED = {"gemm": 1, "conv": 2, "attention": 3, "vector": 4}
 _TVM_SEED = 5
 
-#: Devices that are held out together: near twins would make the test too easy. See :func:`device_group`.
-DEVICE_GROUPS: tuple[tuple[str, ...], ...] = (
-    ("a100",),
-    ("b200", "gb200", "b300", "gb300"),
-    ("h100", "h200"),
-    ("v100",),
-    ("t4",),
-    ("p100",),
-    ("mi210", "mi250", "mi250x"),
-    ("mi100",),
-    ("mi25", "vega", "gfx900"),
-    ("titan-x-pascal", "titan-xp", "gtx-1080-ti", "p4"),
-    ("titan-x-maxwell", "m40"),
-    ("rtx-pro-6000", "rtx-5090"),
-    ("l4", "l40s", "rtx-4090"),
-)
+#: Near twins, held out together: one in training would make the other an easy test. A device that stands in
+#: no group is a group of its own.
+DEVICE_GROUPS: dict[str, tuple[str, ...]] = {
+    "a100": ("a100-pcie-40gb", "a100-sxm4-40gb", "a100-pcie-80gb", "a100-sxm4-80gb"),
+    "h100": ("h100-pcie", "h100-sxm", "h100-nvl", "h200", "h200-nvl"),
+    "b200": ("b200", "gb200", "b300", "gb300"),
+    "v100": ("v100-pcie-16gb", "v100-pcie-32gb", "v100-sxm2-16gb", "v100-sxm2-32gb", "titan-v"),
+    "p100": ("p100-pcie-16gb", "p100-sxm2-16gb"),
+    "titan-x-pascal": ("titan-x-pascal", "titan-xp", "gtx-1080-ti"),
+    "titan-x-maxwell": ("titan-x-maxwell", "m40"),
+    "rtx-pro-6000": ("rtx-pro-6000-server", "rtx-pro-6000-max-q"),
+    "l40s": ("l40", "l40s", "rtx-6000-ada"),
+    "a40": ("a40", "rtx-a6000"),
+    "mi210": ("mi210", "mi250-gcd", "mi250x-gcd"),
+    "mi300x": ("mi300x", "mi325x"),
+    "vega10": ("rx-vega-56", "mi25", "vega-frontier-edition"),
+    "vega20": ("mi50", "mi60"),
+}
 
 
 def shape_hash(block: OperatorBlock) -> U64:
@@ -130,33 +133,37 @@ def split_by_network(
 
 
 def device_group(name: str) -> str:
-    """Group of near twins that a device belongs to (its own name, if it has none)."""
+    """Group of near twins that a device belongs to; its canonical name if it is in none.
+
+    ``name`` may also be a group of :data:`DEVICE_GROUPS` itself.
+    """
+    if name in DEVICE_GROUPS:
+        return name
     canonical: str = lookup(name).name
-    words = f"-{canonical}-"
-    for group in DEVICE_GROUPS:
-        if any(f"-{member}-" in words for member in group):
-            return group[0]
-    return canonical
+    return next((group for group, members in DEVICE_GROUPS.items() if canonical in members), canonical)
 
 
 def split_by_device(table: MeasurementTable, holdout: Sequence[str]) -> tuple[Mask, Mask]:
     """Hold devices out, together with their near twins.
 
+    Parameters
+    ----------
+    holdout : sequence of str
+        Devices, or groups of :data:`DEVICE_GROUPS`.
+
     Returns
     -------
     train, test : bool arrays
-        ``test``: rows of the named devices' groups; ``train``: rows of all others. Rows of unknown devices
-        are in neither.
+        ``test``: rows of the named devices' groups; ``train``: rows of all other known devices. Rows of
+        unknown devices are in neither.
     """
     groups = {device_group(name) for name in holdout}
-    known = table.unsupported.map(lambda r: "" if r != "unknown_device" else r).is_("")
-    held = [
-        code
-        for code, name in enumerate(table.device.names)
-        if np.any(known & (table.device.codes == code)) and device_group(name) in groups
-    ]
-    test = known & np.isin(table.device.codes, held)
-    return known & ~test, test
+    part = np.full(len(table.device.names) + 1, UNUSED, dtype=np.int8)
+    for code, name in enumerate(table.device.names):
+        with suppress(UnknownDeviceError):
+            part[code] = TEST if device_group(name) in groups else TRAIN
+    rows = part[table.device.codes]
+    return rows == TRAIN, rows == TEST
 
 
 def assert_disjoint(table: MeasurementTable, parts: NDArray[np.int8]) -> None:

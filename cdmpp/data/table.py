@@ -10,9 +10,9 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
+from cdmpp.data.arrow import pa
 from cdmpp.data.fields import flag_defaults, integer_fields
 from cdmpp.data.labels import Labels, Mask
 from cdmpp.programs.operators import OperatorSpec, make_operator
@@ -28,7 +28,7 @@ UNSUPPORTED = {
     "unknown_dtype": "the element type is none of float32, float16, bfloat16, int8",
     "missing_size": "a size that the operator needs is null or its column is absent",
     "invalid_size": "a size is not a whole number or out of its range",
-    "contradictory_sizes": "the sizes contradict each other (groups, heads, kernel over input) or make 2^48 elements",
+    "contradictory_sizes": "the sizes contradict each other (groups, heads, kernel size) or are absurd",
     "unknown_device": "the device is not in cdmpp.devices",
     "unknown_setting": "backend, protocol or framework is not one that cdmpp knows",
     "missing_program": "the record has no program text, or one that cannot be read",
@@ -124,7 +124,7 @@ class MeasurementTable:
         ``framework`` is "" where not known.
     excluded, unsupported : Labels
         "" for a row that is used for training, or that can be predicted; else a code of
-        :data:`cdmpp.data.physics.EXCLUDED`, or of :data:`UNSUPPORTED`.
+        :data:`cdmpp.data.physics.EXCLUDED` (or one that the measurer gave), or of :data:`UNSUPPORTED`.
     source_row : int64 array
         Row in the file that the measurement comes from.
     row_filter : bool array or None

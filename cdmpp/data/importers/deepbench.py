@@ -1,10 +1,10 @@
 """DeepBench: vendors' GEMM and convolution libraries on older devices (statistic not stated).
 
 ``gemm`` is column-major BLAS: its C[m, n] is the row-major [n, m], so it becomes ``linear`` with m = the
-table's ``n`` and n = its ``m``; the transpositions change no sizes and are not kept. ``conv2d`` keeps its direction
-(``batch`` becomes n; no dilation, groups or bias). ``precision`` is the sheet's own wording and is mapped
-by :func:`element_type`: the arithmetic's own precision (fp16 with fp16 or with fp32 products) is not kept,
-since a user cannot ask for it. ``suite`` is never read.
+table's ``n`` and n = its ``m``; the transpositions change no sizes and are not kept. ``conv2d`` keeps its
+direction (``batch`` becomes n; no dilation, groups or bias). ``precision`` is the sheet's own wording and is
+mapped by :func:`element_type`: the arithmetic's own precision (fp16 with fp16 or with fp32 products) is not
+kept, since a user cannot ask for it. ``suite`` is never read.
 """
 
 from __future__ import annotations

@@ -1,0 +1,117 @@
+"""The public operator tables: where they are, what is missing, and where each comes from.
+
+They are not part of the repository. Every command that needs them takes ``--public-data DIR``, or the
+environment variable ``CDMPP_PUBLIC_DATA``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+
+from cdmpp.data.importers import IMPORTERS, Importer
+from cdmpp.data.load import detect
+from cdmpp.data.merge import concat
+from cdmpp.data.raw import read_columns, read_raw
+from cdmpp.data.table import MeasurementTable
+from cdmpp.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+ENVIRONMENT = "CDMPP_PUBLIC_DATA"
+_SUFFIXES = (".parquet", ".csv", ".csv.gz")
+
+
+@dataclass(frozen=True)
+class PublicTable:
+    """One file of a folder of public data, and the importer that knows it."""
+
+    path: Path
+    importer: Importer
+
+    def load(self) -> MeasurementTable:
+        """Read and check it."""
+        return self.importer.table(read_raw(self.path, self.importer.columns()))
+
+
+def public_data_dir(option: str | PathLike[str] | None = None) -> Path:
+    """Folder of the public tables: ``option``, else ``$CDMPP_PUBLIC_DATA``.
+
+    Raises
+    ------
+    DataError
+        Neither is given, or there is no such folder.
+    """
+    given = option or os.environ.get(ENVIRONMENT)
+    if not given:
+        raise DataError(
+            "the public operator tables are not part of the repository, and no folder was given",
+            hint=f"pass --public-data DIR or set {ENVIRONMENT}; docs/data.md names the sources",
+        )
+    folder = Path(given)
+    if not folder.is_dir():
+        raise DataError(
+            f"no folder of public tables at {folder}", hint=f"check --public-data or {ENVIRONMENT}"
+        )
+    return folder
+
+
+def list_public_tables(folder: str | PathLike[str]) -> list[PublicTable]:
+    """The operator tables in a folder, told by their columns; other files are passed over."""
+    found = []
+    for path in sorted(Path(folder).iterdir()):
+        if not path.is_file() or not path.name.endswith(_SUFFIXES):
+            continue
+        try:
+            importer = detect(read_columns(path))
+        except DataError as error:
+            logger.warning("passed over: %s", error)
+            continue
+        if importer is not None:
+            found.append(PublicTable(path, importer))
+    return found
+
+
+def find_public_tables(
+    folder: str | PathLike[str] | None = None, sources: Collection[str] | None = None
+) -> list[PublicTable]:
+    """The operator tables that a command needs.
+
+    Parameters
+    ----------
+    folder : path, optional
+        As :func:`public_data_dir`.
+    sources : collection of str, optional
+        Names of importers; all of them unless said.
+
+    Raises
+    ------
+    DataError
+        A table is missing; the message names each, the hint where it comes from.
+    """
+    known = {importer.name: importer for importer in IMPORTERS}
+    wanted = list(known) if sources is None else list(sources)
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise DataError(f"no public source is called {unknown[0]!r}", hint="one of: " + ", ".join(known))
+    place = public_data_dir(folder)
+    tables = [table for table in list_public_tables(place) if table.importer.name in wanted]
+    present = {table.importer.name for table in tables}
+    missing = [known[name] for name in wanted if name not in present]
+    if missing:
+        raise DataError(
+            f"{place} lacks " + ", ".join(f"{i.file_name} ({i.name})" for i in missing),
+            hint="; ".join(f"{i.name}: {i.repository} @ {i.commit}, {i.licence}" for i in missing),
+        )
+    return tables
+
+
+def load_public(
+    folder: str | PathLike[str] | None = None, sources: Collection[str] | None = None
+) -> MeasurementTable:
+    """All wanted public tables, one below the other; parameters as :func:`find_public_tables`."""
+    return concat([table.load() for table in find_public_tables(folder, sources)])

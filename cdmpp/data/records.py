@@ -1,0 +1,278 @@
+"""The project's measurement records: one Parquet file, one row per measurement.
+
+The column ``program`` is dictionary-encoded, in memory and on disk: each program's text is stored once per
+row group of at most :data:`ROW_GROUP` rows, whatever the number of its measurements, and a file that was
+filtered with other tools still carries every program it needs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cdmpp.data.arrow import pa, pq
+from cdmpp.data.assemble import CODE, REASONS, canonical_devices, mark, settings_known
+from cdmpp.data.labels import Labels
+from cdmpp.data.physics import EXCLUDED, flag_rows
+from cdmpp.data.program_texts import read_programs
+from cdmpp.data.raw import RawTable
+from cdmpp.data.table import UNSUPPORTED, Int64, MeasurementTable
+from cdmpp.errors import DataError
+
+#: Version of the schema, in the file's metadata. Files of a newer version are refused.
+SCHEMA_VERSION = 1
+VERSION_KEY = b"cdmpp_records_version"
+ROW_GROUP = 1_000_000
+
+_TEXT = pa.dictionary(pa.int32(), pa.string())
+#: Column -> (type, what it holds, unit). Further text columns are provenance.
+COLUMNS: dict[str, tuple[Any, str, str]] = {
+    "program_hash": (_TEXT, "structural hash of the program", ""),
+    "program_kind": (_TEXT, "operator (canonical JSON of its fields) or tvm_json", ""),
+    "program": (pa.dictionary(pa.int32(), pa.large_string()), "the program itself", ""),
+    "task": (_TEXT, "workload that a scheduled program belongs to; empty if none", ""),
+    "device": (_TEXT, "canonical device name", ""),
+    "backend": (_TEXT, "library or tvm", ""),
+    "protocol": (_TEXT, "kernel, graph or eager", ""),
+    "framework": (_TEXT, "who launched it; empty if not known", ""),
+    "latency_s": (pa.float64(), "the label, by the source's statistic; null if not measured", "s"),
+    "repeats_s": (pa.list_(pa.float64()), "raw repeats, where there are any", "s"),
+    "flagged": (pa.bool_(), "true if the row is left out of training", ""),
+    "excluded_reason": (_TEXT, "why it is left out; empty if it is not", ""),
+    "unsupported_reason": (_TEXT, "why the row cannot be predicted; empty if it can", ""),
+    "row_filter": (pa.bool_(), "the source's own filter, for reports; null if it has none", ""),
+    "source": (_TEXT, "data set the row comes from", ""),
+    "source_row": (pa.int64(), "row in the source's table", ""),
+    "source_op": (_TEXT, "operator as the source calls it", ""),
+    "source_device": (_TEXT, "device as the source calls it", ""),
+}
+NEEDED = frozenset({"program_hash", "program_kind", "program", "device", "backend", "protocol", "latency_s"})
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One measurement, for those who measure.
+
+    Attributes
+    ----------
+    program_hash, program_kind, program : str
+        As in :data:`COLUMNS`; an operator's hash is ``OperatorSpec.hash()`` and may be left empty.
+    latency_s : float or None
+        Seconds.
+    repeats_s : tuple of float
+        Raw repeats in seconds.
+    provenance : mapping of str to str
+        Versions, clocks, driver, date: each key becomes a column.
+    """
+
+    program: str
+    program_kind: str
+    device: str
+    latency_s: float | None
+    program_hash: str = ""
+    backend: str = "library"
+    protocol: str = "kernel"
+    framework: str = ""
+    repeats_s: tuple[float, ...] = ()
+    task: str = ""
+    source: str = "measured"
+    excluded_reason: str = ""
+    provenance: Mapping[str, str] | None = None
+
+
+def from_measurements(rows: list[Measurement]) -> MeasurementTable:
+    """Build a checked table from single measurements."""
+    names = ("program_hash", "program_kind", "program", "task", "device", "backend", "protocol")
+    columns: dict[str, Any] = {n: [getattr(r, n) for r in rows] for n in (*names, "framework", "source")}
+    columns["excluded_reason"] = [r.excluded_reason for r in rows]
+    columns["latency_s"] = pa.array([r.latency_s for r in rows], type=pa.float64())
+    columns["repeats_s"] = pa.array([list(r.repeats_s) or None for r in rows], type=COLUMNS["repeats_s"][0])
+    for name in sorted({key for r in rows for key in r.provenance or {}}):
+        if name in COLUMNS:
+            raise DataError(f"provenance may not be called {name!r}", hint="choose another column name")
+        columns[name] = [(r.provenance or {}).get(name, "") for r in rows]
+    return table_from_arrow(pa.table(columns), Path("measurements"))
+
+
+def write_records(table: MeasurementTable, path: str | PathLike[str]) -> None:
+    """Write a table as project records; written aside, then renamed, so that no half file is ever seen."""
+    target = Path(path)
+    aside = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        # The dictionary page must hold all texts, else Parquet falls back to storing one per row.
+        pq.write_table(
+            to_arrow(table),
+            aside,
+            compression="zstd",
+            row_group_size=ROW_GROUP,
+            dictionary_pagesize_limit=2**31 - 1,
+        )
+        aside.replace(target)
+    except OSError as error:
+        raise DataError(
+            f"cannot write {target}: {error.strerror or error}", hint="check the folder"
+        ) from None
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def to_arrow(table: MeasurementTable) -> Any:
+    """The table as a pyarrow Table in the records' schema."""
+    texts = [text for block in table.programs for text in block.texts()]
+    kinds = Labels(
+        np.where(table.program_key < 0, 2, table.program_key >= table.tvm.first_key).astype(np.int32)
+        if table.tvm.hashes
+        else np.where(table.program_key < 0, 2, 0).astype(np.int32),
+        ("operator", "tvm_json", ""),
+    )
+    tasks = _by_program(table, ("",) * len(texts) + table.tvm.tasks)
+    columns: dict[str, Any] = {
+        "program_hash": _dictionary(_by_program(table, table.program_hashes)),
+        "program_kind": _dictionary(kinds),
+        "program": _dictionary(_by_program(table, (*texts, *table.tvm.texts)), pa.large_string()),
+        "task": _dictionary(tasks),
+        **{n: _dictionary(getattr(table, n)) for n in ("device", "backend", "protocol", "framework")},
+        "latency_s": pa.array(table.latency_s, from_pandas=True),
+        "repeats_s": pa.nulls(len(table), COLUMNS["repeats_s"][0])
+        if table.repeats_s is None
+        else table.repeats_s,
+        "flagged": pa.array(~table.excluded.is_("")),
+        "excluded_reason": _dictionary(table.excluded),
+        "unsupported_reason": _dictionary(table.unsupported),
+        "row_filter": pa.nulls(len(table), pa.bool_())
+        if table.row_filter is None
+        else pa.array(table.row_filter),
+        "source": _dictionary(table.source),
+        "source_row": pa.array(table.source_row),
+        "source_op": _dictionary(table.op),
+        "source_device": _dictionary(table.device_name),
+        **{name: _dictionary(labels) for name, labels in table.provenance.items()},
+    }
+    fields = []
+    for name, column in columns.items():
+        _, about, unit = COLUMNS.get(name, (None, "provenance", ""))
+        metadata = {"description": about, **({"unit": unit} if unit else {})}
+        fields.append(pa.field(name, column.type, metadata=metadata))
+    schema = pa.schema(fields, metadata={VERSION_KEY: str(SCHEMA_VERSION).encode()})
+    return pa.table(list(columns.values()), schema=schema)
+
+
+def read_records(path: str | PathLike[str]) -> MeasurementTable:
+    """Read project records.
+
+    Raises
+    ------
+    DataError
+        The file is unreadable, lacks columns, or was written by a newer version.
+    """
+    file = Path(path)
+    try:
+        schema = pq.read_schema(file)
+        lacking = sorted(NEEDED - set(schema.names))
+        if lacking:
+            raise DataError(f"{file}: records lack {', '.join(lacking)}", hint="see docs/data.md")
+        arrow = pq.read_table(file, read_dictionary=["program", "program_hash"])
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{file} is no readable Parquet file: {error}", hint="write it again") from None
+    version = (schema.metadata or {}).get(VERSION_KEY, b"1").decode("ascii", "replace")
+    if not version.isdigit() or int(version) > SCHEMA_VERSION:
+        raise DataError(
+            f"{file}: records of schema version {version}, this package reads up to {SCHEMA_VERSION}",
+            hint="install a newer cdmpp",
+        )
+    return table_from_arrow(arrow, file)
+
+
+def table_from_arrow(arrow: Any, path: Path) -> MeasurementTable:
+    """Check records and build the table. Identities and flags are derived again, never believed."""
+    raw = RawTable(arrow, path)
+    rows = len(raw)
+    parsed = read_programs(raw.labels("program"), raw.labels("program_kind"), raw)
+    device_name = raw.labels("source_device") if "source_device" in raw.columns else raw.labels("device")
+    device, known = canonical_devices(raw.labels("device"))
+    backend, protocol, framework = (raw.labels(n) for n in ("backend", "protocol", "framework"))
+    reason = _stored_reasons(raw, parsed.reason, parsed.key)
+    mark(reason, ~known, "unknown_device")
+    mark(reason, ~settings_known(backend, protocol, framework), "unknown_setting")
+    source_row = raw.ints("source_row")
+    table = MeasurementTable(
+        programs=parsed.blocks,
+        program_key=parsed.key,
+        latency_s=raw.latency_s(),
+        op=raw.labels("source_op") if "source_op" in raw.columns else parsed.op,
+        device_name=device_name,
+        device=device,
+        backend=backend,
+        protocol=protocol,
+        framework=framework,
+        source=raw.labels("source", path.stem),
+        excluded=Labels.constant("", rows),
+        unsupported=Labels(reason, REASONS),
+        source_row=np.where(source_row.missing, np.arange(rows), source_row.values),
+        row_filter=_filter(raw),
+        repeats_s=_repeats(arrow),
+        provenance={
+            name: raw.labels(name) for name in raw.columns if name not in COLUMNS and _is_text(arrow, name)
+        },
+        tvm=parsed.tvm,
+    )
+    return replace(table, excluded=_merge_flags(raw.labels("excluded_reason"), flag_rows(table)))
+
+
+def _by_program(table: MeasurementTable, names: tuple[str, ...]) -> Labels:
+    """A label per program as a label per row; "" for rows without a program."""
+    keys = np.where(table.program_key < 0, len(names), table.program_key)
+    return Labels(keys.astype(np.int32), (*names, ""))
+
+
+def _dictionary(labels: Labels, kind: Any = None) -> Any:
+    """A dictionary array whose dictionary holds only what occurs."""
+    used, codes = np.unique(labels.codes, return_inverse=True)
+    names = pa.array([labels.names[c] for c in used], type=kind or pa.string())
+    return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), names)
+
+
+def _stored_reasons(raw: RawTable, reason: Any, key: Int64) -> Any:
+    """Rows without a program keep the reason for which the importer gave it up, if it is a known one."""
+    stored = raw.labels("unsupported_reason")
+    codes = np.array([CODE.get(n, 0) if n in UNSUPPORTED else 0 for n in stored.names], dtype=np.int32)
+    told = codes[stored.codes] if len(raw) else codes[:0]
+    return np.where((key < 0) & (told > 0), told, reason).astype(np.int32)
+
+
+def _merge_flags(stored: Labels, derived: Labels) -> Labels:
+    """Rules are applied again; reasons that are no rule of ours (the measurer's own) are kept."""
+    both = Labels.concat([derived, stored.map(lambda r: "" if r in EXCLUDED else r)])
+    mine, theirs = both.codes[: len(derived)], both.codes[len(derived) :]
+    own = np.array([n == "" for n in both.names], dtype=np.bool_)
+    return Labels(np.where(own[mine], theirs, mine).astype(np.int32), both.names)
+
+
+def _filter(raw: RawTable) -> Any:
+    if "row_filter" not in raw.columns or raw.table.column("row_filter").null_count == len(raw):
+        return None
+    return raw.bools("row_filter")
+
+
+def _repeats(arrow: Any) -> Any:
+    if "repeats_s" not in arrow.column_names:
+        return None
+    column = arrow.column("repeats_s")
+    if column.null_count == len(column):
+        return None
+    try:
+        return pa.concat_arrays(column.cast(COLUMNS["repeats_s"][0]).chunks)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        raise DataError("repeats_s is no list of numbers", hint="list<double>, in seconds") from None
+
+
+def _is_text(arrow: Any, name: str) -> bool:
+    kind = arrow.schema.field(name).type
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
