@@ -1,0 +1,76 @@
+# Set-up, checks and demonstrations. Needs GNU make, pip and Python 3.11 or newer.
+#   make demo    a server, two networks, four GPUs, one table
+#   make test    the whole suite
+# Every target makes .venv from the pinned versions on first use.
+
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+
+# An interpreter of one's own: make setup PYTHON=/path/to/python3.12
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+# More options for pip. On Linux the package index serves torch with 2 GB of CUDA libraries, which nothing
+# here needs: to save them name an index of CPU wheels, PIP_OPTIONS='--extra-index-url https://...'.
+PIP_OPTIONS ?=
+# Where `make serve` listens.
+HOST ?= 127.0.0.1
+PORT ?= 8000
+# More options for pytest, such as PYTEST_OPTIONS='-k devices'.
+PYTEST_OPTIONS ?=
+
+.PHONY: help setup demo test test-native test-browser serve check figures templates clean
+
+help:
+	@echo 'make setup         .venv with every extra and the cdmpp command'
+	@echo 'make demo          predicted latencies of two networks on GPUs this machine does not have'
+	@echo 'make test          the whole test suite, and the notebook'
+	@echo 'make test-native   tests that need a C compiler, a linker or nvcc'
+	@echo 'make test-browser  tests that need a browser'
+	@echo 'make serve         keep a server running (HOST=127.0.0.1 PORT=8000)'
+	@echo 'make check         ruff, mypy, import-linter'
+	@echo 'make figures       the pictures of the README from the metrics of models/base'
+	@echo 'make templates     the shipped lowered operators anew, with TVM'
+
+setup: $(READY)
+
+# A broken download leaves no stamp behind, so the next call goes on where this one stopped.
+$(READY): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo 'error: no python3 found; install Python 3.11 or name one: make setup PYTHON=...' >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; v = sys.version.split()[0]; sys.exit(sys.version_info < (3, 11) and f"error: Python 3.11 or newer is needed, $(PYTHON) is {v}; name another: make setup PYTHON=...")'
+	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV) || { echo 'error: $(PYTHON) cannot make a virtual environment (on Debian: apt install python3-venv)' >&2; rm -rf $(VENV); exit 1; }
+	@echo 'setting up $(VENV) (once; some hundred megabytes to download) ...'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_OPTIONS) --constraint constraints.txt --editable '.[all]'
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/python -m cdmpp.demo
+
+# Tests marked native, browser, gpu or load are collected too: they skip and name what is missing.
+test: $(READY)
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS) tests --nbmake notebooks
+
+test-native: $(READY)
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS) -m native tests
+
+test-browser: $(READY)
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS) -m browser tests
+
+serve: $(READY)
+	$(BIN)/cdmpp serve --host $(HOST) --port $(PORT)
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+figures: $(READY)
+	$(BIN)/python -m benchmarks.figures
+
+templates: $(READY)
+	$(BIN)/python -m cdmpp.programs.make_templates
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
