@@ -1,0 +1,138 @@
+"""Index expressions as intervals with linear coefficients.
+
+An index of a buffer access is turned into ``Linear``: the interval [low, high] that it sweeps while the
+loops run, and per loop the step that one iteration makes. ``//`` and ``%`` (fused and split loops) are
+followed exactly where a loop's step divides the constant, and by their average step elsewhere.
+
+Values are Python integers for a concrete program and int64 arrays (one element per shape) for a
+structural class: the same code serves both, which is what makes the bulk features equal to the direct.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+#: int, float or an array with one element per shape of the class.
+Num = Any
+
+
+def maximum(a: Num, b: Num) -> Num:
+    """Larger of two values, element by element when one is an array."""
+    if type(a) is np.ndarray or type(b) is np.ndarray:
+        return np.maximum(a, b)
+    return a if a > b else b
+
+
+def minimum(a: Num, b: Num) -> Num:
+    """Smaller of two values, element by element when one is an array."""
+    if type(a) is np.ndarray or type(b) is np.ndarray:
+        return np.minimum(a, b)
+    return a if a < b else b
+
+
+def where(condition: Any, a: Num, b: Num) -> Num:
+    """``a`` where the condition holds, else ``b``."""
+    if type(condition) is np.ndarray:
+        return np.where(condition, a, b)
+    return a if condition else b
+
+
+@dataclass(slots=True)
+class Linear:
+    """Interval and per-loop steps of an integer expression.
+
+    Attributes
+    ----------
+    low, high
+        Smallest and largest value while the loops run.
+    steps
+        Loop (by its position in the program's loop table) -> change per iteration. A key's presence
+        says that the expression depends on that loop, whatever the extents.
+    indirect
+        The expression loads from memory: its values are not known before the run.
+    """
+
+    low: Num
+    high: Num
+    steps: dict[int, Num] = field(default_factory=dict)
+    indirect: bool = False
+
+    def is_constant(self) -> bool:
+        """No loop and no load in it."""
+        return not self.steps and not self.indirect
+
+
+def add(a: Linear, b: Linear) -> Linear:
+    """a + b."""
+    if not b.steps:
+        steps = a.steps
+    elif not a.steps:
+        steps = b.steps
+    else:
+        steps = dict(a.steps)
+        for loop, step in b.steps.items():
+            steps[loop] = steps[loop] + step if loop in steps else step
+    return Linear(a.low + b.low, a.high + b.high, steps, a.indirect or b.indirect)
+
+
+def negate(a: Linear) -> Linear:
+    """-a."""
+    return Linear(-a.high, -a.low, {loop: -s for loop, s in a.steps.items()}, a.indirect)
+
+
+def multiply(a: Linear, b: Linear) -> Linear:
+    """a * b; linear when one side is a constant, an interval with mean steps otherwise."""
+    if a.is_constant() and not b.is_constant():
+        a, b = b, a
+    if b.is_constant():
+        factor = b.low
+        one, two = a.low * factor, a.high * factor
+        return Linear(
+            minimum(one, two), maximum(one, two), {k: s * factor for k, s in a.steps.items()}, a.indirect
+        )
+    corners = (a.low * b.low, a.low * b.high, a.high * b.low, a.high * b.high)
+    low, high = corners[0], corners[0]
+    for corner in corners[1:]:
+        low, high = minimum(low, corner), maximum(high, corner)
+    steps = {k: s * b.high for k, s in a.steps.items()}
+    for loop, step in b.steps.items():
+        steps[loop] = steps.get(loop, 0) + step * a.high
+    return Linear(low, high, steps, a.indirect or b.indirect)
+
+
+def floor_divide(a: Linear, b: Linear) -> Linear:
+    """a // b for a positive constant b: a loop's mean step is its step over b."""
+    divisor = maximum(b.low, 1)
+    if a.is_constant():
+        return Linear(a.low // divisor, a.high // divisor)
+    low, high = a.low // divisor, a.high // divisor
+    # A quotient that stays the same takes no step at all.
+    return Linear(low, high, {k: where(low == high, 0.0, s / divisor) for k, s in a.steps.items()}, a.indirect)
+
+
+def floor_modulo(a: Linear, b: Linear) -> Linear:
+    """a % b for a positive constant b; a loop whose step is a multiple of b vanishes."""
+    divisor = maximum(b.low, 1)
+    within = a.low // divisor == a.high // divisor
+    low = where(within, a.low % divisor, 0)
+    high = where(within, a.high % divisor, divisor - 1)
+    if a.is_constant():
+        return Linear(low, high)
+    steps = {}
+    for loop, step in a.steps.items():
+        if type(step) is np.ndarray or type(divisor) is np.ndarray:
+            steps[loop] = np.where(np.asarray(step) % divisor == 0, 0, step)
+        elif step % divisor:
+            steps[loop] = step
+    return Linear(low, high, steps, a.indirect)
+
+
+def hull(a: Linear, b: Linear) -> Linear:
+    """An expression that is sometimes a, sometimes b (min, max, select)."""
+    steps = dict(a.steps)
+    for loop, step in b.steps.items():
+        steps.setdefault(loop, step)
+    return Linear(minimum(a.low, b.low), maximum(a.high, b.high), steps, a.indirect or b.indirect)

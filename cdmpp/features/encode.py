@@ -1,0 +1,204 @@
+"""Programs to arrays: leaf vectors, positions and whole-program quantities.
+
+Three ways in, one result: a TVM JSON (walked as it is), one operator specification, or columns of
+sizes (thousands of shapes of one operator at once). The last two evaluate the shipped template of the
+shape's structural class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from cdmpp.features.affine import Num
+from cdmpp.features.ast import CompactAST, build_ast
+from cdmpp.features.leaf import ast_matrix, element_bytes, positions, unique_elements
+from cdmpp.features.schema import COLUMN
+from cdmpp.features.tvm_json import Nodes, load
+from cdmpp.programs.operators import OperatorSpec, operator_family
+from cdmpp.programs.templates import class_name, partition, template_json
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+#: Whole-program quantities, one row per program, float64, in this order.
+PROGRAM_COLUMNS = ("flops", "bytes", "matrix", "work_fraction", "output_elements", "parallel_blocks")
+
+
+@dataclass(frozen=True)
+class EncodedPrograms:
+    """Features of programs that share one leaf count.
+
+    Attributes
+    ----------
+    leaves : float32, (programs, leaves, WIDTH)
+    positions : int32, (leaves,) or (programs, leaves)
+    totals : float64, (programs, len(PROGRAM_COLUMNS))
+        ``flops``: floating-point operations that the result needs (masked and zero-multiplied work left
+        out where the operator is known); ``bytes``: distinct bytes of the arguments read and written;
+        ``matrix``: 1 when most of the work is a contraction; ``work_fraction``: flops over the flops
+        of the loop nest; ``output_elements``; ``parallel_blocks``: exact block count of a GPU schedule, else 0.
+    dtype : str
+        Element type of the first argument.
+    family : str
+        ``gemm``, ``conv``, ``attention``, ``vector`` or ``tir`` (a program given as TIR).
+    """
+
+    leaves: Array
+    positions: Array
+    totals: Array
+    dtype: str
+    family: str
+
+    def __len__(self) -> int:
+        return len(self.leaves)
+
+
+@lru_cache(maxsize=512)
+def _template(structural_class: str) -> tuple[Nodes, int]:
+    return load(template_json(structural_class))
+
+
+def encode_tvm_json(text: str, function: str | None = None) -> EncodedPrograms:
+    """Features of one program given as TVM JSON.
+
+    Raises
+    ------
+    InvalidProgramError
+        The program cannot be encoded (the message says what is wrong).
+    """
+    return encode_ast(build_ast(*load(text), function=function))
+
+
+def encode_ast(ast: CompactAST) -> EncodedPrograms:
+    """Features of one concrete compact AST."""
+    matrix = ast_matrix(ast)[None]
+    totals = _totals(ast, 1, matrix)
+    dtype = next((b.dtype for b in ast.buffers if b.is_parameter), ast.leaves[0].compute_dtype)
+    return EncodedPrograms(matrix, positions(ast), totals, dtype, "tir")
+
+
+def operator_ast(spec: OperatorSpec) -> CompactAST:
+    """Compact AST of an operator specification, from its template (sizes as integers)."""
+    return build_ast(*_template(spec.structural_class()), bindings=spec.sizes())
+
+
+def encode_operator(spec: OperatorSpec) -> EncodedPrograms:
+    """Features of one operator specification."""
+    sizes = {name: np.array([value], dtype=np.int64) for name, value in spec.sizes().items()}
+    fixed = {name: getattr(spec, name) for name in type(spec).structural_fields}
+    return next(encode_shapes(spec.operator, spec.dtype, fixed, sizes))[1]
+
+
+def encode_shapes(
+    operator: str, dtype: str, fixed: Mapping[str, Any], sizes: Mapping[str, Array]
+) -> Iterator[tuple[Array, EncodedPrograms]]:
+    """Features of many shapes of one operator, as arrays.
+
+    Parameters
+    ----------
+    operator, dtype
+        As in the specification.
+    fixed : mapping
+        The structural fields (``bias``, ``direction``, ...).
+    sizes : mapping of str to int64 array
+        Every integer field, one element per shape; already checked.
+
+    Yields
+    ------
+    rows, features
+        Which shapes (indices), and their features; one item per structural class.
+    """
+    for flags, rows in partition(operator, fixed, sizes):
+        nodes, root = _template(class_name(operator, dtype, flags))
+        bindings = {name: np.asarray(values[rows], dtype=np.int64) for name, values in sizes.items()}
+        ast = build_ast(nodes, root, bindings=bindings)
+        matrix = ast_matrix(ast, len(rows))
+        totals = _totals(ast, len(rows), matrix)
+        useful = useful_flops(operator, {**bindings, **flags})
+        if useful is not None:
+            totals[:, 3] = np.minimum(useful / np.maximum(totals[:, 0], 1.0), 1.0)
+            totals[:, 0] = useful
+        yield rows, EncodedPrograms(matrix, positions(ast), totals, dtype, operator_family(operator))
+
+
+def _totals(ast: CompactAST, count: int, matrix: Array) -> Array:
+    flops = np.exp2(matrix[:, :, COLUMN["flops"]].astype(np.float64)) - 1
+    contraction = matrix[:, :, COLUMN["is_contraction"]] > 0
+    blocks = np.exp2(matrix[:, :, COLUMN["blocks"]].astype(np.float64)) - 1
+    is_gpu = matrix[:, :, COLUMN["is_gpu"]].max(axis=1) > 0
+    total = flops.sum(axis=1)
+    out = np.empty((count, len(PROGRAM_COLUMNS)))
+    out[:, 0] = total
+    out[:, 1] = _argument_bytes(ast)
+    out[:, 2] = (flops * contraction).sum(axis=1) > 0.5 * np.maximum(total, 1.0)
+    out[:, 3] = 1.0
+    stores: Num = 1.0
+    for extent in ast.leaves[-1].store.buffer.shape:
+        stores = stores * (extent * 1.0)
+    out[:, 4] = stores
+    out[:, 5] = np.where(is_gpu, blocks.max(axis=1), 0.0)
+    return out
+
+
+def _argument_bytes(ast: CompactAST) -> Num:
+    """Distinct bytes of the arguments: per buffer the widest access, each buffer once.
+
+    A program whose stores all go to buffers it allocated (no argument written) counts those instead.
+    """
+    widest: dict[int, Num] = {}
+    for leaf in ast.leaves:
+        extents = {p: ast.loops[p].extent * 1.0 for p in leaf.path}
+        trips: Num = 1.0
+        for extent in extents.values():
+            trips = trips * extent
+        for access in (leaf.store, *leaf.reads):
+            if not access.buffer.is_parameter:
+                continue
+            size = unique_elements(access, extents, trips) * element_bytes(access.buffer.dtype)
+            key = id(access.buffer)
+            widest[key] = size if key not in widest else np.maximum(widest[key], size)
+    total: Num = 0.0
+    for size in widest.values():
+        total = total + size
+    return np.maximum(total, 1.0)
+
+
+def useful_flops(operator: str, s: Mapping[str, Any]) -> Array | None:
+    """Floating-point operations that an operator's result needs, where the loop nest does more.
+
+    A causal mask halves attention; a backward convolution's loop nest multiplies zeros. None: as many
+    as the loop nest counts.
+    """
+    if operator == "conv2d":
+        oh = (s["h"] + 2 * s["pad_h"] - (s["kh"] - 1) * s["dil_h"] - 1) // s["stride_h"] + 1
+        ow = (s["w"] + 2 * s["pad_w"] - (s["kw"] - 1) * s["dil_w"] - 1) // s["stride_w"] + 1
+        per_group = s["c_in"] // s["groups"]
+        return np.asarray(2.0 * s["n"] * s["c_out"] * oh * ow * per_group * s["kh"] * s["kw"])
+    if operator == "attention_prefill":
+        q, past = s["q_len"] * 1.0, s["past_len"]
+        pairs = q * past + q * (q + 1) / 2
+        return np.asarray(s["batch"] * 1.0 * s["heads"] * pairs * (4.0 * s["head_dim"] + 5))
+    return None
+
+
+def pad_leaves(encoded: Sequence[EncodedPrograms], width: int | None = None) -> tuple[Array, Array, Array]:
+    """Stack programs of different leaf counts: leaves, positions and a mask (True = a real leaf)."""
+    longest = max(e.leaves.shape[1] for e in encoded)
+    width = max(width or 0, longest)
+    count = sum(len(e) for e in encoded)
+    leaves = np.zeros((count, width, encoded[0].leaves.shape[2]), dtype=np.float32)
+    where = np.zeros((count, width), dtype=np.int32)
+    mask = np.zeros((count, width), dtype=bool)
+    start = 0
+    for e in encoded:
+        rows = slice(start, start + len(e))
+        n = e.leaves.shape[1]
+        leaves[rows, :n] = e.leaves
+        where[rows, :n] = e.positions
+        mask[rows, :n] = True
+        start += len(e)
+    return leaves, where, mask

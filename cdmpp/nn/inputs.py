@@ -1,0 +1,162 @@
+"""Where a program meets a device: the inputs of the network besides the leaves.
+
+Device numbers enter as ratios to the program's own quantities (how long the arithmetic would take at
+peak, how long the traffic at full bandwidth, how many waves of tiles on its units), never as absolute
+numbers: ratios carry over to a device that was not in the training set (docs/accuracy.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.features.encode import EncodedPrograms
+from cdmpp.features.schema import COLUMN
+from cdmpp.programs.operators import DTYPE_BYTES
+from cdmpp.programs.question import BACKENDS, FLOOR_S, FRAMEWORKS, PROTOCOLS
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+#: Tile sizes of GEMM kernels; the kernel is not known before the run, so the waves of several are given.
+TILES = ((32, 32), (64, 64), (128, 64), (128, 128), (256, 128))
+FAMILIES = ("gemm", "conv", "attention", "vector", "tir")
+
+SUMMARY_COLUMNS = (
+    "flops", "bytes", "output_elements", "matrix", "work_fraction", "leaves", "blocks",
+    "batch", "m", "n", "k", "align_m", "align_n", "align_k",
+    "spatial_0", "spatial_1", "spatial_2", "spatial_3", "reduce_0", "reduce_1", "reduce_2",
+    "leaf_bytes", "reuse_0", "reuse_1", "run_0", "run_1", "element_bytes",
+    *(f"dtype_{d}" for d in DTYPE_BYTES), *(f"family_{f}" for f in FAMILIES),
+)  # fmt: skip
+_S = {name: i for i, name in enumerate(SUMMARY_COLUMNS)}
+#: log2 of peak flop/s, bytes/s, bytes of last-level cache, compute units: subtracted from leaf magnitudes.
+DEVICE_LOGS = ("peak", "bandwidth", "cache", "units")
+#: Leaf columns that meet DEVICE_LOGS, in the same order.
+LEAF_MEETS_DEVICE = tuple(COLUMN[c] for c in ("flops", "leaf_bytes", "leaf_bytes", "spatial_trips"))
+_CENTRE = np.array([20.0, 20.0, 0.0, 10.0])
+
+QUESTION_COLUMNS = (
+    "log_compute_us", "log_memory_us", "log_ratio", "log_reference_us", "floor_share", "cache_ratio",
+    "outputs_per_unit", "flops_per_unit", "units_per_program", "rows_per_unit", "balance",
+    *(f"{what}_{a}x{b}" for a, b in TILES for what in ("waves", "wave_fill", "tile_fill")),
+    *(f"protocol_{p}" for p in PROTOCOLS), *(f"framework_{f}" for f in FRAMEWORKS),
+    *(f"backend_{b}" for b in BACKENDS), "gpu", "has_cache_size",
+)  # fmt: skip
+
+
+def summarise(encoded: EncodedPrograms) -> Array:
+    """Device-independent summary of each program: (programs, len(SUMMARY_COLUMNS)) float32.
+
+    Magnitudes are log2(1 + x). The contraction, extents and accesses are those of the leaf with most flops.
+    """
+    leaves, totals = encoded.leaves, encoded.totals
+    count = len(encoded)
+    main = leaves[:, :, COLUMN["flops"]].argmax(axis=1)
+    pick = leaves[np.arange(count), main]
+    out = np.zeros((count, len(SUMMARY_COLUMNS)))
+    out[:, :3] = np.log2(1 + totals[:, [0, 1, 4]])
+    out[:, _S["matrix"]] = totals[:, 2]
+    out[:, _S["work_fraction"]] = totals[:, 3]
+    out[:, _S["leaves"]] = np.log2(leaves.shape[1])
+    out[:, _S["blocks"]] = np.log2(1 + totals[:, 5])
+    for name, column in (
+        ("batch", "contraction_batch"), ("m", "contraction_m"), ("n", "contraction_n"), ("k", "contraction_k"),
+        ("align_m", "align_m"), ("align_n", "align_n"), ("align_k", "align_k"),
+        *((f"spatial_{i}", f"spatial_{i}") for i in range(4)), *((f"reduce_{i}", f"reduce_{i}") for i in range(3)),
+        ("leaf_bytes", "leaf_bytes"), ("reuse_0", "read_0_reuse"), ("reuse_1", "read_1_reuse"),
+        ("run_0", "read_0_run_bytes"), ("run_1", "read_1_run_bytes"), ("element_bytes", "store_element_bytes"),
+    ):  # fmt: skip
+        out[:, _S[name]] = pick[:, COLUMN[column]]
+    if encoded.dtype in DTYPE_BYTES:
+        out[:, _S[f"dtype_{encoded.dtype}"]] = 1
+    out[:, _S[f"family_{encoded.family}"]] = 1
+    return out.astype(np.float32)
+
+
+def device_numbers(device: DeviceSpec) -> Array:
+    """What :func:`question_inputs` needs of a device, float64: per dtype the matrix peaks, then the
+    vector peak, bandwidth, cache bytes (NaN: not published), units, 1 for a GPU."""
+    return np.array(
+        [
+            *(device.peak(dtype, matrix=True) for dtype in DTYPE_BYTES),
+            device.peak("float32", matrix=False),
+            device.mem_bandwidth_bytes_per_s,
+            device.l2_bytes if device.l2_bytes else np.nan,
+            device.compute_units,
+            float(device.kind == "gpu"),
+        ]
+    )
+
+
+def peaks(summary: Array, device: Array) -> Array:
+    """Nominal flop/s for each row: the matrix rate of its dtype, or the vector rate."""
+    dtype = summary[:, [_S[f"dtype_{d}"] for d in DTYPE_BYTES]].argmax(axis=1)
+    return np.where(summary[:, _S["matrix"]] > 0, device[np.arange(len(device)), dtype], device[:, len(DTYPE_BYTES)])
+
+
+def roofline_s(summary: Array, device: Array) -> tuple[Array, Array]:
+    """Seconds of arithmetic at peak and of traffic at full bandwidth, per row (float64)."""
+    flops = np.exp2(summary[:, _S["flops"]].astype(np.float64)) - 1
+    traffic = np.exp2(summary[:, _S["bytes"]].astype(np.float64)) - 1
+    return flops / peaks(summary, device), traffic / device[:, len(DTYPE_BYTES) + 1]
+
+
+def question_inputs(
+    summary: Array, device: Array, backend: Array, protocol: Array, framework: Array
+) -> tuple[Array, Array, Array]:
+    """Inputs of rows (program, device, backend, protocol, framework).
+
+    Parameters
+    ----------
+    summary : float32, (rows, len(SUMMARY_COLUMNS))
+    device : float64, (rows, .) of :func:`device_numbers`
+    backend, protocol, framework : int, (rows,)
+        Indices into BACKENDS, PROTOCOLS, FRAMEWORKS; framework -1 where not known.
+
+    Returns
+    -------
+    inputs : float32, (rows, len(SUMMARY_COLUMNS) + len(QUESTION_COLUMNS))
+    device_logs : float32, (rows, len(DEVICE_LOGS))
+    log_reference : float64, (rows,)
+        Natural log of the reference in seconds: arithmetic + traffic + the protocol's floor.
+    """
+    n_dtypes = len(DTYPE_BYTES)
+    compute, memory = roofline_s(summary, device)
+    floor = np.array([FLOOR_S[p] for p in PROTOCOLS])[protocol]
+    reference = compute + memory + floor
+    cache, units = device[:, n_dtypes + 2], device[:, n_dtypes + 3]
+    known = np.isfinite(cache)
+    cache = np.where(known, cache, 4e6)
+    traffic_log, output_log = summary[:, _S["bytes"]], summary[:, _S["output_elements"]]
+    batch, m, n = (np.exp2(summary[:, _S[c]].astype(np.float64)) - 1 for c in ("batch", "m", "n"))
+    contracts = m > 0.5
+    # Without a contraction, tiles are rows of the output.
+    m = np.where(contracts, np.maximum(m, 1), np.exp2(summary[:, _S["output_elements"]].astype(np.float64)))
+    n, batch = np.where(contracts, np.maximum(n, 1), 1), np.where(contracts, np.maximum(batch, 1), 1)
+    columns = [
+        np.log2(compute * 1e6 + 1e-4), np.log2(memory * 1e6 + 1e-4), np.log2((compute + 1e-12) / (memory + 1e-12)),
+        np.log2(reference * 1e6), floor / reference, traffic_log - np.log2(cache),
+        output_log - np.log2(units), summary[:, _S["flops"]] - np.log2(units),
+        np.minimum(output_log - np.log2(units * 256), 4.0),
+        summary[:, _S["spatial_1"]] - np.log2(units), np.tanh(np.log2((compute + 1e-12) / (memory + 1e-12)) / 2),
+    ]  # fmt: skip
+    for tm, tn in TILES:
+        tiles_m, tiles_n = np.ceil(m / tm), np.ceil(n / tn)
+        waves = tiles_m * tiles_n * batch / units
+        columns += [np.log2(waves), waves / np.ceil(waves), m * n / (tiles_m * tm * tiles_n * tn)]
+    columns += [protocol == i for i in range(len(PROTOCOLS))]
+    columns += [framework == i for i in range(len(FRAMEWORKS))]
+    columns += [backend == i for i in range(len(BACKENDS))]
+    columns += [device[:, n_dtypes + 4], known]
+    question = np.stack([np.asarray(c, dtype=np.float32) for c in columns], axis=1)
+    logs = np.log2(np.stack([peaks(summary, device), device[:, n_dtypes + 1], cache, units], axis=1)) - _CENTRE
+    inputs = np.concatenate([summary, question], axis=1).astype(np.float32)
+    return inputs, logs.astype(np.float32), np.log(reference)
+
+
+def stack_devices(devices: Sequence[DeviceSpec]) -> Array:
+    """:func:`device_numbers` of several devices, (devices, .)."""
+    return np.stack([device_numbers(d) for d in devices])

@@ -1,0 +1,69 @@
+"""Make ``templates.json.gz``: lower every structural class once with symbolic sizes. Needs TVM.
+
+Run as ``python -m cdmpp.programs.make_templates``.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+from cdmpp.programs.lowering import lower_class, to_json
+from cdmpp.programs.templates import FILE_NAME, all_classes, class_name, size_names
+
+#: Node fields that no feature reads; dropping them (and what only they refer to) halves the file.
+_UNREAD = frozenset({"span", "reads", "writes", "source_map", "global_infos", "ret_type", "layout", "elem_offset"})
+_UNREAD_OF = {"tirx.PrimFunc": {"ty", "attrs"}, "ir.GlobalVar": {"ty"}, "ir.IRModule": {"attrs", "global_var_map_"}}
+#: Integer fields that are values and not references.
+_VALUES = frozenset({"iter_type", "kind", "data_alignment", "offset_factor", "ndim"})
+
+
+def prune(text: str) -> str:
+    """TVM JSON with the unread fields dropped and the nodes renumbered."""
+    document = json.loads(text)
+    nodes: list[dict[str, Any]] = document["nodes"]
+    kept: dict[int, int] = {}
+    out: list[dict[str, Any]] = []
+
+    def copy(index: int) -> int:
+        if index in kept:
+            return kept[index]
+        kept[index] = len(out)
+        me: dict[str, Any] = {"type": nodes[index]["type"]}
+        out.append(me)
+        data = nodes[index].get("data")
+        if isinstance(data, dict):
+            skip = _UNREAD | _UNREAD_OF.get(me["type"], set())
+            me["data"] = {
+                key: value if key in _VALUES or type(value) is not int else copy(value)
+                for key, value in data.items()
+                if key not in skip
+            }
+        elif isinstance(data, list):
+            me["data"] = [copy(i) for i in data]
+        elif data is not None:
+            me["data"] = data
+        return kept[index]
+
+    root = copy(document["root_index"])
+    return json.dumps({"root_index": root, "nodes": out}, separators=(",", ":"))
+
+
+def main() -> None:
+    """Lower all classes and write the file beside this module."""
+    classes = {
+        class_name(op, dtype, flags): prune(to_json(lower_class(op, dtype, flags, size_names(op))))
+        for op, dtype, flags in all_classes()
+    }
+    path = Path(__file__).with_name(FILE_NAME)
+    packed = gzip.compress(json.dumps({"classes": classes}).encode(), compresslevel=9, mtime=0)
+    aside = path.with_suffix(".tmp")
+    aside.write_bytes(packed)
+    aside.replace(path)
+    print(f"{len(classes)} classes, {len(packed) / 1e3:.0f} kB -> {path.name}")
+
+
+if __name__ == "__main__":
+    main()

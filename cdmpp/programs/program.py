@@ -1,0 +1,102 @@
+"""A tensor program: an operator specification or TIR as TVM JSON, with its identity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from cdmpp.errors import InvalidProgramError
+from cdmpp.programs.operators import OperatorSpec, make_operator, parse_operator
+from cdmpp.programs.question import BACKENDS, Backend
+
+PROGRAM_FORMS = "an operator object, {'tvm_json': text} or {'tvmscript': text}"
+
+
+@dataclass(frozen=True)
+class TensorProgram:
+    """What a latency is predicted for.
+
+    Exactly one of ``operator`` and ``tvm_json`` is set. Build one with the class methods.
+
+    Attributes
+    ----------
+    name : str
+        For people: the operator's text, or the function's name.
+    backend : {"library", "tvm"}
+        Library kernel, or the TVM program as scheduled.
+    operator : OperatorSpec or None
+    tvm_json : str or None
+        What ``tvm.ir.save_json`` wrote.
+    function : str or None
+        Which PrimFunc of the module, when it has several.
+    """
+
+    name: str
+    backend: Backend
+    operator: OperatorSpec | None = None
+    tvm_json: str | None = None
+    function: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.operator is None) == (self.tvm_json is None):
+            raise InvalidProgramError(
+                "a program is either an operator or TVM JSON", hint=f"pass {PROGRAM_FORMS}"
+            )
+        if self.backend not in BACKENDS:
+            raise InvalidProgramError(
+                f"backend {self.backend!r} is unknown", hint="one of: " + ", ".join(BACKENDS)
+            )
+
+    @classmethod
+    def from_operator(
+        cls, operator: OperatorSpec | Mapping[str, Any] | str, backend: Backend = "library"
+    ) -> TensorProgram:
+        """From a specification, its fields, or its text (``linear:m=512,n=4096,k=1024``)."""
+        if isinstance(operator, str):
+            operator = parse_operator(operator)
+        elif not isinstance(operator, OperatorSpec):
+            operator = make_operator(operator)
+        else:
+            operator.check()
+        return cls(operator.text(), backend, operator=operator)
+
+    @classmethod
+    def from_tvm_json(
+        cls, text: str, backend: Backend = "tvm", name: str | None = None, function: str | None = None
+    ) -> TensorProgram:
+        """From TVM JSON of an IRModule with one PrimFunc (or ``function`` of several), or of a PrimFunc."""
+        return cls(name or function or "main", backend, tvm_json=text, function=function)
+
+    @classmethod
+    def from_request(cls, program: Any, backend: Backend | None = None) -> TensorProgram:
+        """From the object that a ``/predict`` item carries."""
+        if isinstance(program, Mapping):
+            if "operator" in program:
+                return cls.from_operator(program, backend or "library")
+            if set(program) == {"tvm_json"} and isinstance(program["tvm_json"], str):
+                return cls.from_tvm_json(program["tvm_json"], backend or "tvm")
+            if set(program) == {"tvmscript"} and isinstance(program["tvmscript"], str):
+                # TVMScript needs TVM's parser; everything else here does not.
+                from cdmpp.frontends.tir import program_from_tvmscript
+
+                return program_from_tvmscript(program["tvmscript"], backend or "tvm")
+        raise InvalidProgramError("this is not a program", hint=f"pass {PROGRAM_FORMS}")
+
+    @cached_property
+    def hash(self) -> str:
+        """Structural hash (hex, 32 characters): equal programs have one, whatever their source."""
+        if self.operator is not None:
+            return self.operator.hash()
+        # Imported here: programs lie below features; only the identity of TIR needs the reader.
+        from cdmpp.features.tvm_json import load, prim_funcs, structural_hash
+
+        nodes, root = load(self.tvm_json or "")
+        functions = prim_funcs(nodes, root)
+        if self.function is None and len(functions) != 1:
+            raise InvalidProgramError(
+                f"the module has {len(functions)} PrimFuncs: {', '.join(sorted(functions)[:8]) or 'none'}",
+                hint="pass one PrimFunc, or name the function",
+            )
+        return structural_hash(nodes, functions[self.function or next(iter(functions))])

@@ -1,0 +1,133 @@
+"""Measurement tables as training data: programs encoded once, one row per measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cdmpp.data.splits import program_parts
+from cdmpp.data.table import MeasurementTable
+from cdmpp.devices.registry import lookup
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.features.encode import encode_shapes, encode_tvm_json
+from cdmpp.nn.inputs import stack_devices
+from cdmpp.nn.store import ProgramStore
+from cdmpp.programs.question import BACKENDS, FRAMEWORKS, PROTOCOLS
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def encode_table(table: MeasurementTable) -> tuple[ProgramStore, dict[int, str]]:
+    """Encode every distinct program of a table.
+
+    Returns
+    -------
+    store : ProgramStore
+    failed : dict of program key to message
+        TVM programs that cannot be encoded; the store holds nothing for them.
+    """
+    store = ProgramStore(table.n_programs)
+    failed: dict[int, str] = {}
+    for block in table.programs:
+        for rows, encoded in encode_shapes(block.operator, block.dtype, block.flags, block.sizes):
+            store.add(block.row_index[rows], encoded)
+    for position, text in enumerate(table.tvm.texts):
+        key = table.tvm.first_key + position
+        try:
+            store.add(np.array([key]), encode_tvm_json(text))
+        except ValueError as error:
+            failed[key] = str(error)
+    store.finish()
+    return store, failed
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Measurements as numbers, all arrays of one length.
+
+    Attributes
+    ----------
+    program : int64, key into the store
+    device : int32, index into ``Dataset.devices``
+    backend, protocol, framework : int16, codes (framework -1 where not known)
+    log_latency : float64, natural log of seconds
+    part : int8, 0 train, 1 validation, 2 test
+    source, op : int16, index into ``Dataset.sources`` and ``Dataset.ops``
+    report : bool, rows that the source's authors keep in their own figures
+    """
+
+    program: Array
+    device: Array
+    backend: Array
+    protocol: Array
+    framework: Array
+    log_latency: Array
+    part: Array
+    source: Array
+    op: Array
+    report: Array
+
+    def __len__(self) -> int:
+        return len(self.program)
+
+    def take(self, rows: Array) -> Rows:
+        """Some rows."""
+        return Rows(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Everything that training reads."""
+
+    store: ProgramStore
+    rows: Rows
+    devices: tuple[DeviceSpec, ...]
+    sources: tuple[str, ...]
+    ops: tuple[str, ...]
+
+    @property
+    def device_matrix(self) -> Array:
+        """:func:`cdmpp.nn.inputs.stack_devices` of the devices."""
+        return stack_devices(self.devices)
+
+
+def code(names: Sequence[str], known: Sequence[str]) -> Array:
+    """Index of each name in ``known``, -1 where it is not there."""
+    index = {name: i for i, name in enumerate(known)}
+    return np.array([index.get(name, -1) for name in names], dtype=np.int16)
+
+
+def make_dataset(table: MeasurementTable) -> Dataset:
+    """Encode a table's programs and turn its trainable rows into numbers."""
+    store, failed = encode_table(table)
+    keep = table.trainable & np.isfinite(table.latency_s) & (table.latency_s > 0)
+    if failed:
+        keep &= ~np.isin(table.program_key, list(failed))
+    rows = np.flatnonzero(keep)
+    used = table.select(rows)
+    device_names = sorted(set(used.device.array().tolist()))
+    parts = program_parts(table)
+    report = np.ones(len(rows), dtype=bool) if used.row_filter is None else np.asarray(used.row_filter)
+    sources, ops = sorted(set(used.source.names)), sorted(set(used.op.names))
+    device_codes = code(used.device.names, device_names)
+    return Dataset(
+        store=store,
+        rows=Rows(
+            program=used.program_key,
+            device=device_codes[used.device.codes].astype(np.int32),
+            backend=code(used.backend.names, BACKENDS)[used.backend.codes],
+            protocol=code(used.protocol.names, PROTOCOLS)[used.protocol.codes],
+            framework=code(used.framework.names, FRAMEWORKS)[used.framework.codes],
+            log_latency=np.log(used.latency_s),
+            part=parts[used.program_key],
+            source=code(used.source.names, sources)[used.source.codes],
+            op=code(used.op.names, ops)[used.op.codes],
+            report=report,
+        ),
+        devices=tuple(lookup(name) for name in device_names),
+        sources=tuple(sources),
+        ops=tuple(ops),
+    )
