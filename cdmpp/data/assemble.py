@@ -26,7 +26,7 @@ from cdmpp.data.table import (
 from cdmpp.devices import lookup
 from cdmpp.errors import UnknownDeviceError
 from cdmpp.programs.operators import DTYPE_BYTES
-from cdmpp.programs.question import FRAMEWORKS, PROTOCOLS
+from cdmpp.programs.question import BACKENDS, FRAMEWORKS, PROTOCOLS
 
 Reasons: TypeAlias = NDArray[np.int32]
 
@@ -107,7 +107,7 @@ def assemble(draft: Draft) -> MeasurementTable:
 
 def settings_known(backend: Labels, protocol: Labels, framework: Labels) -> Mask:
     """Rows whose backend, protocol and framework can be asked for."""
-    allowed = ((backend, ("library", "tvm")), (protocol, PROTOCOLS), (framework, ("", *FRAMEWORKS)))
+    allowed = ((backend, BACKENDS), (protocol, PROTOCOLS), (framework, ("", *FRAMEWORKS)))
     good = np.ones(len(backend), dtype=np.bool_)
     for labels, names in allowed:
         good &= np.array([*(n in names for n in labels.names), False], dtype=np.bool_)[labels.codes]

@@ -78,7 +78,7 @@ def contradictory(operator: str, flags: Mapping[str, bool | int | str], sizes: S
         bad |= sizes["h"] + 2 * sizes["pad_h"] < sizes["kh"]
         bad |= sizes["w"] + 2 * sizes["pad_w"] < sizes["kw"]
     elif operator.startswith("attention"):
-        bad |= sizes["heads"] % sizes["kv_heads"] != 0
+        bad |= sizes["kv_heads"] > sizes["heads"]
     return bad
 
 

@@ -116,16 +116,18 @@ def read_columns(path: Path) -> list[str]:
     DataError
         The file is missing, empty, or neither Parquet nor CSV.
     """
-    if _is_parquet(path):
-        try:
-            return list(pq.read_schema(path).names)
-        except (pa.ArrowException, OSError) as error:
-            raise _unreadable(path, error) from None
     try:
-        with _csv_stream(path) as stream:
-            return list(pa_csv.open_csv(stream).schema.names)
+        if _is_parquet(path):
+            names = list(pq.read_schema(path).names)
+        else:
+            with _csv_stream(path) as stream:
+                names = list(pa_csv.open_csv(stream).schema.names)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise _unreadable(path, error) from None
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise DataError(f"{path} has two columns called {twice[0]!r}", hint="rename or drop one")
+    return names
 
 
 def read_raw(path: Path, columns: Collection[str]) -> RawTable:
@@ -173,16 +175,23 @@ def _unreadable(path: Path, error: Exception) -> DataError:
 
 def _encoded(column: Any) -> tuple[NDArray[np.int64], list[Any]]:
     """Codes (-1 for null) and distinct values of a column of any type."""
-    array = column.combine_chunks() if hasattr(column, "combine_chunks") else column
-    if isinstance(array, pa.ChunkedArray):  # pragma: no cover - older pyarrow
-        array = pa.concat_arrays(array.chunks)
-    if not pa.types.is_dictionary(array.type):
-        array = array.dictionary_encode()
-    names = array.dictionary.to_pylist()
-    codes = _numpy(pc.fill_null(array.indices.cast(pa.int64()), -1))
-    if None in names:  # a null inside the dictionary is a null cell
-        codes = np.where(codes == names.index(None), -1, codes)
-    return codes, names
+    try:
+        if not pa.types.is_dictionary(column.type):
+            column = column.dictionary_encode()
+    except pa.ArrowException:
+        raise DataError(f"a column of type {column.type} is neither text nor numbers") from None
+    # Chunk by chunk: pyarrow cannot unify dictionaries of more than 2 GiB of text.
+    index: dict[Any, int] = {}
+    codes = [np.zeros(0, dtype=np.int64)]
+    for chunk in column.chunks:
+        # A null inside the dictionary is a null cell.
+        remap = [
+            -1 if name is None else index.setdefault(name, len(index))
+            for name in chunk.dictionary.to_pylist()
+        ]
+        local = _numpy(pc.fill_null(chunk.indices.cast(pa.int64()), -1))
+        codes.append(np.array([*remap, -1], dtype=np.int64)[local])
+    return np.concatenate(codes), list(index)
 
 
 def _numpy(array: Any) -> NDArray[Any]:

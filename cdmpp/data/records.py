@@ -1,8 +1,8 @@
 """The project's measurement records: one Parquet file, one row per measurement.
 
 The column ``program`` is dictionary-encoded, in memory and on disk: each program's text is stored once per
-row group of at most :data:`ROW_GROUP` rows, whatever the number of its measurements, and a file that was
-filtered with other tools still carries every program it needs.
+row group (:data:`ROW_GROUP_ROWS` rows, fewer if the texts are long), whatever the number of its measurements,
+and a file that was filtered with other tools still carries every program it needs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from cdmpp.errors import DataError
 #: Version of the schema, in the file's metadata. Files of a newer version are refused.
 SCHEMA_VERSION = 1
 VERSION_KEY = b"cdmpp_records_version"
-ROW_GROUP = 1_000_000
+ROW_GROUP_ROWS = 1_000_000
+ROW_GROUP_TEXT = 2**29
 
 _TEXT = pa.dictionary(pa.int32(), pa.string())
 #: Column -> (type, what it holds, unit). Further text columns are provenance.
@@ -110,7 +111,7 @@ def write_records(table: MeasurementTable, path: str | PathLike[str]) -> None:
             to_arrow(table),
             aside,
             compression="zstd",
-            row_group_size=ROW_GROUP,
+            row_group_size=_row_group(table),
             dictionary_pagesize_limit=2**31 - 1,
         )
         aside.replace(target)
@@ -120,6 +121,12 @@ def write_records(table: MeasurementTable, path: str | PathLike[str]) -> None:
         ) from None
     finally:
         aside.unlink(missing_ok=True)
+
+
+def _row_group(table: MeasurementTable) -> int:
+    """Rows per row group: a dictionary page may not exceed 2 GiB."""
+    share = -(-sum(map(len, table.tvm.texts)) // ROW_GROUP_TEXT)
+    return max(1, min(ROW_GROUP_ROWS, len(table) // max(share, 1)))
 
 
 def to_arrow(table: MeasurementTable) -> Any:

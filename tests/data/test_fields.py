@@ -1,0 +1,88 @@
+"""The vectorised checks and hashes equal those of the specifications, one by one."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from cdmpp.data.fields import contradictory, integer_fields
+from cdmpp.data.table import make_block
+from cdmpp.errors import InvalidProgramError
+from cdmpp.programs.operators import make_operator, operator_types
+
+FLAGS = {
+    "linear": [{"bias": False}, {"bias": True}],
+    "conv2d": [{"direction": d, "bias": b} for d in ("fwd", "bwd_data", "bwd_weight") for b in (False, True)],
+    "copy": [{"transposed": False}, {"transposed": True}],
+    "add": [{"inputs": n} for n in (2, 3, 4)],
+}
+
+
+def random_size(rng, low, high):
+    """Small sizes mostly, now and then a huge one or a boundary."""
+    kind = rng.random()
+    if kind < 0.75:
+        return rng.randint(low, 8)
+    if kind < 0.93:
+        return rng.randint(low, 4096)
+    return rng.choice([low, high, rng.randint(low, high)])
+
+
+def random_sizes(operator, count, seed):
+    rng = random.Random(seed)
+    fields = integer_fields(operator)
+    return {
+        f.name: np.array([random_size(rng, f.low, f.high) for _ in range(count)], dtype=np.int64)
+        for f in fields
+        if f.name != "inputs"
+    }
+
+
+@pytest.mark.parametrize("operator", sorted(operator_types()))
+def test_check_and_hash_equal_the_specification(operator):
+    count = 300
+    accepted = 0
+    for number, flags in enumerate(FLAGS.get(operator, [{}])):
+        sizes = random_sizes(operator, count, seed=number)
+        block = make_block(operator, "float16", flags, sizes, np.arange(count))
+        wrong = contradictory(operator, block.flags, block.sizes)
+        hashes = block.hashes()
+        for row in range(count):
+            try:
+                spec = make_operator(block.fields(row))
+            except InvalidProgramError:
+                assert wrong[row], block.fields(row)
+                continue
+            assert not wrong[row], block.fields(row)
+            assert hashes[row] == spec.hash()
+            assert {name: int(column[row]) for name, column in block.sizes.items()} == spec.sizes()
+            accepted += 1
+    assert accepted > count // 10
+
+
+@pytest.mark.parametrize("operator", sorted(operator_types()))
+def test_ranges_and_defaults_are_the_model_s(operator):
+    smallest = {f.name: f.low for f in integer_fields(operator)}
+    spec = make_operator({"operator": operator, **smallest})
+    assert list(spec.sizes()) == list(smallest)
+    for field in integer_fields(operator):
+        for value in (field.low - 1, field.high + 1):
+            with pytest.raises(InvalidProgramError):
+                make_operator({"operator": operator, **smallest, field.name: value})
+
+
+def test_limit_of_elements_is_exact():
+    # 2^48 passes, one more does not: float64 must not blur the border.
+    m = np.array([2**24, 2**24 + 1, 2**24], dtype=np.int64)
+    n = np.array([2**24, 2**24, 2**24 - 1], dtype=np.int64)
+    wrong = contradictory("softmax", {}, {"rows": m, "cols": n})
+    assert wrong.tolist() == [False, True, False]
+
+
+def test_block_needs_every_required_size():
+    with pytest.raises(ValueError, match="needs k"):
+        make_block(
+            "linear", "float32", {}, {"m": np.ones(1, np.int64), "n": np.ones(1, np.int64)}, np.arange(1)
+        )

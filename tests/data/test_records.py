@@ -1,0 +1,253 @@
+"""Project records: what is written is what is read, programs stored once, half files never seen."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from cdmpp.data.labels import Labels
+from cdmpp.data.load import import_table, load_table
+from cdmpp.data.merge import concat
+from cdmpp.data.records import COLUMNS, Measurement, from_measurements, read_records, write_records
+from cdmpp.data.splits import assert_disjoint, split_by_shape
+from cdmpp.data.summary import fingerprint, info
+from cdmpp.errors import DataError
+from cdmpp.programs.operators import make_operator
+
+
+def tvm(number=0, task="", **changes):
+    fields = {
+        "program": json.dumps({"nodes": [number]}), "program_kind": "tvm_json",
+        "program_hash": f"{number:032x}", "device": "t4", "backend": "tvm", "latency_s": 1e-3, "task": task,
+    }  # fmt: skip
+    return Measurement(**(fields | changes))
+
+
+def operator(text="softmax:rows=4096,cols=512", **changes):
+    fields = {"program": text, "program_kind": "operator", "device": "t4", "latency_s": 1e-4}
+    return Measurement(**(fields | changes))
+
+
+def test_round_trip_of_every_layout(layout, save, tmp_path):
+    name, needed, _ = layout
+    needed = {column: [*cells, cells[0]] for column, cells in needed.items()}
+    needed["op"][-1] = "unheard_of"
+    out = tmp_path / "records.parquet"
+    table = import_table(save(needed), out)
+    again = load_table(out)
+    assert fingerprint(again) == fingerprint(table)
+    assert again.unsupported[len(again) - 1] == "unknown_operator"
+    assert again.source.used() == (name,)
+    assert again.source_row.tolist() == table.source_row.tolist()
+    second = tmp_path / "second.parquet"
+    write_records(again, second)
+    assert fingerprint(load_table(second)) == fingerprint(table)
+
+
+def test_schema_states_units_and_version(columns_of, save, tmp_path):
+    out = tmp_path / "records.parquet"
+    import_table(save(columns_of("vidur")), out)
+    schema = pq.read_schema(out)
+    assert list(schema.names) == list(COLUMNS)
+    assert schema.field("latency_s").metadata[b"unit"] == b"s"
+    assert schema.metadata[b"cdmpp_records_version"] == b"1"
+    for field in schema:
+        assert field.metadata[b"description"]
+        # A dictionary of large strings is read back as one of strings.
+        assert field.type == COLUMNS[field.name][0] or field.name == "program"
+
+
+def test_newer_version_is_refused(columns_of, save, tmp_path):
+    out = tmp_path / "records.parquet"
+    import_table(save(columns_of("vidur")), out)
+    table = pq.read_table(out).replace_schema_metadata({"cdmpp_records_version": "99"})
+    pq.write_table(table, out)
+    with pytest.raises(DataError, match="version 99"):
+        load_table(out)
+
+
+def test_each_program_is_stored_once(tmp_path):
+    rng = np.random.default_rng(0)
+    texts = [json.dumps({"nodes": rng.integers(0, 10**9, 20_000).tolist()}) for _ in range(3)]
+    one = from_measurements([tvm(n, program=texts[n]) for n in range(3)])
+    many = one.select(np.tile(np.arange(3), 4000))
+    write_records(one, tmp_path / "one.parquet")
+    write_records(many, tmp_path / "many.parquet")
+    size = {name: (tmp_path / f"{name}.parquet").stat().st_size for name in ("one", "many")}
+    assert size["many"] < size["one"] + 100_000
+    back = load_table(tmp_path / "many.parquet")
+    assert (len(back), back.tvm.texts) == (12_000, tuple(texts))
+
+
+def test_long_texts_make_more_row_groups(tmp_path, monkeypatch):
+    monkeypatch.setattr("cdmpp.data.records.ROW_GROUP_TEXT", 1000)
+    table = from_measurements([tvm(n % 50, program="x" * 100 + str(n % 50)) for n in range(200)])
+    out = tmp_path / "records.parquet"
+    write_records(table, out)
+    assert pq.ParquetFile(out).metadata.num_row_groups > 3
+    assert fingerprint(load_table(out)) == fingerprint(table)
+
+
+def test_tvm_programs_repeats_and_provenance(tmp_path):
+    rows = [
+        tvm(
+            1, task="conv", repeats_s=(1e-3, 1.1e-3), provenance={"tvm_version": "0.27", "date": "2026-01-01"}
+        ),
+        tvm(2, task="conv", provenance={"tvm_version": "0.27"}, excluded_reason="throttled"),
+        operator(protocol="eager", framework="pytorch"),
+        tvm(1, task="conv", device="l4"),
+        tvm(3, latency_s=None),
+    ]
+    table = from_measurements(rows)
+    assert table.unsupported.counts() == {"": 5}
+    assert table.program_key.tolist() == [1, 2, 0, 1, 3]
+    assert table.op.array().tolist() == ["tvm", "tvm", "softmax", "tvm", "tvm"]
+    assert table.excluded.array().tolist() == ["", "throttled", "", "", "no_latency"]
+    out = tmp_path / "records.parquet"
+    write_records(table, out)
+    again = load_table(out)
+    assert fingerprint(again) == fingerprint(table)
+    assert again.tvm.tasks == ("conv", "conv", "")
+    assert again.repeats_s.to_pylist() == [[1e-3, 1.1e-3], None, None, None, None]
+    assert again.provenance["tvm_version"].array().tolist() == ["0.27", "0.27", "", "", ""]
+    flagged = pq.read_table(out).column("flagged").to_pylist()
+    assert flagged == [False, True, False, False, True]
+
+
+def test_schedules_of_one_task_fall_together():
+    table = from_measurements([tvm(n, task=f"task{n % 20}") for n in range(400)])
+    parts = split_by_shape(table).reshape(20, 20)
+    assert (parts == parts[0]).all()
+    assert len(set(parts[0].tolist())) > 1
+    assert_disjoint(table, parts.reshape(-1))
+
+
+def test_a_filtered_file_still_has_its_programs(columns_of, save, tmp_path):
+    out = tmp_path / "records.parquet"
+    table = import_table(save(columns_of("neusight")), out)
+    arrow = pq.read_table(out)
+    pq.write_table(arrow.filter(pc.equal(arrow.column("source_op"), "bmm")), out)
+    few = load_table(out)
+    assert len(few) == 1
+    assert few.program_hashes == (table.program_hashes[table.program_key[1]],)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "missing_program"),
+        ("{not json", "missing_program"),
+        ("[1, 2]", "missing_program"),
+        ("[" * 100_000, "missing_program"),
+        ("softmax:rows=1", "missing_program"),
+        ('{"operator": "softmax", "rows": 2, "cols": 3, "colour": 1}', "missing_program"),
+        ('{"operator": "linear", "m": 2, "n": 3, "k": 4, "bias": "maybe"}', "missing_program"),
+        ('{"operator": "linear", "m": 2, "n": 3, "k": 4, "bias": [1]}', "missing_program"),
+        ('{"operator": "add", "rows": 2, "cols": 3, "inputs": 9}', "missing_program"),
+        ('{"operator": "fft", "rows": 2}', "unknown_operator"),
+        ('{"operator": "softmax", "rows": 2, "cols": 3, "dtype": "float8"}', "unknown_dtype"),
+        ('{"operator": "softmax", "rows": 2}', "missing_size"),
+        ('{"operator": "softmax", "rows": 2, "cols": 2.5}', "invalid_size"),
+        ('{"operator": "softmax", "rows": 2, "cols": true}', "invalid_size"),
+        ('{"operator": "softmax", "rows": 2, "cols": 1e400}', "invalid_size"),
+        ('{"operator": "softmax", "rows": 2, "cols": "3"}', "invalid_size"),
+        ('{"operator": "softmax", "rows": 0, "cols": 3}', "invalid_size"),
+        ('{"operator": "softmax", "rows": 2e9, "cols": 2e9}', "contradictory_sizes"),
+        ('{"operator": "softmax", "rows": 2.0, "cols": 3}', ""),
+        ("softmax:rows=2,cols=3,dtype=float16", ""),
+    ],
+)
+def test_program_texts(text, reason):
+    table = from_measurements([operator(text), operator()])
+    assert table.unsupported.array().tolist() == [reason, ""]
+    if not reason:
+        assert table.program_fields(int(table.program_key[0]))["cols"] == 3
+
+
+def test_unknown_kinds_and_tvm_without_hash():
+    rows = [tvm(1, program_hash=""), tvm(1, program=""), tvm(1, program_kind="verilog")]
+    table = from_measurements(rows)
+    assert table.unsupported.counts() == {"missing_program": 3}
+
+
+def test_hash_is_derived_not_believed():
+    table = from_measurements([operator(program_hash="0" * 32)])
+    spec = make_operator(table.program_fields(0))
+    assert table.program_hashes == (spec.hash(),)
+
+
+def test_records_lack_columns(columns_of, save, tmp_path):
+    out = tmp_path / "records.parquet"
+    import_table(save(columns_of("vidur")), out)
+    pq.write_table(pq.read_table(out).drop_columns(["program"]), out)
+    with pytest.raises(DataError, match="lack program"):
+        read_records(out)
+    with pytest.raises(DataError):
+        load_table(out)
+
+
+def test_nothing_is_left_behind_when_writing_fails(columns_of, save, tmp_path):
+    table = load_table(save(columns_of("vidur")))
+    target = tmp_path / "taken"
+    target.mkdir()
+    (target / "x").touch()
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(DataError):
+        write_records(table, target)
+    with pytest.raises(DataError):
+        write_records(table, tmp_path / "absent" / "records.parquet")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_provenance_may_not_take_a_column_s_name():
+    with pytest.raises(DataError, match="latency_s"):
+        from_measurements([operator(provenance={"latency_s": "1"})])
+
+
+def test_repeats_must_be_numbers(tmp_path):
+    out = tmp_path / "records.parquet"
+    write_records(from_measurements([operator()]), out)
+    arrow = pq.read_table(out)
+    index = arrow.column_names.index("repeats_s")
+    pq.write_table(arrow.set_column(index, "repeats_s", pa.array(["fast"])), out)
+    with pytest.raises(DataError, match="repeats_s"):
+        load_table(out)
+
+
+def test_concat_merges_tvm_and_operator_programs():
+    first = from_measurements([tvm(1, repeats_s=(1.0,)), operator(), tvm(2)])
+    second = from_measurements([operator("relu:rows=2,cols=3"), tvm(2), operator(), operator("")])
+    both = concat([first, second])
+    assert both.n_programs == 4
+    wanted = [t.program_hashes[k] if k >= 0 else None for t in (first, second) for k in t.program_key]
+    found = [both.program_hashes[k] if k >= 0 else None for k in both.program_key]
+    assert found == wanted
+    assert both.repeats_s.to_pylist()[0] == [1.0]
+    assert both.unsupported.array().tolist() == [""] * 6 + ["missing_program"]
+
+
+def test_info_is_json(columns_of, save, tmp_path):
+    path = save(columns_of("miopen"))
+    found = json.loads(json.dumps(info(path), allow_nan=False))
+    assert (found["rows"], found["trainable_rows"], found["excluded"]) == (3, 2, {"too_slow": 1})
+    assert found["device"] == {"mi100": 1, "mi210": 1, "rx-6800-xt": 1}
+    empty = tmp_path / "empty.parquet"
+    write_records(load_table(path).select(np.zeros(0, dtype=np.int64)), empty)
+    assert info(empty)["latency_s"] == {"min": None, "median": None, "max": None}
+
+
+def test_labels():
+    labels = Labels.of(["a", "b", "a", ""])
+    assert labels.array().tolist() == ["a", "b", "a", ""]
+    assert labels.is_("a").tolist() == [True, False, True, False]
+    assert labels.is_("z").tolist() == [False] * 4
+    assert labels.map(str.upper).counts() == {"A": 2, "B": 1, "": 1}
+    assert labels.map(lambda _: "x").names == ("x",)
+    assert Labels.concat([labels, Labels.constant("c", 2)]).array().tolist() == ["a", "b", "a", "", "c", "c"]
+    assert labels.take(labels.is_("b")).used() == ("b",)
+    assert labels[1] == "b"
