@@ -1,0 +1,164 @@
+"""A trained model as a folder: ``model.safetensors`` and ``manifest.json``. No pickle.
+
+The folder is written aside and renamed, so it is whole or not there. Loading checks the format, the
+feature schema and the checksum before a tensor is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+
+from cdmpp.errors import ArtifactError
+from cdmpp.features.schema import SCHEMA_HASH
+from cdmpp.nn.domain import Domain
+from cdmpp.nn.inputs import QUESTION_COLUMNS, SUMMARY_COLUMNS
+from cdmpp.nn.network import LEVELS, LatencyNetwork, NetworkConfig
+
+FORMAT_VERSION = 1
+TENSORS, MANIFEST = "model.safetensors", "manifest.json"
+INPUT_HASH = hashlib.sha256(
+    ",".join((*SUMMARY_COLUMNS, *QUESTION_COLUMNS, *map(str, LEVELS))).encode()
+).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A loaded model.
+
+    Attributes
+    ----------
+    network : LatencyNetwork
+        In evaluation mode.
+    devices : tuple of str
+        Names of the training devices; device i has embedding i + 1.
+    domain : Domain
+        What was trained on, for the domain score.
+    calibration : dict
+        Factor on the width of an interval per domain label.
+    manifest : dict
+        Everything else that ``manifest.json`` says.
+    """
+
+    network: LatencyNetwork
+    devices: tuple[str, ...]
+    domain: Domain
+    calibration: dict[str, float]
+    manifest: dict[str, Any]
+
+    @property
+    def model_id(self) -> str:
+        """Name and short hash of the model's content."""
+        return str(self.manifest["model_id"])
+
+
+def library_versions() -> dict[str, str]:
+    """Versions that a model was made with."""
+    found = {"python": platform.python_version()}
+    for name in ("cdmpp", "torch", "numpy", "apache-tvm"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def save_artifact(
+    folder: Path, network: LatencyNetwork, domain: Domain, *, name: str, devices: list[str],
+    calibration: dict[str, float], details: dict[str, Any],
+) -> dict[str, Any]:  # fmt: skip
+    """Write a model folder, replacing an older one; returns the manifest.
+
+    ``details`` (configuration, data fingerprint, metrics, ...) go into the manifest as they are.
+    """
+    tensors = {f"network.{k}": v.detach().contiguous() for k, v in network.state_dict().items()}
+    tensors |= {f"domain.{k}": torch.from_numpy(v) for k, v in domain.tensors().items()}
+    payload = save(tensors, {"format": "cdmpp"})
+    digest = hashlib.sha256(payload).hexdigest()
+    manifest = {
+        "format_version": FORMAT_VERSION,
+        "model_id": f"{name}-{digest[:12]}",
+        "name": name,
+        "feature_schema": SCHEMA_HASH,
+        "input_schema": INPUT_HASH,
+        "label": "log(latency_s / (flops / peak + bytes / bandwidth + protocol floor))",
+        "network": network.config.model_dump(),
+        "devices": devices,
+        "domain": domain.manifest(),
+        "calibration": calibration,
+        "libraries": library_versions(),
+        "sha256": {TENSORS: digest},
+        **details,
+    }
+    folder = Path(folder)
+    aside = folder.with_name(folder.name + ".writing")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    (aside / TENSORS).write_bytes(payload)
+    (aside / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    if folder.exists():
+        old = folder.with_name(folder.name + ".old")
+        shutil.rmtree(old, ignore_errors=True)
+        os.replace(folder, old)
+        os.replace(aside, folder)
+        shutil.rmtree(old)
+    else:
+        os.replace(aside, folder)
+    return manifest
+
+
+def load_artifact(folder: str | os.PathLike[str]) -> Artifact:
+    """Load a model folder.
+
+    Raises
+    ------
+    ArtifactError
+        Missing or damaged files, another format or feature schema.
+    """
+    path = Path(folder)
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        payload = (path / TENSORS).read_bytes()
+    except OSError as error:
+        raise ArtifactError(
+            f"{path} is not a model folder: {error.strerror} ({Path(error.filename or '').name})",
+            hint=f"a model folder holds {TENSORS} and {MANIFEST}; train one with: cdmpp train --out DIR",
+        ) from None
+    except ValueError as error:
+        raise ArtifactError(f"{path / MANIFEST} is not JSON: {error}", hint="restore or retrain the model") from None
+    if not isinstance(manifest, dict) or manifest.get("format_version") != FORMAT_VERSION:
+        raise ArtifactError(
+            f"{path} has another format than {FORMAT_VERSION}", hint="use the cdmpp version that made it, or retrain"
+        )
+    for key, mine in (("feature_schema", SCHEMA_HASH), ("input_schema", INPUT_HASH)):
+        if manifest.get(key) != mine:
+            raise ArtifactError(
+                f"{path} was trained on {key} {manifest.get(key)}, this version computes {mine}",
+                hint="use the cdmpp version that made it, or retrain",
+            )
+    try:
+        if hashlib.sha256(payload).hexdigest() != manifest["sha256"][TENSORS]:
+            raise ArtifactError(f"{path / TENSORS} does not match its checksum", hint="copy the model folder again")
+        tensors = load(payload)
+        network = LatencyNetwork(NetworkConfig(**manifest["network"]), len(manifest["devices"]))
+        network.load_state_dict({k[8:]: v for k, v in tensors.items() if k.startswith("network.")})
+        domain = Domain.load(
+            {k[7:]: v.numpy() for k, v in tensors.items() if k.startswith("domain.")}, manifest["domain"]
+        )
+    except ArtifactError:
+        raise
+    except Exception as error:
+        # Whatever a damaged or foreign file breaks (keys, shapes, header), it is the artifact's fault.
+        raise ArtifactError(f"{path} is damaged: {error}", hint="copy the model folder again, or retrain") from None
+    network.eval()
+    return Artifact(network, tuple(manifest["devices"]), domain, manifest["calibration"], manifest)

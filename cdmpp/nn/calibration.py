@@ -1,0 +1,53 @@
+"""Intervals from the network's quantiles, widened or narrowed to hold what they promise.
+
+Split conformal prediction in its scaling form: on data that training did not see, the factor by which the
+distance of each quantile from the median must be multiplied so that the interval covers as it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cdmpp.nn.network import LEVELS
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_MEDIAN = LEVELS.index(0.5)
+#: An interval below and above the median; both are scaled by one factor.
+_LOW, _HIGH = LEVELS.index(0.1), LEVELS.index(0.9)
+
+
+def fit_factor(log_measured: Array, log_quantiles: Array, coverage: float = 0.8) -> float:
+    """Factor on the width so that the 10-90 % interval covers ``coverage`` of these rows."""
+    median = log_quantiles[:, _MEDIAN]
+    error = log_measured - median
+    half = np.where(error < 0, median - log_quantiles[:, _LOW], log_quantiles[:, _HIGH] - median)
+    ratio = np.abs(error) / np.maximum(half, 1e-6)
+    return float(np.quantile(ratio, coverage))
+
+
+def read_quantiles(log_quantiles: Array, factor: Array, levels: Sequence[float]) -> Array:
+    """Log quantiles at any levels between the first and last of LEVELS.
+
+    Parameters
+    ----------
+    log_quantiles : (n, len(LEVELS))
+    factor : (n,)
+        Scaling of the distance from the median.
+    levels : sequence of float
+        Wanted levels; interpolated on the normal scale.
+
+    Returns
+    -------
+    (n, len(levels))
+    """
+    median = log_quantiles[:, _MEDIAN : _MEDIAN + 1]
+    scaled = median + (log_quantiles - median) * factor[:, None]
+    normal = NormalDist().inv_cdf
+    known, wanted = (np.array([normal(p) for p in ps]) for ps in (LEVELS, levels))
+    right = np.clip(np.searchsorted(known, wanted), 1, len(known) - 1)
+    share = (wanted - known[right - 1]) / (known[right] - known[right - 1])
+    return np.asarray(scaled[:, right - 1] * (1 - share) + scaled[:, right] * share)

@@ -1,0 +1,117 @@
+"""How far a question lies from what was trained on.
+
+The score adds two parts: the distance of the program's summary to the nearest of some hundred centres of
+the training programs, in units of the distance that 99 % of the training programs keep; and a step for
+what no training row had (this device with this operator, type and protocol; this operator at all).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from cdmpp.nn.inputs import SUMMARY_COLUMNS
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Label = Literal["in", "near", "out"]
+
+#: Columns of the summary in which distance is measured.
+_COLUMNS = tuple(
+    SUMMARY_COLUMNS.index(name)
+    for name in (
+        "flops", "bytes", "output_elements", "batch", "m", "n", "k", "spatial_0", "spatial_1", "spatial_2",
+        "reduce_0", "leaves",
+    )
+)  # fmt: skip
+NEAR_STEP, OUT_STEP = 1.0, 2.0
+#: Scores up to the first are "in", up to the second "near".
+THRESHOLDS = (1.0, 2.0)
+
+
+@dataclass(frozen=True)
+class Domain:
+    """Centres of the training programs and the contexts that training rows had.
+
+    Attributes
+    ----------
+    centres : float32, (centres, columns)
+    reach : float
+        Distance that 99 % of the training programs keep to their centre.
+    contexts : frozenset of str
+        ``device|operator|dtype|protocol|backend`` and the same without device, and the operators alone.
+    """
+
+    centres: Array
+    reach: float
+    contexts: frozenset[str]
+
+    @classmethod
+    def fit(cls, summary: Array, contexts: frozenset[str], seed: int, centres: int = 256) -> Domain:
+        """From the summaries of the distinct training programs (k-means on a seeded sample)."""
+        from sklearn.cluster import MiniBatchKMeans
+
+        points = summary[:, _COLUMNS].astype(np.float32)
+        rng = np.random.default_rng(seed)
+        sample = points[rng.choice(len(points), min(len(points), 40_000), replace=False)]
+        means = MiniBatchKMeans(min(centres, len(sample)), random_state=seed, n_init=1, batch_size=4096)
+        found = means.fit(sample).cluster_centers_.astype(np.float32)
+        bare = cls(found, 1.0, contexts)
+        return cls(found, float(np.quantile(bare.distance(sample), 0.99)), contexts)
+
+    def tensors(self) -> dict[str, Array]:
+        """What goes into the safetensors file."""
+        return {"centres": self.centres}
+
+    def manifest(self) -> dict[str, Any]:
+        """What goes into the manifest."""
+        return {
+            "reach": self.reach,
+            "thresholds": list(THRESHOLDS),
+            "contexts": sorted(self.contexts),
+        }
+
+    @classmethod
+    def load(cls, tensors: dict[str, Array], manifest: dict[str, Any]) -> Domain:
+        """Back from :meth:`tensors` and :meth:`manifest`."""
+        return cls(tensors["centres"], float(manifest["reach"]), frozenset(manifest["contexts"]))
+
+    def distance(self, points: Array) -> Array:
+        """Distance of points (n, columns) to the nearest centre, in units of ``reach``."""
+        out = np.empty(len(points))
+        for start in range(0, len(points), 4096):
+            part = points[start : start + 4096].astype(np.float64)
+            gaps = ((part[:, None, :] - self.centres[None]) ** 2).sum(-1)
+            out[start : start + 4096] = np.sqrt(gaps.min(axis=1))
+        return out / max(self.reach, 1e-9)
+
+    def score(self, summary: Array, contexts: Sequence[tuple[str, ...]]) -> Array:
+        """Domain score of questions.
+
+        Parameters
+        ----------
+        summary : (n, len(SUMMARY_COLUMNS))
+        contexts : sequence of (device, operator, dtype, protocol, backend)
+        """
+        steps = np.array([self.step(*c) for c in contexts]) if len(contexts) else np.zeros(0)
+        return np.minimum(self.distance(summary[:, _COLUMNS]), 10.0) + steps
+
+    def step(self, device: str, operator: str, dtype: str, protocol: str, backend: str) -> float:
+        """0 for a context of the training set, up to :data:`OUT_STEP` for an operator it never had."""
+        if "|".join((device, operator, dtype, protocol, backend)) in self.contexts:
+            return 0.0
+        return NEAR_STEP if f"{operator}|{backend}" in self.contexts else OUT_STEP
+
+
+def context_keys(device: str, operator: str, dtype: str, protocol: str, backend: str) -> tuple[str, str]:
+    """The keys that a training row adds to :attr:`Domain.contexts`."""
+    return "|".join((device, operator, dtype, protocol, backend)), f"{operator}|{backend}"
+
+
+def label(score: float) -> Label:
+    """Name of a score."""
+    if score <= THRESHOLDS[0]:
+        return "in"
+    return "near" if score <= THRESHOLDS[1] else "out"

@@ -1,0 +1,46 @@
+"""Losses on log(latency / reference)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from cdmpp.nn.network import LEVELS
+
+
+def relative_error_loss(point: Tensor, target: Tensor) -> Tensor:
+    """Mean |predicted / measured - 1|, continued linearly where the prediction is over e times too high.
+
+    The mean absolute percentage error itself is what users see; its gradient explodes for a bad start,
+    hence the linear part. An underestimate is bounded by 1, so its log error is added lightly to keep
+    a gradient.
+    """
+    error = point - target
+    bounded = error.clamp(max=1.0)
+    relative = torch.expm1(bounded).abs() + (error - bounded) * 2.718281828
+    return relative.mean() + 0.1 * torch.nn.functional.smooth_l1_loss(point, target, beta=0.2)
+
+
+def pinball_loss(quantiles: Tensor, target: Tensor) -> Tensor:
+    """Mean pinball loss over the network's quantile levels."""
+    levels = torch.tensor(LEVELS, device=target.device, dtype=target.dtype)
+    error = target[:, None] - quantiles
+    return torch.maximum(levels * error, (levels - 1) * error).mean()
+
+
+def central_moment_discrepancy(source: Tensor, target: Tensor, moments: int = 5) -> Tensor:
+    """CMD_K of two batches of bounded latents (CDMPP section 5.2; Zellinger et al.).
+
+    Parameters
+    ----------
+    source, target : (programs, width), values in [-1, 1]
+    moments : int
+        K; the mean and the central moments 2..K are compared, each scaled by the interval's width.
+    """
+    mean_s, mean_t = source.mean(0), target.mean(0)
+    width = 2.0
+    total = (mean_s - mean_t).norm() / width
+    for k in range(2, moments + 1):
+        gap = ((source - mean_s) ** k).mean(0) - ((target - mean_t) ** k).mean(0)
+        total = total + gap.norm() / width**k
+    return total

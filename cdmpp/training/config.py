@@ -1,0 +1,78 @@
+"""Configuration of a training run (``configs/*.toml``)."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from cdmpp.errors import DataError
+from cdmpp.nn.network import NetworkConfig
+
+
+class DataConfig(BaseModel):
+    """What is trained on."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    public: bool = Field(True, description="all ops_* tables of the public data folder")
+    records: tuple[str, ...] = Field((), description="further records or raw tables, paths")
+    holdout_devices: tuple[str, ...] = Field((), description="devices whose rows are not trained on")
+    max_rows_per_source: int | None = Field(None, ge=1, description="seeded subsample of each source's train rows")
+    weights: dict[str, float] = Field(
+        default_factory=dict, description="how often a source's rows are drawn, relative to 1"
+    )
+
+
+class OptimiserConfig(BaseModel):
+    """AdamW with warm-up and cosine decay, on an exponential average of the weights."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    steps: int = Field(20_000, ge=1)
+    batch_rows: int = Field(2048, ge=16)
+    learning_rate: float = Field(2e-3, gt=0)
+    weight_decay: float = Field(0.02, ge=0)
+    warmup_steps: int = Field(500, ge=0)
+    average_decay: float = Field(0.999, ge=0, lt=1)
+    clip_norm: float = Field(1.0, gt=0)
+    hide_device: float = Field(0.25, ge=0, le=1, description="share of rows whose device is hidden")
+    hide_framework: float = Field(0.1, ge=0, le=1, description="share of rows whose framework is hidden")
+    quantile_weight: float = Field(0.5, ge=0)
+    checkpoint_every: int = Field(500, ge=1, description="steps")
+    threads: int | None = Field(None, ge=1)
+
+
+class TrainConfig(BaseModel):
+    """One training run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = "base"
+    seed: int = 0
+    data: DataConfig = DataConfig()
+    network: NetworkConfig = NetworkConfig()
+    optimiser: OptimiserConfig = OptimiserConfig()
+
+
+def load_config(path: str | Path) -> TrainConfig:
+    """Read a TOML file.
+
+    Raises
+    ------
+    DataError
+        The file is missing, not TOML, or a field is unknown or out of range (the message names it).
+    """
+    try:
+        content: dict[str, Any] = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}", hint="pass --config FILE.toml") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} is not TOML: {error}") from None
+    try:
+        return TrainConfig.model_validate(content)
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:4])
+        raise DataError(f"{path}: {problems}", hint="see configs/base.toml for every field") from None

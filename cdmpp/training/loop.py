@@ -1,0 +1,297 @@
+"""The training loop: seeded, resumable, averaged weights."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+from cdmpp.errors import DataError
+from cdmpp.nn.inputs import question_inputs
+from cdmpp.nn.losses import pinball_loss, relative_error_loss
+from cdmpp.nn.network import LEVELS, LatencyNetwork, NetworkConfig
+from cdmpp.nn.store import ProgramStore
+from cdmpp.training.config import TrainConfig
+from cdmpp.training.dataset import Dataset, Rows
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Progress = Callable[[int, int, dict[str, float]], None]
+
+CHECKPOINT, METRICS = "checkpoint.safetensors", "metrics.jsonl"
+
+
+class Inputs:
+    """Network inputs of a dataset's rows, made batch by batch from the encoded programs."""
+
+    def __init__(self, store: ProgramStore, device_matrix: Array) -> None:
+        self.store, self.device_matrix = store, device_matrix
+        self.tensors = {
+            size: (torch.from_numpy(b.leaves), torch.from_numpy(b.positions), torch.from_numpy(b.mask))
+            for size, b in store.buckets.items()
+        }
+
+    def reference(self, rows: Rows) -> Array:
+        """log(reference seconds) of rows."""
+        out = np.empty(len(rows))
+        for start in range(0, len(rows), 65536):
+            part = rows.take(np.arange(start, min(start + 65536, len(rows))))
+            out[start : start + len(part)] = self.questions(part)[2]
+        return out
+
+    def questions(self, rows: Rows) -> tuple[Array, Array, Array]:
+        """:func:`question_inputs` of rows."""
+        return question_inputs(
+            self.store.summary[rows.program], self.device_matrix[rows.device],
+            rows.backend, rows.protocol, rows.framework,
+        )  # fmt: skip
+
+    def forward(
+        self, network: LatencyNetwork, rows: Rows, device: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, Array]:
+        """Point and quantiles of rows, which must be sorted by bucket; and log(reference)."""
+        inputs_np, logs_np, reference = self.questions(rows)
+        inputs, logs = network.standardise(torch.from_numpy(inputs_np)), torch.from_numpy(logs_np)
+        sizes = self.store.bucket[rows.program]
+        latents = []
+        edges = np.flatnonzero(np.diff(sizes)) + 1
+        for chunk in np.split(np.arange(len(rows)), edges):
+            if not len(chunk):
+                continue
+            leaves, positions, mask = self.tensors[int(sizes[chunk[0]])]
+            slots = torch.from_numpy(self.store.slot[rows.program[chunk]])
+            where = slice(int(chunk[0]), int(chunk[-1]) + 1)
+            real = mask[slots]
+            latents.append(
+                network.encode(
+                    leaves[slots], positions[slots], None if bool(real.all()) else real, inputs[where], logs[where]
+                )
+            )
+        point, quantiles = network.decode(torch.cat(latents), inputs, device)
+        return point, quantiles, reference
+
+
+def fit_scalers(network: LatencyNetwork, inputs: Inputs, rows: Rows, rng: np.random.Generator) -> None:
+    """Means and spreads from (a seeded sample of) the training rows only."""
+    sample = rows.take(np.sort(rng.choice(len(rows), min(len(rows), 100_000), replace=False)))
+    features = inputs.questions(sample)[0]
+    leaves = np.concatenate(
+        [
+            b.leaves[inputs.store.slot[sample.program[members]]].reshape(-1, b.leaves.shape[-1])
+            for size, b in inputs.store.buckets.items()
+            if (members := inputs.store.bucket[sample.program] == size).any()
+        ]
+    )
+    for name, values in (("input", features), ("leaf", leaves)):
+        spread = values.std(0)
+        scale = np.where(spread > 1e-4, 1 / np.maximum(spread, 1e-4), 0.0)
+        getattr(network, f"{name}_mean").copy_(torch.from_numpy(values.mean(0).astype(np.float32)))
+        getattr(network, f"{name}_scale").copy_(torch.from_numpy(scale.astype(np.float32)))
+
+
+def training_rows(dataset: Dataset, config: TrainConfig) -> tuple[Array, Array]:
+    """Indices of the training rows and how often each is drawn per epoch.
+
+    Rows of held-out devices are left out; ``max_rows_per_source`` keeps a seeded sample.
+    """
+    rows = dataset.rows
+    names = {d.name for d in dataset.devices}
+    unknown = set(config.data.holdout_devices) - names
+    if unknown:
+        raise DataError(f"holdout_devices not in the data: {', '.join(sorted(unknown))}", hint=", ".join(sorted(names)))
+    held = [i for i, d in enumerate(dataset.devices) if d.name in config.data.holdout_devices]
+    keep = (rows.part == 0) & ~np.isin(rows.device, held)
+    weight = np.array([config.data.weights.get(name, 1.0) for name in dataset.sources])[rows.source]
+    rng = np.random.default_rng([config.seed, 1])
+    if config.data.max_rows_per_source:
+        for source in range(len(dataset.sources)):
+            members = np.flatnonzero(keep & (rows.source == source))
+            excess = len(members) - config.data.max_rows_per_source
+            if excess > 0:
+                keep[rng.choice(members, excess, replace=False)] = False
+    index = np.flatnonzero(keep)
+    if not len(index):
+        raise DataError("no training rows are left", hint="check the data, holdout_devices and the splits")
+    return index, weight[index]
+
+
+def epoch_order(index: Array, weight: Array, seed: int, epoch: int) -> Array:
+    """Rows of one epoch in a seeded order; a row of weight 2.5 comes two or three times."""
+    rng = np.random.default_rng([seed, 2, epoch])
+    times = np.floor(weight + rng.random(len(weight))).astype(np.int64)
+    order = np.repeat(index, times)
+    rng.shuffle(order)
+    return order
+
+
+def train(
+    dataset: Dataset, config: TrainConfig, out: Path, *, progress: Progress | None = None
+) -> tuple[LatencyNetwork, dict[str, Any]]:
+    """Train a network.
+
+    Parameters
+    ----------
+    dataset : Dataset
+    config : TrainConfig
+    out : Path
+        Run folder: ``metrics.jsonl`` grows, ``checkpoint.safetensors`` is replaced. A run found there with
+        the same configuration is continued.
+    progress : callable, optional
+        Called with (step, steps, metrics).
+
+    Returns
+    -------
+    network, summary
+        The network with averaged weights, in evaluation mode; steps, rows and seconds.
+    """
+    opt = config.optimiser
+    torch.manual_seed(config.seed)
+    if opt.threads:
+        torch.set_num_threads(opt.threads)
+    out.mkdir(parents=True, exist_ok=True)
+    index, weight = training_rows(dataset, config)
+    inputs = Inputs(dataset.store, dataset.device_matrix)
+    network = LatencyNetwork(config.network, len(dataset.devices))
+    fit_scalers(network, inputs, dataset.rows.take(index), np.random.default_rng([config.seed, 3]))
+    optimiser = torch.optim.AdamW(network.parameters(), lr=opt.learning_rate, weight_decay=opt.weight_decay)
+    average = {k: v.detach().clone() for k, v in network.named_parameters()}
+    step, seconds = _resume(out, config, network, optimiser, average)
+    buckets = dataset.store.bucket
+    started, epoch, order, cursor, seen = time.monotonic(), -1, np.zeros(0, dtype=np.int64), 0, 0
+    running = 0.0
+    # Replay the order up to the step, so that a resumed run draws what the unbroken one would have.
+    skip = step * opt.batch_rows
+    network.train()
+    with (out / METRICS).open("a", encoding="utf-8") as log:
+        while step < opt.steps:
+            while cursor + opt.batch_rows > len(order):
+                epoch += 1
+                order = np.concatenate([order[cursor:], epoch_order(index, weight, config.seed, epoch)])
+                cursor = 0
+            if seen < skip:
+                cursor, seen = cursor + opt.batch_rows, seen + opt.batch_rows
+                continue
+            batch = order[cursor : cursor + opt.batch_rows]
+            cursor, seen = cursor + opt.batch_rows, seen + opt.batch_rows
+            rng = np.random.default_rng([config.seed, 4, step])
+            batch = batch[np.argsort(buckets[dataset.rows.program[batch]], kind="stable")]
+            rows = dataset.rows.take(batch)
+            rows.framework[rng.random(len(rows)) < opt.hide_framework] = -1
+            hidden = rng.random(len(rows)) < opt.hide_device
+            device = torch.from_numpy(np.where(hidden, 0, rows.device + 1).astype(np.int64))
+            for group in optimiser.param_groups:
+                group["lr"] = opt.learning_rate * _schedule(step, opt.warmup_steps, opt.steps)
+            point, quantiles, reference = inputs.forward(network, rows, device)
+            target = torch.from_numpy((rows.log_latency - reference).astype(np.float32))
+            loss = relative_error_loss(point, target)
+            loss = loss + opt.quantile_weight * pinball_loss(quantiles, target)
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(network.parameters(), opt.clip_norm)
+            optimiser.step()
+            step += 1
+            decay = min(opt.average_decay, (1 + step) / (10 + step))
+            with torch.no_grad():
+                torch._foreach_lerp_(list(average.values()), list(network.parameters()), 1 - decay)
+            running = 0.98 * running + 0.02 * float(loss.detach()) if running else float(loss.detach())
+            if step % 50 == 0 or step == opt.steps:
+                elapsed = seconds + time.monotonic() - started
+                record = {"step": step, "loss": round(running, 5), "seconds": round(elapsed, 1)}
+                if step % 500 == 0 or step == opt.steps:
+                    log.write(json.dumps(record) + "\n")
+                    log.flush()
+                if progress:
+                    progress(step, opt.steps, record)
+            if step % opt.checkpoint_every == 0 and step < opt.steps:
+                _save(out, config, network, optimiser, average, step, seconds + time.monotonic() - started)
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            parameter.copy_(average[name])
+    _save(out, config, network, optimiser, average, step, seconds + time.monotonic() - started)
+    network.eval()
+    return network, {
+        "steps": step,
+        "train_rows": len(index),
+        "train_seconds": round(seconds + time.monotonic() - started, 1),
+    }
+
+
+def _schedule(step: int, warmup: int, steps: int) -> float:
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(steps - warmup, 1)))
+
+
+def _save(
+    out: Path, config: TrainConfig, network: LatencyNetwork, optimiser: torch.optim.AdamW,
+    average: dict[str, torch.Tensor], step: int, seconds: float,
+) -> None:  # fmt: skip
+    """Write the whole state aside, then rename: a kill leaves the old checkpoint or the new one."""
+    tensors = {f"network.{k}": v.detach().clone() for k, v in network.state_dict().items()}
+    tensors |= {f"average.{k}": v.clone() for k, v in average.items()}
+    for (name, _), state in zip(
+        network.named_parameters(), optimiser.state_dict()["state"].values(), strict=True
+    ):
+        tensors |= {f"optimiser.{name}.{k}": v.clone() for k, v in state.items()}
+    metadata = {"step": str(step), "seconds": str(seconds), "config": config.model_dump_json()}
+    aside = out / (CHECKPOINT + ".tmp")
+    save_file(tensors, str(aside), metadata)
+    os.replace(aside, out / CHECKPOINT)
+
+
+def _resume(
+    out: Path, config: TrainConfig, network: LatencyNetwork, optimiser: torch.optim.AdamW,
+    average: dict[str, torch.Tensor],
+) -> tuple[int, float]:  # fmt: skip
+    path = out / CHECKPOINT
+    if not path.exists():
+        return 0, 0.0
+    from safetensors import safe_open
+
+    with safe_open(str(path), framework="pt") as file:
+        metadata = file.metadata()
+    if metadata["config"] != config.model_dump_json():
+        raise DataError(
+            f"{out} holds a run with another configuration", hint="choose another --out, or remove that folder"
+        )
+    tensors = load_file(str(path))
+    network.load_state_dict({k[8:]: v for k, v in tensors.items() if k.startswith("network.")})
+    for name in average:
+        average[name].copy_(tensors[f"average.{name}"])
+    state = optimiser.state_dict()
+    state["state"] = {
+        i: {k: tensors[f"optimiser.{name}.{k}"] for k in ("step", "exp_avg", "exp_avg_sq")}
+        for i, (name, _) in enumerate(network.named_parameters())
+    }
+    optimiser.load_state_dict(state)
+    return int(metadata["step"]), float(metadata["seconds"])
+
+
+@torch.inference_mode()
+def predict_rows(
+    network: LatencyNetwork, inputs: Inputs, rows: Rows, *, known: bool = True, batch: int = 8192
+) -> tuple[Array, Array]:
+    """log latency (rows,) and log quantiles (rows, LEVELS) of measurement rows, in their order.
+
+    ``known=False`` hides the devices: what the network says of a device that it never saw.
+    """
+    order = np.argsort(inputs.store.bucket[rows.program], kind="stable")
+    point, levels = np.empty(len(rows)), np.empty((len(rows), len(LEVELS)))
+    for start in range(0, len(rows), batch):
+        chosen = order[start : start + batch]
+        part = rows.take(chosen)
+        device = torch.from_numpy((part.device + 1 if known else np.zeros(len(part))).astype(np.int64))
+        p, q, reference = inputs.forward(network, part, device)
+        point[chosen] = p.double().numpy() + reference
+        levels[chosen] = q.double().numpy() + reference[:, None]
+    return point, levels
+
+
+__all__ = ["Inputs", "NetworkConfig", "predict_rows", "train", "training_rows"]
