@@ -1,0 +1,397 @@
+"""Read an ONNX model into a plain graph with static shapes, whatever bytes it is given.
+
+The weights' values are not needed for a latency and are not read: external data may be missing as
+long as no size depends on it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cdmpp.errors import InvalidProgramError, MissingDependencyError
+from cdmpp.frontends.onnx_graph import OnnxGraph, OnnxNode
+
+if TYPE_CHECKING:
+    import onnx
+
+#: Protobuf itself ends at 2 GB; a model beyond it keeps its weights in external files.
+MAX_BYTES = (1 << 31) - 1
+MAX_NODES = 100_000
+#: Initializers up to this many elements stay in the model that shapes are inferred on.
+SMALL_TENSOR = 4096
+#: Rounds of "infer shapes, evaluate what became constant"; real models need one to three.
+MAX_ROUNDS = 12
+
+_INFER_HINT = "check the model with onnx.checker.check_model(path, full_check=True)"
+
+
+def load_onnx(source: str | Path | bytes, dims: Mapping[str, int] | None = None) -> OnnxGraph:
+    """Parse, check and freeze a model.
+
+    Parameters
+    ----------
+    source : path or bytes
+        The model file, or its content.
+    dims : mapping of str to int, optional
+        A size for each dynamic dimension: by its symbolic name (``{"batch": 1}``), or, for one
+        without a name, by input and axis (``{"x.0": 1}``).
+
+    Raises
+    ------
+    InvalidProgramError
+        Not an ONNX model, truncated, contradictory, or with a dynamic dimension that ``dims`` does not set.
+    MissingDependencyError
+        The ``onnx`` package is not installed.
+    """
+    onnx = import_onnx()
+    model, folder, name = _read(source, onnx)
+    if model.functions:
+        model = _inline(model, onnx, name)
+    if len(model.graph.node) > MAX_NODES:
+        raise InvalidProgramError(
+            f"{name}: {len(model.graph.node)} nodes", hint=f"at most {MAX_NODES} nodes are read"
+        )
+    initializers = {t.name: t for t in model.graph.initializer}
+    if model.graph.sparse_initializer:
+        raise InvalidProgramError(
+            f"{name}: sparse initializers are not read", hint="export the model with dense weights"
+        )
+    _freeze_inputs(model, initializers, dict(dims or {}), onnx, name)
+    _check_names(model, initializers, name)
+    _check_attributes(model, onnx, name)
+    stripped = _strip(model, onnx)
+    outputs = [o.name for o in model.graph.output]
+    graph = OnnxGraph(_nodes(stripped, onnx), initializers, outputs, folder, name)
+    _infer(stripped, graph, onnx)
+    graph.model = stripped
+    return graph
+
+
+def import_onnx() -> Any:
+    """The ``onnx`` package, or an error that says how to get it."""
+    try:
+        import onnx
+        import onnx.shape_inference
+    except ImportError as error:
+        raise MissingDependencyError(
+            "reading an ONNX model needs the onnx package",
+            hint="pip install 'cdmpp[predict]' (or: pip install onnx)",
+        ) from error
+    return onnx
+
+
+def _read(source: str | Path | bytes, onnx: Any) -> tuple[onnx.ModelProto, Path | None, str]:
+    if isinstance(source, bytes):
+        data, folder, name = source, None, "ONNX model"
+    else:
+        path = Path(source)
+        folder, name = path.parent, path.name
+        try:
+            size = path.stat().st_size
+            if size > MAX_BYTES:
+                raise InvalidProgramError(
+                    f"{name}: {size} bytes, more than an ONNX file can hold",
+                    hint="save large models with external data: onnx.save(..., save_as_external_data=True)",
+                )
+            data = path.read_bytes()
+        except OSError as error:
+            raise InvalidProgramError(
+                f"{path}: cannot be read: {error.strerror or error}", hint="give the path of an .onnx file"
+            ) from None
+    hint = "export the model again; a download may have been cut off"
+    if not data:
+        raise InvalidProgramError(f"{name}: the file is empty", hint=hint)
+    model: onnx.ModelProto = onnx.ModelProto()
+    try:
+        model.ParseFromString(data)
+    except Exception:
+        what = f"{name}: not an ONNX model, or truncated ({len(data)} bytes)"
+        raise InvalidProgramError(what, hint=hint) from None
+    # Protobuf reads many a random byte string as a message of unknown fields.
+    if not model.ir_version or not model.opset_import or not model.graph.output:
+        raise InvalidProgramError(f"{name}: not an ONNX model: no version, operator set or output", hint=hint)
+    return model, folder, name
+
+
+def _inline(model: onnx.ModelProto, onnx: Any, name: str) -> onnx.ModelProto:
+    """Replace calls of model-local functions by their bodies, after bounding the result's size."""
+    from onnx import inliner
+
+    bodies = {(f.domain, f.name): f.node for f in model.functions}
+    sizes: dict[tuple[str, str], int] = {}
+
+    def size(key: tuple[str, str], above: frozenset[tuple[str, str]]) -> int:
+        if key in above or len(above) > 64:
+            raise InvalidProgramError(
+                f"{name}: function {key[1]} calls itself, or is nested too deeply", hint=_INFER_HINT
+            )
+        if key not in sizes:
+            sizes[key] = sum(
+                size(inner, above | {key}) if (inner := (n.domain, n.op_type)) in bodies else 1
+                for n in bodies[key]
+            )
+        return sizes[key]
+
+    total = 0
+    for node in model.graph.node:
+        key = (node.domain, node.op_type)
+        total += size(key, frozenset()) if key in bodies else 1
+    if total > MAX_NODES:
+        raise InvalidProgramError(f"{name}: {total} nodes", hint=f"at most {MAX_NODES} nodes are read")
+    try:
+        inlined: onnx.ModelProto = inliner.inline_local_functions(model)
+    except Exception as error:
+        raise InvalidProgramError(f"{name}: {_first_line(error)}", hint=_INFER_HINT) from None
+    return inlined
+
+
+def _freeze_inputs(
+    model: onnx.ModelProto, initializers: Mapping[str, Any], dims: dict[str, int], onnx: Any, name: str
+) -> None:
+    for key, value in dims.items():
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 31:
+            raise InvalidProgramError(f"dimension {key}={value!r} is not a positive whole number")
+    dynamic: dict[str, str] = {}
+    known: set[str] = set()
+    for value_info in model.graph.input:
+        if value_info.name in initializers:
+            continue
+        kind = value_info.type
+        if not kind.HasField("tensor_type") or not kind.tensor_type.HasField("shape"):
+            raise InvalidProgramError(
+                f"{name}: input {value_info.name!r} is not a tensor with a shape",
+                hint="export the model with fixed input shapes",
+            )
+        for axis, dim in enumerate(kind.tensor_type.shape.dim):
+            if dim.HasField("dim_value") and dim.dim_value > 0:
+                continue
+            label = dim.dim_param or f"{value_info.name}.{axis}"
+            known.add(label)
+            if dim.HasField("dim_value") and dim.dim_value == 0:
+                raise InvalidProgramError(
+                    f"{name}: input {value_info.name!r} has a dimension of 0 (axis {axis})",
+                    hint="export the model with a batch of at least 1",
+                )
+            if label in dims:
+                dim.dim_value = dims[label]
+            else:
+                dynamic.setdefault(label, f"{label} (input {value_info.name!r}, axis {axis})")
+    if dynamic:
+        wanted = ", ".join(f"{label!r}: 1" for label in dynamic)
+        raise InvalidProgramError(
+            f"{name}: dynamic dimensions without a size: {'; '.join(dynamic.values())}",
+            hint=f"a latency needs sizes: pass dims={{{wanted}}} (command line: --dim "
+            f"{next(iter(dynamic))}=1), or export with static shapes",
+        )
+    if unknown := sorted(set(dims) - known):
+        raise InvalidProgramError(
+            f"{name}: no dynamic dimension named {', '.join(map(repr, unknown))}",
+            hint=f"its dynamic dimensions: {', '.join(sorted(known)) or 'none, all shapes are static'}",
+        )
+
+
+def _check_names(model: onnx.ModelProto, initializers: Mapping[str, Any], name: str) -> None:
+    """Every value is written once, before it is read: what the graph walk below relies on."""
+    defined = set(initializers) | {i.name for i in model.graph.input}
+    for node in model.graph.node:
+        # Protobuf hands out text that is not UTF-8 as bytes.
+        if not all(
+            isinstance(t, str) for t in (node.op_type, node.name, node.domain, *node.input, *node.output)
+        ):
+            raise InvalidProgramError(f"{name}: a node's name is not text", hint=_INFER_HINT)
+        for value in node.input:
+            if value and value not in defined:
+                raise InvalidProgramError(
+                    f"{name}: node {node.name or node.op_type!r} reads {value!r}, which nothing wrote",
+                    hint=_INFER_HINT,
+                )
+        for value in node.output:
+            if value and value in defined:
+                raise InvalidProgramError(f"{name}: value {value!r} is written twice", hint=_INFER_HINT)
+            defined.add(value)
+    for output in model.graph.output:
+        if output.name not in defined:
+            raise InvalidProgramError(f"{name}: nothing writes the output {output.name!r}", hint=_INFER_HINT)
+
+
+def _check_attributes(model: onnx.ModelProto, onnx: Any, name: str) -> None:
+    """Attributes have the types that the operator's definition says: the mapping rules rely on it."""
+    opset = {o.domain or "ai.onnx": o.version for o in model.opset_import}
+    version = opset.get("ai.onnx", 0)
+    for node in model.graph.node:
+        if node.domain not in ("", "ai.onnx") or not onnx.defs.has(node.op_type):
+            continue
+        try:
+            schema = onnx.defs.get_schema(node.op_type, version)
+        except onnx.defs.SchemaError:  # not in this operator set; it will be unsupported
+            continue
+        given = {attribute.name: attribute.type for attribute in node.attribute}
+        counts = [attribute.i for attribute in node.attribute if attribute.name == "num_outputs"]
+        if counts and counts[0] != len(node.output):  # shape inference would allocate that many
+            raise InvalidProgramError(f"{name}: {node.op_type} with {counts[0]} outputs", hint=_INFER_HINT)
+        for key, declared in schema.attributes.items():
+            if key not in given and declared.required:
+                what = "lacks"
+            elif key in given and given[key] != declared.type.value:
+                what = "has the wrong type of"
+            else:
+                continue
+            raise InvalidProgramError(
+                f"{name}: node {node.name or node.op_type!r} {what} attribute {key!r}", hint=_INFER_HINT
+            )
+
+
+def _strip(model: onnx.ModelProto, onnx: Any) -> onnx.ModelProto:
+    """The model with large initializers as typed inputs: small enough to infer shapes on, at any size."""
+    stripped: onnx.ModelProto = onnx.ModelProto()
+    stripped.ir_version = model.ir_version
+    stripped.opset_import.extend(model.opset_import)
+    graph = stripped.graph
+    graph.name = "model"
+    graph.node.extend(model.graph.node)
+    named = {i.name for i in model.graph.initializer}
+    graph.input.extend(i for i in model.graph.input if i.name not in named)
+    for tensor in model.graph.initializer:
+        external = tensor.data_location == onnx.TensorProto.EXTERNAL
+        if external or math.prod(tensor.dims) > SMALL_TENSOR or not (tensor.dims or _has_data(tensor)):
+            graph.input.append(
+                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+            )
+        else:
+            graph.initializer.append(tensor)
+    # Declared shapes of inner values and outputs may be symbolic; they are inferred anew.
+    for output in model.graph.output:
+        kept = graph.output.add()
+        kept.name = output.name
+        if output.type.HasField("tensor_type"):
+            kept.type.tensor_type.elem_type = output.type.tensor_type.elem_type
+    return stripped
+
+
+def _has_data(tensor: onnx.TensorProto) -> bool:
+    return bool(
+        tensor.raw_data or tensor.float_data or tensor.int32_data or tensor.int64_data
+        or tensor.double_data or tensor.uint64_data
+    )  # fmt: skip
+
+
+def _nodes(model: onnx.ModelProto, onnx: Any) -> list[OnnxNode]:
+    taken: set[str] = set()
+    nodes = []
+    opset = {o.domain or "ai.onnx": o.version for o in model.opset_import}
+    for index, proto in enumerate(model.graph.node):
+        node_id = proto.name if proto.name and proto.name not in taken else f"{proto.op_type}_{index}"
+        while node_id in taken:
+            node_id += "_"
+        taken.add(node_id)
+        attrs: dict[str, Any] = {}
+        captured: list[str] = []
+        for attribute in proto.attribute:
+            if attribute.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS):
+                attrs[attribute.name] = None
+                for body in [attribute.g, *attribute.graphs]:
+                    captured += _captured(body, depth=0)
+            elif attribute.type in (onnx.AttributeProto.TENSOR, onnx.AttributeProto.SPARSE_TENSOR):
+                attrs[attribute.name] = attribute.t  # decoded on demand, under a size limit
+            else:
+                value = onnx.helper.get_attribute_value(attribute)
+                is_text = isinstance(value, bytes)
+                attrs[attribute.name] = value.decode("utf-8", "replace") if is_text else value
+        domain = "" if proto.domain in ("", "ai.onnx") else proto.domain
+        nodes.append(
+            OnnxNode(
+                index, node_id, proto.op_type, domain, tuple(proto.input), tuple(proto.output), attrs,
+                tuple(captured), opset.get(domain or "ai.onnx", 1),
+            )
+        )  # fmt: skip
+    return nodes
+
+
+def _captured(body: onnx.GraphProto, depth: int) -> list[str]:
+    """Values that an If or Loop body may read from outside."""
+    names = [value for node in body.node for value in node.input] + [o.name for o in body.output]
+    if depth < 32:
+        for node in body.node:
+            for attribute in node.attribute:
+                for inner in [attribute.g, *attribute.graphs]:
+                    names += _captured(inner, depth + 1)
+    return names
+
+
+def _infer(model: onnx.ModelProto, graph: OnnxGraph, onnx: Any) -> None:
+    """Fill in shapes and types, folding constants until nothing more becomes known."""
+    replaced: set[str] = set()
+    for _ in range(MAX_ROUNDS):
+        inferred, complaint = _infer_once(model, onnx, graph.name)
+        graph.set_types(_types(inferred, onnx))
+        unknown = [n for n in graph.nodes if any(o and graph.shape(o) is None for o in n.outputs)]
+        if not unknown:
+            return
+        fresh = _fold_small(graph, replaced)
+        if not fresh:
+            if complaint:
+                raise InvalidProgramError(f"{graph.name}: {complaint}", hint=_INFER_HINT)
+            return
+        kept = [n for n in model.graph.node if not set(n.output) & set(fresh)]
+        inputs = [i for i in model.graph.input if i.name not in fresh]
+        del model.graph.node[:], model.graph.input[:]
+        model.graph.node.extend(kept)
+        model.graph.input.extend(inputs)
+        model.graph.initializer.extend(
+            onnx.numpy_helper.from_array(value, name) for name, value in fresh.items()
+        )
+        replaced |= set(fresh)
+
+
+def _infer_once(model: onnx.ModelProto, onnx: Any, name: str) -> tuple[onnx.ModelProto, str]:
+    try:
+        return onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True), ""
+    except Exception as error:
+        complaint = _first_line(error)
+    try:  # an operator outside the standard leaves unknown shapes behind, but is no fault of the model
+        return onnx.shape_inference.infer_shapes(model, strict_mode=False, data_prop=True), complaint
+    except Exception as error:
+        raise InvalidProgramError(f"{name}: {_first_line(error)}", hint=_INFER_HINT) from None
+
+
+def _types(model: onnx.ModelProto, onnx: Any) -> dict[str, tuple[int, tuple[int, ...] | None]]:
+    types: dict[str, tuple[int, tuple[int, ...] | None]] = {}
+    for value in [*model.graph.value_info, *model.graph.output, *model.graph.input]:
+        tensor = value.type.tensor_type
+        if not value.type.HasField("tensor_type"):
+            continue
+        shape: tuple[int, ...] | None = None
+        if tensor.HasField("shape") and all(d.HasField("dim_value") for d in tensor.shape.dim):
+            shape = tuple(d.dim_value for d in tensor.shape.dim)
+        types[value.name] = (tensor.elem_type, shape)
+    for tensor in model.graph.initializer:
+        types[tensor.name] = (tensor.data_type, tuple(tensor.dims))
+    return types
+
+
+def _fold_small(graph: OnnxGraph, replaced: set[str]) -> dict[str, Any]:
+    """Values of constant nodes that shapes may depend on and that shape inference does not know yet."""
+    fresh: dict[str, Any] = {}
+    for tensor in graph.initializers.values():
+        external = tensor.name not in replaced and tensor.data_location == tensor.EXTERNAL
+        if external and tensor.data_type in (tensor.INT32, tensor.INT64):
+            value = graph.value(tensor.name, SMALL_TENSOR)
+            if value is not None:
+                fresh[tensor.name] = value
+    for node in graph.nodes:
+        if node.op == "Constant" or len(node.outputs) != 1 or node.outputs[0] in replaced:
+            continue
+        name = node.outputs[0]
+        if graph.dtype(name) == "bfloat16":  # evaluated as float32: would change the type
+            continue
+        if graph.is_constant(name) and (value := graph.value(name, SMALL_TENSOR)) is not None:
+            fresh[name] = value
+    return fresh
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:300]
