@@ -105,9 +105,13 @@ class OnnxGraph:
         """Static shape, or None when it is not known."""
         return self._types.get(value, (0, None))[1]
 
+    def elem_type(self, value: str) -> int:
+        """Element type as a number of ``TensorProto.DataType``, 0 when it is not known."""
+        return self._types.get(value, (0, None))[0]
+
     def dtype(self, value: str) -> str:
         """Element type by its numpy-style name, ``"unknown"`` when it is not known."""
-        return TYPE_NAMES.get(self._types.get(value, (0, None))[0], "unknown")
+        return TYPE_NAMES.get(self.elem_type(value), "unknown")
 
     def is_constant(self, value: str) -> bool:
         """Whether the value is the same in every run (a weight, or computed from weights and shapes)."""
