@@ -136,6 +136,6 @@ def _tvm_json(path: Path, backend: Backend) -> ProgramGraph:
 def _folder(path: Path, backend: Backend) -> ProgramGraph:
     if not (path / "database_workload.json").is_file():
         raise InvalidProgramError(f"{path}: a folder without database_workload.json", hint=f"pass {FORMS}")
-    from cdmpp.frontends.metaschedule_db import programs_from_database
+    from cdmpp.frontends.metaschedule_db import metaschedule_graph
 
-    return ProgramGraph.of(programs_from_database(path, backend=backend), path.name)
+    return metaschedule_graph(path, backend)
