@@ -7,6 +7,7 @@ distance of each quantile from the median must be multiplied so that the interva
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np

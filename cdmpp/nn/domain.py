@@ -49,7 +49,7 @@ class Domain:
     contexts: frozenset[str]
 
     @classmethod
-    def fit(cls, summary: Array, contexts: frozenset[str], seed: int, centres: int = 256) -> Domain:
+    def fit(cls, summary: Array, contexts: frozenset[str], seed: int, centres: int = 1024) -> Domain:
         """From the summaries of the distinct training programs (k-means on a seeded sample)."""
         from sklearn.cluster import MiniBatchKMeans
 
@@ -81,10 +81,10 @@ class Domain:
     def distance(self, points: Array) -> Array:
         """Distance of points (n, columns) to the nearest centre, in units of ``reach``."""
         out = np.empty(len(points))
-        for start in range(0, len(points), 4096):
-            part = points[start : start + 4096].astype(np.float64)
+        for start in range(0, len(points), 512):
+            part = points[start : start + 512].astype(np.float64)
             gaps = ((part[:, None, :] - self.centres[None]) ** 2).sum(-1)
-            out[start : start + 4096] = np.sqrt(gaps.min(axis=1))
+            out[start : start + 512] = np.sqrt(gaps.min(axis=1))
         return out / max(self.reach, 1e-9)
 
     def score(self, summary: Array, contexts: Sequence[tuple[str, ...]]) -> Array:

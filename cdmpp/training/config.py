@@ -45,6 +45,17 @@ class OptimiserConfig(BaseModel):
     threads: int | None = Field(None, ge=1)
 
 
+class FinishConfig(BaseModel):
+    """What happens after the last step."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    near_factor: float = Field(2.0, ge=1, description="width of an interval outside the domain, relative to inside")
+    out_factor: float = Field(3.0, ge=1)
+    xgboost_rows: int = Field(300_000, ge=100, description="seeded subsample that the baseline is fitted on")
+    xgboost_trees: int = Field(400, ge=1)
+
+
 class TrainConfig(BaseModel):
     """One training run."""
 
@@ -55,6 +66,7 @@ class TrainConfig(BaseModel):
     data: DataConfig = DataConfig()
     network: NetworkConfig = NetworkConfig()
     optimiser: OptimiserConfig = OptimiserConfig()
+    finish: FinishConfig = FinishConfig()
 
 
 def load_config(path: str | Path) -> TrainConfig:

@@ -87,6 +87,9 @@ class Dataset:
     devices: tuple[DeviceSpec, ...]
     sources: tuple[str, ...]
     ops: tuple[str, ...]
+    #: (operator, dtype) of every program as the domain names it, and its index per program key.
+    kinds: tuple[tuple[str, str], ...]
+    kind: Array
 
     @property
     def device_matrix(self) -> Array:
@@ -111,6 +114,10 @@ def make_dataset(table: MeasurementTable) -> Dataset:
     device_names = sorted(set(used.device.array().tolist()))
     parts = program_parts(table)
     report = np.ones(len(rows), dtype=bool) if used.row_filter is None else np.asarray(used.row_filter)
+    kinds = sorted({(b.operator, b.dtype) for b in table.programs} | {("tir", "float32")})
+    kind = np.full(table.n_programs, kinds.index(("tir", "float32")), dtype=np.int16)
+    for block in table.programs:
+        kind[block.row_index] = kinds.index((block.operator, block.dtype))
     sources, ops = sorted(set(used.source.names)), sorted(set(used.op.names))
     device_codes = code(used.device.names, device_names)
     return Dataset(
@@ -130,4 +137,6 @@ def make_dataset(table: MeasurementTable) -> Dataset:
         devices=tuple(lookup(name) for name in device_names),
         sources=tuple(sources),
         ops=tuple(ops),
+        kinds=tuple(kinds),
+        kind=kind,
     )

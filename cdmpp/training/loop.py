@@ -223,6 +223,11 @@ def train(
     }
 
 
+def _identity(config: TrainConfig) -> str:
+    """What a checkpoint must agree on to be continued: all but what comes after the last step."""
+    return config.model_dump_json(exclude={"finish", "name"})
+
+
 def _schedule(step: int, warmup: int, steps: int) -> float:
     if step < warmup:
         return (step + 1) / warmup
@@ -240,7 +245,7 @@ def _save(
         network.named_parameters(), optimiser.state_dict()["state"].values(), strict=True
     ):
         tensors |= {f"optimiser.{name}.{k}": v.clone() for k, v in state.items()}
-    metadata = {"step": str(step), "seconds": str(seconds), "config": config.model_dump_json()}
+    metadata = {"step": str(step), "seconds": str(seconds), "config": _identity(config)}
     aside = out / (CHECKPOINT + ".tmp")
     save_file(tensors, str(aside), metadata)
     os.replace(aside, out / CHECKPOINT)
@@ -257,7 +262,7 @@ def _resume(
 
     with safe_open(str(path), framework="pt") as file:
         metadata = file.metadata()
-    if metadata["config"] != config.model_dump_json():
+    if metadata["config"] != _identity(config):
         raise DataError(
             f"{out} holds a run with another configuration", hint="choose another --out, or remove that folder"
         )

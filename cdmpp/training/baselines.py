@@ -1,0 +1,86 @@
+"""Baselines that stand beside every figure: the roofline, and gradient-boosted trees on the same features."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cdmpp.features.schema import COLUMNS, LINEAR
+from cdmpp.nn.inputs import roofline_s
+from cdmpp.programs.question import FLOOR_S, PROTOCOLS
+from cdmpp.training.config import TrainConfig
+from cdmpp.training.dataset import Dataset, Rows
+from cdmpp.training.loop import Inputs
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_LINEAR = np.array([name in LINEAR for name in COLUMNS])
+
+
+def roofline_log(dataset: Dataset, rows: Rows) -> Array:
+    """log of max(arithmetic at peak, traffic at bandwidth) + the protocol's launch floor."""
+    compute, memory = roofline_s(dataset.store.summary[rows.program], dataset.device_matrix[rows.device])
+    floor = np.array([FLOOR_S[p] for p in PROTOCOLS])[rows.protocol]
+    return np.asarray(np.log(np.maximum(compute, memory) + floor))
+
+
+def summed_leaves(dataset: Dataset) -> Array:
+    """Leaf features of every program summed over its leaves: magnitudes before the logarithm, flags counted."""
+    summed = np.zeros((len(dataset.store.bucket), len(COLUMNS)), dtype=np.float32)
+    for size, bucket in dataset.store.buckets.items():
+        keys = np.flatnonzero(dataset.store.bucket == size)
+        for start in range(0, len(keys), 8192):
+            part = keys[start : start + 8192]
+            leaves = bucket.leaves[dataset.store.slot[part]].astype(np.float64)
+            plain = np.where(_LINEAR, leaves, np.copysign(np.exp2(np.abs(leaves)) - 1, leaves)).sum(axis=1)
+            summed[part] = np.where(_LINEAR, plain, np.copysign(np.log2(1 + np.abs(plain)), plain))
+    return summed
+
+
+class TreeBaseline:
+    """XGBoost on log(latency / reference), the network's own label, with everything the network gets.
+
+    Its columns: the summed leaf features, the network's question inputs, the device's numbers and, where
+    no device is held out, which device it is.
+    """
+
+    def __init__(self, dataset: Dataset, inputs: Inputs, config: TrainConfig) -> None:
+        self.dataset, self.inputs, self.config = dataset, inputs, config
+        self.summed = summed_leaves(dataset)
+        self.model: Any = None
+
+    def features(self, rows: Rows) -> Array:
+        """Columns of rows, float32."""
+        question, logs, _ = self.inputs.questions(rows)
+        with np.errstate(divide="ignore"):
+            device = np.log2(self.dataset.device_matrix[rows.device]).astype(np.float32)
+        columns = [self.summed[rows.program], question, logs, device]
+        if not self.config.data.holdout_devices:
+            columns.append(rows.device[:, None].astype(np.float32))
+        return np.nan_to_num(np.concatenate(columns, axis=1), nan=-1.0, posinf=-1.0, neginf=-1.0)
+
+    def fit(self, index: Array) -> TreeBaseline:
+        """Fit on (a seeded sample of) the training rows ``index``."""
+        from xgboost import XGBRegressor
+
+        finish = self.config.finish
+        rng = np.random.default_rng([self.config.seed, 5])
+        chosen = np.sort(rng.choice(index, min(len(index), finish.xgboost_rows), replace=False))
+        rows = self.dataset.rows.take(chosen)
+        target = rows.log_latency - self.inputs.reference(rows)
+        self.model = XGBRegressor(
+            n_estimators=finish.xgboost_trees, max_depth=9, learning_rate=0.1, subsample=0.8,
+            colsample_bytree=0.6, tree_method="hist", objective="reg:absoluteerror",
+            n_jobs=2, random_state=self.config.seed,
+        )  # fmt: skip
+        self.model.fit(self.features(rows), target)
+        return self
+
+    def predict_log(self, rows: Rows) -> Array:
+        """log latency of rows."""
+        out = np.empty(len(rows))
+        for start in range(0, len(rows), 50_000):
+            part = rows.take(np.arange(start, min(start + 50_000, len(rows))))
+            out[start : start + len(part)] = self.model.predict(self.features(part)) + self.inputs.reference(part)
+        return out

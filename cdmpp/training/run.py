@@ -1,0 +1,110 @@
+"""One training run from configuration to model folder: what ``cdmpp train`` calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cdmpp.data.load import load_table
+from cdmpp.data.merge import concat
+from cdmpp.data.public import load_public
+from cdmpp.data.summary import fingerprint
+from cdmpp.data.table import MeasurementTable
+from cdmpp.errors import DataError
+from cdmpp.nn.artifact import save_artifact
+from cdmpp.nn.network import parameter_count
+from cdmpp.training.baselines import TreeBaseline
+from cdmpp.training.config import TrainConfig
+from cdmpp.training.dataset import make_dataset
+from cdmpp.training.finish import calibrate, error_table, fit_domain
+from cdmpp.training.loop import Inputs, Progress, train, training_rows
+
+#: Full error table beside the manifest, which carries the summary.
+ERROR_TABLE = "errors.json"
+
+
+def load_training_table(
+    config: TrainConfig, public_data: str | Path | None, records: Sequence[str | Path]
+) -> MeasurementTable:
+    """The tables that a configuration names, one below the other.
+
+    Raises
+    ------
+    DataError
+        The public folder is wanted and not there, a file cannot be read, or nothing is named at all.
+    """
+    tables = [load_table(path) for path in (*config.data.records, *records)]
+    if config.data.public:
+        tables.insert(0, load_public(public_data))
+    if not tables:
+        raise DataError("nothing to train on", hint="name --records FILE, or set data.public = true")
+    return tables[0] if len(tables) == 1 else concat(tables)
+
+
+def train_model(
+    config: TrainConfig, *, out: str | Path, run: str | Path | None = None,
+    public_data: str | Path | None = None, records: Sequence[str | Path] = (), progress: Progress | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Train, calibrate, evaluate on the test part, write the model folder.
+
+    Parameters
+    ----------
+    config : TrainConfig
+    out : path
+        Model folder to write (replaced when it exists).
+    run : path, optional
+        Where checkpoint and ``metrics.jsonl`` grow; ``runs/<name>`` by default. An interrupted run found
+        there is continued, a finished one only evaluated and written again.
+    public_data : path, optional
+        Folder of the public tables; the environment's CDMPP_PUBLIC_DATA otherwise.
+    records : sequence of path
+        Further tables.
+    progress : callable, optional
+        Called with (step, steps, metrics) every 50 steps.
+
+    Returns
+    -------
+    dict
+        ``model_id``, ``out``, ``train``, ``calibration`` and ``metrics`` (see :func:`error_table`).
+    """
+    run = Path(run) if run is not None else Path("runs") / config.name
+    table = load_training_table(config, public_data, records)
+    dataset = make_dataset(table)
+    network, summary = train(dataset, config, run, progress=progress)
+    inputs = Inputs(dataset.store, dataset.device_matrix)
+    index = training_rows(dataset, config)[0]
+    domain = fit_domain(dataset, index, config.seed)
+    calibration = calibrate(network, inputs, dataset, config)
+    baseline = TreeBaseline(dataset, inputs, config).fit(index)
+    held = [i for i, d in enumerate(dataset.devices) if d.name in config.data.holdout_devices]
+    # The test part is read here, once; every choice was made on the validation part.
+    test = np.flatnonzero((dataset.rows.part == 2) & ~np.isin(dataset.rows.device, held))
+    metrics = error_table(network, inputs, dataset, dataset.rows.take(test), calibration, baseline)
+    if held:
+        unseen = np.flatnonzero(np.isin(dataset.rows.device, held))
+        rows = dataset.rows.take(unseen)
+        metrics["held_out_devices"] = error_table(
+            network, inputs, dataset, rows, calibration, baseline, known=False, interval="near"
+        )
+    summary["parameters"] = parameter_count(network)
+    manifest = save_artifact(
+        Path(out), network, domain,
+        name=config.name,
+        devices=[d.name for d in dataset.devices],
+        calibration=calibration,
+        details={
+            "config": config.model_dump(mode="json"),
+            "data": {"fingerprint": fingerprint(table), "sources": dict(table.source.counts())},
+            "train": summary,
+            "metrics": {"overall": metrics["overall"], "by_source": metrics["by_source"]},
+        },
+    )  # fmt: skip
+    (Path(out) / ERROR_TABLE).write_text(json.dumps(metrics, indent=1) + "\n", encoding="utf-8")
+    return {
+        "model_id": manifest["model_id"], "out": str(out), "train": summary,
+        "calibration": calibration, "metrics": metrics,
+    }  # fmt: skip
