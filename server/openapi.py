@@ -1,0 +1,119 @@
+"""The published schema: exact, for what the server always refuses it forbids.
+
+Routes read raw bodies (one parser, limits first), so requests and problems are described here from the
+same models that check them.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic.json_schema import models_json_schema
+
+from server.problems import MEDIA_TYPE, STATUS_BY_CODE, Problem
+from server.strict import REF, strict_device, strict_program, strict_schemas
+from server.wire import PredictResponse, request_model
+
+_PREDICT_PROBLEMS = (400, 404, 408, 409, 413, 415, 422, 500, 503)
+_MEANING = {
+    400: "The body is not JSON.",
+    404: "With strict: a device is not known.",
+    408: "The body did not arrive in time.",
+    409: "With strict: an item fits the schema but contradicts itself, or its TIR cannot be read.",
+    413: "The body is too large.",
+    415: "The body is not application/json.",
+    422: "The body breaks this schema; with strict: an item breaks the schema of its operator.",
+    500: "A bug of the service.",
+    503: "Overloaded, or not ready; retry later.",
+}
+_EXAMPLE = {
+    "items": [
+        {
+            "id": "a",
+            "program": {"operator": "linear", "m": 512, "n": 4096, "k": 1024, "dtype": "float16"},
+            "device": "t4",
+        },
+        {
+            "program": {"operator": "softmax", "rows": 4096, "cols": 1024},
+            "device": "a100-pcie-40gb",
+            "protocol": "eager",
+            "framework": "pytorch",
+        },
+    ],
+    "quantiles": [0.1, 0.9],
+}
+
+
+def build_openapi(app: FastAPI, max_items: int) -> dict[str, Any]:
+    """OpenAPI 3.1 document of the application."""
+    document = get_openapi(
+        title=app.title,
+        version=app.version,
+        summary=app.summary,
+        description=app.description,
+        routes=app.routes,
+        separate_input_output_schemas=False,
+    )
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    _, parts = models_json_schema(
+        [(request_model(max_items), "validation"), (PredictResponse, "validation"), (Problem, "validation")],
+        ref_template=REF,
+    )
+    schemas.update(parts["$defs"])
+    schemas.update(strict_schemas())
+    _add_strict_request(schemas)
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            statuses = {"/predict": _PREDICT_PROBLEMS, "/readyz": (500, 503)}.get(path, (500,))
+            for status in statuses:
+                operation["responses"][str(status)] = _problem(status)
+    predict = document["paths"]["/predict"]["post"]
+    predict["requestBody"] = {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {"oneOf": [_ref("PredictRequest"), _ref("StrictPredictRequest")]},
+                "example": _EXAMPLE,
+            }
+        },
+    }
+    predict["responses"]["200"] = {
+        "description": "One prediction or error per item, in order.",
+        "content": {"application/json": {"schema": _ref("PredictResponse")}},
+    }
+    return document
+
+
+def _add_strict_request(schemas: dict[str, Any]) -> None:
+    """Split the request by ``strict``: with it every operator is spelled out."""
+    item = deepcopy(schemas["Item"])
+    item["title"] = "StrictItem"
+    item["properties"]["program"] = strict_program()
+    names = [s for s in item["properties"]["device"]["oneOf"] if s.get("type") == "string"]
+    item["properties"]["device"] = strict_device(names[0])
+    schemas["StrictItem"] = item
+    strict = deepcopy(schemas["PredictRequest"])
+    strict["title"] = "StrictPredictRequest"
+    strict["description"] = "The same, refused as a whole when one item cannot be predicted."
+    strict["properties"]["items"]["items"] = _ref("StrictItem")
+    strict["properties"]["strict"] = {"const": True, "type": "boolean"}
+    strict["required"] = [*strict["required"], "strict"]
+    schemas["StrictPredictRequest"] = strict
+    lenient = schemas["PredictRequest"]["properties"]["strict"]
+    lenient["const"] = False
+
+
+def _problem(status: int) -> dict[str, Any]:
+    codes = sorted(code for code, known in STATUS_BY_CODE.items() if known == status)
+    listed = f" Codes: {', '.join(codes)}." if codes else ""
+    return {
+        "description": _MEANING[status] + listed,
+        "content": {MEDIA_TYPE: {"schema": _ref("Problem")}},
+    }
+
+
+def _ref(name: str) -> dict[str, str]:
+    return {"$ref": REF.format(model=name)}

@@ -1,0 +1,144 @@
+"""The endpoints."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from cdmpp.devices import DeviceSpec, known
+from server.body import read_json_body
+from server.problems import ProblemError
+from server.service import PredictionService
+
+router = APIRouter()
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Health(_Answer):
+    """The process lives."""
+
+    status: Annotated[str, Field(pattern="^ok$")] = "ok"
+
+
+class Ready(_Answer):
+    """A golden prediction succeeded."""
+
+    status: Annotated[str, Field(pattern="^ready$")] = "ready"
+    model_id: str
+
+
+class KnownDevice(DeviceSpec):
+    """A device of the table, and whether the model was trained on it."""
+
+    trained: bool
+
+
+class DeviceList(_Answer):
+    """Every device that can be named."""
+
+    devices: list[KnownDevice]
+
+
+class ModelInfo(_Answer):
+    """A loaded model."""
+
+    model_id: str
+    name: str
+    default: bool
+    parameters: Annotated[int, Field(ge=0, description="Trainable numbers in the network.")]
+    feature_schema: str
+    label: Annotated[str, Field(description="What the network's output is a transform of.")]
+    trained_devices: list[str]
+    libraries: Annotated[dict[str, Any], Field(description="Versions it was trained with.")]
+
+
+class ModelList(_Answer):
+    """What is loaded."""
+
+    models: list[ModelInfo]
+
+
+class Support(_Answer):
+    """What the model covers, and how accurate it is."""
+
+    model_id: str
+    operators: Annotated[
+        dict[str, dict[str, Any]], Field(description="Operator to its fields and trained settings.")
+    ]
+    trained_devices: list[str]
+    backends: list[str]
+    protocols: list[str]
+    frameworks: list[str]
+    default_protocol: str
+    quantile_range: Annotated[list[float], Field(min_length=2, max_length=2)]
+    accuracy: Annotated[dict[str, Any], Field(description="Error table by source; fractions.")]
+
+
+def _service(request: Request) -> PredictionService:
+    service: PredictionService = request.app.state.service
+    return service
+
+
+@router.post("/predict", summary="Predict latencies", response_class=Response)
+async def predict(request: Request) -> Response:
+    """Predict the latency of each item, in order. A bad item gets an error of its own."""
+    body = await read_json_body(request, request.app.state.settings)
+    service = _service(request)
+    answer = await request.app.state.gate.run(lambda: service.predict(body))
+    return Response(answer, media_type="application/json")
+
+
+@router.get("/healthz", summary="The process lives")
+async def healthz() -> Health:
+    """Answer at once, also while predictions are being computed."""
+    return Health()
+
+
+@router.get("/readyz", summary="Predictions work")
+async def readyz(request: Request) -> Ready:
+    """Whether a golden prediction succeeded with the loaded model."""
+    reason = request.app.state.not_ready
+    if reason:
+        raise ProblemError("not_ready", reason, "retry after a few seconds", headers={"retry-after": "1"})
+    return Ready(model_id=_service(request).predictor.model_id)
+
+
+@router.get("/devices", summary="Known devices")
+async def devices(request: Request) -> DeviceList:
+    """Every device that can be named, with its figures. Any other goes into an item as an object."""
+    trained = set(_service(request).predictor.artifact.devices)
+    return DeviceList(
+        devices=[KnownDevice(**spec.model_dump(), trained=spec.name in trained) for spec in known()]
+    )
+
+
+@router.get("/models", summary="Loaded models")
+async def models(request: Request) -> ModelList:
+    """What is loaded: identity, size and origin."""
+    artifact = _service(request).predictor.artifact
+    manifest = artifact.manifest
+    return ModelList(
+        models=[
+            ModelInfo(
+                model_id=artifact.model_id,
+                name=manifest["name"],
+                default=True,
+                parameters=sum(p.numel() for p in artifact.network.parameters()),
+                feature_schema=manifest["feature_schema"],
+                label=manifest["label"],
+                trained_devices=list(artifact.devices),
+                libraries=manifest["libraries"],
+            )
+        ]
+    )
+
+
+@router.get("/support", summary="What is covered, and how accurately")
+async def support(request: Request) -> Support:
+    """Operators with their fields, trained devices, protocols, accuracy. The same code path as /predict."""
+    return Support.model_validate(_service(request).predictor.support())
