@@ -15,10 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cdmpp.errors import DataError
-from cdmpp.nn.inputs import question_inputs
+from cdmpp.nn.batch import Inputs, predict_rows
 from cdmpp.nn.losses import pinball_loss, relative_error_loss
-from cdmpp.nn.network import LEVELS, LatencyNetwork, NetworkConfig
-from cdmpp.nn.store import ProgramStore
+from cdmpp.nn.network import LatencyNetwork, NetworkConfig
 from cdmpp.training.config import TrainConfig
 from cdmpp.training.dataset import Dataset, Rows
 
@@ -26,56 +25,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Progress = Callable[[int, int, dict[str, float]], None]
 
 CHECKPOINT, METRICS = "checkpoint.safetensors", "metrics.jsonl"
-
-
-class Inputs:
-    """Network inputs of a dataset's rows, made batch by batch from the encoded programs."""
-
-    def __init__(self, store: ProgramStore, device_matrix: Array) -> None:
-        self.store, self.device_matrix = store, device_matrix
-        self.tensors = {
-            size: (torch.from_numpy(b.leaves), torch.from_numpy(b.positions), torch.from_numpy(b.mask))
-            for size, b in store.buckets.items()
-        }
-
-    def reference(self, rows: Rows) -> Array:
-        """log(reference seconds) of rows."""
-        out = np.empty(len(rows))
-        for start in range(0, len(rows), 65536):
-            part = rows.take(np.arange(start, min(start + 65536, len(rows))))
-            out[start : start + len(part)] = self.questions(part)[2]
-        return out
-
-    def questions(self, rows: Rows) -> tuple[Array, Array, Array]:
-        """:func:`question_inputs` of rows."""
-        return question_inputs(
-            self.store.summary[rows.program], self.device_matrix[rows.device],
-            rows.backend, rows.protocol, rows.framework,
-        )  # fmt: skip
-
-    def forward(
-        self, network: LatencyNetwork, rows: Rows, device: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, Array]:
-        """Point and quantiles of rows, which must be sorted by bucket; and log(reference)."""
-        inputs_np, logs_np, reference = self.questions(rows)
-        inputs, logs = network.standardise(torch.from_numpy(inputs_np)), torch.from_numpy(logs_np)
-        sizes = self.store.bucket[rows.program]
-        latents = []
-        edges = np.flatnonzero(np.diff(sizes)) + 1
-        for chunk in np.split(np.arange(len(rows)), edges):
-            if not len(chunk):
-                continue
-            leaves, positions, mask = self.tensors[int(sizes[chunk[0]])]
-            slots = torch.from_numpy(self.store.slot[rows.program[chunk]])
-            where = slice(int(chunk[0]), int(chunk[-1]) + 1)
-            real = mask[slots]
-            latents.append(
-                network.encode(
-                    leaves[slots], positions[slots], None if bool(real.all()) else real, inputs[where], logs[where]
-                )
-            )
-        point, quantiles = network.decode(torch.cat(latents), inputs, device)
-        return point, quantiles, reference
 
 
 def fit_scalers(network: LatencyNetwork, inputs: Inputs, rows: Rows, rng: np.random.Generator) -> None:
@@ -277,26 +226,6 @@ def _resume(
     }
     optimiser.load_state_dict(state)
     return int(metadata["step"]), float(metadata["seconds"])
-
-
-@torch.inference_mode()
-def predict_rows(
-    network: LatencyNetwork, inputs: Inputs, rows: Rows, *, known: bool = True, batch: int = 8192
-) -> tuple[Array, Array]:
-    """log latency (rows,) and log quantiles (rows, LEVELS) of measurement rows, in their order.
-
-    ``known=False`` hides the devices: what the network says of a device that it never saw.
-    """
-    order = np.argsort(inputs.store.bucket[rows.program], kind="stable")
-    point, levels = np.empty(len(rows)), np.empty((len(rows), len(LEVELS)))
-    for start in range(0, len(rows), batch):
-        chosen = order[start : start + batch]
-        part = rows.take(chosen)
-        device = torch.from_numpy((part.device + 1 if known else np.zeros(len(part))).astype(np.int64))
-        p, q, reference = inputs.forward(network, part, device)
-        point[chosen] = p.double().numpy() + reference
-        levels[chosen] = q.double().numpy() + reference[:, None]
-    return point, levels
 
 
 __all__ = ["Inputs", "NetworkConfig", "predict_rows", "train", "training_rows"]

@@ -1,0 +1,147 @@
+"""Many rows through the network at once: training, evaluation and benchmarks share this way in.
+
+The predictor has its own (chunks of one fixed shape, so that an answer never depends on its neighbours);
+here speed counts, and the last digit may differ between two batch sizes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, Self
+
+import numpy as np
+import torch
+
+from cdmpp.nn.inputs import question_inputs
+from cdmpp.nn.network import LEVELS, LatencyNetwork
+from cdmpp.nn.store import ProgramStore
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+#: Leaves (padding counted) in one forward pass of :func:`predict_rows`, and leaf pairs of its attention.
+MAX_LEAVES, MAX_PAIRS = 65_536, 1 << 21
+
+
+class QuestionRows(Protocol):
+    """Rows as numbers, arrays of one length: keys into a store, indices of devices, codes."""
+
+    @property
+    def program(self) -> Array:
+        """Keys into the store."""
+
+    @property
+    def device(self) -> Array:
+        """Rows of the device matrix."""
+
+    @property
+    def backend(self) -> Array:
+        """Index into BACKENDS."""
+
+    @property
+    def protocol(self) -> Array:
+        """Index into PROTOCOLS."""
+
+    @property
+    def framework(self) -> Array:
+        """Index into FRAMEWORKS, -1 where not known."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, rows: Array) -> Self:
+        """Some rows."""
+
+
+class Inputs:
+    """Network inputs of rows, made batch by batch from encoded programs."""
+
+    def __init__(self, store: ProgramStore, device_matrix: Array) -> None:
+        self.store, self.device_matrix = store, device_matrix
+        self.tensors = {
+            size: (torch.from_numpy(b.leaves), torch.from_numpy(b.positions), torch.from_numpy(b.mask))
+            for size, b in store.buckets.items()
+        }
+
+    def reference(self, rows: QuestionRows) -> Array:
+        """log(reference seconds) of rows."""
+        out = np.empty(len(rows))
+        for start in range(0, len(rows), 65536):
+            part = rows.take(np.arange(start, min(start + 65536, len(rows))))
+            out[start : start + len(part)] = self.questions(part)[2]
+        return out
+
+    def questions(self, rows: QuestionRows) -> tuple[Array, Array, Array]:
+        """:func:`question_inputs` of rows."""
+        return question_inputs(
+            self.store.summary[rows.program], self.device_matrix[rows.device],
+            rows.backend, rows.protocol, rows.framework,
+        )  # fmt: skip
+
+    def forward(
+        self, network: LatencyNetwork, rows: QuestionRows, device: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, Array]:
+        """Point and quantiles of rows, which must be sorted by bucket; and log(reference)."""
+        inputs_np, logs_np, reference = self.questions(rows)
+        inputs, logs = network.standardise(torch.from_numpy(inputs_np)), torch.from_numpy(logs_np)
+        sizes = self.store.bucket[rows.program]
+        latents = []
+        edges = np.flatnonzero(np.diff(sizes)) + 1
+        for chunk in np.split(np.arange(len(rows)), edges):
+            if not len(chunk):
+                continue
+            leaves, positions, mask = self.tensors[int(sizes[chunk[0]])]
+            slots = torch.from_numpy(self.store.slot[rows.program[chunk]])
+            where = slice(int(chunk[0]), int(chunk[-1]) + 1)
+            real = mask[slots]
+            padding = None if bool(real.all()) else real
+            latents.append(
+                network.encode(leaves[slots], positions[slots], padding, inputs[where], logs[where])
+            )
+        point, quantiles = network.decode(torch.cat(latents), inputs, device)
+        return point, quantiles, reference
+
+
+@torch.inference_mode()
+def predict_rows(
+    network: LatencyNetwork, inputs: Inputs, rows: QuestionRows, *,
+    known: bool = True, embedding: Array | None = None, batch: int = 8192,
+) -> tuple[Array, Array]:  # fmt: skip
+    """Predict rows, in their order.
+
+    Parameters
+    ----------
+    network : LatencyNetwork
+        In evaluation mode.
+    inputs : Inputs
+    rows : QuestionRows
+    known : bool
+        False hides the devices: what the network says of a device that it never saw.
+    embedding : int array, optional
+        Per row of the device matrix, the device's index in the network's embedding (0: not trained on).
+        Default: the matrix holds the training devices in their order.
+    batch : int
+        Most rows of a forward pass; long programs take fewer.
+
+    Returns
+    -------
+    log_latency : (rows,)
+    log_quantiles : (rows, len(LEVELS))
+    """
+    if embedding is None:
+        embedding = np.arange(1, len(inputs.device_matrix) + 1)
+    if not known:
+        embedding = np.zeros_like(embedding)
+    buckets = inputs.store.bucket[rows.program]
+    order = np.argsort(buckets, kind="stable")
+    point, levels = np.empty(len(rows)), np.empty((len(rows), len(LEVELS)))
+    start = 0
+    while start < len(rows):
+        # The last row of a full batch has the most leaves: memory goes with them.
+        size = int(buckets[order[min(start + batch, len(rows)) - 1]])
+        count = max(1, min(batch, MAX_LEAVES // size, MAX_PAIRS // size**2))
+        chosen = order[start : start + count]
+        part = rows.take(chosen)
+        device = torch.from_numpy(embedding[part.device].astype(np.int64))
+        p, q, reference = inputs.forward(network, part, device)
+        point[chosen] = p.double().numpy() + reference
+        levels[chosen] = q.double().numpy() + reference[:, None]
+        start += count
+    return point, levels
