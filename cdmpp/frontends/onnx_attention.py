@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cdmpp.frontends.onnx_graph import OnnxGraph, OnnxNode
-from cdmpp.frontends.onnx_nodes import Fields, attention_fields, dtype_of, shape_of
+from cdmpp.frontends.onnx_nodes import attention_fields, map_node
+from cdmpp.frontends.onnx_rules import Fields, Launch, dtype_of, shape_of
 
 Found = tuple[list[OnnxNode], Fields, str]
 
@@ -54,6 +55,23 @@ def match_attention(graph: OnnxGraph, softmax: OnnxNode) -> Found | None:
         return None
     fields = attention_fields(dtype, batch, q_len, k_len, heads, kv_heads, head_dim, causal)
     return members, fields, remark
+
+
+def match_attention_operator(graph: OnnxGraph, node: OnnxNode) -> Found | None:
+    """ONNX's own Attention with what its kernel does on the side: transpositions, repeated key heads."""
+    outcome = map_node(graph, node)
+    if not isinstance(outcome, Launch) or len(shape_of(graph, node.inputs[0])) != 4:
+        return None
+    members, factors = [node], []
+    for value, repeats in zip(node.inputs[:3], (False, True, True), strict=True):
+        absorbed, factor = _operand(graph, value, repeats)
+        members += absorbed
+        factors.append(factor)
+    members += _output(graph, node)
+    fields = dict(outcome.fields)
+    if factors[1] == factors[2] and fields["kv_heads"] % factors[1] == 0:
+        fields["kv_heads"] //= factors[1]
+    return (members, fields, outcome.remark) if len(members) > 1 else None
 
 
 @dataclass

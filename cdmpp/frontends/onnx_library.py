@@ -22,8 +22,9 @@ from cdmpp.errors import CdmppError
 from cdmpp.frontends.graph import GraphBuilder, ProgramGraph
 from cdmpp.frontends.onnx_graph import OnnxGraph, OnnxNode
 from cdmpp.frontends.onnx_model import load_onnx
-from cdmpp.frontends.onnx_nodes import MALFORMED, Free, Unsupported, malformed, map_node
+from cdmpp.frontends.onnx_nodes import map_node
 from cdmpp.frontends.onnx_patterns import Group, find_groups
+from cdmpp.frontends.onnx_rules import MALFORMED, Free, Unsupported, malformed
 from cdmpp.programs.operators import make_operator
 from cdmpp.programs.program import TensorProgram
 

@@ -6,13 +6,13 @@ long as no size depends on it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cdmpp.errors import InvalidProgramError, MissingDependencyError
 from cdmpp.frontends.onnx_graph import OnnxGraph, OnnxNode
+from cdmpp.frontends.onnx_shapes import CHECK_HINT, first_line, infer_shapes, stripped_model
 
 if TYPE_CHECKING:
     import onnx
@@ -20,12 +20,6 @@ if TYPE_CHECKING:
 #: Protobuf itself ends at 2 GB; a model beyond it keeps its weights in external files.
 MAX_BYTES = (1 << 31) - 1
 MAX_NODES = 100_000
-#: Initializers up to this many elements stay in the model that shapes are inferred on.
-SMALL_TENSOR = 4096
-#: Rounds of "infer shapes, evaluate what became constant"; real models need one to three.
-MAX_ROUNDS = 12
-
-_INFER_HINT = "check the model with onnx.checker.check_model(path, full_check=True)"
 
 
 def load_onnx(source: str | Path | bytes, dims: Mapping[str, int] | None = None) -> OnnxGraph:
@@ -62,10 +56,10 @@ def load_onnx(source: str | Path | bytes, dims: Mapping[str, int] | None = None)
     _freeze_inputs(model, initializers, dict(dims or {}), onnx, name)
     _check_names(model, initializers, name)
     _check_attributes(model, onnx, name)
-    stripped = _strip(model, onnx)
+    stripped = stripped_model(model, onnx)
     outputs = [o.name for o in model.graph.output]
     graph = OnnxGraph(_nodes(stripped, onnx), initializers, outputs, folder, name)
-    _infer(stripped, graph, onnx)
+    infer_shapes(stripped, graph, _declared(model, dims or {}), onnx)
     graph.model = stripped
     return graph
 
@@ -126,7 +120,7 @@ def _inline(model: onnx.ModelProto, onnx: Any, name: str) -> onnx.ModelProto:
     def size(key: tuple[str, str], above: frozenset[tuple[str, str]]) -> int:
         if key in above or len(above) > 64:
             raise InvalidProgramError(
-                f"{name}: function {key[1]} calls itself, or is nested too deeply", hint=_INFER_HINT
+                f"{name}: function {key[1]} calls itself, or is nested too deeply", hint=CHECK_HINT
             )
         if key not in sizes:
             sizes[key] = sum(
@@ -144,7 +138,7 @@ def _inline(model: onnx.ModelProto, onnx: Any, name: str) -> onnx.ModelProto:
     try:
         inlined: onnx.ModelProto = inliner.inline_local_functions(model)
     except Exception as error:
-        raise InvalidProgramError(f"{name}: {_first_line(error)}", hint=_INFER_HINT) from None
+        raise InvalidProgramError(f"{name}: {first_line(error)}", hint=CHECK_HINT) from None
     return inlined
 
 
@@ -201,20 +195,20 @@ def _check_names(model: onnx.ModelProto, initializers: Mapping[str, Any], name: 
         if not all(
             isinstance(t, str) for t in (node.op_type, node.name, node.domain, *node.input, *node.output)
         ):
-            raise InvalidProgramError(f"{name}: a node's name is not text", hint=_INFER_HINT)
+            raise InvalidProgramError(f"{name}: a node's name is not text", hint=CHECK_HINT)
         for value in node.input:
             if value and value not in defined:
                 raise InvalidProgramError(
                     f"{name}: node {node.name or node.op_type!r} reads {value!r}, which nothing wrote",
-                    hint=_INFER_HINT,
+                    hint=CHECK_HINT,
                 )
         for value in node.output:
             if value and value in defined:
-                raise InvalidProgramError(f"{name}: value {value!r} is written twice", hint=_INFER_HINT)
+                raise InvalidProgramError(f"{name}: value {value!r} is written twice", hint=CHECK_HINT)
             defined.add(value)
     for output in model.graph.output:
         if output.name not in defined:
-            raise InvalidProgramError(f"{name}: nothing writes the output {output.name!r}", hint=_INFER_HINT)
+            raise InvalidProgramError(f"{name}: nothing writes the output {output.name!r}", hint=CHECK_HINT)
 
 
 def _check_attributes(model: onnx.ModelProto, onnx: Any, name: str) -> None:
@@ -231,7 +225,7 @@ def _check_attributes(model: onnx.ModelProto, onnx: Any, name: str) -> None:
         given = {attribute.name: attribute.type for attribute in node.attribute}
         counts = [attribute.i for attribute in node.attribute if attribute.name == "num_outputs"]
         if counts and counts[0] != len(node.output):  # shape inference would allocate that many
-            raise InvalidProgramError(f"{name}: {node.op_type} with {counts[0]} outputs", hint=_INFER_HINT)
+            raise InvalidProgramError(f"{name}: {node.op_type} with {counts[0]} outputs", hint=CHECK_HINT)
         for key, declared in schema.attributes.items():
             if key not in given and declared.required:
                 what = "lacks"
@@ -240,42 +234,8 @@ def _check_attributes(model: onnx.ModelProto, onnx: Any, name: str) -> None:
             else:
                 continue
             raise InvalidProgramError(
-                f"{name}: node {node.name or node.op_type!r} {what} attribute {key!r}", hint=_INFER_HINT
+                f"{name}: node {node.name or node.op_type!r} {what} attribute {key!r}", hint=CHECK_HINT
             )
-
-
-def _strip(model: onnx.ModelProto, onnx: Any) -> onnx.ModelProto:
-    """The model with large initializers as typed inputs: small enough to infer shapes on, at any size."""
-    stripped: onnx.ModelProto = onnx.ModelProto()
-    stripped.ir_version = model.ir_version
-    stripped.opset_import.extend(model.opset_import)
-    graph = stripped.graph
-    graph.name = "model"
-    graph.node.extend(model.graph.node)
-    named = {i.name for i in model.graph.initializer}
-    graph.input.extend(i for i in model.graph.input if i.name not in named)
-    for tensor in model.graph.initializer:
-        external = tensor.data_location == onnx.TensorProto.EXTERNAL
-        if external or math.prod(tensor.dims) > SMALL_TENSOR or not (tensor.dims or _has_data(tensor)):
-            graph.input.append(
-                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
-            )
-        else:
-            graph.initializer.append(tensor)
-    # Declared shapes of inner values and outputs may be symbolic; they are inferred anew.
-    for output in model.graph.output:
-        kept = graph.output.add()
-        kept.name = output.name
-        if output.type.HasField("tensor_type"):
-            kept.type.tensor_type.elem_type = output.type.tensor_type.elem_type
-    return stripped
-
-
-def _has_data(tensor: onnx.TensorProto) -> bool:
-    return bool(
-        tensor.raw_data or tensor.float_data or tensor.int32_data or tensor.int64_data
-        or tensor.double_data or tensor.uint64_data
-    )  # fmt: skip
 
 
 def _nodes(model: onnx.ModelProto, onnx: Any) -> list[OnnxNode]:
@@ -321,77 +281,15 @@ def _captured(body: onnx.GraphProto, depth: int) -> list[str]:
     return names
 
 
-def _infer(model: onnx.ModelProto, graph: OnnxGraph, onnx: Any) -> None:
-    """Fill in shapes and types, folding constants until nothing more becomes known."""
-    replaced: set[str] = set()
-    for _ in range(MAX_ROUNDS):
-        inferred, complaint = _infer_once(model, onnx, graph.name)
-        graph.set_types(_types(inferred, onnx))
-        unknown = [n for n in graph.nodes if any(o and graph.shape(o) is None for o in n.outputs)]
-        if not unknown:
-            return
-        fresh = _fold_small(graph, replaced)
-        if not fresh:
-            if complaint:
-                raise InvalidProgramError(f"{graph.name}: {complaint}", hint=_INFER_HINT)
-            return
-        kept = [n for n in model.graph.node if not set(n.output) & set(fresh)]
-        inputs = [i for i in model.graph.input if i.name not in fresh]
-        del model.graph.node[:], model.graph.input[:]
-        model.graph.node.extend(kept)
-        model.graph.input.extend(inputs)
-        model.graph.initializer.extend(
-            onnx.numpy_helper.from_array(value, name) for name, value in fresh.items()
-        )
-        replaced |= set(fresh)
-
-
-def _infer_once(model: onnx.ModelProto, onnx: Any, name: str) -> tuple[onnx.ModelProto, str]:
-    try:
-        return onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True), ""
-    except Exception as error:
-        complaint = _first_line(error)
-    try:  # an operator outside the standard leaves unknown shapes behind, but is no fault of the model
-        return onnx.shape_inference.infer_shapes(model, strict_mode=False, data_prop=True), complaint
-    except Exception as error:
-        raise InvalidProgramError(f"{name}: {_first_line(error)}", hint=_INFER_HINT) from None
-
-
-def _types(model: onnx.ModelProto, onnx: Any) -> dict[str, tuple[int, tuple[int, ...] | None]]:
-    types: dict[str, tuple[int, tuple[int, ...] | None]] = {}
-    for value in [*model.graph.value_info, *model.graph.output, *model.graph.input]:
-        tensor = value.type.tensor_type
-        if not value.type.HasField("tensor_type"):
+def _declared(model: onnx.ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
+    """Shapes that the exporter wrote down for inner values, where ``dims`` make them static."""
+    declared = {}
+    for info in [*model.graph.value_info, *model.graph.output]:
+        if not info.type.HasField("tensor_type") or not info.type.tensor_type.HasField("shape"):
             continue
-        shape: tuple[int, ...] | None = None
-        if tensor.HasField("shape") and all(d.HasField("dim_value") for d in tensor.shape.dim):
-            shape = tuple(d.dim_value for d in tensor.shape.dim)
-        types[value.name] = (tensor.elem_type, shape)
-    for tensor in model.graph.initializer:
-        types[tensor.name] = (tensor.data_type, tuple(tensor.dims))
-    return types
-
-
-def _fold_small(graph: OnnxGraph, replaced: set[str]) -> dict[str, Any]:
-    """Values of constant nodes that shapes may depend on and that shape inference does not know yet."""
-    fresh: dict[str, Any] = {}
-    for tensor in graph.initializers.values():
-        external = tensor.name not in replaced and tensor.data_location == tensor.EXTERNAL
-        if external and tensor.data_type in (tensor.INT32, tensor.INT64):
-            value = graph.value(tensor.name, SMALL_TENSOR)
-            if value is not None:
-                fresh[tensor.name] = value
-    for node in graph.nodes:
-        if node.op == "Constant" or len(node.outputs) != 1 or node.outputs[0] in replaced:
-            continue
-        name = node.outputs[0]
-        if graph.dtype(name) == "bfloat16":  # evaluated as float32: would change the type
-            continue
-        if graph.is_constant(name) and (value := graph.value(name, SMALL_TENSOR)) is not None:
-            fresh[name] = value
-    return fresh
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:300]
+        for dim in info.type.tensor_type.shape.dim:
+            if dim.dim_param in dims:
+                dim.dim_value = dims[dim.dim_param]
+        if all(dim.HasField("dim_value") and dim.dim_value >= 0 for dim in info.type.tensor_type.shape.dim):
+            declared[info.name] = info
+    return declared

@@ -11,18 +11,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from cdmpp.errors import CdmppError
-from cdmpp.frontends.onnx_attention import match_attention
+from cdmpp.frontends.onnx_attention import match_attention, match_attention_operator
 from cdmpp.frontends.onnx_graph import OnnxGraph, OnnxNode
-from cdmpp.frontends.onnx_nodes import (
-    MALFORMED,
-    Fields,
-    Unsupported,
-    dtype_of,
-    malformed,
-    matmul_fields,
-    over,
-    shape_of,
-)
+from cdmpp.frontends.onnx_products import matmul_fields
+from cdmpp.frontends.onnx_rules import MALFORMED, Fields, Unsupported, dtype_of, malformed, over, shape_of
 
 _TOLERANCE = 1e-2  # constants are often stored as float16
 
@@ -290,6 +282,7 @@ def _linear_bias(graph: OnnxGraph, matmul: OnnxNode) -> Found | None:
 
 _MATCHERS: tuple[tuple[str, Callable[[OnnxGraph, OnnxNode], Found | None]], ...] = (
     ("Softmax", match_attention),
+    ("Attention", match_attention_operator),
     ("Sqrt", _norm),
     ("Erf", _gelu_erf),
     ("Tanh", _gelu_tanh),

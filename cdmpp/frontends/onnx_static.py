@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from cdmpp.frontends.onnx_graph import OnnxGraph
-from cdmpp.frontends.onnx_model import SMALL_TENSOR, import_onnx
+from cdmpp.frontends.onnx_model import import_onnx
+from cdmpp.frontends.onnx_shapes import SMALL_TENSOR
 
 #: bfloat16 constants are evaluated as float32, and would change the type of what reads them.
 _BFLOAT16 = 16

@@ -66,11 +66,11 @@ def test_small_resnet() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", NAMES)
-def test_files_are_what_the_script_makes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_what_the_script_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     monkeypatch.setattr("sys.argv", ["make_models.py", str(tmp_path)])
     runpy.run_path(str(EXAMPLES / "make_models.py"), run_name="__main__")
-    made, shipped = load_programs(tmp_path / f"{name}.onnx"), load_programs(EXAMPLES / f"{name}.onnx")
-    assert [p.hash for p in made.programs] == [p.hash for p in shipped.programs]
-    assert made.counts == shipped.counts
+    for name in NAMES:
+        made, shipped = load_programs(tmp_path / f"{name}.onnx"), load_programs(EXAMPLES / f"{name}.onnx")
+        assert [p.hash for p in made.programs] == [p.hash for p in shipped.programs]
+        assert made.counts == shipped.counts

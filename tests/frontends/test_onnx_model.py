@@ -178,3 +178,13 @@ def test_huge_constants_are_not_built() -> None:
     assert texts(onnx_library_graph(data)) == {
         parse_operator(f"linear:m=2,n={1 << 20},k={1 << 20}").text(): 1
     }
+
+
+def test_shapes_by_the_exporters_word_reach_beyond_foreign_operators() -> None:
+    nodes = [helper.make_node("Odd", ["x"], ["h"], domain="other"), helper.make_node("Relu", ["h"], ["y"])]
+    built = onnx.load_from_string(model(nodes, {"x": ["n", 3]}, ["y"]))
+    built.opset_import.append(helper.make_opsetid("other", 1))
+    built.graph.value_info.append(helper.make_tensor_value_info("h", TensorProto.FLOAT, ["n", 6]))
+    graph = onnx_library_graph(built.SerializeToString(), dims={"n": 5})
+    assert texts(graph) == {parse_operator("relu:rows=5,cols=6").text(): 1}
+    assert [u.operator for u in graph.unsupported] == ["other::Odd"]

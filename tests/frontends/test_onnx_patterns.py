@@ -177,3 +177,19 @@ def test_edges_pass_through_free_nodes_and_counts_add_up() -> None:
     assert graph.counts == (2, 1) and graph.launches == 3
     assert set(graph.edges) == {("first", "second"), ("first", "sum"), ("second", "sum")}
     assert [n.program for n in graph.nodes] == [0, None, 0, None, 1]
+
+
+def test_attention_operator_takes_in_transpositions_and_repeated_heads() -> None:
+    nodes = [
+        make("Transpose", ["q"], ["qt"], perm=[0, 2, 1, 3]),
+        make("Expand", ["k", "many"], ["ke"]),
+        make("Reshape", ["ke", "merged"], ["kr"]),
+        make("Expand", ["v", "many"], ["ve"]),
+        make("Reshape", ["ve", "merged"], ["vr"]),
+        make("Attention", ["qt", "kr", "vr"], ["o"], "attend", is_causal=1),
+        make("Transpose", ["o"], ["y"], "out", perm=[0, 2, 1, 3]),
+    ]
+    inputs = {"q": [2, 8, 4, 16], "k": [2, 2, 1, 8, 16], "v": [2, 2, 1, 8, 16]}
+    constants = {"many": np.asarray([2, 2, 2, 8, 16]), "merged": np.asarray([2, 4, 8, 16])}
+    graph = onnx_library_graph(model(nodes, inputs, ["y"], constants, opset=23))
+    assert texts(graph) == only("attention_prefill:batch=2,heads=4,kv_heads=2,q_len=8,head_dim=16")
