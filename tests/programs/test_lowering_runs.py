@@ -120,3 +120,17 @@ def test_max_pool_matches_torch_inside() -> None:
         output=expected.shape,
     )  # fmt: skip
     np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
+@pytest.mark.native
+def test_lowered_operator_links_into_a_shared_library(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    """What is predicted can be built for another process: export, load, run."""
+    from cdmpp.programs.lowering import lower
+
+    x, w = random(5, 7), random(6, 7)
+    built = tvm.compile(lower(parse_operator("linear:m=5,n=6,k=7")), target=tvm.target.Target({"kind": "llvm"}))
+    built.export_library(str(tmp_path / "linear.so"))
+    loaded = tvm.runtime.load_module(str(tmp_path / "linear.so"))
+    result = tvm.runtime.tensor(np.zeros((5, 6), dtype="float32"), tvm.cpu())
+    loaded["main"](*(tvm.runtime.tensor(a, tvm.cpu()) for a in (x, w)), result)
+    np.testing.assert_allclose(result.numpy(), x @ w.T, rtol=1e-5, atol=1e-5)

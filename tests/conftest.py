@@ -1,0 +1,28 @@
+"""Fixtures that many tests share, and skips that name what is missing."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from cdmpp.predictor import LatencyPredictor
+
+
+@pytest.fixture(scope="session")
+def predictor() -> LatencyPredictor:
+    """The model that ships with the package."""
+    return LatencyPredictor.load()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests whose tools pip does not install, naming the tool."""
+    needs = {
+        "native": (("cc", "gcc", "clang"), "needs a C compiler (cc, gcc or clang); then: make test-native"),
+        "browser": (("chromium", "chromium-browser", "google-chrome"), "needs chromium; then: make test-browser"),
+        "gpu": (("nvidia-smi", "rocm-smi"), "needs a GPU and its driver"),
+    }
+    for item in items:
+        for marker, (tools, reason) in needs.items():
+            if item.get_closest_marker(marker) and not any(map(shutil.which, tools)):
+                item.add_marker(pytest.mark.skip(reason=reason))
