@@ -168,7 +168,7 @@ class LatencyPredictor:
 
     def __init__(self, artifact: Artifact, *, cache_rows: int = 200_000) -> None:
         self.artifact = artifact
-        self._device_index = {name: i + 1 for i, name in enumerate(artifact.devices)}
+        self._device_index = {name: i + 1 for i, name in enumerate(artifact.devices) if name}
         self._encoded = _Lru(20_000)
         self._answers = _Lru(cache_rows)
 
@@ -321,7 +321,7 @@ class LatencyPredictor:
                 }
                 for name, kind in sorted(operator_types().items())
             },
-            "trained_devices": list(self.artifact.devices),
+            "trained_devices": list(filter(None, self.artifact.devices)),
             "backends": list(BACKENDS),
             "protocols": list(PROTOCOLS),
             "frameworks": list(FRAMEWORKS),

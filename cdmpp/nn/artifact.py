@@ -41,7 +41,7 @@ class Artifact:
     network : LatencyNetwork
         In evaluation mode.
     devices : tuple of str
-        Names of the training devices; device i has embedding i + 1.
+        Names of the training devices; device i has embedding i + 1. "" where a device was held out.
     domain : Domain
         What was trained on, for the domain score.
     calibration : dict

@@ -94,7 +94,8 @@ def train_model(
     manifest = save_artifact(
         Path(out), network, domain,
         name=config.name,
-        devices=[d.name for d in dataset.devices],
+        # A held-out device keeps its place in the embedding and loses its name: it was not trained on.
+        devices=["" if i in held else d.name for i, d in enumerate(dataset.devices)],
         calibration=calibration,
         details={
             "config": config.model_dump(mode="json"),

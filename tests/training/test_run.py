@@ -1,0 +1,110 @@
+"""A whole training run on a small table of synthetic latencies: configuration to model folder to answer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cdmpp.errors import DataError
+from cdmpp.predictor import LatencyPredictor
+from cdmpp.training.config import DataConfig, FinishConfig, OptimiserConfig, TrainConfig, load_config
+from cdmpp.training.run import train_model
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Synthetic rows in the layout of the public GEMM table: twice the roofline, plus launch."""
+    rng = np.random.default_rng(0)
+    n = 1500
+    m, cols, k = (2 ** rng.integers(4, 12, n) for _ in range(3))
+    device = rng.choice(["NVIDIA L40S", "NVIDIA B200"], n)
+    peak = np.where(device == "NVIDIA L40S", 362e12, 2250e12)
+    latency = 2e6 * (2.0 * m * cols * k / peak) + 5.0
+    path = tmp_path_factory.mktemp("data") / "gemm.parquet"
+    columns = {
+        "op": ["linear"] * n, "device": device, "framework": ["vllm"] * n, "version": ["1"] * n,
+        "dtype": ["bfloat16"] * n, "m": m.astype(np.int32), "n": cols.astype(np.int32), "k": k.astype(np.int32),
+        "latency_us": latency.astype(np.float32),
+    }  # fmt: skip
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def config(steps: int = 60, **data: object) -> TrainConfig:
+    return TrainConfig(
+        name="tiny",
+        data=DataConfig(public=False, **data),  # type: ignore[arg-type]
+        network={"width": 16, "layers": 1, "heads": 2, "feed_forward": 16, "head_width": 32, "head_layers": 1},  # type: ignore[arg-type]
+        optimiser=OptimiserConfig(steps=steps, batch_rows=64, warmup_steps=5, checkpoint_every=20, average_decay=0.9),
+        finish=FinishConfig(xgboost_trees=10),
+    )
+
+
+def test_run_learns_and_the_folder_answers(table: Path, tmp_path: Path) -> None:
+    result = train_model(config(300), out=tmp_path / "model", run=tmp_path / "run", records=[table])
+    overall = result["metrics"]["overall"]
+    assert overall["mape"] < overall["baselines"]["roofline"]["mape"]
+    assert overall["n"] > 50
+    assert {"by_source", "groups", "sample"} <= result["metrics"].keys()
+    predictor = LatencyPredictor.load(tmp_path / "model")
+    known = predictor.predict(
+        ["linear:m=512,n=1024,k=2048,dtype=bfloat16"], "l40s", protocol="graph", framework="vllm"
+    )[0]
+    assert known.domain == "in"
+    assert known.latency_s == pytest.approx(2 * 2 * 512 * 1024 * 2048 / 362e12 + 5e-6, rel=0.5)
+    assert predictor.predict(["softmax:rows=512,cols=1024"], "l40s")[0].domain == "out"
+    assert json.loads((tmp_path / "model" / "manifest.json").read_text())["metrics"]["overall"] == overall
+
+
+def test_interrupted_run_ends_where_an_unbroken_one_does(table: Path, tmp_path: Path) -> None:
+    class Killed(Exception):
+        pass
+
+    def kill(step: int, steps: int, metrics: dict[str, float]) -> None:
+        raise Killed  # after step 50; the last checkpoint is from step 40
+
+    whole = train_model(config(), out=tmp_path / "a", run=tmp_path / "run-a", records=[table])
+    with pytest.raises(Killed):
+        train_model(config(), out=tmp_path / "b", run=tmp_path / "run-b", records=[table], progress=kill)
+    assert not (tmp_path / "b").exists()
+    resumed = train_model(config(), out=tmp_path / "b", run=tmp_path / "run-b", records=[table])
+    assert resumed["model_id"] == whole["model_id"]
+
+
+def test_held_out_device_is_reported_and_not_known(table: Path, tmp_path: Path) -> None:
+    result = train_model(
+        config(holdout_devices=("b200",)), out=tmp_path / "m", run=tmp_path / "r", records=[table]
+    )
+    held = result["metrics"]["held_out_devices"]
+    assert {g["device"] for g in held["groups"]} == {"b200"}
+    assert {g["device"] for g in result["metrics"]["groups"]} == {"l40s"}
+    program = "linear:m=512,n=1024,k=2048,dtype=bfloat16"
+    answer = LatencyPredictor.load(tmp_path / "m").predict([program], "b200", protocol="graph", framework="vllm")[0]
+    assert answer.domain == "near"
+
+
+def test_another_configuration_does_not_continue_a_run(table: Path, tmp_path: Path) -> None:
+    train_model(config(20), out=tmp_path / "m", run=tmp_path / "r", records=[table])
+    with pytest.raises(DataError, match="another configuration"):
+        train_model(config(30), out=tmp_path / "m", run=tmp_path / "r", records=[table])
+
+
+def test_wrong_configurations_say_what_is_wrong(tmp_path: Path, table: Path) -> None:
+    bad = tmp_path / "bad.toml"
+    bad.write_text("[optimiser]\nstepps = 3\n")
+    with pytest.raises(DataError, match=r"optimiser\.stepps"):
+        load_config(bad)
+    with pytest.raises(DataError, match="nothing to train on"):
+        train_model(config(), out=tmp_path / "m", run=tmp_path / "r")
+    with pytest.raises(DataError, match="holdout_devices"):
+        train_model(config(holdout_devices=("t4",)), out=tmp_path / "m", run=tmp_path / "r", records=[table])
+
+
+@pytest.mark.parametrize("path", sorted(Path("configs").glob("*.toml")), ids=lambda p: p.name)
+def test_shipped_configurations_are_valid(path: Path) -> None:
+    load_config(path)
