@@ -119,7 +119,7 @@ def _onnx(path: Path, backend: Backend, dims: Mapping[str, int] | None) -> Progr
 
 def _tvm_json(path: Path, backend: Backend) -> ProgramGraph:
     """TVM JSON is read in plain Python: TVM need not be installed."""
-    from cdmpp.features.tvm_json import load, prim_funcs
+    from cdmpp.programs.tvm_json import load, prim_funcs
 
     text = _read(path)
     nodes, root = load(text)

@@ -71,7 +71,14 @@ def programs_from_tir(
 
 
 def _program(tvm: Any, function: Any, name: str, backend: Backend) -> TensorProgram:
-    return TensorProgram.from_tvm_json(str(tvm.ir.save_json(function)), backend, name)
+    try:
+        text = str(tvm.ir.save_json(function))
+    except Exception as error:  # an annotation may hold anything
+        raise InvalidProgramError(
+            f"function {name!r} cannot be written as TVM JSON: {_reason(error)}",
+            hint="annotations may hold numbers and text only",
+        ) from None
+    return TensorProgram.from_tvm_json(text, backend, name)
 
 
 def programs_from_tvmscript(source: str, backend: Backend = "tvm") -> list[TensorProgram]:

@@ -275,6 +275,20 @@ def test_parsed_function_equals_what_tvm_itself_parses() -> None:
 
 
 @pytest.mark.tvm
+@pytest.mark.parametrize(
+    "expression", ["open('x')", "T.builder", "eval", "T.meta_var(1)", "T.cuda.func_call('f')"]
+)
+def test_the_second_lock_holds_without_the_first(expression: str) -> None:
+    import tvm
+
+    from cdmpp.frontends.tir import _namespace
+
+    text = HEAD + f"    T.evaluate({expression})\n"
+    with pytest.raises(Exception, match=r"not callable|no attribute|Expect|_Nothing|error"):
+        tvm.script.from_source(text, extra_vars=_namespace())
+
+
+@pytest.mark.tvm
 def test_several_functions_give_several_programs() -> None:
     from cdmpp.frontends.tir import program_from_tvmscript, programs_from_tir, programs_from_tvmscript
 
