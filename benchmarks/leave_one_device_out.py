@@ -30,6 +30,8 @@ def main() -> None:
         held = result["metrics"]["held_out_devices"]
         seconds = result["train"]["train_seconds"]
         print(f"\n\n### {config.name}: {result['train']['train_rows']:,} training rows, {seconds / 60:.1f} minutes\n")
+        width = held["interval_factor"] / result["calibration"]["in"]
+        print(f"80 % of these rows need intervals {width:.2f} times as wide as on known devices.\n")
         print(error_rows({**held["by_source"], "all rows": held["overall"]}))
         print()
         print(error_rows({f"{g['device']}, {g['source']}, {g['op']}": g for g in held["groups"] if g["n"] >= 100}))

@@ -55,6 +55,7 @@ def error_table(
     Returns
     -------
     dict
+        ``interval_factor``: the width factor with which the 10-90 % interval covers 80 % of these rows.
         ``overall``, ``by_source`` and ``groups`` (source, device, op); each entry has the metrics of the
         model, and under ``baselines`` the mape and median_ape of ``roofline`` and ``xgboost``. The entry
         ``neusight_filtered`` of ``by_source`` keeps the rows that the source's authors keep;
@@ -103,6 +104,7 @@ def error_table(
         "by_source": by_source,
         "groups": groups,
         "sample": _sample(dataset, rows, point),
+        "interval_factor": round(fit_factor(rows.log_latency, levels), 4),
     }
 
 
