@@ -1,0 +1,247 @@
+"""``python -m cdmpp.demo``: two networks' programs on six GPUs, through the real server.
+
+Starts the service with the shipped model on a free port of this machine, reads two ONNX files into
+tensor programs, asks ``POST /predict`` for all of them on every GPU, prints one line for each program
+and device, and stops the service again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from cdmpp.errors import CdmppError
+from cdmpp.frontends.graph import ProgramGraph
+from cdmpp.frontends.load import load_programs
+from cdmpp.programs.program import TensorProgram
+from cdmpp.units import format_latency
+
+ROOT = Path(__file__).resolve().parents[1]
+NETWORKS = ("transformer_block.onnx", "small_resnet.onnx")
+#: The first four stand in the public tables, the last two nobody showed the model.
+DEVICES = ("a100-pcie-40gb", "v100-pcie-32gb", "t4", "p100-pcie-16gb", "l4", "h100-sxm")
+QUANTILES = (0.1, 0.9)
+START_TIMEOUT_S, ANSWER_TIMEOUT_S, STOP_TIMEOUT_S = 150.0, 150.0, 10.0
+#: The demonstration shows the shipped model whatever this shell is set up for.
+_OWN_SETTINGS = ("CDMPP_MODEL", "CDMPP_SETTINGS_FILE")
+
+
+class DemoError(Exception):
+    """What ends the demonstration, in one line."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running service on this machine."""
+
+    port: int
+
+    def request(self, method: str, path: str, body: Any = None) -> Any:
+        """One exchange; a problem becomes a :class:`DemoError`."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=ANSWER_TIMEOUT_S)
+        try:
+            payload = None if body is None else json.dumps(body)
+            connection.request(method, path, payload, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            answer = json.loads(response.read())
+        finally:
+            connection.close()
+        if response.status != 200:
+            raise DemoError(f"{method} {path}: {response.status} {answer.get('detail', '')}")
+        return answer
+
+
+@contextlib.contextmanager
+def running_server() -> Iterator[Server]:
+    """Start the service as a process of its own; it ends with the block, whatever happens inside."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    environment = {name: value for name, value in os.environ.items() if name not in _OWN_SETTINGS}
+    command = [sys.executable, "-m", "server", "--host", "127.0.0.1", "--port", str(port)]
+    with tempfile.TemporaryFile() as log:
+        # From the folder that holds the package: a file server.py where the user stands is not ours.
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
+        try:
+            server = Server(port)
+            _wait_ready(server, process, log)
+            yield server
+        finally:
+            process.terminate()
+            try:
+                process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _wait_ready(server: Server, process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    reason = "no answer"
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise DemoError(f"the server ended with status {process.returncode}: {_reason(log)}")
+        try:
+            server.request("GET", "/readyz")
+            return
+        except OSError:  # not listening yet
+            time.sleep(0.1)
+        except DemoError as error:
+            reason = str(error)
+            time.sleep(0.5)
+    raise DemoError(f"the server was not ready after {START_TIMEOUT_S:g} s: {reason}")
+
+
+def _reason(log: IO[bytes]) -> str:
+    """The last line of a log that names an error."""
+    log.seek(0)
+    lines = [line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()]
+    return next((line for line in reversed(lines) if "rror" in line or "cannot" in line), "no message")
+
+
+def wire_program(program: TensorProgram) -> dict[str, Any]:
+    """A program as ``/predict`` takes it."""
+    if program.operator is not None:
+        return program.operator.canonical()
+    return {"tvm_json": program.tvm_json}
+
+
+def ask(server: Server, graph: ProgramGraph) -> list[list[dict[str, Any]]]:
+    """Results for each program (outer) and device (inner), by one request."""
+    items = [
+        {
+            "id": f"{index}@{device}",
+            "program": wire_program(program),
+            "backend": program.backend,
+            "device": device,
+            "protocol": "eager",
+            "framework": "pytorch",
+        }
+        for index, program in enumerate(graph.programs)
+        for device in DEVICES
+    ]
+    results = server.request("POST", "/predict", {"items": items, "quantiles": QUANTILES})["results"]
+    width = len(DEVICES)
+    return [results[start : start + width] for start in range(0, len(results), width)]
+
+
+def report(name: str, graph: ProgramGraph, answers: Sequence[Sequence[dict[str, Any]]]) -> Iterator[str]:
+    """The lines of one network: every program and device, then the sums, then what is missing."""
+    yield f"{name}: {len(graph.programs)} distinct programs, {graph.launches} launches"
+    rows = [("program", "times", "device", "latency [80 % interval]", "trained domain")]
+    for program, count, results in zip(graph.programs, graph.counts, answers, strict=True):
+        for device, result in zip(DEVICES, results, strict=True):
+            if "error" in result:
+                rows.append((program.name, str(count), device, "not predicted", "-"))
+                continue
+            latency, low, high = (format_latency(result[k]) for k in ("latency_s", "lower_s", "upper_s"))
+            rows.append((program.name, str(count), device, f"{latency} [{low}, {high}]", result["domain"]))
+    yield from _table(rows)
+    yield ""
+    yield f"{name}: sum over its launches (times x latency)"
+    sums = [("device", "sum", "launches in it")]
+    for position, device in enumerate(DEVICES):
+        parts = [
+            (count, results[position]["latency_s"])
+            for count, results in zip(graph.counts, answers, strict=True)
+            if "error" not in results[position]
+        ]
+        covered = f"{sum(count for count, _ in parts)} of {_all_launches(graph)}"
+        total = format_latency(sum(n * s for n, s in parts)) if parts else "not predicted"
+        sums.append((device, total, covered))
+    yield from _table(sums)
+    yield from missing(graph, answers)
+
+
+def missing(graph: ProgramGraph, answers: Sequence[Sequence[dict[str, Any]]]) -> Iterator[str]:
+    """One line for each program that has no figure, with the reason; one line when there is none."""
+    lines = [f"not predicted: {u.operator} ({u.count} times): {u.reason}" for u in graph.unsupported]
+    for program, count, results in zip(graph.programs, graph.counts, answers, strict=True):
+        reasons: dict[str, list[str]] = {}
+        for device, result in zip(DEVICES, results, strict=True):
+            if "error" in result:
+                reasons.setdefault(result["error"]["message"], []).append(device)
+        for reason, devices in reasons.items():
+            lines.append(f"not predicted: {program.name} ({count} times) on {', '.join(devices)}: {reason}")
+    yield from lines or ["not predicted: none"]
+
+
+def _all_launches(graph: ProgramGraph) -> int:
+    return graph.launches + sum(u.count for u in graph.unsupported)
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    """Columns side by side, never cut: a line is as long as it has to be."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield "  " + "  ".join(cells).rstrip()
+
+
+def header(server: Server) -> Iterator[str]:
+    """Which latency is meant, by which model, and which devices it was trained on."""
+    trained = {device["name"] for device in server.request("GET", "/devices")["devices"] if device["trained"]}
+    seen = [device for device in DEVICES if device in trained]
+    unseen = [device for device in DEVICES if device not in trained]
+    yield "Predicted latency of the tensor programs of two float32 networks on GPUs that need not be here."
+    yield (
+        "Meant is the latency of library kernels (cuDNN, cuBLAS, ...) as eager PyTorch launches them, "
+        "launch cost inside: backend library, protocol eager, framework pytorch."
+    )
+    yield f"model:             {server.request('GET', '/readyz')['model_id']}"
+    yield f"seen in training:  {', '.join(seen) or 'none of these devices'}"
+    yield f"never seen:        {', '.join(unseen) or 'none of these devices'}"
+
+
+def run(examples: Path) -> None:
+    """Print the whole demonstration."""
+    graphs = []
+    for name in NETWORKS:
+        if not (examples / name).is_file():
+            raise DemoError(f"{examples / name} is missing: run the demonstration from a checkout")
+        graphs.append((name, load_programs(examples / name)))
+    with running_server() as server:
+        print("\n".join(header(server)), flush=True)
+        for name, graph in graphs:
+            print("\n" + "\n".join(report(name, graph, ask(server, graph))), flush=True)
+
+
+def main() -> int:
+    """Run the demonstration; 0, or 1 with one line that says why not."""
+    # Without this a terminated demonstration would leave its server behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Where µ cannot be written, a question mark is better than no table.
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        run(ROOT / "examples")
+    except BrokenPipeError:
+        # The reader has gone (`| head`); what is left in the buffer has nowhere to go either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (CdmppError, DemoError, OSError, ValueError, http.client.HTTPException) as error:
+        hint = f" ({error.hint})" if isinstance(error, CdmppError) and error.hint else ""
+        print(f"error: {' '.join(str(error).split()) or type(error).__name__}{hint}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,188 @@
+"""What the service refuses before it thinks: size, time, media type, load."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from server.app import create_app
+from server.gate import Gate
+from server.problems import ProblemError
+from server.settings import Settings
+from tests.server.conftest import JSON, LINEAR, problem
+
+BODY = json.dumps({"items": [{"program": LINEAR, "device": "t4"}]}).encode()
+Messages = list[dict[str, Any]]
+
+
+def call(
+    app: FastAPI,
+    receive: Callable[[], Awaitable[dict[str, Any]]],
+    headers: dict[str, str],
+    path: str = "/predict",
+) -> tuple[int, dict[str, Any]]:
+    """One request straight into the application: the test decides what arrives, and when."""
+    sent: Messages = []
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
+        "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "",
+        "headers": [(k.encode(), v.encode()) for k, v in headers.items()],
+        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80),
+    }  # fmt: skip
+    anyio.run(app, scope, receive, send)
+    body = b"".join(m.get("body", b"") for m in sent if m["type"] == "http.response.body")
+    return sent[0]["status"], json.loads(body)
+
+
+class Endless:
+    """A body of 64 KiB chunks without end, that counts how many were taken."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    async def __call__(self) -> dict[str, Any]:
+        self.taken += 1
+        return {"type": "http.request", "body": b" " * 65536, "more_body": True}
+
+
+def small_app(**settings: Any) -> FastAPI:
+    """An application that needs no model: nothing gets as far."""
+    return create_app(Settings(**settings))
+
+
+def test_an_endless_body_is_refused_where_the_limit_is() -> None:
+    body = Endless()
+    status, answer = call(small_app(max_body_bytes=2**20), body, JSON)
+    assert (status, answer["code"]) == (413, "body_too_large")
+    assert body.taken == 17
+
+
+def test_a_declared_length_is_believed_when_it_is_too_much() -> None:
+    body = Endless()
+    status, answer = call(small_app(), body, {**JSON, "content-length": str(2**31)})
+    assert (status, answer["code"]) == (413, "body_too_large")
+    assert body.taken == 0
+
+
+def test_a_declared_length_is_not_believed_when_it_is_little() -> None:
+    body = Endless()
+    status, _ = call(small_app(max_body_bytes=2**20), body, {**JSON, "content-length": "10"})
+    assert status == 413
+    assert body.taken == 17
+
+
+@pytest.mark.parametrize("length", ["9" * 400, "-5", "ten", "²"])
+def test_a_strange_declared_length_is_no_bug(length: str) -> None:
+    assert call(small_app(max_body_bytes=2**20), Endless(), {**JSON, "content-length": length})[0] == 413
+
+
+def test_a_body_that_does_not_arrive_is_given_up() -> None:
+    async def silence() -> dict[str, Any]:
+        await anyio.sleep(30)
+        raise AssertionError
+
+    status, answer = call(small_app(body_timeout_s=0.05), silence, JSON)
+    assert (status, answer["code"]) == (408, "body_timeout")
+
+
+def test_a_client_that_goes_away_is_no_bug() -> None:
+    async def gone() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    assert call(small_app(), gone, JSON)[0] == 408
+
+
+def test_the_limit_itself_is_allowed(client: TestClient) -> None:
+    limit = Settings(model=None).max_body_bytes
+    at_limit = client.post("/predict", content=BODY + b" " * (limit - len(BODY)), headers=JSON)
+    assert at_limit.status_code == 200
+    above = client.post("/predict", content=BODY + b" " * (limit - len(BODY) + 1), headers=JSON)
+    problem(above, 413, "body_too_large")
+
+
+@pytest.mark.parametrize(
+    "kind", [None, "text/plain", "application/x-www-form-urlencoded", "application/json; charset=latin-1", ""]
+)
+def test_another_media_type_is_refused(kind: str | None, client: TestClient) -> None:
+    response = client.post("/predict", content=BODY, headers={} if kind is None else {"content-type": kind})
+    problem(response, 415, "unsupported_media_type")
+
+
+@pytest.mark.parametrize("kind", ["application/json", "Application/JSON;charset=UTF-8"])
+def test_json_may_say_its_charset(kind: str, client: TestClient) -> None:
+    assert client.post("/predict", content=BODY, headers={"content-type": kind}).status_code == 200
+
+
+def test_unknown_paths_and_methods(client: TestClient) -> None:
+    problem(client.get("/nope"), 404, "not_found")
+    response = client.get("/predict")
+    problem(response, 405, "method_not_allowed")
+    assert response.headers["allow"] == "POST"
+
+
+def test_the_number_of_items_is_a_setting_and_published() -> None:
+    app = small_app(max_items=2)
+    schema = app.openapi()["components"]["schemas"]["PredictRequest"]
+    assert schema["properties"]["items"]["maxItems"] == 2
+
+
+def test_a_full_gate_tells_the_next_to_come_back() -> None:
+    async def scenario() -> None:
+        gate, go = Gate(max_concurrent=1, max_queued=1), threading.Event()
+        done: list[str] = []
+
+        async def enter(name: str) -> None:
+            await gate.run(go.wait)
+            done.append(name)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(enter, "computing")
+            tasks.start_soon(enter, "waiting")
+            await anyio.sleep(0.05)
+            with pytest.raises(ProblemError) as refused:
+                await gate.run(go.wait)
+            assert refused.value.status == 503
+            assert refused.value.headers == {"retry-after": "1"}
+            go.set()
+        assert done == ["computing", "waiting"]
+        assert await gate.run(lambda: "free again") == "free again"
+
+    anyio.run(scenario)
+
+
+def test_healthz_answers_while_predictions_are_computed(
+    app: FastAPI, client: TestClient, monkeypatch
+) -> None:
+    entered, go = threading.Event(), threading.Event()
+
+    def slow(body: bytes) -> bytes:
+        entered.set()
+        assert go.wait(20)
+        return b"{}"
+
+    monkeypatch.setattr(app.state.service, "predict", slow)
+    answers: list[httpx2.Response] = []
+    thread = threading.Thread(
+        target=lambda: answers.append(client.post("/predict", content=BODY, headers=JSON))
+    )
+    thread.start()
+    try:
+        assert entered.wait(20)
+        assert client.get("/healthz").json() == {"status": "ok"}
+        assert not answers
+    finally:
+        go.set()
+        thread.join()
+    assert answers[0].status_code == 200

@@ -1,0 +1,309 @@
+"""POST /predict: answers in order, errors item by item, the same figures as in process."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cdmpp.devices import lookup
+from cdmpp.frontends.request import program_from_request
+from cdmpp.predictor import LatencyPredictor, Question
+from cdmpp.programs.operators import operator_types
+from tests.server.conftest import LINEAR, problem
+
+GOOD = {"program": LINEAR, "device": "t4"}
+OWN_DEVICE = lookup("l4").model_dump(exclude={"aliases"})
+
+BAD_ITEMS: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown operator": ({**GOOD, "program": {"operator": "frobnicate"}}, "unsupported_operator"),
+    "empty operator": ({**GOOD, "program": {"operator": ""}}, "unsupported_operator"),
+    "missing field": ({**GOOD, "program": {"operator": "linear", "m": 1}}, "invalid_program"),
+    "unknown field": ({**GOOD, "program": {**LINEAR, "z": 1}}, "invalid_program"),
+    "negative size": ({**GOOD, "program": {**LINEAR, "m": -1}}, "invalid_program"),
+    "zero size": ({**GOOD, "program": {**LINEAR, "m": 0}}, "invalid_program"),
+    "fractional size": ({**GOOD, "program": {**LINEAR, "m": 1.5}}, "invalid_program"),
+    "NaN size": ({**GOOD, "program": {**LINEAR, "m": math.nan}}, "invalid_program"),
+    "infinite size": ({**GOOD, "program": {**LINEAR, "m": math.inf}}, "invalid_program"),
+    "size as text": ({**GOOD, "program": {**LINEAR, "m": "512"}}, "invalid_program"),
+    "size as truth": ({**GOOD, "program": {**LINEAR, "m": True}}, "invalid_program"),
+    "huge size": ({**GOOD, "program": {**LINEAR, "m": 10**30}}, "invalid_program"),
+    "sizes whose product overflows": (
+        {**GOOD, "program": {**LINEAR, "m": 2**31 - 1, "n": 2**31 - 1}},
+        "invalid_program",
+    ),
+    "contradiction": (
+        {
+            **GOOD,
+            "program": {
+                "operator": "conv2d", "n": 1, "c_in": 3, "c_out": 4, "h": 5, "w": 5, "kh": 9, "kw": 9,
+            },
+        },
+        "invalid_program",
+    ),
+    "unknown dtype": ({**GOOD, "program": {**LINEAR, "dtype": "float12"}}, "invalid_program"),
+    "unknown device": ({**GOOD, "device": "t5000x"}, "unknown_device"),
+    "a path as device": ({**GOOD, "device": "../../etc/device.toml"}, "unknown_device"),
+    "several devices": ({**GOOD, "device": "a100"}, "unknown_device"),
+    "incomplete device": ({**GOOD, "device": {"name": "mine"}}, "invalid_device"),
+    "impossible device": ({**GOOD, "device": {**OWN_DEVICE, "clock_hz": -1.0}}, "invalid_device"),
+    "NaN device": ({**GOOD, "device": {**OWN_DEVICE, "clock_hz": math.nan}}, "invalid_device"),
+    "device in wrong units": ({**GOOD, "device": {**OWN_DEVICE, "peak_flops_fp32": 1e8}}, "invalid_device"),
+    "not TVM JSON": ({**GOOD, "program": {"tvm_json": "{"}}, "invalid_program"),
+    "other JSON": ({**GOOD, "program": {"tvm_json": '{"nodes": [1], "root_index": 0}'}}, "invalid_program"),
+    "not TVMScript": ({**GOOD, "program": {"tvmscript": "import os"}}, "invalid_program"),
+}  # fmt: skip
+
+
+def test_answers_come_in_order_with_ids(ask, predictor: LatencyPredictor) -> None:
+    items = [{"id": f"i{m}", "program": {**LINEAR, "m": m}, "device": "t4"} for m in (64, 1, 4096, 64)]
+    response = ask(items)
+    assert response.status_code == 200
+    assert response.headers["content-type"] == "application/json"
+    body = response.json()
+    assert set(body) == {"model_id", "results"}
+    assert body["model_id"] == predictor.model_id
+    assert [r["id"] for r in body["results"]] == ["i64", "i1", "i4096", "i64"]
+    assert [r["name"].split("m=")[1].split(",")[0] for r in body["results"]] == ["64", "1", "4096", "64"]
+    for result in body["results"]:
+        assert 0 < result["lower_s"] <= result["latency_s"] <= result["upper_s"]
+        assert result["domain"] in ("in", "near", "out")
+        assert result["roofline_s"] > 0
+        assert set(result["quantiles"]) == {"0.1", "0.9"}
+
+
+def test_the_same_figures_as_in_process(ask, predictor: LatencyPredictor) -> None:
+    programs = [
+        LINEAR,
+        {"operator": "softmax", "rows": 4096, "cols": 1024},
+        {"operator": "conv2d", "n": 8, "c_in": 64, "c_out": 64, "h": 56, "w": 56, "kh": 3, "kw": 3},
+        {"operator": "attention_decode", "batch": 4, "past_len": 99, "heads": 8, "kv_heads": 2,
+         "head_dim": 64},
+    ]  # fmt: skip
+    for device in ("a100-pcie-40gb", "l4", OWN_DEVICE):
+        items = [
+            {"program": p, "device": device, "protocol": "eager", "framework": "pytorch"} for p in programs
+        ]
+        over_http = ask(items, quantiles=[0.05, 0.5, 0.95]).json()["results"]
+        spec = lookup(device) if isinstance(device, str) else lookup("l4")
+        here = predictor.predict(
+            programs, spec, protocol="eager", framework="pytorch", quantiles=(0.05, 0.5, 0.95)
+        )
+        assert [{k: v for k, v in r.items() if k != "id"} for r in over_http] == [p.to_dict() for p in here]
+
+
+def test_the_company_does_not_matter(ask) -> None:
+    alone = ask([GOOD]).json()["results"][0]
+    crowd = [
+        {"program": {**LINEAR, "m": m, "n": n}, "device": "v100-pcie-32gb"} for m in (3, 5) for n in (7, 9)
+    ]
+    assert ask([*crowd, GOOD, *crowd]).json()["results"][4] == alone
+
+
+@pytest.mark.parametrize("what", BAD_ITEMS)
+def test_a_bad_item_leaves_the_others_alone(what: str, ask) -> None:
+    item, code = BAD_ITEMS[what]
+    response = ask([GOOD, {"id": "bad", **item}, GOOD])
+    assert response.status_code == 200, response.text
+    before, bad, after = response.json()["results"]
+    assert bad["id"] == "bad"
+    assert set(bad) == {"id", "error"}
+    assert set(bad["error"]) == {"code", "message", "hint"}
+    assert bad["error"]["code"] == code
+    assert bad["error"]["message"]
+    assert before == after == ask([GOOD]).json()["results"][0]
+
+
+def test_an_unknown_device_says_which_are_near_and_how_to_bring_one(ask) -> None:
+    error = ask([{**GOOD, "device": "rtx-4099"}]).json()["results"][0]["error"]
+    assert "rtx-4090" in error["message"]
+    assert "peak_flops_fp32" in error["hint"]
+
+
+def test_whole_numbers_may_be_written_as_floats(ask) -> None:
+    text = json.dumps({"items": [GOOD]}).replace("512", "512.0")
+    assert ask(text).json() == ask([GOOD]).json()
+
+
+def test_equal_numbers_of_other_types_are_other_programs(ask) -> None:
+    one = {"operator": "linear", "m": 1, "n": 64, "k": 64}
+    first = ask([{"program": one, "device": "t4"}]).json()["results"][0]
+    assert "latency_s" in first
+    truth = ask([{"program": {**one, "m": True}, "device": "t4"}]).json()["results"][0]
+    assert truth["error"]["code"] == "invalid_program"
+
+
+def test_backend_and_protocol_are_part_of_the_question(ask) -> None:
+    items = [{**GOOD, "protocol": p} for p in ("kernel", "graph", "eager")] + [{**GOOD, "backend": "tvm"}]
+    results = ask(items).json()["results"]
+    assert [(r["backend"], r["protocol"]) for r in results] == [
+        ("library", "kernel"), ("library", "graph"), ("library", "eager"), ("tvm", "kernel"),
+    ]  # fmt: skip
+    assert results[2]["latency_s"] > results[0]["latency_s"]
+    explicit = ask([{"id": None, **GOOD, "backend": None, "protocol": "kernel", "framework": None}])
+    assert explicit.json()["results"][0] == results[0]
+
+
+@pytest.mark.tvm
+def test_tir_as_json_and_as_script(ask, predictor: LatencyPredictor) -> None:
+    pytest.importorskip("tvm", reason="needs apache-tvm")
+    script = (
+        "@T.prim_func(s_tir=True)\n"
+        'def copy(A: T.Buffer((128, 64), "float32"), B: T.Buffer((128, 64), "float32")):\n'
+        "    for i, j in T.grid(128, 64):\n"
+        '        with T.sblock("B"):\n'
+        '            vi, vj = T.axis.remap("SS", [i, j])\n'
+        "            B[vi, vj] = A[vi, vj]\n"
+    )
+    program = program_from_request({"tvmscript": script})
+    items = [
+        {"program": {"tvmscript": script}, "device": "t4"},
+        {"program": {"tvm_json": program.tvm_json}, "device": "t4"},
+    ]
+    by_script, by_json = ask(items).json()["results"]
+    assert by_script["backend"] == "tvm"
+    assert by_script["program_hash"] == by_json["program_hash"] == program.hash
+    here = predictor.predict_questions([Question(program, "t4")])[0]
+    assert by_script["latency_s"] == by_json["latency_s"] == here.latency_s
+
+
+@pytest.mark.parametrize("what", BAD_ITEMS)
+def test_strict_refuses_the_request(what: str, ask) -> None:
+    item, code = BAD_ITEMS[what]
+    response = ask([GOOD, {"id": "bad", **item}, GOOD], strict=True)
+    body = problem(response, response.status_code, code)
+    assert (body["item"], body["id"]) == (1, "bad")
+    no_schema_can_say = {
+        "unknown device", "a path as device", "several devices", "contradiction", "not TVM JSON",
+        "other JSON", "sizes whose product overflows", "device in wrong units", "not TVMScript",
+    }  # fmt: skip
+    if what not in no_schema_can_say:
+        assert response.status_code == 422
+    else:
+        assert response.status_code == (404 if code == "unknown_device" else 409)
+
+
+def test_strict_changes_no_figure(ask) -> None:
+    items = [GOOD, {**GOOD, "device": OWN_DEVICE}]
+    assert ask(items, strict=True).json() == ask(items, strict=False).json()
+
+
+def test_strict_takes_no_number_for_a_truth_value(ask) -> None:
+    problem(ask([{**GOOD, "program": {**LINEAR, "bias": 1}}], strict=True), 422, "invalid_program")
+
+
+BROKEN_BODIES: dict[str, Any] = {
+    "empty object": {},
+    "not an object": [],
+    "items missing": {"quantiles": [0.5]},
+    "no items": {"items": []},
+    "items not a list": {"items": GOOD},
+    "unknown key": {"items": [GOOD], "devices": ["t4"]},
+    "unknown key in an item": {"items": [{**GOOD, "devise": "t4"}]},
+    "no device": {"items": [{"program": LINEAR}]},
+    "no program": {"items": [{"device": "t4"}]},
+    "empty program": {"items": [{**GOOD, "program": {}}]},
+    "program as text": {"items": [{**GOOD, "program": "linear:m=1,n=1,k=1"}]},
+    "operator not text": {"items": [{**GOOD, "program": {"operator": 5}}]},
+    "nested value": {"items": [{**GOOD, "program": {**LINEAR, "m": [512]}}]},
+    "null size": {"items": [{**GOOD, "program": {**LINEAR, "m": None}}]},
+    "two forms": {"items": [{**GOOD, "program": {"tvm_json": "x", "tvmscript": "y"}}]},
+    "device as number": {"items": [{**GOOD, "device": 4}]},
+    "device as null": {"items": [{**GOOD, "device": None}]},
+    "nested figure": {"items": [{**GOOD, "device": {"name": {"a": 1}}}]},
+    "long device name": {"items": [{**GOOD, "device": "t" * 201}]},
+    "unknown backend": {"items": [{**GOOD, "backend": "cuda"}]},
+    "unknown protocol": {"items": [{**GOOD, "protocol": "warm"}]},
+    "null protocol": {"items": [{**GOOD, "protocol": None}]},
+    "unknown framework": {"items": [{**GOOD, "framework": "jax"}]},
+    "id as number": {"items": [{**GOOD, "id": 1}]},
+    "long id": {"items": [{**GOOD, "id": "i" * 201}]},
+    "long key": {"items": [{**GOOD, "program": {**LINEAR, "k" * 65: 1}}]},
+    "many keys": {"items": [{**GOOD, "program": {**LINEAR, **{f"f{i}": 1 for i in range(64)}}}]},
+    "quantile too low": {"items": [GOOD], "quantiles": [0.01]},
+    "quantile too high": {"items": [GOOD], "quantiles": [0.99]},
+    "NaN quantile": {"items": [GOOD], "quantiles": [math.nan]},
+    "quantile as text": {"items": [GOOD], "quantiles": ["0.5"]},
+    "no quantiles": {"items": [GOOD], "quantiles": []},
+    "many quantiles": {"items": [GOOD], "quantiles": [0.5] * 17},
+    "strict as text": {"items": [GOOD], "strict": "yes"},
+    "strict as number": {"items": [GOOD], "strict": 1},
+    "too many items": {"items": [GOOD] * 10_001},
+    "long TVMScript": {"items": [{**GOOD, "program": {"tvmscript": "#" * (2**20 + 1)}}]},
+    "long TVM JSON": {"items": [{**GOOD, "program": {"tvm_json": " " * (2**23 + 1)}}]},
+}
+
+
+@pytest.mark.parametrize("what", BROKEN_BODIES)
+def test_a_body_that_breaks_the_schema_is_refused(what: str, ask) -> None:
+    body = problem(ask(json.dumps(BROKEN_BODIES[what])), 422, "invalid_request")
+    assert body["errors"]
+    assert len(json.dumps(body)) < 4000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "nonsense",
+        '{"items": [}',
+        b'{"items": "\xff"}',
+        "[" * 100_000,
+        '{"items": [' + "9" * 5000 + "]}",
+    ],
+)
+def test_a_body_that_is_no_json_is_refused(text: str | bytes, ask) -> None:
+    problem(ask(text), 400, "malformed_json")
+
+
+def test_a_bug_says_nothing_about_the_inside(ask, app: FastAPI, monkeypatch, caplog) -> None:
+    def explode(*_: Any) -> None:
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr(app.state.service.predictor, "predict_questions", explode)
+    with caplog.at_level(logging.ERROR):
+        response = ask([GOOD])
+    problem(response, 500, "internal_error")
+    assert "secret" not in response.text
+    assert "secret detail" in caplog.text
+
+
+def test_a_figure_that_is_no_number_is_never_sent(ask, app: FastAPI, monkeypatch) -> None:
+    predict = app.state.service.predictor.predict_questions
+
+    def broken(*arguments: Any) -> Any:
+        answers = predict(*arguments)
+        object.__setattr__(answers[0], "latency_s", math.nan)
+        return answers
+
+    monkeypatch.setattr(app.state.service.predictor, "predict_questions", broken)
+    problem(ask([GOOD]), 500, "internal_error")
+
+
+scalars = st.one_of(
+    st.integers(), st.floats(), st.booleans(), st.text(max_size=20), st.sampled_from([1, 64, "float16"])
+)
+
+
+@settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(data=st.data())
+def test_any_operator_object_is_answered_item_by_item(data: st.DataObject, ask) -> None:
+    name = data.draw(st.sampled_from(sorted(operator_types())))
+    fields = [f for f in operator_types()[name].model_fields if f != "operator"]
+    program = {"operator": name, **{f: data.draw(scalars) for f in fields if data.draw(st.booleans())}}
+    response = ask([{"program": program, "device": "t4"}, GOOD])
+    assert response.status_code == 200
+    first, second = response.json()["results"]
+    assert second["latency_s"] > 0
+    assert first["latency_s"] > 0 if "error" not in first else first["error"]["code"] == "invalid_program"

@@ -1,0 +1,153 @@
+"""What the service says of itself, how it starts, and what its settings are."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from pydantic import ValidationError
+
+from cdmpp.devices import known
+from cdmpp.errors import ArtifactError
+from cdmpp.predictor import LatencyPredictor
+from cdmpp.programs.program import TensorProgram
+from server.__main__ import main
+from server.app import create_app
+from server.cache import ProgramCache
+from server.service import PredictionService
+from server.settings import FILE_VARIABLE, Settings
+from tests.server.conftest import LINEAR, problem
+
+
+def test_alive_and_ready(client: TestClient, predictor: LatencyPredictor) -> None:
+    assert client.get("/healthz").json() == {"status": "ok"}
+    assert client.get("/readyz").json() == {"status": "ready", "model_id": predictor.model_id}
+
+
+def test_not_ready_when_the_golden_prediction_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PredictionService, "check_golden", lambda self: "figures are nonsense")
+    with TestClient(create_app(Settings(model=None))) as client:
+        body = problem(client.get("/readyz"), 503, "not_ready")
+        assert "nonsense" in body["detail"]
+        assert client.get("/healthz").status_code == 200
+
+
+def test_the_golden_prediction_sees_what_is_no_latency(predictor: LatencyPredictor, monkeypatch) -> None:
+    service = PredictionService(LatencyPredictor(predictor.artifact), Settings(model=None))
+    assert service.check_golden() == ""
+    predict = service.predictor.predict_questions
+
+    def wrong(*arguments: Any) -> Any:
+        answers = predict(*arguments)
+        object.__setattr__(answers[0], "lower_s", 1.0)
+        return answers
+
+    monkeypatch.setattr(service.predictor, "predict_questions", wrong)
+    assert "bounds" in service.check_golden()
+
+    def explode(*_: Any) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(service.predictor, "predict_questions", explode)
+    assert service.check_golden()
+
+
+def test_every_known_device_with_its_figures(client: TestClient, predictor: LatencyPredictor) -> None:
+    listed = client.get("/devices").json()["devices"]
+    assert [d["name"] for d in listed] == [spec.name for spec in known()]
+    assert {d["name"] for d in listed if d["trained"]} == set(predictor.artifact.devices)
+    first = {key: value for key, value in listed[0].items() if key != "trained"}
+    assert first == known()[0].model_dump(mode="json")
+
+
+def test_a_listed_device_can_be_sent_back(client: TestClient, ask) -> None:
+    device = {k: v for k, v in client.get("/devices").json()["devices"][5].items() if k != "trained"}
+    by_figures, by_name = ask(
+        [{"program": LINEAR, "device": device}, {"program": LINEAR, "device": device["name"]}], strict=True
+    ).json()["results"]
+    assert by_figures == by_name
+
+
+def test_support_and_models_are_the_predictors(client: TestClient, predictor: LatencyPredictor) -> None:
+    assert client.get("/support").json() == predictor.support()
+    (model,) = client.get("/models").json()["models"]
+    assert model["model_id"] == predictor.model_id
+    assert model["trained_devices"] == list(predictor.artifact.devices)
+    assert model["parameters"] > 0
+
+
+def test_a_missing_model_ends_the_start_in_one_line(tmp_path: Path) -> None:
+    app = create_app(Settings(model=tmp_path / "nothing"))
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "lifespan.startup"}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    with pytest.raises(ArtifactError):
+        anyio.run(app, {"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, receive, send)
+    assert sent[0]["type"] == "lifespan.startup.failed"
+    assert sent[0]["message"].startswith("cannot start: ")
+    assert "\n" not in sent[0]["message"]
+
+
+def test_settings_from_arguments_environment_and_file(tmp_path: Path, monkeypatch) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text('max_items = 7\nport = 1\nhost = "0.0.0.0"\n')
+    monkeypatch.setenv(FILE_VARIABLE, str(file))
+    monkeypatch.setenv("CDMPP_PORT", "2")
+    monkeypatch.setenv("CDMPP_HOST", "::1")
+    monkeypatch.setenv("CDMPP_PUBLIC_DATA", "elsewhere")  # another part's variable is none of ours
+    chosen = Settings(host="127.0.0.2")
+    assert (chosen.max_items, chosen.port, chosen.host) == (7, 2, "127.0.0.2")
+
+
+@pytest.mark.parametrize("fields", [{"port": 70_000}, {"max_items": 0}, {"prot": 1}, {"max_body_bytes": 1}])
+def test_impossible_settings_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Settings(**fields)
+
+
+def test_the_command_names_a_wrong_setting(capsys, monkeypatch, tmp_path: Path) -> None:
+    assert main(["--port", "70000"]) == 2
+    assert "port" in capsys.readouterr().err
+    monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "missing.toml"))
+    assert main([]) == 2
+    assert "missing.toml" in capsys.readouterr().err
+
+
+def test_the_cache_of_programs_keeps_its_bound() -> None:
+    cache = ProgramCache(max_bytes=20_000)
+    programs = [cache.get({"operator": "relu", "rows": n, "cols": 1}, None) for n in range(1, 40)]
+    assert 0 < len(cache) < 10
+    assert cache.get({"operator": "relu", "rows": 39, "cols": 1}, None) is programs[-1]
+    assert cache.get({"operator": "relu", "rows": 1, "cols": 1}, None) == programs[0]
+    assert cache.get({"operator": "relu", "rows": 39, "cols": 1}, "tvm").backend == "tvm"
+    nothing = ProgramCache(max_bytes=0)
+    assert isinstance(nothing.get(LINEAR, None), TensorProgram)
+    assert len(nothing) == 0
+
+
+def test_an_unexpected_error_is_logged_and_hidden(caplog) -> None:
+    app = create_app(Settings(model=None))
+
+    @app.get("/broken")
+    async def broken() -> None:
+        raise RuntimeError("secret detail")
+
+    client = TestClient(app, raise_server_exceptions=False)
+    with caplog.at_level(logging.ERROR):
+        problem(client.get("/broken"), 500, "internal_error")
+
+
+def test_nothing_happens_at_import(app: FastAPI) -> None:
+    import server.app
+
+    assert not any(isinstance(value, FastAPI) for value in vars(server.app).values())
