@@ -96,7 +96,13 @@ class Domain:
         contexts : sequence of (device, operator, dtype, protocol, backend)
         """
         steps = np.array([self.step(*c) for c in contexts]) if len(contexts) else np.zeros(0)
-        return np.minimum(self.distance(summary[:, _COLUMNS]), 10.0) + steps
+        scores: Array = self.strangeness(summary) + steps
+        return scores
+
+    def strangeness(self, summary: Array) -> Array:
+        """The part of the score that depends on the program alone: its capped :meth:`distance`."""
+        capped: Array = np.minimum(self.distance(summary[:, _COLUMNS]), 10.0)
+        return capped
 
     def step(self, device: str, operator: str, dtype: str, protocol: str, backend: str) -> float:
         """0 for a context of the training set, up to :data:`OUT_STEP` for an operator it never had."""

@@ -1,0 +1,97 @@
+"""Features of TVM programs on disk, so that a second evaluation need not walk their JSON again.
+
+Only programs given as TVM JSON are kept here. Operators are not: their features are computed as arrays from
+the lowered template of their structural class, 71,000 attention shapes in 2.2 s and 123,000 convolutions in
+0.5 s, which is faster than reading them back.
+
+The key is a hash of the program's text, not the structural hash that a record claims for it: making sure of
+the latter takes as long as encoding, and a false one would put wrong features into everybody's cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from cdmpp import __version__
+from cdmpp.features.encode import PROGRAM_COLUMNS, EncodedPrograms
+from cdmpp.features.schema import SCHEMA_HASH, WIDTH
+
+logger = logging.getLogger(__name__)
+
+ENVIRONMENT = "CDMPP_CACHE"
+_DIGEST_BYTES = 32
+
+
+def cache_dir() -> Path:
+    """``$CDMPP_CACHE``, else ``~/.cache/cdmpp``."""
+    given = os.environ.get(ENVIRONMENT)
+    return Path(given) if given else Path("~/.cache/cdmpp").expanduser()
+
+
+class FeatureCache:
+    """One small file per program. Whatever is wrong with the folder or a file, it is as if it were empty.
+
+    Parameters
+    ----------
+    folder : Path, optional
+        Default: :func:`cache_dir`. Entries of another feature schema or version lie in other subfolders.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = (folder or cache_dir()) / f"features-{SCHEMA_HASH}-{__version__}"
+        self._writable = True
+
+    def get(self, text: str) -> EncodedPrograms | None:
+        """Features of a program, or None when they are not here or damaged."""
+        try:
+            content = self._path(text).read_bytes()
+        except OSError:
+            return None
+        digest, payload = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+        if hashlib.sha256(payload).digest() != digest:
+            return None
+        try:
+            arrays = load(payload)
+            dtype, family = arrays["names"].tobytes().decode().split("\0")
+            found = EncodedPrograms(arrays["leaves"], arrays["positions"], arrays["totals"], dtype, family)
+        except (SafetensorError, KeyError, ValueError):
+            return None
+        fits = found.leaves.shape[2:] == (WIDTH,) and found.totals.shape == (1, len(PROGRAM_COLUMNS))
+        return found if fits else None
+
+    def put(self, text: str, encoded: EncodedPrograms) -> None:
+        """Keep a program's features; written aside and renamed, so that no half file is ever read."""
+        if not self._writable:
+            return
+        names = np.frombuffer(f"{encoded.dtype}\0{encoded.family}".encode(), dtype=np.uint8)
+        payload = save(
+            {
+                "leaves": np.ascontiguousarray(encoded.leaves),
+                "positions": np.ascontiguousarray(encoded.positions),
+                "totals": np.ascontiguousarray(encoded.totals),
+                "names": names,
+            }
+        )
+        path = self._path(text)
+        aside = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.part")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            aside.write_bytes(hashlib.sha256(payload).digest() + payload)
+            aside.replace(path)
+        except OSError as error:
+            # A read-only home or a full disk costs time, not the evaluation.
+            logger.info("features are not kept: %s", error)
+            self._writable = False
+            aside.unlink(missing_ok=True) if aside.parent.is_dir() else None
+
+    def _path(self, text: str) -> Path:
+        key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        return self.folder / key[:2] / key[2:]

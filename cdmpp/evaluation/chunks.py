@@ -1,0 +1,117 @@
+"""A table's distinct programs, encoded some thousands at a time: memory does not grow with the table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cdmpp.data.table import MeasurementTable
+from cdmpp.errors import CdmppError, InvalidProgramError
+from cdmpp.evaluation.cache import FeatureCache
+from cdmpp.features.encode import EncodedPrograms, encode_shapes, encode_tvm_json
+from cdmpp.nn.store import ProgramStore
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+#: Programs encoded at a time. The longest operator has 8 leaves: about 200 MB with its intermediates.
+CHUNK_PROGRAMS = 16_384
+#: Programs given as TIR have any number of leaves.
+CHUNK_TVM = 1024
+
+_OVERFLOW = InvalidProgramError("its sizes overflow the features")
+
+
+@dataclass(frozen=True)
+class ProgramChunk:
+    """Encoded programs ``first .. first + len(store.bucket) - 1`` of a table.
+
+    Attributes
+    ----------
+    first : int
+        Program key of the store's first program.
+    store : ProgramStore
+        Keys count from 0. Empty for the programs that failed.
+    kinds : list of (operator, dtype)
+        As the model's domain names them: the operator ("tir" for a program given as TIR), element type.
+    kind : (programs,) int
+        Index into ``kinds``.
+    failed : dict of int to str
+        Why a program (key in the store) cannot be encoded.
+    """
+
+    first: int
+    store: ProgramStore
+    kinds: list[tuple[str, str]]
+    kind: Array
+    failed: dict[int, str]
+
+
+def program_chunks(table: MeasurementTable, needed: Array, cache: FeatureCache) -> Iterator[ProgramChunk]:
+    """Encode every program of a table that is needed.
+
+    Parameters
+    ----------
+    table : MeasurementTable
+    needed : bool array, (table.n_programs,)
+        Programs that some row asks for; a chunk may hold others too.
+    cache : FeatureCache
+        For programs given as TVM JSON.
+    """
+    for block in table.programs:
+        for start in range(0, len(block), CHUNK_PROGRAMS):
+            part = block.take(np.arange(start, min(start + CHUNK_PROGRAMS, len(block))))
+            first = int(part.row_index[0])
+            if not needed[first : first + len(part)].any():
+                continue
+            store, failed = ProgramStore(len(part)), {}
+            for members, encoded in encode_shapes(part.operator, part.dtype, part.flags, part.sizes):
+                sound = finite(encoded)
+                failed.update(dict.fromkeys(members[~sound].tolist(), _reason(_OVERFLOW)))
+                store.add(members, encoded if sound.all() else _cleared(encoded, sound))
+            store.finish()
+            kind = np.zeros(len(part), dtype=np.int64)
+            yield ProgramChunk(first, store, [(part.operator, part.dtype)], kind, failed)
+    for start in range(0, len(table.tvm.texts), CHUNK_TVM):
+        first = table.tvm.first_key + start
+        texts = table.tvm.texts[start : start + CHUNK_TVM]
+        if needed[first : first + len(texts)].any():
+            yield _tvm_chunk(first, texts, needed[first : first + len(texts)], cache)
+
+
+def _tvm_chunk(first: int, texts: tuple[str, ...], needed: Array, cache: FeatureCache) -> ProgramChunk:
+    store, failed = ProgramStore(len(texts)), {}
+    kinds: dict[tuple[str, str], int] = {("tir", "float32"): 0}
+    kind = np.zeros(len(texts), dtype=np.int64)
+    for key in np.flatnonzero(needed).tolist():
+        try:
+            encoded = cache.get(texts[key])
+            if encoded is None:
+                encoded = encode_tvm_json(texts[key])
+                if not finite(encoded).all():
+                    raise _OVERFLOW
+                cache.put(texts[key], encoded)
+        except CdmppError as error:
+            failed[key] = _reason(error)
+            continue
+        store.add(np.array([key]), encoded)
+        kind[key] = kinds.setdefault(("tir", encoded.dtype), len(kinds))
+    store.finish()
+    return ProgramChunk(first, store, list(kinds), kind, failed)
+
+
+def finite(encoded: EncodedPrograms) -> Array:
+    """Programs whose features are numbers: absurd sizes overflow."""
+    return np.asarray(np.isfinite(encoded.leaves).all(axis=(1, 2)) & np.isfinite(encoded.totals).all(axis=1))
+
+
+def _cleared(encoded: EncodedPrograms, sound: Array) -> EncodedPrograms:
+    leaves, totals = encoded.leaves.copy(), encoded.totals.copy()
+    leaves[~sound], totals[~sound] = 0, 1
+    return EncodedPrograms(leaves, encoded.positions, totals, encoded.dtype, encoded.family)
+
+
+def _reason(error: CdmppError) -> str:
+    return f"{error.code}: {error.message}"

@@ -1,0 +1,240 @@
+"""Predict every row of measured tables and say how far off the predictions are (``cdmpp eval``).
+
+A table's distinct programs are encoded once, some thousands at a time, and the rows that ask for them go
+through the network in large batches: memory is bounded by the table's own columns. The figures are those
+of :class:`cdmpp.predictor.LatencyPredictor` on the same rows, but for the last digits.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from cdmpp.data.table import MeasurementTable
+from cdmpp.devices.registry import lookup
+from cdmpp.evaluation.cache import FeatureCache
+from cdmpp.evaluation.chunks import ProgramChunk, program_chunks
+from cdmpp.evaluation.metrics import measure
+from cdmpp.nn.artifact import Artifact
+from cdmpp.nn.batch import Inputs, predict_rows
+from cdmpp.nn.calibration import read_quantiles
+from cdmpp.nn.domain import THRESHOLDS
+from cdmpp.nn.inputs import stack_devices
+from cdmpp.programs.question import BACKENDS, FRAMEWORKS, PROTOCOLS
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Group = tuple[str, str, str]
+
+#: The interval whose coverage is reported.
+INTERVAL = (0.1, 0.9)
+
+
+class HasArtifact(Protocol):
+    """A LatencyPredictor, for one."""
+
+    @property
+    def artifact(self) -> Artifact:
+        """The loaded model."""
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """Rows to predict as numbers, arrays of one length; see :class:`cdmpp.nn.batch.QuestionRows`."""
+
+    program: Array
+    device: Array
+    backend: Array
+    protocol: Array
+    framework: Array
+
+    def __len__(self) -> int:
+        return len(self.program)
+
+    def take(self, rows: Array) -> TableRows:
+        """Some rows."""
+        return TableRows(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
+
+
+@dataclass
+class _Scores:
+    """What all tables together gave: per predicted row its group and latencies, and the rest counted."""
+
+    groups: dict[Group, int] = field(default_factory=dict)
+    columns: list[tuple[Array, ...]] = field(default_factory=list)  # group, measured, point, lower, upper
+    unsupported: Counter[tuple[str, str, str, str]] = field(default_factory=Counter)
+
+    def result(self) -> dict[str, Any]:
+        columns = [np.concatenate(parts) for parts in zip(*self.columns, strict=True)]
+        group, measured, point, lower, upper = columns or [np.zeros(0)] * 5
+        order = np.argsort(group, kind="stable")
+        edges = np.searchsorted(group[order], np.arange(len(self.groups) + 1))
+        groups = []
+        for (source, device, op), code in sorted(self.groups.items()):
+            rows = order[edges[code] : edges[code + 1]]
+            if len(rows):
+                figures = measure(point[rows], measured[rows], lower[rows], upper[rows])
+                groups.append({"source": source, "device": device, "op": op, **figures})
+        return {
+            "overall": measure(point, measured, lower, upper),
+            "groups": groups,
+            "unsupported": [
+                {"source": source, "device": device, "op": op, "reason": reason, "n": n}
+                for (source, device, op, reason), n in sorted(self.unsupported.items())
+            ],
+        }
+
+
+def evaluate(
+    model: Artifact | HasArtifact,
+    tables: Iterable[MeasurementTable],
+    *,
+    devices: Collection[str] | None = None,
+    cache: FeatureCache | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> dict[str, Any]:
+    """Errors of a model on measured tables.
+
+    Parameters
+    ----------
+    model : Artifact or LatencyPredictor
+    tables : iterable of MeasurementTable
+        Read one after the other: pass a generator, and only one is in memory at a time.
+    devices : collection of str, optional
+        Only rows of these devices (names or aliases).
+    cache : FeatureCache, optional
+        For programs given as TVM JSON.
+    progress : callable, optional
+        Called with the number of rows done since the last call.
+
+    Returns
+    -------
+    dict
+        ``overall``: the figures of :func:`cdmpp.evaluation.metrics.measure` over all predicted rows, each
+        row of equal weight; ``groups``: the same by ``source``, ``device`` and ``op`` (as the file names
+        it); ``unsupported``: how many rows (``n``) of which group were not predicted, and the ``reason``: a
+        code of :data:`cdmpp.data.table.UNSUPPORTED`, ``no_latency``, ``latency_not_positive``, or
+        ``invalid_program`` with what is wrong with the program. Every row is in one of the two.
+
+    Raises
+    ------
+    UnknownDeviceError
+        A name in ``devices``.
+    """
+    artifact = model if isinstance(model, Artifact) else model.artifact
+    wanted = None if devices is None else {lookup(name).name for name in devices}
+    scores, kept = _Scores(), cache or FeatureCache()
+    for table in tables:
+        _evaluate_table(artifact, table, wanted, kept, scores, progress or (lambda _: None))
+    return scores.result()
+
+
+def _evaluate_table(
+    artifact: Artifact, table: MeasurementTable, wanted: set[str] | None, cache: FeatureCache,
+    scores: _Scores, progress: Callable[[int], None],
+) -> None:  # fmt: skip
+    chosen = np.ones(len(table), dtype=np.bool_)
+    if wanted is not None:
+        chosen = np.isin(table.device.codes, [i for i, n in enumerate(table.device.names) if n in wanted])
+    reason = _reasons(table)
+    lost = np.flatnonzero(chosen & (reason != ""))
+    _count(scores, table, lost, reason[lost])
+    rows = np.flatnonzero(chosen & (reason == ""))
+    progress(len(table) - len(rows))
+    if not len(rows):
+        return
+    rows = rows[np.argsort(table.program_key[rows], kind="stable")]
+    keys = table.program_key[rows]
+    group = _groups(scores, table, rows)
+    device_names = sorted({table.device.names[code] for code in np.unique(table.device.codes[rows])})
+    numbers = TableRows(
+        program=keys,
+        device=_codes(table.device.names, device_names)[table.device.codes[rows]],
+        backend=_codes(table.backend.names, BACKENDS)[table.backend.codes[rows]],
+        protocol=_codes(table.protocol.names, PROTOCOLS)[table.protocol.codes[rows]],
+        framework=_codes(table.framework.names, FRAMEWORKS)[table.framework.codes[rows]],
+    )
+    needed = np.zeros(table.n_programs, dtype=np.bool_)
+    needed[keys] = True
+    for chunk in program_chunks(table, needed, cache):
+        low, high = np.searchsorted(keys, [chunk.first, chunk.first + len(chunk.kind)])
+        index = np.arange(low, high)
+        if chunk.failed:
+            bad = np.isin(keys[index] - chunk.first, list(chunk.failed))
+            why = [chunk.failed[key] for key in (keys[index[bad]] - chunk.first).tolist()]
+            _count(scores, table, rows[index[bad]], np.array(why, dtype=object))
+            index = index[~bad]
+        if len(index):
+            part = numbers.take(index)
+            part = TableRows(**{**vars(part), "program": part.program - chunk.first})
+            point, bounds = _predict(artifact, chunk, part, device_names)
+            low_s, high_s = np.exp(bounds).T
+            point_s = np.exp(point)
+            # The same widening as in a Prediction: the point may lie below the interval.
+            bounds_s = np.minimum(low_s, point_s), np.maximum(high_s, point_s)
+            scores.columns.append((group[index], table.latency_s[rows[index]], point_s, *bounds_s))
+        progress(int(high - low))
+
+
+def _predict(
+    artifact: Artifact, chunk: ProgramChunk, rows: TableRows, device_names: list[str]
+) -> tuple[Array, Array]:
+    """log latency and log bounds of the interval, per row."""
+    matrix = stack_devices([lookup(name) for name in device_names])
+    trained = {name: i + 1 for i, name in enumerate(artifact.devices)}
+    embedding = np.array([trained.get(name, 0) for name in device_names])
+    point, levels = predict_rows(artifact.network, Inputs(chunk.store, matrix), rows, embedding=embedding)
+    used, program = np.unique(rows.program, return_inverse=True)
+    score = artifact.domain.strangeness(chunk.store.summary[used])[program]
+    score = score + _steps(artifact, chunk, rows, device_names)
+    factor = np.array([artifact.calibration[name] for name in ("in", "near", "out")])
+    label = (score > THRESHOLDS[0]).astype(np.int64) + (score > THRESHOLDS[1])
+    return point, read_quantiles(levels, factor[label], INTERVAL)
+
+
+def _steps(artifact: Artifact, chunk: ProgramChunk, rows: TableRows, device_names: list[str]) -> Array:
+    """The part of the domain score that says whether training had the context: once per distinct one."""
+    columns = np.stack([rows.device, chunk.kind[rows.program], rows.protocol, rows.backend], axis=1)
+    distinct, inverse = np.unique(columns, axis=0, return_inverse=True)
+    steps = []
+    for device, kind, protocol, backend in distinct.tolist():
+        operator, dtype = chunk.kinds[kind]
+        context = (device_names[device], operator, dtype, PROTOCOLS[protocol], BACKENDS[backend])
+        steps.append(artifact.domain.step(*context))
+    return np.array(steps)[inverse.reshape(-1)]
+
+
+def _reasons(table: MeasurementTable) -> Array:
+    """Why a row cannot be evaluated, "" where it can."""
+    reason = table.unsupported.array()
+    with np.errstate(invalid="ignore"):
+        reason[(reason == "") & (table.latency_s <= 0)] = "latency_not_positive"
+    reason[(reason == "") & ~np.isfinite(table.latency_s)] = "no_latency"
+    return reason
+
+
+def _groups(scores: _Scores, table: MeasurementTable, rows: Array) -> Array:
+    """Group of each row, numbered over all tables."""
+    codes = np.stack([labels.codes[rows] for labels in (table.source, table.device, table.op)], axis=1)
+    distinct, inverse = np.unique(codes, axis=0, return_inverse=True)
+    number = [
+        scores.groups.setdefault(
+            (table.source.names[s], table.device.names[d], table.op.names[o]), len(scores.groups)
+        )
+        for s, d, o in distinct.tolist()
+    ]
+    return np.array(number, dtype=np.int64)[inverse.reshape(-1)]
+
+
+def _count(scores: _Scores, table: MeasurementTable, rows: Array, reasons: Array) -> None:
+    labels = (table.source.take(rows), table.device.take(rows), table.op.take(rows))
+    scores.unsupported.update(zip(*(column.array() for column in labels), reasons, strict=True))
+
+
+def _codes(names: Iterable[str], known: Iterable[str]) -> Array:
+    """Index of each name among the known ones, -1 where it is not there ("" for no framework)."""
+    index = {name: i for i, name in enumerate(known)}
+    return np.array([index.get(name, -1) for name in names], dtype=np.int64)
