@@ -22,6 +22,7 @@ from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError, InvalidProgramError
 from cdmpp.features.encode import EncodedPrograms, encode_operator, encode_tvm_json
+from cdmpp.frontends.request import program_from_request
 from cdmpp.nn.artifact import Artifact, load_artifact
 from cdmpp.nn.calibration import read_quantiles
 from cdmpp.nn.domain import Label, label
@@ -115,9 +116,12 @@ class Prediction:
         if self.error is None:
             del out["error"]
         else:
-            for key in ("latency_s", "lower_s", "upper_s", "quantiles", "domain", "domain_score", "roofline_s"):
+            for key in _FIGURES:
                 del out[key]
         return out
+
+
+_FIGURES = ("latency_s", "lower_s", "upper_s", "quantiles", "domain", "domain_score", "roofline_s")
 
 
 @dataclass(frozen=True)
@@ -261,7 +265,10 @@ class LatencyPredictor:
                 _check_setting("protocol", question.protocol, PROTOCOLS)
                 if question.framework is not None:
                     _check_setting("framework", question.framework, FRAMEWORKS)
-                key = (program.hash, program.backend, spec.digest(), spec.name, question.protocol, question.framework)
+                key = (
+                    program.hash, program.backend, spec.digest(), spec.name,
+                    question.protocol, question.framework,
+                )  # fmt: skip
                 keys[i] = key
                 cached = self._answers.get(key)
                 if cached is not None:
@@ -296,7 +303,8 @@ class LatencyPredictor:
                 found = encode_tvm_json(program.tvm_json or "", program.function)
             if not np.isfinite(found.leaves).all() or not np.isfinite(found.totals).all():
                 raise InvalidProgramError(
-                    f"{program.name}: its sizes overflow the features", hint="no loop nest of this size can run"
+                    f"{program.name}: its sizes overflow the features",
+                    hint="no loop nest of this size can run",
                 )
             self._encoded.put(program.hash, found)
         encoded: EncodedPrograms = found
@@ -339,8 +347,8 @@ class LatencyPredictor:
         except CdmppError:
             digest = None
         return Prediction(
-            program.name, digest, device, program.backend, question.protocol, question.framework, self.model_id,
-            error=ErrorInfo.of(error),
+            program.name, digest, device, program.backend, question.protocol, question.framework,
+            self.model_id, error=ErrorInfo.of(error),
         )  # fmt: skip
 
     def _prediction(
@@ -404,7 +412,8 @@ class LatencyPredictor:
              for (q, spec), e in zip(rows, encoded, strict=True)],
         )  # fmt: skip
         bound = np.maximum(compute, memory)
-        return [_Answer(*row) for row in zip(point.tolist(), levels, scores.tolist(), bound.tolist(), strict=True)]
+        answers = zip(point.tolist(), levels, scores.tolist(), bound.tolist(), strict=True)
+        return [_Answer(*row) for row in answers]
 
 
 def operator_name(program: TensorProgram) -> str:
@@ -430,5 +439,5 @@ def _check_setting(what: str, value: str, known: Sequence[str]) -> None:
 
 def _as_program(program: OperatorSpec | str | dict[str, Any]) -> TensorProgram:
     if isinstance(program, dict):
-        return TensorProgram.from_request(program)
+        return program_from_request(program)
     return TensorProgram.from_operator(program)

@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict
 from typing import Any
 
+from cdmpp.frontends.request import program_from_request
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.question import Backend
 from server.wire import TvmJsonProgram, TvmScriptProgram
@@ -33,7 +34,7 @@ class ProgramCache:
     def get(
         self, sent: dict[str, Any] | TvmJsonProgram | TvmScriptProgram, backend: Backend | None
     ) -> TensorProgram:
-        """The program; raises what :meth:`TensorProgram.from_request` raises.
+        """The program; raises what :func:`program_from_request` raises.
 
         Failures are not remembered: they are cheap, and whether TVM is installed may change.
         """
@@ -45,7 +46,7 @@ class ProgramCache:
             if found is not None:
                 self._items.move_to_end(key)
                 return found[0]
-        program = TensorProgram.from_request(fields, backend)
+        program = program_from_request(fields, backend)
         _ = program.hash  # computed here once; an unreadable program fails here too
         size = _OPERATOR_BYTES + 2 * len(key[1]) + 2 * len(program.tvm_json or "")
         with self._lock:

@@ -110,7 +110,8 @@ def floor_divide(a: Linear, b: Linear) -> Linear:
         return Linear(a.low // divisor, a.high // divisor)
     low, high = a.low // divisor, a.high // divisor
     # A quotient that stays the same takes no step at all.
-    return Linear(low, high, {k: where(low == high, 0.0, s / divisor) for k, s in a.steps.items()}, a.indirect)
+    steps = {k: where(low == high, 0.0, s / divisor) for k, s in a.steps.items()}
+    return Linear(low, high, steps, a.indirect)
 
 
 def floor_modulo(a: Linear, b: Linear) -> Linear:

@@ -14,13 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from cdmpp.errors import InvalidProgramError
 from cdmpp.features.affine import Num
-from cdmpp.features.ast import CompactAST, build_ast
+from cdmpp.features.ast import CompactAST
 from cdmpp.features.leaf import ast_matrix, element_bytes, positions, unique_elements
 from cdmpp.features.schema import COLUMN
-from cdmpp.features.tvm_json import Nodes, load
+from cdmpp.features.walk import build_ast
 from cdmpp.programs.operators import OperatorSpec, operator_family
 from cdmpp.programs.templates import class_name, partition, template_json
+from cdmpp.programs.tvm_json import HINT, Nodes, load
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -40,7 +42,7 @@ class EncodedPrograms:
         ``flops``: floating-point operations that the result needs (masked and zero-multiplied work left
         out where the operator is known); ``bytes``: distinct bytes of the arguments read and written;
         ``matrix``: 1 when most of the work is a contraction; ``work_fraction``: flops over the flops
-        of the loop nest; ``output_elements``; ``parallel_blocks``: exact block count of a GPU schedule, else 0.
+        of the loop nest; ``output_elements``; ``parallel_blocks``: blocks of a GPU schedule, else 0.
     dtype : str
         Element type of the first argument.
     family : str
@@ -74,9 +76,18 @@ def encode_tvm_json(text: str, function: str | None = None) -> EncodedPrograms:
 
 
 def encode_ast(ast: CompactAST) -> EncodedPrograms:
-    """Features of one concrete compact AST."""
-    matrix = ast_matrix(ast)[None]
-    totals = _totals(ast, 1, matrix)
+    """Features of one concrete compact AST.
+
+    Raises
+    ------
+    InvalidProgramError
+        Its sizes overflow, or an element type is not one.
+    """
+    try:
+        matrix = ast_matrix(ast)[None]
+        totals = _totals(ast, 1, matrix)
+    except (ArithmeticError, TypeError) as error:
+        raise InvalidProgramError(f"the program's sizes make no sense ({error})", hint=HINT) from None
     dtype = next((b.dtype for b in ast.buffers if b.is_parameter), ast.leaves[0].compute_dtype)
     return EncodedPrograms(matrix, positions(ast), totals, dtype, "tir")
 

@@ -6,10 +6,13 @@ none depends on how far a compiler simplified an index: a loop of extent 1 contr
 
 from __future__ import annotations
 
+import re
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from cdmpp.errors import InvalidProgramError
 from cdmpp.features.affine import Num, maximum, minimum, where
 from cdmpp.features.ast import OPERATIONS, Access, CompactAST, Leaf
 from cdmpp.features.schema import (
@@ -22,19 +25,31 @@ from cdmpp.features.schema import (
     SPATIAL_SLOTS,
     WIDTH,
 )
+from cdmpp.programs.tvm_json import HINT
 
 _LINEAR_MASK = np.array([name in LINEAR for name in COLUMNS])
-_DTYPE_BITS = {"bool": 8}
+#: float16, float32x4, float8_e4m3fn, bool: a name, its bits, what distinguishes it, its lanes.
+_DTYPE = re.compile(r"[a-z]+?(\d{0,4})(?:_[a-z0-9]+?)?(?:x(\d{1,4}))?")
 _FLOP_WEIGHTS = {"float_add": 1, "float_mul": 1, "float_div": 1, "float_compare": 1, "float_math": 1}
 _INT_FLOPS = {"int_add": 1, "int_mul": 1, "int_compare": 1, "int_div": 1}
 
 
+@lru_cache(maxsize=256)
 def element_bytes(dtype: str) -> float:
-    """Bytes of one element; vector types count all lanes."""
-    base, _, lanes = dtype.partition("x")
-    digits = "".join(c for c in base if c.isdigit())
-    bits = _DTYPE_BITS.get(base) or int(digits or 32)
-    return max(bits, 8) / 8 * int(lanes or 1)
+    """Bytes of one element, at least one; vector types count all lanes.
+
+    Raises
+    ------
+    InvalidProgramError
+        Not the name of a type.
+    """
+    match = _DTYPE.fullmatch(dtype)
+    if match is None:
+        raise InvalidProgramError(f"{dtype[:40]!r} is not an element type", hint=HINT)
+    bits, lanes = match.groups()
+    # A type without bits: a truth value, or a handle of which nothing is known.
+    width = int(bits) if bits else 8 if dtype.startswith("bool") else 32
+    return max(width, 8) / 8 * int(lanes or 1)
 
 
 def leaf_values(ast: CompactAST, leaf: Leaf) -> list[Num]:
@@ -128,7 +143,8 @@ def unique_elements(access: Access, extents: dict[int, Num], trips: Num) -> Num:
     """Distinct elements that an access touches: per dimension no more than the interval it sweeps, the
     dimension itself, and the iterations of the loops in its index."""
     total: Num = 1.0
-    for index, size in zip(access.indices, [*access.buffer.shape, *([1 << 48] * len(access.indices))], strict=False):
+    shape = [*access.buffer.shape, *([1 << 48] * len(access.indices))]
+    for index, size in zip(access.indices, shape, strict=False):
         reachable: Num = 1.0
         for loop in index.steps:
             reachable = reachable * extents.get(loop, 1.0)

@@ -54,12 +54,16 @@ COLUMNS: tuple[str, ...] = tuple(name for group in GROUPS.values() for name in g
 COLUMN: dict[str, int] = {name: i for i, name in enumerate(COLUMNS)}
 WIDTH = len(COLUMNS)
 
+_COUNTS = frozenset({
+    "predicated", "intrinsic", "indirect", "store_also_read", "loop_count", "other_reads", "intensity",
+})  # fmt: skip
+
 #: Columns that are not magnitudes: flags and small counts, kept linear.
 LINEAR: frozenset[str] = frozenset(
     name
     for name in COLUMNS
     if name.startswith(("is_", "align_", "computes_"))
-    or name in ("predicated", "intrinsic", "indirect", "store_also_read", "loop_count", "other_reads", "intensity")
+    or name in _COUNTS
     or "_scope_" in name
     or name.endswith("is_parameter")
 )

@@ -26,8 +26,10 @@ def program_from_request(program: Any, backend: Backend | None = None) -> Tensor
     MissingDependencyError
         TVMScript, and TVM is not installed; the other forms do not need it.
     """
-    if isinstance(program, Mapping) and set(program) == {"tvmscript"} and isinstance(program["tvmscript"], str):
-        from cdmpp.frontends.tir import program_from_tvmscript
+    if isinstance(program, Mapping) and set(program) == {"tvmscript"}:
+        text = program["tvmscript"]
+        if isinstance(text, str):
+            from cdmpp.frontends.tir import program_from_tvmscript
 
-        return program_from_tvmscript(program["tvmscript"], backend or "tvm")
+            return program_from_tvmscript(text, backend or "tvm")
     return TensorProgram.from_request(program, backend)

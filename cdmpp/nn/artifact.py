@@ -135,10 +135,13 @@ def load_artifact(folder: str | os.PathLike[str]) -> Artifact:
             hint=f"a model folder holds {TENSORS} and {MANIFEST}; train one with: cdmpp train --out DIR",
         ) from None
     except ValueError as error:
-        raise ArtifactError(f"{path / MANIFEST} is not JSON: {error}", hint="restore or retrain the model") from None
+        raise ArtifactError(
+            f"{path / MANIFEST} is not JSON: {error}", hint="restore or retrain the model"
+        ) from None
     if not isinstance(manifest, dict) or manifest.get("format_version") != FORMAT_VERSION:
         raise ArtifactError(
-            f"{path} has another format than {FORMAT_VERSION}", hint="use the cdmpp version that made it, or retrain"
+            f"{path} has another format than {FORMAT_VERSION}",
+            hint="use the cdmpp version that made it, or retrain",
         )
     for key, mine in (("feature_schema", SCHEMA_HASH), ("input_schema", INPUT_HASH)):
         if manifest.get(key) != mine:
@@ -148,7 +151,9 @@ def load_artifact(folder: str | os.PathLike[str]) -> Artifact:
             )
     try:
         if hashlib.sha256(payload).hexdigest() != manifest["sha256"][TENSORS]:
-            raise ArtifactError(f"{path / TENSORS} does not match its checksum", hint="copy the model folder again")
+            raise ArtifactError(
+                f"{path / TENSORS} does not match its checksum", hint="copy the model folder again"
+            )
         tensors = load(payload)
         network = LatencyNetwork(NetworkConfig(**manifest["network"]), len(manifest["devices"]))
         network.load_state_dict({k[8:]: v for k, v in tensors.items() if k.startswith("network.")})
@@ -159,6 +164,8 @@ def load_artifact(folder: str | os.PathLike[str]) -> Artifact:
         raise
     except Exception as error:
         # Whatever a damaged or foreign file breaks (keys, shapes, header), it is the artifact's fault.
-        raise ArtifactError(f"{path} is damaged: {error}", hint="copy the model folder again, or retrain") from None
+        raise ArtifactError(
+            f"{path} is damaged: {error}", hint="copy the model folder again, or retrain"
+        ) from None
     network.eval()
     return Artifact(network, tuple(manifest["devices"]), domain, manifest["calibration"], manifest)

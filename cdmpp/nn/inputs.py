@@ -63,11 +63,14 @@ def summarise(encoded: EncodedPrograms) -> Array:
     out[:, _S["leaves"]] = np.log2(leaves.shape[1])
     out[:, _S["blocks"]] = np.log2(1 + totals[:, 5])
     for name, column in (
-        ("batch", "contraction_batch"), ("m", "contraction_m"), ("n", "contraction_n"), ("k", "contraction_k"),
+        ("batch", "contraction_batch"),
+        ("m", "contraction_m"), ("n", "contraction_n"), ("k", "contraction_k"),
         ("align_m", "align_m"), ("align_n", "align_n"), ("align_k", "align_k"),
-        *((f"spatial_{i}", f"spatial_{i}") for i in range(4)), *((f"reduce_{i}", f"reduce_{i}") for i in range(3)),
+        *((f"spatial_{i}", f"spatial_{i}") for i in range(4)),
+        *((f"reduce_{i}", f"reduce_{i}") for i in range(3)),
         ("leaf_bytes", "leaf_bytes"), ("reuse_0", "read_0_reuse"), ("reuse_1", "read_1_reuse"),
-        ("run_0", "read_0_run_bytes"), ("run_1", "read_1_run_bytes"), ("element_bytes", "store_element_bytes"),
+        ("run_0", "read_0_run_bytes"), ("run_1", "read_1_run_bytes"),
+        ("element_bytes", "store_element_bytes"),
     ):  # fmt: skip
         out[:, _S[name]] = pick[:, COLUMN[column]]
     if encoded.dtype in DTYPE_BYTES:
@@ -94,7 +97,8 @@ def device_numbers(device: DeviceSpec) -> Array:
 def peaks(summary: Array, device: Array) -> Array:
     """Nominal flop/s for each row: the matrix rate of its dtype, or the vector rate."""
     dtype = summary[:, [_S[f"dtype_{d}"] for d in DTYPE_BYTES]].argmax(axis=1)
-    return np.where(summary[:, _S["matrix"]] > 0, device[np.arange(len(device)), dtype], device[:, len(DTYPE_BYTES)])
+    matrix, vector = device[np.arange(len(device)), dtype], device[:, len(DTYPE_BYTES)]
+    return np.where(summary[:, _S["matrix"]] > 0, matrix, vector)
 
 
 def roofline_s(summary: Array, device: Array) -> tuple[Array, Array]:
@@ -137,11 +141,13 @@ def question_inputs(
     m = np.where(contracts, np.maximum(m, 1), np.exp2(summary[:, _S["output_elements"]].astype(np.float64)))
     n, batch = np.where(contracts, np.maximum(n, 1), 1), np.where(contracts, np.maximum(batch, 1), 1)
     columns = [
-        np.log2(compute * 1e6 + 1e-4), np.log2(memory * 1e6 + 1e-4), np.log2((compute + 1e-12) / (memory + 1e-12)),
+        np.log2(compute * 1e6 + 1e-4), np.log2(memory * 1e6 + 1e-4),
+        np.log2((compute + 1e-12) / (memory + 1e-12)),
         np.log2(reference * 1e6), floor / reference, traffic_log - np.log2(cache),
         output_log - np.log2(units), summary[:, _S["flops"]] - np.log2(units),
         np.minimum(output_log - np.log2(units * 256), 4.0),
-        summary[:, _S["spatial_1"]] - np.log2(units), np.tanh(np.log2((compute + 1e-12) / (memory + 1e-12)) / 2),
+        summary[:, _S["spatial_1"]] - np.log2(units),
+        np.tanh(np.log2((compute + 1e-12) / (memory + 1e-12)) / 2),
     ]  # fmt: skip
     for tm, tn in TILES:
         tiles_m, tiles_n = np.ceil(m / tm), np.ceil(n / tn)
@@ -152,7 +158,8 @@ def question_inputs(
     columns += [backend == i for i in range(len(BACKENDS))]
     columns += [device[:, n_dtypes + 4], known]
     question = np.stack([np.asarray(c, dtype=np.float32) for c in columns], axis=1)
-    logs = np.log2(np.stack([peaks(summary, device), device[:, n_dtypes + 1], cache, units], axis=1)) - _CENTRE
+    rates = np.stack([peaks(summary, device), device[:, n_dtypes + 1], cache, units], axis=1)
+    logs = np.log2(rates) - _CENTRE
     inputs = np.concatenate([summary, question], axis=1).astype(np.float32)
     return inputs, logs.astype(np.float32), np.log(reference)
 

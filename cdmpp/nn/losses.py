@@ -39,7 +39,7 @@ def central_moment_discrepancy(source: Tensor, target: Tensor, moments: int = 5)
     """
     mean_s, mean_t = source.mean(0), target.mean(0)
     width = 2.0
-    total = (mean_s - mean_t).norm() / width
+    total: Tensor = (mean_s - mean_t).norm() / width
     for k in range(2, moments + 1):
         gap = ((source - mean_s) ** k).mean(0) - ((target - mean_t) ** k).mean(0)
         total = total + gap.norm() / width**k

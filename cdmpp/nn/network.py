@@ -56,7 +56,9 @@ class EncoderLayer(nn.Module):
         self.out = nn.Linear(config.width, config.width)
         self.norm_feed = nn.LayerNorm(config.width)
         self.feed = nn.Sequential(
-            nn.Linear(config.width, config.feed_forward), nn.GELU(), nn.Linear(config.feed_forward, config.width)
+            nn.Linear(config.width, config.feed_forward),
+            nn.GELU(),
+            nn.Linear(config.feed_forward, config.width),
         )
 
     def forward(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
@@ -99,6 +101,12 @@ class LatencyNetwork(nn.Module):
     and then, so that the rest of the network learns to do without.
     """
 
+    leaf_mean: Tensor
+    leaf_scale: Tensor
+    input_mean: Tensor
+    input_scale: Tensor
+    _meets: Tensor
+
     def __init__(self, config: NetworkConfig, devices: int) -> None:
         super().__init__()
         self.config = config
@@ -124,7 +132,9 @@ class LatencyNetwork(nn.Module):
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
 
-    def encode(self, leaves: Tensor, positions: Tensor, mask: Tensor | None, inputs: Tensor, logs: Tensor) -> Tensor:
+    def encode(
+        self, leaves: Tensor, positions: Tensor, mask: Tensor | None, inputs: Tensor, logs: Tensor
+    ) -> Tensor:
         """Latent of each program on its device.
 
         Parameters
@@ -138,7 +148,8 @@ class LatencyNetwork(nn.Module):
         meets = leaves[:, :, self._meets] - logs[:, None, :] - 10.0
         scaled = (leaves - self.leaf_mean) * self.leaf_scale
         tokens = self.leaf_in(torch.cat((scaled, meets * 0.1), dim=-1))
-        tokens = tokens + positional_encoding(positions, self.config.width) + self.condition(inputs)[:, None, :]
+        encoding = positional_encoding(positions, self.config.width)
+        tokens = tokens + encoding + self.condition(inputs)[:, None, :]
         for layer in self.layers:
             tokens = layer(tokens, mask)
         tokens = self.pool_norm(tokens)
@@ -146,7 +157,7 @@ class LatencyNetwork(nn.Module):
         if mask is not None:
             score = score.masked_fill(~mask[:, :, None], -1e4)
         weight = score.softmax(dim=1)
-        rows, count, width = tokens.shape
+        rows, count, _ = tokens.shape
         parts = tokens.view(rows, count, self.config.heads, -1)
         pooled = (parts * weight[..., None]).sum(dim=1).flatten(1)
         if mask is None:
@@ -163,10 +174,8 @@ class LatencyNetwork(nn.Module):
         """Point (rows,) and quantiles (rows, LEVELS) of log(latency / reference)."""
         x = self.head_in(torch.cat((latent, inputs, self.device(device)), dim=-1))
         raw = self.out(self.head(nn.functional.silu(x)))
-        if self.config.head == "structured":
-            point = self._structured(raw[:, :4], inputs)
-        else:
-            point = raw[:, 0]
+        structured = self.config.head == "structured"
+        point = self._structured(raw[:, :4], inputs) if structured else raw[:, 0]
         steps = nn.functional.softplus(raw[:, -len(LEVELS) :] - 3.0)
         middle = LEVELS.index(0.5)
         # Quantiles grow outwards from the median, so they never cross.
@@ -189,7 +198,13 @@ class LatencyNetwork(nn.Module):
         return torch.logaddexp(both - reference, floor + raw[:, 3])
 
     def forward(
-        self, leaves: Tensor, positions: Tensor, mask: Tensor | None, inputs: Tensor, logs: Tensor, device: Tensor
+        self,
+        leaves: Tensor,
+        positions: Tensor,
+        mask: Tensor | None,
+        inputs: Tensor,
+        logs: Tensor,
+        device: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Raw inputs to (point, quantiles); see :meth:`encode` and :meth:`decode`."""
         inputs = self.standardise(inputs)

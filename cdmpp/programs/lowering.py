@@ -56,7 +56,9 @@ def _linear(s: Sizes, dtype: str, flags: Sizes) -> list[Any]:
     w = te.placeholder((s["n"], s["k"]), name="w", dtype=dtype)
     r = te.reduce_axis((0, s["k"]), name="r")
     y = te.compute(
-        (s["m"], s["n"]), lambda i, j: te.sum(_wide(x[i, r], dtype) * _wide(w[j, r], dtype), axis=r), name="dot"
+        (s["m"], s["n"]),
+        lambda i, j: te.sum(_wide(x[i, r], dtype) * _wide(w[j, r], dtype), axis=r),
+        name="dot",
     )
     inputs = [x, w]
     if flags["bias"]:
@@ -125,7 +127,9 @@ def _conv2d(s: Sizes, dtype: str, flags: Sizes) -> list[Any]:
             bias = te.placeholder((c_out,), name="bias", dtype=dtype)
             inputs.append(bias)
             conv = y
-            y = te.compute(y_shape, lambda b, o, i, j: conv[b, o, i, j] + _wide(bias[o], dtype), name="add_bias")
+            y = te.compute(
+                y_shape, lambda b, o, i, j: conv[b, o, i, j] + _wide(bias[o], dtype), name="add_bias"
+            )
         return [*inputs, _narrow(y, dtype)]
 
     dy = te.placeholder(y_shape, name="dy", dtype=dtype)
@@ -141,7 +145,8 @@ def _conv2d(s: Sizes, dtype: str, flags: Sizes) -> list[Any]:
                 inside(te.floordiv(yi, sh), oh), inside(te.floordiv(yj, sw), ow),
                 te.floormod(yi, sh) == 0, te.floormod(yj, sw) == 0,
             )  # fmt: skip
-            grad = te.if_then_else(valid, dy[b, o, te.floordiv(yi, sh), te.floordiv(yj, sw)], te.const(0, dtype))
+            value = dy[b, o, te.floordiv(yi, sh), te.floordiv(yj, sw)]
+            grad = te.if_then_else(valid, value, te.const(0, dtype))
             return te.sum(_wide(grad, dtype) * _wide(f[o, cc, ry, rx], dtype), axis=[ro, ry, rx])
 
         return [dy, f, _narrow(te.compute(x_shape, term, name="conv_grad_x"), dtype)]
@@ -162,7 +167,9 @@ def _conv2d(s: Sizes, dtype: str, flags: Sizes) -> list[Any]:
 
 _UNARY: dict[str, Callable[[Any], Any]] = {
     "relu": lambda v: te.max(v, te.const(0, _dtype(v))),
-    "gelu": lambda v: v * (te.erf(v * _const(_SLOPE, "float32")) * _const(0.5, "float32") + _const(0.5, "float32")),
+    "gelu": lambda v: v * (
+        te.erf(v * _const(_SLOPE, "float32")) * _const(0.5, "float32") + _const(0.5, "float32")
+    ),
     "tanh": te.tanh,
     "sigmoid": te.sigmoid,
     "silu": lambda v: v * te.sigmoid(v),
@@ -309,7 +316,8 @@ def _batch_norm(s: Sizes, dtype: str, flags: Sizes) -> list[Any]:
 
 
 def _attention(s: Sizes, dtype: str, flags: Sizes) -> list[Any]:
-    b, sq, past, heads, kv, d = (s[k] for k in ("batch", "q_len", "past_len", "heads", "kv_heads", "head_dim"))
+    b, sq, past = s["batch"], s["q_len"], s["past_len"]
+    heads, kv, d = s["heads"], s["kv_heads"], s["head_dim"]
     kv_kind = flags["kv"]
     keys = sq + past
     if kv_kind == "same":
@@ -328,7 +336,9 @@ def _attention(s: Sizes, dtype: str, flags: Sizes) -> list[Any]:
     rd, rk = te.reduce_axis((0, d), name="rd"), te.reduce_axis((0, keys), name="rk")
     scores = te.compute(
         (b, heads, sq, keys),
-        lambda z, h, i, j: te.sum(_wide(q[z, i, h, rd], dtype) * _wide(k[z, j, shared(h), rd], dtype), axis=rd),
+        lambda z, h, i, j: te.sum(
+            _wide(q[z, i, h, rd], dtype) * _wide(k[z, j, shared(h), rd], dtype), axis=rd
+        ),
         name="scores",
     )
     factor = _const(_FACTOR, dtype)

@@ -10,6 +10,7 @@ from typing import Any
 from cdmpp.errors import InvalidProgramError
 from cdmpp.programs.operators import OperatorSpec, make_operator, parse_operator
 from cdmpp.programs.question import BACKENDS, Backend
+from cdmpp.programs.tvm_json import find_prim_func, load, structural_hash
 
 PROGRAM_FORMS = "an operator object, {'tvm_json': text} or {'tvmscript': text}"
 
@@ -71,17 +72,15 @@ class TensorProgram:
 
     @classmethod
     def from_request(cls, program: Any, backend: Backend | None = None) -> TensorProgram:
-        """From the object that a ``/predict`` item carries."""
+        """From an operator object or ``{"tvm_json": text}``: what can be read without TVM.
+
+        :func:`cdmpp.frontends.request.program_from_request` also reads ``{"tvmscript": text}``.
+        """
         if isinstance(program, Mapping):
             if "operator" in program:
                 return cls.from_operator(program, backend or "library")
             if set(program) == {"tvm_json"} and isinstance(program["tvm_json"], str):
                 return cls.from_tvm_json(program["tvm_json"], backend or "tvm")
-            if set(program) == {"tvmscript"} and isinstance(program["tvmscript"], str):
-                # TVMScript needs TVM's parser; everything else here does not.
-                from cdmpp.frontends.tir import program_from_tvmscript
-
-                return program_from_tvmscript(program["tvmscript"], backend or "tvm")
         raise InvalidProgramError("this is not a program", hint=f"pass {PROGRAM_FORMS}")
 
     @cached_property
@@ -89,14 +88,5 @@ class TensorProgram:
         """Structural hash (hex, 32 characters): equal programs have one, whatever their source."""
         if self.operator is not None:
             return self.operator.hash()
-        # Imported here: programs lie below features; only the identity of TIR needs the reader.
-        from cdmpp.features.tvm_json import load, prim_funcs, structural_hash
-
         nodes, root = load(self.tvm_json or "")
-        functions = prim_funcs(nodes, root)
-        if self.function is None and len(functions) != 1:
-            raise InvalidProgramError(
-                f"the module has {len(functions)} PrimFuncs: {', '.join(sorted(functions)[:8]) or 'none'}",
-                hint="pass one PrimFunc, or name the function",
-            )
-        return structural_hash(nodes, functions[self.function or next(iter(functions))])
+        return structural_hash(nodes, find_prim_func(nodes, root, self.function))

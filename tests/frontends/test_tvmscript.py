@@ -229,13 +229,7 @@ def test_script_json_and_object_have_one_hash(text: str) -> None:
 
 
 @pytest.mark.tvm
-@pytest.mark.parametrize(
-    "gpu",
-    [
-        False,
-        pytest.param(True, marks=pytest.mark.xfail(strict=False, reason="the hash sees the order of maps")),
-    ],
-)
+@pytest.mark.parametrize("gpu", [False, True])
 def test_scheduled_modules_have_one_hash_too(gpu: bool) -> None:
     # Schedules share subexpressions and order annotations otherwise than the parser does.
     import tvm

@@ -1,0 +1,299 @@
+"""Expressions of TIR: indices as intervals with steps, stored values as counts of arithmetic and reads.
+
+One :class:`Expressions` belongs to one walk of a PrimFunc. A stranger's JSON comes through here, so the
+work is bounded: shared nodes can be chained to be visited 2^n times, and integers squared in turn to
+fill the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cdmpp.errors import InvalidProgramError
+from cdmpp.features.affine import (
+    Linear,
+    Num,
+    add,
+    floor_divide,
+    floor_modulo,
+    hull,
+    maximum,
+    minimum,
+    multiply,
+    negate,
+)
+from cdmpp.features.ast import OPERATIONS, Access, Buffer, CompactAST
+from cdmpp.programs.tvm_json import HINT, Nodes
+
+_OP = {name: i for i, name in enumerate(OPERATIONS)}
+_ARITHMETIC = {
+    "Add": "add", "Sub": "add", "Mul": "mul",
+    "Div": "div", "Mod": "div", "FloorDiv": "div", "FloorMod": "div",
+    "Min": "compare", "Max": "compare", "EQ": "compare", "NE": "compare", "LT": "compare", "LE": "compare",
+    "GT": "compare", "GE": "compare",
+}  # fmt: skip
+_INTEGER = frozenset({"Add", "Sub", "Mul", "FloorDiv", "Div", "FloorMod", "Mod", "Min", "Max"})
+_COMPARISONS = frozenset({"EQ", "NE", "LT", "LE", "GT", "GE", "And", "Or"})
+_LOGIC = frozenset({"And", "Or", "Not"})
+#: What an unknown value may be: an index loaded from memory, the result of a call.
+_ANYTHING = 1 << 48
+#: Sizes and offsets are below this; so are products of them that a real program makes.
+MAX_VALUE = 1 << 60
+#: Nodes visited in one program, loops in their indices counted.
+MAX_STEPS = 300_000
+
+
+class Expressions:
+    """Reads expression nodes; ``env`` maps a variable's node index to its value.
+
+    Parameters
+    ----------
+    nodes : Nodes
+    bindings : mapping
+        Values of the symbolic sizes by name.
+    """
+
+    def __init__(self, nodes: Nodes, bindings: Mapping[str, Num]) -> None:
+        self.nodes = nodes
+        self.bindings = bindings
+        self.ast = CompactAST()
+        self.env: dict[int, Linear] = {}
+        self.buffers: dict[int, Buffer] = {}
+        self.parameters: set[int] = set()
+        #: Conditions around the present statement that are not known to hold.
+        self.predicates: Num = 0
+        #: Element type of the last stored value's arithmetic.
+        self.compute_type = "float32"
+        self._steps_left = MAX_STEPS
+
+    # -- small readers -----------------------------------------------------------------------------------
+    def data(self, index: int) -> Any:
+        """Content of a node."""
+        return self.nodes[index]["data"]
+
+    def array(self, index: int) -> list[int]:
+        """Elements of an array or map node; of any other (None), nothing."""
+        data = self.nodes[index].get("data")
+        return data if type(data) is list else []
+
+    def dtype(self, index: int) -> str:
+        """Element type of an expression node."""
+        data = self.nodes[self.nodes[index]["data"]["ty"]]["data"]
+        return str(data["dtype"]) if type(data["dtype"]) is str else str(self.data(data["dtype"])["dtype"])
+
+    def call_name(self, data: dict[str, Any]) -> str:
+        """Name of what a Call calls."""
+        op = self.nodes[data["op"]]
+        return str(op["data"]) if op["type"] == "ir.Op" else str(op["type"])
+
+    def spend(self, steps: int) -> None:
+        """Count work against the budget of the program."""
+        self._steps_left -= steps
+        if self._steps_left < 0:
+            raise InvalidProgramError("the program is too large to encode", hint=HINT)
+
+    def buffer(self, var: int) -> Buffer:
+        """The buffer behind a variable."""
+        known = self.buffers.get(var)
+        if known is None:
+            data = self.data(var)
+            kind = self.data(data["ty"])
+            shape = [self.expression(i).high for i in self.array(kind["shape"])]
+            check_extents(shape, "a buffer")
+            known = Buffer(
+                str(self.data(data["name"])), str(self.data(kind["dtype"])["dtype"]),
+                str(self.data(kind["storage_scope"])).partition(".")[0] or "global",
+                shape, var in self.parameters,
+            )  # fmt: skip
+            self.buffers[var] = known
+            self.ast.buffers.append(known)
+        return known
+
+    # -- integer expressions: bounds and indices ---------------------------------------------------------
+    def expression(self, index: int) -> Linear:
+        """Value of an index, extent or bound."""
+        self.spend(1)
+        node = self.nodes[index]
+        kind: str = node["type"]
+        data: Any = node.get("data")
+        if kind == "ir.IntImm":
+            data = self.nodes[data["value"]]["data"]
+            kind = "int"
+        if kind == "int":
+            if type(data) is not int or not -MAX_VALUE < data < MAX_VALUE:
+                raise InvalidProgramError("an integer is none, or too large", hint=HINT)
+            return Linear(data, data)
+        if kind == "ir.Var":
+            known = self.env.get(index)
+            if known is not None:
+                return known
+            name = str(self.data(data["name"]))
+            if name not in self.bindings:
+                raise InvalidProgramError(
+                    f"the size {name[:80]!r} is symbolic", hint="bind it: only static shapes have one latency"
+                )
+            value = self.bindings[name]
+            self.env[index] = Linear(value, value)
+            return self.env[index]
+        kind = kind.rpartition(".")[2]
+        if kind in _INTEGER:
+            return self._checked(self._integer(kind, self.expression(data["a"]), self.expression(data["b"])))
+        if kind == "Cast":
+            return self.expression(data["value"])
+        return self._checked(self._other(kind, data))
+
+    def _checked(self, value: Linear) -> Linear:
+        self.spend(len(value.steps))
+        if type(value.high) is int and not -MAX_VALUE < value.low <= value.high < MAX_VALUE:
+            raise InvalidProgramError("an index is larger than any memory", hint=HINT)
+        return value
+
+    def _integer(self, kind: str, a: Linear, b: Linear) -> Linear:
+        if kind == "Add":
+            return add(a, b)
+        if kind == "Sub":
+            return add(a, negate(b))
+        if kind == "Mul":
+            return multiply(a, b)
+        if kind in ("FloorDiv", "Div"):
+            return floor_divide(a, b)
+        if kind in ("FloorMod", "Mod"):
+            return floor_modulo(a, b)
+        if a.is_constant() and b.is_constant():
+            best = (minimum if kind == "Min" else maximum)(a.low, b.low)
+            return Linear(best, best)
+        return hull(a, b)
+
+    def _other(self, kind: str, data: Any) -> Linear:
+        if kind == "TensorLoad":
+            inner = Linear(0, 0)
+            for i in self.array(data["indices"]):
+                inner = hull(inner, self.expression(i))
+            return Linear(0, _ANYTHING, inner.steps, True)
+        if kind in _COMPARISONS:
+            return hull(hull(Linear(0, 1), self.expression(data["a"])), self.expression(data["b"]))
+        if kind == "Select":
+            return hull(self.expression(data["true_value"]), self.expression(data["false_value"]))
+        if kind == "Call":
+            parts = [self.expression(i) for i in self.array(data["args"])]
+            if self.call_name(data).endswith("if_then_else"):
+                return hull(parts[1], parts[2])
+            whole = Linear(0, 0)
+            for part in parts:
+                whole = hull(whole, part)
+            return Linear(0, _ANYTHING, whole.steps, True)
+        if kind == "Ramp":
+            base, lanes = self.expression(data["base"]), self.expression(data["lanes"])
+            return Linear(base.low, base.high + lanes.high - 1, base.steps, base.indirect)
+        raise InvalidProgramError(f"index expression {kind[:80]} cannot be encoded", hint=HINT)
+
+    def holds(self, index: int) -> Num:
+        """1 where a condition is true for every iteration, as far as intervals tell; 0 elsewhere.
+
+        A compiler drops conditions that it can prove; a vector that depended on how much was proved
+        would differ between a concrete program and its structural class.
+        """
+        self.spend(1)
+        node = self.nodes[index]
+        kind: str = node["type"].rpartition(".")[2]
+        data: Any = node.get("data")
+        if kind == "IntImm":
+            return int(bool(self.data(data["value"])))
+        if kind == "And":
+            return minimum(self.holds(data["a"]), self.holds(data["b"]))
+        if kind == "Or":
+            return maximum(self.holds(data["a"]), self.holds(data["b"]))
+        if kind not in ("LT", "LE", "GT", "GE", "EQ"):
+            return 0
+        a, b = self.expression(data["a"]), self.expression(data["b"])
+        if kind in ("GT", "GE"):
+            a, b = b, a
+        if kind in ("LT", "GT"):
+            return 1 * (a.high < b.low)
+        if kind in ("LE", "GE"):
+            return 1 * (a.high <= b.low)
+        return 1 * ((a.low == a.high) & (b.low == b.high) & (a.low == b.low))
+
+    # -- value expressions: arithmetic and reads ---------------------------------------------------------
+    def value(self, index: int, counts: list[int], reads: list[Access]) -> None:
+        """Count the arithmetic of a stored value and collect its reads (indices are not arithmetic)."""
+        self.compute_type = ""
+        stack = [index]
+        nodes = self.nodes
+        while stack:
+            item = stack.pop()
+            self.spend(1)
+            node = nodes[item]
+            kind: str = node["type"].rpartition(".")[2]
+            data: Any = node.get("data")
+            if kind == "TensorLoad":
+                indices = [self.expression(i) for i in self.array(data["indices"])]
+                reads.append(Access(self.buffer(data["source"]), indices))
+                if not self.compute_type:
+                    self.compute_type = self.dtype(item)
+            elif kind in _ARITHMETIC:
+                self._count_arithmetic(kind, data, counts)
+                stack.append(data["b"])
+                stack.append(data["a"])
+            elif kind == "Cast":
+                floats = "float" in self.dtype(item) or "float" in self.dtype(data["value"])
+                counts[_OP["float_cast" if floats else "int_other"]] += 1
+                stack.append(data["value"])
+            elif kind == "Call":
+                args = self._count_call(item, data, counts)
+                stack.extend(a for a in reversed(args) if nodes[a]["type"] != "ffi.String")
+            elif kind == "Select":
+                counts[_OP["select"]] += 1
+                stack.extend((data["false_value"], data["true_value"], data["condition"]))
+            elif kind in _LOGIC:
+                counts[_OP["int_other"]] += 1
+                stack.extend(data[k] for k in ("b", "a") if k in data)
+            elif kind in ("Broadcast", "Ramp"):
+                stack.append(data["value" if kind == "Broadcast" else "base"])
+            elif kind == "Var" and nodes[data["ty"]]["type"].endswith("BufferType"):
+                # A whole buffer handed to an intrinsic.
+                reads.append(Access(self.buffer(item), [Linear(0, 0)]))
+        if not self.compute_type:
+            self.compute_type = "int32" if "Int" in nodes[index]["type"] else "float32"
+
+    def _count_arithmetic(self, kind: str, data: dict[str, Any], counts: list[int]) -> None:
+        what = _ARITHMETIC[kind]
+        dtype = self.dtype(data["a"])
+        if "float" not in dtype:
+            self.compute_type = self.compute_type or dtype
+            counts[_OP["int_" + what]] += 1
+            return
+        self.compute_type = dtype
+        counts[_OP["float_" + what]] += 1
+        operands = [self.nodes[data[side]]["type"].rpartition(".")[2] for side in ("a", "b")]
+        if kind == "Add" and "Mul" in operands:
+            counts[_OP["float_fma"]] += 1
+
+    def _count_call(self, index: int, data: dict[str, Any], counts: list[int]) -> list[int]:
+        """Count a call; returns the arguments that hold arithmetic of their own."""
+        args = self.array(data["args"])
+        name = self.call_name(data)
+        if name.endswith("if_then_else"):
+            # The condition is a predicate of the leaf, not arithmetic.
+            self.predicates = self.predicates + (1 - self.holds(args[0]))
+            return args[1:]
+        if name.startswith("tirx.") and "float" in self.dtype(index):
+            counts[_OP["float_math"]] += 1
+        else:
+            counts[_OP["other_call"]] += 1
+        return args
+
+
+def check_extents(extents: list[Num], what: str) -> None:
+    """Known sizes must be at least 1, and their product one that a machine can hold."""
+    product = 1
+    for extent in extents:
+        if type(extent) is int:
+            if extent < 1:
+                raise InvalidProgramError(f"{what} has the size {extent}", hint="sizes are at least 1")
+            product *= extent
+            if product > MAX_VALUE:
+                raise InvalidProgramError(
+                    f"the sizes of {what} overflow", hint="nothing this large can run; check the sizes"
+                )

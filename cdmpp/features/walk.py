@@ -1,0 +1,317 @@
+"""From TVM JSON to the compact AST: one walk over the statements of a PrimFunc.
+
+Blocks of scheduled, not yet flattened TIR are followed by substituting their iteration variables, so no
+lowering pass is needed. A leaf is a ``BufferStore``, or an evaluated hardware intrinsic (a tensorised
+program stores nothing itself). The initial value of a reduction is a leaf of its own that runs once per
+output element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cdmpp.errors import InvalidProgramError
+from cdmpp.features.affine import Linear, Num
+from cdmpp.features.ast import OPERATIONS, Access, Buffer, CompactAST, Leaf, Loop
+from cdmpp.features.expressions import MAX_STEPS, Expressions, check_extents
+from cdmpp.programs.tvm_json import HINT, Nodes, find_prim_func
+
+#: Loops around each other: enough for any schedule of ours.
+MAX_DEPTH = 100
+#: Statements inside each other (loops, blocks, sequences), refused before Python's stack ends.
+MAX_NESTING = 250
+#: A tuned convolution has some twenty; the network's time grows with the square.
+MAX_LEAVES = 1024
+
+#: Marks in the name of an intrinsic that computes something (others only synchronise or allocate).
+_COMPUTES = ("mma", "matrix", "extern", "packed", "ptx", "atomic", "dp4a")
+
+
+def build_ast(
+    nodes: Nodes, root: int, *, function: str | None = None, bindings: Mapping[str, Num] | None = None
+) -> CompactAST:
+    """Build the compact AST of one PrimFunc.
+
+    Parameters
+    ----------
+    nodes, root
+        As :func:`cdmpp.programs.tvm_json.load` returns them.
+    function : str, optional
+        Which PrimFunc, when the module has several.
+    bindings : mapping, optional
+        Values of the symbolic sizes by name (integers, or int64 arrays with one element per shape).
+
+    Raises
+    ------
+    InvalidProgramError
+        No (or several) PrimFunc, a symbolic size without a value, a while loop, broken references.
+    """
+    walker = _Walker(nodes, bindings or {})
+    try:
+        walker.function(find_prim_func(nodes, root, function))
+    except InvalidProgramError:
+        raise
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError) as error:
+        raise InvalidProgramError(f"the program's nodes are broken ({error!r:.200})", hint=HINT) from None
+    if not walker.ast.leaves:
+        raise InvalidProgramError("the program stores nothing", hint="there is no computation to predict")
+    return walker.ast
+
+
+class _Walker(Expressions):
+    """One pass over the statements of a PrimFunc."""
+
+    def __init__(self, nodes: Nodes, bindings: Mapping[str, Num]) -> None:
+        super().__init__(nodes, bindings)
+        self._path: list[int] = []
+        #: Hardware thread tag -> the loop that is bound to it here.
+        self._thread_loops: dict[str, int] = {}
+        self._rank = 0
+        self._depth = 0
+        self._nesting = 0
+        self._block = ""
+        self._in_init = False
+
+    def function(self, index: int) -> None:
+        """Walk a PrimFunc."""
+        data = self.data(index)
+        self.parameters = set(self.array(data["params"]))
+        self.statement(data["body"])
+
+    def statement(self, index: int) -> None:
+        """Walk one statement."""
+        self.spend(1)
+        node = self.nodes[index]
+        kind = node["type"].rpartition(".")[2]
+        handler = _STATEMENTS.get(kind)
+        if handler is None:
+            raise InvalidProgramError(f"TIR statement {kind[:80]} cannot be encoded", hint=HINT)
+        self._nesting += 1
+        if self._nesting > MAX_NESTING:
+            raise InvalidProgramError(f"statements nest deeper than {MAX_NESTING}", hint=HINT)
+        handler(self, node["data"])
+        self._nesting -= 1
+
+    def _is_none(self, index: int) -> bool:
+        return bool(self.nodes[index]["type"] == "None")
+
+    # -- loops -------------------------------------------------------------------------------------------
+    def for_loop(self, data: dict[str, Any]) -> None:
+        """For: serial, parallel, vectorized, unrolled, or bound to a hardware thread."""
+        extent = self.expression(data["extent"]).high
+        binding = self.nodes[data["thread_binding"]]
+        kind = ("serial", "parallel", "vectorized", "unrolled", "thread")[data["kind"]]
+        if kind == "thread":
+            kind = str(self.data(binding["data"]["thread_tag"]))
+        unroll = 0
+        pairs = self.array(data["annotations"])
+        for key, value in zip(pairs[::2], pairs[1::2], strict=True):
+            if self.data(key) in ("pragma_auto_unroll_max_step", "auto_unroll_max_step"):
+                unroll = int(self.expression(value).high)
+        step: Num = 1
+        if "step" in data and not self._is_none(data["step"]):
+            step = self.expression(data["step"]).high
+            check_extents([step], "a loop's step")
+            extent = -(-extent // step)
+        start = self.expression(data["min"]).low
+        self.loop(data["loop_var"], extent, kind, data["body"], unroll, start, step)
+
+    def loop(
+        self, var: int, extent: Num, kind: str, body: int, unroll: int = 0, start: Num = 0, step: Num = 1
+    ) -> None:
+        """Enter a loop, walk its body, leave it."""
+        loops = self.ast.loops
+        shared = self._thread_loops.get(kind)
+        if shared is not None:
+            # The same hardware thread bound again inside: one loop, not a product of two.
+            self.env[var] = Linear(start, start + loops[shared].extent - 1, {shared: 1})
+            self.statement(body)
+            return
+        name = str(self.data(self.data(var)["name"]))
+        check_extents([extent], f"loop {name[:40]!r}")
+        me = len(loops)
+        loops.append(Loop(name, extent, kind, unroll))
+        self.env[var] = Linear(start, start + (extent - 1) * step, {me: step})
+        self.ast.outline.append((self._enter(), self._depth, me, None))
+        self._path.append(me)
+        if "Idx" in kind or "vthread" in kind:
+            self._thread_loops[kind] = me
+        self.statement(body)
+        self._thread_loops.pop(kind, None)
+        self._path.pop()
+        self._depth -= 1
+
+    def _enter(self) -> int:
+        """Step one level down: the new node's pre-order rank (the root has 0)."""
+        self._rank += 1
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise InvalidProgramError(f"loops nest deeper than {MAX_DEPTH}", hint=HINT)
+        return self._rank
+
+    # -- blocks and conditions ---------------------------------------------------------------------------
+    def block_realize(self, data: dict[str, Any]) -> None:
+        """SBlockRealize: bind the block's variables, then its initial value and its body."""
+        block = self.data(data["block"])
+        reduce_loops: set[int] = set()
+        variables, values = self.array(block["iter_vars"]), self.array(data["iter_values"])
+        for iter_var, value in zip(variables, values, strict=True):
+            info = self.data(iter_var)
+            bound = self.expression(value)
+            self.env[info["var"]] = bound
+            if info["iter_type"] == 2:
+                reduce_loops.update(bound.steps)
+        for loop in reduce_loops:
+            self.ast.loops[loop].reduces = True
+        before = self.predicates
+        self.predicates = before + (1 - self.holds(data["predicate"]))
+        outer, self._block = self._block, str(self.data(block["name_hint"]))
+        for buffer in self.array(block["alloc_buffers"]):
+            self.buffer(buffer)
+        for match in self.array(block["match_buffers"]):
+            region = self.data(match)
+            self.buffers[region["buffer"]] = self.buffer(self.data(region["source"])["source"])
+        if not self._is_none(block["init"]):
+            self._in_init = True
+            self.statement(block["init"])
+            self._in_init = False
+        self.statement(block["body"])
+        self._block = outer
+        self.predicates = before
+
+    def if_then_else(self, data: dict[str, Any]) -> None:
+        """IfThenElse: both cases are leaves under a predicate."""
+        before = self.predicates
+        self.predicates = before + (1 - self.holds(data["condition"]))
+        self.statement(data["then_case"])
+        if not self._is_none(data["else_case"]):
+            self.statement(data["else_case"])
+        self.predicates = before
+
+    # -- statements around others ------------------------------------------------------------------------
+    def sequence(self, data: dict[str, Any]) -> None:
+        """SeqStmt."""
+        for child in self.array(data["seq"]):
+            self.statement(child)
+
+    def attribute(self, data: dict[str, Any]) -> None:
+        """AttrStmt: a thread extent is a loop, every other attribute passes through."""
+        node = self.nodes[data["node"]]
+        if self.data(data["attr_key"]) == "thread_extent" and node["type"].endswith("IterVar"):
+            tag = str(self.data(node["data"]["thread_tag"]))
+            self.loop(node["data"]["var"], self.expression(data["value"]).high, tag, data["body"])
+        else:
+            self.statement(data["body"])
+
+    def bind(self, data: dict[str, Any]) -> None:
+        """Bind, LetStmt: a name for an expression."""
+        self.env[data["var"]] = self.expression(data["value"])
+        self.body(data)
+
+    def allocate(self, data: dict[str, Any]) -> None:
+        """AllocBuffer, DeclBuffer."""
+        self.buffer(data["buffer"])
+        self.body(data)
+
+    def body(self, data: dict[str, Any]) -> None:
+        """A statement that only wraps another."""
+        if "body" in data:
+            self.statement(data["body"])
+
+    def while_loop(self, data: dict[str, Any]) -> None:
+        """While: refused."""
+        raise InvalidProgramError(
+            "a while loop has no trip count before the run", hint="only counted loops can be encoded"
+        )
+
+    # -- leaves ------------------------------------------------------------------------------------------
+    def evaluate(self, data: dict[str, Any]) -> None:
+        """Evaluate: a leaf when it calls an intrinsic that computes."""
+        value = self.nodes[data["value"]]
+        if value["type"] != "ir.Call":
+            return
+        name = self.call_name(value["data"])
+        if not any(mark in name for mark in _COMPUTES):
+            return
+        counts = [0] * len(OPERATIONS)
+        reads: list[Access] = []
+        self.value(data["value"], counts, reads)
+        accesses = reads or [Access(Buffer(name, "float32", "global", [1], False), [Linear(0, 0)])]
+        self._leaf(accesses[0], accesses[1:], counts, "float32", intrinsic=name)
+
+    def store(self, data: dict[str, Any]) -> None:
+        """BufferStore: a leaf."""
+        counts = [0] * len(OPERATIONS)
+        reads: list[Access] = []
+        before = self.predicates
+        indices = [self.expression(i) for i in self.array(data["indices"])]
+        self.value(data["value"], counts, reads)
+        store = Access(self.buffer(data["buffer"]), indices, is_write=True)
+        self._leaf(store, reads, counts, self.compute_type)
+        self.predicates = before
+
+    def _leaf(
+        self, store: Access, reads: list[Access], counts: list[int], dtype: str, *, intrinsic: str = ""
+    ) -> None:
+        loops = self.ast.loops
+        if len(self.ast.leaves) >= MAX_LEAVES:
+            raise InvalidProgramError(f"the program has more than {MAX_LEAVES} computations", hint=HINT)
+        distinct: list[Access] = []
+        for read in reads:
+            self.spend(len(distinct))
+            if read.buffer is store.buffer:
+                store.also_read = True
+            elif not any(read.buffer is d.buffer and _same(read.indices, d.indices) for d in distinct):
+                distinct.append(read)
+        path = tuple(self._path)
+        check_extents([loops[p].extent for p in path], "a loop nest")
+        if self._in_init:
+            path = tuple(p for p in path if not loops[p].reduces)
+            reduces: frozenset[int] = frozenset()
+        else:
+            stored = set().union(*(i.steps for i in store.indices)) if store.indices else set()
+            # Flat TIR has no blocks to say it: a loop that the address does not depend on reduces.
+            reduces = frozenset(
+                p for p in path if p not in stored and (loops[p].reduces or not self._block)
+            )
+        rank = self._enter()
+        self.ast.leaves.append(
+            Leaf(
+                self._block or store.buffer.name, path, store, distinct, counts, dtype, rank, self._depth,
+                self._in_init, self.predicates > 0, intrinsic, reduces,
+            )
+        )  # fmt: skip
+        self.ast.outline.append((rank, self._depth, None, len(self.ast.leaves) - 1))
+        self._depth -= 1
+
+
+_STATEMENTS: dict[str, Callable[[_Walker, dict[str, Any]], None]] = {
+    "SeqStmt": _Walker.sequence, "For": _Walker.for_loop, "While": _Walker.while_loop,
+    "SBlockRealize": _Walker.block_realize, "SBlock": _Walker.body, "IfThenElse": _Walker.if_then_else,
+    "AttrStmt": _Walker.attribute, "Bind": _Walker.bind, "LetStmt": _Walker.bind,
+    "AllocBuffer": _Walker.allocate, "DeclBuffer": _Walker.allocate, "AssertStmt": _Walker.body,
+    "Evaluate": _Walker.evaluate, "BufferStore": _Walker.store,
+}  # fmt: skip
+
+
+def _same(a: list[Linear], b: list[Linear]) -> bool:
+    """Whether two accesses of a buffer go to one address in every iteration."""
+    if len(a) != len(b):
+        return False
+    for x, y in zip(a, b, strict=True):
+        if x is y:
+            continue
+        if x.steps.keys() != y.steps.keys():
+            return False
+        # Arrays: offsets that agree for every shape of the class; scalars: plain equality.
+        if not bool(_all(x.low == y.low)) or not bool(_all(x.high == y.high)):
+            return False
+    return True
+
+
+def _all(value: Any) -> Any:
+    return value.all() if hasattr(value, "all") else value
+
+
+__all__ = ["MAX_DEPTH", "MAX_LEAVES", "MAX_STEPS", "build_ast"]
