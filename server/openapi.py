@@ -13,21 +13,23 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
-from server.problems import MEDIA_TYPE, STATUS_BY_CODE, Problem
+from server.problems import MEDIA_TYPE, Problem
 from server.strict import REF, strict_device, strict_program, strict_schemas
 from server.wire import PredictResponse, request_model
 
 _PREDICT_PROBLEMS = (400, 404, 408, 409, 413, 415, 422, 500, 503)
 _MEANING = {
-    400: "The body is not JSON.",
-    404: "With strict: a device is not known.",
-    408: "The body did not arrive in time.",
-    409: "With strict: an item fits the schema but contradicts itself, or its TIR cannot be read.",
-    413: "The body is too large.",
-    415: "The body is not application/json.",
-    422: "The body breaks this schema; with strict: an item breaks the schema of its operator.",
-    500: "A bug of the service.",
-    503: "Overloaded, or not ready; retry later.",
+    400: "The body is not JSON (malformed_json).",
+    404: "With strict: a device is not known (unknown_device).",
+    408: "The body did not arrive in time (body_timeout).",
+    409: "With strict: an item fits the schema but contradicts itself, or its TIR cannot be read. The "
+    "code is the one that the item would have without strict.",
+    413: "The body is too large (body_too_large).",
+    415: "The body is not application/json (unsupported_media_type).",
+    422: "The body breaks this schema (invalid_request); with strict: an item breaks the schema of its "
+    "operator or device (unsupported_operator, invalid_program, invalid_device).",
+    500: "A bug of the service (internal_error).",
+    503: "Too much work waits (overloaded), or the model is not ready (not_ready); retry later.",
 }
 _EXAMPLE = {
     "items": [
@@ -107,10 +109,8 @@ def _add_strict_request(schemas: dict[str, Any]) -> None:
 
 
 def _problem(status: int) -> dict[str, Any]:
-    codes = sorted(code for code, known in STATUS_BY_CODE.items() if known == status)
-    listed = f" Codes: {', '.join(codes)}." if codes else ""
     return {
-        "description": _MEANING[status] + listed,
+        "description": _MEANING[status],
         "content": {MEDIA_TYPE: {"schema": _ref("Problem")}},
     }
 
