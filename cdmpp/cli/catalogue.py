@@ -1,0 +1,59 @@
+"""``cdmpp devices`` and ``cdmpp support``: what can be named."""
+
+from __future__ import annotations
+
+from cdmpp.cli.output import JsonOption, ModelOption, percent, print_json, print_table
+from cdmpp.units import format_si
+
+
+def devices(json: JsonOption = False) -> None:
+    """List the known devices. Any other can be given as a .json or .toml specification."""
+    from cdmpp.devices import known
+
+    found = known()
+    if json:
+        print_json({"devices": [spec.model_dump(mode="json") for spec in found]})
+        return
+
+    def shown(value: float | None, unit: str) -> str:
+        return "-" if value is None else format_si(value, unit)
+
+    header = ("name", "vendor", "architecture", "units", "fp32", "fp16 matrix", "memory", "bandwidth")
+    rows = [
+        (
+            spec.name, spec.vendor, spec.arch, str(spec.compute_units), shown(spec.peak_flops_fp32, "flop/s"),
+            shown(spec.peak_flops_fp16_matrix, "flop/s"), shown(spec.memory_bytes, "B"),
+            shown(spec.mem_bandwidth_bytes_per_s, "B/s"),
+        )
+        for spec in found
+    ]  # fmt: skip
+    print_table(header, rows, right=(3, 4, 5, 6, 7))
+
+
+def support(model: ModelOption = None, json: JsonOption = False) -> None:
+    """Say what a model covers: operators with their fields, training devices, protocols, accuracy."""
+    from cdmpp.predictor import LatencyPredictor
+
+    found = LatencyPredictor.load(model).support()
+    if json:
+        print_json(found)
+        return
+    print(f"model {found['model_id']}")
+    rows = []
+    for name, about in found["operators"].items():
+        fields = [f if value == "required" else f"{f}={value}" for f, value in about["fields"].items()]
+        rows.append((name, "yes" if about["trained"] else "no", ", ".join(fields)))
+    print_table(("operator", "trained", "fields"), rows)
+    print(f"trained on: {', '.join(found['trained_devices'])} (any other device by its specification)")
+    for name in ("backends", "protocols", "frameworks"):
+        print(f"{name}: {', '.join(found[name])}")
+    accuracy = found["accuracy"].get("by_source", {})
+    if accuracy:
+        print_table(
+            ("error on unseen shapes", "n", "MAPE", "median"),
+            [
+                (name, f"{m['n']:,}", percent(m["mape"]), percent(m["median_ape"]))
+                for name, m in accuracy.items()
+            ],
+            right=(1, 2, 3),
+        )

@@ -1,0 +1,73 @@
+"""``cdmpp data import`` and ``cdmpp data info``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cdmpp.cli.output import JsonOption, print_json
+from cdmpp.units import format_latency
+
+data = typer.Typer(help="Measurement tables.", no_args_is_help=True, rich_markup_mode=None)
+
+_COUNTED = (
+    "source", "op", "device", "backend", "protocol", "framework", "splits", "excluded", "unsupported",
+)  # fmt: skip
+
+FileArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="FILE",
+        help="Project records, or a public operator table (Parquet, CSV, gzipped CSV), told by its columns.",
+        show_default=False,
+    ),
+]
+
+
+@data.command("import", epilog="example: cdmpp data import ops_deepbench.csv.gz --out deepbench.parquet")
+def import_file(
+    file: FileArgument,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="OUT", help="Parquet file to write.", show_default=False)
+    ],
+    json: JsonOption = False,
+) -> None:
+    """Write any known table as project records; every row is kept, unusable ones with the reason."""
+    from cdmpp.data.load import import_table
+    from cdmpp.data.summary import summarise
+
+    summary = {"path": str(out), **summarise(import_table(file, out))}
+    if json:
+        print_json(summary)
+    else:
+        print(f"wrote {out}")
+        _print(summary)
+
+
+@data.command("info", epilog="example: cdmpp data info ops_neusight.parquet")
+def info_of(file: FileArgument, json: JsonOption = False) -> None:
+    """Say what a table holds."""
+    from cdmpp.data.summary import info
+
+    summary = info(file)
+    if json:
+        print_json(summary)
+    else:
+        _print(summary)
+
+
+def _print(summary: dict[str, Any]) -> None:
+    rows = f"{summary['rows']:,} rows, {summary['trainable_rows']:,} of them for training"
+    print(f"{rows}; {summary['programs']:,} programs ({summary['tvm_programs']:,} as TIR)")
+    latency = summary["latency_s"]
+    if latency["median"] is not None and latency["min"] >= 0:
+        low, middle, high = (format_latency(latency[name]) for name in ("min", "median", "max"))
+        print(f"latency: {low} to {high}, median {middle}")
+    for name in _COUNTED:
+        counts = summary[name]
+        if any(counts):  # a framework that is nowhere said is not worth a line
+            shown = sorted(counts.items(), key=lambda item: -item[1])
+            print(f"{name}: " + ", ".join(f"{key or '(not said)'} {n:,}" for key, n in shown))
+    print(f"fingerprint: {summary['fingerprint']}")

@@ -1,0 +1,101 @@
+"""How a command ends: 0 done, 1 expected failure (one line and a hint on stderr), 2 wrong usage."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from cdmpp.errors import CdmppError, MissingDependencyError
+
+DEBUG_VARIABLE = "CDMPP_DEBUG"
+FAILED, INTERRUPTED, PIPE_CLOSED = 1, 130, 141  # the last two as a shell reports SIGINT and SIGPIPE
+
+#: Optional packages -> the extra that brings them.
+_EXTRAS = {
+    "torch": "predict",
+    "pyarrow": "train",
+    "scipy": "train",
+    "sklearn": "train",
+    "xgboost": "train",
+    "tvm": "tvm",
+    "tvm_ffi": "tvm",
+    "onnx": "tvm",
+    "fastapi": "server",
+    "uvicorn": "server",
+    "pydantic_settings": "server",
+    "starlette": "server",
+    "anyio": "server",
+}
+
+
+def report(message: str, hint: str = "") -> None:
+    """Say what is wrong on stderr, on one line each."""
+    print(f"error: {_one_line(message)}", file=sys.stderr)
+    if hint:
+        print(f"hint: {_one_line(hint)}", file=sys.stderr)
+
+
+class CdmppGroup(TyperGroup):
+    """The root command: turns exceptions of all commands below it into messages and exit codes."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that was asked for."""
+        debug = bool(ctx.params.get("verbose")) or bool(os.environ.get(DEBUG_VARIABLE))
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
+        except CdmppError as error:
+            if debug:
+                traceback.print_exc()
+            report(error.message, error.hint)
+            raise typer.Exit(FAILED) from None
+        except (typer.Exit, typer.Abort):
+            raise
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            # Whoever read the output has seen enough. Python would complain once more at exit.
+            _silence_stdout()
+            raise typer.Exit(PIPE_CLOSED) from None
+        except Exception as error:
+            if hasattr(error, "exit_code"):  # wrong usage: typer prints it and exits with 2
+                raise
+            known = _missing(error)
+            if debug:
+                traceback.print_exc()
+            if known is not None:
+                report(known.message, known.hint)
+            else:
+                report(
+                    f"internal error: {type(error).__name__}: {error}",
+                    "please report it with the command and the output of: cdmpp -v ...",
+                )
+            raise typer.Exit(FAILED) from None
+
+
+def _missing(error: Exception) -> CdmppError | None:
+    """An optional package that is not installed, said as such."""
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return None
+    extra = _EXTRAS.get(error.name.partition(".")[0])
+    if extra is None:
+        return None
+    return MissingDependencyError(
+        f"this needs the package {error.name}", hint=f"pip install 'cdmpp[{extra}]'"
+    )
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _silence_stdout() -> None:
+    with contextlib.suppress(OSError, ValueError):  # stdout is no file (tests), or closed
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,112 @@
+"""``cdmpp eval``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cdmpp.cli.output import (
+    ERROR_HEADER,
+    JsonOption,
+    ModelOption,
+    error_cells,
+    on_terminal,
+    print_json,
+    print_table,
+)
+
+if TYPE_CHECKING:
+    from cdmpp.data.table import MeasurementTable
+
+
+def evaluate(
+    records: Annotated[
+        list[Path],
+        typer.Option(
+            "--records",
+            metavar="FILE",
+            help="Project records or a public operator table; repeatable.",
+            show_default=False,
+        ),
+    ],
+    model: ModelOption = None,
+    devices: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Only these devices.", show_default=False)
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Compare a model's predictions with measured tables.
+
+    Errors by source, device and operator, and over all rows. Rows that cannot be predicted are counted by
+    reason. --json prints fractions (0.073), the table per cent.
+    """
+    from cdmpp.devices import lookup
+    from cdmpp.evaluation.tables import evaluate as evaluate_tables
+    from cdmpp.nn.artifact import load_artifact
+    from cdmpp.predictor import default_model
+
+    # Mistakes first: a wrong name in the third file shall not show after an hour.
+    chosen = None if devices is None else [name.strip() for name in devices.split(",") if name.strip()]
+    for name in chosen or ():
+        lookup(name)
+    _check(records)
+    artifact = load_artifact(model or default_model())
+    with _progress() as (started, done):
+        result = evaluate_tables(artifact, _tables(records, started), devices=chosen, progress=done)
+    if json:
+        print_json(result)
+    else:
+        _print(result)
+
+
+def _check(files: list[Path]) -> None:
+    """Raise for a file that is missing or no table, before the first is evaluated."""
+    from cdmpp.data.load import detect, load_table
+    from cdmpp.data.raw import read_columns
+    from cdmpp.data.records import NEEDED
+
+    for file in files:
+        columns = read_columns(file)
+        if not set(columns) >= NEEDED and detect(columns) is None:
+            load_table(file)  # says what is wrong with it
+
+
+def _tables(files: list[Path], started: Callable[[Path, int], None]) -> Iterator[MeasurementTable]:
+    """Tables one after the other, each read when the one before is done with."""
+    from cdmpp.data.load import load_table
+
+    for file in files:
+        table = load_table(file)
+        started(file, len(table))
+        yield table
+
+
+@contextmanager
+def _progress() -> Iterator[tuple[Callable[[Path, int], None], Callable[[int], None]]]:
+    """A bar per file on a terminal; nothing elsewhere."""
+    if not on_terminal():
+        yield (lambda _file, _rows: None), (lambda _rows: None)
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bars:
+        tasks: list[Any] = []
+        yield (
+            (lambda file, rows: tasks.append(bars.add_task(file.name, total=rows))),
+            (lambda rows: bars.advance(tasks[-1], rows)),
+        )
+
+
+def _print(result: dict[str, Any]) -> None:
+    rows = [(g["source"], g["device"], g["op"], *error_cells(g)) for g in result["groups"]]
+    rows.append(("all", "", "", *error_cells(result["overall"])))
+    print_table(("source", "device", "operator", *ERROR_HEADER), rows, right=range(3, 10))
+    if result["unsupported"]:
+        print("not predicted:")
+        names = ("source", "device", "op", "n", "reason")
+        print_table(names, [[str(u[name]) for name in names] for u in result["unsupported"]], right=(3,))

@@ -1,0 +1,75 @@
+"""``cdmpp``: the command line. One module per group of commands; heavy imports inside the commands."""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+import warnings
+from typing import Annotated
+
+import typer
+
+from cdmpp import __version__
+from cdmpp.cli.catalogue import devices, support
+from cdmpp.cli.data import data
+from cdmpp.cli.errors import CdmppGroup
+from cdmpp.cli.evaluate import evaluate
+from cdmpp.cli.inspection import inspect
+from cdmpp.cli.predict import predict
+from cdmpp.cli.serve import serve
+from cdmpp.cli.train import train
+
+app = typer.Typer(
+    name="cdmpp",
+    cls=CdmppGroup,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="example: cdmpp predict linear:m=512,n=4096,k=1024,dtype=float16 --device t4",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"cdmpp {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log; keep tracebacks.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Predict the latency of tensor programs on devices you do not have."""
+    if verbose:
+        logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(name)s: %(message)s", force=True)
+    else:
+        warnings.simplefilter("ignore")
+
+
+app.command(epilog="example: cdmpp predict model.onnx --device a100-pcie-40gb --device t4")(predict)
+app.command(epilog="example: cdmpp inspect softmax:rows=4096,cols=1024")(inspect)
+app.command("eval", epilog="example: cdmpp eval --records ops_vidur_fp16.parquet --devices a40")(evaluate)
+app.command(epilog="example: cdmpp train --config configs/base.toml --public-data DIR --out mymodel")(train)
+app.command(epilog="example: cdmpp serve --port 8080")(serve)
+app.command(epilog="example: cdmpp devices --json")(devices)
+app.command(epilog="example: cdmpp support")(support)
+app.add_typer(data, name="data")
+
+
+def main() -> None:
+    """Entry point of the ``cdmpp`` script."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # An output that cannot take "µ" gets an escape instead of ending the program.
+            stream.reconfigure(errors="backslashreplace")
+    app(prog_name="cdmpp")
+
+
+if __name__ == "__main__":
+    main()

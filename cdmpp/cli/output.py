@@ -1,0 +1,62 @@
+"""What commands print: JSON for machines, aligned tables for people. Nothing is ever cut."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
+ModelOption = Annotated[
+    Path | None,
+    typer.Option("--model", metavar="DIR", help="Model folder; by default the one that ships with cdmpp."),
+]
+
+
+def print_json(value: Any) -> None:
+    """One JSON document; NaN and infinities are a bug and raise."""
+    print(json.dumps(value, indent=1, allow_nan=False))
+
+
+def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> None:
+    """Columns two spaces apart, each as wide as its widest cell; those named in ``right`` end together."""
+    lines = [list(map(str, header)), *(list(map(str, row)) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    flush = set(right)
+    for line in lines:
+        cells = [
+            cell.rjust(width) if i in flush else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        print("  ".join(cells).rstrip())
+
+
+def percent(fraction: float | None) -> str:
+    """0.0731 as "7.3 %"."""
+    return "-" if fraction is None else f"{100 * fraction:.1f} %"
+
+
+def on_terminal() -> bool:
+    """Whether a progress bar (on stderr) has somebody to look at it."""
+    return sys.stderr.isatty()
+
+
+ERROR_HEADER = ("n", "MAPE", "median", "within 10 %", "within 20 %", "tau", "coverage")
+
+
+def error_cells(figures: dict[str, Any]) -> list[str]:
+    """Cells of :data:`ERROR_HEADER` from the figures of :func:`cdmpp.evaluation.metrics.measure`."""
+    tau = figures["kendall_tau"]
+    return [
+        f"{figures['n']:,}",
+        percent(figures["mape"]),
+        percent(figures["median_ape"]),
+        percent(figures["within_10"]),
+        percent(figures["within_20"]),
+        "-" if tau is None else f"{tau:.3f}",
+        percent(figures["coverage"]),
+    ]

@@ -1,0 +1,247 @@
+"""``cdmpp predict``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cdmpp.cli.errors import FAILED, report
+from cdmpp.cli.output import JsonOption, ModelOption, print_json, print_table
+from cdmpp.errors import CdmppError
+from cdmpp.programs.question import DEFAULT_PROTOCOL, Backend, Framework, Protocol
+from cdmpp.units import format_latency
+
+if TYPE_CHECKING:
+    from cdmpp.devices import DeviceSpec
+    from cdmpp.frontends.graph import Unsupported
+    from cdmpp.predictor import LatencyPredictor, Prediction
+    from cdmpp.programs.program import TensorProgram
+
+_MEANING = {
+    "kernel": "device time alone, launch cost not inside",
+    "graph": "inside a captured graph",
+    "eager": "called from the host, launch cost inside",
+}
+
+
+def predict(
+    program: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PROGRAM",
+            help="An operator (linear:m=512,n=4096,k=1024,dtype=float16), model.onnx, program.py "
+            "(TVMScript), program.json (TVM JSON) or a MetaSchedule database folder.",
+            show_default=False,
+        ),
+    ],
+    device: Annotated[
+        list[str],
+        typer.Option(
+            "--device",
+            "-d",
+            help="A known device (cdmpp devices) or a .json/.toml specification; repeatable.",
+            show_default=False,
+        ),
+    ],
+    protocol: Annotated[
+        Protocol, typer.Option(help="What the latency includes: device alone, in a graph, from the host.")
+    ] = DEFAULT_PROTOCOL,
+    framework: Annotated[
+        Framework | None, typer.Option(help="Who launches library kernels, where that is known.")
+    ] = None,
+    backend: Annotated[
+        Backend | None,
+        typer.Option(
+            help="A vendor library's kernels, or TVM programs as scheduled. Default: library for operators "
+            "and ONNX, tvm for TIR.",
+            show_default=False,
+        ),
+    ] = None,
+    quantile: Annotated[
+        list[float] | None,
+        typer.Option(help="Levels of the interval; repeatable. Default: 0.1 and 0.9.", show_default=False),
+    ] = None,
+    dim: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Size of a dynamic dimension of an ONNX model; repeatable."),
+    ] = None,
+    model: ModelOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Predict the latency of programs on devices.
+
+    Prints one program and device to a line, and the sum per device. A program or device that is at fault
+    does not stop the others; the exit code is 1 when nothing could be predicted.
+    """
+    sizes = _sizes(dim or [])
+    from cdmpp.predictor import DEFAULT_QUANTILES, LatencyPredictor, check_quantiles
+
+    levels = check_quantiles(quantile or DEFAULT_QUANTILES)
+    predictor = LatencyPredictor.load(model)
+    programs = _programs(program, backend, sizes)
+    results = _predict(predictor, programs, device, protocol, framework, levels)
+    totals = _totals(results)
+    if json:
+        print_json(
+            {
+                "model_id": predictor.model_id,
+                "results": [
+                    {**r.prediction.to_dict(), "count": r.count, "source": r.source} for r in results
+                ],
+                "totals": totals,
+                "unsupported": [
+                    {"source": source, "operator": u.operator, "count": u.count, "reason": u.reason}
+                    for source, u in programs.unsupported
+                ],
+            }
+        )
+    else:
+        _print(results, totals, programs.unsupported, predictor.model_id, protocol, levels)
+    _report_errors(results)
+    if not any(r.prediction.error is None for r in results):
+        if not results:
+            report("no program to predict", "see the operators listed above; cdmpp support lists all known")
+        raise typer.Exit(FAILED)
+
+
+@dataclass
+class _Programs:
+    """What was asked about: (argument, program or why there is none, how often it runs)."""
+
+    items: list[tuple[str, TensorProgram | CdmppError, int]] = field(default_factory=list)
+    unsupported: list[tuple[str, Unsupported]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Result:
+    source: str
+    prediction: Prediction
+    count: int
+
+
+def _sizes(texts: Sequence[str]) -> dict[str, int]:
+    """``--dim batch=4`` as a mapping."""
+    sizes: dict[str, int] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        try:
+            size = int(value)
+        except ValueError:
+            size = 0
+        if not name or not equals or size < 1:
+            raise typer.BadParameter(f"{text!r} is not NAME=VALUE, VALUE from 1", param_hint="--dim")
+        sizes[name] = size
+    return sizes
+
+
+def _programs(sources: Sequence[str], backend: Backend | None, sizes: dict[str, int]) -> _Programs:
+    from cdmpp.frontends.load import load_programs
+
+    found = _Programs()
+    # With several arguments the sizes are meant for the ONNX models among them.
+    models = [s for s in sources if s.lower().endswith(".onnx")] or sources
+    for source in sources:
+        try:
+            graph = load_programs(source, backend, (sizes or None) if source in models else None)
+        except CdmppError as error:
+            found.items.append((source, error, 1))
+            continue
+        found.items += [(source, p, n) for p, n in zip(graph.programs, graph.counts, strict=True)]
+        found.unsupported += [(source, u) for u in graph.unsupported]
+    return found
+
+
+def _predict(
+    predictor: LatencyPredictor, programs: _Programs, devices: Sequence[str], protocol: Protocol,
+    framework: Framework | None, levels: tuple[float, ...],
+) -> list[_Result]:  # fmt: skip
+    """Every program on every device, programs first."""
+    from cdmpp.devices import load_device
+    from cdmpp.predictor import ErrorInfo, Prediction, Question
+
+    specs: list[tuple[str, DeviceSpec | CdmppError]] = []
+    for text in dict.fromkeys(devices):
+        try:
+            specs.append((text, load_device(text)))
+        except CdmppError as error:
+            specs.append((text, error))
+    results: list[_Result | None] = []
+    questions: list[tuple[int, str, int, Question]] = []
+    for source, program, count in programs.items:
+        for name, spec in specs:
+            if not isinstance(program, CdmppError) and not isinstance(spec, CdmppError):
+                questions.append((len(results), source, count, Question(program, spec, protocol, framework)))
+                results.append(None)
+                continue
+            failed = Prediction(
+                source if isinstance(program, CdmppError) else program.name, None,
+                name if isinstance(spec, CdmppError) else spec.name,
+                "library" if isinstance(program, CdmppError) else program.backend,
+                protocol, framework, predictor.model_id,
+                error=ErrorInfo.of(program if isinstance(program, CdmppError) else spec),  # type: ignore[arg-type]
+            )  # fmt: skip
+            results.append(_Result(source, failed, count))
+    answers = predictor.predict_questions([q for *_, q in questions], levels)
+    for (place, source, count, _), answer in zip(questions, answers, strict=True):
+        results[place] = _Result(source, answer, count)
+    return [r for r in results if r is not None]
+
+
+def _totals(results: list[_Result]) -> list[dict[str, Any]]:
+    """Sum of count x latency per device; ``failed`` runs are not in it."""
+    totals: dict[str, dict[str, Any]] = {}
+    for r in results:
+        empty = {"device": r.prediction.device, "latency_s": 0.0, "programs": 0, "launches": 0, "failed": 0}
+        total = totals.setdefault(r.prediction.device, empty)
+        if r.prediction.latency_s is None:
+            total["failed"] += r.count
+        else:
+            total["latency_s"] += r.count * r.prediction.latency_s
+            total["programs"] += 1
+            total["launches"] += r.count
+    return [{**t, "latency_s": t["latency_s"] if t["programs"] else None} for t in totals.values()]
+
+
+def _print(
+    results: list[_Result], totals: list[dict[str, Any]], unsupported: list[tuple[str, Unsupported]],
+    model_id: str, protocol: Protocol, levels: tuple[float, ...],
+) -> None:  # fmt: skip
+    rows = []
+    for r in results:
+        p = r.prediction
+        if p.latency_s is None or p.lower_s is None or p.upper_s is None:
+            continue
+        interval = f"{format_latency(p.lower_s)} – {format_latency(p.upper_s)}"
+        rows.append((p.name, f"{r.count} x", p.device, format_latency(p.latency_s), interval, p.domain or ""))
+    if rows:
+        print_table(("program", "count", "device", "latency", "interval", "domain"), rows, right=(1, 3))
+    if sum(t["launches"] for t in totals) > len(totals):
+        for total in totals:
+            if total["latency_s"] is not None:
+                lacking = f", {total['failed']} not predicted" if total["failed"] else ""
+                print(
+                    f"total on {total['device']}: {format_latency(total['latency_s'])} "
+                    f"({total['launches']} launches of {total['programs']} programs{lacking})"
+                )
+    for source, node in unsupported:
+        print(f"not predicted: {node.operator} ({node.count} x in {source}): {node.reason}")
+    if rows:
+        ends = f"{100 * min(levels):g} % – {100 * max(levels):g} %"
+        print(f"latency: protocol {protocol}, {_MEANING[protocol]}; interval: {ends}; model {model_id}")
+
+
+def _report_errors(results: list[_Result]) -> None:
+    """Each distinct error once: a wrong device name is one mistake, however many programs there are."""
+    seen: dict[tuple[str, str], dict[str, None]] = {}
+    for r in results:
+        error = r.prediction.error
+        if error is not None:
+            names = seen.setdefault((error.message, error.hint), {})
+            if "device" not in error.code and r.prediction.name not in error.message:
+                names[r.prediction.name] = None
+    for (message, hint), names in seen.items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        report(f"{message} ({next(iter(names))}{more})" if names else message, hint)

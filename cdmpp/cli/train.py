@@ -1,0 +1,120 @@
+"""``cdmpp train``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cdmpp.cli.output import (
+    ERROR_HEADER,
+    JsonOption,
+    error_cells,
+    on_terminal,
+    percent,
+    print_json,
+    print_table,
+)
+
+Progress = Callable[[int, int, dict[str, float]], None]
+
+
+def train(
+    config: Annotated[
+        Path,
+        typer.Option(
+            "--config", metavar="TOML", help="Configuration, as configs/base.toml.", show_default=False
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Model folder to write.", show_default=False)
+    ],
+    public_data: Annotated[
+        Path | None,
+        typer.Option(
+            "--public-data",
+            metavar="DIR",
+            help="Folder of the public tables; else CDMPP_PUBLIC_DATA.",
+            show_default=False,
+        ),
+    ] = None,
+    records: Annotated[
+        list[Path] | None, typer.Option("--records", metavar="FILE", help="Further tables; repeatable.")
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            "--run",
+            metavar="DIR",
+            help="Where the checkpoint lies; a run found there is continued. Default: runs/NAME.",
+            show_default=False,
+        ),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Train a model, write its folder, and print its errors beside the baselines'.
+
+    A run that was interrupted goes on from its last checkpoint when the same command is given again.
+    """
+    from cdmpp.training.config import load_config
+    from cdmpp.training.run import train_model
+
+    settings = load_config(config)
+    with _progress() as progress:
+        result = train_model(
+            settings,
+            out=out,
+            run=run,
+            public_data=public_data,
+            records=tuple(records or ()),
+            progress=progress,
+        )
+    if json:
+        print_json(result)
+        return
+    metrics = result["metrics"]
+    print_errors(metrics, "held-out shapes, devices seen in training")
+    if "held_out_devices" in metrics:
+        print()
+        print_errors(metrics["held_out_devices"], "devices that were held out")
+    print(f"wrote {result['out']}: {result['model_id']}")
+
+
+@contextmanager
+def _progress() -> Iterator[Progress | None]:
+    """A bar on a terminal; nothing elsewhere (``metrics.jsonl`` of the run says the same)."""
+    if not on_terminal():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Bars(*columns, TextColumn("{task.fields[loss]}"), console=Console(stderr=True)) as bars:
+        task = bars.add_task("training", total=None, loss="")
+
+        def show(step: int, steps: int, metrics: dict[str, float]) -> None:
+            bars.update(task, completed=step, total=steps, loss=f"loss {metrics['loss']:.4f}")
+
+        yield show
+
+
+def print_errors(metrics: dict[str, Any], title: str) -> None:
+    """The error table of :func:`cdmpp.training.finish.error_table`, groups first, totals last."""
+    every = [*metrics["groups"], *metrics["by_source"].values(), metrics["overall"]]
+    baselines = list(dict.fromkeys(name for figures in every for name in figures.get("baselines", {})))
+
+    def cells(figures: dict[str, Any]) -> list[str]:
+        beside = figures.get("baselines", {})
+        return error_cells(figures) + [percent(beside.get(name, {}).get("mape")) for name in baselines]
+
+    rows = [(g["source"], g["device"], g["op"], *cells(g)) for g in metrics["groups"]]
+    rows += [(source, "all", "all", *cells(m)) for source, m in metrics["by_source"].items()]
+    rows.append(("all", "all", "all", *cells(metrics["overall"])))
+    print(f"errors: {title}")
+    header = ("source", "device", "operator", *ERROR_HEADER, *(f"{name} MAPE" for name in baselines))
+    print_table(header, rows, right=range(3, len(header)))
