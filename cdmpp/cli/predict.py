@@ -83,7 +83,6 @@ def predict(
     predictor = LatencyPredictor.load(model)
     programs = _programs(program, backend, sizes)
     results = _predict(predictor, programs, device, protocol, framework, levels)
-    totals = _totals(results)
     if json:
         print_json(
             {
@@ -91,7 +90,7 @@ def predict(
                 "results": [
                     {**r.prediction.to_dict(), "count": r.count, "source": r.source} for r in results
                 ],
-                "totals": totals,
+                "totals": _totals(results),
                 "unsupported": [
                     {"source": source, "operator": u.operator, "count": u.count, "reason": u.reason}
                     for source, u in programs.unsupported
@@ -99,7 +98,7 @@ def predict(
             }
         )
     else:
-        _print(results, totals, programs.unsupported, predictor.model_id, protocol, levels)
+        _print(results, programs.unsupported, predictor.model_id, protocol, levels)
     _report_errors(results)
     if not any(r.prediction.error is None for r in results):
         if not results:
@@ -206,7 +205,7 @@ def _totals(results: list[_Result]) -> list[dict[str, Any]]:
 
 
 def _print(
-    results: list[_Result], totals: list[dict[str, Any]], unsupported: list[tuple[str, Unsupported]],
+    results: list[_Result], unsupported: list[tuple[str, Unsupported]],
     model_id: str, protocol: Protocol, levels: tuple[float, ...],
 ) -> None:  # fmt: skip
     rows = []
@@ -218,12 +217,12 @@ def _print(
         rows.append((p.name, f"{r.count} x", p.device, format_latency(p.latency_s), interval, p.domain or ""))
     if rows:
         print_table(("program", "count", "device", "latency", "interval", "domain"), rows, right=(1, 3))
-    if sum(t["launches"] for t in totals) > len(totals):
-        for total in totals:
+    for name, part in _sums(results):
+        for total in _totals(part):
             if total["latency_s"] is not None:
                 lacking = f", {total['failed']} not predicted" if total["failed"] else ""
                 print(
-                    f"total on {total['device']}: {format_latency(total['latency_s'])} "
+                    f"total{name} on {total['device']}: {format_latency(total['latency_s'])} "
                     f"({total['launches']} launches of {total['programs']} programs{lacking})"
                 )
     for source, node in unsupported:
@@ -231,6 +230,21 @@ def _print(
     if rows:
         ends = f"{100 * min(levels):g} % – {100 * max(levels):g} %"
         print(f"latency: protocol {protocol}, {_MEANING[protocol]}; interval: {ends}; model {model_id}")
+
+
+def _sums(results: list[_Result]) -> list[tuple[str, list[_Result]]]:
+    """What to print totals of: each model, or the operators of the command line together."""
+    sources: dict[str, list[_Result]] = {}
+    for r in results:
+        sources.setdefault(r.source, []).append(r)
+
+    def several(part: list[_Result]) -> bool:
+        return len({r.prediction.program_hash for r in part}) > 1 or any(r.count > 1 for r in part)
+
+    models = [(f" of {source}", part) for source, part in sources.items() if several(part)]
+    if len(sources) > 1 and models:
+        return models
+    return [("", results)] if several(results) else []
 
 
 def _report_errors(results: list[_Result]) -> None:
