@@ -36,7 +36,7 @@ def _whole_number(value: Any) -> Any:
 
 Extent = Annotated[int, BeforeValidator(_whole_number), Field(strict=True, ge=1, le=MAX_EXTENT)]
 Offset = Annotated[int, BeforeValidator(_whole_number), Field(strict=True, ge=0, le=MAX_EXTENT)]
-Few = Annotated[int, BeforeValidator(_whole_number), Field(strict=True, ge=1, le=64)]
+Flag = Annotated[bool, Field(strict=True)]
 
 
 class OperatorSpec(BaseModel):
@@ -106,7 +106,7 @@ class Linear(OperatorSpec):
     m: Extent
     n: Extent
     k: Extent
-    bias: bool = False
+    bias: Flag = False
     structural_fields: ClassVar[tuple[str, ...]] = ("bias",)
 
 
@@ -139,7 +139,7 @@ class Conv2d(OperatorSpec):
     dil_h: Extent = 1
     dil_w: Extent = 1
     groups: Extent = 1
-    bias: bool = False
+    bias: Flag = False
     structural_fields: ClassVar[tuple[str, ...]] = ("direction", "bias")
 
     def output_hw(self) -> tuple[int, int]:
@@ -221,7 +221,7 @@ class Copy(_Rows):
     """Data movement that touches every element once: concatenation, slice, transpose (``transposed``)."""
 
     operator: Literal["copy"] = "copy"
-    transposed: bool = False
+    transposed: Flag = False
     structural_fields: ClassVar[tuple[str, ...]] = ("transposed",)
 
 
