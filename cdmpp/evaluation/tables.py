@@ -58,6 +58,14 @@ class TableRows:
         """Some rows."""
         return TableRows(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
 
+    def distinct(self) -> tuple[Array, Array]:
+        """Rows that are the first of their kind, and for every row which of these it equals."""
+        code = np.zeros(len(self), dtype=np.int64)
+        for column in vars(self).values():
+            code = code * (int(column.max(initial=0)) + 2) + column + 1  # -1 stands for "not known"
+        _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+        return first, inverse.reshape(-1)
+
 
 @dataclass
 class _Scores:
@@ -170,7 +178,9 @@ def _evaluate_table(
         if len(index):
             part = numbers.take(index)
             part = TableRows(**{**vars(part), "program": part.program - chunk.first})
-            point, bounds = _predict(artifact, chunk, part, device_names)
+            # A question is asked once, however often it was measured: equal rows get equal answers.
+            first, same = part.distinct()
+            point, bounds = (v[same] for v in _predict(artifact, chunk, part.take(first), device_names))
             low_s, high_s = np.exp(bounds).T
             point_s = np.exp(point)
             # The same widening as in a Prediction: the point may lie below the interval.
