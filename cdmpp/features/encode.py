@@ -151,7 +151,7 @@ def _totals(ast: CompactAST, count: int, matrix: Array) -> Array:
     for extent in ast.leaves[-1].store.buffer.shape:
         stores = stores * (extent * 1.0)
     out[:, 4] = stores
-    out[:, 5] = np.where(is_gpu, blocks.max(axis=1), 0.0)
+    out[:, 5] = np.where(is_gpu, np.rint(blocks.max(axis=1)), 0.0)
     return out
 
 

@@ -78,9 +78,9 @@ class Expressions:
         return data if type(data) is list else []
 
     def dtype(self, index: int) -> str:
-        """Element type of an expression node."""
-        data = self.nodes[self.nodes[index]["data"]["ty"]]["data"]
-        return str(data["dtype"]) if type(data["dtype"]) is str else str(self.data(data["dtype"])["dtype"])
+        """Element type of an expression node; a pointer is a "handle"."""
+        dtype = self.nodes[self.nodes[index]["data"]["ty"]]["data"].get("dtype", "handle")
+        return str(dtype) if type(dtype) is str else str(self.data(dtype)["dtype"])
 
     def call_name(self, data: dict[str, Any]) -> str:
         """Name of what a Call calls."""

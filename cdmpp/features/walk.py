@@ -15,6 +15,7 @@ from cdmpp.errors import InvalidProgramError
 from cdmpp.features.affine import Linear, Num
 from cdmpp.features.ast import OPERATIONS, Access, Buffer, CompactAST, Leaf, Loop
 from cdmpp.features.expressions import MAX_STEPS, Expressions, check_extents
+from cdmpp.features.tensorized import Region, loop_nest
 from cdmpp.programs.tvm_json import HINT, Nodes, find_prim_func
 
 #: Loops around each other: enough for any schedule of ours.
@@ -24,8 +25,9 @@ MAX_NESTING = 250
 #: A tuned convolution has some twenty; the network's time grows with the square.
 MAX_LEAVES = 1024
 
-#: Marks in the name of an intrinsic that computes something (others only synchronise or allocate).
-_COMPUTES = ("mma", "matrix", "extern", "packed", "ptx", "atomic", "dp4a")
+#: Marks in the name of an intrinsic that computes or moves something, and of one that only waits.
+_COMPUTES = ("mma", "matrix", "fragment", "extern", "packed", "ptx", "atomic", "dp4a")
+_WAITS = ("wait", "commit", "barrier", "fence")
 
 
 def build_ast(
@@ -71,6 +73,8 @@ class _Walker(Expressions):
         self._depth = 0
         self._nesting = 0
         self._block = ""
+        #: Nodes of the regions that the present block writes and reads.
+        self._regions: tuple[int, int] | None = None
         self._in_init = False
 
     def function(self, index: int) -> None:
@@ -166,7 +170,9 @@ class _Walker(Expressions):
             self.ast.loops[loop].reduces = True
         before = self.predicates
         self.predicates = before + (1 - self.holds(data["predicate"]))
-        outer, self._block = self._block, str(self.data(block["name_hint"]))
+        outer = self._block, self._regions
+        self._block = str(self.data(block["name_hint"]))
+        self._regions = (block["writes"], block["reads"]) if "writes" in block else None
         for buffer in self.array(block["alloc_buffers"]):
             self.buffer(buffer)
         for match in self.array(block["match_buffers"]):
@@ -177,7 +183,7 @@ class _Walker(Expressions):
             self.statement(block["init"])
             self._in_init = False
         self.statement(block["body"])
-        self._block = outer
+        self._block, self._regions = outer
         self.predicates = before
 
     def if_then_else(self, data: dict[str, Any]) -> None:
@@ -232,13 +238,44 @@ class _Walker(Expressions):
         if value["type"] != "ir.Call":
             return
         name = self.call_name(value["data"])
-        if not any(mark in name for mark in _COMPUTES):
+        for argument in self.array(value["data"]["args"])[:1]:
+            # An external function is known by its first argument.
+            text = self.nodes[argument]
+            name += f":{self.data(text['data']['value'])}" if text["type"].endswith("StringImm") else ""
+        if not any(mark in name for mark in _COMPUTES) or any(mark in name for mark in _WAITS):
             return
+        writes, reads = ([self._region(i) for i in self.array(r)] for r in self._regions or (0, 0))
+        if writes:
+            self._tensorized(name, writes[0], reads)
+            return
+        # Flat TIR: what the call is given is all that is known.
         counts = [0] * len(OPERATIONS)
-        reads: list[Access] = []
-        self.value(data["value"], counts, reads)
-        accesses = reads or [Access(Buffer(name, "float32", "global", [1], False), [Linear(0, 0)])]
+        given: list[Access] = []
+        self.value(data["value"], counts, given)
+        accesses = given or [Access(Buffer(name, "float32", "global", [1], False), [Linear(0, 0)])]
         self._leaf(accesses[0], accesses[1:], counts, "float32", intrinsic=name)
+
+    def _region(self, index: int) -> Region:
+        data = self.data(index)
+        ranges = [self.data(r) for r in self.array(data["region"])]
+        corner = [self.expression(r["min"]) for r in ranges]
+        extents = [self.expression(r["extent"]).high for r in ranges]
+        check_extents(extents, "a region")
+        return Region(self.buffer(data["source"]), corner, extents)
+
+    def _tensorized(self, name: str, write: Region, reads: list[Region]) -> None:
+        """A leaf with the loops that the intrinsic replaced."""
+        nest = loop_nest(name, write, reads, len(self.ast.loops))
+        counts = [0] * len(OPERATIONS)
+        dtype = (nest.reads[0] if nest.reads else nest.store).buffer.dtype
+        if nest.contracts:
+            kind = "float" if "float" in dtype else "int"
+            for operation in ("add", "mul", *(["fma"] if kind == "float" else [])):
+                counts[OPERATIONS.index(f"{kind}_{operation}")] = 1
+        self._path.extend(range(len(self.ast.loops), len(self.ast.loops) + len(nest.loops)))
+        self.ast.loops.extend(nest.loops)
+        self._leaf(nest.store, nest.reads, counts, dtype, intrinsic=name)
+        del self._path[len(self._path) - len(nest.loops) :]
 
     def store(self, data: dict[str, Any]) -> None:
         """BufferStore: a leaf."""
