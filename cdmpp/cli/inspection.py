@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 
 from cdmpp.cli.output import JsonOption, print_json
@@ -60,7 +59,7 @@ def describe(program: TensorProgram) -> dict[str, Any]:
     scaled = ast_matrix(ast)
     leaves = []
     for leaf, row in zip(ast.leaves, scaled, strict=True):
-        raw = iter(float(np.asarray(v).reshape(-1)[0]) for v in leaf_values(ast, leaf))
+        raw = iter(float(v) for v in leaf_values(ast, leaf))
         vector: dict[str, dict[str, dict[str, float]]] = {}
         column = 0
         for group, names in GROUPS.items():

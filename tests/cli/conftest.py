@@ -1,0 +1,54 @@
+"""Running the command in this process and as a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from cdmpp.cli.main import app
+
+Run = Callable[..., Result]
+Spawn = Callable[..., subprocess.CompletedProcess[str]]
+
+ROOT = Path(__file__).parents[2]
+LINEAR = "linear:m=512,n=4096,k=1024,dtype=float16"
+
+
+@pytest.fixture(autouse=True)
+def own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the user's settings or cache."""
+    for name in list(os.environ):
+        if name.startswith("CDMPP_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("CDMPP_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def run() -> Run:
+    """``run("predict", ...)`` in this process."""
+
+    def invoke(*arguments: object) -> Result:
+        return CliRunner().invoke(app, [str(a) for a in arguments])
+
+    return invoke
+
+
+@pytest.fixture
+def spawn(tmp_path: Path) -> Spawn:
+    """``spawn("predict", ...)`` as a process, from a folder that is not the checkout."""
+
+    def invoke(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **options.pop("env", {})}  # type: ignore[dict-item]
+        return subprocess.run(
+            [sys.executable, "-m", "cdmpp.cli.main", *map(str, arguments)],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, encoding="utf-8", timeout=120,
+            check=False, **options,
+        )  # type: ignore[call-overload,no-any-return]  # fmt: skip
+
+    return invoke

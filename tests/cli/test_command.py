@@ -1,0 +1,131 @@
+"""What every command does: help, exit codes, errors without traceback, a closed pipe, no heavy imports."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import cdmpp
+from cdmpp.cli import predict as predict_module
+from cdmpp.devices import known
+from cdmpp.predictor import LatencyPredictor
+from tests.cli.conftest import LINEAR, ROOT, Run, Spawn
+
+COMMANDS = [
+    ("predict",), ("inspect",), ("eval",), ("train",), ("serve",), ("devices",), ("support",),
+    ("data", "import"), ("data", "info"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", [(), *COMMANDS])
+def test_help_shows_an_example(run: Run, command: tuple[str, ...]) -> None:
+    result = run(*command, "--help")
+    assert result.exit_code == 0
+    assert f"example: cdmpp {' '.join(command)}" in " ".join(result.stdout.split())
+
+
+def test_version(run: Run) -> None:
+    assert run("--version").stdout == f"cdmpp {cdmpp.__version__}\n"
+
+
+def test_wrong_usage(run: Run) -> None:
+    assert run().exit_code == 2
+    assert run("predct").exit_code == 2
+    assert run("devices", "--nonsense").exit_code == 2
+
+
+def test_devices(run: Run) -> None:
+    found = json.loads(run("devices", "--json").stdout)["devices"]
+    assert [device["name"] for device in found] == [spec.name for spec in known()]
+    lines = run("devices").stdout.splitlines()
+    assert len(lines) == 1 + len(found)
+    assert next(line for line in lines if line.startswith("t4 ")).endswith("320 GB/s")
+
+
+def test_support(run: Run, predictor: LatencyPredictor) -> None:
+    assert json.loads(run("support", "--json").stdout) == json.loads(json.dumps(predictor.support()))
+    text = run("support").stdout
+    assert predictor.model_id in text and "attention_decode" in text
+
+
+def test_an_unexpected_exception_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("boom\nand more")
+
+    monkeypatch.setattr(predict_module, "_programs", broken)
+    result = run("predict", LINEAR, "--device", "t4", "--json")
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr.splitlines()[0] == "error: internal error: RuntimeError: boom and more"
+    assert "Traceback" not in result.stderr
+    assert "Traceback" in run("-v", "predict", LINEAR, "--device", "t4").stderr
+    monkeypatch.setenv("CDMPP_DEBUG", "1")
+    assert "Traceback" in run("predict", LINEAR, "--device", "t4").stderr
+
+
+def test_a_missing_package_names_the_extra(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object) -> None:
+        raise ModuleNotFoundError("No module named 'onnx'", name="onnx.checker")
+
+    monkeypatch.setattr(predict_module, "_programs", missing)
+    result = run("predict", LINEAR, "--device", "t4")
+    assert result.exit_code == 1
+    assert "cdmpp[tvm]" in result.stderr and "internal" not in result.stderr
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, BrokenPipeError])
+def test_interruption_is_quiet(run: Run, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]) -> None:
+    def interrupted(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(predict_module, "_programs", interrupted)
+    result = run("predict", LINEAR, "--device", "t4")
+    assert result.exit_code == (130 if error is KeyboardInterrupt else 141)
+    assert result.output == ""
+
+
+def test_from_any_folder_with_the_shipped_model(spawn: Spawn) -> None:
+    result = spawn("predict", LINEAR, "--device", "t4", "--json")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    answer = LatencyPredictor.load().predict([LINEAR], "t4")[0].to_dict()
+    item = json.loads(result.stdout)["results"][0]
+    assert {k: v for k, v in item.items() if k not in ("count", "source")} == answer
+
+
+def test_errors_of_a_process(spawn: Spawn) -> None:
+    result = spawn("predict", "linear:m=nan,n=1,k=1", "--device", "t4", "--json")
+    assert result.returncode == 1
+    assert json.loads(result.stdout)["results"][0]["error"]["code"] == "invalid_program"
+    assert "Traceback" not in result.stderr and result.stderr.startswith("error: ")
+
+
+def test_an_output_that_knows_no_greek(spawn: Spawn) -> None:
+    result = spawn("predict", LINEAR, "--device", "t4", env={"PYTHONIOENCODING": "ascii"})
+    assert result.returncode == 0, result.stderr
+    assert "\\xb5s" in result.stdout
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    command = f"'{sys.executable}' -m cdmpp.cli.main devices --json | head -c 10"
+    shell = ["bash", "-o", "pipefail", "-c", command]
+    result = subprocess.run(shell, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert result.stderr == ""
+    assert result.returncode in (0, 141)
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; from typer.testing import CliRunner; from cdmpp.cli.main import app; "
+        "assert CliRunner().invoke(app, ['predict', '--help']).exit_code == 0; "
+        "print(sorted({'torch', 'tvm', 'onnx', 'pyarrow', 'numpy', 'server', 'fastapi'} & set(sys.modules)))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert result.stdout.strip() == "[]"

@@ -1,0 +1,108 @@
+"""``cdmpp eval`` and ``cdmpp data`` on small tables."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cdmpp.data.load import load_table
+from cdmpp.evaluation.metrics import METRICS
+from cdmpp.evaluation.tables import evaluate
+from cdmpp.predictor import LatencyPredictor
+from tests.cli.conftest import Run
+
+
+@pytest.fixture
+def gemm(tmp_path: Path) -> Path:
+    """Four rows in the layout of the public GEMM table, one of an unknown device."""
+    columns: dict[str, list[Any]] = {
+        "op": ["linear"] * 4,
+        "device": ["NVIDIA L40S", "NVIDIA B200", "NVIDIA L40S", "NVIDIA Foo"],
+        "framework": ["vllm", "sglang", "trtllm", "vllm"],
+        "dtype": ["bfloat16"] * 4,
+        "m": [1, 64, 32768, 8],
+        "n": [128, 4096, 65536, 8],
+        "k": [256, 8192, 32, 8],
+        "latency_us": [2.5, 11.0, 9000.0, 3.0],
+    }
+    pq.write_table(pa.table(columns), tmp_path / "gemm.parquet")
+    return tmp_path / "gemm.parquet"
+
+
+def test_json(run: Run, gemm: Path, predictor: LatencyPredictor) -> None:
+    result = run("eval", "--records", gemm, "--json")
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    found = json.loads(result.stdout)
+    assert found == evaluate(predictor, [load_table(gemm)])
+    assert found["overall"]["n"] == 3
+    assert {(g["source"], g["device"], g["op"]): g["n"] for g in found["groups"]} == {
+        ("aiconfigurator_gemm", "b200", "linear"): 1,
+        ("aiconfigurator_gemm", "l40s", "linear"): 2,
+    }
+    where = {"source": "aiconfigurator_gemm", "device": "NVIDIA Foo", "op": "linear"}
+    assert found["unsupported"] == [{**where, "reason": "unknown_device", "n": 1}]
+
+
+def test_table(run: Run, gemm: Path) -> None:
+    result = run("eval", "--records", gemm)
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[0].split()[:4] == ["source", "device", "operator", "n"]
+    assert [line.split()[1] for line in lines[1:3]] == ["b200", "l40s"] and " % " in lines[1]
+    assert lines[3].startswith("all ")
+    assert "unknown_device" in lines[-1] and "NVIDIA Foo" in lines[-1]
+
+
+def test_several_files_and_chosen_devices(run: Run, gemm: Path, tmp_path: Path) -> None:
+    records = tmp_path / "records.parquet"
+    assert run("data", "import", gemm, "--out", records).exit_code == 0
+    one = json.loads(run("eval", "--records", records, "--devices", "l40s,NVIDIA B200", "--json").stdout)
+    assert one["overall"]["n"] == 3 and one["unsupported"] == []
+    files = ("--records", records, "--records", gemm)
+    both = json.loads(run("eval", *files, "--devices", "l40s", "--json").stdout)
+    assert both["overall"]["n"] == 4
+    assert set(both["overall"]) == set(METRICS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--devices", "foo"], "foo"),
+        (["--records", "nowhere.parquet"], "nowhere.parquet"),
+        (["--records", __file__], "known"),
+        (["--model", "nowhere"], "model folder"),
+    ],
+)
+def test_mistakes(run: Run, gemm: Path, arguments: list[str], says: str) -> None:
+    result = run("eval", "--records", gemm, *arguments, "--json")
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ") and says in result.stderr
+
+
+def test_no_records_is_wrong_usage(run: Run) -> None:
+    assert run("eval").exit_code == 2
+
+
+def test_data_import_and_info(run: Run, gemm: Path, tmp_path: Path) -> None:
+    out = tmp_path / "records.parquet"
+    imported = json.loads(run("data", "import", gemm, "--out", out, "--json").stdout)
+    assert imported["rows"] == 4 and imported["unsupported"] == {"unknown_device": 1}
+    info = json.loads(run("data", "info", out, "--json").stdout)
+    assert info["fingerprint"] == imported["fingerprint"]
+    text = run("data", "info", gemm)
+    assert text.exit_code == 0 and "4 rows" in text.stdout and "unknown_device 1" in text.stdout
+    assert f"wrote {out}" in run("data", "import", gemm, "--out", out).stdout
+
+
+def test_data_mistakes(run: Run, gemm: Path, tmp_path: Path) -> None:
+    for arguments in (("info", tmp_path / "no"), ("import", gemm, "--out", tmp_path / "no" / "x.parquet")):
+        result = run("data", *arguments)
+        assert result.exit_code == 1
+        assert result.stderr.startswith("error: ")

@@ -1,0 +1,79 @@
+"""``cdmpp inspect``: tree, vectors by group, identity."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cdmpp.features.encode import encode_operator
+from cdmpp.features.schema import COLUMN, GROUPS, SCHEMA_HASH
+from cdmpp.programs.operators import parse_operator
+from cdmpp.programs.program import TensorProgram
+from tests.cli.conftest import ROOT, Run
+
+TEXT = "linear:m=64,n=128,k=32,bias=true"
+
+
+def test_json_is_what_the_model_reads(run: Run) -> None:
+    result = run("inspect", TEXT, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["feature_schema"] == SCHEMA_HASH
+    (program,) = found["programs"]
+    encoded = encode_operator(parse_operator(TEXT))
+    assert program["hash"] == TensorProgram.from_operator(TEXT).hash
+    assert program["flops"] == encoded.totals[0, 0] and program["bytes"] == encoded.totals[0, 1]
+    assert [leaf["position"] for leaf in program["leaves"]] == encoded.positions.tolist()
+    for leaf, row in zip(program["leaves"], encoded.leaves[0], strict=True):
+        shown = {n: about["scaled"] for columns in leaf["vector"].values() for n, about in columns.items()}
+        assert set(leaf["vector"]) <= set(GROUPS)
+        assert shown == pytest.approx({name: float(row[i]) for name, i in COLUMN.items() if row[i]}, rel=1e-6)
+    loops = [(node["loop"], node["extent"]) for node in program["tree"] if "loop" in node]
+    assert {64, 128, 32} <= {extent for _, extent in loops}
+    assert sum("leaf" in node for node in program["tree"]) == len(program["leaves"])
+
+
+def test_magnitudes_in_human_terms(run: Run) -> None:
+    leaves = json.loads(run("inspect", TEXT, "--json").stdout)["programs"][0]["leaves"]
+    product = max(leaves, key=lambda leaf: leaf["vector"]["loops"]["trips"]["value"])
+    assert product["vector"]["loops"]["trips"]["value"] == 64 * 128 * 32
+    assert product["vector"]["contraction"]["contraction_k"]["value"] == 32
+    assert product["reduces"] and not product["init"]
+    for columns in product["vector"].values():
+        for about in columns.values():
+            if "value" in about:
+                assert 2 ** abs(about["scaled"]) - 1 == pytest.approx(abs(about["value"]), rel=1e-4)
+
+
+def test_text(run: Run) -> None:
+    result = run("inspect", TEXT)
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[0] == TensorProgram.from_operator(TEXT).name
+    assert f"hash {TensorProgram.from_operator(TEXT).hash}" in lines[1]
+    assert any(line.strip().startswith("for ") and "in 128" in line for line in lines)
+    assert any("(reduces), position" in line for line in lines)
+    assert any(line.startswith("  contraction: ") for line in lines)
+
+
+def test_every_program_of_a_model(run: Run) -> None:
+    found = json.loads(run("inspect", ROOT / "examples" / "transformer_block.onnx", "--json").stdout)
+    assert len({program["hash"] for program in found["programs"]}) == len(found["programs"]) > 3
+
+
+@pytest.mark.tvm
+def test_a_tvm_program(run: Run, tmp_path: Path) -> None:
+    from cdmpp.programs.lowering import lower, to_json
+
+    path = tmp_path / "program.json"
+    path.write_text(to_json(lower(parse_operator("softmax:rows=64,cols=32"))))
+    (program,) = json.loads(run("inspect", path, "--json").stdout)["programs"]
+    assert program["family"] == "tir" and len(program["leaves"]) >= 4
+
+
+def test_what_is_no_program(run: Run) -> None:
+    result = run("inspect", "linear:m=1", "--json")
+    assert result.exit_code == 1
+    assert result.stdout == "" and result.stderr.startswith("error: ") and "hint: " in result.stderr

@@ -1,0 +1,110 @@
+"""``cdmpp train`` from a TOML file to a model that answers; ``cdmpp serve`` hands over to the server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import uvicorn
+
+from cdmpp.cli.train import print_errors
+from tests.cli.conftest import ROOT, Run
+
+CONFIG = """
+name = "tiny"
+[data]
+public = false
+[network]
+width = 16
+layers = 1
+heads = 2
+feed_forward = 16
+head_width = 32
+head_layers = 1
+[optimiser]
+steps = 30
+batch_rows = 64
+warmup_steps = 5
+average_decay = 0.9
+[finish]
+xgboost_trees = 5
+"""
+
+
+@pytest.fixture
+def gemm(tmp_path: Path) -> Path:
+    """Synthetic rows in the layout of the public GEMM table."""
+    rng = np.random.default_rng(0)
+    n = 600
+    m, cols, k = (2 ** rng.integers(4, 12, n) for _ in range(3))
+    columns = {
+        "op": ["linear"] * n, "device": rng.choice(["NVIDIA L40S", "NVIDIA B200"], n),
+        "framework": ["vllm"] * n, "dtype": ["bfloat16"] * n, "m": m, "n": cols, "k": k,
+        "latency_us": 4e-9 * m * cols * k + 5.0,
+    }  # fmt: skip
+    pq.write_table(pa.table(columns), tmp_path / "gemm.parquet")
+    return tmp_path / "gemm.parquet"
+
+
+def test_train(run: Run, gemm: Path, tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(CONFIG)
+    common = ("--config", tmp_path / "tiny.toml", "--records", gemm, "--run", tmp_path / "run")
+    result = run("train", *common, "--out", tmp_path / "model")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[1].split()[:4] == ["source", "device", "operator", "n"]
+    assert lines[1].endswith("roofline MAPE  xgboost MAPE")
+    assert [line.split()[:3] for line in lines[2:6]] == [
+        ["aiconfigurator_gemm", "b200", "linear"], ["aiconfigurator_gemm", "l40s", "linear"],
+        ["aiconfigurator_gemm", "all", "all"], ["all", "all", "all"],
+    ]  # fmt: skip
+    # The same command again: the finished run is evaluated and written, not trained once more.
+    again = json.loads(run("train", *common, "--out", tmp_path / "again", "--json").stdout)
+    assert again["model_id"] in lines[-1]
+    assert again["metrics"]["overall"]["n"] > 0
+    model = ("--model", tmp_path / "model", "--json")
+    answer = json.loads(run("predict", "linear:m=64,n=64,k=64", "--device", "l40s", *model).stdout)
+    assert answer["model_id"] == again["model_id"]
+    evaluated = json.loads(run("eval", "--records", gemm, *model).stdout)
+    assert evaluated["overall"]["n"] == 600
+
+
+@pytest.mark.parametrize("content", ["nonsense = 1", "not toml", CONFIG.replace("false", "true")])
+def test_train_mistakes(run: Run, tmp_path: Path, content: str) -> None:
+    (tmp_path / "c.toml").write_text(content)
+    result = run("train", "--config", tmp_path / "c.toml", "--out", tmp_path / "model")
+    assert result.exit_code == 1
+    assert result.stdout == "" and result.stderr.startswith("error: ")
+    assert not (tmp_path / "model").exists()
+
+
+def test_held_out_devices_are_a_table_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    figures = {
+        "n": 2, "mape": 0.0731, "median_ape": 0.05, "within_10": 1.0, "within_20": 1.0, "kendall_tau": None,
+        "coverage": None,
+    }  # fmt: skip
+    print_errors({"groups": [], "by_source": {"s": figures}, "overall": figures}, "unseen")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "errors: unseen"
+    assert "7.3 %" in lines[2] and lines[2].split()[-1] == "-"
+
+
+def test_serve(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(uvicorn, "run", lambda *a, **k: calls.append((a, k)))
+    monkeypatch.setenv("CDMPP_MODEL", "")  # put back afterwards
+    monkeypatch.delenv("CDMPP_MODEL")
+    assert run("serve").exit_code == 0
+    assert calls[0][0] == ("server.app:create_app",)
+    assert calls[0][1]["factory"] is True
+    assert (calls[0][1]["host"], calls[0][1]["port"]) == ("127.0.0.1", 8000)
+    run("serve", "--host", "0.0.0.0", "--port", "9", "--model", ROOT / "models" / "base")
+    assert (calls[1][1]["host"], calls[1][1]["port"]) == ("0.0.0.0", 9)
+    assert run("serve", "--port", "99999").exit_code == 2
+    monkeypatch.setenv("CDMPP_MAX_ITEMS", "0")
+    assert run("serve").exit_code == 2
+    assert len(calls) == 2
