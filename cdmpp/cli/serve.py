@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from cdmpp.cli.errors import FAILED
 from cdmpp.cli.output import ModelOption
 
 
@@ -21,11 +22,15 @@ def serve(
 ) -> None:
     """Serve predictions over HTTP until interrupted.
 
-    Further settings come from CDMPP_... variables or the TOML file that CDMPP_SETTINGS_FILE names (see
-    docs/server.md).
+    Further settings come from CDMPP_... variables or the TOML file that CDMPP_SETTINGS_FILE names:
+    docs/server.md.
     """
     chosen = {"--host": host, "--port": port, "--model": model}
     arguments = [text for name, value in chosen.items() if value is not None for text in (name, str(value))]
     # By name, as uvicorn loads its application: the package itself knows nothing of the server's code.
-    code: int = importlib.import_module("server.__main__").main(arguments)
+    serve_forever = importlib.import_module("server.__main__").main
+    try:
+        code: int = serve_forever(arguments)
+    except SystemExit as error:  # uvicorn has said why it could not start, with a status of its own
+        code = FAILED if error.code else 0
     raise typer.Exit(code)

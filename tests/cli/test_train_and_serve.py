@@ -108,3 +108,11 @@ def test_serve(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CDMPP_MAX_ITEMS", "0")
     assert run("serve").exit_code == 2
     assert len(calls) == 2
+
+
+def test_a_server_that_cannot_start(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise SystemExit(3)
+
+    monkeypatch.setattr(uvicorn, "run", stop)
+    assert run("serve").exit_code == 1
