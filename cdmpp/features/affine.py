@@ -61,8 +61,15 @@ class Linear:
     indirect: bool = False
 
     def is_constant(self) -> bool:
-        """No loop and no load in it."""
+        """No loop and no load in it (it may still be one of two values: see :func:`hull`)."""
         return not self.steps and not self.indirect
+
+    def is_number(self) -> bool:
+        """One value, known before the run (for each shape of a class)."""
+        if not self.is_constant():
+            return False
+        same = self.low == self.high
+        return same if type(same) is bool else bool(np.all(same))
 
 
 def add(a: Linear, b: Linear) -> Linear:
@@ -85,9 +92,9 @@ def negate(a: Linear) -> Linear:
 
 def multiply(a: Linear, b: Linear) -> Linear:
     """a * b; linear when one side is a constant, an interval with mean steps otherwise."""
-    if a.is_constant() and not b.is_constant():
+    if a.is_number() and not b.is_number():
         a, b = b, a
-    if b.is_constant():
+    if b.is_number():
         factor = b.low
         one, two = a.low * factor, a.high * factor
         return Linear(
@@ -104,8 +111,15 @@ def multiply(a: Linear, b: Linear) -> Linear:
 
 
 def floor_divide(a: Linear, b: Linear) -> Linear:
-    """a // b for a positive constant b: a loop's mean step is its step over b."""
+    """a // b for positive b: a loop's mean step is its step over b."""
     divisor = maximum(b.low, 1)
+    if not b.is_number():
+        last = maximum(b.high, 1)
+        low = minimum(a.low // divisor, a.low // last)
+        high = maximum(a.high // divisor, a.high // last)
+        steps: dict[int, Num] = dict.fromkeys(b.steps, 0.0)
+        steps |= {k: s / divisor for k, s in a.steps.items()}
+        return Linear(low, high, steps, a.indirect or b.indirect)
     if a.is_constant():
         return Linear(a.low // divisor, a.high // divisor)
     low, high = a.low // divisor, a.high // divisor
@@ -115,8 +129,10 @@ def floor_divide(a: Linear, b: Linear) -> Linear:
 
 
 def floor_modulo(a: Linear, b: Linear) -> Linear:
-    """a % b for a positive constant b; a loop whose step is a multiple of b vanishes."""
+    """a % b for positive b; a loop whose step is a multiple of a constant b vanishes."""
     divisor = maximum(b.low, 1)
+    if not b.is_number():
+        return Linear(0, maximum(b.high, 1) - 1, {**b.steps, **a.steps}, a.indirect or b.indirect)
     within = a.low // divisor == a.high // divisor
     low = where(within, a.low % divisor, 0)
     high = where(within, a.high % divisor, divisor - 1)

@@ -41,7 +41,7 @@ _ANYTHING = 1 << 48
 #: Sizes and offsets are below this; so are products of them that a real program makes.
 MAX_VALUE = 1 << 60
 #: Nodes visited in one program, loops in their indices counted.
-MAX_STEPS = 300_000
+MAX_STEPS = 200_000
 
 
 class Expressions:

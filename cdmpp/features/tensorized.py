@@ -81,7 +81,8 @@ def contraction_sizes(out: int, left: int, right: int) -> tuple[int, int, int]:
     Thread layouts (32 lanes of 8 registers) hide the shape but not the counts. Where they fit no
     contraction, m and k keep the amount of arithmetic.
     """
-    m, n, k = math.isqrt(out * left // right), math.isqrt(out * right // left), math.isqrt(left * right // out)
+    m, n = math.isqrt(out * left // right), math.isqrt(out * right // left)
+    k = math.isqrt(left * right // out)
     if (m * n, m * k, k * n) == (out, left, right):
         return m, n, k
     return out, 1, max(1, math.isqrt(left * right // out))

@@ -231,6 +231,9 @@ class Embedding(_Rows):
     operator: Literal["embedding"] = "embedding"
     table_rows: Extent
 
+    def elements(self) -> int:
+        return max(self.rows, self.table_rows) * self.cols
+
 
 class Pool2d(OperatorSpec):
     """2-D pooling, NCHW."""

@@ -91,13 +91,15 @@ def test_matmul() -> None:
             update,
             {
                 "float_add": trips, "float_mul": trips, "float_fma": trips,
-                "trips": trips, "spatial_trips": 32, "reduce_trips": 16, "loop_count": 3 / 4, "inner_extent": 16,
+                "trips": trips, "spatial_trips": 32, "reduce_trips": 16, "loop_count": 3 / 4,
+                "inner_extent": 16,
                 "spatial_0": 8, "spatial_1": 4, "reduce_0": 16,
                 "is_contraction": 1, "contraction_batch": 1,
                 "contraction_m": 4, "contraction_n": 8, "contraction_k": 16,
                 "align_m": bits(4), "align_n": bits(8), "align_k": bits(16),
                 # The innermost loop is r: y stays where it is, x and w move by one element.
-                **access("store", 4 * trips, 128, 16, 0, 32, 4), "store_also_read": 1, "store_buffer_bytes": 128,
+                **access("store", 4 * trips, 128, 16, 0, 32, 4),
+                "store_also_read": 1, "store_buffer_bytes": 128,
                 **access("read_0", 4 * trips, 256, 8, 4, 64, 4),
                 **access("read_1", 4 * trips, 512, 4, 4, 64, 4),
                 "flops": 2 * trips, "leaf_bytes": distinct, "intensity": np.log2(1 + 2 * trips / distinct),
@@ -145,12 +147,14 @@ def test_convolution() -> None:
                 "float_add": trips, "float_mul": trips, "float_fma": trips,
                 "trips": trips, "spatial_trips": 27, "reduce_trips": 2 * 3 * 3, "loop_count": 7 / 4,
                 "inner_extent": 3,
-                "spatial_0": 3, "spatial_1": 3, "spatial_2": 3, "reduce_0": 3, "reduce_1": 3, "reduce_2": 2,
+                "spatial_0": 3, "spatial_1": 3, "spatial_2": 3,
+                "reduce_0": 3, "reduce_1": 3, "reduce_2": 2,
                 # A GEMM of pixels by output channels by taps: 9 x 3 x 18.
                 "is_contraction": 1, "contraction_batch": 1,
                 "contraction_m": 9, "contraction_n": 3, "contraction_k": 18,
                 "align_m": bits(9), "align_n": bits(3), "align_k": bits(18),
-                **access("store", 4 * trips, 108, 18, 0, 12, 4), "store_also_read": 1, "store_buffer_bytes": 108,
+                **access("store", 4 * trips, 108, 18, 0, 12, 4),
+                "store_also_read": 1, "store_buffer_bytes": 108,
                 # pad[b, rc, 2 i + ry, 2 j + rx]: 2 * 2 + 2 = 6 is the last of 7 rows and columns.
                 **access("read_0", 4 * trips, padded, trips / 98, 4, 28, 4, argument=False),
                 **access("read_1", 4 * trips, 4 * 54, 9, 4, 12, 4),
@@ -158,7 +162,7 @@ def test_convolution() -> None:
                 "computes_float32": 1,
             },
         )  # fmt: skip
-        # pad: loops 1-4, store rank 5 depth 5. conv: loops 6-12 at depths 1-7, init 13 and update 14 at depth 8.
+        # pad: loops 1-4, store rank 5 depth 5. conv: loops 6-12, then init 13 and update 14 at depth 8.
         assert encoded.positions.tolist() == [2 * 5 - 5, 2 * 13 - 8, 2 * 14 - 8]
         found = totals(encoded)
         # The padded copy is no argument: image, weights and output are.
@@ -263,10 +267,12 @@ def test_scheduled_and_tiled_matmul() -> None:
             "contraction_m": 64, "contraction_n": 64, "contraction_k": 64,
             "align_m": bits(64), "align_n": bits(64), "align_k": bits(64),
             # j1 is the innermost: c and b move by one element, a stays.
-            **access("store", 4 * trips, whole, 64, 4, 256, 4), "store_also_read": 1, "store_buffer_bytes": whole,
+            **access("store", 4 * trips, whole, 64, 4, 256, 4),
+            "store_also_read": 1, "store_buffer_bytes": whole,
             **access("read_0", 4 * trips, whole, 64, 0, 256, 4),
             **access("read_1", 4 * trips, whole, 64, 4, 256, 4),
-            "flops": 2 * trips, "leaf_bytes": 3 * whole, "intensity": np.log2(1 + 2 * trips / (3 * whole)),
+            "flops": 2 * trips, "leaf_bytes": 3 * whole,
+            "intensity": np.log2(1 + 2 * trips / (3 * whole)),
         },
     )  # fmt: skip
     # i0 1, j0 2, i1 3, j1 4, init 5 (depth 5); k0 6 (depth 3), i1 7, k1 8, j1 9, update 10 (depth 7).
@@ -321,7 +327,11 @@ def test_threads_scopes_and_predicates_of_a_gpu_program() -> None:
 
 TENSORISED = """
 @T.prim_func(s_tir=True)
-def matmul(a: T.Buffer((32, 64), "float16"), b: T.Buffer((64, 48), "float16"), c: T.Buffer((32, 48), "float32")):
+def matmul(
+    a: T.Buffer((32, 64), "float16"),
+    b: T.Buffer((64, 48), "float16"),
+    c: T.Buffer((32, 48), "float32"),
+):
     for i, j, k in T.grid(2, 3, 4):
         with T.sblock("mma"):
             x = T.axis.spatial(2, i)
@@ -350,8 +360,9 @@ def test_a_tensor_intrinsic_counts_as_the_loops_that_it_replaced() -> None:
         {
             "intrinsic": 1, "float_add": trips, "float_mul": trips, "float_fma": trips,
             # i 2, j 3, k 4 around 16 x 16 x 16
-            "trips": trips, "spatial_trips": 32 * 48, "reduce_trips": 64, "loop_count": 6 / 4, "inner_extent": 16,
-            "spatial_0": 16, "spatial_1": 16, "spatial_2": 3, "spatial_3": 2, "reduce_0": 16, "reduce_1": 4,
+            "trips": trips, "spatial_trips": 32 * 48, "reduce_trips": 64, "loop_count": 6 / 4,
+            "inner_extent": 16, "spatial_0": 16, "spatial_1": 16, "spatial_2": 3, "spatial_3": 2,
+            "reduce_0": 16, "reduce_1": 4,
             "is_contraction": 1, "contraction_batch": 1,
             "contraction_m": 32, "contraction_n": 48, "contraction_k": 64,
             "align_m": bits(32), "align_n": bits(48), "align_k": bits(64),

@@ -1,0 +1,96 @@
+"""Random specifications of every operator, sizes of 1 and other degenerate ones among them."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import numpy as np
+
+from cdmpp.errors import InvalidProgramError
+from cdmpp.programs.operators import Conv2d, OperatorSpec, make_operator, operator_types
+
+#: Drawn more often than the others: their structure depends on their sizes.
+_OFTEN = ("conv2d", "attention_prefill", "attention_decode", "linear", "max_pool2d")
+
+
+def random_specs(count: int, seed: int) -> list[OperatorSpec]:
+    """``count`` valid specifications; every operator and dtype comes up."""
+    rng = np.random.default_rng(seed)
+    names = sorted(operator_types())
+    found: list[OperatorSpec] = []
+    turn = 0
+    while len(found) < count:
+        name = str(rng.choice(_OFTEN)) if turn % 3 == 0 else names[turn % len(names)]
+        turn += 1
+        # Sizes may contradict each other, such as a window larger than its image.
+        with contextlib.suppress(InvalidProgramError):
+            found.append(make_operator(_fields(name, rng)))
+    return found
+
+
+def _extent(rng: np.random.Generator, most: int = 512) -> int:
+    """1 in a quarter of the cases, else spread over the powers of two."""
+    return 1 if rng.random() < 0.25 else int(2 ** rng.uniform(0, np.log2(most)))
+
+
+def _fields(name: str, rng: np.random.Generator) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "operator": name,
+        "dtype": str(rng.choice(["float32", "float16", "bfloat16", "int8"])),
+    }
+    if name == "conv2d":
+        groups = _extent(rng, 16)
+        fields |= {
+            "direction": str(rng.choice(["fwd", "bwd_data", "bwd_weight"])),
+            "n": _extent(rng, 32), "c_in": groups * _extent(rng, 16), "c_out": groups * _extent(rng, 16),
+            "h": _extent(rng, 64), "w": _extent(rng, 64), "kh": _extent(rng, 7), "kw": _extent(rng, 7),
+            "stride_h": _extent(rng, 4), "stride_w": _extent(rng, 4),
+            "pad_h": int(rng.integers(0, 4)), "pad_w": int(rng.integers(0, 4)),
+            "dil_h": _extent(rng, 3), "dil_w": _extent(rng, 3), "groups": groups,
+        }  # fmt: skip
+        fields["bias"] = fields["direction"] == "fwd" and bool(rng.random() < 0.3)
+        if rng.random() < 0.4:
+            fields["pad_h"] = fields["pad_w"] = 0
+    elif name.startswith("attention"):
+        kv = _extent(rng, 8)
+        fields |= {
+            "batch": _extent(rng, 16), "q_len": _extent(rng, 64),
+            "past_len": int(rng.integers(0, 3)) * _extent(rng), "kv_heads": kv,
+            "heads": kv * _extent(rng, 8) + int(rng.integers(0, 2)), "head_dim": _extent(rng, 128),
+        }  # fmt: skip
+    elif "pool" in name:
+        fields |= {
+            "n": _extent(rng, 8), "c": _extent(rng, 64), "h": _extent(rng, 64), "w": _extent(rng, 64),
+            "kh": _extent(rng, 5), "kw": _extent(rng, 5),
+            "stride_h": _extent(rng, 3), "stride_w": _extent(rng, 3),
+            "pad_h": int(rng.integers(0, 3)), "pad_w": int(rng.integers(0, 3)),
+        }  # fmt: skip
+    else:
+        for field, info in operator_types()[name].model_fields.items():
+            if field == "inputs":
+                fields[field] = int(rng.integers(2, 5))
+            elif info.annotation is bool:
+                fields[field] = bool(rng.random() < 0.5)
+            elif field not in ("operator", "dtype"):
+                fields[field] = _extent(rng)
+    return fields
+
+
+def reads_only_padding(spec: OperatorSpec) -> bool:
+    """Whether a gradient of the weights never meets the image: all that it multiplies is padding.
+
+    TVM can prove such a condition false and drop the read; the class, whose condition depends on sizes,
+    keeps it. Both are right, about a result of zeros.
+    """
+    if not isinstance(spec, Conv2d) or spec.direction != "bwd_weight" or spec.pad_h + spec.pad_w == 0:
+        return False
+    oh, ow = spec.output_hw()
+    rows = _touches(oh, spec.stride_h, spec.kh, spec.dil_h, spec.pad_h, spec.h)
+    return not (rows and _touches(ow, spec.stride_w, spec.kw, spec.dil_w, spec.pad_w, spec.w))
+
+
+def _touches(outputs: int, stride: int, taps: int, dilation: int, pad: int, size: int) -> bool:
+    """Whether output * stride + tap * dilation - pad ever lies in the image."""
+    where = np.arange(outputs)[:, None] * stride + np.arange(taps) * dilation - pad
+    return bool(((where >= 0) & (where < size)).any())

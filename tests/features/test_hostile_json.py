@@ -1,0 +1,433 @@
+"""A stranger's TVM JSON: whatever is wrong with it, one clear error, and soon."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cdmpp.errors import InvalidProgramError
+from cdmpp.features.encode import encode_tvm_json
+from cdmpp.programs.operators import parse_operator
+from cdmpp.programs.program import TensorProgram
+from cdmpp.programs.templates import template_json
+from cdmpp.programs.tvm_json import MAX_BYTES, MAX_NODES
+from tests.features.builder import Builder, Document
+
+
+def concrete(text: str) -> Document:
+    """A valid document without TVM: an operator's template with its sizes written in."""
+    spec = parse_operator(text)
+    document: Document = json.loads(template_json(spec.structural_class()))
+    nodes = document["nodes"]
+    sizes = spec.sizes()
+    for node in list(nodes):
+        if node["type"] == "ir.Var" and nodes[node["data"]["name"]]["data"] in sizes:
+            value = sizes[nodes[node["data"]["name"]]["data"]]
+            ty = node["data"]["ty"]
+            nodes.append({"type": "int", "data": value})
+            node["type"], node["data"] = "ir.IntImm", {"ty": ty, "value": len(nodes) - 1}
+    return document
+
+
+MATMUL = concrete("linear:m=4,n=8,k=16")
+
+
+def both(text: str) -> None:
+    """The two ways in: features and identity."""
+    encode_tvm_json(text)
+    _ = TensorProgram.from_tvm_json(text).hash
+
+
+def assert_refused(document: Any, seconds: float = 10.0) -> str:
+    """Features are refused, in time; the hash is either refused or made."""
+    text = document if isinstance(document, str) else json.dumps(document)
+    started = time.monotonic()
+    with pytest.raises(InvalidProgramError) as caught:
+        encode_tvm_json(text)
+    with contextlib.suppress(InvalidProgramError):
+        _ = TensorProgram.from_tvm_json(text).hash
+    assert time.monotonic() - started < seconds
+    assert len(caught.value.message) < 400
+    return caught.value.message
+
+
+def test_the_document_itself_is_valid() -> None:
+    both(json.dumps(MATMUL))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"nodes": [{"type": "x"}], "root_index": true}',
+        '{"nodes": [{"type": "x"}], "root_index": "0"}',
+        '{"nodes": [1], "root_index": 0}', '{"nodes": [{}], "root_index": 0}',
+        '{"nodes": [{"type": 3}], "root_index": 0}',
+        '{"nodes": [{"type": "ir.IRModule"}], "root_index": 0}',
+        '{"nodes": [{"type": "x"}], "root_index": 1}', '{"nodes": [{"type": "x"}], "root_index": -1}',
+        '{"nodes": [{"type": "x"}], "root_index": true}', '{"nodes": [{"type": "x"}], "root_index": "0"}',
+        '{"nodes": [{"type": "x"}], "root_index": 0}',
+        '{"nodes": [{"type": "tirx.PrimFunc"}], "root_index": 0}',
+        '{"nodes": [{"type": "tirx.PrimFunc", "data": 0}], "root_index": 0}',
+        '{"nodes": [{"type": "tirx.PrimFunc", "data": {"body": 0, "params": 0}}], "root_index": 0}',
+        '{"nodes": [{"type": "tirx.PrimFunc", "data": {"body": "0", "params": null}}], "root_index": 0}',
+        '{"nodes": [{"type": "ir.IRModule", "data": {"functions": 0}}], "root_index": 0}',
+    ],
+)  # fmt: skip
+def test_not_a_program(text: str) -> None:
+    assert_refused(text)
+
+
+def test_json_nested_deeper_than_the_parser() -> None:
+    assert_refused("[" * 200_000)
+    assert_refused('{"nodes": ' + "[" * 200_000)
+
+
+def test_too_large() -> None:
+    assert "too large" in assert_refused(" " * (MAX_BYTES + 1))
+    nodes = ",".join(['{"type":"x"}'] * (MAX_NODES + 1))
+    assert "too many" in assert_refused(f'{{"nodes": [{nodes}], "root_index": 0}}')
+
+
+def test_integers_of_ten_thousand_digits() -> None:
+    assert_refused('{"nodes": [{"type": "int", "data": ' + "9" * 10_000 + '}], "root_index": 0}')
+
+
+# -- programs that are well formed node by node ----------------------------------------------------------
+
+
+def test_the_builder_makes_programs() -> None:
+    b = Builder()
+    i = b.variable("i")
+    both(json.dumps(b.program(b.loop(b.integer(8), b.store(i), i))))
+
+
+def statements_in_each_other(b: Builder) -> int:
+    body = b.store()
+    for _ in range(5000):
+        body = b.add("tirx.SeqStmt", seq=b.array(body))
+    return body
+
+
+def loops_in_each_other(b: Builder) -> int:
+    body = b.store()
+    for _ in range(120):
+        body = b.loop(b.integer(1), body)
+    return body
+
+
+def a_statement_in_itself(b: Builder) -> int:
+    seq = b.array()
+    me = b.add("tirx.SeqStmt", seq=seq)
+    b.nodes[seq]["data"] = [b.store(), me]
+    return me
+
+
+def an_expression_in_itself(b: Builder) -> int:
+    one = b.integer(1)
+    me = b.binary("Add", one, one)
+    b.nodes[me]["data"]["b"] = me
+    return b.store(me)
+
+
+def a_value_in_itself(b: Builder) -> int:
+    one = b.integer(1)
+    me = b.binary("Add", one, one)
+    b.nodes[me]["data"]["a"] = b.nodes[me]["data"]["b"] = me
+    return b.store(value=me)
+
+
+def statements_shared_exponentially(b: Builder) -> int:
+    body = b.add("tirx.SeqStmt", seq=b.empty)
+    for _ in range(60):
+        body = b.add("tirx.SeqStmt", seq=b.array(body, body))
+    return b.add("tirx.SeqStmt", seq=b.array(b.store(), body))
+
+
+def stores_shared_exponentially(b: Builder) -> int:
+    body = b.store()
+    for _ in range(60):
+        body = b.add("tirx.SeqStmt", seq=b.array(body, body))
+    return body
+
+
+def indices_shared_exponentially(b: Builder) -> int:
+    index = b.integer(1)
+    for _ in range(60):
+        index = b.binary("Sub", index, index)
+    return b.store(index)
+
+
+def values_shared_exponentially(b: Builder) -> int:
+    value = b.load(b.integer(0))
+    for _ in range(60):
+        value = b.binary("Add", value, value)
+    return b.store(value=value)
+
+
+def conditions_shared_exponentially(b: Builder) -> int:
+    condition = b.binary("LT", b.integer(0), b.integer(1))
+    for _ in range(60):
+        condition = b.binary("And", condition, condition)
+    return b.add("tirx.IfThenElse", condition=condition, then_case=b.store(), else_case=0)
+
+
+def many_different_reads(b: Builder) -> int:
+    y = b.buffer("y", [8000])
+    value = b.load(b.integer(0), y)
+    for i in range(1, 8000):
+        value = b.binary("Add", value, b.load(b.integer(i), y))
+    return b.store(value=value)
+
+
+def indices_of_a_thousand_loops(b: Builder) -> int:
+    """Sequential loops stay known by name; each sum of them is copied at every use."""
+    body, index = [], b.integer(0)
+    for k in range(1000):
+        v = b.variable(f"i{k}")
+        body.append(b.loop(b.integer(2), b.add("tirx.SeqStmt", seq=b.empty), v))
+        name = b.variable(f"s{k}")
+        body.append(b.add("tirx.Bind", var=name, value=b.binary("Add", index, v)))
+        index = name
+    for _ in range(12):
+        index = b.binary("Add", index, index)
+    return b.add("tirx.SeqStmt", seq=b.array(*body, b.store(index)))
+
+
+def squares_of_squares(b: Builder) -> int:
+    """Each name is the square of the one before: 2^40 digits."""
+    body, value = [], b.integer(10)
+    for k in range(40):
+        name = b.variable(f"v{k}")
+        body.append(b.add("tirx.Bind", var=name, value=b.binary("Mul", value, value)))
+        value = name
+    return b.add("tirx.SeqStmt", seq=b.array(*body, b.store(value)))
+
+
+def steps_without_end(b: Builder) -> int:
+    """A loop of one iteration has the interval [0, 0] whatever its step."""
+    i = b.variable("i")
+    body, value = [], i
+    for k in range(500):
+        name = b.variable(f"v{k}")
+        body.append(b.add("tirx.Bind", var=name, value=b.binary("Mul", value, b.integer(1 << 59))))
+        value = name
+    return b.loop(b.integer(1), b.add("tirx.SeqStmt", seq=b.array(*body, b.store(value))), i)
+
+
+def too_many_computations(b: Builder) -> int:
+    return b.add("tirx.SeqStmt", seq=b.array(*(b.store() for _ in range(3000))))
+
+
+def no_iteration(b: Builder) -> int:
+    return b.loop(b.integer(0), b.store())
+
+
+def minus_five_iterations(b: Builder) -> int:
+    return b.loop(b.integer(-5), b.store())
+
+
+def more_iterations_than_time(b: Builder) -> int:
+    body = b.store()
+    for _ in range(5):
+        body = b.loop(b.integer(2**31), body)
+    return body
+
+
+def an_extent_of_a_hundred_digits(b: Builder) -> int:
+    return b.loop(b.integer(10**100), b.store())
+
+
+def an_extent_that_is_text(b: Builder) -> int:
+    return b.loop(b.integer("8"), b.store())
+
+
+def an_extent_that_is_not_whole(b: Builder) -> int:
+    return b.loop(b.integer(2.5), b.store())
+
+
+def an_extent_that_is_true(b: Builder) -> int:
+    return b.loop(b.integer(True), b.store())
+
+
+def a_buffer_larger_than_any_memory(b: Builder) -> int:
+    return b.store(buffer=b.buffer("y", [2**31, 2**31]))
+
+
+def a_buffer_of_no_elements(b: Builder) -> int:
+    return b.store(buffer=b.buffer("y", [0]))
+
+
+def a_buffer_of_text(b: Builder) -> int:
+    return b.store(buffer=b.buffer("y", ["many"]))
+
+
+def an_element_type_of_many_lanes(b: Builder) -> int:
+    return b.store(buffer=b.buffer("y", [8], "float32x" + "9" * 5000))
+
+
+def an_element_type_that_is_none(b: Builder) -> int:
+    return b.store(buffer=b.buffer("y", [8], "float32; drop table"))
+
+
+def a_symbolic_size(b: Builder) -> int:
+    return b.loop(b.variable("n"), b.store())
+
+
+def a_while_loop(b: Builder) -> int:
+    return b.add("tirx.While", condition=b.integer(1), body=b.store())
+
+
+def an_unknown_statement(b: Builder) -> int:
+    return b.add("tirx.Goto" + "x" * 5000, body=b.store())
+
+
+def an_unknown_index(b: Builder) -> int:
+    return b.store(b.add("prim.Quantum", a=0))
+
+
+def an_unknown_loop_kind(b: Builder) -> int:
+    return b.loop(b.integer(4), b.store(), kind=9)
+
+
+def a_thread_without_a_binding(b: Builder) -> int:
+    return b.loop(b.integer(4), b.store(), kind=4)
+
+
+def annotations_of_odd_length(b: Builder) -> int:
+    return b.loop(b.integer(4), b.store(), annotations=b.plain("ffi.Map", [b.scope]))
+
+
+def a_step_of_zero(b: Builder) -> int:
+    return b.loop(b.integer(4), b.store(), step=b.integer(0))
+
+
+def nothing_stored(b: Builder) -> int:
+    return b.loop(b.integer(4), b.add("tirx.SeqStmt", seq=b.empty))
+
+
+def a_missing_field(b: Builder) -> int:
+    return b.add("tirx.For", body=b.store())
+
+
+def a_reference_before_the_first(b: Builder) -> int:
+    return b.loop(-1, b.store())
+
+
+def a_reference_beyond_the_last(b: Builder) -> int:
+    return b.loop(10**9, b.store())
+
+
+def a_reference_that_is_a_list(b: Builder) -> int:
+    return b.add("tirx.SeqStmt", seq=b.plain("ffi.Array", [[b.store()]]))
+
+
+HOSTILE: list[Callable[[Builder], int]] = [
+    statements_in_each_other, loops_in_each_other, a_statement_in_itself, an_expression_in_itself,
+    a_value_in_itself, statements_shared_exponentially, stores_shared_exponentially,
+    indices_shared_exponentially, values_shared_exponentially, conditions_shared_exponentially,
+    many_different_reads, indices_of_a_thousand_loops, squares_of_squares, too_many_computations,
+    no_iteration, minus_five_iterations, more_iterations_than_time, an_extent_of_a_hundred_digits,
+    an_extent_that_is_text, an_extent_that_is_not_whole, an_extent_that_is_true,
+    a_buffer_larger_than_any_memory, a_buffer_of_no_elements, a_buffer_of_text,
+    an_element_type_of_many_lanes, an_element_type_that_is_none, a_symbolic_size, a_while_loop,
+    an_unknown_statement, an_unknown_index, an_unknown_loop_kind, a_thread_without_a_binding,
+    annotations_of_odd_length, a_step_of_zero, nothing_stored, a_missing_field,
+    a_reference_before_the_first, a_reference_beyond_the_last, a_reference_that_is_a_list,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", HOSTILE, ids=lambda make: make.__name__)
+def test_hostile_programs_are_refused_soon(make: Callable[[Builder], int]) -> None:
+    builder = Builder()
+    assert_refused(builder.program(make(builder)))
+
+
+def test_steps_without_end_change_nothing_or_are_refused() -> None:
+    b = Builder()
+    text = json.dumps(b.program(steps_without_end(b)))
+    started = time.monotonic()
+    with contextlib.suppress(InvalidProgramError):
+        assert np.isfinite(encode_tvm_json(text).leaves).all()
+    assert time.monotonic() - started < 10
+
+
+def test_the_hash_of_shared_nodes_is_soon_there() -> None:
+    """Linear in the nodes: features refuse 2^60 visits, the identity needs each node once."""
+    for make in (stores_shared_exponentially, values_shared_exponentially):
+        b = Builder()
+        started = time.monotonic()
+        assert len(TensorProgram.from_tvm_json(json.dumps(b.program(make(b)))).hash) == 32
+        assert time.monotonic() - started < 1
+
+
+def test_the_hash_refuses_a_circle() -> None:
+    b = Builder()
+    with pytest.raises(InvalidProgramError, match="circle"):
+        _ = TensorProgram.from_tvm_json(json.dumps(b.program(a_statement_in_itself(b)))).hash
+
+
+def test_text_that_is_no_unicode_is_hashed() -> None:
+    b = Builder()
+    b.nodes[b.scope]["data"] = "\ud800"
+    assert len(TensorProgram.from_tvm_json(json.dumps(b.program(b.store()))).hash) == 32
+
+
+def test_a_step_other_than_one_divides_the_trips() -> None:
+    b = Builder()
+    i = b.variable("i")
+    strided = encode_tvm_json(json.dumps(b.program(b.loop(b.integer(7), b.store(i), i, step=b.integer(2)))))
+    assert np.exp2(strided.leaves[0, 0, 14]) - 1 == pytest.approx(4, rel=1e-5)  # 0, 2, 4, 6
+
+
+# -- damage at random ----------------------------------------------------------------------------------
+
+
+def damaged(rng: random.Random, document: Document) -> Document:
+    """A copy with one to three fields replaced, dropped or redirected."""
+    broken = copy.deepcopy(document)
+    nodes = broken["nodes"]
+    junk: list[Any] = [
+        None, True, -1, 0, 1, 2**31, 2**63, 10**30, 0.5, float("nan"), "", "x", [], [0], {}, {"a": 1},
+        len(nodes),
+    ]  # fmt: skip
+    for _ in range(rng.randint(1, 3)):
+        node = rng.choice(nodes)
+        data = node.get("data")
+        value = rng.choice([*junk, rng.randrange(len(nodes))])
+        choice = rng.random()
+        if choice < 0.6 and isinstance(data, dict) and data:
+            data[rng.choice(list(data))] = value
+        elif choice < 0.7 and isinstance(data, dict) and data:
+            del data[rng.choice(list(data))]
+        elif choice < 0.85 and isinstance(data, list) and data:
+            data[rng.randrange(len(data))] = value
+        elif choice < 0.95:
+            node["data"] = value
+        else:
+            node["type"] = rng.choice(nodes)["type"]
+    return broken
+
+
+@pytest.mark.parametrize(
+    "text", ["linear:m=4,n=8,k=16", "softmax:rows=3,cols=5", "max_pool2d:n=1,c=2,h=5,w=5,kh=3,kw=3"]
+)
+def test_damaged_programs_are_encoded_or_refused(text: str) -> None:
+    document = concrete(text)
+    rng = random.Random(1)
+    refused = 0
+    for _ in range(250):
+        broken = json.dumps(damaged(rng, document))
+        for way in (encode_tvm_json, lambda t: TensorProgram.from_tvm_json(t).hash):
+            try:
+                way(broken)
+            except InvalidProgramError:
+                refused += 1
+    assert refused > 100
