@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -18,14 +18,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from cdmpp.devices.loading import from_mapping
 from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.errors import CdmppError, DataError, InvalidProgramError
+from cdmpp.errors import CdmppError, DataError, InvalidDeviceError, InvalidProgramError
 from cdmpp.features.encode import EncodedPrograms, encode_operator, encode_tvm_json
 from cdmpp.frontends.request import program_from_request
 from cdmpp.nn.artifact import Artifact, load_artifact
 from cdmpp.nn.calibration import read_quantiles
-from cdmpp.nn.domain import Label, label
+from cdmpp.nn.domain import Context, Label, label
 from cdmpp.nn.inputs import device_numbers, question_inputs, roofline_s
 from cdmpp.nn.network import LEVELS
 from cdmpp.nn.store import ProgramStore
@@ -84,7 +85,7 @@ class Prediction:
     latency_s : float
         Predicted run time in seconds, > 0.
     lower_s, upper_s : float
-        The outermost of the requested quantiles.
+        The outermost of the requested quantiles, or ``latency_s`` where that lies outside.
     quantiles : dict of str to float
         Requested level (as text, "0.1") to seconds.
     domain : {"in", "near", "out"}
@@ -172,7 +173,11 @@ class LatencyPredictor:
 
     def __init__(self, artifact: Artifact, *, cache_rows: int = 200_000) -> None:
         self.artifact = artifact
-        self._device_index = {name: i + 1 for i, name in enumerate(artifact.devices) if name}
+        # A device is known by its figures, not by its name: a specification of one's own that calls
+        # itself "t4" is not the T4 that was trained on, and the T4's figures under another name are.
+        self._trained = {
+            lookup(name).digest(): (i + 1, name) for i, name in reversed(list(enumerate(artifact.devices))) if name
+        }
         self._encoded = _Lru(20_000)
         self._answers = _Lru(cache_rows)
 
@@ -194,8 +199,8 @@ class LatencyPredictor:
 
     def predict(
         self,
-        programs: Sequence[TensorProgram | OperatorSpec | str | dict[str, Any]],
-        device: DeviceSpec | str,
+        programs: Sequence[TensorProgram | OperatorSpec | str | Mapping[str, Any]],
+        device: DeviceSpec | Mapping[str, Any] | str,
         *,
         protocol: Protocol = DEFAULT_PROTOCOL,
         framework: str | None = None,
@@ -207,7 +212,7 @@ class LatencyPredictor:
         ----------
         programs : sequence of TensorProgram, OperatorSpec, operator text or operator object, length n
             Order is kept; n = 0 gives an empty list.
-        device : DeviceSpec or str
+        device : DeviceSpec, mapping of its fields, or str
             Target hardware, or the name of a known one; need not have been seen in training.
         protocol : {"kernel", "graph", "eager"}
             Which latency is meant (see :class:`Question`).
@@ -222,12 +227,17 @@ class LatencyPredictor:
 
         Raises
         ------
-        UnknownDeviceError
-            ``device`` is a name that is not known (the message lists the nearest names).
+        UnknownDeviceError, InvalidDeviceError
+            ``device`` is a name that is not known (the message lists the nearest names), or no device.
         DataError
-            A quantile, the protocol or the framework is not one that the model knows.
+            ``programs`` is a bare text; a quantile, the protocol or the framework is not one that the model knows.
         """
-        spec = lookup(device) if isinstance(device, str) else device
+        if isinstance(programs, str):
+            raise DataError("programs is one text, not a sequence of programs", hint="pass a list: [program]")
+        spec = _as_device(device)
+        _check_setting("protocol", protocol, PROTOCOLS)
+        if framework is not None:
+            _check_setting("framework", framework, FRAMEWORKS)
         items: list[Question | tuple[str, CdmppError]] = []
         for program in programs:
             try:
@@ -389,7 +399,8 @@ class LatencyPredictor:
             )
         )
         inputs, logs, reference = question_inputs(store.summary, device, backend, protocol, framework)
-        known = np.array([self._device_index.get(spec.name, 0) for _, spec in rows], dtype=np.int64)
+        identity = [self._trained.get(spec.digest(), (0, "")) for _, spec in rows]
+        known = np.array([index for index, _ in identity], dtype=np.int64)
         point, levels = np.empty(len(rows)), np.empty((len(rows), len(LEVELS)))
         for size, bucket in store.buckets.items():
             members = np.flatnonzero(store.bucket == size)
@@ -408,8 +419,8 @@ class LatencyPredictor:
         compute, memory = roofline_s(store.summary, device)
         scores = self.artifact.domain.score(
             store.summary,
-            [(spec.name, operator_name(q.program), e.dtype, q.protocol, q.program.backend)
-             for (q, spec), e in zip(rows, encoded, strict=True)],
+            [Context(name, operator_name(q.program), e.dtype, q.protocol, q.program.backend, q.framework or "")
+             for (q, _), e, (_, name) in zip(rows, encoded, identity, strict=True)],
         )  # fmt: skip
         bound = np.maximum(compute, memory)
         answers = zip(point.tolist(), levels, scores.tolist(), bound.tolist(), strict=True)
@@ -437,7 +448,17 @@ def _check_setting(what: str, value: str, known: Sequence[str]) -> None:
         raise DataError(f"{what} {value!r} is not known", hint="one of: " + ", ".join(known))
 
 
-def _as_program(program: OperatorSpec | str | dict[str, Any]) -> TensorProgram:
-    if isinstance(program, dict):
-        return program_from_request(program)
-    return TensorProgram.from_operator(program)
+def _as_device(device: DeviceSpec | Mapping[str, Any] | str) -> DeviceSpec:
+    if isinstance(device, str):
+        return lookup(device)
+    if isinstance(device, DeviceSpec):
+        return device
+    if isinstance(device, Mapping):
+        return from_mapping(dict(device))
+    raise InvalidDeviceError(f"{device!r} is not a device", hint="pass a name, a DeviceSpec or its fields")
+
+
+def _as_program(program: OperatorSpec | str | Mapping[str, Any]) -> TensorProgram:
+    if isinstance(program, str | OperatorSpec):
+        return TensorProgram.from_operator(program)
+    return program_from_request(program)

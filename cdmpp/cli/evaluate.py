@@ -44,15 +44,12 @@ def evaluate(
     Errors by source, device and operator, and over all rows. Rows that cannot be predicted are counted by
     reason. --json prints fractions (0.073), the table per cent.
     """
-    from cdmpp.devices import lookup
     from cdmpp.evaluation.tables import evaluate as evaluate_tables
     from cdmpp.nn.artifact import load_artifact
     from cdmpp.predictor import default_model
 
-    # Mistakes first: a wrong name in the third file shall not show after an hour.
     chosen = None if devices is None else [name.strip() for name in devices.split(",") if name.strip()]
-    for name in chosen or ():
-        lookup(name)
+    # Mistakes first: a wrong path to the third file shall not show after an hour.
     _check(records)
     artifact = load_artifact(model or default_model())
     with _progress() as (started, done):

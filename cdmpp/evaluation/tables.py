@@ -16,13 +16,15 @@ import numpy as np
 
 from cdmpp.data.table import MeasurementTable
 from cdmpp.devices.registry import lookup
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.errors import UnknownDeviceError
 from cdmpp.evaluation.cache import FeatureCache
 from cdmpp.evaluation.chunks import ProgramChunk, program_chunks
 from cdmpp.evaluation.metrics import measure
 from cdmpp.nn.artifact import Artifact
 from cdmpp.nn.batch import Inputs, predict_rows
 from cdmpp.nn.calibration import read_quantiles
-from cdmpp.nn.domain import THRESHOLDS
+from cdmpp.nn.domain import THRESHOLDS, Context
 from cdmpp.nn.inputs import stack_devices
 from cdmpp.programs.question import BACKENDS, FRAMEWORKS, PROTOCOLS
 
@@ -31,6 +33,8 @@ Group = tuple[str, str, str]
 
 #: The interval whose coverage is reported.
 INTERVAL = (0.1, 0.9)
+#: Latencies outside are slips of units or of the clock: a relative error of 10^300 says nothing.
+BELIEVABLE_S = (1e-9, 1e6)
 
 
 class HasArtifact(Protocol):
@@ -112,7 +116,7 @@ def evaluate(
     tables : iterable of MeasurementTable
         Read one after the other: pass a generator, and only one is in memory at a time.
     devices : collection of str, optional
-        Only rows of these devices (names or aliases).
+        Only rows of these devices: names or aliases that cdmpp knows, or names as a table has them.
     cache : FeatureCache, optional
         For programs given as TVM JSON.
     progress : callable, optional
@@ -122,21 +126,25 @@ def evaluate(
     -------
     dict
         ``overall``: the figures of :func:`cdmpp.evaluation.metrics.measure` over all predicted rows, each
-        row of equal weight; ``groups``: the same by ``source``, ``device`` and ``op`` (as the file names
-        it); ``unsupported``: how many rows (``n``) of which group were not predicted, and the ``reason``: a
-        code of :data:`cdmpp.data.table.UNSUPPORTED`, ``no_latency``, ``latency_not_positive``, or
+        row of equal weight; ``groups``: the same by ``source``, ``device`` and ``op``, the latter two as the
+        file names them; ``unsupported``: how many rows (``n``) of which group were not predicted, and the ``reason``: a
+        code of :data:`cdmpp.data.table.UNSUPPORTED`, ``no_latency``, ``latency_not_positive``, ``latency_not_believable`` (outside 1 ns to 10^6 s), or
         ``invalid_program`` with what is wrong with the program. Every row is in one of the two.
 
     Raises
     ------
     UnknownDeviceError
-        A name in ``devices``.
+        A name in ``devices`` that neither cdmpp nor any table knows.
     """
     artifact = model if isinstance(model, Artifact) else model.artifact
-    wanted = None if devices is None else {lookup(name).name for name in devices}
+    wanted = None if devices is None else {*devices, *(d.name for d in map(_known, devices) if d)}
     scores, kept = _Scores(), cache or FeatureCache()
+    unmatched = {name for name in devices or () if _known(name) is None}
     for table in tables:
+        unmatched -= set(table.device_name.names)
         _evaluate_table(artifact, table, wanted, kept, scores, progress or (lambda _: None))
+    for name in sorted(unmatched):
+        lookup(name)  # says which names are near
     return scores.result()
 
 
@@ -146,7 +154,7 @@ def _evaluate_table(
 ) -> None:  # fmt: skip
     chosen = np.ones(len(table), dtype=np.bool_)
     if wanted is not None:
-        chosen = np.isin(table.device.codes, [i for i, n in enumerate(table.device.names) if n in wanted])
+        chosen = table_rows_of(table, wanted)
     reason = _reasons(table)
     lost = np.flatnonzero(chosen & (reason != ""))
     _count(scores, table, lost, reason[lost])
@@ -207,14 +215,34 @@ def _predict(
 
 def _steps(artifact: Artifact, chunk: ProgramChunk, rows: TableRows, device_names: list[str]) -> Array:
     """The part of the domain score that says whether training had the context: once per distinct one."""
-    columns = np.stack([rows.device, chunk.kind[rows.program], rows.protocol, rows.backend], axis=1)
+    columns = np.stack(
+        [rows.device, chunk.kind[rows.program], rows.protocol, rows.backend, rows.framework], axis=1
+    )
     distinct, inverse = np.unique(columns, axis=0, return_inverse=True)
     steps = []
-    for device, kind, protocol, backend in distinct.tolist():
+    for device, kind, protocol, backend, framework in distinct.tolist():
+        launcher = FRAMEWORKS[framework] if framework >= 0 else ""
         operator, dtype = chunk.kinds[kind]
-        context = (device_names[device], operator, dtype, PROTOCOLS[protocol], BACKENDS[backend])
-        steps.append(artifact.domain.step(*context))
+        context = Context(
+            device_names[device], operator, dtype, PROTOCOLS[protocol], BACKENDS[backend], launcher
+        )
+        steps.append(artifact.domain.step(context))
     return np.array(steps)[inverse.reshape(-1)]
+
+
+def _known(name: str) -> DeviceSpec | None:
+    try:
+        return lookup(name)
+    except UnknownDeviceError:
+        return None
+
+
+def table_rows_of(table: MeasurementTable, wanted: Collection[str]) -> Array:
+    """Mask of the rows whose device goes by one of these names, canonical or as the file has it."""
+    canonical = np.array([name in wanted for name in table.device.names])
+    written = np.array([name in wanted for name in table.device_name.names])
+    mask: Array = canonical[table.device.codes] | written[table.device_name.codes]
+    return mask
 
 
 def _reasons(table: MeasurementTable) -> Array:
@@ -223,16 +251,18 @@ def _reasons(table: MeasurementTable) -> Array:
     with np.errstate(invalid="ignore"):
         reason[(reason == "") & (table.latency_s <= 0)] = "latency_not_positive"
     reason[(reason == "") & ~np.isfinite(table.latency_s)] = "no_latency"
+    believable = (table.latency_s >= BELIEVABLE_S[0]) & (table.latency_s <= BELIEVABLE_S[1])
+    reason[(reason == "") & ~believable] = "latency_not_believable"
     return reason
 
 
 def _groups(scores: _Scores, table: MeasurementTable, rows: Array) -> Array:
     """Group of each row, numbered over all tables."""
-    codes = np.stack([labels.codes[rows] for labels in (table.source, table.device, table.op)], axis=1)
+    codes = np.stack([labels.codes[rows] for labels in (table.source, table.device_name, table.op)], axis=1)
     distinct, inverse = np.unique(codes, axis=0, return_inverse=True)
     number = [
         scores.groups.setdefault(
-            (table.source.names[s], table.device.names[d], table.op.names[o]), len(scores.groups)
+            (table.source.names[s], table.device_name.names[d], table.op.names[o]), len(scores.groups)
         )
         for s, d, o in distinct.tolist()
     ]
@@ -240,7 +270,7 @@ def _groups(scores: _Scores, table: MeasurementTable, rows: Array) -> Array:
 
 
 def _count(scores: _Scores, table: MeasurementTable, rows: Array, reasons: Array) -> None:
-    labels = (table.source.take(rows), table.device.take(rows), table.op.take(rows))
+    labels = (table.source.take(rows), table.device_name.take(rows), table.op.take(rows))
     scores.unsupported.update(zip(*(column.array() for column in labels), reasons, strict=True))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -26,9 +26,27 @@ _COLUMNS = tuple(
         "reduce_0", "leaves",
     )
 )  # fmt: skip
-NEAR_STEP, OUT_STEP = 1.0, 2.0
+NEAR_STEP, OUT_STEP, PART_STEP = 1.0, 2.0, 0.5
 #: Scores up to the first are "in", up to the second "near".
 THRESHOLDS = (1.0, 2.0)
+
+
+class Context(NamedTuple):
+    """What a question has in common with training rows, or not."""
+
+    device: str
+    operator: str
+    dtype: str
+    protocol: str
+    backend: str
+    framework: str = ""
+
+    def keys(self) -> tuple[str, str, str, str, str]:
+        """Keys in :attr:`Domain.contexts`: the whole, the operator, its type, its protocol, who launched."""
+        whole = "|".join((self.device, self.operator, self.dtype, self.protocol, self.backend))
+        operator = f"{self.operator}|{self.backend}"
+        launched = f"{self.device}&{self.framework}"
+        return whole, operator, f"{operator}|{self.dtype}|*", f"{operator}|*|{self.protocol}", launched
 
 
 @dataclass(frozen=True)
@@ -41,7 +59,7 @@ class Domain:
     reach : float
         Distance that 99 % of the training programs keep to their centre.
     contexts : frozenset of str
-        ``device|operator|dtype|protocol|backend`` and the same without device, and the operators alone.
+        The keys (:meth:`Context.keys`) of every training row, and ``device&`` for every device.
     """
 
     centres: Array
@@ -87,15 +105,15 @@ class Domain:
             out[start : start + 512] = np.sqrt(gaps.min(axis=1))
         return out / max(self.reach, 1e-9)
 
-    def score(self, summary: Array, contexts: Sequence[tuple[str, ...]]) -> Array:
+    def score(self, summary: Array, contexts: Sequence[Context]) -> Array:
         """Domain score of questions.
 
         Parameters
         ----------
         summary : (n, len(SUMMARY_COLUMNS))
-        contexts : sequence of (device, operator, dtype, protocol, backend)
+        contexts : sequence of Context, length n
         """
-        steps = np.array([self.step(*c) for c in contexts]) if len(contexts) else np.zeros(0)
+        steps = np.array([self.step(c) for c in contexts]) if len(contexts) else np.zeros(0)
         scores: Array = self.strangeness(summary) + steps
         return scores
 
@@ -104,16 +122,24 @@ class Domain:
         capped: Array = np.minimum(self.distance(summary[:, _COLUMNS]), 10.0)
         return capped
 
-    def step(self, device: str, operator: str, dtype: str, protocol: str, backend: str) -> float:
-        """0 for a context of the training set, up to :data:`OUT_STEP` for an operator it never had."""
-        if "|".join((device, operator, dtype, protocol, backend)) in self.contexts:
+    def step(self, context: Context) -> float:
+        """0 for a context of the training set; more for each part that is new to it.
+
+        A new combination of known parts costs :data:`NEAR_STEP`, an operator that training never had
+        :data:`OUT_STEP`, each further new part (device, type, protocol, framework) :data:`PART_STEP`.
+        """
+        exact, operator, dtype, protocol, launched = context.keys()
+        new = [
+            f"{context.device}&" not in self.contexts,
+            dtype not in self.contexts,
+            protocol not in self.contexts,
+            bool(context.framework) and launched not in self.contexts and f"{context.device}&" in self.contexts,
+        ]  # fmt: skip
+        if operator not in self.contexts:
+            return OUT_STEP + PART_STEP * sum(new)
+        if exact in self.contexts and not any(new):
             return 0.0
-        return NEAR_STEP if f"{operator}|{backend}" in self.contexts else OUT_STEP
-
-
-def context_keys(device: str, operator: str, dtype: str, protocol: str, backend: str) -> tuple[str, str]:
-    """The keys that a training row adds to :attr:`Domain.contexts`."""
-    return "|".join((device, operator, dtype, protocol, backend)), f"{operator}|{backend}"
+        return NEAR_STEP + PART_STEP * max(sum(new) - 1, 0)
 
 
 def label(score: float) -> Label:

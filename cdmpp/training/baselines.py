@@ -58,7 +58,8 @@ class TreeBaseline:
         columns = [self.summed[rows.program], question, logs, device]
         if not self.config.data.holdout_devices:
             columns.append(rows.device[:, None].astype(np.float32))
-        return np.nan_to_num(np.concatenate(columns, axis=1), nan=-1.0, posinf=-1.0, neginf=-1.0)
+        table: Array = np.nan_to_num(np.concatenate(columns, axis=1), nan=-1.0, posinf=-1.0, neginf=-1.0)
+        return table
 
     def fit(self, index: Array) -> TreeBaseline:
         """Fit on (a seeded sample of) the training rows ``index``."""

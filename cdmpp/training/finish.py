@@ -8,9 +8,9 @@ import numpy as np
 
 from cdmpp.evaluation.metrics import measure
 from cdmpp.nn.calibration import fit_factor, read_quantiles
-from cdmpp.nn.domain import Domain, context_keys
+from cdmpp.nn.domain import Context, Domain
 from cdmpp.nn.network import LatencyNetwork
-from cdmpp.programs.question import BACKENDS, PROTOCOLS
+from cdmpp.programs.question import BACKENDS, FRAMEWORKS, PROTOCOLS
 from cdmpp.training.baselines import TreeBaseline, roofline_log
 from cdmpp.training.config import TrainConfig
 from cdmpp.training.dataset import Dataset, Rows
@@ -23,12 +23,16 @@ def fit_domain(dataset: Dataset, index: Array, seed: int) -> Domain:
     """Centres of the training programs, and every context that the training rows had."""
     rows = dataset.rows.take(index)
     contexts: set[str] = set()
-    codes = np.stack([rows.device, dataset.kind[rows.program], rows.protocol, rows.backend], axis=1)
-    for device, kind, protocol, backend in np.unique(codes, axis=0):
+    codes = np.stack(
+        [rows.device, dataset.kind[rows.program], rows.protocol, rows.backend, rows.framework], axis=1
+    )
+    for device, kind, protocol, backend, framework in np.unique(codes, axis=0):
+        name = dataset.devices[device].name
+        launcher = FRAMEWORKS[framework] if framework >= 0 else ""
         operator, dtype = dataset.kinds[kind]
-        contexts.update(
-            context_keys(dataset.devices[device].name, operator, dtype, PROTOCOLS[protocol], BACKENDS[backend])
-        )
+        context = Context(name, operator, dtype, PROTOCOLS[protocol], BACKENDS[backend], launcher)
+        contexts.update(context.keys())
+        contexts.add(f"{name}&")
     return Domain.fit(dataset.store.summary[np.unique(rows.program)], frozenset(contexts), seed)
 
 
