@@ -66,8 +66,8 @@ def test_the_document_itself_is_valid() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        '{"nodes": [{"type": "x"}], "root_index": true}',
-        '{"nodes": [{"type": "x"}], "root_index": "0"}',
+        "", "null", "[]", "{}", '"text"', "{", "\x00", "NaN", '{"nodes": []}',
+        '{"nodes": {}, "root_index": 0}',
         '{"nodes": [1], "root_index": 0}', '{"nodes": [{}], "root_index": 0}',
         '{"nodes": [{"type": 3}], "root_index": 0}',
         '{"nodes": [{"type": "ir.IRModule"}], "root_index": 0}',

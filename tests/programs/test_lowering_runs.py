@@ -56,7 +56,8 @@ def test_convolution_and_its_gradients(sizes: str, direction: str) -> None:
     x = torch.from_numpy(random(s["n"], s["c_in"], s["h"], s["w"])).requires_grad_()
     w = torch.from_numpy(random(s["c_out"], s["c_in"] // s["groups"], s["kh"], s["kw"])).requires_grad_()
     y = torch.nn.functional.conv2d(
-        x, w, None, (s["stride_h"], s["stride_w"]), (s["pad_h"], s["pad_w"]), (s["dil_h"], s["dil_w"]), s["groups"]
+        x, w, None, (s["stride_h"], s["stride_w"]), (s["pad_h"], s["pad_w"]),
+        (s["dil_h"], s["dil_w"]), s["groups"],
     )
     dy = torch.from_numpy(random(*y.shape))
     y.backward(dy)
@@ -102,7 +103,9 @@ def test_attention(operator: str, heads: int, kv_heads: int, q_len: int, past_le
 def test_softmax_relu_and_gated_unit() -> None:
     x = random(4, 6)
     np.testing.assert_allclose(
-        run(parse_operator("softmax:rows=4,cols=6"), x, output=(4, 6)), torch.softmax(torch.from_numpy(x), 1), rtol=1e-5
+        run(parse_operator("softmax:rows=4,cols=6"), x, output=(4, 6)),
+        torch.softmax(torch.from_numpy(x), 1),
+        rtol=1e-5,
     )
     np.testing.assert_allclose(run(parse_operator("relu:rows=4,cols=6"), x, output=(4, 6)), np.maximum(x, 0))
     gate, up = torch.from_numpy(x).chunk(2, dim=1)
@@ -128,7 +131,8 @@ def test_lowered_operator_links_into_a_shared_library(tmp_path) -> None:  # type
     from cdmpp.programs.lowering import lower
 
     x, w = random(5, 7), random(6, 7)
-    built = tvm.compile(lower(parse_operator("linear:m=5,n=6,k=7")), target=tvm.target.Target({"kind": "llvm"}))
+    module = lower(parse_operator("linear:m=5,n=6,k=7"))
+    built = tvm.compile(module, target=tvm.target.Target({"kind": "llvm"}))
     built.export_library(str(tmp_path / "linear.so"))
     loaded = tvm.runtime.load_module(str(tmp_path / "linear.so"))
     result = tvm.runtime.tensor(np.zeros((5, 6), dtype="float32"), tvm.cpu())

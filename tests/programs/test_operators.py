@@ -1,0 +1,131 @@
+"""Operator specifications: reading, checking, naming, identity."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cdmpp.errors import InvalidProgramError, UnsupportedOperatorError
+from cdmpp.programs.operators import (
+    MAX_EXTENT,
+    make_operator,
+    operator_family,
+    operator_types,
+    parse_operator,
+    structural_flags,
+)
+from tests.features.shapes import random_specs
+
+LINEAR = {"operator": "linear", "m": 512, "n": 4096, "k": 1024, "dtype": "float16"}
+
+
+def test_text_and_object_are_one_program() -> None:
+    spec = parse_operator("linear:m=512,n=4096,k=1024,dtype=float16")
+    assert spec == make_operator(LINEAR)
+    assert spec.hash() == make_operator(dict(reversed(LINEAR.items()))).hash()
+    assert len(spec.hash()) == 32
+    assert spec.text() == "linear:dtype=float16,m=512,n=4096,k=1024"
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 10_000))
+def test_text_reads_back(seed: int) -> None:
+    (spec,) = random_specs(1, seed)
+    assert parse_operator(spec.text()) == spec
+    assert make_operator(spec.canonical()) == spec
+    assert parse_operator(spec.text()).hash() == spec.hash()
+
+
+def test_other_sizes_dtypes_and_operators_have_other_hashes() -> None:
+    texts = ["linear:m=1,n=2,k=3", "linear:m=2,n=1,k=3", "linear:m=1,n=2,k=3,bias=true",
+             "linear:m=1,n=2,k=3,dtype=int8", "bmm:batch=1,m=1,n=2,k=3"]  # fmt: skip
+    assert len({parse_operator(t).hash() for t in texts}) == len(texts)
+
+
+@pytest.mark.parametrize(
+    "value", [0, -1, 1.5, "8", None, True, [], float("nan"), float("inf"), MAX_EXTENT + 1, 10**30]
+)
+def test_impossible_sizes(value: Any) -> None:
+    with pytest.raises(InvalidProgramError) as caught:
+        make_operator(LINEAR | {"m": value})
+    assert "linear: m" in caught.value.message
+    assert "linear takes" in caught.value.hint
+
+
+def test_whole_numbers_of_json_are_integers() -> None:
+    assert make_operator(LINEAR | {"m": 512.0}) == make_operator(LINEAR)
+
+
+@pytest.mark.parametrize(
+    "change", [{"dtype": "float64"}, {"dtype": 16}, {"bias": "yes"}, {"bias": 1}, {"alpha": 2}, {"M": 512}]
+)
+def test_unknown_fields_and_values(change: dict[str, Any]) -> None:
+    with pytest.raises(InvalidProgramError):
+        make_operator(LINEAR | change)
+
+
+@pytest.mark.parametrize("name", [None, 3, "", "gemm", "LINEAR", ["linear"]])
+def test_unknown_operators_list_the_known(name: Any) -> None:
+    with pytest.raises(UnsupportedOperatorError) as caught:
+        make_operator({"operator": name})
+    assert "linear" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["linear", "linear:", "linear:m", "linear:m=1,m=2,n=1,k=1", "linear:m=1;n=1", "linear:m=1,n=1,k=x"],
+)
+def test_text_that_is_no_operator(text: str) -> None:
+    with pytest.raises(InvalidProgramError):
+        parse_operator(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("conv2d:n=1,c_in=3,h=8,w=8,c_out=4,kh=3,kw=3,groups=2", "groups"),
+        ("conv2d:n=1,c_in=3,h=2,w=2,c_out=4,kh=3,kw=3", "kernel"),
+        ("conv2d:n=1,c_in=3,h=8,w=8,c_out=4,kh=3,kw=3,bias=true,direction=bwd_data", "bias"),
+        ("max_pool2d:n=1,c=1,h=2,w=2,kh=3,kw=3", "window"),
+        ("attention_prefill:batch=1,q_len=8,heads=2,kv_heads=4,head_dim=8", "kv_heads"),
+        ("linear:m=2147483647,n=2147483647,k=2147483647", "elements"),
+        ("add:rows=8,cols=8,inputs=5", "inputs"),
+    ],
+)
+def test_sizes_that_contradict_each_other(text: str, word: str) -> None:
+    with pytest.raises(InvalidProgramError) as caught:
+        parse_operator(text)
+    assert word in caught.value.message
+
+
+def test_an_embedding_is_as_large_as_its_table_or_its_result() -> None:
+    # 2^20 rows of 2^13 from a table of 2^18: neither tensor is near the limit, their product would be.
+    parse_operator("embedding:rows=1048576,cols=8192,table_rows=262144")
+
+
+def test_families() -> None:
+    names = {name: operator_family(name) for name in operator_types()}
+    assert {names["linear"], names["bmm"]} == {"gemm"}
+    assert names["conv2d"] == "conv"
+    assert names["attention_decode"] == "attention"
+    assert names["softmax"] == names["embedding"] == "vector"
+
+
+def test_flags_that_select_a_structure() -> None:
+    def flags(text: str) -> dict[str, Any]:
+        spec = parse_operator(text)
+        return structural_flags(spec.operator, spec.model_dump())
+
+    conv = "conv2d:n=1,c_in=4,h=8,w=8,c_out=4,kh=3,kw=3"
+    assert flags(conv) == {"direction": "fwd", "bias": False, "padded": False, "grouped": False}
+    assert flags(conv + ",pad_w=1,groups=2")["padded"]
+    assert flags(conv + ",pad_w=1,groups=2")["grouped"]
+    heads = "head_dim=8,batch=1,q_len=4,heads=8"
+    assert flags(f"attention_prefill:{heads},kv_heads=8") == {"kv": "same", "causal": True}
+    assert flags(f"attention_encoder:{heads},kv_heads=1") == {"kv": "one", "causal": False}
+    assert flags(f"attention_prefill:{heads.replace('q_len=4', 'q_len=1')},kv_heads=2") == {
+        "kv": "grouped", "causal": False,
+    }  # fmt: skip
