@@ -142,7 +142,7 @@ def train(
             loss = relative_error_loss(point, target)
             loss = loss + opt.quantile_weight * pinball_loss(quantiles, target)
             optimiser.zero_grad(set_to_none=True)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(network.parameters(), opt.clip_norm)
             optimiser.step()
             step += 1

@@ -1,0 +1,111 @@
+"""The façade: what it answers, what it refuses, and that an answer does not depend on its company."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cdmpp.devices import from_mapping, lookup
+from cdmpp.errors import DataError, InvalidDeviceError, UnknownDeviceError
+from cdmpp.predictor import LatencyPredictor, Question
+from cdmpp.programs.program import TensorProgram
+
+TEXTS = [
+    "linear:m=512,n=4096,k=1024,dtype=float16", "linear:m=1,n=1,k=1", "bmm:batch=8,m=128,n=128,k=64",
+    "conv2d:n=8,c_in=64,h=56,w=56,c_out=64,kh=3,kw=3,pad_h=1,pad_w=1", "softmax:rows=4096,cols=1024",
+    "relu:rows=16384,cols=1024", "attention_decode:batch=4,past_len=1024,heads=32,kv_heads=8,head_dim=128,dtype=bfloat16",
+    "rmsnorm:rows=512,cols=4096,dtype=float16", "copy:rows=128,cols=128", "max_pool2d:n=1,c=64,h=112,w=112,kh=3,kw=3",
+]  # fmt: skip
+DEVICES = ["t4", "a100-sxm4-80gb", "l40s", "h200", "mi210", "p4"]
+
+
+def questions() -> list[Question]:
+    return [
+        Question(TensorProgram.from_operator(text), device, protocol)
+        for text in TEXTS
+        for device in DEVICES
+        for protocol in ("kernel", "eager")
+    ]  # type: ignore[misc]
+
+
+def figures(predictor: LatencyPredictor, asked: list[Question]) -> list[tuple[Any, ...]]:
+    return [(p.latency_s, p.lower_s, p.upper_s, p.domain_score, p.roofline_s) for p in predictor.predict_questions(asked)]
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 2**32))
+def test_answers_do_not_depend_on_the_batch(predictor: LatencyPredictor, seed: int) -> None:
+    asked = questions()
+    expected = dict(zip(range(len(asked)), figures(LatencyPredictor(predictor.artifact), asked), strict=True))
+    order = list(expected)
+    random.Random(seed).shuffle(order)
+    fresh = LatencyPredictor(predictor.artifact)
+    cut = random.Random(seed + 1).randrange(1, len(order))
+    for part in (order[:cut], order[cut:]):
+        for i, got in zip(part, figures(fresh, [asked[i] for i in part]), strict=True):
+            assert got == expected[i]
+
+
+def test_every_answer_is_positive_and_inside_its_interval(predictor: LatencyPredictor) -> None:
+    for p in predictor.predict_questions(questions(), (0.05, 0.5, 0.95)):
+        assert p.error is None and p.latency_s is not None and p.lower_s is not None and p.upper_s is not None
+        assert 0 < p.lower_s <= p.latency_s <= p.upper_s
+        assert list(p.quantiles.values()) == sorted(p.quantiles.values())
+        assert p.model_id == predictor.model_id and p.domain in ("in", "near", "out")
+
+
+def test_a_device_is_known_by_its_figures_and_not_by_its_name(predictor: LatencyPredictor) -> None:
+    t4 = lookup("t4")
+    program = "linear:m=512,n=4096,k=1024,bias=true"
+
+    def ask(device: Any) -> Any:
+        return predictor.predict([program], device, protocol="eager", framework="pytorch")[0]
+
+    assert ask("t4").domain == "in"
+    twin = from_mapping({**t4.model_dump(), "name": "mine", "aliases": ()})
+    assert ask(twin).latency_s == ask("t4").latency_s and ask(twin).domain == "in"
+    fake = {**t4.model_dump(), "mem_bandwidth_bytes_per_s": 3.2e12}
+    assert ask(fake).domain != "in" and ask(fake).latency_s != ask("t4").latency_s
+
+
+def test_an_unseen_device_is_near_and_several_new_things_are_out(predictor: LatencyPredictor) -> None:
+    ask = predictor.predict
+    bf16 = "linear:m=512,n=4096,k=1024,dtype=bfloat16"
+    assert ask([bf16], "l40s", protocol="graph", framework="vllm")[0].domain == "in"
+    assert ask([bf16], "h200", protocol="graph", framework="vllm")[0].domain == "near"
+    assert ask(["linear:m=512,n=4096,k=1024,dtype=int8"], "raspberry-pi-3", protocol="graph")[0].domain != "in"
+    assert ask(["embedding:rows=512,cols=4096,table_rows=50000"], "l40s")[0].domain == "out"
+
+
+def test_one_bad_program_spares_the_others(predictor: LatencyPredictor) -> None:
+    programs: list[Any] = ["linear:m=-1,n=2,k=3", "nonsense:m=1", None, 5, {"operator": "linear"}, "linear:m=2,n=2,k=2"]
+    got = predictor.predict(programs, "t4")
+    codes = [p.error.code if p.error else None for p in got]
+    assert codes == ["invalid_program", "unsupported_operator", *["invalid_program"] * 3, None]
+    assert all(p.latency_s is None and p.error.message for p in got if p.error)
+    assert got[-1].latency_s
+    assert predictor.predict([], "t4") == []
+
+
+def test_what_concerns_the_whole_call_raises(predictor: LatencyPredictor) -> None:
+    program = ["linear:m=2,n=2,k=2"]
+    with pytest.raises(UnknownDeviceError, match="t44"):
+        predictor.predict(program, "t44")
+    with pytest.raises(InvalidDeviceError):
+        predictor.predict(program, None)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="one text"):
+        predictor.predict("linear:m=2,n=2,k=2", "t4")
+    with pytest.raises(DataError, match="protocol"):
+        predictor.predict(program, "t4", protocol="x")  # type: ignore[arg-type]
+    for levels in ([], [0.0], [1.5], [float("nan")]):
+        with pytest.raises(DataError, match="quantiles"):
+            predictor.predict(program, "t4", quantiles=levels)
+
+
+def test_protocols_are_ordered_for_a_small_kernel(predictor: LatencyPredictor) -> None:
+    p = [predictor.predict(["relu:rows=256,cols=256"], "t4", protocol=q)[0].latency_s for q in ("kernel", "eager")]  # type: ignore[arg-type]
+    assert p[0] is not None and p[1] is not None and p[0] < p[1]
