@@ -77,20 +77,20 @@ class OnnxGraph:
                 if value:
                     self._producer[value] = node
 
-    def set_types(self, types: dict[str, tuple[int, tuple[int, ...] | None]]) -> None:
-        """Take over inferred types and shapes, and decide anew what is constant."""
-        self._types = types
-        self._constant = set(self.initializers)
-        self._consumers = {}
-        for node in self.nodes:
-            if self._is_constant_node(node):
-                self._constant.update(o for o in node.outputs if o)
-                continue  # a Shape does not read its input at run time
-            for value in (*node.inputs, *node.captured):
-                if value:
-                    self._consumers.setdefault(value, []).append(node)
-        # What could not be evaluated before may be now that more shapes are known.
-        self._values = {name: value for name, value in self._values.items() if value is not None}
+        self._constant.update(self.initializers)
+
+    def set_type(self, name: str, elem_type: int, shape: tuple[int, ...] | None) -> None:
+        """Take over a value's inferred type and shape."""
+        self._types[name] = (elem_type, shape)
+
+    def settle(self, node: OnnxNode) -> None:
+        """Decide whether a node is constant; its inputs' types are known, and their nodes settled."""
+        if self._is_constant_node(node):
+            self._constant.update(o for o in node.outputs if o)
+            return  # a Shape does not read its input at run time
+        for value in (*node.inputs, *node.captured):
+            if value:
+                self._consumers.setdefault(value, []).append(node)
 
     def _is_constant_node(self, node: OnnxNode) -> bool:
         if node.domain or node.captured or node.op in _NEVER_CONSTANT:

@@ -1,4 +1,4 @@
-"""Static shapes of an ONNX graph: ONNX's own inference, and the folding that it needs to get through."""
+"""Static shapes of an ONNX graph: ONNX's own rules, and the folding that they need to get through."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from cdmpp.errors import InvalidProgramError
-from cdmpp.frontends.onnx_graph import OnnxGraph
+from cdmpp.frontends.onnx_graph import OnnxGraph, OnnxNode
+from cdmpp.frontends.onnx_inference import OnnxRules, static_shape
+from cdmpp.programs.operators import MAX_ELEMENTS
 
 if TYPE_CHECKING:
     import onnx
 
 #: Initializers up to this many elements stay in the model that shapes are inferred on.
 SMALL_TENSOR = 4096
-#: Rounds of "infer shapes, evaluate what became constant"; real models need one to three.
-MAX_ROUNDS = 12
+#: Dimensions of one tensor that are believed.
+MAX_RANK = 64
 
 CHECK_HINT = "check the model with onnx.checker.check_model(path, full_check=True)"
-#: What inference says of a node behind one that it knows nothing of: no contradiction.
-_UNKNOWN_INPUT = "expected to have type but instead is null"
 
 
 def stripped_model(model: onnx.ModelProto, onnx: Any) -> onnx.ModelProto:
@@ -57,14 +57,18 @@ def _has_data(tensor: onnx.TensorProto) -> bool:
 
 
 def infer_shapes(model: onnx.ModelProto, graph: OnnxGraph, declared: Mapping[str, Any], onnx: Any) -> None:
-    """Fill in the graph's shapes and types, folding constants until nothing more becomes known.
+    """Fill in the graph's shapes and types, node by node, folding the small constants that sizes come from.
+
+    ONNX's rule is asked for one node at a time, with the values that :class:`OnnxGraph` could compute. Its
+    own propagation of values through a whole graph has no bound: 32 ``Concat`` nodes of a tensor with itself
+    would build a list of 2^32 numbers.
 
     Parameters
     ----------
     model : onnx.ModelProto
-        What :func:`stripped_model` made; folded constants are written into it.
+        What :func:`stripped_model` made.
     graph : OnnxGraph
-        Receives shapes and types.
+        Receives shapes and types; its nodes are those of ``model``.
     declared : mapping of str to onnx.ValueInfoProto
         Static shapes by the exporter's word, used only where inference does not get any further (for an
         operator of another domain, or one that ONNX has no inference for).
@@ -72,88 +76,78 @@ def infer_shapes(model: onnx.ModelProto, graph: OnnxGraph, declared: Mapping[str
     Raises
     ------
     InvalidProgramError
-        The shapes contradict each other.
+        The shapes contradict each other, or a tensor is larger than is believed.
     """
-    folded: set[str] = set()
-    for _ in range(MAX_ROUNDS):
-        inferred, complaint = _infer_once(model, onnx, graph.name)
-        graph.set_types(_types(inferred, onnx))
-        unknown = {o for n in graph.nodes for o in n.outputs if o and graph.shape(o) is None}
-        if not unknown:
-            return
-        fresh = _fold_small(graph, folded)
-        if fresh:
-            _write_constants(model, fresh, onnx)
-            folded |= set(fresh)
-            continue
-        told = [declared[name] for name in unknown if name in declared]
-        if complaint and _UNKNOWN_INPUT not in complaint:
-            raise InvalidProgramError(f"{graph.name}: {complaint}", hint=CHECK_HINT)
-        if not told:
-            return
-        declared = {}
-        outputs = {o.name for o in model.graph.output}
-        model.graph.value_info.extend(info for info in told if info.name not in outputs)
-        for output in model.graph.output:
-            output.CopyFrom(next((info for info in told if info.name == output.name), output))
+    opsets = {o.domain if o.domain != "ai.onnx" else "": o.version for o in model.opset_import}
+    rules = OnnxRules(onnx, opsets, model.ir_version)
+    types: dict[str, Any] = {}
 
+    def learn(name: str, kind: Any) -> None:
+        types[name] = kind
+        if kind.HasField("tensor_type"):
+            shape = static_shape(kind)
+            _check_size(graph.name, name, shape)
+            graph.set_type(name, kind.tensor_type.elem_type, shape)
 
-def _write_constants(model: onnx.ModelProto, values: Mapping[str, Any], onnx: Any) -> None:
-    """Replace nodes, or inputs without a value, by initializers."""
-    kept = [n for n in model.graph.node if not set(n.output) & set(values)]
-    inputs = [i for i in model.graph.input if i.name not in values]
-    del model.graph.node[:], model.graph.input[:]
-    model.graph.node.extend(kept)
-    model.graph.input.extend(inputs)
-    model.graph.initializer.extend(
-        onnx.numpy_helper.from_array(value, name) for name, value in values.items()
-    )
-
-
-def _infer_once(model: onnx.ModelProto, onnx: Any, name: str) -> tuple[onnx.ModelProto, str]:
-    try:
-        return onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True), ""
-    except Exception as error:
-        complaint = first_line(error)
-    try:  # an operator outside the standard leaves unknown shapes behind, but is no fault of the model
-        return onnx.shape_inference.infer_shapes(model, strict_mode=False, data_prop=True), complaint
-    except Exception as error:
-        raise InvalidProgramError(f"{name}: {first_line(error)}", hint=CHECK_HINT) from None
-
-
-def _types(model: onnx.ModelProto, onnx: Any) -> dict[str, tuple[int, tuple[int, ...] | None]]:
-    types: dict[str, tuple[int, tuple[int, ...] | None]] = {}
-    for value in [*model.graph.value_info, *model.graph.output, *model.graph.input]:
-        tensor = value.type.tensor_type
-        if not value.type.HasField("tensor_type"):
-            continue
-        shape: tuple[int, ...] | None = None
-        if tensor.HasField("shape") and all(d.HasField("dim_value") for d in tensor.shape.dim):
-            shape = tuple(d.dim_value for d in tensor.shape.dim)
-        types[value.name] = (tensor.elem_type, shape)
+    for value in model.graph.input:
+        learn(value.name, value.type)
     for tensor in model.graph.initializer:
-        types[tensor.name] = (tensor.data_type, tuple(tensor.dims))
-    return types
+        learn(tensor.name, onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims)))
+    for proto, node in zip(model.graph.node, graph.nodes, strict=True):
+        graph.settle(node)
+        inputs = {name: types.get(name, onnx.TypeProto()) for name in (*node.inputs, *node.captured) if name}
+        values = _small_values(graph, node, onnx)
+        try:
+            found = rules.outputs(proto, inputs, values)
+        except Exception as error:
+            # Behind a node that nothing is known of there is no rule to break.
+            if all(inputs[name].WhichOneof("value") for name in node.inputs if name):
+                raise InvalidProgramError(f"{graph.name}: {first_line(error)}", hint=CHECK_HINT) from None
+            found = {}
+        for name in filter(None, node.outputs):
+            kind = found.get(name, onnx.TypeProto())
+            if not kind.WhichOneof("value") or (kind.HasField("tensor_type") and static_shape(kind) is None):
+                kind = declared[name].type if name in declared else _folded_type(graph, name, kind, onnx)
+            learn(name, kind)
 
 
-def _fold_small(graph: OnnxGraph, replaced: set[str]) -> dict[str, Any]:
-    """Values of constant nodes that shapes may depend on and that shape inference does not know yet."""
-    fresh: dict[str, Any] = {}
-    for tensor in graph.initializers.values():
-        external = tensor.name not in replaced and tensor.data_location == tensor.EXTERNAL
-        if external and tensor.data_type in (tensor.INT32, tensor.INT64):
-            value = graph.value(tensor.name, SMALL_TENSOR)
-            if value is not None:
-                fresh[tensor.name] = value
-    for node in graph.nodes:
-        if node.op == "Constant" or len(node.outputs) != 1 or node.outputs[0] in replaced:
+def _check_size(model: str, name: str, shape: tuple[int, ...] | None) -> None:
+    if shape is None:
+        return
+    if len(shape) > MAX_RANK:
+        raise InvalidProgramError(
+            f"{model}: tensor {name!r} has {len(shape)} dimensions", hint=f"at most {MAX_RANK} are read"
+        )
+    if min(shape, default=0) < 0:
+        raise InvalidProgramError(f"{model}: tensor {name!r} has a negative size", hint=CHECK_HINT)
+    if (elements := math.prod(shape)) > MAX_ELEMENTS:
+        raise InvalidProgramError(
+            f"{model}: tensor {name!r} has 2^{math.log2(elements):.1f} elements",
+            hint="at most 2^48 elements are believed; check the sizes",
+        )
+
+
+def _small_values(graph: OnnxGraph, node: OnnxNode, onnx: Any) -> dict[str, Any]:
+    """Values of a node's constant inputs that its output's shape may depend on, as tensors."""
+    values = {}
+    for name in filter(None, node.inputs):
+        # Sizes, axes and the like are whole numbers; floating-point scales are as few as a shape's axes.
+        integer = graph.dtype(name) in ("int64", "int32")
+        if not graph.is_constant(name) or graph.dtype(name) == "bfloat16":
             continue
-        name = node.outputs[0]
-        if graph.dtype(name) == "bfloat16":  # evaluated as float32: would change the type
-            continue
-        if graph.is_constant(name) and (value := graph.value(name, SMALL_TENSOR)) is not None:
-            fresh[name] = value
-    return fresh
+        value = graph.value(name, SMALL_TENSOR if integer else MAX_RANK)
+        if value is not None:
+            values[name] = onnx.numpy_helper.from_array(value, name)
+    return values
+
+
+def _folded_type(graph: OnnxGraph, name: str, kind: Any, onnx: Any) -> Any:
+    """The type of a constant that can be computed though ONNX has no rule for its shape."""
+    value = graph.value(name, SMALL_TENSOR) if graph.is_constant(name) else None
+    if value is None:
+        return kind
+    elem_type = kind.tensor_type.elem_type or onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
+    return onnx.helper.make_tensor_type_proto(elem_type, list(value.shape))
 
 
 def first_line(error: Exception) -> str:

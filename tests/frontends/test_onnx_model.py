@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -188,3 +189,88 @@ def test_shapes_by_the_exporters_word_reach_beyond_foreign_operators() -> None:
     graph = onnx_library_graph(built.SerializeToString(), dims={"n": 5})
     assert texts(graph) == {parse_operator("relu:rows=5,cols=6").text(): 1}
     assert [u.operator for u in graph.unsupported] == ["other::Odd"]
+
+
+def doubling(times: int, first: str, op: str = "Concat") -> list[onnx.NodeProto]:
+    """Nodes that put a tensor beside itself, again and again: ``d0`` to ``d<times - 1>``."""
+    names = [first, *(f"d{i}" for i in range(times))]
+    return [helper.make_node(op, [a, a], [b], axis=0) for a, b in itertools.pairwise(names)]
+
+
+@pytest.mark.timeout(30)
+def test_sizes_that_double_are_not_followed() -> None:
+    tail = [helper.make_node("Reshape", ["x", "d31"], ["h"]), helper.make_node("Relu", ["h"], ["y"])]
+    nodes = [*doubling(32, "c"), *tail]
+    graph = onnx_library_graph(model(nodes, {"x": [4, 4]}, ["y"], {"c": np.asarray([1, 1])}))
+    assert [u.operator for u in graph.unsupported] == ["Relu"]
+    # From a shape, not from a constant.
+    nodes = [helper.make_node("Shape", ["x"], ["s"]), *doubling(32, "s"), *tail]
+    onnx_library_graph(model(nodes, {"x": [1, 1]}, ["y"]))
+
+
+@pytest.mark.timeout(30)
+def test_tensors_that_nothing_could_hold_are_refused() -> None:
+    nodes = [*doubling(60, "x"), helper.make_node("Relu", ["d59"], ["y"])]
+    error = refused(model(nodes, {"x": [4, 4]}, ["y"]))
+    assert "2^49.0 elements" in str(error) and "'d44'" in str(error) and "2^48" in error.hint
+    error = refused(model([helper.make_node("Relu", ["x"], ["y"])], {"x": [2**40, 2**40]}, ["y"]))
+    assert "2^80.0 elements" in str(error)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("inner", [False, True])
+def test_ranks_that_double_are_refused(inner: bool) -> None:
+    gathers = doubling(40, "i", "Gather")
+    data = {"i": np.zeros((1, 1), np.int64)}
+    if not inner:
+        error = refused(model([*gathers, helper.make_node("Relu", ["x"], ["y"])], {"x": [4]}, ["y"], data))
+        assert "dimensions" in str(error)
+        return
+    out = helper.make_tensor_value_info("d39", TensorProto.INT64, None)
+    body = helper.make_graph(gathers, "body", [], [out])
+    node = helper.make_node("If", ["c"], ["z"], then_branch=body, else_branch=body)
+    data["c"] = np.asarray(True)
+    graph = onnx_library_graph(model([node, helper.make_node("Relu", ["x"], ["y"])], {"x": [4]}, ["y"], data))
+    assert "If" in {u.operator for u in graph.unsupported}
+
+
+def test_long_reshape_target_and_long_input_are_refused() -> None:
+    node = helper.make_node("Reshape", ["x", "s"], ["y"])
+    error = refused(model([node], {"x": [4]}, ["y"], {"s": np.ones(4096, np.int64)}))
+    assert "4096 dimensions" in str(error)
+    refused(model([helper.make_node("Relu", ["x"], ["y"])], {"x": [1] * 65}, ["y"]))
+
+
+def test_chain_of_sizes_through_many_reshapes() -> None:
+    # Every reshape takes its sizes from the result of the one before: one pass has to do.
+    nodes = []
+    for i in range(40):
+        a, b = ("x" if i == 0 else f"h{i - 1}"), f"h{i}"
+        nodes += [
+            helper.make_node("Shape", [a], [f"s{i}"]),
+            helper.make_node("Gather", [f"s{i}", "reverse"], [f"t{i}"]),
+            helper.make_node("Reshape", [a, f"t{i}"], [b]),
+        ]
+    nodes.append(helper.make_node("Relu", ["h39"], ["y"]))
+    graph = onnx_library_graph(model(nodes, {"x": [3, 5]}, ["y"], {"reverse": np.asarray([1, 0])}))
+    assert texts(graph) == {parse_operator("relu:rows=3,cols=5").text(): 1}
+
+
+def test_bodies_of_if_still_give_shapes() -> None:
+    def branch(op: str) -> onnx.GraphProto:
+        out = helper.make_tensor_value_info("z", TensorProto.FLOAT, None)
+        return helper.make_graph([helper.make_node(op, ["x"], ["z"])], op, [], [out])
+
+    nodes = [
+        helper.make_node("If", ["c"], ["h"], then_branch=branch("Relu"), else_branch=branch("Tanh")),
+        helper.make_node("Sigmoid", ["h"], ["y"]),
+    ]
+    graph = onnx_library_graph(model(nodes, {"x": [3, 5]}, ["y"], {"c": np.asarray(True)}))
+    assert parse_operator("sigmoid:rows=3,cols=5").text() in texts(graph)
+
+
+def test_an_attribute_too_many_does_not_hide_the_shape() -> None:
+    built = onnx.load_from_string(model([LINEAR], {"x": [3, 8]}, ["y"], {"w": weight(8, 4)}))
+    built.graph.node[0].attribute.append(helper.make_attribute("exporter_note", "hello"))
+    graph = onnx_library_graph(built.SerializeToString())
+    assert texts(graph) == {parse_operator("linear:m=3,n=4,k=8").text(): 1}
