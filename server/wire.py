@@ -35,7 +35,7 @@ MAX_QUANTILES = 16
 
 Name = Annotated[str, Field(max_length=MAX_NAME)]
 _TEXT_SCHEMA = {"type": "string", "maxLength": MAX_TEXT}
-_SCALAR_SCHEMAS = [{"type": "number"}, _TEXT_SCHEMA, {"type": "boolean"}]
+_SCALAR_SCHEMAS = [{"type": "number"}, _TEXT_SCHEMA, {"type": "boolean"}, {"type": "null"}]
 #: The key that tells which form a program has; checked in this order.
 _FORMS = ("operator", "tvm_json", "tvmscript")
 
@@ -48,9 +48,10 @@ def _is_scalar(value: Any, longest: int) -> bool:
 
 # One plain check for each: a union would report every one of its members.
 def _operator_value(value: Any) -> Any:
-    if not _is_scalar(value, MAX_TEXT):
+    # JSON.stringify writes NaN as null: a size gone wrong in one item, not a body of another form.
+    if value is not None and not _is_scalar(value, MAX_TEXT):
         raise PydanticCustomError(
-            "scalar", f"should be a number, a boolean or a text of at most {MAX_TEXT} characters"
+            "scalar", f"should be a number, a boolean, null or a text of at most {MAX_TEXT} characters"
         )
     return value
 
@@ -75,8 +76,8 @@ def _has_operator(fields: dict[str, Any]) -> dict[str, Any]:
 OPERATOR_SCHEMA = {
     "title": "OperatorProgram",
     "description": "One operator by its sizes, such as linear with m, n, k and dtype. GET /support lists the "
-    "operators and their fields. An unknown operator, a missing field or an impossible size is an error "
-    "of the item.",
+    "operators and their fields. An unknown operator, a missing field, null or an impossible size is an "
+    "error of the item.",
     "type": "object",
     "required": ["operator"],
     "properties": {"operator": _TEXT_SCHEMA},
@@ -230,6 +231,7 @@ def request_model(max_items: int) -> type[PredictRequest]:
 
 
 Seconds = Annotated[float, Field(gt=0)]
+_BOUND = "of the requested quantiles, or latency_s where that lies outside."
 
 
 class PredictionResult(BaseModel):
@@ -246,8 +248,8 @@ class PredictionResult(BaseModel):
     framework: Framework | None
     model_id: str
     latency_s: Annotated[Seconds, Field(description="Predicted run time.")]
-    lower_s: Annotated[Seconds, Field(description="The lowest of the requested quantiles.")]
-    upper_s: Annotated[Seconds, Field(description="The highest of the requested quantiles.")]
+    lower_s: Annotated[Seconds, Field(description=f"The lowest {_BOUND}")]
+    upper_s: Annotated[Seconds, Field(description=f"The highest {_BOUND}")]
     quantiles: Annotated[dict[str, Seconds], Field(description="Requested level (as text) to seconds.")]
     domain: Annotated[
         Literal["in", "near", "out"], Field(description="Whether training covered the question.")
