@@ -126,9 +126,10 @@ def evaluate(
     -------
     dict
         ``overall``: the figures of :func:`cdmpp.evaluation.metrics.measure` over all predicted rows, each
-        row of equal weight; ``groups``: the same by ``source``, ``device`` and ``op``, the latter two as the
-        file names them; ``unsupported``: how many rows (``n``) of which group were not predicted, and the ``reason``: a
-        code of :data:`cdmpp.data.table.UNSUPPORTED`, ``no_latency``, ``latency_not_positive``, ``latency_not_believable`` (outside 1 ns to 10^6 s), or
+        row of equal weight; ``groups``: the same by ``source``, ``device`` and ``op``, the latter two as
+        the file names them; ``unsupported``: how many rows (``n``) of which group were not predicted, and
+        the ``reason``: a code of :data:`cdmpp.data.table.UNSUPPORTED`, ``no_latency``,
+        ``latency_not_positive``, ``latency_not_believable`` (outside 1 ns to 10^6 s), or
         ``invalid_program`` with what is wrong with the program. Every row is in one of the two.
 
     Raises
@@ -154,7 +155,7 @@ def _evaluate_table(
 ) -> None:  # fmt: skip
     chosen = np.ones(len(table), dtype=np.bool_)
     if wanted is not None:
-        chosen = table_rows_of(table, wanted)
+        chosen = _rows_of(table, wanted)
     reason = _reasons(table)
     lost = np.flatnonzero(chosen & (reason != ""))
     _count(scores, table, lost, reason[lost])
@@ -201,19 +202,23 @@ def _predict(
     artifact: Artifact, chunk: ProgramChunk, rows: TableRows, device_names: list[str]
 ) -> tuple[Array, Array]:
     """log latency and log bounds of the interval, per row."""
-    matrix = stack_devices([lookup(name) for name in device_names])
-    trained = {name: i + 1 for i, name in enumerate(artifact.devices)}
-    embedding = np.array([trained.get(name, 0) for name in device_names])
+    specs = [lookup(name) for name in device_names]
+    matrix = stack_devices(specs)
+    # As in the predictor: a device is known by its figures, and one of two twins stands for both.
+    indexed = [(i + 1, name) for i, name in enumerate(artifact.devices) if name]
+    trained = {lookup(name).digest(): (i, name) for i, name in reversed(indexed)}
+    identity = [trained.get(spec.digest(), (0, "")) for spec in specs]
+    embedding = np.array([index for index, _ in identity])
     point, levels = predict_rows(artifact.network, Inputs(chunk.store, matrix), rows, embedding=embedding)
     used, program = np.unique(rows.program, return_inverse=True)
     score = artifact.domain.strangeness(chunk.store.summary[used])[program]
-    score = score + _steps(artifact, chunk, rows, device_names)
+    score = score + _steps(artifact, chunk, rows, [name for _, name in identity])
     factor = np.array([artifact.calibration[name] for name in ("in", "near", "out")])
     label = (score > THRESHOLDS[0]).astype(np.int64) + (score > THRESHOLDS[1])
     return point, read_quantiles(levels, factor[label], INTERVAL)
 
 
-def _steps(artifact: Artifact, chunk: ProgramChunk, rows: TableRows, device_names: list[str]) -> Array:
+def _steps(artifact: Artifact, chunk: ProgramChunk, rows: TableRows, trained_names: list[str]) -> Array:
     """The part of the domain score that says whether training had the context: once per distinct one."""
     columns = np.stack(
         [rows.device, chunk.kind[rows.program], rows.protocol, rows.backend, rows.framework], axis=1
@@ -223,10 +228,8 @@ def _steps(artifact: Artifact, chunk: ProgramChunk, rows: TableRows, device_name
     for device, kind, protocol, backend, framework in distinct.tolist():
         launcher = FRAMEWORKS[framework] if framework >= 0 else ""
         operator, dtype = chunk.kinds[kind]
-        context = Context(
-            device_names[device], operator, dtype, PROTOCOLS[protocol], BACKENDS[backend], launcher
-        )
-        steps.append(artifact.domain.step(context))
+        asked = (PROTOCOLS[protocol], BACKENDS[backend], launcher)
+        steps.append(artifact.domain.step(Context(trained_names[device], operator, dtype, *asked)))
     return np.array(steps)[inverse.reshape(-1)]
 
 
@@ -237,7 +240,7 @@ def _known(name: str) -> DeviceSpec | None:
         return None
 
 
-def table_rows_of(table: MeasurementTable, wanted: Collection[str]) -> Array:
+def _rows_of(table: MeasurementTable, wanted: Collection[str]) -> Array:
     """Mask of the rows whose device goes by one of these names, canonical or as the file has it."""
     canonical = np.array([name in wanted for name in table.device.names])
     written = np.array([name in wanted for name in table.device_name.names])

@@ -42,8 +42,8 @@ def test_json(run: Run, gemm: Path, predictor: LatencyPredictor) -> None:
     assert found == evaluate(predictor, [load_table(gemm)])
     assert found["overall"]["n"] == 3
     assert {(g["source"], g["device"], g["op"]): g["n"] for g in found["groups"]} == {
-        ("aiconfigurator_gemm", "b200", "linear"): 1,
-        ("aiconfigurator_gemm", "l40s", "linear"): 2,
+        ("aiconfigurator_gemm", "NVIDIA B200", "linear"): 1,
+        ("aiconfigurator_gemm", "NVIDIA L40S", "linear"): 2,
     }
     where = {"source": "aiconfigurator_gemm", "device": "NVIDIA Foo", "op": "linear"}
     assert found["unsupported"] == [{**where, "reason": "unknown_device", "n": 1}]
@@ -54,7 +54,7 @@ def test_table(run: Run, gemm: Path) -> None:
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert lines[0].split()[:4] == ["source", "device", "operator", "n"]
-    assert [line.split()[1] for line in lines[1:3]] == ["b200", "l40s"] and " % " in lines[1]
+    assert "NVIDIA B200" in lines[1] and "NVIDIA L40S" in lines[2] and " % " in lines[1]
     assert lines[3].startswith("all ")
     assert "unknown_device" in lines[-1] and "NVIDIA Foo" in lines[-1]
 

@@ -13,7 +13,7 @@ import pytest
 from cdmpp.data.load import load_table
 from cdmpp.data.records import Measurement, from_measurements
 from cdmpp.data.table import MeasurementTable
-from cdmpp.devices import lookup
+from cdmpp.devices import known, lookup
 from cdmpp.errors import UnknownDeviceError
 from cdmpp.evaluation import chunks
 from cdmpp.evaluation.metrics import METRICS, measure
@@ -59,7 +59,7 @@ def test_figures_are_the_predictors(predictor: LatencyPredictor, columns: Column
     assert result["unsupported"] == []
     for group in result["groups"]:
         rows = np.ones(len(table), dtype=bool)
-        for name, labels in (("source", table.source), ("device", table.device), ("op", table.op)):
+        for name, labels in (("source", table.source), ("device", table.device_name), ("op", table.op)):
             rows &= labels.is_(group[name])
         assert_same({m: group[m] for m in METRICS}, by_hand(predictor, table.select(rows)))
 
@@ -118,16 +118,17 @@ def test_every_row_is_predicted_or_counted(predictor: LatencyPredictor, save: Sa
     columns["latency_us"][5] = 0.0
     columns["latency_us"][6] = float("inf")
     columns["dtype"][7] = "float8"
+    columns["latency_us"][8] = 1e-300
     result = evaluate(predictor, [load_table(save(columns))])
-    assert result["overall"]["n"] == len(columns["op"]) - 8
+    assert result["overall"]["n"] == len(columns["op"]) - 9
     lost = {(u["op"], u["device"]): u["reason"] for u in result["unsupported"]}
     assert lost[(columns["op"][0], "NVIDIA Foo 9000")] == "unknown_device"
     reasons = [u["reason"] for u in result["unsupported"]]
     assert sorted(set(reasons)) == [
-        "invalid_size", "latency_not_positive", "missing_size", "no_latency", "unknown_device",
-        "unknown_dtype", "unknown_operator",
+        "invalid_size", "latency_not_believable", "latency_not_positive", "missing_size", "no_latency",
+        "unknown_device", "unknown_dtype", "unknown_operator",
     ]  # fmt: skip
-    assert sum(u["n"] for u in result["unsupported"]) == 8
+    assert sum(u["n"] for u in result["unsupported"]) == 9
     assert all(tuple(u) == ("source", "device", "op", "reason", "n") for u in result["unsupported"])
 
 
@@ -145,7 +146,8 @@ def test_chosen_devices(predictor: LatencyPredictor, save: Save) -> None:
     columns["latency_us"][columns["device"].index("NVIDIA A40")] = None
     table = load_table(save(columns))
     result = evaluate(predictor, [table], devices=["NVIDIA A40"])
-    assert {g["device"] for g in result["groups"]} == {"a40"}
+    assert {g["device"] for g in result["groups"]} == {"NVIDIA A40"}
+    assert evaluate(predictor, [table], devices=["a40"]) == result
     assert result["overall"]["n"] == columns["device"].count("NVIDIA A40") - 1
     assert [u["n"] for u in result["unsupported"]] == [1]
     with pytest.raises(UnknownDeviceError):
@@ -157,6 +159,13 @@ def test_a_device_that_was_not_trained_on(predictor: LatencyPredictor, save: Sav
     columns = vidur_columns()
     columns["device"] = ["l4"] * len(columns["op"])
     table = load_table(save(columns))
+    assert_same(evaluate(predictor, [table])["overall"], by_hand(predictor, table))
+
+
+def test_every_known_device(predictor: LatencyPredictor) -> None:
+    fields = json.dumps(parse_operator("linear:m=64,n=128,k=32,dtype=float16").canonical())
+    rows = [Measurement(fields, "operator", spec.name, 1e-6 * (i + 3)) for i, spec in enumerate(known())]
+    table = from_measurements(rows)
     assert_same(evaluate(predictor, [table])["overall"], by_hand(predictor, table))
 
 
