@@ -56,8 +56,8 @@ def detect(columns: Collection[str]) -> Importer | None:
 
 def _unknown(path: Path, columns: list[str]) -> DataError:
     found = ", ".join(columns[:40]) + (", ..." if len(columns) > 40 else "")
-    nearest = min(IMPORTERS, key=lambda i: len(i.needs - set(columns)) + len(i.lacks & set(columns)))
-    lacking = ", ".join(sorted(nearest.needs - set(columns)))
+    nearest = min(IMPORTERS, key=lambda i: len(i.lacking(columns)) + len(i.lacks & set(columns)))
+    lacking = ", ".join(sorted(nearest.lacking(columns)))
     return DataError(
         f"{path}: no known table has these columns: {found}",
         hint=f"known: project records and {', '.join(i.name for i in IMPORTERS)}; "

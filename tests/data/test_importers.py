@@ -7,8 +7,10 @@ import pytest
 
 from cdmpp.data.importers import IMPORTERS
 from cdmpp.data.load import detect, load_table
+from cdmpp.data.records import COLUMNS, NEEDED
 from cdmpp.data.summary import fingerprint
 from cdmpp.errors import DataError
+from tests.data.conftest import LAYOUTS
 
 
 def specs(table):
@@ -48,6 +50,43 @@ def test_each_layout_is_told_by_one_importer_alone(layout):
     for columns in (needed, needed | optional):
         assert [i.name for i in IMPORTERS if i.matches(columns)] == [name]
         assert detect(columns).name == name
+
+
+def parts(columns):
+    """For each operator of a table, its rows without the columns that are empty in them."""
+    for op in sorted(set(columns["op"])):
+        rows = [i for i, name in enumerate(columns["op"]) if name == op]
+        cut = {name: [values[i] for i in rows] for name, values in columns.items()}
+        yield {name: v for name, v in cut.items() if any(cell not in (None, "") for cell in v)}
+
+
+@pytest.mark.parametrize("other", [*(i.name for i in IMPORTERS), "records"])
+def test_no_part_of_a_layout_is_taken_for_another(layout, other):
+    name, needed, optional = layout
+    if other == name:
+        for columns in (*parts(needed), *parts(needed | optional)):
+            assert detect(columns).name == name
+        return
+    if other == "records":
+        assert not any(set(columns) >= NEEDED for columns in parts(needed | optional))
+        assert not any(importer.matches(COLUMNS) for importer in IMPORTERS)
+        return
+    importer = next(i for i in IMPORTERS if i.name == other)
+    for columns in (*parts(needed), *parts(needed | optional)):
+        assert not importer.matches(columns)
+    # Nor do the other's columns, added to a part of this one, make a table that both would claim.
+    theirs, _ = LAYOUTS[other]()
+    for columns in parts(needed):
+        assert sum(i.matches(columns.keys() | theirs.keys()) for i in IMPORTERS) <= 1
+
+
+def test_a_part_without_its_empty_columns_reads_as_the_whole_does(layout, save):
+    _, needed, _ = layout
+    whole = specs(load_table(save(needed)))
+    for part in parts(needed):
+        table = load_table(save(part, f"{part['op'][0]}.csv"))
+        assert table.unsupported.used() == ("",)
+        assert specs(table) == [s for s, op in zip(whole, needed["op"], strict=True) if op == part["op"][0]]
 
 
 @pytest.mark.parametrize("kind", ["dictionary", "float", "int16", "string"])

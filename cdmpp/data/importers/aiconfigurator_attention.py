@@ -30,7 +30,7 @@ IMPORTER = Importer(
     licence="Apache-2.0",
     protocol="graph",
     needs=frozenset({"op", "device", "framework", "dtype", *_SIZES}),
-    lacks=frozenset(),
+    lacks=frozenset({"precision", "direction"}),
     groups=_groups,
     framework=lambda raw: raw.labels("framework"),
 )

@@ -25,7 +25,7 @@ IMPORTER = Importer(
     licence="Apache-2.0",
     protocol="graph",
     needs=frozenset({"op", "device", "framework", "dtype", "m", "n", "k"}),
-    lacks=frozenset({"q_len", "rows", "trans_a", "direction", "batch", "program"}),
+    lacks=frozenset({"q_len", "rows", "trans_a", "direction", "precision", "batch", "program"}),
     groups=_groups,
     framework=lambda raw: raw.labels("framework"),
 )

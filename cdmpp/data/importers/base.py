@@ -27,6 +27,9 @@ class Importer:
         How the source timed.
     needs : frozenset of str
         Columns without which the table is not this one.
+    one_of : tuple of frozenset of str
+        Sets of columns, at least one of which is wholly there: the sizes of one family of operators each.
+        A part of the table may come without the columns that are empty for its operators.
     lacks : frozenset of str
         Columns that only other tables have.
     groups : callable
@@ -49,16 +52,24 @@ class Importer:
     groups: Callable[[RawTable, Labels], list[Group]]
     framework: Callable[[RawTable], Labels]
     reads: frozenset[str] = frozenset()
+    one_of: tuple[frozenset[str], ...] = (frozenset(),)
     dtype: Callable[[RawTable], Labels] = lambda raw: raw.labels("dtype")
     row_filter: str = ""
 
     def matches(self, columns: Collection[str]) -> bool:
         """Whether a table with these columns is from this source."""
-        return self.needs <= set(columns) and not self.lacks & set(columns)
+        given = set(columns)
+        return self.needs <= given and not self.lacks & given and any(o <= given for o in self.one_of)
 
     def columns(self) -> frozenset[str]:
         """Every column that is read."""
-        return self.needs | self.reads | {"latency_us", "latency_ms", "latency_s"} | {self.row_filter}
+        latency = {"latency_us", "latency_ms", "latency_s", self.row_filter}
+        return self.needs.union(self.reads, latency, *self.one_of)
+
+    def lacking(self, columns: Collection[str]) -> frozenset[str]:
+        """The fewest columns that would make a table with these columns this one."""
+        given = set(columns)
+        return self.needs - given | min((o - given for o in self.one_of), key=len)
 
     def table(self, raw: RawTable) -> MeasurementTable:
         """Build the checked table."""

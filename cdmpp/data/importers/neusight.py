@@ -58,10 +58,13 @@ IMPORTER = Importer(
     origin="scripts/asplos/data/dataset*/{train,test}",
     licence="MIT",
     protocol="eager",
-    needs=frozenset({"op", "device", "dtype", "batch", "m", "n", "k", "rows", "cols", "in_hw", "kernel_hw"}),
-    lacks=frozenset({"framework", "precision", "q_len"}),
+    needs=frozenset({"op", "device", "dtype"}),
+    one_of=(
+        frozenset({"batch", "m", "n", "k"}), frozenset({"rows", "cols"}), frozenset({"in_hw", "kernel_hw"}),
+    ),
+    lacks=frozenset({"framework", "precision", "q_len", "direction"}),
     reads=frozenset({"c_in", "c_out", "stride", "pad"}),
     groups=_groups,
     framework=always("pytorch"),
     row_filter="neusight_filter",
-)
+)  # fmt: skip

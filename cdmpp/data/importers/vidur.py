@@ -37,9 +37,9 @@ IMPORTER = Importer(
     origin="data/profiling/compute/*/*/*/mlp.csv",
     licence="MIT",
     protocol="kernel",
-    needs=frozenset({"op", "device", "dtype", "m", "n", "k"}),
+    needs=frozenset({"op", "device", "dtype", "m", "n"}),
     lacks=frozenset({"framework", "batch", "rows", "q_len", "trans_a", "direction", "precision", "program"}),
-    reads=frozenset({"model"}),
+    reads=frozenset({"model", "k"}),
     groups=_groups,
     framework=always("pytorch"),
 )
