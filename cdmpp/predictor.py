@@ -29,6 +29,7 @@ from cdmpp.nn.calibration import read_quantiles
 from cdmpp.nn.domain import Context, Label, label
 from cdmpp.nn.inputs import device_numbers, question_inputs, roofline_s
 from cdmpp.nn.network import LEVELS
+from cdmpp.nn.peers import Peers, Trained, shift
 from cdmpp.nn.store import ProgramStore
 from cdmpp.programs.operators import OperatorSpec, operator_types
 from cdmpp.programs.program import TensorProgram
@@ -178,6 +179,8 @@ class LatencyPredictor:
         self._trained = {
             lookup(name).digest(): (i + 1, name) for i, name in reversed(list(enumerate(artifact.devices))) if name
         }
+        devices = [(i + 1, lookup(name)) for i, name in enumerate(artifact.devices) if name]
+        self._peers = Peers(devices, artifact.domain)
         self._encoded = _Lru(20_000)
         self._answers = _Lru(cache_rows)
 
@@ -377,45 +380,28 @@ class LatencyPredictor:
             domain, round(answer.score, 4), answer.roofline,
         )  # fmt: skip
 
-    @torch.inference_mode()
     def _compute(self, rows: list[tuple[Question, DeviceSpec]]) -> Iterable[_Answer]:
         if not rows:
             return []
         encoded = [self.encode(question.program) for question, _ in rows]
         store = ProgramStore.of(encoded)
         device = np.stack([device_numbers(spec) for _, spec in rows])
-        backend, protocol, framework = (
-            np.array(codes, dtype=np.int16)
-            for codes in zip(
-                *(
-                    (
-                        BACKENDS.index(q.program.backend),
-                        PROTOCOLS.index(q.protocol),
-                        FRAMEWORKS.index(q.framework) if q.framework else -1,
-                    )
-                    for q, _ in rows
-                ),
-                strict=True,
-            )
+        codes = np.array(
+            [
+                (
+                    BACKENDS.index(q.program.backend),
+                    PROTOCOLS.index(q.protocol),
+                    FRAMEWORKS.index(q.framework) if q.framework else -1,
+                )
+                for q, _ in rows
+            ],
+            dtype=np.int16,
         )
-        inputs, logs, reference = question_inputs(store.summary, device, backend, protocol, framework)
         identity = [self._trained.get(spec.digest(), (0, "")) for _, spec in rows]
         known = np.array([index for index, _ in identity], dtype=np.int64)
-        point, levels = np.empty(len(rows)), np.empty((len(rows), len(LEVELS)))
-        for size, bucket in store.buckets.items():
-            members = np.flatnonzero(store.bucket == size)
-            for start in range(0, len(members), CHUNK_ROWS):
-                chosen = members[start : start + CHUNK_ROWS]
-                # A short chunk repeats its first row: the shape of the computation stays the same.
-                padded = np.concatenate([chosen, np.repeat(chosen[:1], CHUNK_ROWS - len(chosen))])
-                slots = store.slot[padded]
-                p, q = self.artifact.network(
-                    torch.from_numpy(bucket.leaves[slots]), torch.from_numpy(bucket.positions[slots]),
-                    torch.from_numpy(bucket.mask[slots]), torch.from_numpy(inputs[padded]),
-                    torch.from_numpy(logs[padded]), torch.from_numpy(known[padded]),
-                )  # fmt: skip
-                point[chosen] = p[: len(chosen)].double().numpy() + reference[chosen]
-                levels[chosen] = q[: len(chosen)].double().numpy() + reference[chosen, None]
+        every = np.arange(len(rows))
+        ratio, levels, reference = self._forward(store, every, device, codes, known)
+        self._ask_peers(rows, encoded, store, codes, known, ratio, levels)
         compute, memory = roofline_s(store.summary, device)
         scores = self.artifact.domain.score(
             store.summary,
@@ -423,8 +409,54 @@ class LatencyPredictor:
              for (q, _), e, (_, name) in zip(rows, encoded, identity, strict=True)],
         )  # fmt: skip
         bound = np.maximum(compute, memory)
+        point, levels = ratio + reference, levels + reference[:, None]
         answers = zip(point.tolist(), levels, scores.tolist(), bound.tolist(), strict=True)
         return [_Answer(*row) for row in answers]
+
+    @torch.inference_mode()
+    def _forward(
+        self, store: ProgramStore, program: Array, device: Array, codes: Array, known: Array
+    ) -> tuple[Array, Array, Array]:
+        """Point and quantiles of log(latency / reference), and log(reference), per row; in fixed chunks."""
+        inputs, logs, reference = question_inputs(store.summary[program], device, *codes.T)
+        ratio, levels = np.empty(len(program)), np.empty((len(program), len(LEVELS)))
+        for size, bucket in store.buckets.items():
+            members = np.flatnonzero(store.bucket[program] == size)
+            for start in range(0, len(members), CHUNK_ROWS):
+                chosen = members[start : start + CHUNK_ROWS]
+                # A short chunk repeats its first row: the shape of the computation stays the same.
+                padded = np.concatenate([chosen, np.repeat(chosen[:1], CHUNK_ROWS - len(chosen))])
+                slots = store.slot[program[padded]]
+                p, q = self.artifact.network(
+                    torch.from_numpy(bucket.leaves[slots]), torch.from_numpy(bucket.positions[slots]),
+                    torch.from_numpy(bucket.mask[slots]), torch.from_numpy(inputs[padded]),
+                    torch.from_numpy(logs[padded]), torch.from_numpy(known[padded]),
+                )  # fmt: skip
+                ratio[chosen] = p[: len(chosen)].double().numpy()
+                levels[chosen] = q[: len(chosen)].double().numpy()
+        return ratio, levels, reference
+
+    def _ask_peers(
+        self, rows: list[tuple[Question, DeviceSpec]], encoded: list[EncodedPrograms], store: ProgramStore,
+        codes: Array, known: Array, ratio: Array, levels: Array,
+    ) -> None:  # fmt: skip
+        """Mix the known devices' opinion into the rows of unseen ones, in place."""
+        asked: list[tuple[int, Trained]] = []
+        for row in np.flatnonzero(known == 0).tolist():
+            question, spec = rows[row]
+            kind = (operator_name(question.program), encoded[row].dtype, question.protocol, question.program.backend)
+            asked.extend((row, peer) for peer in self._peers.of(spec.kind, *kind))
+        if not asked:
+            return
+        row_of = np.array([row for row, _ in asked])
+        opinions = self._forward(
+            store, row_of, np.stack([device_numbers(peer) for _, (_, peer) in asked]), codes[row_of],
+            np.array([index for _, (index, _) in asked], dtype=np.int64),
+        )[0]  # fmt: skip
+        for row in np.unique(row_of):
+            by = shift(ratio[row : row + 1], opinions[None, row_of == row])
+            ratio[row] += by[0]
+            levels[row] += by[0]
 
 
 def operator_name(program: TensorProgram) -> str:

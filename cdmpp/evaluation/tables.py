@@ -8,7 +8,7 @@ of :class:`cdmpp.predictor.LatencyPredictor` on the same rows, but for the last 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -26,6 +26,7 @@ from cdmpp.nn.batch import Inputs, predict_rows
 from cdmpp.nn.calibration import read_quantiles
 from cdmpp.nn.domain import THRESHOLDS, Context
 from cdmpp.nn.inputs import stack_devices
+from cdmpp.nn.peers import Peers, ask_peers
 from cdmpp.programs.question import BACKENDS, FRAMEWORKS, PROTOCOLS
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -203,19 +204,42 @@ def _predict(
 ) -> tuple[Array, Array]:
     """log latency and log bounds of the interval, per row."""
     specs = [lookup(name) for name in device_names]
-    matrix = stack_devices(specs)
     # As in the predictor: a device is known by its figures, and one of two twins stands for both.
-    indexed = [(i + 1, name) for i, name in enumerate(artifact.devices) if name]
-    trained = {lookup(name).digest(): (i, name) for i, name in reversed(indexed)}
+    indexed = [(i + 1, lookup(name)) for i, name in enumerate(artifact.devices) if name]
+    trained = {spec.digest(): (i, spec.name) for i, spec in reversed(indexed)}
     identity = [trained.get(spec.digest(), (0, "")) for spec in specs]
-    embedding = np.array([index for index, _ in identity])
-    point, levels = predict_rows(artifact.network, Inputs(chunk.store, matrix), rows, embedding=embedding)
+    # The trained devices stand below the table's: they speak for those that the network does not know.
+    inputs = Inputs(chunk.store, stack_devices([*specs, *(spec for _, spec in indexed)]))
+    embedding = np.array([index for index, _ in (*identity, *indexed)])
+    row_of = {index: len(specs) + position for position, (index, _) in enumerate(indexed)}
+    point, levels = predict_rows(artifact.network, inputs, rows, embedding=embedding)
+    unseen = np.flatnonzero(embedding[rows.device] == 0)
+    peers = Peers(indexed, artifact.domain)
+    for members, question in _same_question(chunk, rows, unseen, specs):
+        point[members], levels[members] = ask_peers(
+            artifact.network, inputs, rows.take(members), point[members], levels[members],
+            [row_of[index] for index, _ in peers.of(*question)], embedding,
+        )  # fmt: skip
     used, program = np.unique(rows.program, return_inverse=True)
     score = artifact.domain.strangeness(chunk.store.summary[used])[program]
     score = score + _steps(artifact, chunk, rows, [name for _, name in identity])
     factor = np.array([artifact.calibration[name] for name in ("in", "near", "out")])
     label = (score > THRESHOLDS[0]).astype(np.int64) + (score > THRESHOLDS[1])
     return point, read_quantiles(levels, factor[label], INTERVAL)
+
+
+def _same_question(
+    chunk: ProgramChunk, rows: TableRows, chosen: Array, specs: list[DeviceSpec]
+) -> Iterator[tuple[Array, tuple[str, str, str, str, str]]]:
+    """The chosen rows by device kind and kind of question."""
+    kinds = sorted({spec.kind for spec in specs})
+    kind = np.array([kinds.index(spec.kind) for spec in specs])[rows.device[chosen]]
+    columns = [kind, chunk.kind[rows.program[chosen]], rows.protocol[chosen], rows.backend[chosen]]
+    distinct, inverse = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
+    for i, (device, program, protocol, backend) in enumerate(distinct.tolist()):
+        operator, dtype = chunk.kinds[program]
+        members = chosen[inverse.reshape(-1) == i]
+        yield members, (kinds[device], operator, dtype, PROTOCOLS[protocol], BACKENDS[backend])
 
 
 def _steps(artifact: Artifact, chunk: ProgramChunk, rows: TableRows, trained_names: list[str]) -> Array:

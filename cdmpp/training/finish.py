@@ -10,6 +10,7 @@ from cdmpp.evaluation.metrics import measure
 from cdmpp.nn.calibration import fit_factor, read_quantiles
 from cdmpp.nn.domain import Context, Domain
 from cdmpp.nn.network import LatencyNetwork
+from cdmpp.nn.peers import Peers, ask_peers
 from cdmpp.programs.question import BACKENDS, FRAMEWORKS, PROTOCOLS
 from cdmpp.training.baselines import TreeBaseline, roofline_log
 from cdmpp.training.config import TrainConfig
@@ -52,7 +53,7 @@ def calibrate(network: LatencyNetwork, inputs: Inputs, dataset: Dataset, config:
 
 def error_table(
     network: LatencyNetwork, inputs: Inputs, dataset: Dataset, rows: Rows, calibration: dict[str, float],
-    baseline: TreeBaseline | None, *, known: bool = True, interval: str = "in",
+    baseline: TreeBaseline | None, *, known: bool = True, interval: str = "in", peers: Peers | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Errors of the model and the baselines on the same rows.
 
@@ -66,6 +67,8 @@ def error_table(
         ``aiconfigurator_gemm_without_b60`` leaves out the Intel card, whose own repeats disagree by 23 %.
     """
     point, levels = predict_rows(network, inputs, rows, known=known)
+    if peers is not None:
+        point, levels = _with_peers(network, inputs, dataset, rows, point, levels, peers)
     bounds = read_quantiles(levels, np.full(len(rows), calibration[interval]), (0.1, 0.9))
     columns = {"model": point, "roofline": roofline_log(dataset, rows)}
     if baseline is not None:
@@ -110,6 +113,26 @@ def error_table(
         "sample": _sample(dataset, rows, point),
         "interval_factor": round(fit_factor(rows.log_latency, levels), 4),
     }
+
+
+def _with_peers(
+    network: LatencyNetwork, inputs: Inputs, dataset: Dataset, rows: Rows, point: Array, levels: Array, peers: Peers
+) -> tuple[Array, Array]:
+    """Predictions of unseen devices with the known devices' opinion, as the predictor gives them."""
+    point, levels = point.copy(), levels.copy()
+    is_gpu = np.array([d.kind == "gpu" for d in dataset.devices])[rows.device]
+    codes = np.stack([is_gpu, dataset.kind[rows.program], rows.protocol, rows.backend], axis=1)
+    distinct, inverse = np.unique(codes, axis=0, return_inverse=True)
+    embedding = np.arange(1, len(dataset.devices) + 1)
+    for i, (gpu, kind, protocol, backend) in enumerate(distinct.tolist()):
+        members = np.flatnonzero(inverse.ravel() == i)
+        operator, dtype = dataset.kinds[kind]
+        known = peers.of("gpu" if gpu else "cpu", operator, dtype, PROTOCOLS[protocol], BACKENDS[backend])
+        point[members], levels[members] = ask_peers(
+            network, inputs, rows.take(members), point[members], levels[members],
+            [index - 1 for index, _ in known], embedding,
+        )  # fmt: skip
+    return point, levels
 
 
 def _sample(dataset: Dataset, rows: Rows, point: Array, per_source: int = 700) -> dict[str, list[Any]]:

@@ -17,6 +17,7 @@ from cdmpp.data.table import MeasurementTable
 from cdmpp.errors import DataError
 from cdmpp.nn.artifact import save_artifact
 from cdmpp.nn.network import parameter_count
+from cdmpp.nn.peers import Peers
 from cdmpp.training.baselines import TreeBaseline
 from cdmpp.training.config import TrainConfig
 from cdmpp.training.dataset import make_dataset
@@ -88,7 +89,8 @@ def train_model(
         unseen = np.flatnonzero(np.isin(dataset.rows.device, held))
         rows = dataset.rows.take(unseen)
         metrics["held_out_devices"] = error_table(
-            network, inputs, dataset, rows, calibration, baseline, known=False, interval="near"
+            network, inputs, dataset, rows, calibration, baseline, known=False, interval="near",
+            peers=Peers([(i + 1, d) for i, d in enumerate(dataset.devices) if i not in held], domain),
         )
     summary["parameters"] = parameter_count(network)
     manifest = save_artifact(
