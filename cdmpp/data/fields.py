@@ -14,7 +14,7 @@ import annotated_types
 import numpy as np
 from numpy.typing import NDArray
 
-from cdmpp.programs.operators import MAX_ELEMENTS, operator_types
+from cdmpp.programs.operators import MAX_ELEMENTS, operator_types, output_hw
 
 Sizes = Mapping[str, NDArray[np.int64]]
 
@@ -53,18 +53,6 @@ def flag_defaults(operator: str) -> dict[str, bool | int | str]:
     return {name: spec.model_fields[name].default for name in spec.structural_fields}
 
 
-def output_hw(sizes: Sizes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Output height and width of conv2d and of the pools."""
-    one = np.int64(1)
-
-    def along(axis: str) -> NDArray[np.int64]:
-        span = (sizes["k" + axis] - 1) * sizes.get("dil_" + axis, one) + 1
-        steps: NDArray[np.int64] = (sizes[axis] + 2 * sizes["pad_" + axis] - span) // sizes["stride_" + axis]
-        return steps + 1
-
-    return along("h"), along("w")
-
-
 def contradictory(operator: str, flags: Mapping[str, bool | int | str], sizes: Sizes) -> NDArray[np.bool_]:
     """Rows for which ``OperatorSpec.check()`` raises; ``sizes`` must be within their fields' ranges."""
     bad = _elements(operator, sizes) > MAX_ELEMENTS
@@ -94,6 +82,8 @@ def _elements(operator: str, sizes: Sizes) -> NDArray[np.float64]:
     if operator in ("max_pool2d", "avg_pool2d"):
         area = (f["h"] + 2 * f["pad_h"]) * (f["w"] + 2 * f["pad_w"])
         return f["n"] * f["c"] * area * f["kh"] * f["kw"]
+    if operator == "embedding":
+        return np.maximum(f["rows"], f["table_rows"]) * f["cols"]
     if operator.startswith("attention"):
         keys = f["q_len"] + f["past_len"]
         return f["batch"] * f["heads"] * f["head_dim"] * np.maximum(f["q_len"] * keys, keys)

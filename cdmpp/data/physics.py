@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from cdmpp.data.fields import output_hw
 from cdmpp.data.labels import Labels
 from cdmpp.devices import lookup
 from cdmpp.errors import UnknownDeviceError
-from cdmpp.programs.operators import DTYPE_BYTES
+from cdmpp.programs.operators import DTYPE_BYTES, output_hw
 
 if TYPE_CHECKING:
     from cdmpp.data.table import MeasurementTable, OperatorBlock

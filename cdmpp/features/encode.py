@@ -20,7 +20,7 @@ from cdmpp.features.ast import CompactAST
 from cdmpp.features.leaf import ast_matrix, element_bytes, positions, unique_elements
 from cdmpp.features.schema import COLUMN
 from cdmpp.features.walk import build_ast
-from cdmpp.programs.operators import OperatorSpec, operator_family
+from cdmpp.programs.operators import OperatorSpec, operator_family, output_hw
 from cdmpp.programs.templates import class_name, partition, template_json
 from cdmpp.programs.tvm_json import HINT, Nodes, load
 
@@ -185,8 +185,7 @@ def useful_flops(operator: str, s: Mapping[str, Any]) -> Array | None:
     as the loop nest counts.
     """
     if operator == "conv2d":
-        oh = (s["h"] + 2 * s["pad_h"] - (s["kh"] - 1) * s["dil_h"] - 1) // s["stride_h"] + 1
-        ow = (s["w"] + 2 * s["pad_w"] - (s["kw"] - 1) * s["dil_w"] - 1) // s["stride_w"] + 1
+        oh, ow = output_hw(s)
         per_group = s["c_in"] // s["groups"]
         return np.asarray(2.0 * s["n"] * s["c_out"] * oh * ow * per_group * s["kh"] * s["kw"])
     if operator == "attention_prefill":

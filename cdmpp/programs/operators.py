@@ -39,6 +39,16 @@ Offset = Annotated[int, BeforeValidator(_whole_number), Field(strict=True, ge=0,
 Flag = Annotated[bool, Field(strict=True)]
 
 
+def output_hw(sizes: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Output height and width of conv2d and of the pools, from their sizes as integers or as arrays."""
+
+    def along(axis: str) -> Any:
+        span = (sizes["k" + axis] - 1) * sizes.get("dil_" + axis, 1) + 1
+        return (sizes[axis] + 2 * sizes["pad_" + axis] - span) // sizes["stride_" + axis] + 1
+
+    return along("h"), along("w")
+
+
 class OperatorSpec(BaseModel):
     """One operator with its sizes. Extents are counts of elements, at least 1."""
 
@@ -144,9 +154,7 @@ class Conv2d(OperatorSpec):
 
     def output_hw(self) -> tuple[int, int]:
         """Height and width of the forward output."""
-        oh = (self.h + 2 * self.pad_h - (self.kh - 1) * self.dil_h - 1) // self.stride_h + 1
-        ow = (self.w + 2 * self.pad_w - (self.kw - 1) * self.dil_w - 1) // self.stride_w + 1
-        return oh, ow
+        return output_hw(self.sizes())
 
     def check(self) -> None:
         if self.c_in % self.groups or self.c_out % self.groups:

@@ -10,7 +10,7 @@ import pytest
 from cdmpp.data.fields import contradictory, integer_fields
 from cdmpp.data.table import make_block
 from cdmpp.errors import InvalidProgramError
-from cdmpp.programs.operators import make_operator, operator_types
+from cdmpp.programs.operators import make_operator, operator_types, output_hw
 
 FLAGS = {
     "linear": [{"bias": False}, {"bias": True}],
@@ -86,3 +86,21 @@ def test_block_needs_every_required_size():
         make_block(
             "linear", "float32", {}, {"m": np.ones(1, np.int64), "n": np.ones(1, np.int64)}, np.arange(1)
         )
+
+
+def test_output_extents_count_the_places_of_the_kernel():
+    rng = np.random.default_rng(0)
+    names = [f"{name}_{axis}" if len(name) > 1 else name + axis for axis in "hw" for name in
+             ("k", "stride", "pad", "dil")]  # fmt: skip
+    sizes = {name: rng.integers(1, 5, 200) for name in names}
+    sizes |= {axis: rng.integers(16, 40, 200) for axis in "hw"}
+    sizes |= dict.fromkeys(("n", "c_in", "c_out"), np.ones(200, dtype=np.int64))
+    columns = output_hw(sizes)
+    for row in range(200):
+        one = {name: int(column[row]) for name, column in sizes.items()}
+        for axis, column in zip("hw", columns, strict=True):
+            reach = (one["k" + axis] - 1) * one["dil_" + axis]
+            last = one[axis] + 2 * one["pad_" + axis] - 1
+            assert column[row] == sum(at + reach <= last for at in range(0, last + 1, one["stride_" + axis]))
+        spec = make_operator({"operator": "conv2d", **one})
+        assert spec.output_hw() == output_hw(one) == (columns[0][row], columns[1][row])
