@@ -38,7 +38,10 @@ def shuffled(document: dict[str, Any], seed: int) -> dict[str, Any]:
             }
         return [new[i] for i in data] if isinstance(data, list) else data
 
-    out = [nodes[old] | ({"data": moved(nodes[old]["data"])} if "data" in nodes[old] else {}) for old in order]
+    def entry(node: dict[str, Any]) -> dict[str, Any]:
+        return node | ({"data": moved(node["data"])} if "data" in node else {})
+
+    out = [entry(nodes[old]) for old in order]
     return {"nodes": out, "root_index": new[document["root_index"]]}
 
 

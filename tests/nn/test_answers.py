@@ -1,0 +1,69 @@
+"""An answer does not depend on what else was asked: equal to the last digit."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from cdmpp.nn.artifact import load_artifact
+from cdmpp.predictor import CHUNK_ROWS, LatencyPredictor, Question
+from cdmpp.programs.program import TensorProgram
+from cdmpp.programs.question import Protocol
+from tests.features.shapes import random_specs
+from tests.nn.synthetic import write_artifact
+
+DEVICES = ("t4", "l4", "a100-pcie-40gb", "h100-sxm5-80gb")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "synthetic"
+    write_artifact(path)
+    return path
+
+
+def fresh(folder: Path) -> LatencyPredictor:
+    """Without anything remembered."""
+    return LatencyPredictor(load_artifact(folder))
+
+
+def questions(count: int) -> list[Question]:
+    rng = random.Random(0)
+    asked = []
+    for spec in random_specs(count, 4):
+        protocol: Protocol = "kernel" if rng.random() < 0.5 else "eager"
+        asked.append(Question(TensorProgram.from_operator(spec), rng.choice(DEVICES), protocol))
+    return asked
+
+
+def test_batch_equals_one_by_one_to_the_last_digit(folder: Path) -> None:
+    asked = questions(5 * CHUNK_ROWS // 2)
+    together = fresh(folder).predict_questions(asked)
+    lonely = fresh(folder)
+    assert [lonely.predict_questions([q])[0] for q in asked] == together
+    backwards = fresh(folder).predict_questions(asked[::-1])[::-1]
+    assert backwards == together
+    assert all(p.latency_s and p.latency_s > 0 for p in together)
+
+
+def test_memory_changes_nothing(folder: Path) -> None:
+    predictor = fresh(folder)
+    asked = questions(40)
+    assert predictor.predict_questions(asked) == predictor.predict_questions(asked)
+    # Other quantiles are read from the same answer.
+    levels = predictor.predict_questions(asked, quantiles=(0.05, 0.5, 0.95))
+    assert levels == fresh(folder).predict_questions(asked, quantiles=(0.05, 0.5, 0.95))
+    for answer in levels:
+        assert list(answer.quantiles) == ["0.05", "0.5", "0.95"]
+        assert answer.lower_s is not None
+        assert answer.upper_s is not None
+        assert answer.lower_s <= answer.quantiles["0.05"] < answer.quantiles["0.95"] <= answer.upper_s
+
+
+def test_the_shipped_model_too(predictor: LatencyPredictor) -> None:
+    asked = questions(CHUNK_ROWS + 3)
+    together = LatencyPredictor(predictor.artifact).predict_questions(asked)
+    lonely = LatencyPredictor(predictor.artifact)
+    assert [lonely.predict_questions([q])[0] for q in asked] == together

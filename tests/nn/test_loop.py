@@ -1,0 +1,111 @@
+"""The training loop on a small synthetic data set."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cdmpp.errors import DataError
+from cdmpp.nn.batch import Inputs, predict_rows
+from cdmpp.training.loop import CHECKPOINT, METRICS, epoch_order, train, training_rows
+from tests.nn.synthetic import dataset, training
+
+
+class KilledError(Exception):
+    """Stands for the end of the process."""
+
+
+def weights(network: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in network.state_dict().items()}
+
+
+def assert_equal(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == two.keys()
+    assert [name for name in one if not torch.equal(one[name], two[name])] == []
+
+
+@pytest.mark.parametrize("kill_at", [50, 100])
+def test_a_resumed_run_ends_bit_for_bit_where_the_unbroken_one_does(tmp_path: Path, kill_at: int) -> None:
+    data, config = dataset(), training(steps=120, checkpoint_every=17)
+    whole, _ = train(data, config, tmp_path / "whole")
+
+    def stop(step: int, steps: int, metrics: dict[str, float]) -> None:
+        if step == kill_at:
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        train(data, config, tmp_path / "broken", progress=stop)
+    assert (tmp_path / "broken" / CHECKPOINT).exists()
+    resumed, summary = train(data, config, tmp_path / "broken")
+    assert_equal(weights(whole), weights(resumed))
+    assert summary["steps"] == 120
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
+    data, config = dataset(), training()
+    first, _ = train(data, config, tmp_path)
+    assert_equal(weights(first), weights(train(data, config, tmp_path)[0]))
+
+
+def test_the_seed_decides(tmp_path: Path) -> None:
+    data, config = dataset(), training()
+    one, again = (weights(train(data, config, tmp_path / name)[0]) for name in "ab")
+    assert_equal(one, again)
+    other = weights(train(data, config.model_copy(update={"seed": 1}), tmp_path / "c")[0])
+    assert not torch.equal(one["leaf_in.weight"], other["leaf_in.weight"])
+
+
+def test_another_configuration_is_not_continued(tmp_path: Path) -> None:
+    train(dataset(), training(), tmp_path)
+    with pytest.raises(DataError, match="another configuration"):
+        train(dataset(), training(learning_rate=1e-4), tmp_path)
+
+
+def test_the_loss_falls_and_is_written_down(tmp_path: Path) -> None:
+    seen: list[tuple[int, float]] = []
+    config = training(steps=300, learning_rate=5e-3)
+    train(dataset(), config, tmp_path, progress=lambda step, _, m: seen.append((step, m["loss"])))
+    assert [step for step, _ in seen] == [50, 100, 150, 200, 250, 300]
+    assert seen[-1][1] < 0.6 * seen[0][1]
+    last = json.loads((tmp_path / METRICS).read_text().splitlines()[-1])
+    assert last["step"] == 300
+
+
+def test_predictions_follow_the_rows_whatever_the_batch(tmp_path: Path) -> None:
+    data = dataset()
+    network, _ = train(data, training(), tmp_path)
+    inputs = Inputs(data.store, data.device_matrix)
+    point, levels = predict_rows(network, inputs, data.rows)
+    small, small_levels = predict_rows(network, inputs, data.rows, batch=13)
+    np.testing.assert_allclose(point, small, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(levels, small_levels, rtol=1e-5, atol=1e-5)
+    order = np.random.default_rng(0).permutation(len(data.rows))
+    moved, _ = predict_rows(network, inputs, data.rows.take(order))
+    np.testing.assert_allclose(moved, point[order], rtol=1e-5, atol=1e-5)
+    hidden, _ = predict_rows(network, inputs, data.rows, known=False)
+    assert (hidden != point).any()
+
+
+def test_only_training_rows_of_devices_that_are_not_held_out() -> None:
+    data, config = dataset(), training()
+    held = config.model_copy(update={"data": config.data.model_copy(update={"holdout_devices": ("t4",)})})
+    index, weight = training_rows(data, held)
+    assert (data.rows.part[index] == 0).all()
+    assert {data.devices[d].name for d in data.rows.device[index]} == {"l4", "a100-pcie-40gb"}
+    assert (weight == 1).all()
+    few = config.model_copy(update={"data": config.data.model_copy(update={"max_rows_per_source": 50})})
+    assert len(training_rows(data, few)[0]) == 50
+
+
+def test_an_epoch_draws_each_row_as_often_as_its_weight_says() -> None:
+    index, weight = np.arange(1000), np.where(np.arange(1000) < 500, 0.5, 2.0)
+    drawn = np.bincount(epoch_order(index, weight, seed=0, epoch=0), minlength=1000)
+    assert set(drawn[500:]) == {2}
+    assert set(drawn[:500]) == {0, 1}
+    assert drawn[:500].mean() == pytest.approx(0.5, abs=0.1)
+    orders = [epoch_order(index, weight, 0, epoch).tolist() for epoch in (0, 0, 1)]
+    assert orders[0] == orders[1] != orders[2]

@@ -1,0 +1,83 @@
+"""Losses against plain numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from cdmpp.nn.losses import central_moment_discrepancy, pinball_loss, relative_error_loss
+from cdmpp.nn.network import LEVELS
+from tests.nn.synthetic import TINY, network, random_inputs
+
+
+def numpy_cmd(source: np.ndarray, target: np.ndarray, moments: int) -> float:
+    """CMD as in Zellinger et al. 2017, values in [a, b] = [-1, 1]."""
+    width = 2.0
+    total = np.linalg.norm(source.mean(0) - target.mean(0)) / width
+    for k in range(2, moments + 1):
+        central_s = ((source - source.mean(0)) ** k).mean(0)
+        central_t = ((target - target.mean(0)) ** k).mean(0)
+        total += np.linalg.norm(central_s - central_t) / width**k
+    return float(total)
+
+
+@pytest.mark.parametrize("moments", [1, 2, 5])
+def test_cmd_is_the_published_formula(moments: int) -> None:
+    rng = np.random.default_rng(0)
+    source, target = np.tanh(rng.standard_normal((300, 8))), np.tanh(rng.standard_normal((200, 8)) + 0.5)
+    found = central_moment_discrepancy(torch.from_numpy(source), torch.from_numpy(target), moments)
+    assert float(found) == pytest.approx(numpy_cmd(source, target, moments), rel=1e-9)
+
+
+def test_cmd_is_zero_for_equal_batches_and_symmetric() -> None:
+    a, b = torch.tanh(torch.randn(50, 4)), torch.tanh(torch.randn(60, 4))
+    assert float(central_moment_discrepancy(a, a)) == 0
+    assert float(central_moment_discrepancy(a, b)) == pytest.approx(float(central_moment_discrepancy(b, a)))
+
+
+def test_pinball_is_the_published_formula() -> None:
+    rng = np.random.default_rng(1)
+    target, quantiles = rng.standard_normal(40), rng.standard_normal((40, len(LEVELS)))
+    error = target[:, None] - quantiles
+    expected = np.where(error > 0, np.array(LEVELS) * error, (np.array(LEVELS) - 1) * error).mean()
+    found = pinball_loss(torch.from_numpy(quantiles), torch.from_numpy(target))
+    assert float(found) == pytest.approx(expected, rel=1e-9)
+
+
+def test_pinball_is_least_at_the_quantiles() -> None:
+    target = torch.randn(4000, generator=torch.Generator().manual_seed(0))
+    best = torch.quantile(target, torch.tensor(LEVELS)).expand(4000, -1)
+    for shift in (-0.3, 0.3):
+        assert pinball_loss(best + shift, target) > pinball_loss(best, target)
+
+
+def test_relative_error_is_the_percentage_error_where_that_is_sane() -> None:
+    point = torch.tensor([0.0, 0.2, -0.2, 0.9])
+    target = torch.zeros(4)
+    percentage = np.abs(np.expm1(point.numpy())).mean()
+    smooth = float(torch.nn.functional.smooth_l1_loss(point, target, beta=0.2))
+    assert float(relative_error_loss(point, target)) == pytest.approx(percentage + 0.1 * smooth, rel=1e-6)
+
+
+def test_relative_error_grows_linearly_beyond_e_times() -> None:
+    # The derivative at the seam is e on both sides; a start that is 1e8 times too high has a finite gradient.
+    point = torch.tensor([1.0 - 1e-4, 1.0 + 1e-4, 18.0], requires_grad=True)
+    loss = relative_error_loss(point, torch.zeros(3))
+    loss.backward()
+    assert point.grad is not None
+    np.testing.assert_allclose(3 * point.grad.numpy(), np.e + 0.1, rtol=1e-3)
+
+
+@pytest.mark.parametrize("head", ["structured", "ratio"])
+@pytest.mark.parametrize("offset", [0.0, 20.0, -20.0])
+def test_gradients_are_finite_however_wrong_the_start(head: str, offset: float) -> None:
+    net = network(config=TINY.model_copy(update={"head": head})).train()
+    mask = torch.arange(4).expand(32, -1) < 3
+    point, quantiles = net(mask=mask, **random_inputs(rows=32, leaves=4))
+    target = point.detach() + offset + torch.randn(32, generator=torch.Generator().manual_seed(3))
+    (relative_error_loss(point, target) + pinball_loss(quantiles, target)).backward()
+    for name, parameter in net.named_parameters():
+        assert parameter.grad is not None, name
+        assert torch.isfinite(parameter.grad).all(), name
+    assert any(float(p.grad.abs().max()) > 0 for p in net.parameters() if p.grad is not None)

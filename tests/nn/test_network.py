@@ -1,0 +1,127 @@
+"""The network: masks, orders, quantiles, sizes."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cdmpp.nn.network import LEVELS, LatencyNetwork, NetworkConfig, parameter_count, positional_encoding
+from cdmpp.training.config import load_config
+from tests.nn.synthetic import TINY, network, random_inputs
+
+RATIO = TINY.model_copy(update={"head": "ratio"})
+
+
+@torch.inference_mode()
+def answer(
+    net: LatencyNetwork, inputs: dict[str, torch.Tensor], mask: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    point, quantiles = net(mask=mask, **inputs)
+    return point, quantiles
+
+
+@pytest.mark.parametrize("config", [TINY, RATIO], ids=["structured", "ratio"])
+@pytest.mark.parametrize("padding", [1, 3, 11])
+def test_padding_changes_nothing(config: NetworkConfig, padding: int) -> None:
+    net, inputs = network(config=config), random_inputs(rows=7, leaves=5)
+    plain = answer(net, inputs, None)
+    mask = torch.arange(5 + padding).expand(7, -1) < 5
+    # Whatever stands in the padding.
+    junk = torch.full((7, padding, inputs["leaves"].shape[2]), 1e3)
+    padded = inputs | {
+        "leaves": torch.cat((inputs["leaves"], junk), dim=1),
+        "positions": torch.cat((inputs["positions"], torch.full((7, padding), 99)), dim=1),
+    }
+    for one, two in zip(plain, answer(net, padded, mask), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_do_not_see_each_other() -> None:
+    net, inputs = network(), random_inputs(rows=16, leaves=4)
+    mask = torch.arange(4) < torch.randint(1, 5, (16, 1), generator=torch.Generator().manual_seed(1))
+    order = torch.randperm(16, generator=torch.Generator().manual_seed(2))
+    shuffled = {name: value[order] for name, value in inputs.items()}
+    point, quantiles = answer(net, inputs, mask)
+    moved_point, moved_quantiles = answer(net, shuffled, mask[order])
+    torch.testing.assert_close(moved_point, point[order], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(moved_quantiles, quantiles[order], rtol=1e-6, atol=1e-6)
+    changed = {name: value.clone() for name, value in inputs.items()}
+    changed["leaves"][0] += 5
+    np.testing.assert_allclose(answer(net, changed, mask)[0][1:], point[1:], rtol=1e-6)
+    assert answer(net, changed, mask)[0][0] != point[0]
+
+
+def test_leaves_are_told_apart_by_position_alone() -> None:
+    net, inputs = network(), random_inputs(rows=3, leaves=4)
+    reverse = {"leaves": inputs["leaves"].flip(1), "positions": inputs["positions"].flip(1)}
+    torch.testing.assert_close(
+        answer(net, inputs, None)[0], answer(net, inputs | reverse, None)[0], rtol=1e-5, atol=1e-5
+    )
+    moved = answer(net, inputs | {"positions": inputs["positions"] + 3}, None)[0]
+    assert (moved != answer(net, inputs, None)[0]).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 1000), st.sampled_from([TINY, RATIO]))
+def test_quantiles_never_cross(seed: int, config: NetworkConfig) -> None:
+    net, inputs = network(seed, config), random_inputs(rows=20, leaves=3, seed=seed)
+    with torch.no_grad():
+        net.out.weight.mul_(30)
+    point, quantiles = answer(net, inputs, None)
+    assert quantiles.shape == (20, len(LEVELS))
+    assert torch.isfinite(quantiles).all()
+    assert torch.isfinite(point).all()
+    assert (quantiles.diff(dim=1) >= 0).all()
+
+
+def test_a_fresh_network_predicts_near_the_reference() -> None:
+    torch.manual_seed(0)
+    net = LatencyNetwork(RATIO, 3).eval()
+    point, quantiles = answer(net, random_inputs(rows=5, leaves=3), None)
+    assert (point == 0).all()
+    assert (quantiles[:, LEVELS.index(0.5)] == 0).all()
+
+
+def test_hidden_devices_share_one_embedding() -> None:
+    net, inputs = network(), random_inputs(rows=4, leaves=3)
+    hidden = answer(net, inputs | {"device": torch.zeros(4, dtype=torch.long)}, None)[0]
+    known = answer(net, inputs | {"device": torch.full((4,), 2)}, None)[0]
+    assert (hidden != known).all()
+
+
+@pytest.mark.parametrize("path", sorted(Path("configs").glob("*.toml")), ids=lambda p: p.name)
+def test_shipped_networks_have_less_than_three_million_parameters(path: Path) -> None:
+    assert parameter_count(LatencyNetwork(load_config(path).network, 64)) < 3_000_000
+
+
+def test_positional_encoding_is_the_standard_formula() -> None:
+    width, positions = 12, [0, 1, 5, 17, 250]
+    found = positional_encoding(torch.tensor(positions), width).numpy()
+    assert found.shape == (5, width)
+    for row, p in enumerate(positions):
+        for i in range(width // 2):
+            angle = p / 10000 ** (2 * i / width)
+            assert found[row, 2 * i] == pytest.approx(math.sin(angle), abs=2e-5)
+            # The same frequency, and no doubled exponent: what the reference implementation got wrong.
+            assert found[row, 2 * i + 1] == pytest.approx(math.cos(angle), abs=2e-5)
+
+
+def test_standardised_inputs_are_bounded() -> None:
+    net = network()
+    net.input_mean.fill_(2.0)
+    net.input_scale.fill_(0.5)
+    inputs = random_inputs(rows=2, leaves=1)["inputs"]
+    torch.testing.assert_close(net.standardise(inputs), (inputs - 2) / 2)
+    assert net.standardise(inputs * 1e6).abs().max() == 6
+
+
+@pytest.mark.parametrize("field", ["width", "layers", "heads", "head_width"])
+def test_impossible_configurations(field: str) -> None:
+    with pytest.raises(ValueError, match=field):
+        NetworkConfig.model_validate({field: 0})
