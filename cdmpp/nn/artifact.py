@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -75,12 +76,17 @@ def library_versions() -> dict[str, str]:
 
 def save_artifact(
     folder: Path, network: LatencyNetwork, domain: Domain, *, name: str, devices: list[str],
-    calibration: dict[str, float], details: dict[str, Any],
+    calibration: dict[str, float], details: dict[str, Any], extra: Mapping[str, bytes] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Write a model folder, replacing an older one; returns the manifest.
 
-    ``details`` (configuration, data fingerprint, metrics, ...) go into the manifest as they are.
+    ``details`` (configuration, data fingerprint, metrics, ...) go into the manifest as they are. ``extra``
+    are further files by name: they lie beside the model, with their checksums in the manifest.
     """
+    extra = dict(extra or {})
+    for file in extra:
+        if file in (TENSORS, MANIFEST, "", ".", "..") or Path(file).name != file:
+            raise ValueError(f"{file!r} is no name for a further file of a model folder")
     tensors = {f"network.{k}": v.detach().contiguous() for k, v in network.state_dict().items()}
     tensors |= {f"domain.{k}": torch.from_numpy(v) for k, v in domain.tensors().items()}
     payload = save(tensors, {"format": "cdmpp"})
@@ -97,14 +103,15 @@ def save_artifact(
         "domain": domain.manifest(),
         "calibration": calibration,
         "libraries": library_versions(),
-        "sha256": {TENSORS: digest},
+        "sha256": {TENSORS: digest, **{k: hashlib.sha256(v).hexdigest() for k, v in extra.items()}},
         **details,
     }
     folder = Path(folder)
     aside = folder.with_name(folder.name + ".writing")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    (aside / TENSORS).write_bytes(payload)
+    for file, content in ((TENSORS, payload), *extra.items()):
+        (aside / file).write_bytes(content)
     (aside / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     if folder.exists():
         old = folder.with_name(folder.name + ".old")
@@ -115,6 +122,13 @@ def save_artifact(
     else:
         os.replace(aside, folder)
     return manifest
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
 
 
 def load_artifact(folder: str | os.PathLike[str]) -> Artifact:
@@ -150,10 +164,14 @@ def load_artifact(folder: str | os.PathLike[str]) -> Artifact:
                 hint="use the cdmpp version that made it, or retrain",
             )
     try:
-        if hashlib.sha256(payload).hexdigest() != manifest["sha256"][TENSORS]:
-            raise ArtifactError(
-                f"{path / TENSORS} does not match its checksum", hint="copy the model folder again"
-            )
+        digests = manifest["sha256"]
+        # The tensors have to be there; further files are reports, which a copy may leave out.
+        further = [(file, _content(path / Path(file).name)) for file in digests if file != TENSORS]
+        for file, found in ((TENSORS, payload), *further):
+            if found is not None and hashlib.sha256(found).hexdigest() != digests[file]:
+                raise ArtifactError(
+                    f"{path / file} does not match its checksum", hint="copy the model folder again"
+                )
         tensors = load(payload)
         network = LatencyNetwork(NetworkConfig(**manifest["network"]), len(manifest["devices"]))
         network.load_state_dict({k[8:]: v for k, v in tensors.items() if k.startswith("network.")})

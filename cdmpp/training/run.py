@@ -105,8 +105,8 @@ def train_model(
             "train": summary,
             "metrics": {"overall": metrics["overall"], "by_source": metrics["by_source"]},
         },
+        extra={ERROR_TABLE: (json.dumps(metrics, indent=1) + "\n").encode()},
     )  # fmt: skip
-    (Path(out) / ERROR_TABLE).write_text(json.dumps(metrics, indent=1) + "\n", encoding="utf-8")
     return {
         "model_id": manifest["model_id"], "out": str(out), "train": summary,
         "calibration": calibration, "metrics": metrics,

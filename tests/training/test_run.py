@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -10,10 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cdmpp.errors import DataError
+from cdmpp.errors import ArtifactError, DataError
+from cdmpp.nn.artifact import load_artifact, save_artifact
+from cdmpp.nn.network import NetworkConfig
 from cdmpp.predictor import LatencyPredictor
 from cdmpp.training.config import DataConfig, FinishConfig, OptimiserConfig, TrainConfig, load_config
-from cdmpp.training.run import train_model
+from cdmpp.training.run import ERROR_TABLE, train_model
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +31,8 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("data") / "gemm.parquet"
     columns = {
         "op": ["linear"] * n, "device": device, "framework": ["vllm"] * n, "version": ["1"] * n,
-        "dtype": ["bfloat16"] * n, "m": m.astype(np.int32), "n": cols.astype(np.int32), "k": k.astype(np.int32),
+        "dtype": ["bfloat16"] * n,
+        "m": m.astype(np.int32), "n": cols.astype(np.int32), "k": k.astype(np.int32),
         "latency_us": latency.astype(np.float32),
     }  # fmt: skip
     pq.write_table(pa.table(columns), path)
@@ -39,8 +43,10 @@ def config(steps: int = 60, **data: object) -> TrainConfig:
     return TrainConfig(
         name="tiny",
         data=DataConfig(public=False, **data),  # type: ignore[arg-type]
-        network={"width": 16, "layers": 1, "heads": 2, "feed_forward": 16, "head_width": 32, "head_layers": 1},  # type: ignore[arg-type]
-        optimiser=OptimiserConfig(steps=steps, batch_rows=64, warmup_steps=5, checkpoint_every=20, average_decay=0.9),
+        network=NetworkConfig(width=16, layers=1, heads=2, feed_forward=16, head_width=32, head_layers=1),
+        optimiser=OptimiserConfig(
+            steps=steps, batch_rows=64, warmup_steps=5, checkpoint_every=20, average_decay=0.9
+        ),
         finish=FinishConfig(xgboost_trees=10),
     )
 
@@ -59,17 +65,39 @@ def test_run_learns_and_the_folder_answers(table: Path, tmp_path: Path) -> None:
     assert known.latency_s == pytest.approx(2 * 2 * 512 * 1024 * 2048 / 362e12 + 5e-6, rel=0.5)
     assert predictor.predict(["softmax:rows=512,cols=1024"], "l40s")[0].domain == "out"
     assert json.loads((tmp_path / "model" / "manifest.json").read_text())["metrics"]["overall"] == overall
+    check_error_table(tmp_path / "model", result["metrics"])
+
+
+def check_error_table(folder: Path, metrics: dict[str, object]) -> None:
+    """It is written with the model, and its checksum is kept where it lies beside it."""
+    table = folder / ERROR_TABLE
+    written = table.read_bytes()
+    assert json.loads(written) == json.loads(json.dumps(metrics))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["sha256"][ERROR_TABLE] == hashlib.sha256(written).hexdigest()
+    table.write_bytes(written + b" ")
+    with pytest.raises(ArtifactError, match=f"{ERROR_TABLE} does not match its checksum"):
+        load_artifact(folder)
+    table.unlink()
+    loaded = load_artifact(folder)
+    for name in ("model.safetensors", "manifest.json", "../escape", "a/b", ""):
+        with pytest.raises(ValueError, match="no name for a further file"):
+            save_artifact(
+                folder, loaded.network, loaded.domain, name="x", devices=[], calibration={}, details={},
+                extra={name: b""},
+            )  # fmt: skip
+    assert load_artifact(folder).model_id == loaded.model_id
 
 
 def test_interrupted_run_ends_where_an_unbroken_one_does(table: Path, tmp_path: Path) -> None:
-    class Killed(Exception):
+    class KilledError(Exception):
         pass
 
     def kill(step: int, steps: int, metrics: dict[str, float]) -> None:
-        raise Killed  # after step 50; the last checkpoint is from step 40
+        raise KilledError  # after step 50; the last checkpoint is from step 40
 
     whole = train_model(config(), out=tmp_path / "a", run=tmp_path / "run-a", records=[table])
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         train_model(config(), out=tmp_path / "b", run=tmp_path / "run-b", records=[table], progress=kill)
     assert not (tmp_path / "b").exists()
     resumed = train_model(config(), out=tmp_path / "b", run=tmp_path / "run-b", records=[table])
@@ -84,7 +112,8 @@ def test_held_out_device_is_reported_and_not_known(table: Path, tmp_path: Path) 
     assert {g["device"] for g in held["groups"]} == {"b200"}
     assert {g["device"] for g in result["metrics"]["groups"]} == {"l40s"}
     program = "linear:m=512,n=1024,k=2048,dtype=bfloat16"
-    answer = LatencyPredictor.load(tmp_path / "m").predict([program], "b200", protocol="graph", framework="vllm")[0]
+    predictor = LatencyPredictor.load(tmp_path / "m")
+    answer = predictor.predict([program], "b200", protocol="graph", framework="vllm")[0]
     assert answer.domain == "near"
 
 
