@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.data.splits import program_parts
+from cdmpp.data.splits import assert_disjoint, program_parts
 from cdmpp.data.table import MeasurementTable
 from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
@@ -104,7 +104,13 @@ def code(names: Sequence[str], known: Sequence[str]) -> Array:
 
 
 def make_dataset(table: MeasurementTable) -> Dataset:
-    """Encode a table's programs and turn its trainable rows into numbers."""
+    """Encode a table's programs and turn its trainable rows into numbers.
+
+    Raises
+    ------
+    DataError
+        A program would be in two parts.
+    """
     store, failed = encode_table(table)
     keep = table.trainable & np.isfinite(table.latency_s) & (table.latency_s > 0)
     if failed:
@@ -113,6 +119,7 @@ def make_dataset(table: MeasurementTable) -> Dataset:
     used = table.select(rows)
     device_names = sorted(set(used.device.array().tolist()))
     parts = program_parts(table)
+    assert_disjoint(used, parts[used.program_key])
     report = np.ones(len(rows), dtype=bool) if used.row_filter is None else np.asarray(used.row_filter)
     kinds = sorted({(b.operator, b.dtype) for b in table.programs} | {("tir", "float32")})
     kind = np.full(table.n_programs, kinds.index(("tir", "float32")), dtype=np.int16)

@@ -11,11 +11,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from cdmpp.data.load import load_table
+from cdmpp.data.table import MeasurementTable
 from cdmpp.errors import ArtifactError, DataError
 from cdmpp.nn.artifact import load_artifact, save_artifact
 from cdmpp.nn.network import NetworkConfig
 from cdmpp.predictor import LatencyPredictor
 from cdmpp.training.config import DataConfig, FinishConfig, OptimiserConfig, TrainConfig, load_config
+from cdmpp.training.dataset import make_dataset
 from cdmpp.training.run import ERROR_TABLE, train_model
 
 
@@ -121,6 +124,15 @@ def test_another_configuration_does_not_continue_a_run(table: Path, tmp_path: Pa
     train_model(config(20), out=tmp_path / "m", run=tmp_path / "r", records=[table])
     with pytest.raises(DataError, match="another configuration"):
         train_model(config(30), out=tmp_path / "m", run=tmp_path / "r", records=[table])
+
+
+def test_a_program_in_two_parts_is_refused(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = load_table(table)
+    assert set(np.unique(make_dataset(loaded).rows.part)) == {0, 1, 2}
+    same = property(lambda self: ("same",) * self.n_programs)
+    monkeypatch.setattr(MeasurementTable, "program_hashes", same)
+    with pytest.raises(DataError, match="program same is in train and in validation"):
+        make_dataset(loaded)
 
 
 def test_wrong_configurations_say_what_is_wrong(tmp_path: Path, table: Path) -> None:
