@@ -64,7 +64,8 @@ def error_by_device(errors: dict[str, Any], path: Path) -> None:
     )  # fmt: skip
     figure, axis = plt.subplots(figsize=(9, 0.28 * len(table) + 1.4), constrained_layout=True)
     y = np.arange(len(table))
-    for column, (label, color) in enumerate((("cdmpp", "#1f6f8b"), ("XGBoost", "#e0a458"), ("roofline", "0.6"))):
+    shown = (("cdmpp", "#1f6f8b"), ("XGBoost", "#e0a458"), ("roofline", "0.6"))
+    for column, (label, color) in enumerate(shown):
         axis.scatter([100 * row[column] for row in table], y, label=label, color=color, s=28, zorder=3)
     axis.set_yticks(y, [row[3] for row in table])
     axis.set(xscale="log", xlabel="mean absolute percentage error on unseen shapes (%)")

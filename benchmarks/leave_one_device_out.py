@@ -18,7 +18,8 @@ from cdmpp.training.run import train_model
 def main() -> None:
     """Train and print one section per configuration."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("configs", nargs="*", default=sorted(map(str, Path("configs").glob("leave-out-*.toml"))))
+    shipped = sorted(map(str, Path("configs").glob("leave-out-*.toml")))
+    parser.add_argument("configs", nargs="*", default=shipped)
     parser.add_argument("--public-data")
     options = parser.parse_args()
     for path in options.configs:
@@ -29,12 +30,14 @@ def main() -> None:
         )  # fmt: skip
         held = result["metrics"]["held_out_devices"]
         seconds = result["train"]["train_seconds"]
-        print(f"\n\n### {config.name}: {result['train']['train_rows']:,} training rows, {seconds / 60:.1f} minutes\n")
+        rows = result["train"]["train_rows"]
+        print(f"\n\n### {config.name}: {rows:,} training rows, {seconds / 60:.1f} minutes\n")
         width = held["interval_factor"] / result["calibration"]["in"]
         print(f"80 % of these rows need intervals {width:.2f} times as wide as on known devices.\n")
         print(error_rows({**held["by_source"], "all rows": held["overall"]}))
         print()
-        print(error_rows({f"{g['device']}, {g['source']}, {g['op']}": g for g in held["groups"] if g["n"] >= 100}))
+        groups = {f"{g['device']}, {g['source']}, {g['op']}": g for g in held["groups"] if g["n"] >= 100}
+        print(error_rows(groups))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ def error_rows(entries: Mapping[str, Mapping[str, Any]]) -> str:
         tau = "-" if m["kendall_tau"] is None else f"{m['kendall_tau']:.3f}"
         trees = percent(m["baselines"].get("xgboost", {}).get("mape"))
         lines.append(
-            f"| {name} | {m['n']:,} | **{percent(m['mape'])}** | {percent(m['median_ape'])} | {percent(m['within_10'])} "
+            f"| {name} | {m['n']:,} | **{percent(m['mape'])}** | {percent(m['median_ape'])} "
+            f"| {percent(m['within_10'])} "
             f"| {percent(m['within_20'])} | {tau} | {percent(m['coverage'])} | {trees} "
             f"| {percent(m['baselines']['roofline']['mape'])} |"
         )

@@ -13,12 +13,15 @@ from cdmpp.devices import from_mapping, lookup
 from cdmpp.errors import DataError, InvalidDeviceError, UnknownDeviceError
 from cdmpp.predictor import LatencyPredictor, Question
 from cdmpp.programs.program import TensorProgram
+from cdmpp.programs.question import Protocol
 
 TEXTS = [
     "linear:m=512,n=4096,k=1024,dtype=float16", "linear:m=1,n=1,k=1", "bmm:batch=8,m=128,n=128,k=64",
     "conv2d:n=8,c_in=64,h=56,w=56,c_out=64,kh=3,kw=3,pad_h=1,pad_w=1", "softmax:rows=4096,cols=1024",
-    "relu:rows=16384,cols=1024", "attention_decode:batch=4,past_len=1024,heads=32,kv_heads=8,head_dim=128,dtype=bfloat16",
-    "rmsnorm:rows=512,cols=4096,dtype=float16", "copy:rows=128,cols=128", "max_pool2d:n=1,c=64,h=112,w=112,kh=3,kw=3",
+    "relu:rows=16384,cols=1024",
+    "attention_decode:batch=4,past_len=1024,heads=32,kv_heads=8,head_dim=128,dtype=bfloat16",
+    "rmsnorm:rows=512,cols=4096,dtype=float16", "copy:rows=128,cols=128",
+    "max_pool2d:n=1,c=64,h=112,w=112,kh=3,kw=3",
 ]  # fmt: skip
 DEVICES = ["t4", "a100-sxm4-80gb", "l40s", "h200", "mi210", "p4"]
 
@@ -33,7 +36,8 @@ def questions() -> list[Question]:
 
 
 def figures(predictor: LatencyPredictor, asked: list[Question]) -> list[tuple[Any, ...]]:
-    return [(p.latency_s, p.lower_s, p.upper_s, p.domain_score, p.roofline_s) for p in predictor.predict_questions(asked)]
+    answers = predictor.predict_questions(asked)
+    return [(p.latency_s, p.lower_s, p.upper_s, p.domain_score, p.roofline_s) for p in answers]
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -77,12 +81,15 @@ def test_an_unseen_device_is_near_and_several_new_things_are_out(predictor: Late
     bf16 = "linear:m=512,n=4096,k=1024,dtype=bfloat16"
     assert ask([bf16], "l40s", protocol="graph", framework="vllm")[0].domain == "in"
     assert ask([bf16], "h200", protocol="graph", framework="vllm")[0].domain == "near"
-    assert ask(["linear:m=512,n=4096,k=1024,dtype=int8"], "raspberry-pi-3", protocol="graph")[0].domain != "in"
+    program = "linear:m=512,n=4096,k=1024,dtype=int8"
+    assert ask([program], "raspberry-pi-3", protocol="graph")[0].domain != "in"
     assert ask(["embedding:rows=512,cols=4096,table_rows=50000"], "l40s")[0].domain == "out"
 
 
 def test_one_bad_program_spares_the_others(predictor: LatencyPredictor) -> None:
-    programs: list[Any] = ["linear:m=-1,n=2,k=3", "nonsense:m=1", None, 5, {"operator": "linear"}, "linear:m=2,n=2,k=2"]
+    programs: list[Any] = [
+        "linear:m=-1,n=2,k=3", "nonsense:m=1", None, 5, {"operator": "linear"}, "linear:m=2,n=2,k=2",
+    ]  # fmt: skip
     got = predictor.predict(programs, "t4")
     codes = [p.error.code if p.error else None for p in got]
     assert codes == ["invalid_program", "unsupported_operator", *["invalid_program"] * 3, None]
@@ -107,5 +114,6 @@ def test_what_concerns_the_whole_call_raises(predictor: LatencyPredictor) -> Non
 
 
 def test_protocols_are_ordered_for_a_small_kernel(predictor: LatencyPredictor) -> None:
-    p = [predictor.predict(["relu:rows=256,cols=256"], "t4", protocol=q)[0].latency_s for q in ("kernel", "eager")]  # type: ignore[arg-type]
+    protocols: tuple[Protocol, ...] = ("kernel", "eager")
+    p = [predictor.predict(["relu:rows=256,cols=256"], "t4", protocol=q)[0].latency_s for q in protocols]
     assert p[0] is not None and p[1] is not None and p[0] < p[1]

@@ -78,7 +78,8 @@ def _elements(operator: str, sizes: Sizes) -> NDArray[np.float64]:
         per_group = sizes["c_in"] // sizes["groups"]
         weight = f["c_out"] * per_group * f["kh"] * f["kw"]
         padded = f["n"] * f["c_in"] * (f["h"] + 2 * f["pad_h"]) * (f["w"] + 2 * f["pad_w"])
-        return np.maximum(np.maximum(padded, weight), f["n"] * oh * ow * weight)
+        largest: NDArray[np.float64] = np.maximum(np.maximum(padded, weight), f["n"] * oh * ow * weight)
+        return largest
     if operator in ("max_pool2d", "avg_pool2d"):
         area = (f["h"] + 2 * f["pad_h"]) * (f["w"] + 2 * f["pad_w"])
         return f["n"] * f["c"] * area * f["kh"] * f["kw"]

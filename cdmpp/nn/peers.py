@@ -48,11 +48,11 @@ class Peers:
         """Peers of a device of this kind ("gpu", "cpu") for this question; none where training had none."""
         key = (kind, operator, dtype, protocol, backend)
         if key not in self._found:
+            asked = (operator, dtype, protocol, backend)
             self._found[key] = tuple(
                 (index, device)
                 for index, device in self._devices
-                if device.kind == kind
-                and Context(device.name, operator, dtype, protocol, backend).keys()[0] in self._domain.contexts
+                if device.kind == kind and Context(device.name, *asked).keys()[0] in self._domain.contexts
             )
         return self._found[key]
 
@@ -90,6 +90,7 @@ def ask_peers(
     opinions = np.empty((len(rows), len(peers)))
     for column, peer in enumerate(peers):
         as_peer = replace(rows, device=np.full(len(rows), peer, dtype=np.int32))  # type: ignore[type-var]
-        opinions[:, column] = predict_rows(network, inputs, as_peer, embedding=embedding)[0] - inputs.reference(as_peer)
+        answer = predict_rows(network, inputs, as_peer, embedding=embedding)[0]
+        opinions[:, column] = answer - inputs.reference(as_peer)
     by = shift(point - inputs.reference(rows), opinions)
     return point + by, levels + by[:, None]

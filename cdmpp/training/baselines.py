@@ -26,7 +26,7 @@ def roofline_log(dataset: Dataset, rows: Rows) -> Array:
 
 
 def summed_leaves(dataset: Dataset) -> Array:
-    """Leaf features of every program summed over its leaves: magnitudes before the logarithm, flags counted."""
+    """Leaf features of every program, summed over its leaves: magnitudes before the logarithm, flags."""
     summed = np.zeros((len(dataset.store.bucket), len(COLUMNS)), dtype=np.float32)
     for size, bucket in dataset.store.buckets.items():
         keys = np.flatnonzero(dataset.store.bucket == size)
@@ -83,5 +83,6 @@ class TreeBaseline:
         out = np.empty(len(rows))
         for start in range(0, len(rows), 50_000):
             part = rows.take(np.arange(start, min(start + 50_000, len(rows))))
-            out[start : start + len(part)] = self.model.predict(self.features(part)) + self.inputs.reference(part)
+            ratio = self.model.predict(self.features(part))
+            out[start : start + len(part)] = ratio + self.inputs.reference(part)
         return out

@@ -20,7 +20,9 @@ class DataConfig(BaseModel):
     public: bool = Field(True, description="all ops_* tables of the public data folder")
     records: tuple[str, ...] = Field((), description="further records or raw tables, paths")
     holdout_devices: tuple[str, ...] = Field((), description="devices whose rows are not trained on")
-    max_rows_per_source: int | None = Field(None, ge=1, description="seeded subsample of each source's train rows")
+    max_rows_per_source: int | None = Field(
+        None, ge=1, description="seeded subsample of each source's train rows"
+    )
     weights: dict[str, float] = Field(
         default_factory=dict, description="how often a source's rows are drawn, relative to 1"
     )
@@ -50,7 +52,9 @@ class FinishConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    near_factor: float = Field(2.0, ge=1, description="width of an interval outside the domain, relative to inside")
+    near_factor: float = Field(
+        2.0, ge=1, description="width of an interval outside the domain, relative to inside"
+    )
     out_factor: float = Field(3.0, ge=1)
     xgboost_rows: int = Field(300_000, ge=100, description="seeded subsample that the baseline is fitted on")
     xgboost_trees: int = Field(400, ge=1)

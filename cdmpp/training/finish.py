@@ -37,7 +37,9 @@ def fit_domain(dataset: Dataset, index: Array, seed: int) -> Domain:
     return Domain.fit(dataset.store.summary[np.unique(rows.program)], frozenset(contexts), seed)
 
 
-def calibrate(network: LatencyNetwork, inputs: Inputs, dataset: Dataset, config: TrainConfig) -> dict[str, float]:
+def calibrate(
+    network: LatencyNetwork, inputs: Inputs, dataset: Dataset, config: TrainConfig
+) -> dict[str, float]:
     """Width factors per domain label: conformal on validation rows inside, stated multiples outside."""
     held = [i for i, d in enumerate(dataset.devices) if d.name in config.data.holdout_devices]
     index = np.flatnonzero((dataset.rows.part == 1) & ~np.isin(dataset.rows.device, held))
@@ -89,7 +91,8 @@ def error_table(
         }  # fmt: skip
         return figures
 
-    by_source = {name: entry(rows.source == i) for i, name in enumerate(dataset.sources) if (rows.source == i).any()}
+    present = np.unique(rows.source)
+    by_source = {name: entry(rows.source == i) for i, name in enumerate(dataset.sources) if i in present}
     noisy = np.array([d.name == "arc-pro-b60" for d in dataset.devices])[rows.device]
     for name, label, mask in (
         ("neusight", "neusight_filtered", rows.report),
@@ -104,7 +107,9 @@ def error_table(
     codes = np.stack([rows.source, rows.device, rows.op], axis=1)
     distinct, inverse = np.unique(codes, axis=0, return_inverse=True)
     for i, (source, device, op) in enumerate(distinct):
-        labels = {"source": dataset.sources[source], "device": dataset.devices[device].name, "op": dataset.ops[op]}
+        labels = {
+            "source": dataset.sources[source], "device": dataset.devices[device].name, "op": dataset.ops[op],
+        }  # fmt: skip
         groups.append({**labels, **entry(inverse.ravel() == i)})
     return {
         "overall": entry(np.ones(len(rows), dtype=bool)),
@@ -116,8 +121,9 @@ def error_table(
 
 
 def _with_peers(
-    network: LatencyNetwork, inputs: Inputs, dataset: Dataset, rows: Rows, point: Array, levels: Array, peers: Peers
-) -> tuple[Array, Array]:
+    network: LatencyNetwork, inputs: Inputs, dataset: Dataset, rows: Rows, point: Array, levels: Array,
+    peers: Peers,
+) -> tuple[Array, Array]:  # fmt: skip
     """Predictions of unseen devices with the known devices' opinion, as the predictor gives them."""
     point, levels = point.copy(), levels.copy()
     is_gpu = np.array([d.kind == "gpu" for d in dataset.devices])[rows.device]

@@ -54,7 +54,9 @@ def training_rows(dataset: Dataset, config: TrainConfig) -> tuple[Array, Array]:
     names = {d.name for d in dataset.devices}
     unknown = set(config.data.holdout_devices) - names
     if unknown:
-        raise DataError(f"holdout_devices not in the data: {', '.join(sorted(unknown))}", hint=", ".join(sorted(names)))
+        raise DataError(
+            f"holdout_devices not in the data: {', '.join(sorted(unknown))}", hint=", ".join(sorted(names))
+        )
     held = [i for i, d in enumerate(dataset.devices) if d.name in config.data.holdout_devices]
     keep = (rows.part == 0) & ~np.isin(rows.device, held)
     weight = np.array([config.data.weights.get(name, 1.0) for name in dataset.sources])[rows.source]
@@ -213,7 +215,8 @@ def _resume(
         metadata = file.metadata()
     if metadata["config"] != _identity(config):
         raise DataError(
-            f"{out} holds a run with another configuration", hint="choose another --out, or remove that folder"
+            f"{out} holds a run with another configuration",
+            hint="choose another --out, or remove that folder",
         )
     tensors = load_file(str(path))
     network.load_state_dict({k[8:]: v for k, v in tensors.items() if k.startswith("network.")})

@@ -48,7 +48,8 @@ def load_training_table(
 
 def train_model(
     config: TrainConfig, *, out: str | Path, run: str | Path | None = None,
-    public_data: str | Path | None = None, records: Sequence[str | Path] = (), progress: Progress | None = None,
+    public_data: str | Path | None = None, records: Sequence[str | Path] = (),
+    progress: Progress | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Train, calibrate, evaluate on the test part, write the model folder.
 
