@@ -1,90 +1,146 @@
-"""Forward and training rates of the network beside the reference network, on the same batches in one run.
+"""Rate of the network beside CDMPP's published network on the same batches.
 
-``python -m benchmarks.network``: five leaves a program; the two networks take turns, the median counts.
+``python -m benchmarks.network [--repeats 15] [--threads N]``. Programs of five leaves, all on known devices;
+a training step is forward, loss, backward, clipping and the optimiser's update. Weights are random: the
+time does not depend on them.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import torch
 
-from benchmarks.reference_network import DEVICE_FEATURES, FEATURES, PARAMETERS_AT_5, ReferenceNetwork
-from cdmpp.features.schema import WIDTH
-from cdmpp.nn.inputs import DEVICE_LOGS
+from benchmarks.reference_network import LEAVES, ReferenceNetwork, reference_loss
+from benchmarks.timing import interleaved, median_ratio
+from cdmpp.devices.registry import lookup
+from cdmpp.features.encode import encode_shapes
+from cdmpp.nn.inputs import question_inputs, stack_devices
 from cdmpp.nn.losses import pinball_loss, relative_error_loss
-from cdmpp.nn.network import INPUT_WIDTH, LatencyNetwork, parameter_count
-from cdmpp.training.config import load_config
+from cdmpp.nn.network import LatencyNetwork, parameter_count
+from cdmpp.nn.store import ProgramStore
+from cdmpp.training.config import TrainConfig, load_config
 
-LEAVES = 5
+DEVICES = ("t4", "l4", "a100-pcie-40gb", "h100-sxm5-80gb")
+BATCHES = (512, 600)
 
 
-def _rate(rows: int, first: Callable[[], None], second: Callable[[], None], repeats: int) -> tuple[float, float]:
-    """Rows a second of two functions, called in turn; medians."""
-    seconds: tuple[list[float], list[float]] = ([], [])
-    for function in (first, second):
-        function()
-    for _ in range(repeats):
-        for function, times in zip((first, second), seconds, strict=True):
-            start = time.perf_counter()
-            function()
-            times.append(time.perf_counter() - start)
-    return rows / statistics.median(seconds[0]), rows / statistics.median(seconds[1])
+def batch(rows: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Padded 3x3 convolutions in float16: five leaves (pad, initial value, product, bias, rounding)."""
+    rng = np.random.default_rng(seed)
+    sizes = {
+        "n": 2 ** rng.integers(0, 6, rows), "c_in": 2 ** rng.integers(4, 9, rows),
+        "h": 2 ** rng.integers(3, 8, rows), "w": 2 ** rng.integers(3, 8, rows),
+        "c_out": 2 ** rng.integers(4, 9, rows), "kh": np.full(rows, 3), "kw": np.full(rows, 3),
+        **dict.fromkeys(("stride_h", "stride_w", "pad_h", "pad_w"), np.ones(rows)),
+        **dict.fromkeys(("dil_h", "dil_w", "groups"), np.ones(rows)),
+    }  # fmt: skip
+    sizes = {name: values.astype(np.int64) for name, values in sizes.items()}
+    store = ProgramStore(rows)
+    for members, encoded in encode_shapes("conv2d", "float16", {"direction": "fwd", "bias": True}, sizes):
+        assert encoded.leaves.shape[1] == LEAVES
+        store.add(members, encoded)
+    store.finish()
+    device = rng.integers(0, len(DEVICES), rows)
+    matrix = stack_devices([lookup(name) for name in DEVICES])[device]
+    zeros = np.zeros(rows, dtype=np.int16)
+    inputs, logs, _ = question_inputs(store.summary, matrix, zeros, zeros, zeros)
+    # Five leaves share the bucket of six; the reference has no padding, so the padding is left out here.
+    (bucket,) = store.buckets.values()
+    slots = store.slot
+    return {
+        "leaves": torch.from_numpy(np.ascontiguousarray(bucket.leaves[slots][:, :LEAVES])),
+        "positions": torch.from_numpy(np.ascontiguousarray(bucket.positions[slots][:, :LEAVES])),
+        "inputs": torch.from_numpy(inputs), "logs": torch.from_numpy(logs),
+        "device": torch.from_numpy(device + 1),
+    }  # fmt: skip
+
+
+def forward_of(network: torch.nn.Module, inputs: dict[str, Any]) -> Callable[[], object]:
+    """A forward pass without gradients."""
+
+    def run() -> object:
+        with torch.inference_mode():
+            return network(**inputs)
+
+    return run
+
+
+def step_of(
+    network: torch.nn.Module, optimiser: torch.optim.Optimizer, loss: Callable[[], torch.Tensor], clip: float
+) -> Callable[[], object]:
+    """A training step."""
+
+    def run() -> object:
+        optimiser.zero_grad(set_to_none=True)
+        value = loss()
+        value.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(network.parameters(), clip)
+        return optimiser.step()
+
+    return run
+
+
+def compare(config: TrainConfig, rows: int, repeats: int) -> list[tuple[str, float, float, float]]:
+    """(what, our rows/s, their rows/s, ratio) for forward and training step."""
+    torch.manual_seed(0)
+    data = batch(rows)
+    ours, theirs = LatencyNetwork(config.network, len(DEVICES)), ReferenceNetwork()
+    their_data = {"leaves": torch.randn(rows, LEAVES, 164), "device": torch.rand(rows, 8)}
+    our_data: dict[str, Any] = {**data, "mask": None}
+    target, their_target = torch.zeros(rows), torch.randn(rows)
+    ours.input_mean.copy_(data["inputs"].mean(0))
+    ours.input_scale.copy_(1 / data["inputs"].std(0).clamp_min(1e-3))
+    opt = config.optimiser
+    ours_optimiser = torch.optim.AdamW(ours.parameters(), lr=opt.learning_rate, weight_decay=opt.weight_decay)
+    theirs_optimiser = torch.optim.Adam(theirs.parameters(), lr=1.68e-5, weight_decay=1.3e-3)
+
+    def our_loss() -> torch.Tensor:
+        point, quantiles = ours(**our_data)
+        return relative_error_loss(point, target) + opt.quantile_weight * pinball_loss(quantiles, target)
+
+    def their_loss() -> torch.Tensor:
+        return reference_loss(theirs(**their_data), their_target)
+
+    found = []
+    work = {
+        "forward": {"ours": forward_of(ours, our_data), "theirs": forward_of(theirs, their_data)},
+        "training step": {
+            "ours": step_of(ours, ours_optimiser, our_loss, opt.clip_norm),
+            "theirs": step_of(theirs, theirs_optimiser, their_loss, 2.0),
+        },
+    }
+    for what, functions in work.items():
+        for network in (ours, theirs):
+            network.train(what != "forward")
+        seconds = interleaved(functions, repeats)
+        rates = [rows / statistics.median(seconds[name]) for name in ("ours", "theirs")]
+        found.append((what, rates[0], rates[1], median_ratio(seconds["theirs"], seconds["ours"])))
+    return found
 
 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=600)
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--config", default="configs/base.toml")
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--threads", type=int)
     options = parser.parse_args()
-    torch.manual_seed(0)
-    rows = options.rows
-    ours = LatencyNetwork(load_config("configs/base.toml").network, 32)
-    reference = ReferenceNetwork(LEAVES)
-    assert abs(parameter_count(reference) / PARAMETERS_AT_5 - 1) < 0.005, parameter_count(reference)
-    leaves, positions = torch.randn(rows, LEAVES, WIDTH), torch.arange(LEAVES).expand(rows, LEAVES)
-    inputs, logs = torch.randn(rows, INPUT_WIDTH), torch.randn(rows, len(DEVICE_LOGS))
-    device, target = torch.zeros(rows, dtype=torch.int64), torch.randn(rows)
-    raw, specs = torch.randn(rows, LEAVES, FEATURES), torch.randn(rows, DEVICE_FEATURES)
-    our_optimiser = torch.optim.AdamW(ours.parameters())
-    reference_optimiser = torch.optim.Adam(reference.parameters(), lr=1.7e-5)
-
-    def our_forward() -> None:
-        with torch.inference_mode():
-            ours(leaves, positions, None, inputs, logs, device)
-
-    def reference_forward() -> None:
-        with torch.inference_mode():
-            reference(raw, specs)
-
-    def our_step() -> None:
-        point, quantiles = ours(leaves, positions, None, inputs, logs, device)
-        our_optimiser.zero_grad(set_to_none=True)
-        (relative_error_loss(point, target) + pinball_loss(quantiles, target)).backward()
-        torch.nn.utils.clip_grad_norm_(ours.parameters(), 1.0)
-        our_optimiser.step()
-
-    def reference_step() -> None:
-        out = reference(raw, specs)
-        reference_optimiser.zero_grad(set_to_none=True)
-        error = out - target
-        (1000 * (error**2).mean() + (error / target).abs().mean()).backward()
-        torch.nn.utils.clip_grad_norm_(reference.parameters(), 2.0)
-        reference_optimiser.step()
-
-    print(f"{rows} programs of {LEAVES} leaves, {torch.get_num_threads()} threads, medians of {options.repeats}\n")
-    print("| | cdmpp | reference | ratio | target |\n| --- | ---: | ---: | ---: | ---: |")
-    print(f"| parameters | {parameter_count(ours):,} | {parameter_count(reference):,} | | under 3,000,000 |")
-    ours.eval(), reference.eval()
-    a, b = _rate(rows, our_forward, reference_forward, options.repeats)
-    print(f"| forward, programs/s | {a:,.0f} | {b:,.0f} | **{a / b:.1f}** | 15 |")
-    ours.train(), reference.train()
-    a, b = _rate(rows, our_step, reference_step, options.repeats)
-    print(f"| training step, programs/s | {a:,.0f} | {b:,.0f} | **{a / b:.1f}** | 25 |")
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    config = load_config(options.config)
+    size = parameter_count(LatencyNetwork(config.network, len(DEVICES)))
+    threads = torch.get_num_threads()
+    print(f"{size / 1e6:.2f} M parameters against 13.77 M, {threads} threads, torch {torch.__version__}\n")
+    print("| what | batch | programs/s | published network, programs/s | ratio |")
+    print("| --- | ---: | ---: | ---: | ---: |")
+    for rows in BATCHES:
+        for what, ours, theirs, ratio in compare(config, rows, options.repeats):
+            print(f"| {what} | {rows} | {ours:,.0f} | {theirs:,.0f} | **{ratio:.1f}x** |")
 
 
 if __name__ == "__main__":

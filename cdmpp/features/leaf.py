@@ -244,10 +244,13 @@ def ast_matrix(ast: CompactAST, count: int | None = None) -> np.ndarray[Any, np.
     ndarray of float32, (leaves, WIDTH) or (count, leaves, WIDTH)
         Magnitudes as sign(x) * log2(1 + |x|), flags as they are.
     """
-    raw = np.empty((len(ast.leaves), WIDTH, count or 1))
-    for i, leaf in enumerate(ast.leaves):
-        for j, value in enumerate(leaf_values(ast, leaf)):
-            raw[i, j] = value
+    if count is None:
+        raw = np.array([leaf_values(ast, leaf) for leaf in ast.leaves], dtype=np.float64)[:, :, None]
+    else:
+        raw = np.empty((len(ast.leaves), WIDTH, count))
+        for i, leaf in enumerate(ast.leaves):
+            for j, value in enumerate(leaf_values(ast, leaf)):
+                raw[i, j] = value
     scaled = np.where(_LINEAR_MASK[:, None], raw, np.copysign(np.log2(1 + np.abs(raw)), raw))
     out = scaled.astype(np.float32)
     return out[:, :, 0] if count is None else np.ascontiguousarray(out.transpose(2, 0, 1))

@@ -1,0 +1,28 @@
+"""Ratios of functions that take turns in one run, so that a busy machine slows all of them alike."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+
+def interleaved(
+    functions: Mapping[str, Callable[[], object]], repeats: int, warm_up: int = 2
+) -> dict[str, list[float]]:
+    """Seconds of each call; every round calls each function once."""
+    for _ in range(warm_up):
+        for function in functions.values():
+            function()
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
+    for _ in range(repeats):
+        for name, function in functions.items():
+            started = time.perf_counter()
+            function()
+            seconds[name].append(time.perf_counter() - started)
+    return seconds
+
+
+def median_ratio(slow: list[float], fast: list[float]) -> float:
+    """Median over the rounds of slow / fast."""
+    return statistics.median(a / b for a, b in zip(slow, fast, strict=True))
