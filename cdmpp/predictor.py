@@ -176,10 +176,8 @@ class LatencyPredictor:
         self.artifact = artifact
         # A device is known by its figures, not by its name: a specification of one's own that calls
         # itself "t4" is not the T4 that was trained on, and the T4's figures under another name are.
-        self._trained = {
-            lookup(name).digest(): (i + 1, name) for i, name in reversed(list(enumerate(artifact.devices))) if name
-        }
         devices = [(i + 1, lookup(name)) for i, name in enumerate(artifact.devices) if name]
+        self._trained = {spec.digest(): (index, spec.name) for index, spec in reversed(devices)}
         self._peers = Peers(devices, artifact.domain)
         self._encoded = _Lru(20_000)
         self._answers = _Lru(cache_rows)
@@ -233,7 +231,8 @@ class LatencyPredictor:
         UnknownDeviceError, InvalidDeviceError
             ``device`` is a name that is not known (the message lists the nearest names), or no device.
         DataError
-            ``programs`` is a bare text; a quantile, the protocol or the framework is not one that the model knows.
+            ``programs`` is a bare text; a quantile, the protocol or the framework is not one that the
+            model knows.
         """
         if isinstance(programs, str):
             raise DataError("programs is one text, not a sequence of programs", hint="pass a list: [program]")
@@ -405,8 +404,10 @@ class LatencyPredictor:
         compute, memory = roofline_s(store.summary, device)
         scores = self.artifact.domain.score(
             store.summary,
-            [Context(name, operator_name(q.program), e.dtype, q.protocol, q.program.backend, q.framework or "")
-             for (q, _), e, (_, name) in zip(rows, encoded, identity, strict=True)],
+            [
+                Context(name, *_kind(q.program, e.dtype), q.protocol, q.program.backend, q.framework or "")
+                for (q, _), e, (_, name) in zip(rows, encoded, identity, strict=True)
+            ],
         )  # fmt: skip
         bound = np.maximum(compute, memory)
         point, levels = ratio + reference, levels + reference[:, None]
@@ -444,8 +445,9 @@ class LatencyPredictor:
         asked: list[tuple[int, Trained]] = []
         for row in np.flatnonzero(known == 0).tolist():
             question, spec = rows[row]
-            kind = (operator_name(question.program), encoded[row].dtype, question.protocol, question.program.backend)
-            asked.extend((row, peer) for peer in self._peers.of(spec.kind, *kind))
+            operator, dtype = _kind(question.program, encoded[row].dtype)
+            peers = self._peers.of(spec.kind, operator, dtype, question.protocol, question.program.backend)
+            asked.extend((row, peer) for peer in peers)
         if not asked:
             return
         row_of = np.array([row for row, _ in asked])
@@ -459,9 +461,9 @@ class LatencyPredictor:
             levels[row] += by[0]
 
 
-def operator_name(program: TensorProgram) -> str:
-    """The operator, or "tir" for a program given as TIR: what the domain calls it."""
-    return program.operator.operator if program.operator is not None else "tir"
+def _kind(program: TensorProgram, dtype: str) -> tuple[str, str]:
+    """Operator ("tir" for a program given as TIR) and element type: what the domain calls a question."""
+    return (program.operator.operator if program.operator is not None else "tir"), dtype
 
 
 def check_quantiles(quantiles: Sequence[float]) -> tuple[float, ...]:

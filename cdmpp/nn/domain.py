@@ -129,11 +129,12 @@ class Domain:
         :data:`OUT_STEP`, each further new part (device, type, protocol, framework) :data:`PART_STEP`.
         """
         exact, operator, dtype, protocol, launched = context.keys()
+        device = f"{context.device}&"
         new = [
-            f"{context.device}&" not in self.contexts,
+            device not in self.contexts,
             dtype not in self.contexts,
             protocol not in self.contexts,
-            bool(context.framework) and launched not in self.contexts and f"{context.device}&" in self.contexts,
+            bool(context.framework) and device in self.contexts and launched not in self.contexts,
         ]  # fmt: skip
         if operator not in self.contexts:
             return OUT_STEP + PART_STEP * sum(new)
