@@ -42,7 +42,7 @@ def support(model: ModelOption = None, json: JsonOption = False) -> None:
     rows = []
     for name, about in found["operators"].items():
         fields = [f if value == "required" else f"{f}={value}" for f, value in about["fields"].items()]
-        rows.append((name, "yes" if about["trained"] else "no", ", ".join(fields)))
+        rows.append((name, " ".join(about["trained"]) or "no", ", ".join(fields)))
     print_table(("operator", "trained", "fields"), rows)
     print(f"trained on: {', '.join(found['trained_devices'])} (any other device by its specification)")
     for name in ("backends", "protocols", "frameworks"):

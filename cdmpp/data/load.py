@@ -43,7 +43,14 @@ def import_table(path: str | PathLike[str], out: str | PathLike[str]) -> Measure
     -------
     MeasurementTable
         What was written: every row of the file, those that cannot be used with their reason.
+
+    Raises
+    ------
+    DataError
+        ``out`` is the table itself, or the table cannot be read.
     """
+    if Path(out).exists() and Path(path).exists() and Path(out).samefile(path):
+        raise DataError(f"{out} is the table itself: it would be lost", hint="choose another file for the records")
     table = load_table(path)
     write_records(table, out)
     return table

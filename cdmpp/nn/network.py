@@ -38,6 +38,10 @@ class NetworkConfig(BaseModel):
     dropout: float = Field(0.0, ge=0.0, le=0.9)
 
 
+#: Positions whose encoding is kept; deeper programs are rare.
+POSITION_TABLE = 512
+
+
 def positional_encoding(positions: Tensor, width: int) -> Tensor:
     """sin/cos encoding with the standard exponent: PE[p, 2i] = sin(p / 10000^(2i / width))."""
     exponent = torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / width
@@ -106,6 +110,7 @@ class LatencyNetwork(nn.Module):
     input_mean: Tensor
     input_scale: Tensor
     _meets: Tensor
+    _position_table: Tensor
 
     def __init__(self, config: NetworkConfig, devices: int) -> None:
         super().__init__()
@@ -116,6 +121,9 @@ class LatencyNetwork(nn.Module):
         self.register_buffer("input_mean", torch.zeros(INPUT_WIDTH))
         self.register_buffer("input_scale", torch.ones(INPUT_WIDTH))
         self.register_buffer("_meets", torch.tensor(LEAF_MEETS_DEVICE), persistent=False)
+        # Sines and cosines would be a twentieth of a forward pass; positions beyond the table are computed.
+        table = positional_encoding(torch.arange(POSITION_TABLE), width)
+        self.register_buffer("_position_table", table, persistent=False)
         self.leaf_in = nn.Linear(WIDTH + len(DEVICE_LOGS), width)
         self.condition = nn.Linear(INPUT_WIDTH, width)
         self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.layers))
@@ -148,8 +156,7 @@ class LatencyNetwork(nn.Module):
         meets = leaves[:, :, self._meets] - logs[:, None, :] - 10.0
         scaled = (leaves - self.leaf_mean) * self.leaf_scale
         tokens = self.leaf_in(torch.cat((scaled, meets * 0.1), dim=-1))
-        encoding = positional_encoding(positions, self.config.width)
-        tokens = tokens + encoding + self.condition(inputs)[:, None, :]
+        tokens = tokens + self._encoded(positions) + self.condition(inputs)[:, None, :]
         for layer in self.layers:
             tokens = layer(tokens, mask)
         tokens = self.pool_norm(tokens)
@@ -165,6 +172,11 @@ class LatencyNetwork(nn.Module):
         else:
             mean = (tokens * mask[:, :, None]).sum(dim=1) / mask.sum(dim=1, keepdim=True)
         return torch.cat((pooled, mean), dim=-1)
+
+    def _encoded(self, positions: Tensor) -> Tensor:
+        if int(positions.max()) < POSITION_TABLE:
+            return self._position_table[positions]
+        return positional_encoding(positions, self.config.width)
 
     def standardise(self, inputs: Tensor) -> Tensor:
         """Inputs in units of the training set's spread, clipped: far outside is "far", not "how far"."""
