@@ -50,7 +50,7 @@ def import_table(path: str | PathLike[str], out: str | PathLike[str]) -> Measure
         ``out`` is the table itself, or the table cannot be read.
     """
     if Path(out).exists() and Path(path).exists() and Path(out).samefile(path):
-        raise DataError(f"{out} is the table itself: it would be lost", hint="choose another file for the records")
+        raise DataError(f"{out} is the table itself: it would be lost", hint="choose another file")
     table = load_table(path)
     write_records(table, out)
     return table
