@@ -1,17 +1,24 @@
-"""ONNX model -> the fused PrimFuncs that TVM makes of it (``backend="tvm"``). TVM is imported on first use.
+"""Relax and ONNX models -> the fused PrimFuncs that TVM makes of them. TVM is imported on first use.
 
-The model is frozen first (static shapes, weights as inputs), then goes through Relax: legalised, fused,
-one call of a PrimFunc for each kernel. The functions are as lowered, not scheduled.
+An ONNX model is frozen first (static shapes, weights as inputs). Relax is legalised and fused: one call of
+a PrimFunc for each kernel. The functions are as lowered, not scheduled. torch programs take the same way
+(:mod:`cdmpp.frontends.torch_programs`).
+
+A reshape launches nothing. Relax writes it as a PrimFunc that copies, but its own build pipeline
+(``RewriteDataflowReshape``) turns it into a view of the same memory, as every runtime does, so a latency
+would be of a kernel that nobody runs. The same analysis decides here; transposes, pads, concatenations and
+broadcasts move data and stay.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cdmpp.errors import CdmppError, UnsupportedOperatorError
+from cdmpp.errors import CdmppError, InvalidProgramError, UnsupportedOperatorError
 from cdmpp.frontends.graph import GraphBuilder, ProgramGraph
 from cdmpp.frontends.onnx_model import load_onnx
 from cdmpp.frontends.onnx_static import static_model
@@ -47,38 +54,95 @@ def onnx_tvm_graph(source: str | Path | bytes, dims: Mapping[str, int] | None = 
         TVM or onnx is not installed.
     """
     graph = load_onnx(source, dims)
-    tvm = import_tvm()
+    import_tvm()  # or an error that says how to get it
     model = static_model(graph)
-    module = _fused(tvm, model, graph.name)
+    with importing(graph.name, hint=_HINT):
+        from tvm.relax.frontend.onnx import from_onnx
+
+        module = fused(from_onnx(model))
     fed = sum(not graph.is_constant(i.name) for i in graph.model.graph.input)
     weights = module["main"].params[fed:] if len(module["main"].params) == len(model.graph.input) else []
-    return _programs(tvm, module, graph.name, weights)
+    return programs_of_fused(module, graph.name, weights)
 
 
-def _fused(tvm: Any, model: Any, name: str) -> Any:
-    from tvm.relax import transform
-    from tvm.relax.frontend.onnx import from_onnx
+def relax_graph(module: Any, name: str = "main") -> ProgramGraph:
+    """The fused PrimFuncs of a Relax module.
 
+    Parameters
+    ----------
+    module : tvm.IRModule
+        With a Relax function ``main``, legalised or not. Where its attribute ``num_input`` says how many
+        parameters are inputs, the others are weights, and what depends on them alone runs beforehand.
+    name : str
+        What to call it in messages.
+
+    Raises
+    ------
+    InvalidProgramError
+        No module, or one without a Relax function ``main``.
+    UnsupportedOperatorError
+        A pass of TVM fails on it.
+    """
+    tvm = import_tvm()
+    if not isinstance(module, tvm.IRModule) or "main" not in _relax_functions(tvm, module):
+        raise InvalidProgramError(
+            f"{name}: no Relax function 'main'", hint="pass a tvm.IRModule with a Relax function called main"
+        )
+    with importing(name):
+        lowered = fused(module)
+    return programs_of_fused(lowered, name)
+
+
+@contextmanager
+def importing(name: str, hint: str = "") -> Iterator[None]:
+    """Turns whatever TVM's importers and passes raise into one error, and silences their remarks."""
     try:
-        with warnings.catch_warnings():  # of the importer: remarks on models that it then imports
+        with warnings.catch_warnings():  # remarks on models that are then imported
             warnings.simplefilter("ignore")
-            module = from_onnx(model)
-        # DeadCodeElimination comes last: fusion leaves the unfused functions behind.
-        passes = (
-            transform.DecomposeOpsForInference(), transform.CanonicalizeBindings(), transform.LegalizeOps(),
-            transform.AnnotateTIROpPattern(), transform.FoldConstant(), transform.FuseOps(),
-            transform.FuseTIR(), transform.DeadCodeElimination(),
-        )  # fmt: skip
-        return tvm.transform.Sequential(list(passes))(module)
+            yield
     except CdmppError:
         raise
-    except Exception as error:  # the importer and the passes raise whatever their checks are made of
+    except Exception as error:  # of whatever kind TVM's checks are made of
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         what = next((line for line in lines if "not supported" in line), lines[-1] if lines else repr(error))
-        raise UnsupportedOperatorError(f"{name}: TVM cannot import it: {what[:300]}", hint=_HINT) from None
+        raise UnsupportedOperatorError(f"{name}: TVM cannot import it: {what[:300]}", hint=hint) from None
 
 
-def _programs(tvm: Any, module: Any, name: str, weights: Iterable[Any]) -> ProgramGraph:
+def fused(module: Any) -> Any:
+    """A Relax module, legalised and fused: ``main`` calls one PrimFunc for each kernel."""
+    tvm = import_tvm()
+    from tvm.relax import transform
+
+    attributes = module["main"].attrs
+    if attributes and "num_input" in attributes:
+        # What weights alone determine becomes a function of its own, which runs before the model does.
+        before = (
+            transform.DecomposeOpsForInference(), transform.CanonicalizeBindings(),
+            transform.LiftTransformParams(),
+        )  # fmt: skip
+        module = tvm.transform.Sequential(list(before))(module)
+        module = tvm.IRModule({"main": module["main"], **_prim_funcs(tvm, module)})
+    # DeadCodeElimination comes last: fusion leaves the unfused functions behind.
+    passes = (
+        transform.DecomposeOpsForInference(), transform.CanonicalizeBindings(), transform.LegalizeOps(),
+        transform.AnnotateTIROpPattern(), transform.FoldConstant(), transform.FuseOps(),
+        transform.FuseTIR(), transform.DeadCodeElimination(),
+    )  # fmt: skip
+    return tvm.transform.Sequential(list(passes))(module)
+
+
+def _relax_functions(tvm: Any, module: Any) -> set[str]:
+    pairs = module.functions_items()
+    return {str(v.name_hint) for v, function in pairs if isinstance(function, tvm.relax.Function)}
+
+
+def _prim_funcs(tvm: Any, module: Any) -> dict[Any, Any]:
+    return {v: f for v, f in module.functions_items() if isinstance(f, tvm.tirx.PrimFunc)}
+
+
+def programs_of_fused(module: Any, name: str, weights: Iterable[Any] = ()) -> ProgramGraph:
+    """Programs, counts and dataflow of a fused module; ``weights`` are parameters of ``main``."""
+    tvm = import_tvm()
     relax = tvm.relax
     builder = GraphBuilder(name)
     texts: dict[str, tuple[TensorProgram | None, str]] = {}
@@ -121,6 +185,8 @@ def _programs(tvm: Any, module: Any, name: str, weights: Iterable[Any]) -> Progr
                 )
             elif function is None:
                 builder.unsupported(node, operator, "not lowered to a PrimFunc", reads=read, writes=written)
+            elif relax.analysis.has_reshape_pattern(function):
+                builder.skip(node, operator, "free: a view of the same memory", reads=read, writes=written)
             else:
                 if operator not in texts:
                     texts[operator] = _program(tvm, operator, function)
@@ -149,4 +215,6 @@ def _program(tvm: Any, name: str, function: Any) -> tuple[TensorProgram | None, 
         shape = getattr(parameter.ty, "shape", None)
         if shape is None or not all(isinstance(extent, tvm.tirx.IntImm) for extent in shape):
             return None, "its shapes are dynamic"
+    # One name for all: what schedules and builds them looks for "main".
+    function = function.without_attr("op_pattern").with_attr("global_symbol", "main")
     return TensorProgram.from_tvm_json(str(tvm.ir.save_json(function)), "tvm", name), ""

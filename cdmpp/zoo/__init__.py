@@ -1,0 +1,7 @@
+"""Networks with random weights in plain torch: what the measured tensor programs are made from."""
+
+from __future__ import annotations
+
+from cdmpp.zoo.registry import Network, make_network, network_names, network_parameters, parse_network
+
+__all__ = ["Network", "make_network", "network_names", "network_parameters", "parse_network"]

@@ -1,0 +1,70 @@
+"""Layers that several networks share."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+
+class ConvNorm(nn.Module):
+    """Convolution, batch normalisation and activation: one fused program."""
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        kernel: int | tuple[int, int],
+        stride: int = 1,
+        groups: int = 1,
+        act: type[nn.Module] | None = nn.ReLU,
+    ) -> None:
+        super().__init__()
+        sides = (kernel, kernel) if isinstance(kernel, int) else kernel
+        padding = (sides[0] // 2, sides[1] // 2)
+        self.conv = nn.Conv2d(inputs, outputs, sides, stride, padding, groups=groups, bias=False)
+        self.norm = nn.BatchNorm2d(outputs)
+        # Fresh statistics are 0 and 1, with which folding the normalisation could not go wrong visibly.
+        nn.init.uniform_(self.norm.running_mean, -0.1, 0.1)  # type: ignore[arg-type]
+        nn.init.uniform_(self.norm.running_var, 0.5, 1.5)  # type: ignore[arg-type]
+        self.act = act() if act else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.act(self.norm(self.conv(x)))
+        return y
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """[batch, tokens, width] -> [batch, heads, tokens, width / heads]."""
+    batch, tokens, width = x.shape
+    return x.reshape(batch, tokens, heads, width // heads).transpose(1, 2)
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """[batch, heads, tokens, dim] -> [batch, tokens, heads * dim]."""
+    batch, heads, tokens, dim = x.shape
+    return x.transpose(1, 2).reshape(batch, tokens, heads * dim)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Attention written out: two matrix products and a softmax.
+
+    ``q`` is [..., queries, dim], ``k`` and ``v`` are [..., keys, dim]; ``mask`` is added to the scores. Not
+    ``scaled_dot_product_attention``: torch would decompose it into a program that no compiler starts from.
+    """
+    scores = torch.matmul(q, k.transpose(-1, -2)) * (1 / math.sqrt(q.shape[-1]))
+    if mask is not None:
+        scores = scores + mask
+    return torch.matmul(torch.softmax(scores, -1), v)
+
+
+def causal_mask(queries: int, keys: int) -> Tensor:
+    """[queries, keys]: 0 where a query may look, -1e9 at later keys; the last query sees all keys."""
+    ahead = torch.arange(keys)[None, :] > torch.arange(queries)[:, None] + (keys - queries)
+    return ahead.float() * -1e9
+
+
+def image_input(batch: int, image: int, channels: int = 3) -> tuple[Tensor, ...]:
+    """One random batch of square images."""
+    return (torch.randn(batch, channels, image, image),)

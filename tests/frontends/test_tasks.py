@@ -1,0 +1,70 @@
+"""Networks, files and objects as tuning tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cdmpp.errors import InvalidProgramError
+from cdmpp.frontends.tasks import network_tasks
+from cdmpp.programs.program import TensorProgram
+
+pytestmark = pytest.mark.tvm
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def test_resnet18_has_the_fused_programs_that_one_expects() -> None:
+    found = network_tasks("resnet18:image=64")
+    assert (found.network, found.source, found.unsupported) == ("resnet18", "resnet18:image=64", ())
+    # 20 convolutions, the pooling, the mean and the classifier; ReLU and additions are fused into them.
+    assert sum(task.calls for task in found.tasks) == 23
+    assert sum(task.calls for task in found.tasks if "conv2d" in task.name) == 20
+    assert not any("multiply" in task.name or "sqrt" in task.name for task in found.tasks)
+
+
+def test_bert_tiny_fuses_bias_activation_and_residual_into_its_products() -> None:
+    counts = {task.name: task.calls for task in network_tasks("bert-tiny:seq=16").tasks}
+    assert counts["fused_matmul3_add3_gelu"] == 2
+    assert sum(n for name, n in counts.items() if "matmul" in name) == 2 * (4 + 2 + 2) + 1
+    assert not any(name.startswith("reshape") for name in counts)
+
+
+def test_tasks_are_distinct_and_their_hashes_stable() -> None:
+    first, second = network_tasks("bert-tiny:seq=16").tasks, network_tasks("bert-tiny:seq=16").tasks
+    assert [task.hash for task in first] == [task.hash for task in second]
+    assert len({task.hash for task in first}) == len(first)
+    longer = {task.hash for task in network_tasks("bert-tiny:seq=24").tasks}
+    assert len(longer & {task.hash for task in first}) < len(first) / 2
+
+
+def test_a_task_is_one_function_called_main() -> None:
+    import tvm
+
+    task = network_tasks("bert-tiny:seq=16").tasks[0]
+    function = tvm.ir.load_json(task.tvm_json)
+    assert isinstance(function, tvm.tirx.PrimFunc) and function.attrs["global_symbol"] == "main"
+    assert TensorProgram.from_tvm_json(task.tvm_json).hash == task.hash
+
+
+def test_onnx_files() -> None:
+    found = network_tasks(EXAMPLES / "small_resnet.onnx")
+    assert (found.network, found.source) == ("small_resnet", "small_resnet.onnx")
+    assert sum(task.calls for task in found.tasks if "conv2d" in task.name) == 20
+    assert network_tasks(str(EXAMPLES / "small_resnet.onnx")) == found
+
+
+def test_errors_say_what_to_pass(tmp_path: Path) -> None:
+    with pytest.raises(InvalidProgramError, match="near it: resnet18") as error:
+        network_tasks("resnet81")
+    assert "bert-tiny" in error.value.hint
+    with pytest.raises(InvalidProgramError, match="no parameter 'sequence'") as error:
+        network_tasks("bert-tiny:sequence=4")
+    assert "seq (default 128)" in error.value.hint
+    with pytest.raises(InvalidProgramError, match="not a whole number"):
+        network_tasks("bert-tiny:seq=0")
+    with pytest.raises(InvalidProgramError, match="neither a file"):
+        network_tasks(tmp_path / "missing.onnx")
+    with pytest.raises(InvalidProgramError, match="is no network"):
+        network_tasks(7)
