@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cdmpp.data.arrow import pa
+from cdmpp.data.device_specs import merge_specs
 from cdmpp.data.distinct import distinct_rows
 from cdmpp.data.labels import Labels, Mask
 from cdmpp.data.table import TEXT_COLUMNS, Int64, MeasurementTable, OperatorBlock, TvmPrograms
@@ -51,7 +52,13 @@ def merge_blocks(parts: Sequence[OperatorBlock], keys: int) -> tuple[tuple[Opera
 
 
 def concat(tables: Sequence[MeasurementTable]) -> MeasurementTable:
-    """Put tables one below the other; a program that occurs in several gets one key."""
+    """Put tables one below the other; a program that occurs in several gets one key.
+
+    Raises
+    ------
+    DataError
+        Two tables bring contradicting specifications of one device name.
+    """
     if not tables:
         raise ValueError("no tables to put together")
     if len(tables) == 1:
@@ -81,6 +88,8 @@ def concat(tables: Sequence[MeasurementTable]) -> MeasurementTable:
         source_row=np.concatenate([t.source_row for t in tables]),
         row_filter=_concat_filters(tables),
         repeats_s=_concat_repeats(tables),
+        failure=_concat_failures(tables),
+        device_specs=merge_specs(t.device_specs for t in tables),
         provenance={
             name: Labels.concat([t.provenance.get(name, Labels.constant("", len(t))) for t in tables])
             for name in provenance
@@ -104,6 +113,12 @@ def _merge_tvm(
                 tasks.append(table.tvm.tasks[position])
             key_of[int(offset) + table.tvm.first_key + position] = index[digest]
     return TvmPrograms(first_key, tuple(index), tuple(texts), tuple(tasks))
+
+
+def _concat_failures(tables: Sequence[MeasurementTable]) -> Labels | None:
+    if all(t.failure is None for t in tables):
+        return None
+    return Labels.concat([Labels.constant("", len(t)) if t.failure is None else t.failure for t in tables])
 
 
 def _concat_filters(tables: Sequence[MeasurementTable]) -> Mask | None:

@@ -14,18 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cdmpp.data.labels import Labels
-from cdmpp.devices import lookup
 from cdmpp.errors import UnknownDeviceError
 from cdmpp.programs.operators import DTYPE_BYTES, output_hw
 
 if TYPE_CHECKING:
     from cdmpp.data.table import MeasurementTable, OperatorBlock
+    from cdmpp.devices.spec import DeviceSpec
 
 Float64 = NDArray[np.float64]
 
 #: Rules by which a row is kept, but left out of training. The constants are chosen from the real tables;
 #: docs/data.md has the distribution and the counts.
 EXCLUDED = {
+    "failed": "the program could not be built or run; column failure says why",
     "no_latency": "the row has no latency, or it is not a number",
     "latency_not_positive": "the latency is zero or negative",
     "too_slow": "slower than 300 x its roofline + 10 ms, or over 5 s and slower than 20 x its roofline",
@@ -87,9 +88,8 @@ def work(
     return flops, moved * DTYPE_BYTES[dtype]
 
 
-def roofline_s(block: OperatorBlock, device_name: str) -> Float64:
+def roofline_s(block: OperatorBlock, device: DeviceSpec) -> Float64:
     """Roofline of every operator of a block on one device, in seconds: a lower bound in the main."""
-    device = lookup(device_name)
     flops, moved = work(block.operator, block.dtype, block.flags, block.sizes)
     peak = device.peak(block.dtype, matrix=uses_matrix_units(block.operator))
     return np.asarray(np.maximum(flops / peak, moved / device.mem_bandwidth_bytes_per_s))
@@ -103,9 +103,10 @@ def table_roofline_s(table: MeasurementTable) -> Float64:
         for code in np.unique(devices):
             rows = np.flatnonzero(devices == code)
             try:
-                result[block.row_index[rows]] = roofline_s(block.take(rows), table.device.names[code])
+                device = table.device_spec(table.device.names[code])
             except UnknownDeviceError:
                 continue
+            result[block.row_index[rows]] = roofline_s(block.take(rows), device)
     return result
 
 
@@ -121,4 +122,5 @@ def flag_rows(table: MeasurementTable) -> Labels:
         flags[(latency > LONG_S) & (latency > LONG_FACTOR * bound)] = code["too_slow"]
         flags[latency <= 0] = code["latency_not_positive"]
     flags[~np.isfinite(latency)] = code["no_latency"]
+    flags[table.failed] = code["failed"]
     return Labels(flags, reasons)

@@ -18,14 +18,17 @@ import numpy as np
 
 from cdmpp.data.arrow import pa, pq
 from cdmpp.data.assemble import CODE, REASONS, canonical_devices, mark, settings_known
+from cdmpp.data.device_specs import read_specs, spec_text
 from cdmpp.data.labels import Labels
 from cdmpp.data.physics import EXCLUDED, flag_rows
 from cdmpp.data.program_texts import read_programs
 from cdmpp.data.raw import RawTable
 from cdmpp.data.table import UNSUPPORTED, Int64, MeasurementTable
+from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import DataError
 
-#: Version of the schema, in the file's metadata. Files of a newer version are refused.
+#: Version of the schema, in the file's metadata. Files of a newer version are refused. A column that
+#: readers may do without (``device_spec``, ``failure``) does not raise it.
 SCHEMA_VERSION = 1
 VERSION_KEY = b"cdmpp_records_version"
 ROW_GROUP_ROWS = 1_000_000
@@ -39,11 +42,13 @@ COLUMNS: dict[str, tuple[Any, str, str]] = {
     "program": (pa.dictionary(pa.int32(), pa.large_string()), "the program itself", ""),
     "task": (_TEXT, "workload that a scheduled program belongs to; empty if none", ""),
     "device": (_TEXT, "canonical device name", ""),
+    "device_spec": (_TEXT, "JSON of the device's specification, for devices of one's own; empty if none", ""),
     "backend": (_TEXT, "library or tvm", ""),
     "protocol": (_TEXT, "kernel, graph or eager", ""),
     "framework": (_TEXT, "who launched it; empty if not known", ""),
     "latency_s": (pa.float64(), "the label, by the source's statistic; null if not measured", "s"),
     "repeats_s": (pa.list_(pa.float64()), "raw repeats, where there are any", "s"),
+    "failure": (_TEXT, "why the program could not be built or run; empty if it ran", ""),
     "flagged": (pa.bool_(), "true if the row is left out of training", ""),
     "excluded_reason": (_TEXT, "why it is left out; empty if it is not", ""),
     "unsupported_reason": (_TEXT, "why the row cannot be predicted; empty if it can", ""),
@@ -64,10 +69,16 @@ class Measurement:
     ----------
     program_hash, program_kind, program : str
         As in :data:`COLUMNS`; an operator's hash is ``OperatorSpec.hash()`` and may be left empty.
+    device : str
+        Name of the device.
     latency_s : float or None
-        Seconds.
+        Seconds; None where there is none.
     repeats_s : tuple of float
         Raw repeats in seconds.
+    device_spec : DeviceSpec or None
+        What the device is; needed where :mod:`cdmpp.devices` does not know its name. It bears that name.
+    failure : str
+        Why the program could not be built or run, "" if it ran; a failed one has no latency.
     provenance : mapping of str to str
         Versions, clocks, driver, date: each key becomes a column.
     """
@@ -85,13 +96,23 @@ class Measurement:
     source: str = "measured"
     excluded_reason: str = ""
     provenance: Mapping[str, str] | None = None
+    device_spec: DeviceSpec | None = None
+    failure: str = ""
+
+    def __post_init__(self) -> None:
+        if self.failure and self.latency_s is not None:
+            raise DataError(
+                f"a failed measurement ({self.failure}) has a latency", hint="leave latency_s None"
+            )
 
 
 def from_measurements(rows: list[Measurement]) -> MeasurementTable:
     """Build a checked table from single measurements."""
     names = ("program_hash", "program_kind", "program", "task", "device", "backend", "protocol")
     columns: dict[str, Any] = {n: [getattr(r, n) for r in rows] for n in (*names, "framework", "source")}
-    columns["excluded_reason"] = [r.excluded_reason for r in rows]
+    columns |= {n: [getattr(r, n) for r in rows] for n in ("excluded_reason", "failure")}
+    texts = {id(r.device_spec): spec_text(r.device_spec) for r in rows if r.device_spec is not None}
+    columns["device_spec"] = [texts.get(id(r.device_spec), "") for r in rows]
     columns["latency_s"] = pa.array([r.latency_s for r in rows], type=pa.float64())
     columns["repeats_s"] = pa.array([list(r.repeats_s) or None for r in rows], type=COLUMNS["repeats_s"][0])
     for name in sorted({key for r in rows for key in r.provenance or {}}):
@@ -138,17 +159,22 @@ def to_arrow(table: MeasurementTable) -> Any:
         else np.where(table.program_key < 0, 2, 0).astype(np.int32),
         ("operator", "tvm_json", ""),
     )
+    failure = table.failure or Labels.constant("", len(table))
+    specs = {name: spec_text(spec) for name, spec in table.device_specs.items()}
     tasks = _by_program(table, ("",) * len(texts) + table.tvm.tasks)
     columns: dict[str, Any] = {
         "program_hash": _dictionary(_by_program(table, table.program_hashes)),
         "program_kind": _dictionary(kinds),
         "program": _dictionary(_by_program(table, (*texts, *table.tvm.texts)), pa.large_string()),
         "task": _dictionary(tasks),
-        **{n: _dictionary(getattr(table, n)) for n in ("device", "backend", "protocol", "framework")},
+        "device": _dictionary(table.device),
+        "device_spec": _dictionary(table.device.map(lambda name: specs.get(name, ""))),
+        **{n: _dictionary(getattr(table, n)) for n in ("backend", "protocol", "framework")},
         "latency_s": pa.array(table.latency_s, from_pandas=True),
         "repeats_s": pa.nulls(len(table), COLUMNS["repeats_s"][0])
         if table.repeats_s is None
         else table.repeats_s,
+        "failure": _dictionary(failure),
         "flagged": pa.array(~table.excluded.is_("")),
         "excluded_reason": _dictionary(table.excluded),
         "unsupported_reason": _dictionary(table.unsupported),
@@ -203,8 +229,11 @@ def table_from_arrow(arrow: Any, path: Path) -> MeasurementTable:
     parsed = read_programs(raw.labels("program"), raw.labels("program_kind"), raw)
     device_name = raw.labels("source_device") if "source_device" in raw.columns else raw.labels("device")
     device, known = canonical_devices(raw.labels("device"))
+    specs, wrong_device = read_specs(device, raw.labels("device_spec"))
+    known |= np.array([*(name in specs for name in device.names), False], dtype=np.bool_)[device.codes]
     backend, protocol, framework = (raw.labels(n) for n in ("backend", "protocol", "framework"))
     reason = _stored_reasons(raw, parsed.reason, parsed.key)
+    mark(reason, wrong_device, "invalid_device")
     mark(reason, ~known, "unknown_device")
     mark(reason, ~settings_known(backend, protocol, framework), "unknown_setting")
     source_row = raw.ints("source_row")
@@ -224,6 +253,8 @@ def table_from_arrow(arrow: Any, path: Path) -> MeasurementTable:
         source_row=np.where(source_row.missing, np.arange(rows), source_row.values),
         row_filter=_filter(raw),
         repeats_s=_repeats(arrow),
+        failure=raw.labels("failure") if "failure" in raw.columns else None,
+        device_specs=specs,
         provenance={
             name: raw.labels(name) for name in raw.columns if name not in COLUMNS and _is_text(arrow, name)
         },

@@ -12,10 +12,11 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
+from cdmpp.data.device_specs import resolve
 from cdmpp.data.distinct import U64, hash_rows, splitmix64
 from cdmpp.data.labels import Mask
 from cdmpp.data.table import MeasurementTable, OperatorBlock
-from cdmpp.devices import lookup
+from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import DataError, UnknownDeviceError
 from cdmpp.programs.operators import operator_family
 
@@ -132,14 +133,15 @@ def split_by_network(
     return _rows(table, parts)
 
 
-def device_group(name: str) -> str:
+def device_group(name: str, specs: Mapping[str, DeviceSpec] | None = None) -> str:
     """Group of near twins that a device belongs to; its canonical name if it is in none.
 
-    ``name`` may also be a group of :data:`DEVICE_GROUPS` itself.
+    ``name`` may also be a group of :data:`DEVICE_GROUPS` itself, or a device whose specification records
+    bring (``specs``, see :attr:`MeasurementTable.device_specs`).
     """
     if name in DEVICE_GROUPS:
         return name
-    canonical: str = lookup(name).name
+    canonical: str = resolve(name, specs or {}).name
     return next((group for group, members in DEVICE_GROUPS.items() if canonical in members), canonical)
 
 
@@ -157,11 +159,11 @@ def split_by_device(table: MeasurementTable, holdout: Sequence[str]) -> tuple[Ma
         ``test``: rows of the named devices' groups; ``train``: rows of all other known devices. Rows of
         unknown devices are in neither.
     """
-    groups = {device_group(name) for name in holdout}
+    groups = {device_group(name, table.device_specs) for name in holdout}
     part = np.full(len(table.device.names) + 1, UNUSED, dtype=np.int8)
     for code, name in enumerate(table.device.names):
         with suppress(UnknownDeviceError):
-            part[code] = TEST if device_group(name) in groups else TRAIN
+            part[code] = TEST if device_group(name, table.device_specs) in groups else TRAIN
     rows = part[table.device.codes]
     return rows == TRAIN, rows == TEST
 

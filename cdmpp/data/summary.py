@@ -46,7 +46,8 @@ def summarise(table: MeasurementTable) -> dict[str, Any]:
 
 
 def fingerprint(table: MeasurementTable) -> str:
-    """Hash (hex, 32 characters) of programs, conditions, latencies and flags, row by row.
+    """Hash (hex, 32 characters) of programs, conditions, latencies and flags, row by row, and of the devices'
+    specifications that the records bring.
 
     The same for the same rows in the same order, whichever file they were read from.
     """
@@ -60,6 +61,8 @@ def fingerprint(table: MeasurementTable) -> str:
         rank = np.array([order.index(n) if n in order else -1 for n in labels.names], dtype="<i4")
         digest.update("\0".join(order).encode())
         digest.update(rank[labels.codes].tobytes() if len(table) else b"")
+    for name in sorted(set(table.device.used()) & set(table.device_specs)):
+        digest.update(f"{name}\0{table.device_spec(name).digest()}".encode())
     return digest.hexdigest()[:32]
 
 

@@ -13,8 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cdmpp.data.arrow import pa
+from cdmpp.data.device_specs import resolve
 from cdmpp.data.fields import flag_defaults, integer_fields
 from cdmpp.data.labels import Labels, Mask
+from cdmpp.devices.spec import DeviceSpec
 from cdmpp.programs.operators import OperatorSpec, make_operator
 
 Flag: TypeAlias = bool | int | str
@@ -29,7 +31,8 @@ UNSUPPORTED = {
     "missing_size": "a size that the operator needs is null or its column is absent",
     "invalid_size": "a size is not a whole number or out of its range",
     "contradictory_sizes": "the sizes contradict each other (groups, heads, kernel size) or are absurd",
-    "unknown_device": "the device is not in cdmpp.devices",
+    "unknown_device": "the device is not in cdmpp.devices, and the record brings no specification",
+    "invalid_device": "the record's device specification cannot be read, or is one of another device",
     "unknown_setting": "backend, protocol or framework is not one that cdmpp knows",
     "missing_program": "the record has no program text, or one that cannot be read",
 }
@@ -131,8 +134,12 @@ class MeasurementTable:
         ``neusight_filter``, for reports only; True where a table has no such column.
     repeats_s : pyarrow list<double> array or None
         Raw repeats in seconds.
+    failure : Labels or None
+        Why a program could not be measured, "" where it was; None where the table has no such column.
     provenance : mapping of str to Labels
         Further text columns of project records (versions, clocks, date).
+    device_specs : mapping of str to DeviceSpec
+        Specifications that the records bring, by canonical device name; use :meth:`device_spec`.
     """
 
     programs: tuple[OperatorBlock, ...]
@@ -150,7 +157,9 @@ class MeasurementTable:
     source_row: Int64
     row_filter: Mask | None = None
     repeats_s: Any = None
+    failure: Labels | None = None
     provenance: Mapping[str, Labels] = field(default_factory=dict)
+    device_specs: Mapping[str, DeviceSpec] = field(default_factory=dict)
     tvm: TvmPrograms = field(default_factory=TvmPrograms)
 
     def __len__(self) -> int:
@@ -170,6 +179,21 @@ class MeasurementTable:
     def trainable(self) -> Mask:
         """Rows used for training: predictable, and not left out by a physics rule."""
         return self.predictable & self.excluded.is_("")
+
+    @property
+    def failed(self) -> Mask:
+        """Rows whose program could not be measured."""
+        return np.zeros(len(self), dtype=np.bool_) if self.failure is None else ~self.failure.is_("")
+
+    def device_spec(self, name: str) -> DeviceSpec:
+        """Specification used for a device of this table; see :mod:`cdmpp.data.device_specs`.
+
+        Raises
+        ------
+        UnknownDeviceError
+            cdmpp does not know the name, and no record brings its specification.
+        """
+        return resolve(name, self.device_specs)
 
     @cached_property
     def specs(self) -> tuple[OperatorBlock, ...]:
@@ -211,6 +235,7 @@ class MeasurementTable:
             source_row=self.source_row[rows],
             row_filter=None if self.row_filter is None else self.row_filter[rows],
             repeats_s=None if self.repeats_s is None else self.repeats_s.take(pa.array(_indices(rows))),
+            failure=None if self.failure is None else self.failure.take(rows),
             provenance={name: column.take(rows) for name, column in self.provenance.items()},
         )
 

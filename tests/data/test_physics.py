@@ -53,10 +53,10 @@ def test_roofline_is_the_slower_of_both():
     device = lookup("t4")
     sizes = {n: np.array([8192], dtype=np.int64) for n in "mnk"}
     big = make_block("linear", "float32", {}, sizes, np.arange(1))
-    assert roofline_s(big, "t4")[0] == pytest.approx(2 * 8192**3 / device.peak("float32", matrix=True))
+    assert roofline_s(big, device)[0] == pytest.approx(2 * 8192**3 / device.peak("float32", matrix=True))
     sizes = {n: np.array([8192], dtype=np.int64) for n in ("rows", "cols")}
     copied = make_block("relu", "float32", {}, sizes, np.arange(1))
-    assert roofline_s(copied, "t4")[0] == pytest.approx(8 * 8192**2 / device.mem_bandwidth_bytes_per_s)
+    assert roofline_s(copied, device)[0] == pytest.approx(8 * 8192**2 / device.mem_bandwidth_bytes_per_s)
 
 
 def test_table_roofline_row_by_row(layout, save):
@@ -66,5 +66,5 @@ def test_table_roofline_row_by_row(layout, save):
     for block in table.specs:
         for position, row in enumerate(block.row_index):
             one = block.take(np.array([position]))
-            assert found[row] == roofline_s(one, table.device[int(row)])[0]
+            assert found[row] == roofline_s(one, table.device_spec(table.device[int(row)]))[0]
     assert set(table.excluded.names) <= {"", *EXCLUDED}
