@@ -19,7 +19,6 @@ import numpy as np
 import torch
 
 from cdmpp.devices.loading import from_mapping
-from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError, InvalidDeviceError, InvalidProgramError
 from cdmpp.features.encode import EncodedPrograms, encode_operator, encode_tvm_json
@@ -176,7 +175,7 @@ class LatencyPredictor:
         self.artifact = artifact
         # A device is known by its figures, not by its name: a specification of one's own that calls
         # itself "t4" is not the T4 that was trained on, and the T4's figures under another name are.
-        devices = [(i + 1, lookup(name)) for i, name in enumerate(artifact.devices) if name]
+        devices = artifact.trained_devices
         self._trained = {spec.digest(): (index, spec.name) for index, spec in reversed(devices)}
         self._peers = Peers(devices, artifact.domain)
         self._encoded = _Lru(20_000)
@@ -236,7 +235,7 @@ class LatencyPredictor:
         """
         if isinstance(programs, str):
             raise DataError("programs is one text, not a sequence of programs", hint="pass a list: [program]")
-        spec = _as_device(device)
+        spec = self._as_device(device)
         _check_setting("protocol", protocol, PROTOCOLS)
         if framework is not None:
             _check_setting("framework", framework, FRAMEWORKS)
@@ -254,6 +253,17 @@ class LatencyPredictor:
                             error=ErrorInfo.of(item[1]))
             for item in items
         ]  # fmt: skip
+
+    def _as_device(self, device: DeviceSpec | Mapping[str, Any] | str) -> DeviceSpec:
+        if isinstance(device, str):
+            return self.artifact.device(device)
+        if isinstance(device, DeviceSpec):
+            return device
+        if isinstance(device, Mapping):
+            return from_mapping(dict(device))
+        raise InvalidDeviceError(
+            f"{device!r} is not a device", hint="pass a name, a DeviceSpec or its fields"
+        )
 
     def predict_questions(
         self, questions: Sequence[Question], quantiles: Sequence[float] = DEFAULT_QUANTILES
@@ -273,7 +283,7 @@ class LatencyPredictor:
             try:
                 spec = question.device
                 if isinstance(spec, str):
-                    spec = specs.get(spec) or specs.setdefault(spec, lookup(spec))
+                    spec = specs.get(spec) or specs.setdefault(spec, self.artifact.device(spec))
                 _check_setting("protocol", question.protocol, PROTOCOLS)
                 if question.framework is not None:
                     _check_setting("framework", question.framework, FRAMEWORKS)
@@ -480,16 +490,6 @@ def check_quantiles(quantiles: Sequence[float]) -> tuple[float, ...]:
 def _check_setting(what: str, value: str, known: Sequence[str]) -> None:
     if value not in known:
         raise DataError(f"{what} {value!r} is not known", hint="one of: " + ", ".join(known))
-
-
-def _as_device(device: DeviceSpec | Mapping[str, Any] | str) -> DeviceSpec:
-    if isinstance(device, str):
-        return lookup(device)
-    if isinstance(device, DeviceSpec):
-        return device
-    if isinstance(device, Mapping):
-        return from_mapping(dict(device))
-    raise InvalidDeviceError(f"{device!r} is not a device", hint="pass a name, a DeviceSpec or its fields")
 
 
 def _as_program(program: OperatorSpec | str | Mapping[str, Any]) -> TensorProgram:

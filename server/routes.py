@@ -111,9 +111,11 @@ async def readyz(request: Request) -> Ready:
 @router.get("/devices", summary="Known devices")
 async def devices(request: Request) -> DeviceList:
     """Every device that can be named, with its figures. Any other goes into an item as an object."""
-    trained = set(_service(request).predictor.artifact.devices)
+    artifact = _service(request).predictor.artifact
+    trained, named = set(artifact.devices), {spec.name: spec for spec in known()}
+    every = {**named, **{name: artifact.device(name) for name in artifact.device_specs}}
     return DeviceList(
-        devices=[KnownDevice(**spec.model_dump(), trained=spec.name in trained) for spec in known()]
+        devices=[KnownDevice(**spec.model_dump(), trained=name in trained) for name, spec in every.items()]
     )
 
 

@@ -6,13 +6,14 @@ import json
 import logging
 import math
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from pydantic import ValidationError
 
-from cdmpp.devices import DeviceSpec, from_mapping, lookup
+from cdmpp.devices import DeviceSpec, from_mapping
 from cdmpp.errors import CdmppError
+from cdmpp.nn.artifact import Artifact
 from cdmpp.predictor import ErrorInfo, LatencyPredictor, Prediction, Question
 from server.cache import ProgramCache
 from server.problems import ProblemError, SchemaViolation, internal_error
@@ -86,7 +87,7 @@ class PredictionService:
         questions: list[Question] = []
         positions: list[int] = []
         # The answer of a device is the same for every item that names it.
-        named = lru_cache(maxsize=None)(_device_or_error)
+        named = lru_cache(maxsize=None)(partial(_device_or_error, self.predictor.artifact))
         for position, item in enumerate(request.items):
             if request.strict:
                 check_item(position, item)
@@ -115,10 +116,10 @@ class PredictionService:
         return Question(program, device, item.protocol, item.framework)
 
 
-def _device_or_error(name: str) -> DeviceSpec | CdmppError:
-    # lookup and never load_device: a client's text is not a path on this machine.
+def _device_or_error(artifact: Artifact, name: str) -> DeviceSpec | CdmppError:
+    # By name and never load_device: a client's text is not a path on this machine.
     try:
-        return lookup(name)
+        return artifact.device(name)
     except CdmppError as error:
         return error
 

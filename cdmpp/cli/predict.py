@@ -164,7 +164,8 @@ def _predict(
     specs: list[tuple[str, DeviceSpec | CdmppError]] = []
     for text in dict.fromkeys(devices):
         try:
-            specs.append((text, load_device(text)))
+            is_file = text.lower().endswith((".json", ".toml"))
+            specs.append((text, load_device(text) if is_file else predictor.artifact.device(text)))
         except CdmppError as error:
             specs.append((text, error))
     results: list[_Result | None] = []

@@ -21,6 +21,7 @@ from cdmpp.data.table import (
     Int64,
     MeasurementTable,
     OperatorBlock,
+    TvmPrograms,
     make_block,
 )
 from cdmpp.devices import lookup
@@ -101,6 +102,7 @@ def assemble(draft: Draft) -> MeasurementTable:
         unsupported=Labels(reason, REASONS),
         source_row=np.arange(rows, dtype=np.int64),
         row_filter=draft.row_filter,
+        tvm=TvmPrograms(first_key=sum(map(len, programs))),
     )
     return replace(table, excluded=flag_rows(table))
 

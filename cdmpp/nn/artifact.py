@@ -11,8 +11,9 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,11 @@ from typing import Any
 import torch
 from safetensors.torch import load, save
 
-from cdmpp.errors import ArtifactError
+from cdmpp.data.device_specs import resolve
+from cdmpp.devices.loading import from_mapping
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.devices.table import table
+from cdmpp.errors import ArtifactError, CdmppError
 from cdmpp.features.schema import SCHEMA_HASH
 from cdmpp.nn.domain import Domain
 from cdmpp.nn.inputs import QUESTION_COLUMNS, SUMMARY_COLUMNS
@@ -43,6 +48,7 @@ class Artifact:
         In evaluation mode.
     devices : tuple of str
         Names of the training devices; device i has embedding i + 1. "" where a device was held out.
+        :attr:`trained_devices` are their specifications.
     domain : Domain
         What was trained on, for the domain score.
     calibration : dict
@@ -56,6 +62,26 @@ class Artifact:
     domain: Domain
     calibration: dict[str, float]
     manifest: dict[str, Any]
+
+    @cached_property
+    def device_specs(self) -> dict[str, DeviceSpec]:
+        """Specifications of training devices that no table knows: they came with the records."""
+        return {name: from_mapping(spec) for name, spec in self.manifest.get("device_specs", {}).items()}
+
+    def device(self, name: str) -> DeviceSpec:
+        """A device by name: a known one, or one of the training devices.
+
+        Raises
+        ------
+        UnknownDeviceError
+            It is neither.
+        """
+        return resolve(name, self.device_specs)
+
+    @cached_property
+    def trained_devices(self) -> list[tuple[int, DeviceSpec]]:
+        """Training devices that were not held out, with their index in the network's embedding."""
+        return [(i + 1, self.device(name)) for i, name in enumerate(self.devices) if name]
 
     @property
     def model_id(self) -> str:
@@ -77,9 +103,11 @@ def library_versions() -> dict[str, str]:
 def save_artifact(
     folder: Path, network: LatencyNetwork, domain: Domain, *, name: str, devices: list[str],
     calibration: dict[str, float], details: dict[str, Any], extra: Mapping[str, bytes] | None = None,
+    device_specs: Iterable[DeviceSpec] = (),
 ) -> dict[str, Any]:  # fmt: skip
     """Write a model folder, replacing an older one; returns the manifest.
 
+    ``device_specs``: specifications of the devices; those that no table knows are stored with the model.
     ``details`` (configuration, data fingerprint, metrics, ...) go into the manifest as they are. ``extra``
     are further files by name: they lie beside the model, with their checksums in the manifest.
     """
@@ -100,6 +128,10 @@ def save_artifact(
         "label": "log(latency_s / (flops / peak + bytes / bandwidth + protocol floor))",
         "network": network.config.model_dump(),
         "devices": devices,
+        "device_specs": {
+            spec.name: spec.model_dump(mode="json", exclude_none=True)
+            for spec in device_specs if spec.name in devices and spec.name not in table()
+        },
         "domain": domain.manifest(),
         "calibration": calibration,
         "libraries": library_versions(),
@@ -186,4 +218,11 @@ def load_artifact(folder: str | os.PathLike[str]) -> Artifact:
             f"{path} is damaged: {error}", hint="copy the model folder again, or retrain"
         ) from None
     network.eval()
-    return Artifact(network, tuple(manifest["devices"]), domain, manifest["calibration"], manifest)
+    artifact = Artifact(network, tuple(manifest["devices"]), domain, manifest["calibration"], manifest)
+    try:
+        artifact.trained_devices  # noqa: B018 - looked up now, so that a model of unknown devices fails here
+    except CdmppError as error:
+        raise ArtifactError(
+            f"{path}: {error}", hint="use the cdmpp version that made it, or retrain"
+        ) from None
+    return artifact

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from cdmpp.errors import ArtifactError
-from cdmpp.nn.artifact import MANIFEST, TENSORS, load_artifact
+from cdmpp.devices import lookup
+from cdmpp.errors import ArtifactError, UnknownDeviceError
+from cdmpp.nn.artifact import MANIFEST, TENSORS, load_artifact, save_artifact
 from cdmpp.predictor import LatencyPredictor
 from tests.nn.synthetic import DEVICES, network, random_inputs, write_artifact
+
+PROGRAM = "softmax:rows=4096,cols=512"
 
 
 @pytest.fixture
@@ -37,6 +40,25 @@ def test_round_trip(folder: Path) -> None:
         for one, two in zip(loaded.network(mask=None, **inputs), network()(mask=None, **inputs), strict=True):
             assert torch.equal(one, two)
     assert sorted(p.name for p in folder.iterdir()) == [MANIFEST, TENSORS]
+
+
+def test_a_device_that_no_table_knows_goes_with_the_model(folder: Path) -> None:
+    mine = lookup("l4").model_copy(update={"name": "my-card", "compute_units": 44})
+    artifact = load_artifact(folder)
+    save_artifact(
+        folder, artifact.network, artifact.domain, name="own", devices=["t4", "my-card", ""],
+        calibration=artifact.calibration, details={}, device_specs=[lookup("t4"), mine, lookup("l4")],
+    )  # fmt: skip
+    predictor = LatencyPredictor.load(folder)
+    assert set(predictor.artifact.manifest["device_specs"]) == {"my-card"}
+    assert predictor.artifact.trained_devices == [(1, lookup("t4")), (2, mine)]
+    by_name, by_figures = (predictor.predict([PROGRAM], device)[0] for device in ("my-card", mine))
+    assert by_name.latency_s == by_figures.latency_s > 0
+    with pytest.raises(UnknownDeviceError):
+        predictor.predict([PROGRAM], "your-card")
+    edit(folder, device_specs={})
+    with pytest.raises(ArtifactError, match="my-card"):
+        load_artifact(folder)
 
 
 def test_the_name_follows_the_content(tmp_path: Path) -> None:
@@ -90,6 +112,7 @@ DAMAGE = {
     "no checksum": (lambda f: edit(f, sha256={}), "damaged"),
     "network of another size": (lambda f: edit(f, network={"width": 32}), "damaged"),
     "unknown network field": (lambda f: edit(f, network={"wings": 2}), "damaged"),
+    "unknown device": (lambda f: edit(f, devices=["t4", "l4", "nothing-of-ours"]), "nothing-of-ours"),
     "no devices": (lambda f: edit(f, devices=None), "damaged"),
     "manifest is not JSON": (lambda f: (f / MANIFEST).write_text("{"), "not JSON"),
     "manifest is a list": (lambda f: (f / MANIFEST).write_text("[]"), "format"),
