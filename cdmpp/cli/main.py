@@ -12,6 +12,7 @@ import typer
 
 from cdmpp import __version__
 from cdmpp.cli.catalogue import devices, support
+from cdmpp.cli.collect import collect
 from cdmpp.cli.data import data
 from cdmpp.cli.errors import CdmppGroup
 from cdmpp.cli.evaluate import evaluate
@@ -56,6 +57,7 @@ app.command(epilog="example: cdmpp predict model.onnx --device a100-pcie-40gb --
 app.command(epilog="example: cdmpp inspect softmax:rows=4096,cols=1024")(inspect)
 app.command("eval", epilog="example: cdmpp eval --records ops_vidur_fp16.parquet --devices a40")(evaluate)
 app.command(epilog="example: cdmpp train --config configs/base.toml --public-data DIR --out mymodel")(train)
+app.command(epilog="example: cdmpp collect --network resnet18 --schedules 64 --out data/my-cpu")(collect)
 app.command(epilog="example: cdmpp serve --port 8080")(serve)
 app.command(epilog="example: cdmpp devices --json")(devices)
 app.command(epilog="example: cdmpp support")(support)

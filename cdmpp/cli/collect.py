@@ -1,0 +1,244 @@
+"""``cdmpp collect``."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cdmpp.cli.output import JsonOption, on_terminal, print_json
+
+if TYPE_CHECKING:
+    from cdmpp.measure.collect import CollectSettings, Progress
+    from cdmpp.measure.targets import Configuration
+
+
+def collect(
+    sources: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FILE]...",
+            help="ONNX model, torch.export program (.pt2), Relax module (.json).",
+            show_default=False,
+        ),
+    ] = None,
+    network: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--network",
+            metavar="NAME[:K=V,...]",
+            help="A network of the zoo; repeatable. --network help lists them.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder to fill.", show_default=False)
+    ] = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--target",
+            metavar="TARGET[@THREADS]",
+            help="native, x86-64-v2|v3|v4, a TVM target tag, its JSON, or cuda:DEVICE; repeatable: "
+            "the same programs on each.",
+            show_default="native",
+        ),
+    ] = None,
+    schedules: Annotated[int, typer.Option(min=0, help="Random schedules of each task.")] = 64,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the schedules.")] = 0,
+    tune: Annotated[
+        int, typer.Option(min=0, help="Also search: so many measured trials a task (first target).")
+    ] = 0,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE", help="The device, where this machine is not it.", show_default=False
+        ),
+    ] = None,
+    tracker: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Measure through TVM's RPC tracker.", show_default=False),
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Key of the boards at the tracker.", show_default=False)
+    ] = None,
+    build_only: Annotated[
+        bool, typer.Option("--build-only", help="Write an archive for `cdmpp measure` and run nothing.")
+    ] = False,
+    flush_cache: Annotated[
+        bool, typer.Option("--flush-cache", help="Empty the CPU's caches before every run.")
+    ] = False,
+    time_limit_s: Annotated[float, typer.Option(min=0.1, help="Limit of all runs of one program.")] = 30.0,
+    memory_gib: Annotated[float, typer.Option(min=1, help="Address space of a worker.")] = 8.0,
+    repeat_gap_s: Annotated[
+        float, typer.Option(min=0, help="Time between the two measurements of the noise floor.")
+    ] = 180.0,
+    json: JsonOption = False,
+) -> None:
+    """Turn networks into measured tensor programs.
+
+    Lowers the networks, draws schedules, builds and times them in worker processes, and writes
+    DIR/records.parquet, repeats.parquet and a card. Stopped at any moment, the same command goes on.
+    """
+    from cdmpp.errors import InvalidProgramError
+    from cdmpp.measure.collect import CollectSettings
+    from cdmpp.measure.targets import configurations
+    from cdmpp.measure.timing import TimingSettings
+
+    wanted = [*(network or ()), *(sources or ())]
+    if network == ["help"]:
+        _print_networks()
+        return
+    if not wanted:
+        raise InvalidProgramError(
+            "no network is named", hint="--network NAME or a file; --network help lists the names"
+        )
+    if out is None:
+        raise typer.BadParameter("say where to: --out DIR", param_hint="--out")
+    if (tracker is None) != (key is None):
+        raise typer.BadParameter("--tracker and --key go together", param_hint="--tracker")
+    settings = CollectSettings(
+        schedules=schedules, seed=seed, tune=tune, time_limit_s=time_limit_s, memory_gib=memory_gib,
+        repeat_gap_s=repeat_gap_s, timing=TimingSettings(flush_cache=flush_cache),
+    )  # fmt: skip
+    chosen = configurations(
+        tuple(target or ("native",)), device=device, remote=tracker is not None or build_only
+    )
+    if build_only:
+        _build_only(wanted, chosen, out, settings)
+        return
+    _measure(wanted, chosen, out, settings, tracker, key, json)
+
+
+def _measure(
+    wanted: list[str], chosen: tuple[Configuration, ...], out: Path, settings: CollectSettings,
+    tracker: str | None, key: str | None, json: bool,
+) -> None:  # fmt: skip
+    from cdmpp.data.summary import info
+    from cdmpp.measure.collect import LocalTimers, collect
+
+    with progress_bars() as progress:
+        timers: Any = LocalTimers
+        if tracker is not None and key is not None:
+            from cdmpp.measure.remote import remote_timers
+
+            timers = remote_timers(tracker, key)
+        try:
+            collect(wanted, chosen, out, settings, timers=timers, progress=progress)
+        except KeyboardInterrupt:
+            print(f"stopped; the same command goes on with {out}", file=sys.stderr)
+            raise typer.Exit(130) from None
+    summary = info(out)
+    if json:
+        print_json(summary)
+    else:
+        floor = summary["noise_floor"]
+        print(
+            f"wrote {out}: {summary['records']:,} records of {summary['programs']:,} programs, "
+            f"{summary['failed']:,} failed, {summary['flagged']:,} flagged"
+            + (f", noise floor {floor:.1%}" if floor is not None else "")
+        )
+
+
+def _build_only(
+    wanted: list[str], chosen: tuple[Configuration, ...], out: Path, settings: CollectSettings
+) -> None:
+    from cdmpp.measure.archive import write_job
+
+    with progress_bars() as progress:
+        manifest = write_job(wanted, chosen, out, settings, progress=progress)
+    print(
+        f"wrote {out}: {len(manifest['programs']):,} programs; run them with: cdmpp measure {out} --out DIR"
+    )
+
+
+def _print_networks() -> None:
+    from cdmpp.zoo import network_names
+
+    for name in network_names():
+        print(name)
+
+
+@contextmanager
+def progress_bars() -> Iterator[Progress]:
+    """Bars with rate, time left and failures on a terminal; a line now and then elsewhere."""
+    if not on_terminal():
+        yield _Lines()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"), TimeRemainingColumn(), TextColumn("{task.fields[failed]}"),
+    )  # fmt: skip
+    with Bars(*columns, console=Console(stderr=True), speed_estimate_period=120) as bars:
+        yield _Bars(bars)
+
+
+class _Counter:
+    """What both ways of showing progress count."""
+
+    def phase(self, name: str, done: int, total: int) -> None:
+        """See :class:`cdmpp.measure.collect.Progress`."""
+        self.name, self.done, self.total, self.failed = name, done, total, 0
+        self.started, self.first = time.monotonic(), done
+        self.show()
+
+    def step(self, ok: bool) -> None:
+        """See :class:`cdmpp.measure.collect.Progress`."""
+        self.done += 1
+        self.failed += not ok
+        self.show()
+
+    @property
+    def rate(self) -> str:
+        """Pieces a second since the phase began."""
+        elapsed = time.monotonic() - self.started
+        return f"{(self.done - self.first) / elapsed:.1f}/s" if elapsed > 1 else ""
+
+    def show(self) -> None:
+        """Bring what is seen up to date."""
+        raise NotImplementedError
+
+
+class _Bars(_Counter):
+    def __init__(self, bars: Any) -> None:
+        self._bars, self._tasks = bars, dict[str, Any]()
+
+    def show(self) -> None:
+        """See :class:`_Counter`."""
+        if self.name not in self._tasks:
+            self._tasks[self.name] = self._bars.add_task(self.name, total=self.total, rate="", failed="")
+        failed = f"{self.failed} failed" if self.failed else ""
+        self._bars.update(
+            self._tasks[self.name], completed=self.done, total=self.total, rate=self.rate, failed=failed
+        )
+
+
+class _Lines(_Counter):
+    """For logs: a line when a phase begins, every half minute, and when it ends."""
+
+    EVERY_S = 30.0
+
+    def __init__(self) -> None:
+        self._last, self._shown = 0.0, ""
+
+    def show(self) -> None:
+        """See :class:`_Counter`."""
+        now = time.monotonic()
+        if self.name == self._shown and self.done < self.total and now - self._last < self.EVERY_S:
+            return
+        self._last, self._shown = now, self.name
+        elapsed = now - self.started
+        left = ""
+        if self.done > self.first and self.done < self.total:
+            left = f", {(self.total - self.done) * elapsed / (self.done - self.first) / 60:.0f} min left"
+        failed = f", {self.failed} failed" if self.failed else ""
+        print(f"{self.name}: {self.done}/{self.total} {self.rate}{left}{failed}", file=sys.stderr, flush=True)

@@ -1,0 +1,136 @@
+"""Schedules of a task, drawn from MetaSchedule's post-order-apply space; runs in a worker process."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cdmpp.programs.tvm_json import find_prim_func, load, structural_hash
+
+#: Candidates that one draw of replay-trace gives. Part of what a seed means: change it and the programs
+#: change.
+DRAW = 32
+#: A space that gives nothing new over this many draws is taken as exhausted.
+IDLE_DRAWS = 2
+
+
+@dataclass(frozen=True)
+class SampledProgram:
+    """A scheduled program.
+
+    Attributes
+    ----------
+    hash : str
+        Structural hash: two traces that lead to one program count once.
+    tvm_json : str
+    origin : {"default", "sampled", "tuned"}
+        The task as lowered, a random schedule, or one that a search proposed.
+    """
+
+    hash: str
+    tvm_json: str
+    origin: str
+
+
+def prepare_sampler(kind: str) -> None:
+    """Import what sampling for one kind of target needs, once for each worker.
+
+    ``TuneContext()`` imports ``tvm.s_tir.tensor_intrin``, whose CUDA part alone takes 40 s of CPU (TVM 0.27).
+    The package is entered in ``sys.modules`` beforehand with the part that this kind of target uses.
+    """
+    import tvm.s_tir
+
+    name = "tvm.s_tir.tensor_intrin"
+    if name not in sys.modules:
+        package = types.ModuleType(name)
+        package.__path__ = [os.path.join(p, "tensor_intrin") for p in tvm.s_tir.__path__]
+        sys.modules[name] = package
+        __import__(f"{name}.{'cuda' if kind == 'cuda' else 'x86' if kind == 'llvm' else kind}")
+    from tvm.s_tir import meta_schedule  # noqa: F401
+
+
+def tune_context(tvm_json: str, target: Mapping[str, Any], seed: int, strategy: str = "replay-trace") -> Any:
+    """A ``TuneContext`` of a task, with its design space generated; and the spaces."""
+    import tvm
+    from tvm.s_tir import meta_schedule as ms
+
+    function = tvm.ir.load_json(tvm_json)
+    module = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+    context = ms.TuneContext(
+        module,
+        target=tvm.target.Target(dict(target)),
+        space_generator="post-order-apply",
+        search_strategy=strategy,
+        rand_state=seed,
+        num_threads=1,
+    )
+    return context, context.generate_design_space()
+
+
+def sample_programs(
+    tvm_json: str, task_hash: str, target: Mapping[str, Any], count: int, seed: int
+) -> list[SampledProgram]:
+    """The task as lowered, and up to ``count`` distinct schedules of it.
+
+    The draws depend on the seed, the task and the target alone, and the first n of a larger count are those
+    of the smaller one: a collection can be extended.
+
+    Parameters
+    ----------
+    tvm_json : str
+        The unscheduled PrimFunc.
+    task_hash : str
+    target : mapping
+        TVM target as JSON; CPUs need ``num-cores``.
+    count, seed : int
+
+    Returns
+    -------
+    list of SampledProgram
+        The default first. Fewer than ``count`` + 1 when the space has no more.
+    """
+    found = {task_hash: SampledProgram(task_hash, tvm_json, "default")}
+    context, spaces = tune_context(tvm_json, target, task_seed(task_hash, seed))
+    strategy = context.search_strategy
+    idle = 0
+    # An upper bound that no space reaches: replay-trace stops by itself after max_trials.
+    strategy.pre_tuning(max_trials=DRAW * 1000, num_trials_per_iter=DRAW, design_spaces=spaces)
+    while len(found) <= count and idle < IDLE_DRAWS:
+        candidates = strategy.generate_measure_candidates()
+        if not candidates:
+            break
+        before = len(found)
+        for candidate in candidates:
+            program = scheduled_program(candidate.sch.mod, "sampled")
+            if len(found) <= count:
+                found.setdefault(program.hash, program)
+        idle = idle + 1 if len(found) == before else 0
+        strategy.notify_runner_results(candidates, _no_results(len(candidates)))
+    return list(found.values())
+
+
+def scheduled_program(module: Any, origin: str) -> SampledProgram:
+    """The function ``main`` of a scheduled module."""
+    import tvm
+
+    text = str(tvm.ir.save_json(module["main"]))
+    nodes, root = load(text)
+    return SampledProgram(structural_hash(nodes, find_prim_func(nodes, root)), text, origin)
+
+
+def task_seed(task_hash: str, seed: int) -> int:
+    """A seed of each task's own, positive and below 2^31 as TVM wants it."""
+    digest = hashlib.sha256(f"{seed}\0{task_hash}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") % (2**31 - 1) + 1
+
+
+def _no_results(count: int) -> list[Any]:
+    """Replay-trace counts trials by the results it is told; it does not look into them."""
+    from tvm.s_tir import meta_schedule as ms
+
+    return [ms.runner.RunnerResult([1.0], None) for _ in range(count)]

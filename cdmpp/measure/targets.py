@@ -1,0 +1,248 @@
+"""What programs are measured on: a TVM target, a number of threads, pinned cores, a device."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from cdmpp.devices.loading import load_device
+from cdmpp.devices.registry import family, lookup
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.errors import InvalidDeviceError, MeasurementError, UnknownDeviceError
+
+#: Levels of x86-64 that LLVM knows by name; each is a target text of its own.
+X86_LEVELS = {"x86-64-v2": "sse4.2", "x86-64-v3": "avx2", "x86-64-v4": "avx512"}
+HINT = (
+    "a target is native, x86-64-v2 (SSE4.2), x86-64-v3 (AVX2), x86-64-v4 (AVX-512), a TVM target tag, "
+    'cuda:DEVICE such as cuda:a100, or JSON such as \'{"kind":"llvm","mcpu":"znver3"}\'; @N fixes the '
+    "threads, as in native@2"
+)
+_THREADS = re.compile(r"^(?P<target>.*)@(?P<threads>[0-9]+)$", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A device as it is measured.
+
+    Attributes
+    ----------
+    target : mapping
+        TVM target as JSON; for CPUs with ``num-cores``, which bounds the parallel loops that are sampled.
+    threads : int
+        Threads that a program may use; 1 on a GPU (the host's).
+    cores : tuple of int
+        Cores that the threads are pinned to, one each; empty where that is the remote side's affair.
+    device : DeviceSpec
+        Its name is the device of every record.
+    """
+
+    target: Mapping[str, Any]
+    threads: int
+    cores: tuple[int, ...]
+    device: DeviceSpec
+
+    @property
+    def name(self) -> str:
+        """Name of the device."""
+        return self.device.name
+
+    @property
+    def kind(self) -> str:
+        """TVM's target kind: "llvm", "cuda", ..."""
+        return str(self.target["kind"])
+
+    @property
+    def device_kind(self) -> str:
+        """What ``tvm.runtime.device`` calls it."""
+        return "cpu" if self.kind == "llvm" else self.kind
+
+    @property
+    def target_text(self) -> str:
+        """Canonical JSON of the target."""
+        return json.dumps(self.target, sort_keys=True)
+
+    @property
+    def build_key(self) -> str:
+        """Configurations with one key share a library: the number of cores steers sampling, not compiling."""
+        return json.dumps({k: v for k, v in self.target.items() if k != "num-cores"}, sort_keys=True)
+
+
+@dataclass(frozen=True)
+class _Parsed:
+    target: dict[str, Any]
+    threads: int | None
+    #: Instruction set by which the device's name and lanes go, "" where that is not this CPU's affair.
+    isa: str
+    device: str | None = None
+
+
+def configurations(
+    texts: tuple[str, ...], *, device: str | None = None, remote: bool = False
+) -> tuple[Configuration, ...]:
+    """Configurations that a user named.
+
+    Parameters
+    ----------
+    texts : tuple of str
+        As :data:`HINT` says. All of one kind, for they share their schedules.
+    device : str, optional
+        Name or specification file of the device; only with a single text. Needed where this machine is not
+        the one that measures; otherwise the CPU is looked at.
+    remote : bool
+        Programs run elsewhere: no core of this machine is reserved.
+
+    Raises
+    ------
+    InvalidDeviceError, UnknownDeviceError
+        A text is no target, or the device must be named.
+    """
+    if device is not None and len(texts) > 1:
+        raise InvalidDeviceError("--device says what one --target is", hint="collect each target by itself")
+    found = tuple(_configuration(text, device, remote) for text in texts)
+    if len({c.kind for c in found}) > 1:
+        raise InvalidDeviceError(
+            f"targets of several kinds: {', '.join(sorted({c.kind for c in found}))}",
+            hint="schedules of one kind do not run on another: collect each kind into a folder of its own",
+        )
+    names = [c.name for c in found]
+    if len(set(names)) < len(names):
+        raise InvalidDeviceError(
+            f"two targets are one device: {', '.join(sorted({n for n in names if names.count(n) > 1}))}",
+            hint="they must differ in threads or instruction set, as in --target native@1 --target native@2",
+        )
+    return found
+
+
+def _configuration(text: str, device: str | None, remote: bool) -> Configuration:
+    parsed = _parse(text)
+    if parsed.target["kind"] != "llvm":
+        name = device or parsed.device
+        if name is None:
+            raise InvalidDeviceError(f"which device is {text!r}?", hint="name it: --device NAME or FILE.toml")
+        return Configuration(parsed.target, 1, (), load_device(name))
+    available = available_cores()
+    threads = parsed.threads or (1 if remote else len(available))
+    if remote or not parsed.isa:
+        if device is None:
+            raise InvalidDeviceError(
+                f"what CPU runs the programs of {text!r}?", hint="describe it: --device NAME or FILE.toml"
+            )
+        spec = load_device(device)
+        cores = () if remote else _pinned(threads, available)
+    else:
+        cores = _pinned(threads, available)
+        spec = load_device(device) if device is not None else this_cpu(threads, parsed.isa)
+    return Configuration({**parsed.target, "num-cores": threads}, threads, cores, spec)
+
+
+@cache
+def this_cpu(threads: int, isa: str) -> DeviceSpec:
+    """This machine's CPU with so many threads of an instruction set; the table's entry where it has one."""
+    from cdmpp.devices.host import host_device
+
+    detected = host_device(threads, isa)
+    try:
+        return lookup(detected.name)
+    except UnknownDeviceError:
+        return detected
+
+
+def _pinned(threads: int, available: tuple[int, ...]) -> tuple[int, ...]:
+    """The last cores: the first one has the system's interrupts."""
+    if not 1 <= threads <= len(available):
+        raise InvalidDeviceError(
+            f"{threads} threads on a machine that gives {len(available)} cores to this process",
+            hint=f"from @1 to @{len(available)}",
+        )
+    return available[-threads:]
+
+
+def available_cores() -> tuple[int, ...]:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def _parse(text: str) -> _Parsed:
+    split = _THREADS.match(text)
+    threads = int(split["threads"]) if split else None
+    plain = (split["target"] if split else text).strip()
+    if plain == "native":
+        return _Parsed({"kind": "llvm", "mcpu": _host_cpu()}, threads, host_isa())
+    if plain in X86_LEVELS:
+        return _Parsed({"kind": "llvm", "mcpu": plain}, threads, X86_LEVELS[plain])
+    if plain.startswith("cuda:"):
+        spec = _gpu(plain.removeprefix("cuda:"))
+        return _Parsed(_cuda_target(spec), threads, "", spec.name)
+    if plain.startswith("{"):
+        try:
+            content = json.loads(plain)
+        except ValueError as error:
+            raise InvalidDeviceError(f"target {plain!r} is not JSON: {error}", hint=HINT) from None
+        return _Parsed(_resolved(content), threads, "")
+    return _Parsed(_resolved(plain), threads, "")
+
+
+def _resolved(content: Any) -> dict[str, Any]:
+    """Ask TVM what a tag or a JSON target is."""
+    import tvm
+
+    try:
+        target = tvm.target.Target(content)
+        found: dict[str, Any] = json.loads(str(target))
+    except Exception as error:  # TVM raises whatever its checks are made of
+        line = str(error).strip().splitlines()[-1] if str(error).strip() else repr(error)
+        raise InvalidDeviceError(
+            f"TVM does not know the target {content!r}: {line[:200]}", hint=HINT
+        ) from None
+    return {k: v for k, v in found.items() if k not in ("keys", "tag") and v not in ("", [])}
+
+
+def _host_cpu() -> str:
+    import tvm
+
+    return str(tvm.get_global_func("target.llvm_get_system_cpu")())
+
+
+def host_isa() -> str:
+    """Widest instruction set that this machine offers, as in :data:`X86_LEVELS`, or "neon"."""
+    import tvm
+
+    features = tvm.get_global_func("tvm.codegen.llvm.GetHostCPUFeatures")()
+    for feature, isa in (("avx512f", "avx512"), ("avx2", "avx2"), ("sse4.2", "sse4.2"), ("neon", "neon")):
+        if feature in features and bool(features[feature]):
+            return isa
+    raise MeasurementError(
+        f"no known vector instructions on {_host_cpu()}", hint="describe it: --target JSON --device FILE.toml"
+    )
+
+
+def _gpu(name: str) -> DeviceSpec:
+    # A family such as a100 is several boards of one architecture, and so of one target; which board it was,
+    # the machine that measures says.
+    boards = family(name)
+    spec = lookup(boards[0]) if boards else load_device(name)
+    if spec.kind != "gpu" or spec.vendor != "NVIDIA":
+        raise InvalidDeviceError(f"{name} is no NVIDIA GPU", hint=HINT)
+    return spec
+
+
+def _cuda_target(spec: DeviceSpec) -> dict[str, Any]:
+    """A CUDA target from the architecture that the device table states, such as "Ampere sm_80"."""
+    match = re.search(r"sm_[0-9]+[af]?", spec.arch)
+    if match is None:
+        raise InvalidDeviceError(
+            f"{spec.name} does not say its CUDA architecture", hint='arch must name it, as in "Ampere sm_80"'
+        )
+    return {
+        "kind": "cuda", "arch": match[0], "max_threads_per_block": 1024, "max_shared_memory_per_block": 49152,
+        "registers_per_block": 65536, "thread_warp_size": 32, "max_num_threads": 1024,
+        **({"l2_cache_size_bytes": int(spec.l2_bytes)} if spec.l2_bytes else {}),
+        "host": {"kind": "llvm", "mcpu": "x86-64-v2"},
+    }  # fmt: skip
