@@ -28,7 +28,7 @@ def main() -> None:
     options = parser.parse_args()
     artifact = load_artifact(options.model)
     config = TrainConfig.model_validate(artifact.manifest["config"])
-    dataset = make_dataset(load_training_table(config, options.public_data, ()))
+    dataset = make_dataset(load_training_table(config, options.public_data, ()), config.data)
     if tuple(d.name for d in dataset.devices) != artifact.devices:
         raise SystemExit("the tables hold other devices than the model was trained on")
     inputs = Inputs(dataset.store, dataset.device_matrix)

@@ -11,12 +11,14 @@ import typer
 
 from cdmpp.cli.output import (
     ERROR_HEADER,
+    RANKING_HEADER,
     JsonOption,
     ModelOption,
     error_cells,
     on_terminal,
     print_json,
     print_table,
+    ranking_cells,
 )
 
 if TYPE_CHECKING:
@@ -42,7 +44,9 @@ def evaluate(
     """Compare a model's predictions with measured tables.
 
     Errors by source, device and operator, and over all rows. Rows that cannot be predicted are counted by
-    reason. --json prints fractions (0.073), the table per cent.
+    reason. --json prints fractions (0.073), the table per cent. For schedules of tasks also how well they are
+    ordered within each task: Kendall's tau, and the best latency of a task over the best of the 1 and 5
+    programs that were predicted fastest.
     """
     from cdmpp.evaluation.tables import evaluate as evaluate_tables
     from cdmpp.nn.artifact import load_artifact
@@ -100,9 +104,15 @@ def _progress() -> Iterator[tuple[Callable[[Path, int], None], Callable[[int], N
 
 
 def _print(result: dict[str, Any]) -> None:
-    rows = [(g["source"], g["device"], g["op"], *error_cells(g)) for g in result["groups"]]
-    rows.append(("all", "", "", *error_cells(result["overall"])))
-    print_table(("source", "device", "operator", *ERROR_HEADER), rows, right=range(3, 10))
+    ranked = "ranked_groups" in result["overall"]
+
+    def cells(figures: dict[str, Any]) -> list[str]:
+        return error_cells(figures) + (ranking_cells(figures) if ranked else [])
+
+    rows = [(g["source"], g["device"], g["op"], *cells(g)) for g in result["groups"]]
+    rows.append(("all", "", "", *cells(result["overall"])))
+    header = ("source", "device", "operator", *ERROR_HEADER, *(RANKING_HEADER if ranked else ()))
+    print_table(header, rows, right=range(3, len(header)))
     if result["unsupported"]:
         print("not predicted:")
         names = ("source", "device", "op", "n", "reason")

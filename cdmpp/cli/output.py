@@ -46,6 +46,8 @@ def on_terminal() -> bool:
 
 
 ERROR_HEADER = ("n", "MAPE", "median", "within 10 %", "within 20 %", "tau", "coverage")
+#: Order among the schedules of a task; only where some row has these figures.
+RANKING_HEADER = ("tau in task", "top-1", "top-5", "tasks")
 
 
 def error_cells(figures: dict[str, Any]) -> list[str]:
@@ -60,3 +62,11 @@ def error_cells(figures: dict[str, Any]) -> list[str]:
         "-" if tau is None else f"{tau:.3f}",
         percent(figures["coverage"]),
     ]
+
+
+def ranking_cells(figures: dict[str, Any]) -> list[str]:
+    """Cells of :data:`RANKING_HEADER` from the figures of :func:`cdmpp.evaluation.ranking.rank`."""
+    if not figures.get("ranked_groups"):
+        return ["-", "-", "-", str(figures.get("ranked_groups", "-"))]
+    names = ("task_kendall_tau", "top1_score", "top5_score")
+    return [*(f"{figures[name]:.3f}" for name in names), str(figures["ranked_groups"])]

@@ -11,12 +11,14 @@ import typer
 
 from cdmpp.cli.output import (
     ERROR_HEADER,
+    RANKING_HEADER,
     JsonOption,
     error_cells,
     on_terminal,
     percent,
     print_json,
     print_table,
+    ranking_cells,
 )
 
 Progress = Callable[[int, int, dict[str, float]], None]
@@ -112,9 +114,24 @@ def print_errors(metrics: dict[str, Any], title: str) -> None:
         beside = figures.get("baselines", {})
         return error_cells(figures) + [percent(beside.get(name, {}).get("mape")) for name in baselines]
 
+    if "ranked_groups" in metrics["overall"]:
+        _print_ranking(metrics, baselines)
+
     rows = [(g["source"], g["device"], g["op"], *cells(g)) for g in metrics["groups"]]
     rows += [(source, "all", "all", *cells(m)) for source, m in metrics["by_source"].items()]
     rows.append(("all", "all", "all", *cells(metrics["overall"])))
     print(f"errors: {title}")
     header = ("source", "device", "operator", *ERROR_HEADER, *(f"{name} MAPE" for name in baselines))
     print_table(header, rows, right=range(3, len(header)))
+
+
+def _print_ranking(metrics: dict[str, Any], baselines: list[str]) -> None:
+    """Schedules of tasks: who orders them how well, on the same rows."""
+    overall = metrics["overall"]
+    rows = [("model", percent(overall["mape"]), *ranking_cells(overall))]
+    for name in baselines:
+        figures = overall["baselines"][name]
+        rows.append((name, percent(figures["mape"]), *ranking_cells(figures)))
+    print("order among the schedules of a task (top-k: best latency over the best of the k picked)")
+    print_table(("", "MAPE", *RANKING_HEADER), rows, right=range(1, 6))
+    print()

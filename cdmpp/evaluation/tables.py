@@ -21,6 +21,7 @@ from cdmpp.errors import UnknownDeviceError
 from cdmpp.evaluation.cache import FeatureCache
 from cdmpp.evaluation.chunks import ProgramChunk, program_chunks
 from cdmpp.evaluation.metrics import measure
+from cdmpp.evaluation.ranking import rank
 from cdmpp.nn.artifact import Artifact
 from cdmpp.nn.batch import Inputs, predict_rows
 from cdmpp.nn.calibration import read_quantiles
@@ -77,22 +78,32 @@ class _Scores:
     """What all tables together gave: per predicted row its group and latencies, and the rest counted."""
 
     groups: dict[Group, int] = field(default_factory=dict)
-    columns: list[tuple[Array, ...]] = field(default_factory=list)  # group, measured, point, lower, upper
+    #: Group, measured, point, lower, upper; task and device, program (-1: of no task).
+    columns: list[tuple[Array, ...]] = field(default_factory=list)
+    #: (task, device name in the file) and program hash, numbered over all tables.
+    tasks: dict[tuple[str, str], int] = field(default_factory=dict)
+    schedules: dict[str, int] = field(default_factory=dict)
     unsupported: Counter[tuple[str, str, str, str]] = field(default_factory=Counter)
 
     def result(self) -> dict[str, Any]:
         columns = [np.concatenate(parts) for parts in zip(*self.columns, strict=True)]
-        group, measured, point, lower, upper = columns or [np.zeros(0)] * 5
+        group, measured, point, lower, upper, task, schedule = columns or [np.zeros(0)] * 7
+
+        def figures(rows: Any) -> dict[str, Any]:
+            found = measure(point[rows], measured[rows], lower[rows], upper[rows])
+            if (task[rows] >= 0).any():
+                found |= rank(point[rows], measured[rows], task[rows], schedule[rows])
+            return found
+
         order = np.argsort(group, kind="stable")
         edges = np.searchsorted(group[order], np.arange(len(self.groups) + 1))
         groups = []
         for (source, device, op), code in sorted(self.groups.items()):
             rows = order[edges[code] : edges[code + 1]]
             if len(rows):
-                figures = measure(point[rows], measured[rows], lower[rows], upper[rows])
-                groups.append({"source": source, "device": device, "op": op, **figures})
+                groups.append({"source": source, "device": device, "op": op, **figures(rows)})
         return {
-            "overall": measure(point, measured, lower, upper),
+            "overall": figures(slice(None)),
             "groups": groups,
             "unsupported": [
                 {"source": source, "device": device, "op": op, "reason": reason, "n": n}
@@ -127,9 +138,10 @@ def evaluate(
     -------
     dict
         ``overall``: the figures of :func:`cdmpp.evaluation.metrics.measure` over all predicted rows, each
-        row of equal weight; ``groups``: the same by ``source``, ``device`` and ``op``, the latter two as
+        row of equal weight, and of :func:`cdmpp.evaluation.ranking.rank` where programs are schedules of
+        tasks; ``groups``: the same by ``source``, ``device`` and ``op``, the latter two as
         the file names them; ``unsupported``: how many rows (``n``) of which group were not predicted, and
-        the ``reason``: a code of :data:`cdmpp.data.table.UNSUPPORTED`, ``no_latency``,
+        the ``reason``: a code of :data:`cdmpp.data.table.UNSUPPORTED`, ``failed``, ``no_latency``,
         ``latency_not_positive``, ``latency_not_believable`` (outside 1 ns to 10^6 s), or
         ``invalid_program`` with what is wrong with the program. Every row is in one of the two.
 
@@ -166,8 +178,9 @@ def _evaluate_table(
         return
     rows = rows[np.argsort(table.program_key[rows], kind="stable")]
     keys = table.program_key[rows]
-    group = _groups(scores, table, rows)
+    group, schedules = _groups(scores, table, rows), _schedules(scores, table, rows)
     device_names = sorted({table.device.names[code] for code in np.unique(table.device.codes[rows])})
+    specs = [table.device_spec(name) for name in device_names]
     numbers = TableRows(
         program=keys,
         device=_codes(table.device.names, device_names)[table.device.codes[rows]],
@@ -190,22 +203,23 @@ def _evaluate_table(
             part = TableRows(**{**vars(part), "program": part.program - chunk.first})
             # A question is asked once, however often it was measured: equal rows get equal answers.
             first, same = part.distinct()
-            point, bounds = (v[same] for v in _predict(artifact, chunk, part.take(first), device_names))
+            point, bounds = (v[same] for v in _predict(artifact, chunk, part.take(first), specs))
             low_s, high_s = np.exp(bounds).T
             point_s = np.exp(point)
             # The same widening as in a Prediction: the point may lie below the interval.
             bounds_s = np.minimum(low_s, point_s), np.maximum(high_s, point_s)
-            scores.columns.append((group[index], table.latency_s[rows[index]], point_s, *bounds_s))
+            ranked = (column[index] for column in schedules)
+            latency_s = table.latency_s[rows[index]]
+            scores.columns.append((group[index], latency_s, point_s, *bounds_s, *ranked))
         progress(int(high - low))
 
 
 def _predict(
-    artifact: Artifact, chunk: ProgramChunk, rows: TableRows, device_names: list[str]
+    artifact: Artifact, chunk: ProgramChunk, rows: TableRows, specs: list[DeviceSpec]
 ) -> tuple[Array, Array]:
     """log latency and log bounds of the interval, per row."""
-    specs = [lookup(name) for name in device_names]
     # As in the predictor: a device is known by its figures, and one of two twins stands for both.
-    indexed = [(i + 1, lookup(name)) for i, name in enumerate(artifact.devices) if name]
+    indexed = artifact.trained_devices
     trained = {spec.digest(): (i, spec.name) for i, spec in reversed(indexed)}
     identity = [trained.get(spec.digest(), (0, "")) for spec in specs]
     # The trained devices stand below the table's: they speak for those that the network does not know.
@@ -275,6 +289,7 @@ def _rows_of(table: MeasurementTable, wanted: Collection[str]) -> Array:
 def _reasons(table: MeasurementTable) -> Array:
     """Why a row cannot be evaluated, "" where it can."""
     reason = table.unsupported.array()
+    reason[(reason == "") & table.failed] = "failed"
     with np.errstate(invalid="ignore"):
         reason[(reason == "") & (table.latency_s <= 0)] = "latency_not_positive"
     reason[(reason == "") & ~np.isfinite(table.latency_s)] = "no_latency"
@@ -294,6 +309,20 @@ def _groups(scores: _Scores, table: MeasurementTable, rows: Array) -> Array:
         for s, d, o in distinct.tolist()
     ]
     return np.array(number, dtype=np.int64)[inverse.reshape(-1)]
+
+
+def _schedules(scores: _Scores, table: MeasurementTable, rows: Array) -> tuple[Array, Array]:
+    """Of each row: task and device, and program, numbered over all tables; -1 where there is no task."""
+    task, program = np.full(len(rows), -1, dtype=np.int64), np.full(len(rows), -1, dtype=np.int64)
+    position = table.program_key[rows] - table.tvm.first_key
+    for i in np.flatnonzero(position >= 0).tolist():
+        name = table.tvm.tasks[position[i]]
+        if name:
+            device = table.device_name[int(rows[i])]
+            task[i] = scores.tasks.setdefault((name, device), len(scores.tasks))
+            digest = table.tvm.hashes[position[i]]
+            program[i] = scores.schedules.setdefault(digest, len(scores.schedules))
+    return task, program
 
 
 def _count(scores: _Scores, table: MeasurementTable, rows: Array, reasons: Array) -> None:

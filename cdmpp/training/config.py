@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from cdmpp.data.splits import TEST_SHARE, VALIDATION_SHARE
 from cdmpp.errors import DataError
 from cdmpp.nn.network import NetworkConfig
 
@@ -26,6 +27,20 @@ class DataConfig(BaseModel):
     weights: dict[str, float] = Field(
         default_factory=dict, description="how often a source's rows are drawn, relative to 1"
     )
+    split: Literal["shape", "network"] = Field(
+        "shape", description="shape: hash of the operator's shape or the task; network: whole networks"
+    )
+    test_share: float = Field(TEST_SHARE, gt=0, lt=0.5, description="of shapes and tasks, split = shape")
+    validation_share: float = Field(VALIDATION_SHARE, gt=0, lt=0.5)
+    test_networks: tuple[str, ...] = Field(
+        (), description="split = network: networks whose tasks are the test part"
+    )
+
+    @model_validator(mode="after")
+    def _networks_fit_the_split(self) -> Self:
+        if (self.split == "network") != bool(self.test_networks):
+            raise ValueError('test_networks go with split = "network", and that with them')
+        return self
 
 
 class OptimiserConfig(BaseModel):

@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.data.splits import assert_disjoint, program_parts
+from cdmpp.data.splits import assert_disjoint
 from cdmpp.data.table import MeasurementTable
-from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.features.encode import encode_shapes, encode_tvm_json
 from cdmpp.nn.inputs import stack_devices
 from cdmpp.nn.store import ProgramStore
 from cdmpp.programs.question import BACKENDS, FRAMEWORKS, PROTOCOLS
+from cdmpp.training.config import DataConfig
+from cdmpp.training.parts import choose_parts
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -54,7 +55,7 @@ class Rows:
     device : int32, index into ``Dataset.devices``
     backend, protocol, framework : int16, codes (framework -1 where not known)
     log_latency : float64, natural log of seconds
-    part : int8, 0 train, 1 validation, 2 test
+    part : int8, 0 train, 1 validation, 2 test, -1 none
     source, op : int16, index into ``Dataset.sources`` and ``Dataset.ops``
     report : bool, rows that the source's authors keep in their own figures
     """
@@ -90,11 +91,18 @@ class Dataset:
     #: (operator, dtype) of every program as the domain names it, and its index per program key.
     kinds: tuple[tuple[str, str], ...]
     kind: Array
+    #: Task of every program key, -1 for one of no task: schedules of a task are ranked against each other.
+    task: Array
 
     @property
     def device_matrix(self) -> Array:
         """:func:`cdmpp.nn.inputs.stack_devices` of the devices."""
         return stack_devices(self.devices)
+
+    def group(self, rows: Rows) -> Array:
+        """Task and device of rows as one number, -1 for programs of no task."""
+        task = self.task[rows.program].astype(np.int64)
+        return np.where(task < 0, -1, task * len(self.devices) + rows.device)
 
 
 def code(names: Sequence[str], known: Sequence[str]) -> Array:
@@ -103,13 +111,19 @@ def code(names: Sequence[str], known: Sequence[str]) -> Array:
     return np.array([index.get(name, -1) for name in names], dtype=np.int16)
 
 
-def make_dataset(table: MeasurementTable) -> Dataset:
+def make_dataset(table: MeasurementTable, data: DataConfig | None = None) -> Dataset:
     """Encode a table's programs and turn its trainable rows into numbers.
+
+    Parameters
+    ----------
+    table : MeasurementTable
+    data : DataConfig, optional
+        How the rows are split; by the hash of the shape or task otherwise.
 
     Raises
     ------
     DataError
-        A program would be in two parts.
+        A program would be in two parts, or the table lacks what the split needs.
     """
     store, failed = encode_table(table)
     keep = table.trainable & np.isfinite(table.latency_s) & (table.latency_s > 0)
@@ -118,7 +132,7 @@ def make_dataset(table: MeasurementTable) -> Dataset:
     rows = np.flatnonzero(keep)
     used = table.select(rows)
     device_names = sorted(set(used.device.array().tolist()))
-    parts = program_parts(table)
+    parts = choose_parts(table, data or DataConfig())
     assert_disjoint(used, parts[used.program_key])
     report = np.ones(len(rows), dtype=bool) if used.row_filter is None else np.asarray(used.row_filter)
     kinds = sorted({(b.operator, b.dtype) for b in table.programs} | {("tir", "float32")})
@@ -141,9 +155,19 @@ def make_dataset(table: MeasurementTable) -> Dataset:
             op=code(used.op.names, ops)[used.op.codes],
             report=report,
         ),
-        devices=tuple(lookup(name) for name in device_names),
+        devices=tuple(table.device_spec(name) for name in device_names),
         sources=tuple(sources),
         ops=tuple(ops),
         kinds=tuple(kinds),
         kind=kind,
+        task=task_codes(table),
     )
+
+
+def task_codes(table: MeasurementTable) -> Array:
+    """A number for the task of every program key; -1 for operators and programs of no task."""
+    codes = np.full(table.n_programs, -1, dtype=np.int64)
+    names = {name: i for i, name in enumerate(sorted(set(table.tvm.tasks) - {""}))}
+    if names:
+        codes[table.tvm.first_key :] = [names.get(task, -1) for task in table.tvm.tasks]
+    return codes

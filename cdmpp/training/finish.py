@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from cdmpp.evaluation.metrics import measure
+from cdmpp.evaluation.ranking import RANKING, rank
 from cdmpp.nn.calibration import fit_factor, read_quantiles
 from cdmpp.nn.domain import Context, Domain
 from cdmpp.nn.network import LatencyNetwork
@@ -18,6 +19,9 @@ from cdmpp.training.dataset import Dataset, Rows
 from cdmpp.training.loop import Inputs, predict_rows
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+#: Figures of a baseline.
+_BESIDE = ("mape", "median_ape", *RANKING)
 
 
 def fit_domain(dataset: Dataset, index: Array, seed: int) -> Domain:
@@ -64,7 +68,8 @@ def error_table(
     dict
         ``interval_factor``: the width factor with which the 10-90 % interval covers 80 % of these rows.
         ``overall``, ``by_source`` and ``groups`` (source, device, op); each entry has the metrics of the
-        model, and under ``baselines`` the mape and median_ape of ``roofline`` and ``xgboost``. The entry
+        model, and under ``baselines`` the mape and median_ape of ``roofline`` and ``xgboost``; where programs
+        are schedules of tasks, both with the figures of :func:`cdmpp.evaluation.ranking.rank`. The entry
         ``neusight_filtered`` of ``by_source`` keeps the rows that the source's authors keep;
         ``aiconfigurator_gemm_without_b60`` leaves out the Intel card, whose own repeats disagree by 23 %.
     """
@@ -76,17 +81,21 @@ def error_table(
     if baseline is not None:
         columns["xgboost"] = baseline.predict_log(rows)
     measured = np.exp(rows.log_latency)
+    group = dataset.group(rows)
+
+    def figures_of(values: Array, chosen: Array, *bounds: Array) -> dict[str, Any]:
+        figures = measure(np.exp(values[chosen]), measured[chosen], *bounds)
+        if (group[chosen] >= 0).any():
+            figures |= rank(values[chosen], measured[chosen], group[chosen], rows.program[chosen])
+        return figures
 
     def entry(mask: Array) -> dict[str, Any]:
         chosen = np.flatnonzero(mask)
-        figures = measure(
-            np.exp(point[chosen]), measured[chosen],
-            np.exp(np.minimum(bounds[chosen, 0], point[chosen])),
-            np.exp(np.maximum(bounds[chosen, 1], point[chosen])),
-        )  # fmt: skip
+        low = np.exp(np.minimum(bounds[chosen, 0], point[chosen]))
+        high = np.exp(np.maximum(bounds[chosen, 1], point[chosen]))
+        figures = figures_of(point, chosen, low, high)
         figures["baselines"] = {
-            name: {k: v for k, v in measure(np.exp(values[chosen]), measured[chosen]).items()
-                   if k in ("mape", "median_ape")}
+            name: {k: v for k, v in figures_of(values, chosen).items() if k in _BESIDE}
             for name, values in columns.items() if name != "model"
         }  # fmt: skip
         return figures

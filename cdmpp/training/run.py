@@ -75,7 +75,7 @@ def train_model(
     """
     run = Path(run) if run is not None else Path("runs") / config.name
     table = load_training_table(config, public_data, records)
-    dataset = make_dataset(table)
+    dataset = make_dataset(table, config.data)
     network, summary = train(dataset, config, run, progress=progress)
     inputs = Inputs(dataset.store, dataset.device_matrix)
     index = training_rows(dataset, config)[0]
@@ -100,6 +100,7 @@ def train_model(
         # A held-out device keeps its place in the embedding and loses its name: it was not trained on.
         devices=["" if i in held else d.name for i, d in enumerate(dataset.devices)],
         calibration=calibration,
+        device_specs=dataset.devices,
         details={
             "config": config.model_dump(mode="json"),
             "data": {"fingerprint": fingerprint(table), "sources": dict(table.source.counts())},

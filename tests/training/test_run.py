@@ -12,14 +12,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from cdmpp.data.load import load_table
+from cdmpp.data.records import write_records
 from cdmpp.data.table import MeasurementTable
 from cdmpp.errors import ArtifactError, DataError
+from cdmpp.evaluation.tables import evaluate
 from cdmpp.nn.artifact import load_artifact, save_artifact
 from cdmpp.nn.network import NetworkConfig
 from cdmpp.predictor import LatencyPredictor
 from cdmpp.training.config import DataConfig, FinishConfig, OptimiserConfig, TrainConfig, load_config
 from cdmpp.training.dataset import make_dataset
 from cdmpp.training.run import ERROR_TABLE, train_model
+from tests.training.schedules import DEVICES, measured
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +51,7 @@ def config(steps: int = 60, **data: object) -> TrainConfig:
         data=DataConfig(public=False, **data),  # type: ignore[arg-type]
         network=NetworkConfig(width=16, layers=1, heads=2, feed_forward=16, head_width=32, head_layers=1),
         optimiser=OptimiserConfig(
-            steps=steps, batch_rows=64, warmup_steps=5, checkpoint_every=20, average_decay=0.9
+            steps=steps, batch_rows=64, warmup_steps=5, checkpoint_every=20, average_decay=0.9, threads=1
         ),
         finish=FinishConfig(xgboost_trees=10),
     )
@@ -118,6 +121,27 @@ def test_held_out_device_is_reported_and_not_known(table: Path, tmp_path: Path) 
     predictor = LatencyPredictor.load(tmp_path / "m")
     answer = predictor.predict([program], "b200", protocol="graph", framework="vllm")[0]
     assert answer.domain == "near"
+
+
+@pytest.mark.parametrize("split", ["shape", "network"])
+def test_schedules_of_tasks_are_ranked(tmp_path: Path, split: str) -> None:
+    write_records(measured(30), tmp_path / "records.parquet")
+    data = {"test_share": 0.3, "validation_share": 0.2, "split": split}
+    data |= {"test_networks": ("net0",)} if split == "network" else {}
+    settings = config(250, records=(str(tmp_path / "records.parquet"),), **data)
+    result = train_model(settings, out=tmp_path / "model", run=tmp_path / "run")
+    overall = result["metrics"]["overall"]
+    assert overall["ranked_groups"] == len(DEVICES) * overall["n"] // (10 * len(DEVICES))
+    # The made-up latency follows from the schedule: an order is there to be learned.
+    assert overall["task_kendall_tau"] > 0.5
+    assert overall["top1_score"] <= overall["top5_score"] <= 1
+    # The roofline sees the task, not its schedule.
+    assert abs(overall["baselines"]["roofline"]["task_kendall_tau"]) < 0.3
+    assert overall["baselines"]["xgboost"]["ranked_groups"] == overall["ranked_groups"]
+    table = load_table(tmp_path / "records.parquet")
+    evaluated = evaluate(LatencyPredictor.load(tmp_path / "model"), [table])
+    assert evaluated["overall"]["ranked_groups"] == 30 * len(DEVICES)
+    assert evaluated["overall"]["task_kendall_tau"] > 0.5
 
 
 def test_another_configuration_does_not_continue_a_run(table: Path, tmp_path: Path) -> None:
