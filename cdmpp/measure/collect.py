@@ -82,8 +82,10 @@ class LocalTimers:
     """One worker of this machine, pinned to the configuration's cores, with TVM's runtime alone."""
 
     def __init__(self, configuration: Configuration, settings: CollectSettings) -> None:
-        limits = settings.worker(
+        limits = WorkerSettings(
             settings.time_limit_s,
+            # Drivers of other devices reserve address space by the terabyte.
+            int(settings.memory_gib * 2**30) if configuration.kind == "llvm" else 0,
             cores=configuration.cores,
             environment=thread_environment(configuration.threads),
         )

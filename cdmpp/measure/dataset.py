@@ -9,7 +9,7 @@ from typing import Any
 
 from cdmpp.data.records import Measurement, from_measurements, write_records
 from cdmpp.measure.store import FIRST, SECOND, Store, StoredMeasurement, StoredProgram
-from cdmpp.measure.targets import Configuration
+from cdmpp.measure.targets import Configuration, describe
 
 RECORDS, REPEATS = "records.parquet", "repeats.parquet"
 #: A record whose repeats disagree by more than the stated spread: kept, flagged, not trained on.
@@ -48,16 +48,6 @@ def write_dataset(store: Store, configurations: Sequence[Configuration], max_spr
     return store.folder
 
 
-def describe(configuration: Configuration) -> dict[str, Any]:
-    """What every record of a configuration says of it."""
-    return {
-        "device_spec": configuration.device.model_dump(mode="json"),
-        "target": configuration.target_text,
-        "threads": str(configuration.threads),
-        "affinity": ",".join(map(str, configuration.cores)),
-    }
-
-
 def _rows(
     found: Sequence[StoredMeasurement],
     programs: dict[str, StoredProgram],
@@ -68,7 +58,6 @@ def _rows(
 
     from cdmpp.devices.loading import from_mapping
 
-    tvm_version = version("apache-tvm")
     specs = {name: from_mapping(entry["device_spec"]) for name, entry in described.items()}
     for m in found:
         program, about = programs[m.program], described[m.device]
@@ -96,7 +85,8 @@ def _rows(
                 "threads": about["threads"],
                 "affinity": about["affinity"],
                 "timed": "once" if m.once else "repeatedly" if not m.failure else "",
-                "tvm": tvm_version,
+                # An archive says which TVM built it; here the one at work did.
+                "tvm": about.get("tvm") or version("apache-tvm"),
                 "measured_at": moment.strftime("%Y-%m-%dT%H:%M:%SZ") if not m.failure else "",
             },
         )

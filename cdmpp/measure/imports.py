@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from cdmpp.errors import MeasurementError
+
 
 def import_tvm_alone() -> Any:
     """TVM without torch, which ``tvm_ffi`` would import if it could: seconds and 250 MB a worker."""
@@ -12,3 +14,25 @@ def import_tvm_alone() -> Any:
     import tvm
 
     return tvm
+
+
+def load_device_runtime(tvm: Any, kind: str) -> None:
+    """Load TVM's runtime of a kind of device, which TVM itself does only where its compiler is.
+
+    Raises
+    ------
+    MeasurementError
+        There is none, or the driver that it needs is missing.
+    """
+    if kind == "cpu":
+        return
+    from tvm_ffi.libinfo import load_lib_ctypes
+
+    paths = tvm.libinfo.package_lib_paths()
+    try:
+        load_lib_ctypes("tvm", f"tvm_runtime_{kind}", "RTLD_LOCAL", extra_lib_paths=paths)
+    except (OSError, RuntimeError) as error:
+        raise MeasurementError(
+            f"TVM's {kind} runtime cannot be loaded: {str(error).strip().splitlines()[0]}",
+            hint="it needs the device's driver, and for cuda CUDA's libcudart, on the machine that measures",
+        ) from None

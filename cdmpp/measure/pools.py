@@ -33,7 +33,7 @@ class WorkerSettings:
     time_limit_s : float
         A task that takes longer is given up and its worker replaced.
     memory_bytes : int
-        Address space of a worker; an allocation beyond it fails inside the worker.
+        Address space of a worker; an allocation beyond it fails inside the worker. 0: no limit.
     cores : tuple of int
         Cores that the worker may run on; empty for all.
     environment : mapping of str to str
@@ -184,9 +184,9 @@ def _begin(
     if sys.platform != "win32":
         import resource
 
-        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-        limit = settings.memory_bytes
-        resource.setrlimit(resource.RLIMIT_AS, (limit if hard < 0 else min(limit, hard), hard))
+        if limit := settings.memory_bytes:
+            hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+            resource.setrlimit(resource.RLIMIT_AS, (limit if hard < 0 else min(limit, hard), hard))
         # A crashed program must not leave gigabytes of core files behind.
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     if prepare is not None:

@@ -81,6 +81,16 @@ class _Parsed:
     device: str | None = None
 
 
+def describe(configuration: Configuration) -> dict[str, Any]:
+    """What every record of a configuration says of it."""
+    return {
+        "device_spec": configuration.device.model_dump(mode="json"),
+        "target": configuration.target_text,
+        "threads": str(configuration.threads),
+        "affinity": ",".join(map(str, configuration.cores)),
+    }
+
+
 def configurations(
     texts: tuple[str, ...], *, device: str | None = None, remote: bool = False
 ) -> tuple[Configuration, ...]:

@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from cdmpp.errors import MeasurementError
-from cdmpp.measure.imports import import_tvm_alone
+from cdmpp.measure.imports import import_tvm_alone, load_device_runtime
 
 #: Runs the program ``number`` times for each of ``repeat`` repeats; seconds a run, one figure a repeat.
 Evaluate = Callable[[int, int], Sequence[float]]
@@ -219,6 +219,7 @@ class LocalTimer:
     def __init__(self, kind: str, settings: TimingSettings) -> None:
         import tvm.runtime
 
+        load_device_runtime(tvm, kind)
         self.settings = settings
         self.device = tvm.runtime.device(kind, 0)
         if not self.device.exist:
