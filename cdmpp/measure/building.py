@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cdmpp.errors import MeasurementError, MissingDependencyError
+from cdmpp.measure.cuda import export_kernels, require_nvcc
 from cdmpp.measure.imports import import_tvm_alone
 
 
@@ -71,25 +74,56 @@ def build_program(tvm_json: str, target: Mapping[str, Any], path: str, scheduled
     if not scheduled and goal.kind.name != "llvm":
         with goal:
             module = tvm.s_tir.transform.DefaultGPUSchedule()(module)
+    if goal.kind.name == "cuda":  # where TVM finds a GPU it compiles the kernels by itself
+        os.environ.setdefault("TVM_CUDA_COMPILE_MODE", "nvcc")
     built = tvm.compile(module, goal).mod
     aside = f"{path}.{os.getpid()}.part.so"
     try:
-        _export(built, aside)
+        _export(built, aside, goal, _compiler(target))
         os.replace(aside, path)
     finally:
         Path(aside).unlink(missing_ok=True)
     return Library(path, arguments, time.perf_counter() - started)
 
 
-def _export(module: Any, path: str) -> None:
+def check_toolchain(target: Mapping[str, Any]) -> None:
+    """Raise if a tool is missing without which no program for a target can be built.
+
+    Raises
+    ------
+    MissingDependencyError
+    """
+    if target["kind"] == "cuda":
+        require_nvcc()
+    compiler = _compiler(target)
+    if shutil.which(compiler) is None:
+        raise MissingDependencyError(
+            f"{compiler} is needed to link programs for {target['kind']}",
+            hint="on Debian: apt install gcc, or the cross compiler such as gcc-aarch64-linux-gnu",
+        )
+
+
+def _compiler(target: Mapping[str, Any]) -> str:
+    """Compiler driver for the target's host: gcc, or the cross compiler that is named after its triple."""
+    host = target.get("host", target)
+    triple = host.get("mtriple", "") if isinstance(host, Mapping) else ""
+    native = not triple or triple.split("-")[0] == platform.machine()
+    return "gcc" if native else f"{triple}-gcc"
+
+
+def _export(module: Any, path: str, target: Any, compiler: str) -> None:
     """Write a shared library. The linker is called by itself: 4 ms, where the compiler's driver takes 30."""
+    link = _Link() if compiler == "gcc" else _CrossLink(compiler)
     if module.imports:  # code for another device is packed into a second object
-        module.export_library(path, fcompile=_Link())
+        if target.kind.name == "cuda":
+            export_kernels(module, path, target, link, compiler)
+        else:
+            module.export_library(path, fcompile=link)
         return
     compiled = f"{path}.o"
     try:
         module.write_to_file(compiled)
-        _Link()(path, [compiled])
+        link(path, [compiled])
     finally:
         Path(compiled).unlink(missing_ok=True)
 
@@ -101,10 +135,27 @@ class _Link:
 
     def __call__(self, path: str, objects: Sequence[str], **_: Any) -> None:
         # -z now: a missing symbol shows when the library is loaded, not as a crash while it is timed.
-        command = ["ld", "-shared", "--eh-frame-hdr", "-z", "now", "-o", path, *objects, *_system_libraries()]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise MeasurementError(f"linking failed: {done.stderr.strip()[:300]}", hint="see ld's message")
+        _run(["ld", "-shared", "--eh-frame-hdr", "-z", "now", "-o", path, *objects, *_system_libraries()])
+
+
+class _CrossLink:
+    """A cross compiler's driver, which knows where the libraries of its machine are."""
+
+    object_format = "o"
+
+    def __init__(self, compiler: str) -> None:
+        self.compiler = compiler
+
+    def __call__(self, path: str, objects: Sequence[str], **_: Any) -> None:
+        _run([self.compiler, "-shared", "-nostartfiles", "-Wl,-z,now", "-o", path, *objects, "-lm"])
+
+
+def _run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise MeasurementError(
+            f"linking failed: {done.stderr.strip()[:300]}", hint="see the linker's message"
+        )
 
 
 @cache
