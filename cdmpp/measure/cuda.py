@@ -154,9 +154,10 @@ def _cubin(source: str, target: Any) -> bytes:
         with target:
             return bytes(nvcc.compile_cuda(source, "cubin", arch, compiler="nvcc"))
     except RuntimeError as error:
-        said = [line.strip() for line in str(error).splitlines() if re.search(r"(fatal|error)\b.*: *\S", line)]
+        lines = map(str.strip, str(error).splitlines())
+        said = [line for line in lines if re.search(r"(fatal|error)\b.*: *\S", line)]
         raise MeasurementError(
-            f"nvcc: {(said or [str(error)])[0][:300]}", hint="nvcc --list-gpu-arch lists what it can build for"
+            f"nvcc: {(said or [str(error)])[0][:300]}", hint="nvcc --list-gpu-arch lists its targets"
         ) from None
 
 
