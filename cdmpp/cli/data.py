@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cdmpp.cli.output import JsonOption, print_json
+from cdmpp.cli.output import JsonOption, percent, print_json
 from cdmpp.units import format_latency
 
 data = typer.Typer(help="Measurement tables.", no_args_is_help=True, rich_markup_mode=None)
@@ -19,8 +19,9 @@ _COUNTED = (
 FileArgument = Annotated[
     Path,
     typer.Argument(
-        metavar="FILE",
-        help="Project records, or a public operator table (Parquet, CSV, gzipped CSV), told by its columns.",
+        metavar="FILE|DIR",
+        help="Project records, a folder that cdmpp collect filled, or a public operator table "
+        "(Parquet, CSV, gzipped CSV), told by its columns.",
         show_default=False,
     ),
 ]
@@ -61,6 +62,13 @@ def info_of(file: FileArgument, json: JsonOption = False) -> None:
 def _print(summary: dict[str, Any]) -> None:
     rows = f"{summary['rows']:,} rows, {summary['trainable_rows']:,} of them for training"
     print(f"{rows}; {summary['programs']:,} programs ({summary['tvm_programs']:,} as TIR)")
+    counts = ", ".join(f"{summary[name]:,} {name}" for name in ("flagged", "duplicates", "failed"))
+    print(f"{summary['records']:,} records; {counts}; {summary['tasks']:,} tasks")
+    if summary["networks"]:
+        print(f"networks ({len(summary['networks'])}): {', '.join(summary['networks'])}")
+    for device, floor in summary["noise_floor_by_device"].items():
+        median, p90 = percent(floor["median"]), percent(floor["p90"])
+        print(f"noise floor on {device}: median {median}, 90 % below {p90} (measured twice: {floor['n']:,})")
     latency = summary["latency_s"]
     if latency["median"] is not None and latency["min"] >= 0:
         low, middle, high = (format_latency(latency[name]) for name in ("min", "median", "max"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,8 @@ from cdmpp.cli.output import (
 
 if TYPE_CHECKING:
     from cdmpp.data.table import MeasurementTable
+    from cdmpp.errors import DataError
+    from cdmpp.nn.artifact import Artifact
 
 
 def evaluate(
@@ -30,8 +33,8 @@ def evaluate(
         list[Path],
         typer.Option(
             "--records",
-            metavar="FILE",
-            help="Project records or a public operator table; repeatable.",
+            metavar="FILE|DIR",
+            help="Project records, a folder of cdmpp collect, or a public operator table; repeatable.",
             show_default=False,
         ),
     ],
@@ -56,21 +59,53 @@ def evaluate(
     # Mistakes first: a wrong path to the third file shall not show after an hour.
     _check(records)
     artifact = load_artifact(model or default_model())
+    _check_devices(artifact, records, chosen or [])
     with _progress() as (started, done):
         result = evaluate_tables(artifact, _tables(records, started), devices=chosen, progress=done)
+    if not result["overall"]["n"]:
+        raise _nothing(result, chosen)
     if json:
         print_json(result)
     else:
         _print(result)
 
 
+def _check_devices(artifact: Artifact, files: list[Path], chosen: list[str]) -> None:
+    """Raise for a name that neither cdmpp nor the model nor any table has."""
+    from cdmpp.data.load import load_table
+    from cdmpp.errors import UnknownDeviceError
+
+    for name in chosen:
+        try:
+            artifact.device(name)
+        except UnknownDeviceError:
+            if not any(name in load_table(file).device_name.used() for file in files):
+                raise
+
+
+def _nothing(result: dict[str, Any], chosen: list[str] | None) -> DataError:
+    """Why not a single row was predicted."""
+    from cdmpp.errors import DataError
+
+    reasons: Counter[str] = Counter()
+    for entry in result["unsupported"]:
+        reasons[entry["reason"]] += entry["n"]
+    of = f" of {', '.join(chosen)}" if chosen is not None else ""
+    left = ", ".join(f"{reason} {n:,}" for reason, n in reasons.most_common(5))
+    return DataError(
+        f"no row{of} can be compared with a prediction" + (f": {left}" if left else ""),
+        hint="cdmpp data info FILE shows devices and reasons",
+    )
+
+
 def _check(files: list[Path]) -> None:
     """Raise for a file that is missing or no table, before the first is evaluated."""
+    from cdmpp.data.folder import records_file
     from cdmpp.data.load import detect, load_table
     from cdmpp.data.raw import read_columns
     from cdmpp.data.records import NEEDED
 
-    for file in files:
+    for file in map(records_file, files):
         columns = read_columns(file)
         if not set(columns) >= NEEDED and detect(columns) is None:
             load_table(file)  # says what is wrong with it

@@ -44,7 +44,7 @@ def train(
         ),
     ] = None,
     records: Annotated[
-        list[Path] | None, typer.Option("--records", metavar="FILE", help="Further tables; repeatable.")
+        list[Path] | None, typer.Option("--records", metavar="FILE|DIR", help="Further tables; repeatable.")
     ] = None,
     run: Annotated[
         Path | None,

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from os import PathLike
 from pathlib import Path
 
+from cdmpp.data.folder import records_file
 from cdmpp.data.importers import IMPORTERS, Importer
 from cdmpp.data.raw import read_columns, read_raw
 from cdmpp.data.records import NEEDED, read_records, write_records
@@ -19,14 +20,15 @@ def load_table(path: str | PathLike[str]) -> MeasurementTable:
     Parameters
     ----------
     path : path
-        Project records (Parquet), or one of the public operator tables (Parquet, CSV or gzipped CSV).
+        Project records (Parquet), a dataset folder that holds them (:mod:`cdmpp.data.folder`), or one of the
+        public operator tables (Parquet, CSV or gzipped CSV).
 
     Raises
     ------
     DataError
         The file is missing, unreadable, or of no known format (the message lists its columns).
     """
-    file = Path(path)
+    file = records_file(path)
     columns = read_columns(file)
     if set(columns) >= NEEDED:
         return read_records(file)
@@ -49,9 +51,10 @@ def import_table(path: str | PathLike[str], out: str | PathLike[str]) -> Measure
     DataError
         ``out`` is the table itself, or the table cannot be read.
     """
-    if Path(out).exists() and Path(path).exists() and Path(out).samefile(path):
+    source = records_file(path)
+    if Path(out).exists() and source.exists() and Path(out).samefile(source):
         raise DataError(f"{out} is the table itself: it would be lost", hint="choose another file")
-    table = load_table(path)
+    table = load_table(source)
     write_records(table, out)
     return table
 

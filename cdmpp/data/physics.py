@@ -32,6 +32,8 @@ EXCLUDED = {
     "too_slow": "slower than 300 x its roofline + 10 ms, or over 5 s and slower than 20 x its roofline",
     "too_fast": "faster than a tenth of its roofline",
 }
+#: The measurer's reason for a record whose repeats disagree by more than the stated spread.
+UNSTABLE = "unstable"
 SLOW_FACTOR = 300.0
 SLOW_OFFSET_S = 10e-3  # small programs are bound by launch and latency, not by the roofline
 LONG_S = 5.0  # a program of seconds has parallelism enough for a twentieth of the peak

@@ -8,28 +8,56 @@ from typing import Any
 
 import numpy as np
 
+from cdmpp.data.folder import repeats_file
 from cdmpp.data.load import load_table
+from cdmpp.data.noise import count_duplicates, measured, noise_floor
+from cdmpp.data.physics import UNSTABLE
 from cdmpp.data.splits import PART_NAMES, split_by_shape
 from cdmpp.data.table import TEXT_COLUMNS, MeasurementTable
 
+#: Provenance column of records: the networks that a program's task occurs in, "resnet18;vgg11".
+NETWORKS = "networks"
+
 
 def info(path: str | PathLike[str]) -> dict[str, Any]:
-    """Summary of a table on disk, ready for JSON (see :func:`summarise`)."""
-    return {"path": str(path), **summarise(load_table(path))}
+    """Summary of a file or a dataset folder, ready for JSON (see :func:`summarise`).
+
+    Raises
+    ------
+    DataError
+        The table cannot be read, or the folder's collection is not finished.
+    """
+    repeats = repeats_file(path)
+    table = load_table(path)
+    return {"path": str(path), **summarise(table, None if repeats is None else load_table(repeats))}
 
 
-def summarise(table: MeasurementTable) -> dict[str, Any]:
+def summarise(table: MeasurementTable, repeats: MeasurementTable | None = None) -> dict[str, Any]:
     """Counts of rows and programs by what they are; ``None`` where there is nothing to take a figure of.
 
+    ``rows``: all; ``records``: successful measurements, flagged ones included; ``failed``: programs that
+    could not be measured; ``flagged``: records whose spread is over the stated one; ``duplicates``: records
+    whose program, device, backend, protocol and framework occurred before; ``repeats``: second measurements,
+    which are counted nowhere else. ``programs``: distinct programs of all rows, failed ones included;
+    ``tasks``: distinct tasks that they are schedules of; ``networks``, ``devices``: names, sorted.
     ``excluded`` and ``unsupported`` count rows by reason, ``splits`` rows by part of the split by shape.
+    ``noise_floor`` and ``noise_floor_by_device``: see :func:`cdmpp.data.noise.noise_floor`.
     """
-    measured = table.latency_s[np.isfinite(table.latency_s)]
+    latencies = table.latency_s[np.isfinite(table.latency_s)]
     parts = split_by_shape(table)
-    low, middle, high = np.quantile(measured, [0.0, 0.5, 1.0]) if len(measured) else (None, None, None)
+    low, middle, high = np.quantile(latencies, [0.0, 0.5, 1.0]) if len(latencies) else (None, None, None)
     return {
         "rows": len(table),
+        "records": int(measured(table).sum()),
+        "failed": int(table.failed.sum()),
+        "flagged": int(table.excluded.is_(UNSTABLE).sum()),
+        "duplicates": count_duplicates(table),
+        "repeats": 0 if repeats is None else int(measured(repeats).sum()),
         "programs": table.n_programs,
         "tvm_programs": len(table.tvm.hashes),
+        "tasks": len({task for task in table.tvm.tasks if task}),
+        "networks": network_names(table),
+        "devices": sorted(table.device.used()),
         "predictable_rows": int(table.predictable.sum()),
         "trainable_rows": int(table.trainable.sum()),
         "row_filter_rows": None if table.row_filter is None else int(table.row_filter.sum()),
@@ -41,6 +69,7 @@ def summarise(table: MeasurementTable) -> dict[str, Any]:
         "unsupported": _reasons(table.unsupported.counts()),
         "splits": {name: int((parts == part).sum()) for part, name in PART_NAMES.items()},
         "latency_s": {"min": _float(low), "median": _float(middle), "max": _float(high)},
+        **noise_floor(table, repeats),
         "fingerprint": fingerprint(table),
     }
 
@@ -64,6 +93,14 @@ def fingerprint(table: MeasurementTable) -> str:
     for name in sorted(set(table.device.used()) & set(table.device_specs)):
         digest.update(f"{name}\0{table.device_spec(name).digest()}".encode())
     return digest.hexdigest()[:32]
+
+
+def network_names(table: MeasurementTable) -> list[str]:
+    """Networks that the rows name in their column ``networks``, sorted."""
+    column = table.provenance.get(NETWORKS)
+    if column is None:
+        return []
+    return sorted({name for text in column.used() for name in text.split(";") if name})
 
 
 def _reasons(counts: dict[str, int]) -> dict[str, int]:

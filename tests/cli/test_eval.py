@@ -86,6 +86,27 @@ def test_mistakes(run: Run, gemm: Path, arguments: list[str], says: str) -> None
     assert result.stderr.startswith("error: ") and says in result.stderr
 
 
+def test_an_unknown_device_shows_before_the_first_table_is_evaluated(
+    run: Run, gemm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("evaluated first")
+
+    monkeypatch.setattr("cdmpp.evaluation.tables.evaluate", never)
+    result = run("eval", "--records", gemm, "--devices", "l40s,fooo")
+    assert result.exit_code == 1 and "fooo" in result.stderr
+    assert "evaluated first" in run("eval", "--records", gemm, "--devices", "NVIDIA Foo").stderr
+
+
+@pytest.mark.parametrize(
+    ("device", "says"), [("t4", "no row of t4 can"), ("NVIDIA Foo", "unknown_device 1")]
+)
+def test_an_empty_selection_is_an_error(run: Run, gemm: Path, device: str, says: str) -> None:
+    result = run("eval", "--records", gemm, "--devices", device)
+    assert result.exit_code == 1 and result.stdout == ""
+    assert result.stderr.startswith("error: no row") and says in result.stderr
+
+
 def test_no_records_is_wrong_usage(run: Run) -> None:
     assert run("eval").exit_code == 2
 
@@ -99,6 +120,20 @@ def test_data_import_and_info(run: Run, gemm: Path, tmp_path: Path) -> None:
     text = run("data", "info", gemm)
     assert text.exit_code == 0 and "4 rows" in text.stdout and "unknown_device 1" in text.stdout
     assert f"wrote {out}" in run("data", "import", gemm, "--out", out).stdout
+
+
+def test_a_dataset_folder_is_a_table(run: Run, gemm: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "my-cpu"
+    folder.mkdir()
+    assert run("eval", "--records", folder).exit_code == 1
+    assert run("data", "import", gemm, "--out", folder / "records.parquet").exit_code == 0
+    found = json.loads(run("eval", "--records", folder, "--json").stdout)
+    assert found == json.loads(run("eval", "--records", gemm, "--json").stdout)
+    (folder / "records.parquet").rename(folder / "collect.sqlite")
+    for command in (("data", "info", folder), ("eval", "--records", folder)):
+        result = run(*command)
+        assert result.exit_code == 1 and "is not finished" in result.stderr
+        assert f"cdmpp collect ... --out {folder}" in result.stderr
 
 
 def test_data_mistakes(run: Run, gemm: Path, tmp_path: Path) -> None:

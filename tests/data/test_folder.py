@@ -1,0 +1,133 @@
+"""Dataset folders: read wherever a file is, counted as data info says, unfinished ones told as such."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from cdmpp.cli.main import app
+from cdmpp.data.folder import records_file, repeats_file
+from cdmpp.data.load import import_table, load_table
+from cdmpp.data.noise import count_duplicates
+from cdmpp.data.records import Measurement, from_measurements, write_records
+from cdmpp.data.summary import fingerprint, info
+from cdmpp.errors import DataError
+from tests.data.test_device_specs import cpu
+
+ONE, TWO = cpu("cpu-1t"), cpu("cpu-2t", compute_units=2, peak_flops_fp32=4 * 16 * 2.6e9)
+
+
+def schedule(number: int, device=ONE, latency_s: float | None = 1e-3, **changes: Any) -> Measurement:
+    fields: dict[str, Any] = {
+        "program": json.dumps({"nodes": [number]}), "program_kind": "tvm_json",
+        "program_hash": f"{number:032x}", "device": device.name, "device_spec": device,
+        "backend": "tvm", "latency_s": latency_s, "task": f"task{number // 10}",
+        "provenance": {"networks": "vgg11;resnet18" if number < 10 else "vgg11"},
+    }  # fmt: skip
+    return Measurement(**(fields | changes))
+
+
+def records() -> list[Measurement]:
+    return [
+        schedule(1),
+        schedule(1, TWO, 0.6e-3),
+        schedule(2, latency_s=2e-3, excluded_reason="unstable"),
+        schedule(2, TWO, None, failure="stopped after 10 s"),
+        schedule(11, latency_s=4e-3),
+        schedule(1, latency_s=1.1e-3),  # measured before: a duplicate
+        schedule(12, latency_s=None, failure="does not compile"),
+    ]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    place = tmp_path / "my-cpu"
+    place.mkdir()
+    write_records(from_measurements(records()), place / "records.parquet")
+    again = [
+        schedule(1, latency_s=1.2e-3),
+        schedule(1, TWO, 0.6e-3),
+        schedule(2, latency_s=1e-3),
+        schedule(11, latency_s=None, failure="crashed"),
+        schedule(99, latency_s=1.0),  # never measured before: no pair
+    ]
+    write_records(from_measurements(again), place / "repeats.parquet")
+    return place
+
+
+def test_counts(folder: Path) -> None:
+    found = json.loads(json.dumps(info(folder), allow_nan=False))
+    wanted = {
+        "rows": 7, "records": 5, "programs": 4, "tasks": 2, "networks": ["resnet18", "vgg11"],
+        "devices": ["cpu-1t", "cpu-2t"], "failed": 2, "flagged": 1, "duplicates": 1, "repeats": 4,
+    }  # fmt: skip
+    assert {name: found[name] for name in wanted} == wanted
+    assert {name: type(found[name]) for name in ("records", "failed", "duplicates")} == dict.fromkeys(
+        ("records", "failed", "duplicates"), int
+    )
+    # |1.0 - 1.2| / 1.1, |0.6 - 0.6| / 0.6, |2 - 1| / 1.5: the first record of a program is the one compared.
+    assert found["noise_floor"] == pytest.approx(0.2 / 1.1)
+    by_device = found["noise_floor_by_device"]
+    assert by_device["cpu-2t"] == {"n": 1, "median": 0.0, "p90": 0.0}
+    pairs = [0.2 / 1.1, 1 / 1.5]
+    assert by_device["cpu-1t"]["n"] == 2
+    assert by_device["cpu-1t"]["median"] == pytest.approx(np.mean(pairs))
+    assert by_device["cpu-1t"]["p90"] == pytest.approx(pairs[0] + 0.9 * (pairs[1] - pairs[0]))
+
+
+def test_a_folder_is_read_as_its_file(folder: Path, tmp_path: Path) -> None:
+    table = load_table(folder)
+    assert fingerprint(table) == fingerprint(load_table(folder / "records.parquet"))
+    assert repeats_file(folder) == folder / "repeats.parquet"
+    assert import_table(folder, tmp_path / "copy.parquet").n_programs == 4
+    # Of the file alone the repeats are not known.
+    alone = info(folder / "records.parquet")
+    assert (alone["records"], alone["noise_floor"], alone["repeats"]) == (5, None, 0)
+    (folder / "repeats.parquet").unlink()
+    assert info(folder)["noise_floor"] is None
+    with pytest.raises(DataError, match="would be lost"):
+        import_table(folder, folder / "records.parquet")
+
+
+def test_public_tables_have_the_same_keys(columns_of, save) -> None:
+    found = info(save(columns_of("aiconfigurator_gemm")))
+    assert (found["networks"], found["tasks"], found["failed"], found["flagged"]) == ([], 0, 0, 0)
+    assert found["noise_floor"] is None
+    assert found["records"] == found["rows"]
+    assert found["duplicates"] == 0
+    assert found["devices"] == sorted(found["device"])
+
+
+def test_rows_without_a_program_are_no_duplicates() -> None:
+    rows = [Measurement("", "operator", "t4", 1e-3) for _ in range(3)]
+    assert count_duplicates(from_measurements(rows)) == 0
+    softmax = "softmax:rows=8,cols=8"
+    rows = [Measurement(softmax, "operator", "t4", 1e-3, framework=f) for f in ("", "vllm", "")]
+    assert count_duplicates(from_measurements(rows)) == 1
+
+
+def test_unfinished_and_other_folders(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"without records\.parquet"):
+        records_file(tmp_path)
+    sqlite3.connect(tmp_path / "collect.sqlite").execute("CREATE TABLE meta (key TEXT)")
+    with pytest.raises(DataError, match="is not finished") as caught:
+        load_table(tmp_path)
+    assert f"cdmpp collect ... --out {tmp_path}" in caught.value.hint
+    with pytest.raises(DataError, match="cannot read"):
+        load_table(tmp_path / "nowhere")
+
+
+def test_the_command_says_it_to_people(folder: Path) -> None:
+    result = CliRunner().invoke(app, ["data", "info", str(folder)])
+    assert result.exit_code == 0, result.output
+    assert "5 records; 1 flagged, 1 duplicates, 2 failed; 2 tasks" in result.output
+    assert "networks (2): resnet18, vgg11" in result.output
+    assert "noise floor on cpu-2t: median 0.0 %" in result.output
+    result = CliRunner().invoke(app, ["data", "info", str(folder), "--json"])
+    assert json.loads(result.output)["records"] == 5
