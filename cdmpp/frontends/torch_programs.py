@@ -9,6 +9,7 @@ from cdmpp.errors import InvalidProgramError, MissingDependencyError
 from cdmpp.frontends.graph import ProgramGraph
 from cdmpp.frontends.relax_programs import fused, importing, programs_of_fused
 from cdmpp.frontends.tir import import_tvm
+from cdmpp.frontends.torch_norms import CONVERTERS, fold_batch_norm
 
 
 def torch_graph(exported: Any, name: str = "torch program") -> ProgramGraph:
@@ -31,34 +32,41 @@ def torch_graph(exported: Any, name: str = "torch program") -> ProgramGraph:
     MissingDependencyError
         TVM or torch is not installed.
     """
-    with importing(name):
-        lowered = fused(relax_module(exported, name))
-    return programs_of_fused(lowered, name)
-
-
-def relax_module(exported: Any, name: str = "torch program") -> Any:
-    """The Relax module of an exported program, with batch normalisation folded into convolutions.
-
-    ``main`` takes the inputs, then the weights; its attribute ``num_input`` counts the inputs.
-    """
     torch = import_torch()
     if not isinstance(exported, torch.export.ExportedProgram):
         raise InvalidProgramError(
             f"{name}: a {type(exported).__name__} is no exported program",
             hint="pass torch.export.export(module.eval(), inputs)",
         )
+    with importing(name):
+        lowered = fused(relax_module(exported)[0])
+    return programs_of_fused(lowered, name)
+
+
+def relax_module(exported: Any) -> tuple[Any, list[Any]]:
+    """The Relax module of an exported program, with batch normalisation folded into convolutions.
+
+    Returns
+    -------
+    module : tvm.IRModule
+        ``main`` takes the inputs, then the weights; its attribute ``num_input`` counts the inputs.
+    weights : list of tvm.runtime.Tensor
+        Values of the weights, in the order of ``main``'s parameters.
+    """
     tvm = import_tvm()
     from tvm.relax.frontend.torch import from_exported_program
 
+    options = {"keep_params_as_input": True, "custom_convert_map": CONVERTERS}
     try:
         # As exported: torch's decompositions turn a linear layer into reshapes and broadcasts around a
         # product, which then fuse with nothing.
-        module = from_exported_program(exported, keep_params_as_input=True, run_ep_decomposition=False)
+        module = from_exported_program(exported, run_ep_decomposition=False, **options)
     except Exception:  # an operator that the importer knows decomposed only
-        module = from_exported_program(exported, keep_params_as_input=True)
-    module = tvm.relax.frontend.detach_params(module)[0]
-    module["main"] = _fold_batch_norm(tvm, module["main"])
-    return module
+        module = from_exported_program(exported, **options)
+    module, weights = tvm.relax.frontend.detach_params(module)
+    function, buffers = _buffers_as_parameters(tvm, module["main"])
+    module["main"] = fold_batch_norm(function)
+    return module, [*weights["main"], *buffers]
 
 
 def read_exported(path: str | Path) -> Any:
@@ -94,29 +102,32 @@ def import_torch() -> Any:
     return torch
 
 
-def _fold_batch_norm(tvm: Any, function: Any) -> Any:
-    """Batch normalisation behind a convolution becomes a factor of its weight and a bias.
+def _buffers_as_parameters(tvm: Any, function: Any) -> tuple[Any, list[Any]]:
+    """Constant floating-point tensors (masks, statistics) become parameters like other weights.
 
-    Every compiler for inference does it; TVM's own pass wants the weights as constants. The factor depends
-    on weights alone, so that it is computed before the model runs.
+    As constants, what is computed from them would be folded, one compiler run for each small expression.
+    Integers may be positions or sizes, and stay.
     """
     relax = tvm.relax
-    from tvm.relax import dpl
+    from tvm.relax.expr_functor import PyExprMutator, mutator
 
-    data, weight, scale, shift, mean, variance = (dpl.wildcard() for _ in range(6))
-    convolution = dpl.is_op("relax.nn.conv2d")(data, weight)
-    norm = dpl.is_op("relax.nn.batch_norm")(convolution, scale, shift, mean, variance)
+    parameters: list[Any] = []
+    values: list[Any] = []
 
-    def rewrite(expression: Any, matches: Any) -> Any:
-        conv, norm_call = matches[convolution], matches[norm]
-        if conv.attrs["kernel_layout"] != "OIHW" or not isinstance(matches[weight], relax.Var):
-            return expression
-        epsilon = relax.const(float(norm_call.attrs["epsilon"]), "float32")
-        factor = relax.op.divide(matches[scale], relax.op.sqrt(relax.op.add(matches[variance], epsilon)))
-        bias = relax.op.subtract(matches[shift], relax.op.multiply(matches[mean], factor))
-        channels = matches[weight].ty.shape[0]
-        folded = relax.op.multiply(matches[weight], relax.op.reshape(factor, (channels, 1, 1, 1)))
-        product = relax.Call(conv.op, (matches[data], folded), conv.attrs)
-        return relax.op.add(product, relax.op.reshape(bias, (1, channels, 1, 1)))
+    @mutator
+    class Lift(PyExprMutator):  # type: ignore[misc]
+        def visit_generic_const_(self, op: Any) -> Any:
+            if (
+                not isinstance(op.value, tvm.runtime.Tensor)
+                or not op.value.shape
+                or "float" not in str(op.ty.dtype)
+            ):
+                return op
+            if not any(op.value.same_as(value) for value in values):
+                parameters.append(relax.Var(f"buffer{len(values)}", op.ty))
+                values.append(op.value)
+            return next(p for p, v in zip(parameters, values, strict=True) if op.value.same_as(v))
 
-    return dpl.rewrite_call(dpl.TupleGetItemPattern(norm, 0), rewrite, function)
+    lifted = Lift().visit_expr(function)
+    parameters = [*lifted.params, *parameters]
+    return relax.Function(parameters, lifted.body, lifted.ret_ty, lifted.is_pure, lifted.attrs), values

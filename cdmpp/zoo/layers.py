@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from cdmpp.errors import InvalidProgramError
+
 
 class ConvNorm(nn.Module):
     """Convolution, batch normalisation and activation: one fused program."""
@@ -68,3 +70,69 @@ def causal_mask(queries: int, keys: int) -> Tensor:
 def image_input(batch: int, image: int, channels: int = 3) -> tuple[Tensor, ...]:
     """One random batch of square images."""
     return (torch.randn(batch, channels, image, image),)
+
+
+class RMSNorm(nn.Module):
+    """Division by the root mean square, times a weight."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width).uniform_(0.5, 1.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6) * self.weight
+
+
+def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """Adaptive normalisation of a diffusion transformer: the condition scales and shifts."""
+    return x * (1 + scale) + shift
+
+
+def time_embedding(batch: int, width: int) -> Tensor:
+    """[batch, width]: sinusoidal embedding of random diffusion times."""
+    rates = torch.exp(torch.arange(width // 2) * (-math.log(10000.0) / (width // 2)))
+    angles = torch.rand(batch, 1) * 1000 * rates
+    return torch.cat((angles.cos(), angles.sin()), -1)
+
+
+def rotary_tables(*extents: int, dim: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines, [positions, dim]: rotary embedding of a grid of positions.
+
+    Each axis of the grid turns its share of the ``dim / 2`` pairs, as equal as they can be.
+    """
+    grids = torch.meshgrid(*(torch.arange(float(extent)) for extent in extents), indexing="ij")
+    pairs = [dim // 2 // len(extents) + (axis < dim // 2 % len(extents)) for axis in range(len(extents))]
+    angles = torch.cat(
+        [
+            grid.reshape(-1, 1) * torch.exp(torch.arange(n) * (-math.log(10000.0) / n))
+            for grid, n in zip(grids, pairs, strict=True)
+        ],
+        -1,
+    )
+    angles = torch.cat((angles, angles), -1)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Rotary embedding of [..., positions, dim]."""
+    half = x.shape[-1] // 2
+    return x * cosine + torch.cat((-x[..., half:], x[..., :half]), -1) * sine
+
+
+class SwiGLU(nn.Module):
+    """Gated feed-forward network without biases."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.gate, self.up = nn.Linear(width, hidden, bias=False), nn.Linear(width, hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+        return y
+
+
+def check_divides(divisor: int, value: int, what: str) -> None:
+    """An error that a user understands, where torch would complain of shapes."""
+    if value % divisor:
+        raise InvalidProgramError(f"{what}: {divisor} does not divide {value}", hint="choose another size")

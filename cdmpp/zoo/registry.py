@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Value = int | float | str
 
 #: Modules that register networks, in the order of :func:`network_names`.
-_MODULES = ("vision", "transformers")
+_MODULES = ("vision", "branches", "images", "transformers", "decoders", "packed", "video", "audio", "moe")
 
 #: No size of a network is larger; a mistyped one would fill the memory.
 MAX_SIZE = 1 << 20

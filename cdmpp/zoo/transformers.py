@@ -1,11 +1,11 @@
-"""Transformer encoders for text: BERT tiny and base."""
+"""Transformer encoders: BERT tiny and base, a vision transformer."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from cdmpp.zoo.layers import attend, merge_heads, split_heads
+from cdmpp.zoo.layers import attend, check_divides, image_input, merge_heads, split_heads
 from cdmpp.zoo.registry import network
 
 
@@ -43,6 +43,20 @@ class EncoderLayer(nn.Module):
         return y
 
 
+class PreNormLayer(nn.Module):
+    """GPT-2's and ViT's layer: normalised first, then added."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.attention, self.norm = SelfAttention(width, heads), nn.LayerNorm(width)
+        self.mlp, self.mlp_norm = feed_forward(width, 4 * width), nn.LayerNorm(width)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = x + self.attention(self.norm(x), mask)
+        y: Tensor = x + self.mlp(self.mlp_norm(x))
+        return y
+
+
 class _Bert(nn.Module):
     def __init__(self, layers: int, width: int, heads: int, seq: int, vocabulary: int = 30522) -> None:
         super().__init__()
@@ -66,3 +80,33 @@ def _bert_tiny(batch: int = 1, seq: int = 128, layers: int = 2) -> tuple[nn.Modu
 @network("bert-base")
 def _bert_base(batch: int = 1, seq: int = 128, layers: int = 1) -> tuple[nn.Module, tuple[Tensor, ...]]:
     return _Bert(layers, 768, 12, seq), (torch.randint(30522, (batch, seq)),)
+
+
+class _Vit(nn.Module):
+    """Patches of an image and a class token through encoder layers that normalise first."""
+
+    def __init__(self, layers: int, width: int, heads: int, image: int, patch: int) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, patch, patch)
+        self.token = nn.Parameter(torch.randn(1, 1, width))
+        self.positions = nn.Parameter(torch.randn((image // patch) ** 2 + 1, width))
+        self.layers = nn.ModuleList(PreNormLayer(width, heads) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 1000)
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = self.patches(image).flatten(2).transpose(1, 2)
+        x = torch.cat((self.token.expand(x.shape[0], -1, -1), x), 1) + self.positions
+        for layer in self.layers:
+            x = layer(x)
+        scores: Tensor = self.head(self.norm(x)[:, 0])
+        return scores
+
+
+@network("vit")
+def _vit(
+    batch: int = 1, image: int = 224, layers: int = 1, width: int = 192, heads: int = 3
+) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """Vision transformer, tiny by default; ``image`` is a multiple of the patch of 16."""
+    check_divides(heads, width, "vit: heads and width")
+    check_divides(16, image, "vit: patch and image")
+    return _Vit(layers, width, heads, image, 16), image_input(batch, image)
