@@ -59,6 +59,37 @@ def info_of(file: FileArgument, json: JsonOption = False) -> None:
         _print(summary)
 
 
+@data.command("split", epilog="example: cdmpp data split data/my-cpu --test-network bert-tiny")
+def split_folder(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder that cdmpp collect filled.", show_default=False)
+    ],
+    test_network: Annotated[
+        list[str] | None,
+        typer.Option("--test-network", metavar="NAME", help="Network to hold out; repeatable."),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Write splits.parquet beside the records: by task, by network, by device.
+
+    Whole tasks fall into one part; no task of a test network is trained on. data info names the networks.
+    """
+    from cdmpp.data.folder import SPLITS, records_file
+    from cdmpp.data.load import load_table
+    from cdmpp.data.split_file import make_splits, write_splits
+
+    out = records_file(folder).with_name(SPLITS)
+    splits = make_splits(load_table(folder), test_networks=test_network or ())
+    write_splits(splits, out)
+    if json:
+        print_json({"path": str(out), **splits.about, "splits": splits.counts()})
+        return
+    print(f"wrote {out}")
+    for name, parts in splits.counts().items():
+        unit = "programs" if name in splits.programs else "devices"
+        print(f"{name}: " + ", ".join(f"{part} {n:,}" for part, n in parts.items() if n) + f" {unit}")
+
+
 def _print(summary: dict[str, Any]) -> None:
     rows = f"{summary['rows']:,} rows, {summary['trainable_rows']:,} of them for training"
     print(f"{rows}; {summary['programs']:,} programs ({summary['tvm_programs']:,} as TIR)")

@@ -10,13 +10,11 @@ import numpy as np
 
 from cdmpp.data.folder import repeats_file
 from cdmpp.data.load import load_table
+from cdmpp.data.networks import network_names
 from cdmpp.data.noise import count_duplicates, measured, noise_floor
 from cdmpp.data.physics import UNSTABLE
 from cdmpp.data.splits import PART_NAMES, split_by_shape
 from cdmpp.data.table import TEXT_COLUMNS, MeasurementTable
-
-#: Provenance column of records: the networks that a program's task occurs in, "resnet18;vgg11".
-NETWORKS = "networks"
 
 
 def info(path: str | PathLike[str]) -> dict[str, Any]:
@@ -93,14 +91,6 @@ def fingerprint(table: MeasurementTable) -> str:
     for name in sorted(set(table.device.used()) & set(table.device_specs)):
         digest.update(f"{name}\0{table.device_spec(name).digest()}".encode())
     return digest.hexdigest()[:32]
-
-
-def network_names(table: MeasurementTable) -> list[str]:
-    """Networks that the rows name in their column ``networks``, sorted."""
-    column = table.provenance.get(NETWORKS)
-    if column is None:
-        return []
-    return sorted({name for text in column.used() for name in text.split(";") if name})
 
 
 def _reasons(counts: dict[str, int]) -> dict[str, int]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from cdmpp.data.networks import networks_of
 from cdmpp.data.table import MeasurementTable
 from cdmpp.errors import DataError
 from cdmpp.training.config import DataConfig
-from cdmpp.training.parts import choose_parts, networks_of
+from cdmpp.training.parts import choose_parts
 from tests.training.schedules import PER_TASK, measured
 
 

@@ -1,0 +1,94 @@
+"""Networks as units of a split: no task of a test network is trained on, whatever other networks use it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cdmpp.data.splits import PART_NAMES, TEST, UNUSED, VALIDATION_SHARE, program_parts
+from cdmpp.data.table import MeasurementTable
+from cdmpp.errors import DataError
+
+#: Provenance column of records: the networks that a program's task occurs in, "resnet18;vgg11".
+NETWORKS = "networks"
+
+
+def network_names(table: MeasurementTable) -> list[str]:
+    """Networks that the rows name, sorted."""
+    column = table.provenance.get(NETWORKS)
+    return sorted({name for text in column.used() for name in split_names(text)}) if column else []
+
+
+def split_names(text: str) -> list[str]:
+    """Names of a cell of the column."""
+    return [name for name in text.split(";") if name]
+
+
+def task_of(table: MeasurementTable) -> list[str]:
+    """What is never divided, by program key: a task, or a program of no task."""
+    names = list(table.program_hashes)
+    first = table.tvm.first_key
+    names[first:] = [task or name for task, name in zip(table.tvm.tasks, names[first:], strict=True)]
+    return names
+
+
+def networks_of(table: MeasurementTable) -> list[frozenset[str]]:
+    """Networks of every program, by key: those of all records of its task."""
+    column = table.provenance.get(NETWORKS)
+    if column is None:
+        return [frozenset()] * table.n_programs
+    unit = task_of(table)
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    named = np.flatnonzero(table.program_key >= 0)
+    pairs = np.unique(np.stack([table.program_key[named], column.codes[named]], axis=1), axis=0)
+    for key, label in pairs.tolist():
+        found[unit[key]].update(split_names(column.names[label]))
+    return [frozenset(found[name]) for name in unit]
+
+
+def network_parts(
+    table: MeasurementTable, test_networks: Collection[str], *, validation: float = VALIDATION_SHARE
+) -> NDArray[np.int8]:
+    """Part of every program, by key, when whole networks are held out.
+
+    The programs of every task that occurs in a test network are the test part, even where other networks use
+    the task; of the rest, :func:`cdmpp.data.splits.program_parts` puts ``validation`` aside by the task's
+    hash; programs of no network are in no part.
+
+    Raises
+    ------
+    DataError
+        A test network that no record names.
+    """
+    networks, known = networks_of(table), network_names(table)
+    unknown = sorted(set(test_networks) - set(known))
+    if unknown:
+        raise DataError(
+            f"no record is of network {', '.join(unknown)}",
+            hint=f"names in the records' column {NETWORKS!r}: {', '.join(known) or 'none'}",
+        )
+    parts = program_parts(table, test=0.0, validation=validation)
+    held = set(test_networks)
+    parts[[not names for names in networks]] = UNUSED
+    parts[[bool(names & held) for names in networks]] = TEST
+    return parts
+
+
+def assert_tasks_apart(table: MeasurementTable, parts: NDArray[np.int8]) -> None:
+    """Make sure that no task is in two parts.
+
+    Raises
+    ------
+    DataError
+        A task is; the message names one.
+    """
+    seen: dict[str, int] = {}
+    for task, part in zip(table.tvm.tasks, parts[table.tvm.first_key :].tolist(), strict=True):
+        if task and part in PART_NAMES and seen.setdefault(task, part) != part:
+            raise DataError(
+                f"task {task} is in {PART_NAMES[seen[task]]} and in {PART_NAMES[part]}",
+                hint="all schedules of a task belong to one part",
+            )

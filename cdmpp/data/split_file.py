@@ -1,0 +1,254 @@
+"""Splits shipped as data: ``splits.parquet`` beside the records.
+
+One row says into which part of one split one program or one device falls:
+
+=========== =============================================================================================
+``split``   ``task``, ``network``, or ``device:NAME``
+``unit``    ``program`` or ``device``: what the row speaks of
+``key``     program hash, or device name
+``part``    ``train``, ``validation``, ``test``, or ``unused``
+``task``    task of a program (its hash), "" for a program of none and for devices
+``networks`` networks that use the task, "a;b"
+=========== =============================================================================================
+
+``task``: whole tasks, by the hash of the task. ``network``: everything that a test network contains is test,
+and nothing of it is trained on, although other networks use it, too. ``device:NAME``: that device is test,
+the others are training; programs are in both, for the question is what a known program takes on a new
+device. Whatever is written or read is checked on hashes, not on names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cdmpp.data.arrow import pa, pq
+from cdmpp.data.networks import network_parts, networks_of, split_names
+from cdmpp.data.splits import PART_NAMES, TEST, TRAIN, UNUSED, program_parts
+from cdmpp.data.table import MeasurementTable
+from cdmpp.errors import DataError
+
+TASK, NETWORK, DEVICE = "task", "network", "device:"
+#: Shares of the tasks: a data set of some hundred tasks needs more than the millions of public rows do.
+TEST_SHARE, VALIDATION_SHARE = 0.2, 0.1
+_PARTS = {**{name: part for part, name in PART_NAMES.items()}, "unused": UNUSED}
+_NAMES = {part: name for name, part in _PARTS.items()}
+_COLUMNS = ("split", "unit", "key", "part", "task", "networks")
+_METADATA = b"cdmpp_splits"
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Parts by what they were made of.
+
+    Attributes
+    ----------
+    programs : mapping of str to mapping of str to int
+        Split -> program hash -> part, a code of :mod:`cdmpp.data.splits`.
+    devices : mapping of str to mapping of str to int
+        Split -> device name -> part.
+    tasks, networks : mapping of str to str
+        Program hash -> its task, and the networks that use it ("a;b").
+    about : mapping
+        How they were made: shares, test networks.
+    """
+
+    programs: Mapping[str, Mapping[str, int]]
+    devices: Mapping[str, Mapping[str, int]]
+    tasks: Mapping[str, str]
+    networks: Mapping[str, str]
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the splits."""
+        return [*self.programs, *self.devices]
+
+    def rows(self, table: MeasurementTable, split: str) -> NDArray[np.int8]:
+        """Part of every row of a table; ``UNUSED`` for programs and devices that the split does not name.
+
+        Raises
+        ------
+        DataError
+            There is no such split.
+        """
+        if split in self.programs:
+            chosen = self.programs[split]
+            parts = [*(chosen.get(digest, UNUSED) for digest in table.program_hashes), UNUSED]
+            return np.array(parts, dtype=np.int8)[table.program_key]
+        if split in self.devices:
+            named = self.devices[split]
+            codes = [*(named.get(name, UNUSED) for name in table.device.names), UNUSED]
+            return np.array(codes, dtype=np.int8)[table.device.codes]
+        raise DataError(f"there is no split {split!r}", hint="one of: " + ", ".join(self.names))
+
+    def check(self) -> None:
+        """Make sure that nothing leaks.
+
+        Raises
+        ------
+        DataError
+            A task is in two parts, or one of a test network is trained on; the message names it.
+        """
+        for split, parts in self.programs.items():
+            seen: dict[str, int] = {}
+            for digest, part in parts.items():
+                task = self.tasks.get(digest) or digest
+                if part != UNUSED and seen.setdefault(task, part) != part:
+                    raise DataError(
+                        f"split {split}: task {task} is in {_NAMES[seen[task]]} and in {_NAMES[part]}",
+                        hint="make the splits again: cdmpp data split DIR",
+                    )
+        held = set(self.about.get("test_networks", ()))
+        for digest, part in self.programs.get(NETWORK, {}).items():
+            leaked = held.intersection(split_names(self.networks.get(digest, "")))
+            if leaked and part in (TRAIN, _PARTS["validation"]):
+                raise DataError(
+                    f"split {NETWORK}: program {digest} of test network {min(leaked)} is in {_NAMES[part]}",
+                    hint="make the splits again: cdmpp data split DIR",
+                )
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """How many programs, or devices, each part of each split has."""
+        every = {**self.programs, **self.devices}
+        return {
+            split: {name: sum(p == part for p in parts.values()) for name, part in _PARTS.items()}
+            for split, parts in every.items()
+        }
+
+
+def make_splits(
+    table: MeasurementTable,
+    *,
+    test_networks: Collection[str] = (),
+    test_share: float = TEST_SHARE,
+    validation_share: float = VALIDATION_SHARE,
+) -> Splits:
+    """Split a table by task, by network and by device.
+
+    Parameters
+    ----------
+    table : MeasurementTable
+    test_networks : collection of str
+        Networks to hold out, by name: the caller chooses, and the file keeps the names. Without any there is
+        no split by network.
+    test_share, validation_share : float
+        Of the tasks; which they are, the hash of the task decides, so that the part of a task is the same in
+        every data set and needs no seed. ``validation_share`` also holds of the split by network.
+
+    Raises
+    ------
+    DataError
+        No record is of a test network, or it uses every task, so that nothing is left to train on.
+    """
+    hashes = table.program_hashes
+    programs = {TASK: program_parts(table, test=test_share, validation=validation_share)}
+    if test_networks:
+        programs[NETWORK] = network_parts(table, test_networks, validation=validation_share)
+        if not (programs[NETWORK] == TRAIN).any():
+            raise DataError(
+                "the test networks use every task: nothing is left to train on",
+                hint="hold fewer networks out",
+            )
+    names = sorted(table.device.used())
+    devices = {
+        f"{DEVICE}{held}": {name: TEST if name == held else TRAIN for name in names}
+        for held in names
+        if len(names) > 1
+    }
+    networks = [";".join(sorted(found)) for found in networks_of(table)]
+    splits = Splits(
+        programs={
+            split: dict(zip(hashes, parts.tolist(), strict=True)) for split, parts in programs.items()
+        },
+        devices=devices,
+        tasks={
+            digest: task for digest, task in zip(table.tvm.hashes, table.tvm.tasks, strict=True) if task
+        },
+        networks=dict(zip(hashes, networks, strict=True)),
+        about={
+            "test_networks": sorted(test_networks),
+            "test_share": test_share,
+            "validation_share": validation_share,
+        },
+    )
+    splits.check()
+    return splits
+
+
+def write_splits(splits: Splits, path: str | PathLike[str]) -> None:
+    """Check splits and write them; written aside, then renamed.
+
+    Raises
+    ------
+    DataError
+        They leak, or the file cannot be written.
+    """
+    splits.check()
+    rows: list[tuple[str, ...]] = []
+    for split, parts in splits.programs.items():
+        for digest, part in parts.items():
+            task, networks = splits.tasks.get(digest, ""), splits.networks.get(digest, "")
+            rows.append((split, "program", digest, _NAMES[part], task, networks))
+    for split, parts in splits.devices.items():
+        rows += [(split, "device", name, _NAMES[part], "", "") for name, part in parts.items()]
+    columns = list(zip(*rows, strict=True)) or [()] * len(_COLUMNS)
+    arrays = [pa.array(column, type=pa.string()).dictionary_encode() for column in columns]
+    metadata = {_METADATA: json.dumps(dict(splits.about), sort_keys=True).encode()}
+    target = Path(path)
+    aside = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        made = pa.table(arrays, names=_COLUMNS).replace_schema_metadata(metadata)
+        pq.write_table(made, aside, compression="zstd")
+        aside.replace(target)
+    except OSError as error:
+        message = f"cannot write {target}: {error.strerror or error}"
+        raise DataError(message, hint="check the folder") from None
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def read_splits(path: str | PathLike[str]) -> Splits:
+    """Read and check what :func:`write_splits` wrote.
+
+    Raises
+    ------
+    DataError
+        No such file, another format, a program in two parts of one split, or a split that leaks.
+    """
+    try:
+        arrow = pq.read_table(path)
+        about = json.loads((arrow.schema.metadata or {}).get(_METADATA, b"{}"))
+    except (pa.ArrowException, OSError, ValueError) as error:
+        message = f"{path} is no readable file of splits: {error}"
+        raise DataError(message, hint="cdmpp data split DIR makes one") from None
+    lacking = sorted(set(_COLUMNS) - set(arrow.column_names))
+    if lacking:
+        raise DataError(f"{path}: splits lack {', '.join(lacking)}", hint="cdmpp data split DIR makes them")
+    found: dict[str, dict[str, dict[str, int]]] = {"program": {}, "device": {}}
+    tasks: dict[str, str] = {}
+    networks: dict[str, str] = {}
+    for split, unit, key, part, task, names in zip(
+        *(arrow.column(name).to_pylist() for name in _COLUMNS), strict=True
+    ):
+        if unit not in found or part not in _PARTS:
+            raise DataError(f"{path}: unknown unit {unit!r} or part {part!r}", hint="cdmpp data split DIR")
+        if found[unit].setdefault(split, {}).setdefault(key, _PARTS[part]) != _PARTS[part]:
+            raise DataError(
+                f"{path}: {unit} {key} is in two parts of split {split}", hint="cdmpp data split DIR"
+            )
+        if unit == "program":
+            networks[key] = names
+            if task:
+                tasks[key] = task
+    splits = Splits(found["program"], found["device"], tasks, networks, about)
+    splits.check()
+    return splits
