@@ -14,7 +14,7 @@ import typer
 from cdmpp.cli.output import JsonOption, on_terminal, print_json
 
 if TYPE_CHECKING:
-    from cdmpp.measure.collect import CollectSettings, Progress
+    from cdmpp.measure.settings import CollectSettings, Progress
     from cdmpp.measure.targets import Configuration
 
 
@@ -86,7 +86,7 @@ def collect(
     DIR/records.parquet, repeats.parquet and a card. Stopped at any moment, the same command goes on.
     """
     from cdmpp.errors import InvalidProgramError
-    from cdmpp.measure.collect import CollectSettings
+    from cdmpp.measure.settings import CollectSettings
     from cdmpp.measure.targets import configurations
     from cdmpp.measure.timing import TimingSettings
 
@@ -119,8 +119,8 @@ def _measure(
     wanted: list[str], chosen: tuple[Configuration, ...], out: Path, settings: CollectSettings,
     tracker: str | None, key: str | None, json: bool,
 ) -> None:  # fmt: skip
-    from cdmpp.data.summary import info
-    from cdmpp.measure.collect import LocalTimers, collect
+    from cdmpp.measure.collect import collect
+    from cdmpp.measure.timers import LocalTimers
 
     with progress_bars() as progress:
         timers: Any = LocalTimers
@@ -133,6 +133,13 @@ def _measure(
         except KeyboardInterrupt:
             print(f"stopped; the same command goes on with {out}", file=sys.stderr)
             raise typer.Exit(130) from None
+    print_summary(out, json)
+
+
+def print_summary(out: Path, json: bool) -> None:
+    """What a folder of measurements holds."""
+    from cdmpp.data.summary import info
+
     summary = info(out)
     if json:
         print_json(summary)

@@ -11,21 +11,22 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Protocol
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Any
 
 from cdmpp.errors import CdmppError, MeasurementError
 from cdmpp.frontends.tasks import network_tasks
 from cdmpp.measure.building import Library, build_program, prepare_builder
 from cdmpp.measure.pools import Outcome, WorkerPool, WorkerSettings
 from cdmpp.measure.sampling import SampledProgram, prepare_sampler, sample_programs
+from cdmpp.measure.settings import CollectSettings, Progress
 from cdmpp.measure.store import FIRST, SECOND, Store, StoredMeasurement, StoredProgram
 from cdmpp.measure.targets import Configuration, available_cores
-from cdmpp.measure.timing import TimedRun, TimingSettings, prepare_timer, thread_environment, time_library
+from cdmpp.measure.timers import LocalTimers, Timers
+from cdmpp.measure.timing import TimedRun
+from cdmpp.measure.tuning import begin, go_on, prepare_search
 
 logger = logging.getLogger(__name__)
 
@@ -35,70 +36,6 @@ GROUP = 64
 TRIES = 3
 _LOWERING = WorkerSettings(time_limit_s=900.0, memory_bytes=16 * 2**30)
 _NO_SPACE = "No space left on device"
-
-
-class CollectSettings(BaseModel):
-    """What is collected, and how."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    schedules: int = Field(64, ge=0, description="random schedules of each task, beside the untuned default")
-    seed: int = Field(0, ge=0)
-    tune: int = Field(0, ge=0, description="measured trials of a search for good schedules, for each task")
-    timing: TimingSettings = TimingSettings()
-    repeat_share: float = Field(0.05, ge=0, le=1, description="programs that are measured a second time")
-    repeat_gap_s: float = Field(180.0, ge=0, description="seconds between first and second measurement")
-    build_limit_s: float = Field(60.0, gt=0, description="time limit of one build")
-    time_limit_s: float = Field(30.0, gt=0, description="time limit of all runs of one program")
-    memory_gib: float = Field(8.0, gt=0, description="address space of a worker")
-    builders: int | None = Field(None, ge=1, description="building processes; default: one a core")
-
-    def worker(self, time_limit_s: float, **rest: Any) -> WorkerSettings:
-        """Limits of one kind of worker."""
-        return WorkerSettings(time_limit_s, int(self.memory_gib * 2**30), **rest)
-
-
-class Progress(Protocol):
-    """Who wants to see how far it is."""
-
-    def phase(self, name: str, done: int, total: int) -> None:
-        """A phase begins, or its size is known better."""
-
-    def step(self, ok: bool) -> None:
-        """One more piece is done."""
-
-
-class Timers(Protocol):
-    """Where programs are timed: workers on this machine, or on boards behind a tracker."""
-
-    def time(self, libraries: Sequence[Library]) -> Iterator[Outcome]:
-        """Outcomes (:class:`TimedRun`) in the order of the libraries."""
-
-    def close(self) -> None:
-        """End the workers."""
-
-
-class LocalTimers:
-    """One worker of this machine, pinned to the configuration's cores, with TVM's runtime alone."""
-
-    def __init__(self, configuration: Configuration, settings: CollectSettings) -> None:
-        limits = WorkerSettings(
-            settings.time_limit_s,
-            # Drivers of other devices reserve address space by the terabyte.
-            int(settings.memory_gib * 2**30) if configuration.kind == "llvm" else 0,
-            cores=configuration.cores,
-            environment=thread_environment(configuration.threads),
-        )
-        arguments = (configuration.device_kind, settings.timing, configuration.cores)
-        self._pool = WorkerPool(1, limits, prepare_timer, arguments)
-
-    def time(self, libraries: Sequence[Library]) -> Iterator[Outcome]:
-        """See :class:`Timers`."""
-        return self._pool.run(time_library, [(library.path, library.arguments) for library in libraries])
-
-    def close(self) -> None:
-        """See :class:`Timers`."""
-        self._pool.close()
 
 
 class Collector:
@@ -170,7 +107,7 @@ class Collector:
                 self._step(not outcome.failure)
 
     def measure(self) -> None:
-        """Build and time what is missing, the second measurements of the noise floor among it.
+        """Search, build and time what is missing, the second measurements of the noise floor among it.
 
         Raises
         ------
@@ -178,9 +115,6 @@ class Collector:
             The devices are gone, or the disk is full: what was measured stays, the same call goes on.
         """
         names = [c.name for c in self.configurations]
-        total = self.store.count_programs() * len(names)
-        done = len(self.store.measured(names, FIRST))
-        self._phase("measuring", done, total)
         shutil.rmtree(self._spool, ignore_errors=True)
         self._spool.mkdir()
         with ExitStack() as stack:
@@ -192,11 +126,40 @@ class Collector:
                 made = self._make_timers(configuration, self.settings)
                 stack.callback(made.close)
                 timers[configuration.name] = made
+            if self.settings.tune:
+                self._tune(builders, timers)
+            total = self.store.count_programs() * len(names)
+            self._phase("measuring", len(self.store.measured(names, FIRST)), total)
             while group := self.store.missing(names, GROUP):
-                self._group(group, FIRST, builders, timers)
+                self._group(group, FIRST, names, builders, timers)
                 if len(due := self._due(time.time() - self.settings.repeat_gap_s)) >= GROUP:
-                    self._group(self.store.programs(sorted({p for p, _ in due})), SECOND, builders, timers)
+                    again = self.store.programs(sorted({p for p, _ in due}))
+                    self._group(again, SECOND, names, builders, timers)
             self._repeat_rest(builders, timers)
+
+    def _tune(self, builders: WorkerPool, timers: dict[str, Timers]) -> None:
+        """Search each task for good schedules, measured on the first configuration."""
+        first, trials = self.configurations[0], self.settings.tune
+        tasks = self.store.untuned(trials)
+        if not tasks:
+            return
+        self._phase("searching (programs)", 0, len(tasks) * trials)
+        limits = self.settings.worker(300.0, environment={"OMP_NUM_THREADS": "1"})
+        with WorkerPool(1, limits, prepare_search, (first.kind,)) as pool:
+            for digest, name, text in tasks:
+                try:
+                    found = pool.call(begin, text, digest, dict(first.target), trials, self.settings.seed)
+                    while found:
+                        self.store.add_programs(digest, found, None)
+                        programs = self.store.programs({p.hash for p in found})
+                        self._group(programs, FIRST, [first.name], builders, timers)
+                        known = self.store.latencies([p.hash for p in found], first.name)
+                        found = pool.call(go_on, [known.get(p.hash) for p in found])
+                except MeasurementError as error:
+                    if error.transient:
+                        raise
+                    logger.warning("task %s: the search ended early: %s", name, error)
+                self.store.tuned(digest, trials)
 
     def _lower(self, sources: Sequence[str]) -> None:
         if not sources:
@@ -218,8 +181,10 @@ class Collector:
             logger.info("waiting %.0f s before the second measurements", wait_s)
             time.sleep(wait_s)
         hashes = sorted({program for program, _ in due})
+        names = [c.name for c in self.configurations]
         for start in range(0, len(hashes), GROUP):
-            self._group(self.store.programs(hashes[start : start + GROUP]), SECOND, builders, timers)
+            group = self.store.programs(hashes[start : start + GROUP])
+            self._group(group, SECOND, names, builders, timers)
 
     def _due(self, before: float = math.inf) -> dict[tuple[str, str], float]:
         """(program, device) that need a second measurement and had the first before a moment; and when."""
@@ -231,18 +196,19 @@ class Collector:
         return int(digest[:8], 16) < self.settings.repeat_share * 2**32
 
     def _group(
-        self, programs: Sequence[StoredProgram], turn: int, builders: WorkerPool, timers: dict[str, Timers]
-    ) -> None:
-        """Build some programs for all configurations, then time them on one after the other."""
-        names = [c.name for c in self.configurations]
+        self, programs: Sequence[StoredProgram], turn: int, names: Sequence[str], builders: WorkerPool,
+        timers: dict[str, Timers],
+    ) -> None:  # fmt: skip
+        """Build some programs for the named configurations, then time them on one after the other."""
+        chosen = [c for c in self.configurations if c.name in names]
         if turn == FIRST:
             done = self.store.measured(names, FIRST)
             pairs = {(p.hash, name) for p in programs for name in names} - done
         else:
             pairs = set(self._due())
         wanted = {name: [p for p in programs if (p.hash, name) in pairs] for name in names}
-        libraries = self._build(wanted, builders)
-        for configuration in self.configurations:
+        libraries = self._build(wanted, chosen, builders)
+        for configuration in chosen:
             ready: list[tuple[StoredProgram, Library]] = []
             for program in wanted[configuration.name]:
                 outcome = libraries[configuration.build_key, program.hash]
@@ -258,14 +224,14 @@ class Collector:
             path.unlink(missing_ok=True)
 
     def _build(
-        self, wanted: dict[str, list[StoredProgram]], builders: WorkerPool
+        self, wanted: dict[str, list[StoredProgram]], chosen: Sequence[Configuration], builders: WorkerPool
     ) -> dict[tuple[str, str], Outcome]:
         """Libraries by build key and program; configurations with one key share them."""
         jobs: dict[tuple[str, str], tuple[Any, ...]] = {}
-        for configuration in self.configurations:
-            number = [c.build_key for c in self.configurations].index(configuration.build_key)
+        keys = [c.build_key for c in chosen]
+        for configuration in chosen:
             for program in wanted[configuration.name]:
-                path = str(self._spool / f"{program.hash}-{number}.so")
+                path = str(self._spool / f"{program.hash}-{keys.index(configuration.build_key)}.so")
                 arguments = (program.tvm_json, dict(configuration.target), path, program.origin != "default")
                 jobs.setdefault((configuration.build_key, program.hash), arguments)
         outcomes = dict(zip(jobs, builders.run(build_program, list(jobs.values())), strict=True))

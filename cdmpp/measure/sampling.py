@@ -54,7 +54,7 @@ def prepare_sampler(kind: str) -> None:
     from tvm.s_tir import meta_schedule  # noqa: F401
 
 
-def tune_context(tvm_json: str, target: Mapping[str, Any], seed: int, strategy: str = "replay-trace") -> Any:
+def tune_context(tvm_json: str, target: Mapping[str, Any], seed: int, strategy: Any = "replay-trace") -> Any:
     """A ``TuneContext`` of a task, with its design space generated; and the spaces."""
     import tvm
     from tvm.s_tir import meta_schedule as ms

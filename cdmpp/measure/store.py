@@ -31,6 +31,7 @@ CREATE TABLE IF NOT EXISTS devices (name TEXT PRIMARY KEY, description TEXT NOT 
 CREATE TABLE IF NOT EXISTS networks (name TEXT PRIMARY KEY, unsupported TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS tasks (
     hash TEXT PRIMARY KEY, name TEXT NOT NULL, program BLOB NOT NULL, sampled INTEGER NOT NULL DEFAULT -1,
+    tuned INTEGER NOT NULL DEFAULT 0,
     failure TEXT NOT NULL DEFAULT '');
 CREATE TABLE IF NOT EXISTS network_tasks (
     network TEXT NOT NULL, task TEXT NOT NULL, calls INTEGER NOT NULL, PRIMARY KEY (network, task));
@@ -215,6 +216,31 @@ class Store:
                 )
             if drawn is not None:
                 self._db.execute("UPDATE tasks SET sampled = ? WHERE hash = ?", (drawn, task))
+
+    def untuned(self, trials: int) -> list[tuple[str, str, str]]:
+        """Tasks (hash, name, TVM JSON) whose last search, if any, had fewer trials; without those of one
+        program, where there is nothing to search."""
+        rows = self._db.execute(
+            """SELECT hash, name, program FROM tasks t WHERE tuned < ? AND failure = ''
+               AND (SELECT COUNT(*) FROM programs p WHERE p.task = t.hash) > 2 ORDER BY rowid""",
+            (trials,),
+        )
+        return [(digest, name, _unpack(blob)) for digest, name, blob in rows]
+
+    def tuned(self, task: str, trials: int) -> None:
+        """A task's search is over."""
+        with self.transaction():
+            self._db.execute("UPDATE tasks SET tuned = ? WHERE hash = ?", (trials, task))
+
+    def latencies(self, programs: Sequence[str], device: str) -> dict[str, float]:
+        """First measurements of some programs on a device, in seconds; without failed ones."""
+        marks = ",".join("?" * len(programs))
+        rows = self._db.execute(
+            f"""SELECT program, latency_s FROM measurements WHERE turn = {FIRST} AND failure = ''
+                AND device = ? AND program IN ({marks})""",
+            (device, *programs),
+        )
+        return dict(rows)
 
     def fail_task(self, task: str, reason: str) -> None:
         """A task of which no schedule can be drawn."""

@@ -1,0 +1,41 @@
+"""What is collected and how, and how others see it going on."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from cdmpp.measure.pools import WorkerSettings
+from cdmpp.measure.timing import TimingSettings
+
+
+class CollectSettings(BaseModel):
+    """What is collected, and how."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    schedules: int = Field(64, ge=0, description="random schedules of each task, beside the untuned default")
+    seed: int = Field(0, ge=0)
+    tune: int = Field(0, ge=0, description="measured trials of a search for good schedules, for each task")
+    timing: TimingSettings = TimingSettings()
+    repeat_share: float = Field(0.05, ge=0, le=1, description="programs that are measured a second time")
+    repeat_gap_s: float = Field(180.0, ge=0, description="seconds between first and second measurement")
+    build_limit_s: float = Field(60.0, gt=0, description="time limit of one build")
+    time_limit_s: float = Field(30.0, gt=0, description="time limit of all runs of one program")
+    memory_gib: float = Field(8.0, gt=0, description="address space of a worker")
+    builders: int | None = Field(None, ge=1, description="building processes; default: one a core")
+
+    def worker(self, time_limit_s: float, **rest: Any) -> WorkerSettings:
+        """Limits of one kind of worker."""
+        return WorkerSettings(time_limit_s, int(self.memory_gib * 2**30), **rest)
+
+
+class Progress(Protocol):
+    """Who wants to see how far it is."""
+
+    def phase(self, name: str, done: int, total: int) -> None:
+        """A phase begins, or its size is known better."""
+
+    def step(self, ok: bool) -> None:
+        """One more piece is done."""

@@ -1,0 +1,45 @@
+"""Where programs are timed: workers that a collection gives built programs to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from cdmpp.measure.building import Library
+from cdmpp.measure.pools import Outcome, WorkerPool, WorkerSettings
+from cdmpp.measure.settings import CollectSettings
+from cdmpp.measure.targets import Configuration
+from cdmpp.measure.timing import prepare_timer, thread_environment, time_library
+
+
+class Timers(Protocol):
+    """Where programs are timed: workers on this machine, or on boards behind a tracker."""
+
+    def time(self, libraries: Sequence[Library]) -> Iterator[Outcome]:
+        """Outcomes (:class:`TimedRun`) in the order of the libraries."""
+
+    def close(self) -> None:
+        """End the workers."""
+
+
+class LocalTimers:
+    """One worker of this machine, pinned to the configuration's cores, with TVM's runtime alone."""
+
+    def __init__(self, configuration: Configuration, settings: CollectSettings) -> None:
+        limits = WorkerSettings(
+            settings.time_limit_s,
+            # Drivers of other devices reserve address space by the terabyte.
+            int(settings.memory_gib * 2**30) if configuration.kind == "llvm" else 0,
+            cores=configuration.cores,
+            environment=thread_environment(configuration.threads),
+        )
+        arguments = (configuration.device_kind, settings.timing, configuration.cores)
+        self._pool = WorkerPool(1, limits, prepare_timer, arguments)
+
+    def time(self, libraries: Sequence[Library]) -> Iterator[Outcome]:
+        """See :class:`Timers`."""
+        return self._pool.run(time_library, [(library.path, library.arguments) for library in libraries])
+
+    def close(self) -> None:
+        """See :class:`Timers`."""
+        self._pool.close()
