@@ -251,3 +251,26 @@ def test_labels():
     assert Labels.concat([labels, Labels.constant("c", 2)]).array().tolist() == ["a", "b", "a", "", "c", "c"]
     assert labels.take(labels.is_("b")).used() == ("b",)
     assert labels[1] == "b"
+
+
+def test_programs_of_a_task_lie_together_whatever_the_rows_order(tmp_path):
+    rng = np.random.default_rng(1)
+    # Tasks have nothing in common; the schedules of one differ in a number each.
+    bodies = [json.dumps(rng.integers(0, 10**9, 30_000).tolist()) for _ in range(20)]
+    rows = [
+        tvm(8 * task + n, task=f"task{task}", program=f'{{"n": {n}, "nodes": {body}}}')
+        for task, body in enumerate(bodies)
+        for n in range(8)
+    ]
+    shuffled = [rows[i] for i in rng.permutation(len(rows))]
+    sizes = []
+    for name, measured in (("sorted", rows), ("shuffled", shuffled)):
+        table = from_measurements([operator(), *measured, operator("")])
+        path = tmp_path / f"{name}.parquet"
+        write_records(table, path)
+        sizes.append(path.stat().st_size)
+        back = load_table(path)
+        assert fingerprint(back) == fingerprint(table)
+        assert back.tvm.texts == table.tvm.texts
+    assert sizes[1] < 1.05 * sizes[0]
+    assert sizes[0] < 0.2 * sum(len(row.program) for row in rows)
