@@ -17,6 +17,7 @@ from cdmpp.cli.data import data
 from cdmpp.cli.errors import CdmppGroup
 from cdmpp.cli.evaluate import evaluate
 from cdmpp.cli.inspection import inspect
+from cdmpp.cli.measure import measure
 from cdmpp.cli.predict import predict
 from cdmpp.cli.serve import serve
 from cdmpp.cli.train import train
@@ -58,6 +59,7 @@ app.command(epilog="example: cdmpp inspect softmax:rows=4096,cols=1024")(inspect
 app.command("eval", epilog="example: cdmpp eval --records ops_vidur_fp16.parquet --devices a40")(evaluate)
 app.command(epilog="example: cdmpp train --config configs/base.toml --public-data DIR --out mymodel")(train)
 app.command(epilog="example: cdmpp collect --network resnet18 --schedules 64 --out data/my-cpu")(collect)
+app.command(epilog="example: cdmpp measure job/ --out result/")(measure)
 app.command(epilog="example: cdmpp serve --port 8080")(serve)
 app.command(epilog="example: cdmpp devices --json")(devices)
 app.command(epilog="example: cdmpp support")(support)

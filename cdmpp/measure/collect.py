@@ -18,7 +18,7 @@ from typing import Any
 
 from cdmpp.errors import CdmppError, MeasurementError
 from cdmpp.frontends.tasks import network_tasks
-from cdmpp.measure.building import Library, build_program, prepare_builder
+from cdmpp.measure.building import Library, build_program, check_toolchain, prepare_builder
 from cdmpp.measure.pools import Outcome, WorkerPool, WorkerSettings
 from cdmpp.measure.sampling import SampledProgram, prepare_sampler, sample_programs
 from cdmpp.measure.settings import CollectSettings, Progress
@@ -34,7 +34,9 @@ logger = logging.getLogger(__name__)
 GROUP = 64
 #: Tries of a program whose device was lost under it, before the collection stops.
 TRIES = 3
-_LOWERING = WorkerSettings(time_limit_s=900.0, memory_bytes=16 * 2**30)
+LOG = "collect.log"
+_LOWERING_LIMIT_S, _LOWERING_BYTES = 900.0, 16 * 2**30
+_SAMPLING_LIMIT_S = 300.0
 _NO_SPACE = "No space left on device"
 
 
@@ -64,6 +66,7 @@ class Collector:
         self.store, self.settings, self.configurations = store, settings, tuple(configurations)
         self._make_timers, self._progress = timers, progress
         self._spool = store.folder / "spool"
+        self._log = str(store.folder / LOG)  # what TVM remarks, which nobody wants in a progress bar
         self._tries: dict[tuple[str, str], int] = {}
 
     def prepare(self, sources: Sequence[str]) -> None:
@@ -87,7 +90,7 @@ class Collector:
         if not tasks:
             return
         self._phase("sampling", 0, len(tasks))
-        limits = self.settings.worker(300.0)
+        limits = self.settings.worker(_SAMPLING_LIMIT_S, log=self._log)
         # No more workers than cores, each with a TVM of its own.
         with WorkerPool(self._builders(), limits, prepare_sampler, (first.kind,)) as pool:
             arguments = [
@@ -119,7 +122,7 @@ class Collector:
         self._spool.mkdir()
         with ExitStack() as stack:
             stack.callback(shutil.rmtree, self._spool, True)
-            limits = self.settings.worker(self.settings.build_limit_s)
+            limits = self.settings.worker(self.settings.build_limit_s, log=self._log)
             builders = stack.enter_context(WorkerPool(self._builders(), limits, prepare_builder))
             timers: dict[str, Timers] = {}
             for configuration in self.configurations:
@@ -144,7 +147,8 @@ class Collector:
         if not tasks:
             return
         self._phase("searching (programs)", 0, len(tasks) * trials)
-        limits = self.settings.worker(300.0, environment={"OMP_NUM_THREADS": "1"})
+        one_thread = {"OMP_NUM_THREADS": "1"}
+        limits = self.settings.worker(_SAMPLING_LIMIT_S, environment=one_thread, log=self._log)
         with WorkerPool(1, limits, prepare_search, (first.kind,)) as pool:
             for digest, name, text in tasks:
                 try:
@@ -165,7 +169,8 @@ class Collector:
         if not sources:
             return
         self._phase("lowering", 0, len(sources))
-        with WorkerPool(1, _LOWERING) as pool:
+        limits = WorkerSettings(_LOWERING_LIMIT_S, _LOWERING_BYTES, log=self._log)
+        with WorkerPool(1, limits) as pool:
             for source in sources:
                 self.store.add_network(source, pool.call(network_tasks, source))
                 self._step(True)
@@ -327,6 +332,8 @@ def collect(
 
     settings = settings or CollectSettings()
     limit = settings.timing.max_spread
+    for configuration in configurations:
+        check_toolchain(configuration.target)
     with Store(Path(out)) as store:
         collector = Collector(store, settings, configurations, timers=timers, progress=progress)
         try:

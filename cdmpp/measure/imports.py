@@ -5,14 +5,19 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from cdmpp.errors import MeasurementError
+from cdmpp.errors import MeasurementError, MissingDependencyError
 
 
 def import_tvm_alone() -> Any:
     """TVM without torch, which ``tvm_ffi`` would import if it could: seconds and 250 MB a worker."""
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # None: importing it fails
-    import tvm
-
+    try:
+        import tvm
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            f"this needs the package {error.name}",
+            hint="pip install 'cdmpp[tvm]'; for timing alone its compiler library may be deleted",
+        ) from None
     return tvm
 
 

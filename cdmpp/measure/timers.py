@@ -26,15 +26,10 @@ class LocalTimers:
     """One worker of this machine, pinned to the configuration's cores, with TVM's runtime alone."""
 
     def __init__(self, configuration: Configuration, settings: CollectSettings) -> None:
-        limits = WorkerSettings(
-            settings.time_limit_s,
-            # Drivers of other devices reserve address space by the terabyte.
-            int(settings.memory_gib * 2**30) if configuration.kind == "llvm" else 0,
-            cores=configuration.cores,
-            environment=thread_environment(configuration.threads),
-        )
+        if configuration.kind != "llvm":
+            check_machine(configuration, settings)
         arguments = (configuration.device_kind, settings.timing, configuration.cores)
-        self._pool = WorkerPool(1, limits, prepare_timer, arguments)
+        self._pool = WorkerPool(1, _limits(configuration, settings), prepare_timer, arguments)
 
     def time(self, libraries: Sequence[Library]) -> Iterator[Outcome]:
         """See :class:`Timers`."""
@@ -43,3 +38,27 @@ class LocalTimers:
     def close(self) -> None:
         """See :class:`Timers`."""
         self._pool.close()
+
+
+def check_machine(configuration: Configuration, settings: CollectSettings) -> None:
+    """Raise if this machine cannot time anything on a configuration, before every program fails for it.
+
+    Raises
+    ------
+    MeasurementError
+        There is no such device, or its driver is missing.
+    MissingDependencyError
+        TVM is not installed.
+    """
+    with WorkerPool(1, _limits(configuration, settings)) as pool:
+        pool.call(prepare_timer, configuration.device_kind, settings.timing, configuration.cores)
+
+
+def _limits(configuration: Configuration, settings: CollectSettings) -> WorkerSettings:
+    return WorkerSettings(
+        settings.time_limit_s,
+        # Drivers of other devices reserve address space by the terabyte.
+        int(settings.memory_gib * 2**30) if configuration.kind == "llvm" else 0,
+        cores=configuration.cores,
+        environment=thread_environment(configuration.threads),
+    )

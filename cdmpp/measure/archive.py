@@ -1,0 +1,418 @@
+"""Programs built on one machine and timed on another, which needs TVM's runtime and no compiler.
+
+A job folder holds ``manifest.json`` (what was built, how to time it, a checksum of every file),
+``programs.sqlite`` (tasks and programs), ``programs/HASH-N.so`` (one library for each program and target) and
+``work/`` (the builder's own files: needed to go on building, not to measure).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from cdmpp.devices.loading import from_mapping, load_device
+from cdmpp.errors import DataError, InvalidDeviceError, MeasurementError
+from cdmpp.measure.building import Library, build_program, check_toolchain, prepare_builder
+from cdmpp.measure.collect import GROUP, Collector
+from cdmpp.measure.pools import Outcome, WorkerPool
+from cdmpp.measure.settings import CollectSettings, Progress
+from cdmpp.measure.store import FILE, Store, StoredProgram
+from cdmpp.measure.targets import Configuration, available_cores, describe
+from cdmpp.measure.timers import LocalTimers, Timers, check_machine
+
+FORMAT = 1
+MANIFEST, PROGRAMS, LIBRARIES = "manifest.json", "programs.sqlite", "programs"
+_WORK, _BUILT = "work", "built.jsonl"
+#: Tables of a store that say what there is to measure, with the columns that travel.
+_TABLES = {
+    "networks": "name, unsupported",
+    "tasks": "hash, name, program, sampled, failure",
+    "network_tasks": "network, task, calls",
+    "programs": "hash, task, origin, position, program",
+}
+
+
+def write_job(
+    sources: Sequence[str],
+    configurations: Sequence[Configuration],
+    out: str | Path,
+    settings: CollectSettings | None = None,
+    *,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Lower, sample and build, but run nothing. Stopped at any moment, the same call goes on.
+
+    Parameters
+    ----------
+    sources, configurations, settings, progress
+        As for :func:`cdmpp.measure.collect.collect`; the settings travel with the job.
+    out : path
+        Job folder. It is complete when its manifest is there, which is written last.
+
+    Returns
+    -------
+    dict
+        The manifest.
+
+    Raises
+    ------
+    MeasurementError
+        The disk is full, or the settings ask for a search, which needs measurements.
+    MissingDependencyError
+        A compiler is missing (nvcc, a cross compiler).
+    CdmppError
+        See :meth:`cdmpp.measure.collect.Collector.prepare`.
+    """
+    settings = settings or CollectSettings()
+    if settings.tune:
+        raise MeasurementError(
+            "a search for good schedules needs measurements", hint="leave --tune away with --build-only"
+        )
+    for configuration in configurations:
+        check_toolchain(configuration.target)
+    folder = Path(out)
+    with Store(folder / _WORK) as store:
+        writer = _Writer(store, settings, configurations, progress=progress)
+        writer.prepare(sources)
+        with _room(folder):
+            built = writer.build(folder)
+            _copy_programs(store, folder / PROGRAMS)
+            manifest = _manifest(folder, configurations, settings, built)
+            _write_aside(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
+    return manifest
+
+
+def read_job(job: str | Path) -> dict[str, Any]:
+    """The manifest of a job, after every file was compared with its checksum.
+
+    Raises
+    ------
+    DataError
+        The folder is no complete job, of a later format, or a file is damaged.
+    """
+    folder = Path(job)
+    try:
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_bytes())
+        version = manifest["format"]
+    except FileNotFoundError:
+        raise DataError(
+            f"{folder} is no complete job", hint="cdmpp collect ... --build-only --out JOB writes one"
+        ) from None
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise DataError(f"{folder / MANIFEST} cannot be read: {error}", hint="copy the job again") from None
+    if version != FORMAT:
+        raise DataError(f"{folder} has format {version}, not {FORMAT}", hint="use the cdmpp that wrote it")
+    for name, digest in _checksums(manifest):
+        try:
+            found = _sha256(folder / name)
+        except OSError as error:
+            raise DataError(f"{folder / name}: {error.strerror}", hint="copy the job again") from None
+        if found != digest:
+            raise DataError(f"{folder / name} is damaged", hint="copy the job again")
+    return manifest
+
+
+def measure_job(
+    job: str | Path,
+    out: str | Path,
+    *,
+    device: str | None = None,
+    threads: int | None = None,
+    timers: Callable[[Configuration, CollectSettings], Timers] = LocalTimers,
+    progress: Progress | None = None,
+) -> Path:
+    """Time every program of a job, or go on with what was stopped.
+
+    Needs TVM's runtime, numpy and pebble; no compiler, no torch, no pyarrow. What was measured is in
+    ``collect.sqlite`` of the result; :func:`finish` makes the data set of it, here or where pyarrow is.
+
+    Parameters
+    ----------
+    job : path
+    out : path
+        Folder for the result, as ``cdmpp collect`` fills one.
+    device : str, optional
+        Name or specification file of the device that measures, if it is another than the job says.
+    threads : int, optional
+        Threads, if other than the job says; then ``device`` must say what that device is.
+    timers, progress
+        As for :class:`cdmpp.measure.collect.Collector`.
+
+    Returns
+    -------
+    Path
+        ``out``.
+
+    Raises
+    ------
+    DataError
+        See :func:`read_job`; or ``out`` holds programs of another job, or belongs to another process.
+    InvalidDeviceError, UnknownDeviceError
+        This machine has too few cores, or the device is not known.
+    MeasurementError
+        This machine has no such device, or it was lost: what was measured stays.
+    """
+    folder, result = Path(job), Path(out)
+    manifest = read_job(folder)
+    if result.resolve() == folder.resolve():
+        raise DataError("the job itself is not the place for its results", hint="choose another --out")
+    settings = CollectSettings.model_validate(manifest["settings"])
+    with Store(result) as store:
+        store.settle(
+            {"seed": settings.seed, "target_kind": manifest["kind"], "timing": settings.timing.model_dump()}
+        )
+        _take_programs(store, folder / PROGRAMS)
+        configurations = _here(manifest, device, threads)
+        libraries = _libraries(folder, manifest)
+        collector = _Collector(store, settings, configurations, libraries, timers=timers, progress=progress)
+        if collector.is_complete():  # no TVM and no device are needed to say so
+            return result
+        described = {c.name: {**describe(c), "tvm": manifest["tvm"]} for c in configurations}
+        store.remember_devices(described)
+        if timers is LocalTimers:
+            for configuration in configurations:
+                check_machine(configuration, settings)
+        collector.measure()
+    return result
+
+
+def finish(job: str | Path, out: str | Path) -> Path:
+    """Write ``records.parquet``, ``repeats.parquet`` and the card of what was measured.
+
+    Raises
+    ------
+    MissingDependencyError
+        pyarrow is not installed: do this on another machine, with the folder copied there.
+    """
+    from cdmpp.measure.dataset import write_dataset
+
+    manifest = json.loads((Path(job) / MANIFEST).read_bytes())
+    settings = CollectSettings.model_validate(manifest["settings"])
+    with Store(Path(out)) as store:
+        return write_dataset(store, (), settings.timing.max_spread)
+
+
+class _Writer(Collector):
+    """A collector that keeps what it builds and times nothing."""
+
+    def build(self, folder: Path) -> list[dict[str, Any]]:
+        """Build what is missing; what there is then, an entry for each program and target."""
+        (folder / LIBRARIES).mkdir(exist_ok=True)
+        log = self.store.folder / _BUILT
+        entries = {(e["hash"], e["build_key"]): e for e in _lines(log)}
+        targets = {c.build_key: dict(c.target) for c in reversed(self.configurations)}
+        keys = list(dict.fromkeys(c.build_key for c in self.configurations))
+        programs = [(p, key) for p in self.store.all_programs() for key in keys]
+        missing = [(p, key) for p, key in programs if (p.hash, key) not in entries]
+        self._phase("building", len(programs) - len(missing), len(programs))
+        limits = self.settings.worker(self.settings.build_limit_s)
+        with log.open("a") as written, WorkerPool(self._builders(), limits, prepare_builder) as builders:
+            for start in range(0, len(missing), GROUP):
+                group = missing[start : start + GROUP]
+                paths = [f"{LIBRARIES}/{p.hash}-{keys.index(key)}.so" for p, key in group]
+                jobs = [
+                    (p.tvm_json, targets[key], str(folder / path), p.origin != "default")
+                    for (p, key), path in zip(group, paths, strict=True)
+                ]
+                outcomes = builders.run(build_program, jobs)
+                for (program, key), path, outcome in zip(group, paths, outcomes, strict=True):
+                    if "No space left on device" in outcome.failure:
+                        raise _full(folder)
+                    entry = {"hash": program.hash, "build_key": key, **_entry(folder, path, outcome)}
+                    entries[program.hash, key] = entry
+                    written.write(json.dumps(entry) + "\n")
+                    written.flush()
+                    self._step(not outcome.failure)
+        return [entries[p.hash, key] for p, key in programs]
+
+
+class _Collector(Collector):
+    """A collector whose programs are built already."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: CollectSettings,
+        configurations: Sequence[Configuration],
+        libraries: Mapping[tuple[str, str], Outcome],
+        **rest: Any,
+    ) -> None:
+        super().__init__(store, settings, configurations, **rest)
+        self._libraries = libraries
+
+    def is_complete(self) -> bool:
+        """Whether nothing is left to measure.
+
+        Raises
+        ------
+        DataError
+            What is left is not in this job.
+        """
+        names = [c.name for c in self.configurations]
+        missing = self.store.missing(names, self.store.count_programs())
+        due = self._due()
+        needed = {program.hash for program in missing} | {program for program, _ in due}
+        if any(
+            (c.build_key, digest) not in self._libraries for digest in needed for c in self.configurations
+        ):
+            raise DataError(f"{self.store.folder} holds programs of another job", hint="choose another --out")
+        return not needed
+
+    def _build(
+        self, wanted: dict[str, list[StoredProgram]], chosen: Sequence[Configuration], builders: WorkerPool
+    ) -> dict[tuple[str, str], Outcome]:
+        pairs = [(c.build_key, program.hash) for c in chosen for program in wanted[c.name]]
+        return {pair: self._libraries[pair] for pair in pairs}
+
+
+def _entry(folder: Path, path: str, outcome: Outcome) -> dict[str, Any]:
+    if outcome.failure:
+        return {"failure": outcome.failure}
+    library: Library = outcome.value
+    return {
+        "file": path,
+        "sha256": _sha256(folder / path),
+        "arguments": library.arguments,
+        "build_s": round(library.build_s, 4),
+    }
+
+
+def _manifest(
+    folder: Path,
+    configurations: Sequence[Configuration],
+    settings: CollectSettings,
+    built: Sequence[dict[str, Any]],
+) -> dict[str, Any]:
+    from importlib.metadata import version
+
+    return {
+        "format": FORMAT,
+        "tvm": version("apache-tvm"),
+        "kind": configurations[0].kind,
+        "settings": settings.model_dump(mode="json"),
+        "configurations": [
+            {"target": dict(c.target), "threads": c.threads, "device": c.device.model_dump(mode="json")}
+            for c in configurations
+        ],
+        "files": {PROGRAMS: _sha256(folder / PROGRAMS)},
+        "programs": list(built),
+    }
+
+
+def _libraries(folder: Path, manifest: Mapping[str, Any]) -> dict[tuple[str, str], Outcome]:
+    found = {}
+    for entry in manifest["programs"]:
+        if "failure" in entry:
+            outcome = Outcome(failure=entry["failure"])
+        else:
+            arguments = tuple((tuple(shape), dtype, written) for shape, dtype, written in entry["arguments"])
+            outcome = Outcome(Library(str((folder / entry["file"]).resolve()), arguments, entry["build_s"]))
+        found[entry["build_key"], entry["hash"]] = outcome
+    return found
+
+
+def _here(manifest: Mapping[str, Any], device: str | None, threads: int | None) -> list[Configuration]:
+    """The job's configurations on this machine."""
+    entries = manifest["configurations"]
+    if len(entries) > 1 and (device is not None or threads is not None):
+        raise InvalidDeviceError(
+            f"the job is for {len(entries)} configurations", hint="leave --device and --threads away"
+        )
+    available = available_cores()
+    found = []
+    for entry in entries:
+        target, said = entry["target"], int(entry["threads"])
+        spec = load_device(device) if device is not None else from_mapping(entry["device"])
+        if target["kind"] != "llvm":
+            found.append(Configuration(target, 1, (), spec))
+            continue
+        used = threads or said
+        if used != said and device is None:
+            raise InvalidDeviceError(
+                f"{spec.name} is a device of {said} threads, not {used}",
+                hint="say what measures: --device NAME or FILE.toml",
+            )
+        if used > len(available):
+            raise InvalidDeviceError(
+                f"{used} threads on a machine that gives {len(available)} cores to this process",
+                hint="--threads and --device say otherwise",
+            )
+        # The last cores: the first one has the system's interrupts.
+        found.append(Configuration(target, used, available[-used:], spec))
+    return found
+
+
+def _copy_programs(store: Store, path: Path) -> None:
+    """A compact copy of a store's programs, readable while the store is open."""
+    aside = path.with_suffix(".part")
+    aside.unlink(missing_ok=True)
+    with closing(sqlite3.connect(store.folder / FILE)) as db:
+        db.execute("VACUUM INTO ?", (str(aside),))
+    os.replace(aside, path)
+
+
+def _take_programs(store: Store, path: Path) -> None:
+    """Add a job's tasks and programs to a store that has some of them, or none."""
+    with closing(sqlite3.connect(store.folder / FILE, uri=True)) as db:
+        db.execute("ATTACH ? AS job", (f"{path.resolve().as_uri()}?mode=ro&immutable=1",))
+        with db:
+            for table, columns in _TABLES.items():
+                db.execute(f"INSERT OR IGNORE INTO {table} ({columns}) SELECT {columns} FROM job.{table}")
+
+
+def _checksums(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield from manifest["files"].items()
+    for entry in manifest["programs"]:
+        if "file" in entry:
+            yield entry["file"], entry["sha256"]
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Whole lines of a log; the last one may be cut by a kill and is dropped."""
+    if not path.exists():
+        return
+    text = path.read_text()
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        _write_aside(path, whole.encode())
+    for line in whole.splitlines():
+        yield json.loads(line)
+
+
+def _write_aside(path: Path, content: bytes) -> None:
+    aside = path.with_name(f"{path.name}.part")
+    with aside.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)
+
+
+@contextmanager
+def _room(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, sqlite3.OperationalError) as error:
+        if shutil.disk_usage(folder).free < 2**20:
+            raise _full(folder) from None
+        raise DataError(f"cannot write {folder}: {error}", hint="choose another --out") from None
+
+
+def _full(folder: Path) -> MeasurementError:
+    return MeasurementError(
+        f"no space left on the disk of {folder}",
+        hint="make room and give the same command again: it goes on",
+        transient=True,
+    )

@@ -1,0 +1,95 @@
+"""``python -m cdmpp.measure.board``: TVM's RPC server, kept alive.
+
+TVM 0.27's own ``tvm.exec.rpc_server`` goes on running after a program has crashed in a session, but serves no
+more. Here the server ends then and is started anew, so that a crash costs one program and no board.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+
+from cdmpp.errors import CdmppError
+from cdmpp.measure.tracker import parse_tracker
+
+logger = logging.getLogger("cdmpp.board")
+
+_PAUSE_S = 0.2
+
+
+def serve(tracker: str, key: str, host: str = "0.0.0.0", port: int = 9090) -> None:
+    """Serve for ever.
+
+    Parameters
+    ----------
+    tracker : str
+        ``HOST:PORT``.
+    key : str
+        Kind of board, as ``cdmpp collect --key`` names it.
+    host : str
+        Address to listen on.
+    port : int
+        First port to try; the next ninety-nine are tried too.
+
+    Raises
+    ------
+    MeasurementError
+        The tracker's address is none.
+    """
+    at = parse_tracker(tracker, key)
+    os.environ.setdefault("TVM_USE_RUNTIME_LIB", "1")
+    from tvm import rpc
+
+    while True:
+        server = rpc.Server(
+            host,
+            port,
+            port + 100,
+            key=key,
+            tracker_addr=(at.host, at.port),
+            silent=not logger.isEnabledFor(logging.INFO),
+            server_init_callback=_end_with_any_thread,
+        )
+        try:
+            server.proc.join()
+        finally:
+            server.terminate()
+        logger.warning("the server ended: a program crashed, or the tracker is away; starting it again")
+        time.sleep(_PAUSE_S)
+
+
+def _end_with_any_thread() -> None:
+    """In the server's process: no thread dies alone."""
+    report = threading.excepthook
+
+    def end(arguments: threading.ExceptHookArgs) -> None:
+        report(arguments)
+        os._exit(1)
+
+    threading.excepthook = end
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m cdmpp.measure.board", description=__doc__)
+    parser.add_argument("--tracker", required=True, metavar="HOST:PORT")
+    parser.add_argument("--key", required=True, help="kind of board")
+    parser.add_argument("--host", default="0.0.0.0", help="address to listen on")
+    parser.add_argument("--port", type=int, default=9090, help="first port to try")
+    options = parser.parse_args()
+    # Ended by the system: the server's process must not stay behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    try:
+        serve(options.tracker, options.key, options.host, options.port)
+    except CdmppError as error:
+        parser.error(f"{error.message}; {error.hint}")
+
+
+if __name__ == "__main__":
+    main()

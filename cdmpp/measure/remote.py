@@ -1,0 +1,212 @@
+"""Timing on boards behind TVM's RPC tracker: as many programs at once as there are servers with the key.
+
+Every program has a session of its own, as in TVM's own runner: the server ends it when its time is over, a
+crash costs that session alone, and between two programs the tracker may give the board to somebody else.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from cdmpp.errors import MeasurementError
+from cdmpp.measure.building import Library
+from cdmpp.measure.imports import import_tvm_alone
+from cdmpp.measure.pools import Outcome, WorkerPool, WorkerSettings
+from cdmpp.measure.settings import CollectSettings
+from cdmpp.measure.targets import Configuration
+from cdmpp.measure.timing import Arguments, Clock, Inputs, TimedRun, TimingSettings, time_program
+from cdmpp.measure.tracker import Tracker, no_server, parse_tracker
+
+#: Sessions of one program that may be lost before the program is taken for the cause.
+SESSIONS = 2
+_QUEUE_S = 30.0
+_BIG_CORES = 1  # tvm::runtime::threading::ThreadGroup::AffinityMode
+
+
+def remote_timers(
+    tracker: str, key: str, priority: int = 1
+) -> Callable[[Configuration, CollectSettings], RemoteTimers]:
+    """Makes :class:`RemoteTimers`, as :func:`cdmpp.measure.collect.collect` wants them.
+
+    Parameters
+    ----------
+    tracker : str
+        ``HOST:PORT``.
+    key : str
+    priority : int
+    """
+    return partial(RemoteTimers, parse_tracker(tracker, key, priority))
+
+
+class RemoteTimers:
+    """A worker for every server with the key; see :class:`cdmpp.measure.timers.Timers`.
+
+    Parameters
+    ----------
+    tracker : Tracker
+    configuration : Configuration
+    settings : CollectSettings
+
+    Raises
+    ------
+    MeasurementError
+        No tracker, or no server with this key.
+    """
+
+    def __init__(self, tracker: Tracker, configuration: Configuration, settings: CollectSettings) -> None:
+        self.tracker = tracker
+        workers = tracker.servers()
+        if not workers:
+            raise no_server(tracker)
+        # The session's own limit ends a program that hangs; this one is for a worker that does.
+        limits = WorkerSettings(
+            tracker.wait_s + 2 * SESSIONS * settings.time_limit_s,
+            memory_bytes=int(settings.memory_gib * 2**30),
+            environment={"TVM_USE_RUNTIME_LIB": "1", "TVM_NUM_THREADS": "1"},
+        )
+        about = (configuration.device_kind, configuration.threads, settings.time_limit_s, settings.timing)
+        self._pool = WorkerPool(workers, limits, _prepare, (tracker, *about))
+
+    def time(self, libraries: Sequence[Library]) -> Iterator[Outcome]:
+        """Outcomes in the order of the libraries, measured on all boards at once.
+
+        Raises
+        ------
+        MeasurementError
+            The tracker or the last server is gone.
+        """
+        tasks = [(library.path, library.arguments) for library in libraries]
+        for outcome in self._pool.run(_time_remotely, tasks):
+            # Programs run elsewhere: a worker that hangs or dies says nothing of its program.
+            unlucky = outcome.failure.startswith(("timeout:", "crash:"))
+            if (outcome.transient or unlucky) and not self.tracker.servers():
+                raise no_server(self.tracker)
+            yield replace(outcome, transient=True) if unlucky else outcome
+
+    def close(self) -> None:
+        """End the workers; their sessions end with them."""
+        self._pool.close()
+
+
+class _RemoteTimer:
+    """Times libraries through a tracker; lives in a worker."""
+
+    def __init__(
+        self, tracker: Tracker, kind: str, threads: int, time_limit_s: float, settings: TimingSettings
+    ) -> None:
+        self.tracker, self.kind, self.threads = tracker, kind, threads
+        self.time_limit_s, self.settings = time_limit_s, settings
+
+    def time(self, library: str, arguments: Arguments) -> TimedRun:
+        """Time one library; in a second session if the first was lost."""
+        deadline = time.monotonic() + self.tracker.wait_s
+        for _ in range(SESSIONS):
+            session = self._session(deadline)
+            try:
+                return self._time_in(session, library, arguments)
+            except Exception as error:
+                if type(error).__name__ == "RPCSessionTimeoutError":
+                    raise MeasurementError(
+                        f"longer than {self.time_limit_s:g} s on the board", hint="see --time-limit-s"
+                    ) from None
+                if isinstance(error, MeasurementError) or _alive(session):
+                    raise
+        # Two boards, or one that came back, were lost under this program: it crashes them.
+        self.tracker.servers()  # not so where the tracker went, too
+        raise MeasurementError(f"the session was lost {SESSIONS} times while it ran", hint="does it crash?")
+
+    def _time_in(self, session: Any, library: str, arguments: Arguments) -> TimedRun:
+        if self.kind == "cpu":
+            session.get_function("runtime.config_threadpool")(_BIG_CORES, self.threads)
+        device = session.device(self.kind, 0)
+        # A board has no other way to say that it lacks this kind of device.
+        if not device.exist:
+            raise MeasurementError(
+                f"the board has no {self.kind} device", hint="is it registered with the right --key?"
+            )
+        # Several workers may share a board's folder: the process id keeps their files apart.
+        name = f"{os.getpid()}-{Path(library).name}"
+        session.upload(library, target=name)
+        try:
+            module = session.load_module(name)
+            clock = Clock(module, device, Inputs(device).of(arguments), self.settings)
+            return clock.finish(time_program(clock, self.settings))
+        finally:
+            if _alive(session):
+                session.remove(name)
+
+    def _session(self, deadline: float) -> Any:
+        """A session on a free board.
+
+        Raises
+        ------
+        MeasurementError
+            None became free in time, or the tracker is gone; both may pass.
+        """
+        from tvm import rpc
+
+        last_seen = time.monotonic()
+        while time.monotonic() < deadline:
+            try:
+                # Asked anew each time: TVM's client would wait for ever for a key that nobody serves.
+                servers = self.tracker.servers()
+                last_seen = time.monotonic()
+            except MeasurementError:
+                if time.monotonic() > last_seen + self.tracker.patience_s:
+                    raise
+                servers = 0
+            if not servers:
+                time.sleep(0.5)
+                continue
+            # For the client's Python sockets; sessions have sockets of C++.
+            socket.setdefaulttimeout(_QUEUE_S)
+            try:
+                client = rpc.connect_tracker(self.tracker.host, self.tracker.port)
+                return client.request(
+                    self.tracker.key,
+                    priority=self.tracker.priority,
+                    session_timeout=self.time_limit_s,
+                    max_retry=1,
+                )
+            except (RuntimeError, OSError):  # nobody was free, or the server has just died
+                time.sleep(0.1)
+            finally:
+                socket.setdefaulttimeout(None)
+        if not self.tracker.servers():
+            raise no_server(self.tracker)
+        raise MeasurementError(
+            f"no board of {self.tracker.key!r} was free for {self.tracker.wait_s:g} s",
+            hint="others may be using them; give the same command again: it goes on",
+            transient=True,
+        )
+
+
+def _alive(session: Any) -> bool:
+    """Whether a session still answers."""
+    try:
+        session.get_function("runtime.NumThreads")()
+    except Exception:  # whatever TVM's transport makes of a lost peer
+        return False
+    return True
+
+
+_timer: _RemoteTimer | None = None
+
+
+def _prepare(tracker: Tracker, kind: str, threads: int, time_limit_s: float, timing: TimingSettings) -> None:
+    global _timer
+    import_tvm_alone()
+    _timer = _RemoteTimer(tracker, kind, threads, time_limit_s, timing)
+
+
+def _time_remotely(library: str, arguments: Arguments) -> TimedRun:
+    if _timer is None:
+        raise RuntimeError("_prepare was not called in this process")
+    return _timer.time(library, arguments)

@@ -1,0 +1,102 @@
+"""TVM's RPC tracker: its address, and how many boards it knows. TVM is not needed for asking."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from dataclasses import dataclass
+
+from cdmpp.errors import MeasurementError
+
+_CONNECT_S = 5.0
+_MAGIC = 0x2F271  # RPC_TRACKER_MAGIC
+_SUMMARY = 6  # TrackerCode.SUMMARY
+_BACK = "start it ({command}), then give the same command again: it goes on"
+
+
+@dataclass(frozen=True)
+class Tracker:
+    """Where boards are had from.
+
+    Attributes
+    ----------
+    host : str
+    port : int
+    key : str
+        Kind of board.
+    priority : int
+        Of this collection's requests; the tracker serves higher ones first.
+    wait_s : float
+        Longest wait for a free board: others may be using them, or they restart.
+    patience_s : float
+        Longest wait for the tracker itself.
+    """
+
+    host: str
+    port: int
+    key: str
+    priority: int = 1
+    wait_s: float = 120.0
+    patience_s: float = 10.0
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    def servers(self) -> int:
+        """How many servers have the key, at work or not.
+
+        Raises
+        ------
+        MeasurementError
+            No tracker answers.
+        """
+        # Not by TVM's client: that tries for a minute, and TVM is imported in workers only.
+        try:
+            with socket.create_connection((self.host, self.port), _CONNECT_S) as link:
+                link.sendall(struct.pack("<i", _MAGIC))
+                if struct.unpack("<i", _receive(link, 4))[0] != _MAGIC:
+                    raise OSError("something else answers there")
+                request = json.dumps([_SUMMARY]).encode()
+                link.sendall(struct.pack("<i", len(request)) + request)
+                _, content = json.loads(_receive(link, struct.unpack("<i", _receive(link, 4))[0]))
+                return sum(entry["key"] == f"server:{self.key}" for entry in content["server_info"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise MeasurementError(
+                f"no RPC tracker at {self}: {getattr(error, 'strerror', None) or error}",
+                hint=_BACK.format(command="python -m tvm.exec.rpc_tracker"),
+                transient=True,
+            ) from None
+
+
+def no_server(tracker: Tracker) -> MeasurementError:
+    """What to say when no server has the key."""
+    return MeasurementError(
+        f"the tracker at {tracker} knows no server with the key {tracker.key!r}",
+        hint=_BACK.format(command="python -m cdmpp.measure.board"),
+        transient=True,
+    )
+
+
+def parse_tracker(text: str, key: str, priority: int = 1) -> Tracker:
+    """A tracker as ``HOST:PORT``.
+
+    Raises
+    ------
+    MeasurementError
+        The text is no address.
+    """
+    host, _, port = text.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise MeasurementError(f"{text!r} is no address of a tracker", hint="as in --tracker 127.0.0.1:9190")
+    return Tracker(host.strip("[]"), int(port), key, priority)
+
+
+def _receive(link: socket.socket, size: int) -> bytes:
+    parts = b""
+    while len(parts) < size:
+        part = link.recv(size - len(parts))
+        if not part:
+            raise OSError("the connection was closed")
+        parts += part
+    return parts

@@ -1,0 +1,243 @@
+"""Measuring through a tracker and two servers on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from cdmpp.data.summary import info
+from cdmpp.errors import MeasurementError
+from cdmpp.measure.building import Library, build_program
+from cdmpp.measure.collect import collect
+from cdmpp.measure.pools import Outcome
+from cdmpp.measure.remote import RemoteTimers, remote_timers
+from cdmpp.measure.settings import CollectSettings
+from cdmpp.measure.targets import Configuration
+from cdmpp.measure.tracker import Tracker, parse_tracker
+
+pytestmark = [pytest.mark.tvm, pytest.mark.native]
+
+KEY = "loopback"
+
+
+class Farm:
+    """A tracker and two servers, each with the processes that it starts in a group of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        # Servers would import torch for seconds if they could.
+        (folder / "torch.py").write_text("raise ImportError('not needed')")
+        self.port = _free_port()
+        self.at = Tracker("127.0.0.1", self.port, KEY, wait_s=30.0, patience_s=0.5)
+        self.start_tracker()
+        self.servers = [self._server(i) for i in range(2)]
+        self.wait_for(2)
+
+    def start_tracker(self) -> None:
+        port = str(self.port)
+        options = ("--port", port, "--port-end", str(self.port + 1))
+        self.tracker = self._start("tvm.exec.rpc_tracker", *options, name="tracker")
+        self.wait_for(0)
+
+    def wait_for(self, servers: int) -> None:
+        """Wait until the tracker answers and knows so many servers."""
+        deadline = time.monotonic() + 60
+        while self._registered() < servers:
+            assert time.monotonic() < deadline, self._log("tracker") + self._log("server-0")
+            time.sleep(0.1)
+
+    def _server(self, number: int) -> subprocess.Popen[bytes]:
+        port = str(_free_port())
+        tracker = f"127.0.0.1:{self.port}"
+        options = ("--port", port, "--tracker", tracker, "--key", KEY)
+        return self._start("cdmpp.measure.board", *options, name=f"server-{number}")
+
+    def _start(self, program: str, *options: str, name: str) -> subprocess.Popen[bytes]:
+        with (self.folder / f"{name}.log").open("wb") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", program, "--host", "127.0.0.1", *options],
+                env={**os.environ, "PYTHONPATH": str(self.folder), "TVM_USE_RUNTIME_LIB": "1"},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                cwd=self.folder,
+            )
+
+    def _registered(self) -> int:
+        try:
+            return self.at.servers()
+        except MeasurementError:
+            return -1
+
+    def _log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()
+
+    def sessions(self) -> list[int]:
+        """How many sessions each server had."""
+        return [self._log(f"server-{i}").count("connected from") for i in range(2)]
+
+    @staticmethod
+    def kill(process: subprocess.Popen[bytes]) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def close(self) -> None:
+        for process in (*self.servers, self.tracker):
+            self.kill(process)
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def farm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Farm]:
+    """Shared by the tests that leave it whole."""
+    with contextlib.closing(Farm(tmp_path_factory.mktemp("farm"))) as made:
+        yield made
+
+
+@pytest.fixture
+def doomed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Farm]:
+    """For one test that breaks it."""
+    with contextlib.closing(Farm(tmp_path_factory.mktemp("farm"))) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory, tiny_programs: list[str]) -> list[Library]:
+    folder = tmp_path_factory.mktemp("built")
+    target = {"kind": "llvm", "mcpu": "x86-64-v2"}
+    return [build_program(text, target, str(folder / f"{i}.so")) for i, text in enumerate(tiny_programs)]
+
+
+def test_both_servers_measure_at_once(
+    farm: Farm, libraries: list[Library], quick: CollectSettings, one_thread: Configuration
+) -> None:
+    before = farm.sessions()
+    with contextlib.closing(RemoteTimers(farm.at, one_thread, quick)) as timers:
+        outcomes = list(timers.time(libraries * 2))
+    assert [o.failure for o in outcomes] == [""] * 12
+    assert all(min(o.value.timing.repeats_s) > 0 for o in outcomes)
+    served = [after - start for after, start in zip(farm.sessions(), before, strict=True)]
+    assert sum(served) == 12
+    assert min(served) >= 1
+
+
+def test_a_board_that_dies_is_replaced_by_the_others(
+    doomed: Farm, libraries: list[Library], quick: CollectSettings, one_thread: Configuration
+) -> None:
+    with contextlib.closing(RemoteTimers(doomed.at, one_thread, quick)) as timers:
+        outcomes = timers.time(libraries * 4)
+        first = [next(outcomes) for _ in range(2)]
+        doomed.kill(doomed.servers[0])
+        rest = list(outcomes)
+    assert [o.failure for o in (*first, *rest)] == [""] * 24
+
+
+def test_without_its_tracker_a_collection_stops_and_goes_on_later(
+    doomed: Farm,
+    tmp_path: Path,
+    fill: Callable[[Path], list[str]],
+    quick: CollectSettings,
+    one_thread: Configuration,
+) -> None:
+    out = tmp_path / "data"
+    fill(out)
+    quick = quick.model_copy(update={"repeat_share": 0.0})
+
+    class Doomed(RemoteTimers):
+        def time(self, libraries: Sequence[Library]) -> Iterator[Outcome]:
+            for number, outcome in enumerate(super().time(libraries)):
+                if number == 0:
+                    doomed.kill(doomed.tracker)
+                yield outcome
+
+    with pytest.raises(MeasurementError, match="no RPC tracker at") as caught:
+        collect(["tiny"], [one_thread], out, quick, timers=lambda c, s: Doomed(doomed.at, c, s))
+    assert caught.value.transient
+    assert "same command" in caught.value.hint
+    kept = info(out)
+    assert 1 <= kept["records"] < 6
+    assert kept["failed"] == 0
+    doomed.start_tracker()
+    doomed.wait_for(2)  # the servers register anew by themselves
+    before = sum(doomed.sessions())
+    collect(["tiny"], [one_thread], out, quick, timers=remote_timers(str(doomed.at), KEY))
+    done = info(out)
+    assert (done["records"], done["duplicates"], done["failed"]) == (6, 0, 0)
+    assert sum(doomed.sessions()) - before == 6 - kept["records"]
+
+
+def test_bad_programs_cost_one_record_each(
+    farm: Farm,
+    libraries: list[Library],
+    quick: CollectSettings,
+    one_thread: Configuration,
+    tmp_path: Path,
+) -> None:
+    good = libraries[0]
+    text = tmp_path / "text.so"
+    text.write_text("no library")
+    bad = {
+        "text": Library(str(text), good.arguments, 0.0),
+        "crash": Library(_compiled(tmp_path, "crash", "__builtin_trap();"), good.arguments, 0.0),
+        "hang": Library(_compiled(tmp_path, "hang", "for (;;) sink++;"), good.arguments, 0.0),
+    }
+    limited = quick.model_copy(update={"time_limit_s": 2.0})
+    with contextlib.closing(RemoteTimers(farm.at, one_thread, limited)) as timers:
+        found = list(timers.time([good, *bad.values(), good]))
+    assert [o.failure for o in (found[0], found[-1])] == ["", ""]
+    failures = dict(zip(bad, [o.failure for o in found[1:-1]], strict=True))
+    assert failures["text"]
+    assert "lost 2 times" in failures["crash"]
+    assert "longer than 2 s" in failures["hang"]
+    assert not any(o.transient for o in found)
+
+
+def _compiled(folder: Path, name: str, body: str) -> str:
+    source = folder / f"{name}.c"
+    source.write_text(f"volatile int sink; int __tvm_ffi_main(void* s, void* a, int n, void* r) {{ {body} }}")
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", "-w", "-o", str(folder / f"{name}.so"), str(source)], check=True
+    )
+    return str(folder / f"{name}.so")
+
+
+def test_a_key_that_nobody_serves_is_said_at_once(
+    farm: Farm, quick: CollectSettings, one_thread: Configuration
+) -> None:
+    with pytest.raises(MeasurementError, match="no server with the key 'rpi4'") as caught:
+        RemoteTimers(Tracker("127.0.0.1", farm.port, "rpi4"), one_thread, quick)
+    assert "cdmpp.measure.board" in caught.value.hint
+
+
+def test_a_tracker_that_is_not_there_is_said_at_once(
+    quick: CollectSettings, one_thread: Configuration
+) -> None:
+    with pytest.raises(MeasurementError, match="no RPC tracker at") as caught:
+        RemoteTimers(Tracker("127.0.0.1", _free_port(), KEY), one_thread, quick)
+    assert "rpc_tracker" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["", "host", "host:", ":9190", "host:x", "host:0", "host:99999"])
+def test_an_address_is_host_and_port(text: str) -> None:
+    with pytest.raises(MeasurementError, match="no address"):
+        parse_tracker(text, KEY)
+
+
+def test_addresses() -> None:
+    assert parse_tracker("board-farm:9190", KEY) == Tracker("board-farm", 9190, KEY)
+    assert parse_tracker("[::1]:9190", KEY, 3) == Tracker("::1", 9190, KEY, 3)
