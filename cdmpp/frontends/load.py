@@ -13,7 +13,8 @@ from cdmpp.programs.question import BACKENDS, Backend
 
 FORMS = (
     "an operator (linear:m=512,n=4096,k=1024,dtype=float16), model.onnx, program.py (TVMScript), "
-    "program.json (TVM JSON), or a folder with database_workload.json (MetaSchedule)"
+    "program.json (TVM JSON, of TIR or of a Relax module), program.pt2 (torch.export.save), or a folder with "
+    "database_workload.json (MetaSchedule)"
 )
 #: Text files beyond this are no programs.
 MAX_TEXT_BYTES = 32 * 1024 * 1024
@@ -28,9 +29,11 @@ def load_programs(
     ----------
     source : str or Path
         An operator as text, or the path of an ``.onnx``, ``.py`` (TVMScript) or ``.json`` (TVM JSON)
-        file, or of a MetaSchedule database folder.
+        file, a ``.pt2`` file (``torch.export.save``; torch may unpickle it, so read none from strangers), or
+        of a MetaSchedule database folder. A ``.json`` file with a Relax function ``main`` is lowered and
+        fused.
     backend : {"library", "tvm"}, optional
-        What runs the programs. Default: "library" for operators and ONNX, "tvm" for TIR. With "tvm" an
+        What runs the programs. Default: "library" for operators and ONNX, "tvm" for the others. With "tvm" an
         ONNX model is lowered and fused by TVM; otherwise each kernel that a framework launches is one.
     dims : mapping of str to int, optional
         Sizes of an ONNX model's dynamic dimensions, e.g. ``{"batch": 1}``.
@@ -63,8 +66,13 @@ def load_programs(
     if suffix == ".onnx":
         return _onnx(path, backend or "library", dims)
     _no_dims(dims, "TIR")
+    if suffix == ".pt2":
+        _tvm_only(backend, path)
+        from cdmpp.frontends.torch_programs import read_exported, torch_graph
+
+        return torch_graph(read_exported(path), path.name)
     if suffix == ".json":
-        return _tvm_json(path, backend or "tvm")
+        return _tvm_json(path, backend)
     if suffix == ".py":
         from cdmpp.frontends.tir import programs_from_tvmscript
 
@@ -117,18 +125,32 @@ def _onnx(path: Path, backend: Backend, dims: Mapping[str, int] | None) -> Progr
     return onnx_library_graph(path, dims)
 
 
-def _tvm_json(path: Path, backend: Backend) -> ProgramGraph:
-    """TVM JSON is read in plain Python: TVM need not be installed."""
-    from cdmpp.programs.tvm_json import load, prim_funcs
+def _tvm_only(backend: Backend | None, path: Path) -> None:
+    if backend == "library":
+        raise InvalidProgramError(
+            f"{path.name}: its programs are those that TVM makes of it",
+            hint="leave the backend out; for library kernels export the network to ONNX",
+        )
+
+
+def _tvm_json(path: Path, backend: Backend | None) -> ProgramGraph:
+    """TVM JSON of TIR is read in plain Python: TVM need not be installed. A Relax module needs it."""
+    from cdmpp.programs.tvm_json import has_relax_main, load, prim_funcs
 
     text = _read(path)
     nodes, root = load(text)
+    if has_relax_main(nodes, root):
+        _tvm_only(backend, path)
+        from cdmpp.frontends.relax_programs import relax_json_graph
+
+        return relax_json_graph(text, path.name)
     names = list(prim_funcs(nodes, root))
     if not names:
         raise InvalidProgramError(f"{path.name}: the module has no PrimFunc", hint=f"pass {FORMS}")
     several = len(names) > 1
     programs = [
-        TensorProgram.from_tvm_json(text, backend, name, function=name if several else None) for name in names
+        TensorProgram.from_tvm_json(text, backend or "tvm", name, function=name if several else None)
+        for name in names
     ]
     return ProgramGraph.of(programs, path.name)
 

@@ -93,6 +93,25 @@ def relax_graph(module: Any, name: str = "main") -> ProgramGraph:
     return programs_of_fused(lowered, name)
 
 
+def relax_json_graph(text: str, name: str) -> ProgramGraph:
+    """:func:`relax_graph` of a module as TVM JSON.
+
+    Raises
+    ------
+    InvalidProgramError
+        As there, or TVM cannot read it.
+    """
+    tvm = import_tvm()
+    try:
+        module = tvm.ir.load_json(text)
+    except Exception as error:  # TVM's reader raises a dozen kinds
+        raise InvalidProgramError(
+            f"{name}: TVM cannot read it: {str(error).strip().splitlines()[-1][:200]}",
+            hint="pass what tvm.ir.save_json(module) of apache-tvm 0.27 writes",
+        ) from None
+    return relax_graph(module, name)
+
+
 @contextmanager
 def importing(name: str, hint: str = "") -> Iterator[None]:
     """Turns whatever TVM's importers and passes raise into one error, and silences their remarks."""

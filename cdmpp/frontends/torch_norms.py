@@ -14,8 +14,6 @@ def _batch_norm(node: Any, importer: Any) -> Any:
 
     data, *pieces = (importer.env.get(argument) for argument in node.args[:5])
     training, momentum, epsilon = node.args[5:8]
-    if training:
-        raise ValueError("batch_norm in training mode is not supported: export module.eval()")
     channels, dtype = int(data.ty.shape[1]), str(data.ty.dtype)
     fill = ("ones", "zeros", "zeros", "ones")  # scale, shift, mean, variance
     filled = [
@@ -23,7 +21,7 @@ def _batch_norm(node: Any, importer: Any) -> Any:
         for piece, how in zip(pieces, fill, strict=True)
     ]
     result = importer.block_builder.emit(
-        relax.op.nn.batch_norm(data, *filled, axis=1, epsilon=epsilon, momentum=momentum, training=False)
+        relax.op.nn.batch_norm(data, *filled, axis=1, epsilon=epsilon, momentum=momentum, training=training)
     )
     return importer.block_builder.emit(result[0])
 
@@ -85,6 +83,8 @@ def _folded(
     factor = op.divide(scale, op.sqrt(op.add(variance, epsilon)))
     bias = op.subtract(shift, op.multiply(mean, factor))
     rank = len(product.ty.shape)
+    if attributes["training"]:  # TVM would lower it as if it were not
+        raise ValueError("batch_norm in training mode is not supported: export module.eval()")
     if attributes["axis"] != 1:
         return expression
     along = (1, channels, *[1] * (rank - 2))

@@ -58,6 +58,15 @@ def load(text: str | bytes) -> tuple[Nodes, int]:
 
 def prim_funcs(nodes: Nodes, root: int) -> dict[str, int]:
     """Name -> node index of every PrimFunc under the root (an IRModule or one PrimFunc)."""
+    return _functions(nodes, root, "PrimFunc")
+
+
+def has_relax_main(nodes: Nodes, root: int) -> bool:
+    """Whether the root is a module with a Relax function ``main``: a network, not a set of programs."""
+    return nodes[root]["type"] == "ir.IRModule" and "main" in _functions(nodes, root, "relax.expr.Function")
+
+
+def _functions(nodes: Nodes, root: int, of_type: str) -> dict[str, int]:
     kind = nodes[root]["type"]
     if kind.endswith("PrimFunc"):
         return {"main": root}
@@ -67,7 +76,7 @@ def prim_funcs(nodes: Nodes, root: int) -> dict[str, int]:
         pairs = nodes[nodes[root]["data"]["functions"]]["data"]
         found: dict[str, int] = {}
         for key, value in zip(pairs[::2], pairs[1::2], strict=True):
-            if nodes[value]["type"].endswith("PrimFunc"):
+            if nodes[value]["type"].endswith(of_type):
                 name = nodes[nodes[key]["data"]["name_hint"]]["data"]
                 found[name if type(name) is str else str(name)[:80]] = value
     except (KeyError, TypeError, ValueError):

@@ -2,6 +2,20 @@
 
 from __future__ import annotations
 
-from cdmpp.zoo.registry import Network, make_network, network_names, network_parameters, parse_network
+from cdmpp.zoo.registry import (
+    Network,
+    describe_network,
+    make_network,
+    network_names,
+    network_parameters,
+    parse_network,
+)
 
-__all__ = ["Network", "make_network", "network_names", "network_parameters", "parse_network"]
+__all__ = [
+    "Network",
+    "describe_network",
+    "make_network",
+    "network_names",
+    "network_parameters",
+    "parse_network",
+]

@@ -48,6 +48,7 @@ class _Inverted(nn.Module):
 
 @network("mobilenet-v2")
 def _mobilenet_v2(batch: int = 1, image: int = 224) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """MobileNetV2: inverted residual blocks with depthwise convolutions."""
     body: list[nn.Module] = [ConvNorm(3, 32, 3, 2, act=nn.ReLU6)]
     channels = 32
     stages = (
@@ -80,6 +81,7 @@ class _Dense(nn.Module):
 
 @network("densenet121")
 def _densenet121(batch: int = 1, image: int = 224) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """DenseNet-121: every layer reads what all earlier ones of its block wrote."""
     growth = 32
     body: list[nn.Module] = [ConvNorm(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1)]
     channels = 64

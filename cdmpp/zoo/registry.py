@@ -94,6 +94,11 @@ def network_parameters(name: str) -> dict[str, Value]:
     return {key: parameter.default for key, parameter in inspect.signature(_find(name)).parameters.items()}
 
 
+def describe_network(name: str) -> str:
+    """What a network is, in one line."""
+    return (inspect.getdoc(_find(name)) or name).split("\n\n")[0].replace("\n", " ")
+
+
 def make_network(name: str, **parameters: Value) -> Network:
     """A network with seeded random weights and inputs.
 

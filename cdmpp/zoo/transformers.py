@@ -74,11 +74,13 @@ class _Bert(nn.Module):
 
 @network("bert-tiny")
 def _bert_tiny(batch: int = 1, seq: int = 128, layers: int = 2) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """BERT-tiny: embedding, encoder layers of width 128, pooler."""
     return _Bert(layers, 128, 2, seq), (torch.randint(30522, (batch, seq)),)
 
 
 @network("bert-base")
 def _bert_base(batch: int = 1, seq: int = 128, layers: int = 1) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """BERT-base with one of its 12 equal layers unless told otherwise."""
     return _Bert(layers, 768, 12, seq), (torch.randint(30522, (batch, seq)),)
 
 

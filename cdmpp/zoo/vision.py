@@ -53,9 +53,11 @@ class _ResNet(nn.Module):
 
 @network("resnet18")
 def _resnet18(batch: int = 1, image: int = 224) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """ResNet-18: residual blocks of two 3x3 convolutions."""
     return _ResNet((2, 2, 2, 2), False, 1000), image_input(batch, image)
 
 
 @network("resnet50")
 def _resnet50(batch: int = 1, image: int = 224) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """ResNet-50: residual blocks of 1x1, 3x3 and 1x1 convolutions."""
     return _ResNet((3, 4, 6, 3), True, 1000), image_input(batch, image)

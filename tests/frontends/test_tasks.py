@@ -55,6 +55,61 @@ def test_onnx_files() -> None:
     assert network_tasks(str(EXAMPLES / "small_resnet.onnx")) == found
 
 
+def test_exported_programs_and_relax_modules_give_the_tasks_of_their_network(tmp_path: Path) -> None:
+    import torch
+    import tvm
+
+    from cdmpp.frontends.load import load_programs
+    from cdmpp.frontends.torch_programs import relax_module
+    from cdmpp.zoo import make_network
+
+    network = make_network("bert-tiny", seq=8, layers=1)
+    exported = torch.export.export(network.module, network.inputs)
+    module, _ = relax_module(exported)
+    torch.export.save(exported, tmp_path / "saved.pt2")
+    (tmp_path / "module.json").write_text(str(tvm.ir.save_json(module)), encoding="utf-8")
+    expected = network_tasks(network).tasks
+    for source in (exported, module, tmp_path / "saved.pt2", str(tmp_path / "module.json")):
+        assert network_tasks(source).tasks == expected
+    graph = load_programs(tmp_path / "saved.pt2")
+    assert graph.launches == sum(task.calls for task in expected) and len(graph.edges) >= len(expected)
+    for name in ("saved.pt2", "module.json"):
+        with pytest.raises(InvalidProgramError, match="those that TVM makes"):
+            load_programs(tmp_path / name, backend="library")
+
+
+def test_dynamic_shapes_are_unsupported_by_name() -> None:
+    import torch
+
+    exported = torch.export.export(
+        torch.nn.Linear(8, 4).eval(), (torch.randn(3, 8),), dynamic_shapes=({0: torch.export.Dim("n")},)
+    )
+    found = network_tasks(exported)
+    assert found.tasks == () and found.unsupported == (("fused_matmul_add", "its shapes are dynamic"),)
+
+
+def test_normalisation_is_folded_and_refused_in_training_mode() -> None:
+    import torch
+
+    from cdmpp.errors import UnsupportedOperatorError
+
+    module = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, bias=False), torch.nn.BatchNorm2d(4))
+    inputs = (torch.randn(1, 3, 8, 8),)
+    folded = network_tasks(torch.export.export(module.eval(), inputs))
+    assert [task.name for task in folded.tasks] == ["fused_conv2d_add"]
+    with pytest.raises(UnsupportedOperatorError, match=r"training mode is not supported: .*eval"):
+        network_tasks(torch.export.export(module.train(), inputs))
+
+
+def test_files_that_are_no_networks(tmp_path: Path) -> None:
+    (tmp_path / "torn.pt2").write_bytes(b"PK\x03\x04 and no more")
+    with pytest.raises(InvalidProgramError, match="not an exported torch program"):
+        network_tasks(tmp_path / "torn.pt2")
+    (tmp_path / "model.txt").write_text("resnet18")
+    with pytest.raises(InvalidProgramError, match="no networks"):
+        network_tasks(tmp_path / "model.txt")
+
+
 def test_errors_say_what_to_pass(tmp_path: Path) -> None:
     with pytest.raises(InvalidProgramError, match="near it: resnet18") as error:
         network_tasks("resnet81")
