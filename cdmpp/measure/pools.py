@@ -38,12 +38,15 @@ class WorkerSettings:
         Cores that the worker may run on; empty for all.
     environment : mapping of str to str
         Variables set before anything is imported.
+    log : str
+        File that gets what workers and the native code in them print; empty: the terminal.
     """
 
     time_limit_s: float = 30.0
     memory_bytes: int = 6 * 2**30
     cores: tuple[int, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    log: str = ""
 
 
 @dataclass(frozen=True)
@@ -179,6 +182,11 @@ def _begin(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with(parent)
     os.environ.update(settings.environment)
+    if settings.log:
+        descriptor = os.open(settings.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        for stream in (1, 2):
+            os.dup2(descriptor, stream)
+        os.close(descriptor)
     if settings.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, settings.cores)
     if sys.platform != "win32":
