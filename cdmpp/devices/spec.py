@@ -1,7 +1,8 @@
 """DeviceSpec: what the model knows about a device, in base units.
 
-A specification holds published figures only (nominal, boost clocks, dense rates): nothing measured,
-so a device that nobody has timed can be described by its data sheet.
+A specification holds nominal figures (boost clocks, dense rates), so a device that nobody has timed can be
+described by its data sheet. The one figure that may be measured is a CPU's memory bandwidth
+(:mod:`cdmpp.devices.host`); ``source`` says so.
 """
 
 from __future__ import annotations
