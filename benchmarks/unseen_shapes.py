@@ -28,15 +28,16 @@ def main() -> None:
     options = parser.parse_args()
     artifact = load_artifact(options.model)
     config = TrainConfig.model_validate(artifact.manifest["config"])
-    dataset = make_dataset(load_training_table(config, options.public_data, ()), config.data)
+    table = load_training_table(config, options.public_data, ())
+    dataset = make_dataset(table, config.data, schedule=config.network.schedule)
     if tuple(d.name for d in dataset.devices) != artifact.devices:
         raise SystemExit("the tables hold other devices than the model was trained on")
     inputs = Inputs(dataset.store, dataset.device_matrix)
     baseline = TreeBaseline(dataset, inputs, config).fit(training_rows(dataset, config)[0])
     rows = dataset.rows.take(np.flatnonzero(dataset.rows.part == 2))
-    table = error_table(artifact.network, inputs, dataset, rows, artifact.calibration, baseline)
+    errors = error_table(artifact.network, inputs, dataset, rows, artifact.calibration, baseline)
     print(f"{artifact.model_id}: {len(rows):,} test rows\n")
-    print(error_rows({**table["by_source"], "all rows": table["overall"]}))
+    print(error_rows({**errors["by_source"], "all rows": errors["overall"]}))
 
 
 if __name__ == "__main__":

@@ -322,7 +322,8 @@ class LatencyPredictor:
             if program.operator is not None:
                 found = encode_operator(program.operator)
             else:
-                found = encode_tvm_json(program.tvm_json or "", program.function)
+                schedule = self.artifact.network.config.schedule
+                found = encode_tvm_json(program.tvm_json or "", program.function, schedule=schedule)
             if not np.isfinite(found.leaves).all() or not np.isfinite(found.totals).all():
                 raise InvalidProgramError(
                     f"{program.name}: its sizes overflow the features",
@@ -393,7 +394,7 @@ class LatencyPredictor:
         if not rows:
             return []
         encoded = [self.encode(question.program) for question, _ in rows]
-        store = ProgramStore.of(encoded)
+        store = ProgramStore.of(encoded, self.artifact.network.config.leaf_width)
         device = np.stack([device_numbers(spec) for _, spec in rows])
         codes = np.array(
             [

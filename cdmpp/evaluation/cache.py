@@ -22,6 +22,7 @@ from safetensors.numpy import load, save
 
 from cdmpp import __version__
 from cdmpp.features.encode import PROGRAM_COLUMNS, EncodedPrograms
+from cdmpp.features.schedule import SCHEDULE_HASH, SCHEDULE_WIDTH
 from cdmpp.features.schema import SCHEMA_HASH, WIDTH
 
 logger = logging.getLogger(__name__)
@@ -43,10 +44,15 @@ class FeatureCache:
     ----------
     folder : Path, optional
         Default: :func:`cache_dir`. Entries of another feature schema or version lie in other subfolders.
+    schedule : bool
+        Features with the schedule's columns (``NetworkConfig.schedule``).
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self.folder = (folder or cache_dir()) / f"features-{SCHEMA_HASH}-{__version__}"
+    def __init__(self, folder: Path | None = None, *, schedule: bool = False) -> None:
+        schema = f"{SCHEMA_HASH}-{SCHEDULE_HASH}" if schedule else SCHEMA_HASH
+        self.schedule = schedule
+        self.width = WIDTH + SCHEDULE_WIDTH if schedule else WIDTH
+        self.folder = (folder or cache_dir()) / f"features-{schema}-{__version__}"
         self._writable = True
 
     def get(self, text: str) -> EncodedPrograms | None:
@@ -64,7 +70,7 @@ class FeatureCache:
             found = EncodedPrograms(arrays["leaves"], arrays["positions"], arrays["totals"], dtype, family)
         except (SafetensorError, KeyError, ValueError):
             return None
-        fits = found.leaves.shape[2:] == (WIDTH,) and found.totals.shape == (1, len(PROGRAM_COLUMNS))
+        fits = found.leaves.shape[2:] == (self.width,) and found.totals.shape == (1, len(PROGRAM_COLUMNS))
         return found if fits else None
 
     def put(self, text: str, encoded: EncodedPrograms) -> None:

@@ -58,7 +58,7 @@ def program_chunks(table: MeasurementTable, needed: Array, cache: FeatureCache) 
     needed : bool array, (table.n_programs,)
         Programs that some row asks for; a chunk may hold others too.
     cache : FeatureCache
-        For programs given as TVM JSON.
+        For programs given as TVM JSON; says whether the schedule's columns are wanted.
     """
     for block in table.programs:
         for start in range(0, len(block), CHUNK_PROGRAMS):
@@ -66,7 +66,7 @@ def program_chunks(table: MeasurementTable, needed: Array, cache: FeatureCache) 
             first = int(part.row_index[0])
             if not needed[first : first + len(part)].any():
                 continue
-            store, failed = ProgramStore(len(part)), {}
+            store, failed = ProgramStore(len(part), cache.width), {}
             for members, encoded in encode_shapes(part.operator, part.dtype, part.flags, part.sizes):
                 sound = finite(encoded)
                 failed.update(dict.fromkeys(members[~sound].tolist(), _reason(_OVERFLOW)))
@@ -82,14 +82,14 @@ def program_chunks(table: MeasurementTable, needed: Array, cache: FeatureCache) 
 
 
 def _tvm_chunk(first: int, texts: tuple[str, ...], needed: Array, cache: FeatureCache) -> ProgramChunk:
-    store, failed = ProgramStore(len(texts)), {}
+    store, failed = ProgramStore(len(texts), cache.width), {}
     kinds: dict[tuple[str, str], int] = {("tir", "float32"): 0}
     kind = np.zeros(len(texts), dtype=np.int64)
     for key in np.flatnonzero(needed).tolist():
         try:
             encoded = cache.get(texts[key])
             if encoded is None:
-                encoded = encode_tvm_json(texts[key])
+                encoded = encode_tvm_json(texts[key], schedule=cache.schedule)
                 if not finite(encoded).all():
                     raise _OVERFLOW
                 cache.put(texts[key], encoded)

@@ -18,6 +18,7 @@ from cdmpp.errors import InvalidProgramError
 from cdmpp.features.affine import Num
 from cdmpp.features.ast import CompactAST
 from cdmpp.features.leaf import ast_matrix, element_bytes, positions, unique_elements
+from cdmpp.features.schedule import schedule_matrix
 from cdmpp.features.schema import COLUMN
 from cdmpp.features.walk import build_ast
 from cdmpp.programs.operators import OperatorSpec, operator_family, output_hw
@@ -36,7 +37,7 @@ class EncodedPrograms:
 
     Attributes
     ----------
-    leaves : float32, (programs, leaves, WIDTH)
+    leaves : float32, (programs, leaves, WIDTH), or with the schedule's columns behind them
     positions : int32, (leaves,) or (programs, leaves)
     totals : float64, (programs, len(PROGRAM_COLUMNS))
         ``flops``: floating-point operations that the result needs (masked and zero-multiplied work left
@@ -64,18 +65,26 @@ def _template(structural_class: str) -> tuple[Nodes, int]:
     return load(template_json(structural_class))
 
 
-def encode_tvm_json(text: str, function: str | None = None) -> EncodedPrograms:
+def encode_tvm_json(text: str, function: str | None = None, *, schedule: bool = False) -> EncodedPrograms:
     """Features of one program given as TVM JSON.
+
+    Parameters
+    ----------
+    text : str
+    function : str, optional
+        Which PrimFunc, when the module has several.
+    schedule : bool
+        With the columns of :mod:`cdmpp.features.schedule` behind each leaf's own.
 
     Raises
     ------
     InvalidProgramError
         The program cannot be encoded (the message says what is wrong).
     """
-    return encode_ast(build_ast(*load(text), function=function))
+    return encode_ast(build_ast(*load(text), function=function), schedule=schedule)
 
 
-def encode_ast(ast: CompactAST) -> EncodedPrograms:
+def encode_ast(ast: CompactAST, *, schedule: bool = False) -> EncodedPrograms:
     """Features of one concrete compact AST.
 
     Raises
@@ -86,6 +95,8 @@ def encode_ast(ast: CompactAST) -> EncodedPrograms:
     try:
         matrix = ast_matrix(ast)[None]
         totals = _totals(ast, 1, matrix)
+        if schedule:
+            matrix = np.concatenate([matrix, schedule_matrix(ast)[None]], axis=2)
     except (ArithmeticError, TypeError) as error:
         raise InvalidProgramError(f"the program's sizes make no sense ({error})", hint=HINT) from None
     dtype = next((b.dtype for b in ast.buffers if b.is_parameter), ast.leaves[0].compute_dtype)

@@ -26,6 +26,7 @@ from cdmpp.devices.loading import from_mapping
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.devices.table import table
 from cdmpp.errors import ArtifactError, CdmppError
+from cdmpp.features.schedule import SCHEDULE_HASH
 from cdmpp.features.schema import SCHEMA_HASH
 from cdmpp.nn.domain import Domain
 from cdmpp.nn.inputs import QUESTION_COLUMNS, SUMMARY_COLUMNS
@@ -125,6 +126,7 @@ def save_artifact(
         "name": name,
         "feature_schema": SCHEMA_HASH,
         "input_schema": INPUT_HASH,
+        **({"schedule_schema": SCHEDULE_HASH} if network.config.schedule else {}),
         "label": "log(latency_s / (flops / peak + bytes / bandwidth + protocol floor))",
         "network": network.config.model_dump(),
         "devices": devices,
@@ -189,7 +191,11 @@ def load_artifact(folder: str | os.PathLike[str]) -> Artifact:
             f"{path} has another format than {FORMAT_VERSION}",
             hint="use the cdmpp version that made it, or retrain",
         )
-    for key, mine in (("feature_schema", SCHEMA_HASH), ("input_schema", INPUT_HASH)):
+    for key, mine in (
+        ("feature_schema", SCHEMA_HASH), ("input_schema", INPUT_HASH), ("schedule_schema", SCHEDULE_HASH),
+    ):  # fmt: skip
+        if key == "schedule_schema" and key not in manifest:
+            continue  # the network does not read these columns
         if manifest.get(key) != mine:
             raise ArtifactError(
                 f"{path} was trained on {key} {manifest.get(key)}, this version computes {mine}",

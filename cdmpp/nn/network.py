@@ -14,6 +14,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
+from cdmpp.features.schedule import SCHEDULE_WIDTH
 from cdmpp.features.schema import WIDTH
 from cdmpp.nn.inputs import DEVICE_LOGS, LEAF_MEETS_DEVICE, QUESTION_COLUMNS, SUMMARY_COLUMNS
 
@@ -36,6 +37,12 @@ class NetworkConfig(BaseModel):
     device_width: int = Field(16, ge=1, le=128, description="width of a known device's embedding")
     head: Literal["ratio", "structured"] = "ratio"
     dropout: float = Field(0.0, ge=0.0, le=0.9)
+    schedule: bool = Field(False, description="read the schedule's columns of programs given as TIR")
+
+    @property
+    def leaf_width(self) -> int:
+        """Columns of a leaf."""
+        return WIDTH + SCHEDULE_WIDTH if self.schedule else WIDTH
 
 
 #: Positions whose encoding is kept; deeper programs are rare.
@@ -116,15 +123,15 @@ class LatencyNetwork(nn.Module):
         super().__init__()
         self.config = config
         width = config.width
-        self.register_buffer("leaf_mean", torch.zeros(WIDTH))
-        self.register_buffer("leaf_scale", torch.ones(WIDTH))
+        self.register_buffer("leaf_mean", torch.zeros(config.leaf_width))
+        self.register_buffer("leaf_scale", torch.ones(config.leaf_width))
         self.register_buffer("input_mean", torch.zeros(INPUT_WIDTH))
         self.register_buffer("input_scale", torch.ones(INPUT_WIDTH))
         self.register_buffer("_meets", torch.tensor(LEAF_MEETS_DEVICE), persistent=False)
         # Sines and cosines would be a twentieth of a forward pass; positions beyond the table are computed.
         table = positional_encoding(torch.arange(POSITION_TABLE), width)
         self.register_buffer("_position_table", table, persistent=False)
-        self.leaf_in = nn.Linear(WIDTH + len(DEVICE_LOGS), width)
+        self.leaf_in = nn.Linear(config.leaf_width + len(DEVICE_LOGS), width)
         self.condition = nn.Linear(INPUT_WIDTH, width)
         self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.layers))
         self.pool_norm = nn.LayerNorm(width)
@@ -147,7 +154,7 @@ class LatencyNetwork(nn.Module):
 
         Parameters
         ----------
-        leaves : (rows, leaves, WIDTH)
+        leaves : (rows, leaves, NetworkConfig.leaf_width)
         positions : (rows, leaves) or (leaves,)
         mask : (rows, leaves) bool, True for real leaves; None when all are
         inputs : (rows, INPUT_WIDTH), already standardised

@@ -32,7 +32,7 @@ def bucket_of(leaves: int) -> int:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Programs padded to one leaf count: leaves (n, size, WIDTH), positions and mask (n, size)."""
+    """Programs padded to one leaf count: leaves (n, size, width), positions and mask (n, size)."""
 
     leaves: Array
     positions: Array
@@ -40,9 +40,17 @@ class Bucket:
 
 
 class ProgramStore:
-    """Programs encoded once, looked up by key (0 .. count-1)."""
+    """Programs encoded once, looked up by key (0 .. count-1).
 
-    def __init__(self, count: int) -> None:
+    Parameters
+    ----------
+    count : int
+    width : int
+        Columns of a leaf. Operators have no schedule: its columns, where there are any, are 0 for them.
+    """
+
+    def __init__(self, count: int, width: int = WIDTH) -> None:
+        self.width = width
         self.summary = np.zeros((count, len(SUMMARY_COLUMNS)), dtype=np.float32)
         self.bucket = np.zeros(count, dtype=np.int32)
         self.slot = np.zeros(count, dtype=np.int64)
@@ -51,10 +59,10 @@ class ProgramStore:
         self.buckets: dict[int, Bucket] = {}
 
     @classmethod
-    def of(cls, encoded: Iterable[EncodedPrograms]) -> ProgramStore:
+    def of(cls, encoded: Iterable[EncodedPrograms], width: int = WIDTH) -> ProgramStore:
         """Programs in order, keys counting up."""
         items = list(encoded)
-        store = cls(sum(map(len, items)))
+        store = cls(sum(map(len, items)), width)
         start = 0
         for item in items:
             store.add(np.arange(start, start + len(item)), item)
@@ -66,8 +74,8 @@ class ProgramStore:
         """Store programs under their keys."""
         count, real = encoded.leaves.shape[:2]
         size = bucket_of(real)
-        leaves = np.zeros((count, size, WIDTH), dtype=np.float32)
-        leaves[:, :real] = encoded.leaves
+        leaves = np.zeros((count, size, self.width), dtype=np.float32)
+        leaves[:, :real, : encoded.leaves.shape[2]] = encoded.leaves
         positions = np.zeros((count, size), dtype=np.int32)
         positions[:, :real] = encoded.positions
         mask = np.zeros((count, size), dtype=bool)

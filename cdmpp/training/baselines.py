@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from cdmpp.features.schedule import SCHEDULE_COLUMNS, SCHEDULE_FLAGS
 from cdmpp.features.schema import COLUMNS, LINEAR
 from cdmpp.nn.inputs import roofline_s
 from cdmpp.programs.question import FLOOR_S, PROTOCOLS
@@ -15,7 +16,9 @@ from cdmpp.training.loop import Inputs
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_LINEAR = np.array([name in LINEAR for name in COLUMNS])
+_LINEAR = np.array(
+    [*(name in LINEAR for name in COLUMNS), *(name in SCHEDULE_FLAGS for name in SCHEDULE_COLUMNS)]
+)
 
 
 def roofline_log(dataset: Dataset, rows: Rows) -> Array:
@@ -27,14 +30,16 @@ def roofline_log(dataset: Dataset, rows: Rows) -> Array:
 
 def summed_leaves(dataset: Dataset) -> Array:
     """Leaf features of every program, summed over its leaves: magnitudes before the logarithm, flags."""
-    summed = np.zeros((len(dataset.store.bucket), len(COLUMNS)), dtype=np.float32)
+    width = dataset.store.width
+    linear = _LINEAR[:width]
+    summed = np.zeros((len(dataset.store.bucket), width), dtype=np.float32)
     for size, bucket in dataset.store.buckets.items():
         keys = np.flatnonzero(dataset.store.bucket == size)
         for start in range(0, len(keys), 8192):
             part = keys[start : start + 8192]
             leaves = bucket.leaves[dataset.store.slot[part]].astype(np.float64)
-            plain = np.where(_LINEAR, leaves, np.copysign(np.exp2(np.abs(leaves)) - 1, leaves)).sum(axis=1)
-            summed[part] = np.where(_LINEAR, plain, np.copysign(np.log2(1 + np.abs(plain)), plain))
+            plain = np.where(linear, leaves, np.copysign(np.exp2(np.abs(leaves)) - 1, leaves)).sum(axis=1)
+            summed[part] = np.where(linear, plain, np.copysign(np.log2(1 + np.abs(plain)), plain))
     return summed
 
 
@@ -43,19 +48,34 @@ class TreeBaseline:
 
     Its columns: the summed leaf features, the network's question inputs, the device's numbers and, where
     no device is held out, which device it is.
+
+    Parameters
+    ----------
+    programs : array, (programs, columns), optional
+        Other features of the programs, by key: then these and the device alone are the columns.
+    label : {"ratio", "latency"}
+        What the logarithm is taken of: latency over reference, or latency.
     """
 
-    def __init__(self, dataset: Dataset, inputs: Inputs, config: TrainConfig) -> None:
-        self.dataset, self.inputs, self.config = dataset, inputs, config
-        self.summed = summed_leaves(dataset)
+    def __init__(
+        self, dataset: Dataset, inputs: Inputs, config: TrainConfig, *,
+        programs: Array | None = None, label: Literal["ratio", "latency"] = "ratio",
+    ) -> None:  # fmt: skip
+        self.dataset, self.inputs, self.config, self.label = dataset, inputs, config, label
+        self.own = programs is None
+        self.summed = summed_leaves(dataset) if programs is None else programs
         self.model: Any = None
+
+    def base(self, rows: Rows) -> Array:
+        """What is added to the trees' answer."""
+        return self.inputs.reference(rows) if self.label == "ratio" else np.zeros(len(rows))
 
     def features(self, rows: Rows) -> Array:
         """Columns of rows, float32."""
-        question, logs, _ = self.inputs.questions(rows)
+        asked = self.inputs.questions(rows)[:2] if self.own else ()
         with np.errstate(divide="ignore"):
             device = np.log2(self.dataset.device_matrix[rows.device]).astype(np.float32)
-        columns = [self.summed[rows.program], question, logs, device]
+        columns = [self.summed[rows.program], *asked, device]
         if not self.config.data.holdout_devices:
             columns.append(rows.device[:, None].astype(np.float32))
         table: Array = np.nan_to_num(np.concatenate(columns, axis=1), nan=-1.0, posinf=-1.0, neginf=-1.0)
@@ -69,7 +89,7 @@ class TreeBaseline:
         rng = np.random.default_rng([self.config.seed, 5])
         chosen = np.sort(rng.choice(index, min(len(index), finish.xgboost_rows), replace=False))
         rows = self.dataset.rows.take(chosen)
-        target = rows.log_latency - self.inputs.reference(rows)
+        target = rows.log_latency - self.base(rows)
         self.model = XGBRegressor(
             n_estimators=finish.xgboost_trees, max_depth=9, learning_rate=0.1, subsample=0.8,
             colsample_bytree=0.6, tree_method="hist", objective="reg:absoluteerror",
@@ -84,5 +104,5 @@ class TreeBaseline:
         for start in range(0, len(rows), 50_000):
             part = rows.take(np.arange(start, min(start + 50_000, len(rows))))
             ratio = self.model.predict(self.features(part))
-            out[start : start + len(part)] = ratio + self.inputs.reference(part)
+            out[start : start + len(part)] = ratio + self.base(part)
         return out

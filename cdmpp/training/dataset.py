@@ -12,6 +12,8 @@ from cdmpp.data.splits import assert_disjoint
 from cdmpp.data.table import MeasurementTable
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.features.encode import encode_shapes, encode_tvm_json
+from cdmpp.features.schedule import SCHEDULE_WIDTH
+from cdmpp.features.schema import WIDTH
 from cdmpp.nn.inputs import stack_devices
 from cdmpp.nn.store import ProgramStore
 from cdmpp.programs.question import BACKENDS, FRAMEWORKS, PROTOCOLS
@@ -21,8 +23,8 @@ from cdmpp.training.parts import choose_parts
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def encode_table(table: MeasurementTable) -> tuple[ProgramStore, dict[int, str]]:
-    """Encode every distinct program of a table.
+def encode_table(table: MeasurementTable, *, schedule: bool = False) -> tuple[ProgramStore, dict[int, str]]:
+    """Encode every distinct program of a table; TVM programs with their schedule's columns if asked for.
 
     Returns
     -------
@@ -30,7 +32,7 @@ def encode_table(table: MeasurementTable) -> tuple[ProgramStore, dict[int, str]]
     failed : dict of program key to message
         TVM programs that cannot be encoded; the store holds nothing for them.
     """
-    store = ProgramStore(table.n_programs)
+    store = ProgramStore(table.n_programs, WIDTH + SCHEDULE_WIDTH if schedule else WIDTH)
     failed: dict[int, str] = {}
     for block in table.programs:
         for rows, encoded in encode_shapes(block.operator, block.dtype, block.flags, block.sizes):
@@ -38,7 +40,7 @@ def encode_table(table: MeasurementTable) -> tuple[ProgramStore, dict[int, str]]
     for position, text in enumerate(table.tvm.texts):
         key = table.tvm.first_key + position
         try:
-            store.add(np.array([key]), encode_tvm_json(text))
+            store.add(np.array([key]), encode_tvm_json(text, schedule=schedule))
         except ValueError as error:
             failed[key] = str(error)
     store.finish()
@@ -111,7 +113,9 @@ def code(names: Sequence[str], known: Sequence[str]) -> Array:
     return np.array([index.get(name, -1) for name in names], dtype=np.int16)
 
 
-def make_dataset(table: MeasurementTable, data: DataConfig | None = None) -> Dataset:
+def make_dataset(
+    table: MeasurementTable, data: DataConfig | None = None, *, schedule: bool = False
+) -> Dataset:
     """Encode a table's programs and turn its trainable rows into numbers.
 
     Parameters
@@ -119,13 +123,15 @@ def make_dataset(table: MeasurementTable, data: DataConfig | None = None) -> Dat
     table : MeasurementTable
     data : DataConfig, optional
         How the rows are split; by the hash of the shape or task otherwise.
+    schedule : bool
+        TVM programs with their schedule's columns (``NetworkConfig.schedule``).
 
     Raises
     ------
     DataError
         A program would be in two parts, or the table lacks what the split needs.
     """
-    store, failed = encode_table(table)
+    store, failed = encode_table(table, schedule=schedule)
     keep = table.trainable & np.isfinite(table.latency_s) & (table.latency_s > 0)
     if failed:
         keep &= ~np.isin(table.program_key, list(failed))

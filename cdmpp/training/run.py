@@ -75,7 +75,7 @@ def train_model(
     """
     run = Path(run) if run is not None else Path("runs") / config.name
     table = load_training_table(config, public_data, records)
-    dataset = make_dataset(table, config.data)
+    dataset = make_dataset(table, config.data, schedule=config.network.schedule)
     network, summary = train(dataset, config, run, progress=progress)
     inputs = Inputs(dataset.store, dataset.device_matrix)
     index = training_rows(dataset, config)[0]

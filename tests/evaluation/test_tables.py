@@ -222,9 +222,9 @@ def test_tvm_programs_and_their_cache(
     stored[0].write_bytes(stored[0].read_bytes()[:-1] + b"?")
     encoded = []
 
-    def encode(text: str) -> Any:
+    def encode(text: str, **options: Any) -> Any:
         encoded.append(text)
-        return original(text)
+        return original(text, **options)
 
     original = chunks.encode_tvm_json
     monkeypatch.setattr(chunks, "encode_tvm_json", encode)
