@@ -55,8 +55,8 @@ def build_program(tvm_json: str, target: Mapping[str, Any], path: str, scheduled
         File to write; written aside, then renamed. A new name for every program: the loader takes a library
         of a name that it has already loaded for the same one.
     scheduled : bool
-        False for a task as lowered, which a GPU runs only after its loops are bound to threads: TVM's default
-        binding is taken then.
+        False for a task as lowered, which a GPU runs only after its loops are bound to threads: TVM's
+        fallback rule for GPUs does so then.
 
     Raises
     ------
@@ -72,8 +72,11 @@ def build_program(tvm_json: str, target: Mapping[str, Any], path: str, scheduled
     goal = tvm.target.Target(dict(target))
     module = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
     if not scheduled and goal.kind.name != "llvm":
+        from tvm.s_tir import dlight
+
+        # TVM's DefaultGPUSchedule refuses functions of several blocks ("Duplicated block name root").
         with goal:
-            module = tvm.s_tir.transform.DefaultGPUSchedule()(module)
+            module = dlight.ApplyDefaultSchedule(dlight.gpu.Fallback())(module)
     if goal.kind.name == "cuda":  # where TVM finds a GPU it compiles the kernels by itself
         os.environ.setdefault("TVM_CUDA_COMPILE_MODE", "nvcc")
     built = tvm.compile(module, goal).mod
