@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -129,7 +130,8 @@ def _measure(
 
             timers = remote_timers(tracker, key)
         try:
-            collect(wanted, chosen, out, settings, timers=timers, progress=progress)
+            command = "cdmpp " + shlex.join(sys.argv[1:])
+            collect(wanted, chosen, out, settings, timers=timers, progress=progress, command=command)
         except KeyboardInterrupt:
             print(f"stopped; the same command goes on with {out}", file=sys.stderr)
             raise typer.Exit(130) from None

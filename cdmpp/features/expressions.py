@@ -7,6 +7,7 @@ fill the memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,6 +39,8 @@ _COMPARISONS = frozenset({"EQ", "NE", "LT", "LE", "GT", "GE", "And", "Or"})
 _LOGIC = frozenset({"And", "Or", "Not"})
 #: What an unknown value may be: an index loaded from memory, the result of a call.
 _ANYTHING = 1 << 48
+#: Calls that leave a coordinate where it is, as far as strides go.
+_ROUNDING = frozenset({"tirx.floor", "tirx.ceil", "tirx.round", "tirx.trunc", "tirx.nearbyint"})
 #: Sizes and offsets are below this; so are products of them that a real program makes.
 MAX_VALUE = 1 << 60
 #: Nodes visited in one program, loops in their indices counted.
@@ -61,6 +64,8 @@ class Expressions:
         self.env: dict[int, Linear] = {}
         self.buffers: dict[int, Buffer] = {}
         self.parameters: set[int] = set()
+        #: Names of float expressions (Bind): the arithmetic is counted where the name is stored.
+        self.values: dict[int, int] = {}
         #: Conditions around the present statement that are not known to hold.
         self.predicates: Num = 0
         #: Element type of the last stored value's arithmetic.
@@ -140,11 +145,17 @@ class Expressions:
         if kind in _INTEGER:
             return self._checked(self._integer(kind, self.expression(data["a"]), self.expression(data["b"])))
         if kind == "Cast":
-            return self.expression(data["value"])
+            value = self.expression(data["value"])
+            if type(value.low) is float or type(value.high) is float:
+                value = Linear(math.floor(value.low), math.ceil(value.high), value.steps, value.indirect)
+            return value
         return self._checked(self._other(kind, data))
 
     def _checked(self, value: Linear) -> Linear:
         self.spend(len(value.steps))
+        if value.indirect:
+            # Loaded values are not known, and arithmetic on them does not make them larger than anything.
+            value.low, value.high = maximum(value.low, -_ANYTHING), minimum(value.high, _ANYTHING)
         if type(value.high) is int and not -MAX_VALUE < value.low <= value.high < MAX_VALUE:
             raise InvalidProgramError("an index is larger than any memory", hint=HINT)
         return value
@@ -166,6 +177,11 @@ class Expressions:
         return hull(a, b)
 
     def _other(self, kind: str, data: Any) -> Linear:
+        if kind == "FloatImm":  # a coordinate of an interpolation, on its way to an index
+            number = float(data["value"])
+            if not abs(number) < MAX_VALUE:
+                raise InvalidProgramError("a number in an index is none, or too large", hint=HINT)
+            return Linear(number, number)
         if kind == "TensorLoad":
             inner = Linear(0, 0)
             for i in self.array(data["indices"]):
@@ -177,8 +193,11 @@ class Expressions:
             return hull(self.expression(data["true_value"]), self.expression(data["false_value"]))
         if kind == "Call":
             parts = [self.expression(i) for i in self.array(data["args"])]
-            if self.call_name(data).endswith("if_then_else"):
+            name = self.call_name(data)
+            if name.endswith("if_then_else"):
                 return hull(parts[1], parts[2])
+            if name in _ROUNDING and len(parts) == 1:
+                return parts[0]
             whole = Linear(0, 0)
             for part in parts:
                 whole = hull(whole, part)
@@ -251,6 +270,8 @@ class Expressions:
                 stack.extend(data[k] for k in ("b", "a") if k in data)
             elif kind in ("Broadcast", "Ramp"):
                 stack.append(data["value" if kind == "Broadcast" else "base"])
+            elif kind == "Var" and item in self.values:
+                stack.append(self.values[item])
             elif kind == "Var" and nodes[data["ty"]]["type"].endswith("BufferType"):
                 # A whole buffer handed to an intrinsic.
                 reads.append(Access(self.buffer(item), [Linear(0, 0)]))

@@ -212,7 +212,10 @@ class _Walker(Expressions):
 
     def bind(self, data: dict[str, Any]) -> None:
         """Bind, LetStmt: a name for an expression."""
-        self.env[data["var"]] = self.expression(data["value"])
+        if "float" in self.dtype(data["value"]):
+            self.values[data["var"]] = data["value"]
+        else:
+            self.env[data["var"]] = self.expression(data["value"])
         self.body(data)
 
     def allocate(self, data: dict[str, Any]) -> None:

@@ -196,7 +196,7 @@ def finish(job: str | Path, out: str | Path) -> Path:
     manifest = json.loads((Path(job) / MANIFEST).read_bytes())
     settings = CollectSettings.model_validate(manifest["settings"])
     with Store(Path(out)) as store:
-        return write_dataset(store, (), settings.timing.max_spread)
+        return write_dataset(store, (), settings.timing)
 
 
 class _Writer(Collector):

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from cdmpp.errors import CdmppError, MeasurementError
+from cdmpp.errors import CdmppError, DataError, MeasurementError
 from cdmpp.frontends.tasks import network_tasks
 from cdmpp.measure.building import Library, build_program, check_toolchain, prepare_builder
 from cdmpp.measure.pools import Outcome, WorkerPool, WorkerSettings
@@ -63,10 +63,11 @@ class Collector:
         timers: Callable[[Configuration, CollectSettings], Timers] = LocalTimers,
         progress: Progress | None = None,
     ) -> None:
-        self.store, self.settings, self.configurations = store, settings, tuple(configurations)
+        # What TVM remarks and what crashes leave behind, nobody wants in a progress bar.
+        self.settings = settings.model_copy(update={"log": str(store.folder / LOG)})
+        self.store, self.configurations = store, tuple(configurations)
         self._make_timers, self._progress = timers, progress
         self._spool = store.folder / "spool"
-        self._log = str(store.folder / LOG)  # what TVM remarks, which nobody wants in a progress bar
         self._tries: dict[tuple[str, str], int] = {}
 
     def prepare(self, sources: Sequence[str]) -> None:
@@ -90,7 +91,7 @@ class Collector:
         if not tasks:
             return
         self._phase("sampling", 0, len(tasks))
-        limits = self.settings.worker(_SAMPLING_LIMIT_S, log=self._log)
+        limits = self.settings.worker(_SAMPLING_LIMIT_S)
         # No more workers than cores, each with a TVM of its own.
         with WorkerPool(self._builders(), limits, prepare_sampler, (first.kind,)) as pool:
             arguments = [
@@ -122,7 +123,7 @@ class Collector:
         self._spool.mkdir()
         with ExitStack() as stack:
             stack.callback(shutil.rmtree, self._spool, True)
-            limits = self.settings.worker(self.settings.build_limit_s, log=self._log)
+            limits = self.settings.worker(self.settings.build_limit_s)
             builders = stack.enter_context(WorkerPool(self._builders(), limits, prepare_builder))
             timers: dict[str, Timers] = {}
             for configuration in self.configurations:
@@ -148,7 +149,7 @@ class Collector:
             return
         self._phase("searching (programs)", 0, len(tasks) * trials)
         one_thread = {"OMP_NUM_THREADS": "1"}
-        limits = self.settings.worker(_SAMPLING_LIMIT_S, environment=one_thread, log=self._log)
+        limits = self.settings.worker(_SAMPLING_LIMIT_S, environment=one_thread)
         with WorkerPool(1, limits, prepare_search, (first.kind,)) as pool:
             for digest, name, text in tasks:
                 try:
@@ -169,7 +170,7 @@ class Collector:
         if not sources:
             return
         self._phase("lowering", 0, len(sources))
-        limits = WorkerSettings(_LOWERING_LIMIT_S, _LOWERING_BYTES, log=self._log)
+        limits = WorkerSettings(_LOWERING_LIMIT_S, _LOWERING_BYTES, log=self.settings.log)
         with WorkerPool(1, limits) as pool:
             for source in sources:
                 self.store.add_network(source, pool.call(network_tasks, source))
@@ -304,6 +305,7 @@ def collect(
     *,
     timers: Callable[[Configuration, CollectSettings], Timers] = LocalTimers,
     progress: Progress | None = None,
+    command: str = "",
 ) -> Path:
     """Collect measurements into a data set folder, or go on with a collection that was stopped.
 
@@ -317,6 +319,8 @@ def collect(
     settings : CollectSettings, optional
     timers, progress
         See :class:`Collector`.
+    command : str
+        For the card: what makes the data again.
 
     Returns
     -------
@@ -330,8 +334,9 @@ def collect(
     """
     from cdmpp.measure.dataset import write_dataset
 
+    if (settings or CollectSettings()).timing.flush_cache and any(c.kind != "llvm" for c in configurations):
+        raise DataError("only a CPU's caches can be flushed", hint="leave --flush-cache out")
     settings = settings or CollectSettings()
-    limit = settings.timing.max_spread
     for configuration in configurations:
         check_toolchain(configuration.target)
     with Store(Path(out)) as store:
@@ -340,6 +345,7 @@ def collect(
             collector.prepare(sources)
             collector.measure()
         except CdmppError:
-            write_dataset(store, configurations, limit)
+            if store.measured([c.name for c in configurations], FIRST):
+                write_dataset(store, configurations, settings.timing, command)
             raise
-        return write_dataset(store, configurations, limit)
+        return write_dataset(store, configurations, settings.timing, command)

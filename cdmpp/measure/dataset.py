@@ -7,27 +7,32 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from cdmpp.data.card import write_card
+from cdmpp.data.folder import RECORDS, REPEATS
+from cdmpp.data.physics import UNSTABLE
 from cdmpp.data.records import Measurement, from_measurements, write_records
 from cdmpp.measure.store import FIRST, SECOND, Store, StoredMeasurement, StoredProgram
 from cdmpp.measure.targets import Configuration, describe
+from cdmpp.measure.timing import TimingSettings
 
-RECORDS, REPEATS = "records.parquet", "repeats.parquet"
-#: A record whose repeats disagree by more than the stated spread: kept, flagged, not trained on.
-UNSTABLE = "unstable"
 #: Name of the source in every table of errors.
 SOURCE = "cdmpp_collect"
 
 
-def write_dataset(store: Store, configurations: Sequence[Configuration], max_spread: float) -> Path:
-    """Write what a store holds as project records, each file aside first.
+def write_dataset(
+    store: Store, configurations: Sequence[Configuration], timing: TimingSettings, command: str = ""
+) -> Path:
+    """Write what a store holds as project records and a card, each file aside first.
 
     Parameters
     ----------
     store : Store
     configurations : sequence of Configuration
         Measurements of other devices in the store are written with what an earlier call said of them.
-    max_spread : float
-        Interquartile range / median above which a record is flagged.
+    timing : TimingSettings
+        Records whose spread is over its limit are flagged.
+    command : str
+        For the card: what makes the data again.
 
     Returns
     -------
@@ -43,9 +48,26 @@ def write_dataset(store: Store, configurations: Sequence[Configuration], max_spr
         found = sorted(store.measurements(turn), key=lambda m: (order[m.program], m.device))
         if not found and turn == SECOND:
             continue
-        rows = list(_rows(found, programs, described, max_spread))
+        rows = list(_rows(found, programs, described, timing.max_spread))
         write_records(from_measurements(rows), store.folder / name)
+    write_card(store.folder, command=command, notes=how_measured(timing))
     return store.folder
+
+
+def how_measured(timing: TimingSettings) -> tuple[str, ...]:
+    """The protocol in sentences, for a card."""
+    return (
+        "Programs were compiled by TVM and timed by its `time_evaluator` in a worker process with pinned threads, "
+        "after a warm-up run, on random inputs"
+        + (", the CPU's caches emptied before every run." if timing.flush_cache else ", caches warm."),
+        f"A repeat is as many runs as take {timing.repeat_s * 1e3:g} ms; {timing.min_repeats} to "
+        f"{timing.max_repeats} repeats within about {timing.total_s * 1e3:g} ms; the label is their median.",
+        f"A record whose interquartile range / median was over {timing.max_spread:.0%} was timed a second time, and "
+        "the quieter round kept; if that was over it too, the record is flagged.",
+        f"A program whose single run took more than {timing.once_s:g} s was run once after a warm-up run (column "
+        "`timed`).",
+        "Nothing was built while programs were timed.",
+    )
 
 
 def _rows(

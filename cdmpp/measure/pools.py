@@ -144,11 +144,16 @@ class WorkerPool:
         except ProcessExpired as died:
             return Outcome(failure=f"crash: {_cause(died.exitcode)}")
         except MemoryError:
-            return Outcome(failure=f"memory: more than {self.settings.memory_bytes / 2**30:.3g} GiB")
+            return Outcome(failure=self._memory())
         except MeasurementError as error:
             return Outcome(failure=f"{error.code}: {error.message}", transient=error.transient)
         except Exception as error:  # TVM and LLVM raise whatever their checks are made of
+            if "bad_alloc" in str(error):
+                return Outcome(failure=self._memory())
             return Outcome(failure=f"error: {last_line(error)}")
+
+    def _memory(self) -> str:
+        return f"memory: more than {self.settings.memory_bytes / 2**30:.3g} GiB"
 
 
 def last_line(error: BaseException) -> str:

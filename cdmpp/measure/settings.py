@@ -26,9 +26,11 @@ class CollectSettings(BaseModel):
     memory_gib: float = Field(8.0, gt=0, description="address space of a worker")
     builders: int | None = Field(None, ge=1, description="building processes; default: one a core")
 
+    log: str = Field("", description="file for what workers print; empty: the terminal")
+
     def worker(self, time_limit_s: float, **rest: Any) -> WorkerSettings:
         """Limits of one kind of worker."""
-        return WorkerSettings(time_limit_s, int(self.memory_gib * 2**30), **rest)
+        return WorkerSettings(time_limit_s, int(self.memory_gib * 2**30), log=self.log, **rest)
 
 
 class Progress(Protocol):

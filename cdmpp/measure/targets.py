@@ -101,8 +101,8 @@ def configurations(
     texts : tuple of str
         As :data:`HINT` says. All of one kind, for they share their schedules.
     device : str, optional
-        Name or specification file of the device; only with a single text. Needed where this machine is not
-        the one that measures; otherwise the CPU is looked at.
+        Name or specification file of the device; only with a single text. Default: this machine's CPU, for
+        the targets that name an instruction set of it (native, x86-64-v3), and the GPU of ``cuda:DEVICE``.
     remote : bool
         Programs run elsewhere: no core of this machine is reserved.
 
@@ -137,16 +137,16 @@ def _configuration(text: str, device: str | None, remote: bool) -> Configuration
         return Configuration(parsed.target, 1, (), load_device(name))
     available = available_cores()
     threads = parsed.threads or (1 if remote else len(available))
-    if remote or not parsed.isa:
-        if device is None:
-            raise InvalidDeviceError(
-                f"what CPU runs the programs of {text!r}?", hint="describe it: --device NAME or FILE.toml"
-            )
+    cores = () if remote else _pinned(threads, available)
+    if device is not None:
         spec = load_device(device)
-        cores = () if remote else _pinned(threads, available)
+    elif parsed.isa:
+        # Boards behind a tracker, too, are taken to be like this machine when nothing else is said of them.
+        spec = this_cpu(threads, parsed.isa)
     else:
-        cores = _pinned(threads, available)
-        spec = load_device(device) if device is not None else this_cpu(threads, parsed.isa)
+        raise InvalidDeviceError(
+            f"what CPU runs the programs of {text!r}?", hint="describe it: --device NAME or FILE.toml"
+        )
     return Configuration({**parsed.target, "num-cores": threads}, threads, cores, spec)
 
 

@@ -61,4 +61,5 @@ def _limits(configuration: Configuration, settings: CollectSettings) -> WorkerSe
         int(settings.memory_gib * 2**30) if configuration.kind == "llvm" else 0,
         cores=configuration.cores,
         environment=thread_environment(configuration.threads),
+        log=settings.log,
     )

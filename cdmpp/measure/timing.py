@@ -39,7 +39,7 @@ class TimingSettings(BaseModel):
     total_s: float = Field(0.06, gt=0, description="all repeats together last about this long")
     min_repeats: int = Field(3, ge=2)
     max_repeats: int = Field(10, ge=2)
-    once_s: float = Field(1.0, gt=0, description="a program that takes longer is timed once and marked")
+    once_s: float = Field(0.25, gt=0, description="a program that takes longer is timed once and marked")
     max_spread: float = Field(
         0.1, gt=0, description="interquartile range / median above which a record is timed anew, then flagged"
     )
@@ -96,13 +96,15 @@ def time_program(evaluate: Evaluate, settings: TimingSettings) -> Timing:
     MeasurementError
         The clock gave no positive figure.
     """
-    first = _positive(evaluate(1, 1))[0]
-    if first > settings.once_s:
-        return Timing((first,), 1, once=True)
-    number, repeats = _plan(first, settings)
+    first = _positive(evaluate(1, 1))
+    if first[0] > settings.once_s:
+        return Timing(first, 1, once=True)
+    number, repeats = _plan(first[0], settings)
     if number > 1:  # the first run paid for cold caches: look again, warm, before settling the number
-        number, repeats = _plan(min(first, _positive(evaluate(max(1, number // 8), 1))[0]), settings)
-    best = Timing(_positive(evaluate(number, repeats)), number)
+        number, repeats = _plan(min(*first, *_positive(evaluate(max(1, number // 8), 1))), settings)
+        best = Timing(_positive(evaluate(number, repeats)), number)
+    else:  # a long run, warmed up by one before it: it is a repeat like the others
+        best = Timing((*first, *_positive(evaluate(1, repeats - 1))), 1)
     if best.spread > settings.max_spread:
         again = Timing(_positive(evaluate(number, repeats)), number, rounds=2)
         quieter = again if again.spread < best.spread else best

@@ -1,0 +1,241 @@
+"""A collection from end to end on tiny programs: what a program does, and what a kill does, is survived."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from cdmpp.data.load import load_table
+from cdmpp.data.summary import info
+from cdmpp.errors import DataError, MeasurementError
+from cdmpp.frontends.tasks import Task, TaskList
+from cdmpp.measure.collect import LOG, collect
+from cdmpp.measure.sampling import SampledProgram
+from cdmpp.measure.settings import CollectSettings
+from cdmpp.measure.store import FILE, FIRST, Store
+from cdmpp.measure.targets import Configuration
+from tests.measure.bad_programs import bad_programs
+from tests.measure.conftest import TINY, Fill
+
+pytestmark = pytest.mark.native
+
+
+class Steps:
+    """Counts what was shown of the progress."""
+
+    def __init__(self) -> None:
+        self.phases: list[tuple[str, int, int]] = []
+        self.steps: Counter[bool] = Counter()
+
+    def phase(self, name: str, done: int, total: int) -> None:
+        self.phases.append((name, done, total))
+
+    def step(self, ok: bool) -> None:
+        self.steps[ok] += 1
+
+
+def test_a_collection_gives_records_repeats_and_a_card(
+    tmp_path: Path, fill: Fill, quick: CollectSettings, one_thread: Configuration
+) -> None:
+    hashes, seen = fill(tmp_path), Steps()
+    collect([TINY], [one_thread], tmp_path, quick, progress=seen, command="cdmpp collect ...")
+    summary = info(tmp_path)
+    assert summary["records"] == summary["programs"] == summary["tasks"] == len(hashes) == 6
+    assert summary["networks"] == [TINY] and summary["devices"] == ["test-cpu-1t"]
+    assert summary["failed"] == summary["flagged"] == summary["duplicates"] == 0
+    assert summary["repeats"] == 6 and 0 <= summary["noise_floor"] < 2
+    table = load_table(tmp_path)
+    assert table.trainable.all() and set(table.program_hashes) == set(hashes)
+    assert (table.latency_s > 0).all() and table.repeats_s.null_count == 0
+    assert seen.phases == [("measuring", 0, 6), ("second measurements", 0, 6)]
+    assert seen.steps == {True: 12}
+    assert "cdmpp collect ..." in (tmp_path / "README.md").read_text()
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left - {LOG} == {
+        "README.md", "collect.lock", "collect.sqlite", "records.parquet", "repeats.parquet",
+    }  # fmt: skip
+
+
+def test_the_same_call_again_measures_nothing_anew(
+    tmp_path: Path, fill: Fill, quick: CollectSettings, one_thread: Configuration
+) -> None:
+    fill(tmp_path)
+    collect([TINY], [one_thread], tmp_path, quick)
+    first = load_table(tmp_path)
+    collect([TINY], [one_thread], tmp_path, quick)
+    again = load_table(tmp_path)
+    assert again.latency_s.tolist() == first.latency_s.tolist()
+    assert len(again) == 6
+
+
+def test_bad_programs_cost_themselves(
+    tmp_path: Path, fill: Fill, quick: CollectSettings, one_thread: Configuration
+) -> None:
+    good = fill(tmp_path)
+    bad = bad_programs()
+    with Store(tmp_path) as store:
+        store.add_network("bad", TaskList("bad", tuple(Task(n, n, t, 1) for n, t in bad.items())))
+        for name, text in bad.items():
+            store.add_programs(name, [SampledProgram(name, text, "default")], 0)
+    settings = quick.model_copy(update={"time_limit_s": 3.0, "memory_gib": 8.0, "repeat_share": 0.0})
+    collect([TINY, "bad"], [one_thread], tmp_path, settings)
+    with Store(tmp_path) as store:
+        found = {m.program: m for m in store.measurements(FIRST)}
+    assert {digest for digest, m in found.items() if not m.failure} == set(good)
+    assert found["crashes"].failure == "crash: the worker was ended by SIGSEGV"
+    assert found["hangs"].failure == "timeout: longer than 3 s"
+    assert found["eats"].failure == "memory: more than 8 GiB"
+    summary = info(tmp_path)
+    assert (summary["records"], summary["failed"]) == (6, 3)
+    table = load_table(tmp_path)
+    assert table.trainable.sum() == 6
+
+
+def test_several_configurations_measure_the_same_programs(
+    tmp_path: Path, fill: Fill, quick: CollectSettings, one_thread: Configuration
+) -> None:
+    hashes = fill(tmp_path)
+    other = Configuration(
+        {**one_thread.target, "mcpu": "x86-64-v3"}, 1, one_thread.cores,
+        one_thread.device.model_copy(update={"name": "test-cpu-1t-avx2", "cores_per_unit": 16,
+                                             "peak_flops_fp32": 9.6e10}),
+    )  # fmt: skip
+    collect([TINY], [one_thread, other], tmp_path, quick)
+    table = load_table(tmp_path)
+    rows = Counter(zip(table.device.array(), table.program_key.tolist(), strict=True))
+    assert len(rows) == 2 * len(hashes) and set(rows.values()) == {1}
+    targets = set(table.provenance["target"].array())
+    assert {json.loads(text)["mcpu"] for text in targets} == {"x86-64-v2", "x86-64-v3"}
+
+
+def test_a_network_that_cannot_be_lowered_is_said_and_keeps_what_is_there(
+    tmp_path: Path, fill: Fill, quick: CollectSettings, one_thread: Configuration
+) -> None:
+    fill(tmp_path)
+    with pytest.raises(Exception, match="no-such-network"):
+        collect([TINY, "no-such-network"], [one_thread], tmp_path, quick)
+    collect([TINY], [one_thread], tmp_path, quick)
+    assert info(tmp_path)["records"] == 6
+
+
+def test_a_board_that_stays_away_stops_the_collection_which_goes_on_later(
+    tmp_path: Path, fill: Fill, quick: CollectSettings, one_thread: Configuration
+) -> None:
+    from cdmpp.measure.pools import Outcome
+    from cdmpp.measure.timers import LocalTimers
+
+    class Away(LocalTimers):
+        """Loses its device after two programs, as remote timers do."""
+
+        def time(self, libraries):  # type: ignore[no-untyped-def]
+            found = super().time(libraries[:2])
+            yield from found
+            for _ in libraries[2:]:
+                yield Outcome(failure="the session was lost", transient=True)
+
+    with pytest.raises(MeasurementError, match="cannot be reached.*session was lost") as caught:
+        collect([TINY], [one_thread], tmp_path, quick, timers=Away) if fill(tmp_path) else None
+    assert "goes on" in caught.value.hint
+    # What was measured is in the records already, and the rest follows.
+    before = info(tmp_path)["records"]
+    assert 2 <= before < 6
+    collect([TINY], [one_thread], tmp_path, quick)
+    assert info(tmp_path)["records"] == 6
+
+
+def test_only_the_caches_of_a_cpu_are_flushed(tmp_path: Path, one_thread: Configuration) -> None:
+    gpu = Configuration({"kind": "cuda", "arch": "sm_80"}, 1, (), one_thread.device)
+    flushing = CollectSettings.model_validate({"timing": {"flush_cache": True}})
+    with pytest.raises(DataError, match="caches"):
+        collect([TINY], [gpu], tmp_path, flushing)
+
+
+DEVICE = """
+name = "test-cpu-1t"
+vendor = "Intel"
+arch = "x86-64"
+kind = "cpu"
+compute_units = 1
+cores_per_unit = 8
+clock_hz = 3e9
+peak_flops_fp32 = 4.8e10
+mem_bandwidth_bytes_per_s = 1e10
+"""
+
+
+def test_a_killed_command_goes_on_when_it_is_given_again(tmp_path: Path, fill: Fill) -> None:
+    out, device = tmp_path / "out", tmp_path / "cpu.toml"
+    hashes = fill(out)
+    device.write_text(DEVICE)
+    command = [
+        sys.executable, "-m", "cdmpp.cli.main", "collect", "--network", TINY, "--schedules", "0",
+        "--target", "x86-64-v2@1", "--device", str(device), "--repeat-gap-s", "0", "--out", str(out), "--json",
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    killed = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        _wait_for_a_measurement(out, killed)
+        workers = _children(killed.pid)
+        assert workers
+        killed.send_signal(signal.SIGKILL)
+        killed.communicate(timeout=60)
+    finally:
+        killed.kill()
+    end = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}/cmdline").exists() and _runs(pid) for pid in workers):
+        assert time.monotonic() < end, "workers outlive their parent"
+        time.sleep(0.05)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["records"] == len(hashes) and summary["duplicates"] == summary["failed"] == 0
+    assert not [p.name for p in out.iterdir() if p.name.endswith(".part") or p.name == "spool"]
+
+
+def test_a_second_collector_is_refused(tmp_path: Path, fill: Fill) -> None:
+    out, device = tmp_path / "out", tmp_path / "cpu.toml"
+    fill(out)
+    device.write_text(DEVICE)
+    with Store(out):
+        done = subprocess.run(
+            [sys.executable, "-m", "cdmpp.cli.main", "collect", "--network", TINY, "--target", "x86-64-v2@1",
+             "--device", str(device), "--out", str(out)],
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+            capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert f"belongs to process {os.getpid()}" in done.stderr and "Traceback" not in done.stderr
+
+
+def _wait_for_a_measurement(out: Path, process: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + 120
+    while time.monotonic() < end and process.poll() is None:
+        with sqlite3.connect(f"file:{out / FILE}?mode=ro", uri=True) as reader:
+            if reader.execute("SELECT COUNT(*) FROM measurements").fetchone()[0]:
+                return
+        time.sleep(0.01)
+    raise AssertionError(f"no measurement was kept: {process.communicate()[1].decode()}")
+
+
+def _children(parent: int) -> list[int]:
+    listed = Path(f"/proc/{parent}/task/{parent}/children")
+    found = [int(pid) for pid in listed.read_text().split()] if listed.exists() else []
+    for task in Path(f"/proc/{parent}/task").iterdir():
+        found += [int(pid) for pid in (task / "children").read_text().split()]
+    return sorted(set(found))
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

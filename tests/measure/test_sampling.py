@@ -1,0 +1,74 @@
+"""Schedules: distinct, drawn by seed, the first n of more; in a worker, as sampling enters its own intrinsics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from cdmpp.measure.pools import WorkerPool, WorkerSettings
+from cdmpp.measure.sampling import SampledProgram, prepare_sampler, sample_programs, task_seed
+from cdmpp.programs.program import TensorProgram
+
+pytest.importorskip("tvm")
+TARGET = {"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 2}
+
+
+def matmul() -> tuple[str, str]:
+    """TVM JSON and structural hash of a small matrix product."""
+    import tvm
+    from tvm import te, topi
+
+    a, b = te.placeholder((32, 64), name="a"), te.placeholder((64, 48), name="b")
+    text = str(tvm.ir.save_json(te.create_prim_func([a, b, topi.nn.matmul(a, b)])))
+    return text, TensorProgram.from_tvm_json(text).hash
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[WorkerPool]:
+    with WorkerPool(1, WorkerSettings(time_limit_s=120), prepare_sampler, ("llvm",)) as made:
+        yield made
+
+
+def draw(pool: WorkerPool, count: int, seed: int = 0) -> list[SampledProgram]:
+    text, digest = matmul()
+    found: list[SampledProgram] = pool.call(sample_programs, text, digest, TARGET, count, seed)
+    return found
+
+
+def test_the_default_comes_first_and_all_are_distinct(pool: WorkerPool) -> None:
+    found = draw(pool, 40)
+    assert len(found) == 41 and len({p.hash for p in found}) == 41
+    assert found[0].origin == "default" and found[0].hash == matmul()[1]
+    assert {p.origin for p in found[1:]} == {"sampled"}
+    # The hash is the one by which everybody else knows the program.
+    assert all(TensorProgram.from_tvm_json(p.tvm_json).hash == p.hash for p in found[:5])
+
+
+def test_fewer_are_the_first_of_more(pool: WorkerPool) -> None:
+    many = [p.hash for p in draw(pool, 40)]
+    assert [p.hash for p in draw(pool, 7)] == many[:8]
+
+
+def test_another_seed_draws_others(pool: WorkerPool) -> None:
+    one, other = ({p.hash for p in draw(pool, 20, seed)} for seed in (0, 1))
+    assert len(one & other) < 10
+
+
+def test_a_small_space_is_exhausted_and_no_more_is_asked(pool: WorkerPool) -> None:
+    import tvm
+    from tvm import te, topi
+
+    a = te.placeholder((4, 8), name="a")
+    text = str(tvm.ir.save_json(te.create_prim_func([a, topi.nn.relu(a)])))
+    found = pool.call(sample_programs, text, TensorProgram.from_tvm_json(text).hash, TARGET, 64, 0)
+    assert 1 <= len(found) < 65
+
+
+def test_no_schedules_is_the_default_alone(pool: WorkerPool) -> None:
+    assert [p.origin for p in draw(pool, 0)] == ["default"]
+
+
+def test_seeds_differ_by_task_and_are_what_tvm_takes() -> None:
+    seeds = {task_seed(task, seed) for task in ("a", "b") for seed in (0, 1)}
+    assert len(seeds) == 4 and all(0 < s < 2**31 for s in seeds)

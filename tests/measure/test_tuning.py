@@ -1,0 +1,50 @@
+"""A search proposes schedules of the task that it was given, and learns from what they took."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cdmpp.frontends.tasks import Task, TaskList
+from cdmpp.measure.collect import collect
+from cdmpp.measure.sampling import SampledProgram
+from cdmpp.measure.settings import CollectSettings
+from cdmpp.measure.store import Store
+from cdmpp.measure.targets import Configuration
+from tests.measure.test_sampling import matmul
+
+pytestmark = [pytest.mark.native, pytest.mark.slow]
+
+
+def test_what_a_search_tried_is_kept(
+    tmp_path: Path, quick: CollectSettings, one_thread: Configuration
+) -> None:
+    pytest.importorskip("tvm")
+    text, digest = matmul()
+    settings = quick.model_copy(update={"schedules": 4, "tune": 8, "repeat_share": 0.0})
+    with Store(tmp_path) as store:
+        store.add_network("one", TaskList("one", (Task("matmul", digest, text, 1),)))
+    collect(["one"], [one_thread], tmp_path, settings)
+    with Store(tmp_path) as store:
+        programs = list(store.all_programs())
+        measured = {m.program for m in store.measurements() if not m.failure}
+        assert store.untuned(8) == []
+    origins = [p.origin for p in programs]
+    assert origins.count("default") == 1 and origins.count("sampled") == 4
+    assert 1 <= origins.count("tuned") <= 8
+    assert measured == {p.hash for p in programs}
+    assert all(p.task == digest for p in programs)
+
+
+def test_programs_of_a_search_do_not_hide_those_of_a_draw(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        store.add_network("one", TaskList("one", (Task("t", "task", "text", 1),)))
+        store.add_programs("task", [SampledProgram("p0", "0", "default")], 0)
+        store.add_programs("task", [SampledProgram("p9", "9", "tuned")], None)
+        assert [d for d, _, _ in store.unsampled(3)] == ["task"]
+        more = [SampledProgram(f"p{i}", str(i), "sampled") for i in range(3)]
+        store.add_programs("task", more, 3)
+        assert {p.hash: p.origin for p in store.all_programs()} == {
+            "p0": "default", "p1": "sampled", "p2": "sampled", "p9": "tuned",
+        }  # fmt: skip
