@@ -1,11 +1,14 @@
 """How fast a collection is, and what it costs beside the timed runs.
 
-``python -m benchmarks.collecting [--network NAME ...] [--candidates 40] [--cap-s 600] [--skip-tvm]``, on an idle
-machine. Two parts, each a real collection into a folder that is thrown away:
+``python -m benchmarks.collecting [--network NAME ...] [--candidates 40] [--cap-s 600] [--skip-tvm]``, on an
+idle machine. Two parts, each a real collection into a folder that is thrown away:
 
-1. Some networks, one after the other: programs a second, and the seconds a program takes outside its timed runs
-   (lowering, sampling, building, loading, inputs; the one-time start is shown for itself and spread over 1,000).
-2. The same candidates of one task through this package and through TVM's LocalBuilder and LocalRunner, both from
+1. Some networks, one after the other: programs a second, and the seconds a program takes outside its timed
+runs
+   (lowering, sampling, building, loading, inputs; the one-time start is shown for itself and spread over
+   1,000).
+2. The same candidates of one task through this package and through TVM's LocalBuilder and LocalRunner, both
+from
    their own start, the latter stopped at a cap.
 """
 
@@ -165,9 +168,10 @@ def main() -> None:
             f"{' (stopped at the cap)' if capped else ''}, {rate:.3f}/s"
             + (f"; cdmpp is {count / seconds / rate:.1f} times as fast" if rate else "")
         )
-        figures["tvm"] = {
-            "candidates": len(texts), "cdmpp": [count, seconds], "tvm": [done.value, theirs], "capped": capped,
-        }  # type: ignore[assignment]  # fmt: skip
+        figures["tvm"] = [
+            {"candidates": len(texts), "cdmpp": count, "cdmpp_s": seconds, "capped": capped,
+             "tvm": done.value, "tvm_s": theirs}
+        ]  # fmt: skip
     if given.json:
         given.json.write_text(json.dumps(figures, indent=1) + "\n")
 

@@ -12,11 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cdmpp.cli.dims import parse_sizes
 from cdmpp.cli.output import JsonOption, on_terminal, print_json
 
 if TYPE_CHECKING:
     from cdmpp.measure.settings import CollectSettings, Progress
     from cdmpp.measure.targets import Configuration
+
+
+#: Lines about what could not be collected; the card has them all.
+_SHOWN = 10
 
 
 def collect(
@@ -68,6 +73,10 @@ def collect(
     key: Annotated[
         str | None, typer.Option(metavar="KEY", help="Key of the boards at the tracker.", show_default=False)
     ] = None,
+    dim: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Size of a dynamic dimension of ONNX models; repeatable."),
+    ] = None,
     build_only: Annotated[
         bool, typer.Option("--build-only", help="Write an archive for `cdmpp measure` and run nothing.")
     ] = False,
@@ -88,6 +97,7 @@ def collect(
     """
     from cdmpp.errors import InvalidProgramError
     from cdmpp.measure.settings import CollectSettings
+    from cdmpp.measure.store import Store
     from cdmpp.measure.targets import configurations
     from cdmpp.measure.timing import TimingSettings
 
@@ -101,26 +111,39 @@ def collect(
         )
     if out is None:
         raise typer.BadParameter("say where to: --out DIR", param_hint="--out")
+    if tracker is not None and build_only:
+        raise typer.BadParameter("--build-only runs nothing: give the tracker later", param_hint="--tracker")
     if (tracker is None) != (key is None):
         raise typer.BadParameter("--tracker and --key go together", param_hint="--tracker")
     settings = CollectSettings(
         schedules=schedules, seed=seed, tune=tune, time_limit_s=time_limit_s, memory_gib=memory_gib,
         repeat_gap_s=repeat_gap_s, timing=TimingSettings(flush_cache=flush_cache),
     )  # fmt: skip
-    chosen = configurations(
-        tuple(target or ("native",)), device=device, remote=tracker is not None or build_only
-    )
+    remote = tracker is not None or build_only
+    known: dict[str, Any] = {}
+    if out.exists() and not build_only:
+        with Store(out) as store:  # a folder that is somebody's is refused before anything runs
+            known = store.devices()
+    chosen = configurations(tuple(target or ("native",)), device=device, remote=remote, known=known)
+    if remote and device is None and chosen[0].kind == "llvm":
+        print(
+            f"note: what runs the programs is taken to be like this machine, {chosen[0].name}; "
+            "--device says otherwise",
+            file=sys.stderr,
+        )
+    sizes = parse_sizes(dim or [])
     if build_only:
-        _build_only(wanted, chosen, out, settings)
+        _build_only(wanted, chosen, out, settings, sizes, json)
         return
-    _measure(wanted, chosen, out, settings, tracker, key, json)
+    _measure(wanted, chosen, out, settings, sizes, tracker, key, json)
 
 
 def _measure(
     wanted: list[str], chosen: tuple[Configuration, ...], out: Path, settings: CollectSettings,
-    tracker: str | None, key: str | None, json: bool,
+    sizes: dict[str, int], tracker: str | None, key: str | None, json: bool,
 ) -> None:  # fmt: skip
     from cdmpp.measure.collect import collect
+    from cdmpp.measure.store import Store
     from cdmpp.measure.timers import LocalTimers
 
     with progress_bars() as progress:
@@ -131,10 +154,18 @@ def _measure(
             timers = remote_timers(tracker, key)
         try:
             command = "cdmpp " + shlex.join(sys.argv[1:])
-            collect(wanted, chosen, out, settings, timers=timers, progress=progress, command=command)
+            collect(
+                wanted, chosen, out, settings, timers=timers, progress=progress, dims=sizes, command=command
+            )
         except KeyboardInterrupt:
             print(f"stopped; the same command goes on with {out}", file=sys.stderr)
             raise typer.Exit(130) from None
+    with Store(out) as store:
+        left_out = store.left_out()
+    for name, what, why in left_out[:_SHOWN]:
+        print(f"not collected: {name}: {what}: {why}", file=sys.stderr)
+    if len(left_out) > _SHOWN:
+        print(f"not collected: {len(left_out) - _SHOWN} more, listed in {out}/README.md", file=sys.stderr)
     print_summary(out, json)
 
 
@@ -155,12 +186,16 @@ def print_summary(out: Path, json: bool) -> None:
 
 
 def _build_only(
-    wanted: list[str], chosen: tuple[Configuration, ...], out: Path, settings: CollectSettings
-) -> None:
+    wanted: list[str], chosen: tuple[Configuration, ...], out: Path, settings: CollectSettings,
+    sizes: dict[str, int], json: bool,
+) -> None:  # fmt: skip
     from cdmpp.measure.archive import write_job
 
     with progress_bars() as progress:
-        manifest = write_job(wanted, chosen, out, settings, progress=progress)
+        manifest = write_job(wanted, chosen, out, settings, progress=progress, dims=sizes)
+    if json:
+        print_json({"path": str(out), "programs": len(manifest["programs"])})
+        return
     print(
         f"wrote {out}: {len(manifest['programs']):,} programs; run them with: cdmpp measure {out} --out DIR"
     )

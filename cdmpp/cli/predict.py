@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cdmpp.cli.dims import parse_sizes
 from cdmpp.cli.errors import FAILED, report
 from cdmpp.cli.output import JsonOption, ModelOption, print_json, print_table
 from cdmpp.errors import CdmppError
@@ -76,7 +77,7 @@ def predict(
     Prints one program and device to a line, and the sum per device. A program or device that is at fault
     does not stop the others; the exit code is 1 when nothing could be predicted.
     """
-    sizes = _sizes(dim or [])
+    sizes = parse_sizes(dim or [])
     from cdmpp.predictor import DEFAULT_QUANTILES, LatencyPredictor, check_quantiles
 
     levels = check_quantiles(quantile or DEFAULT_QUANTILES)
@@ -119,21 +120,6 @@ class _Result:
     source: str
     prediction: Prediction
     count: int
-
-
-def _sizes(texts: Sequence[str]) -> dict[str, int]:
-    """``--dim batch=4`` as a mapping."""
-    sizes: dict[str, int] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        try:
-            size = int(value)
-        except ValueError:
-            size = 0
-        if not name or not equals or size < 1:
-            raise typer.BadParameter(f"{text!r} is not NAME=VALUE, VALUE from 1", param_hint="--dim")
-        sizes[name] = size
-    return sizes
 
 
 def _programs(sources: Sequence[str], backend: Backend | None, sizes: dict[str, int]) -> _Programs:

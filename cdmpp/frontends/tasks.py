@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,27 @@ class TaskList:
     source: str = ""
 
 
-def network_tasks(source: str | Path | Network | Any) -> TaskList:
+#: Endings of files that are networks.
+SUFFIXES = (".onnx", ".pt2", ".json")
+
+
+def is_file(source: str) -> bool:
+    """Whether a text names a file, and not a network of :mod:`cdmpp.zoo`."""
+    return Path(source).suffix.lower() in SUFFIXES
+
+
+def network_name(source: str, dims: Mapping[str, int] | None = None) -> str:
+    """What a network is called in records: its text, or the file's name with the sizes given to it.
+
+    The folder that a file lies in is nobody's business; ``;`` separates networks there.
+    """
+    if not is_file(source):
+        return source.strip()
+    sizes = ",".join(f"{name}={size}" for name, size in sorted((dims or {}).items()))
+    return Path(source).name.replace(";", "_") + (f":{sizes}" if sizes else "")
+
+
+def network_tasks(source: str | Path | Network | Any, dims: Mapping[str, int] | None = None) -> TaskList:
     """The tuning tasks of a network.
 
     Parameters
@@ -69,6 +90,8 @@ def network_tasks(source: str | Path | Network | Any) -> TaskList:
         A network of :mod:`cdmpp.zoo` as text or object; the path of an ``.onnx``, ``.pt2``
         (``torch.export.save``) or ``.json`` (Relax module as TVM JSON) file; an exported program; a module
         with a Relax function ``main``.
+    dims : mapping of str to int, optional
+        Sizes of an ONNX model's dynamic dimensions.
 
     Returns
     -------
@@ -86,8 +109,8 @@ def network_tasks(source: str | Path | Network | Any) -> TaskList:
     """
     if isinstance(source, str | Path):
         path = Path(source)
-        if isinstance(source, Path) or path.suffix.lower() in (".onnx", ".pt2", ".json"):
-            return _tasks(path.stem, path.name, _read(path))
+        if isinstance(source, Path) or is_file(source):
+            return _tasks(path.stem, path.name, _read(path, dims))
         source = parse_network(source)
     if isinstance(source, Network):
         return _tasks(source.name, source.text, _network_graph(source))
@@ -103,13 +126,13 @@ def network_tasks(source: str | Path | Network | Any) -> TaskList:
     raise InvalidProgramError(f"a {kind} is no network", hint=f"pass {FORMS}, or one of these as an object")
 
 
-def _read(path: Path) -> ProgramGraph:
+def _read(path: Path, dims: Mapping[str, int] | None) -> ProgramGraph:
     from cdmpp.frontends.load import load_programs
 
     suffix = path.suffix.lower()
-    if suffix not in (".onnx", ".pt2", ".json"):
+    if suffix not in SUFFIXES:
         raise InvalidProgramError(f"{path.name}: files of this kind are no networks", hint=f"pass {FORMS}")
-    return load_programs(path, backend="tvm")
+    return load_programs(path, backend="tvm", dims=dims if suffix == ".onnx" else None)
 
 
 def _network_graph(network: Network) -> ProgramGraph:

@@ -11,19 +11,20 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from cdmpp.errors import CdmppError, DataError, MeasurementError
-from cdmpp.frontends.tasks import network_tasks
+from cdmpp.frontends.tasks import is_file, network_name, network_tasks
 from cdmpp.measure.building import Library, build_program, check_toolchain, prepare_builder
 from cdmpp.measure.pools import Outcome, WorkerPool, WorkerSettings
 from cdmpp.measure.sampling import SampledProgram, prepare_sampler, sample_programs
 from cdmpp.measure.settings import CollectSettings, Progress
 from cdmpp.measure.store import FIRST, SECOND, Store, StoredMeasurement, StoredProgram
-from cdmpp.measure.targets import Configuration, available_cores
+from cdmpp.measure.targets import Configuration, available_cores, describe
 from cdmpp.measure.timers import LocalTimers, Timers
 from cdmpp.measure.timing import TimedRun
 from cdmpp.measure.tuning import begin, go_on, prepare_search
@@ -70,13 +71,14 @@ class Collector:
         self._spool = store.folder / "spool"
         self._tries: dict[tuple[str, str], int] = {}
 
-    def prepare(self, sources: Sequence[str]) -> None:
+    def prepare(self, sources: Sequence[str], dims: Mapping[str, int] | None = None) -> None:
         """Lower the networks and draw the schedules that are missing.
 
         Raises
         ------
         CdmppError
-            A network cannot be read or lowered; what was done before stays.
+            A network cannot be read or lowered, or a device of the folder was measured otherwise before; what
+            was done stays.
         """
         first = self.configurations[0]
         self.store.settle(
@@ -86,7 +88,12 @@ class Collector:
                 "timing": self.settings.timing.model_dump(),
             }
         )
-        self._lower([source for source in sources if source not in self.store.networks()])
+        self._same_devices()
+        # Schedules are drawn for the first target that the folder was ever given, in whatever order they
+        # are named later: the number of its cores bounds parallel loops.
+        target = self.store.settings().get("sampling_target") or dict(first.target)
+        self.store.settle({"sampling_target": target})
+        self._lower(list(dict.fromkeys(sources)), dims or {})
         tasks = self.store.unsampled(self.settings.schedules)
         if not tasks:
             return
@@ -95,7 +102,7 @@ class Collector:
         # No more workers than cores, each with a TVM of its own.
         with WorkerPool(self._builders(), limits, prepare_sampler, (first.kind,)) as pool:
             arguments = [
-                (text, digest, dict(first.target), self.settings.schedules, self.settings.seed)
+                (text, digest, target, self.settings.schedules, self.settings.seed)
                 for digest, _, text in tasks
             ]
             outcomes = pool.run(sample_programs, arguments)
@@ -135,10 +142,10 @@ class Collector:
             total = self.store.count_programs() * len(names)
             self._phase("measuring", len(self.store.measured(names, FIRST)), total)
             while group := self.store.missing(names, GROUP):
-                self._group(group, FIRST, names, builders, timers)
-                if len(due := self._due(time.time() - self.settings.repeat_gap_s)) >= GROUP:
-                    again = self.store.programs(sorted({p for p, _ in due}))
-                    self._group(again, SECOND, names, builders, timers)
+                self._first(group, names, builders, timers)
+                due = self._due(time.time() - self.settings.repeat_gap_s)
+                if len(due) >= GROUP:
+                    self._again(list(due), builders, timers)
             self._repeat_rest(builders, timers)
 
     def _tune(self, builders: WorkerPool, timers: dict[str, Timers]) -> None:
@@ -157,7 +164,7 @@ class Collector:
                     while found:
                         self.store.add_programs(digest, found, None)
                         programs = self.store.programs({p.hash for p in found})
-                        self._group(programs, FIRST, [first.name], builders, timers)
+                        self._first(programs, [first.name], builders, timers)
                         known = self.store.latencies([p.hash for p in found], first.name)
                         found = pool.call(go_on, [known.get(p.hash) for p in found])
                 except MeasurementError as error:
@@ -166,14 +173,36 @@ class Collector:
                     logger.warning("task %s: the search ended early: %s", name, error)
                 self.store.tuned(digest, trials)
 
-    def _lower(self, sources: Sequence[str]) -> None:
+    def _same_devices(self) -> None:
+        """One name is one target, one number of threads and one set of cores, however often it is resumed."""
+        known = self.store.devices()
+        for configuration in self.configurations:
+            before, now = known.get(configuration.name, {}), describe(configuration)
+            for what in ("target", "threads", "affinity"):
+                if before.get(what, now[what]) != now[what]:
+                    raise DataError(
+                        f"{configuration.name} was measured in {self.store.folder} with {what} "
+                        f"{before[what]}, not {now[what]}",
+                        hint="give the same --target on the same cores to go on, or another --out",
+                    )
+        self.store.remember_devices({c.name: describe(c) for c in self.configurations})
+
+    def _lower(self, given: Sequence[str], dims: Mapping[str, int]) -> None:
+        names = {network_name(source, dims): source for source in given}
+        digests = {
+            f"file {name}": sha256(p.read_bytes()).hexdigest()
+            for name, source in names.items()
+            if is_file(source) and (p := Path(source)).is_file()
+        }
+        self.store.settle(digests)
+        sources = {name: source for name, source in names.items() if name not in self.store.networks()}
         if not sources:
             return
         self._phase("lowering", 0, len(sources))
         limits = WorkerSettings(_LOWERING_LIMIT_S, _LOWERING_BYTES, log=self.settings.log)
         with WorkerPool(1, limits) as pool:
-            for source in sources:
-                self.store.add_network(source, pool.call(network_tasks, source))
+            for name, source in sources.items():
+                self.store.add_network(name, pool.call(network_tasks, source, dims))
                 self._step(True)
 
     def _repeat_rest(self, builders: WorkerPool, timers: dict[str, Timers]) -> None:
@@ -186,11 +215,9 @@ class Collector:
         if wait_s > 0:
             logger.info("waiting %.0f s before the second measurements", wait_s)
             time.sleep(wait_s)
-        hashes = sorted({program for program, _ in due})
-        names = [c.name for c in self.configurations]
-        for start in range(0, len(hashes), GROUP):
-            group = self.store.programs(hashes[start : start + GROUP])
-            self._group(group, SECOND, names, builders, timers)
+        while due:  # once, but for boards that were lost meanwhile
+            self._again(list(due), builders, timers)
+            due = self._due()
 
     def _due(self, before: float = math.inf) -> dict[tuple[str, str], float]:
         """(program, device) that need a second measurement and had the first before a moment; and when."""
@@ -201,17 +228,31 @@ class Collector:
         """The share of programs that are measured twice: by hash, the same ones on every device."""
         return int(digest[:8], 16) < self.settings.repeat_share * 2**32
 
-    def _group(
-        self, programs: Sequence[StoredProgram], turn: int, names: Sequence[str], builders: WorkerPool,
+    def _first(
+        self, programs: Sequence[StoredProgram], names: Sequence[str], builders: WorkerPool,
         timers: dict[str, Timers],
     ) -> None:  # fmt: skip
-        """Build some programs for the named configurations, then time them on one after the other."""
+        """First measurements that some programs lack on the named configurations."""
+        done = self.store.measured(names, FIRST)
+        pairs = {(p.hash, name) for p in programs for name in names} - done
+        self._group(programs, pairs, FIRST, names, builders, timers)
+
+    def _again(
+        self, pairs: Sequence[tuple[str, str]], builders: WorkerPool, timers: dict[str, Timers]
+    ) -> None:
+        """Second measurements of (program, device)."""
+        hashes = sorted({program for program, _ in pairs})
+        names = [c.name for c in self.configurations]
+        for start in range(0, len(hashes), GROUP):
+            programs = self.store.programs(hashes[start : start + GROUP])
+            self._group(programs, set(pairs), SECOND, names, builders, timers)
+
+    def _group(
+        self, programs: Sequence[StoredProgram], pairs: set[tuple[str, str]], turn: int, names: Sequence[str],
+        builders: WorkerPool, timers: dict[str, Timers],
+    ) -> None:  # fmt: skip
+        """Build some programs for the named configurations, then time the pairs on one after the other."""
         chosen = [c for c in self.configurations if c.name in names]
-        if turn == FIRST:
-            done = self.store.measured(names, FIRST)
-            pairs = {(p.hash, name) for p in programs for name in names} - done
-        else:
-            pairs = set(self._due())
         wanted = {name: [p for p in programs if (p.hash, name) in pairs] for name in names}
         libraries = self._build(wanted, chosen, builders)
         for configuration in chosen:
@@ -305,6 +346,7 @@ def collect(
     *,
     timers: Callable[[Configuration, CollectSettings], Timers] = LocalTimers,
     progress: Progress | None = None,
+    dims: Mapping[str, int] | None = None,
     command: str = "",
 ) -> Path:
     """Collect measurements into a data set folder, or go on with a collection that was stopped.
@@ -319,6 +361,8 @@ def collect(
     settings : CollectSettings, optional
     timers, progress
         See :class:`Collector`.
+    dims : mapping of str to int, optional
+        Sizes of dynamic dimensions of ONNX models.
     command : str
         For the card: what makes the data again.
 
@@ -342,7 +386,7 @@ def collect(
     with Store(Path(out)) as store:
         collector = Collector(store, settings, configurations, timers=timers, progress=progress)
         try:
-            collector.prepare(sources)
+            collector.prepare(sources, dims)
             collector.measure()
         except CdmppError:
             if store.measured([c.name for c in configurations], FIRST):

@@ -40,8 +40,8 @@ def write_dataset(
         The folder.
     """
     # The first description stays: a bandwidth that is measured anew varies by some per cent.
-    described = {**{c.name: describe(c) for c in configurations}, **store.devices()}
-    store.remember_devices(described)
+    store.remember_devices({c.name: describe(c) for c in configurations})
+    described = store.devices()
     programs = {program.hash: program for program in store.all_programs()}
     order = {digest: i for i, digest in enumerate(programs)}
     for name, turn in ((RECORDS, FIRST), (REPEATS, SECOND)):
@@ -50,22 +50,23 @@ def write_dataset(
             continue
         rows = list(_rows(found, programs, described, timing.max_spread))
         write_records(from_measurements(rows), store.folder / name)
-    write_card(store.folder, command=command, notes=how_measured(timing))
+    faults = [f"Not collected: {name}: {what}: {why}" for name, what, why in store.left_out()]
+    write_card(store.folder, command=command, notes=how_measured(timing), faults=faults)
     return store.folder
 
 
 def how_measured(timing: TimingSettings) -> tuple[str, ...]:
     """The protocol in sentences, for a card."""
     return (
-        "Programs were compiled by TVM and timed by its `time_evaluator` in a worker process with pinned threads, "
-        "after a warm-up run, on random inputs"
+        "Programs were compiled by TVM and timed by its `time_evaluator` in a worker process with pinned "
+        "threads, after a warm-up run, on random inputs"
         + (", the CPU's caches emptied before every run." if timing.flush_cache else ", caches warm."),
         f"A repeat is as many runs as take {timing.repeat_s * 1e3:g} ms; {timing.min_repeats} to "
         f"{timing.max_repeats} repeats within about {timing.total_s * 1e3:g} ms; the label is their median.",
-        f"A record whose interquartile range / median was over {timing.max_spread:.0%} was timed a second time, and "
-        "the quieter round kept; if that was over it too, the record is flagged.",
-        f"A program whose single run took more than {timing.once_s:g} s was run once after a warm-up run (column "
-        "`timed`).",
+        f"A record whose interquartile range / median was over {timing.max_spread:.0%} was timed a second "
+        "time, and the quieter round kept; if that was over it too, the record is flagged.",
+        f"A program whose single run took more than {timing.once_s:g} s was run once after a warm-up run "
+        "(column `timed`).",
         "Nothing was built while programs were timed.",
     )
 

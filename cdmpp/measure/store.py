@@ -18,11 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from cdmpp.data.folder import CARD, RECORDS, REPEATS
+from cdmpp.data.folder import STORE as FILE
 from cdmpp.errors import DataError
 from cdmpp.frontends.tasks import TaskList
 from cdmpp.measure.sampling import SampledProgram
 
-FILE, LOCK = "collect.sqlite", "collect.lock"
+LOCK = "collect.lock"
 FIRST, SECOND = 0, 1
 
 _SCHEMA = """
@@ -92,11 +94,18 @@ class Store:
     Raises
     ------
     DataError
-        Another process owns the folder, or the disk is full or not writable.
+        Another process owns the folder, it holds files that no collection wrote, or the disk is full or not
+        writable.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        foreign = [name for name in (RECORDS, REPEATS, CARD) if (folder / name).exists()]
+        if foreign and not (folder / FILE).exists():
+            raise DataError(
+                f"{folder} has a {foreign[0]} that no collection there wrote: it would be overwritten",
+                hint="choose another --out",
+            )
         with _disk(folder):
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = _take_lock(folder / LOCK)
@@ -131,7 +140,8 @@ class Store:
             try:
                 yield
             except BaseException:
-                self._db.execute("ROLLBACK")
+                if self._db.in_transaction:  # a full disk makes SQLite roll back by itself
+                    self._db.execute("ROLLBACK")
                 raise
             self._db.execute("COMMIT")
 
@@ -174,6 +184,12 @@ class Store:
             )
 
     # Networks and tasks
+
+    def left_out(self) -> list[tuple[str, str, str]]:
+        """What could not be collected: (network or task, operator or "schedules", reason)."""
+        found = [(name, what, why) for name, skipped in self.networks().items() for what, why in skipped]
+        rows = self._db.execute("SELECT name, failure FROM tasks WHERE failure != '' ORDER BY rowid")
+        return found + [(name, "schedules", why) for name, why in rows]
 
     def networks(self) -> dict[str, list[tuple[str, str]]]:
         """Networks that were lowered, each with what could not be: (name, reason)."""
@@ -246,11 +262,6 @@ class Store:
         """A task of which no schedule can be drawn."""
         with self.transaction():
             self._db.execute("UPDATE tasks SET failure = ? WHERE hash = ?", (reason, task))
-
-    def failed_tasks(self) -> list[tuple[str, str, str]]:
-        """Tasks (hash, name, reason) of which no schedule can be drawn."""
-        rows = self._db.execute("SELECT hash, name, failure FROM tasks WHERE failure != '' ORDER BY rowid")
-        return list(rows)
 
     # Measurements
 
@@ -368,6 +379,8 @@ def _disk(folder: Path) -> Iterator[None]:
         if "full" in str(error):
             raise _full(folder) from None
         raise DataError(f"{folder / FILE}: {error}", hint="is the disk full or read-only?") from None
+    except sqlite3.IntegrityError:
+        raise  # a mistake in this package, and no damage to the file
     except sqlite3.DatabaseError as error:
         raise DataError(
             f"{folder / FILE} is damaged: {error}", hint="move it away; records.parquet is not touched"

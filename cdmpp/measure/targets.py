@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from pathlib import Path
 from typing import Any
 
-from cdmpp.devices.loading import load_device
+from cdmpp.devices.loading import from_mapping, load_device
 from cdmpp.devices.registry import family, lookup
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import InvalidDeviceError, MeasurementError, UnknownDeviceError
@@ -22,6 +23,10 @@ HINT = (
     'cuda:DEVICE such as cuda:a100, or JSON such as \'{"kind":"llvm","mcpu":"znver3"}\'; @N fixes the '
     "threads, as in native@2"
 )
+#: LLVM's name of an instruction set -> ours, widest first.
+_FEATURES = (("avx512f", "avx512"), ("avx2", "avx2"), ("sse4.2", "sse4.2"), ("neon", "neon"))
+#: Bandwidth, in bytes per second, where only a name is wanted.
+_NO_MATTER = 1e9
 _THREADS = re.compile(r"^(?P<target>.*)@(?P<threads>[0-9]+)$", re.DOTALL)
 
 
@@ -92,7 +97,11 @@ def describe(configuration: Configuration) -> dict[str, Any]:
 
 
 def configurations(
-    texts: tuple[str, ...], *, device: str | None = None, remote: bool = False
+    texts: tuple[str, ...],
+    *,
+    device: str | None = None,
+    remote: bool = False,
+    known: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> tuple[Configuration, ...]:
     """Configurations that a user named.
 
@@ -105,6 +114,9 @@ def configurations(
         the targets that name an instruction set of it (native, x86-64-v3), and the GPU of ``cuda:DEVICE``.
     remote : bool
         Programs run elsewhere: no core of this machine is reserved.
+    known : mapping of str to mapping, optional
+        What a collection that is gone on with says of its devices (:func:`describe`): a CPU of that name is
+        not looked at again.
 
     Raises
     ------
@@ -113,7 +125,7 @@ def configurations(
     """
     if device is not None and len(texts) > 1:
         raise InvalidDeviceError("--device says what one --target is", hint="collect each target by itself")
-    found = tuple(_configuration(text, device, remote) for text in texts)
+    found = tuple(_configuration(text, device, remote, known or {}) for text in texts)
     if len({c.kind for c in found}) > 1:
         raise InvalidDeviceError(
             f"targets of several kinds: {', '.join(sorted({c.kind for c in found}))}",
@@ -128,7 +140,9 @@ def configurations(
     return found
 
 
-def _configuration(text: str, device: str | None, remote: bool) -> Configuration:
+def _configuration(
+    text: str, device: str | None, remote: bool, known: Mapping[str, Mapping[str, Any]]
+) -> Configuration:
     parsed = _parse(text)
     if parsed.target["kind"] != "llvm":
         name = device or parsed.device
@@ -136,13 +150,13 @@ def _configuration(text: str, device: str | None, remote: bool) -> Configuration
             raise InvalidDeviceError(f"which device is {text!r}?", hint="name it: --device NAME or FILE.toml")
         return Configuration(parsed.target, 1, (), load_device(name))
     available = available_cores()
-    threads = parsed.threads or (1 if remote else len(available))
+    threads = parsed.threads or parsed.target.get("num-cores") or (1 if remote else len(available))
     cores = () if remote else _pinned(threads, available)
     if device is not None:
         spec = load_device(device)
     elif parsed.isa:
         # Boards behind a tracker, too, are taken to be like this machine when nothing else is said of them.
-        spec = this_cpu(threads, parsed.isa)
+        spec = this_cpu(threads, parsed.isa, known)
     else:
         raise InvalidDeviceError(
             f"what CPU runs the programs of {text!r}?", hint="describe it: --device NAME or FILE.toml"
@@ -150,16 +164,20 @@ def _configuration(text: str, device: str | None, remote: bool) -> Configuration
     return Configuration({**parsed.target, "num-cores": threads}, threads, cores, spec)
 
 
-@cache
-def this_cpu(threads: int, isa: str) -> DeviceSpec:
-    """This machine's CPU with so many threads of an instruction set; the table's entry where it has one."""
+def this_cpu(threads: int, isa: str, known: Mapping[str, Mapping[str, Any]]) -> DeviceSpec:
+    """This machine's CPU with so many threads of an instruction set.
+
+    As the table or the collection that is gone on with describes it; else looked at, its bandwidth measured.
+    """
     from cdmpp.devices.host import host_device
 
-    detected = host_device(threads, isa)
+    name = host_device(threads, isa, _NO_MATTER).name  # the name does not depend on the bandwidth
     try:
-        return lookup(detected.name)
+        return lookup(name)
     except UnknownDeviceError:
-        return detected
+        if name in known:
+            return from_mapping(known[name]["device_spec"])
+        return host_device(threads, isa)
 
 
 def _pinned(threads: int, available: tuple[int, ...]) -> tuple[int, ...]:
@@ -173,10 +191,16 @@ def _pinned(threads: int, available: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def available_cores() -> tuple[int, ...]:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return tuple(sorted(os.sched_getaffinity(0)))
-    return tuple(range(os.cpu_count() or 1))
+    """Cores that this process may use: one number for each, though a core may run two threads."""
+    if not hasattr(os, "sched_getaffinity"):
+        return tuple(range(os.cpu_count() or 1))
+    allowed = sorted(os.sched_getaffinity(0))
+    first = {}
+    for core in allowed:
+        siblings = Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list")
+        # One that the system says nothing of is a core of its own.
+        first.setdefault(siblings.read_text().strip() if siblings.is_file() else str(core), core)
+    return tuple(sorted(first.values()))
 
 
 def _parse(text: str) -> _Parsed:
@@ -195,8 +219,10 @@ def _parse(text: str) -> _Parsed:
             content = json.loads(plain)
         except ValueError as error:
             raise InvalidDeviceError(f"target {plain!r} is not JSON: {error}", hint=HINT) from None
-        return _Parsed(_resolved(content), threads, "")
-    return _Parsed(_resolved(plain), threads, "")
+        plain_target = _resolved(content)
+    else:
+        plain_target = _resolved(plain)
+    return _Parsed(plain_target, threads, _isa_here(plain_target))
 
 
 def _resolved(content: Any) -> dict[str, Any]:
@@ -225,12 +251,29 @@ def host_isa() -> str:
     import tvm
 
     features = tvm.get_global_func("tvm.codegen.llvm.GetHostCPUFeatures")()
-    for feature, isa in (("avx512f", "avx512"), ("avx2", "avx2"), ("sse4.2", "sse4.2"), ("neon", "neon")):
+    for feature, isa in _FEATURES:
         if feature in features and bool(features[feature]):
             return isa
     raise MeasurementError(
         f"no known vector instructions on {_host_cpu()}", hint="describe it: --target JSON --device FILE.toml"
     )
+
+
+def _isa_here(target: Mapping[str, Any]) -> str:
+    """Widest instruction set of a CPU target that this machine has, "" for targets of other machines."""
+    if (
+        target["kind"] != "llvm"
+        or target.get("mtriple", platform.machine()).split("-")[0] != platform.machine()
+    ):
+        return ""
+    import tvm
+
+    compiled = tvm.get_global_func("target.llvm_get_cpu_features")(tvm.target.Target(dict(target)))
+    here = tvm.get_global_func("tvm.codegen.llvm.GetHostCPUFeatures")()
+    for feature, isa in _FEATURES:
+        if feature in compiled:
+            return isa if feature in here and bool(here[feature]) else ""
+    return ""
 
 
 def _gpu(name: str) -> DeviceSpec:

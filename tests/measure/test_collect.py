@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,10 +20,10 @@ from cdmpp.data.load import load_table
 from cdmpp.data.summary import info
 from cdmpp.errors import DataError, MeasurementError
 from cdmpp.frontends.tasks import Task, TaskList
-from cdmpp.measure.collect import LOG, collect
+from cdmpp.measure.collect import LOG, Collector, collect
 from cdmpp.measure.sampling import SampledProgram
 from cdmpp.measure.settings import CollectSettings
-from cdmpp.measure.store import FILE, FIRST, Store
+from cdmpp.measure.store import FILE, FIRST, Store, StoredMeasurement
 from cdmpp.measure.targets import Configuration
 from tests.measure.bad_programs import bad_programs
 from tests.measure.conftest import TINY, Fill
@@ -104,11 +106,7 @@ def test_several_configurations_measure_the_same_programs(
     tmp_path: Path, fill: Fill, quick: CollectSettings, one_thread: Configuration
 ) -> None:
     hashes = fill(tmp_path)
-    other = Configuration(
-        {**one_thread.target, "mcpu": "x86-64-v3"}, 1, one_thread.cores,
-        one_thread.device.model_copy(update={"name": "test-cpu-1t-avx2", "cores_per_unit": 16,
-                                             "peak_flops_fp32": 9.6e10}),
-    )  # fmt: skip
+    other = other_level(one_thread, cores_per_unit=16, peak_flops_fp32=9.6e10)
     collect([TINY], [one_thread, other], tmp_path, quick)
     table = load_table(tmp_path)
     rows = Counter(zip(table.device.array(), table.program_key.tolist(), strict=True))
@@ -142,7 +140,7 @@ def test_a_board_that_stays_away_stops_the_collection_which_goes_on_later(
             for _ in libraries[2:]:
                 yield Outcome(failure="the session was lost", transient=True)
 
-    with pytest.raises(MeasurementError, match="cannot be reached.*session was lost") as caught:
+    with pytest.raises(MeasurementError, match=r"cannot be reached.*session was lost") as caught:
         collect([TINY], [one_thread], tmp_path, quick, timers=Away) if fill(tmp_path) else None
     assert "goes on" in caught.value.hint
     # What was measured is in the records already, and the rest follows.
@@ -150,6 +148,70 @@ def test_a_board_that_stays_away_stops_the_collection_which_goes_on_later(
     assert 2 <= before < 6
     collect([TINY], [one_thread], tmp_path, quick)
     assert info(tmp_path)["records"] == 6
+
+
+def other_level(one_thread: Configuration, **changes: object) -> Configuration:
+    device = one_thread.device.model_copy(update={"name": "test-cpu-1t-avx2", **changes})
+    return replace(one_thread, target={**one_thread.target, "mcpu": "x86-64-v3"}, device=device)
+
+
+def test_one_name_is_one_target(
+    tmp_path: Path, fill: Fill, quick: CollectSettings, one_thread: Configuration
+) -> None:
+    fill(tmp_path)
+    collect([TINY], [one_thread], tmp_path, quick)
+    same_name = other_level(one_thread, name=one_thread.name)
+    with pytest.raises(DataError, match="was measured in .* with target .*x86-64-v2"):
+        collect([TINY], [same_name], tmp_path, quick)
+
+
+def test_a_folder_goes_on_with_another_target_after_a_kill(
+    tmp_path: Path, fill: Fill, quick: CollectSettings, one_thread: Configuration
+) -> None:
+    hashes = fill(tmp_path)
+    with Store(tmp_path) as store:  # measured, and killed before the records were written
+        collector = Collector(store, quick, [one_thread])
+        collector.prepare([TINY])
+        collector.measure()
+    collect([TINY], [other_level(one_thread)], tmp_path, quick)
+    summary = info(tmp_path)
+    assert summary["devices"] == ["test-cpu-1t", "test-cpu-1t-avx2"]
+    assert summary["records"] == 2 * len(hashes)
+
+
+def test_a_network_named_twice_is_collected_once(
+    tmp_path: Path, quick: CollectSettings, one_thread: Configuration
+) -> None:
+    model = tmp_path / "model.onnx"
+    shutil.copy(Path("examples") / "small_resnet.onnx", model)
+    out = tmp_path / "out"
+    settings = quick.model_copy(update={"schedules": 0, "repeat_share": 0.0})
+    collect([str(model), f"{tmp_path}/./model.onnx"], [one_thread], out, settings)
+    summary = info(out)
+    assert summary["networks"] == ["model.onnx"] and summary["records"] == summary["programs"] > 3
+    # Another model under the same name is not taken for this one.
+    shutil.copy(Path("examples") / "transformer_block.onnx", model)
+    with pytest.raises(DataError, match=r"begun with file model\.onnx"):
+        collect([str(model)], [one_thread], out, settings)
+
+
+def test_only_pairs_that_are_old_enough_are_measured_again(
+    tmp_path: Path, fill: Fill, quick: CollectSettings, one_thread: Configuration
+) -> None:
+    fill(tmp_path)
+    later = quick.model_copy(update={"repeat_gap_s": 1000.0})
+    other = other_level(one_thread)
+    with Store(tmp_path) as store:
+        collector = Collector(store, later, [one_thread, other])
+        collector.prepare([TINY])
+        for configuration, age_s in ((one_thread, 2000.0), (other, 1.0)):
+            store.add_measurements(
+                StoredMeasurement(p.hash, configuration.name, FIRST, (1e-3,), 1e-3, 0.0, 1,
+                                  measured_at=time.time() - age_s)
+                for p in store.all_programs()
+            )  # fmt: skip
+        due = collector._due(time.time() - later.repeat_gap_s)
+        assert {name for _, name in due} == {one_thread.name} and len(due) == 6
 
 
 def test_only_the_caches_of_a_cpu_are_flushed(tmp_path: Path, one_thread: Configuration) -> None:
@@ -178,7 +240,8 @@ def test_a_killed_command_goes_on_when_it_is_given_again(tmp_path: Path, fill: F
     device.write_text(DEVICE)
     command = [
         sys.executable, "-m", "cdmpp.cli.main", "collect", "--network", TINY, "--schedules", "0",
-        "--target", "x86-64-v2@1", "--device", str(device), "--repeat-gap-s", "0", "--out", str(out), "--json",
+        "--target", "x86-64-v2@1", "--device", str(device), "--repeat-gap-s", "0", "--out", str(out),
+        "--json",
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     killed = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -1,4 +1,4 @@
-"""Schedules: distinct, drawn by seed, the first n of more; in a worker, as sampling enters its own intrinsics."""
+"""Schedules: distinct, drawn by seed, the first n of more; in a worker, which has its own intrinsics."""
 
 from __future__ import annotations
 

@@ -157,9 +157,17 @@ def test_a_damaged_file_is_said(tmp_path: Path) -> None:
     Store(tmp_path).close()
 
 
+@pytest.mark.parametrize("name", ["records.parquet", "README.md"])
+def test_a_folder_of_other_files_is_not_overwritten(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("somebody's")
+    with pytest.raises(DataError, match=f"has a {name}"):
+        Store(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="choose another|cannot write"):
+    with pytest.raises(DataError, match="cannot write"):
         Store(tmp_path / "file" / "out")
 
 

@@ -20,7 +20,7 @@ def cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     names = {(1, "avx2"): "intel-xeon-amx-1t-avx2", (2, "avx2"): "intel-xeon-amx-2t-avx2",
              (1, "sse4.2"): "intel-xeon-amx-1t-sse42"}  # fmt: skip
-    monkeypatch.setattr(targets, "this_cpu", lambda threads, isa: lookup(names[threads, isa]))
+    monkeypatch.setattr(targets, "this_cpu", lambda threads, isa, known: lookup(names[threads, isa]))
     monkeypatch.setattr(targets, "host_isa", lambda: "avx2")
     monkeypatch.setattr(targets, "available_cores", lambda: (0, 1))
 
