@@ -1,7 +1,7 @@
 """Coverage of the networks: how many programs each has, and how many are lowered, measured, predicted.
 
 ``python -m benchmarks.coverage`` prints the table, ``--write`` puts it into docs/networks.md. It lowers all
-networks (about a minute) and, for each of their programs, looks for its task in the shipped measurements and
+networks (half a minute) and, for each of their programs, looks for its task in the shipped measurements and
 asks the shipped model.
 """
 

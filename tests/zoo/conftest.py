@@ -1,4 +1,4 @@
-"""All networks lowered once for all tests of this folder: about a minute of CPU."""
+"""All networks lowered once for all tests of this folder: some twenty seconds of CPU."""
 
 from __future__ import annotations
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 
-from cdmpp.frontends.relax_programs import fused
+from cdmpp.frontends.relax_programs import fused, programs_of_fused
+from cdmpp.frontends.tasks import TaskList
 from cdmpp.frontends.torch_programs import relax_module
 from cdmpp.zoo import parse_network
 
@@ -28,16 +31,21 @@ TOLERANCE = 1e-4
     ],
 )
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch, for what TVM's importer does
-def test_tvm_computes_what_torch_computes(text: str) -> None:
+def test_tvm_computes_what_torch_computes(text: str, lowered: Callable[[str], TaskList]) -> None:
     import tvm
     from tvm import relax
 
     network = parse_network(text)
     module, weights = relax_module(torch.export.export(network.module, network.inputs))
-    parameters = [parameter.name for parameter in module["main"].params][len(network.inputs) :]
-    module = relax.transform.BindParams("main", dict(zip(parameters, weights, strict=True)))(module)
-    machine = relax.VirtualMachine(tvm.compile(fused(module), "llvm"), tvm.cpu())
-    result = machine["main"](*(tvm.runtime.tensor(value.numpy()) for value in network.inputs))
+    # Weights are arguments like the inputs: what is computed of them runs as well, and is not folded at a
+    # compiler run each.
+    module["main"] = module["main"].without_attr("num_input")
+    module = fused(module)
+    # What runs are the tasks, and what is computed of weights.
+    assert {t.hash for t in lowered(text).tasks} <= {p.hash for p in programs_of_fused(module, text).programs}
+    machine = relax.VirtualMachine(tvm.compile(module, "llvm"), tvm.cpu())
+    inputs = (tvm.runtime.tensor(value.numpy()) for value in network.inputs)
+    result = machine["main"](*inputs, *weights)
     found = (result if hasattr(result, "numpy") else result[0]).numpy()
     expected = network.module(*network.inputs).numpy()
     assert found.shape == expected.shape
