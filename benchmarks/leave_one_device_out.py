@@ -21,11 +21,13 @@ def main() -> None:
     shipped = sorted(map(str, Path("configs").glob("leave-out-*.toml")))
     parser.add_argument("configs", nargs="*", default=shipped)
     parser.add_argument("--public-data")
+    parser.add_argument("--runs", default="runs", help="for checkpoints and models; a run is continued")
     options = parser.parse_args()
     for path in options.configs:
         config = load_config(path)
+        run = Path(options.runs) / config.name
         result = train_model(
-            config, out=Path("runs") / config.name / "model", public_data=options.public_data,
+            config, out=run / "model", run=run, public_data=options.public_data,
             progress=lambda step, steps, m: print(f"\r{step}/{steps} {m['loss']}", end="", flush=True),
         )  # fmt: skip
         held = result["metrics"]["held_out_devices"]

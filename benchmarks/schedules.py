@@ -132,7 +132,10 @@ def main() -> None:
     parser.add_argument("--config", default="configs/cpu.toml")
     parser.add_argument("--data", help="dataset folder or records, in place of the configuration's")
     parser.add_argument("--test-networks", help="a,b; by default those of splits.parquet")
-    parser.add_argument("--runs", default="runs", help="for checkpoints; finished runs are not repeated")
+    parser.add_argument(
+        "--runs", default="runs",
+        help="for checkpoints; finished runs are not repeated, runs on other data found there refused",
+    )  # fmt: skip
     options = parser.parse_args()
     config = load_config(options.config)
     if options.data:

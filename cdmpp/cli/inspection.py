@@ -27,7 +27,7 @@ def inspect(
 
     A leaf is a computation (a store) with its path of loops; its position is 2 * rank - depth. Vectors are
     shown by group, without the columns that are 0: magnitudes as the model reads them, which is
-    log2(1 + x), then x itself.
+    log2(1 + x), then x itself. Programs given as TIR also have columns of their schedule.
     """
     from cdmpp.frontends.load import load_programs
 
@@ -47,7 +47,8 @@ def describe(program: TensorProgram) -> dict[str, Any]:
     """Tree, vectors and totals of a program, ready for JSON."""
     from cdmpp.features.encode import PROGRAM_COLUMNS, encode_ast, encode_operator, operator_ast
     from cdmpp.features.leaf import ast_matrix, leaf_values
-    from cdmpp.features.schema import GROUPS, LINEAR
+    from cdmpp.features.schedule import SCHEDULE_COLUMNS, SCHEDULE_FLAGS
+    from cdmpp.features.schema import GROUPS, LINEAR, WIDTH
     from cdmpp.features.walk import build_ast
     from cdmpp.programs.tvm_json import load
 
@@ -55,10 +56,12 @@ def describe(program: TensorProgram) -> dict[str, Any]:
         ast, encoded = operator_ast(program.operator), encode_operator(program.operator)
     else:
         ast = build_ast(*load(program.tvm_json or ""), function=program.function)
-        encoded = encode_ast(ast)
+        encoded = encode_ast(ast, schedule=True)
     scaled = ast_matrix(ast)
+    # Nothing for an operator: it has no schedule.
+    schedules = [row[WIDTH:] for row in encoded.leaves[0].tolist()]
     leaves = []
-    for leaf, row in zip(ast.leaves, scaled, strict=True):
+    for leaf, row, schedule in zip(ast.leaves, scaled, schedules, strict=True):
         raw = iter(float(v) for v in leaf_values(ast, leaf))
         vector: dict[str, dict[str, dict[str, float]]] = {}
         column = 0
@@ -69,6 +72,10 @@ def describe(program: TensorProgram) -> dict[str, Any]:
                 if value:
                     shown = {"scaled": value} if name in LINEAR else {"scaled": value, "value": plain}
                     vector.setdefault(group, {})[name] = shown
+        for name, value in zip(SCHEDULE_COLUMNS, schedule, strict=False):
+            if value:
+                plainly = {} if name in SCHEDULE_FLAGS else {"value": 2**value - 1}
+                vector.setdefault("schedule", {})[name] = {"scaled": value, **plainly}
         leaves.append(
             {
                 "name": leaf.name,
@@ -147,5 +154,6 @@ def _column(group: str, name: str, about: dict[str, float]) -> str:
 
 def _unit(name: str, magnitude: float) -> str:
     """Bytes and operations say so; everything else is a count."""
-    unit = "B" if name.endswith("bytes") or name.endswith("stride") else "flop" if name == "flops" else ""
+    sizes = ("bytes", "stride", "traffic", "working_set")
+    unit = "B" if name.rstrip("_0123456789").endswith(sizes) else "flop" if name == "flops" else ""
     return unit if magnitude >= 1e6 or not unit else f" {unit}"

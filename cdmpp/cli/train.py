@@ -51,7 +51,8 @@ def train(
         typer.Option(
             "--run",
             metavar="DIR",
-            help="Where the checkpoint lies; a run found there is continued. Default: runs/NAME.",
+            help="Where the checkpoint lies; a run on the same data found there is continued. "
+            "Default: runs/NAME.",
             show_default=False,
         ),
     ] = None,

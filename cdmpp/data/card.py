@@ -6,7 +6,6 @@ that makes the data again) is passed in, or the card says nothing of it.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from os import PathLike
@@ -23,6 +22,7 @@ from cdmpp.data.physics import UNSTABLE
 from cdmpp.data.split_file import read_splits
 from cdmpp.data.summary import summarise
 from cdmpp.data.table import MeasurementTable
+from cdmpp.data.writing import replacing
 from cdmpp.errors import DataError, UnknownDeviceError
 from cdmpp.units import format_latency
 
@@ -65,18 +65,9 @@ def write_card(
     if not place.is_dir():
         raise DataError(f"{place} is no folder", hint="a card describes a dataset folder")
     text = card_text(place, command=command, faults=faults, notes=notes)
-    target = place / CARD
-    aside = target.with_name(f".{CARD}.{os.getpid()}.part")
-    try:
+    with replacing(place / CARD) as aside:
         aside.write_text(text, encoding="utf-8")
-        aside.replace(target)
-    except OSError as error:
-        raise DataError(
-            f"cannot write {target}: {error.strerror or error}", hint="check the folder"
-        ) from None
-    finally:
-        aside.unlink(missing_ok=True)
-    return target
+    return place / CARD
 
 
 def card_text(

@@ -27,6 +27,11 @@ def split_names(text: str) -> list[str]:
     return [name for name in text.split(";") if name]
 
 
+def without_sizes(name: str) -> str:
+    """A network whatever its sizes: "vit" of "vit:image=32"."""
+    return name.partition(":")[0].strip()
+
+
 def task_of(table: MeasurementTable) -> list[str]:
     """What is never divided, by program key: a task, or a program of no task."""
     names = list(table.program_hashes)
@@ -54,6 +59,7 @@ def network_parts(
 ) -> NDArray[np.int8]:
     """Part of every program, by key, when whole networks are held out.
 
+    A test network is held out in all its sizes: "vit" takes "vit:image=32" along, and the other way round.
     The programs of every task that occurs in a test network are the test part, even where other networks use
     the task; of the rest, :func:`cdmpp.data.splits.program_parts` puts ``validation`` aside by the task's
     hash; programs of no network are in no part.
@@ -64,16 +70,16 @@ def network_parts(
         A test network that no record names.
     """
     networks, known = networks_of(table), network_names(table)
-    unknown = sorted(set(test_networks) - set(known))
+    held = {without_sizes(name) for name in test_networks}
+    unknown = sorted(held - {without_sizes(name) for name in known})
     if unknown:
         raise DataError(
             f"no record is of network {', '.join(unknown)}",
             hint=f"names in the records' column {NETWORKS!r}: {', '.join(known) or 'none'}",
         )
     parts = program_parts(table, test=0.0, validation=validation)
-    held = set(test_networks)
     parts[[not names for names in networks]] = UNUSED
-    parts[[bool(names & held) for names in networks]] = TEST
+    parts[[not held.isdisjoint(map(without_sizes, names)) for names in networks]] = TEST
     return parts
 
 

@@ -7,9 +7,9 @@ and a file that was filtered with other tools still carries every program it nee
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from cdmpp.data.physics import EXCLUDED, flag_rows
 from cdmpp.data.program_texts import read_programs
 from cdmpp.data.raw import RawTable
 from cdmpp.data.table import UNSUPPORTED, Int64, MeasurementTable
+from cdmpp.data.writing import replacing
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import DataError
 
@@ -110,26 +111,34 @@ class Measurement:
 
 
 def from_measurements(rows: list[Measurement]) -> MeasurementTable:
-    """Build a checked table from single measurements."""
-    names = ("program_hash", "program_kind", "program", "task", "device", "backend", "protocol")
-    columns: dict[str, Any] = {n: [getattr(r, n) for r in rows] for n in (*names, "framework", "source")}
-    columns |= {n: [getattr(r, n) for r in rows] for n in ("excluded_reason", "failure")}
-    texts = {id(r.device_spec): spec_text(r.device_spec) for r in rows if r.device_spec is not None}
-    columns["device_spec"] = [texts.get(id(r.device_spec), "") for r in rows]
-    columns["latency_s"] = pa.array([r.latency_s for r in rows], type=pa.float64())
-    columns["repeats_s"] = pa.array([list(r.repeats_s) or None for r in rows], type=COLUMNS["repeats_s"][0])
+    """Build a checked table from single measurements; each distinct text is kept once."""
+    names = (
+        "program_hash", "program_kind", "program", "task", "device", "backend", "protocol", "framework",
+        "source", "excluded_reason", "failure",
+    )  # fmt: skip
+    texts: dict[str, Iterable[str]] = {n: map(attrgetter(n), rows) for n in names}
+    specs = {id(r.device_spec): spec_text(r.device_spec) for r in rows if r.device_spec is not None}
+    texts["device_spec"] = (specs.get(id(r.device_spec), "") for r in rows)
     for name in sorted({key for r in rows for key in r.provenance or {}}):
         if name in COLUMNS:
             raise DataError(f"provenance may not be called {name!r}", hint="choose another column name")
-        columns[name] = [(r.provenance or {}).get(name, "") for r in rows]
+        texts[name] = [(r.provenance or {}).get(name, "") for r in rows]
+    # A program of 30 kB occurs in every record of it: encoded before pyarrow sees it.
+    columns = {n: _dictionary(Labels.of(column), pa.large_string()) for n, column in texts.items()}
+    columns["latency_s"] = pa.array([r.latency_s for r in rows], type=pa.float64())
+    columns["repeats_s"] = pa.array([list(r.repeats_s) or None for r in rows], type=COLUMNS["repeats_s"][0])
     return table_from_arrow(pa.table(columns), Path("measurements"))
 
 
 def write_records(table: MeasurementTable, path: str | PathLike[str]) -> None:
-    """Write a table as project records; written aside, then renamed, so that no half file is ever seen."""
-    target = Path(path)
-    aside = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
+    """Write a table as project records; written aside, then renamed, so that no half file is ever seen.
+
+    Raises
+    ------
+    DataError
+        The file cannot be written.
+    """
+    with replacing(path) as aside:
         # The dictionary page must hold all texts, else Parquet falls back to storing one per row.
         pq.write_table(
             to_arrow(table),
@@ -139,13 +148,6 @@ def write_records(table: MeasurementTable, path: str | PathLike[str]) -> None:
             row_group_size=_row_group(table),
             dictionary_pagesize_limit=2**31 - 1,
         )
-        aside.replace(target)
-    except OSError as error:
-        raise DataError(
-            f"cannot write {target}: {error.strerror or error}", hint="check the folder"
-        ) from None
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def _row_group(table: MeasurementTable) -> int:

@@ -11,29 +11,28 @@ One row says into which part of one split one program or one device falls:
 ``networks`` networks that use the task, "a;b"
 =========== =============================================================================================
 
-``task``: whole tasks, by the hash of the task. ``network``: everything that a test network contains is test,
-and nothing of it is trained on, although other networks use it, too. ``device:NAME``: that device is test,
-the others are training; programs are in both, for the question is what a known program takes on a new
-device. Whatever is written or read is checked on hashes, not on names.
+``task``: whole tasks, by the hash of the task. ``network``: everything that a test network contains, in any
+of its sizes, is test, and nothing of it is trained on, although other networks use it, too. ``device:NAME``:
+that device is test, the others are training; programs are in both, for the question is what a known program
+takes on a new device. Whatever is written or read is checked on hashes, not on names.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cdmpp.data.arrow import pa, pq
-from cdmpp.data.networks import network_parts, networks_of, split_names
+from cdmpp.data.networks import network_parts, networks_of, split_names, without_sizes
 from cdmpp.data.splits import PART_NAMES, TEST, TRAIN, UNUSED, program_parts
 from cdmpp.data.table import MeasurementTable
+from cdmpp.data.writing import replacing
 from cdmpp.errors import DataError
 
 TASK, NETWORK, DEVICE = "task", "network", "device:"
@@ -107,9 +106,9 @@ class Splits:
                         f"split {split}: task {task} is in {_NAMES[seen[task]]} and in {_NAMES[part]}",
                         hint="make the splits again: cdmpp data split DIR",
                     )
-        held = set(self.about.get("test_networks", ()))
+        held = {without_sizes(name) for name in self.about.get("test_networks", ())}
         for digest, part in self.programs.get(NETWORK, {}).items():
-            leaked = held.intersection(split_names(self.networks.get(digest, "")))
+            leaked = held.intersection(map(without_sizes, split_names(self.networks.get(digest, ""))))
             if leaked and part in (TRAIN, _PARTS["validation"]):
                 raise DataError(
                     f"split {NETWORK}: program {digest} of test network {min(leaked)} is in {_NAMES[part]}",
@@ -138,8 +137,8 @@ def make_splits(
     ----------
     table : MeasurementTable
     test_networks : collection of str
-        Networks to hold out, by name: the caller chooses, and the file keeps the names. Without any there is
-        no split by network.
+        Networks to hold out, by name and in all their sizes: the caller chooses, and the file keeps the
+        names. Without any there is no split by network.
     test_share, validation_share : float
         Of the tasks; which they are, the hash of the task decides, so that the part of a task is the same in
         every data set and needs no seed. ``validation_share`` also holds of the split by network.
@@ -203,17 +202,9 @@ def write_splits(splits: Splits, path: str | PathLike[str]) -> None:
     columns = list(zip(*rows, strict=True)) or [()] * len(_COLUMNS)
     arrays = [pa.array(column, type=pa.string()).dictionary_encode() for column in columns]
     metadata = {_METADATA: json.dumps(dict(splits.about), sort_keys=True).encode()}
-    target = Path(path)
-    aside = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        made = pa.table(arrays, names=_COLUMNS).replace_schema_metadata(metadata)
+    made = pa.table(arrays, names=_COLUMNS).replace_schema_metadata(metadata)
+    with replacing(path) as aside:
         pq.write_table(made, aside, compression="zstd")
-        aside.replace(target)
-    except OSError as error:
-        message = f"cannot write {target}: {error.strerror or error}"
-        raise DataError(message, hint="check the folder") from None
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def read_splits(path: str | PathLike[str]) -> Splits:

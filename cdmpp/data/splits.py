@@ -1,12 +1,13 @@
-"""Train, validation and test: by operator shape, by device, by network.
+"""Train, validation and test: by operator shape, by task, by device.
 
-Splits are data: which part a row falls in depends on nothing but its program (or device, or network), so
-it is the same in every table, on every machine and in every version of this package.
+Splits are data: which part a row falls in depends on nothing but its program (or device), so it is the same
+in every table, on every machine and in every version of this package. Whole networks are held out by
+:mod:`cdmpp.data.networks`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -94,43 +95,8 @@ def split_by_shape(
     table: MeasurementTable, *, test: float = TEST_SHARE, validation: float = VALIDATION_SHARE
 ) -> NDArray[np.int8]:
     """Part of every row by the shape of its operator; ``UNUSED`` for rows without a program."""
-    return _rows(table, program_parts(table, test=test, validation=validation))
-
-
-def split_by_network(
-    table: MeasurementTable, networks: Mapping[str, Collection[str]], *, test_networks: Collection[str]
-) -> NDArray[np.int8]:
-    """Hold whole networks out.
-
-    Parameters
-    ----------
-    networks : mapping of str to collection of str
-        Program hash -> the networks it occurs in.
-    test_networks : collection of str
-        Networks of the test part.
-
-    Returns
-    -------
-    int8 array
-        ``TEST`` for a program of any test network (even if others use it, too), ``TRAIN`` for the programs
-        of the other networks (``VALIDATION`` for the share that :func:`program_parts` puts there),
-        ``UNUSED`` for programs of no network.
-    """
-    held = set(test_networks)
-    unknown = held - {name for names in networks.values() for name in names}
-    if unknown:
-        raise DataError(
-            f"no program belongs to network {min(unknown)!r}",
-            hint="the mapping goes from program hash to the networks the program occurs in",
-        )
-    parts = program_parts(table, test=0.0)
-    for key, digest in enumerate(table.program_hashes):
-        names = set(networks.get(digest, ()))
-        if not names:
-            parts[key] = UNUSED
-        elif names & held:
-            parts[key] = TEST
-    return _rows(table, parts)
+    parts = program_parts(table, test=test, validation=validation)
+    return np.append(parts, np.int8(UNUSED))[table.program_key]
 
 
 def device_group(name: str, specs: Mapping[str, DeviceSpec] | None = None) -> str:
@@ -186,11 +152,6 @@ def assert_disjoint(table: MeasurementTable, parts: NDArray[np.int8]) -> None:
                     f"program {digest} is in {PART_NAMES[seen[digest]]} and in {name}",
                     hint="split by shape or by network, never by row",
                 )
-
-
-def _rows(table: MeasurementTable, parts: NDArray[np.int8]) -> NDArray[np.int8]:
-    """Parts of programs to parts of rows."""
-    return np.append(parts, np.int8(UNUSED))[table.program_key]
 
 
 def _text_hash(text: str) -> np.uint64:

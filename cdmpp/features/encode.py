@@ -97,7 +97,11 @@ def encode_ast(ast: CompactAST, *, schedule: bool = False) -> EncodedPrograms:
         totals = _totals(ast, 1, matrix)
         if schedule:
             matrix = np.concatenate([matrix, schedule_matrix(ast)[None]], axis=2)
-    except (ArithmeticError, TypeError) as error:
+        if not np.isfinite(matrix).all():
+            raise OverflowError("a quantity is larger than any number")
+    except InvalidProgramError:
+        raise
+    except (ArithmeticError, TypeError, ValueError) as error:
         raise InvalidProgramError(f"the program's sizes make no sense ({error})", hint=HINT) from None
     dtype = next((b.dtype for b in ast.buffers if b.is_parameter), ast.leaves[0].compute_dtype)
     return EncodedPrograms(matrix, positions(ast), totals, dtype, "tir")

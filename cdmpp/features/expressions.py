@@ -148,7 +148,7 @@ class Expressions:
             value = self.expression(data["value"])
             if type(value.low) is float or type(value.high) is float:
                 value = Linear(math.floor(value.low), math.ceil(value.high), value.steps, value.indirect)
-            return value
+            return self._checked(value)
         return self._checked(self._other(kind, data))
 
     def _checked(self, value: Linear) -> Linear:
@@ -156,7 +156,7 @@ class Expressions:
         if value.indirect:
             # Loaded values are not known, and arithmetic on them does not make them larger than anything.
             value.low, value.high = maximum(value.low, -_ANYTHING), minimum(value.high, _ANYTHING)
-        if type(value.high) is int and not -MAX_VALUE < value.low <= value.high < MAX_VALUE:
+        if type(value.high) in (int, float) and not -MAX_VALUE < value.low <= value.high < MAX_VALUE:
             raise InvalidProgramError("an index is larger than any memory", hint=HINT)
         return value
 
@@ -167,6 +167,8 @@ class Expressions:
             return add(a, negate(b))
         if kind == "Mul":
             return multiply(a, b)
+        if kind == "Div" and type(b.low) is float and b.is_number() and b.low:
+            return multiply(a, Linear(1 / b.low, 1 / b.low))
         if kind in ("FloorDiv", "Div"):
             return floor_divide(a, b)
         if kind in ("FloorMod", "Mod"):

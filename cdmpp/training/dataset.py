@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from cdmpp.data.splits import assert_disjoint
+from cdmpp.data.summary import fingerprint
 from cdmpp.data.table import MeasurementTable
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.features.encode import encode_shapes, encode_tvm_json
@@ -95,6 +96,8 @@ class Dataset:
     kind: Array
     #: Task of every program key, -1 for one of no task: schedules of a task are ranked against each other.
     task: Array
+    #: :func:`cdmpp.data.summary.fingerprint` of the table that the rows are from.
+    fingerprint: str
 
     @property
     def device_matrix(self) -> Array:
@@ -167,6 +170,7 @@ def make_dataset(
         kinds=tuple(kinds),
         kind=kind,
         task=task_codes(table),
+        fingerprint=fingerprint(table),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -25,6 +26,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Progress = Callable[[int, int, dict[str, float]], None]
 
 CHECKPOINT, METRICS = "checkpoint.safetensors", "metrics.jsonl"
+_ANOTHER = "choose another folder for this one (--run), or remove that folder"
 
 
 def fit_scalers(network: LatencyNetwork, inputs: Inputs, rows: Rows, rng: np.random.Generator) -> None:
@@ -93,7 +95,7 @@ def train(
     config : TrainConfig
     out : Path
         Run folder: ``metrics.jsonl`` grows, ``checkpoint.safetensors`` is replaced. A run found there with
-        the same configuration is continued.
+        the same configuration and the same data is continued.
     progress : callable, optional
         Called with (step, steps, metrics).
 
@@ -101,6 +103,11 @@ def train(
     -------
     network, summary
         The network with averaged weights, in evaluation mode; steps, rows and seconds.
+
+    Raises
+    ------
+    DataError
+        Nothing to train on, or the folder holds a run of another configuration or other data.
     """
     opt = config.optimiser
     torch.manual_seed(config.seed)
@@ -113,7 +120,8 @@ def train(
     fit_scalers(network, inputs, dataset.rows.take(index), np.random.default_rng([config.seed, 3]))
     optimiser = torch.optim.AdamW(network.parameters(), lr=opt.learning_rate, weight_decay=opt.weight_decay)
     average = {k: v.detach().clone() for k, v in network.named_parameters()}
-    step, seconds = _resume(out, config, network, optimiser, average)
+    identity = _identity(dataset, config)
+    step, seconds = _resume(out, identity, network, optimiser, average)
     buckets = dataset.store.bucket
     started, epoch, order, cursor, seen = time.monotonic(), -1, np.zeros(0, dtype=np.int64), 0, 0
     running = 0.0
@@ -161,11 +169,11 @@ def train(
                 if progress:
                     progress(step, opt.steps, record)
             if step % opt.checkpoint_every == 0 and step < opt.steps:
-                _save(out, config, network, optimiser, average, step, seconds + time.monotonic() - started)
+                _save(out, identity, network, optimiser, average, step, seconds + time.monotonic() - started)
     with torch.no_grad():
         for name, parameter in network.named_parameters():
             parameter.copy_(average[name])
-    _save(out, config, network, optimiser, average, step, seconds + time.monotonic() - started)
+    _save(out, identity, network, optimiser, average, step, seconds + time.monotonic() - started)
     network.eval()
     return network, {
         "steps": step,
@@ -174,9 +182,16 @@ def train(
     }
 
 
-def _identity(config: TrainConfig) -> str:
-    """What a checkpoint must agree on to be continued: all but what comes after the last step."""
-    return config.model_dump_json(exclude={"finish", "name"})
+def _identity(dataset: Dataset, config: TrainConfig) -> dict[str, str]:
+    """What a checkpoint must agree on to be continued: the configuration, without what comes after the last
+    step, and the data, which ``--records`` adds to and which the configuration only names."""
+    return {
+        "config": config.model_dump_json(exclude={"finish", "name"}),
+        "data": dataset.fingerprint,
+        "devices": json.dumps([device.name for device in dataset.devices]),
+        # Who uses a task decides over its part and is no part of the fingerprint.
+        "parts": hashlib.sha256(dataset.rows.part.tobytes()).hexdigest()[:32],
+    }
 
 
 def _schedule(step: int, warmup: int, steps: int) -> float:
@@ -186,7 +201,7 @@ def _schedule(step: int, warmup: int, steps: int) -> float:
 
 
 def _save(
-    out: Path, config: TrainConfig, network: LatencyNetwork, optimiser: torch.optim.AdamW,
+    out: Path, identity: dict[str, str], network: LatencyNetwork, optimiser: torch.optim.AdamW,
     average: dict[str, torch.Tensor], step: int, seconds: float,
 ) -> None:  # fmt: skip
     """Write the whole state aside, then rename: a kill leaves the old checkpoint or the new one."""
@@ -196,14 +211,14 @@ def _save(
         network.named_parameters(), optimiser.state_dict()["state"].values(), strict=True
     ):
         tensors |= {f"optimiser.{name}.{k}": v.clone() for k, v in state.items()}
-    metadata = {"step": str(step), "seconds": str(seconds), "config": _identity(config)}
+    metadata = {"step": str(step), "seconds": str(seconds), **identity}
     aside = out / (CHECKPOINT + ".tmp")
     save_file(tensors, str(aside), metadata)
     os.replace(aside, out / CHECKPOINT)
 
 
 def _resume(
-    out: Path, config: TrainConfig, network: LatencyNetwork, optimiser: torch.optim.AdamW,
+    out: Path, identity: dict[str, str], network: LatencyNetwork, optimiser: torch.optim.AdamW,
     average: dict[str, torch.Tensor],
 ) -> tuple[int, float]:  # fmt: skip
     path = out / CHECKPOINT
@@ -212,12 +227,12 @@ def _resume(
     from safetensors import safe_open
 
     with safe_open(str(path), framework="pt") as file:
-        metadata = file.metadata()
-    if metadata["config"] != _identity(config):
-        raise DataError(
-            f"{out} holds a run with another configuration",
-            hint="choose another --out, or remove that folder",
-        )
+        metadata = file.metadata() or {}
+    if metadata.get("config") != identity["config"]:
+        raise DataError(f"{out} holds a run with another configuration", hint=_ANOTHER)
+    # A checkpoint that does not say what it was trained on may be of anything.
+    if any(metadata.get(name) != value for name, value in identity.items()):
+        raise DataError(f"{out} holds a run on other data", hint=_ANOTHER)
     tensors = load_file(str(path))
     network.load_state_dict({k[8:]: v for k, v in tensors.items() if k.startswith("network.")})
     for name in average:

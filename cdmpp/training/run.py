@@ -12,7 +12,6 @@ import numpy as np
 from cdmpp.data.load import load_table
 from cdmpp.data.merge import concat
 from cdmpp.data.public import load_public
-from cdmpp.data.summary import fingerprint
 from cdmpp.data.table import MeasurementTable
 from cdmpp.errors import DataError
 from cdmpp.nn.artifact import save_artifact
@@ -103,7 +102,7 @@ def train_model(
         device_specs=dataset.devices,
         details={
             "config": config.model_dump(mode="json"),
-            "data": {"fingerprint": fingerprint(table), "sources": dict(table.source.counts())},
+            "data": {"fingerprint": dataset.fingerprint, "sources": dict(table.source.counts())},
             "train": summary,
             "metrics": {"overall": metrics["overall"], "by_source": metrics["by_source"]},
         },

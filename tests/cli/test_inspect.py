@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cdmpp.features.encode import encode_operator
+from cdmpp.features.schedule import SCHEDULE_COLUMNS
 from cdmpp.features.schema import COLUMN, GROUPS, SCHEMA_HASH
 from cdmpp.programs.operators import parse_operator
 from cdmpp.programs.program import TensorProgram
@@ -71,6 +72,13 @@ def test_a_tvm_program(run: Run, tmp_path: Path) -> None:
     path.write_text(to_json(lower(parse_operator("softmax:rows=64,cols=32"))))
     (program,) = json.loads(run("inspect", path, "--json").stdout)["programs"]
     assert program["family"] == "tir" and len(program["leaves"]) >= 4
+    for leaf in program["leaves"]:
+        schedule = leaf["vector"]["schedule"]
+        assert set(schedule) <= set(SCHEDULE_COLUMNS)
+        # A row of 32 floats, at most, in the innermost loop.
+        assert 64 <= schedule["working_set_1"]["value"] <= 3 * 32 * 4 + 64
+    lines = run("inspect", path).stdout.splitlines()
+    assert any(line.startswith("  schedule: ") and " B)" in line for line in lines)
 
 
 def test_what_is_no_program(run: Run) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 
 import numpy as np
@@ -10,14 +11,24 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from cdmpp.data.device_specs import spec_text
 from cdmpp.data.labels import Labels
 from cdmpp.data.load import import_table, load_table
 from cdmpp.data.merge import concat
-from cdmpp.data.records import COLUMNS, Measurement, from_measurements, read_records, write_records
+from cdmpp.data.records import (
+    COLUMNS,
+    Measurement,
+    from_measurements,
+    read_records,
+    table_from_arrow,
+    to_arrow,
+    write_records,
+)
 from cdmpp.data.splits import assert_disjoint, split_by_shape
 from cdmpp.data.summary import fingerprint, info
 from cdmpp.errors import DataError
 from cdmpp.programs.operators import make_operator
+from tests.data.test_device_specs import cpu
 
 
 def tvm(number=0, task="", **changes):
@@ -202,6 +213,59 @@ def test_nothing_is_left_behind_when_writing_fails(columns_of, save, tmp_path):
     with pytest.raises(DataError):
         write_records(table, tmp_path / "absent" / "records.parquet")
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_full_disk_is_told_as_such(columns_of, save, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    out = tmp_path / "records.parquet"
+    table = import_table(save(columns_of("vidur")), out)
+    before = out.read_bytes()
+    monkeypatch.setattr(pq, "write_table", full)
+    with pytest.raises(DataError, match=r"cannot write .*No space left") as caught:
+        write_records(table, out)
+    assert caught.value.hint == "make room on its disk"
+    assert out.read_bytes() == before
+
+
+def test_texts_are_kept_once_however_many_records_they_have(monkeypatch):
+    seen = []
+
+    def build(arrow, path):
+        seen.append(arrow)
+        return table_from_arrow(arrow, path)
+
+    monkeypatch.setattr("cdmpp.data.records.table_from_arrow", build)
+    spec = cpu("cpu-1t")
+    rows = [
+        tvm(
+            n % 4, task=f"task{n % 2}", program="x" * 30_000 + str(n % 4), source=f"run{n % 3}",
+            provenance={"networks": "a;b" if n % 4 < 2 else "b", **({"note": "warm"} if n % 5 else {})},
+            **({"device": spec.name, "device_spec": spec} if n % 2 else {}),
+            **({"latency_s": None, "failure": f"ended with {n % 7}"} if n % 100 == 0 else {}),
+        )
+        for n in range(4000)
+    ]  # fmt: skip
+    table = from_measurements(rows)
+    assert seen[0].nbytes < 2_000_000  # one text of 30 kB for each row would be 120 MB
+    assert len(table.tvm.texts) == 4
+    arrow = to_arrow(table)
+    for name in (
+        "program", "program_hash", "program_kind", "task", "device", "backend", "protocol", "framework",
+        "failure", "source",
+    ):  # fmt: skip
+        assert arrow.column(name).to_pylist() == [getattr(row, name) for row in rows], name
+    for name in ("networks", "note"):
+        assert arrow.column(name).to_pylist() == [row.provenance.get(name, "") for row in rows]
+    assert set(arrow.column("device_spec").to_pylist()) == {"", spec_text(spec)}
+
+
+def test_no_measurements_make_an_empty_table(tmp_path):
+    table = from_measurements([])
+    assert (len(table), table.n_programs) == (0, 0)
+    write_records(table, tmp_path / "records.parquet")
+    assert len(load_table(tmp_path / "records.parquet")) == 0
 
 
 def test_provenance_may_not_take_a_column_s_name():

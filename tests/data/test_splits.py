@@ -1,4 +1,4 @@
-"""Splits: stable, by shape, by device with its twins, by network; never a program in two parts."""
+"""Splits: stable, by shape, by device with its twins; never a program in two parts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from cdmpp.data.splits import (
     device_group,
     shape_hash,
     split_by_device,
-    split_by_network,
     split_by_shape,
 )
 from cdmpp.data.table import make_block
@@ -123,19 +122,6 @@ def test_unknown_devices_are_in_no_part(columns_of, save):
     train, test = split_by_device(load_table(save(columns)), ["l40s"])
     assert train.tolist() == [False, True, False]
     assert test.tolist() == [False, False, True]
-
-
-def test_networks(many):
-    hashes = many.program_hashes
-    networks = {h: {"bert"} for h in hashes[:100]} | {h: {"bert", "gpt"} for h in hashes[100:120]}
-    parts = split_by_network(many, networks, test_networks=["gpt"])
-    by_key = dict(zip(many.program_key.tolist(), parts.tolist(), strict=True))
-    assert {by_key[key] for key in range(100, 120)} == {TEST}
-    assert {by_key[key] for key in range(100)} == {TRAIN, VALIDATION}
-    assert by_key[120] == UNUSED
-    assert_disjoint(many, parts)
-    with pytest.raises(DataError):
-        split_by_network(many, networks, test_networks=["resnet"])
 
 
 def test_a_split_by_row_is_refused(many):

@@ -31,8 +31,12 @@ class Builder:
     def integer(self, value: Any) -> int:
         return self.add("ir.IntImm", ty=self.int32, value=self.plain("int", value))
 
-    def variable(self, name: str) -> int:
-        return self.add("ir.Var", ty=self.int32, name=self.plain("ffi.String", name))
+    def number(self, value: Any) -> int:
+        return self.add("ir.FloatImm", ty=self.float32, value=value)
+
+    def variable(self, name: str, ty: int | None = None) -> int:
+        kind = self.int32 if ty is None else ty
+        return self.add("ir.Var", ty=kind, name=self.plain("ffi.String", name))
 
     def buffer(self, name: str, shape: list[Any], dtype: str = "float32") -> int:
         kind = self.add(
@@ -47,7 +51,7 @@ class Builder:
         return self.add("tirx.For", loop_var=loop_var, extent=extent, body=body, **(data | more))
 
     def store(self, index: int | None = None, value: int | None = None, buffer: int | None = None) -> int:
-        zero = self.add("ir.FloatImm", ty=self.float32, value=0.0)
+        zero = self.number(0.0)
         return self.add(
             "tirx.BufferStore", buffer=self.x if buffer is None else buffer,
             indices=self.array(self.integer(0) if index is None else index),
@@ -58,8 +62,23 @@ class Builder:
         source = self.x if buffer is None else buffer
         return self.add("ir.TensorLoad", ty=self.float32, source=source, indices=self.array(index))
 
-    def binary(self, kind: str, a: int, b: int) -> int:
-        return self.add(f"prim.{kind}", ty=self.int32, a=a, b=b)
+    def binary(self, kind: str, a: int, b: int, ty: int | None = None) -> int:
+        return self.add(f"prim.{kind}", ty=self.int32 if ty is None else ty, a=a, b=b)
+
+    def floats(self, kind: str, a: int, b: int) -> int:
+        return self.binary(kind, a, b, self.float32)
+
+    def cast(self, ty: int, value: int) -> int:
+        return self.add("prim.Cast", ty=ty, value=value)
+
+    def call(self, name: str, ty: int, *arguments: int) -> int:
+        return self.add("ir.Call", ty=ty, op=self.plain("ir.Op", name), args=self.array(*arguments))
+
+    def bind(self, variable: int, value: int) -> int:
+        return self.add("tirx.Bind", var=variable, value=value)
+
+    def sequence(self, *statements: int) -> int:
+        return self.add("tirx.SeqStmt", seq=self.array(*statements))
 
     def program(self, body: int) -> Document:
         root = self.add("tirx.PrimFunc", params=self.array(self.x), body=body)

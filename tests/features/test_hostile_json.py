@@ -211,6 +211,15 @@ def squares_of_squares(b: Builder) -> int:
     return b.add("tirx.SeqStmt", seq=b.array(*body, b.store(value)))
 
 
+def number_steps_without_end(b: Builder) -> int:
+    """:func:`steps_without_end` on the way of a coordinate."""
+    i = b.variable("i")
+    value = b.cast(b.float32, i)
+    for _ in range(100):
+        value = b.floats("Mul", value, b.number(1e17))
+    return b.loop(b.integer(1), b.store(b.cast(b.int32, value)), i)
+
+
 def steps_without_end(b: Builder) -> int:
     """A loop of one iteration has the interval [0, 0] whatever its step."""
     i = b.variable("i")
@@ -220,6 +229,65 @@ def steps_without_end(b: Builder) -> int:
         body.append(b.add("tirx.Bind", var=name, value=b.binary("Mul", value, b.integer(1 << 59))))
         value = name
     return b.loop(b.integer(1), b.add("tirx.SeqStmt", seq=b.array(*body, b.store(value))), i)
+
+
+def a_name_for_itself(b: Builder) -> int:
+    name = b.variable("v", b.float32)
+    return b.sequence(b.bind(name, b.floats("Add", name, name)), b.store(value=name))
+
+
+def a_name_for_itself_alone(b: Builder) -> int:
+    name = b.variable("v", b.float32)
+    return b.sequence(b.bind(name, name), b.store(value=name))
+
+
+def an_index_named_after_itself(b: Builder) -> int:
+    name = b.variable("v")
+    return b.sequence(b.bind(name, b.binary("Add", name, b.integer(1))), b.store(name))
+
+
+def two_names_for_each_other(b: Builder) -> int:
+    one, two = (b.variable(name, b.float32) for name in "vw")
+    half = b.number(0.5)
+    names = (b.bind(one, b.floats("Mul", two, half)), b.bind(two, b.floats("Mul", one, half)))
+    return b.sequence(*names, b.store(value=one))
+
+
+def names_shared_exponentially(b: Builder) -> int:
+    body, value = [], b.load(b.integer(0))
+    for k in range(60):
+        name = b.variable(f"v{k}", b.float32)
+        body.append(b.bind(name, b.floats("Add", value, value)))
+        value = name
+    return b.sequence(*body, b.store(value=value))
+
+
+def a_number_as_index(value: Any) -> Callable[[Builder], int]:
+    def make(b: Builder) -> int:
+        return b.store(b.cast(b.int32, b.floats("Add", b.number(value), b.number(0.5))))
+
+    make.__name__ = f"a_number_as_index_{value!r:.12}"
+    return make
+
+
+def squares_of_numbers(b: Builder) -> int:
+    value = b.number(1e17)
+    for _ in range(40):
+        value = b.floats("Mul", value, value)
+    return b.store(b.cast(b.int32, value))
+
+
+def a_number_by_next_to_nothing(b: Builder) -> int:
+    return b.store(b.cast(b.int32, b.floats("Div", b.number(1.0), b.number(5e-324))))
+
+
+def steps_beyond_all_numbers(b: Builder) -> int:
+    """What is loaded stays an index of something, however large the step that it is multiplied to."""
+    i = b.variable("i")
+    value = b.load(i)
+    for _ in range(40):
+        value = b.floats("Mul", value, b.number(1e17))
+    return b.loop(b.integer(4), b.store(b.cast(b.int32, value)), i)
 
 
 def too_many_computations(b: Builder) -> int:
@@ -334,6 +402,9 @@ HOSTILE: list[Callable[[Builder], int]] = [
     a_value_in_itself, statements_shared_exponentially, stores_shared_exponentially,
     indices_shared_exponentially, values_shared_exponentially, conditions_shared_exponentially,
     many_different_reads, indices_of_a_thousand_loops, squares_of_squares, too_many_computations,
+    a_name_for_itself, a_name_for_itself_alone, an_index_named_after_itself, two_names_for_each_other,
+    names_shared_exponentially, squares_of_numbers, a_number_by_next_to_nothing, steps_beyond_all_numbers,
+    *(a_number_as_index(value) for value in (float("nan"), float("inf"), -1e300, "x", [0], None)),
     no_iteration, minus_five_iterations, more_iterations_than_time, an_extent_of_a_hundred_digits,
     an_extent_that_is_text, an_extent_that_is_not_whole, an_extent_that_is_true,
     a_buffer_larger_than_any_memory, a_buffer_of_no_elements, a_buffer_of_text,
@@ -350,12 +421,16 @@ def test_hostile_programs_are_refused_soon(make: Callable[[Builder], int]) -> No
     assert_refused(builder.program(make(builder)))
 
 
-def test_steps_without_end_change_nothing_or_are_refused() -> None:
+@pytest.mark.parametrize("make", [steps_without_end, number_steps_without_end])
+@pytest.mark.parametrize("schedule", [False, True])
+def test_steps_without_end_change_nothing_or_are_refused(
+    make: Callable[[Builder], int], schedule: bool
+) -> None:
     b = Builder()
-    text = json.dumps(b.program(steps_without_end(b)))
+    text = json.dumps(b.program(make(b)))
     started = time.monotonic()
     with contextlib.suppress(InvalidProgramError):
-        assert np.isfinite(encode_tvm_json(text).leaves).all()
+        assert np.isfinite(encode_tvm_json(text, schedule=schedule).leaves).all()
     assert time.monotonic() - started < 10
 
 

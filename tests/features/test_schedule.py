@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -76,6 +78,32 @@ def test_annotations() -> None:
     assert found["iterations_each"] == pytest.approx(4 * 2 * 16, rel=1e-4)
     inside = columns([(4, 256, SERIAL), (8, 32, PARALLEL), (32, 1, SERIAL)], size=1024)
     assert inside["launches"] == pytest.approx(4, rel=1e-4)
+
+
+def documented() -> list[str]:
+    """Columns that docs/features.md explains: names, and ranges "`a` ... `b`" in the order of the schema."""
+    text = (Path(__file__).parents[2] / "docs" / "features.md").read_text(encoding="utf-8")
+    section = text.partition("## Columns of the schedule\n")[2].partition("\n## ")[0]
+    found: list[str] = []
+    for line in section.splitlines():
+        name, _, about = line.removeprefix("| ").partition(" | ")
+        if not line.startswith("| `"):
+            continue
+        assert len(about) > 20, line
+        upto = False
+        for token in re.findall(r"`\w+`|\.\.\.", name):
+            if token == "...":
+                upto = True
+                continue
+            place = SCHEDULE_COLUMNS.index(token.strip("`"))
+            start = SCHEDULE_COLUMNS.index(found[-1]) + 1 if upto else place
+            found += SCHEDULE_COLUMNS[start : place + 1]
+            upto = False
+    return found
+
+
+def test_every_column_is_explained() -> None:
+    assert sorted(documented()) == sorted(SCHEDULE_COLUMNS)
 
 
 def test_the_columns_come_behind_a_leafs_own() -> None:

@@ -71,7 +71,7 @@ def dataset(rows: int = 600, programs: int = 120, seed: int = 0) -> Dataset:
         ),
         devices=devices, sources=("synthetic",), ops=("any",),
         kinds=(("linear", "float32"),), kind=np.zeros(programs, dtype=np.int16),
-        task=np.full(programs, -1),
+        task=np.full(programs, -1), fingerprint=f"synthetic{seed}",
     )  # fmt: skip
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from cdmpp.errors import DataError
 from cdmpp.nn.batch import Inputs, predict_rows
@@ -63,6 +67,37 @@ def test_another_configuration_is_not_continued(tmp_path: Path) -> None:
     train(dataset(), training(), tmp_path)
     with pytest.raises(DataError, match="another configuration"):
         train(dataset(), training(learning_rate=1e-4), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"fingerprint": "0" * 32},
+        {"devices": tuple(reversed(dataset().devices))},
+        {"rows": replace(dataset().rows, part=np.roll(dataset().rows.part, 1))},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_a_run_on_other_data_is_not_continued(tmp_path: Path, changed: dict[str, Any]) -> None:
+    train(dataset(), training(), tmp_path)
+    before = (tmp_path / CHECKPOINT).read_bytes()
+    with pytest.raises(DataError, match="holds a run on other data") as caught:
+        train(replace(dataset(), **changed), training(), tmp_path)
+    assert "--run" in caught.value.hint
+    assert (tmp_path / CHECKPOINT).read_bytes() == before
+    train(dataset(), training(), tmp_path)
+
+
+def test_a_checkpoint_that_does_not_say_its_data_is_not_continued(tmp_path: Path) -> None:
+    train(dataset(), training(), tmp_path)
+    path = str(tmp_path / CHECKPOINT)
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    assert json.loads(metadata["devices"]) == [device.name for device in dataset().devices]
+    old = {name: metadata[name] for name in ("step", "seconds", "config")}
+    save_file(load_file(path), path, old)
+    with pytest.raises(DataError, match="holds a run on other data"):
+        train(dataset(), training(), tmp_path)
 
 
 def test_the_loss_falls_and_is_written_down(tmp_path: Path) -> None:

@@ -150,6 +150,21 @@ def test_another_configuration_does_not_continue_a_run(table: Path, tmp_path: Pa
         train_model(config(30), out=tmp_path / "m", run=tmp_path / "r", records=[table])
 
 
+def test_further_records_do_not_continue_a_run(table: Path, tmp_path: Path) -> None:
+    """What the command line adds is not in the configuration."""
+    settings = config(20, records=(str(table),))
+    first = train_model(settings, out=tmp_path / "m", run=tmp_path / "r")
+    own = tmp_path / "own.parquet"
+    write_records(load_table(table).select(np.arange(100)), own)
+    for records in ([own], [table]):
+        with pytest.raises(DataError, match="other data") as caught:
+            train_model(settings, out=tmp_path / "n", run=tmp_path / "r", records=records)
+        assert "--run" in caught.value.hint
+    assert not (tmp_path / "n").exists()
+    second = train_model(settings, out=tmp_path / "n", run=tmp_path / "r2", records=[own])
+    assert second["train"]["train_rows"] > first["train"]["train_rows"]
+
+
 def test_a_program_in_two_parts_is_refused(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = load_table(table)
     assert set(np.unique(make_dataset(loaded).rows.part)) == {0, 1, 2}
