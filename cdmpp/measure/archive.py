@@ -16,13 +16,14 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from cdmpp.data.folder import STORE
 from cdmpp.devices.loading import from_mapping, load_device
 from cdmpp.errors import DataError, InvalidDeviceError, MeasurementError
 from cdmpp.measure.building import Library, build_program, check_toolchain, prepare_builder
 from cdmpp.measure.collect import GROUP, Collector, check_flushing
 from cdmpp.measure.pools import Outcome, WorkerPool
 from cdmpp.measure.settings import CollectSettings, Progress
-from cdmpp.measure.store import FILE, Store, StoredProgram, is_disk_full
+from cdmpp.measure.store import Store, StoredProgram, is_disk_full
 from cdmpp.measure.targets import Configuration, available_cores, describe
 from cdmpp.measure.timers import LocalTimers, Timers, on_this_machine
 
@@ -375,14 +376,14 @@ def _copy_programs(store: Store, path: Path) -> None:
     """A compact copy of a store's programs, readable while the store is open."""
     aside = path.with_suffix(".part")
     aside.unlink(missing_ok=True)
-    with closing(sqlite3.connect(store.folder / FILE)) as db:
+    with closing(sqlite3.connect(store.folder / STORE)) as db:
         db.execute("VACUUM INTO ?", (str(aside),))
     os.replace(aside, path)
 
 
 def _take_programs(store: Store, path: Path) -> None:
     """Add a job's tasks and programs to a store that has some of them, or none."""
-    with _room(store.folder), closing(sqlite3.connect(store.folder / FILE, uri=True)) as db:
+    with _room(store.folder), closing(sqlite3.connect(store.folder / STORE, uri=True)) as db:
         db.execute("ATTACH ? AS job", (f"{path.resolve().as_uri()}?mode=ro&immutable=1",))
         with db:
             for table, columns in _TABLES.items():

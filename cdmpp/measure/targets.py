@@ -204,7 +204,7 @@ def available_cores() -> tuple[int, ...]:
     if not hasattr(os, "sched_getaffinity"):
         return tuple(range(os.cpu_count() or 1))
     allowed = sorted(os.sched_getaffinity(0))
-    first = {}
+    first: dict[str, int] = {}
     for core in allowed:
         siblings = Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list")
         # One that the system says nothing of is a core of its own.

@@ -180,7 +180,7 @@ def test_one_name_is_one_target(
     fill(tmp_path)
     collect([TINY], [one_thread], tmp_path, quick)
     same_name = other_level(one_thread, name=one_thread.name)
-    with pytest.raises(DataError, match="was measured in .* with target .*x86-64-v2"):
+    with pytest.raises(DataError, match=r"was measured in .* with target .*x86-64-v2"):
         collect([TINY], [same_name], tmp_path, quick)
 
 
