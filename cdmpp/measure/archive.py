@@ -1,8 +1,8 @@
 """Programs built on one machine and timed on another, which needs TVM's runtime and no compiler.
 
 A job folder holds ``manifest.json`` (what was built, how to time it, a checksum of every file),
-``programs.sqlite`` (tasks and programs), ``programs/HASH-N.so`` (one library for each program and target) and
-``work/`` (the builder's own files: needed to go on building, not to measure).
+``programs.sqlite`` (tasks and programs), ``programs/PROGRAM-TARGET.so`` (a library for each pair, by hash)
+and ``work/`` (the builder's own files: needed to go on building, not to measure).
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from cdmpp.data.folder import STORE
 from cdmpp.devices.loading import from_mapping, load_device
 from cdmpp.errors import DataError, InvalidDeviceError, MeasurementError
 from cdmpp.measure.building import Library, build_program, check_toolchain, prepare_builder
-from cdmpp.measure.collect import GROUP, Collector
+from cdmpp.measure.collect import GROUP, Collector, check_flushing
 from cdmpp.measure.pools import Outcome, WorkerPool
 from cdmpp.measure.settings import CollectSettings, Progress
-from cdmpp.measure.store import FILE, Store, StoredProgram
+from cdmpp.measure.store import Store, StoredProgram, is_disk_full
 from cdmpp.measure.targets import Configuration, available_cores, describe
-from cdmpp.measure.timers import LocalTimers, Timers, check_machine
+from cdmpp.measure.timers import LocalTimers, Timers, on_this_machine
 
 FORMAT = 1
 MANIFEST, PROGRAMS, LIBRARIES = "manifest.json", "programs.sqlite", "programs"
@@ -46,12 +46,13 @@ def write_job(
     settings: CollectSettings | None = None,
     *,
     progress: Progress | None = None,
+    dims: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """Lower, sample and build, but run nothing. Stopped at any moment, the same call goes on.
 
     Parameters
     ----------
-    sources, configurations, settings, progress
+    sources, configurations, settings, progress, dims
         As for :func:`cdmpp.measure.collect.collect`; the settings travel with the job.
     out : path
         Job folder. It is complete when its manifest is there, which is written last.
@@ -67,6 +68,8 @@ def write_job(
         The disk is full, or the settings ask for a search, which needs measurements.
     MissingDependencyError
         A compiler is missing (nvcc, a cross compiler).
+    DataError
+        A cache shall be flushed that cannot be.
     CdmppError
         See :meth:`cdmpp.measure.collect.Collector.prepare`.
     """
@@ -75,12 +78,13 @@ def write_job(
         raise MeasurementError(
             "a search for good schedules needs measurements", hint="leave --tune away with --build-only"
         )
+    check_flushing(settings, configurations)
     for configuration in configurations:
         check_toolchain(configuration.target)
     folder = Path(out)
     with Store(folder / _WORK) as store:
         writer = _Writer(store, settings, configurations, progress=progress)
-        writer.prepare(sources)
+        writer.prepare(sources, dims)
         with _room(folder):
             built = writer.build(folder)
             _copy_programs(store, folder / PROGRAMS)
@@ -155,7 +159,7 @@ def measure_job(
     DataError
         See :func:`read_job`; or ``out`` holds programs of another job, or belongs to another process.
     InvalidDeviceError, UnknownDeviceError
-        This machine has too few cores, or the device is not known.
+        This machine has too few cores, is seen to be another device, or the device is not known.
     MeasurementError
         This machine has no such device, or it was lost: what was measured stays.
     """
@@ -169,17 +173,19 @@ def measure_job(
             {"seed": settings.seed, "target_kind": manifest["kind"], "timing": settings.timing.model_dump()}
         )
         _take_programs(store, folder / PROGRAMS)
-        configurations = _here(manifest, device, threads)
+        configurations = _here(manifest, device, threads, store.devices())
         libraries = _libraries(folder, manifest)
-        collector = _Collector(store, settings, configurations, libraries, timers=timers, progress=progress)
-        if collector.is_complete():  # no TVM and no device are needed to say so
+
+        def collector() -> _Collector:
+            return _Collector(store, settings, configurations, libraries, timers=timers, progress=progress)
+
+        if collector().is_complete():  # no TVM and no device are needed to say so
             return result
+        if timers is LocalTimers:
+            configurations = [on_this_machine(c, settings) for c in configurations]
         described = {c.name: {**describe(c), "tvm": manifest["tvm"]} for c in configurations}
         store.remember_devices(described)
-        if timers is LocalTimers:
-            for configuration in configurations:
-                check_machine(configuration, settings)
-        collector.measure()
+        collector().measure()
     return result
 
 
@@ -205,25 +211,28 @@ class _Writer(Collector):
     def build(self, folder: Path) -> list[dict[str, Any]]:
         """Build what is missing; what there is then, an entry for each program and target."""
         (folder / LIBRARIES).mkdir(exist_ok=True)
+        for left in (folder / LIBRARIES).glob("*.part.*"):  # by a kill
+            left.unlink()
         log = self.store.folder / _BUILT
         entries = {(e["hash"], e["build_key"]): e for e in _lines(log)}
-        targets = {c.build_key: dict(c.target) for c in reversed(self.configurations)}
-        keys = list(dict.fromkeys(c.build_key for c in self.configurations))
-        programs = [(p, key) for p in self.store.all_programs() for key in keys]
+        targets: dict[str, dict[str, Any]] = {}
+        for configuration in self.configurations:
+            targets.setdefault(configuration.build_key, dict(configuration.target))
+        programs = [(p, key) for p in self.store.all_programs() for key in targets]
         missing = [(p, key) for p, key in programs if (p.hash, key) not in entries]
         self._phase("building", len(programs) - len(missing), len(programs))
         limits = self.settings.worker(self.settings.build_limit_s)
         with log.open("a") as written, WorkerPool(self._builders(), limits, prepare_builder) as builders:
             for start in range(0, len(missing), GROUP):
                 group = missing[start : start + GROUP]
-                paths = [f"{LIBRARIES}/{p.hash}-{keys.index(key)}.so" for p, key in group]
+                paths = [f"{LIBRARIES}/{p.hash}-{_short(key)}.so" for p, key in group]
                 jobs = [
-                    (p.tvm_json, targets[key], str(folder / path), p.origin != "default")
+                    (p.tvm_json, targets[key], str(folder / path))
                     for (p, key), path in zip(group, paths, strict=True)
                 ]
                 outcomes = builders.run(build_program, jobs)
                 for (program, key), path, outcome in zip(group, paths, outcomes, strict=True):
-                    if "No space left on device" in outcome.failure:
+                    if outcome.failure and is_disk_full(folder):
                         raise _full(folder)
                     entry = {"hash": program.hash, "build_key": key, **_entry(folder, path, outcome)}
                     entries[program.hash, key] = entry
@@ -298,7 +307,12 @@ def _manifest(
         "kind": configurations[0].kind,
         "settings": settings.model_dump(mode="json"),
         "configurations": [
-            {"target": dict(c.target), "threads": c.threads, "device": c.device.model_dump(mode="json")}
+            {
+                "target": dict(c.target),
+                "threads": c.threads,
+                "device": c.device.model_dump(mode="json"),
+                "names": list(c.names),
+            }
             for c in configurations
         ],
         "files": {PROGRAMS: _sha256(folder / PROGRAMS)},
@@ -318,8 +332,13 @@ def _libraries(folder: Path, manifest: Mapping[str, Any]) -> dict[tuple[str, str
     return found
 
 
-def _here(manifest: Mapping[str, Any], device: str | None, threads: int | None) -> list[Configuration]:
-    """The job's configurations on this machine."""
+def _here(
+    manifest: Mapping[str, Any],
+    device: str | None,
+    threads: int | None,
+    known: Mapping[str, Mapping[str, Any]],
+) -> list[Configuration]:
+    """The job's configurations on this machine; ``known`` devices are those of earlier calls."""
     entries = manifest["configurations"]
     if len(entries) > 1 and (device is not None or threads is not None):
         raise InvalidDeviceError(
@@ -330,8 +349,12 @@ def _here(manifest: Mapping[str, Any], device: str | None, threads: int | None) 
     for entry in entries:
         target, said = entry["target"], int(entry["threads"])
         spec = load_device(device) if device is not None else from_mapping(entry["device"])
+        names = () if device is not None else tuple(entry.get("names", ()))
         if target["kind"] != "llvm":
-            found.append(Configuration(target, 1, (), spec))
+            before = [from_mapping(known[name]["device_spec"]) for name in names if name in known]
+            if len(names) > 1 and before:  # which board of the family it is, is settled
+                spec, names = before[0], (before[0].name,)
+            found.append(Configuration(target, 1, (), spec, names))
             continue
         used = threads or said
         if used != said and device is None:
@@ -345,7 +368,7 @@ def _here(manifest: Mapping[str, Any], device: str | None, threads: int | None) 
                 hint="--threads and --device say otherwise",
             )
         # The last cores: the first one has the system's interrupts.
-        found.append(Configuration(target, used, available[-used:], spec))
+        found.append(Configuration(target, used, available[-used:], spec, names))
     return found
 
 
@@ -353,14 +376,14 @@ def _copy_programs(store: Store, path: Path) -> None:
     """A compact copy of a store's programs, readable while the store is open."""
     aside = path.with_suffix(".part")
     aside.unlink(missing_ok=True)
-    with closing(sqlite3.connect(store.folder / FILE)) as db:
+    with closing(sqlite3.connect(store.folder / STORE)) as db:
         db.execute("VACUUM INTO ?", (str(aside),))
     os.replace(aside, path)
 
 
 def _take_programs(store: Store, path: Path) -> None:
     """Add a job's tasks and programs to a store that has some of them, or none."""
-    with closing(sqlite3.connect(store.folder / FILE, uri=True)) as db:
+    with _room(store.folder), closing(sqlite3.connect(store.folder / STORE, uri=True)) as db:
         db.execute("ATTACH ? AS job", (f"{path.resolve().as_uri()}?mode=ro&immutable=1",))
         with db:
             for table, columns in _TABLES.items():
@@ -372,6 +395,11 @@ def _checksums(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for entry in manifest["programs"]:
         if "file" in entry:
             yield entry["file"], entry["sha256"]
+
+
+def _short(build_key: str) -> str:
+    """A target in a file name: the same in every call, whatever other targets there are."""
+    return hashlib.sha256(build_key.encode()).hexdigest()[:8]
 
 
 def _sha256(path: Path) -> str:
@@ -405,7 +433,7 @@ def _room(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, sqlite3.OperationalError) as error:
-        if shutil.disk_usage(folder).free < 2**20:
+        if is_disk_full(folder):
             raise _full(folder) from None
         raise DataError(f"cannot write {folder}: {error}", hint="choose another --out") from None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import platform
 import signal
 import sys
 import threading
@@ -20,6 +21,8 @@ from cdmpp.measure.tracker import parse_tracker
 logger = logging.getLogger("cdmpp.board")
 
 _PAUSE_S = 0.2
+#: Function of the server that tells its processor, as `platform.machine` does.
+MACHINE = "cdmpp.measure.board.machine"
 
 
 def serve(tracker: str, key: str, host: str = "0.0.0.0", port: int = 9090) -> None:
@@ -53,7 +56,7 @@ def serve(tracker: str, key: str, host: str = "0.0.0.0", port: int = 9090) -> No
             key=key,
             tracker_addr=(at.host, at.port),
             silent=not logger.isEnabledFor(logging.INFO),
-            server_init_callback=_end_with_any_thread,
+            server_init_callback=_begin,
         )
         try:
             server.proc.join()
@@ -63,8 +66,11 @@ def serve(tracker: str, key: str, host: str = "0.0.0.0", port: int = 9090) -> No
         time.sleep(_PAUSE_S)
 
 
-def _end_with_any_thread() -> None:
-    """In the server's process: no thread dies alone."""
+def _begin() -> None:
+    """In the server's process: it says what it is, and no thread dies alone."""
+    import tvm_ffi
+
+    tvm_ffi.register_global_func(MACHINE, platform.machine, override=True)
     report = threading.excepthook
 
     def end(arguments: threading.ExceptHookArgs) -> None:

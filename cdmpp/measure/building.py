@@ -42,21 +42,18 @@ def prepare_builder() -> None:
     import_tvm_alone()
 
 
-def build_program(tvm_json: str, target: Mapping[str, Any], path: str, scheduled: bool = True) -> Library:
+def build_program(tvm_json: str, target: Mapping[str, Any], path: str) -> Library:
     """Compile a PrimFunc to a shared library.
 
     Parameters
     ----------
     tvm_json : str
-        The PrimFunc.
+        The PrimFunc; for a GPU its loops are bound to threads.
     target : mapping
         TVM target, as JSON.
     path : str
         File to write; written aside, then renamed. A new name for every program: the loader takes a library
         of a name that it has already loaded for the same one.
-    scheduled : bool
-        False for a task as lowered, which a GPU runs only after its loops are bound to threads: TVM's
-        fallback rule for GPUs does so then.
 
     Raises
     ------
@@ -71,12 +68,6 @@ def build_program(tvm_json: str, target: Mapping[str, Any], path: str, scheduled
     arguments = argument_list(function)
     goal = tvm.target.Target(dict(target))
     module = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
-    if not scheduled and goal.kind.name != "llvm":
-        from tvm.s_tir import dlight
-
-        # TVM's DefaultGPUSchedule refuses functions of several blocks ("Duplicated block name root").
-        with goal:
-            module = dlight.ApplyDefaultSchedule(dlight.gpu.Fallback())(module)
     if goal.kind.name == "cuda":  # where TVM finds a GPU it compiles the kernels by itself
         os.environ.setdefault("TVM_CUDA_COMPILE_MODE", "nvcc")
     built = tvm.compile(module, goal).mod
@@ -199,7 +190,8 @@ def argument_list(function: Any) -> tuple[tuple[tuple[int, ...], str, bool], ...
             raise MeasurementError(
                 "its shapes are dynamic", hint="freeze the network's shapes before collecting"
             )
-        stored = any(buffer.same_as(parameter) for buffer in written)
+        # The result comes last, even where it is stored through another buffer of the same memory.
+        stored = parameter.same_as(function.params[-1]) or any(b.same_as(parameter) for b in written)
         arguments.append((tuple(int(e) for e in shape), _dtype(parameter.ty.dtype), stored))
     return tuple(arguments)
 

@@ -21,11 +21,11 @@ from cdmpp.errors import CdmppError, DataError, MeasurementError
 from cdmpp.frontends.tasks import is_file, network_name, network_tasks
 from cdmpp.measure.building import Library, build_program, check_toolchain, prepare_builder
 from cdmpp.measure.pools import Outcome, WorkerPool, WorkerSettings
-from cdmpp.measure.sampling import SampledProgram, prepare_sampler, sample_programs
+from cdmpp.measure.sampling import prepare_sampler, sample_programs
 from cdmpp.measure.settings import CollectSettings, Progress
-from cdmpp.measure.store import FIRST, SECOND, Store, StoredMeasurement, StoredProgram
+from cdmpp.measure.store import FIRST, SECOND, Store, StoredMeasurement, StoredProgram, is_disk_full
 from cdmpp.measure.targets import Configuration, available_cores, describe
-from cdmpp.measure.timers import LocalTimers, Timers
+from cdmpp.measure.timers import LocalTimers, Timers, on_this_machine
 from cdmpp.measure.timing import TimedRun
 from cdmpp.measure.tuning import begin, go_on, prepare_search
 
@@ -38,7 +38,6 @@ TRIES = 3
 LOG = "collect.log"
 _LOWERING_LIMIT_S, _LOWERING_BYTES = 900.0, 16 * 2**30
 _SAMPLING_LIMIT_S = 300.0
-_NO_SPACE = "No space left on device"
 
 
 class Collector:
@@ -106,16 +105,19 @@ class Collector:
                 for digest, _, text in tasks
             ]
             outcomes = pool.run(sample_programs, arguments)
+            failed = []
             for (digest, name, text), outcome in zip(tasks, outcomes, strict=True):
                 if outcome.failure:
                     logger.warning("task %s: no schedules: %s", name, outcome.failure)
-                    self.store.add_programs(
-                        digest, [SampledProgram(digest, text, "default")], self.settings.schedules
-                    )
-                    self.store.fail_task(digest, outcome.failure)
+                    failed.append((digest, text, outcome.failure))
                 else:
                     self.store.add_programs(digest, outcome.value, self.settings.schedules)
                 self._step(not outcome.failure)
+            # A task whose space cannot be drawn from still has its default.
+            defaults = pool.run(sample_programs, [(text, digest, target, 0, 0) for digest, text, _ in failed])
+            for (digest, _, reason), outcome in zip(failed, defaults, strict=True):
+                self.store.add_programs(digest, outcome.value or [], self.settings.schedules)
+                self.store.fail_task(digest, reason)
 
     def measure(self) -> None:
         """Search, build and time what is missing, the second measurements of the noise floor among it.
@@ -255,6 +257,7 @@ class Collector:
         chosen = [c for c in self.configurations if c.name in names]
         wanted = {name: [p for p in programs if (p.hash, name) in pairs] for name in names}
         libraries = self._build(wanted, chosen, builders)
+        builders.ready()  # one that replaces a crashed one imports TVM: not while something is timed
         for configuration in chosen:
             ready: list[tuple[StoredProgram, Library]] = []
             for program in wanted[configuration.name]:
@@ -279,10 +282,10 @@ class Collector:
         for configuration in chosen:
             for program in wanted[configuration.name]:
                 path = str(self._spool / f"{program.hash}-{keys.index(configuration.build_key)}.so")
-                arguments = (program.tvm_json, dict(configuration.target), path, program.origin != "default")
+                arguments = (program.tvm_json, dict(configuration.target), path)
                 jobs.setdefault((configuration.build_key, program.hash), arguments)
         outcomes = dict(zip(jobs, builders.run(build_program, list(jobs.values())), strict=True))
-        if any(_NO_SPACE in outcome.failure for outcome in outcomes.values()):
+        if any(outcome.failure for outcome in outcomes.values()) and is_disk_full(self._spool):
             raise MeasurementError(
                 f"no space left on the disk of {self._spool}",
                 hint="make room and give the same command again: it goes on",
@@ -338,6 +341,17 @@ class Collector:
             self._progress.step(ok)
 
 
+def check_flushing(settings: CollectSettings, configurations: Sequence[Configuration]) -> None:
+    """Raise if a cache shall be flushed that cannot be.
+
+    Raises
+    ------
+    DataError
+    """
+    if settings.timing.flush_cache and any(c.kind != "llvm" for c in configurations):
+        raise DataError("only a CPU's caches can be flushed", hint="leave --flush-cache out")
+
+
 def collect(
     sources: Sequence[str],
     configurations: Sequence[Configuration],
@@ -378,11 +392,12 @@ def collect(
     """
     from cdmpp.measure.dataset import write_dataset
 
-    if (settings or CollectSettings()).timing.flush_cache and any(c.kind != "llvm" for c in configurations):
-        raise DataError("only a CPU's caches can be flushed", hint="leave --flush-cache out")
     settings = settings or CollectSettings()
+    check_flushing(settings, configurations)
     for configuration in configurations:
         check_toolchain(configuration.target)
+    if timers is LocalTimers:  # which GPU is it, and does its driver answer?
+        configurations = [c if c.kind == "llvm" else on_this_machine(c, settings) for c in configurations]
     with Store(Path(out)) as store:
         collector = Collector(store, settings, configurations, timers=timers, progress=progress)
         try:

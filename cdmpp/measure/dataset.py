@@ -60,7 +60,11 @@ def how_measured(timing: TimingSettings) -> tuple[str, ...]:
     return (
         "Programs were compiled by TVM and timed by its `time_evaluator` in a worker process with pinned "
         "threads, after a warm-up run, on random inputs"
-        + (", the CPU's caches emptied before every run." if timing.flush_cache else ", caches warm."),
+        + (
+            ", all arguments but the first flushed from the CPU's caches before every run."
+            if timing.flush_cache
+            else ", caches warm."
+        ),
         f"A repeat is as many runs as take {timing.repeat_s * 1e3:g} ms; {timing.min_repeats} to "
         f"{timing.max_repeats} repeats within about {timing.total_s * 1e3:g} ms; the label is their median.",
         f"A record whose interquartile range / median was over {timing.max_spread:.0%} was timed a second "

@@ -1,7 +1,8 @@
 """Long-lived worker processes that may crash, hang or eat memory without harm to the rest.
 
 Pebble's process pool does the work: it restarts a worker that died or was killed for its time limit. Added
-here: memory limits, pinned cores, a death with the parent, and reasons that a person can read.
+here: memory limits, pinned cores, a death with the parent, a new pool where pebble gives one up, and reasons
+that a person can read.
 """
 
 from __future__ import annotations
@@ -12,16 +13,33 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from pebble import ProcessExpired, ProcessPool
 
-from cdmpp.errors import CdmppError, MeasurementError
+from cdmpp.errors import (
+    CdmppError,
+    InvalidDeviceError,
+    MeasurementError,
+    MissingDependencyError,
+    UnknownDeviceError,
+)
 
 _PR_SET_PDEATHSIG = 1
+#: New pools in a row without a single task done, before that is an error.
+RESTARTS = 3
+#: Longest wait for workers that import what they need.
+_START_S = 300.0
+_LOOK_S = 0.5
+_HELLO_S = 0.02
+#: Errors that no task is at fault for: they end the whole run.
+_NOT_OF_A_TASK = (InvalidDeviceError, MissingDependencyError, UnknownDeviceError)
 
 
 @dataclass(frozen=True)
@@ -61,6 +79,17 @@ class Outcome:
     transient: bool = False
 
 
+@dataclass(frozen=True)
+class _Report:
+    """What comes back from a worker: nothing in it fails to unpickle, which would cost the whole pool."""
+
+    outcome: Outcome
+    #: The function's own expected error, with its class and hint.
+    error: CdmppError | None = None
+    #: Why this worker can do nothing at all.
+    unready: CdmppError | None = None
+
+
 class WorkerPool:
     """Processes that run functions of importable modules; a context manager.
 
@@ -69,7 +98,8 @@ class WorkerPool:
     workers : int
     settings : WorkerSettings
     prepare : callable, optional
-        Called once in every new worker (imports, thread settings), with ``arguments``.
+        Called once in every new worker (imports, thread settings), with ``arguments``. If it fails, so does
+        whatever is run next, with its error.
     """
 
     def __init__(
@@ -80,13 +110,10 @@ class WorkerPool:
         arguments: Sequence[Any] = (),
     ) -> None:
         self.settings = settings
-        self._pool = ProcessPool(
-            max_workers=workers,
-            # Never fork: torch's and TVM's threads do not survive it.
-            context=multiprocessing.get_context("spawn"),
-            initializer=_begin,
-            initargs=(os.getpid(), settings, prepare, tuple(arguments)),
-        )
+        self._workers = workers
+        self._initial = (os.getpid(), settings, prepare, tuple(arguments))
+        self._pool = self._new()
+        self._started = False
 
     def __enter__(self) -> Self:
         return self
@@ -108,15 +135,18 @@ class WorkerPool:
             A function of a module (workers import it).
         tasks : iterable of sequence
             Arguments of each call.
+
+        Raises
+        ------
+        MeasurementError
+            The workers end before they do anything, again and again; transient.
+        CdmppError
+            ``prepare`` failed, or something is missing that no task is at fault for.
         """
-        limit = self.settings.time_limit_s
-        futures = [self._pool.schedule(function, args=tuple(task), timeout=limit) for task in tasks]
-        try:
-            for future in futures:
-                yield self._outcome(future, limit)
-        finally:
-            for future in futures:
-                future.cancel()  # type: ignore[no-untyped-call]
+        for report in self._reports(function, tasks):
+            if isinstance(report.error, _NOT_OF_A_TASK):
+                raise report.error
+            yield report.outcome
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """One call whose failure is an error.
@@ -126,34 +156,119 @@ class WorkerPool:
         MeasurementError
             The worker died or took too long.
         CdmppError
-            The function's own expected errors.
+            The function's own expected errors; see also :meth:`run`.
         """
-        (outcome,) = self.run(_carry, [(function, arguments)])
-        if outcome.failure:
-            raise MeasurementError(outcome.failure, hint="see --time-limit-s and --memory-gib")
-        value, error = outcome.value
-        if error is not None:
-            raise error
-        return value
+        (report,) = self._reports(function, [arguments])
+        if report.error is not None:
+            raise report.error
+        if report.outcome.failure:
+            limits = f"a worker may take {self.settings.time_limit_s:g} s"
+            if self.settings.memory_bytes:
+                limits += f" and {self.settings.memory_bytes / 2**30:.3g} GiB"
+            raise MeasurementError(report.outcome.failure, hint=f"{limits}; {self._where_to_look()}")
+        return report.outcome.value
 
-    def _outcome(self, future: Any, limit: float) -> Outcome:
+    def ready(self) -> None:
+        """Wait until every worker has finished starting, the replacement of a dead one among them.
+
+        A worker that starts imports TVM, seconds of a whole core: not while something is timed. Nothing is
+        done for a pool that never had a task, which has no workers.
+
+        Raises
+        ------
+        MeasurementError
+            Some worker does not start.
+        """
+        if not self._started:
+            return
+        end = time.monotonic() + _START_S
+        # Tasks that last a moment go to different workers exactly when all are there to take them.
+        while len({o.value for o in self.run(_hello, [()] * self._workers)} - {None}) < self._workers:
+            if time.monotonic() > end:
+                self._give_up()
+
+    def _reports(self, function: Callable[..., Any], tasks: Iterable[Sequence[Any]]) -> Iterator[_Report]:
+        calls = [(function, tuple(task)) for task in tasks]
+        self._started = self._started or bool(calls)
+        pool, futures = self._pool, [self._schedule(call) for call in calls]
         try:
-            return Outcome(value=future.result())
-        except FutureTimeoutError:
-            return Outcome(failure=f"timeout: longer than {limit:g} s")
-        except ProcessExpired as died:
-            return Outcome(failure=f"crash: {_cause(died.exitcode)}")
-        except MemoryError:
-            return Outcome(failure=self._memory())
-        except MeasurementError as error:
-            return Outcome(failure=f"{error.code}: {error.message}", transient=error.transient)
-        except Exception as error:  # TVM and LLVM raise whatever their checks are made of
-            if "bad_alloc" in str(error):
-                return Outcome(failure=self._memory())
-            return Outcome(failure=f"error: {last_line(error)}")
+            for index in range(len(calls)):
+                restarts = 0
+                while not self._finished(pool, futures, index):
+                    if (restarts := restarts + 1) > RESTARTS:
+                        self._give_up()
+                    if pool is self._pool:
+                        self.close()
+                        self._pool = self._new()
+                    pool = self._pool
+                    # Pebble gives a pool up when no task was running: those that are not done lost nothing.
+                    futures = [
+                        future if _done(future) else self._schedule(call)
+                        for future, call in zip(futures, calls, strict=True)
+                    ]
+                report = self._report(futures[index])
+                if report.unready is not None:
+                    raise report.unready
+                yield report
+        finally:
+            for future in futures:
+                future.cancel()
 
-    def _memory(self) -> str:
-        return f"memory: more than {self.settings.memory_bytes / 2**30:.3g} GiB"
+    def _new(self) -> ProcessPool:
+        return ProcessPool(
+            max_workers=self._workers,
+            # Never fork: torch's and TVM's threads do not survive it.
+            context=multiprocessing.get_context("spawn"),
+            initializer=_begin,
+            initargs=self._initial,
+        )
+
+    def _schedule(self, call: tuple[Callable[..., Any], Sequence[Any]]) -> Future[Any]:
+        try:
+            return self._pool.schedule(_perform, args=call, timeout=self.settings.time_limit_s)
+        except RuntimeError as error:  # the pool has died since it was last used, or cannot start a process
+            lost = Future[Any]()
+            lost.set_exception(BrokenProcessPool(str(error)))
+            return lost
+
+    def _finished(self, pool: ProcessPool, futures: Sequence[Future[Any]], index: int) -> bool:
+        """Wait for one task; False when its pool has died.
+
+        A pool that shows no progress, though every task has a time limit, has lost a message to a dying
+        worker: it counts as dead, too.
+        """
+        limit = self.settings.time_limit_s + _START_S
+        seen, since = -1, time.monotonic()
+        while not wait([futures[index]], _LOOK_S).done:
+            if pool is not self._pool or not pool.active:
+                break
+            progress = sum(2 * future.done() + future.running() for future in futures)
+            if progress != seen:
+                seen, since = progress, time.monotonic()
+            elif time.monotonic() > since + limit:
+                break
+        return _done(futures[index])
+
+    def _report(self, future: Future[Any]) -> _Report:
+        try:
+            report: _Report = future.result()
+        except FutureTimeoutError:
+            return _failed(f"timeout: longer than {self.settings.time_limit_s:g} s")
+        except ProcessExpired as died:
+            return _failed(f"crash: {_cause(died.exitcode)}")
+        except Exception as error:  # arguments or a value that cannot be pickled
+            return _failed(f"error: {last_line(error)}")
+        return report
+
+    def _give_up(self) -> NoReturn:
+        raise MeasurementError(
+            "workers end before they begin their work",
+            hint=f"is there memory enough? {self._where_to_look()}; the same command goes on",
+            transient=True,
+        )
+
+    def _where_to_look(self) -> str:
+        return f"what it printed is {'in ' + self.settings.log if self.settings.log else 'on the terminal'}"
 
 
 def last_line(error: BaseException) -> str:
@@ -171,18 +286,43 @@ def _cause(exit_code: int | None) -> str:
     return f"the worker ended with exit code {exit_code}"
 
 
-def _carry(function: Callable[..., Any], arguments: Sequence[Any]) -> tuple[Any, CdmppError | None]:
-    """Expected errors as values, so that they arrive with their class and hint."""
-    try:
-        return function(*arguments), None
-    except CdmppError as error:
-        return None, error
+def _done(future: Future[Any]) -> bool:
+    return future.done() and not isinstance(future.exception(), BrokenProcessPool)
+
+
+def _failed(reason: str) -> _Report:
+    return _Report(Outcome(failure=reason))
+
+
+# In a worker
+
+_memory_bytes = 0
+_unready: CdmppError | None = None
 
 
 def _begin(
     parent: int, settings: WorkerSettings, prepare: Callable[..., None] | None, arguments: Sequence[Any]
 ) -> None:
-    """First thing in a worker."""
+    """First thing in a worker. Its failure is kept for the first task: pebble would show it to nobody."""
+    global _memory_bytes, _unready
+    _memory_bytes = settings.memory_bytes
+    try:
+        _limit(parent, settings)
+        if prepare is not None:
+            prepare(*arguments)
+    except MeasurementError as error:
+        error.transient = True  # no program is at fault
+        _unready = error
+    except CdmppError as error:
+        _unready = error
+    except Exception as error:
+        reason = _memory() if _is_memory(error) else last_line(error)
+        _unready = MeasurementError(
+            f"a worker cannot begin: {reason}", hint="see --memory-gib and the log", transient=True
+        )
+
+
+def _limit(parent: int, settings: WorkerSettings) -> None:
     # Ctrl-C goes to the whole group: the parent decides what to end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with(parent)
@@ -197,13 +337,14 @@ def _begin(
     if sys.platform != "win32":
         import resource
 
+        # A group of its own, so that a compiler which a task has started ends with it.
+        os.setpgid(0, 0)
+        signal.signal(signal.SIGTERM, _end_group)
         if limit := settings.memory_bytes:
             hard = resource.getrlimit(resource.RLIMIT_AS)[1]
             resource.setrlimit(resource.RLIMIT_AS, (limit if hard < 0 else min(limit, hard), hard))
         # A crashed program must not leave gigabytes of core files behind.
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    if prepare is not None:
-        prepare(*arguments)
 
 
 def _die_with(parent: int) -> None:
@@ -212,3 +353,34 @@ def _die_with(parent: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # died before the line above
         os._exit(1)
+
+
+def _end_group(*_: object) -> None:
+    """Pebble asks this worker to end."""
+    os.killpg(os.getpid(), signal.SIGKILL)
+
+
+def _perform(function: Callable[..., Any], arguments: Sequence[Any]) -> _Report:
+    """One task."""
+    if _unready is not None:
+        return _Report(Outcome(failure=_unready.message, transient=True), unready=_unready)
+    try:
+        return _Report(Outcome(function(*arguments)))
+    except CdmppError as error:
+        transient = isinstance(error, MeasurementError) and error.transient
+        return _Report(Outcome(failure=f"{error.code}: {error.message}", transient=transient), error)
+    except BaseException as error:  # TVM and LLVM raise whatever their checks are made of
+        return _failed(_memory() if _is_memory(error) else f"error: {last_line(error)}")
+
+
+def _is_memory(error: BaseException) -> bool:
+    return isinstance(error, MemoryError) or "bad_alloc" in str(error)
+
+
+def _memory() -> str:
+    return f"memory: more than {_memory_bytes / 2**30:.3g} GiB"
+
+
+def _hello() -> int:
+    time.sleep(_HELLO_S)
+    return os.getpid()

@@ -7,15 +7,17 @@ crash costs that session alone, and between two programs the tracker may give th
 from __future__ import annotations
 
 import os
+import platform
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cdmpp.errors import MeasurementError
+from cdmpp.errors import InvalidDeviceError, MeasurementError
+from cdmpp.measure.board import MACHINE
 from cdmpp.measure.building import Library
 from cdmpp.measure.imports import import_tvm_alone
 from cdmpp.measure.pools import Outcome, WorkerPool, WorkerSettings
@@ -27,6 +29,8 @@ from cdmpp.measure.tracker import Tracker, no_server, parse_tracker
 #: Sessions of one program that may be lost before the program is taken for the cause.
 SESSIONS = 2
 _QUEUE_S = 30.0
+#: Processors that no program is built for together, by how their names begin.
+_FAMILIES = {"x86": ("x86", "amd64", "i386", "i486", "i586", "i686"), "ARM": ("arm", "aarch64")}
 _BIG_CORES = 1  # tvm::runtime::threading::ThreadGroup::AffinityMode
 
 
@@ -58,10 +62,17 @@ class RemoteTimers:
     ------
     MeasurementError
         No tracker, or no server with this key.
+    InvalidDeviceError
+        The device is a family of boards; later also: a server runs on another kind of processor.
     """
 
     def __init__(self, tracker: Tracker, configuration: Configuration, settings: CollectSettings) -> None:
         self.tracker = tracker
+        if len(configuration.names) > 1:
+            raise InvalidDeviceError(
+                f"the boards may be any of {', '.join(configuration.names)}",
+                hint="say what they are: --device NAME or FILE.toml",
+            )
         workers = tracker.servers()
         if not workers:
             raise no_server(tracker)
@@ -70,9 +81,11 @@ class RemoteTimers:
             tracker.wait_s + 2 * SESSIONS * settings.time_limit_s,
             memory_bytes=int(settings.memory_gib * 2**30),
             environment={"TVM_USE_RUNTIME_LIB": "1", "TVM_NUM_THREADS": "1"},
+            log=settings.log,
         )
-        about = (configuration.device_kind, configuration.threads, settings.time_limit_s, settings.timing)
-        self._pool = WorkerPool(workers, limits, _prepare, (tracker, *about))
+        kinds = (configuration.device_kind, _processor(configuration))
+        about = (configuration.threads, settings.time_limit_s, settings.timing)
+        self._pool = WorkerPool(workers, limits, _prepare, (tracker, *kinds, *about))
 
     def time(self, libraries: Sequence[Library]) -> Iterator[Outcome]:
         """Outcomes in the order of the libraries, measured on all boards at once.
@@ -99,9 +112,15 @@ class _RemoteTimer:
     """Times libraries through a tracker; lives in a worker."""
 
     def __init__(
-        self, tracker: Tracker, kind: str, threads: int, time_limit_s: float, settings: TimingSettings
+        self,
+        tracker: Tracker,
+        kind: str,
+        processor: str,
+        threads: int,
+        time_limit_s: float,
+        settings: TimingSettings,
     ) -> None:
-        self.tracker, self.kind, self.threads = tracker, kind, threads
+        self.tracker, self.kind, self.processor, self.threads = tracker, kind, processor, threads
         self.time_limit_s, self.settings = time_limit_s, settings
 
     def time(self, library: str, arguments: Arguments) -> TimedRun:
@@ -123,6 +142,7 @@ class _RemoteTimer:
         raise MeasurementError(f"the session was lost {SESSIONS} times while it ran", hint="does it crash?")
 
     def _time_in(self, session: Any, library: str, arguments: Arguments) -> TimedRun:
+        self._compare(session)
         if self.kind == "cpu":
             session.get_function("runtime.config_threadpool")(_BIG_CORES, self.threads)
         device = session.device(self.kind, 0)
@@ -131,16 +151,29 @@ class _RemoteTimer:
             raise MeasurementError(
                 f"the board has no {self.kind} device", hint="is it registered with the right --key?"
             )
+        started = time.perf_counter()
         # Several workers may share a board's folder: the process id keeps their files apart.
         name = f"{os.getpid()}-{Path(library).name}"
         session.upload(library, target=name)
         try:
             module = session.load_module(name)
-            clock = Clock(module, device, Inputs(device).of(arguments), self.settings)
+            clock = Clock(module, device, Inputs(device).of(arguments), self.settings, started)
             return clock.finish(time_program(clock, self.settings))
         finally:
             if _alive(session):
                 session.remove(name)
+
+    def _compare(self, session: Any) -> None:
+        """Raise if a board says that it is of another kind of processor than programs are built for."""
+        try:
+            found = _family(str(session.get_function(MACHINE)()))
+        except Exception:  # TVM's own server does not say
+            return
+        if found != _family(self.processor):
+            raise InvalidDeviceError(
+                f"a server with the key {self.tracker.key!r} runs on {found}, not {self.processor}",
+                hint="name the boards' processor in --target (mtriple), or another --key",
+            )
 
     def _session(self, deadline: float) -> Any:
         """A session on a free board.
@@ -188,6 +221,18 @@ class _RemoteTimer:
         )
 
 
+def _processor(configuration: Configuration) -> str:
+    """Processor of the host code: of the target's triple, else of this machine."""
+    host = configuration.target.get("host", configuration.target)
+    triple = host.get("mtriple", "") if isinstance(host, Mapping) else ""
+    return str(triple).split("-")[0] or platform.machine()
+
+
+def _family(processor: str) -> str:
+    name = processor.casefold()
+    return next((family for family, heads in _FAMILIES.items() if name.startswith(heads)), name)
+
+
 def _alive(session: Any) -> bool:
     """Whether a session still answers."""
     try:
@@ -200,10 +245,12 @@ def _alive(session: Any) -> bool:
 _timer: _RemoteTimer | None = None
 
 
-def _prepare(tracker: Tracker, kind: str, threads: int, time_limit_s: float, timing: TimingSettings) -> None:
+def _prepare(
+    tracker: Tracker, kind: str, processor: str, threads: int, time_limit_s: float, timing: TimingSettings
+) -> None:
     global _timer
     import_tvm_alone()
-    _timer = _RemoteTimer(tracker, kind, threads, time_limit_s, timing)
+    _timer = _RemoteTimer(tracker, kind, processor, threads, time_limit_s, timing)
 
 
 def _time_remotely(library: str, arguments: Arguments) -> TimedRun:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import sys
 import types
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cdmpp.programs.tvm_json import find_prim_func, load, structural_hash
+
+logger = logging.getLogger(__name__)
 
 #: Candidates that one draw of replay-trace gives. Part of what a seed means: change it and the programs
 #: change.
@@ -29,7 +32,7 @@ class SampledProgram:
         Structural hash: two traces that lead to one program count once.
     tvm_json : str
     origin : {"default", "sampled", "tuned"}
-        The task as lowered, a random schedule, or one that a search proposed.
+        The untuned program, a random schedule, or one that a search proposed.
     """
 
     hash: str
@@ -59,10 +62,8 @@ def tune_context(tvm_json: str, target: Mapping[str, Any], seed: int, strategy: 
     import tvm
     from tvm.s_tir import meta_schedule as ms
 
-    function = tvm.ir.load_json(tvm_json)
-    module = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
     context = ms.TuneContext(
-        module,
+        _module(tvm_json),
         target=tvm.target.Target(dict(target)),
         space_generator="post-order-apply",
         search_strategy=strategy,
@@ -72,10 +73,24 @@ def tune_context(tvm_json: str, target: Mapping[str, Any], seed: int, strategy: 
     return context, context.generate_design_space()
 
 
+def default_program(tvm_json: str, task_hash: str, target: Mapping[str, Any]) -> SampledProgram:
+    """The untuned program of a task: on a CPU the task as lowered; on a GPU, which runs no loop that is not
+    bound to threads, what TVM's fallback rule makes of it."""
+    if target["kind"] == "llvm":
+        return SampledProgram(task_hash, tvm_json, "default")
+    import tvm
+    from tvm.s_tir import dlight
+
+    # TVM's DefaultGPUSchedule refuses functions of several blocks ("Duplicated block name root").
+    with tvm.target.Target(dict(target)):
+        bound = dlight.ApplyDefaultSchedule(dlight.gpu.Fallback())(_module(tvm_json))
+    return scheduled_program(bound, "default")
+
+
 def sample_programs(
     tvm_json: str, task_hash: str, target: Mapping[str, Any], count: int, seed: int
 ) -> list[SampledProgram]:
-    """The task as lowered, and up to ``count`` distinct schedules of it.
+    """The untuned default, and up to ``count`` distinct schedules of a task.
 
     The draws depend on the seed, the task and the target alone, and the first n of a larger count are those
     of the smaller one: a collection can be extended.
@@ -94,7 +109,14 @@ def sample_programs(
     list of SampledProgram
         The default first. Fewer than ``count`` + 1 when the space has no more.
     """
-    found = {task_hash: SampledProgram(task_hash, tvm_json, "default")}
+    try:
+        default = default_program(tvm_json, task_hash, target)
+    except Exception as error:  # TVM raises whatever its checks are made of
+        logger.warning("task %s: no default for %s: %s", task_hash, target["kind"], error)
+        default = SampledProgram(task_hash, tvm_json, "default")  # its build fails, and its record says so
+    found = {default.hash: default}
+    if count == 0:  # not even a design space, which some tasks do not have
+        return [default]
     context, spaces = tune_context(tvm_json, target, task_seed(task_hash, seed))
     strategy = context.search_strategy
     idle = 0
@@ -112,6 +134,13 @@ def sample_programs(
         idle = idle + 1 if len(found) == before else 0
         strategy.notify_runner_results(candidates, _no_results(len(candidates)))
     return list(found.values())
+
+
+def _module(tvm_json: str) -> Any:
+    import tvm
+
+    function = tvm.ir.load_json(tvm_json)
+    return tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
 
 
 def scheduled_program(module: Any, origin: str) -> SampledProgram:

@@ -9,8 +9,10 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import socket
 import sqlite3
+import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +28,8 @@ from cdmpp.measure.sampling import SampledProgram
 
 LOCK = "collect.lock"
 FIRST, SECOND = 0, 1
+#: A linker that fails for want of room leaves some: it removes what it had written.
+_ROOM_BYTES = 16 * 2**20
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -391,6 +395,12 @@ def _disk(folder: Path) -> Iterator[None]:
         raise DataError(
             f"cannot write {folder}: {error.strerror or error}", hint="choose another --out"
         ) from None
+
+
+def is_disk_full(folder: Path) -> bool:
+    """Whether writing to a folder, or to where compilers put their files, failed for want of room."""
+    places = (folder, Path(tempfile.gettempdir()))
+    return any(shutil.disk_usage(place).free < _ROOM_BYTES for place in places)
 
 
 def _full(folder: Path) -> DataError:

@@ -44,12 +44,16 @@ class Configuration:
         Cores that the threads are pinned to, one each; empty where that is the remote side's affair.
     device : DeviceSpec
         Its name is the device of every record.
+    names : tuple of str
+        What the machine that measures must be, one of them: several where a GPU is named by its family. Empty
+        where the user says what it is (``--device``).
     """
 
     target: Mapping[str, Any]
     threads: int
     cores: tuple[int, ...]
     device: DeviceSpec
+    names: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -83,7 +87,9 @@ class _Parsed:
     threads: int | None
     #: Instruction set by which the device's name and lanes go, "" where that is not this CPU's affair.
     isa: str
-    device: str | None = None
+    device: DeviceSpec | None = None
+    #: Boards that a GPU's name may mean; empty where a file describes it.
+    boards: tuple[str, ...] = ()
 
 
 def describe(configuration: Configuration) -> dict[str, Any]:
@@ -145,10 +151,12 @@ def _configuration(
 ) -> Configuration:
     parsed = _parse(text)
     if parsed.target["kind"] != "llvm":
-        name = device or parsed.device
-        if name is None:
+        if device is not None:
+            return Configuration(parsed.target, 1, (), load_device(device))
+        if parsed.device is None:
             raise InvalidDeviceError(f"which device is {text!r}?", hint="name it: --device NAME or FILE.toml")
-        return Configuration(parsed.target, 1, (), load_device(name))
+        # Which board of a family it is, the machine that measures says.
+        return Configuration(parsed.target, 1, (), parsed.device, parsed.boards)
     available = available_cores()
     threads = parsed.threads or parsed.target.get("num-cores") or (1 if remote else len(available))
     cores = () if remote else _pinned(threads, available)
@@ -161,7 +169,8 @@ def _configuration(
         raise InvalidDeviceError(
             f"what CPU runs the programs of {text!r}?", hint="describe it: --device NAME or FILE.toml"
         )
-    return Configuration({**parsed.target, "num-cores": threads}, threads, cores, spec)
+    names = () if device is not None else (spec.name,)
+    return Configuration({**parsed.target, "num-cores": threads}, threads, cores, spec, names)
 
 
 def this_cpu(threads: int, isa: str, known: Mapping[str, Mapping[str, Any]]) -> DeviceSpec:
@@ -195,7 +204,7 @@ def available_cores() -> tuple[int, ...]:
     if not hasattr(os, "sched_getaffinity"):
         return tuple(range(os.cpu_count() or 1))
     allowed = sorted(os.sched_getaffinity(0))
-    first = {}
+    first: dict[str, int] = {}
     for core in allowed:
         siblings = Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list")
         # One that the system says nothing of is a core of its own.
@@ -212,8 +221,9 @@ def _parse(text: str) -> _Parsed:
     if plain in X86_LEVELS:
         return _Parsed({"kind": "llvm", "mcpu": plain}, threads, X86_LEVELS[plain])
     if plain.startswith("cuda:"):
-        spec = _gpu(plain.removeprefix("cuda:"))
-        return _Parsed(_cuda_target(spec), threads, "", spec.name)
+        boards = _boards(plain.removeprefix("cuda:"))
+        names = () if plain.endswith((".json", ".toml")) else tuple(board.name for board in boards)
+        return _Parsed(_cuda_target(boards[0]), threads, "", boards[0], names)
     if plain.startswith("{"):
         try:
             content = json.loads(plain)
@@ -276,14 +286,14 @@ def _isa_here(target: Mapping[str, Any]) -> str:
     return ""
 
 
-def _gpu(name: str) -> DeviceSpec:
-    # A family such as a100 is several boards of one architecture, and so of one target; which board it was,
-    # the machine that measures says.
-    boards = family(name)
-    spec = lookup(boards[0]) if boards else load_device(name)
-    if spec.kind != "gpu" or spec.vendor != "NVIDIA":
+def _boards(name: str) -> list[DeviceSpec]:
+    # A family such as a100 is several boards of one architecture, and so of one target.
+    found = [lookup(board) for board in family(name)]
+    if len({board.arch for board in found}) != 1:
+        found = [load_device(name)]
+    if any(board.kind != "gpu" or board.vendor != "NVIDIA" for board in found):
         raise InvalidDeviceError(f"{name} is no NVIDIA GPU", hint=HINT)
-    return spec
+    return found
 
 
 def _cuda_target(spec: DeviceSpec) -> dict[str, Any]:

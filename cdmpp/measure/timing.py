@@ -43,7 +43,7 @@ class TimingSettings(BaseModel):
     max_spread: float = Field(
         0.1, gt=0, description="interquartile range / median above which a record is timed anew, then flagged"
     )
-    flush_cache: bool = Field(False, description="empty the CPU's caches before every run")
+    flush_cache: bool = Field(False, description="flush arguments from the CPU's caches before every run")
 
 
 @dataclass(frozen=True)
@@ -129,13 +129,16 @@ def _positive(figures: Sequence[float]) -> tuple[float, ...]:
 class Clock:
     """TVM's timer on a loaded module, local or remote, as an :data:`Evaluate` that adds up what it timed.
 
-    ``time_evaluator`` runs the program once before it starts the clock.
+    ``time_evaluator`` runs the program once before it starts the clock. ``started``: when work on the program
+    began, by ``time.perf_counter``; loading and inputs are part of what a timing takes.
     """
 
-    def __init__(self, module: Any, device: Any, arguments: Sequence[Any], settings: TimingSettings) -> None:
+    def __init__(
+        self, module: Any, device: Any, arguments: Sequence[Any], settings: TimingSettings, started: float
+    ) -> None:
         self._module, self._device, self._arguments = module, device, arguments
         self._prepare = "cache_flush_cpu_non_first_arg" if settings.flush_cache else ""
-        self._started = time.perf_counter()
+        self._started = started
         self.timed_s = 0.0
 
     def __call__(self, number: int, repeat: int) -> Sequence[float]:
@@ -147,7 +150,7 @@ class Clock:
         return figures
 
     def finish(self, timing: Timing) -> TimedRun:
-        """The timing with what it took since this clock was made."""
+        """The timing with what it took since the start."""
         return TimedRun(timing, time.perf_counter() - self._started, self.timed_s)
 
 
@@ -157,20 +160,49 @@ def random_array(
     """Random values: floats in [-1, 1), integers in [0, bound), since integers may be indices."""
     if dtype == "bool":
         return rng.integers(0, 2, size=tuple(shape)).astype(bool)
-    if dtype.startswith(("float", "bfloat")):
+    if _is_float(dtype):
         # bfloat16 is made of float32 by whoever fills the tensor.
         return (rng.random(tuple(shape), dtype=np.float32) * 2 - 1).astype(
             "float32" if dtype == "bfloat16" else dtype
         )
-    return rng.integers(0, max(1, min(bound, 128)), size=tuple(shape)).astype(dtype)
+    highest = min(bound - 1, np.iinfo(dtype).max)
+    return rng.integers(0, highest, size=tuple(shape), endpoint=True).astype(dtype)
 
 
 def index_bound(arguments: Arguments) -> int:
-    """A bound below which an integer is a valid index into every axis of the other arguments."""
-    extents = [
-        e for shape, dtype, _ in arguments if dtype.startswith(("float", "bfloat")) for e in shape if e > 1
-    ]
-    return min(extents, default=2)
+    """A bound below which every integer is a valid index into what a program reads.
+
+    Arguments do not say what is indexed. They leave no doubt where one array of integers and one of floats
+    are read, and the result has the shape of a gather: the table's with one axis replaced by the shape of
+    the indices, as (30522, 128) and (1, 64) make (1, 64, 128). The bound is that axis then, so that rows come
+    from all over the table. Otherwise it is the least extent of all floats, which holds for every axis, and
+    at most 128.
+    """
+    read = [(tuple(shape), _is_float(dtype)) for shape, dtype, written in arguments if not written]
+    tables = [shape for shape, is_float in read if is_float]
+    indices = [shape for shape, is_float in read if not is_float]
+    if len(tables) == len(indices) == 1:
+        table, picked = tables[0], indices[0]
+        results = [_squeezed(shape) for shape, _, written in arguments if written]
+        # A result like the table or like the indices may be picked element by element, along any axis.
+        if _squeezed(table) not in results and _squeezed(picked) not in results:
+            found = [
+                extent
+                for axis, extent in enumerate(table)
+                if _squeezed((*table[:axis], *picked, *table[axis + 1 :])) in results
+            ]
+            if found:
+                return min(found)
+    extents = [e for shape, dtype, _ in arguments if _is_float(dtype) for e in shape if e > 1]
+    return min(*extents, 128) if extents else 2
+
+
+def _is_float(dtype: str) -> bool:
+    return dtype.startswith(("float", "bfloat"))
+
+
+def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(extent for extent in shape if extent > 1)
 
 
 class Inputs:
@@ -235,8 +267,9 @@ class LocalTimer:
         """Time the function ``main`` of a shared library."""
         import tvm.runtime
 
+        started = time.perf_counter()
         module = tvm.runtime.load_module(library)
-        clock = Clock(module, self.device, self.inputs.of(arguments), self.settings)
+        clock = Clock(module, self.device, self.inputs.of(arguments), self.settings, started)
         return clock.finish(time_program(clock, self.settings))
 
 
@@ -258,6 +291,13 @@ def prepare_timer(kind: str, settings: TimingSettings, cores: Sequence[int]) -> 
         if hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, {cores[0]})
     _timer = LocalTimer(kind, settings)
+
+
+def driver_name() -> str:
+    """What the driver calls the device, in a worker that :func:`prepare_timer` made ready."""
+    if _timer is None:
+        raise RuntimeError("prepare_timer was not called in this process")
+    return str(_timer.device.device_name)
 
 
 def time_library(library: str, arguments: Arguments) -> TimedRun:

@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 
 from cdmpp.data.load import load_table
 from cdmpp.data.summary import info
+from cdmpp.devices.registry import family, lookup
 from cdmpp.errors import DataError, InvalidDeviceError, MeasurementError
 from cdmpp.measure.archive import MANIFEST, finish, measure_job, read_job, write_job
 from cdmpp.measure.building import Library
@@ -99,6 +101,31 @@ def test_building_goes_on_where_it_was_stopped(
     assert sum(after[name] == before[name] for name in before) == 4
 
 
+def test_files_are_named_by_their_target_whatever_else_is_built(
+    job: Path, quick: CollectSettings, one_thread: Configuration
+) -> None:
+    left = job / "programs" / "program.so.7.part.so"
+    left.write_text("half")  # as a kill leaves it
+    before = {p.name: p.read_bytes() for p in (job / "programs").iterdir() if p != left}
+    other = replace(
+        one_thread,
+        target={**one_thread.target, "mcpu": "x86-64-v3"},
+        device=one_thread.device.model_copy(update={"name": "test-cpu-1t-avx2"}),
+    )
+    manifest = write_job([TINY], [other, one_thread], job, quick)
+    after = {p.name: p.read_bytes() for p in (job / "programs").iterdir()}
+    assert len(after) == len(manifest["programs"]) == 2 * PROGRAMS and left.name not in after
+    assert {name: after[name] for name in before} == before
+    assert len({entry["file"] for entry in manifest["programs"]}) == 2 * PROGRAMS
+
+
+def test_only_the_caches_of_a_cpu_are_flushed(tmp_path: Path, one_thread: Configuration) -> None:
+    gpu = replace(one_thread, target={"kind": "cuda", "arch": "sm_80"})
+    flushing = CollectSettings.model_validate({"timing": {"flush_cache": True}})
+    with pytest.raises(DataError, match="caches"):
+        write_job([TINY], [gpu], tmp_path / "job", flushing)
+
+
 def test_a_search_needs_measurements(tmp_path: Path, one_thread: Configuration) -> None:
     with pytest.raises(MeasurementError, match="search"):
         write_job([TINY], [one_thread], tmp_path / "job", CollectSettings(tune=8))
@@ -111,7 +138,7 @@ def test_measured_where_there_is_no_compiler_no_torch_no_pyarrow(job: Path, tmp_
     for name in ("torch", "pyarrow"):
         (bare / f"{name}.py").write_text(f"raise ModuleNotFoundError('no {name}', name='{name}')")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TVM_")} | {
-        "PYTHONPATH": str(bare)
+        "PYTHONPATH": f"{bare}{os.pathsep}{Path(__file__).parents[2]}"
     }
     out = tmp_path / "result"
     command = [sys.executable, "-m", "cdmpp.cli.main", "measure", str(job), "--out", str(out), "--json"]
@@ -191,6 +218,37 @@ def test_a_strange_manifest_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / MANIFEST).write_text(content)
     with pytest.raises(DataError):
         read_job(tmp_path)
+
+
+def test_a_family_of_boards_is_the_one_that_measured_first(job: Path, tmp_path: Path) -> None:
+    """The second call, where no GPU is, finds what the first one found."""
+    boards = family("a100")
+    manifest = json.loads((job / MANIFEST).read_text())
+    manifest["configurations"][0] |= {
+        "target": {**manifest["configurations"][0]["target"], "kind": "cuda"},
+        "device": lookup(boards[0]).model_dump(mode="json"),
+        "names": boards,
+    }
+    manifest["kind"] = "cuda"
+    for entry in manifest["programs"]:
+        entry["build_key"] = entry["build_key"].replace("llvm", "cuda")
+    (job / MANIFEST).write_text(json.dumps(manifest))
+    out = tmp_path / "result"
+    # As the driver of the first machine said.
+    measure_job(job, out, device=boards[-1], timers=CountingTimers(10**6))
+    idle = CountingTimers(limit=0)
+    measure_job(job, out, timers=idle)
+    assert idle.timed == 0
+    assert info(finish(job, out))["devices"] == [boards[-1]]
+
+
+def test_another_cpu_than_the_one_that_was_looked_at_is_refused(job: Path, tmp_path: Path) -> None:
+    manifest = json.loads((job / MANIFEST).read_text())
+    manifest["configurations"][0]["names"] = ["no-such-cpu-1t-sse42"]
+    (job / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(InvalidDeviceError, match="no-such-cpu-1t-sse42 was named") as caught:
+        measure_job(job, tmp_path / "result")
+    assert "--device" in caught.value.hint
 
 
 def test_threads_are_part_of_the_device(job: Path, tmp_path: Path) -> None:

@@ -107,6 +107,25 @@ def test_bad_programs_cost_themselves(
     assert table.trainable.sum() == 6
 
 
+def test_builds_that_fail_on_a_full_disk_are_not_kept(
+    tmp_path: Path,
+    fill: Fill,
+    quick: CollectSettings,
+    one_thread: Configuration,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fill(tmp_path)
+    with Store(tmp_path) as store:
+        store.add_network("bad", TaskList("bad", (Task("broken", "broken", "{}", 1),)))
+        store.add_programs("broken", [SampledProgram("broken", "{}", "default")], 0)
+    monkeypatch.setattr("cdmpp.measure.collect.is_disk_full", lambda folder: True)
+    with pytest.raises(MeasurementError, match="no space left") as caught:
+        collect([TINY, "bad"], [one_thread], tmp_path, quick)
+    assert caught.value.transient
+    with Store(tmp_path) as store:
+        assert not list(store.measurements())
+
+
 def test_several_configurations_measure_the_same_programs(
     tmp_path: Path, fill: Fill, quick: CollectSettings, one_thread: Configuration
 ) -> None:
@@ -167,7 +186,7 @@ def test_one_name_is_one_target(
     fill(tmp_path)
     collect([TINY], [one_thread], tmp_path, quick)
     same_name = other_level(one_thread, name=one_thread.name)
-    with pytest.raises(DataError, match="was measured in .* with target .*x86-64-v2"):
+    with pytest.raises(DataError, match=r"was measured in .* with target .*x86-64-v2"):
         collect([TINY], [same_name], tmp_path, quick)
 
 

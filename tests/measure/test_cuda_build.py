@@ -13,6 +13,7 @@ from cdmpp.errors import MeasurementError, MissingDependencyError
 from cdmpp.measure.archive import write_job
 from cdmpp.measure.building import build_program
 from cdmpp.measure.cuda import replace_code, require_nvcc
+from cdmpp.measure.sampling import default_program
 from cdmpp.measure.targets import configurations
 
 _ELF, _EM_CUDA = b"\x7fELF", 190
@@ -49,7 +50,8 @@ def test_a_library_holds_machine_code_for_its_architecture(
     except MissingDependencyError as error:
         pytest.skip(error.message)
     path = tmp_path / "program.so"
-    built = build_program(tiny_programs[1], _target(arch), str(path), scheduled=False)
+    default = default_program(tiny_programs[1], "", _target(arch))
+    built = build_program(default.tvm_json, _target(arch), str(path))
     content = path.read_bytes()
     assert _architectures(content) == [int(arch.removeprefix("sm_"))]
     assert b"__global__" not in content  # that would be source, which needs a compiler to run
@@ -63,8 +65,9 @@ def test_an_architecture_that_nvcc_does_not_know(tmp_path: Path, tiny_programs: 
         require_nvcc()
     except MissingDependencyError as error:
         pytest.skip(error.message)
+    default = default_program(tiny_programs[1], "", _target("sm_13"))
     with pytest.raises(MeasurementError, match=r"nvcc: .*compute_13"):
-        build_program(tiny_programs[1], _target("sm_13"), str(tmp_path / "program.so"), scheduled=False)
+        build_program(default.tvm_json, _target("sm_13"), str(tmp_path / "program.so"))
     assert not list(tmp_path.iterdir())
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from cdmpp.errors import MeasurementError
+from cdmpp.errors import MeasurementError, MissingDependencyError
 from cdmpp.measure.pools import Outcome, WorkerPool, WorkerSettings, last_line
 from tests.measure import work
 
@@ -88,6 +90,73 @@ def test_the_telling_line_of_a_long_report_is_found() -> None:
     assert len(last_line(ValueError("x" * 5000))) == 300
 
 
+def test_what_hinders_a_worker_is_raised_with_its_hint() -> None:
+    with WorkerPool(1, WorkerSettings(), work.refuse) as pool:
+        with pytest.raises(MissingDependencyError, match="there is no engine") as caught:
+            list(pool.run(work.double, [(1,), (2,)]))
+        assert caught.value.hint == "install one"
+        with pytest.raises(MissingDependencyError, match="there is no engine"):
+            pool.call(work.double, 1)
+
+
+def test_an_unforeseen_error_hinders_a_worker_too() -> None:
+    with WorkerPool(1, WorkerSettings(), work.fail) as pool:
+        with pytest.raises(MeasurementError, match=r"cannot begin: .*something deep") as caught:
+            pool.call(work.double, 1)
+        assert caught.value.transient
+
+
+def test_workers_that_die_before_they_work_are_given_up() -> None:
+    with WorkerPool(1, WorkerSettings(), work.crash) as pool:
+        with pytest.raises(MeasurementError, match="end before they begin") as caught:
+            list(pool.run(work.double, [(1,), (2,)]))
+        assert caught.value.transient
+
+
+@pytest.mark.parametrize("notice_s", [0.0, 0.5])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_idle_worker_that_is_killed_costs_nothing(workers: int, notice_s: float) -> None:
+    with WorkerPool(workers, WorkerSettings()) as pool:
+        process = one(pool, work.process).value
+        time.sleep(0.2)  # it has answered: now it waits for the next task
+        os.kill(process, signal.SIGKILL)
+        time.sleep(notice_s)
+        assert [o.value for o in pool.run(work.double, [(i,) for i in range(30)])] == list(range(0, 60, 2))
+
+
+def test_a_busy_worker_that_is_killed_costs_its_task(tmp_path: Path) -> None:
+    seen = tmp_path / "worker"
+
+    def kill() -> None:
+        _wait(lambda: seen.exists() and seen.read_text() != "")
+        os.kill(int(seen.read_text()), signal.SIGKILL)
+
+    with WorkerPool(1, WorkerSettings(time_limit_s=100)) as pool:
+        killer = threading.Thread(target=kill)
+        killer.start()
+        tasks = [(str(seen), 600.0), (str(tmp_path / "a"), 0.0), (str(tmp_path / "b"), 0.0)]
+        outcomes = list(pool.run(work.mark, tasks))
+        killer.join()
+    assert [o.failure for o in outcomes] == ["crash: the worker was ended by SIGKILL", "", ""]
+
+
+def test_ready_waits_for_every_worker(tmp_path: Path) -> None:
+    with WorkerPool(2, WorkerSettings(), work.arrive, (str(tmp_path),)) as pool:
+        pool.ready()
+        assert not list(tmp_path.iterdir())  # nothing to do, nobody there
+        one(pool, work.process)
+        pool.ready()
+        assert len(list(tmp_path.iterdir())) == 3
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="groups of processes are of POSIX")
+def test_what_a_task_has_started_ends_with_it(tmp_path: Path) -> None:
+    seen = tmp_path / "compiler"
+    with WorkerPool(1, WorkerSettings(time_limit_s=2.0)) as pool:
+        assert one(pool, work.compile_for_ever, str(seen)).failure == "timeout: longer than 2 s"
+        _wait(lambda: not _alive(int(seen.read_text())))
+
+
 PARENT = """
 import sys
 from cdmpp.measure.pools import WorkerPool, WorkerSettings
@@ -119,10 +188,9 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
 def _alive(process: int) -> bool:
     """Runs, and is no zombie that waits to be reaped."""
     try:
-        os.kill(process, 0)
-    except ProcessLookupError:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
         return False
-    state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
     return state != "Z"
 
 

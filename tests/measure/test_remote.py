@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cdmpp.data.summary import info
-from cdmpp.errors import MeasurementError
+from cdmpp.errors import InvalidDeviceError, MeasurementError
 from cdmpp.measure.building import Library, build_program
 from cdmpp.measure.collect import collect
 from cdmpp.measure.pools import Outcome
@@ -27,6 +29,7 @@ from cdmpp.measure.tracker import Tracker, parse_tracker
 pytestmark = [pytest.mark.tvm, pytest.mark.native]
 
 KEY = "loopback"
+ROOT = Path(__file__).parents[2]
 
 
 class Farm:
@@ -36,41 +39,72 @@ class Farm:
         self.folder = folder
         # Servers would import torch for seconds if they could.
         (folder / "torch.py").write_text("raise ImportError('not needed')")
-        self.port = _free_port()
+        self.servers: list[subprocess.Popen[bytes]] = []
+        # Below the ports that systems give away by themselves; the tracker takes the first that is free.
+        self._ports = 20_000 + os.getpid() % 100 * 100
+        self.tracker = self._start_tracker(self._ports, self._ports + 50)
+
+    def start(self) -> None:
+        """Wait until it is there."""
+        self.port = self._port()
         self.at = Tracker("127.0.0.1", self.port, KEY, wait_s=30.0, patience_s=0.5)
-        self.start_tracker()
+        self.wait_for(0)
         self.servers = [self._server(i) for i in range(2)]
         self.wait_for(2)
 
     def start_tracker(self) -> None:
-        port = str(self.port)
-        options = ("--port", port, "--port-end", str(self.port + 1))
-        self.tracker = self._start("tvm.exec.rpc_tracker", *options, name="tracker")
+        """Where it was before."""
+        self.tracker = self._start_tracker(self.port, self.port + 1)
         self.wait_for(0)
+
+    def heal(self) -> None:
+        """Start again what a test has ended."""
+        if self.tracker.poll() is not None:
+            self.start_tracker()
+        for number, server in enumerate(self.servers):
+            if server.poll() is not None:
+                self.servers[number] = self._server(number)
+        self.wait_for(2)
 
     def wait_for(self, servers: int) -> None:
         """Wait until the tracker answers and knows so many servers."""
-        deadline = time.monotonic() + 60
-        while self._registered() < servers:
-            assert time.monotonic() < deadline, self._log("tracker") + self._log("server-0")
-            time.sleep(0.1)
+        self._wait(lambda: self._registered() >= servers)
+
+    def _start_tracker(self, first: int, end: int) -> subprocess.Popen[bytes]:
+        options = ("--port", str(first), "--port-end", str(end))
+        return self._start("tvm.exec.rpc_tracker", *options, name="tracker")
+
+    def _port(self) -> int:
+        """The port that the tracker has chosen."""
+        bound = re.compile(r"bind to 127\.0\.0\.1:(\d+)")
+        self._wait(lambda: bound.search(self._log("tracker")) is not None)
+        match = bound.search(self._log("tracker"))
+        assert match is not None
+        return int(match[1])
 
     def _server(self, number: int) -> subprocess.Popen[bytes]:
-        port = str(_free_port())
-        tracker = f"127.0.0.1:{self.port}"
-        options = ("--port", port, "--tracker", tracker, "--key", KEY)
+        # The first free port from there on.
+        port = str(self._ports + 50 + 25 * number)
+        options = ("--port", port, "--tracker", f"127.0.0.1:{self.port}", "--key", KEY)
         return self._start("cdmpp.measure.board", *options, name=f"server-{number}")
 
     def _start(self, program: str, *options: str, name: str) -> subprocess.Popen[bytes]:
+        found_first = f"{self.folder}{os.pathsep}{ROOT}"
         with (self.folder / f"{name}.log").open("wb") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", program, "--host", "127.0.0.1", *options],
-                env={**os.environ, "PYTHONPATH": str(self.folder), "TVM_USE_RUNTIME_LIB": "1"},
+                env={**os.environ, "PYTHONPATH": found_first, "TVM_USE_RUNTIME_LIB": "1"},
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
                 cwd=self.folder,
             )
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < deadline, self._log("tracker") + self._log("server-0")
+            time.sleep(0.1)
 
     def _registered(self) -> int:
         try:
@@ -79,7 +113,8 @@ class Farm:
             return -1
 
     def _log(self, name: str) -> str:
-        return (self.folder / f"{name}.log").read_text()
+        path = self.folder / f"{name}.log"
+        return path.read_text() if path.exists() else ""
 
     def sessions(self) -> list[int]:
         """How many sessions each server had."""
@@ -96,24 +131,19 @@ class Farm:
             self.kill(process)
 
 
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def farm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Farm]:
-    """Shared by the tests that leave it whole."""
+    """Shared by all: starting servers takes seconds."""
     with contextlib.closing(Farm(tmp_path_factory.mktemp("farm"))) as made:
+        made.start()
         yield made
 
 
 @pytest.fixture
-def doomed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Farm]:
-    """For one test that breaks it."""
-    with contextlib.closing(Farm(tmp_path_factory.mktemp("farm"))) as made:
-        yield made
+def doomed(farm: Farm) -> Iterator[Farm]:
+    """For a test that breaks it."""
+    yield farm
+    farm.heal()
 
 
 @pytest.fixture(scope="module")
@@ -227,9 +257,30 @@ def test_a_key_that_nobody_serves_is_said_at_once(
 def test_a_tracker_that_is_not_there_is_said_at_once(
     quick: CollectSettings, one_thread: Configuration
 ) -> None:
-    with pytest.raises(MeasurementError, match="no RPC tracker at") as caught:
-        RemoteTimers(Tracker("127.0.0.1", _free_port(), KEY), one_thread, quick)
+    with socket.socket() as held:  # nobody listens there, and nobody else can
+        held.bind(("127.0.0.1", 0))
+        nowhere = Tracker("127.0.0.1", held.getsockname()[1], KEY)
+        with pytest.raises(MeasurementError, match="no RPC tracker at") as caught:
+            RemoteTimers(nowhere, one_thread, quick)
     assert "rpc_tracker" in caught.value.hint
+
+
+def test_boards_of_another_processor_are_refused(
+    farm: Farm, libraries: list[Library], quick: CollectSettings, one_thread: Configuration
+) -> None:
+    other = replace(one_thread, target={**one_thread.target, "mtriple": "riscv64-linux-gnu"})
+    with (
+        contextlib.closing(RemoteTimers(farm.at, other, quick)) as timers,
+        pytest.raises(InvalidDeviceError, match="not riscv64") as caught,
+    ):
+        list(timers.time(libraries))
+    assert "mtriple" in caught.value.hint
+
+
+def test_a_family_of_boards_must_be_said_to_be_one(quick: CollectSettings, one_thread: Configuration) -> None:
+    family = replace(one_thread, names=("a100-pcie-40gb", "a100-sxm4-40gb"))
+    with pytest.raises(InvalidDeviceError, match="a100-pcie-40gb, a100-sxm4-40gb"):
+        RemoteTimers(Tracker("127.0.0.1", 9, KEY), family, quick)
 
 
 @pytest.mark.parametrize("text", ["", "host", "host:", ":9190", "host:x", "host:0", "host:99999"])

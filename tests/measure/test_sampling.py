@@ -72,3 +72,18 @@ def test_no_schedules_is_the_default_alone(pool: WorkerPool) -> None:
 def test_seeds_differ_by_task_and_are_what_tvm_takes() -> None:
     seeds = {task_seed(task, seed) for task in ("a", "b") for seed in (0, 1)}
     assert len(seeds) == 4 and all(0 < s < 2**31 for s in seeds)
+
+
+@pytest.mark.parametrize("operator", ["matmul", "softmax"])
+def test_the_default_of_a_gpu_is_bound_to_threads(operator: str) -> None:
+    from tvm import ir, te, topi
+
+    text, digest = matmul()
+    if operator == "softmax":  # several blocks
+        a = te.placeholder((64, 32), name="a")
+        text = str(ir.save_json(te.create_prim_func([a, topi.nn.softmax(a)])))
+        digest = TensorProgram.from_tvm_json(text).hash
+    target = {"kind": "cuda", "arch": "sm_80", "max_threads_per_block": 1024, "thread_warp_size": 32}
+    (found,) = sample_programs(text, digest, target, 0, 0)
+    assert found.origin == "default" and found.hash != digest and "threadIdx.x" in found.tvm_json
+    assert TensorProgram.from_tvm_json(found.tvm_json).hash == found.hash

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdmpp.errors import MeasurementError
-from cdmpp.measure.timing import Timing, TimingSettings, index_bound, random_array, time_program
+from cdmpp.measure.timing import (
+    Arguments,
+    Clock,
+    Timing,
+    TimingSettings,
+    index_bound,
+    random_array,
+    time_program,
+)
 
 SETTINGS = TimingSettings()
 
@@ -77,12 +87,37 @@ def test_spread_is_the_interquartile_range_over_the_median() -> None:
     assert timing.latency_s == 3.0 and timing.spread == pytest.approx(2 / 3)
 
 
-def test_integers_are_indices_into_every_axis() -> None:
-    arguments = [((1, 64), "int64", False), ((30522, 128), "float32", False), ((1, 64, 128), "float32", True)]
-    assert index_bound(arguments) == 64
-    rng = np.random.default_rng(0)
-    drawn = random_array((1, 64), "int64", index_bound(arguments), rng)
-    assert drawn.dtype == np.int64 and drawn.min() >= 0 and drawn.max() < 64 and len(np.unique(drawn)) > 10
+IDS, OUT = ((1, 64), "int64", False), ((1, 64, 128), "float32", True)
+TABLE, POSITIONS = ((30522, 128), "float32", False), ((1, 64, 128), "float32", False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "bound"),
+    [
+        ([IDS, TABLE, OUT], 30522),
+        # Fusion drops or adds axes of extent 1.
+        ([((64,), "int32", False), TABLE, OUT], 30522),
+        ([((1, 64), "int64", False), ((8, 300, 7), "float32", False), ((8, 64, 7), "float32", True)], 300),
+        # Either axis: the smaller.
+        ([((5,), "int64", False), ((40, 40), "float32", False), ((5, 40), "float32", True)], 40),
+        # Another array might be indexed, too.
+        ([IDS, TABLE, POSITIONS, OUT], 64),
+        ([IDS, IDS, TABLE, OUT], 64),
+        # One value of each row, along which axis nobody can say.
+        ([((30, 1), "int64", False), ((30, 8), "float32", False), ((30, 1), "float32", True)], 8),
+        ([((128,), "int64", False), ((128, 10), "float32", False), ((128, 10), "float32", True)], 10),
+        ([((500, 900), "int64", False), ((500, 900), "float32", True)], 128),
+        ([IDS], 2),
+    ],
+)
+def test_integers_are_valid_indices(arguments: Arguments, bound: int) -> None:
+    assert index_bound(arguments) == bound
+
+
+@pytest.mark.parametrize(("dtype", "highest"), [("int64", 30521), ("int8", 127), ("uint8", 255)])
+def test_integers_are_drawn_from_all_that_fit(dtype: str, highest: int) -> None:
+    drawn = random_array((100, 100), dtype, 30522, np.random.default_rng(0))
+    assert str(drawn.dtype) == dtype and drawn.min() >= 0 and 0.9 * highest < drawn.max() <= highest
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "bool"])
@@ -90,3 +125,9 @@ def test_inputs_are_random_and_not_zeros(dtype: str) -> None:
     drawn = random_array((64, 64), dtype, 50, np.random.default_rng(0))
     assert str(drawn.dtype) == dtype and drawn.shape == (64, 64)
     assert np.count_nonzero(drawn) > 1000 and len(np.unique(drawn)) > 1
+
+
+def test_what_a_timing_takes_begins_before_the_program_is_loaded() -> None:
+    started = time.perf_counter() - 100.0  # as if loading had taken so long
+    run = Clock(None, None, (), SETTINGS, started).finish(Timing((1e-3,), 1))
+    assert 100.0 <= run.elapsed_s < 1000.0 and run.timed_s == 0.0

@@ -6,12 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from cdmpp.errors import MissingDependencyError
 from cdmpp.frontends.tasks import Task, TaskList
 from cdmpp.measure.collect import collect
+from cdmpp.measure.pools import WorkerPool, WorkerSettings
 from cdmpp.measure.sampling import SampledProgram
 from cdmpp.measure.settings import CollectSettings
 from cdmpp.measure.store import Store
 from cdmpp.measure.targets import Configuration
+from cdmpp.measure.tuning import begin
+from tests.measure import work
 from tests.measure.test_sampling import matmul
 
 pytestmark = [pytest.mark.native, pytest.mark.slow]
@@ -48,3 +52,13 @@ def test_programs_of_a_search_do_not_hide_those_of_a_draw(tmp_path: Path) -> Non
         assert {p.hash: p.origin for p in store.all_programs()} == {
             "p0": "default", "p1": "sampled", "p2": "sampled", "p9": "tuned",
         }  # fmt: skip
+
+
+def test_without_xgboost_a_search_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "xgboost.py").write_text("raise ModuleNotFoundError('no xgboost', name='xgboost')")
+    with (
+        WorkerPool(1, WorkerSettings(), work.search_without, (str(tmp_path),)) as pool,
+        pytest.raises(MissingDependencyError, match="xgboost") as caught,
+    ):
+        pool.call(begin, "", "", {}, 1, 0)
+    assert "cdmpp[measure]" in caught.value.hint

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
-from cdmpp.errors import MeasurementError
+from cdmpp.errors import MeasurementError, MissingDependencyError
 
 
 def double(value: int) -> int:
@@ -59,3 +62,31 @@ def mark(path: str, seconds: float) -> None:
 def shout(text: str) -> None:
     """As native code does: past Python's streams."""
     os.write(2, text.encode())
+
+
+def refuse() -> None:
+    """As what a worker needs does where it is not installed."""
+    raise MissingDependencyError("there is no engine", hint="install one")
+
+
+def arrive(folder: str) -> None:
+    """The first worker is ready at once, the next a second later."""
+    try:
+        Path(folder, "first").touch(exist_ok=False)
+    except FileExistsError:
+        time.sleep(1.0)
+    Path(folder, str(os.getpid())).touch()
+
+
+def compile_for_ever(path: str) -> None:
+    """Start a process, as a build starts a compiler, and wait for it."""
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as child:
+        Path(path).write_text(str(child.pid))
+
+
+def search_without(folder: str) -> None:
+    """Prepare a search where a package of a folder hides the real one."""
+    from cdmpp.measure.tuning import prepare_search
+
+    sys.path.insert(0, folder)
+    prepare_search("llvm")
