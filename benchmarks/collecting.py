@@ -3,9 +3,9 @@
 ``python -m benchmarks.collecting [--network NAME ...] [--candidates 40] [--cap-s 600] [--skip-tvm]``, on an
 idle machine. Two parts, each a real collection into a folder that is thrown away:
 
-1. Some networks, one after the other: programs a second, and what a program costs outside its timed runs: the
-   median of building, linking, loading and inputs, plus lowering, sampling and the start of all workers spread
-   over 1,000 programs. (Drawing is paid for 32 schedules a task, however few are kept.)
+1. Some networks, one after the other: programs a second, and what a program costs outside its timed runs:
+   the median of building, linking, loading and inputs, plus lowering, sampling and the start of all workers
+   spread over 1,000 programs. (Drawing is paid for 32 schedules a task, however few are kept.)
 2. The same candidates of one task through this package and through TVM's LocalBuilder and LocalRunner, both
    from their own start, the latter stopped at a cap.
 """
@@ -105,7 +105,7 @@ def tvm_local(texts: list[str], target: dict[str, Any], done: Any) -> None:
 
     goal = tvm.target.Target(target)
     builder = ms.builder.LocalBuilder()
-    config = ms.runner.EvaluatorConfig(number=1, repeat=5, min_repeat_ms=4)
+    config = ms.runner.EvaluatorConfig(number=1, repeat=10, min_repeat_ms=4)
     runner = ms.runner.LocalRunner(evaluator_config=config)
     modules = [tvm.IRModule({"main": tvm.ir.load_json(t).with_attr("global_symbol", "main")}) for t in texts]
     built = builder.build([ms.builder.BuilderInput(module, goal) for module in modules])

@@ -134,6 +134,7 @@ class Collector:
             stack.callback(shutil.rmtree, self._spool, True)
             limits = self.settings.worker(self.settings.build_limit_s)
             builders = stack.enter_context(WorkerPool(self._builders(), limits, prepare_builder))
+            builders.start()
             timers: dict[str, Timers] = {}
             for configuration in self.configurations:
                 made = self._make_timers(configuration, self.settings)
@@ -257,7 +258,10 @@ class Collector:
         chosen = [c for c in self.configurations if c.name in names]
         wanted = {name: [p for p in programs if (p.hash, name) in pairs] for name in names}
         libraries = self._build(wanted, chosen, builders)
-        builders.ready()  # one that replaces a crashed one imports TVM: not while something is timed
+        # Workers that start, or replace a crashed one, import TVM: not while something is timed.
+        builders.ready()
+        for timer in timers.values():
+            timer.ready()
         for configuration in chosen:
             ready: list[tuple[StoredProgram, Library]] = []
             for program in wanted[configuration.name]:

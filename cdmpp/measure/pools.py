@@ -168,6 +168,12 @@ class WorkerPool:
             raise MeasurementError(report.outcome.failure, hint=f"{limits}; {self._where_to_look()}")
         return report.outcome.value
 
+    def start(self) -> None:
+        """Let the workers start now, each in its own time; by themselves they start with the first task."""
+        self._started = True
+        for _ in range(self._workers):
+            self._schedule((_hello, ()))
+
     def ready(self) -> None:
         """Wait until every worker has finished starting, the replacement of a dead one among them.
 

@@ -87,6 +87,9 @@ class RemoteTimers:
         about = (configuration.threads, settings.time_limit_s, settings.timing)
         self._pool = WorkerPool(workers, limits, _prepare, (tracker, *kinds, *about))
 
+    def ready(self) -> None:
+        """See :class:`Timers`: what this machine does disturbs no board."""
+
     def time(self, libraries: Sequence[Library]) -> Iterator[Outcome]:
         """Outcomes in the order of the libraries, measured on all boards at once.
 

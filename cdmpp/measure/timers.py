@@ -21,6 +21,9 @@ _SAY_SO = "if that is meant, say what measures: --device NAME or FILE.toml"
 class Timers(Protocol):
     """Where programs are timed: workers on this machine, or on boards behind a tracker."""
 
+    def ready(self) -> None:
+        """Wait until nothing is busy but what will be timed."""
+
     def time(self, libraries: Sequence[Library]) -> Iterator[Outcome]:
         """Outcomes (:class:`TimedRun`) in the order of the libraries."""
 
@@ -34,6 +37,11 @@ class LocalTimers:
     def __init__(self, configuration: Configuration, settings: CollectSettings) -> None:
         arguments = (configuration.device_kind, settings.timing, configuration.cores)
         self._pool = WorkerPool(1, _limits(configuration, settings), prepare_timer, arguments)
+        self._pool.start()  # while the first programs are built
+
+    def ready(self) -> None:
+        """See :class:`Timers`."""
+        self._pool.ready()
 
     def time(self, libraries: Sequence[Library]) -> Iterator[Outcome]:
         """See :class:`Timers`."""

@@ -61,6 +61,9 @@ class CountingTimers:
     def __call__(self, configuration: Configuration, settings: CollectSettings) -> CountingTimers:
         return self
 
+    def ready(self) -> None:
+        pass
+
     def time(self, libraries: Sequence[Library]) -> Iterator[Outcome]:
         for library in libraries:
             assert Path(library.path).is_file()
