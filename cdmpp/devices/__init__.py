@@ -9,9 +9,9 @@ from cdmpp.devices.encode import (
     encode_devices,
     encoding_schema,
 )
-from cdmpp.devices.loading import SPECIFICATION_EXAMPLE, SPECIFICATION_HINT, from_mapping, load_device
+from cdmpp.devices.loading import SPECIFICATION_EXAMPLE, from_mapping, load_device
 from cdmpp.devices.registry import family, known, lookup, nearest_names
-from cdmpp.devices.spec import DeviceSpec
+from cdmpp.devices.spec import SPECIFICATION_HINT, DeviceSpec
 from cdmpp.devices.table import sources
 
 __all__ = [

@@ -133,9 +133,7 @@ def _clock(
     return None, ""
 
 
-def _cache(
-    root: Path, cores: Sequence[int], blocks: Sequence[dict[str, str]]
-) -> tuple[float | None, str]:
+def _cache(root: Path, cores: Sequence[int], blocks: Sequence[dict[str, str]]) -> tuple[float | None, str]:
     """Last cache level over all instances that serve the cores."""
     instances: dict[tuple[int, str], float] = {}
     for core in cores:

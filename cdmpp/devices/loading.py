@@ -10,7 +10,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from cdmpp.devices.spec import DeviceSpec
+from cdmpp.devices.registry import lookup
+from cdmpp.devices.spec import OPTIONAL, REQUIRED, SPECIFICATION_HINT, DeviceSpec
 from cdmpp.errors import InvalidDeviceError
 
 #: A complete file, for documentation and error messages; a test parses it.
@@ -32,18 +33,6 @@ l2_bytes = 50331648
 tdp_w = 285
 """
 
-_REQUIRED = ", ".join(name for name, field in DeviceSpec.model_fields.items() if field.is_required())
-_OPTIONAL = ", ".join(
-    name
-    for name, field in DeviceSpec.model_fields.items()
-    if not field.is_required() and name not in ("source", "aliases")
-)
-
-SPECIFICATION_HINT = (
-    f"a device need not be known: pass a .toml or .json file (over HTTP and in Python an object) with "
-    f"{_REQUIRED}, in base units (Hz, bytes, flop/s); optional: {_OPTIONAL}"
-)
-
 #: A specification is under a kilobyte; anything much larger is another file.
 _MAX_FILE_BYTES = 64 * 1024
 _MAX_PROBLEMS = 12
@@ -64,7 +53,7 @@ def from_mapping(values: Mapping[str, Any]) -> DeviceSpec:
         found = sorted(error.errors(include_url=False), key=lambda item: item["type"] != "extra_forbidden")
         problems = "; ".join(_describe(problem) for problem in found[:_MAX_PROBLEMS])
         raise InvalidDeviceError(
-            f"device specification: {problems}", hint=f"required: {_REQUIRED}; optional: {_OPTIONAL}"
+            f"device specification: {problems}", hint=f"required: {REQUIRED}; optional: {OPTIONAL}"
         ) from None
 
 
@@ -93,8 +82,6 @@ def load_device(text: str) -> DeviceSpec:
     """
     suffix = Path(text).suffix.lower()
     if suffix not in (".json", ".toml"):
-        from cdmpp.devices.registry import lookup  # registry needs the hint of this module
-
         return lookup(text)
     path = Path(text)
     try:

@@ -12,8 +12,7 @@ import difflib
 import re
 from functools import cache
 
-from cdmpp.devices.loading import SPECIFICATION_HINT
-from cdmpp.devices.spec import DeviceSpec
+from cdmpp.devices.spec import SPECIFICATION_HINT, DeviceSpec
 from cdmpp.devices.table import table
 from cdmpp.errors import UnknownDeviceError
 

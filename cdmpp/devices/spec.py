@@ -151,3 +151,17 @@ class DeviceSpec(BaseModel):
         figures = self.model_dump(exclude={"name", "source", "aliases", "arch"})
         text = json.dumps(figures, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+#: Fields that a specification must have, and those that it may have, as text.
+REQUIRED = ", ".join(name for name, field in DeviceSpec.model_fields.items() if field.is_required())
+OPTIONAL = ", ".join(
+    name
+    for name, field in DeviceSpec.model_fields.items()
+    if not field.is_required() and name not in ("source", "aliases")
+)
+
+SPECIFICATION_HINT = (
+    f"a device need not be known: pass a .toml or .json file (over HTTP and in Python an object) with "
+    f"{REQUIRED}, in base units (Hz, bytes, flop/s); optional: {OPTIONAL}"
+)
