@@ -196,8 +196,11 @@ def _build_only(
     if json:
         print_json({"path": str(out), "programs": len(manifest["programs"])})
         return
+    failed = sum("failure" in entry for entry in manifest["programs"])
     print(
-        f"wrote {out}: {len(manifest['programs']):,} programs; run them with: cdmpp measure {out} --out DIR"
+        f"wrote {out}: {len(manifest['programs']):,} programs"
+        + (f", {failed:,} of which could not be built" if failed else "")
+        + f"; run them with: cdmpp measure {out} --out DIR"
     )
 
 

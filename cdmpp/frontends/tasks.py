@@ -129,6 +129,8 @@ def network_tasks(source: str | Path | Network | Any, dims: Mapping[str, int] | 
 def _read(path: Path, dims: Mapping[str, int] | None) -> ProgramGraph:
     from cdmpp.frontends.load import load_programs
 
+    if not path.is_file():
+        raise InvalidProgramError(f"{path}: no such file", hint=f"pass {FORMS}")
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise InvalidProgramError(f"{path.name}: files of this kind are no networks", hint=f"pass {FORMS}")

@@ -213,11 +213,11 @@ class Collector:
         due = self._due()
         if not due:
             return
-        self._phase("second measurements", 0, len(due))
         wait_s = max(due.values()) + self.settings.repeat_gap_s - time.time()
         if wait_s > 0:
-            logger.info("waiting %.0f s before the second measurements", wait_s)
+            self._phase(f"second measurements, in {math.ceil(wait_s)} s", 0, len(due))
             time.sleep(wait_s)
+        self._phase("second measurements", 0, len(due))
         while due:  # once, but for boards that were lost meanwhile
             self._again(list(due), builders, timers)
             due = self._due()
@@ -406,9 +406,14 @@ def collect(
         collector = Collector(store, settings, configurations, timers=timers, progress=progress)
         try:
             collector.prepare(sources, dims)
+        except CdmppError:
+            # Nothing was measured: the records and their card stay as they are, and a folder in which nothing
+            # was begun holds nobody to a seed.
+            store.forget_settings()
+            raise
+        try:
             collector.measure()
         except CdmppError:
-            if store.measured([c.name for c in configurations], FIRST):
-                write_dataset(store, configurations, settings.timing, command)
+            write_dataset(store, configurations, settings.timing, command)
             raise
         return write_dataset(store, configurations, settings.timing, command)

@@ -50,7 +50,9 @@ def write_dataset(
             continue
         rows = list(_rows(found, programs, described, timing.max_spread))
         write_records(from_measurements(rows), store.folder / name)
-    faults = [f"Not collected: {name}: {what}: {why}" for name, what, why in store.left_out()]
+    missing = store.count_programs() * len(described) - len(store.measured(list(described), FIRST))
+    faults = [f"Not finished: {missing:,} measurements are missing."] if missing else []
+    faults += [f"Not collected: {name}: {what}: {why}" for name, what, why in store.left_out()]
     write_card(store.folder, command=command, notes=how_measured(timing), faults=faults)
     return store.folder
 

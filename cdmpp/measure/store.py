@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from cdmpp.data.folder import CARD, RECORDS, REPEATS
 from cdmpp.data.folder import STORE as FILE
 from cdmpp.errors import DataError
 from cdmpp.frontends.tasks import TaskList
@@ -104,12 +103,13 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        foreign = [name for name in (RECORDS, REPEATS, CARD) if (folder / name).exists()]
-        if foreign and not (folder / FILE).exists():
-            raise DataError(
-                f"{folder} has a {foreign[0]} that no collection there wrote: it would be overwritten",
-                hint="choose another --out",
-            )
+        if folder.is_dir() and not (folder / FILE).exists():
+            foreign = sorted(p.name for p in folder.iterdir() if p.name not in (LOCK, f"{FILE}-journal"))
+            if foreign:
+                raise DataError(
+                    f"{folder} has a {foreign[0]} that no collection there wrote",
+                    hint="choose a new or an empty folder: --out",
+                )
         with _disk(folder):
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = _take_lock(folder / LOCK)
@@ -169,6 +169,13 @@ class Store:
                 )
         with self.transaction():
             self._db.executemany("INSERT OR IGNORE INTO meta VALUES (?, ?)", given.items())
+
+    def forget_settings(self) -> None:
+        """Forget what :meth:`settle` was told, in a folder that has no program yet."""
+        if not self.count_programs():
+            with self.transaction():
+                self._db.execute("DELETE FROM meta")
+                self._db.execute("DELETE FROM devices")
 
     def settings(self) -> dict[str, Any]:
         """What :meth:`settle` remembered."""

@@ -55,6 +55,14 @@ class Configuration:
     device: DeviceSpec
     names: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        wanted = "cpu" if self.kind == "llvm" else "gpu"
+        if self.device.kind != wanted:
+            raise InvalidDeviceError(
+                f"{self.device.name} is a {self.device.kind}, and programs for {self.kind} run on a {wanted}",
+                hint="name the device that runs the programs: --device NAME or FILE.toml",
+            )
+
     @property
     def name(self) -> str:
         """Name of the device."""

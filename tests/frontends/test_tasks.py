@@ -119,7 +119,7 @@ def test_errors_say_what_to_pass(tmp_path: Path) -> None:
     assert "seq (default 128)" in error.value.hint
     with pytest.raises(InvalidProgramError, match="not a whole number"):
         network_tasks("bert-tiny:seq=0")
-    with pytest.raises(InvalidProgramError, match="neither a file"):
+    with pytest.raises(InvalidProgramError, match="no such file"):
         network_tasks(tmp_path / "missing.onnx")
     with pytest.raises(InvalidProgramError, match="is no network"):
         network_tasks(7)

@@ -123,7 +123,7 @@ def test_files_are_named_by_their_target_whatever_else_is_built(
 
 
 def test_only_the_caches_of_a_cpu_are_flushed(tmp_path: Path, one_thread: Configuration) -> None:
-    gpu = replace(one_thread, target={"kind": "cuda", "arch": "sm_80"})
+    gpu = replace(one_thread, target={"kind": "cuda", "arch": "sm_80"}, device=lookup("t4"))
     flushing = CollectSettings.model_validate({"timing": {"flush_cache": True}})
     with pytest.raises(DataError, match="caches"):
         write_job([TINY], [gpu], tmp_path / "job", flushing)
@@ -280,6 +280,11 @@ def test_the_job_is_not_the_place_for_results(job: Path) -> None:
 def test_a_machine_without_the_device_is_told_before_anything_fails(job: Path, tmp_path: Path) -> None:
     (job / MANIFEST).write_text((job / MANIFEST).read_text().replace("llvm", "vulkan"))
     with pytest.raises(MeasurementError, match="vulkan"):
-        measure_job(job, tmp_path / "result")
+        measure_job(job, tmp_path / "result", device="t4")
     with sqlite3.connect(tmp_path / "result" / "collect.sqlite") as db:
         assert db.execute("SELECT COUNT(*) FROM measurements").fetchone() == (0,)
+
+
+def test_a_cpu_job_is_not_filed_as_a_gpu(job: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidDeviceError, match="t4 is a gpu"):
+        measure_job(job, tmp_path / "result", device="t4")

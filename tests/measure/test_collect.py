@@ -18,7 +18,8 @@ import pytest
 
 from cdmpp.data.load import load_table
 from cdmpp.data.summary import info
-from cdmpp.errors import DataError, MeasurementError
+from cdmpp.devices import lookup
+from cdmpp.errors import CdmppError, DataError, InvalidDeviceError, InvalidProgramError, MeasurementError
 from cdmpp.frontends.tasks import Task, TaskList
 from cdmpp.measure.collect import LOG, Collector, collect
 from cdmpp.measure.pools import Outcome
@@ -239,8 +240,34 @@ def test_only_pairs_that_are_old_enough_are_measured_again(
         assert {name for _, name in due} == {one_thread.name} and len(due) == 6
 
 
-def test_only_the_caches_of_a_cpu_are_flushed(tmp_path: Path, one_thread: Configuration) -> None:
-    gpu = Configuration({"kind": "cuda", "arch": "sm_80"}, 1, (), one_thread.device)
+def test_a_refused_call_leaves_records_and_card_as_they_are(
+    tmp_path: Path, fill: Fill, quick: CollectSettings, one_thread: Configuration
+) -> None:
+    fill(tmp_path)
+    collect([TINY], [one_thread], tmp_path, quick, command="the first")
+    before = (tmp_path / "README.md").read_text()
+    flushing = quick.model_copy(update={"timing": quick.timing.model_copy(update={"flush_cache": True})})
+    for settings, sources in ((flushing, [TINY]), (quick, [TINY, "no-such-network"])):
+        with pytest.raises(CdmppError):
+            collect(sources, [one_thread], tmp_path, settings, command="the second")
+    assert (tmp_path / "README.md").read_text() == before and "the first" in before
+
+
+def test_a_mistake_in_a_new_folder_holds_nobody_to_its_seed(
+    tmp_path: Path, quick: CollectSettings, one_thread: Configuration
+) -> None:
+    for seed in (0, 1):
+        with pytest.raises(InvalidProgramError, match="no-such-network"):
+            collect(["no-such-network"], [one_thread], tmp_path, quick.model_copy(update={"seed": seed}))
+
+
+def test_a_device_is_of_its_targets_kind(one_thread: Configuration) -> None:
+    with pytest.raises(InvalidDeviceError, match="t4 is a gpu"):
+        replace(one_thread, device=lookup("t4"))
+
+
+def test_only_the_caches_of_a_cpu_are_flushed(tmp_path: Path) -> None:
+    gpu = Configuration({"kind": "cuda", "arch": "sm_80"}, 1, (), lookup("a100-pcie-40gb"))
     flushing = CollectSettings.model_validate({"timing": {"flush_cache": True}})
     with pytest.raises(DataError, match="caches"):
         collect([TINY], [gpu], tmp_path, flushing)
