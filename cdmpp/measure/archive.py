@@ -23,7 +23,7 @@ from cdmpp.measure.building import Library, build_program, check_toolchain, prep
 from cdmpp.measure.collect import GROUP, Collector, check_flushing
 from cdmpp.measure.pools import Outcome, WorkerPool
 from cdmpp.measure.settings import CollectSettings, Progress
-from cdmpp.measure.store import Store, StoredProgram, is_disk_full
+from cdmpp.measure.store import Store, StoredProgram, is_disk_full, no_room
 from cdmpp.measure.targets import Configuration, available_cores, describe
 from cdmpp.measure.timers import LocalTimers, Timers, on_this_machine
 
@@ -233,7 +233,7 @@ class _Writer(Collector):
                 outcomes = builders.run(build_program, jobs)
                 for (program, key), path, outcome in zip(group, paths, outcomes, strict=True):
                     if outcome.failure and is_disk_full(folder):
-                        raise _full(folder)
+                        raise no_room(folder)
                     entry = {"hash": program.hash, "build_key": key, **_entry(folder, path, outcome)}
                     entries[program.hash, key] = entry
                     written.write(json.dumps(entry) + "\n")
@@ -434,13 +434,5 @@ def _room(folder: Path) -> Iterator[None]:
         yield
     except (OSError, sqlite3.OperationalError) as error:
         if is_disk_full(folder):
-            raise _full(folder) from None
+            raise no_room(folder) from None
         raise DataError(f"cannot write {folder}: {error}", hint="choose another --out") from None
-
-
-def _full(folder: Path) -> MeasurementError:
-    return MeasurementError(
-        f"no space left on the disk of {folder}",
-        hint="make room and give the same command again: it goes on",
-        transient=True,
-    )

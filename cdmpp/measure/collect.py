@@ -23,7 +23,7 @@ from cdmpp.measure.building import Library, build_program, check_toolchain, prep
 from cdmpp.measure.pools import Outcome, WorkerPool, WorkerSettings
 from cdmpp.measure.sampling import prepare_sampler, sample_programs
 from cdmpp.measure.settings import CollectSettings, Progress
-from cdmpp.measure.store import FIRST, SECOND, Store, StoredMeasurement, StoredProgram, is_disk_full
+from cdmpp.measure.store import FIRST, SECOND, Store, StoredMeasurement, StoredProgram, is_disk_full, no_room
 from cdmpp.measure.targets import Configuration, available_cores, describe
 from cdmpp.measure.timers import LocalTimers, Timers, on_this_machine
 from cdmpp.measure.timing import TimedRun
@@ -48,7 +48,7 @@ class Collector:
     store : Store
     settings : CollectSettings
     configurations : sequence of Configuration
-        All of one target kind; schedules are drawn for the first.
+        All of one target kind; schedules are drawn for the first that the folder was ever given.
     timers : callable, optional
         Makes the :class:`Timers` of a configuration; default: on this machine.
     progress : Progress, optional
@@ -198,7 +198,8 @@ class Collector:
             if is_file(source) and (p := Path(source)).is_file()
         }
         self.store.settle(digests)
-        sources = {name: source for name, source in names.items() if name not in self.store.networks()}
+        known = self.store.networks()
+        sources = {name: source for name, source in names.items() if name not in known}
         if not sources:
             return
         self._phase("lowering", 0, len(sources))
@@ -290,11 +291,7 @@ class Collector:
                 jobs.setdefault((configuration.build_key, program.hash), arguments)
         outcomes = dict(zip(jobs, builders.run(build_program, list(jobs.values())), strict=True))
         if any(outcome.failure for outcome in outcomes.values()) and is_disk_full(self._spool):
-            raise MeasurementError(
-                f"no space left on the disk of {self._spool}",
-                hint="make room and give the same command again: it goes on",
-                transient=True,
-            )
+            raise no_room(self._spool)
         return outcomes
 
     def _judge(

@@ -21,12 +21,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from cdmpp.data.folder import STORE as FILE
-from cdmpp.errors import DataError
+from cdmpp.errors import DataError, MeasurementError
 from cdmpp.frontends.tasks import TaskList
 from cdmpp.measure.sampling import SampledProgram
 
 LOCK = "collect.lock"
 FIRST, SECOND = 0, 1
+_FULL = "no space left on the disk of {}"
+_MAKE_ROOM = "make room and give the same command again: it goes on"
 #: A linker that fails for want of room leaves some: it removes what it had written.
 _ROOM_BYTES = 16 * 2**20
 
@@ -410,7 +412,10 @@ def is_disk_full(folder: Path) -> bool:
     return any(shutil.disk_usage(place).free < _ROOM_BYTES for place in places)
 
 
+def no_room(folder: Path) -> MeasurementError:
+    """The disk is full where something is built: nothing of it is a program's fault."""
+    return MeasurementError(_FULL.format(folder), hint=_MAKE_ROOM, transient=True)
+
+
 def _full(folder: Path) -> DataError:
-    return DataError(
-        f"no space left on the disk of {folder}", hint="make room and give the same command again: it goes on"
-    )
+    return DataError(_FULL.format(folder), hint=_MAKE_ROOM)

@@ -237,10 +237,10 @@ def _parse(text: str) -> _Parsed:
             content = json.loads(plain)
         except ValueError as error:
             raise InvalidDeviceError(f"target {plain!r} is not JSON: {error}", hint=HINT) from None
-        plain_target = _resolved(content)
+        target = _resolved(content)
     else:
-        plain_target = _resolved(plain)
-    return _Parsed(plain_target, threads, _isa_here(plain_target))
+        target = _resolved(plain)
+    return _Parsed(target, threads, _isa_here(target))
 
 
 def _resolved(content: Any) -> dict[str, Any]:
