@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cdmpp.data.folder import records_file
 from cdmpp.data.importers import IMPORTERS, Importer
+from cdmpp.data.program_csv import matches, read_program_csv
 from cdmpp.data.raw import read_columns, read_raw
 from cdmpp.data.records import NEEDED, read_records, write_records
 from cdmpp.data.table import MeasurementTable
@@ -20,8 +21,9 @@ def load_table(path: str | PathLike[str]) -> MeasurementTable:
     Parameters
     ----------
     path : path
-        Project records (Parquet), a dataset folder that holds them (:mod:`cdmpp.data.folder`), or one of the
-        public operator tables (Parquet, CSV or gzipped CSV).
+        Project records (Parquet), a dataset folder that holds them (:mod:`cdmpp.data.folder`), one of the
+        public operator tables (Parquet, CSV or gzipped CSV), or programs with their latencies
+        (:mod:`cdmpp.data.program_csv`).
 
     Raises
     ------
@@ -33,6 +35,8 @@ def load_table(path: str | PathLike[str]) -> MeasurementTable:
     if set(columns) >= NEEDED:
         return read_records(file)
     importer = detect(columns)
+    if importer is None and matches(columns):
+        return read_program_csv(file)
     if importer is None:
         raise _unknown(file, columns)
     return importer.table(read_raw(file, importer.columns()))
@@ -70,6 +74,6 @@ def _unknown(path: Path, columns: list[str]) -> DataError:
     lacking = ", ".join(sorted(nearest.lacking(columns)))
     return DataError(
         f"{path}: no known table has these columns: {found}",
-        hint=f"known: project records and {', '.join(i.name for i in IMPORTERS)}; "
+        hint=f"known: project records, program with latency_us, {', '.join(i.name for i in IMPORTERS)}; "
         + (f"nearest is {nearest.name}, which also needs {lacking}" if lacking else "see docs/data.md"),
     )

@@ -15,7 +15,8 @@ from cdmpp.data.arrow import pa, pa_csv, pc, pq
 from cdmpp.data.labels import Labels, Mask
 from cdmpp.errors import DataError
 
-_LATENCY_UNITS = {"latency_us": 1e6, "latency_ms": 1e3, "latency_s": 1.0}
+#: Column that holds latencies -> how many of its units are a second.
+LATENCY_UNITS = {"latency_us": 1e6, "latency_ms": 1e3, "latency_s": 1.0}
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class RawTable:
 
     def latency_s(self) -> NDArray[np.float64]:
         """Seconds from ``latency_us``, ``latency_ms`` or ``latency_s``; NaN where there is none."""
-        for name, per_second in _LATENCY_UNITS.items():
+        for name, per_second in LATENCY_UNITS.items():
             if name in self.columns:
                 return self.floats(name) / per_second
         return np.full(len(self), math.nan)
@@ -170,7 +171,10 @@ def _csv_stream(path: Path) -> Any:
 
 def _unreadable(path: Path, error: Exception) -> DataError:
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return DataError(f"{path} is no readable table: {reason}", hint="a table is Parquet, CSV or gzipped CSV")
+    hint = "a table is Parquet, CSV or gzipped CSV"
+    if "Expected" in reason and "columns" in reason:
+        hint = 'a cell with commas in it stands in quotes: "linear:m=512,n=4096,k=1024",12.5'
+    return DataError(f"{path} is no readable table: {reason}", hint=hint)
 
 
 def _encoded(column: Any) -> tuple[NDArray[np.int64], list[Any]]:
