@@ -8,7 +8,7 @@ of :class:`cdmpp.predictor.LatencyPredictor` on the same rows, but for the last 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -18,17 +18,13 @@ from cdmpp.data.table import MeasurementTable
 from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import UnknownDeviceError
+from cdmpp.evaluation.asked import asked_parts
 from cdmpp.evaluation.cache import FeatureCache
-from cdmpp.evaluation.chunks import ProgramChunk, program_chunks
 from cdmpp.evaluation.metrics import measure
 from cdmpp.evaluation.ranking import rank
+from cdmpp.nn.answers import Answerer
 from cdmpp.nn.artifact import Artifact
-from cdmpp.nn.batch import Inputs, predict_rows
 from cdmpp.nn.calibration import read_quantiles
-from cdmpp.nn.domain import THRESHOLDS, Context
-from cdmpp.nn.inputs import stack_devices
-from cdmpp.nn.peers import Peers, ask_peers
-from cdmpp.programs.question import BACKENDS, FRAMEWORKS, PROTOCOLS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Group = tuple[str, str, str]
@@ -45,32 +41,6 @@ class HasArtifact(Protocol):
     @property
     def artifact(self) -> Artifact:
         """The loaded model."""
-
-
-@dataclass(frozen=True)
-class TableRows:
-    """Rows to predict as numbers, arrays of one length; see :class:`cdmpp.nn.batch.QuestionRows`."""
-
-    program: Array
-    device: Array
-    backend: Array
-    protocol: Array
-    framework: Array
-
-    def __len__(self) -> int:
-        return len(self.program)
-
-    def take(self, rows: Array) -> TableRows:
-        """Some rows."""
-        return TableRows(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
-
-    def distinct(self) -> tuple[Array, Array]:
-        """Rows that are the first of their kind, and for every row which of these it equals."""
-        code = np.zeros(len(self), dtype=np.int64)
-        for column in vars(self).values():
-            code = code * (int(column.max(initial=0)) + 2) + column + 1  # -1 stands for "not known"
-        _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
-        return first, inverse.reshape(-1)
 
 
 @dataclass
@@ -168,8 +138,8 @@ def _evaluate_table(
 ) -> None:  # fmt: skip
     chosen = np.ones(len(table), dtype=np.bool_)
     if wanted is not None:
-        chosen = _rows_of(table, wanted)
-    reason = _reasons(table)
+        chosen = rows_of(table, wanted)
+    reason = reasons(table)
     lost = np.flatnonzero(chosen & (reason != ""))
     _count(scores, table, lost, reason[lost])
     rows = np.flatnonzero(chosen & (reason == ""))
@@ -177,98 +147,22 @@ def _evaluate_table(
     if not len(rows):
         return
     rows = rows[np.argsort(table.program_key[rows], kind="stable")]
-    keys = table.program_key[rows]
     group, schedules = _groups(scores, table, rows), _schedules(scores, table, rows)
-    device_names = sorted({table.device.names[code] for code in np.unique(table.device.codes[rows])})
-    specs = [table.device_spec(name) for name in device_names]
-    numbers = TableRows(
-        program=keys,
-        device=_codes(table.device.names, device_names)[table.device.codes[rows]],
-        backend=_codes(table.backend.names, BACKENDS)[table.backend.codes[rows]],
-        protocol=_codes(table.protocol.names, PROTOCOLS)[table.protocol.codes[rows]],
-        framework=_codes(table.framework.names, FRAMEWORKS)[table.framework.codes[rows]],
-    )
-    needed = np.zeros(table.n_programs, dtype=np.bool_)
-    needed[keys] = True
-    for chunk in program_chunks(table, needed, cache):
-        low, high = np.searchsorted(keys, [chunk.first, chunk.first + len(chunk.kind)])
-        index = np.arange(low, high)
-        if chunk.failed:
-            bad = np.isin(keys[index] - chunk.first, list(chunk.failed))
-            why = [chunk.failed[key] for key in (keys[index[bad]] - chunk.first).tolist()]
-            _count(scores, table, rows[index[bad]], np.array(why, dtype=object))
-            index = index[~bad]
-        if len(index):
-            part = numbers.take(index)
-            part = TableRows(**{**vars(part), "program": part.program - chunk.first})
-            # A question is asked once, however often it was measured: equal rows get equal answers.
-            first, same = part.distinct()
-            point, bounds = (v[same] for v in _predict(artifact, chunk, part.take(first), specs))
+    answerer = Answerer(artifact)
+    for part in asked_parts(table, rows, cache):
+        _count(scores, table, rows[part.lost], np.array(part.why, dtype=object))
+        if len(part.index):
+            said = answerer.answer(part.asked)
+            bounds = read_quantiles(said.levels, said.factor, INTERVAL)
+            point, bounds = said.point[part.same], bounds[part.same]
             low_s, high_s = np.exp(bounds).T
             point_s = np.exp(point)
             # The same widening as in a Prediction: the point may lie below the interval.
             bounds_s = np.minimum(low_s, point_s), np.maximum(high_s, point_s)
-            ranked = (column[index] for column in schedules)
-            latency_s = table.latency_s[rows[index]]
-            scores.columns.append((group[index], latency_s, point_s, *bounds_s, *ranked))
-        progress(int(high - low))
-
-
-def _predict(
-    artifact: Artifact, chunk: ProgramChunk, rows: TableRows, specs: list[DeviceSpec]
-) -> tuple[Array, Array]:
-    """log latency and log bounds of the interval, per row."""
-    # As in the predictor: a device is known by its figures, and one of two twins stands for both.
-    indexed = artifact.trained_devices
-    trained = {spec.digest(): (i, spec.name) for i, spec in reversed(indexed)}
-    identity = [trained.get(spec.digest(), (0, "")) for spec in specs]
-    # The trained devices stand below the table's: they speak for those that the network does not know.
-    inputs = Inputs(chunk.store, stack_devices([*specs, *(spec for _, spec in indexed)]))
-    embedding = np.array([index for index, _ in (*identity, *indexed)])
-    row_of = {index: len(specs) + position for position, (index, _) in enumerate(indexed)}
-    point, levels = predict_rows(artifact.network, inputs, rows, embedding=embedding)
-    unseen = np.flatnonzero(embedding[rows.device] == 0)
-    peers = Peers(indexed, artifact.domain)
-    for members, question in _same_question(chunk, rows, unseen, specs):
-        point[members], levels[members] = ask_peers(
-            artifact.network, inputs, rows.take(members), point[members], levels[members],
-            [row_of[index] for index, _ in peers.of(*question)], embedding,
-        )  # fmt: skip
-    used, program = np.unique(rows.program, return_inverse=True)
-    score = artifact.domain.strangeness(chunk.store.summary[used])[program]
-    score = score + _steps(artifact, chunk, rows, [name for _, name in identity])
-    factor = np.array([artifact.calibration[name] for name in ("in", "near", "out")])
-    label = (score > THRESHOLDS[0]).astype(np.int64) + (score > THRESHOLDS[1])
-    return point, read_quantiles(levels, factor[label], INTERVAL)
-
-
-def _same_question(
-    chunk: ProgramChunk, rows: TableRows, chosen: Array, specs: list[DeviceSpec]
-) -> Iterator[tuple[Array, tuple[str, str, str, str, str]]]:
-    """The chosen rows by device kind and kind of question."""
-    kinds = sorted({spec.kind for spec in specs})
-    kind = np.array([kinds.index(spec.kind) for spec in specs])[rows.device[chosen]]
-    columns = [kind, chunk.kind[rows.program[chosen]], rows.protocol[chosen], rows.backend[chosen]]
-    distinct, inverse = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
-    for i, (device, program, protocol, backend) in enumerate(distinct.tolist()):
-        operator, dtype = chunk.kinds[program]
-        members = chosen[inverse.reshape(-1) == i]
-        yield members, (kinds[device], operator, dtype, PROTOCOLS[protocol], BACKENDS[backend])
-
-
-def _steps(artifact: Artifact, chunk: ProgramChunk, rows: TableRows, trained_names: list[str]) -> Array:
-    """The part of the domain score that says whether training had the context: once per distinct one."""
-    columns = np.stack(
-        [rows.device, chunk.kind[rows.program], rows.protocol, rows.backend, rows.framework], axis=1
-    )
-    distinct, inverse = np.unique(columns, axis=0, return_inverse=True)
-    steps = []
-    for device, kind, protocol, backend, framework in distinct.tolist():
-        launcher = FRAMEWORKS[framework] if framework >= 0 else ""
-        operator, dtype = chunk.kinds[kind]
-        asked = (PROTOCOLS[protocol], BACKENDS[backend], launcher)
-        steps.append(artifact.domain.step(Context(trained_names[device], operator, dtype, *asked)))
-    return np.array(steps)[inverse.reshape(-1)]
+            ranked = (column[part.index] for column in schedules)
+            latency_s = table.latency_s[rows[part.index]]
+            scores.columns.append((group[part.index], latency_s, point_s, *bounds_s, *ranked))
+        progress(len(part.index) + len(part.lost))
 
 
 def _known(name: str) -> DeviceSpec | None:
@@ -278,7 +172,7 @@ def _known(name: str) -> DeviceSpec | None:
         return None
 
 
-def _rows_of(table: MeasurementTable, wanted: Collection[str]) -> Array:
+def rows_of(table: MeasurementTable, wanted: Collection[str]) -> Array:
     """Mask of the rows whose device goes by one of these names, canonical or as the file has it."""
     canonical = np.array([name in wanted for name in table.device.names])
     written = np.array([name in wanted for name in table.device_name.names])
@@ -286,7 +180,7 @@ def _rows_of(table: MeasurementTable, wanted: Collection[str]) -> Array:
     return mask
 
 
-def _reasons(table: MeasurementTable) -> Array:
+def reasons(table: MeasurementTable) -> Array:
     """Why a row cannot be evaluated, "" where it can."""
     reason = table.unsupported.array()
     reason[(reason == "") & table.failed] = "failed"
@@ -328,9 +222,3 @@ def _schedules(scores: _Scores, table: MeasurementTable, rows: Array) -> tuple[A
 def _count(scores: _Scores, table: MeasurementTable, rows: Array, reasons: Array) -> None:
     labels = (table.source.take(rows), table.device_name.take(rows), table.op.take(rows))
     scores.unsupported.update(zip(*(column.array() for column in labels), reasons, strict=True))
-
-
-def _codes(names: Iterable[str], known: Iterable[str]) -> Array:
-    """Index of each name among the known ones, -1 where it is not there ("" for no framework)."""
-    index = {name: i for i, name in enumerate(known)}
-    return np.array([index.get(name, -1) for name in names], dtype=np.int64)

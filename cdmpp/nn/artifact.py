@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load, save
@@ -31,6 +31,9 @@ from cdmpp.features.schema import SCHEMA_HASH
 from cdmpp.nn.domain import Domain
 from cdmpp.nn.inputs import QUESTION_COLUMNS, SUMMARY_COLUMNS
 from cdmpp.nn.network import LEVELS, LatencyNetwork, NetworkConfig
+
+if TYPE_CHECKING:
+    from cdmpp.nn.adapter import Adapter
 
 FORMAT_VERSION = 1
 TENSORS, MANIFEST = "model.safetensors", "manifest.json"
@@ -56,6 +59,10 @@ class Artifact:
         Factor on the width of an interval per domain label.
     manifest : dict
         Everything else that ``manifest.json`` says.
+    adapter : Adapter, optional
+        What measurements of one device change (:mod:`cdmpp.nn.adapter`).
+    folder : Path, optional
+        Where the model lies; of an adapted model, where its base lies.
     """
 
     network: LatencyNetwork
@@ -63,11 +70,16 @@ class Artifact:
     domain: Domain
     calibration: dict[str, float]
     manifest: dict[str, Any]
+    adapter: Adapter | None = None
+    folder: Path | None = None
 
     @cached_property
     def device_specs(self) -> dict[str, DeviceSpec]:
-        """Specifications of training devices that no table knows: they came with the records."""
-        return {name: from_mapping(spec) for name, spec in self.manifest.get("device_specs", {}).items()}
+        """Specifications of devices that no table knows: they came with the records or the adapter."""
+        specs = {name: from_mapping(spec) for name, spec in self.manifest.get("device_specs", {}).items()}
+        if self.adapter is not None:
+            specs.setdefault(self.adapter.device.name, self.adapter.device)
+        return specs
 
     def device(self, name: str) -> DeviceSpec:
         """A device by name: a known one, or one of the training devices.
@@ -88,6 +100,13 @@ class Artifact:
     def model_id(self) -> str:
         """Name and short hash of the model's content."""
         return str(self.manifest["model_id"])
+
+
+def default_model() -> Path:
+    """The model that ships with the package: in the wheel, or beside it in a checkout."""
+    package = Path(__file__).parents[1]
+    packed = package / "_models" / "base"
+    return packed if packed.is_dir() else package.parent / "models" / "base"
 
 
 def library_versions() -> dict[str, str]:
@@ -132,7 +151,8 @@ def save_artifact(
         "devices": devices,
         "device_specs": {
             spec.name: spec.model_dump(mode="json", exclude_none=True)
-            for spec in device_specs if spec.name in devices and spec.name not in table()
+            for spec in device_specs
+            if spec.name in devices and spec.name not in table()
         },
         "domain": domain.manifest(),
         "calibration": calibration,
@@ -140,22 +160,37 @@ def save_artifact(
         "sha256": {TENSORS: digest, **{k: hashlib.sha256(v).hexdigest() for k, v in extra.items()}},
         **details,
     }
-    folder = Path(folder)
-    aside = folder.with_name(folder.name + ".writing")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    for file, content in ((TENSORS, payload), *extra.items()):
-        (aside / file).write_bytes(content)
-    (aside / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    if folder.exists():
-        old = folder.with_name(folder.name + ".old")
-        shutil.rmtree(old, ignore_errors=True)
-        os.replace(folder, old)
-        os.replace(aside, folder)
-        shutil.rmtree(old)
-    else:
-        os.replace(aside, folder)
+    text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
+    write_folder(Path(folder), {TENSORS: payload, **extra, MANIFEST: text.encode()})
     return manifest
+
+
+def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write a model folder aside and rename it, replacing an older one.
+
+    Raises
+    ------
+    ArtifactError
+        It cannot be written.
+    """
+    aside = folder.with_name(folder.name + ".writing")
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        for file, content in files.items():
+            (aside / file).write_bytes(content)
+        if folder.exists():
+            old = folder.with_name(folder.name + ".old")
+            shutil.rmtree(old, ignore_errors=True)
+            os.replace(folder, old)
+            os.replace(aside, folder)
+            shutil.rmtree(old)
+        else:
+            os.replace(aside, folder)
+    except OSError as error:
+        raise ArtifactError(
+            f"cannot write {folder}: {error.strerror or error}", hint="check the folder and its disk"
+        ) from None
 
 
 def _content(path: Path) -> bytes | None:
@@ -166,22 +201,34 @@ def _content(path: Path) -> bytes | None:
 
 
 def load_artifact(folder: str | os.PathLike[str]) -> Artifact:
-    """Load a model folder.
+    """Load a model folder: a trained model, or an adapted one on top of its base.
 
     Raises
     ------
     ArtifactError
-        Missing or damaged files, another format or feature schema.
+        Missing or damaged files, another format or feature schema, a base that is not there.
     """
+    from cdmpp.nn.adapter_files import load_adapted
+
     path = Path(folder)
+    manifest = read_manifest(path)
+    if manifest.get("kind") == "adapter":
+        return load_adapted(path, manifest)
+    return _load_trained(path, manifest)
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """A model folder's manifest, checked for its format.
+
+    Raises
+    ------
+    ArtifactError
+        It is missing, no JSON, or of another format.
+    """
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        payload = (path / TENSORS).read_bytes()
     except OSError as error:
-        raise ArtifactError(
-            f"{path} is not a model folder: {error.strerror} ({Path(error.filename or '').name})",
-            hint=f"a model folder holds {TENSORS} and {MANIFEST}; train one with: cdmpp train --out DIR",
-        ) from None
+        raise no_model_folder(path, error) from None
     except ValueError as error:
         raise ArtifactError(
             f"{path / MANIFEST} is not JSON: {error}", hint="restore or retrain the model"
@@ -191,6 +238,22 @@ def load_artifact(folder: str | os.PathLike[str]) -> Artifact:
             f"{path} has another format than {FORMAT_VERSION}",
             hint="use the cdmpp version that made it, or retrain",
         )
+    return manifest
+
+
+def no_model_folder(path: Path, error: OSError) -> ArtifactError:
+    """A file of the folder cannot be read."""
+    return ArtifactError(
+        f"{path} is not a model folder: {error.strerror} ({Path(error.filename or '').name})",
+        hint=f"a model folder holds {TENSORS} and {MANIFEST}; train one with: cdmpp train --out DIR",
+    )
+
+
+def _load_trained(path: Path, manifest: dict[str, Any]) -> Artifact:
+    try:
+        payload = (path / TENSORS).read_bytes()
+    except OSError as error:
+        raise no_model_folder(path, error) from None
     for key, mine in (
         ("feature_schema", SCHEMA_HASH), ("input_schema", INPUT_HASH), ("schedule_schema", SCHEDULE_HASH),
     ):  # fmt: skip
@@ -224,7 +287,9 @@ def load_artifact(folder: str | os.PathLike[str]) -> Artifact:
             f"{path} is damaged: {error}", hint="copy the model folder again, or retrain"
         ) from None
     network.eval()
-    artifact = Artifact(network, tuple(manifest["devices"]), domain, manifest["calibration"], manifest)
+    artifact = Artifact(
+        network, tuple(manifest["devices"]), domain, manifest["calibration"], manifest, folder=path
+    )
     try:
         artifact.trained_devices  # noqa: B018 - looked up now, so that a model of unknown devices fails here
     except CdmppError as error:

@@ -1,7 +1,8 @@
-"""Many rows through the network at once: training, evaluation and benchmarks share this way in.
+"""Many rows through the network at once.
 
-The predictor has its own (chunks of one fixed shape, so that an answer never depends on its neighbours);
-here speed counts, and the last digit may differ between two batch sizes.
+Two ways in: :func:`predict_rows` for training, evaluation and benchmarks, where speed counts and the last
+digit may differ between two batch sizes; :func:`predict_rows_alone` for the predictor, in chunks of one fixed
+shape, so that an answer never depends on its neighbours.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 #: Leaves (padding counted) in one forward pass of :func:`predict_rows`, and leaf pairs of its attention.
 MAX_LEAVES, MAX_PAIRS = 65_536, 1 << 21
+#: Rows of a forward pass of :func:`predict_rows_alone`. Fixed: matrix kernels are chosen by shape, and their
+#: last digits differ.
+CHUNK_ROWS = 32
 
 
 class QuestionRows(Protocol):
@@ -144,4 +148,32 @@ def predict_rows(
         point[chosen] = p.double().numpy() + reference
         levels[chosen] = q.double().numpy() + reference[:, None]
         start += count
+    return point, levels
+
+
+@torch.inference_mode()
+def predict_rows_alone(
+    network: LatencyNetwork, inputs: Inputs, rows: QuestionRows, *, embedding: Array
+) -> tuple[Array, Array]:
+    """:func:`predict_rows`, each row as if it were asked alone: equal to the last digit in any company."""
+    device = inputs.device_matrix[rows.device]
+    known = embedding[rows.device].astype(np.int64)
+    questions, logs, reference = question_inputs(
+        inputs.store.summary[rows.program], device, rows.backend, rows.protocol, rows.framework
+    )
+    point, levels = np.empty(len(rows)), np.empty((len(rows), len(LEVELS)))
+    sizes = inputs.store.bucket[rows.program]
+    for size, (leaves, positions, mask) in inputs.tensors.items():
+        members = np.flatnonzero(sizes == size)
+        for start in range(0, len(members), CHUNK_ROWS):
+            chosen = members[start : start + CHUNK_ROWS]
+            # A short chunk repeats its first row: the shape of the computation stays the same.
+            padded = np.concatenate([chosen, np.repeat(chosen[:1], CHUNK_ROWS - len(chosen))])
+            slots = torch.from_numpy(inputs.store.slot[rows.program[padded]])
+            p, q = network(
+                leaves[slots], positions[slots], mask[slots],
+                *(torch.from_numpy(column[padded]) for column in (questions, logs, known)),
+            )  # fmt: skip
+            point[chosen] = p[: len(chosen)].double().numpy() + reference[chosen]
+            levels[chosen] = q[: len(chosen)].double().numpy() + reference[chosen, None]
     return point, levels

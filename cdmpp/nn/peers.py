@@ -9,7 +9,7 @@ network's own, beats both on devices left out (docs/accuracy.md).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -70,6 +70,29 @@ def shift(own: Array, peers: Array) -> Array:
     return np.asarray(SHARE * (peers.mean(axis=1) - own))
 
 
+def opinions(
+    network: LatencyNetwork, inputs: Inputs, rows: QuestionRows, peers: Sequence[int], embedding: Array,
+    forward: Callable[..., tuple[Array, Array]] = predict_rows,
+) -> Array:  # fmt: skip
+    """log(latency / reference) of each peer for the same programs, (rows, peers).
+
+    Parameters
+    ----------
+    peers : sequence of int
+        The peers' rows of ``inputs.device_matrix``.
+    embedding : int array
+        Per row of the device matrix, the device's index in the network's embedding.
+    forward : callable
+        :func:`cdmpp.nn.batch.predict_rows`, or one that takes the same arguments.
+    """
+    found = np.empty((len(rows), len(peers)))
+    for column, peer in enumerate(peers):
+        as_peer = replace(rows, device=np.full(len(rows), peer, dtype=np.int32))  # type: ignore[type-var]
+        answer = forward(network, inputs, as_peer, embedding=embedding)[0]
+        found[:, column] = answer - inputs.reference(as_peer)
+    return found
+
+
 def ask_peers(
     network: LatencyNetwork, inputs: Inputs, rows: QuestionRows, point: Array, levels: Array,
     peers: Sequence[int], embedding: Array,
@@ -80,17 +103,11 @@ def ask_peers(
     ----------
     point, levels
         :func:`cdmpp.nn.batch.predict_rows` of ``rows`` with their devices hidden.
-    peers : sequence of int
-        The peers' rows of ``inputs.device_matrix``.
-    embedding : int array
-        Per row of the device matrix, the device's index in the network's embedding.
+    peers, embedding
+        As for :func:`opinions`.
     """
     if not len(peers) or not len(rows):
         return point, levels
-    opinions = np.empty((len(rows), len(peers)))
-    for column, peer in enumerate(peers):
-        as_peer = replace(rows, device=np.full(len(rows), peer, dtype=np.int32))  # type: ignore[type-var]
-        answer = predict_rows(network, inputs, as_peer, embedding=embedding)[0]
-        opinions[:, column] = answer - inputs.reference(as_peer)
-    by = shift(point - inputs.reference(rows), opinions)
+    found = opinions(network, inputs, rows, peers, embedding)
+    by = shift(point - inputs.reference(rows), found)
     return point + by, levels + by[:, None]

@@ -41,6 +41,9 @@ class ResidualSettings:
     clip : float
         Residuals further than this from their median are cut there before the fit: a few outliers (a slow
         algorithm chosen by a library) shall not pull everything else.
+    shift : float
+        Share of the variance by which the point lies below the expected log: among log-normal outcomes it is
+        the value one variance below the median that has the least mean relative error.
     amplitudes, noises : tuple of float
         Factors on all scales and on the noise, of which the marginal likelihood picks a pair.
     """
@@ -54,13 +57,15 @@ class ResidualSettings:
     peers: float = 0.15
     noise: float = 0.07
     clip: float = 0.4
+    shift: float = 1.0
     amplitudes: tuple[float, ...] = (0.5, 1.0, 2.0)
     noises: tuple[float, ...] = (0.7, 1.4, 2.8)
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> ResidualSettings:
         """Back from :func:`dataclasses.asdict`, also after JSON."""
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+        plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        return cls(**plain)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,122 @@
+"""Questions as an adapter sees them: standardised sizes and ratios, names as codes, the peers' opinions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from cdmpp.nn.inputs import FAMILIES, QUESTION_COLUMNS, SUMMARY_COLUMNS, question_inputs, stack_devices
+from cdmpp.nn.network import LatencyNetwork
+from cdmpp.nn.residuals import AdapterFeatures
+from cdmpp.programs.question import BACKENDS, FRAMEWORKS, PROTOCOLS
+
+if TYPE_CHECKING:
+    from cdmpp.nn.answers import Asked
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+#: Inputs of the network in which two questions of one device are near or far.
+NUMERIC = (
+    "flops", "bytes", "output_elements", "batch", "m", "n", "k", "spatial_0", "spatial_1", "spatial_2",
+    "reduce_0", "log_compute_us", "log_memory_us", "cache_ratio", "outputs_per_unit",
+)  # fmt: skip
+_COLUMNS = [(*SUMMARY_COLUMNS, *QUESTION_COLUMNS).index(name) for name in NUMERIC]
+_FIRST_FAMILY = SUMMARY_COLUMNS.index(f"family_{FAMILIES[0]}")
+
+
+@dataclass(frozen=True)
+class Names:
+    """Texts that codes stand for: operator with element type, and protocol with backend and framework."""
+
+    operators: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+
+
+class FeatureMaker:
+    """Makes :class:`AdapterFeatures`.
+
+    Parameters
+    ----------
+    network : LatencyNetwork
+        Whose training set gives the unit of every numeric feature.
+    names : Names, optional
+        Whose positions are the codes; a name that is not there is -1. Without it, names get codes as they
+        come (:attr:`names` has them).
+    """
+
+    def __init__(self, network: LatencyNetwork, names: Names | None = None) -> None:
+        self._network, self._grows = network, names is None
+        known = names or Names()
+        self._operators = {name: i for i, name in enumerate(known.operators)}
+        self._settings = {name: i for i, name in enumerate(known.settings)}
+
+    @property
+    def names(self) -> Names:
+        """Texts by code."""
+        return Names(tuple(self._operators), tuple(self._settings))
+
+    def features(self, asked: Asked, peers: Array) -> AdapterFeatures:
+        """Features of questions.
+
+        Parameters
+        ----------
+        asked : Asked
+            n questions.
+        peers : (n, trained devices)
+            As :class:`cdmpp.nn.answers.BaseAnswers` has them.
+        """
+        rows = asked.rows
+        matrix = stack_devices(asked.specs)
+        numeric = np.empty((len(rows), len(NUMERIC)), dtype=np.float32)
+        for start in range(0, len(rows), 65_536):
+            part = rows.take(np.arange(start, min(start + 65_536, len(rows))))
+            inputs = question_inputs(
+                asked.store.summary[part.program], matrix[part.device],
+                part.backend, part.protocol, part.framework,
+            )[0]  # fmt: skip
+            with torch.inference_mode():
+                scaled = self._network.standardise(torch.from_numpy(inputs)).numpy()
+            numeric[start : start + len(part)] = scaled[:, _COLUMNS]
+        one_hot = asked.store.summary[:, _FIRST_FAMILY : _FIRST_FAMILY + len(FAMILIES)]
+        return AdapterFeatures(
+            numeric=numeric,
+            operator=self._operator(asked)[rows.program],
+            family=one_hot.argmax(axis=1).astype(np.int32)[rows.program],
+            setting=self._setting(rows.protocol, rows.backend, rows.framework),
+            peers=peers.astype(np.float32),
+        )
+
+    def _operator(self, asked: Asked) -> Array:
+        """Operator code per program key."""
+        used = np.unique(asked.kind[asked.rows.program])
+        table = np.full(len(asked.kinds), -1, dtype=np.int32)
+        for kind in used.tolist():
+            table[kind] = self._code(self._operators, "|".join(asked.kinds[kind]))
+        return table[asked.kind]
+
+    def _setting(self, protocol: Array, backend: Array, framework: Array) -> Array:
+        distinct, inverse = np.unique(
+            np.stack([protocol, backend, framework], axis=1), axis=0, return_inverse=True
+        )
+        codes = [
+            self._code(self._settings, setting_text(p, b, f)) for p, b, f in distinct.astype(int).tolist()
+        ]
+        return np.array(codes, dtype=np.int32)[inverse.reshape(-1)]
+
+    def _code(self, table: dict[str, int], name: str) -> int:
+        return table.setdefault(name, len(table)) if self._grows else table.get(name, -1)
+
+
+def setting_text(protocol: int, backend: int, framework: int) -> str:
+    """Protocol, backend and framework of a question as one text."""
+    launcher = FRAMEWORKS[framework] if framework >= 0 else ""
+    return "|".join((PROTOCOLS[protocol], BACKENDS[backend], launcher))
+
+
+def family_names(codes: Sequence[int]) -> list[str]:
+    """Names of family codes."""
+    return [FAMILIES[code] for code in codes]

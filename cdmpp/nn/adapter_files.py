@@ -1,0 +1,189 @@
+"""An adapted model as a folder: ``adapter.safetensors`` and ``manifest.json``, on top of its base.
+
+The base is named by its identity and checksum and found where it was: beside the adapter (a relative path),
+at the absolute path of the day, or as the model that ships with the package. Nothing of it is copied.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load, save
+
+from cdmpp.devices.loading import from_mapping
+from cdmpp.errors import ArtifactError
+from cdmpp.nn.adapter import Adapter
+from cdmpp.nn.adapter_features import NUMERIC, Names
+from cdmpp.nn.artifact import (
+    FORMAT_VERSION,
+    MANIFEST,
+    TENSORS,
+    Artifact,
+    default_model,
+    library_versions,
+    load_artifact,
+    no_model_folder,
+    read_manifest,
+    write_folder,
+)
+from cdmpp.nn.residuals import ResidualProcess
+from cdmpp.nn.tuned import tuned_network
+
+ADAPTER = "adapter.safetensors"
+
+
+def adapted(base: Artifact, adapter: Adapter) -> Artifact:
+    """A base model with an adapter on top, in memory."""
+    payload = _payload(adapter)
+    return _on_top(base, adapter, _identity(base, adapter, payload))
+
+
+def save_adapted(folder: str | os.PathLike[str], artifact: Artifact) -> dict[str, Any]:
+    """Write an adapted model's folder, replacing an older one; returns its manifest.
+
+    Raises
+    ------
+    ArtifactError
+        The model has no adapter, or its base no folder; the folder cannot be written.
+    """
+    path, adapter = Path(folder), artifact.adapter
+    if adapter is None:
+        raise ArtifactError("the model is not adapted: nothing to save", hint="adapt it first")
+    if artifact.folder is None:
+        raise ArtifactError(
+            "the base model was not loaded from a folder: the adapter could not name it",
+            hint="save the base, load it, and adapt that",
+        )
+    where = artifact.folder.resolve()
+    if path.resolve() == where:
+        raise ArtifactError(f"{path} is the base model itself", hint="choose another folder")
+    if path.exists() and not _replaceable(path):
+        raise ArtifactError(
+            f"{path} is there and no adapted model: it would be lost", hint="choose another folder"
+        )
+    payload = _payload(adapter)
+    manifest = {
+        "format_version": FORMAT_VERSION,
+        "kind": "adapter",
+        "model_id": artifact.model_id,
+        "base": {
+            "model_id": artifact.manifest["base"]["model_id"],
+            "sha256": artifact.manifest["base"]["sha256"],
+            "path": os.path.relpath(where, path.resolve()),
+            "was": str(where),
+        },
+        "device": adapter.device.model_dump(mode="json", exclude_none=True),
+        "process": adapter.process.manifest(),
+        "numeric": list(NUMERIC),
+        "names": asdict(adapter.names),
+        "weight": adapter.weight,
+        "width": adapter.width,
+        "tuned": adapter.tuned is not None,
+        "report": adapter.report,
+        "libraries": library_versions(),
+        "sha256": {ADAPTER: hashlib.sha256(payload).hexdigest()},
+    }
+    text = json.dumps(manifest, indent=1, sort_keys=True, allow_nan=False) + "\n"
+    write_folder(path, {ADAPTER: payload, MANIFEST: text.encode()})
+    return manifest
+
+
+def load_adapted(path: Path, manifest: dict[str, Any]) -> Artifact:
+    """Load an adapted model, whose manifest was read, with its base.
+
+    Raises
+    ------
+    ArtifactError
+        The base is nowhere to be found, or is another; a file is missing or damaged.
+    """
+    try:
+        payload = (path / ADAPTER).read_bytes()
+    except OSError as error:
+        raise no_model_folder(path, error) from None
+    try:
+        if hashlib.sha256(payload).hexdigest() != manifest["sha256"][ADAPTER]:
+            raise ArtifactError(
+                f"{path / ADAPTER} does not match its checksum", hint="copy the model folder again"
+            )
+        if manifest["numeric"] != list(NUMERIC):
+            raise ArtifactError(
+                f"{path} was adapted with other features", hint="adapt again with this version of cdmpp"
+            )
+        base = load_artifact(_base(path, manifest["base"]))
+        tensors = load(payload)
+        process = {k[8:]: v for k, v in tensors.items() if k.startswith("process.")}
+        tuned = {k[6:]: v for k, v in tensors.items() if k.startswith("tuned.")}
+        adapter = Adapter(
+            device=from_mapping(manifest["device"]),
+            process=ResidualProcess.load(process, manifest["process"]),
+            names=Names(**{k: tuple(v) for k, v in manifest["names"].items()}),
+            weight=int(manifest["weight"]),
+            width=float(manifest["width"]),
+            tuned=tuned if manifest["tuned"] else None,
+            report=manifest["report"],
+        )
+        if adapter.tuned is not None:
+            tuned_network(base.network, adapter.tuned)
+        return _on_top(base, adapter, manifest["model_id"])
+    except ArtifactError:
+        raise
+    except Exception as error:
+        # Whatever a damaged or foreign file breaks (keys, shapes, header), it is the artifact's fault.
+        raise ArtifactError(
+            f"{path} is damaged: {error}", hint="copy the model folder again, or adapt again"
+        ) from None
+
+
+def _replaceable(path: Path) -> bool:
+    """An adapted model, or an empty folder."""
+    if (path / MANIFEST).is_file():
+        return read_manifest(path).get("kind") == "adapter"
+    return path.is_dir() and not any(path.iterdir())
+
+
+def base_identity(base: Artifact) -> dict[str, str]:
+    """What names a base model."""
+    return {"model_id": base.model_id, "sha256": base.manifest["sha256"][TENSORS]}
+
+
+def _base(path: Path, named: dict[str, str]) -> Path:
+    """The first place that holds the base with this checksum."""
+    places = [path / named["path"], Path(named["was"]), default_model()]
+    found = ""
+    for place in places:
+        if not (place / MANIFEST).is_file():
+            continue
+        digest = read_manifest(place).get("sha256", {}).get(TENSORS)
+        if digest == named["sha256"]:
+            return place
+        found = found or str(place)
+    other = f"; {found} is another model" if found else ""
+    raise ArtifactError(
+        f"{path} is an adapter of {named['model_id']}, which is not at {named['path']}{other}",
+        hint="put the base model back there, or adapt the model that you have",
+    )
+
+
+def _payload(adapter: Adapter) -> bytes:
+    tensors = {f"process.{name}": value for name, value in adapter.process.tensors().items()}
+    tensors |= {f"tuned.{name}": value for name, value in (adapter.tuned or {}).items()}
+    payload: bytes = save({name: np.ascontiguousarray(value) for name, value in tensors.items()})
+    return payload
+
+
+def _identity(base: Artifact, adapter: Adapter, payload: bytes) -> str:
+    digest = hashlib.sha256(payload)
+    digest.update(json.dumps([adapter.process.manifest(), adapter.weight, adapter.width]).encode())
+    digest.update((base.model_id + adapter.device.digest()).encode())
+    return f"{base.model_id}+{adapter.device.name}-k{len(adapter.process)}-{digest.hexdigest()[:8]}"
+
+
+def _on_top(base: Artifact, adapter: Adapter, model_id: str) -> Artifact:
+    further = {"base": base_identity(base), "adapted_device": adapter.device.name, "adapter": adapter.report}
+    return replace(base, manifest={**base.manifest, "model_id": model_id, **further}, adapter=adapter)

@@ -1,0 +1,239 @@
+"""From questions to answers: network, peers and adapter in one place, for every door.
+
+The predictor asks for some rows and wants figures that do not depend on the company of a row; evaluation
+asks for hundreds of thousands and wants speed. Both go through :class:`Answerer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.nn.adapter_features import FeatureMaker
+from cdmpp.nn.artifact import Artifact
+from cdmpp.nn.batch import Inputs, predict_rows, predict_rows_alone
+from cdmpp.nn.domain import THRESHOLDS, Context
+from cdmpp.nn.inputs import stack_devices
+from cdmpp.nn.peers import Peers, opinions, shift
+from cdmpp.nn.store import ProgramStore
+from cdmpp.nn.tuned import tuned_network
+from cdmpp.programs.question import BACKENDS, FRAMEWORKS, PROTOCOLS
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Rows to predict as numbers, arrays of one length; see :class:`cdmpp.nn.batch.QuestionRows`."""
+
+    program: Array
+    device: Array
+    backend: Array
+    protocol: Array
+    framework: Array
+
+    def __len__(self) -> int:
+        return len(self.program)
+
+    def take(self, rows: Array) -> Questions:
+        """Some rows."""
+        return Questions(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
+
+    def distinct(self) -> tuple[Array, Array]:
+        """Rows that are the first of their kind, and for every row which of these it equals."""
+        code = np.zeros(len(self), dtype=np.int64)
+        for column in vars(self).values():
+            code = code * (int(column.max(initial=0)) + 2) + column + 1  # -1 stands for "not known"
+        _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+        return first, inverse.reshape(-1)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Questions with what they refer to.
+
+    Attributes
+    ----------
+    store : ProgramStore
+        ``rows.program`` are its keys.
+    kinds : sequence of (operator, dtype)
+        As the domain names programs ("tir" for one given as TIR).
+    kind : (programs,) int
+        Index into ``kinds`` per key.
+    specs : sequence of DeviceSpec
+        ``rows.device`` are their positions.
+    """
+
+    store: ProgramStore
+    kinds: Sequence[tuple[str, str]]
+    kind: Array
+    specs: Sequence[DeviceSpec]
+    rows: Questions
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What is said of each question, arrays of one length.
+
+    Attributes
+    ----------
+    point : (n,)
+        log of the predicted seconds.
+    levels : (n, len(LEVELS))
+        log quantiles, before :func:`cdmpp.nn.calibration.read_quantiles` scales them by ``factor``.
+    factor : (n,)
+    score : (n,)
+        Domain score.
+    """
+
+    point: Array
+    levels: Array
+    factor: Array
+    score: Array
+
+
+@dataclass(frozen=True)
+class BaseAnswers:
+    """What network and peers say, before an adapter; arrays of one length.
+
+    Attributes
+    ----------
+    point, levels
+        As in :class:`Answers`.
+    peers : (n, trained devices) float32
+        The peers' opinions: log(latency / reference); NaN for those that were not asked.
+    strangeness, step : (n,)
+        The two parts of the domain score.
+    """
+
+    point: Array
+    levels: Array
+    peers: Array
+    strangeness: Array
+    step: Array
+
+
+class Answerer:
+    """Answers questions with one artifact.
+
+    Parameters
+    ----------
+    artifact : Artifact
+    one_by_one : bool
+        Every figure as if its question were asked alone, to the last digit.
+    """
+
+    def __init__(self, artifact: Artifact, *, one_by_one: bool = False) -> None:
+        self.artifact, self._one_by_one = artifact, one_by_one
+        self._forward = predict_rows_alone if one_by_one else predict_rows
+        # A device is known by its figures, not by its name: a specification of one's own that calls
+        # itself "t4" is not the T4 that was trained on, and the T4's figures under another name are.
+        self._devices = artifact.trained_devices
+        self._trained = {spec.digest(): (i, spec.name) for i, spec in reversed(self._devices)}
+        self._peers = Peers(self._devices, artifact.domain)
+        adapter = artifact.adapter
+        self._features = FeatureMaker(artifact.network, adapter.names) if adapter is not None else None
+        self._tuned = None
+        if adapter is not None and adapter.tuned is not None:
+            self._tuned = tuned_network(artifact.network, adapter.tuned)
+
+    def answer(self, asked: Asked) -> Answers:
+        """Answer questions, in their order."""
+        base = self.base(asked)
+        score = base.strangeness + base.step
+        calibration = np.array([self.artifact.calibration[name] for name in ("in", "near", "out")])
+        factor = calibration[(score > THRESHOLDS[0]).astype(int) + (score > THRESHOLDS[1])]
+        answers = Answers(base.point, base.levels, factor, score)
+        adapter = self.artifact.adapter
+        if adapter is not None and adapter.weight:
+            self._adapt(asked, base, answers)
+        return answers
+
+    def base(self, asked: Asked) -> BaseAnswers:
+        """What network and peers say: the answers of the base of an adapted model."""
+        rows, specs = asked.rows, asked.specs
+        identity = [self._trained.get(spec.digest(), (0, "")) for spec in specs]
+        # The trained devices stand below the question's: they speak for those that are not known.
+        inputs = Inputs(asked.store, stack_devices([*specs, *(spec for _, spec in self._devices)]))
+        embedding = np.array([index for index, _ in (*identity, *self._devices)])
+        column_of = {index: position for position, (index, _) in enumerate(self._devices)}
+        network = self.artifact.network
+        point, levels = self._forward(network, inputs, rows, embedding=embedding)
+        said = np.full((len(rows), len(self._devices)), np.nan, dtype=np.float32)
+        unseen = np.flatnonzero(embedding[rows.device] == 0)
+        for members, question in _same_question(asked, unseen):
+            columns = [column_of[index] for index, _ in self._peers.of(*question)]
+            if not columns:
+                continue
+            part, peers = rows.take(members), [len(specs) + column for column in columns]
+            found = opinions(network, inputs, part, peers, embedding, self._forward)
+            by = shift(point[members] - inputs.reference(part), found)
+            point[members] += by
+            levels[members] += by[:, None]
+            said[members[:, None], np.array(columns)[None, :]] = found
+        used, program = np.unique(rows.program, return_inverse=True)
+        strangeness = self.artifact.domain.strangeness(asked.store.summary[used])[program.reshape(-1)]
+        step = _steps(self.artifact, asked, [name for _, name in identity])
+        return BaseAnswers(point, levels, said, strangeness, step)
+
+    def tuning(self, asked: Asked) -> Array:
+        """What the tuned weights add to the log latency of questions, (n,)."""
+        assert self._tuned is not None
+        identity = [self._trained.get(spec.digest(), (0, ""))[0] for spec in asked.specs]
+        inputs = Inputs(asked.store, stack_devices(asked.specs))
+        # The tuned vector stands in place of "not one that was trained on".
+        hidden = np.zeros(len(asked.specs), dtype=np.int64)
+        tuned = self._forward(self._tuned, inputs, asked.rows, embedding=hidden)[0]
+        own = self._forward(self.artifact.network, inputs, asked.rows, embedding=np.array(identity))[0]
+        return tuned - own
+
+    def _adapt(self, asked: Asked, base: BaseAnswers, answers: Answers) -> None:
+        """Put the adapter's answers in place of the base's, where the device is the adapted one."""
+        adapter, maker = self.artifact.adapter, self._features
+        assert adapter is not None and maker is not None
+        mine = np.array([spec.digest() == adapter.device.digest() for spec in asked.specs])
+        members = np.flatnonzero(mine[asked.rows.device])
+        if not len(members):
+            return
+        part = Asked(asked.store, asked.kinds, asked.kind, asked.specs, asked.rows.take(members))
+        features = maker.features(part, base.peers[members])
+        delta = self.tuning(part) if self._tuned is not None else np.zeros(len(members))
+        point, levels, unsure = adapter.apply(
+            base.point[members] + delta, base.levels[members] + delta[:, None], features,
+            one_by_one=self._one_by_one,
+        )  # fmt: skip
+        answers.point[members], answers.levels[members] = point, levels
+        answers.factor[members] = adapter.width
+        answers.score[members] = base.strangeness[members] + base.step[members] * unsure
+
+
+def _same_question(asked: Asked, chosen: Array) -> Iterator[tuple[Array, tuple[str, str, str, str, str]]]:
+    """The chosen rows by device kind and kind of question."""
+    rows, kinds = asked.rows, sorted({spec.kind for spec in asked.specs})
+    kind = np.array([kinds.index(spec.kind) for spec in asked.specs])[rows.device[chosen]]
+    columns = [kind, asked.kind[rows.program[chosen]], rows.protocol[chosen], rows.backend[chosen]]
+    distinct, inverse = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
+    for i, (device, program, protocol, backend) in enumerate(distinct.tolist()):
+        operator, dtype = asked.kinds[program]
+        members = chosen[inverse.reshape(-1) == i]
+        yield members, (kinds[device], operator, dtype, PROTOCOLS[protocol], BACKENDS[backend])
+
+
+def _steps(artifact: Artifact, asked: Asked, trained_names: list[str]) -> Array:
+    """The part of the domain score that says whether training had the context: once per distinct one."""
+    rows = asked.rows
+    columns = np.stack(
+        [rows.device, asked.kind[rows.program], rows.protocol, rows.backend, rows.framework], axis=1
+    )
+    distinct, inverse = np.unique(columns, axis=0, return_inverse=True)
+    steps = []
+    for device, kind, protocol, backend, framework in distinct.tolist():
+        launcher = FRAMEWORKS[framework] if framework >= 0 else ""
+        operator, dtype = asked.kinds[kind]
+        setting = (PROTOCOLS[protocol], BACKENDS[backend], launcher)
+        steps.append(artifact.domain.step(Context(trained_names[device], operator, dtype, *setting)))
+    return np.array(steps)[inverse.reshape(-1)]
