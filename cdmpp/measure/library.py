@@ -1,0 +1,123 @@
+"""Timing library kernels: an operator's specification as the call that PyTorch makes of it.
+
+How often a call is run and which figure is kept is :func:`cdmpp.measure.timing.time_program`'s affair, as for
+TVM programs; what one run is, the protocol says (:mod:`cdmpp.measure.library_protocols`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from cdmpp.data.physics import UNSTABLE
+from cdmpp.data.records import Measurement
+from cdmpp.errors import CdmppError, MeasurementError
+from cdmpp.measure.library_calls import Tensors, make_call, needed_bytes
+from cdmpp.measure.library_protocols import EVALUATORS
+from cdmpp.measure.places import Place, free_bytes
+from cdmpp.measure.timing import Timing, TimingSettings, time_program
+from cdmpp.programs.operators import OperatorSpec
+
+#: Share of the free memory that a program's tensors may take.
+MEMORY_SHARE = 0.8
+
+
+class LibraryTimer:
+    """Times operators on one device by one protocol; use it as a context.
+
+    Parameters
+    ----------
+    place : Place
+    protocol : {"eager", "graph", "kernel"}
+    settings : TimingSettings
+    memory_bytes : float, optional
+        Most memory that a program may take; otherwise :data:`MEMORY_SHARE` of what is free.
+
+    Raises
+    ------
+    MeasurementError
+        The protocol is not one that this device can be measured by.
+    """
+
+    def __init__(
+        self, place: Place, protocol: str, settings: TimingSettings | None = None,
+        memory_bytes: float | None = None,
+    ) -> None:  # fmt: skip
+        if protocol not in EVALUATORS:
+            raise MeasurementError(f"no protocol {protocol!r}", hint="one of: " + ", ".join(EVALUATORS))
+        if protocol != "eager" and place.torch_device.type != "cuda":
+            raise MeasurementError(
+                f"on a CPU a library call cannot be timed by the protocol {protocol!r}",
+                hint="--protocol eager: the call from the host, on a CPU the kernel and a microsecond",
+            )
+        self.place, self.protocol = place, protocol
+        self.settings = settings or TimingSettings()
+        self._memory_bytes = memory_bytes
+
+    @contextmanager
+    def ready(self) -> Iterator[LibraryTimer]:
+        """PyTorch set up for measuring, and as it was afterwards."""
+        threads = torch.get_num_threads()
+        if self.place.torch_device.type == "cpu":
+            torch.set_num_threads(self.place.threads)
+        try:
+            with torch.inference_mode():
+                yield self
+        finally:
+            torch.set_num_threads(threads)
+
+    def time(self, spec: OperatorSpec) -> Timing:
+        """Time one operator.
+
+        Raises
+        ------
+        MeasurementError
+            It does not fit into memory, or PyTorch cannot run it.
+        """
+        limit = MEMORY_SHARE * free_bytes(self.place)
+        limit = limit if self._memory_bytes is None else min(limit, self._memory_bytes)
+        if needed_bytes(spec) > limit:
+            raise MeasurementError(
+                f"{spec.text()} needs {needed_bytes(spec) / 2**30:.2f} GiB, "
+                f"and {limit / 2**30:.2f} GiB may be used",
+                hint="choose smaller programs",
+            )
+        try:
+            call = make_call(spec, Tensors(self.place.torch_device))
+            call()  # what a first call alone does (choosing a kernel, workspaces) is not timed
+            return time_program(EVALUATORS[self.protocol](call, self.place.torch_device), self.settings)
+        except (RuntimeError, NotImplementedError) as error:
+            if isinstance(error, CdmppError):
+                raise
+            line = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise MeasurementError(
+                f"PyTorch cannot run {spec.text()}: {line[:200]}", hint="choose other programs"
+            ) from None
+
+    def record(self, spec: OperatorSpec, source: str) -> Measurement:
+        """Time one operator as a record; one that cannot be run is a record of its failure."""
+        place = self.place
+        provenance = {
+            "measured_with": f"torch {torch.__version__}",
+            "measured_on": str(place.torch_device),
+            "threads": str(place.threads) if place.torch_device.type == "cpu" else "",
+            "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        }
+        timing: Timing | None = None
+        failure = ""
+        try:
+            timing = self.time(spec)
+        except MeasurementError as error:
+            failure = error.message
+        noisy = timing is not None and timing.spread > self.settings.max_spread
+        return Measurement(
+            program=spec.text(), program_kind="operator", program_hash=spec.hash(),
+            device=place.device.name, device_spec=place.device,
+            latency_s=None if timing is None else timing.latency_s,
+            repeats_s=() if timing is None else timing.repeats_s,
+            backend="library", protocol=self.protocol, framework="pytorch", source=source,
+            excluded_reason=UNSTABLE if noisy else "", failure=failure, provenance=provenance,
+        )  # fmt: skip

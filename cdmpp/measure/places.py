@@ -1,0 +1,145 @@
+"""Where library kernels are timed: PyTorch's device, what device that is, and how much memory it has free."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from cdmpp.devices.cpuinfo import HINT as CPU_HINT
+from cdmpp.devices.cpuinfo import read_linux, read_macos
+from cdmpp.devices.host import describe, host_device
+from cdmpp.devices.loading import load_device
+from cdmpp.devices.registry import lookup
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.errors import CdmppError, InvalidDeviceError, MeasurementError, UnknownDeviceError
+from cdmpp.measure.targets import available_cores
+
+#: The widest instruction set that a CPU has decides about its figures.
+_WIDEST_FIRST = ("avx512", "avx2", "sse4.2", "neon")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where programs run: PyTorch's device, what it is, and on a CPU how many threads."""
+
+    torch_device: torch.device
+    device: DeviceSpec
+    threads: int
+
+
+def find_place(on: str, device: str | DeviceSpec | None = None, threads: int | None = None) -> Place:
+    """The device to measure on.
+
+    Parameters
+    ----------
+    on : str
+        "cpu", "cuda" or "cuda:N".
+    device : str or DeviceSpec, optional
+        What it is: a known name, a specification file or a specification. By default the GPU that its driver
+        names, or this CPU as the operating system describes it (its bandwidth is measured, in some seconds).
+    threads : int, optional
+        On a CPU; by default as the specification's ``compute_units`` say, or all cores without one.
+
+    Raises
+    ------
+    MeasurementError
+        PyTorch sees no such device.
+    UnknownDeviceError, InvalidDeviceError
+        The device is not known, is of another kind, or the GPU is another one than ``device``.
+    """
+    try:
+        where = torch.device(on)
+    except RuntimeError:
+        where = torch.device("meta")
+    if where.type not in ("cpu", "cuda") or (where.type == "cpu" and where.index):
+        raise MeasurementError(f"cannot measure on {on!r}", hint="cpu, cuda or cuda:N")
+    spec = load_device(device) if isinstance(device, str) else device
+    if where.type == "cuda":
+        return _cuda_place(where, spec)
+    cores = len(available_cores())
+    count = threads or (min(spec.compute_units, cores) if spec is not None else cores)
+    if count > cores:
+        raise MeasurementError(f"{count} threads on a machine with {cores} cores", hint="--threads N")
+    found = spec or this_cpu(count)
+    if found.kind != "cpu":
+        raise InvalidDeviceError(
+            f"{found.name} is a {found.kind}, not a CPU", hint="measure it with --on cuda"
+        )
+    return Place(where, found, count)
+
+
+def _cuda_place(where: torch.device, spec: DeviceSpec | None) -> Place:
+    number = where.index or 0
+    if not torch.cuda.is_available() or number >= torch.cuda.device_count():
+        seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        raise MeasurementError(
+            f"PyTorch sees {seen} CUDA devices here, and none is number {number}",
+            hint="check the driver and that this PyTorch is built for CUDA; --on cpu measures this CPU",
+        )
+    name = torch.cuda.get_device_name(number)
+    try:
+        seen_as: DeviceSpec | None = lookup(name)
+    except UnknownDeviceError as error:
+        if spec is None:
+            raise UnknownDeviceError(
+                f"the driver calls this GPU {name!r}: {error.message}",
+                hint="describe it: --device FILE.toml (cdmpp devices shows the fields)",
+            ) from None
+        seen_as = None
+    found = spec or seen_as
+    assert found is not None
+    if found.kind != "gpu":
+        raise InvalidDeviceError(
+            f"{found.name} is a {found.kind}, not a GPU", hint="measure it with --on cpu"
+        )
+    if seen_as is not None and _is_known(found.name) and lookup(found.name).name != seen_as.name:
+        raise InvalidDeviceError(
+            f"this GPU is a {seen_as.name}, not a {found.name}", hint="leave --device out, or correct it"
+        )
+    return Place(torch.device("cuda", number), found, 1)
+
+
+def _is_known(name: str) -> bool:
+    try:
+        lookup(name)
+    except UnknownDeviceError:
+        return False
+    return True
+
+
+def this_cpu(threads: int) -> DeviceSpec:
+    """This CPU with so many threads and its widest instruction set: what a library uses.
+
+    As the table of devices has it; otherwise looked at, its bandwidth measured.
+
+    Raises
+    ------
+    InvalidDeviceError
+        The operating system does not say enough of it.
+    """
+    info = read_macos() if platform.system() == "Darwin" else read_linux(available_cores()[-threads:])
+    problem: CdmppError = InvalidDeviceError("no known vector instructions on this CPU", hint=CPU_HINT)
+    for isa in _WIDEST_FIRST:
+        try:
+            name = str(describe(info, threads, isa)["name"])
+        except InvalidDeviceError as error:
+            problem = error
+            continue
+        return lookup(name) if _is_known(name) else host_device(threads, isa)
+    raise problem
+
+
+def free_bytes(place: Place) -> float:
+    """Memory of the device that nothing uses, in bytes."""
+    if place.torch_device.type == "cuda":
+        return float(torch.cuda.mem_get_info(place.torch_device)[0])
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024.0 * float(line.split()[1])
+    return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
