@@ -8,6 +8,7 @@ reference being arithmetic + traffic + launch floor of the device at hand; the d
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -16,7 +17,9 @@ from torch import Tensor, nn
 
 from cdmpp.features.schedule import SCHEDULE_WIDTH
 from cdmpp.features.schema import WIDTH
+from cdmpp.nn.encoder import EncoderLayer, Part, attention_bias, split_parts
 from cdmpp.nn.inputs import DEVICE_LOGS, LEAF_MEETS_DEVICE, QUESTION_COLUMNS, SUMMARY_COLUMNS
+from cdmpp.nn.positions import PositionEncoding, Positions, StructuralBias
 
 INPUT_WIDTH = len(SUMMARY_COLUMNS) + len(QUESTION_COLUMNS)
 #: Quantile levels that the network emits; others are interpolated between them.
@@ -37,54 +40,18 @@ class NetworkConfig(BaseModel):
     device_width: int = Field(16, ge=1, le=128, description="width of a known device's embedding")
     head: Literal["ratio", "structured"] = "ratio"
     dropout: float = Field(0.0, ge=0.0, le=0.9)
+    positions: Positions = Field(
+        "standard", description="how the leaves' places reach the network; see cdmpp.nn.positions"
+    )
+    device_inputs: Literal["ratio", "absolute"] = Field(
+        "ratio", description="device numbers as ratios to the program's alone, or their logarithms as well"
+    )
     schedule: bool = Field(False, description="read the schedule's columns of programs given as TIR")
 
     @property
     def leaf_width(self) -> int:
         """Columns of a leaf."""
         return WIDTH + SCHEDULE_WIDTH if self.schedule else WIDTH
-
-
-#: Positions whose encoding is kept; deeper programs are rare.
-POSITION_TABLE = 512
-
-
-def positional_encoding(positions: Tensor, width: int) -> Tensor:
-    """sin/cos encoding with the standard exponent: PE[p, 2i] = sin(p / 10000^(2i / width))."""
-    exponent = torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / width
-    angle = positions.float().unsqueeze(-1) * torch.exp(-math.log(10000.0) * exponent)
-    return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(-2)
-
-
-class EncoderLayer(nn.Module):
-    """Pre-norm self-attention over the leaves of a program, then a feed-forward block."""
-
-    def __init__(self, config: NetworkConfig) -> None:
-        super().__init__()
-        self.heads = config.heads
-        self.norm_attention = nn.LayerNorm(config.width)
-        self.qkv = nn.Linear(config.width, 3 * config.width)
-        self.out = nn.Linear(config.width, config.width)
-        self.norm_feed = nn.LayerNorm(config.width)
-        self.feed = nn.Sequential(
-            nn.Linear(config.width, config.feed_forward),
-            nn.GELU(),
-            nn.Linear(config.feed_forward, config.width),
-        )
-
-    def forward(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
-        """tokens (programs, leaves, width), mask (programs, leaves) True = real."""
-        rows, leaves, width = tokens.shape
-        q, k, v = (
-            self.qkv(self.norm_attention(tokens))
-            .view(rows, leaves, 3, self.heads, width // self.heads)
-            .permute(2, 0, 3, 1, 4)
-        )
-        bias = None if mask is None else mask[:, None, None, :]
-        mixed = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-        tokens = tokens + self.out(mixed.transpose(1, 2).reshape(rows, leaves, width))
-        out: Tensor = tokens + self.feed(self.norm_feed(tokens))
-        return out
 
 
 class Residual(nn.Module):
@@ -117,7 +84,6 @@ class LatencyNetwork(nn.Module):
     input_mean: Tensor
     input_scale: Tensor
     _meets: Tensor
-    _position_table: Tensor
 
     def __init__(self, config: NetworkConfig, devices: int) -> None:
         super().__init__()
@@ -128,17 +94,22 @@ class LatencyNetwork(nn.Module):
         self.register_buffer("input_mean", torch.zeros(INPUT_WIDTH))
         self.register_buffer("input_scale", torch.ones(INPUT_WIDTH))
         self.register_buffer("_meets", torch.tensor(LEAF_MEETS_DEVICE), persistent=False)
-        # Sines and cosines would be a twentieth of a forward pass; positions beyond the table are computed.
-        table = positional_encoding(torch.arange(POSITION_TABLE), width)
-        self.register_buffer("_position_table", table, persistent=False)
+        absolute = len(DEVICE_LOGS) if config.device_inputs == "absolute" else 0
         self.leaf_in = nn.Linear(config.leaf_width + len(DEVICE_LOGS), width)
-        self.condition = nn.Linear(INPUT_WIDTH, width)
-        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.layers))
+        self.condition = nn.Linear(INPUT_WIDTH + absolute, width)
+        self.encoding, self.structure = None, None
+        if config.positions in ("published", "standard"):
+            self.encoding = PositionEncoding(config.positions, width)
+        elif config.positions == "structural":
+            self.structure = StructuralBias(config.heads)
+        self.layers = nn.ModuleList(
+            EncoderLayer(width, config.heads, config.feed_forward) for _ in range(config.layers)
+        )
         self.pool_norm = nn.LayerNorm(width)
         self.pool_score = nn.Linear(width, config.heads)
         self.device = nn.Embedding(devices + 1, config.device_width)
         nn.init.normal_(self.device.weight, std=0.1)
-        self.head_in = nn.Linear(2 * width + INPUT_WIDTH + config.device_width, config.head_width)
+        self.head_in = nn.Linear(2 * width + absolute + INPUT_WIDTH + config.device_width, config.head_width)
         self.head = nn.Sequential(
             *(Residual(config.head_width, config.dropout) for _ in range(config.head_layers)),
             nn.LayerNorm(config.head_width),
@@ -160,30 +131,67 @@ class LatencyNetwork(nn.Module):
         inputs : (rows, INPUT_WIDTH), already standardised
         logs : (rows, len(DEVICE_LOGS))
         """
-        meets = leaves[:, :, self._meets] - logs[:, None, :] - 10.0
-        scaled = (leaves - self.leaf_mean) * self.leaf_scale
-        tokens = self.leaf_in(torch.cat((scaled, meets * 0.1), dim=-1))
-        tokens = tokens + self._encoded(positions) + self.condition(inputs)[:, None, :]
+        return self.encode_parts([Part(leaves, positions, mask)], inputs, logs)
+
+    def encode_parts(
+        self, parts: Sequence[Part], inputs: Tensor, logs: Tensor, *, multiple: int = 1
+    ) -> Tensor:
+        """:meth:`encode` of rows with several leaf counts, the parts' rows one below the other.
+
+        All leaves go through each matrix product together: one large product is faster than one for every
+        leaf count. ``multiple`` fills them up to a multiple with leaves that nobody reads, because kernels of
+        lower precision are prepared per shape.
+
+        Returns
+        -------
+        (rows, .)
+            In the parts' order.
+        """
+        if self.config.device_inputs == "absolute":
+            # The logarithms are centred and span some ten powers of two.
+            inputs = torch.cat((inputs, logs * 0.2), dim=-1)
+        rows = [part.shape[0] for part in parts]
+        leaves, places, biases = [], [], []
+        conditions = torch.split(self.condition(inputs), rows)
+        for part, condition, log in zip(parts, conditions, torch.split(logs, rows), strict=True):
+            meets = part.leaves[:, :, self._meets] - log[:, None, :] - 10.0
+            scaled = (part.leaves - self.leaf_mean) * self.leaf_scale
+            leaves.append(torch.cat((scaled, meets * 0.1), dim=-1).flatten(0, 1))
+            place = condition[:, None, :].expand(*part.shape, -1)
+            if self.encoding is not None:
+                place = place + self.encoding(part.positions)
+            places.append(place.flatten(0, 1))
+            structure = None if self.structure is None else self.structure(part.positions.expand(part.shape))
+            biases.append(attention_bias(part.mask, structure))
+        left = -sum(part.tokens for part in parts) % multiple
+        if left:
+            leaves.append(leaves[0].new_zeros(left, leaves[0].shape[1]))
+            places.append(places[0].new_zeros(left, places[0].shape[1]))
+        tokens = self.leaf_in(torch.cat(leaves)) + torch.cat(places)
         for layer in self.layers:
-            tokens = layer(tokens, mask)
+            tokens = layer(tokens, parts, biases)
         tokens = self.pool_norm(tokens)
-        score = self.pool_score(tokens)
-        if mask is not None:
-            score = score.masked_fill(~mask[:, :, None], -1e4)
+        scores = self.pool_score(tokens)
+        pooled = map(self._pool, parts, split_parts(tokens, parts), split_parts(scores, parts))
+        latent = torch.cat(list(pooled))
+        if self.config.device_inputs == "absolute":
+            latent = torch.cat((latent, logs * 0.2), dim=-1)
+        return latent
+
+    def _pool(self, part: Part, tokens: Tensor, score: Tensor) -> Tensor:
+        """Attention pooling and mean over the leaves: (rows * leaves, width) -> (rows, 2 * width)."""
+        rows, count = part.shape
+        tokens, score = tokens.view(rows, count, -1), score.view(rows, count, -1)
+        if part.mask is not None:
+            score = score.masked_fill(~part.mask[:, :, None], -1e4)
         weight = score.softmax(dim=1)
-        rows, count, _ = tokens.shape
         parts = tokens.view(rows, count, self.config.heads, -1)
         pooled = (parts * weight[..., None]).sum(dim=1).flatten(1)
-        if mask is None:
+        if part.mask is None:
             mean = tokens.mean(dim=1)
         else:
-            mean = (tokens * mask[:, :, None]).sum(dim=1) / mask.sum(dim=1, keepdim=True)
+            mean = (tokens * part.mask[:, :, None]).sum(dim=1) / part.mask.sum(dim=1, keepdim=True)
         return torch.cat((pooled, mean), dim=-1)
-
-    def _encoded(self, positions: Tensor) -> Tensor:
-        if int(positions.max()) < POSITION_TABLE:
-            return self._position_table[positions]
-        return positional_encoding(positions, self.config.width)
 
     def standardise(self, inputs: Tensor) -> Tensor:
         """Inputs in units of the training set's spread, clipped: far outside is "far", not "how far"."""

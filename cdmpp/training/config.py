@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from cdmpp.data.splits import TEST_SHARE, VALIDATION_SHARE
 from cdmpp.errors import DataError
 from cdmpp.nn.network import NetworkConfig
+from cdmpp.training.precision import Precision
 
 
 class DataConfig(BaseModel):
@@ -60,6 +61,11 @@ class OptimiserConfig(BaseModel):
     quantile_weight: float = Field(0.5, ge=0)
     checkpoint_every: int = Field(500, ge=1, description="steps")
     threads: int | None = Field(None, ge=1)
+    precision: Precision = Field(
+        "highest",
+        description="of matrix products but for the last tenth of the steps; medium is faster where the "
+        "processor multiplies bfloat16, and predictions are always computed with highest",
+    )
 
 
 class FinishConfig(BaseModel):

@@ -21,6 +21,8 @@ from cdmpp.nn.losses import pinball_loss, relative_error_loss
 from cdmpp.nn.network import LatencyNetwork, NetworkConfig
 from cdmpp.training.config import TrainConfig
 from cdmpp.training.dataset import Dataset, Rows
+from cdmpp.training.precision import matrix_precision, precision_of
+from cdmpp.training.step import latents
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Progress = Callable[[int, int, dict[str, float]], None]
@@ -118,7 +120,9 @@ def train(
     inputs = Inputs(dataset.store, dataset.device_matrix)
     network = LatencyNetwork(config.network, len(dataset.devices))
     fit_scalers(network, inputs, dataset.rows.take(index), np.random.default_rng([config.seed, 3]))
-    optimiser = torch.optim.AdamW(network.parameters(), lr=opt.learning_rate, weight_decay=opt.weight_decay)
+    optimiser = torch.optim.AdamW(
+        network.parameters(), lr=opt.learning_rate, weight_decay=opt.weight_decay, fused=True
+    )
     average = {k: v.detach().clone() for k, v in network.named_parameters()}
     identity = _identity(dataset, config)
     step, seconds = _resume(out, identity, network, optimiser, average)
@@ -147,12 +151,14 @@ def train(
             device = torch.from_numpy(np.where(hidden, 0, rows.device + 1).astype(np.int64))
             for group in optimiser.param_groups:
                 group["lr"] = opt.learning_rate * _schedule(step, opt.warmup_steps, opt.steps)
-            point, quantiles, reference = inputs.forward(network, rows, device)
-            target = torch.from_numpy((rows.log_latency - reference).astype(np.float32))
-            loss = relative_error_loss(point, target)
-            loss = loss + opt.quantile_weight * pinball_loss(quantiles, target)
-            optimiser.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
+            with matrix_precision(precision_of(step, opt.steps, opt.precision)):
+                latent, questions, reference = latents(network, inputs, rows)
+                point, quantiles = network.decode(latent, questions, device)
+                target = torch.from_numpy((rows.log_latency - reference).astype(np.float32))
+                loss = relative_error_loss(point, target)
+                loss = loss + opt.quantile_weight * pinball_loss(quantiles, target)
+                optimiser.zero_grad(set_to_none=True)
+                loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(network.parameters(), opt.clip_norm)
             optimiser.step()
             step += 1

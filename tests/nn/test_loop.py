@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from cdmpp.errors import DataError
 from cdmpp.nn.batch import Inputs, predict_rows
 from cdmpp.training.loop import CHECKPOINT, METRICS, epoch_order, train, training_rows
+from cdmpp.training.precision import matrix_precision, precision_of
 from tests.nn.synthetic import dataset, training
 
 
@@ -108,6 +109,30 @@ def test_the_loss_falls_and_is_written_down(tmp_path: Path) -> None:
     assert seen[-1][1] < 0.6 * seen[0][1]
     last = json.loads((tmp_path / METRICS).read_text().splitlines()[-1])
     assert last["step"] == 300
+
+
+def test_lower_precision_ends_with_the_training(tmp_path: Path) -> None:
+    data, seen = dataset(), []
+    before = torch.get_float32_matmul_precision()
+    exact, _ = train(data, training(steps=60), tmp_path / "a")
+    fast, _ = train(
+        data, training(steps=60, precision="medium"), tmp_path / "b",
+        progress=lambda *_: seen.append(torch.get_float32_matmul_precision()),
+    )  # fmt: skip
+    assert seen == [before] * len(seen) != []
+    assert torch.get_float32_matmul_precision() == before
+    inputs = Inputs(data.store, data.device_matrix)
+    one, two = (predict_rows(network, inputs, data.rows)[0] for network in (exact, fast))
+    np.testing.assert_allclose(one, two, atol=0.05)
+
+
+def test_the_last_steps_are_computed_in_full_precision() -> None:
+    assert [precision_of(step, 20, "medium") for step in range(20)] == ["medium"] * 18 + ["highest"] * 2
+    assert precision_of(0, 20, "highest") == "highest"
+    with pytest.raises(KilledError), matrix_precision("medium"):
+        assert torch.get_float32_matmul_precision() == "medium"
+        raise KilledError
+    assert torch.get_float32_matmul_precision() == "highest"
 
 
 def test_predictions_follow_the_rows_whatever_the_batch(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdmpp.nn.network import LEVELS, LatencyNetwork, NetworkConfig, parameter_count, positional_encoding
+from cdmpp.nn.encoder import Part
+from cdmpp.nn.network import LEVELS, LatencyNetwork, NetworkConfig, parameter_count
+from cdmpp.nn.positions import Positions, positional_encoding, published_encoding
 from cdmpp.training.config import load_config
 from tests.nn.synthetic import TINY, network, random_inputs
 
@@ -26,7 +29,15 @@ def answer(
     return point, quantiles
 
 
-@pytest.mark.parametrize("config", [TINY, RATIO], ids=["structured", "ratio"])
+VARIANTS = {
+    "structured": TINY,
+    "ratio": RATIO,
+    **{f"positions-{kind}": TINY.model_copy(update={"positions": kind}) for kind in get_args(Positions)},
+    "absolute": TINY.model_copy(update={"device_inputs": "absolute"}),
+}
+
+
+@pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
 @pytest.mark.parametrize("padding", [1, 3, 11])
 def test_padding_changes_nothing(config: NetworkConfig, padding: int) -> None:
     net, inputs = network(config=config), random_inputs(rows=7, leaves=5)
@@ -42,8 +53,26 @@ def test_padding_changes_nothing(config: NetworkConfig, padding: int) -> None:
         torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
 
 
-def test_rows_do_not_see_each_other() -> None:
-    net, inputs = network(), random_inputs(rows=16, leaves=4)
+@pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
+@torch.inference_mode()
+def test_leaf_counts_together_are_as_one_by_one(config: NetworkConfig) -> None:
+    net = network(config=config)
+    several = [random_inputs(rows=3, leaves=leaves, seed=leaves) for leaves in (1, 2, 5)]
+    masks = [None, None, torch.arange(5) < torch.tensor([[5], [1], [3]])]
+    parts = [Part(i["leaves"], i["positions"], m) for i, m in zip(several, masks, strict=True)]
+    inputs, logs = (torch.cat([i[name] for i in several]) for name in ("inputs", "logs"))
+    alone = [
+        net.encode(p.leaves, p.positions, p.mask, i["inputs"], i["logs"])
+        for p, i in zip(parts, several, strict=True)
+    ]
+    for multiple in (1, 64):
+        together = net.encode_parts(parts, inputs, logs, multiple=multiple)
+        torch.testing.assert_close(together, torch.cat(alone), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
+def test_rows_do_not_see_each_other(config: NetworkConfig) -> None:
+    net, inputs = network(config=config), random_inputs(rows=16, leaves=4)
     mask = torch.arange(4) < torch.randint(1, 5, (16, 1), generator=torch.Generator().manual_seed(1))
     order = torch.randperm(16, generator=torch.Generator().manual_seed(2))
     shuffled = {name: value[order] for name, value in inputs.items()}
@@ -57,14 +86,36 @@ def test_rows_do_not_see_each_other() -> None:
     assert answer(net, changed, mask)[0][0] != point[0]
 
 
-def test_leaves_are_told_apart_by_position_alone() -> None:
-    net, inputs = network(), random_inputs(rows=3, leaves=4)
+@pytest.mark.parametrize("kind", get_args(Positions))
+def test_leaves_are_told_apart_by_position_alone(kind: Positions) -> None:
+    net = network(config=TINY.model_copy(update={"positions": kind}))
+    inputs = random_inputs(rows=3, leaves=4)
+    plain = answer(net, inputs, None)[0]
     reverse = {"leaves": inputs["leaves"].flip(1), "positions": inputs["positions"].flip(1)}
-    torch.testing.assert_close(
-        answer(net, inputs, None)[0], answer(net, inputs | reverse, None)[0], rtol=1e-5, atol=1e-5
-    )
+    torch.testing.assert_close(plain, answer(net, inputs | reverse, None)[0], rtol=1e-5, atol=1e-5)
     moved = answer(net, inputs | {"positions": inputs["positions"] + 3}, None)[0]
-    assert (moved != answer(net, inputs, None)[0]).all()
+    # A bias by difference does not see where the program starts.
+    assert (moved != plain).all() == (kind in ("published", "standard"))
+    mirrored = answer(net, inputs | {"positions": inputs["positions"].flip(1)}, None)[0]
+    assert (mirrored != plain).all() == (kind != "none")
+
+
+def test_distant_leaves_share_a_bias() -> None:
+    net = network(config=TINY.model_copy(update={"positions": "structural"}))
+    assert net.structure is not None
+    bias = net.structure(torch.tensor([[0, 1, 500, 900]]))
+    assert bias.shape == (1, TINY.heads, 4, 4)
+    torch.testing.assert_close(bias[:, :, 0, 2], bias[:, :, 0, 3])
+    assert (bias[:, :, 0, 1] != bias[:, :, 1, 0]).all()
+
+
+def test_absolute_device_numbers_reach_the_head_only_where_asked_for() -> None:
+    inputs = random_inputs(rows=4, leaves=2)
+    other = inputs | {"logs": inputs["logs"] + 1.0}
+    for kind, seen in (("ratio", False), ("absolute", True)):
+        net = network(config=TINY.model_copy(update={"device_inputs": kind}))
+        net.leaf_in.weight.data.zero_()  # the leaves meet the device in any case
+        assert (answer(net, other, None)[0] != answer(net, inputs, None)[0]).all() == seen
 
 
 @settings(max_examples=40, deadline=None)
@@ -110,6 +161,17 @@ def test_positional_encoding_is_the_standard_formula() -> None:
             assert found[row, 2 * i] == pytest.approx(math.sin(angle), abs=2e-5)
             # The same frequency, and no doubled exponent: what the reference implementation got wrong.
             assert found[row, 2 * i + 1] == pytest.approx(math.cos(angle), abs=2e-5)
+
+
+def test_published_encoding_is_what_the_reference_computes() -> None:
+    width, positions = 164, [0, 1, 100]
+    found = published_encoding(torch.tensor(positions), width).numpy()
+    for row, p in enumerate(positions):
+        for i in range(0, width, 2):
+            assert found[row, i] == pytest.approx(math.sin(p / 10000 ** (2 * i / width)), abs=2e-5)
+            assert found[row, i + 1] == pytest.approx(math.cos(p / 10000 ** (2 * (i + 1) / width)), abs=2e-5)
+    # Almost half of its sines stay near zero even far into a program.
+    assert (np.abs(found[2, ::2][-40:]) < 0.01).all()
 
 
 def test_standardised_inputs_are_bounded() -> None:
