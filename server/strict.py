@@ -90,7 +90,9 @@ def strict_schemas() -> dict[str, Any]:
         schema["required"] = ["operator", *(f for f in schema["required"] if f != "operator")]
         schema["properties"]["operator"].pop("default", None)
         schemas[f"{kind.__name__}Operator"] = schema
-    schemas["DeviceSpecification"] = DeviceSpec.model_json_schema(ref_template=REF)
+    device = DeviceSpec.model_json_schema(ref_template=REF)
+    schemas |= device.pop("$defs", {})  # components stand beside each other
+    schemas["DeviceSpecification"] = device
     _name_bounds(schemas)
     return schemas
 

@@ -29,7 +29,7 @@ from cdmpp.errors import DataError, InvalidDeviceError, UnknownDeviceError
 
 #: Two specifications of one name are one device if their figures differ by less.
 SAME_DEVICE_FACTOR = 1.25
-_WORDS = ("name", "vendor", "arch", "source", "aliases", "kind")
+_WORDS = ("name", "vendor", "arch", "source", "aliases", "kind", "sustained")
 
 
 def spec_text(spec: DeviceSpec) -> str:

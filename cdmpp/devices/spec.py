@@ -14,6 +14,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from cdmpp.devices.ceilings import Ceilings, read_ceilings
+
 
 def _whole_number(value: Any) -> Any:
     """JSON and TOML writers may put 20.0 for 20; 20.5 stays what it is and is refused."""
@@ -79,6 +81,8 @@ class DeviceSpec(BaseModel):
         Where the figures come from.
     aliases : tuple of str
         Other names; the first is the one the driver or the public tables use.
+    sustained : Ceilings, optional
+        What the device was measured to reach (``cdmpp probe``).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -101,6 +105,7 @@ class DeviceSpec(BaseModel):
     tdp_w: Annotated[float, Field(ge=0.1, le=1e5)] | None = None
     source: Annotated[str, Field(max_length=2000)] = "user"
     aliases: Annotated[tuple[Name, ...], BeforeValidator(_as_tuple), Field(max_length=32)] = ()
+    sustained: Annotated[Ceilings | None, BeforeValidator(read_ceilings)] = None
 
     @model_validator(mode="after")
     def _units_fit_together(self) -> Self:
@@ -146,9 +151,18 @@ class DeviceSpec(BaseModel):
             return self.peak_ops_int8 or half
         return self.peak_flops_fp32
 
+    def nominal(self) -> DeviceSpec:
+        """The same device by its data sheet alone, without sustained ceilings."""
+        return self if self.sustained is None else self.model_copy(update={"sustained": None})
+
     def digest(self) -> str:
-        """Hash of the figures a prediction depends on: equal devices under two names share it."""
-        figures = self.model_dump(exclude={"name", "source", "aliases", "arch"})
+        """Hash of the figures a prediction depends on: equal devices under two names share it.
+
+        Sustained ceilings are among them where there are any; :meth:`nominal` is the device without.
+        """
+        figures = self.model_dump(exclude={"name", "source", "aliases", "arch", "sustained"})
+        if self.sustained is not None:
+            figures["sustained"] = self.sustained.figures()
         text = json.dumps(figures, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -158,7 +172,7 @@ REQUIRED = ", ".join(name for name, field in DeviceSpec.model_fields.items() if 
 OPTIONAL = ", ".join(
     name
     for name, field in DeviceSpec.model_fields.items()
-    if not field.is_required() and name not in ("source", "aliases")
+    if not field.is_required() and name not in ("source", "aliases", "sustained")
 )
 
 SPECIFICATION_HINT = (
