@@ -29,7 +29,7 @@ LARGE, SMALL = 20.0, 0.1
 #: Arithmetic decides where it takes this many times as long as the traffic, and traffic where it is this many
 #: times the arithmetic.
 _COMPUTE_BOUND, _MEMORY_BOUND = 4.0, 2.0
-#: Traffic of programs that no cache serves: so many last caches, or these bytes where their size is not known.
+#: Traffic of programs that no cache serves: so many last caches, or these bytes where it is not known.
 _CACHES, _BYTES = 2.0, 64e6
 #: Read again and again, or mostly not at all, whatever their sizes say.
 _NO_STREAM = ("embedding", "max_pool2d", "avg_pool2d", "batch_norm")
