@@ -62,8 +62,16 @@ def _device_value(value: Any) -> Any:
         and len(value) <= MAX_LIST
         and all(isinstance(text, str) and len(text) <= MAX_TEXT for text in value)
     )
-    if value is not None and not texts and not _is_scalar(value, MAX_DEVICE_TEXT):
-        raise PydanticCustomError("figure", "should be a number, a text, a list of texts or null")
+    figures = (
+        isinstance(value, dict)
+        and len(value) <= MAX_LIST
+        and all(len(name) <= MAX_NAME for name in value)
+        and all(part is None or _is_scalar(part, MAX_DEVICE_TEXT) for part in value.values())
+    )
+    if value is not None and not texts and not figures and not _is_scalar(value, MAX_DEVICE_TEXT):
+        raise PydanticCustomError(
+            "figure", "should be a number, a text, a list of texts, an object of numbers or null"
+        )
     return value
 
 
@@ -138,6 +146,12 @@ def _device_form(value: Any) -> str | None:
 DeviceName = Annotated[
     str, Field(max_length=MAX_TEXT, description="Name or alias of a known device (GET /devices).")
 ]
+_FIGURE_SCHEMAS: list[dict[str, Any]] = [
+    {"type": "number"},
+    {"type": "string", "maxLength": MAX_DEVICE_TEXT},
+    {"type": "boolean"},
+    {"type": "null"},
+]
 DEVICE_SCHEMA = {
     "description": "A device of one's own: the fields of DeviceSpecification in base units (Hz, bytes, "
     "flop/s). A missing or impossible figure is an error of the item.",
@@ -146,11 +160,14 @@ DEVICE_SCHEMA = {
     "maxProperties": MAX_FIELDS,
     "additionalProperties": {
         "anyOf": [
-            {"type": "number"},
-            {"type": "string", "maxLength": MAX_DEVICE_TEXT},
-            {"type": "boolean"},
+            *_FIGURE_SCHEMAS,
             {"type": "array", "items": _TEXT_SCHEMA, "maxItems": MAX_LIST},
-            {"type": "null"},
+            {
+                "type": "object",
+                "propertyNames": {"maxLength": MAX_NAME},
+                "maxProperties": MAX_LIST,
+                "additionalProperties": {"anyOf": _FIGURE_SCHEMAS},
+            },
         ]
     },
 }

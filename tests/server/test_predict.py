@@ -216,7 +216,7 @@ BROKEN_BODIES: dict[str, Any] = {
     "two forms": {"items": [{**GOOD, "program": {"tvm_json": "x", "tvmscript": "y"}}]},
     "device as number": {"items": [{**GOOD, "device": 4}]},
     "device as null": {"items": [{**GOOD, "device": None}]},
-    "nested figure": {"items": [{**GOOD, "device": {"name": {"a": 1}}}]},
+    "twice nested figure": {"items": [{**GOOD, "device": {"sustained": {"a": {"b": 1}}}}]},
     "long device name": {"items": [{**GOOD, "device": "t" * 201}]},
     "unknown backend": {"items": [{**GOOD, "backend": "cuda"}]},
     "unknown protocol": {"items": [{**GOOD, "protocol": "warm"}]},
