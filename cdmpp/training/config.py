@@ -59,6 +59,10 @@ class OptimiserConfig(BaseModel):
     hide_device: float = Field(0.25, ge=0, le=1, description="share of rows whose device is hidden")
     hide_framework: float = Field(0.1, ge=0, le=1, description="share of rows whose framework is hidden")
     quantile_weight: float = Field(0.5, ge=0)
+    ranking_weight: float = Field(0.0, ge=0, description="of the order among programs of one task")
+    group_tasks: int = Field(
+        1, ge=1, le=256, description="programs of one task and device that are drawn into a batch together"
+    )
     checkpoint_every: int = Field(500, ge=1, description="steps")
     threads: int | None = Field(None, ge=1)
     precision: Precision = Field(
@@ -66,6 +70,12 @@ class OptimiserConfig(BaseModel):
         description="of matrix products but for the last tenth of the steps; medium is faster where the "
         "processor multiplies bfloat16, and predictions are always computed with highest",
     )
+
+    @model_validator(mode="after")
+    def _something_to_rank(self) -> Self:
+        if self.ranking_weight and self.group_tasks == 1:
+            raise ValueError("ranking_weight needs group_tasks of at least 2")
+        return self
 
 
 class FinishConfig(BaseModel):

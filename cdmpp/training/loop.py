@@ -17,11 +17,12 @@ from safetensors.torch import load_file, save_file
 
 from cdmpp.errors import DataError
 from cdmpp.nn.batch import Inputs, predict_rows
-from cdmpp.nn.losses import pinball_loss, relative_error_loss
+from cdmpp.nn.losses import pinball_loss, ranking_loss, relative_error_loss
 from cdmpp.nn.network import LatencyNetwork, NetworkConfig
 from cdmpp.training.config import TrainConfig
 from cdmpp.training.dataset import Dataset, Rows
-from cdmpp.training.precision import matrix_precision, precision_of
+from cdmpp.training.draw import epoch_order, pairs_within, training_rows
+from cdmpp.training.precision import MULTIPLE, matrix_precision, precision_of
 from cdmpp.training.step import latents
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -47,43 +48,6 @@ def fit_scalers(network: LatencyNetwork, inputs: Inputs, rows: Rows, rng: np.ran
         scale = np.where(spread > 1e-4, 1 / np.maximum(spread, 1e-4), 0.0)
         getattr(network, f"{name}_mean").copy_(torch.from_numpy(values.mean(0).astype(np.float32)))
         getattr(network, f"{name}_scale").copy_(torch.from_numpy(scale.astype(np.float32)))
-
-
-def training_rows(dataset: Dataset, config: TrainConfig) -> tuple[Array, Array]:
-    """Indices of the training rows and how often each is drawn per epoch.
-
-    Rows of held-out devices are left out; ``max_rows_per_source`` keeps a seeded sample.
-    """
-    rows = dataset.rows
-    names = {d.name for d in dataset.devices}
-    unknown = set(config.data.holdout_devices) - names
-    if unknown:
-        raise DataError(
-            f"holdout_devices not in the data: {', '.join(sorted(unknown))}", hint=", ".join(sorted(names))
-        )
-    held = [i for i, d in enumerate(dataset.devices) if d.name in config.data.holdout_devices]
-    keep = (rows.part == 0) & ~np.isin(rows.device, held)
-    weight = np.array([config.data.weights.get(name, 1.0) for name in dataset.sources])[rows.source]
-    rng = np.random.default_rng([config.seed, 1])
-    if config.data.max_rows_per_source:
-        for source in range(len(dataset.sources)):
-            members = np.flatnonzero(keep & (rows.source == source))
-            excess = len(members) - config.data.max_rows_per_source
-            if excess > 0:
-                keep[rng.choice(members, excess, replace=False)] = False
-    index = np.flatnonzero(keep)
-    if not len(index):
-        raise DataError("no training rows are left", hint="check the data, holdout_devices and the splits")
-    return index, weight[index]
-
-
-def epoch_order(index: Array, weight: Array, seed: int, epoch: int) -> Array:
-    """Rows of one epoch in a seeded order; a row of weight 2.5 comes two or three times."""
-    rng = np.random.default_rng([seed, 2, epoch])
-    times = np.floor(weight + rng.random(len(weight))).astype(np.int64)
-    order = np.repeat(index, times)
-    rng.shuffle(order)
-    return order
 
 
 def train(
@@ -124,6 +88,7 @@ def train(
         network.parameters(), lr=opt.learning_rate, weight_decay=opt.weight_decay, fused=True
     )
     average = {k: v.detach().clone() for k, v in network.named_parameters()}
+    tasks = dataset.group(dataset.rows)
     identity = _identity(dataset, config)
     step, seconds = _resume(out, identity, network, optimiser, average)
     buckets = dataset.store.bucket
@@ -136,7 +101,10 @@ def train(
         while step < opt.steps:
             while cursor + opt.batch_rows > len(order):
                 epoch += 1
-                order = np.concatenate([order[cursor:], epoch_order(index, weight, config.seed, epoch)])
+                drawn = epoch_order(
+                    index, weight, config.seed, epoch, group=tasks[index], together=opt.group_tasks
+                )
+                order = np.concatenate([order[cursor:], drawn])
                 cursor = 0
             if seen < skip:
                 cursor, seen = cursor + opt.batch_rows, seen + opt.batch_rows
@@ -151,12 +119,18 @@ def train(
             device = torch.from_numpy(np.where(hidden, 0, rows.device + 1).astype(np.int64))
             for group in optimiser.param_groups:
                 group["lr"] = opt.learning_rate * _schedule(step, opt.warmup_steps, opt.steps)
-            with matrix_precision(precision_of(step, opt.steps, opt.precision)):
-                latent, questions, reference = latents(network, inputs, rows)
+            precision = precision_of(step, opt.steps, opt.precision)
+            with matrix_precision(precision):
+                latent, questions, reference = latents(network, inputs, rows, multiple=MULTIPLE[precision])
                 point, quantiles = network.decode(latent, questions, device)
                 target = torch.from_numpy((rows.log_latency - reference).astype(np.float32))
                 loss = relative_error_loss(point, target)
                 loss = loss + opt.quantile_weight * pinball_loss(quantiles, target)
+                if opt.ranking_weight:
+                    first, second = (torch.from_numpy(i) for i in pairs_within(tasks[batch]))
+                    fixed = torch.from_numpy(reference.astype(np.float32))
+                    ranked = ranking_loss(point + fixed, target + fixed, first, second)
+                    loss = loss + opt.ranking_weight * ranked
                 optimiser.zero_grad(set_to_none=True)
                 loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(network.parameters(), opt.clip_norm)

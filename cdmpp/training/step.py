@@ -15,13 +15,12 @@ from cdmpp.training.dataset import Rows
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-#: Leaves of a batch are filled up to a multiple of this, so that shapes repeat from step to step: the matrix
-#: kernels of the lower precision are prepared once per shape, at some milliseconds each.
-MULTIPLE = 512
 
-
-def latents(network: LatencyNetwork, inputs: Inputs, rows: Rows) -> tuple[Tensor, Tensor, Array]:
-    """Encoder's latents of rows, which must be sorted by bucket.
+def latents(
+    network: LatencyNetwork, inputs: Inputs, rows: Rows, *, multiple: int = 1
+) -> tuple[Tensor, Tensor, Array]:
+    """Encoder's latents of rows, which must be sorted by bucket; ``multiple`` as in
+    :meth:`cdmpp.nn.network.LatencyNetwork.encode_parts`.
 
     Returns
     -------
@@ -38,5 +37,5 @@ def latents(network: LatencyNetwork, inputs: Inputs, rows: Rows) -> tuple[Tensor
         slots = torch.from_numpy(inputs.store.slot[rows.program[chunk]])
         real = mask[slots]
         parts.append(Part(leaves[slots], positions[slots], None if bool(real.all()) else real))
-    latent = network.encode_parts(parts, standard, torch.from_numpy(logs), multiple=MULTIPLE)
+    latent = network.encode_parts(parts, standard, torch.from_numpy(logs), multiple=multiple)
     return latent, standard, reference

@@ -15,7 +15,9 @@ from safetensors.torch import load_file, save_file
 
 from cdmpp.errors import DataError
 from cdmpp.nn.batch import Inputs, predict_rows
-from cdmpp.training.loop import CHECKPOINT, METRICS, epoch_order, train, training_rows
+from cdmpp.nn.losses import ranking_loss
+from cdmpp.training.draw import epoch_order, pairs_within, training_rows
+from cdmpp.training.loop import CHECKPOINT, METRICS, train
 from cdmpp.training.precision import matrix_precision, precision_of
 from tests.nn.synthetic import dataset, training
 
@@ -169,3 +171,58 @@ def test_an_epoch_draws_each_row_as_often_as_its_weight_says() -> None:
     assert drawn[:500].mean() == pytest.approx(0.5, abs=0.1)
     orders = [epoch_order(index, weight, 0, epoch).tolist() for epoch in (0, 0, 1)]
     assert orders[0] == orders[1] != orders[2]
+
+
+def test_programs_of_a_task_are_drawn_together() -> None:
+    index = np.arange(100, 160)
+    group = np.repeat([-1, 3, 7, 9], [10, 20, 25, 5])
+    order = epoch_order(index, np.ones(60), 0, 0, group=group, together=8)
+    assert sorted(order) == sorted(index)
+    drawn = group[order - 100]
+    # Blocks of one group: 20 rows are 8 + 8 + 4, 25 are 8 + 8 + 8 + 1.
+    lengths: dict[int, list[int]] = {g: [] for g in (3, 7, 9)}
+    start = 0
+    for stop in [*np.flatnonzero(np.diff(drawn)) + 1, 60]:
+        if drawn[start] >= 0:
+            lengths[int(drawn[start])].append(int(stop - start))
+        start = stop
+    assert {g: sum(n) for g, n in lengths.items()} == {3: 20, 7: 25, 9: 5}
+    # Adjacent blocks of one group look like one: every run is made of whole blocks.
+    assert all(n % 8 in {0, 4, 1, 5} for n in lengths[3] + lengths[7] + lengths[9])
+    again, later = (epoch_order(index, np.ones(60), 0, e, group=group, together=8) for e in (0, 1))
+    assert (order == again).all()
+    assert (order != later).any()
+    # Which rows of a task meet changes from epoch to epoch.
+    first = {frozenset(o[group[o - 100] == 7][:8].tolist()) for o in (order, later)}
+    assert len(first) == 2
+
+
+def test_pairs_are_of_one_task_and_come_once() -> None:
+    group = np.array([5, -1, 2, 5, 2, -1, 5, 8])
+    first, second = pairs_within(group)
+    found = {frozenset(pair) for pair in zip(first.tolist(), second.tolist(), strict=True)}
+    assert found == {frozenset(p) for p in [(0, 3), (0, 6), (3, 6), (2, 4)]}
+    assert len(first) == 4
+    for none in (np.full(4, -1), np.arange(4), np.zeros(0, dtype=np.int64)):
+        assert len(pairs_within(none)[0]) == 0
+
+
+def test_ranking_within_tasks_orders_what_the_error_alone_does_not(tmp_path: Path) -> None:
+    data = dataset(programs=60)
+    # Programs of a task differ by a few per cent, tasks by far more.
+    task = np.arange(60) // 6
+    rng = np.random.default_rng(1)
+    latency = data.rows.log_latency + 0.05 * rng.standard_normal(60)[data.rows.program]
+    data = replace(data, task=task, rows=replace(data.rows, log_latency=latency))
+    group = data.group(data.rows)
+    pairs = pairs_within(group)
+    inputs = Inputs(data.store, data.device_matrix)
+
+    def loss_of(**optimiser: float) -> float:
+        config = training(steps=70, learning_rate=5e-3, group_tasks=8, **optimiser)
+        network, _ = train(data, config, tmp_path / str(optimiser))
+        point = torch.from_numpy(predict_rows(network, inputs, data.rows)[0])
+        measured = torch.from_numpy(data.rows.log_latency)
+        return float(ranking_loss(point, measured, *(torch.from_numpy(p) for p in pairs)))
+
+    assert loss_of(ranking_weight=10.0) < loss_of(ranking_weight=0.0)

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from cdmpp.nn.losses import central_moment_discrepancy, pinball_loss, relative_error_loss
+from cdmpp.nn.losses import (
+    RANKING_SCALE,
+    central_moment_discrepancy,
+    pinball_loss,
+    ranking_loss,
+    relative_error_loss,
+)
 from cdmpp.nn.network import LEVELS
 from tests.nn.synthetic import TINY, network, random_inputs
 
@@ -81,3 +87,34 @@ def test_gradients_are_finite_however_wrong_the_start(head: str, offset: float) 
         assert parameter.grad is not None, name
         assert torch.isfinite(parameter.grad).all(), name
     assert any(float(p.grad.abs().max()) > 0 for p in net.parameters() if p.grad is not None)
+
+
+def test_ranking_loss_is_zero_where_the_differences_agree() -> None:
+    generator = torch.Generator().manual_seed(0)
+    measured = torch.randn(9, generator=generator)
+    first, second = torch.triu_indices(9, 9, offset=1)
+    assert float(ranking_loss(measured + 3.0, measured, first, second)) == pytest.approx(0, abs=1e-6)
+    predicted = (measured + 0.3 * torch.randn(9, generator=generator)).requires_grad_()
+    loss = ranking_loss(predicted, measured, first, second)
+    # By hand: Kullback-Leibler divergence of two Bernoulli variables, scaled.
+    p, q = (
+        1 / (1 + np.exp(-(v[first] - v[second]).detach().numpy().astype(float) / RANKING_SCALE))
+        for v in (measured, predicted)
+    )
+    divergence = p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))
+    assert loss.item() == pytest.approx(RANKING_SCALE * divergence.mean(), rel=1e-3)
+    loss.backward()
+    # One constant for all moves nothing.
+    assert predicted.grad is not None
+    assert float(predicted.grad.sum()) == pytest.approx(0, abs=1e-6)
+    assert float(predicted.grad.abs().max()) > 0
+
+
+def test_ranking_loss_without_pairs_is_nothing() -> None:
+    none = torch.zeros(0, dtype=torch.long)
+    predicted = torch.ones(3, requires_grad=True)
+    loss = ranking_loss(predicted, torch.zeros(3), none, none)
+    loss.backward()
+    assert loss.item() == 0
+    assert predicted.grad is not None
+    assert (predicted.grad == 0).all()

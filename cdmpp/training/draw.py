@@ -1,0 +1,90 @@
+"""Which rows a run draws, and in what order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cdmpp.errors import DataError
+from cdmpp.training.config import TrainConfig
+from cdmpp.training.dataset import Dataset
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+#: A row is compared with this many others of its task in a batch at most.
+MAX_COMPARED = 31
+
+
+def training_rows(dataset: Dataset, config: TrainConfig) -> tuple[Array, Array]:
+    """Indices of the training rows and how often each is drawn per epoch.
+
+    Rows of held-out devices are left out; ``max_rows_per_source`` keeps a seeded sample.
+    """
+    rows = dataset.rows
+    names = {d.name for d in dataset.devices}
+    unknown = set(config.data.holdout_devices) - names
+    if unknown:
+        raise DataError(
+            f"holdout_devices not in the data: {', '.join(sorted(unknown))}", hint=", ".join(sorted(names))
+        )
+    held = [i for i, d in enumerate(dataset.devices) if d.name in config.data.holdout_devices]
+    keep = (rows.part == 0) & ~np.isin(rows.device, held)
+    weight = np.array([config.data.weights.get(name, 1.0) for name in dataset.sources])[rows.source]
+    rng = np.random.default_rng([config.seed, 1])
+    if config.data.max_rows_per_source:
+        for source in range(len(dataset.sources)):
+            members = np.flatnonzero(keep & (rows.source == source))
+            excess = len(members) - config.data.max_rows_per_source
+            if excess > 0:
+                keep[rng.choice(members, excess, replace=False)] = False
+    index = np.flatnonzero(keep)
+    if not len(index):
+        raise DataError("no training rows are left", hint="check the data, holdout_devices and the splits")
+    return index, weight[index]
+
+
+def epoch_order(
+    index: Array, weight: Array, seed: int, epoch: int, *, group: Array | None = None, together: int = 1
+) -> Array:
+    """Rows of one epoch in a seeded order; a row of weight 2.5 comes two or three times.
+
+    Parameters
+    ----------
+    index, weight : (rows,)
+        Rows and how often each is drawn.
+    group : (rows,) int, optional
+        Rows of one group are drawn in blocks of up to ``together``; those of -1 one by one.
+    """
+    rng = np.random.default_rng([seed, 2, epoch])
+    times = np.floor(weight + rng.random(len(weight))).astype(np.int64)
+    chosen = np.repeat(np.arange(len(index)), times)
+    rng.shuffle(chosen)
+    if group is None or together == 1:
+        return np.asarray(index[chosen])
+    # Neighbours of one group, in their shuffled order; then blocks of them, shuffled.
+    chosen = chosen[np.argsort(group[chosen], kind="stable")]
+    starts = np.unique(group[chosen], return_index=True)[1]
+    place = np.arange(len(chosen)) - np.repeat(starts, np.diff([*starts, len(chosen)]))
+    alone = group[chosen] < 0
+    block = np.cumsum(alone | (place % together == 0)) - 1
+    key = rng.permutation(int(block[-1]) + 1)[block]
+    return np.asarray(index[chosen[np.argsort(key, kind="stable")]])
+
+
+def pairs_within(group: Array) -> tuple[Array, Array]:
+    """Pairs of rows of one group (-1: of none), each pair once; in a large group, neighbours in it alone.
+
+    Returns
+    -------
+    first, second : (pairs,) int64
+    """
+    order = np.argsort(group, kind="stable")
+    order = order[group[order] >= 0]
+    pairs = [(order[:0], order[:0])]
+    for apart in range(1, min(MAX_COMPARED, len(order) - 1) + 1):
+        same = group[order[apart:]] == group[order[:-apart]]
+        if not same.any():
+            break
+        pairs.append((order[:-apart][same], order[apart:][same]))
+    return np.concatenate([p[0] for p in pairs]), np.concatenate([p[1] for p in pairs])
