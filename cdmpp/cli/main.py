@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from cdmpp import __version__
+from cdmpp.cli.adapt import adapt
 from cdmpp.cli.catalogue import devices, support
 from cdmpp.cli.collect import collect
 from cdmpp.cli.data import data
@@ -19,6 +20,7 @@ from cdmpp.cli.evaluate import evaluate
 from cdmpp.cli.inspection import inspect
 from cdmpp.cli.measure import measure
 from cdmpp.cli.predict import predict
+from cdmpp.cli.probe import probe
 from cdmpp.cli.serve import serve
 from cdmpp.cli.train import train
 
@@ -60,6 +62,8 @@ app.command("eval", epilog="example: cdmpp eval --records ops_vidur_fp16.parquet
 app.command(epilog="example: cdmpp train --config configs/base.toml --public-data DIR --out mymodel")(train)
 app.command(epilog="example: cdmpp collect --network resnet18 --schedules 64 --out data/my-cpu")(collect)
 app.command(epilog="example: cdmpp measure job/ --out result/")(measure)
+app.command(epilog="example: cdmpp probe --on cuda:0 --out my-gpu/")(probe)
+app.command(epilog="example: cdmpp adapt --records mine.csv --device my-gpu.toml --out my-gpu")(adapt)
 app.command(epilog="example: cdmpp serve --port 8080")(serve)
 app.command(epilog="example: cdmpp devices --json")(devices)
 app.command(epilog="example: cdmpp support")(support)

@@ -24,8 +24,9 @@ from cdmpp.programs.question import FLOOR_S, PROTOCOLS
 
 Floats = NDArray[np.float64]
 
-#: A program is large when its roofline is this many launch floors, and small when it is this share of one.
-LARGE, SMALL = 20.0, 0.1
+#: Arithmetic and traffic are large when they take so many launch floors; a program is small when all it does
+#: is this share of one. (Traffic has less: no board holds what an eager launch at terabytes a second calls for.)
+LARGE, LARGE_TRAFFIC, SMALL = 20.0, 8.0, 0.1
 #: Arithmetic decides where it takes this many times as long as the traffic, and traffic where it is this many
 #: times the arithmetic.
 _COMPUTE_BOUND, _MEMORY_BOUND = 4.0, 2.0
@@ -94,13 +95,13 @@ def derive_ceilings(table: MeasurementTable, device: str, rows: Mask | None = No
         compute = flops / spec.peak(part.dtype, matrix=uses_matrix_units(part.operator))
         memory = moved / spec.mem_bandwidth_bytes_per_s
         family = operator_family(part.operator)
-        large = np.maximum(compute, memory) > LARGE * floors[protocol]
         if family in FAMILIES:
-            chosen = large & (compute > _COMPUTE_BOUND * memory) & _is_plain(part)
+            chosen = (compute > LARGE * floors[protocol]) & (compute > _COMPUTE_BOUND * memory)
+            chosen &= _is_plain(part)
             rates.setdefault(flops_field(family, part.dtype), []).append((flops / latency)[chosen])
         if family in ("gemm", "vector") and part.operator not in _NO_STREAM:
             beyond = moved > (_CACHES * spec.l2_bytes if spec.l2_bytes else _BYTES)
-            chosen = large & beyond & (memory > _MEMORY_BOUND * compute)
+            chosen = (memory > LARGE_TRAFFIC * floors[protocol]) & (memory > _MEMORY_BOUND * compute) & beyond
             rates.setdefault("bytes_per_s", []).append((moved / latency)[chosen])
         small = compute + memory < SMALL * floors[protocol]
         for code in np.unique(protocol[small]):

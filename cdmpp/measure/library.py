@@ -79,10 +79,10 @@ class LibraryTimer:
         """
         limit = MEMORY_SHARE * free_bytes(self.place)
         limit = limit if self._memory_bytes is None else min(limit, self._memory_bytes)
-        if needed_bytes(spec) > limit:
+        needed = needed_bytes(spec, gpu=self.place.torch_device.type == "cuda")
+        if needed > limit:
             raise MeasurementError(
-                f"{spec.text()} needs {needed_bytes(spec) / 2**30:.2f} GiB, "
-                f"and {limit / 2**30:.2f} GiB may be used",
+                f"{spec.text()} needs {needed / 2**30:.2f} GiB, and {limit / 2**30:.2f} GiB may be used",
                 hint="choose smaller programs",
             )
         try:

@@ -143,3 +143,18 @@ def free_bytes(place: Place) -> float:
             if line.startswith("MemAvailable:"):
                 return 1024.0 * float(line.split()[1])
     return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
+def matrix_types(place: Place) -> tuple[str, ...]:
+    """Element types of matrix products that the device has instructions for, float32 first.
+
+    Others run too, converted or one by one; they tell nothing of what the device can do.
+    """
+    if place.torch_device.type == "cuda":
+        capability = torch.cuda.get_device_capability(place.torch_device)
+        found = [("float16", (7, 0)), ("bfloat16", (8, 0)), ("int8", (7, 5))]
+        return ("float32", *(name for name, least in found if capability >= least))
+    if platform.system() != "Linux":
+        return ("float32",)
+    flags = read_linux(available_cores()[-place.threads :]).flags
+    return ("float32", "bfloat16") if flags & {"amx_bf16", "avx512_bf16", "bf16"} else ("float32",)

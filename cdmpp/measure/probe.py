@@ -1,0 +1,160 @@
+"""A fixed set of micro-benchmarks of one device: records to adapt with, and the ceilings that it sustains.
+
+Some twenty programs: the largest matrix products, convolutions and attention of each type that the device has
+units for, element-wise programs from cache-sized to much larger than the caches, and programs that are
+nothing but their launch. Sizes follow the nominal figures, so that a phone and a rack-scale accelerator each
+work for some milliseconds; memory is bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cdmpp.data.ceilings import CeilingWarning, check_ceilings, derive_ceilings
+from cdmpp.data.physics import UNSTABLE
+from cdmpp.data.records import Measurement, from_measurements
+from cdmpp.devices.ceilings import Ceilings
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.measure.library_calls import needed_bytes
+from cdmpp.programs.operators import DTYPE_BYTES, OperatorSpec, make_operator
+
+#: Most memory of one program: this, or this share of a large board's; and this share of what is free.
+_MOST_BYTES, _BOARD_SHARE, _FREE_SHARE = 2**30, 1 / 64, 0.25
+#: Seconds that a large program should take by the nominal figures.
+_LARGE_S = {"gpu": 3e-3, "cpu": 30e-3}
+_EXTENTS = (256, 512, 1024, 2048, 4096, 8192, 16384)
+#: Bytes moved by element-wise programs of cache size and in between.
+_SMALL_BYTES, _MIDDLE_BYTES = 2**20, 2**26
+_BEYOND_CACHES = 2.5
+#: Seconds of traffic that an eager launch is little beside.
+_TRAFFIC_S = 250e-6
+_IMAGE: dict[str, Any] = {
+    "operator": "conv2d", "c_in": 128, "h": 56, "w": 56, "c_out": 128, "kh": 3, "kw": 3,
+    "pad_h": 1, "pad_w": 1,
+}  # fmt: skip
+_ATTENTION: dict[str, dict[str, Any]] = {
+    kind: {
+        "operator": "attention_prefill", "batch": batch, "q_len": q_len, "heads": heads, "kv_heads": heads,
+        "head_dim": dim,
+    }
+    for kind, batch, q_len, heads, dim in (("gpu", 4, 4096, 32, 128), ("cpu", 1, 1024, 8, 64))
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """What a probe found.
+
+    Attributes
+    ----------
+    records : tuple of Measurement
+        One for each program, failed ones too.
+    device : DeviceSpec
+        The device with the ceilings that were believed.
+    warnings : tuple of CeilingWarning
+        Ceilings that were not.
+    """
+
+    records: tuple[Measurement, ...]
+    device: DeviceSpec
+    warnings: tuple[CeilingWarning, ...]
+
+
+def probe_programs(device: DeviceSpec, dtypes: tuple[str, ...], memory_bytes: float) -> list[OperatorSpec]:
+    """The programs of a probe.
+
+    Parameters
+    ----------
+    device : DeviceSpec
+        Its nominal figures decide about sizes.
+    dtypes : tuple of str
+        Element types of matrix programs, "float32" among them.
+    memory_bytes : float
+        No program needs more (:func:`cdmpp.measure.library_calls.needed_bytes`).
+    """
+    large_s = _LARGE_S[device.kind]
+    found: list[OperatorSpec] = []
+
+    def add(operator: str, **fields: Any) -> None:
+        spec = make_operator({"operator": operator, **fields})
+        if needed_bytes(spec, gpu=device.kind == "gpu") <= memory_bytes:
+            found.append(spec)
+
+    for dtype in dtypes:
+        side = _side(device, dtype, large_s, memory_bytes)
+        add("linear", m=side, n=side, k=side, dtype=dtype)
+        if dtype == "int8":
+            continue
+        add("linear", m=2 * side, n=side // 2, k=side, dtype=dtype)
+        add("linear", m=1, n=4096, k=4096, dtype=dtype)
+        images = max(1, round(large_s * device.peak(dtype, matrix=True) / _image_flops()))
+        fitting = int(memory_bytes / needed_bytes(make_operator({**_IMAGE, "n": 1, "dtype": dtype})))
+        add(**_IMAGE, n=max(1, min(images, fitting)), dtype=dtype)
+    attention = _ATTENTION[device.kind] | {"dtype": dtypes[1] if len(dtypes) > 1 else "float32"}
+    add(**attention)
+    beyond = _BEYOND_CACHES * device.l2_bytes if device.l2_bytes else 4.0 * _MIDDLE_BYTES
+    largest = max(beyond, _TRAFFIC_S * device.mem_bandwidth_bytes_per_s, _MIDDLE_BYTES)
+    for moved in dict.fromkeys((_SMALL_BYTES, _MIDDLE_BYTES, largest)):
+        for operator, tensors in (("copy", 2), ("add", 3), ("gelu", 2)):
+            # Fewer rows where memory does not suffice for all that the caches call for.
+            add(operator, rows=max(1, int(min(moved, memory_bytes) / (4 * tensors * 4096))), cols=4096)
+    for operator in ("softmax", "layernorm"):
+        add(operator, rows=_MIDDLE_BYTES // (2 * 4 * 1024), cols=1024)
+    for operator in ("relu", "add", "mul_scalar"):
+        add(operator, rows=1, cols=1)
+    return list({spec.hash(): spec for spec in found}.values())
+
+
+def _image_flops() -> float:
+    return 2.0 * 56 * 56 * 128 * 128 * 3 * 3
+
+
+def memory_limit(device: DeviceSpec, free_bytes: float) -> float:
+    """Bytes that a program of a probe may take."""
+    return min(max(_MOST_BYTES, _BOARD_SHARE * (device.memory_bytes or 0.0)), _FREE_SHARE * free_bytes)
+
+
+def _side(device: DeviceSpec, dtype: str, large_s: float, memory_bytes: float) -> int:
+    """Extent of a cubic product that takes long enough and fits."""
+    peak = device.peak(dtype, matrix=True)
+    fitting = [side for side in _EXTENTS if 3 * side**2 * DTYPE_BYTES[dtype] <= memory_bytes]
+    return next(
+        (side for side in fitting if 2.0 * side**3 >= large_s * peak), max(fitting, default=_EXTENTS[0])
+    )
+
+
+def probe(
+    device: DeviceSpec, programs: list[OperatorSpec], measure: Callable[[OperatorSpec], Measurement],
+    step: Callable[[], None] = lambda: None,
+) -> ProbeResult:  # fmt: skip
+    """Measure the programs and derive the ceilings.
+
+    Parameters
+    ----------
+    measure : callable
+        Such as :meth:`cdmpp.measure.library.LibraryTimer.record`. Noisy programs are measured once more.
+    step : callable
+        Called after each program.
+    """
+    rows = []
+    for spec in programs:
+        rows.append(measure(spec))
+        step()
+    for i, spec in enumerate(programs):
+        if rows[i].excluded_reason == UNSTABLE:
+            again = measure(spec)
+            rows[i] = rows[i] if again.excluded_reason == UNSTABLE else again
+    table = from_measurements(rows)
+    # What is still noisy is no record to train on, but its median says enough of a ceiling.
+    believed = from_measurements([replace(r, excluded_reason="") for r in rows])
+    known = table.device.used()
+    found = derive_ceilings(believed, known[0]) if known else Ceilings()
+    kept, warnings = check_ceilings(found, device)
+    dates = {(r.provenance or {}).get("date", "") for r in rows}
+    if kept.figures():
+        source = f"{len(rows)} micro-benchmarks, protocol {rows[0].protocol}, {max(dates)}"
+        kept = kept.model_copy(update={"source": source})
+        device = device.model_copy(update={"sustained": kept})
+    return ProbeResult(tuple(rows), device, tuple(warnings))

@@ -1,0 +1,67 @@
+"""``cdmpp probe``: records, a specification, and what it says where nothing can be measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from cdmpp.data.load import load_table
+from cdmpp.devices import load_device
+from cdmpp.devices.writing import specification_toml
+from cdmpp.measure import probe as probe_module
+from cdmpp.programs.operators import parse_operator
+from tests.cli.conftest import Run
+from tests.data.test_device_specs import cpu
+
+
+@pytest.fixture
+def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A CPU of one's own, and four small programs for a probe of it."""
+    texts = (
+        "linear:m=64,n=64,k=64",
+        "copy:rows=8,cols=8",
+        "relu:rows=1,cols=1",
+        "softmax:rows=4,cols=4,dtype=int8",
+    )
+    monkeypatch.setattr(probe_module, "probe_programs", lambda *_: [parse_operator(t) for t in texts])
+    path = tmp_path / "mine.toml"
+    path.write_text(specification_toml(cpu("mine")))
+    return path
+
+
+def test_a_probe_writes_records_and_a_specification(run: Run, device: Path, tmp_path: Path) -> None:
+    out = tmp_path / "probed"
+    result = run("probe", "--device", device, "--threads", 1, "--out", out, "--json")
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert [bool(p["failure"]) for p in told["programs"]] == [False, False, False, True]
+    assert "int8" in told["programs"][3]["failure"]
+    table = load_table(out)
+    assert table.device.used() == ("mine",) and table.latency_s[0] == told["programs"][0]["latency_s"]
+    found = load_device(str(out / "device.toml"))
+    assert found.nominal() == cpu("mine")
+    assert found.sustained is not None and found.sustained.figures() == told["sustained"]
+    assert found.sustained.floor_eager_s is not None and 1e-8 < found.sustained.floor_eager_s < 1e-2
+
+
+def test_what_people_read(run: Run, device: Path, tmp_path: Path) -> None:
+    result = run("probe", "--device", device, "--out", tmp_path / "probed")
+    assert result.exit_code == 0, result.output
+    assert "floor_eager_s" in result.stdout and "sustained by mine" in result.stdout
+    assert f"wrote {tmp_path / 'probed' / 'records.parquet'}" in result.stdout
+
+
+def test_places_and_protocols_that_are_not_there(run: Run, device: Path, tmp_path: Path) -> None:
+    out = tmp_path / "probed"
+    for arguments, message in (
+        (("--on", "tpu"), "cannot measure on 'tpu'"),
+        (("--protocol", "graph"), "on a CPU"),
+        (("--device", "t4"), "not a CPU"),
+        *([] if torch.cuda.is_available() else [(("--on", "cuda:0"), "0 CUDA devices")]),
+    ):
+        result = run("probe", "--device", device, *arguments, "--out", out)
+        assert result.exit_code == 1 and message in result.stderr, result.output
+        assert not out.exists()
