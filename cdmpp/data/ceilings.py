@@ -25,7 +25,7 @@ from cdmpp.programs.question import FLOOR_S, PROTOCOLS
 Floats = NDArray[np.float64]
 
 #: Arithmetic and traffic are large when they take so many launch floors; a program is small when all it does
-#: is this share of one. (Traffic has less: no board holds what an eager launch at terabytes a second calls for.)
+#: is this share of one. (Traffic has less: no board holds what an eager launch at a terabyte a second asks.)
 LARGE, LARGE_TRAFFIC, SMALL = 20.0, 8.0, 0.1
 #: Arithmetic decides where it takes this many times as long as the traffic, and traffic where it is this many
 #: times the arithmetic.
