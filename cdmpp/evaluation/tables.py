@@ -8,7 +8,7 @@ of :class:`cdmpp.predictor.LatencyPredictor` on the same rows, but for the last 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ from cdmpp.data.table import MeasurementTable
 from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import UnknownDeviceError
-from cdmpp.evaluation.asked import asked_parts
+from cdmpp.evaluation.asked import AskedPart, asked_parts
 from cdmpp.evaluation.cache import FeatureCache
 from cdmpp.evaluation.metrics import measure
 from cdmpp.evaluation.ranking import rank
@@ -147,22 +147,61 @@ def _evaluate_table(
     if not len(rows):
         return
     rows = rows[np.argsort(table.program_key[rows], kind="stable")]
-    group, schedules = _groups(scores, table, rows), _schedules(scores, table, rows)
-    answerer = Answerer(artifact)
-    for part in asked_parts(table, rows, cache):
+    _score_rows(Answerer(artifact), table, rows, asked_parts(table, rows, cache), scores, progress)
+
+
+def _score_rows(
+    answerer: Answerer, table: MeasurementTable, rows: Array, parts: Iterable[AskedPart], scores: _Scores,
+    progress: Callable[[int], None],
+) -> None:  # fmt: skip
+    for part in parts:
         _count(scores, table, rows[part.lost], np.array(part.why, dtype=object))
         if len(part.index):
             said = answerer.answer(part.asked)
-            bounds = read_quantiles(said.levels, said.factor, INTERVAL)
-            point, bounds = said.point[part.same], bounds[part.same]
-            low_s, high_s = np.exp(bounds).T
-            point_s = np.exp(point)
-            # The same widening as in a Prediction: the point may lie below the interval.
-            bounds_s = np.minimum(low_s, point_s), np.maximum(high_s, point_s)
-            ranked = (column[part.index] for column in schedules)
-            latency_s = table.latency_s[rows[part.index]]
-            scores.columns.append((group[part.index], latency_s, point_s, *bounds_s, *ranked))
+            figures = (column[part.same] for column in (said.point, said.levels, said.factor))
+            _score(scores, table, rows[part.index], *figures)
         progress(len(part.index) + len(part.lost))
+
+
+def _score(
+    scores: _Scores, table: MeasurementTable, rows: Array, point: Array, levels: Array, factor: Array
+) -> None:
+    """Keep answers (log point, log quantiles and the factor on them) of rows beside what was measured."""
+    low_s, high_s = np.exp(read_quantiles(levels, factor, INTERVAL)).T
+    point_s = np.exp(point)
+    # The same widening as in a Prediction: the point may lie below the interval.
+    bounds_s = np.minimum(low_s, point_s), np.maximum(high_s, point_s)
+    ranked = _schedules(scores, table, rows)
+    scores.columns.append((_groups(scores, table, rows), table.latency_s[rows], point_s, *bounds_s, *ranked))
+
+
+def overall(
+    table: MeasurementTable, rows: Array, point: Array, levels: Array, factor: Array
+) -> dict[str, Any]:
+    """``overall`` of :func:`evaluate` from answers at hand.
+
+    Parameters
+    ----------
+    rows : (n,) int
+        Rows of the table.
+    point, levels, factor : (n,), (n, len(LEVELS)), (n,)
+        As :class:`cdmpp.nn.answers.Answers` has them, per row.
+    """
+    scores = _Scores()
+    _score(scores, table, rows, point, levels, factor)
+    figures: dict[str, Any] = scores.result()["overall"]
+    return figures
+
+
+def evaluate_rows(
+    artifact: Artifact, table: MeasurementTable, rows: Array, cache: FeatureCache,
+    specs: Mapping[str, DeviceSpec] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """``overall`` of :func:`evaluate` for some rows that can be predicted, ordered by program."""
+    scores, parts = _Scores(), asked_parts(table, rows, cache, specs)
+    _score_rows(Answerer(artifact), table, rows, parts, scores, lambda _: None)
+    figures: dict[str, Any] = scores.result()["overall"]
+    return figures
 
 
 def _known(name: str) -> DeviceSpec | None:

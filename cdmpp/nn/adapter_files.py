@@ -55,18 +55,7 @@ def save_adapted(folder: str | os.PathLike[str], artifact: Artifact) -> dict[str
     path, adapter = Path(folder), artifact.adapter
     if adapter is None:
         raise ArtifactError("the model is not adapted: nothing to save", hint="adapt it first")
-    if artifact.folder is None:
-        raise ArtifactError(
-            "the base model was not loaded from a folder: the adapter could not name it",
-            hint="save the base, load it, and adapt that",
-        )
-    where = artifact.folder.resolve()
-    if path.resolve() == where:
-        raise ArtifactError(f"{path} is the base model itself", hint="choose another folder")
-    if path.exists() and not _replaceable(path):
-        raise ArtifactError(
-            f"{path} is there and no adapted model: it would be lost", hint="choose another folder"
-        )
+    where = check_target(path, artifact)
     payload = _payload(adapter)
     manifest = {
         "format_version": FORMAT_VERSION,
@@ -138,6 +127,29 @@ def load_adapted(path: Path, manifest: dict[str, Any]) -> Artifact:
         raise ArtifactError(
             f"{path} is damaged: {error}", hint="copy the model folder again, or adapt again"
         ) from None
+
+
+def check_target(path: Path, artifact: Artifact) -> Path:
+    """Where the base lies, if an adapted model may be written to a folder.
+
+    Raises
+    ------
+    ArtifactError
+        The folder holds something else than an adapted model, the base has none, or they are one.
+    """
+    if artifact.folder is None:
+        raise ArtifactError(
+            "the base model was not loaded from a folder: the adapter could not name it",
+            hint="save the base, load it, and adapt that",
+        )
+    where = artifact.folder.resolve()
+    if path.resolve() == where:
+        raise ArtifactError(f"{path} is the base model itself", hint="choose another folder")
+    if path.exists() and not _replaceable(path):
+        raise ArtifactError(
+            f"{path} is there and no adapted model: it would be lost", hint="choose another folder"
+        )
+    return where
 
 
 def _replaceable(path: Path) -> bool:

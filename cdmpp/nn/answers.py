@@ -145,13 +145,17 @@ class Answerer:
         """Answer questions, in their order."""
         base = self.base(asked)
         score = base.strangeness + base.step
-        calibration = np.array([self.artifact.calibration[name] for name in ("in", "near", "out")])
-        factor = calibration[(score > THRESHOLDS[0]).astype(int) + (score > THRESHOLDS[1])]
-        answers = Answers(base.point, base.levels, factor, score)
+        answers = Answers(base.point, base.levels, self.factor(score), score)
         adapter = self.artifact.adapter
         if adapter is not None and adapter.weight:
             self._adapt(asked, base, answers)
         return answers
+
+    def factor(self, score: Array) -> Array:
+        """Calibrated factor on the intervals of questions with these domain scores."""
+        calibration = np.array([self.artifact.calibration[name] for name in ("in", "near", "out")])
+        factor: Array = calibration[(score > THRESHOLDS[0]).astype(int) + (score > THRESHOLDS[1])]
+        return factor
 
     def base(self, asked: Asked) -> BaseAnswers:
         """What network and peers say: the answers of the base of an adapted model."""

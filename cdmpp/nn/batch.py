@@ -83,6 +83,12 @@ class Inputs:
         self, network: LatencyNetwork, rows: QuestionRows, device: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, Array]:
         """Point and quantiles of rows, which must be sorted by bucket; and log(reference)."""
+        latent, inputs, reference = self.encode(network, rows)
+        point, quantiles = network.decode(latent, inputs, device)
+        return point, quantiles, reference
+
+    def encode(self, network: LatencyNetwork, rows: QuestionRows) -> tuple[torch.Tensor, torch.Tensor, Array]:
+        """Latents and standardised inputs of rows, which must be sorted by bucket; and log(reference)."""
         inputs_np, logs_np, reference = self.questions(rows)
         inputs, logs = network.standardise(torch.from_numpy(inputs_np)), torch.from_numpy(logs_np)
         sizes = self.store.bucket[rows.program]
@@ -99,8 +105,7 @@ class Inputs:
             latents.append(
                 network.encode(leaves[slots], positions[slots], padding, inputs[where], logs[where])
             )
-        point, quantiles = network.decode(torch.cat(latents), inputs, device)
-        return point, quantiles, reference
+        return torch.cat(latents), inputs, reference
 
 
 @torch.inference_mode()

@@ -58,8 +58,8 @@ class ResidualSettings:
     noise: float = 0.07
     clip: float = 0.4
     shift: float = 1.0
-    amplitudes: tuple[float, ...] = (0.5, 1.0, 2.0)
-    noises: tuple[float, ...] = (0.7, 1.4, 2.8)
+    amplitudes: tuple[float, ...] = (0.15, 0.35, 0.7, 1.0, 1.5, 2.2)
+    noises: tuple[float, ...] = (0.5, 1.0, 2.0, 3.0)
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> ResidualSettings:

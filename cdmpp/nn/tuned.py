@@ -21,6 +21,7 @@ Tuned = dict[str, Array]
 def tunable(network: LatencyNetwork) -> dict[str, torch.Tensor]:
     """The weights that are tuned. Of the embedding only row 0 is: it takes the device's vector."""
     norm = network.head[-1]
+    assert isinstance(norm, torch.nn.LayerNorm)
     return {
         "device": network.device.weight,
         "norm_weight": norm.weight,

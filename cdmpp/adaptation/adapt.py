@@ -1,0 +1,238 @@
+"""Adapting a model to a device by k measurements (``cdmpp adapt``, ``LatencyPredictor.adapt``)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cdmpp.adaptation.checks import (
+    Warning_,
+    check_physics,
+    family_warnings,
+    protocol_warnings,
+    warning,
+)
+from cdmpp.adaptation.fit import CHECKED_FROM, Checked, Measured, fit_process
+from cdmpp.adaptation.records import DeviceRecords
+from cdmpp.adaptation.samplers import choose
+from cdmpp.adaptation.survey import Survey, survey
+from cdmpp.adaptation.tune import TUNED_FROM, TunedFit, tune
+from cdmpp.errors import ArtifactError, DataError
+from cdmpp.evaluation.cache import FeatureCache
+from cdmpp.evaluation.tables import evaluate_rows, overall
+from cdmpp.nn.adapter import Adapter
+from cdmpp.nn.adapter_features import family_names
+from cdmpp.nn.adapter_files import adapted
+from cdmpp.nn.answers import Answerer
+from cdmpp.nn.artifact import Artifact
+from cdmpp.nn.residuals import ResidualSettings, kernel
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+#: Most measured questions in the residual process; more are thinned by KMeans, without their latencies.
+PROCESS_MOST = 1000
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """An adapted model and how it came about.
+
+    Attributes
+    ----------
+    artifact : Artifact
+        The base with the adapter on top.
+    report : dict
+        ``device``, ``base_model_id``, ``model_id``; ``k`` (records used); ``selected`` (rows of the file,
+        where k were chosen); ``cross_validated`` (``before`` and ``after``: mean relative error on the used
+        measurements, each left out once); ``before`` and ``after`` (``overall``: the figures of
+        :func:`cdmpp.evaluation.tables.evaluate` on the remaining rows, of base and adapted model; None where
+        no row remains or all were used); ``tuned``, ``weight``, ``families``, ``unsupported``,
+        ``warnings`` (``code`` and ``message`` each), ``seconds``.
+    """
+
+    artifact: Artifact
+    report: dict[str, Any]
+
+
+def adapt(
+    artifact: Artifact, records: DeviceRecords, *, k: int | None = None, sampler: str = "kmeans",
+    seed: int = 0, settings: ResidualSettings | None = None, cache: FeatureCache | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Adaptation:  # fmt: skip
+    """Adapt a model to the device of some records.
+
+    Parameters
+    ----------
+    artifact : Artifact
+        Not adapted yet.
+    records : DeviceRecords
+    k : int, optional
+        Choose so many records, without reading any latency, and report the error on the remaining ones.
+        Default: all records are used.
+    sampler : {"kmeans", "random", "variance"}
+    seed : int
+    settings : ResidualSettings, optional
+    progress : callable, optional
+        Called with the number of records surveyed since the last call.
+
+    Raises
+    ------
+    DataError
+        ``k`` is larger than the usable records; the records contradict the device's specification; no program
+        can be encoded.
+    ArtifactError
+        The model is adapted already.
+    """
+    started = time.monotonic()
+    if artifact.adapter is not None:
+        raise ArtifactError(
+            f"{artifact.model_id} is adapted already, to {artifact.adapter.device.name}",
+            hint=f"adapt its base, {artifact.manifest['base']['model_id']}, with all records",
+        )
+    cache = cache or FeatureCache(schedule=artifact.network.config.schedule)
+    answerer = Answerer(artifact)
+    known = survey(answerer, records, cache, progress)
+    chosen = np.arange(len(known.rows)) if k is None else _choose(known, k, sampler, seed, settings)
+    warnings, used = _usable(records, known, chosen)
+    measured, questions = _measured(records, known, used)
+    check_physics(records.device.name, np.exp(measured.log_s), known.roofline_s[questions])
+    protocols = records.table.protocol.take(known.rows[used]).array().tolist()
+    warnings += protocol_warnings(protocols)
+    warnings += family_warnings(measured.features.family, known.features.family)
+
+    fitting = time.monotonic()
+    thin = _thinned(measured, seed)
+    checked = fit_process(measured.take(thin), settings)
+    tuned: TunedFit | None = None
+    if len(measured) >= TUNED_FROM:
+        rows = known.rows[used][np.unique(known.question[used], return_index=True)[1]]
+        tuned = tune(artifact, records, cache, rows, measured, checked, settings, seed)
+        if tuned.kept:
+            checked = tuned.checked
+    fitted_s = time.monotonic() - fitting
+    weight = _weight(checked, len(measured), warnings)
+    report: dict[str, Any] = {
+        "device": records.device.name,
+        "base_model_id": artifact.model_id,
+        "k": len(chosen),
+        "sampler": sampler if k is not None else None,
+        "seed": seed,
+        "programs": len(measured),
+        "families": _counts(measured.features.family),
+        "protocols": {name: protocols.count(name) for name in sorted(set(protocols))},
+        "cross_validated": {"before": checked.before, "after": checked.after},
+        "tuned": tuned.report if tuned is not None else None,
+        "weight": weight,
+        "width": checked.width,
+        "unsupported": dict(records.unsupported) | ({"invalid_program": known.lost} if known.lost else {}),
+        "warnings": warnings,
+    }
+    adapter = Adapter(
+        records.device, checked.process, known.names, weight, checked.width,
+        tuned.weights if tuned is not None and tuned.kept and weight else None, report,
+    )  # fmt: skip
+    made = adapted(artifact, adapter)
+    result = {"model_id": made.model_id, **report, "selected": None, "before": None, "after": None}
+    if k is not None:
+        result["selected"] = sorted(records.origin[known.rows[chosen]].tolist())
+        rest = np.setdiff1d(np.arange(len(known.rows)), chosen)
+        if len(rest):
+            before, after = _compare(made, records, known, rest, cache)
+            result |= {"before": {"overall": before}, "after": {"overall": after}}
+            adapter.report["remaining"] = {"before": before["mape"], "after": after["mape"], "n": before["n"]}
+    result["seconds"] = {
+        "survey": round(fitting - started, 3),
+        "fit": round(fitted_s, 3),
+        "all": round(time.monotonic() - started, 3),
+    }
+    return Adaptation(made, result)
+
+
+def _choose(known: Survey, k: int, sampler: str, seed: int, settings: ResidualSettings | None) -> Array:
+    """Rows of the survey to use; latencies are not looked at."""
+    rows = len(known.rows)
+    if not 1 <= k <= rows:
+        raise DataError(
+            f"k = {k}, but {rows} records can be used", hint=f"k from 1 to {rows}, or bring more records"
+        )
+    scales = settings or ResidualSettings()
+
+    def covariance(a: Array, b: Array) -> Array:
+        one, other = (known.features.take(known.question[part]) for part in (a, b))
+        return kernel(one, other, scales)
+
+    numeric = known.features.numeric[known.question]
+    return choose(sampler, numeric, known.features.family[known.question], k, seed, covariance)
+
+
+def _usable(records: DeviceRecords, known: Survey, chosen: Array) -> tuple[list[Warning_], Array]:
+    """Chosen rows without those that break the rules of physics, if any are left; and a warning of it."""
+    reasons = records.table.excluded.take(known.rows[chosen]).array()
+    good = chosen[reasons == ""]
+    lost = len(chosen) - len(good)
+    if not lost or not len(good):
+        return [], chosen
+    names = ", ".join(sorted({str(reason) for reason in reasons if reason}))
+    return [warning("implausible_records", f"{lost} of the records are left out ({names})")], good
+
+
+def _measured(records: DeviceRecords, known: Survey, used: Array) -> tuple[Measured, Array]:
+    """Distinct measured questions (the geometric mean where one was measured several times)."""
+    questions, which = np.unique(known.question[used], return_inverse=True)
+    logs = np.log(records.table.latency_s[known.rows[used]])
+    mean = np.bincount(which, weights=logs) / np.bincount(which)
+    features = known.features.take(questions)
+    return Measured(mean, known.point[questions], known.levels[questions], features), questions
+
+
+def _thinned(measured: Measured, seed: int) -> Array:
+    if len(measured) <= PROCESS_MOST:
+        return np.arange(len(measured))
+    features = measured.features
+    return np.sort(choose("kmeans", features.numeric, features.family, PROCESS_MOST, seed))
+
+
+def _weight(checked: Checked, k: int, warnings: list[Warning_]) -> int:
+    """1, or 0 where the base was better on what was left out; says so."""
+    if k < CHECKED_FROM:
+        warnings.append(
+            warning("not_checked", f"{k} measured programs are too few to leave any out: nothing was checked")
+        )
+        return 1
+    if checked.after < checked.before:
+        return 1
+    warnings.append(
+        warning(
+            "no_gain",
+            f"on measurements left out the adapted model is not better ({100 * checked.after:.1f} % against "
+            f"{100 * checked.before:.1f} %): the base's answers are kept",
+        )
+    )
+    return 0
+
+
+def _counts(families: Array) -> dict[str, int]:
+    codes, counts = np.unique(families, return_counts=True)
+    return dict(zip(family_names(codes.tolist()), counts.tolist(), strict=True))
+
+
+def _compare(
+    made: Artifact, records: DeviceRecords, known: Survey, rest: Array, cache: FeatureCache
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Figures of base and adapted model on the same rows."""
+    adapter = made.adapter
+    assert adapter is not None
+    table, rows, question = records.table, known.rows[rest], known.question[rest]
+    before = overall(table, rows, known.point[question], known.levels[question], known.factor[question])
+    if not adapter.weight:
+        return before, before
+    if adapter.tuned is not None:
+        # Tuned weights need the programs once more.
+        return before, evaluate_rows(made, table, rows, cache, records.specs)
+    point, levels, _ = adapter.apply(known.point, known.levels, known.features)
+    factor = np.full(len(rows), adapter.width)
+    return before, overall(table, rows, point[question], levels[question], factor)

@@ -1,0 +1,87 @@
+"""What can be wrong with measurements of a device, as errors and as named warnings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cdmpp.errors import DataError
+from cdmpp.nn.inputs import FAMILIES
+
+Array = np.ndarray[Any, np.dtype[Any]]
+#: A named warning in a result: {"code", "message"}.
+Warning_ = dict[str, str]
+
+#: Faster than the roofline by this factor is no cache, no winograd and no slip of the clock.
+FASTER = 2.0
+#: A family with fewer measurements is mostly answered by what the others say.
+FEW = 3
+
+
+def warning(code: str, message: str) -> Warning_:
+    """A named warning."""
+    return {"code": code, "message": message}
+
+
+def check_physics(device: str, latency_s: Array, roofline_s: Array) -> None:
+    """Raise when most records are faster than the device can be.
+
+    Parameters
+    ----------
+    device : str
+    latency_s, roofline_s : (k,)
+        Measured; max(arithmetic at peak, traffic at full bandwidth).
+
+    Raises
+    ------
+    DataError
+        More than half are faster than :data:`FASTER` times the roofline.
+    """
+    faster = latency_s * FASTER < roofline_s
+    if faster.mean() > 0.5:
+        by = float(np.median(roofline_s[faster] / latency_s[faster]))
+        raise DataError(
+            f"{int(faster.sum())} of {len(faster)} records contradict the specification of {device}: they "
+            f"are faster than its peak rates allow, by a factor of {by:.3g}",
+            hint="check the unit of the latencies and the device's figures (flop/s, bytes/s)",
+        )
+
+
+def protocol_warnings(protocols: Sequence[str]) -> list[Warning_]:
+    """Several protocols among the records are told apart by an offset of each."""
+    names = sorted(set(protocols))
+    if len(names) < 2:
+        return []
+    counts = ", ".join(f"{name} {list(protocols).count(name)}" for name in names)
+    return [
+        warning(
+            "mixed_protocols",
+            f"the records were measured by several protocols ({counts}); each has an offset of its own, "
+            "estimated from its own records",
+        )
+    ]
+
+
+def family_warnings(measured: Array, asked: Array) -> list[Warning_]:
+    """Families of operators with few measurements.
+
+    Parameters
+    ----------
+    measured, asked : int
+        Family codes of the measured questions, and of all that are known to be asked.
+    """
+    few = []
+    for code in np.unique(asked).tolist():
+        count = int((measured == code).sum())
+        if count < FEW:
+            few.append(f"{FAMILIES[code]} {count}")
+    if not few:
+        return []
+    return [
+        warning(
+            "few_of_family",
+            f"fewer than {FEW} programs were measured of: {', '.join(few)}; their answers lean on the others",
+        )
+    ]

@@ -1,0 +1,86 @@
+"""From measured questions of a device to an adapter, checked on measurements that were left out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cdmpp.nn.adapter import centre_and_spread
+from cdmpp.nn.calibration import fit_factor
+from cdmpp.nn.residuals import AdapterFeatures, ResidualProcess, ResidualSettings
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+#: Fewer measurements cannot be left out one by one to any purpose.
+CHECKED_FROM = 5
+#: The interval's factor is shrunk towards 1 as if so many measurements had agreed with 1.
+_WIDTH_PRIOR = 10.0
+_WIDTH_BOUNDS = (0.5, 3.0)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Distinct questions that were measured, k rows: log of the seconds, the base's answers, features."""
+
+    log_s: Array
+    point: Array
+    levels: Array
+    features: AdapterFeatures
+
+    def __len__(self) -> int:
+        return len(self.log_s)
+
+    def take(self, rows: Array) -> Measured:
+        """Some of them."""
+        return Measured(self.log_s[rows], self.point[rows], self.levels[rows], self.features.take(rows))
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A residual process and what it is worth on measurements left out.
+
+    Attributes
+    ----------
+    process : ResidualProcess
+    before, after : float
+        Mean relative error of the base on the k measurements, and of the process when each is left out.
+    width : float
+        Factor on the intervals.
+    """
+
+    process: ResidualProcess
+    before: float
+    after: float
+    width: float
+
+
+def fit_process(measured: Measured, settings: ResidualSettings | None = None) -> Checked:
+    """Fit the residuals and leave each measurement out once (in closed form)."""
+    process = ResidualProcess.fit(measured.features, measured.log_s - measured.point, settings)
+    mean, variance = process.leave_one_out()
+    # A question not measured has no noise of its own; leave_one_out counts it in.
+    hidden = np.maximum(variance - process.settings.noise**2, 0.0)
+    point, levels = centre_and_spread(process, measured.point, measured.levels, mean, hidden)
+    return Checked(
+        process,
+        before=mean_error(measured.point, measured.log_s),
+        after=mean_error(point, measured.log_s),
+        width=_width(measured.log_s, levels),
+    )
+
+
+def mean_error(point: Array, log_s: Array) -> float:
+    """Mean of |predicted / measured - 1|."""
+    return float(np.abs(np.expm1(point - log_s)).mean())
+
+
+def _width(log_s: Array, levels: Array) -> float:
+    """Factor by which the 80 % interval holds 80 % of the measurements left out, for few of them nearer 1."""
+    k = len(log_s)
+    # Split conformal: of k errors, the rank that also holds for the next one.
+    share = min(1.0, 0.8 * (k + 1) / k)
+    found = fit_factor(log_s, levels, share)
+    weight = k / (k + _WIDTH_PRIOR)
+    return float(np.clip(np.exp(weight * np.log(max(found, 1e-3))), *_WIDTH_BOUNDS))
