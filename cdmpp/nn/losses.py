@@ -57,21 +57,3 @@ def ranking_loss(predicted: Tensor, measured: Tensor, first: Tensor, second: Ten
     loss = nn.functional.binary_cross_entropy_with_logits(asked, wanted, reduction="none") - entropy
     mean: Tensor = loss.mean() * RANKING_SCALE
     return mean
-
-
-def central_moment_discrepancy(source: Tensor, target: Tensor, moments: int = 5) -> Tensor:
-    """CMD_K of two batches of bounded latents (CDMPP section 5.2; Zellinger et al.).
-
-    Parameters
-    ----------
-    source, target : (programs, width), values in [-1, 1]
-    moments : int
-        K; the mean and the central moments 2..K are compared, each scaled by the interval's width.
-    """
-    mean_s, mean_t = source.mean(0), target.mean(0)
-    width = 2.0
-    total: Tensor = (mean_s - mean_t).norm() / width
-    for k in range(2, moments + 1):
-        gap = ((source - mean_s) ** k).mean(0) - ((target - mean_t) ** k).mean(0)
-        total = total + gap.norm() / width**k
-    return total

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from cdmpp.data.splits import TEST_SHARE, VALIDATION_SHARE
 from cdmpp.errors import DataError
+from cdmpp.nn.discrepancy import Discrepancy
 from cdmpp.nn.network import NetworkConfig
 from cdmpp.training.precision import Precision
 
@@ -78,6 +79,28 @@ class OptimiserConfig(BaseModel):
         return self
 
 
+class DomainConfig(BaseModel):
+    """A regulariser that brings the latents of an unlabelled target near the training rows'.
+
+    The target's rows are those of the training part on ``target_devices``, or of tasks of
+    ``target_networks``; their latencies are not read, neither here nor as labels.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    loss: Literal["none"] | Discrepancy = "none"
+    weight: float = Field(0.1, ge=0)
+    rows: int = Field(512, ge=16, description="unlabelled target rows of a step")
+    target_devices: tuple[str, ...] = Field((), description="of data.holdout_devices")
+    target_networks: tuple[str, ...] = Field((), description="of the records' networks, whatever their size")
+
+    @model_validator(mode="after")
+    def _a_target_to_go_to(self) -> Self:
+        if (self.loss != "none") != bool(self.target_devices or self.target_networks):
+            raise ValueError("a loss goes with target_devices or target_networks, and they with it")
+        return self
+
+
 class FinishConfig(BaseModel):
     """What happens after the last step."""
 
@@ -100,8 +123,23 @@ class TrainConfig(BaseModel):
     seed: int = 0
     data: DataConfig = DataConfig()
     network: NetworkConfig = NetworkConfig()
+    label: Literal["ratio", "latency", "box-cox"] = Field(
+        "ratio", description="what the network says; only ratios are served, see cdmpp.training.labels"
+    )
     optimiser: OptimiserConfig = OptimiserConfig()
+    domain: DomainConfig = DomainConfig()
     finish: FinishConfig = FinishConfig()
+
+    @model_validator(mode="after")
+    def _parts_fit_together(self) -> Self:
+        seen = set(self.domain.target_devices) - set(self.data.holdout_devices)
+        if seen:
+            raise ValueError(
+                f"domain.target_devices has {', '.join(sorted(seen))}, which data.holdout_devices lacks"
+            )
+        if self.label != "ratio" and (self.network.head != "ratio" or self.optimiser.ranking_weight):
+            raise ValueError(f"label {self.label!r} goes with network.head = 'ratio' and no ranking_weight")
+        return self
 
 
 def load_config(path: str | Path) -> TrainConfig:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from cdmpp.data.networks import network_names, networks_of, without_sizes
 from cdmpp.data.splits import assert_disjoint
 from cdmpp.data.summary import fingerprint
 from cdmpp.data.table import MeasurementTable
@@ -98,6 +99,8 @@ class Dataset:
     task: Array
     #: :func:`cdmpp.data.summary.fingerprint` of the table that the rows are from.
     fingerprint: str
+    #: Networks of every program key, without their sizes; empty where the records name none.
+    networks: tuple[frozenset[str], ...] = ()
 
     @property
     def device_matrix(self) -> Array:
@@ -171,6 +174,9 @@ def make_dataset(
         kind=kind,
         task=task_codes(table),
         fingerprint=fingerprint(table),
+        networks=tuple(frozenset(map(without_sizes, names)) for names in networks_of(table))
+        if network_names(table)
+        else (),
     )
 
 

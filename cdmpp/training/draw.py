@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from cdmpp.data.networks import without_sizes
 from cdmpp.errors import DataError
 from cdmpp.training.config import TrainConfig
 from cdmpp.training.dataset import Dataset
@@ -19,7 +20,8 @@ MAX_COMPARED = 31
 def training_rows(dataset: Dataset, config: TrainConfig) -> tuple[Array, Array]:
     """Indices of the training rows and how often each is drawn per epoch.
 
-    Rows of held-out devices are left out; ``max_rows_per_source`` keeps a seeded sample.
+    Rows of held-out devices and of a target's networks are left out; ``max_rows_per_source`` keeps a seeded
+    sample.
     """
     rows = dataset.rows
     names = {d.name for d in dataset.devices}
@@ -29,7 +31,7 @@ def training_rows(dataset: Dataset, config: TrainConfig) -> tuple[Array, Array]:
             f"holdout_devices not in the data: {', '.join(sorted(unknown))}", hint=", ".join(sorted(names))
         )
     held = [i for i, d in enumerate(dataset.devices) if d.name in config.data.holdout_devices]
-    keep = (rows.part == 0) & ~np.isin(rows.device, held)
+    keep = (rows.part == 0) & ~np.isin(rows.device, held) & ~_of_networks(dataset, config)
     weight = np.array([config.data.weights.get(name, 1.0) for name in dataset.sources])[rows.source]
     rng = np.random.default_rng([config.seed, 1])
     if config.data.max_rows_per_source:
@@ -42,6 +44,31 @@ def training_rows(dataset: Dataset, config: TrainConfig) -> tuple[Array, Array]:
     if not len(index):
         raise DataError("no training rows are left", hint="check the data, holdout_devices and the splits")
     return index, weight[index]
+
+
+def target_rows(dataset: Dataset, config: TrainConfig) -> Array:
+    """Indices of the unlabelled target's rows (:class:`cdmpp.training.config.DomainConfig`): of the training
+    part, never of the test part."""
+    targets = [i for i, d in enumerate(dataset.devices) if d.name in config.domain.target_devices]
+    wanted = np.isin(dataset.rows.device, targets) | _of_networks(dataset, config)
+    index = np.flatnonzero(wanted & (dataset.rows.part == 0))
+    if config.domain.loss != "none" and not len(index):
+        raise DataError("the target has no training rows", hint="see domain.target_*")
+    return index
+
+
+def _of_networks(dataset: Dataset, config: TrainConfig) -> Array:
+    """Whether each row is of a task of a target network."""
+    wanted = frozenset(map(without_sizes, config.domain.target_networks))
+    known = frozenset().union(*dataset.networks)
+    if not wanted <= known:
+        raise DataError(
+            f"no record is of network {', '.join(sorted(wanted - known))}",
+            hint=f"domain.target_networks: {', '.join(sorted(known)) or 'the records name none'}",
+        )
+    if not wanted:
+        return np.zeros(len(dataset.rows), dtype=bool)
+    return np.array([not wanted.isdisjoint(n) for n in dataset.networks])[dataset.rows.program]
 
 
 def epoch_order(

@@ -17,13 +17,12 @@ from safetensors.torch import load_file, save_file
 
 from cdmpp.errors import DataError
 from cdmpp.nn.batch import Inputs, predict_rows
-from cdmpp.nn.losses import pinball_loss, ranking_loss, relative_error_loss
 from cdmpp.nn.network import LatencyNetwork, NetworkConfig
 from cdmpp.training.config import TrainConfig
 from cdmpp.training.dataset import Dataset, Rows
-from cdmpp.training.draw import epoch_order, pairs_within, training_rows
+from cdmpp.training.draw import epoch_order, training_rows
 from cdmpp.training.precision import MULTIPLE, matrix_precision, precision_of
-from cdmpp.training.step import latents
+from cdmpp.training.step import Objective
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Progress = Callable[[int, int, dict[str, float]], None]
@@ -88,7 +87,8 @@ def train(
         network.parameters(), lr=opt.learning_rate, weight_decay=opt.weight_decay, fused=True
     )
     average = {k: v.detach().clone() for k, v in network.named_parameters()}
-    tasks = dataset.group(dataset.rows)
+    objective = Objective(dataset, config, inputs)
+    tasks = objective.tasks
     identity = _identity(dataset, config)
     step, seconds = _resume(out, identity, network, optimiser, average)
     buckets = dataset.store.bucket
@@ -121,16 +121,7 @@ def train(
                 group["lr"] = opt.learning_rate * _schedule(step, opt.warmup_steps, opt.steps)
             precision = precision_of(step, opt.steps, opt.precision)
             with matrix_precision(precision):
-                latent, questions, reference = latents(network, inputs, rows, multiple=MULTIPLE[precision])
-                point, quantiles = network.decode(latent, questions, device)
-                target = torch.from_numpy((rows.log_latency - reference).astype(np.float32))
-                loss = relative_error_loss(point, target)
-                loss = loss + opt.quantile_weight * pinball_loss(quantiles, target)
-                if opt.ranking_weight:
-                    first, second = (torch.from_numpy(i) for i in pairs_within(tasks[batch]))
-                    fixed = torch.from_numpy(reference.astype(np.float32))
-                    ranked = ranking_loss(point + fixed, target + fixed, first, second)
-                    loss = loss + opt.ranking_weight * ranked
+                loss = objective(network, rows, tasks[batch], device, step, multiple=MULTIPLE[precision])
                 optimiser.zero_grad(set_to_none=True)
                 loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(network.parameters(), opt.clip_norm)

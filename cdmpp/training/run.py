@@ -73,6 +73,11 @@ def train_model(
         ``model_id``, ``out``, ``train``, ``calibration`` and ``metrics`` (see :func:`error_table`).
     """
     run = Path(run) if run is not None else Path("runs") / config.name
+    if config.label != "ratio":
+        raise DataError(
+            f"a model that says {config.label!r} cannot be served",
+            hint='label = "ratio"; other labels are compared by cdmpp.training.loop.train',
+        )
     table = load_training_table(config, public_data, records)
     dataset = make_dataset(table, config.data, schedule=config.network.schedule)
     network, summary = train(dataset, config, run, progress=progress)
@@ -89,7 +94,14 @@ def train_model(
         unseen = np.flatnonzero(np.isin(dataset.rows.device, held))
         rows = dataset.rows.take(unseen)
         metrics["held_out_devices"] = error_table(
-            network, inputs, dataset, rows, calibration, baseline, known=False, interval="near",
+            network,
+            inputs,
+            dataset,
+            rows,
+            calibration,
+            baseline,
+            known=False,
+            interval="near",
             peers=Peers([(i + 1, d) for i, d in enumerate(dataset.devices) if i not in held], domain),
         )
     summary["parameters"] = parameter_count(network)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,14 @@ import torch
 from torch import Tensor
 
 from cdmpp.nn.batch import Inputs
+from cdmpp.nn.discrepancy import DISCREPANCIES, bounded
 from cdmpp.nn.encoder import Part
+from cdmpp.nn.losses import pinball_loss, ranking_loss
 from cdmpp.nn.network import LatencyNetwork
-from cdmpp.training.dataset import Rows
+from cdmpp.training.config import TrainConfig
+from cdmpp.training.dataset import Dataset, Rows
+from cdmpp.training.draw import pairs_within, target_rows, training_rows
+from cdmpp.training.labels import Label
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -39,3 +45,70 @@ def latents(
         parts.append(Part(leaves[slots], positions[slots], None if bool(real.all()) else real))
     latent = network.encode_parts(parts, standard, torch.from_numpy(logs), multiple=multiple)
     return latent, standard, reference
+
+
+def fit_label(dataset: Dataset, config: TrainConfig) -> Label:
+    """The label of a run, fitted on its training rows."""
+    index = training_rows(dataset, config)[0]
+    rng = np.random.default_rng([config.seed, 7])
+    return Label.fit(config.label, dataset.rows.log_latency[index], rng)
+
+
+class Objective:
+    """The loss of a batch: error and quantiles, and what the configuration adds.
+
+    Parameters
+    ----------
+    dataset : Dataset
+    config : TrainConfig
+    inputs : Inputs
+        Of the dataset's store and devices.
+    """
+
+    def __init__(self, dataset: Dataset, config: TrainConfig, inputs: Inputs) -> None:
+        self.dataset, self.config, self.inputs = dataset, config, inputs
+        self.label = fit_label(dataset, config)
+        self.tasks = dataset.group(dataset.rows)
+        self.target = target_rows(dataset, config)
+
+    def __call__(
+        self, network: LatencyNetwork, rows: Rows, tasks: Array, device: Tensor, step: int, *, multiple: int
+    ) -> Tensor:
+        """Loss of rows, which must be sorted by bucket.
+
+        Parameters
+        ----------
+        network : LatencyNetwork
+        rows : Rows
+        tasks : (rows,) int
+            Their :meth:`cdmpp.training.dataset.Dataset.group`.
+        device : (rows,) int
+            Embedding of each row's device.
+        step : int
+            Seeds what is drawn besides.
+        multiple : int
+            See :meth:`cdmpp.nn.network.LatencyNetwork.encode_parts`.
+        """
+        opt = self.config.optimiser
+        latent, questions, reference = latents(network, self.inputs, rows, multiple=multiple)
+        point, quantiles = network.decode(latent, questions, device)
+        target = torch.from_numpy(self.label.encode(rows.log_latency, reference).astype(np.float32))
+        loss = self.label.loss(point, target) + opt.quantile_weight * pinball_loss(quantiles, target)
+        if opt.ranking_weight:
+            first, second = (torch.from_numpy(i) for i in pairs_within(tasks))
+            fixed = torch.from_numpy(reference.astype(np.float32))
+            loss = loss + opt.ranking_weight * ranking_loss(point + fixed, target + fixed, first, second)
+        domain = self.config.domain
+        if domain.loss != "none" and domain.weight:
+            other = latents(network, self.inputs, self._drawn(step), multiple=multiple)[0]
+            loss = loss + domain.weight * DISCREPANCIES[domain.loss](bounded(latent), bounded(other))
+        return loss
+
+    def _drawn(self, step: int) -> Rows:
+        """Rows of the unlabelled target, without their latencies."""
+        rng = np.random.default_rng([self.config.seed, 8, step])
+        count = min(len(self.target), self.config.domain.rows)
+        chosen = rng.choice(self.target, count, replace=False)
+        program = self.dataset.rows.program[chosen]
+        rows = self.dataset.rows.take(chosen[np.argsort(self.dataset.store.bucket[program], kind="stable")])
+        return replace(rows, log_latency=np.full(count, np.nan))
