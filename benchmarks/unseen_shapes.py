@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.tables import error_rows
 from cdmpp.nn.artifact import load_artifact
-from cdmpp.training.baselines import TreeBaseline
+from cdmpp.training.baselines import fit_baselines
 from cdmpp.training.config import TrainConfig
 from cdmpp.training.dataset import make_dataset
 from cdmpp.training.finish import error_table
@@ -33,9 +33,10 @@ def main() -> None:
     if tuple(d.name for d in dataset.devices) != artifact.devices:
         raise SystemExit("the tables hold other devices than the model was trained on")
     inputs = Inputs(dataset.store, dataset.device_matrix)
-    baseline = TreeBaseline(dataset, inputs, config).fit(training_rows(dataset, config)[0])
+    index = training_rows(dataset, config)[0]
+    baselines = fit_baselines(dataset, inputs, config, index, config.finish.baselines)
     rows = dataset.rows.take(np.flatnonzero(dataset.rows.part == 2))
-    errors = error_table(artifact.network, inputs, dataset, rows, artifact.calibration, baseline)
+    errors = error_table(artifact.network, inputs, dataset, rows, artifact.calibration, baselines)
     print(f"{artifact.model_id}: {len(rows):,} test rows\n")
     print(error_rows({**errors["by_source"], "all rows": errors["overall"]}))
 

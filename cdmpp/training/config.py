@@ -112,6 +112,11 @@ class FinishConfig(BaseModel):
     out_factor: float = Field(3.0, ge=1)
     xgboost_rows: int = Field(300_000, ge=100, description="seeded subsample that the baseline is fitted on")
     xgboost_trees: int = Field(400, ge=1)
+    utilisation_rows: int = Field(300_000, ge=16, description="of a family, seeded subsample")
+    utilisation_steps: int = Field(2000, ge=1)
+    baselines: tuple[Literal["roofline", "mean", "xgboost", "utilisation"], ...] = Field(
+        ("roofline", "mean", "xgboost"), description="beside the model in its error table"
+    )
 
 
 class TrainConfig(BaseModel):

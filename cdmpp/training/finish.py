@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from cdmpp.nn.domain import Context, Domain
 from cdmpp.nn.network import LatencyNetwork
 from cdmpp.nn.peers import Peers, ask_peers
 from cdmpp.programs.question import BACKENDS, FRAMEWORKS, PROTOCOLS
-from cdmpp.training.baselines import TreeBaseline, roofline_log
+from cdmpp.training.baselines import Baseline
 from cdmpp.training.config import TrainConfig
 from cdmpp.training.dataset import Dataset, Rows
 from cdmpp.training.loop import Inputs, predict_rows
@@ -59,7 +60,8 @@ def calibrate(
 
 def error_table(
     network: LatencyNetwork, inputs: Inputs, dataset: Dataset, rows: Rows, calibration: dict[str, float],
-    baseline: TreeBaseline | None, *, known: bool = True, interval: str = "in", peers: Peers | None = None,
+    baselines: Mapping[str, Baseline], *, known: bool = True, interval: str = "in",
+    peers: Peers | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Errors of the model and the baselines on the same rows.
 
@@ -68,8 +70,8 @@ def error_table(
     dict
         ``interval_factor``: the width factor with which the 10-90 % interval covers 80 % of these rows.
         ``overall``, ``by_source`` and ``groups`` (source, device, op); each entry has the metrics of the
-        model, and under ``baselines`` the mape and median_ape of ``roofline`` and ``xgboost``; where programs
-        are schedules of tasks, both with the figures of :func:`cdmpp.evaluation.ranking.rank`. The entry
+        model, and under ``baselines`` the mape and median_ape of each baseline; where programs are schedules
+        of tasks, all with the figures of :func:`cdmpp.evaluation.ranking.rank`. The entry
         ``neusight_filtered`` of ``by_source`` keeps the rows that the source's authors keep;
         ``aiconfigurator_gemm_without_b60`` leaves out the Intel card, whose own repeats disagree by 23 %.
     """
@@ -77,9 +79,7 @@ def error_table(
     if peers is not None:
         point, levels = _with_peers(network, inputs, dataset, rows, point, levels, peers)
     bounds = read_quantiles(levels, np.full(len(rows), calibration[interval]), (0.1, 0.9))
-    columns = {"model": point, "roofline": roofline_log(dataset, rows)}
-    if baseline is not None:
-        columns["xgboost"] = baseline.predict_log(rows)
+    columns = {"model": point} | {name: b.predict_log(rows) for name, b in baselines.items()}
     measured = np.exp(rows.log_latency)
     group = dataset.group(rows)
 

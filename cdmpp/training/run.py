@@ -17,7 +17,7 @@ from cdmpp.errors import DataError
 from cdmpp.nn.artifact import save_artifact
 from cdmpp.nn.network import parameter_count
 from cdmpp.nn.peers import Peers
-from cdmpp.training.baselines import TreeBaseline
+from cdmpp.training.baselines import fit_baselines
 from cdmpp.training.config import TrainConfig
 from cdmpp.training.dataset import make_dataset
 from cdmpp.training.finish import calibrate, error_table, fit_domain
@@ -85,11 +85,11 @@ def train_model(
     index = training_rows(dataset, config)[0]
     domain = fit_domain(dataset, index, config.seed)
     calibration = calibrate(network, inputs, dataset, config)
-    baseline = TreeBaseline(dataset, inputs, config).fit(index)
+    baselines = fit_baselines(dataset, inputs, config, index, config.finish.baselines)
     held = [i for i, d in enumerate(dataset.devices) if d.name in config.data.holdout_devices]
     # The test part is read here, once; every choice was made on the validation part.
     test = np.flatnonzero((dataset.rows.part == 2) & ~np.isin(dataset.rows.device, held))
-    metrics = error_table(network, inputs, dataset, dataset.rows.take(test), calibration, baseline)
+    metrics = error_table(network, inputs, dataset, dataset.rows.take(test), calibration, baselines)
     if held:
         unseen = np.flatnonzero(np.isin(dataset.rows.device, held))
         rows = dataset.rows.take(unseen)
@@ -99,7 +99,7 @@ def train_model(
             dataset,
             rows,
             calibration,
-            baseline,
+            baselines,
             known=False,
             interval="near",
             peers=Peers([(i + 1, d) for i, d in enumerate(dataset.devices) if i not in held], domain),

@@ -1,31 +1,22 @@
-"""Baselines that stand beside every figure: the roofline, and gradient-boosted trees on the same features."""
+"""Gradient-boosted trees on the features that the network has."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 
 from cdmpp.features.schedule import SCHEDULE_COLUMNS, SCHEDULE_FLAGS
 from cdmpp.features.schema import COLUMNS, LINEAR
-from cdmpp.nn.inputs import roofline_s
-from cdmpp.programs.question import FLOOR_S, PROTOCOLS
+from cdmpp.nn.batch import Inputs
 from cdmpp.training.config import TrainConfig
 from cdmpp.training.dataset import Dataset, Rows
-from cdmpp.training.loop import Inputs
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _LINEAR = np.array(
     [*(name in LINEAR for name in COLUMNS), *(name in SCHEDULE_FLAGS for name in SCHEDULE_COLUMNS)]
 )
-
-
-def roofline_log(dataset: Dataset, rows: Rows) -> Array:
-    """log of max(arithmetic at peak, traffic at bandwidth) + the protocol's launch floor."""
-    compute, memory = roofline_s(dataset.store.summary[rows.program], dataset.device_matrix[rows.device])
-    floor = np.array([FLOOR_S[p] for p in PROTOCOLS])[rows.protocol]
-    return np.asarray(np.log(np.maximum(compute, memory) + floor))
 
 
 def summed_leaves(dataset: Dataset) -> Array:
@@ -81,7 +72,7 @@ class TreeBaseline:
         table: Array = np.nan_to_num(np.concatenate(columns, axis=1), nan=-1.0, posinf=-1.0, neginf=-1.0)
         return table
 
-    def fit(self, index: Array) -> TreeBaseline:
+    def fit(self, index: Array) -> Self:
         """Fit on (a seeded sample of) the training rows ``index``."""
         from xgboost import XGBRegressor
 

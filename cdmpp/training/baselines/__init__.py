@@ -1,0 +1,55 @@
+"""Baselines that stand beside every figure, on the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol, Self
+
+import numpy as np
+
+from cdmpp.nn.batch import Inputs
+from cdmpp.training.baselines.analytic import MeanBaseline, RooflineBaseline, roofline_log
+from cdmpp.training.baselines.trees import TreeBaseline, summed_leaves
+from cdmpp.training.baselines.utilisation import UtilisationBaseline
+from cdmpp.training.config import TrainConfig
+from cdmpp.training.dataset import Dataset, Rows
+
+__all__ = [
+    "BASELINES",
+    "Baseline",
+    "MeanBaseline",
+    "RooflineBaseline",
+    "TreeBaseline",
+    "UtilisationBaseline",
+    "fit_baselines",
+    "roofline_log",
+    "summed_leaves",
+]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+BaselineName = Literal["roofline", "mean", "xgboost", "utilisation"]
+
+
+class Baseline(Protocol):
+    """Fitted on training rows, asked about others."""
+
+    def fit(self, index: Array) -> Self:
+        """Fit on the rows ``index`` of the dataset."""
+
+    def predict_log(self, rows: Rows) -> Array:
+        """log latency of rows, (rows,)."""
+
+
+BASELINES: dict[BaselineName, Callable[[Dataset, Inputs, TrainConfig], Baseline]] = {
+    "roofline": RooflineBaseline,
+    "mean": MeanBaseline,
+    "xgboost": TreeBaseline,
+    "utilisation": UtilisationBaseline,
+}
+
+
+def fit_baselines(
+    dataset: Dataset, inputs: Inputs, config: TrainConfig, index: Array, names: Sequence[BaselineName]
+) -> dict[str, Baseline]:
+    """The named baselines, fitted on the training rows ``index``."""
+    return {name: BASELINES[name](dataset, inputs, config).fit(index) for name in names}
