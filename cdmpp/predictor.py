@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError, InvalidDeviceError, InvalidProgramError
 from cdmpp.features.encode import EncodedPrograms, encode_operator, encode_tvm_json
 from cdmpp.frontends.request import program_from_request
+from cdmpp.nn.adapter_files import save_adapted
 from cdmpp.nn.answers import Answerer, Asked, Questions
 from cdmpp.nn.artifact import Artifact, default_model, load_artifact
 from cdmpp.nn.batch import CHUNK_ROWS
@@ -40,6 +41,9 @@ from cdmpp.prediction import (
 from cdmpp.programs.operators import OperatorSpec, operator_types
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.question import BACKENDS, DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS, Protocol
+
+if TYPE_CHECKING:
+    from cdmpp.adaptation.records import Records
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -95,6 +99,7 @@ class LatencyPredictor:
         self._answerer = Answerer(artifact, one_by_one=True)
         self._encoded = _Lru(20_000)
         self._answers = _Lru(cache_rows)
+        self._report: dict[str, Any] | None = None
 
     @classmethod
     def load(cls, path: str | PathLike[str] | None = None) -> LatencyPredictor:
@@ -111,6 +116,76 @@ class LatencyPredictor:
     def model_id(self) -> str:
         """Identity of the loaded model."""
         return self.artifact.model_id
+
+    @property
+    def adaptation(self) -> dict[str, Any] | None:
+        """How the model was adapted (:class:`cdmpp.adaptation.adapt.Adaptation`); None for a base model."""
+        if self._report is not None:
+            return self._report
+        return self.artifact.adapter.report if self.artifact.adapter is not None else None
+
+    def adapt(
+        self,
+        records: Records,
+        device: DeviceSpec | Mapping[str, Any] | str | None = None,
+        *,
+        k: int | None = None,
+        sampler: str = "kmeans",
+        seed: int = 0,
+        protocol: Protocol = DEFAULT_PROTOCOL,
+        framework: str | None = None,
+    ) -> LatencyPredictor:
+        """A predictor adapted to one device by measurements of it; this one stays as it is.
+
+        Parameters
+        ----------
+        records : path, MeasurementTable, or sequence of (program, latency_s)
+            A table as ``cdmpp eval`` reads it, a CSV with the columns ``program`` and ``latency_us``, or
+            programs as :meth:`predict` takes them with their seconds.
+        device : DeviceSpec, mapping of its fields, or name, optional
+            Default: the one device that the records name.
+        k : int, optional
+            Choose so many records, without their latencies, and report the error on the others. Default: use
+            all.
+        sampler : {"kmeans", "random", "variance"}
+        seed : int
+            Of the choice.
+        protocol, framework
+            How (program, latency_s) pairs were measured.
+
+        Returns
+        -------
+        LatencyPredictor
+            :attr:`adaptation` says what was gained, with named warnings; :meth:`save` writes it.
+
+        Raises
+        ------
+        DataError
+            The records name several devices or none, contradict the specification, or are fewer than ``k``.
+        UnknownDeviceError, InvalidDeviceError
+            ``device`` is not known, or none.
+        ArtifactError
+            This predictor is adapted already.
+        """
+        from cdmpp.adaptation.adapt import adapt
+        from cdmpp.adaptation.records import device_records
+
+        chosen = None if device is None else device if isinstance(device, str) else self._as_device(device)
+        rows = device_records(records, chosen, self.artifact, protocol=protocol, framework=framework)
+        made = adapt(self.artifact, rows, k=k, sampler=sampler, seed=seed)
+        adapted = LatencyPredictor(made.artifact)
+        adapted._report = made.report
+        return adapted
+
+    def save(self, folder: str | PathLike[str]) -> None:
+        """Write an adapted model's folder, which :meth:`load` opens as long as its base is there.
+
+        Raises
+        ------
+        ArtifactError
+            The model is not adapted, or the folder holds something else.
+        """
+        save_adapted(folder, self.artifact)
 
     def predict(
         self,

@@ -13,17 +13,20 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
+from server.adapt_wire import AdaptResponse, adapt_request_model
 from server.problems import MEDIA_TYPE, Problem
 from server.strict import REF, strict_device, strict_program, strict_schemas
 from server.wire import PredictResponse, request_model
 
-_PREDICT_PROBLEMS = (400, 404, 408, 409, 413, 415, 422, 500, 503)
+_POST_PROBLEMS = (400, 404, 408, 409, 413, 415, 422, 500, 503)
 _MEANING = {
     400: "The body is not JSON (malformed_json).",
-    404: "With strict: a device is not known (unknown_device).",
+    404: "The model is not loaded (unknown_model); with strict, and in /adapt: the device is not known "
+    "(unknown_device).",
     408: "The body did not arrive in time (body_timeout).",
     409: "With strict: an item fits the schema but contradicts itself, or its TIR cannot be read. The "
-    "code is the one that the item would have without strict.",
+    "code is the one that the item would have without strict. In /adapt: a record cannot be read, or the "
+    "records cannot be used.",
     413: "The body is too large (body_too_large).",
     415: "The body is not application/json (unsupported_media_type).",
     422: "The body breaks this schema (invalid_request); with strict: an item breaks the schema of its "
@@ -47,6 +50,17 @@ _EXAMPLE = {
     ],
     "quantiles": [0.1, 0.9],
 }
+_ADAPT_EXAMPLE = {
+    "device": "t4",
+    "records": [
+        {
+            "program": {"operator": "linear", "m": 512, "n": 4096, "k": k, "dtype": "float16"},
+            "latency_s": latency_s,
+            "protocol": "eager",
+        }
+        for k, latency_s in ((256, 1.1e-4), (1024, 1.9e-4), (4096, 7.2e-4))
+    ],
+}
 
 
 def build_openapi(app: FastAPI, max_items: int) -> dict[str, Any]:
@@ -61,7 +75,16 @@ def build_openapi(app: FastAPI, max_items: int) -> dict[str, Any]:
     )
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     _, parts = models_json_schema(
-        [(request_model(max_items), "validation"), (PredictResponse, "validation"), (Problem, "validation")],
+        [
+            (model, "validation")
+            for model in (
+                request_model(max_items),
+                PredictResponse,
+                adapt_request_model(max_items),
+                AdaptResponse,
+                Problem,
+            )
+        ],
         ref_template=REF,
     )
     schemas.update(parts["$defs"])
@@ -69,7 +92,11 @@ def build_openapi(app: FastAPI, max_items: int) -> dict[str, Any]:
     _add_strict_request(schemas)
     for path, methods in document["paths"].items():
         for operation in methods.values():
-            statuses = {"/predict": _PREDICT_PROBLEMS, "/readyz": (500, 503)}.get(path, (500,))
+            statuses = {
+                "/predict": _POST_PROBLEMS,
+                "/adapt": _POST_PROBLEMS,
+                "/readyz": (500, 503),
+            }.get(path, (500,))
             for status in statuses:
                 operation["responses"][str(status)] = _problem(status)
     predict = document["paths"]["/predict"]["post"]
@@ -85,6 +112,15 @@ def build_openapi(app: FastAPI, max_items: int) -> dict[str, Any]:
     predict["responses"]["200"] = {
         "description": "One prediction or error per item, in order.",
         "content": {"application/json": {"schema": _ref("PredictResponse")}},
+    }
+    adapt = document["paths"]["/adapt"]["post"]
+    adapt["requestBody"] = {
+        "required": True,
+        "content": {"application/json": {"schema": _ref("AdaptRequest"), "example": _ADAPT_EXAMPLE}},
+    }
+    adapt["responses"]["200"] = {
+        "description": "What was gained, and the adapted model's name.",
+        "content": {"application/json": {"schema": _ref("AdaptResponse")}},
     }
     return document
 

@@ -19,6 +19,7 @@ STATUS_BY_CODE = {
     "malformed_json": 400,
     "not_found": 404,
     "unknown_device": 404,
+    "unknown_model": 404,
     "method_not_allowed": 405,
     "body_timeout": 408,
     "body_too_large": 413,

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from cdmpp.devices import DeviceSpec, known
+from cdmpp.nn.artifact import Artifact
 from server.body import read_json_body
 from server.problems import ProblemError
 from server.service import PredictionService
@@ -55,6 +56,9 @@ class ModelInfo(_Answer):
     label: Annotated[str, Field(description="What the network's output is a transform of.")]
     trained_devices: list[str]
     libraries: Annotated[dict[str, Any], Field(description="Versions it was trained with.")]
+    adapted_device: Annotated[
+        str | None, Field(description="The device that measurements adapted it to; null for a base model.")
+    ] = None
 
 
 class ModelList(_Answer):
@@ -93,6 +97,15 @@ async def predict(request: Request) -> Response:
     return Response(answer, media_type="application/json")
 
 
+@router.post("/adapt", summary="Adapt the model to a device", response_class=Response)
+async def adapt(request: Request) -> Response:
+    """Measurements of one device in, an adapted model out, which /predict takes as `model`."""
+    body = await read_json_body(request, request.app.state.settings)
+    service = _service(request)
+    answer = await request.app.state.gate.run(lambda: service.adapt(body))
+    return Response(answer, media_type="application/json")
+
+
 @router.get("/healthz", summary="The process lives")
 async def healthz() -> Health:
     """Answer at once, also while predictions are being computed."""
@@ -122,21 +135,23 @@ async def devices(request: Request) -> DeviceList:
 @router.get("/models", summary="Loaded models")
 async def models(request: Request) -> ModelList:
     """What is loaded: identity, size and origin."""
-    artifact = _service(request).predictor.artifact
+    loaded = _service(request).models.every()
+    return ModelList(models=[_model_info(predictor.artifact, i == 0) for i, predictor in enumerate(loaded)])
+
+
+def _model_info(artifact: Artifact, default: bool) -> ModelInfo:
     manifest = artifact.manifest
-    return ModelList(
-        models=[
-            ModelInfo(
-                model_id=artifact.model_id,
-                name=manifest["name"],
-                default=True,
-                parameters=sum(p.numel() for p in artifact.network.parameters()),
-                feature_schema=manifest["feature_schema"],
-                label=manifest["label"],
-                trained_devices=list(artifact.devices),
-                libraries=manifest["libraries"],
-            )
-        ]
+    adapter = artifact.adapter
+    return ModelInfo(
+        model_id=artifact.model_id,
+        name=manifest["name"],
+        default=default,
+        parameters=sum(p.numel() for p in artifact.network.parameters()),
+        feature_schema=manifest["feature_schema"],
+        label=manifest["label"],
+        trained_devices=list(artifact.devices),
+        libraries=manifest["libraries"],
+        adapted_device=adapter.device.name if adapter is not None else None,
     )
 
 

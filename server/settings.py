@@ -44,6 +44,10 @@ class Settings(BaseSettings):
         Requests that may wait for a place; one more is told to come back (503).
     cache_bytes : int
         Memory for programs seen before.
+    max_adapted : int
+        Adapted models (``POST /adapt``) that are kept; the least recently used is forgotten first.
+    adapted_dir : Path, optional
+        Folder in which they outlive the process; only in memory where none is given.
     """
 
     model_config = SettingsConfigDict(env_prefix="CDMPP_", frozen=True, extra="forbid")
@@ -57,6 +61,8 @@ class Settings(BaseSettings):
     max_concurrent: Annotated[int, Field(ge=1, le=64)] = 2
     max_queued: Annotated[int, Field(ge=0, le=10_000)] = 64
     cache_bytes: Annotated[int, Field(ge=0)] = 64 * 2**20
+    max_adapted: Annotated[int, Field(ge=1, le=10_000)] = 16
+    adapted_dir: Path | None = None
 
     @classmethod
     def settings_customise_sources(

@@ -235,6 +235,10 @@ class PredictRequest(BaseModel):
     strict: Annotated[
         bool, Field(description="Refuse the whole request (4xx) when one item cannot be predicted.")
     ] = False
+    model: Annotated[
+        Annotated[str, Field(max_length=MAX_TEXT)] | None,
+        Field(description="Which model answers: a `model_id` of GET /models, such as POST /adapt gives."),
+    ] = None
 
 
 def request_model(max_items: int) -> type[PredictRequest]:
