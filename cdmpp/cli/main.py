@@ -21,6 +21,7 @@ from cdmpp.cli.inspection import inspect
 from cdmpp.cli.measure import measure
 from cdmpp.cli.predict import predict
 from cdmpp.cli.probe import probe
+from cdmpp.cli.select import select
 from cdmpp.cli.serve import serve
 from cdmpp.cli.train import train
 
@@ -62,6 +63,7 @@ app.command("eval", epilog="example: cdmpp eval --records ops_vidur_fp16.parquet
 app.command(epilog="example: cdmpp train --config configs/base.toml --public-data DIR --out mymodel")(train)
 app.command(epilog="example: cdmpp collect --network resnet18 --schedules 64 --out data/my-cpu")(collect)
 app.command(epilog="example: cdmpp measure job/ --out result/")(measure)
+app.command(epilog="example: cdmpp select --device my-gpu.toml --k 40 --out todo/")(select)
 app.command(epilog="example: cdmpp probe --on cuda:0 --out my-gpu/")(probe)
 app.command(epilog="example: cdmpp adapt --records mine.csv --device my-gpu.toml --out my-gpu")(adapt)
 app.command(epilog="example: cdmpp serve --port 8080")(serve)

@@ -10,16 +10,36 @@ import typer
 
 from cdmpp.cli.collect import print_summary, progress_bars
 from cdmpp.cli.output import JsonOption, print_json
+from cdmpp.cli.steps import steps
 
 
 def measure(
     job: Annotated[
         Path,
         typer.Argument(
-            metavar="JOB", help="Folder that `cdmpp collect --build-only` wrote.", show_default=False
+            metavar="JOB|TODO",
+            help="Folder that `cdmpp collect --build-only` or `cdmpp select` wrote.",
+            show_default=False,
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to fill.", show_default=False)],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="DIR|FILE",
+            help="Folder to fill; of a selection also a .parquet file, by default records.parquet in it.",
+            show_default=False,
+        ),
+    ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            "--on",
+            metavar="cpu|cuda[:N]",
+            help="Of a selection: where PyTorch runs it.",
+            show_default="by the device's kind",
+        ),
+    ] = None,
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads, if not as built.", show_default=False)
     ] = None,
@@ -29,11 +49,67 @@ def measure(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Time the programs of a job on this machine.
+    """Time the programs of a job, or of a selection, on this machine.
 
-    Needs TVM's runtime, no compiler. Without pyarrow the result stays in DIR/collect.sqlite; the same command
-    finishes the data set where pyarrow is. Stopped at any moment, the same command goes on.
+    A job (`cdmpp collect --build-only`) needs TVM's runtime, no compiler. Without pyarrow the result stays in
+    DIR/collect.sqlite; the same command finishes the data set where pyarrow is. A selection (`cdmpp select`)
+    is timed as PyTorch's library kernels, for `cdmpp adapt --records`. Stopped at any moment, the same
+    command goes on.
     """
+    from cdmpp.measure.todo import is_todo
+
+    if is_todo(job):
+        _measure_todo(job, out, on, threads, device, json)
+        return
+    if out is None:
+        raise typer.BadParameter("say where to: --out DIR", param_hint="--out")
+    if on is not None:
+        raise typer.BadParameter("a job says itself where it runs", param_hint="--on")
+    _measure_job(job, out, threads, device, json)
+
+
+def _measure_todo(
+    folder: Path, out: Path | None, on: str | None, threads: int | None, device: str | None, json: bool
+) -> None:
+    from cdmpp.measure.library import LibraryTimer
+    from cdmpp.measure.places import find_place
+    from cdmpp.measure.todo import read_todo
+    from cdmpp.measure.todo_run import measure_programs, records_path
+
+    todo = read_todo(folder)
+    where = on or ("cuda" if todo.device.kind == "gpu" else "cpu")
+    place = find_place(where, device or todo.device, threads)
+    timer = LibraryTimer(place, todo.protocol)
+    path = records_path(out, folder)
+    try:
+        with timer.ready(), steps("programs", len(todo.programs)) as step:
+            done = measure_programs(
+                todo.programs, lambda spec: timer.record(spec, "selected"), path,
+                device=place.device.name, protocol=todo.protocol, step=step,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        print(f"stopped; the same command goes on with {path}", file=sys.stderr)
+        raise typer.Exit(130) from None
+    if json:
+        print_json(
+            {
+                "path": str(path), "device": place.device.name, "protocol": todo.protocol,
+                "records": done.records, "new": done.new,
+                "failed": [{"program": text, "reason": why} for text, why in done.failed.items()],
+            }
+        )  # fmt: skip
+    else:
+        for text, why in done.failed.items():
+            print(f"failed: {text}: {why}")
+        print(
+            f"{done.records} records of {place.device.name} ({todo.protocol}), {done.new} of them new: {path}"
+        )
+    if not done.records:
+        print("error: no program could be measured", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def _measure_job(job: Path, out: Path, threads: int | None, device: str | None, json: bool) -> None:
     from cdmpp.errors import MissingDependencyError
     from cdmpp.measure.archive import finish, measure_job
 

@@ -17,7 +17,7 @@ from tests.cli.conftest import LINEAR, ROOT, Run, Spawn
 
 COMMANDS = [
     ("predict",), ("inspect",), ("eval",), ("train",), ("serve",), ("devices",), ("support",),
-    ("data", "import"), ("data", "info"),
+    ("data", "import"), ("data", "info"), ("collect",), ("measure",), ("probe",), ("select",),
 ]  # fmt: skip
 
 

@@ -1,0 +1,132 @@
+"""Which programs to measure on a device: chosen from a pool by what a model says of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cdmpp.adaptation.records import device_records
+from cdmpp.adaptation.samplers import choose
+from cdmpp.adaptation.survey import Survey, survey
+from cdmpp.data.records import Measurement
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.errors import DataError
+from cdmpp.evaluation.cache import FeatureCache
+from cdmpp.measure.library_calls import needed_bytes
+from cdmpp.measure.timing import TimingSettings
+from cdmpp.nn.answers import Answerer
+from cdmpp.nn.artifact import Artifact
+from cdmpp.nn.residuals import ResidualSettings, kernel
+from cdmpp.programs.operators import OperatorSpec
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+#: Share of the device's memory that a program may take; bytes where its size is not known.
+MEMORY_SHARE, UNKNOWN_MEMORY_BYTES = 0.6, 4e9
+#: Programs that are expected to take longer are not worth their time.
+LONGEST_S = 2.0
+#: Seconds beside the runs of a program: allocating and filling its tensors, choosing a kernel.
+_OVERHEAD_S = 0.15
+#: Share of programs that are timed in a second round.
+_AGAIN = 0.3
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Programs to measure, in order of choice.
+
+    Attributes
+    ----------
+    programs : tuple of OperatorSpec
+    expected_s : float64 array
+        What the model expects of each on the device, in seconds.
+    estimate_s : float
+        Seconds that measuring them all takes (:func:`measuring_s`).
+    pool : int
+        Programs that could have been chosen.
+    left_out : Counter of str
+        Programs of the pool that could not be, by reason: "memory", "too long", "not predictable".
+    """
+
+    programs: tuple[OperatorSpec, ...]
+    expected_s: Array
+    estimate_s: float
+    pool: int
+    left_out: Counter[str]
+
+
+def select(
+    artifact: Artifact, device: DeviceSpec, pool: Sequence[OperatorSpec], k: int, *,
+    sampler: str = "kmeans", seed: int = 0, protocol: str = "kernel", framework: str = "",
+    settings: ResidualSettings | None = None,
+) -> Selection:  # fmt: skip
+    """Choose k programs of a pool to measure on a device.
+
+    The choice sees what adapting will see of the measurements (:func:`cdmpp.adaptation.survey.survey`), all
+    but the latencies.
+
+    Raises
+    ------
+    DataError
+        ``k`` is larger than what is left of the pool, or nothing is.
+    """
+    limit = MEMORY_SHARE * device.memory_bytes if device.memory_bytes else UNKNOWN_MEMORY_BYTES
+    fitting = [spec for spec in pool if needed_bytes(spec, gpu=device.kind == "gpu") <= limit]
+    left_out = Counter({"memory": len(pool) - len(fitting)})
+    if not fitting:
+        raise DataError(
+            f"none of the {len(pool)} programs of the pool fits into {limit / 1e9:.3g} GB of {device.name}",
+            hint="bring another pool: --pool FILE",
+        )
+    # Nothing was measured yet: the latency is there to make them records, and is not looked at.
+    rows = [
+        Measurement(
+            spec.text(), "operator", device.name, 1.0, program_hash=spec.hash(), protocol=protocol,
+            framework=framework, device_spec=device,
+        )
+        for spec in fitting
+    ]  # fmt: skip
+    records = device_records(rows, device, artifact)
+    known = survey(Answerer(artifact), records, FeatureCache(schedule=artifact.network.config.schedule))
+    expected = np.exp(known.point[known.question])
+    left_out["not predictable"] = len(fitting) - len(known.rows)
+    short = np.flatnonzero(expected <= LONGEST_S)
+    left_out["too long"] = len(expected) - len(short)
+    if k > len(short):
+        reasons = ", ".join(f"{reason} {count}" for reason, count in left_out.items() if count)
+        raise DataError(
+            f"cannot choose k = {k} programs: the pool has {len(short)} that can be measured"
+            + (f" (left out: {reasons})" if reasons else ""),
+            hint="a smaller --k, or another --pool FILE",
+        )
+    chosen = short[choose_rows(known, short, k, sampler, seed, settings)]
+    programs = tuple(fitting[int(row)] for row in records.origin[known.rows[chosen]])
+    estimate_s = float(measuring_s(expected[chosen]).sum())
+    return Selection(programs, expected[chosen], estimate_s, len(short), +left_out)
+
+
+def choose_rows(
+    known: Survey, rows: Array, k: int, sampler: str, seed: int, settings: ResidualSettings | None = None
+) -> Array:
+    """Positions in ``rows`` (rows of the survey) of those to measure."""
+    question, scales = known.question[rows], settings or ResidualSettings()
+
+    def covariance(a: Array, b: Array) -> Array:
+        one, other = (known.features.take(question[part]) for part in (a, b))
+        return kernel(one, other, scales)
+
+    features = known.features
+    return choose(sampler, features.numeric[question], features.family[question], k, seed, covariance)
+
+
+def measuring_s(latency_s: Array, settings: TimingSettings | None = None) -> Array:
+    """Seconds that ``cdmpp measure`` takes, roughly, for programs of these latencies, each."""
+    plan = settings or TimingSettings()
+    repeat = np.maximum(plan.repeat_s, latency_s)
+    rounds = (1 + _AGAIN) * np.maximum(plan.total_s, plan.min_repeats * repeat)
+    once = latency_s > plan.once_s
+    return np.asarray(_OVERHEAD_S + latency_s + np.where(once, latency_s, rounds))

@@ -1,0 +1,86 @@
+"""``cdmpp select`` and ``cdmpp measure`` of its folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cdmpp.data.load import load_table
+from cdmpp.devices.writing import specification_toml
+from tests.cli.conftest import Run
+from tests.data.test_device_specs import cpu
+
+TEXTS = [*(f"linear:m={m},n=64,k=64" for m in range(1, 9)), "softmax:rows=8,cols=8", "relu:rows=1,cols=4"]
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> list[object]:
+    """Arguments: a CPU of one's own and a pool of small programs."""
+    (tmp_path / "mine.toml").write_text(specification_toml(cpu("mine")))
+    (tmp_path / "pool.txt").write_text("\n".join(TEXTS))
+    return ["--device", tmp_path / "mine.toml", "--pool", tmp_path / "pool.txt"]
+
+
+def test_select_then_measure(run: Run, mine: list[object], tmp_path: Path) -> None:
+    folder = tmp_path / "todo"
+    result = run("select", *mine, "--k", 4, "--out", folder, "--json")
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert len(told["programs"]) == 4 and told["protocol"] == "eager" and told["pool_programs"] == 10
+    assert 0 < told["estimate_s"] < 60 and sum(told["families"].values()) == 4
+    measured = run("measure", folder, "--threads", 1, "--json")
+    assert measured.exit_code == 0, measured.output
+    assert json.loads(measured.stdout)["records"] == 4
+    table = load_table(folder)
+    assert table.device.used() == ("mine",) and table.protocol.used() == ("eager",)
+    assert sorted(table.program_hashes) == sorted(
+        load_table(_filled(folder)).program_hashes
+    )  # the CSV is about the same programs
+    again = run("measure", folder, "--threads", 1)
+    assert again.exit_code == 0 and "4 records of mine (eager), 0 of them new" in again.stdout
+
+
+def _filled(folder: Path) -> Path:
+    path = folder / "programs.csv"
+    path.write_text(path.read_text().replace(",,eager", ",5,eager"))
+    return path
+
+
+def test_what_people_read(run: Run, mine: list[object], tmp_path: Path) -> None:
+    result = run("select", *mine, "--k", 3, "--sampler", "variance", "--out", tmp_path / "todo")
+    assert result.exit_code == 0, result.output
+    assert "3 of 10 programs" in result.stdout
+    assert "measuring them on mine (eager) takes about" in result.stdout
+    assert f"cdmpp measure {tmp_path / 'todo'} --on cpu" in result.stdout
+
+
+def test_refusals(run: Run, mine: list[object], tmp_path: Path) -> None:
+    folder = tmp_path / "todo"
+    for arguments, message in (
+        (("--k", 11), "cannot choose k = 11"),
+        (("--backend", "tvm"), "cdmpp collect"),
+        (("--framework", "jax"), "no framework 'jax'"),
+        (("--device", "no-such"), "no device named"),
+        (("--pool", tmp_path / "absent.txt"), "cannot read"),
+    ):
+        result = run("select", *mine, *arguments, "--out", folder)
+        assert result.exit_code == 1 and message in result.stderr, result.output
+        assert not folder.exists()
+    assert run("select", *mine, "--k", 2, "--out", tmp_path).exit_code == 1  # not empty
+
+
+def test_a_gpu_selection_is_not_measured_on_a_cpu(run: Run, mine: list[object], tmp_path: Path) -> None:
+    folder = tmp_path / "todo"
+    assert run("select", *mine, "--device", "t4", "--k", 2, "--out", folder).exit_code == 0
+    result = run("measure", folder, "--on", "cpu")
+    assert result.exit_code == 1 and "t4 is a gpu, not a CPU" in result.stderr
+    other = run("measure", folder, "--on", "cpu", "--device", tmp_path / "mine.toml")
+    assert other.exit_code == 1 and "protocol 'kernel'" in other.stderr
+
+
+def test_a_job_says_where_it_runs(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "job").mkdir()
+    assert run("measure", tmp_path / "job").exit_code == 2
+    assert run("measure", tmp_path / "job", "--out", tmp_path / "r", "--on", "cpu").exit_code == 2
