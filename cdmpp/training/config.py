@@ -51,6 +51,9 @@ class OptimiserConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     steps: int = Field(20_000, ge=1)
+    seconds: float | None = Field(
+        None, gt=0, description="wall-clock budget; steps then only bound it, and no two runs are alike"
+    )
     batch_rows: int = Field(2048, ge=16)
     learning_rate: float = Field(2e-3, gt=0)
     weight_decay: float = Field(0.02, ge=0)

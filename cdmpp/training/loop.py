@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from cdmpp.errors import DataError
 from cdmpp.nn.batch import Inputs, predict_rows
 from cdmpp.nn.network import LatencyNetwork, NetworkConfig
-from cdmpp.training.config import TrainConfig
+from cdmpp.training.config import OptimiserConfig, TrainConfig
 from cdmpp.training.dataset import Dataset, Rows
 from cdmpp.training.draw import epoch_order, training_rows
 from cdmpp.training.precision import MULTIPLE, matrix_precision, precision_of
@@ -98,7 +98,7 @@ def train(
     skip = step * opt.batch_rows
     network.train()
     with (out / METRICS).open("a", encoding="utf-8") as log:
-        while step < opt.steps:
+        while (share := _share(opt, step, seconds + time.monotonic() - started)) < 1:
             while cursor + opt.batch_rows > len(order):
                 epoch += 1
                 drawn = epoch_order(
@@ -118,8 +118,8 @@ def train(
             hidden = rng.random(len(rows)) < opt.hide_device
             device = torch.from_numpy(np.where(hidden, 0, rows.device + 1).astype(np.int64))
             for group in optimiser.param_groups:
-                group["lr"] = opt.learning_rate * _schedule(step, opt.warmup_steps, opt.steps)
-            precision = precision_of(step, opt.steps, opt.precision)
+                group["lr"] = opt.learning_rate * _schedule(opt, step, share)
+            precision = precision_of(share, opt.precision)
             with matrix_precision(precision):
                 loss = objective(network, rows, tasks[batch], device, step, multiple=MULTIPLE[precision])
                 optimiser.zero_grad(set_to_none=True)
@@ -165,10 +165,16 @@ def _identity(dataset: Dataset, config: TrainConfig) -> dict[str, str]:
     }
 
 
-def _schedule(step: int, warmup: int, steps: int) -> float:
-    if step < warmup:
-        return (step + 1) / warmup
-    return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(steps - warmup, 1)))
+def _share(opt: OptimiserConfig, step: int, seconds: float) -> float:
+    """How much of the run is done: of its steps, or of its time where that ends first."""
+    return max(step / opt.steps, seconds / opt.seconds if opt.seconds else 0.0)
+
+
+def _schedule(opt: OptimiserConfig, step: int, share: float) -> float:
+    if step < opt.warmup_steps:
+        return (step + 1) / opt.warmup_steps
+    warm = 0.0 if opt.seconds else opt.warmup_steps / opt.steps
+    return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (share - warm) / max(1 - warm, 1e-9)))
 
 
 def _save(

@@ -32,6 +32,6 @@ def matrix_precision(precision: Precision) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def precision_of(step: int, steps: int, precision: Precision) -> Precision:
-    """Precision of a step: the last ones settle the weights in full precision."""
-    return "highest" if step >= (1 - SETTLE) * steps else precision
+def precision_of(share: float, precision: Precision) -> Precision:
+    """Precision of a step where this share of a run is done: the last steps settle the weights in full."""
+    return "highest" if share >= 1 - SETTLE else precision

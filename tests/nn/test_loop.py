@@ -129,12 +129,22 @@ def test_lower_precision_ends_with_the_training(tmp_path: Path) -> None:
 
 
 def test_the_last_steps_are_computed_in_full_precision() -> None:
-    assert [precision_of(step, 20, "medium") for step in range(20)] == ["medium"] * 18 + ["highest"] * 2
-    assert precision_of(0, 20, "highest") == "highest"
+    assert [precision_of(step / 20, "medium") for step in range(20)] == ["medium"] * 18 + ["highest"] * 2
+    assert precision_of(0.0, "highest") == "highest"
     with pytest.raises(KilledError), matrix_precision("medium"):
         assert torch.get_float32_matmul_precision() == "medium"
         raise KilledError
     assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_a_budget_of_time_ends_a_run_where_it_ran_out(tmp_path: Path) -> None:
+    data, config = dataset(), training(steps=1_000_000, seconds=0.5)
+    _, summary = train(data, config, tmp_path)
+    assert 0 < summary["steps"] < 1_000_000
+    assert summary["train_seconds"] >= 0.5
+    # It is over: nothing is added to it.
+    assert train(data, config, tmp_path)[1]["steps"] == summary["steps"]
+    assert train(data, training(steps=3, seconds=1e6), tmp_path / "b")[1]["steps"] == 3
 
 
 def test_predictions_follow_the_rows_whatever_the_batch(tmp_path: Path) -> None:
