@@ -1,0 +1,276 @@
+"""Adapting: what is gained, what stays as it was, what is refused and what is warned of."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cdmpp.adaptation import tune
+from cdmpp.adaptation.adapt import adapt
+from cdmpp.adaptation.records import as_table, device_records
+from cdmpp.data.labels import Labels
+from cdmpp.data.records import write_records
+from cdmpp.devices import lookup
+from cdmpp.errors import ArtifactError, DataError, UnknownDeviceError
+from cdmpp.evaluation.tables import evaluate
+from cdmpp.predictor import LatencyPredictor, Question
+from tests.adaptation.conftest import DEVICE, pairs, programs
+
+
+def figures(predictor: LatencyPredictor, device: Any, asked: list[Any]) -> list[tuple[Any, ...]]:
+    answers = predictor.predict(asked, device)
+    return [(p.latency_s, p.lower_s, p.upper_s, p.domain, p.domain_score) for p in answers]
+
+
+def mape(predictor: LatencyPredictor, measured: list[tuple[Any, float]]) -> float:
+    answers = predictor.predict([p for p, _ in measured], DEVICE)
+    return float(
+        np.mean([abs((a.latency_s or 0) / s - 1) for a, (_, s) in zip(answers, measured, strict=True)])
+    )
+
+
+def codes(predictor: LatencyPredictor) -> list[str]:
+    return [w["code"] for w in (predictor.adaptation or {})["warnings"]]
+
+
+def test_a_few_measurements_teach_the_device_and_leave_the_others(base: LatencyPredictor) -> None:
+    adapted = base.adapt(pairs(base, 40), DEVICE)
+    others = pairs(base, 60, seed=1)
+    assert mape(adapted, others) < 0.1 < mape(base, others)
+    report = adapted.adaptation or {}
+    assert report["cross_validated"]["after"] < 0.1 < report["cross_validated"]["before"]
+    assert report["weight"] == 1 and report["k"] == 40 and codes(adapted) == []
+    assert adapted.model_id != base.model_id
+    asked = programs(20, 3)
+    assert figures(adapted, "t4", asked) == figures(base, "t4", asked)
+    assert figures(adapted, "b200", asked) == figures(base, "b200", asked)
+    assert figures(adapted, DEVICE, asked) != figures(base, DEVICE, asked)
+
+
+def test_intervals_hold_and_the_domain_is_nearer(base: LatencyPredictor) -> None:
+    adapted = base.adapt(pairs(base, 60), DEVICE)
+    others = pairs(base, 100, seed=1)
+    answers = adapted.predict([p for p, _ in others], DEVICE)
+    inside = [(a.lower_s or 0) <= s <= (a.upper_s or 0) for a, (_, s) in zip(answers, others, strict=True)]
+    assert np.mean(inside) > 0.6
+    before = base.predict([p for p, _ in others], DEVICE)
+    assert all((a.domain_score or 0) <= (b.domain_score or 0) for a, b in zip(answers, before, strict=True))
+
+
+def test_answers_of_an_adapted_model_do_not_depend_on_the_batch(base: LatencyPredictor) -> None:
+    adapted = base.adapt(pairs(base, 30), DEVICE)
+    asked = [Question(p, d) for p in programs(35, 5) for d in (DEVICE, "l4")]
+    together = adapted.predict_questions(asked)
+    order = random.Random(0).sample(range(len(asked)), len(asked))
+    fresh = LatencyPredictor(adapted.artifact)
+    assert [fresh.predict_questions([asked[i]])[0] for i in order] == [together[i] for i in order]
+
+
+def test_saved_and_loaded_it_says_the_same(base: LatencyPredictor, tmp_path: Path) -> None:
+    adapted = base.adapt(pairs(base, 30), DEVICE)
+    adapted.save(tmp_path / "mine")
+    loaded = LatencyPredictor.load(tmp_path / "mine")
+    asked = programs(20, 3)
+    assert figures(loaded, DEVICE, asked) == figures(adapted, DEVICE, asked)
+    assert loaded.model_id == adapted.model_id
+    assert sum(f.stat().st_size for f in (tmp_path / "mine").iterdir()) < 100_000
+    adapted.save(tmp_path / "mine")  # an older one is replaced
+
+
+@pytest.mark.parametrize("sampler", ["kmeans", "random", "variance"])
+def test_k_chosen_records_and_the_errors_on_the_others(
+    base: LatencyPredictor, tmp_path: Path, sampler: str
+) -> None:
+    measured = pairs(base, 80)
+    rows = device_records(measured, lookup(DEVICE), base.artifact)
+    made = adapt(base.artifact, rows, k=12, sampler=sampler, seed=3)
+    report = made.report
+    assert len(set(report["selected"])) == report["k"] == 12
+    assert all(0 <= row < 80 for row in report["selected"])
+    rest = np.setdiff1d(np.arange(80), report["selected"])
+    for name, artifact in (("before", base.artifact), ("after", made.artifact)):
+        expected = evaluate(artifact, [rows.table.select(rest)])["overall"]
+        assert report[name]["overall"] == pytest.approx(expected, rel=1e-6)
+    assert report["after"]["overall"]["mape"] < report["before"]["overall"]["mape"]
+
+
+def test_the_choice_never_reads_a_latency(base: LatencyPredictor) -> None:
+    measured = pairs(base, 60)
+    shuffled = [s for _, s in measured]
+    random.Random(1).shuffle(shuffled)
+    other = [(p, s) for (p, _), s in zip(measured, shuffled, strict=True)]
+    chosen = [
+        base.adapt(given, DEVICE, k=10, sampler=sampler, seed=2).adaptation["selected"]  # type: ignore[index]
+        for given in (measured, other)
+        for sampler in ("kmeans", "random", "variance")
+    ]
+    assert chosen[:3] == chosen[3:]
+
+
+def test_a_device_of_ones_own_is_known_by_name_afterwards(base: LatencyPredictor, tmp_path: Path) -> None:
+    spec = lookup(DEVICE).model_copy(update={"name": "my-gpu", "clock_hz": 1.5e9, "aliases": ()})
+    adapted = base.adapt(pairs(base, 12), spec)
+    adapted.save(tmp_path / "mine")
+    loaded = LatencyPredictor.load(tmp_path / "mine")
+    asked = programs(3, 3)
+    assert figures(loaded, "my-gpu", asked) == figures(adapted, spec, asked)
+    with pytest.raises(UnknownDeviceError):
+        base.predict(asked, "my-gpu")
+
+
+def test_a_trained_device_can_be_adapted_too(base: LatencyPredictor) -> None:
+    asked = programs(40)
+    measured = [(p, 1.4 * (a.latency_s or 0)) for p, a in zip(asked, base.predict(asked, "t4"), strict=True)]
+    adapted = base.adapt(measured, "t4")
+    report = adapted.adaptation or {}
+    assert report["cross_validated"]["after"] < 0.5 * report["cross_validated"]["before"]
+
+
+def test_fine_tuning_is_part_of_the_folder_when_it_pays(
+    base: LatencyPredictor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tune, "WORTH", 100.0)
+    monkeypatch.setattr(tune, "STEPS", 30)
+    rows = device_records(pairs(base, 120), lookup(DEVICE), base.artifact)
+    made = adapt(base.artifact, rows, k=90)
+    tuned = made.report["tuned"]
+    assert tuned["kept"] and tuned["steps"] > 0
+    assert tuned["cross_validated"]["tuned"] < made.report["cross_validated"]["before"]
+    predictor = LatencyPredictor(made.artifact)
+    predictor.save(tmp_path / "mine")
+    loaded = LatencyPredictor.load(tmp_path / "mine")
+    asked = programs(20, 3)
+    assert figures(loaded, DEVICE, asked) == figures(predictor, DEVICE, asked)
+    assert figures(loaded, "t4", asked) == figures(base, "t4", asked)
+    rest = np.setdiff1d(np.arange(120), made.report["selected"])
+    expected = evaluate(loaded, [rows.table.select(rest)])["overall"]
+    assert made.report["after"]["overall"] == pytest.approx(expected, rel=1e-6)
+    # The predictor and evaluation ask the tuned network in different ways, for the same answer.
+    answers = predictor.predict_questions([Question(p, DEVICE) for p, _ in pairs(base, 120)])
+    errors = [abs((answers[i].latency_s or 0) / rows.table.latency_s[i] - 1) for i in rest.tolist()]
+    assert np.mean(errors) == pytest.approx(expected["mape"], rel=1e-4)
+
+
+def test_where_nothing_is_gained_the_base_answers(base: LatencyPredictor) -> None:
+    rng, asked = np.random.default_rng(0), programs(30)
+    said = base.predict(asked, DEVICE)
+    noise = np.exp(rng.normal(0, 0.5, len(asked)))
+    measured = [(p, (a.latency_s or 0) * float(e)) for p, a, e in zip(asked, said, noise, strict=True)]
+    adapted = base.adapt(measured, DEVICE)
+    report = adapted.adaptation or {}
+    assert (report["weight"] == 0) == (
+        report["cross_validated"]["after"] >= report["cross_validated"]["before"]
+    )
+    forced = LatencyPredictor(
+        replace(adapted.artifact, adapter=replace(adapted.artifact.adapter, weight=0))  # type: ignore[type-var]
+    )
+    other = programs(10, 3)
+    assert figures(forced, DEVICE, other) == figures(base, DEVICE, other)
+
+
+def test_a_residual_of_pure_disagreement_is_not_believed(base: LatencyPredictor) -> None:
+    asked = programs(6)
+    said = base.predict(asked, DEVICE)
+    swing = (1.4, 0.7, 1.4, 0.7, 1.4, 0.7)
+    adapted = base.adapt(
+        [(p, (a.latency_s or 0) * s) for p, a, s in zip(asked, said, swing, strict=True)], DEVICE
+    )
+    report = adapted.adaptation or {}
+    if report["weight"] == 0:
+        assert "no_gain" in codes(adapted)
+        assert figures(adapted, DEVICE, asked) == figures(base, DEVICE, asked)
+    else:
+        assert report["cross_validated"]["after"] < report["cross_validated"]["before"]
+
+
+def test_named_warnings(base: LatencyPredictor) -> None:
+    assert codes(base.adapt(pairs(base, 3), DEVICE))[-1] == "not_checked"
+    gemms = [(p, s) for p, s in pairs(base, 60) if p.name.startswith("linear")]
+    one = next((p, s) for p, s in pairs(base, 60) if p.name.startswith("softmax"))
+    adapted = base.adapt([*gemms[:20], one], DEVICE)
+    assert codes(adapted) == ["few_of_family"]
+    table = as_table(pairs(base, 20), "kernel", None)
+    mixed = replace(table, protocol=Labels.of(["kernel", "eager"] * 10))
+    assert "mixed_protocols" in codes(base.adapt(mixed, DEVICE))
+    slow = [*pairs(base, 20), (programs(1, 9)[0], 1000.0)]
+    assert "implausible_records" in codes(base.adapt(slow, DEVICE))
+
+
+def test_a_protocol_has_an_offset_of_its_own(base: LatencyPredictor) -> None:
+    table = as_table(pairs(base, 80), "kernel", None)
+    mixed = replace(table, protocol=Labels.of(["kernel", "eager"] * 40))
+    latency = np.where(mixed.protocol.is_("eager"), 1.3, 1.0) * table.latency_s
+    adapted = base.adapt(replace(mixed, latency_s=latency), DEVICE)
+    asked = [p for p, _ in pairs(base, 30, seed=1)]
+    moved = {}
+    for protocol in ("kernel", "eager"):
+        before, after = (m.predict(asked, DEVICE, protocol=protocol) for m in (base, adapted))  # type: ignore[arg-type]
+        moved[protocol] = np.mean(
+            [np.log((a.latency_s or 1) / (b.latency_s or 1)) for a, b in zip(after, before, strict=True)]
+        )
+    assert moved["eager"] != pytest.approx(moved["kernel"], abs=0.02)
+
+
+def test_what_is_refused(base: LatencyPredictor, tmp_path: Path) -> None:
+    measured = pairs(base, 10)
+    with pytest.raises(DataError, match="k = 11, but 10 records"):
+        base.adapt(measured, DEVICE, k=11)
+    with pytest.raises(DataError, match=r"contradict the specification of h100.*factor"):
+        base.adapt([(p, s / 1e4) for p, s in measured], DEVICE)
+    with pytest.raises(DataError, match="do not say their device"):
+        base.adapt(measured)
+    with pytest.raises(DataError, match="empty"):
+        base.adapt([], DEVICE)
+    with pytest.raises(DataError, match="record 1: latency_s -1"):
+        base.adapt([measured[0], (measured[1][0], -1)], DEVICE)
+    with pytest.raises(DataError, match="record 0"):
+        base.adapt([("linear:m=1", 1.0)], DEVICE)
+    with pytest.raises(DataError, match="sampler"):
+        base.adapt(measured, DEVICE, k=5, sampler="nearest")
+    with pytest.raises(UnknownDeviceError):
+        base.adapt(measured, "h1000")
+    adapted = base.adapt(measured, DEVICE)
+    with pytest.raises(ArtifactError, match="adapted already"):
+        adapted.adapt(measured, DEVICE)
+    with pytest.raises(ArtifactError, match="not adapted"):
+        base.save(tmp_path / "x")
+
+
+def test_which_rows_are_the_devices(base: LatencyPredictor, tmp_path: Path) -> None:
+    table = as_table(pairs(base, 20), "kernel", None)
+    names = Labels.of(["t4"] * 8 + ["l4"] * 12)
+    both = replace(table, device=names, device_name=names, unsupported=Labels.constant("", 20))
+    with pytest.raises(DataError, match=r"2 devices: l4 \(12\), t4 \(8\)"):
+        device_records(both, None, base.artifact)
+    l4 = device_records(both, "l4", base.artifact)
+    assert l4.device.name == "l4" and l4.origin.tolist() == list(range(8, 20))
+    with pytest.raises(DataError, match="no record is of a40"):
+        device_records(both, "a40", base.artifact)
+    mine = lookup("l4").model_copy(update={"name": "mine", "aliases": ()})
+    assert len(device_records(both, mine, base.artifact).usable) == 12  # the same figures
+    mine = mine.model_copy(update={"clock_hz": 1e9})
+    with pytest.raises(DataError, match="no record is of mine"):
+        device_records(both, mine, base.artifact)
+    only = both.select(np.arange(8))
+    assert device_records(only, None, base.artifact).device.name == "t4"
+    assert len(device_records(only, mine, base.artifact).usable) == 8
+    write_records(only, tmp_path / "r.parquet")
+    assert len(device_records(tmp_path / "r.parquet", None, base.artifact).usable) == 8
+
+
+def test_a_csv_of_ones_own(base: LatencyPredictor, tmp_path: Path) -> None:
+    lines = [
+        "program,latency_us",
+        *(f'"{p.name}",{s * 1e6!r}' for p, s in pairs(base, 20)),
+        '"linear:m=1,n=1,k=1",',
+    ]
+    file = tmp_path / "mine.csv"
+    file.write_text("\n".join(lines), encoding="utf-8")
+    adapted = base.adapt(file, DEVICE, k=10)
+    report = adapted.adaptation or {}
+    assert report["before"]["overall"]["n"] == 10 and report["unsupported"] == {"no_latency": 1}

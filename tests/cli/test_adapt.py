@@ -1,0 +1,109 @@
+"""``cdmpp adapt``: a table in, a folder out that every command takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cdmpp.predictor import LatencyPredictor
+from tests.cli.conftest import Run
+from tests.nn.synthetic import write_artifact
+
+DEVICE = "h200"
+ROWS = 60
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "base"
+    write_artifact(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def table(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """In the layout of the public GEMM table: an H200 that takes half as long again as the model says, one
+    row without a size and two of another device."""
+    rng = np.random.default_rng(0)
+    sizes = (2 ** rng.uniform(3, 12, (ROWS, 3))).astype(int)
+    texts = [f"linear:m={m},n={n},k={k},dtype=bfloat16" for m, n, k in sizes.tolist()]
+    said = LatencyPredictor.load(base).predict(texts, DEVICE, protocol="graph", framework="vllm")
+    latency_us = [1.5e6 * (a.latency_s or 0) for a in said]
+    columns: dict[str, list[Any]] = {
+        "op": ["linear"] * (ROWS + 3),
+        "device": ["NVIDIA H200"] * (ROWS + 1) + ["NVIDIA L40S"] * 2,
+        "framework": ["vllm"] * (ROWS + 3),
+        "dtype": ["bfloat16"] * (ROWS + 3),
+        "m": [*sizes[:, 0].tolist(), None, 8, 8],
+        "n": [*sizes[:, 1].tolist(), 8, 8, 8],
+        "k": [*sizes[:, 2].tolist(), 8, 8, 16],
+        "latency_us": [*latency_us, 3.0, 3.0, 3.0],
+    }
+    path = tmp_path_factory.mktemp("data") / "gemm.parquet"
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def adapt(run: Run, base: Path, table: Path, out: Path, *more: object) -> Any:
+    return run("adapt", "--model", base, "--records", table, "--out", out, *more)
+
+
+def test_k_of_them_as_json(run: Run, base: Path, table: Path, tmp_path: Path) -> None:
+    chosen = ("--device", DEVICE, "--k", 15, "--seed", 1, "--json")
+    result = adapt(run, base, table, tmp_path / "mine", *chosen)
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["k"] == 15 and len(set(found["selected"])) == 15
+    assert max(found["selected"]) < ROWS
+    assert found["before"]["overall"]["n"] == found["after"]["overall"]["n"] == ROWS - 15
+    assert found["after"]["overall"]["mape"] < 0.5 * found["before"]["overall"]["mape"]
+    assert found["unsupported"] == {"missing_size": 1}
+    assert (
+        adapt(run, base, table, tmp_path / "again", *chosen).stdout.split('"seconds"')[0]
+        == (result.stdout.split('"seconds"')[0])
+    )
+    # Every --model takes it, for the adapted device and for others.
+    evaluated = run("eval", "--records", table, "--model", tmp_path / "mine", "--devices", DEVICE, "--json")
+    assert json.loads(evaluated.stdout)["overall"]["mape"] < 0.5 * found["before"]["overall"]["mape"]
+    predicted = run("predict", "linear:m=64,n=64,k=64", "--model", tmp_path / "mine", "--device", DEVICE)
+    assert found["model_id"] in predicted.stdout
+
+
+def test_all_of_them_for_people(run: Run, base: Path, table: Path, tmp_path: Path) -> None:
+    rows = pq.read_table(table).slice(0, ROWS + 1)
+    pq.write_table(rows, tmp_path / "one.parquet")
+    result = adapt(run, base, tmp_path / "one.parquet", tmp_path / "mine")
+    assert result.exit_code == 0, result.output
+    assert f"{ROWS} programs of {DEVICE} (gemm {ROWS})" in result.stdout
+    assert "not used: 1 rows, missing_size" in result.stdout and "written to" in result.stdout
+    assert (tmp_path / "mine" / "manifest.json").is_file()
+
+
+def test_mistakes_are_one_line_each(run: Run, base: Path, table: Path, tmp_path: Path) -> None:
+    out = tmp_path / "mine"
+    for more, message in (
+        ((), "the records are of 2 devices: h200 (61), l40s (2)"),
+        (("--device", "a40"), "no record is of a40"),
+        (("--device", "nonsense"), "nonsense"),
+        (("--device", DEVICE, "--k", 500), "k = 500, but 60 records can be used"),
+        (("--device", tmp_path / "none.toml"), "cannot read the device specification"),
+    ):
+        result = adapt(run, base, table, out, *more)
+        assert result.exit_code == 1, result.output
+        assert message in result.stderr and "Traceback" not in result.output
+        assert not out.exists()
+    result = adapt(run, base, table, base, "--device", DEVICE)
+    assert result.exit_code == 1 and "base model itself" in result.stderr
+    assert run("adapt", "--records", tmp_path / "none.csv", "--out", out).exit_code == 1
+
+
+def test_warnings_go_to_stderr(run: Run, base: Path, table: Path, tmp_path: Path) -> None:
+    result = adapt(run, base, table, tmp_path / "mine", "--device", DEVICE, "--k", 2, "--json")
+    assert [w["code"] for w in json.loads(result.stdout)["warnings"]] == ["few_of_family", "not_checked"]
+    assert "warning: not_checked:" in result.stderr

@@ -1,0 +1,127 @@
+"""POST /adapt: what it gives, what /predict then says, what is refused, and what a restart keeps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from cdmpp.predictor import LatencyPredictor
+from server.app import create_app
+from server.settings import Settings
+from tests.server.conftest import JSON, LINEAR, problem
+
+DEVICE = "h200"
+
+
+def records(predictor: LatencyPredictor, count: int = 12, by: float = 1.6) -> list[dict[str, Any]]:
+    sizes = [{**LINEAR, "m": 32 * (i + 1), "dtype": "float32"} for i in range(count)]
+    said = predictor.predict(sizes, DEVICE, protocol="eager", framework="pytorch")
+    return [
+        {"program": p, "latency_s": by * (a.latency_s or 0), "protocol": "eager", "framework": "pytorch"}
+        for p, a in zip(sizes, said, strict=True)
+    ]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(model=None, adapted_dir=tmp_path / "adapted", max_adapted=2)
+
+
+@pytest.fixture
+def client(settings: Settings) -> Iterator[TestClient]:
+    with TestClient(create_app(settings), raise_server_exceptions=False) as client:
+        yield client
+
+
+def post(client: TestClient, path: str, **body: Any) -> Any:
+    return client.post(path, content=json.dumps(body), headers=JSON)
+
+
+def predict(client: TestClient, model: str | None) -> Any:
+    item = {"program": {**LINEAR, "m": 100, "dtype": "float32"}, "protocol": "eager", "framework": "pytorch"}
+    items = [{**item, "device": device} for device in (DEVICE, "t4")]
+    return post(client, "/predict", items=items, model=model)
+
+
+def test_an_adapted_model_is_one_that_predict_takes(client: TestClient, predictor: LatencyPredictor) -> None:
+    answer = post(client, "/adapt", device=DEVICE, records=records(predictor))
+    assert answer.status_code == 200, answer.text
+    body = answer.json()
+    assert body["device"] == DEVICE and body["k"] == 12 and body["weight"] == 1
+    assert body["cross_validated"]["after"] < 0.5 * body["cross_validated"]["before"]
+    before, after = (predict(client, model).json() for model in (None, body["adapted_model"]))
+    assert before["model_id"] == body["base_model_id"] and after["model_id"] == body["adapted_model"]
+    h200, t4 = zip(before["results"], after["results"], strict=True)
+    assert h200[1]["latency_s"] > 1.4 * h200[0]["latency_s"]
+    assert t4[1]["latency_s"] == t4[0]["latency_s"]
+    listed = {m["model_id"]: m for m in client.get("/models").json()["models"]}
+    assert listed[body["adapted_model"]]["adapted_device"] == DEVICE
+    assert listed[body["base_model_id"]]["default"] and not listed[body["adapted_model"]]["default"]
+    # The same figures as in process.
+    mine = predictor.adapt([(r["program"], r["latency_s"]) for r in records(predictor)], DEVICE,
+                           protocol="eager", framework="pytorch")  # fmt: skip
+    here = mine.predict(
+        [{**LINEAR, "m": 100, "dtype": "float32"}], DEVICE, protocol="eager", framework="pytorch"
+    )
+    assert here[0].latency_s == h200[1]["latency_s"]
+
+
+def test_k_records_are_chosen(client: TestClient, predictor: LatencyPredictor) -> None:
+    given = records(predictor)
+    body = post(client, "/adapt", device=DEVICE, records=given, k=6, sampler="random", seed=3).json()
+    assert len(set(body["selected"])) == 6 and max(body["selected"]) < 12
+    assert body["before"]["overall"]["n"] == body["after"]["overall"]["n"] == 6
+
+
+def test_the_oldest_are_forgotten_and_a_restart_keeps_the_others(
+    client: TestClient, settings: Settings, predictor: LatencyPredictor
+) -> None:
+    names = [
+        post(client, "/adapt", device=DEVICE, records=records(predictor, by=by)).json()["adapted_model"]
+        for by in (1.4, 1.6, 1.8)
+    ]
+    assert len(set(names)) == 3
+    problem(predict(client, names[0]), 404, "unknown_model")
+    assert settings.adapted_dir is not None and len(list(settings.adapted_dir.iterdir())) == 2
+    figures = predict(client, names[2]).json()["results"]
+    with TestClient(create_app(settings)) as again:
+        assert predict(again, names[2]).json()["results"] == figures
+        problem(predict(again, names[0]), 404, "unknown_model")
+
+
+def test_no_path_is_read_by_name(client: TestClient, tmp_path: Path) -> None:
+    for name in ("../../models/base", str(tmp_path), "models/base", "", "\0", "x" * 200):
+        problem(predict(client, name), 404, "unknown_model")
+
+
+def test_what_is_refused(client: TestClient, predictor: LatencyPredictor) -> None:
+    good = records(predictor)
+    for body, status, code in (
+        ({"device": DEVICE, "records": []}, 422, "invalid_request"),
+        ({"device": DEVICE}, 422, "invalid_request"),
+        ({"device": DEVICE, "records": [{**good[0], "latency_s": -1.0}]}, 422, "invalid_request"),
+        ({"device": DEVICE, "records": [{**good[0], "latency_s": "1"}]}, 422, "invalid_request"),
+        ({"device": DEVICE, "records": good, "k": 0}, 422, "invalid_request"),
+        ({"device": DEVICE, "records": good, "out": "/tmp/x"}, 422, "invalid_request"),
+        ({"device": "t5000x", "records": good}, 404, "unknown_device"),
+        ({"device": "../t4.toml", "records": good}, 404, "unknown_device"),
+        ({"device": {"name": "mine"}, "records": good}, 409, "invalid_device"),
+        ({"device": DEVICE, "records": good, "k": 13}, 409, "data_error"),
+        ({"device": DEVICE, "records": [{**r, "latency_s": 1e-9} for r in good]}, 409, "data_error"),
+    ):
+        problem(post(client, "/adapt", **body), status, code)
+    body = problem(
+        post(client, "/adapt", device=DEVICE, records=[*good, {**good[0], "program": {"operator": "frob"}}]),
+        409, "unsupported_operator",
+    )  # fmt: skip
+    assert body["item"] == 12 and body["detail"].startswith("records.12")
+
+
+def test_one_more_record_than_allowed_is_refused(predictor: LatencyPredictor) -> None:
+    with TestClient(create_app(Settings(model=None, max_items=5))) as client:
+        problem(post(client, "/adapt", device=DEVICE, records=records(predictor, 6)), 422, "invalid_request")
