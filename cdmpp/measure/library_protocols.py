@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,8 +23,8 @@ from cdmpp.errors import MeasurementError
 from cdmpp.measure.library_calls import Call
 from cdmpp.measure.timing import Evaluate
 
-#: Calls in a captured graph: enough that replaying it is nothing beside them.
-_CALLS_IN_GRAPH = 20
+#: Calls in a captured graph: as many as take this long, so that replaying it is nothing beside them.
+_GRAPH_S, _CALLS_IN_GRAPH = 2e-3, 20
 #: Each traced run is some events to be kept.
 _MOST_TRACED = 200
 
@@ -67,6 +68,8 @@ def _eager_cuda(call: Call, device: torch.device) -> Evaluate:
 
 
 def _graph(call: Call, device: torch.device) -> Evaluate:
+    once = _eager_cuda(call, device)
+    calls = min(_CALLS_IN_GRAPH, max(1, math.ceil(_GRAPH_S / min(once(1, 2)))))
     with torch.cuda.device(device):
         stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(device))
@@ -76,11 +79,11 @@ def _graph(call: Call, device: torch.device) -> Evaluate:
         torch.cuda.current_stream(device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            for _ in range(_CALLS_IN_GRAPH):
+            for _ in range(calls):
                 call()
 
     def evaluate(number: int, repeat: int) -> Sequence[float]:
-        replays = -(-number // _CALLS_IN_GRAPH)
+        replays = -(-number // calls)
         figures = []
         with torch.cuda.device(device):
             for _ in range(repeat):
@@ -91,7 +94,7 @@ def _graph(call: Call, device: torch.device) -> Evaluate:
                     graph.replay()
                 end.record()
                 end.synchronize()
-                figures.append(1e-3 * float(start.elapsed_time(end)) / (replays * _CALLS_IN_GRAPH))
+                figures.append(1e-3 * float(start.elapsed_time(end)) / (replays * calls))
         return figures
 
     return evaluate

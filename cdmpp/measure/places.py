@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from cdmpp.measure.targets import available_cores
 
 #: The widest instruction set that a CPU has decides about its figures.
 _WIDEST_FIRST = ("avx512", "avx2", "sse4.2", "neon")
+#: How :func:`cdmpp.devices.host.host_device` ends the name of a CPU.
+_THREADS_AND_ISA = re.compile(r"-[0-9]+t-[a-z0-9]+$")
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,8 @@ def find_place(on: str, device: str | DeviceSpec | None = None, threads: int | N
         raise InvalidDeviceError(
             f"{found.name} is a {found.kind}, not a CPU", hint="measure it with --on cuda"
         )
+    if spec is not None and _is_known(spec.name):
+        _check_cpu(spec)
     return Place(where, found, count)
 
 
@@ -103,6 +108,19 @@ def _cuda_place(where: torch.device, spec: DeviceSpec | None) -> Place:
     return Place(torch.device("cuda", number), found, 1)
 
 
+def _check_cpu(spec: DeviceSpec) -> None:
+    """Raise where this machine's CPU is seen to be another than a known one."""
+    try:
+        here = this_cpu_name(1)
+    except InvalidDeviceError:
+        return  # the machine does not say what it is
+    if _THREADS_AND_ISA.sub("", here) != _THREADS_AND_ISA.sub("", spec.name):
+        raise InvalidDeviceError(
+            f"this CPU is seen as {here}, not as {spec.name}",
+            hint="leave --device out, or describe the CPU in a file: --device FILE.toml",
+        )
+
+
 def _is_known(name: str) -> bool:
     try:
         lookup(name)
@@ -121,21 +139,31 @@ def this_cpu(threads: int) -> DeviceSpec:
     InvalidDeviceError
         The operating system does not say enough of it.
     """
+    name = this_cpu_name(threads)
+    return lookup(name) if _is_known(name) else host_device(threads, _widest(threads)[1])
+
+
+def this_cpu_name(threads: int) -> str:
+    """Its name alone: nothing is measured. Errors as :func:`this_cpu`."""
+    return _widest(threads)[0]
+
+
+def _widest(threads: int) -> tuple[str, str]:
+    """Name and instruction set of this CPU."""
     info = read_macos() if platform.system() == "Darwin" else read_linux(available_cores()[-threads:])
     problem: CdmppError = InvalidDeviceError("no known vector instructions on this CPU", hint=CPU_HINT)
     for isa in _WIDEST_FIRST:
         try:
-            name = str(describe(info, threads, isa)["name"])
+            return str(describe(info, threads, isa)["name"]), isa
         except InvalidDeviceError as error:
             problem = error
-            continue
-        return lookup(name) if _is_known(name) else host_device(threads, isa)
     raise problem
 
 
 def free_bytes(place: Place) -> float:
     """Memory of the device that nothing uses, in bytes."""
     if place.torch_device.type == "cuda":
+        torch.cuda.empty_cache()  # what the last program left behind is free
         return float(torch.cuda.mem_get_info(place.torch_device)[0])
     meminfo = Path("/proc/meminfo")
     if meminfo.is_file():

@@ -84,6 +84,8 @@ def test_places_that_are_not_there() -> None:
         find_place("cpu", "t4")
     with pytest.raises(MeasurementError, match="threads"):
         find_place("cpu", cpu("mine"), threads=99_999)
+    with pytest.raises(InvalidDeviceError, match="not as xeon-phi-7250"):
+        find_place("cpu", "xeon-phi-7250")
     if not torch.cuda.is_available():
         with pytest.raises(MeasurementError, match="sees 0 CUDA devices"):
             find_place("cuda:0", "t4")
