@@ -204,7 +204,7 @@ def _same_figures(table: MeasurementTable, spec: DeviceSpec) -> Array:
     same = []
     for code, name in enumerate(table.device.names):
         try:
-            if name and table.device_spec(name).digest() == spec.digest():
+            if name and table.device_spec(name).nominal().digest() == spec.nominal().digest():
                 same.append(code)
         except CdmppError:
             continue

@@ -98,7 +98,7 @@ def tune(
         kept = np.sort(rng.choice(len(measured), TUNED_MOST, replace=False))
         rows, measured = rows[kept], measured.take(kept)
     network = _start(artifact, records)
-    sample, own = _sample(network, records, cache, rows, measured)
+    sample, own = _sample(artifact, network, records, cache, rows, measured)
     folds = rng.permutation(np.arange(len(measured)) % FOLDS)
     # [checkpoint, row]: what tuning adds to the log latency, by the fold that left the row out.
     left_out = np.empty((STEPS // EVERY + 1, len(measured)))
@@ -127,8 +127,8 @@ def tune(
 def _start(artifact: Artifact, records: DeviceRecords) -> LatencyNetwork:
     """A copy of the network whose device 0 is the one that is adapted to; nothing else is trained."""
     network = copy.deepcopy(artifact.network).eval()
-    digest = records.device.digest()
-    index = next((i for i, spec in artifact.trained_devices if spec.digest() == digest), 0)
+    digest = records.device.nominal().digest()
+    index = next((i for i, spec in artifact.trained_devices if spec.nominal().digest() == digest), 0)
     for parameter in network.parameters():
         parameter.requires_grad_(False)
     with torch.no_grad():
@@ -138,15 +138,18 @@ def _start(artifact: Artifact, records: DeviceRecords) -> LatencyNetwork:
 
 @torch.no_grad()
 def _sample(
-    network: LatencyNetwork, records: DeviceRecords, cache: FeatureCache, rows: Array, measured: Measured
-) -> tuple[_Sample, Array]:
+    artifact: Artifact, network: LatencyNetwork, records: DeviceRecords, cache: FeatureCache, rows: Array,
+    measured: Measured,
+) -> tuple[_Sample, Array]:  # fmt: skip
     """The measured rows at the head, and log(latency / reference) as the network gives it there."""
     latents, questions, references = [], [], []
+    known = known_devices(artifact.trained_devices)
     for part in asked_parts(records.table, rows, cache, records.specs):
         asked = part.asked
         if not len(part.index):
             continue
-        inputs = Inputs(asked.store, stack_devices(asked.specs))
+        specs = [spec for _, spec in as_trained(known, asked.specs)]
+        inputs = Inputs(asked.store, stack_devices(specs))
         order = np.argsort(asked.store.bucket[asked.rows.program], kind="stable")
         latent, question, reference = inputs.encode(network, asked.rows.take(order))
         back = np.argsort(order)[part.same]
