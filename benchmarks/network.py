@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.reference_network import LEAVES, ReferenceNetwork, reference_loss
 from benchmarks.timing import interleaved, median_ratio
 from cdmpp.devices.registry import lookup
 from cdmpp.features.encode import encode_shapes
@@ -24,6 +23,7 @@ from cdmpp.nn.losses import pinball_loss, relative_error_loss
 from cdmpp.nn.network import LatencyNetwork, parameter_count
 from cdmpp.nn.store import ProgramStore
 from cdmpp.training.config import TrainConfig, load_config
+from cdmpp.training.reference.network import LEAVES, ReferenceNetwork, reference_loss
 
 DEVICES = ("t4", "l4", "a100-pcie-40gb", "h100-sxm5-80gb")
 BATCHES = (512, 600)

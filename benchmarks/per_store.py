@@ -1,76 +1,18 @@
-"""TVM's own features of scheduled programs (PerStoreFeature), and XGBoost on them as TVM uses it.
-
-Features are kept on disk, one file for a set of programs: extracting them takes some milliseconds a program.
-"""
+"""XGBoost on TVM's own features of scheduled programs (PerStoreFeature), as TVM uses it."""
 
 from __future__ import annotations
 
-import hashlib
-import os
-import sys
-import types
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cdmpp.evaluation.cache import cache_dir
+from cdmpp.frontends.per_store import WIDTH
+from cdmpp.training.reference.inputs import per_store_features
+
+__all__ = ["PackedSum", "per_store_features", "summed"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-WIDTH = 164
-
-
-def per_store_features(texts: Sequence[str], folder: Path | None = None) -> list[Array]:
-    """PerStoreFeature of programs given as TVM JSON.
-
-    Parameters
-    ----------
-    texts : sequence of str
-    folder : Path, optional
-        Where they are kept; by default beside the evaluation's features.
-
-    Returns
-    -------
-    list of float32 array, (stores, 164)
-        As TVM scales them: log2(1 + x).
-    """
-    names = [hashlib.sha256(text.encode()).hexdigest() for text in texts]
-    digest = hashlib.sha256("".join(names).encode()).hexdigest()[:24]
-    path = (folder or cache_dir() / "per-store") / f"{digest}.npz"
-    if path.exists():
-        with np.load(path, allow_pickle=False) as kept:
-            return np.split(kept["rows"], np.cumsum(kept["counts"])[:-1])
-    found = _extract(texts)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f"{path.stem}.{os.getpid()}.part.npz")
-    np.savez_compressed(aside, rows=np.concatenate(found), counts=[len(f) for f in found])
-    aside.replace(path)
-    return found
-
-
-def _extract(texts: Sequence[str]) -> list[Array]:
-    # TuneContext imports the tensor intrinsics, half a minute of work that no feature needs.
-    name = "tvm.s_tir.tensor_intrin"
-    sys.modules.setdefault(name, types.ModuleType(name))
-    import tvm
-    from tvm.s_tir import meta_schedule as ms
-
-    extractor = ms.feature_extractor.PerStoreFeature()
-    target = tvm.target.Target({"kind": "llvm", "num-cores": 1})
-    found: list[Array] = []
-    context = None
-    for start in range(0, len(texts), 256):
-        candidates = []
-        for text in texts[start : start + 256]:
-            module = tvm.ir.load_json(text)
-            module = module if isinstance(module, tvm.IRModule) else tvm.IRModule({"main": module})
-            candidates.append(ms.MeasureCandidate(tvm.s_tir.Schedule(module), []))
-        # Of the context the extractor reads the target alone.
-        context = context or ms.TuneContext(candidates[0].sch.mod, target=target, num_threads=1)
-        found += [rows.numpy().astype(np.float32) for rows in extractor.extract_from(context, candidates)]
-    return found
 
 
 def summed(features: Sequence[Array]) -> Array:

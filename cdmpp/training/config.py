@@ -61,6 +61,10 @@ class OptimiserConfig(BaseModel):
     average_decay: float = Field(0.999, ge=0, lt=1)
     clip_norm: float = Field(1.0, gt=0)
     hide_device: float = Field(0.25, ge=0, le=1, description="share of rows whose device is hidden")
+    virtual_hidden: float = Field(
+        0.0, ge=0, le=1, description="share of the rows of hidden devices that get a virtual device's figures"
+    )
+    virtual_known: float = Field(0.0, ge=0, le=1, description="the same for devices that are not hidden")
     hide_framework: float = Field(0.1, ge=0, le=1, description="share of rows whose framework is hidden")
     quantile_weight: float = Field(0.5, ge=0)
     ranking_weight: float = Field(0.0, ge=0, description="of the order among programs of one task")
@@ -104,6 +108,18 @@ class DomainConfig(BaseModel):
         return self
 
 
+class ReferenceConfig(BaseModel):
+    """The original in place of our network (:mod:`cdmpp.training.reference`); its published values."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    batch_rows: int = Field(600, ge=2)
+    learning_rate: float = Field(1.6766e-5, gt=0, description="the cycle goes from a tenth to ten times this")
+    weight_decay: float = Field(1.3071e-3, ge=0)
+    clip_norm: float = Field(2.0, gt=0)
+    cycle_steps: int = Field(2000, ge=1, description="of half a cycle")
+
+
 class FinishConfig(BaseModel):
     """What happens after the last step."""
 
@@ -136,6 +152,9 @@ class TrainConfig(BaseModel):
     )
     optimiser: OptimiserConfig = OptimiserConfig()
     domain: DomainConfig = DomainConfig()
+    reference: ReferenceConfig | None = Field(
+        None, description="train the original with these values, on this data and budget"
+    )
     finish: FinishConfig = FinishConfig()
 
     @model_validator(mode="after")

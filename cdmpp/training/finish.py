@@ -79,6 +79,25 @@ def error_table(
     if peers is not None:
         point, levels = _with_peers(network, inputs, dataset, rows, point, levels, peers)
     bounds = read_quantiles(levels, np.full(len(rows), calibration[interval]), (0.1, 0.9))
+    low = np.exp(np.minimum(bounds[:, 0], point))
+    high = np.exp(np.maximum(bounds[:, 1], point))
+    return tabulate(dataset, rows, point, baselines, low, high) | {
+        "interval_factor": round(fit_factor(rows.log_latency, levels), 4)
+    }
+
+
+def tabulate(
+    dataset: Dataset, rows: Rows, point: Array, baselines: Mapping[str, Baseline], *bounds: Array
+) -> dict[str, Any]:
+    """:func:`error_table` of predictions, whoever made them.
+
+    Parameters
+    ----------
+    point : (rows,)
+        log of the predicted seconds.
+    bounds : two arrays, (rows,)
+        Of an 80 % interval, in seconds; none for what has no interval.
+    """
     columns = {"model": point} | {name: b.predict_log(rows) for name, b in baselines.items()}
     measured = np.exp(rows.log_latency)
     group = dataset.group(rows)
@@ -91,9 +110,7 @@ def error_table(
 
     def entry(mask: Array) -> dict[str, Any]:
         chosen = np.flatnonzero(mask)
-        low = np.exp(np.minimum(bounds[chosen, 0], point[chosen]))
-        high = np.exp(np.maximum(bounds[chosen, 1], point[chosen]))
-        figures = figures_of(point, chosen, low, high)
+        figures = figures_of(point, chosen, *(bound[chosen] for bound in bounds))
         figures["baselines"] = {
             name: {k: v for k, v in figures_of(values, chosen).items() if k in _BESIDE}
             for name, values in columns.items() if name != "model"
@@ -125,7 +142,6 @@ def error_table(
         "by_source": by_source,
         "groups": groups,
         "sample": _sample(dataset, rows, point),
-        "interval_factor": round(fit_factor(rows.log_latency, levels), 4),
     }
 
 

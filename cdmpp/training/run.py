@@ -79,6 +79,10 @@ def train_model(
             hint='label = "ratio"; other labels are compared by cdmpp.training.loop.train',
         )
     table = load_training_table(config, public_data, records)
+    if config.reference is not None:
+        from cdmpp.training.reference.run import train_reference
+
+        return train_reference(config, table, out=Path(out), progress=progress)
     dataset = make_dataset(table, config.data, schedule=config.network.schedule)
     network, summary = train(dataset, config, run, progress=progress)
     inputs = Inputs(dataset.store, dataset.device_matrix)

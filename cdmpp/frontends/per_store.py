@@ -1,0 +1,82 @@
+"""TVM's own features of scheduled programs (PerStoreFeature): 164 numbers for each buffer that is written."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from cdmpp.errors import InvalidProgramError, MissingDependencyError
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+WIDTH = 164
+#: Programs that are handed to TVM at once.
+_CHUNK = 256
+_INTRINSICS = "tvm.s_tir.tensor_intrin"
+
+
+def extract(texts: Sequence[str]) -> list[Array]:
+    """PerStoreFeature of programs given as TVM JSON, some milliseconds each.
+
+    Returns
+    -------
+    list of float32 array, (stores, 164)
+        As TVM scales them: log2(1 + x).
+
+    Raises
+    ------
+    MissingDependencyError
+        TVM is not installed.
+    InvalidProgramError
+        A text is not a program in TVM's JSON.
+    """
+    try:
+        import tvm
+    except ImportError as error:
+        raise MissingDependencyError(
+            "PerStoreFeature is TVM's", hint="pip install 'cdmpp[tvm]' (pins apache-tvm and apache-tvm-ffi)"
+        ) from error
+    with _without_intrinsics():
+        return _extract(tvm, texts)
+
+
+@contextmanager
+def _without_intrinsics() -> Iterator[None]:
+    """TuneContext imports the tensor intrinsics, half a minute of work that no feature needs."""
+    stands_in = types.ModuleType(_INTRINSICS)
+    used = sys.modules.setdefault(_INTRINSICS, stands_in)
+    try:
+        yield
+    finally:
+        if used is stands_in:
+            del sys.modules[_INTRINSICS]
+
+
+def _extract(tvm: Any, texts: Sequence[str]) -> list[Array]:
+    from tvm.s_tir import meta_schedule as ms
+
+    extractor = ms.feature_extractor.PerStoreFeature()
+    target = tvm.target.Target({"kind": "llvm", "num-cores": 1})
+    found: list[Array] = []
+    context = None
+    for start in range(0, len(texts), _CHUNK):
+        candidates = []
+        for number, text in enumerate(texts[start : start + _CHUNK], start):
+            try:
+                module = tvm.ir.load_json(text)
+            except (ValueError, RuntimeError, TypeError, AttributeError) as error:
+                raise InvalidProgramError(
+                    f"program {number} is not TVM JSON: {' '.join(str(error).split())[:200]}",
+                    hint="pass programs as cdmpp's records hold them",
+                ) from None
+            module = module if isinstance(module, tvm.IRModule) else tvm.IRModule({"main": module})
+            candidates.append(ms.MeasureCandidate(tvm.s_tir.Schedule(module), []))
+        # Of the context the extractor reads the target alone.
+        context = context or ms.TuneContext(candidates[0].sch.mod, target=target, num_threads=1)
+        found += [rows.numpy().astype(np.float32) for rows in extractor.extract_from(context, candidates)]
+    return found

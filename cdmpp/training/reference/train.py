@@ -1,0 +1,170 @@
+"""Training the original: batches of one leaf count, Adam with a cyclic rate, a budget of time."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cdmpp.errors import DataError
+from cdmpp.training.config import ReferenceConfig, TrainConfig
+from cdmpp.training.dataset import Dataset, Rows
+from cdmpp.training.draw import target_rows
+from cdmpp.training.labels import Label
+from cdmpp.training.loop import Progress
+from cdmpp.training.reference.inputs import Programs, device_rows
+from cdmpp.training.reference.network import PUBLISHED_DISCREPANCIES, ReferenceNetwork, reference_loss
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class ReferenceModel:
+    """The original's network, its inputs and its label, as a baseline.
+
+    Parameters
+    ----------
+    dataset : Dataset
+    config : TrainConfig
+        With a section ``reference``.
+    features : list of float32 array, (stores, 164)
+        PerStoreFeature of the programs ``first_key ..``.
+    first_key : int
+        Key of the first program that is given as TIR.
+
+    Attributes
+    ----------
+    summary : dict
+        After :meth:`fit`: steps, samples, seconds.
+    """
+
+    def __init__(
+        self, dataset: Dataset, config: TrainConfig, features: list[Array], first_key: int = 0
+    ) -> None:
+        if config.reference is None:
+            raise DataError("the configuration has no section [reference]", hint="see configs/reference.toml")
+        if config.domain.loss == "coral":
+            raise DataError("the reference has no domain loss 'coral'", hint="none, cmd or mmd")
+        self.dataset, self.config, self.settings = dataset, config, config.reference
+        self._features, self._first_key = features, first_key
+        self._devices = device_rows(dataset.devices)
+        self.network: ReferenceNetwork
+        self.label: Label
+        self.summary: dict[str, Any] = {}
+
+    def fit(self, index: Array, progress: Progress | None = None) -> Self:
+        """Train on the rows ``index`` until steps or seconds are used up."""
+        rows, opt = self.dataset.rows, self.config.optimiser
+        torch.manual_seed(self.config.seed)
+        if opt.threads:
+            torch.set_num_threads(opt.threads)
+        self._programs = Programs.of(self._features, self._first_key, rows.program[index])
+        self.label = Label.fit(
+            "box-cox", rows.log_latency[index], np.random.default_rng([self.config.seed, 7])
+        )
+        self._median = float(np.median(rows.log_latency[index]))
+        counts = self._programs.count[rows.program[index]]
+        found, times = np.unique(counts, return_counts=True)
+        # What a single row says of a leaf count cannot be normalised; no features, nothing to learn from.
+        usable = found[(found > 0) & (times > 1)]
+        index, counts = (a[np.isin(counts, usable)] for a in (index, counts))
+        if not len(index):
+            raise DataError("no leaf count has two training rows", hint="check the records and their split")
+        self.network = ReferenceNetwork(usable.tolist())
+        optimiser = torch.optim.Adam(
+            self.network.parameters(), lr=self.settings.learning_rate, weight_decay=self.settings.weight_decay
+        )
+        rate = torch.optim.lr_scheduler.CyclicLR(
+            optimiser, self.settings.learning_rate / 10, self.settings.learning_rate * 10,
+            step_size_up=self.settings.cycle_steps, cycle_momentum=False,
+        )  # fmt: skip
+        target = target_rows(self.dataset, self.config)
+        self.network.train()
+        started, step, samples, epoch = time.monotonic(), 0, 0, 0
+        batches: list[Array] = []
+        while step < opt.steps and not (opt.seconds and time.monotonic() - started >= opt.seconds):
+            if not batches:
+                batches = epoch_batches(index, counts, self.settings.batch_rows, [self.config.seed, 2, epoch])
+                epoch += 1
+            batch = batches.pop()
+            loss = self._loss(batch, target, step)
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.clip_norm)
+            optimiser.step()
+            rate.step()
+            step, samples = step + 1, samples + len(batch)
+            if progress:
+                progress(step, opt.steps, {"loss": float(loss.detach())})
+        self.network.eval()
+        seconds = time.monotonic() - started
+        self.summary = {
+            "steps": step, "samples": samples, "train_rows": len(index), "train_seconds": round(seconds, 1),
+            "samples_per_s": round(samples / seconds, 1), "leaf_counts": sorted(set(counts.tolist())),
+        }  # fmt: skip
+        return self
+
+    def _loss(self, batch: Array, target: Array, step: int) -> Tensor:
+        rows = self.dataset.rows.take(batch)
+        wanted = torch.from_numpy(self.label.encode(rows.log_latency, rows.log_latency).astype(np.float32))
+        hidden = self._hidden(rows)
+        loss = reference_loss(self.network.output(hidden), wanted)
+        domain = self.config.domain
+        if domain.loss == "none" or not domain.weight:
+            return loss
+        same = target[self._programs.count[self.dataset.rows.program[target]] == self._count(rows)]
+        if len(same) < 2:  # the target has no programs of this leaf count
+            return loss
+        rng = np.random.default_rng([self.config.seed, 8, step])
+        chosen = rng.choice(same, min(len(same), domain.rows), replace=False)
+        other = self._hidden(self.dataset.rows.take(chosen))
+        return loss + domain.weight * PUBLISHED_DISCREPANCIES[domain.loss](hidden, other)
+
+    def _count(self, rows: Rows) -> int:
+        return int(self._programs.count[rows.program[0]])
+
+    def _hidden(self, rows: Rows) -> Tensor:
+        """Rows of one leaf count."""
+        slots = torch.from_numpy(self._programs.slot[rows.program])
+        device = self._devices[torch.from_numpy(rows.device.astype(np.int64))]
+        return self.network.hidden(self._programs.leaves[self._count(rows)][slots], device)
+
+    @torch.inference_mode()
+    def predict_log(self, rows: Rows) -> Array:
+        """log latency of rows; where a leaf count was not trained on, the median training latency."""
+        found = np.full(len(rows), self._median)
+        counts = self._programs.count[rows.program]
+        for count in map(int, self.network.flatten):
+            members = np.flatnonzero(counts == count)
+            for start in range(0, len(members), 2048):
+                part = members[start : start + 2048]
+                out = self.network.output(self._hidden(rows.take(part))).double().numpy()
+                found[part] = self.label.decode(out, out)
+        return found
+
+    def untrained(self, rows: Rows) -> int:
+        """How many rows have a leaf count that was not trained on."""
+        known = [int(count) for count in self.network.flatten]
+        return int((~np.isin(self._programs.count[rows.program], known)).sum())
+
+
+def epoch_batches(index: Array, counts: Array, batch_rows: int, seed: list[int]) -> list[Array]:
+    """Every row once, in shuffled batches of one leaf count.
+
+    Parameters
+    ----------
+    index, counts : (rows,)
+        Rows and the leaf counts of their programs.
+    """
+    rng = np.random.default_rng(seed)
+    batches = []
+    for count in np.unique(counts):
+        members = rng.permutation(index[counts == count])
+        # Parts of nearly one size: a batch of a single row would have no variance to normalise with.
+        batches += np.array_split(members, -(-len(members) // batch_rows))
+    return [batches[i] for i in rng.permutation(len(batches))]
+
+
+__all__ = ["ReferenceConfig", "ReferenceModel", "epoch_batches"]
