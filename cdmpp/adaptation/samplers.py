@@ -25,7 +25,9 @@ SAMPLERS: tuple[str, ...] = get_args(Sampler)
 #: Weight of the family's one-hot columns beside features of unit variance.
 FAMILY_WEIGHT = 3.0
 #: Distinct rows that KMeans sees, and those that variance reduction chooses among and reduces over.
-KMEANS_ROWS, VARIANCE_ROWS = 20_000, 2_500
+KMEANS_ROWS, VARIANCE_ROWS = 10_000, 2_500
+#: Up to so many centres KMeans starts several times, which scatters less over seeds.
+_SEVERAL_STARTS_TO = 200
 #: Most rows that variance reduction chooses: each costs a pass over the covariance of all candidates.
 VARIANCE_MOST = 1_000
 #: Standard deviations of the default kernel (log latency): all rows, a family, its shapes, one measurement.
@@ -126,7 +128,8 @@ def _kmeans(points: Array, families: Array, counts: Array, k: int, rng: np.rando
     codes = np.unique(families)
     space = np.concatenate([points, FAMILY_WEIGHT * (families[:, None] == codes)], axis=1)
     seen = np.sort(rng.choice(len(space), min(len(space), max(KMEANS_ROWS, 2 * k)), replace=False))
-    means = KMeans(k, n_init=1, max_iter=50, random_state=int(rng.integers(2**31)))
+    starts = 4 if k <= _SEVERAL_STARTS_TO else 1
+    means = KMeans(k, n_init=starts, max_iter=50, random_state=int(rng.integers(2**31)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer clusters than k: rows are found below
         means.fit(space[seen], sample_weight=counts[seen])

@@ -27,6 +27,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 #: Share of the device's memory that a program may take; bytes where its size is not known.
 MEMORY_SHARE, UNKNOWN_MEMORY_BYTES = 0.6, 4e9
+#: Programs of a pool that are looked at: a seeded sample of a larger one.
+POOL_MOST = 20_000
 #: Programs that are expected to take longer are not worth their time.
 LONGEST_S = 2.0
 #: Seconds beside the runs of a program: allocating and filling its tensors, choosing a kernel.
@@ -49,7 +51,8 @@ class Selection:
     pool : int
         Programs that could have been chosen.
     left_out : Counter of str
-        Programs of the pool that could not be, by reason: "memory", "too long", "not predictable".
+        Programs of the pool that could not be, by reason: "not sampled" (of a pool larger than
+        :data:`POOL_MOST`), "memory", "too long", "not predictable".
     """
 
     programs: tuple[OperatorSpec, ...]
@@ -77,6 +80,10 @@ def select(
     limit = MEMORY_SHARE * device.memory_bytes if device.memory_bytes else UNKNOWN_MEMORY_BYTES
     fitting = [spec for spec in pool if needed_bytes(spec, gpu=device.kind == "gpu") <= limit]
     left_out = Counter({"memory": len(pool) - len(fitting)})
+    if len(fitting) > POOL_MOST:
+        sample = np.sort(np.random.default_rng(seed).choice(len(fitting), POOL_MOST, replace=False))
+        left_out["not sampled"] = len(fitting) - POOL_MOST
+        fitting = [fitting[i] for i in sample.tolist()]
     if not fitting:
         raise DataError(
             f"none of the {len(pool)} programs of the pool fits into {limit / 1e9:.3g} GB of {device.name}",

@@ -70,3 +70,10 @@ def test_the_estimate_follows_how_programs_are_timed() -> None:
 def test_families_are_counted_by_what_is_chosen(artifact: Artifact) -> None:
     counts = Counter(spec.operator for spec in select(artifact, lookup("t4"), POOL, len(POOL)).programs)
     assert counts == {"linear": 8, "softmax": 3, "conv2d": 1}
+
+
+def test_a_large_pool_is_sampled(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cdmpp.adaptation.select.POOL_MOST", 6)
+    found = select(artifact, lookup("t4"), POOL, 3)
+    assert (found.pool, found.left_out) == (6, {"not sampled": len(POOL) - 6})
+    assert found.programs == select(artifact, lookup("t4"), POOL, 3).programs
