@@ -16,21 +16,6 @@ from cdmpp.units import format_latency, format_si
 if TYPE_CHECKING:
     from cdmpp.measure.probe import ProbeResult
 
-OnOption = Annotated[
-    str, typer.Option("--on", metavar="cpu|cuda[:N]", help="Where PyTorch runs the programs.")
-]
-ThreadsOption = Annotated[
-    int | None,
-    typer.Option(min=1, help="Threads on a CPU; by default all cores.", show_default=False),
-]
-ProtocolOption = Annotated[
-    str,
-    typer.Option(
-        metavar="eager|graph|kernel",
-        help="One call from the host; one of a CUDA graph's calls; the kernels alone (both CUDA only).",
-    ),
-]
-
 
 def probe(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write.", show_default=False)],
@@ -40,9 +25,25 @@ def probe(
             metavar="NAME|FILE", help="What device it is, if it is not known by itself.", show_default=False
         ),
     ] = None,
-    on: OnOption = "cpu",
-    threads: ThreadsOption = None,
-    protocol: ProtocolOption = "eager",
+    on: Annotated[
+        str | None,
+        typer.Option(
+            "--on",
+            metavar="cpu|cuda[:N]",
+            help="Where PyTorch runs the programs.",
+            show_default="by the device's kind, else cpu",
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads on a CPU.", show_default="all cores")
+    ] = None,
+    protocol: Annotated[
+        str,
+        typer.Option(
+            metavar="eager|graph|kernel",
+            help="One call from the host; one of a CUDA graph's calls; the kernels alone (both CUDA only).",
+        ),
+    ] = "eager",
     json: JsonOption = False,
 ) -> None:
     """Measure some twenty micro-benchmarks: the ceilings of a device, and first records to adapt with.
@@ -51,12 +52,15 @@ def probe(
     the rates that the device sustained, for --device. Takes less than two minutes, and at most 1 GiB
     or a 64th of a large board's memory.
     """
+    from cdmpp.devices import load_device
     from cdmpp.measure.library import LibraryTimer
     from cdmpp.measure.places import find_place, free_bytes, matrix_types
     from cdmpp.measure.probe import memory_limit, probe_programs
     from cdmpp.measure.probe import probe as run_probe
 
-    place = find_place(on, device, threads)
+    spec = None if device is None else load_device(device)
+    where = on or ("cuda" if spec is not None and spec.kind == "gpu" else "cpu")
+    place = find_place(where, spec, threads)
     timer = LibraryTimer(place, protocol)
     limit = memory_limit(place.device, free_bytes(place))
     programs = probe_programs(place.device, matrix_types(place), limit)

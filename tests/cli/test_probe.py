@@ -59,8 +59,9 @@ def test_places_and_protocols_that_are_not_there(run: Run, device: Path, tmp_pat
     for arguments, message in (
         (("--on", "tpu"), "cannot measure on 'tpu'"),
         (("--protocol", "graph"), "on a CPU"),
-        (("--device", "t4"), "not a CPU"),
+        (("--device", "t4", "--on", "cpu"), "not a CPU"),
         *([] if torch.cuda.is_available() else [(("--on", "cuda:0"), "0 CUDA devices")]),
+        *([] if torch.cuda.is_available() else [(("--device", "t4"), "0 CUDA devices")]),
     ):
         result = run("probe", "--device", device, *arguments, "--out", out)
         assert result.exit_code == 1 and message in result.stderr, result.output
