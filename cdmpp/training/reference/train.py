@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cdmpp.errors import DataError
-from cdmpp.training.config import ReferenceConfig, TrainConfig
+from cdmpp.training.config import TrainConfig
 from cdmpp.training.dataset import Dataset, Rows
 from cdmpp.training.draw import target_rows
 from cdmpp.training.labels import Label
@@ -165,6 +165,3 @@ def epoch_batches(index: Array, counts: Array, batch_rows: int, seed: list[int])
         # Parts of nearly one size: a batch of a single row would have no variance to normalise with.
         batches += np.array_split(members, -(-len(members) // batch_rows))
     return [batches[i] for i in rng.permutation(len(batches))]
-
-
-__all__ = ["ReferenceConfig", "ReferenceModel", "epoch_batches"]
