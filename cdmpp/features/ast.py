@@ -65,6 +65,8 @@ class Leaf:
     predicated: Num = False
     intrinsic: str = ""
     reduce_loops: frozenset[int] = frozenset()
+    #: Calls of a mathematical library per evaluation, in units of an exponential.
+    library_calls: float = 0.0
 
     @property
     def position(self) -> int:

@@ -41,6 +41,14 @@ _LOGIC = frozenset({"And", "Or", "Not"})
 _ANYTHING = 1 << 48
 #: Calls that leave a coordinate where it is, as far as strides go.
 _ROUNDING = frozenset({"tirx.floor", "tirx.ceil", "tirx.round", "tirx.trunc", "tirx.nearbyint"})
+#: Functions that compilers make one or two instructions of; any other is a call of the C library, which takes
+#: as long as tens of multiplications and keeps a loop from being vectorised.
+_INSTRUCTIONS = frozenset(
+    f"tirx.{name}"
+    for name in ("sqrt", "rsqrt", "fabs", "floor", "ceil", "round", "trunc", "nearbyint", "copysign", "fma")
+)
+#: Calls that take about two exponentials.
+_DEAR = frozenset(f"tirx.{name}" for name in ("erf", "tanh", "pow", "sin", "cos", "tan"))
 #: Sizes and offsets are below this; so are products of them that a real program makes.
 MAX_VALUE = 1 << 60
 #: Nodes visited in one program, loops in their indices counted.
@@ -70,6 +78,8 @@ class Expressions:
         self.predicates: Num = 0
         #: Element type of the last stored value's arithmetic.
         self.compute_type = "float32"
+        #: Library calls in it, in units of an exponential.
+        self.library_calls = 0.0
         self._steps_left = MAX_STEPS
 
     # -- small readers -----------------------------------------------------------------------------------
@@ -240,6 +250,7 @@ class Expressions:
     def value(self, index: int, counts: list[int], reads: list[Access]) -> None:
         """Count the arithmetic of a stored value and collect its reads (indices are not arithmetic)."""
         self.compute_type = ""
+        self.library_calls = 0.0
         stack = [index]
         nodes = self.nodes
         while stack:
@@ -303,6 +314,8 @@ class Expressions:
             return args[1:]
         if name.startswith("tirx.") and "float" in self.dtype(index):
             counts[_OP["float_math"]] += 1
+            if name not in _INSTRUCTIONS:
+                self.library_calls += 2.0 if name in _DEAR else 1.0
         else:
             counts[_OP["other_call"]] += 1
         return args

@@ -2,9 +2,10 @@
 
 The 96 columns of a leaf say how large its loops and accesses are; how fast a scheduled program runs on a
 CPU depends as much on the order of the loops. Here, per leaf: the bytes that pass between levels of a memory
-hierarchy of stated capacities, what is kept in registers, and how the innermost loops are laid out. Nothing
-is simulated: working sets are products of intervals, and data are taken to be reused from one iteration of a
-loop to the next where the working set of one iteration fits.
+hierarchy of stated capacities, what is kept in registers, and how the innermost loops are laid out; behind
+them what a compiler makes of it (:mod:`cdmpp.features.compiled`). Nothing is simulated: working sets are
+products of intervals, and data are taken to be reused from one iteration of a loop to the next where the
+working set of one iteration fits.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from typing import Any
 
 import numpy as np
 
+from cdmpp.features import compiled
+from cdmpp.features.addresses import LINE_BYTES, places
 from cdmpp.features.ast import Access, CompactAST, Leaf
 from cdmpp.features.leaf import element_bytes
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
 
-SCHEDULE_VERSION = 1
-LINE_BYTES = 64
+SCHEDULE_VERSION = 2
 #: Capacities between which traffic is counted: vector registers, first-level caches, ... of any CPU.
 CAPACITIES = (512, 4096, 32768, 262144, 2097152, 16777216)
 #: Accesses that get columns of their own at the capacities in ``_EACH``: the store and two reads.
@@ -30,14 +32,16 @@ _ACCESSES = ("store", "read_0", "read_1")
 _EACH = (512, 32768)
 
 #: Columns that are no magnitudes; they come last.
-SCHEDULE_FLAGS = ("vector_align", "tile_align", "fully_unrolled", "inner_is_reduce", "inner_is_vector")
+SCHEDULE_FLAGS = (
+    "vector_align", "tile_align", "fully_unrolled", "inner_is_reduce", "inner_is_vector", *compiled.FLAGS,
+)  # fmt: skip
 SCHEDULE_COLUMNS: tuple[str, ...] = (
     *(f"traffic_{c}" for c in CAPACITIES),
     *(f"{a}_traffic_{c}" for c in _EACH for a in _ACCESSES),
     "working_set_1", "working_set_2", "working_set_3", "working_set_4",
     "accumulators", "inner_reduce", "next_reduce", "inner_spatial", "vector_extent", "unrolled_body",
     "launches", "iterations_each", "store_visits", "outer_reduce",
-    *SCHEDULE_FLAGS,
+    *compiled.MAGNITUDES, *SCHEDULE_FLAGS,
 )  # fmt: skip
 SCHEDULE_WIDTH = len(SCHEDULE_COLUMNS)
 SCHEDULE_HASH = hashlib.sha256(f"{SCHEDULE_VERSION}\n{','.join(SCHEDULE_COLUMNS)}".encode()).hexdigest()[:16]
@@ -51,13 +55,21 @@ def schedule_matrix(ast: CompactAST) -> Array:
     ndarray of float32, (leaves, SCHEDULE_WIDTH)
         Magnitudes as log2(1 + x), flags as they are; columns named by :data:`SCHEDULE_COLUMNS`.
     """
-    raw = np.array([_leaf(ast, leaf) for leaf in ast.leaves], dtype=np.float64)
+    where = places(ast)
+    contiguous, launched = compiled.contiguous_loops(ast, where), set[int]()
+    rows = []
+    for leaf in ast.leaves:
+        magnitudes, further = compiled.CompiledLeaf(ast, leaf, where, contiguous, launched).values()
+        own, own_flags = _leaf(ast, leaf)
+        rows.append([*own, *magnitudes, *own_flags, *further])
+    raw = np.array(rows, dtype=np.float64)
     flags = len(SCHEDULE_FLAGS)
     raw[:, :-flags] = np.log2(1 + np.maximum(raw[:, :-flags], 0))
     return raw.astype(np.float32)
 
 
-def _leaf(ast: CompactAST, leaf: Leaf) -> list[float]:
+def _leaf(ast: CompactAST, leaf: Leaf) -> tuple[list[float], list[float]]:
+    """Magnitudes and flags of the order of a leaf's loops."""
     # Innermost first; a loop of one iteration is none.
     path = [p for p in reversed(leaf.path) if ast.loops[p].extent > 1]
     extents = [float(ast.loops[p].extent) for p in path]
@@ -104,12 +116,14 @@ def _leaf(ast: CompactAST, leaf: Leaf) -> list[float]:
     each_iteration = trips[parallel[0]] if parallel else trips[-1]
     inner_spatial = _product(extents[: _run([not r for r in reduces], 0)])
     visits = trips[-1] / max(sets[0, -1] / element_bytes(leaf.store.buffer.dtype), 1.0)
-    return [
+    magnitudes = [
         *(float(by_capacity[c].sum()) for c in CAPACITIES),
         *each,
         *(float(total[min(n, len(path))]) for n in (1, 2, 3, 4)),
         accumulators, inner_reduce, next_reduce, inner_spatial, vector, unrolled,
         float(launches), float(each_iteration), float(visits), outer_reduce,
+    ]  # fmt: skip
+    return magnitudes, [
         _alignment(vector), _alignment(accumulators), float(whole),
         float(bool(reduces and reduces[0])), float(bool(kinds and kinds[0] == "vectorized")),
     ]  # fmt: skip

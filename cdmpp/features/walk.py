@@ -289,6 +289,7 @@ class _Walker(Expressions):
         self.value(data["value"], counts, reads)
         store = Access(self.buffer(data["buffer"]), indices, is_write=True)
         self._leaf(store, reads, counts, self.compute_type)
+        self.ast.leaves[-1].library_calls = self.library_calls
         self.predicates = before
 
     def _leaf(
@@ -312,9 +313,7 @@ class _Walker(Expressions):
         else:
             stored = set().union(*(i.steps for i in store.indices)) if store.indices else set()
             # Flat TIR has no blocks to say it: a loop that the address does not depend on reduces.
-            reduces = frozenset(
-                p for p in path if p not in stored and (loops[p].reduces or not self._block)
-            )
+            reduces = frozenset(p for p in path if p not in stored and (loops[p].reduces or not self._block))
         rank = self._enter()
         self.ast.leaves.append(
             Leaf(
