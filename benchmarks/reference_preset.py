@@ -170,9 +170,8 @@ def main() -> None:
     out = Path(options.out)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    print(
-        f"\n{len(race.test):,} test rows, split by {options.split}; {rates[0] / rates[1]:.0f} times the samples\n"
-    )
+    times = rates[0] / rates[1]
+    print(f"\n{len(race.test):,} test rows, split by {options.split}; {times:.0f} times the samples\n")
     print("| method | seconds | samples | a second | MAPE | median | tau in task |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     print("\n".join(line(name, figures) for name, figures in found.items()))
