@@ -145,7 +145,7 @@ class CompiledLeaf:
         found = [
             p
             for p in candidates
-            if p not in self.leaf.reduce_loops and p not in split
+            if p in self.needed and p not in self.leaf.reduce_loops and p not in split
             and (store.steps.get(p) == store.width or (scalar and p in contiguous and p not in store.steps))
         ]  # fmt: skip
         return max(found, key=self.extent.__getitem__, default=None), False
