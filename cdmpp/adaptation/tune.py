@@ -19,6 +19,7 @@ from cdmpp.adaptation.fit import Checked, Measured, fit_process, mean_error
 from cdmpp.adaptation.records import DeviceRecords
 from cdmpp.evaluation.asked import asked_parts
 from cdmpp.evaluation.cache import FeatureCache
+from cdmpp.nn.answers import as_trained, known_devices
 from cdmpp.nn.artifact import Artifact
 from cdmpp.nn.batch import Inputs
 from cdmpp.nn.inputs import stack_devices

@@ -32,6 +32,10 @@ LARGE, LARGE_TRAFFIC, SMALL = 20.0, 8.0, 0.1
 _COMPUTE_BOUND, _MEMORY_BOUND = 4.0, 2.0
 #: Traffic of programs that no cache serves: so many last caches, or these bytes where it is not known.
 _CACHES, _BYTES = 2.0, 64e6
+#: Where the bandwidth of a family's programs is collected, and how many products may stand in for vector
+#: programs.
+_TRAFFIC = {"vector": "bytes_per_s", "gemm": "products"}
+_ENOUGH_PRODUCTS = 200
 #: Read again and again, or mostly not at all, whatever their sizes say.
 _NO_STREAM = ("embedding", "max_pool2d", "avg_pool2d", "batch_norm")
 #: Share of the nominal figure beyond which a measured one is not believed. Winograd saves arithmetic.
@@ -56,8 +60,8 @@ class CeilingWarning:
 def derive_ceilings(table: MeasurementTable, device: str, rows: Mask | None = None) -> Ceilings:
     """Sustained ceilings of one device from its rows.
 
-    Rates: the median of the best few among the large programs (one of the best of ten thousand rows is a slip
-    of the clock; of three, none is). Floors: the lower tenth of the smallest programs' latencies.
+    Rates: the median of the best fifth of the large programs. Floors: the lower tenth of the smallest
+    programs' latencies.
 
     Parameters
     ----------
@@ -102,11 +106,15 @@ def derive_ceilings(table: MeasurementTable, device: str, rows: Mask | None = No
         if family in ("gemm", "vector") and part.operator not in _NO_STREAM:
             beyond = moved > (_CACHES * spec.l2_bytes if spec.l2_bytes else _BYTES)
             chosen = (memory > LARGE_TRAFFIC * floors[protocol]) & (memory > _MEMORY_BOUND * compute) & beyond
-            rates.setdefault("bytes_per_s", []).append((moved / latency)[chosen])
+            rates.setdefault(_TRAFFIC[family], []).append((moved / latency)[chosen])
         small = compute + memory < SMALL * floors[protocol]
         for code in np.unique(protocol[small]):
             field = f"floor_{table.protocol.names[code]}_s"
             least.setdefault(field, []).append(latency[small & (protocol == code)])
+    # Skinny products stream their weights, and a handful of them tells of their kernels, not of the bus.
+    products = np.concatenate(rates.pop(_TRAFFIC["gemm"], [np.zeros(0)]))
+    if "bytes_per_s" not in rates and len(products) >= _ENOUGH_PRODUCTS:
+        rates["bytes_per_s"] = [products]
     found = {name: _best(np.concatenate(parts)) for name, parts in rates.items()}
     found |= {name: float(np.quantile(np.concatenate(parts), 0.1)) for name, parts in least.items()}
     kept = {k: float(f"{v:.4g}") for k, v in found.items() if v is not None and k in Ceilings.model_fields}
@@ -121,10 +129,10 @@ def _is_plain(part: Any) -> Mask:
 
 
 def _best(rates: Floats) -> float | None:
-    """Median of the best: one of three or fewer, eleven of a thousand."""
+    """Median of the best fifth: what large programs reach, not what one of ten thousand reached once."""
     if not len(rates):
         return None
-    count = math.ceil(math.sqrt(len(rates)) / 3)
+    count = math.ceil(len(rates) / 5)
     return float(np.median(np.sort(rates)[-count:]))
 
 

@@ -18,7 +18,7 @@ from cdmpp.nn.artifact import Artifact
 from cdmpp.nn.batch import Inputs, predict_rows, predict_rows_alone
 from cdmpp.nn.domain import THRESHOLDS, Context
 from cdmpp.nn.inputs import stack_devices
-from cdmpp.nn.peers import Peers, opinions, shift
+from cdmpp.nn.peers import Peers, Trained, opinions, shift, weights
 from cdmpp.nn.store import ProgramStore
 from cdmpp.nn.tuned import tuned_network
 from cdmpp.programs.question import BACKENDS, FRAMEWORKS, PROTOCOLS
@@ -133,7 +133,7 @@ class Answerer:
         # A device is known by its figures, not by its name: a specification of one's own that calls
         # itself "t4" is not the T4 that was trained on, and the T4's figures under another name are.
         self._devices = artifact.trained_devices
-        self._trained = {spec.digest(): (i, spec.name) for i, spec in reversed(self._devices)}
+        self._trained = known_devices(self._devices)
         self._peers = Peers(self._devices, artifact.domain)
         adapter = artifact.adapter
         self._features = FeatureMaker(artifact.network, adapter.names) if adapter is not None else None
@@ -159,8 +159,10 @@ class Answerer:
 
     def base(self, asked: Asked) -> BaseAnswers:
         """What network and peers say: the answers of the base of an adapted model."""
-        rows, specs = asked.rows, asked.specs
-        identity = [self._trained.get(spec.digest(), (0, "")) for spec in specs]
+        rows = asked.rows
+        found = as_trained(self._trained, asked.specs)
+        identity = [(index, spec.name if index else "") for index, spec in found]
+        specs = [spec for _, spec in found]
         # The trained devices stand below the question's: they speak for those that are not known.
         inputs = Inputs(asked.store, stack_devices([*specs, *(spec for _, spec in self._devices)]))
         embedding = np.array([index for index, _ in (*identity, *self._devices)])
@@ -170,15 +172,16 @@ class Answerer:
         said = np.full((len(rows), len(self._devices)), np.nan, dtype=np.float32)
         unseen = np.flatnonzero(embedding[rows.device] == 0)
         for members, question in _same_question(asked, unseen):
-            columns = [column_of[index] for index, _ in self._peers.of(*question)]
-            if not columns:
+            known = self._peers.of(*question)
+            if not known:
                 continue
+            columns = [column_of[index] for index, _ in known]
             part, peers = rows.take(members), [len(specs) + column for column in columns]
-            found = opinions(network, inputs, part, peers, embedding, self._forward)
-            by = shift(point[members] - inputs.reference(part), found)
+            theirs = opinions(network, inputs, part, peers, embedding, self._forward)
+            by = shift(point[members] - inputs.reference(part), theirs, weights([spec for _, spec in known]))
             point[members] += by
             levels[members] += by[:, None]
-            said[members[:, None], np.array(columns)[None, :]] = found
+            said[members[:, None], np.array(columns)[None, :]] = theirs
         used, program = np.unique(rows.program, return_inverse=True)
         strangeness = self.artifact.domain.strangeness(asked.store.summary[used])[program.reshape(-1)]
         step = _steps(self.artifact, asked, [name for _, name in identity])
@@ -187,8 +190,9 @@ class Answerer:
     def tuning(self, asked: Asked) -> Array:
         """What the tuned weights add to the log latency of questions, (n,)."""
         assert self._tuned is not None
-        identity = [self._trained.get(spec.digest(), (0, ""))[0] for spec in asked.specs]
-        inputs = Inputs(asked.store, stack_devices(asked.specs))
+        identity = [index for index, _ in as_trained(self._trained, asked.specs)]
+        specs = [spec for _, spec in as_trained(self._trained, asked.specs)]
+        inputs = Inputs(asked.store, stack_devices(specs))
         # The tuned vector stands in place of "not one that was trained on".
         hidden = np.zeros(len(asked.specs), dtype=np.int64)
         tuned = self._forward(self._tuned, inputs, asked.rows, embedding=hidden)[0]
@@ -199,7 +203,8 @@ class Answerer:
         """Put the adapter's answers in place of the base's, where the device is the adapted one."""
         adapter, maker = self.artifact.adapter, self._features
         assert adapter is not None and maker is not None
-        mine = np.array([spec.digest() == adapter.device.digest() for spec in asked.specs])
+        device = adapter.device.nominal().digest()
+        mine = np.array([spec.nominal().digest() == device for spec in asked.specs])
         members = np.flatnonzero(mine[asked.rows.device])
         if not len(members):
             return
@@ -215,16 +220,29 @@ class Answerer:
         answers.score[members] = base.strangeness[members] + base.step[members] * unsure
 
 
-def _same_question(asked: Asked, chosen: Array) -> Iterator[tuple[Array, tuple[str, str, str, str, str]]]:
-    """The chosen rows by device kind and kind of question."""
-    rows, kinds = asked.rows, sorted({spec.kind for spec in asked.specs})
-    kind = np.array([kinds.index(spec.kind) for spec in asked.specs])[rows.device[chosen]]
+def known_devices(devices: Sequence[Trained]) -> dict[str, Trained]:
+    """Trained devices by the digest of their data sheet: one that brings ceilings is still that device."""
+    return {spec.nominal().digest(): (i, spec) for i, spec in reversed(devices)}
+
+
+def as_trained(known: dict[str, Trained], specs: Sequence[DeviceSpec]) -> list[Trained]:
+    """Index (0: not trained on) and figures of devices.
+
+    A trained device has the figures that it was trained with, ceilings from its training rows among them.
+    """
+    return [known.get(spec.nominal().digest(), (0, spec)) for spec in specs]
+
+
+def _same_question(asked: Asked, chosen: Array) -> Iterator[tuple[Array, tuple[str, ...]]]:
+    """The chosen rows by device kind, its maker, and kind of question."""
+    rows, kinds = asked.rows, sorted({(spec.kind, spec.vendor) for spec in asked.specs})
+    kind = np.array([kinds.index((s.kind, s.vendor)) for s in asked.specs])[rows.device[chosen]]
     columns = [kind, asked.kind[rows.program[chosen]], rows.protocol[chosen], rows.backend[chosen]]
     distinct, inverse = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
     for i, (device, program, protocol, backend) in enumerate(distinct.tolist()):
         operator, dtype = asked.kinds[program]
         members = chosen[inverse.reshape(-1) == i]
-        yield members, (kinds[device], operator, dtype, PROTOCOLS[protocol], BACKENDS[backend])
+        yield members, (*kinds[device], operator, dtype, PROTOCOLS[protocol], BACKENDS[backend])
 
 
 def _steps(artifact: Artifact, asked: Asked, trained_names: list[str]) -> Array:

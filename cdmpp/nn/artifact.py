@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 1
 TENSORS, MANIFEST = "model.safetensors", "manifest.json"
 INPUT_HASH = hashlib.sha256(
-    ",".join((*SUMMARY_COLUMNS, *QUESTION_COLUMNS, *map(str, LEVELS))).encode()
+    # "2": sustained rates and a floor by clock in the reference and the ratios.
+    ",".join(("2", *SUMMARY_COLUMNS, *QUESTION_COLUMNS, *map(str, LEVELS))).encode()
 ).hexdigest()[:16]
 
 
@@ -94,7 +95,8 @@ class Artifact:
     @cached_property
     def trained_devices(self) -> list[tuple[int, DeviceSpec]]:
         """Training devices that were not held out, with their index in the network's embedding."""
-        return [(i + 1, self.device(name)) for i, name in enumerate(self.devices) if name]
+        specs = self.device_specs
+        return [(i + 1, specs.get(name) or self.device(name)) for i, name in enumerate(self.devices) if name]
 
     @property
     def model_id(self) -> str:
@@ -127,7 +129,8 @@ def save_artifact(
 ) -> dict[str, Any]:  # fmt: skip
     """Write a model folder, replacing an older one; returns the manifest.
 
-    ``device_specs``: specifications of the devices; those that no table knows are stored with the model.
+    ``device_specs``: specifications of the devices; those that no table knows, and those with ceilings,
+    are stored with the model.
     ``details`` (configuration, data fingerprint, metrics, ...) go into the manifest as they are. ``extra``
     are further files by name: they lie beside the model, with their checksums in the manifest.
     """
@@ -152,7 +155,7 @@ def save_artifact(
         "device_specs": {
             spec.name: spec.model_dump(mode="json", exclude_none=True)
             for spec in device_specs
-            if spec.name in devices and spec.name not in table()
+            if spec.name in devices and (spec.name not in table() or spec.sustained is not None)
         },
         "domain": domain.manifest(),
         "calibration": calibration,
@@ -214,6 +217,10 @@ def load_artifact(folder: str | os.PathLike[str]) -> Artifact:
     manifest = read_manifest(path)
     if manifest.get("kind") == "adapter":
         return load_adapted(path, manifest)
+    if manifest.get("kind") == "reference":
+        raise ArtifactError(
+            f"{path} records a run of the original, a baseline", hint="train a model: configs/base.toml"
+        )
     return _load_trained(path, manifest)
 
 

@@ -72,10 +72,10 @@ class Inputs:
             out[start : start + len(part)] = self.questions(part)[2]
         return out
 
-    def questions(self, rows: QuestionRows) -> tuple[Array, Array, Array]:
-        """:func:`question_inputs` of rows."""
+    def questions(self, rows: QuestionRows, device: Array | None = None) -> tuple[Array, Array, Array]:
+        """:func:`question_inputs` of rows; ``device``, (rows, .), in place of their devices' figures."""
         return question_inputs(
-            self.store.summary[rows.program], self.device_matrix[rows.device],
+            self.store.summary[rows.program], self.device_matrix[rows.device] if device is None else device,
             rows.backend, rows.protocol, rows.framework,
         )  # fmt: skip
 

@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from cdmpp.devices.ceilings import FAMILIES as RATED
 from cdmpp.devices.spec import DeviceSpec
+from cdmpp.devices.sustained import bandwidth_share, matrix_share, power_share
 from cdmpp.features.encode import EncodedPrograms
 from cdmpp.features.schema import COLUMN
 from cdmpp.programs.operators import DTYPE_BYTES
@@ -36,6 +38,12 @@ _S = {name: i for i, name in enumerate(SUMMARY_COLUMNS)}
 DEVICE_LOGS = ("peak", "bandwidth", "cache", "units")
 #: Leaf columns that meet DEVICE_LOGS, in the same order.
 LEAF_MEETS_DEVICE = tuple(COLUMN[c] for c in ("flops", "leaf_bytes", "leaf_bytes", "spatial_trips"))
+#: Columns of :func:`device_numbers`; before VECTOR the matrix peaks, one per dtype.
+VECTOR, BANDWIDTH, CACHE, UNITS, GPU, CLOCK, VECTOR_SHARE, BANDWIDTH_SHARE, MATRIX_SHARES = range(
+    len(DTYPE_BYTES), len(DTYPE_BYTES) + 9
+)
+#: The clock that FLOOR_S is stated for.
+FLOOR_CLOCK_HZ = 2e9
 _CENTRE = np.array([20.0, 20.0, 0.0, 10.0])
 
 QUESTION_COLUMNS = (
@@ -81,7 +89,8 @@ def summarise(encoded: EncodedPrograms) -> Array:
 
 def device_numbers(device: DeviceSpec) -> Array:
     """What :func:`question_inputs` needs of a device, float64: per dtype the matrix peaks, then the
-    vector peak, bandwidth, cache bytes (NaN: not published), units, 1 for a GPU."""
+    vector peak, bandwidth, cache bytes (NaN: not published), units, 1 for a GPU, clock in Hz, then what it
+    sustains of vector peak, bandwidth, and of each matrix peak by family (:mod:`cdmpp.devices.sustained`)."""
     return np.array(
         [
             *(device.peak(dtype, matrix=True) for dtype in DTYPE_BYTES),
@@ -90,6 +99,10 @@ def device_numbers(device: DeviceSpec) -> Array:
             device.l2_bytes if device.l2_bytes else np.nan,
             device.compute_units,
             float(device.kind == "gpu"),
+            device.clock_hz,
+            power_share(device),
+            bandwidth_share(device),
+            *(matrix_share(device, family, dtype) for family in RATED for dtype in DTYPE_BYTES),
         ]
     )
 
@@ -97,15 +110,38 @@ def device_numbers(device: DeviceSpec) -> Array:
 def peaks(summary: Array, device: Array) -> Array:
     """Nominal flop/s for each row: the matrix rate of its dtype, or the vector rate."""
     dtype = summary[:, [_S[f"dtype_{d}"] for d in DTYPE_BYTES]].argmax(axis=1)
-    matrix, vector = device[np.arange(len(device)), dtype], device[:, len(DTYPE_BYTES)]
+    matrix, vector = device[np.arange(len(device)), dtype], device[:, VECTOR]
     return np.where(summary[:, _S["matrix"]] > 0, matrix, vector)
+
+
+def sustained_rates(summary: Array, device: Array) -> tuple[Array, Array]:
+    """flop/s and bytes/s that each row's device is expected to sustain, relative to what is typical."""
+    dtype = summary[:, [_S[f"dtype_{d}"] for d in DTYPE_BYTES]].argmax(axis=1)
+    family = summary[:, [_S[f"family_{f}"] for f in RATED]].argmax(axis=1)
+    column = MATRIX_SHARES + family * len(DTYPE_BYTES) + dtype
+    matrix = device[np.arange(len(device)), column]
+    share = np.where(summary[:, _S["matrix"]] > 0, matrix, device[:, VECTOR_SHARE])
+    return peaks(summary, device) * share, device[:, BANDWIDTH] * device[:, BANDWIDTH_SHARE]
+
+
+def floor_s(device: Array, protocol: Array) -> Array:
+    """Seconds that the smallest program takes, per row.
+
+    A call from the host costs the host's time; what a launch costs inside the device is a number of its
+    cycles (the smallest matrix products of an A100 at 1.4 GHz take 3.2 us, of GPUs at 2 to 2.5 GHz 1.8 to
+    2.2 us).
+    """
+    floor = np.array([FLOOR_S[p] for p in PROTOCOLS])[protocol]
+    gpu = device[:, GPU] > 0
+    scales = gpu & (protocol != PROTOCOLS.index("eager"))
+    return np.where(scales, floor * FLOOR_CLOCK_HZ / device[:, CLOCK], floor)
 
 
 def roofline_s(summary: Array, device: Array) -> tuple[Array, Array]:
     """Seconds of arithmetic at peak and of traffic at full bandwidth, per row (float64)."""
     flops = np.exp2(summary[:, _S["flops"]].astype(np.float64)) - 1
     traffic = np.exp2(summary[:, _S["bytes"]].astype(np.float64)) - 1
-    return flops / peaks(summary, device), traffic / device[:, len(DTYPE_BYTES) + 1]
+    return flops / peaks(summary, device), traffic / device[:, BANDWIDTH]
 
 
 def question_inputs(
@@ -127,11 +163,12 @@ def question_inputs(
     log_reference : float64, (rows,)
         Natural log of the reference in seconds: arithmetic + traffic + the protocol's floor.
     """
-    n_dtypes = len(DTYPE_BYTES)
     compute, memory = roofline_s(summary, device)
-    floor = np.array([FLOOR_S[p] for p in PROTOCOLS])[protocol]
+    peak, bandwidth = sustained_rates(summary, device)
+    compute, memory = compute * peaks(summary, device) / peak, memory * device[:, BANDWIDTH] / bandwidth
+    floor = floor_s(device, protocol)
     reference = compute + memory + floor
-    cache, units = device[:, n_dtypes + 2], device[:, n_dtypes + 3]
+    cache, units = device[:, CACHE], device[:, UNITS]
     known = np.isfinite(cache)
     cache = np.where(known, cache, 4e6)
     traffic_log, output_log = summary[:, _S["bytes"]], summary[:, _S["output_elements"]]
@@ -156,9 +193,9 @@ def question_inputs(
     columns += [protocol == i for i in range(len(PROTOCOLS))]
     columns += [framework == i for i in range(len(FRAMEWORKS))]
     columns += [backend == i for i in range(len(BACKENDS))]
-    columns += [device[:, n_dtypes + 4], known]
+    columns += [device[:, GPU], known]
     question = np.stack([np.asarray(c, dtype=np.float32) for c in columns], axis=1)
-    rates = np.stack([peaks(summary, device), device[:, n_dtypes + 1], cache, units], axis=1)
+    rates = np.stack([peak, bandwidth, cache, units], axis=1)
     logs = np.log2(rates) - _CENTRE
     inputs = np.concatenate([summary, question], axis=1).astype(np.float32)
     return inputs, logs.astype(np.float32), np.log(reference)
@@ -167,3 +204,31 @@ def question_inputs(
 def stack_devices(devices: Sequence[DeviceSpec]) -> Array:
     """:func:`device_numbers` of several devices, (devices, .)."""
     return np.stack([device_numbers(d) for d in devices])
+
+
+#: Spread (natural log) of the factors that make a virtual device: one on both rates, and one of its own for
+#: arithmetic, bandwidth, cache and units.
+VIRTUAL_SPEED, VIRTUAL_SHAPE = 0.7, 0.5
+
+
+def virtual_devices(device: Array, rng: np.random.Generator) -> Array:
+    """Devices like these and with other figures: what the network learns on for devices that it never saw.
+
+    From some ten devices of a source a network learns to recognise each by its ratios, and an unseen one is
+    taken for the nearest. A virtual device is a real one made faster or slower, wider or narrower, with the
+    real one's efficiency: the label, log(latency / reference), stays, and what remains to be learned of
+    a device is what holds for a neighbourhood (docs/accuracy.md has the gain).
+
+    Parameters
+    ----------
+    device : float64, (rows, .) of :func:`device_numbers`
+    """
+    rows = len(device)
+    speed = np.exp(rng.normal(0.0, VIRTUAL_SPEED, rows))
+    shape = np.exp(rng.normal(0.0, VIRTUAL_SHAPE, (rows, 4)))
+    out = device.copy()
+    out[:, : VECTOR + 1] *= (speed * shape[:, 0])[:, None]
+    out[:, BANDWIDTH] *= speed * shape[:, 1]
+    out[:, CACHE] *= shape[:, 2]
+    out[:, UNITS] = np.maximum(1.0, out[:, UNITS] * shape[:, 3])
+    return out

@@ -22,8 +22,8 @@ from cdmpp.nn.network import LatencyNetwork
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-#: Weight of the peers' mean beside the network's own answer; chosen on the A100, checked on the T4.
-SHARE = 0.7
+#: Weight of the peers' mean beside the network's own answer (docs/accuracy.md).
+SHARE = 0.5
 
 #: Trained devices: index in the network's embedding, and specification.
 Trained = tuple[int, DeviceSpec]
@@ -44,20 +44,34 @@ class Peers:
         self._devices, self._domain = list(devices), domain
         self._found: dict[tuple[str, ...], tuple[Trained, ...]] = {}
 
-    def of(self, kind: str, operator: str, dtype: str, protocol: str, backend: str) -> tuple[Trained, ...]:
-        """Peers of a device of this kind ("gpu", "cpu") for this question; none where training had none."""
-        key = (kind, operator, dtype, protocol, backend)
+    def of(
+        self, kind: str, vendor: str, operator: str, dtype: str, protocol: str, backend: str
+    ) -> tuple[Trained, ...]:
+        """Peers of a device of this kind ("gpu", "cpu") and maker for this question.
+
+        Where training had none of the maker's, other makers' of the kind; none where it had none at all.
+        """
+        key = (kind, vendor, operator, dtype, protocol, backend)
         if key not in self._found:
             asked = (operator, dtype, protocol, backend)
-            self._found[key] = tuple(
+            found = [
                 (index, device)
                 for index, device in self._devices
                 if device.kind == kind and Context(device.name, *asked).keys()[0] in self._domain.contexts
-            )
+            ]
+            same = [(index, device) for index, device in found if device.vendor == vendor]
+            self._found[key] = tuple(same or found)
         return self._found[key]
 
 
-def shift(own: Array, peers: Array) -> Array:
+def weights(peers: Sequence[DeviceSpec]) -> Array:
+    """Weight of each peer's opinion, (peers,), of sum 1: near twins, of one architecture, count once."""
+    names = [device.arch for device in peers]
+    each = np.array([1.0 / names.count(name) for name in names])
+    return np.asarray(each / each.sum())
+
+
+def shift(own: Array, peers: Array, weight: Array) -> Array:
     """What is added to an unseen device's log latencies.
 
     Parameters
@@ -66,8 +80,10 @@ def shift(own: Array, peers: Array) -> Array:
         log(latency / reference) as the network gives it for the device itself.
     peers : (rows, peers)
         The same for each peer, over the peer's reference.
+    weight : (peers,)
+        Their :func:`weights`.
     """
-    return np.asarray(SHARE * (peers.mean(axis=1) - own))
+    return np.asarray(SHARE * (peers @ weight - own))
 
 
 def opinions(
@@ -95,7 +111,7 @@ def opinions(
 
 def ask_peers(
     network: LatencyNetwork, inputs: Inputs, rows: QuestionRows, point: Array, levels: Array,
-    peers: Sequence[int], embedding: Array,
+    peers: Sequence[int], weight: Array, embedding: Array,
 ) -> tuple[Array, Array]:  # fmt: skip
     """Mix the peers' opinion into predictions of rows that share device kind and kind of question.
 
@@ -105,9 +121,11 @@ def ask_peers(
         :func:`cdmpp.nn.batch.predict_rows` of ``rows`` with their devices hidden.
     peers, embedding
         As for :func:`opinions`.
+    weight : (peers,)
+        Their :func:`weights`.
     """
     if not len(peers) or not len(rows):
         return point, levels
     found = opinions(network, inputs, rows, peers, embedding)
-    by = shift(point - inputs.reference(rows), found)
+    by = shift(point - inputs.reference(rows), found, weight)
     return point + by, levels + by[:, None]

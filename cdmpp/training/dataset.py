@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from cdmpp.data.ceilings import check_ceilings, derive_ceilings
 from cdmpp.data.networks import network_names, networks_of, without_sizes
 from cdmpp.data.splits import assert_disjoint
 from cdmpp.data.summary import fingerprint
 from cdmpp.data.table import MeasurementTable
+from cdmpp.devices.ceilings import Ceilings
 from cdmpp.devices.spec import DeviceSpec
+from cdmpp.devices.sustained import TYPICAL
 from cdmpp.features.encode import encode_shapes, encode_tvm_json
 from cdmpp.features.schedule import SCHEDULE_WIDTH
 from cdmpp.features.schema import WIDTH
@@ -152,6 +155,10 @@ def make_dataset(
     for block in table.programs:
         kind[block.row_index] = kinds.index((block.operator, block.dtype))
     sources, ops = sorted(set(used.source.names)), sorted(set(used.op.names))
+    # Ceilings are learned figures: from training rows, and none for a device that is held out.
+    trained = parts[table.program_key] == 0
+    for name in data.holdout_devices if data else ():
+        trained &= ~table.device.is_(name)
     device_codes = code(used.device.names, device_names)
     return Dataset(
         store=store,
@@ -167,7 +174,7 @@ def make_dataset(
             op=code(used.op.names, ops)[used.op.codes],
             report=report,
         ),
-        devices=tuple(table.device_spec(name) for name in device_names),
+        devices=tuple(_with_ceilings(table, name, trained) for name in device_names),
         sources=tuple(sources),
         ops=tuple(ops),
         kinds=tuple(kinds),
@@ -178,6 +185,16 @@ def make_dataset(
         if network_names(table)
         else (),
     )
+
+
+def _with_ceilings(table: MeasurementTable, name: str, rows: Array) -> DeviceSpec:
+    """A device with the ceilings that these rows of it sustain; one that brings its own keeps them."""
+    spec = table.device_spec(name)
+    if spec.kind != "gpu" or spec.sustained is not None:
+        return spec
+    ceilings = check_ceilings(derive_ceilings(table, name, rows), spec)[0]
+    rates = {k: v for k, v in ceilings.figures().items() if k in TYPICAL}
+    return spec.model_copy(update={"sustained": Ceilings(**rates, source="training rows")}) if rates else spec
 
 
 def task_codes(table: MeasurementTable) -> Array:

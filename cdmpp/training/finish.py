@@ -12,7 +12,7 @@ from cdmpp.evaluation.ranking import RANKING, rank
 from cdmpp.nn.calibration import fit_factor, read_quantiles
 from cdmpp.nn.domain import Context, Domain
 from cdmpp.nn.network import LatencyNetwork
-from cdmpp.nn.peers import Peers, ask_peers
+from cdmpp.nn.peers import Peers, ask_peers, weights
 from cdmpp.programs.question import BACKENDS, FRAMEWORKS, PROTOCOLS
 from cdmpp.training.baselines import Baseline
 from cdmpp.training.config import TrainConfig
@@ -151,17 +151,20 @@ def _with_peers(
 ) -> tuple[Array, Array]:  # fmt: skip
     """Predictions of unseen devices with the known devices' opinion, as the predictor gives them."""
     point, levels = point.copy(), levels.copy()
-    is_gpu = np.array([d.kind == "gpu" for d in dataset.devices])[rows.device]
-    codes = np.stack([is_gpu, dataset.kind[rows.program], rows.protocol, rows.backend], axis=1)
+    makers = sorted({(d.kind, d.vendor) for d in dataset.devices})
+    maker = np.array([makers.index((d.kind, d.vendor)) for d in dataset.devices])[rows.device]
+    codes = np.stack([maker, dataset.kind[rows.program], rows.protocol, rows.backend], axis=1)
     distinct, inverse = np.unique(codes, axis=0, return_inverse=True)
     embedding = np.arange(1, len(dataset.devices) + 1)
-    for i, (gpu, kind, protocol, backend) in enumerate(distinct.tolist()):
+    for i, (by, kind, protocol, backend) in enumerate(distinct.tolist()):
         members = np.flatnonzero(inverse.ravel() == i)
         operator, dtype = dataset.kinds[kind]
-        known = peers.of("gpu" if gpu else "cpu", operator, dtype, PROTOCOLS[protocol], BACKENDS[backend])
+        known = peers.of(*makers[int(by)], operator, dtype, PROTOCOLS[protocol], BACKENDS[backend])
+        if not known:
+            continue
         point[members], levels[members] = ask_peers(
             network, inputs, rows.take(members), point[members], levels[members],
-            [index - 1 for index, _ in known], embedding,
+            [index - 1 for index, _ in known], weights([spec for _, spec in known]), embedding,
         )  # fmt: skip
     return point, levels
 

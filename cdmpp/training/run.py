@@ -11,6 +11,7 @@ import numpy as np
 
 from cdmpp.data.load import load_table
 from cdmpp.data.merge import concat
+from cdmpp.data.pool import POOL, pool_of
 from cdmpp.data.public import load_public
 from cdmpp.data.table import MeasurementTable
 from cdmpp.errors import DataError
@@ -122,7 +123,10 @@ def train_model(
             "train": summary,
             "metrics": {"overall": metrics["overall"], "by_source": metrics["by_source"]},
         },
-        extra={ERROR_TABLE: (json.dumps(metrics, indent=1) + "\n").encode()},
+        extra={
+            ERROR_TABLE: (json.dumps(metrics, indent=1) + "\n").encode(),
+            POOL: pool_of(table, dataset.rows.program[index]),
+        },
     )  # fmt: skip
     return {
         "model_id": manifest["model_id"], "out": str(out), "train": summary,

@@ -12,6 +12,7 @@ from torch import Tensor
 from cdmpp.nn.batch import Inputs
 from cdmpp.nn.discrepancy import DISCREPANCIES, bounded
 from cdmpp.nn.encoder import Part
+from cdmpp.nn.inputs import virtual_devices
 from cdmpp.nn.losses import pinball_loss, ranking_loss
 from cdmpp.nn.network import LatencyNetwork
 from cdmpp.training.config import TrainConfig
@@ -23,10 +24,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def latents(
-    network: LatencyNetwork, inputs: Inputs, rows: Rows, *, multiple: int = 1
+    network: LatencyNetwork, inputs: Inputs, rows: Rows, *, multiple: int = 1, device: Array | None = None
 ) -> tuple[Tensor, Tensor, Array]:
     """Encoder's latents of rows, which must be sorted by bucket; ``multiple`` as in
-    :meth:`cdmpp.nn.network.LatencyNetwork.encode_parts`.
+    :meth:`cdmpp.nn.network.LatencyNetwork.encode_parts`. ``device``, (rows, .), stands in place of the
+    figures of the rows' devices.
 
     Returns
     -------
@@ -34,7 +36,7 @@ def latents(
     questions : (rows, INPUT_WIDTH), standardised
     reference : float64, (rows,), log(reference seconds)
     """
-    asked, logs, reference = inputs.questions(rows)
+    asked, logs, reference = inputs.questions(rows, device)
     standard = network.standardise(torch.from_numpy(asked))
     sizes = inputs.store.bucket[rows.program]
     parts = []
@@ -90,7 +92,16 @@ class Objective:
             See :meth:`cdmpp.nn.network.LatencyNetwork.encode_parts`.
         """
         opt = self.config.optimiser
-        latent, questions, reference = latents(network, self.inputs, rows, multiple=multiple)
+        figures, virtual = self.inputs.device_matrix[rows.device], np.zeros(len(rows), dtype=bool)
+        if opt.virtual_hidden or opt.virtual_known:
+            # The label is the real device's efficiency: see virtual_devices.
+            rng = np.random.default_rng([self.config.seed, 9, step])
+            share = np.where(device.numpy() == 0, opt.virtual_hidden, opt.virtual_known)
+            virtual = rng.random(len(rows)) < share
+            figures[virtual] = virtual_devices(figures[virtual], rng)
+        latent, questions, reference = latents(network, self.inputs, rows, multiple=multiple, device=figures)
+        if virtual.any():
+            reference = self.inputs.questions(rows)[2]
         point, quantiles = network.decode(latent, questions, device)
         target = torch.from_numpy(self.label.encode(rows.log_latency, reference).astype(np.float32))
         loss = self.label.loss(point, target) + opt.quantile_weight * pinball_loss(quantiles, target)
