@@ -19,6 +19,7 @@ from cdmpp.features.schedule import SCHEDULE_WIDTH
 from cdmpp.features.schema import WIDTH
 from cdmpp.nn.encoder import EncoderLayer, Part, attention_bias, split_parts
 from cdmpp.nn.inputs import DEVICE_LOGS, LEAF_MEETS_DEVICE, QUESTION_COLUMNS, SUMMARY_COLUMNS
+from cdmpp.nn.leaf_times import LeafTimes
 from cdmpp.nn.positions import PositionEncoding, Positions, StructuralBias
 
 INPUT_WIDTH = len(SUMMARY_COLUMNS) + len(QUESTION_COLUMNS)
@@ -47,6 +48,9 @@ class NetworkConfig(BaseModel):
         "ratio", description="device numbers as ratios to the program's alone, or their logarithms as well"
     )
     schedule: bool = Field(False, description="read the schedule's columns of programs given as TIR")
+    leaf_times: bool = Field(
+        True, description="with schedule: the time of a program given as TIR is a sum over its leaves"
+    )
 
     @property
     def leaf_width(self) -> int:
@@ -107,9 +111,13 @@ class LatencyNetwork(nn.Module):
         )
         self.pool_norm = nn.LayerNorm(width)
         self.pool_score = nn.Linear(width, config.heads)
+        self.leaf_times = (
+            LeafTimes(width, INPUT_WIDTH + absolute) if config.schedule and config.leaf_times else None
+        )
         self.device = nn.Embedding(devices + 1, config.device_width)
         nn.init.normal_(self.device.weight, std=0.1)
-        self.head_in = nn.Linear(2 * width + absolute + INPUT_WIDTH + config.device_width, config.head_width)
+        latent = 2 * width + absolute + (2 if self.leaf_times else 0)
+        self.head_in = nn.Linear(latent + INPUT_WIDTH + config.device_width, config.head_width)
         self.head = nn.Sequential(
             *(Residual(config.head_width, config.dropout) for _ in range(config.head_layers)),
             nn.LayerNorm(config.head_width),
@@ -117,6 +125,10 @@ class LatencyNetwork(nn.Module):
         self.out = nn.Linear(config.head_width, (4 if config.head == "structured" else 1) + len(LEVELS))
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
+        self.timed = nn.Linear(config.head_width, 1) if self.leaf_times else None
+        if self.timed is not None:
+            nn.init.zeros_(self.timed.weight)
+            nn.init.zeros_(self.timed.bias)
 
     def encode(
         self, leaves: Tensor, positions: Tensor, mask: Tensor | None, inputs: Tensor, logs: Tensor
@@ -176,6 +188,15 @@ class LatencyNetwork(nn.Module):
         latent = torch.cat(list(pooled))
         if self.config.device_inputs == "absolute":
             latent = torch.cat((latent, logs * 0.2), dim=-1)
+        if self.leaf_times is not None:
+            # What the tokens were filled up with comes last and belongs to no part.
+            own = zip(parts, split_parts(tokens, parts), strict=False)
+            each = zip(own, torch.split(inputs, rows), torch.split(logs, rows), strict=True)
+            times = [
+                self.leaf_times(part.leaves, token.view(*part.shape, -1), part.mask, asked, log)
+                for (part, token), asked, log in each
+            ]
+            latent = torch.cat((latent, torch.cat(times)), dim=-1)
         return latent
 
     def _pool(self, part: Part, tokens: Tensor, score: Tensor) -> Tensor:
@@ -199,10 +220,22 @@ class LatencyNetwork(nn.Module):
 
     def decode(self, latent: Tensor, inputs: Tensor, device: Tensor) -> tuple[Tensor, Tensor]:
         """Point (rows,) and quantiles (rows, LEVELS) of log(latency / reference)."""
+        leaf_times = None
+        if self.leaf_times is not None:
+            latent, leaf_times, timed = (
+                latent[:, :-2],
+                latent[:, -2] - self._log_reference(inputs),
+                latent[:, -1],
+            )
+            seen = torch.stack((0.2 * leaf_times * timed, timed), dim=1)
+            latent = torch.cat((latent, seen), dim=-1)
         x = self.head_in(torch.cat((latent, inputs, self.device(device)), dim=-1))
-        raw = self.out(self.head(nn.functional.silu(x)))
+        hidden = self.head(nn.functional.silu(x))
+        raw = self.out(hidden)
         structured = self.config.head == "structured"
         point = self._structured(raw[:, :4], inputs) if structured else raw[:, 0]
+        if leaf_times is not None and self.timed is not None:
+            point = torch.where(timed > 0, leaf_times + self.timed(hidden)[:, 0], point)
         steps = nn.functional.softplus(raw[:, -len(LEVELS) :] - 3.0)
         middle = LEVELS.index(0.5)
         # Quantiles grow outwards from the median, so they never cross.
@@ -210,6 +243,12 @@ class LatencyNetwork(nn.Module):
         above = steps[:, middle + 1 :].cumsum(1)
         median = point + 0.1 * raw[:, -len(LEVELS) + middle]
         return point, torch.cat((below, torch.zeros_like(median)[:, None], above), dim=1) + median[:, None]
+
+    def _log_reference(self, inputs: Tensor) -> Tensor:
+        """Natural logarithm of the reference in seconds, as it stands in the inputs."""
+        place = len(SUMMARY_COLUMNS) + QUESTION_COLUMNS.index("log_reference_us")
+        column = inputs[:, place] / self.input_scale[place].clamp_min(1e-6) + self.input_mean[place]
+        return column * math.log(2.0) + math.log(1e-6)
 
     def _structured(self, raw: Tensor, inputs: Tensor) -> Tensor:
         """Utilisations of arithmetic and memory, their overlap and a floor (docs/accuracy.md)."""

@@ -1,0 +1,103 @@
+"""The time of a scheduled program as the sum of its leaves' times.
+
+A program runs its leaves one after the other, so their times add up; pooled tokens would have to learn that
+through logarithms. Here each leaf's counts (:mod:`cdmpp.features.compiled`: vector instructions, cache lines,
+library calls, ...) get one cost each, which the leaf's token adjusts within bounds, and the program's time is
+their sum and a constant. Costs of instructions that can overlap are joined by a power mean, the others add.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from cdmpp.features.schedule import SCHEDULE_COLUMNS
+from cdmpp.features.schema import WIDTH
+
+#: Counts that overlap each other, and what one costs at first: vectors of 8 in fused multiply-adds at peak,
+#: the others in cycles. Costs in front are those that a short training on measured CPU programs arrives at.
+OVERLAP = {"vector_ops": 1.2, "vector_loads": 0.35, "vector_stores": 0.4, "chained_ops": 0.8}
+#: Counts whose costs add up, in cycles.
+ADD = {
+    "lines_32768": 0.4, "lines_1048576": 1.5, "lines_16777216": 1.2, "pages_1024": 6.0, "pages_64": 0.4,
+    "bodies": 0.06, "library_calls": 12.0, "split_indices": 3.0, "branches": 1.0, "regions": 50.0,
+    "odd_updates": 8.0,
+}  # fmt: skip
+#: Cycles of a call, seconds of a cycle: where training starts.
+CALL_CYCLES, CYCLE_S = 40.0, 0.4e-9
+#: A multiply-add of 8 lanes, in operations.
+VECTOR_FLOPS = 16.0
+#: How far (natural logarithm) a token may move a cost.
+REACH = 4.0
+_POWER = 3.0
+#: log2 of peak flop/s and of units among the device's logarithms, and what was subtracted from the former.
+_PEAK, _UNITS, _CENTRE = 0, 3, 20.0
+
+
+class LeafTimes(nn.Module):
+    """Tokens and counts of leaves -> log of a program's seconds.
+
+    Parameters
+    ----------
+    width : int
+        Of a token.
+    inputs : int
+        Standardised inputs of the question.
+    """
+
+    _columns: Tensor
+    _base: Tensor
+
+    def __init__(self, width: int, inputs: int) -> None:
+        super().__init__()
+        names = (*OVERLAP, *ADD)
+        places = [WIDTH + SCHEDULE_COLUMNS.index(name) for name in names]
+        self.register_buffer("_columns", torch.tensor(places), persistent=False)
+        base = [math.log(cost) for cost in (*OVERLAP.values(), *ADD.values())]
+        self.register_buffer("_base", torch.tensor(base), persistent=False)
+        self.norm = nn.LayerNorm(width)
+        self.hidden = nn.Linear(width, width)
+        self.costs = nn.Linear(width, len(names) + 1)
+        self.call = nn.Linear(inputs, 1)
+        for layer in (self.costs, self.call):
+            nn.init.zeros_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    def forward(
+        self, leaves: Tensor, tokens: Tensor, mask: Tensor | None, inputs: Tensor, logs: Tensor
+    ) -> Tensor:
+        """Log seconds of programs, and whether they have a schedule.
+
+        Parameters
+        ----------
+        leaves : (rows, leaves, columns), unscaled
+        tokens : (rows, leaves, width)
+        mask : (rows, leaves) bool, True for real leaves; None when all are
+        inputs : (rows, .), standardised
+        logs : (rows, len(DEVICE_LOGS))
+
+        Returns
+        -------
+        (rows, 2)
+            Natural logarithm of seconds and 1; two zeros for a program without schedule columns.
+        """
+        counts = torch.exp2(leaves[:, :, self._columns].clamp(0.0, 60.0)) - 1
+        real = counts[:, :, 0] > 0
+        real = real if mask is None else real & mask
+        known = real.any(dim=1)
+        token = self.norm(tokens)
+        moved = self.costs(token + nn.functional.silu(self.hidden(token)))
+        moved = REACH * torch.tanh(moved / REACH)
+        each = counts * torch.exp(moved[:, :, :-1] + self._base)
+        # Vector arithmetic goes with the device's peak, everything else with the number of its units.
+        cycle = math.log(CYCLE_S) - logs[:, _UNITS] * math.log(2.0)
+        vector = math.log(VECTOR_FLOPS) - (logs[:, _PEAK] + _CENTRE) * math.log(2.0)
+        first = each[:, :, :1] * torch.exp(vector - cycle)[:, None, None]
+        overlap = torch.cat((first, each[:, :, 1 : len(OVERLAP)]), dim=2)
+        together = (overlap.clamp_max(1e12).pow(_POWER).sum(dim=2) + 1e-9).pow(1 / _POWER)
+        cycles = (together + each[:, :, len(OVERLAP) :].sum(dim=2)) * torch.exp(moved[:, :, -1])
+        call = CALL_CYCLES * torch.exp(self.call(inputs)[:, 0].clamp(-REACH, 2 * REACH))
+        seconds = torch.log(torch.where(real, cycles, 0.0).sum(dim=1) + call) + cycle
+        return torch.stack((torch.where(known, seconds, 0.0), known.to(seconds.dtype)), dim=1)
