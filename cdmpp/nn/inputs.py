@@ -44,6 +44,8 @@ VECTOR, BANDWIDTH, CACHE, UNITS, GPU, CLOCK, VECTOR_SHARE, BANDWIDTH_SHARE, MATR
 )
 #: The clock that FLOOR_S is stated for.
 FLOOR_CLOCK_HZ = 2e9
+#: A program called on a CPU, its arguments at hand.
+CPU_FLOOR_S = 5e-8
 _CENTRE = np.array([20.0, 20.0, 0.0, 10.0])
 
 QUESTION_COLUMNS = (
@@ -129,12 +131,13 @@ def floor_s(device: Array, protocol: Array) -> Array:
 
     A call from the host costs the host's time; what a launch costs inside the device is a number of its
     cycles (the smallest matrix products of an A100 at 1.4 GHz take 3.2 us, of GPUs at 2 to 2.5 GHz 1.8 to
-    2.2 us).
+    2.2 us); a CPU only calls a function.
     """
     floor = np.array([FLOOR_S[p] for p in PROTOCOLS])[protocol]
     gpu = device[:, GPU] > 0
-    scales = gpu & (protocol != PROTOCOLS.index("eager"))
-    return np.where(scales, floor * FLOOR_CLOCK_HZ / device[:, CLOCK], floor)
+    from_host = protocol == PROTOCOLS.index("eager")
+    on_gpu = np.where(from_host, floor, floor * FLOOR_CLOCK_HZ / device[:, CLOCK])
+    return np.where(gpu | from_host, on_gpu, CPU_FLOOR_S)
 
 
 def roofline_s(summary: Array, device: Array) -> tuple[Array, Array]:
