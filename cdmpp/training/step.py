@@ -15,6 +15,7 @@ from cdmpp.nn.encoder import Part
 from cdmpp.nn.inputs import virtual_devices
 from cdmpp.nn.losses import pinball_loss, ranking_loss
 from cdmpp.nn.network import LatencyNetwork
+from cdmpp.programs.question import BACKENDS
 from cdmpp.training.config import TrainConfig
 from cdmpp.training.dataset import Dataset, Rows
 from cdmpp.training.draw import pairs_within, target_rows, training_rows
@@ -97,7 +98,8 @@ class Objective:
             # The label is the real device's efficiency: see virtual_devices.
             rng = np.random.default_rng([self.config.seed, 9, step])
             share = np.where(device.numpy() == 0, opt.virtual_hidden, opt.virtual_known)
-            virtual = rng.random(len(rows)) < share
+            # A scheduled program's leaves are timed in seconds of their own device (cdmpp.nn.leaf_times).
+            virtual = (rng.random(len(rows)) < share) & (rows.backend != BACKENDS.index("tvm"))
             figures[virtual] = virtual_devices(figures[virtual], rng)
         latent, questions, reference = latents(network, self.inputs, rows, multiple=multiple, device=figures)
         if virtual.any():
