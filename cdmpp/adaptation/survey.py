@@ -88,7 +88,7 @@ def survey(
                     np.maximum(*bounds),
                 )
             )
-            features.append(maker.features(part.asked, base.peers))
+            features.append(maker.features(part.asked, base.peers, base.view))
             rows.append(records.usable[part.index])
             question.append(part.same + count)
             count += len(asked)

@@ -28,6 +28,42 @@ _COLUMNS = [(*SUMMARY_COLUMNS, *QUESTION_COLUMNS).index(name) for name in NUMERI
 _FIRST_FAMILY = SUMMARY_COLUMNS.index(f"family_{FAMILIES[0]}")
 
 
+#: Columns that the last hidden layer is seen in.
+VIEW_COLUMNS = 32
+
+
+class View:
+    """The network's last hidden layer in few columns: what it finds alike is near.
+
+    A fixed random projection keeps distances well enough, needs no data and nothing stored.
+
+    Parameters
+    ----------
+    network : LatencyNetwork
+    rows : int
+        How many rows will be seen.
+    """
+
+    def __init__(self, network: LatencyNetwork, rows: int) -> None:
+        width = network.config.head_width
+        scale = network.out.weight.new_tensor(_rms(network) * np.sqrt(width))
+        # RandomState: its numbers are promised never to change, so a stored adapter stays right.
+        basis = np.random.RandomState(0).standard_normal((width, VIEW_COLUMNS)).astype(np.float32)
+        self._basis = torch.from_numpy(basis) / scale
+        self.columns = np.zeros((rows, VIEW_COLUMNS), dtype=np.float32)
+
+    def __call__(self, rows: Array, hidden: torch.Tensor) -> None:
+        """See some rows; ``hidden`` may hold more than are meant."""
+        self.columns[rows] = (hidden @ self._basis)[: len(rows)].numpy()
+
+
+def _rms(network: LatencyNetwork) -> float:
+    """Root mean square of the last hidden layer, which ends in a norm of these weights."""
+    norm = network.head[-1]
+    assert isinstance(norm, torch.nn.LayerNorm)
+    return float(torch.sqrt((norm.weight.detach() ** 2 + norm.bias.detach() ** 2).mean()))
+
+
 @dataclass(frozen=True)
 class Names:
     """Texts that codes stand for: operator with element type, and protocol with backend and framework."""
@@ -59,14 +95,14 @@ class FeatureMaker:
         """Texts by code."""
         return Names(tuple(self._operators), tuple(self._settings))
 
-    def features(self, asked: Asked, peers: Array) -> AdapterFeatures:
+    def features(self, asked: Asked, peers: Array, view: Array) -> AdapterFeatures:
         """Features of questions.
 
         Parameters
         ----------
         asked : Asked
             n questions.
-        peers : (n, trained devices)
+        peers, view : (n, trained devices), (n, VIEW_COLUMNS)
             As :class:`cdmpp.nn.answers.BaseAnswers` has them.
         """
         rows = asked.rows
@@ -88,6 +124,7 @@ class FeatureMaker:
             family=one_hot.argmax(axis=1).astype(np.int32)[rows.program],
             setting=self._setting(rows.protocol, rows.backend, rows.framework),
             peers=peers.astype(np.float32),
+            view=view,
         )
 
     def _operator(self, asked: Asked) -> Array:

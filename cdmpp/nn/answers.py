@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.nn.adapter_features import FeatureMaker
+from cdmpp.nn.adapter_features import FeatureMaker, View
 from cdmpp.nn.artifact import Artifact
 from cdmpp.nn.batch import Inputs, predict_rows, predict_rows_alone
 from cdmpp.nn.domain import THRESHOLDS, Context
@@ -106,6 +106,8 @@ class BaseAnswers:
         As in :class:`Answers`.
     peers : (n, trained devices) float32
         The peers' opinions: log(latency / reference); NaN for those that were not asked.
+    view : (n, VIEW_COLUMNS) float32
+        :class:`cdmpp.nn.adapter_features.View` of each question.
     strangeness, step : (n,)
         The two parts of the domain score.
     """
@@ -113,6 +115,7 @@ class BaseAnswers:
     point: Array
     levels: Array
     peers: Array
+    view: Array
     strangeness: Array
     step: Array
 
@@ -160,7 +163,7 @@ class Answerer:
     def base(self, asked: Asked) -> BaseAnswers:
         """What network and peers say: the answers of the base of an adapted model."""
         rows = asked.rows
-        found = as_trained(self._trained, asked.specs)
+        found = self._figures(asked.specs)
         identity = [(index, spec.name if index else "") for index, spec in found]
         specs = [spec for _, spec in found]
         # The trained devices stand below the question's: they speak for those that are not known.
@@ -168,7 +171,8 @@ class Answerer:
         embedding = np.array([index for index, _ in (*identity, *self._devices)])
         column_of = {index: position for position, (index, _) in enumerate(self._devices)}
         network = self.artifact.network
-        point, levels = self._forward(network, inputs, rows, embedding=embedding)
+        view = View(network, len(rows))
+        point, levels = self._forward(network, inputs, rows, embedding=embedding, seen=view)
         said = np.full((len(rows), len(self._devices)), np.nan, dtype=np.float32)
         unseen = np.flatnonzero(embedding[rows.device] == 0)
         for members, question in _same_question(asked, unseen):
@@ -185,19 +189,31 @@ class Answerer:
         used, program = np.unique(rows.program, return_inverse=True)
         strangeness = self.artifact.domain.strangeness(asked.store.summary[used])[program.reshape(-1)]
         step = _steps(self.artifact, asked, [name for _, name in identity])
-        return BaseAnswers(point, levels, said, strangeness, step)
+        return BaseAnswers(point, levels, said, view.columns, strangeness, step)
 
     def tuning(self, asked: Asked) -> Array:
         """What the tuned weights add to the log latency of questions, (n,)."""
         assert self._tuned is not None
-        identity = [index for index, _ in as_trained(self._trained, asked.specs)]
-        specs = [spec for _, spec in as_trained(self._trained, asked.specs)]
-        inputs = Inputs(asked.store, stack_devices(specs))
+        found = self._figures(asked.specs)
+        identity = [index for index, _ in found]
+        inputs = Inputs(asked.store, stack_devices([spec for _, spec in found]))
         # The tuned vector stands in place of "not one that was trained on".
         hidden = np.zeros(len(asked.specs), dtype=np.int64)
         tuned = self._forward(self._tuned, inputs, asked.rows, embedding=hidden)[0]
         own = self._forward(self.artifact.network, inputs, asked.rows, embedding=np.array(identity))[0]
         return tuned - own
+
+    def _figures(self, specs: Sequence[DeviceSpec]) -> list[Trained]:
+        """:func:`as_trained`; the adapted device has the figures that it was adapted with."""
+        found = as_trained(self._trained, specs)
+        adapter = self.artifact.adapter
+        if adapter is None:
+            return found
+        mine = adapter.device.nominal().digest()
+        return [
+            (index, adapter.device if not index and spec.nominal().digest() == mine else spec)
+            for index, spec in found
+        ]
 
     def _adapt(self, asked: Asked, base: BaseAnswers, answers: Answers) -> None:
         """Put the adapter's answers in place of the base's, where the device is the adapted one."""
@@ -208,8 +224,9 @@ class Answerer:
         members = np.flatnonzero(mine[asked.rows.device])
         if not len(members):
             return
-        part = Asked(asked.store, asked.kinds, asked.kind, asked.specs, asked.rows.take(members))
-        features = maker.features(part, base.peers[members])
+        specs = [spec for _, spec in self._figures(asked.specs)]
+        part = Asked(asked.store, asked.kinds, asked.kind, specs, asked.rows.take(members))
+        features = maker.features(part, base.peers[members], base.view[members])
         delta = self.tuning(part) if self._tuned is not None else np.zeros(len(members))
         point, levels, unsure = adapter.apply(
             base.point[members] + delta, base.levels[members] + delta[:, None], features,

@@ -7,6 +7,7 @@ shape, so that an answer never depends on its neighbours.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -17,6 +18,8 @@ from cdmpp.nn.network import LEVELS, LatencyNetwork
 from cdmpp.nn.store import ProgramStore
 
 Array = np.ndarray[Any, np.dtype[Any]]
+#: Called with row numbers and their last hidden layer.
+Seen = Callable[[Array, torch.Tensor], None]
 
 #: Leaves (padding counted) in one forward pass of :func:`predict_rows`, and leaf pairs of its attention.
 MAX_LEAVES, MAX_PAIRS = 65_536, 1 << 21
@@ -111,7 +114,7 @@ class Inputs:
 @torch.inference_mode()
 def predict_rows(
     network: LatencyNetwork, inputs: Inputs, rows: QuestionRows, *,
-    known: bool = True, embedding: Array | None = None, batch: int = 8192,
+    known: bool = True, embedding: Array | None = None, batch: int = 8192, seen: Seen | None = None,
 ) -> tuple[Array, Array]:  # fmt: skip
     """Predict rows, in their order.
 
@@ -128,6 +131,8 @@ def predict_rows(
         Default: the matrix holds the training devices in their order.
     batch : int
         Most rows of a forward pass; long programs take fewer.
+    seen : callable, optional
+        Called with the numbers of the rows of every forward pass and their last hidden layer.
 
     Returns
     -------
@@ -149,7 +154,10 @@ def predict_rows(
         chosen = order[start : start + count]
         part = rows.take(chosen)
         device = torch.from_numpy(embedding[part.device].astype(np.int64))
-        p, q, reference = inputs.forward(network, part, device)
+        latent, standardised, reference = inputs.encode(network, part)
+        p, q, hidden = network.decode_seen(latent, standardised, device)
+        if seen is not None:
+            seen(chosen, hidden)
         point[chosen] = p.double().numpy() + reference
         levels[chosen] = q.double().numpy() + reference[:, None]
         start += count
@@ -158,9 +166,13 @@ def predict_rows(
 
 @torch.inference_mode()
 def predict_rows_alone(
-    network: LatencyNetwork, inputs: Inputs, rows: QuestionRows, *, embedding: Array
+    network: LatencyNetwork, inputs: Inputs, rows: QuestionRows, *, embedding: Array, seen: Seen | None = None
 ) -> tuple[Array, Array]:
-    """:func:`predict_rows`, each row as if it were asked alone: equal to the last digit in any company."""
+    """:func:`predict_rows`, each row as if it were asked alone: equal to the last digit in any company.
+
+    ``seen`` gets a hidden layer of :data:`CHUNK_ROWS` rows, however few they are for: what it computes shall
+    not depend on their number either.
+    """
     device = inputs.device_matrix[rows.device]
     known = embedding[rows.device].astype(np.int64)
     questions, logs, reference = question_inputs(
@@ -175,10 +187,13 @@ def predict_rows_alone(
             # A short chunk repeats its first row: the shape of the computation stays the same.
             padded = np.concatenate([chosen, np.repeat(chosen[:1], CHUNK_ROWS - len(chosen))])
             slots = torch.from_numpy(inputs.store.slot[rows.program[padded]])
-            p, q = network(
-                leaves[slots], positions[slots], mask[slots],
-                *(torch.from_numpy(column[padded]) for column in (questions, logs, known)),
-            )  # fmt: skip
+            standardised = network.standardise(torch.from_numpy(questions[padded]))
+            latent = network.encode(
+                leaves[slots], positions[slots], mask[slots], standardised, torch.from_numpy(logs[padded])
+            )
+            p, q, hidden = network.decode_seen(latent, standardised, torch.from_numpy(known[padded]))
+            if seen is not None:
+                seen(chosen, hidden)
             point[chosen] = p[: len(chosen)].double().numpy() + reference[chosen]
             levels[chosen] = q[: len(chosen)].double().numpy() + reference[chosen, None]
     return point, levels

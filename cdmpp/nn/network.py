@@ -220,6 +220,10 @@ class LatencyNetwork(nn.Module):
 
     def decode(self, latent: Tensor, inputs: Tensor, device: Tensor) -> tuple[Tensor, Tensor]:
         """Point (rows,) and quantiles (rows, LEVELS) of log(latency / reference)."""
+        return self.decode_seen(latent, inputs, device)[:2]
+
+    def decode_seen(self, latent: Tensor, inputs: Tensor, device: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """:meth:`decode`, and the last hidden layer, (rows, NetworkConfig.head_width)."""
         leaf_times = None
         if self.leaf_times is not None:
             latent, leaf_times, timed = (
@@ -242,7 +246,8 @@ class LatencyNetwork(nn.Module):
         below = -steps[:, :middle].flip(1).cumsum(1).flip(1)
         above = steps[:, middle + 1 :].cumsum(1)
         median = point + 0.1 * raw[:, -len(LEVELS) + middle]
-        return point, torch.cat((below, torch.zeros_like(median)[:, None], above), dim=1) + median[:, None]
+        levels = torch.cat((below, torch.zeros_like(median)[:, None], above), dim=1) + median[:, None]
+        return point, levels, hidden
 
     def _log_reference(self, inputs: Tensor) -> Tensor:
         """Natural logarithm of the reference in seconds, as it stands in the inputs."""

@@ -83,7 +83,8 @@ def shift(own: Array, peers: Array, weight: Array) -> Array:
     weight : (peers,)
         Their :func:`weights`.
     """
-    return np.asarray(SHARE * (peers @ weight - own))
+    # Row by row: a matrix product's last digits depend on how many rows there are.
+    return np.asarray(SHARE * ((peers * weight).sum(axis=1) - own))
 
 
 def opinions(

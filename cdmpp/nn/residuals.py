@@ -31,9 +31,12 @@ class ResidualSettings:
         Offset of the device; of an operator family; of an operator with its element type; of protocol,
         framework and backend.
     sizes : float
-        The part that follows the numeric features, within a family, as ``exp(-distance / length)``.
+        The part that follows the numeric features and the view, within a family, as
+        ``exp(-distance / length)``.
     length : float
         In standardised feature units.
+    view : float
+        Weight of the view's columns in the distance: what the network finds alike has like errors.
     peers : float
         The part linear in the peers' centred log efficiencies, per unit of their spread.
     noise : float
@@ -54,9 +57,10 @@ class ResidualSettings:
     setting: float = 0.1
     sizes: float = 0.2
     length: float = 3.0
+    view: float = 0.75
     peers: float = 0.15
     noise: float = 0.07
-    clip: float = 0.4
+    clip: float = 0.8
     shift: float = 1.0
     amplitudes: tuple[float, ...] = (0.15, 0.35, 0.7, 1.0, 1.5, 2.2)
     noises: tuple[float, ...] = (0.5, 1.0, 2.0, 3.0)
@@ -81,6 +85,8 @@ class AdapterFeatures:
     peers : (n, peers) float
         log(latency / reference) as the network gives it for each known device; NaN where training had no
         such question of the device.
+    view : (n, v) float
+        The network's last hidden layer in few columns.
     """
 
     numeric: Array
@@ -88,6 +94,7 @@ class AdapterFeatures:
     family: Array
     setting: Array
     peers: Array
+    view: Array
 
     def __len__(self) -> int:
         return len(self.numeric)
@@ -114,9 +121,10 @@ def kernel(one: AdapterFeatures, other: AdapterFeatures, settings: ResidualSetti
     same_operator = (one.operator[:, None] == other.operator[None, :]) & (one.operator[:, None] >= 0)
     same_setting = (one.setting[:, None] == other.setting[None, :]) & (one.setting[:, None] >= 0)
     gap = np.zeros(same_family.shape)
-    for column in range(one.numeric.shape[1]):
-        step = one.numeric[:, column, None].astype(np.float64) - other.numeric[None, :, column]
-        gap += step * step
+    for weight, left, right in ((1.0, one.numeric, other.numeric), (s.view, one.view, other.view)):
+        for column in range(left.shape[1]):
+            step = left[:, column, None].astype(np.float64) - right[None, :, column]
+            gap += weight**2 * step * step
     near = s.sizes**2 * np.exp(-np.sqrt(gap) / s.length)
     out: Array = (
         s.constant**2

@@ -31,6 +31,7 @@ def features(rows: int, seed: int = 0, peers: int = 3) -> AdapterFeatures:
         family=rng.integers(0, 2, rows),
         setting=rng.integers(0, 2, rows),
         peers=said,
+        view=rng.normal(size=(rows, 5)).astype(np.float32),
     )
 
 
@@ -42,7 +43,11 @@ def plain_kernel(a: AdapterFeatures, b: AdapterFeatures, s: ResidualSettings) ->
         for j in range(len(b)):
             value = s.constant**2 + s.peers**2 * float(one[i] @ other[j])
             if a.family[i] == b.family[j]:
-                gap = np.linalg.norm(a.numeric[i].astype(float) - b.numeric[j].astype(float))
+                apart = [
+                    a.numeric[i].astype(float) - b.numeric[j],
+                    s.view * (a.view[i].astype(float) - b.view[j]),
+                ]
+                gap = np.linalg.norm(np.concatenate(apart))
                 value += s.family**2 + s.sizes**2 * np.exp(-gap / s.length)
             value += s.operator**2 * (a.operator[i] == b.operator[j] >= 0)
             value += s.setting**2 * (a.setting[i] == b.setting[j])
@@ -98,9 +103,12 @@ def test_an_outlier_is_clipped_and_a_constant_is_learned() -> None:
     known = features(40)
     residual = np.full(40, 0.3)
     residual[7] = 5.0
-    process = ResidualProcess.fit(known, residual)
-    mean, variance = process.mean_and_variance(features(30, 8))
-    assert np.abs(mean - 0.3).max() < 0.1
+    clipped, open_ = (
+        ResidualProcess.fit(known, residual, ResidualSettings(clip=clip)) for clip in (0.4, 10.0)
+    )
+    mean, variance = clipped.mean_and_variance(features(30, 8))
+    assert np.abs(mean - 0.3).max() < 0.15 and np.abs(mean - 0.3).mean() < 0.05
+    assert np.abs(mean - 0.3).mean() < 0.5 * np.abs(open_.mean_and_variance(features(30, 8))[0] - 0.3).mean()
     assert (variance >= 0).all()
 
 
