@@ -3,8 +3,9 @@
 NeuSight (Lee et al., ASPLOS 2025, arXiv 2407.13853) divides a kernel into tiles, bounds a tile's time by the
 roofline of one multiprocessor and lets a multi-layer perceptron per operator family say how much of that
 bound is used, as sigmoid(a - b / waves); the latency is the number of waves times the time of a tile.
-Rebuilt on our inputs: the kernel's own tile is not known here, so the one of five usual tiles that wastes
-least is taken, and the protocol is an input. It has no launch floor of its own and cannot be faster than
+Rebuilt on our inputs: a library's tile is not known here, and what five usual tiles would waste is no bound
+(a kernel may split a reduction), so the bound is the whole program's roofline; waves are those of the tile
+that wastes least, and the protocol is an input. It has no launch floor of its own and cannot be faster than
 its bound.
 """
 
@@ -68,13 +69,11 @@ class UtilisationBaseline:
         """Columns, number of waves and log of the bound in seconds of rows."""
         columns = self.inputs.questions(rows)[0]
         roof = np.maximum(columns[:, _COLUMN["log_compute_us"]], columns[:, _COLUMN["log_memory_us"]])
-        # What a tile and a last wave that are not full cost, for the tile where that is least.
-        use = columns[:, _FILL] * columns[:, _TILE]
-        best = use.argmax(axis=1)
-        pick = np.arange(len(rows)), best
-        waves = np.ceil(np.exp2(columns[:, _WAVES][pick].astype(np.float64)))
-        bound = roof * np.log(2.0) - np.log(1e6) - np.log(np.maximum(use[pick], 1e-6))
-        return columns, waves.astype(np.float32), bound
+        # Without a contraction a tile is a run of elements, of which none is wasted.
+        waste = np.where(columns[:, [_COLUMN["m"]]] > 0.5, columns[:, _TILE], 1.0)
+        best = (columns[:, _FILL] * waste).argmax(axis=1)
+        waves = np.ceil(np.exp2(columns[np.arange(len(rows)), np.array(_WAVES)[best]].astype(np.float64)))
+        return columns, waves.astype(np.float32), roof * np.log(2.0) - np.log(1e6)
 
     def fit(self, index: Array) -> Self:
         """Fit a perceptron for each family among the training rows ``index``."""

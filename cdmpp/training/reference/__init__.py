@@ -13,5 +13,7 @@ Where it differs, and why:
 - transforms are fitted on training rows and the domain regulariser sees unlabelled *training* rows of the
   target: the original fits and regularises on the test part;
 - the order of the samples changes from epoch to epoch, which the original means to do and does not;
+- statistics of the batch normalisations are taken anew at the end: their moving averages would not have
+  settled in a short run;
 - a leaf count that was not trained on gets the median training latency, where the original says 0.
 """

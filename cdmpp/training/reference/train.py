@@ -20,6 +20,9 @@ from cdmpp.training.reference.network import PUBLISHED_DISCREPANCIES, ReferenceN
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+#: Batches of each leaf count that the normalisations' final statistics are taken from.
+SETTLING_BATCHES = 2
+
 
 class ReferenceModel:
     """The original's network, its inputs and its label, as a baseline.
@@ -76,15 +79,17 @@ class ReferenceModel:
         optimiser = torch.optim.Adam(
             self.network.parameters(), lr=self.settings.learning_rate, weight_decay=self.settings.weight_decay
         )
-        rate = torch.optim.lr_scheduler.CyclicLR(
-            optimiser, self.settings.learning_rate / 10, self.settings.learning_rate * 10,
-            step_size_up=self.settings.cycle_steps, cycle_momentum=False,
-        )  # fmt: skip
         target = target_rows(self.dataset, self.config)
         self.network.train()
         started, step, samples, epoch = time.monotonic(), 0, 0, 0
         batches: list[Array] = []
-        while step < opt.steps and not (opt.seconds and time.monotonic() - started >= opt.seconds):
+        while True:
+            passed = (time.monotonic() - started) / opt.seconds if opt.seconds else 0.0
+            share = max(step / opt.steps, passed)
+            if share >= 1:
+                break
+            for group in optimiser.param_groups:
+                group["lr"] = self.settings.learning_rate * cyclic(step, share, self.settings.cycle_steps)
             if not batches:
                 batches = epoch_batches(index, counts, self.settings.batch_rows, [self.config.seed, 2, epoch])
                 epoch += 1
@@ -94,17 +99,41 @@ class ReferenceModel:
             loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.clip_norm)
             optimiser.step()
-            rate.step()
             step, samples = step + 1, samples + len(batch)
             if progress:
                 progress(step, opt.steps, {"loss": float(loss.detach())})
-        self.network.eval()
+        self._settle(index, counts)
         seconds = time.monotonic() - started
         self.summary = {
             "steps": step, "samples": samples, "train_rows": len(index), "train_seconds": round(seconds, 1),
             "samples_per_s": round(samples / seconds, 1), "leaf_counts": sorted(set(counts.tolist())),
         }  # fmt: skip
         return self
+
+    @torch.no_grad()
+    def _settle(self, index: Array, counts: Array) -> None:
+        """Take the batch normalisations' statistics anew from training rows.
+
+        Their moving averages need tens of batches of every leaf count, which a short run does not have; the
+        original's runs are longer. Leaves the network in evaluation mode.
+        """
+        self.network.eval()
+        norms = [m for m in self.network.modules() if isinstance(m, torch.nn.BatchNorm1d)]
+        before = [norm.momentum for norm in norms]
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # the mean over all batches that follow
+            norm.train()
+        seen: dict[int, int] = {}
+        for batch in epoch_batches(index, counts, self.settings.batch_rows, [self.config.seed, 3]):
+            rows = self.dataset.rows.take(batch)
+            count = self._count(rows)
+            seen[count] = seen.get(count, 0) + 1
+            if seen[count] <= SETTLING_BATCHES:
+                self._hidden(rows)
+        for norm, momentum in zip(norms, before, strict=True):
+            norm.momentum = momentum
+        self.network.eval()
 
     def _loss(self, batch: Array, target: Array, step: int) -> Tensor:
         rows = self.dataset.rows.take(batch)
@@ -165,3 +194,18 @@ def epoch_batches(index: Array, counts: Array, batch_rows: int, seed: list[int])
         # Parts of nearly one size: a batch of a single row would have no variance to normalise with.
         batches += np.array_split(members, -(-len(members) // batch_rows))
     return [batches[i] for i in rng.permutation(len(batches))]
+
+
+def cyclic(step: int, share: float, half: int | None) -> float:
+    """Rate of a step relative to the configured one: up and down between a tenth and ten times.
+
+    Parameters
+    ----------
+    step : int
+    share : float
+        Of the budget that is used up.
+    half : int, optional
+        Steps of half a cycle; without it one cycle takes the whole budget.
+    """
+    phase = 2 * share if half is None else step / half
+    return 0.1 + 9.9 * (1 - abs(phase % 2 - 1))
