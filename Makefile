@@ -20,17 +20,20 @@ HOST ?= 127.0.0.1
 PORT ?= 8000
 # More options for pytest, such as PYTEST_OPTIONS='-k devices'.
 PYTEST_OPTIONS ?=
+# Folder of the public tables (docs/data.md); only to measure accuracy anew.
+PUBLIC_DATA ?=
 
-.PHONY: help setup demo test test-native test-browser serve check figures templates clean
+.PHONY: help setup demo test test-native test-browser serve check accuracy figures templates clean
 
 help:
 	@echo 'make setup         .venv with every extra and the cdmpp command'
 	@echo 'make demo          predicted latencies of two networks on GPUs this machine does not have'
-	@echo 'make test          the whole test suite, and the notebook'
+	@echo 'make test          the whole test suite, and the notebooks'
 	@echo 'make test-native   tests that need a C compiler, a linker or nvcc'
 	@echo 'make test-browser  tests that need a browser'
 	@echo 'make serve         keep a server running (HOST=127.0.0.1 PORT=8000)'
 	@echo 'make check         ruff, mypy, import-linter'
+	@echo 'make accuracy      docs/accuracy.md and its figures (PUBLIC_DATA=DIR measures what is missing)'
 	@echo 'make figures       the pictures of the README from the metrics of models/base'
 	@echo 'make templates     the shipped lowered operators anew, with TVM'
 
@@ -64,6 +67,10 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# PUBLIC_DATA=DIR runs the studies that were not measured first: hours, resumable.
+accuracy: $(READY)
+	$(BIN)/python -m benchmarks.accuracy $(if $(PUBLIC_DATA),--public-data "$(PUBLIC_DATA)")
 
 figures: $(READY)
 	$(BIN)/python -m benchmarks.figures

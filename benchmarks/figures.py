@@ -17,6 +17,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
+#: Sources in the order of their panels.
 TITLES = {
     "neusight": "fp32 PyTorch operators (NeuSight)",
     "aiconfigurator_gemm": "bf16 GEMM (aiconfigurator)",
@@ -24,18 +25,25 @@ TITLES = {
     "miopen": "convolutions, AMD (MIOpen)",
     "vidur": "fp16 LLM layers (vidur)",
     "deepbench": "DeepBench, 2014-2018 devices",
+    "cdmpp_collect": "scheduled programs, CPU (our own)",
 }
 
 
 def predicted_vs_measured(errors: dict[str, Any], path: Path) -> None:
     """One panel per source, log axes, the y = x line and the 20 % band."""
     sample = {k: np.array(v) for k, v in errors["sample"].items()}
-    figure, axes = plt.subplots(2, 3, figsize=(12, 7.6), constrained_layout=True)
-    for axis, (source, title) in zip(axes.flat, TITLES.items(), strict=True):
+    shown = [source for source in TITLES if source in errors["by_source"]]
+    columns = 4 if len(shown) > 6 else 3
+    size = (3.6 * columns, 3.7 * -(-len(shown) // columns))
+    figure, axes = plt.subplots(-(-len(shown) // columns), columns, figsize=size, constrained_layout=True)
+    for axis in axes.flat[len(shown) :]:
+        axis.set_axis_off()
+    for axis, source in zip(axes.flat, shown, strict=False):
+        title = TITLES[source]
         rows = sample["source"] == source
         measured, predicted = sample["measured_s"][rows] * 1e6, sample["predicted_s"][rows] * 1e6
         ends = np.array([min(measured.min(), predicted.min()), max(measured.max(), predicted.max())])
-        axis.fill_between(ends, ends * 0.8, ends * 1.2, color="0.9", label="within 20 %")
+        axis.fill_between(ends, ends * 0.8, ends * 1.2, color="0.88", label="within 20 %")
         axis.plot(ends, ends, color="0.3", linewidth=1, label="y = x")
         axis.scatter(measured, predicted, s=5, alpha=0.5, color="#1f6f8b", edgecolors="none")
         m = errors["by_source"][source]

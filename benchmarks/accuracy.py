@@ -1,0 +1,75 @@
+"""docs/accuracy.md, the README's accuracy tables and their figures (``make accuracy``).
+
+``python -m benchmarks.accuracy [--public-data DIR] [--check]``: renders what the result files of the studies
+say. With ``--public-data`` the studies that were not measured are run first, in their order; each goes on
+where it was stopped. ``--check`` writes nothing and fails where a document differs from its results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.report.document import rendered
+from benchmarks.report.figures import draw
+from benchmarks.report.results import STUDIES, Results
+from cdmpp.data.writing import replacing
+from cdmpp.errors import CdmppError
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def command_of(name: str, public_data: str) -> list[str]:
+    """A study's command for this interpreter."""
+    words = [public_data if word == "DIR" else word for word in shlex.split(STUDIES[name].command)]
+    if words[0] == "python":
+        return [sys.executable, *words[1:]]
+    return [sys.executable, "-m", "cdmpp.cli.main", *words[1:]]
+
+
+def run_missing(public_data: str) -> None:
+    """Run every study that was not measured.
+
+    Raises
+    ------
+    SystemExit
+        One failed; what it had done is kept by the study itself.
+    """
+    for name in Results.load(ROOT).missing():
+        print(f"{name}: {STUDIES[name].command}", flush=True)
+        status = subprocess.run(command_of(name, public_data), cwd=ROOT, check=False).returncode
+        if status:
+            raise SystemExit(f"the study {name} ended with {status}; the same command goes on")
+
+
+def main() -> None:
+    """Run what is missing if asked to, then render."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--public-data", metavar="DIR", help="folder of the public tables")
+    parser.add_argument("--check", action="store_true", help="write nothing, fail on a difference")
+    options = parser.parse_args()
+    try:
+        if options.public_data:
+            run_missing(options.public_data)
+        results = Results.load(ROOT)
+        documents = rendered(ROOT, results)
+        if options.check:
+            old = [str(p.relative_to(ROOT)) for p, text in documents.items() if p.read_text("utf-8") != text]
+            raise SystemExit(f"not what the results say: {', '.join(old)}; run make accuracy" if old else 0)
+        for path, text in documents.items():
+            with replacing(path) as aside:
+                aside.write_text(text, encoding="utf-8")
+            print(path.relative_to(ROOT))
+        for path in draw(results, ROOT / "docs"):
+            print(path.relative_to(ROOT))
+        for name in results.missing():
+            print(f"not measured: {name} ({STUDIES[name].command})", file=sys.stderr)
+    except CdmppError as error:
+        raise SystemExit(f"error: {error.message}\nhint: {error.hint}") from None
+
+
+if __name__ == "__main__":
+    main()

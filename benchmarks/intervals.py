@@ -1,0 +1,55 @@
+"""How often measurements fall inside intervals that promise some share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cdmpp.nn.calibration import read_quantiles
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+#: Shares that the intervals promise; the network's quantiles reach from 2 % to 98 %.
+NOMINAL = (0.5, 0.6, 0.7, 0.8, 0.9, 0.96)
+
+
+def coverage_curve(
+    log_measured: Array, point: Array, levels: Array, factor: Array, nominal: Sequence[float] = NOMINAL
+) -> list[float]:
+    """Share of rows inside the central interval of each nominal share.
+
+    Parameters
+    ----------
+    log_measured, point : (n,)
+        log of seconds.
+    levels, factor : (n, len(LEVELS)), (n,)
+        As :class:`cdmpp.nn.answers.Answers` has them.
+    nominal : sequence of float
+
+    Returns
+    -------
+    list of float
+        One share per nominal one. An interval always holds its point, as in a Prediction.
+    """
+    found = []
+    for share in nominal:
+        low, high = read_quantiles(levels, factor, ((1 - share) / 2, (1 + share) / 2)).T
+        inside = (log_measured >= np.minimum(low, point)) & (log_measured <= np.maximum(high, point))
+        found.append(round(float(inside.mean()), 4))
+    return found
+
+
+def auc(score: Array, bad: Array) -> float | None:
+    """Area under the ROC curve: how often a bad row scores higher than a good one, ties counting half.
+
+    None where all rows are good or all are bad.
+    """
+    wrong = int(bad.sum())
+    if wrong in (0, len(bad)):
+        return None
+    values, inverse, counts = np.unique(score, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse.reshape(-1)] if len(values) else score
+    above = ranks[bad].sum() - wrong * (wrong + 1) / 2
+    return float(above / (wrong * (len(bad) - wrong)))

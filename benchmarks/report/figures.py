@@ -1,0 +1,188 @@
+"""The figures of docs/accuracy.md, from the result files; a study without results has no figure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import mean
+from typing import Any, Literal
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from benchmarks.figures import error_by_device, predicted_vs_measured
+from benchmarks.report.known import title
+from benchmarks.report.results import Results
+from benchmarks.report.unseen import HEADLINES, KS, adapted_figures, figure_of, tables_of
+
+#: One colour per method or sampler, the same in every figure.
+OURS, TREES, ROOF = "#1f6f8b", "#e0a458", "0.6"
+SAMPLERS = {"kmeans": OURS, "variance": "#7a4fa3", "random": "0.55"}
+_DPI = 110
+
+
+def draw(results: Results, folder: Path) -> list[Path]:
+    """Draw every figure whose results are there; the paths written."""
+    errors, shapes, devices = (results.get(name) for name in ("model", "shapes", "devices"))
+    made: list[Path] = []
+
+    def save(name: str, make: Callable[[Path], None]) -> None:
+        make(folder / name)
+        made.append(folder / name)
+
+    if errors is not None:
+        save("predicted_vs_measured.png", lambda path: predicted_vs_measured(errors, path))
+        save("error_by_device.png", lambda path: error_by_device(errors, path))
+        save("error_by_operator.png", lambda path: error_by_operator(errors, path))
+    if devices is not None:
+        save("error_by_k.png", lambda path: error_by_k(devices, path))
+    if shapes is not None or devices is not None:
+        save("interval_coverage.png", lambda path: interval_coverage(shapes, devices, path))
+    return made
+
+
+def error_by_operator(errors: Mapping[str, Any], path: Path) -> None:
+    """MAPE by source and operator over all test rows of known devices, baselines beside."""
+    names = ("model", "xgboost", "roofline")
+    sums: dict[tuple[str, str], list[float]] = {}
+    for group in errors["groups"]:
+        row = sums.setdefault((group["source"], group["op"]), [0.0] * (len(names) + 1))
+        row[0] += group["n"]
+        values = [group["mape"], *(group["baselines"].get(b, {}).get("mape", np.nan) for b in names[1:])]
+        for i, value in enumerate(values):
+            row[i + 1] += group["n"] * value
+    table = {key: [v / row[0] for v in row[1:]] for key, row in sums.items() if row[0] >= 30}
+    keys = sorted(table, key=lambda key: (key[0], table[key][0]))
+    sources = sorted({source for source, _ in keys})
+    # A line of room above each source for its name.
+    y, labels, heads = [], [], {}
+    at = 0.0
+    for source in sources:
+        heads[source] = at
+        for key in [key for key in keys if key[0] == source]:
+            at += 1
+            y.append(at)
+            labels.append(key[1])
+        at += 1.6
+    figure, axis = plt.subplots(figsize=(9, 0.21 * at + 1.2), constrained_layout=True)
+    columns = np.array([table[key] for key in keys])
+    for i, (label, color) in enumerate((("cdmpp", OURS), ("XGBoost", TREES), ("roofline", ROOF))):
+        axis.scatter(100 * columns[:, i], y, color=color, s=26, label=label, zorder=4 - i)
+    axis.set_yticks(y, labels, fontsize=8)
+    for source, place in heads.items():
+        axis.text(
+            0.008, place, title(source), transform=axis.get_yaxis_transform(), fontsize=8.5, weight="bold",
+            va="center",
+        )  # fmt: skip
+    axis.set_ylim(at - 1.2, -0.8)
+    _error_axis(axis, "x")
+    axis.set_xlabel("mean absolute percentage error on unseen shapes of known devices (%)")
+    figure.legend(frameon=False, loc="outside upper center", ncols=3, fontsize=9)
+    figure.savefig(path, dpi=_DPI)
+    plt.close(figure)
+
+
+def error_by_k(devices: Mapping[str, Any], path: Path) -> None:
+    """Error of every left-out device against the number of its measurements, one line per sampler."""
+    panels = [(source, entry) for source in HEADLINES for _, entry in tables_of(devices, source)]
+    columns = min(4, len(panels))
+    rows = -(-len(panels) // columns)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(3.0 * columns, 2.35 * rows + 0.7), sharex=True, sharey=True, squeeze=False,
+        constrained_layout=True,
+    )  # fmt: skip
+    for axis, (source, entry) in zip(axes.flat, panels, strict=False):
+        zero = figure_of(source, entry["specification"])
+        ceilings = figure_of(source, entry["ceilings"])
+        assert zero is not None
+        for sampler, color in SAMPLERS.items():
+            found = {k: adapted_figures(source, entry, k, sampler) for k in KS}
+            found = {k: values for k, values in found.items() if values}
+            if not found:
+                continue
+            x = [0, *(KS.index(k) + 1 for k in found)]
+            axis.plot(
+                x, [100 * zero, *(100 * mean(v) for v in found.values())], color=color, linewidth=1.6,
+                label=f"sampler {sampler}", zorder=4 if sampler == "kmeans" else 3,
+            )  # fmt: skip
+            for place, values in zip(x[1:], found.values(), strict=True):
+                axis.scatter([place] * len(values), [100 * v for v in values], color=color, s=9, zorder=5)
+        axis.scatter([0], [100 * zero], color="0.15", s=22, zorder=6, label="specification only")
+        if ceilings is not None:
+            axis.scatter(
+                [0], [100 * ceilings], marker="D", facecolor="white", edgecolor="0.15", s=22, zorder=6,
+                label="and measured ceilings",
+            )  # fmt: skip
+        axis.set_title(f"{HEADLINES[source]}: {entry['device']}", fontsize=9)
+        axis.set_xticks(range(len(KS) + 1), ["0", *map(str, KS)])
+        _error_axis(axis, "y")
+    for axis in axes.flat[len(panels) :]:
+        axis.set_axis_off()
+    figure.supxlabel("measurements of the device, k", fontsize=9)
+    figure.supylabel("error on the other rows (%)", fontsize=9)
+    handles: dict[str, Any] = {}
+    for axis in axes.flat:
+        handles |= {str(label): h for h, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(
+        handles.values(), handles.keys(), loc="outside upper center", ncols=len(handles), frameon=False,
+        fontsize=8.5,
+    )  # fmt: skip
+    figure.savefig(path, dpi=_DPI)
+    plt.close(figure)
+
+
+def interval_coverage(
+    shapes: Mapping[str, Any] | None, devices: Mapping[str, Any] | None, path: Path
+) -> None:
+    """Share of measurements inside intervals against what they promise: known and left-out devices."""
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.9), sharex=True, sharey=True, constrained_layout=True)
+    left, right = axes
+    sources = sorted({*(shapes["coverage"]["sources"] if shapes else ()), *_sources(devices)})
+    colors = dict(zip(sources, plt.get_cmap("tab10").colors, strict=False))
+    if shapes is not None:
+        nominal = np.array(shapes["coverage"]["nominal"])
+        for source, found in shapes["coverage"]["sources"].items():
+            left.plot(
+                100 * nominal, 100 * np.array(found), "o-", ms=4, color=colors[source], label=title(source)
+            )
+    left.set_title("unseen shapes, known devices", fontsize=10)
+    left.set_ylabel("measurements inside (%)")
+    if devices is not None:
+        for source in sources:
+            for number, (_, entry) in enumerate(tables_of(devices, source)):
+                curve = entry["coverage_curve"]
+                right.plot(
+                    100 * np.array(curve["nominal"]), 100 * np.array(curve["empirical"]), "o-", ms=3, lw=1,
+                    alpha=0.75, color=colors[source], label=title(source) if number == 0 else None,
+                )  # fmt: skip
+    right.set_title("devices left out of training, each a line; specification only", fontsize=10)
+    for axis, floor in ((left, (75, 85)), (right, (70, 100))):
+        axis.plot([0, 100], [0, 100], color="0.3", linewidth=1, zorder=1)
+        # The band that an 80 % interval is meant to reach.
+        axis.fill_between([78.5, 81.5], *floor, color="0.85", zorder=0)
+        axis.set(xlim=(48, 100), ylim=(0, 101), xlabel="promised (%)")
+        axis.grid(color="0.93", zorder=0)
+        if axis.get_legend_handles_labels()[0]:
+            axis.legend(frameon=False, fontsize=8, loc="lower right")
+    figure.savefig(path, dpi=_DPI)
+    plt.close(figure)
+
+
+def _sources(devices: Mapping[str, Any] | None) -> set[str]:
+    groups = (devices or {"groups": {}})["groups"].values()
+    return {entry["source"] for found in groups for entry in found["tables"]}
+
+
+def _error_axis(axis: Axes, which: Literal["x", "y"]) -> None:
+    """Logarithmic, in per cent, with ticks that are read as numbers."""
+    shown = axis.xaxis if which == "x" else axis.yaxis
+    (axis.set_xscale if which == "x" else axis.set_yscale)("log")
+    shown.set_major_locator(matplotlib.ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+    shown.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    shown.set_minor_formatter(NullFormatter())
+    axis.grid(axis=which, color="0.92", zorder=0)

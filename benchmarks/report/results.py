@@ -1,0 +1,154 @@
+"""Result files of the studies: where each lies, which command writes it, reading and writing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cdmpp.data.writing import replacing
+from cdmpp.errors import DataError
+
+#: Digits kept of a fraction: a hundredth of a per cent.
+DIGITS = 4
+
+
+@dataclass(frozen=True)
+class Study:
+    """A result file.
+
+    Attributes
+    ----------
+    path : str
+        Relative to the repository.
+    command : str
+        What writes it; ``DIR`` is the folder of the public tables.
+    """
+
+    path: str
+    command: str
+
+    @property
+    def public(self) -> bool:
+        """Whether it reads the public tables."""
+        return " DIR" in self.command
+
+
+#: Groups of devices that are left out of training together, near twins in one.
+GROUPS = ("a100", "v100-l40s", "t4-bx00", "p100-rtx-pro")
+MANIFEST = "models/base/manifest.json"
+
+_PUBLIC = "--public-data DIR"
+#: In the order in which they are run: the model before what reads it.
+STUDIES: dict[str, Study] = {
+    "model": Study(
+        "models/base/errors.json",
+        f"cdmpp train --config configs/base.toml {_PUBLIC} --out models/base",
+    ),
+    "shapes": Study("benchmarks/results/unseen_shapes.json", f"python -m benchmarks.unseen_shapes {_PUBLIC}"),
+    "devices": Study(
+        "benchmarks/results/leave_one_device_out.json",
+        f"python -m benchmarks.leave_one_device_out {_PUBLIC}",
+    ),
+    "schedules": Study("benchmarks/results/schedules.json", "python -m benchmarks.schedules"),
+    "reference": Study("benchmarks/results/reference.json", "python -m benchmarks.reference_preset"),
+    "ablations": Study("benchmarks/results/ablations.json", f"python -m benchmarks.ablations {_PUBLIC}"),
+}
+
+
+class Results:
+    """What has been measured so far.
+
+    Parameters
+    ----------
+    found : mapping of str to dict
+        Content of result files by the names of :data:`STUDIES`; absent ones were not measured.
+    model_id : str
+        The model that ships.
+    """
+
+    def __init__(self, found: Mapping[str, dict[str, Any]], model_id: str = "") -> None:
+        self._found, self.model_id = dict(found), model_id
+
+    @classmethod
+    def load(cls, root: Path) -> Results:
+        """Read every result file that is there.
+
+        Raises
+        ------
+        DataError
+            A file is no JSON object.
+        """
+        found = {name: _read(root / s.path) for name, s in STUDIES.items() if (root / s.path).is_file()}
+        manifest = root / MANIFEST
+        return cls(found, str(_read(manifest).get("model_id", "")) if manifest.is_file() else "")
+
+    def get(self, name: str) -> dict[str, Any] | None:
+        """A study's result, None where it was not measured."""
+        return self._found.get(name)
+
+    def stale(self) -> str:
+        """A sentence if the unseen shapes were measured with another model than the one that ships."""
+        shapes = self.get("shapes")
+        if shapes is None or shapes["model_id"] == self.model_id:
+            return ""
+        return f"Measured with {shapes['model_id']}, not with {self.model_id}: {_again('shapes')}"
+
+    def absent_groups(self) -> list[str]:
+        """Groups of devices that were not left out yet."""
+        devices = self.get("devices") or {"groups": {}}
+        return [group for group in GROUPS if group not in devices["groups"]]
+
+    def missing(self) -> list[str]:
+        """Names of the studies to run, in their order: not measured, not complete, or of another model."""
+        lacking = {name for name in STUDIES if name not in self._found}
+        lacking |= {"devices"} if self.absent_groups() else set()
+        lacking |= {"shapes"} if self.stale() else set()
+        return [name for name in STUDIES if name in lacking]
+
+
+def not_measured(*names: str) -> str:
+    """A line in place of a table."""
+    return "\n".join(f"*Not measured yet: {_again(name)}*" for name in names)
+
+
+def _again(name: str) -> str:
+    return f"run `{STUDIES[name].command}`."
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{path} is no JSON: {error}", hint="remove it and run its study again") from None
+    if not isinstance(found, dict):
+        raise DataError(f"{path} is no JSON object", hint="remove it and run its study again")
+    return found
+
+
+def rounded(value: Any) -> Any:
+    """A result with its fractions rounded to :data:`DIGITS`, at any depth."""
+    if isinstance(value, float):
+        return round(value, DIGITS)
+    if isinstance(value, Mapping):
+        return {key: rounded(inner) for key, inner in value.items()}
+    return [rounded(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def write_result(path: Path, result: Mapping[str, Any]) -> None:
+    """Write a result file: one line for each member of a list, so that changes can be read."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as aside:
+        aside.write_text(_json(result) + "\n", encoding="utf-8")
+
+
+def _json(value: Any, depth: int = 0) -> str:
+    pad = " " * (depth + 1)
+    if isinstance(value, Mapping) and depth < 2 and value:
+        inner = (f"{pad}{json.dumps(str(key))}: {_json(item, depth + 1)}" for key, item in value.items())
+        return "{\n" + ",\n".join(inner) + "\n" + pad[1:] + "}"
+    if isinstance(value, list) and value and isinstance(value[0], Mapping):
+        return "[\n" + ",\n".join(pad + json.dumps(item) for item in value) + "\n" + pad[1:] + "]"
+    return json.dumps(value)

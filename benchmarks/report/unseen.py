@@ -1,0 +1,240 @@
+"""The report on devices that were left out of training, with and without measurements of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import mean, stdev
+from typing import Any
+
+from benchmarks.report.known import baseline_columns, baseline_header, title
+from benchmarks.report.markdown import ERROR_COLUMNS, error_cells, folded, number, percent, picture, table
+from benchmarks.report.results import GROUPS, Results, not_measured
+
+#: Sources with a headline; how their figure is read: the mean over families, or over rows.
+HEADLINES = {"neusight": "NS", "aiconfigurator_gemm": "AIC"}
+KS = (10, 40, 100)
+SAMPLER = "kmeans"
+
+_INTERVALS = picture("interval coverage", "interval_coverage.png")
+
+Table = Mapping[str, Any]
+
+
+def tables_of(devices: Mapping[str, Any], source: str) -> Iterator[tuple[str, Table]]:
+    """(group, table) of a source, in the order of :data:`GROUPS`."""
+    for group in GROUPS:
+        for entry in devices["groups"].get(group, {}).get("tables", ()):
+            if entry["source"] == source:
+                yield group, entry
+
+
+def figure_of(source: str, found: Mapping[str, Any] | None) -> float | None:
+    """The headline of a source: NS is the mean over families, the others over rows."""
+    if found is None:
+        return None
+    value: float | None = found["macro"] if source == "neusight" else found["overall"]["mape"]
+    return value
+
+
+def adapted(entry: Table, k: int, sampler: str = SAMPLER) -> list[Mapping[str, Any]]:
+    """Runs with k measurements, one per seed."""
+    runs = [run for run in entry["adapted"] if run["k"] == k and run["sampler"] == sampler]
+    return sorted(runs, key=lambda run: int(run["seed"]))
+
+
+def adapted_figures(source: str, entry: Table, k: int, sampler: str = SAMPLER) -> list[float]:
+    """Headline of each seed after adapting."""
+    values = (figure_of(source, run["after"]) for run in adapted(entry, k, sampler))
+    return [value for value in values if value is not None]
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean over seeds and, from two on, their standard deviation, in per cent."""
+    if not values:
+        return "-"
+    text = f"{100 * mean(values):.1f}"
+    return f"{text} ± {100 * stdev(values):.1f} %" if len(values) > 1 else f"{text} %"
+
+
+def headline(
+    devices: Mapping[str, Any], source: str, read: Callable[[Table], float | None]
+) -> tuple[float | None, int]:
+    """Mean over groups of the mean over a group's devices, and how many groups have one."""
+    by_group: dict[str, list[float]] = {}
+    for group, entry in tables_of(devices, source):
+        value = read(entry)
+        if value is not None:
+            by_group.setdefault(group, []).append(value)
+    if not by_group:
+        return None, 0
+    return mean(mean(values) for values in by_group.values()), len(by_group)
+
+
+def readers(source: str) -> dict[str, Callable[[Table], float | None]]:
+    """What is read of a table for each headline."""
+
+    return {
+        "specification": lambda entry: figure_of(source, entry["specification"]),
+        "ceilings": lambda entry: figure_of(source, entry["ceilings"]),
+        **{f"k = {k}": _after(source, k) for k in KS},
+    }
+
+
+def _after(source: str, k: int, sampler: str = SAMPLER) -> Callable[[Table], float | None]:
+    def read(entry: Table) -> float | None:
+        values = adapted_figures(source, entry, k, sampler)
+        return mean(values) if values else None
+
+    return read
+
+
+def _baseline(source: str, name: str) -> Callable[[Table], float | None]:
+    return lambda entry: figure_of(source, entry["baselines"].get(name))
+
+
+def zero_shot(results: Results) -> str:
+    """Per source one table: every device, baselines beside, and the mean over groups."""
+    devices = results.get("devices")
+    if devices is None:
+        return not_measured("devices")
+    blocks = [_incomplete(results)]
+    for source in _sources(devices):
+        entries = list(tables_of(devices, source))
+        names = baseline_columns(entry for _, entry in entries)
+        reading = readers(source)
+        rows = []
+        for _, entry in entries:
+            cells = [f"**{percent(reading['specification'](entry))}**", percent(reading["ceilings"](entry))]
+            cells += [spread(adapted_figures(source, entry, k)) for k in KS]
+            cells += [percent(figure_of(source, entry["baselines"].get(name))) for name in names]
+            rows.append([entry["device"], f"{entry['rows']:,}", *cells])
+        means = [headline(devices, source, read)[0] for read in reading.values()]
+        means += [headline(devices, source, _baseline(source, name))[0] for name in names]
+        if len({group for group, _ in entries}) > 1:
+            rows.append(["**mean over groups**", "", *map(percent, means)])
+        what = "mean of GEMM, conv and vector" if source == "neusight" else "MAPE over rows"
+        header = (
+            "left out", "n", "specification only", "measured ceilings", *(f"k = {k}" for k in KS),
+            *baseline_header(names),
+        )  # fmt: skip
+        blocks.append(f"**{title(source)}**, {what}:\n\n{table(header, rows)}")
+    blocks.append(_every_device(devices))
+    return "\n\n".join(filter(None, blocks))
+
+
+def _sources(devices: Mapping[str, Any]) -> list[str]:
+    present = {entry["source"] for found in devices["groups"].values() for entry in found["tables"]}
+    return [*(s for s in HEADLINES if s in present), *sorted(present - set(HEADLINES))]
+
+
+def _incomplete(results: Results) -> str:
+    absent = results.absent_groups()
+    return f"Groups not left out yet: {', '.join(absent)}. {not_measured('devices')}" if absent else ""
+
+
+def _every_device(devices: Mapping[str, Any]) -> str:
+    """All metrics of every device, family by family."""
+    rows = []
+    for source in _sources(devices):
+        for _, entry in tables_of(devices, source):
+            stages = {"specification": entry["specification"], "ceilings": entry["ceilings"]}
+            runs = adapted(entry, 40)
+            stages["k = 40, seed 0"] = runs[0]["after"] if runs else None
+            for stage, found in stages.items():
+                if found is None:
+                    continue
+                named = {"all": found["overall"]}
+                named |= found["families"] if len(found["families"]) > 1 else {}
+                rows += [
+                    [title(source), entry["device"], stage, family, *error_cells(m)]
+                    for family, m in named.items() if m["n"]
+                ]  # fmt: skip
+    header = ("source", "left out", "what is known", "family", *ERROR_COLUMNS)
+    return folded("Every device, stage and family", table(header, rows, left=4))
+
+
+def samplers(results: Results) -> str:
+    """Error by sampler and k, every device and the mean over groups."""
+    devices = results.get("devices")
+    if devices is None:
+        return not_measured("devices")
+    blocks = []
+    for source in _sources(devices):
+        entries = list(tables_of(devices, source))
+        names = sorted({run["sampler"] for _, entry in entries for run in entry["adapted"]})
+        if len(names) < 2:
+            continue
+        columns = [(name, k) for name in names for k in KS]
+        rows = [
+            [entry["device"], *(spread(adapted_figures(source, entry, k, name)) for name, k in columns)]
+            for _, entry in entries
+        ]
+        means = (headline(devices, source, _after(source, k, name))[0] for name, k in columns)
+        rows.append(["**mean over groups**", *map(percent, means)])
+        header = ("left out", *(f"{name}, k = {k}" for name, k in columns))
+        blocks.append(f"**{title(source)}**:\n\n{table(header, rows)}")
+    blocks.append(picture("error against the number of measurements", "error_by_k.png"))
+    return "\n\n".join(blocks)
+
+
+def trust(results: Results) -> str:
+    """Coverage on unseen devices, and how well the domain score ranks errors."""
+    devices, shapes = results.get("devices"), results.get("shapes")
+    blocks = []
+    if shapes is None:
+        blocks.append(not_measured("shapes"))
+    else:
+        rows = [[name, *error_cells(m)] for name, m in shapes["domain"]["labels"].items()]
+        auc = number(shapes["domain"]["auc"], 2)
+        blocks.append(
+            "Test rows of known devices by their label; AUC of the score for \"off by more than 30 %\": "
+            f"{auc}.\n\n" + table(("domain", *ERROR_COLUMNS), rows)
+        )  # fmt: skip
+    if devices is None:
+        return "\n\n".join([*blocks, not_measured("devices"), *([] if shapes is None else [_INTERVALS])])
+    rows = []
+    for group in GROUPS:
+        if group in devices["groups"]:
+            found = devices["groups"][group]
+            domain = found["domain"]
+            shares = [t["specification"]["overall"]["coverage"] for t in found["tables"]]
+            after = [
+                run["after"]["overall"]["coverage"] for t in found["tables"] for run in adapted(t, 40)
+            ]  # fmt: skip
+            rows.append(
+                [
+                    ", ".join(found["held_out"]), _range(shares), _range(after),
+                    number(domain["auc_pooled"], 2), number(domain["auc_held_out"], 2),
+                    percent(domain["off_held_out"]), percent(domain["off_known"]),
+                ]
+            )  # fmt: skip
+    header = (
+        "left out", "80 % interval covers, by source", "after k = 40", "AUC, with known devices' rows",
+        "AUC, left-out rows alone", "off by more than 30 %: left out", "known",
+    )  # fmt: skip
+    return "\n\n".join([*blocks, table(header, rows), _INTERVALS])
+
+
+def _range(values: Sequence[float]) -> str:
+    """Smallest and largest."""
+    if not values:
+        return "-"
+    low, high = min(values), max(values)
+    return percent(low, 0) if low == high else f"{100 * low:.0f}-{percent(high, 0)}"
+
+
+def readme_rows(results: Results) -> str:
+    """The README's table of unseen devices: means over groups, the range over devices."""
+    devices = results.get("devices")
+    if devices is None:
+        return not_measured("devices")
+    rows = []
+    for source in _sources(devices):
+        cells = []
+        for read in readers(source).values():
+            average = headline(devices, source, read)[0]
+            values = [v for _, entry in tables_of(devices, source) if (v := read(entry)) is not None]
+            cells.append("-" if average is None else f"**{percent(average)}** ({_range(values)})")
+        rows.append([title(source), *cells])
+    header = ("devices left out of training", *readers("").keys())
+    return table(header, rows)

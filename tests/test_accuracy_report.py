@@ -1,0 +1,217 @@
+"""The accuracy report says what the result files say, and says so where there are none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.accuracy import command_of
+from benchmarks.report import goals, known, studies, unseen
+from benchmarks.report.document import DOCUMENTS, rendered
+from benchmarks.report.figures import draw
+from benchmarks.report.markdown import fill
+from benchmarks.report.results import GROUPS, STUDIES, Results, rounded, write_result
+from cdmpp.errors import DataError
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def metrics(mape: float, coverage: float | None = 0.8, n: int = 100) -> dict[str, Any]:
+    return {
+        "n": n, "mape": mape, "median_ape": mape / 2, "within_10": 0.5, "within_20": 0.75,
+        "kendall_tau": 0.9, "coverage": coverage,
+    }  # fmt: skip
+
+
+def figures(gemm: float, conv: float) -> dict[str, Any]:
+    macro = (gemm + conv) / 2
+    families = {"gemm": metrics(gemm), "conv": metrics(conv)}
+    return {"overall": metrics(macro), "families": families, "macro": macro}
+
+
+def left_out(device: str, source: str, error: float) -> dict[str, Any]:
+    """A table of one device whose error falls by a tenth of itself from one k to the next."""
+    runs = [
+        {
+            "k": k, "sampler": sampler, "seed": seed, "before": figures(error, error),
+            "after": figures(*[error * (0.8 - 0.2 * i) + 0.001 * seed] * 2),
+            "weight": 1, "tuned": False, "width": 1.0,
+        }
+        for i, k in enumerate((10, 40, 100)) for sampler in ("kmeans", "random") for seed in (0, 1)
+    ]  # fmt: skip
+    return {
+        "device": device, "source": source, "available": 1000, "rows": 100,
+        "specification": figures(error, error), "ceilings": None, "sustained": None,
+        "coverage_curve": {"nominal": [0.5, 0.8, 0.9], "empirical": [0.4, 0.7, 0.8]},
+        "baselines": {"roofline": figures(0.5, 0.5), "xgboost": figures(0.3, 0.3)}, "adapted": runs,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def results() -> Results:
+    """Two of four groups, and every other study, small."""
+    domain = {
+        "auc_held_out": 0.6, "auc_pooled": 0.8, "n_held_out": 1, "n_known": 1, "off_held_out": 0.2,
+        "off_known": 0.01,
+    }  # fmt: skip
+    groups = {
+        "a100": {
+            "held_out": ["a100-x", "a100-y"], "domain": domain,
+            "tables": [left_out("a100-x", "neusight", 0.20), left_out("a100-y", "neusight", 0.30)],
+        },
+        "v100-l40s": {
+            "held_out": ["v100", "l40s"], "domain": domain,
+            "tables": [left_out("v100", "neusight", 0.10), left_out("l40s", "aiconfigurator_gemm", 0.2)],
+        },
+    }  # fmt: skip
+    part = {"source": "neusight", "filtered": True, "device": "", "family": "gemm"}
+    shapes = {
+        "model_id": "base-1", "n": 3,
+        "parts": [
+            part | metrics(0.0456), {**part, "filtered": False, "family": ""} | metrics(0.05),
+            {**part, "device": "t4", "family": ""} | metrics(0.0567),
+        ],
+        "coverage": {"nominal": [0.5, 0.8, 0.9], "sources": {"neusight": [0.5, 0.79, 0.9]}},
+        "domain": {"labels": {"in": metrics(0.04)}, "auc": 0.77},
+    }  # fmt: skip
+    entry = metrics(0.0444) | {"baselines": {"xgboost": {"mape": 0.0555}, "roofline": {"mape": 0.6}}}
+    group = {"source": "vidur", "device": "a40", "op": "linear"}
+    model = {
+        "overall": entry, "by_source": {"vidur": entry}, "groups": [group | entry],
+        "sample": {"source": ["vidur"] * 2, "measured_s": [1e-5, 2e-5], "predicted_s": [1e-5, 3e-5]},
+    }  # fmt: skip
+    ranked = {"task_kendall_tau": 0.61, "top1_score": 0.82, "top5_score": 0.99, "ranked_groups": 7}
+    methods = {"cdmpp": metrics(0.4) | ranked, "XGBoost, PerStoreFeature (packed)": metrics(0.5) | ranked}
+    race = {
+        "original": {"test": metrics(0.9) | ranked, "samples_per_s": 50.0, "train_seconds": 240.0},
+        "ours, a tenth of the time": {"test": metrics(0.6) | ranked},
+    }
+    seeds = [{"seed": i, "figures": {"ns_zero_shot": value}} for i, value in enumerate((0.20, 0.22))]
+    return Results(
+        {
+            "model": model, "shapes": shapes,
+            "devices": {"groups": groups},
+            "schedules": {"command": "run me", "splits": {"network": methods}},
+            "reference": {
+                "command": "race", "test_rows": 5, "split": "task", "samples_per_s_ratio": 30.0,
+                "methods": race,
+            },
+            "ablations": {
+                "steps": 400,
+                "studies": [
+                    {"study": "default", "variant": "default", "default": True, "seeds": seeds},
+                    {"study": "head", "variant": "ratio", "default": False, "seeds": seeds[:1]},
+                ],
+            },
+        },
+        model_id="base-1",
+    )  # fmt: skip
+
+
+def test_the_committed_documents_are_what_the_committed_results_say() -> None:
+    for path, text in rendered(ROOT, Results.load(ROOT)).items():
+        assert path.read_text(encoding="utf-8") == text, f"{path.name}: run make accuracy"
+
+
+def test_headlines_are_means_over_groups_of_means_over_boards(results: Results) -> None:
+    devices = results.get("devices")
+    assert devices is not None
+    read = unseen.readers("neusight")
+    # The A100's two boards (20 and 30 %) are one group, beside the V100 (10 %).
+    value, groups = unseen.headline(devices, "neusight", read["specification"])
+    assert value == pytest.approx(0.175) and groups == 2
+    # 60 % of it is left at k = 40, and the second seed adds 0.1 %.
+    assert unseen.headline(devices, "neusight", read["k = 40"])[0] == pytest.approx(0.175 * 0.6 + 0.0005)
+    assert unseen.headline(devices, "neusight", read["ceilings"]) == (None, 0)
+
+
+def test_goals_are_reached_or_not_and_say_how_much_was_measured(results: Results) -> None:
+    rows = {tuple(line.split(" | ")[:2]): line for line in goals.goals(results).splitlines()}
+    zero = rows["| NS, device left out", "specification"]
+    assert "**17.5 %** (2 of 4 groups)" in zero and zero.endswith("| no |")
+    assert rows["| NS GEMM, unseen shapes, known devices", "rows that the authors keep"].endswith("| yes |")
+    assert rows[
+        "| own programs, unseen networks: less error than XGBoost", "on PerStoreFeature, same rows"
+    ].endswith("| ≥ 30.0 % | **20.0 %** | no |")
+    assert rows["| error after a tenth of the time", "below the original's after all of it"].endswith(
+        "| yes |"
+    )
+
+
+def test_every_table_shows_its_figures(results: Results) -> None:
+    assert "| **4.4 %** |" in known.overview(results) and "| 5.5 %" in known.overview(results)
+    assert "| t4 |" in known.details(results) and "**5.7 %**" in known.details(results)
+    shown = unseen.zero_shot(results)
+    assert "| a100-y | 100 | **30.0 %** | - | 24.1 ± 0.1 % |" in shown
+    assert "t4-bx00, p100-rtx-pro" in shown.splitlines()[0]
+    assert "random, k = 40" in unseen.samplers(results)
+    assert "| a100-x, a100-y | 80 % | 80 % | 0.80 | 0.60 | 20.0 % | 1.0 % |" in unseen.trust(results)
+    assert "0.820" in studies.schedules(results)
+    assert "30 times the samples" in studies.reference(results)
+    ablations = studies.ablations(results)
+    assert "| **default** | 2 | 21.0 ± 1.4 % |" in ablations and "| ratio | 1 | 20.0 % |" in ablations
+    assert "| 10.85 % |" in goals.headlines(results)
+
+
+def test_what_is_not_measured_is_named_with_its_command() -> None:
+    nothing = Results({})
+    for name, parts in DOCUMENTS.items():
+        for part, make in parts.items():
+            text = make(nothing)
+            assert part == "headlines" or "Not measured yet: run `" in text, (name, part)
+    assert nothing.missing() == list(STUDIES)
+    # Nothing may stand where our figures go.
+    assert " no |" not in goals.goals(nothing) and " yes |" not in goals.goals(nothing)
+    assert not draw(nothing, Path("nowhere"))
+
+
+def test_incomplete_and_outdated_studies_are_run_again(results: Results) -> None:
+    assert results.missing() == ["devices"]
+    results.model_id = "base-2"
+    assert results.missing() == ["shapes", "devices"]
+    assert "Measured with base-1, not with base-2" in known.details(results)
+
+
+def test_figures_are_drawn_of_what_is_there(results: Results, tmp_path: Path) -> None:
+    names = {path.name for path in draw(results, tmp_path)}
+    assert names >= {"error_by_k.png", "interval_coverage.png", "error_by_operator.png"}
+    for name in names:
+        assert (tmp_path / name).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_only_marked_parts_change() -> None:
+    text = "by hand\n<!-- generated:a -->\nold\n<!-- end -->\nby hand, too\n"
+    made = fill(text, {"a": "new"})
+    assert made == "by hand\n<!-- generated:a -->\n\nnew\n\n<!-- end -->\nby hand, too\n"
+    assert fill(made, {"a": "new"}) == made
+    for parts in ({}, {"a": "x", "b": "y"}):
+        with pytest.raises(DataError, match="marked parts"):
+            fill(text, parts)
+    with pytest.raises(DataError, match="marked parts"):
+        fill(text.replace("<!-- end -->", ""), {"a": "new"})
+
+
+def test_result_files_are_read_as_they_were_written(tmp_path: Path) -> None:
+    path = tmp_path / "results" / "x.json"
+    content = {"a": 1, "parts": [{"b": [0.5], "c": {"d": None}}], "e": {"f": {"g": [1, 2]}}, "h": [], "i": {}}
+    write_result(path, content)
+    assert json.loads(path.read_text()) == content
+    assert rounded({"a": [0.123456, (1, "x")]}) == {"a": [0.1235, [1, "x"]]}
+
+
+def test_a_damaged_result_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / STUDIES["shapes"].path
+    path.parent.mkdir(parents=True)
+    path.write_text("{")
+    with pytest.raises(DataError, match=r"unseen_shapes\.json is no JSON"):
+        Results.load(tmp_path)
+
+
+def test_commands_run_with_this_interpreter_and_folder() -> None:
+    assert command_of("shapes", "/x y")[1:] == ["-m", "benchmarks.unseen_shapes", "--public-data", "/x y"]
+    assert command_of("model", "d")[1:4] == ["-m", "cdmpp.cli.main", "train"]
+    assert all(STUDIES[name].public == ("DIR" in STUDIES[name].command) for name in STUDIES)
+    assert len(GROUPS) == 4
