@@ -55,10 +55,10 @@ class ResidualSettings:
     family: float = 0.2
     operator: float = 0.08
     setting: float = 0.1
-    sizes: float = 0.2
-    length: float = 3.0
-    view: float = 0.75
-    peers: float = 0.15
+    sizes: float = 0.3
+    length: float = 5.0
+    view: float = 1.3
+    peers: float = 0.25
     noise: float = 0.07
     clip: float = 0.8
     shift: float = 1.0
