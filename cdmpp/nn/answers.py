@@ -175,14 +175,15 @@ class Answerer:
         point, levels = self._forward(network, inputs, rows, embedding=embedding, seen=view)
         said = np.full((len(rows), len(self._devices)), np.nan, dtype=np.float32)
         unseen = np.flatnonzero(embedding[rows.device] == 0)
-        for members, question in _same_question(asked, unseen):
-            known = self._peers.of(*question)
+        for members, spec, question in _same_question(asked, unseen):
+            known = self._peers.of(spec.kind, spec.vendor, *question)
             if not known:
                 continue
+            weight = weights(spec, question[1], [peer for _, peer in known])
             columns = [column_of[index] for index, _ in known]
             part, peers = rows.take(members), [len(specs) + column for column in columns]
             theirs = opinions(network, inputs, part, peers, embedding, self._forward)
-            by = shift(point[members] - inputs.reference(part), theirs, weights([spec for _, spec in known]))
+            by = shift(point[members] - inputs.reference(part), theirs, weight)
             point[members] += by
             levels[members] += by[:, None]
             said[members[:, None], np.array(columns)[None, :]] = theirs
@@ -250,16 +251,17 @@ def as_trained(known: dict[str, Trained], specs: Sequence[DeviceSpec]) -> list[T
     return [known.get(spec.nominal().digest(), (0, spec)) for spec in specs]
 
 
-def _same_question(asked: Asked, chosen: Array) -> Iterator[tuple[Array, tuple[str, ...]]]:
-    """The chosen rows by device kind, its maker, and kind of question."""
-    rows, kinds = asked.rows, sorted({(spec.kind, spec.vendor) for spec in asked.specs})
-    kind = np.array([kinds.index((s.kind, s.vendor)) for s in asked.specs])[rows.device[chosen]]
-    columns = [kind, asked.kind[rows.program[chosen]], rows.protocol[chosen], rows.backend[chosen]]
+def _same_question(
+    asked: Asked, chosen: Array
+) -> Iterator[tuple[Array, DeviceSpec, tuple[str, str, str, str]]]:
+    """The chosen rows by device and kind of question (operator, type, protocol, backend)."""
+    rows = asked.rows
+    columns = [rows.device[chosen], asked.kind[rows.program[chosen]], rows.protocol[chosen], rows.backend[chosen]]
     distinct, inverse = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
     for i, (device, program, protocol, backend) in enumerate(distinct.tolist()):
         operator, dtype = asked.kinds[program]
         members = chosen[inverse.reshape(-1) == i]
-        yield members, (*kinds[device], operator, dtype, PROTOCOLS[protocol], BACKENDS[backend])
+        yield members, asked.specs[device], (operator, dtype, PROTOCOLS[protocol], BACKENDS[backend])
 
 
 def _steps(artifact: Artifact, asked: Asked, trained_names: list[str]) -> Array:

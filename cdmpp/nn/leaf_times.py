@@ -65,6 +65,10 @@ class LeafTimes(nn.Module):
             nn.init.zeros_(layer.weight)
             nn.init.zeros_(layer.bias)
 
+    def scheduled(self, leaves: Tensor) -> Tensor:
+        """Which programs, (rows,) bool, have schedule columns; ``leaves`` as in :meth:`forward`."""
+        return (leaves[:, :, self._columns[0]] > 0).any(dim=1)
+
     def forward(
         self, leaves: Tensor, tokens: Tensor, mask: Tensor | None, inputs: Tensor, logs: Tensor
     ) -> Tensor:

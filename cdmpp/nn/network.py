@@ -22,6 +22,8 @@ from cdmpp.nn.inputs import DEVICE_LOGS, LEAF_MEETS_DEVICE, QUESTION_COLUMNS, SU
 from cdmpp.nn.leaf_times import LeafTimes
 from cdmpp.nn.positions import PositionEncoding, Positions, StructuralBias
 
+#: Rows of scheduled programs are filled up to a multiple of this in training.
+TIMED_MULTIPLE = 32
 INPUT_WIDTH = len(SUMMARY_COLUMNS) + len(QUESTION_COLUMNS)
 #: Quantile levels that the network emits; others are interpolated between them.
 LEVELS = (0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98)
@@ -193,11 +195,30 @@ class LatencyNetwork(nn.Module):
             own = zip(parts, split_parts(tokens, parts), strict=False)
             each = zip(own, torch.split(inputs, rows), torch.split(logs, rows), strict=True)
             times = [
-                self.leaf_times(part.leaves, token.view(*part.shape, -1), part.mask, asked, log)
+                self._timed(part, token.view(*part.shape, -1), asked, log)
                 for (part, token), asked, log in each
             ]
             latent = torch.cat((latent, torch.cat(times)), dim=-1)
         return latent
+
+    def _timed(self, part: Part, tokens: Tensor, inputs: Tensor, logs: Tensor) -> Tensor:
+        """:class:`LeafTimes` of a part, (rows, 2).
+
+        In training of the scheduled programs alone, which are few among library operators, filled up so that
+        shapes repeat. A prediction computes all rows: its shapes may not depend on its neighbours.
+        """
+        assert self.leaf_times is not None
+        if not self.training:
+            return self.leaf_times(part.leaves, tokens, part.mask, inputs, logs)
+        chosen = self.leaf_times.scheduled(part.leaves).nonzero()[:, 0]
+        out = tokens.new_zeros(len(tokens), 2)
+        if not len(chosen):
+            return out
+        filled = torch.cat((chosen, chosen[:1].expand(-len(chosen) % TIMED_MULTIPLE)))
+        mask = None if part.mask is None else part.mask[filled]
+        found = self.leaf_times(part.leaves[filled], tokens[filled], mask, inputs[filled], logs[filled])
+        placed: Tensor = out.index_copy(0, chosen, found[: len(chosen)])
+        return placed
 
     def _pool(self, part: Part, tokens: Tensor, score: Tensor) -> Tensor:
         """Attention pooling and mean over the leaves: (rows * leaves, width) -> (rows, 2 * width)."""

@@ -23,7 +23,10 @@ from cdmpp.nn.network import LatencyNetwork
 Array = np.ndarray[Any, np.dtype[Any]]
 
 #: Weight of the peers' mean beside the network's own answer (docs/accuracy.md).
-SHARE = 0.5
+SHARE = 0.7
+
+#: Distance, in factors of two, at which a peer's opinion counts 0.6 times as much as a like one's.
+LIKENESS = 1.0
 
 #: Trained devices: index in the network's embedding, and specification.
 Trained = tuple[int, DeviceSpec]
@@ -64,11 +67,25 @@ class Peers:
         return self._found[key]
 
 
-def weights(peers: Sequence[DeviceSpec]) -> Array:
-    """Weight of each peer's opinion, (peers,), of sum 1: near twins, of one architecture, count once."""
-    names = [device.arch for device in peers]
-    each = np.array([1.0 / names.count(name) for name in names])
+def weights(device: DeviceSpec, dtype: str, peers: Sequence[DeviceSpec]) -> Array:
+    """Weight of each peer's opinion, (peers,), of sum 1.
+
+    By likeness of one unit in one cycle: how many operations of this type, how many bytes from memory. That
+    tells an inference card from a training board, and generations from each other, whatever the size of the
+    device. Near twins, of one architecture, count once.
+    """
+    names = [peer.arch for peer in peers]
+    own = _of_a_unit(device, dtype)
+    far = np.array([((_of_a_unit(peer, dtype) - own) ** 2).sum() for peer in peers])
+    # The least of all distances is taken off: of peers that are all far away the nearest still speak.
+    each = np.exp(-0.5 * (far - far.min()) / LIKENESS**2) / np.array([names.count(name) for name in names])
     return np.asarray(each / each.sum())
+
+
+def _of_a_unit(device: DeviceSpec, dtype: str) -> Array:
+    cycles = device.compute_units * device.clock_hz
+    rates = (device.peak(dtype, matrix=True), device.mem_bandwidth_bytes_per_s)
+    return np.log2(np.array(rates) / cycles)
 
 
 def shift(own: Array, peers: Array, weight: Array) -> Array:

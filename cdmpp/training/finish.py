@@ -151,20 +151,19 @@ def _with_peers(
 ) -> tuple[Array, Array]:  # fmt: skip
     """Predictions of unseen devices with the known devices' opinion, as the predictor gives them."""
     point, levels = point.copy(), levels.copy()
-    makers = sorted({(d.kind, d.vendor) for d in dataset.devices})
-    maker = np.array([makers.index((d.kind, d.vendor)) for d in dataset.devices])[rows.device]
-    codes = np.stack([maker, dataset.kind[rows.program], rows.protocol, rows.backend], axis=1)
+    codes = np.stack([rows.device, dataset.kind[rows.program], rows.protocol, rows.backend], axis=1)
     distinct, inverse = np.unique(codes, axis=0, return_inverse=True)
     embedding = np.arange(1, len(dataset.devices) + 1)
-    for i, (by, kind, protocol, backend) in enumerate(distinct.tolist()):
+    for i, (device, kind, protocol, backend) in enumerate(distinct.tolist()):
         members = np.flatnonzero(inverse.ravel() == i)
         operator, dtype = dataset.kinds[kind]
-        known = peers.of(*makers[int(by)], operator, dtype, PROTOCOLS[protocol], BACKENDS[backend])
+        spec = dataset.devices[device]
+        known = peers.of(spec.kind, spec.vendor, operator, dtype, PROTOCOLS[protocol], BACKENDS[backend])
         if not known:
             continue
         point[members], levels[members] = ask_peers(
             network, inputs, rows.take(members), point[members], levels[members],
-            [index - 1 for index, _ in known], weights([spec for _, spec in known]), embedding,
+            [index - 1 for index, _ in known], weights(spec, dtype, [peer for _, peer in known]), embedding,
         )  # fmt: skip
     return point, levels
 
