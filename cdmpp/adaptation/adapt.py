@@ -22,8 +22,9 @@ from cdmpp.adaptation.samplers import choose
 from cdmpp.adaptation.survey import Survey, survey
 from cdmpp.adaptation.tune import TUNED_FROM, TunedFit, tune
 from cdmpp.errors import ArtifactError, DataError
+from cdmpp.evaluation.asked import asked_parts
 from cdmpp.evaluation.cache import FeatureCache
-from cdmpp.evaluation.tables import evaluate_rows, overall
+from cdmpp.evaluation.tables import overall
 from cdmpp.nn.adapter import Adapter
 from cdmpp.nn.adapter_features import family_names
 from cdmpp.nn.adapter_files import adapted
@@ -61,7 +62,7 @@ class Adaptation:
 def adapt(
     artifact: Artifact, records: DeviceRecords, *, k: int | None = None, sampler: str = "kmeans",
     seed: int = 0, settings: ResidualSettings | None = None, cache: FeatureCache | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], None] | None = None, known: Survey | None = None,
 ) -> Adaptation:  # fmt: skip
     """Adapt a model to the device of some records.
 
@@ -78,6 +79,8 @@ def adapt(
     settings : ResidualSettings, optional
     progress : callable, optional
         Called with the number of records surveyed since the last call.
+    known : Survey, optional
+        :func:`cdmpp.adaptation.survey.survey` of these records by this model, where it is at hand.
 
     Raises
     ------
@@ -94,8 +97,7 @@ def adapt(
             hint=f"adapt its base, {artifact.manifest['base']['model_id']}, with all records",
         )
     cache = cache or FeatureCache(schedule=artifact.network.config.schedule)
-    answerer = Answerer(artifact)
-    known = survey(answerer, records, cache, progress)
+    known = known or survey(Answerer(artifact), records, cache, progress)
     chosen = np.arange(len(known.rows)) if k is None else _choose(known, k, sampler, seed, settings)
     warnings, used = _usable(records, known, chosen)
     measured, questions = _measured(records, known, used)
@@ -224,15 +226,31 @@ def _compare(
     made: Artifact, records: DeviceRecords, known: Survey, rest: Array, cache: FeatureCache
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Figures of base and adapted model on the same rows."""
-    adapter = made.adapter
-    assert adapter is not None
     table, rows, question = records.table, known.rows[rest], known.question[rest]
     before = overall(table, rows, known.point[question], known.levels[question], known.factor[question])
+    point, levels, factor = (column[question] for column in answers_after(made, records, known, cache))
+    return before, overall(table, rows, point, levels, factor)
+
+
+def answers_after(
+    made: Artifact, records: DeviceRecords, known: Survey, cache: FeatureCache
+) -> tuple[Array, Array, Array]:
+    """What the adapted model says of every surveyed question, the base's answers being at hand.
+
+    Returns
+    -------
+    point, levels, factor
+        As :class:`cdmpp.nn.answers.Answers` has them, per question of the survey.
+    """
+    adapter = made.adapter
+    assert adapter is not None
     if not adapter.weight:
-        return before, before
+        return known.point, known.levels, known.factor
+    delta = np.zeros(len(known.point))
     if adapter.tuned is not None:
-        # Tuned weights need the programs once more.
-        return before, evaluate_rows(made, table, rows, cache, records.specs)
-    point, levels, _ = adapter.apply(known.point, known.levels, known.features)
-    factor = np.full(len(rows), adapter.width)
-    return before, overall(table, rows, point[question], levels[question], factor)
+        # Tuned weights need the programs once more, the peers do not.
+        answerer = Answerer(made)
+        parts = asked_parts(records.table, records.usable, cache, records.specs)
+        delta = np.concatenate([answerer.tuning(part.asked) for part in parts if len(part.index)])
+    point, levels, _ = adapter.apply(known.point + delta, known.levels + delta[:, None], known.features)
+    return point, levels, np.full(len(point), adapter.width)

@@ -8,7 +8,7 @@ of :class:`cdmpp.predictor.LatencyPredictor` on the same rows, but for the last 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -189,17 +189,6 @@ def overall(
     """
     scores = _Scores()
     _score(scores, table, rows, point, levels, factor)
-    figures: dict[str, Any] = scores.result()["overall"]
-    return figures
-
-
-def evaluate_rows(
-    artifact: Artifact, table: MeasurementTable, rows: Array, cache: FeatureCache,
-    specs: Mapping[str, DeviceSpec] | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    """``overall`` of :func:`evaluate` for some rows that can be predicted, ordered by program."""
-    scores, parts = _Scores(), asked_parts(table, rows, cache, specs)
-    _score_rows(Answerer(artifact), table, rows, parts, scores, lambda _: None)
     figures: dict[str, Any] = scores.result()["overall"]
     return figures
 

@@ -1,0 +1,1 @@
+"""Devices that training never saw: groups, networks, baselines, adaptation."""

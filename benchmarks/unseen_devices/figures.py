@@ -1,0 +1,51 @@
+"""Errors overall and per operator family, as the results file has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cdmpp.evaluation.metrics import measure
+from cdmpp.evaluation.tables import INTERVAL
+from cdmpp.nn.calibration import read_quantiles
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def figures(
+    log_measured: Array, point: Array, family: Array, levels: Array | None = None, factor: Array | None = None
+) -> dict[str, Any]:
+    """Figures of predictions of one device and source.
+
+    Parameters
+    ----------
+    log_measured, point : (n,)
+        log of seconds.
+    family : (n,) str
+    levels, factor : (n, len(LEVELS)), (n,), optional
+        As :class:`cdmpp.nn.answers.Answers` has them; without them ``coverage`` is None.
+
+    Returns
+    -------
+    dict
+        ``overall`` and, by family, ``families``: :func:`cdmpp.evaluation.metrics.measure`; ``macro``: the
+        mean over families of the mean relative error.
+    """
+    measured, predicted = np.exp(log_measured), np.exp(point)
+    bounds: list[Array] = []
+    if levels is not None and factor is not None:
+        low, high = np.exp(read_quantiles(levels, factor, INTERVAL)).T
+        bounds = [np.minimum(low, predicted), np.maximum(high, predicted)]
+
+    def of(rows: Any) -> dict[str, Any]:
+        return rounded(measure(predicted[rows], measured[rows], *(bound[rows] for bound in bounds)))
+
+    families = {str(name): of(family == name) for name in np.unique(family)}
+    macro = float(np.mean([f["mape"] for f in families.values()]))
+    return {"overall": of(slice(None)), "families": families, "macro": round(macro, 4)}
+
+
+def rounded(found: dict[str, Any]) -> dict[str, Any]:
+    """To four digits, which is more than any sample here can tell."""
+    return {key: round(v, 4) if isinstance(v, float) else v for key, v in found.items()}

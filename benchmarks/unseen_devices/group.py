@@ -1,0 +1,225 @@
+"""Everything that is measured of one group of held-out devices."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks.intervals import NOMINAL, auc, coverage_curve
+from benchmarks.unseen_devices.adapted import adapted
+from benchmarks.unseen_devices.figures import Array, figures, rounded
+from benchmarks.unseen_devices.study import ENOUGH, ROWS_PER_TABLE, Study, sample
+from cdmpp.adaptation.records import DeviceRecords
+from cdmpp.adaptation.survey import Survey, survey
+from cdmpp.evaluation.asked import asked_parts
+from cdmpp.evaluation.cache import FeatureCache
+from cdmpp.nn.answers import Answerer
+from cdmpp.nn.artifact import Artifact
+from cdmpp.nn.batch import Inputs
+from cdmpp.training.baselines import fit_baselines
+from cdmpp.training.config import TrainConfig
+from cdmpp.training.dataset import Dataset
+from cdmpp.training.draw import training_rows
+
+#: Relative error beyond which a prediction is off, for the domain score.
+OFF = 0.3
+#: Validation rows of known devices beside the held-out ones.
+KNOWN_ROWS = 10_000
+#: Measurements, and seeds of choosing them. From 100 on weights are tuned, which takes the longest by far.
+FEW, MANY, SEEDS = (10, 40), (100,), (0, 1, 2)
+#: Samplers are compared on the sources of the headline, once per group: on the first device that has one.
+DEFAULT, OTHERS = "kmeans", ("random", "variance")
+COMPARED = ("neusight", "aiconfigurator_gemm")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Rows of one device and source, and what the network says of them.
+
+    Attributes
+    ----------
+    records : DeviceRecords
+    known : Survey
+        Of the records by the network.
+    rows : (n,) int
+        Rows of the study, in the survey's order; ``log_measured`` and ``family`` are theirs.
+    entry : dict
+        Of the results file.
+    """
+
+    device: str
+    source: str
+    records: DeviceRecords
+    known: Survey
+    rows: Array
+    log_measured: Array
+    family: Array
+    entry: dict[str, Any]
+
+    def said(self) -> tuple[Array, Array, Array]:
+        """Point, quantiles and their factor per row."""
+        known = self.known
+        return known.point[known.question], known.levels[known.question], known.factor[known.question]
+
+
+class Group:
+    """One group's network on its devices' rows.
+
+    Parameters
+    ----------
+    study : Study
+    config : TrainConfig
+        Holds the group's devices out.
+    dataset : Dataset
+        ``study`` as the run saw it.
+    artifact : Artifact
+        The network.
+    """
+
+    def __init__(self, study: Study, config: TrainConfig, dataset: Dataset, artifact: Artifact) -> None:
+        self.study, self.config, self.dataset, self.artifact = study, config, dataset, artifact
+        self.held_out = config.data.holdout_devices
+        self.cache = FeatureCache(schedule=artifact.network.config.schedule)
+        self._answerer = Answerer(artifact)
+
+    def measure(self) -> Iterator[dict[str, Any]]:
+        """The group's entry of the results file, again with every part that comes to it."""
+        started = time.monotonic()
+        train = self.artifact.manifest["train"]
+        tables: list[Asked] = []
+        entry: dict[str, Any] = {
+            "model_id": self.artifact.model_id,
+            "held_out": list(self.held_out),
+            "train": {key: train[key] for key in ("steps", "train_rows", "train_seconds")},
+            "tables": [],
+        }
+        for asked in self._tables():
+            tables.append(asked)
+            entry["tables"].append(asked.entry)
+            asked.entry["ceilings"], asked.entry["sustained"] = self._with_ceilings(asked)
+            self._adapt(asked, DEFAULT, FEW)
+            yield entry
+        entry["known"], entry["domain"] = self._domain(tables)
+        yield entry
+        compared = [asked for source in COMPARED for asked in [t for t in tables if t.source == source][:1]]
+        for counts in (FEW, MANY):
+            for asked, sampler in itertools.product(compared, OTHERS):
+                self._adapt(asked, sampler, counts)
+                yield entry
+            for asked in tables if counts == MANY else ():
+                self._adapt(asked, DEFAULT, counts)
+                yield entry
+        self._baselines(tables)
+        entry["seconds"] = round(time.monotonic() - started)
+        yield entry
+
+    def _tables(self) -> Iterator[Asked]:
+        """The group's tables with what is said of them without a measurement."""
+        for device in self.held_out:
+            for source in self.dataset.sources:
+                available = self.study.rows_of(device, source)
+                if len(available) < ENOUGH:
+                    continue
+                rows = sample(available, ROWS_PER_TABLE, [self.config.seed, 21])
+                records = self.study.records(rows, self.study.device(device).nominal(), self.artifact)
+                known = survey(self._answerer, records, self.cache)
+                # Surveyed rows come in another order, by program.
+                chosen = rows[records.origin[known.rows]]
+                logs, family = self.dataset.rows.log_latency[chosen], self.study.family[chosen]
+                entry: dict[str, Any] = {
+                    "device": device, "source": source, "available": len(available), "rows": len(chosen)
+                }  # fmt: skip
+                asked = Asked(device, source, records, known, chosen, logs, family, entry)
+                point, levels, factor = asked.said()
+                curve = coverage_curve(logs, point, levels, factor)
+                entry |= {
+                    "specification": figures(logs, point, family, levels, factor),
+                    "coverage_curve": {"nominal": list(NOMINAL), "empirical": curve},
+                    "ceilings": None, "sustained": None, "baselines": {}, "adapted": [],
+                }  # fmt: skip
+                self._say(asked, "specification", entry["specification"])
+                yield asked
+
+    def _with_ceilings(self, asked: Asked) -> tuple[dict[str, Any] | None, dict[str, float] | None]:
+        """Figures with what the device sustains in place of its sheet, and what that is; none where no
+        training-part row tells it."""
+        spec = self.study.device(asked.device)
+        if spec.sustained is None:
+            return None, None
+        rows = np.sort(asked.rows)
+        records = self.study.records(rows, spec, self.artifact)
+        known = survey(self._answerer, records, self.cache)
+        chosen = rows[records.origin[known.rows]]
+        again = Asked(
+            asked.device, asked.source, records, known, chosen,
+            self.dataset.rows.log_latency[chosen], self.study.family[chosen], {},
+        )  # fmt: skip
+        point, levels, factor = again.said()
+        found = figures(again.log_measured, point, again.family, levels, factor)
+        self._say(asked, "ceilings", found)
+        return found, spec.sustained.figures()
+
+    def _adapt(self, asked: Asked, sampler: str, counts: Sequence[int]) -> None:
+        for seed, k in itertools.product(SEEDS, counts):
+            found = adapted(
+                self.artifact, asked.records, asked.known, asked.log_measured, asked.family, self.cache,
+                sampler=sampler, k=k, seed=seed,
+            )  # fmt: skip
+            asked.entry["adapted"].append(found)
+            self._say(asked, f"{sampler} k = {k} seed {seed}", found["after"])
+
+    def _baselines(self, tables: list[Asked]) -> None:
+        """Fit the baselines on the network's training rows and ask them about the tables."""
+        inputs = Inputs(self.dataset.store, self.dataset.device_matrix)
+        index = training_rows(self.dataset, self.config)[0]
+        fitted = fit_baselines(self.dataset, inputs, self.config, index, self.config.finish.baselines)
+        for asked in tables:
+            rows = self.dataset.rows.take(asked.rows)
+            for name, baseline in fitted.items():
+                found = figures(asked.log_measured, baseline.predict_log(rows), asked.family)
+                asked.entry["baselines"][name] = found
+                self._say(asked, name, found)
+
+    def _domain(self, tables: list[Asked]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Error on known devices' validation rows; and how well the score ranks bad predictions."""
+        rows, names = self.dataset.rows, [d.name for d in self.dataset.devices]
+        held = [names.index(name) for name in self.held_out]
+        index = np.flatnonzero((rows.part == 1) & ~np.isin(rows.device, held))
+        index = sample(index, KNOWN_ROWS, [self.config.seed, 22])
+        index = index[np.argsort(rows.program[index], kind="stable")]
+        columns = []
+        for part in asked_parts(self.study.table, index, self.cache):
+            said = self._answerer.answer(part.asked)
+            same = (c[part.same] for c in (said.point, said.levels, said.factor, said.score))
+            columns.append((index[part.index], *same))
+        chosen, point, levels, factor, score = (np.concatenate(c) for c in zip(*columns, strict=True))
+        logs = rows.log_latency[chosen]
+        known = figures(logs, point, self.study.family[chosen], levels, factor)["overall"]
+        unseen = np.concatenate([asked.known.score[asked.known.question] for asked in tables])
+        off = np.concatenate([_off(asked.said()[0], asked.log_measured) for asked in tables])
+        off_known = _off(point, logs)
+        return known, rounded(
+            {
+                "off": OFF,
+                "auc_held_out": auc(unseen, off),
+                "auc_pooled": auc(np.concatenate([unseen, score]), np.concatenate([off, off_known])),
+                "n_held_out": len(unseen),
+                "n_known": len(score),
+                "off_held_out": float(off.mean()),
+                "off_known": float(off_known.mean()),
+            }
+        )
+
+    def _say(self, asked: Asked, what: str, found: dict[str, Any]) -> None:
+        """A line of progress."""
+        error, macro = 100 * found["overall"]["mape"], 100 * found["macro"]
+        print(f"{asked.device} {asked.source}, {what}: {error:.1f} % (macro {macro:.1f} %)", flush=True)
+
+
+def _off(point: Array, log_measured: Array) -> Array:
+    return np.asarray(np.abs(np.expm1(point - log_measured)) > OFF)

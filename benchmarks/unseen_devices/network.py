@@ -1,0 +1,54 @@
+"""The network of a group: trained without its devices, or read where it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cdmpp.errors import ArtifactError
+from cdmpp.nn.artifact import MANIFEST, Artifact, load_artifact, save_artifact
+from cdmpp.nn.batch import Inputs
+from cdmpp.training.config import TrainConfig
+from cdmpp.training.dataset import Dataset
+from cdmpp.training.draw import training_rows
+from cdmpp.training.finish import calibrate, fit_domain
+from cdmpp.training.loop import train
+
+
+def network_of(config: TrainConfig, dataset: Dataset, folder: Path) -> Artifact:
+    """The model in ``folder``; it is trained first where there is none, continuing an interrupted run.
+
+    Parameters
+    ----------
+    config : TrainConfig
+    dataset : Dataset
+        With the data sheets alone of the devices that the configuration holds out.
+    folder : Path
+        Of the model; the run grows beside it.
+
+    Raises
+    ------
+    ArtifactError
+        The model that lies there was trained on a device that the configuration holds out.
+    """
+    if not (folder / MANIFEST).is_file():
+        print(f"{config.name}: training {config.optimiser.steps} steps", flush=True)
+        network, summary = train(
+            dataset, config, folder.with_name(folder.name + ".run"),
+            progress=lambda step, steps, m: print(f"\r{step}/{steps} {m['loss']}", end="", flush=True),
+        )  # fmt: skip
+        held = config.data.holdout_devices
+        save_artifact(
+            folder, network, fit_domain(dataset, training_rows(dataset, config)[0], config.seed),
+            name=config.name,
+            devices=["" if d.name in held else d.name for d in dataset.devices],
+            calibration=calibrate(network, Inputs(dataset.store, dataset.device_matrix), dataset, config),
+            device_specs=dataset.devices,
+            details={"config": config.model_dump(mode="json"), "train": summary},
+        )  # fmt: skip
+    artifact = load_artifact(folder)
+    seen = set(config.data.holdout_devices) & set(artifact.devices)
+    if seen:
+        raise ArtifactError(
+            f"{folder} was trained on {', '.join(sorted(seen))}", hint="choose another folder for --models"
+        )
+    return artifact

@@ -1,0 +1,65 @@
+"""Pure parts of the study of devices that training never saw."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.leave_one_device_out import GROUPS, merged
+from benchmarks.unseen_devices.figures import figures
+from benchmarks.unseen_devices.study import sample
+from cdmpp.devices.registry import lookup
+from cdmpp.nn.network import LEVELS
+from cdmpp.training.config import load_config
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+
+
+def test_a_group_replaces_itself_and_leaves_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    for name, seconds in (("t4-bx00", 1), ("a100", 2), ("t4-bx00", 3)):
+        path.write_text(json.dumps(merged(path, name, {"seconds": seconds})))
+    groups = json.loads(path.read_text())["groups"]
+    assert groups == {"a100": {"seconds": 2}, "t4-bx00": {"seconds": 3}}
+    assert list(groups) == ["a100", "t4-bx00"]  # the order of GROUPS, whatever was run first
+
+
+def test_figures_weigh_rows_overall_and_families_in_the_macro_mean() -> None:
+    measured = np.log([1e-3, 1e-3, 1e-3, 2e-3])
+    point = np.log([1.1e-3, 1.1e-3, 1.1e-3, 3e-3])
+    family = np.array(["gemm", "gemm", "gemm", "conv"])
+    found = figures(measured, point, family)
+    assert found["overall"]["mape"] == pytest.approx((3 * 0.1 + 0.5) / 4, abs=1e-4)
+    assert found["macro"] == pytest.approx((0.1 + 0.5) / 2, abs=1e-4)
+    assert found["families"]["gemm"]["n"] == 3
+    assert found["overall"]["coverage"] is None
+
+
+def test_coverage_counts_the_scaled_interval() -> None:
+    away = np.array([-0.3, -0.2, -0.1, 0.0, 0.1, 0.2, 0.3])[: len(LEVELS)]
+    levels = np.tile(np.interp(LEVELS, np.linspace(0, 1, len(away)), away), (2, 1))
+    measured, family = np.array([0.0, levels[0, LEVELS.index(0.9)] * 1.5]), np.array(["gemm", "gemm"])
+    narrow = figures(measured, np.zeros(2), family, levels, np.ones(2))
+    wide = figures(measured, np.zeros(2), family, levels, np.full(2, 2.0))
+    assert (narrow["overall"]["coverage"], wide["overall"]["coverage"]) == (0.5, 1.0)
+
+
+def test_sample_is_seeded_and_in_order() -> None:
+    rows = np.arange(0, 300, 3)
+    chosen = sample(rows, 20, [0, 1])
+    assert len(chosen) == 20 and (np.diff(chosen) > 0).all() and np.isin(chosen, rows).all()
+    assert np.array_equal(chosen, sample(rows, 20, [0, 1]))
+    assert not np.array_equal(chosen, sample(rows, 20, [1, 1]))
+    assert np.array_equal(sample(rows, 1000, 0), rows)
+
+
+def test_every_group_holds_out_other_devices_and_trains_alike() -> None:
+    configs = [load_config(CONFIGS / f"leave-out-{name}.toml") for name in GROUPS]
+    held = [name for config in configs for name in config.data.holdout_devices]
+    assert len(set(held)) == len(held) and all(lookup(name).name == name for name in held)
+    alike = [c.model_dump(exclude={"name": True, "data": {"holdout_devices"}}) for c in configs]
+    assert all(settings == alike[0] for settings in alike)
+    assert [config.name for config in configs] == [f"leave-out-{name}" for name in GROUPS]
