@@ -1,11 +1,13 @@
-"""Scheduled programs measured on CPUs: unseen tasks and unseen networks, the network beside tree baselines.
+"""Scheduled programs measured on CPUs: unseen tasks, networks and configurations, beside tree baselines.
 
 ``python -m benchmarks.schedules [--config configs/cpu.toml] [--data data/cdmpp-measured]``: per split, trains
 the configuration and fits XGBoost on our features and on TVM's PerStoreFeature (as sums over the stores of a
 program, and "packed" as TVM's own cost model does it), each with both labels, log(latency / reference) and
 log(latency); of the variants of a baseline the one with the lowest error on the validation part is shown.
-The test part is read once. PerStoreFeature needs TVM; its features are kept in the user's cache. The networks
-that are held out are those of ``splits.parquet`` beside the records, or ``--test-networks a,b``.
+The test part is read once. ``--splits`` takes task, network and device; device holds out each configuration
+in turn: all programs were seen on the others, nothing on this one. PerStoreFeature needs TVM; its features
+are kept in the user's cache. Networks that are held out are those of ``splits.parquet`` beside the records,
+or ``--test-networks a,b``.
 """
 
 from __future__ import annotations
@@ -45,9 +47,13 @@ class Contest:
         self.dataset: Dataset = make_dataset(table, config.data, schedule=config.network.schedule)
         self.inputs = Inputs(self.dataset.store, self.dataset.device_matrix)
         self.train = training_rows(self.dataset, config)[0]
-        self.validation, self.test = (
-            self.dataset.rows.take(np.flatnonzero(self.dataset.rows.part == part)) for part in (1, 2)
-        )
+        rows = self.dataset.rows
+        held = [i for i, d in enumerate(self.dataset.devices) if d.name in config.data.holdout_devices]
+        unseen = np.isin(rows.device, held)
+        self.validation = rows.take(np.flatnonzero((rows.part == 1) & ~unseen))
+        self.test = rows.take(np.flatnonzero(unseen if held else rows.part == 2))
+        #: A configuration that is held out is one that the network does not know.
+        self.known = not held
 
     def figures(self, rows: Rows, predict: Predict) -> dict[str, Any]:
         """Errors over all rows, and order within tasks."""
@@ -60,7 +66,7 @@ class Contest:
         network, summary = train(self.dataset, self.config, run)
         rows, minutes = summary["train_rows"], summary["train_seconds"] / 60
         print(f"{rows:,} training rows, {parameter_count(network):,} parameters, {minutes:.1f} minutes")
-        return lambda rows: predict_rows(network, self.inputs, rows)[0]
+        return lambda rows: predict_rows(network, self.inputs, rows, known=self.known)[0]
 
     def best(self, variants: dict[str, Callable[[], Predict]]) -> tuple[str, Predict]:
         """The variant with the lowest error on the validation part."""
@@ -99,8 +105,9 @@ class Contest:
 
     def _device(self, rows: Rows) -> Array:
         with np.errstate(divide="ignore"):
-            numbers = np.log2(self.dataset.device_matrix[rows.device])
-        columns = np.concatenate([numbers, rows.device[:, None]], axis=1)
+            columns = np.log2(self.dataset.device_matrix[rows.device])
+        if self.known:
+            columns = np.concatenate([columns, rows.device[:, None]], axis=1)
         return np.nan_to_num(columns, nan=-1.0, posinf=-1.0, neginf=-1.0).astype(np.float32)
 
     def results(self, run: Path) -> dict[str, dict[str, Any]]:
@@ -119,8 +126,7 @@ class Contest:
 def line(split: str, name: str, m: dict[str, Any]) -> str:
     """One row of the table."""
     order = [
-        "-" if m[key] is None else f"{m[key]:.3f}"
-        for key in ("task_kendall_tau", "top1_score", "top5_score")
+        "-" if m[key] is None else f"{m[key]:.3f}" for key in ("task_kendall_tau", "top1_score", "top5_score")
     ]
     cells = (f"{m['n']:,}", percent(m["mape"]), percent(m["median_ape"]), percent(m["within_20"]), *order)
     return f"| {split} | {name} | " + " | ".join((*cells, str(m["ranked_groups"]))) + " |"
@@ -131,6 +137,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", default="configs/cpu.toml")
     parser.add_argument("--data", help="dataset folder or records, in place of the configuration's")
+    parser.add_argument("--splits", default="task,network", help="of task, network and device")
     parser.add_argument("--test-networks", help="a,b; by default those of splits.parquet")
     parser.add_argument(
         "--runs", default="runs",
@@ -149,9 +156,17 @@ def main() -> None:
     splits = records_file(config.data.records[0]).with_name(SPLITS)
     if not held and splits.is_file():
         held = tuple(read_splits(splits).about.get("test_networks", ()))
-    chosen = {"task": {"split": "shape", "test_networks": ()}}
-    if held:
+    asked = options.splits.split(",")
+    if unknown := sorted(set(asked) - {"task", "network", "device"}):
+        raise SystemExit(f"--splits: {', '.join(unknown)} is none of task, network, device")
+    chosen: dict[str, dict[str, Any]] = {}
+    if "task" in asked:
+        chosen["task"] = {"split": "shape", "test_networks": ()}
+    if "network" in asked and held:
         chosen["network"] = {"split": "network", "test_networks": held}
+    if "device" in asked:
+        for name in sorted(set(table.device.used())):
+            chosen[name] = {"split": "shape", "test_networks": (), "holdout_devices": (name,)}
     features = per_store_features(table.tvm.texts)
     lines = []
     for split, changes in chosen.items():
