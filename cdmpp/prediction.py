@@ -64,7 +64,8 @@ class Prediction:
     quantiles : dict of str to float
         Requested level (as text, "0.1") to seconds.
     domain : {"in", "near", "out"}
-        Whether training covered the question; ``domain_score`` is the figure behind it (0 is closest).
+        Whether training covered the question. ``domain_score`` ranks questions by the error to expect: the
+        distance from what was trained on, and the width of the interval (0 is best).
     roofline_s : float
         max(arithmetic at peak, traffic at full bandwidth): a bound, not a prediction. Kernels that read
         from cache or save arithmetic (winograd) can be faster.

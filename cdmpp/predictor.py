@@ -61,6 +61,7 @@ class _Answer:
     log_levels: Array
     factor: float
     score: float
+    coverage: float
     roofline: float
 
 
@@ -371,7 +372,7 @@ class LatencyPredictor:
             question.framework, self.model_id, point,
             # The point minimises the relative error and lies a little below the median.
             min(point, *seconds.values()), max(point, *seconds.values()), seconds,
-            label(answer.score), round(answer.score, 4), answer.roofline,
+            label(answer.coverage), round(answer.score, 4), answer.roofline,
         )  # fmt: skip
 
     def _compute(self, rows: list[tuple[Question, DeviceSpec]]) -> Iterable[_Answer]:
@@ -400,7 +401,8 @@ class LatencyPredictor:
         )  # fmt: skip
         said = self._answerer.answer(asked)
         bound = np.maximum(*roofline_s(store.summary, stack_devices(list(specs.values()))[device]))
-        columns = (said.point.tolist(), said.levels, said.factor, said.score.tolist(), bound.tolist())
+        trust = (said.score.tolist(), said.coverage.tolist())
+        columns = (said.point.tolist(), said.levels, said.factor, *trust, bound.tolist())
         return [_Answer(*row) for row in zip(*columns, strict=True)]
 
 

@@ -275,7 +275,7 @@ class PredictionResult(BaseModel):
     domain: Annotated[
         Literal["in", "near", "out"], Field(description="Whether training covered the question.")
     ]
-    domain_score: Annotated[float, Field(description="The figure behind `domain`; 0 is closest.")]
+    domain_score: Annotated[float, Field(description="Ranks answers by the error to expect; 0 is best.")]
     roofline_s: Annotated[
         Annotated[float, Field(ge=0)], Field(description="Arithmetic and traffic bound, not a prediction.")
     ]

@@ -18,12 +18,20 @@ from cdmpp.nn.artifact import Artifact
 from cdmpp.nn.batch import Inputs, predict_rows, predict_rows_alone
 from cdmpp.nn.domain import THRESHOLDS, Context
 from cdmpp.nn.inputs import stack_devices
+from cdmpp.nn.network import LEVELS
 from cdmpp.nn.peers import Peers, Trained, opinions, shift, weights
 from cdmpp.nn.store import ProgramStore
 from cdmpp.nn.tuned import tuned_network
 from cdmpp.programs.question import BACKENDS, FRAMEWORKS, PROTOCOLS
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+_LOW, _HIGH = LEVELS.index(0.1), LEVELS.index(0.9)
+#: What the width of an interval (a natural logarithm) adds to the domain score.
+SPREAD_STEP = 2.0
+#: What an unseen device adds to the distance from training, over the number of architectures that were
+#: trained on its question: from one nothing can be learned about another.
+FEW_STEP = 1.0
 
 
 @dataclass(frozen=True)
@@ -86,14 +94,24 @@ class Answers:
     levels : (n, len(LEVELS))
         log quantiles, before :func:`cdmpp.nn.calibration.read_quantiles` scales them by ``factor``.
     factor : (n,)
-    score : (n,)
-        Domain score.
+    coverage : (n,)
+        How far a question lies from what was trained on: decides over label and factor.
     """
 
     point: Array
     levels: Array
     factor: Array
-    score: Array
+    coverage: Array
+
+    @property
+    def score(self) -> Array:
+        """Domain score, (n,): ranks questions by the error to expect of them.
+
+        Coverage tells a new device from a known one; among the questions of either, the width of the
+        calibrated 80 % interval tells a convolution that a library may run in ten ways from a copy.
+        """
+        width = (self.levels[:, _HIGH] - self.levels[:, _LOW]) * self.factor
+        return np.asarray(self.coverage + SPREAD_STEP * width)
 
 
 @dataclass(frozen=True)
@@ -147,17 +165,17 @@ class Answerer:
     def answer(self, asked: Asked) -> Answers:
         """Answer questions, in their order."""
         base = self.base(asked)
-        score = base.strangeness + base.step
-        answers = Answers(base.point, base.levels, self.factor(score), score)
+        coverage = base.strangeness + base.step
+        answers = Answers(base.point, base.levels, self.factor(coverage), coverage)
         adapter = self.artifact.adapter
         if adapter is not None and adapter.weight:
             self._adapt(asked, base, answers)
         return answers
 
-    def factor(self, score: Array) -> Array:
-        """Calibrated factor on the intervals of questions with these domain scores."""
+    def factor(self, coverage: Array) -> Array:
+        """Calibrated factor on the intervals of questions of this coverage."""
         calibration = np.array([self.artifact.calibration[name] for name in ("in", "near", "out")])
-        factor: Array = calibration[(score > THRESHOLDS[0]).astype(int) + (score > THRESHOLDS[1])]
+        factor: Array = calibration[(coverage > THRESHOLDS[0]).astype(int) + (coverage > THRESHOLDS[1])]
         return factor
 
     def base(self, asked: Asked) -> BaseAnswers:
@@ -174,7 +192,7 @@ class Answerer:
         view = View(network, len(rows))
         point, levels = self._forward(network, inputs, rows, embedding=embedding, seen=view)
         said = np.full((len(rows), len(self._devices)), np.nan, dtype=np.float32)
-        unseen = np.flatnonzero(embedding[rows.device] == 0)
+        unseen, few = np.flatnonzero(embedding[rows.device] == 0), np.zeros(len(rows))
         for members, spec, question in _same_question(asked, unseen):
             known = self._peers.of(spec.kind, spec.vendor, *question)
             if not known:
@@ -187,9 +205,10 @@ class Answerer:
             point[members] += by
             levels[members] += by[:, None]
             said[members[:, None], np.array(columns)[None, :]] = theirs
+            few[members] = FEW_STEP / len({peer.arch for _, peer in known})
         used, program = np.unique(rows.program, return_inverse=True)
         strangeness = self.artifact.domain.strangeness(asked.store.summary[used])[program.reshape(-1)]
-        step = _steps(self.artifact, asked, [name for _, name in identity])
+        step = _steps(self.artifact, asked, [name for _, name in identity]) + few
         return BaseAnswers(point, levels, said, view.columns, strangeness, step)
 
     def tuning(self, asked: Asked) -> Array:
@@ -235,7 +254,7 @@ class Answerer:
         )  # fmt: skip
         answers.point[members], answers.levels[members] = point, levels
         answers.factor[members] = adapter.width
-        answers.score[members] = base.strangeness[members] + base.step[members] * unsure
+        answers.coverage[members] = base.strangeness[members] + base.step[members] * unsure
 
 
 def known_devices(devices: Sequence[Trained]) -> dict[str, Trained]:
@@ -256,7 +275,8 @@ def _same_question(
 ) -> Iterator[tuple[Array, DeviceSpec, tuple[str, str, str, str]]]:
     """The chosen rows by device and kind of question (operator, type, protocol, backend)."""
     rows = asked.rows
-    columns = [rows.device[chosen], asked.kind[rows.program[chosen]], rows.protocol[chosen], rows.backend[chosen]]
+    kind = asked.kind[rows.program[chosen]]
+    columns = [rows.device[chosen], kind, rows.protocol[chosen], rows.backend[chosen]]
     distinct, inverse = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
     for i, (device, program, protocol, backend) in enumerate(distinct.tolist()):
         operator, dtype = asked.kinds[program]

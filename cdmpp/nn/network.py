@@ -209,7 +209,8 @@ class LatencyNetwork(nn.Module):
         """
         assert self.leaf_times is not None
         if not self.training:
-            return self.leaf_times(part.leaves, tokens, part.mask, inputs, logs)
+            times: Tensor = self.leaf_times(part.leaves, tokens, part.mask, inputs, logs)
+            return times
         chosen = self.leaf_times.scheduled(part.leaves).nonzero()[:, 0]
         out = tokens.new_zeros(len(tokens), 2)
         if not len(chosen):
