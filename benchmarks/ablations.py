@@ -31,7 +31,7 @@ from cdmpp.training.run import load_training_table
 from cdmpp.training.step import fit_label
 
 RESULTS = Path(__file__).parent / "results" / "ablations.json"
-STEPS, CPU_STEPS = 400, 600
+STEPS, CPU_STEPS = 300, 400
 #: The A100 and the L40S: their peers lie on both sides, and neither is a near twin of another.
 HELD = ("a100-pcie-40gb", "a100-pcie-80gb", "l40s")
 CPU_HELD = ("resnet18", "bert-tiny", "llama-decode", "vae-3d")
