@@ -55,12 +55,12 @@ class ResidualSettings:
     family: float = 0.2
     operator: float = 0.08
     setting: float = 0.1
-    sizes: float = 0.3
+    sizes: float = 0.4
     length: float = 5.0
     view: float = 1.3
-    peers: float = 0.25
+    peers: float = 0.15
     noise: float = 0.07
-    clip: float = 0.8
+    clip: float = 0.6
     shift: float = 1.0
     amplitudes: tuple[float, ...] = (0.15, 0.35, 0.7, 1.0, 1.5, 2.2)
     noises: tuple[float, ...] = (0.5, 1.0, 2.0, 3.0)
