@@ -13,7 +13,7 @@ import numpy as np
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from benchmarks.figures import error_by_device, predicted_vs_measured
 from benchmarks.report.known import title
@@ -24,6 +24,7 @@ from benchmarks.report.unseen import HEADLINES, KS, adapted_figures, figure_of, 
 OURS, TREES, ROOF = "#1f6f8b", "#e0a458", "0.6"
 SAMPLERS = {"kmeans": OURS, "variance": "#7a4fa3", "random": "0.55"}
 _DPI = 110
+_TICKS = (0.5, 1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 100, 200)
 
 
 def draw(results: Results, folder: Path) -> list[Path]:
@@ -182,7 +183,7 @@ def _error_axis(axis: Axes, which: Literal["x", "y"]) -> None:
     """Logarithmic, in per cent, with ticks that are read as numbers."""
     shown = axis.xaxis if which == "x" else axis.yaxis
     (axis.set_xscale if which == "x" else axis.set_yscale)("log")
-    shown.set_major_locator(matplotlib.ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+    shown.set_major_locator(FixedLocator(_TICKS))
+    shown.set_minor_locator(NullLocator())
     shown.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    shown.set_minor_formatter(NullFormatter())
     axis.grid(axis=which, color="0.92", zorder=0)

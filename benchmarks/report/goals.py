@@ -121,7 +121,8 @@ def _trust(results: Results) -> Iterator[Goal]:
     areas: list[float] = []
     for found in (devices or {"groups": {}})["groups"].values():
         covered += [t["specification"]["overall"]["coverage"] for t in found["tables"]]
-        areas += [a for a in (found["domain"]["auc_pooled"],) if a is not None]
+        area = found.get("domain", {}).get("auc_pooled")
+        areas += [] if area is None else [area]
     yield Goal(
         "80 % interval covers, unseen devices", "specification only, mean over devices and sources", "-",
         0.70, mean(covered) if covered else None, higher=True,

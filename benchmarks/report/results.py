@@ -99,7 +99,7 @@ class Results:
     def absent_groups(self) -> list[str]:
         """Groups of devices that were not left out yet."""
         devices = self.get("devices") or {"groups": {}}
-        return [group for group in GROUPS if group not in devices["groups"]]
+        return [group for group in GROUPS if "domain" not in devices["groups"].get(group, {})]
 
     def missing(self) -> list[str]:
         """Names of the studies to run, in their order: not measured, not complete, or of another model."""

@@ -194,8 +194,9 @@ def trust(results: Results) -> str:
         return "\n\n".join([*blocks, not_measured("devices"), *([] if shapes is None else [_INTERVALS])])
     rows = []
     for group in GROUPS:
-        if group in devices["groups"]:
-            found = devices["groups"][group]
+        found = devices["groups"].get(group, {})
+        # A study that was stopped has tables already and no domain yet.
+        if "domain" in found:
             domain = found["domain"]
             shares = [t["specification"]["overall"]["coverage"] for t in found["tables"]]
             after = [
