@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any, Literal
@@ -24,7 +24,9 @@ from benchmarks.report.unseen import HEADLINES, KS, adapted_figures, figure_of, 
 OURS, TREES, ROOF = "#1f6f8b", "#e0a458", "0.6"
 SAMPLERS = {"kmeans": OURS, "variance": "#7a4fa3", "random": "0.55"}
 _DPI = 110
-_TICKS = (0.5, 1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 100, 200)
+#: Per cent: over decades, and within one.
+_TICKS = (0.5, 1, 2, 5, 10, 20, 50, 100, 200)
+_FINE_TICKS = (2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50)
 
 
 def draw(results: Results, folder: Path) -> list[Path]:
@@ -81,7 +83,7 @@ def error_by_operator(errors: Mapping[str, Any], path: Path) -> None:
             va="center",
         )  # fmt: skip
     axis.set_ylim(at - 1.2, -0.8)
-    _error_axis(axis, "x")
+    _error_axis(axis, "x", _TICKS)
     axis.set_xlabel("mean absolute percentage error on unseen shapes of known devices (%)")
     figure.legend(frameon=False, loc="outside upper center", ncols=3, fontsize=9)
     figure.savefig(path, dpi=_DPI)
@@ -121,7 +123,7 @@ def error_by_k(devices: Mapping[str, Any], path: Path) -> None:
             )  # fmt: skip
         axis.set_title(f"{HEADLINES[source]}: {entry['device']}", fontsize=9)
         axis.set_xticks(range(len(KS) + 1), ["0", *map(str, KS)])
-        _error_axis(axis, "y")
+        _error_axis(axis, "y", _FINE_TICKS)
     for axis in axes.flat[len(panels) :]:
         axis.set_axis_off()
     figure.supxlabel("measurements of the device, k", fontsize=9)
@@ -166,7 +168,7 @@ def interval_coverage(
         axis.plot([0, 100], [0, 100], color="0.3", linewidth=1, zorder=1)
         # The band that an 80 % interval is meant to reach.
         axis.fill_between([78.5, 81.5], *floor, color="0.85", zorder=0)
-        axis.set(xlim=(48, 100), ylim=(0, 101), xlabel="promised (%)")
+        axis.set(xlim=(48, 100), ylim=(20, 101), xlabel="promised (%)")
         axis.grid(color="0.93", zorder=0)
         if axis.get_legend_handles_labels()[0]:
             axis.legend(frameon=False, fontsize=8, loc="lower right")
@@ -179,11 +181,11 @@ def _sources(devices: Mapping[str, Any] | None) -> set[str]:
     return {entry["source"] for found in groups for entry in found["tables"]}
 
 
-def _error_axis(axis: Axes, which: Literal["x", "y"]) -> None:
+def _error_axis(axis: Axes, which: Literal["x", "y"], ticks: Sequence[float]) -> None:
     """Logarithmic, in per cent, with ticks that are read as numbers."""
     shown = axis.xaxis if which == "x" else axis.yaxis
     (axis.set_xscale if which == "x" else axis.set_yscale)("log")
-    shown.set_major_locator(FixedLocator(_TICKS))
+    shown.set_major_locator(FixedLocator(ticks))
     shown.set_minor_locator(NullLocator())
     shown.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.grid(axis=which, color="0.92", zorder=0)

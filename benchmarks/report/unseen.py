@@ -169,8 +169,11 @@ def samplers(results: Results) -> str:
             [entry["device"], *(spread(adapted_figures(source, entry, k, name)) for name, k in columns)]
             for _, entry in entries
         ]
-        means = (headline(devices, source, _after(source, k, name))[0] for name, k in columns)
-        rows.append(["**mean over groups**", *map(percent, means)])
+        means = [headline(devices, source, _after(source, k, name)) for name, k in columns]
+        # A mean over other groups than its neighbours' would mislead.
+        groups = len({group for group, _ in entries})
+        cells = (percent(value) if count == groups else "-" for value, count in means)
+        rows.append(["**mean over groups**", *cells])
         header = ("left out", *(f"{name}, k = {k}" for name, k in columns))
         blocks.append(f"**{title(source)}**:\n\n{table(header, rows)}")
     blocks.append(picture("error against the number of measurements", "error_by_k.png"))
