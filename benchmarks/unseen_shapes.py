@@ -81,7 +81,7 @@ class Answered:
         return figures
 
 
-def test_part(table: MeasurementTable, config: TrainConfig) -> Array:
+def held_out_rows(table: MeasurementTable, config: TrainConfig) -> Array:
     """Rows of the test part, ordered by program."""
     parts = choose_parts(table, config.data)
     chosen = np.flatnonzero((reasons(table) == "") & table.trainable)
@@ -166,7 +166,7 @@ def study(artifact: Artifact, public_data: str | None) -> dict[str, Any]:
     """The whole result file but its command."""
     config = TrainConfig.model_validate(artifact.manifest["config"])
     table = load_training_table(config, public_data, ())
-    rows = answer_rows(artifact, table, test_part(table, config))
+    rows = answer_rows(artifact, table, held_out_rows(table, config))
     sources = {}
     for source in sorted(set(rows.source)):
         own = rows.take(np.flatnonzero(rows.source == source))

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.gate import GATE, read_tasks
 from benchmarks.intervals import NOMINAL, auc, coverage_curve
-from benchmarks.unseen_shapes import Answered, answer_rows, domain_of, parts_of, test_part
+from benchmarks.unseen_shapes import Answered, answer_rows, domain_of, parts_of, held_out_rows
 from cdmpp.evaluation.tables import evaluate
 from cdmpp.nn.network import LEVELS
 from cdmpp.predictor import LatencyPredictor
@@ -79,7 +79,7 @@ def test_rows_are_answered_as_cdmpp_eval_does(predictor: LatencyPredictor) -> No
     tasks = json.loads(GATE.read_text(encoding="utf-8"))["tasks"]
     table = read_tasks([*tasks["test"][:3], *tasks["train"][:1]])
     config = TrainConfig.model_validate(predictor.artifact.manifest["config"])
-    rows = test_part(table, config)
+    rows = held_out_rows(table, config)
     assert 0 < len(rows) < len(table)
     found = answer_rows(predictor.artifact, table, rows).figures()
     theirs = evaluate(predictor.artifact, [table.select(rows)])["overall"]
