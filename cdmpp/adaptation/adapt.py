@@ -19,6 +19,7 @@ from cdmpp.adaptation.checks import (
 from cdmpp.adaptation.fit import CHECKED_FROM, Checked, Measured, fit_process
 from cdmpp.adaptation.records import DeviceRecords
 from cdmpp.adaptation.samplers import choose
+from cdmpp.adaptation.select import choose_rows
 from cdmpp.adaptation.survey import Survey, survey
 from cdmpp.adaptation.tune import TUNED_FROM, TunedFit, tune
 from cdmpp.errors import ArtifactError, DataError
@@ -30,7 +31,7 @@ from cdmpp.nn.adapter_features import family_names
 from cdmpp.nn.adapter_files import adapted
 from cdmpp.nn.answers import Answerer
 from cdmpp.nn.artifact import Artifact
-from cdmpp.nn.residuals import ResidualSettings, kernel
+from cdmpp.nn.residuals import ResidualSettings
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -163,14 +164,7 @@ def _choose(known: Survey, k: int, sampler: str, seed: int, settings: ResidualSe
         raise DataError(
             f"k = {k}, but {rows} records can be used", hint=f"k from 1 to {rows}, or bring more records"
         )
-    scales = settings or ResidualSettings()
-
-    def covariance(a: Array, b: Array) -> Array:
-        one, other = (known.features.take(known.question[part]) for part in (a, b))
-        return kernel(one, other, scales)
-
-    numeric = known.features.numeric[known.question]
-    return choose(sampler, numeric, known.features.family[known.question], k, seed, covariance)
+    return choose_rows(known, np.arange(rows), k, sampler, seed, settings)
 
 
 def _usable(records: DeviceRecords, known: Survey, chosen: Array) -> tuple[list[Warning_], Array]:

@@ -119,15 +119,20 @@ def select(
 def choose_rows(
     known: Survey, rows: Array, k: int, sampler: str, seed: int, settings: ResidualSettings | None = None
 ) -> Array:
-    """Positions in ``rows`` (rows of the survey) of those to measure."""
+    """Positions in ``rows`` (rows of the survey) of those to measure; no latency is looked at.
+
+    KMeans sees what the residual process calls near: sizes and ratios, and the network's view. With the view
+    ten programs of a device left out of training took the mean error to 16.7 %, without it to 18.5 %.
+    """
     question, scales = known.question[rows], settings or ResidualSettings()
 
     def covariance(a: Array, b: Array) -> Array:
         one, other = (known.features.take(question[part]) for part in (a, b))
         return kernel(one, other, scales)
 
-    features = known.features
-    return choose(sampler, features.numeric[question], features.family[question], k, seed, covariance)
+    features = known.features.take(question)
+    points = np.concatenate([features.numeric, scales.view * features.view], axis=1)
+    return choose(sampler, points, features.family, k, seed, covariance)
 
 
 def measuring_s(latency_s: Array, settings: TimingSettings | None = None) -> Array:

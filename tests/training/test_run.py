@@ -120,7 +120,8 @@ def test_held_out_device_is_reported_and_not_known(table: Path, tmp_path: Path) 
     program = "linear:m=512,n=1024,k=2048,dtype=bfloat16"
     predictor = LatencyPredictor.load(tmp_path / "m")
     answer = predictor.predict([program], "b200", protocol="graph", framework="vllm")[0]
-    assert answer.domain == "near"
+    # One known device alone says nothing of another.
+    assert answer.domain == "out"
 
 
 @pytest.mark.parametrize("split", ["shape", "network"])
