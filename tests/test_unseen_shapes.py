@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.gate import GATE, read_tasks
 from benchmarks.intervals import NOMINAL, auc, coverage_curve
-from benchmarks.unseen_shapes import Answered, answer_rows, domain_of, parts_of, held_out_rows
+from benchmarks.unseen_shapes import Answered, answer_rows, domain_of, held_out_rows, parts_of
 from cdmpp.evaluation.tables import evaluate
 from cdmpp.nn.network import LEVELS
 from cdmpp.predictor import LatencyPredictor
