@@ -7,12 +7,13 @@ log(latency); of the variants of a baseline the one with the lowest error on the
 The test part is read once. ``--splits`` takes task, network and device; device holds out each configuration
 in turn: all programs were seen on the others, nothing on this one. PerStoreFeature needs TVM; its features
 are kept in the user's cache. Networks that are held out are those of ``splits.parquet`` beside the records,
-or ``--test-networks a,b``.
+or ``--test-networks a,b``. The figures go into ``benchmarks/results/schedules.json``, split by split.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from typing import Any, Literal
 import numpy as np
 
 from benchmarks.per_store import PackedSum, per_store_features, summed
+from benchmarks.report.results import rounded, write_result
 from benchmarks.tables import percent
 from cdmpp.data.folder import SPLITS, records_file
 from cdmpp.data.split_file import read_splits
@@ -32,6 +34,8 @@ from cdmpp.training.config import TrainConfig, load_config
 from cdmpp.training.dataset import Dataset, Rows, make_dataset
 from cdmpp.training.loop import Inputs, predict_rows, train, training_rows
 from cdmpp.training.run import load_training_table
+
+OUT = Path("benchmarks/results/schedules.json")
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Predict = Callable[[Rows], Array]
@@ -132,6 +136,14 @@ def line(split: str, name: str, m: dict[str, Any]) -> str:
     return f"| {split} | {name} | " + " | ".join((*cells, str(m["ranked_groups"]))) + " |"
 
 
+def add_split(out: Path, split: str, found: dict[str, Any], held: tuple[str, ...]) -> None:
+    """Put one split's figures into the result file."""
+    old = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else {}
+    splits = old.get("splits", {}) | {split: found}
+    about = {"command": "python -m benchmarks.schedules", "held_out_networks": list(held)}
+    write_result(out, {**about, "splits": rounded(splits)})
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -143,6 +155,7 @@ def main() -> None:
         "--runs", default="runs",
         help="for checkpoints; finished runs are not repeated, runs on other data found there refused",
     )  # fmt: skip
+    parser.add_argument("--out", type=Path, default=OUT, help="result file; other splits in it stay")
     options = parser.parse_args()
     config = load_config(options.config)
     if options.data:
@@ -173,6 +186,7 @@ def main() -> None:
         data = config.data.model_copy(update=changes)
         contest = Contest(table, config.model_copy(update={"data": data}), features)
         found = contest.results(Path(options.runs) / f"{config.name}-{split}")
+        add_split(options.out, split, found, held)
         lines += [line(split, name, figures) for name, figures in found.items()]
     print(f"\nHeld-out networks: {', '.join(held) or 'none'}. Ranked: tasks of {MIN_PROGRAMS} or more.\n")
     print("| split | method | n | MAPE | median | within 20 % | tau in task | top-1 | top-5 | groups |")

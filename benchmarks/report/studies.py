@@ -10,9 +10,7 @@ from benchmarks.report.markdown import number, percent, table
 from benchmarks.report.results import Results, not_measured
 
 #: Splits of the scheduled programs and what is unseen in each.
-SPLITS = {
-    "task": "unseen tasks", "network": "unseen networks", "device": "an unseen configuration",
-}  # fmt: skip
+SPLITS = {"task": "tasks", "network": "networks"}
 _RANKS = ("task_kendall_tau", "top1_score", "top5_score")
 
 
@@ -23,7 +21,7 @@ def schedules(results: Results) -> str:
         return not_measured("schedules")
     rows = [
         [
-            SPLITS.get(split, split), method, f"{m['n']:,}", f"**{percent(m['mape'])}**",
+            SPLITS.get(split, f"configuration {split}"), method, f"{m['n']:,}", f"**{percent(m['mape'])}**",
             percent(m["median_ape"]), percent(m["within_20"]), *(number(m.get(key)) for key in _RANKS),
             str(m.get("ranked_groups", "-")),
         ]
