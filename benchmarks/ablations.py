@@ -92,11 +92,11 @@ STUDIES: dict[str, dict[str, tuple[dict[str, Any], int]]] = {
         "CORAL, weight 0.1": ({"domain": {"loss": "coral", "weight": 0.1, **_DOMAIN}}, 1),
     },
     "positions": {
-        "none": ({"network": {"positions": "none"}}, 3),
-        "published": ({"network": {"positions": "published"}}, 3),
-        "structural": ({"network": {"positions": "structural"}}, 3),
+        "none": ({"network": {"positions": "none"}}, 1),
+        "published": ({"network": {"positions": "published"}}, 1),
+        "structural": ({"network": {"positions": "structural"}}, 1),
     },
-    "head": {"ratio": ({"network": {"head": "ratio"}}, 3)},
+    "head": {"ratio": ({"network": {"head": "ratio"}}, 1)},
     "label": {
         "latency": ({"label": "latency", "network": {"head": "ratio"}}, 1),
         "box-cox": ({"label": "box-cox", "network": {"head": "ratio"}}, 1),
