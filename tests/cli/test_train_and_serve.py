@@ -57,7 +57,7 @@ def test_train(run: Run, gemm: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert lines[1].split()[:4] == ["source", "device", "operator", "n"]
-    assert lines[1].endswith("roofline MAPE  xgboost MAPE")
+    assert lines[1].endswith("roofline MAPE  mean MAPE  xgboost MAPE")
     assert [line.split()[:3] for line in lines[2:6]] == [
         ["aiconfigurator_gemm", "b200", "linear"], ["aiconfigurator_gemm", "l40s", "linear"],
         ["aiconfigurator_gemm", "all", "all"], ["all", "all", "all"],
