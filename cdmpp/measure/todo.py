@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from cdmpp.data.device_specs import parse_spec, spec_text
-from cdmpp.data.program_csv import read_program
 from cdmpp.data.writing import replacing
 from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
@@ -139,6 +138,9 @@ def read_todo(folder: Path) -> Todo:
     DataError
         A file cannot be read, or a row is no program (counted from 1, the header not among them).
     """
+    # Where programs of a job are timed there may be no pyarrow, which reading tables needs.
+    from cdmpp.data.program_csv import read_program
+
     try:
         about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
         device = parse_spec(json.dumps(about.pop("device")))
