@@ -128,8 +128,7 @@ def tune(
 def _start(artifact: Artifact, records: DeviceRecords) -> LatencyNetwork:
     """A copy of the network whose device 0 is the one that is adapted to; nothing else is trained."""
     network = copy.deepcopy(artifact.network).eval()
-    digest = records.device.nominal().digest()
-    index = next((i for i, spec in artifact.trained_devices if spec.nominal().digest() == digest), 0)
+    index = as_trained(known_devices(artifact.trained_devices), [records.device])[0][0]
     for parameter in network.parameters():
         parameter.requires_grad_(False)
     with torch.no_grad():

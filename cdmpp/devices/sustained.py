@@ -4,10 +4,9 @@ Two sources. Where ceilings were measured (``DeviceSpec.sustained``): they over 
 share that is typical of known devices. 1 stands for a device that keeps as much of its nominal rate as most
 do, which is also what an unmeasured one is taken for. Where none were: the board's power limit.
 Inference cards never reach their fp32 rate in a long product: 70 W do not feed 8 Tflop/s of a 12 nm chip.
-The energy of
-an fp32 operation is taken as proportional to the process's name, with the one constant that both the P4
-(16 nm, 75 W) and the T4 (12 nm, 70 W) ask for; by the same rule no large board is limited, as measured
-(docs/accuracy.md).
+The energy of an fp32 operation is taken as proportional to the process's name, with the one constant that
+both the P4 (16 nm, 75 W) and the T4 (12 nm, 70 W) ask for; by the same rule no large board is limited, as
+measured (docs/accuracy.md).
 """
 
 from __future__ import annotations

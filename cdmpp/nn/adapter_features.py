@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,14 +48,20 @@ class View:
     def __init__(self, network: LatencyNetwork, rows: int) -> None:
         width = network.config.head_width
         scale = network.out.weight.new_tensor(_rms(network) * np.sqrt(width))
-        # RandomState: its numbers are promised never to change, so a stored adapter stays right.
-        basis = np.random.RandomState(0).standard_normal((width, VIEW_COLUMNS)).astype(np.float32)
-        self._basis = torch.from_numpy(basis) / scale
+        self._basis = _projection(width) / scale
         self.columns = np.zeros((rows, VIEW_COLUMNS), dtype=np.float32)
 
     def __call__(self, rows: Array, hidden: torch.Tensor) -> None:
         """See some rows; ``hidden`` may hold more than are meant."""
         self.columns[rows] = (hidden @ self._basis)[: len(rows)].numpy()
+
+
+@cache
+def _projection(width: int) -> torch.Tensor:
+    """Drawn once: every prediction passes here."""
+    # RandomState: its numbers are promised never to change, so a stored adapter stays right.
+    drawn = np.random.RandomState(0).standard_normal((width, VIEW_COLUMNS)).astype(np.float32)
+    return torch.from_numpy(drawn)
 
 
 def _rms(network: LatencyNetwork) -> float:

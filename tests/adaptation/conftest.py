@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from cdmpp.predictor import LatencyPredictor
 from cdmpp.programs.program import TensorProgram
 from tests.nn.synthetic import write_artifact
+from tests.threads import one_thread
+
+__all__ = ["one_thread"]
 
 DEVICE = "h100-sxm5-80gb"
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """One torch thread for the test, then what it was."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

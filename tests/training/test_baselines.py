@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,14 +23,6 @@ from cdmpp.training.baselines.utilisation import symmetric_error
 from cdmpp.training.config import FinishConfig, TrainConfig
 from cdmpp.training.dataset import Dataset
 from tests.nn.synthetic import dataset, training
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def setting(steps: int = 100) -> TrainConfig:

@@ -22,14 +22,6 @@ from cdmpp.training.step import latents
 from tests.nn.synthetic import dataset, training
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def towards_t4(loss: Discrepancy, weight: float = 1.0, steps: int = 12) -> TrainConfig:
     config = training(steps=steps, learning_rate=5e-3)
     return config.model_copy(

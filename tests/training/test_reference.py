@@ -43,14 +43,6 @@ from tests.nn.synthetic import dataset
 from tests.training.schedules import measured
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def stores(data: Dataset, seed: int = 0) -> list[np.ndarray]:
     """Made-up features: one to three stores a program, the first column its work."""
     rng = np.random.default_rng(seed)
