@@ -18,7 +18,7 @@ from cdmpp.predictor import LatencyPredictor
 from server import problems, routes
 from server.gate import Gate
 from server.openapi import build_openapi
-from server.service import PredictionService
+from server.predict.service import PredictionService
 from server.settings import Settings
 
 _log = logging.getLogger(__name__)

@@ -13,10 +13,10 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
-from server.adapt_wire import AdaptResponse, adapt_request_model
+from server.adapt.wire import AdaptResponse, adapt_request_model
 from server.problems import MEDIA_TYPE, Problem
-from server.strict import REF, strict_device, strict_program, strict_schemas
-from server.wire import PredictResponse, request_model
+from server.predict.strict import REF, strict_device, strict_program, strict_schemas
+from server.predict.wire import PredictResponse, request_model
 
 _POST_PROBLEMS = (400, 404, 408, 409, 413, 415, 422, 500, 503)
 _MEANING = {

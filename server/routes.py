@@ -11,7 +11,7 @@ from cdmpp.devices import DeviceSpec, known
 from cdmpp.nn.artifact import Artifact
 from server.body import read_json_body
 from server.problems import ProblemError
-from server.service import PredictionService
+from server.predict.service import PredictionService
 
 router = APIRouter()
 

@@ -18,8 +18,8 @@ from cdmpp.predictor import LatencyPredictor
 from cdmpp.programs.program import TensorProgram
 from server.__main__ import main
 from server.app import create_app
-from server.cache import ProgramCache
-from server.service import PredictionService
+from server.predict.cache import ProgramCache
+from server.predict.service import PredictionService
 from server.settings import FILE_VARIABLE, Settings
 from tests.server.conftest import LINEAR, problem
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 from cdmpp.adaptation.samplers import Sampler
 from cdmpp.evaluation.tables import BELIEVABLE_S
 from cdmpp.programs.question import DEFAULT_PROTOCOL, Backend, Framework, Protocol
-from server.wire import Device, Program
+from server.predict.wire import Device, Program
 
 _CLOSED = ConfigDict(extra="forbid", strict=True)
 

@@ -10,7 +10,7 @@ from typing import Any
 from cdmpp.frontends.request import program_from_request
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.question import Backend
-from server.wire import TvmJsonProgram, TvmScriptProgram
+from server.predict.wire import TvmJsonProgram, TvmScriptProgram
 
 #: What an operator's specification and its place in the dictionary take, roughly.
 _OPERATOR_BYTES = 2048

@@ -17,7 +17,7 @@ from cdmpp.errors import CdmppError, InvalidDeviceError, InvalidProgramError
 from cdmpp.predictor import ErrorInfo
 from cdmpp.programs.operators import SPEC_TYPES, make_operator, operator_types
 from server.problems import ProblemError
-from server.wire import Item
+from server.predict.wire import Item
 
 _BOUNDS = {
     "integer": (("ge", "minimum"), ("le", "maximum")),

@@ -1,0 +1,1 @@
+"""``POST /adapt``: measurements in, an adapted model out."""

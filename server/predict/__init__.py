@@ -1,0 +1,1 @@
+"""``POST /predict``: what travels, and how it is answered."""
