@@ -1,0 +1,1 @@
+"""Feedback: measured latencies come back, are kept, and say how far the answers can be trusted."""
