@@ -1,0 +1,1 @@
+"""The service under load: rates, tail latency, memory, overload, kill -9. Loopback only, bounded in time."""
