@@ -8,8 +8,9 @@ from typing import Any
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError
+from cdmpp.features.encoded import EncodedProgram
 from cdmpp.nn.domain import Label
-from cdmpp.nn.network import LEVELS
+from cdmpp.nn.levels import LEVELS
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.question import DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS, Protocol
 
@@ -36,7 +37,7 @@ class Question:
 
     Attributes
     ----------
-    program : TensorProgram
+    program : TensorProgram or EncodedProgram
     device : DeviceSpec or str
         A specification, or the name of a known device.
     protocol : {"kernel", "graph", "eager"}
@@ -45,7 +46,7 @@ class Question:
         Who launches a library kernel ("pytorch", "vllm", ...), where that is known.
     """
 
-    program: TensorProgram
+    program: TensorProgram | EncodedProgram
     device: DeviceSpec | str
     protocol: Protocol = DEFAULT_PROTOCOL
     framework: str | None = None

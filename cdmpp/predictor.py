@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from cdmpp.devices.loading import from_mapping
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError, InvalidDeviceError, InvalidProgramError
 from cdmpp.features.encode import EncodedPrograms, encode_operator, encode_tvm_json
+from cdmpp.features.encoded import TIR, EncodedProgram, operator_name
 from cdmpp.frontends.request import program_from_request
 from cdmpp.nn.adapter_files import save_adapted
 from cdmpp.nn.answers import Answerer, Asked, Questions
@@ -28,7 +29,7 @@ from cdmpp.nn.batch import CHUNK_ROWS
 from cdmpp.nn.calibration import read_quantiles
 from cdmpp.nn.domain import label
 from cdmpp.nn.inputs import roofline_s, stack_devices
-from cdmpp.nn.network import LEVELS
+from cdmpp.nn.levels import LEVELS
 from cdmpp.nn.store import ProgramStore
 from cdmpp.prediction import (
     DEFAULT_QUANTILES,
@@ -296,14 +297,16 @@ class LatencyPredictor:
                 results[i] = self._prediction(questions[i], maybe, answers[maybe], levels)
         return [r for r in results if r is not None]
 
-    def encode(self, program: TensorProgram) -> EncodedPrograms:
-        """Features of a program, remembered by its hash.
+    def encode(self, program: TensorProgram | EncodedProgram) -> EncodedPrograms:
+        """Features of a program, remembered by its hash; of one that comes encoded, its own.
 
         Raises
         ------
         InvalidProgramError, UnsupportedOperatorError
             The program cannot be encoded.
         """
+        if isinstance(program, EncodedProgram):
+            return self._as_read(program)
         found = self._encoded.get(program.hash)
         if found is None:
             if program.operator is not None:
@@ -319,6 +322,18 @@ class LatencyPredictor:
             self._encoded.put(program.hash, found)
         encoded: EncodedPrograms = found
         return encoded
+
+    def _as_read(self, program: EncodedProgram) -> EncodedPrograms:
+        """Features that came encoded, with the columns that the network reads."""
+        features, width = program.features, self.artifact.network.config.leaf_width
+        if features.leaves.shape[2] < width and program.operator == TIR:
+            raise InvalidProgramError(
+                f"{program.name}: its features lack the schedule's columns",
+                hint="encode it with schedule=True",
+            )
+        if features.leaves.shape[2] > width:
+            features = replace(features, leaves=features.leaves[:, :, :width])
+        return features
 
     def support(self) -> dict[str, Any]:
         """What this model covers: operators, devices seen in training, protocols, accuracy by source."""
@@ -382,7 +397,7 @@ class LatencyPredictor:
         store = ProgramStore.of(encoded, self.artifact.network.config.leaf_width)
         kinds: dict[tuple[str, str], int] = {}
         kind = [
-            kinds.setdefault(_kind(q.program, e.dtype), len(kinds))
+            kinds.setdefault((operator_name(q.program), e.dtype), len(kinds))
             for (q, _), e in zip(rows, encoded, strict=True)
         ]
         # Most questions of a call share one specification object; two equal ones do no harm.
@@ -404,11 +419,6 @@ class LatencyPredictor:
         trust = (said.score.tolist(), said.coverage.tolist())
         columns = (said.point.tolist(), said.levels, said.factor, *trust, bound.tolist())
         return [_Answer(*row) for row in zip(*columns, strict=True)]
-
-
-def _kind(program: TensorProgram, dtype: str) -> tuple[str, str]:
-    """Operator ("tir" for a program given as TIR) and element type: what the domain calls a question."""
-    return (program.operator.operator if program.operator is not None else "tir"), dtype
 
 
 def _as_program(program: OperatorSpec | str | Mapping[str, Any]) -> TensorProgram:

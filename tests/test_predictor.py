@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +13,12 @@ from hypothesis import strategies as st
 
 from cdmpp.devices import from_mapping, lookup
 from cdmpp.errors import DataError, InvalidDeviceError, UnknownDeviceError
+from cdmpp.features.encoded import EncodedProgram, operator_name
+from cdmpp.features.schema import WIDTH
 from cdmpp.predictor import LatencyPredictor, Question
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.question import Protocol
+from tests.features.builder import Builder
 
 TEXTS = [
     "linear:m=512,n=4096,k=1024,dtype=float16", "linear:m=1,n=1,k=1", "bmm:batch=8,m=128,n=128,k=64",
@@ -117,3 +122,21 @@ def test_protocols_are_ordered_for_a_small_kernel(predictor: LatencyPredictor) -
     protocols: tuple[Protocol, ...] = ("kernel", "eager")
     p = [predictor.predict(["relu:rows=256,cols=256"], "t4", protocol=q)[0].latency_s for q in protocols]
     assert p[0] is not None and p[1] is not None and p[0] < p[1]
+
+
+def test_an_encoded_program_is_answered_as_the_program_itself(predictor: LatencyPredictor) -> None:
+    builder = Builder()
+    tir = json.dumps(builder.program(builder.loop(builder.integer(8), builder.store())))
+    for one in (TensorProgram.from_operator("linear:m=512,n=4096,k=1024"), TensorProgram.from_tvm_json(tir)):
+        features = LatencyPredictor(predictor.artifact).encode(one)
+        encoded = EncodedProgram(one.name, one.hash, one.backend, operator_name(one), features)
+        expected, got = (
+            LatencyPredictor(predictor.artifact).predict_questions([Question(p, "t4")])[0]
+            for p in (one, encoded)
+        )
+        assert got == expected and got.latency_s
+
+    assert encoded.operator == "tir"
+    bare = replace(encoded, hash="other", features=replace(features, leaves=features.leaves[:, :, :WIDTH]))
+    refused = predictor.predict_questions([Question(bare, "t4")])[0]
+    assert refused.error is not None and "schedule" in refused.error.message

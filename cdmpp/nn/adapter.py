@@ -10,7 +10,7 @@ import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.nn.adapter_features import Names
-from cdmpp.nn.network import LEVELS
+from cdmpp.nn.levels import LEVELS
 from cdmpp.nn.residuals import AdapterFeatures, ResidualProcess, prior_variance
 from cdmpp.nn.tuned import Tuned
 

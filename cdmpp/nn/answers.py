@@ -18,7 +18,7 @@ from cdmpp.nn.artifact import Artifact
 from cdmpp.nn.batch import Inputs, predict_rows, predict_rows_alone
 from cdmpp.nn.domain import THRESHOLDS, Context
 from cdmpp.nn.inputs import stack_devices
-from cdmpp.nn.network import LEVELS
+from cdmpp.nn.levels import LEVELS
 from cdmpp.nn.peers import Peers, Trained, opinions, shift, weights
 from cdmpp.nn.store import ProgramStore
 from cdmpp.nn.tuned import tuned_network

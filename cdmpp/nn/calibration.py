@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.nn.network import LEVELS
+from cdmpp.nn.levels import LEVELS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -55,6 +55,8 @@ QUESTION_COLUMNS = (
     *(f"protocol_{p}" for p in PROTOCOLS), *(f"framework_{f}" for f in FRAMEWORKS),
     *(f"backend_{b}" for b in BACKENDS), "gpu", "has_cache_size",
 )  # fmt: skip
+#: Columns of :func:`question_inputs`.
+INPUT_WIDTH = len(SUMMARY_COLUMNS) + len(QUESTION_COLUMNS)
 
 
 def summarise(encoded: EncodedPrograms) -> Array:

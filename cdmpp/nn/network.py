@@ -9,55 +9,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from cdmpp.features.schedule import SCHEDULE_WIDTH
-from cdmpp.features.schema import WIDTH
+from cdmpp.nn.config import NetworkConfig
 from cdmpp.nn.encoder import EncoderLayer, Part, attention_bias, split_parts
-from cdmpp.nn.inputs import DEVICE_LOGS, LEAF_MEETS_DEVICE, QUESTION_COLUMNS, SUMMARY_COLUMNS
+from cdmpp.nn.inputs import (
+    DEVICE_LOGS,
+    INPUT_WIDTH,
+    LEAF_MEETS_DEVICE,
+    QUESTION_COLUMNS,
+    SUMMARY_COLUMNS,
+)
 from cdmpp.nn.leaf_times import LeafTimes
-from cdmpp.nn.positions import PositionEncoding, Positions, StructuralBias
+from cdmpp.nn.levels import LEVELS
+from cdmpp.nn.positions import PositionEncoding, StructuralBias
+
+__all__ = [
+    "INPUT_WIDTH", "LEVELS", "TIMED_MULTIPLE",
+    "LatencyNetwork", "NetworkConfig", "Residual", "parameter_count",
+]  # fmt: skip
 
 #: Rows of scheduled programs are filled up to a multiple of this in training.
 TIMED_MULTIPLE = 32
-INPUT_WIDTH = len(SUMMARY_COLUMNS) + len(QUESTION_COLUMNS)
-#: Quantile levels that the network emits; others are interpolated between them.
-LEVELS = (0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98)
-
-
-class NetworkConfig(BaseModel):
-    """Sizes of the network."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    width: int = Field(96, ge=16, le=512, description="width of a leaf token")
-    layers: int = Field(2, ge=1, le=12)
-    heads: int = Field(4, ge=1, le=16)
-    feed_forward: int = Field(192, ge=16, le=4096)
-    head_width: int = Field(384, ge=16, le=2048)
-    head_layers: int = Field(3, ge=1, le=12)
-    device_width: int = Field(16, ge=1, le=128, description="width of a known device's embedding")
-    head: Literal["ratio", "structured"] = "ratio"
-    dropout: float = Field(0.0, ge=0.0, le=0.9)
-    positions: Positions = Field(
-        "standard", description="how the leaves' places reach the network; see cdmpp.nn.positions"
-    )
-    device_inputs: Literal["ratio", "absolute"] = Field(
-        "ratio", description="device numbers as ratios to the program's alone, or their logarithms as well"
-    )
-    schedule: bool = Field(False, description="read the schedule's columns of programs given as TIR")
-    leaf_times: bool = Field(
-        True, description="with schedule: the time of a program given as TIR is a sum over its leaves"
-    )
-
-    @property
-    def leaf_width(self) -> int:
-        """Columns of a leaf."""
-        return WIDTH + SCHEDULE_WIDTH if self.schedule else WIDTH
 
 
 class Residual(nn.Module):

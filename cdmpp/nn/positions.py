@@ -12,9 +12,6 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-#: none; sines as CDMPP's code computes them; sines with the standard exponent; an attention bias.
-Positions = Literal["none", "published", "standard", "structural"]
-
 #: Positions whose encoding is kept; deeper programs are rare.
 POSITION_TABLE = 512
 #: Differences of positions beyond this share one bias.

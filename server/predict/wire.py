@@ -21,7 +21,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from cdmpp.nn.network import LEVELS
+from cdmpp.nn.levels import LEVELS
 from cdmpp.predictor import DEFAULT_QUANTILES
 from cdmpp.programs.program import PROGRAM_FORMS
 from cdmpp.programs.question import DEFAULT_PROTOCOL, Backend, Framework, Protocol

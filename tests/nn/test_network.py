@@ -12,9 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cdmpp.nn.config import Positions
 from cdmpp.nn.encoder import Part
 from cdmpp.nn.network import LEVELS, LatencyNetwork, NetworkConfig, parameter_count
-from cdmpp.nn.positions import Positions, positional_encoding, published_encoding
+from cdmpp.nn.positions import positional_encoding, published_encoding
 from cdmpp.training.config import load_config
 from tests.nn.synthetic import TINY, network, random_inputs
 
