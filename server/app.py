@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-import anyio
-import anyio.to_thread
 from fastapi import FastAPI
 from starlette.types import Message, Receive, Scope, Send
 
 from cdmpp import __version__
-from cdmpp.errors import CdmppError
-from cdmpp.predictor import LatencyPredictor
-from server import problems, routes
-from server.gate import Gate
+from server import problems
 from server.openapi import build_openapi
-from server.predict.service import PredictionService
+from server.rooms import ROOMS
 from server.settings import Settings
-
-_log = logging.getLogger(__name__)
 
 DESCRIPTION = """\
 Predicts how long a tensor program runs on a device, in seconds.
@@ -66,18 +58,11 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        try:
-            predictor = await anyio.to_thread.run_sync(LatencyPredictor.load, chosen.model)
-        except CdmppError as error:
-            app.state.start_error = f"{error.message} ({error.hint})" if error.hint else error.message
-            raise
-        service = PredictionService(predictor, chosen)
-        app.state.service = service
-        app.state.gate = Gate(chosen.max_concurrent, chosen.max_queued)
-        app.state.not_ready = await anyio.to_thread.run_sync(service.check_golden)
-        if app.state.not_ready:
-            _log.error("not ready: %s", app.state.not_ready)
-        yield
+        async with AsyncExitStack() as stack:
+            for room in ROOMS:
+                if room.opened is not None:
+                    await stack.enter_async_context(room.opened(app, chosen))
+            yield
 
     app = _App(
         title="cdmpp",
@@ -89,11 +74,15 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.settings = chosen
     app.state.not_ready = "the model is being loaded"
     problems.install(app)
-    app.include_router(routes.router)
+    for room in ROOMS:
+        if room.router is not None:
+            app.include_router(room.router)
+        if room.install is not None:
+            room.install(app, chosen)
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = build_openapi(app, chosen.max_items)
+            app.openapi_schema = build_openapi(app, ROOMS, chosen)
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend it

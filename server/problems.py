@@ -31,6 +31,7 @@ STATUS_BY_CODE = {
     "internal_error": 500,
     "overloaded": 503,
     "not_ready": 503,
+    "deadline_exceeded": 504,
 }
 
 

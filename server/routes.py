@@ -1,17 +1,19 @@
-"""The endpoints."""
+"""What the service says of itself."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from cdmpp.devices import DeviceSpec, known
 from cdmpp.nn.artifact import Artifact
-from server.body import read_json_body
-from server.problems import ProblemError
+from server.openapi import add_problems
 from server.predict.service import PredictionService
+from server.problems import ProblemError
+from server.room import Schema
+from server.settings import Settings
 
 router = APIRouter()
 
@@ -83,27 +85,14 @@ class Support(_Answer):
     accuracy: Annotated[dict[str, Any], Field(description="Error table by source; fractions.")]
 
 
+def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
+    """Problems of the endpoints here."""
+    add_problems(document["paths"]["/readyz"]["get"], 503)
+
+
 def _service(request: Request) -> PredictionService:
     service: PredictionService = request.app.state.service
     return service
-
-
-@router.post("/predict", summary="Predict latencies", response_class=Response)
-async def predict(request: Request) -> Response:
-    """Predict the latency of each item, in order. A bad item gets an error of its own."""
-    body = await read_json_body(request, request.app.state.settings)
-    service = _service(request)
-    answer = await request.app.state.gate.run(lambda: service.predict(body))
-    return Response(answer, media_type="application/json")
-
-
-@router.post("/adapt", summary="Adapt the model to a device", response_class=Response)
-async def adapt(request: Request) -> Response:
-    """Measurements of one device in, an adapted model out, which /predict takes as `model`."""
-    body = await read_json_body(request, request.app.state.settings)
-    service = _service(request)
-    answer = await request.app.state.gate.run(lambda: service.adapt(body))
-    return Response(answer, media_type="application/json")
 
 
 @router.get("/healthz", summary="The process lives")

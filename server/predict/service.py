@@ -19,12 +19,12 @@ from cdmpp.errors import CdmppError
 from cdmpp.nn.artifact import Artifact
 from cdmpp.predictor import ErrorInfo, LatencyPredictor, Prediction, Question
 from server.adapt.wire import Record, adapt_request_model
-from server.predict.cache import ProgramCache
 from server.models import Models
-from server.problems import ProblemError, SchemaViolation, internal_error
-from server.settings import Settings
+from server.predict.cache import ProgramCache
 from server.predict.strict import check_item, refusal
 from server.predict.wire import Item, PredictRequest, request_model
+from server.problems import ProblemError, SchemaViolation, internal_error
+from server.settings import Settings
 
 _log = logging.getLogger(__name__)
 _MAX_VIOLATIONS = 8

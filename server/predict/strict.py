@@ -16,15 +16,15 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, InvalidDeviceError, InvalidProgramError
 from cdmpp.predictor import ErrorInfo
 from cdmpp.programs.operators import SPEC_TYPES, make_operator, operator_types
-from server.problems import ProblemError
+from server.openapi import REF
 from server.predict.wire import Item
+from server.problems import ProblemError
 
 _BOUNDS = {
     "integer": (("ge", "minimum"), ("le", "maximum")),
     "number": (("ge", "minimum"), ("le", "maximum")),
     "array": (("minLength", "minItems"), ("maxLength", "maxItems")),
 }
-REF = "#/components/schemas/{model}"
 
 
 def check_item(position: int, item: Item) -> None:
