@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
+from typing import Protocol as Interface
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError
 from cdmpp.features.encoded import EncodedProgram
 from cdmpp.nn.domain import Label
 from cdmpp.nn.levels import LEVELS
+from cdmpp.programs.operators import OperatorSpec
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.question import DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS, Protocol
 
@@ -97,6 +99,33 @@ class Prediction:
             for key in _FIGURES:
                 del out[key]
         return out
+
+
+class Predictor(Interface):
+    """What predicts latencies: a model in this process, or a service at the other end of a connection.
+
+    Whoever asks through this interface can be given either; both give the same answers to the last digit.
+    """
+
+    @property
+    def model_id(self) -> str:
+        """Identity of the model that answers."""
+
+    def predict(
+        self,
+        programs: Sequence[TensorProgram | OperatorSpec | str | Mapping[str, Any]],
+        device: DeviceSpec | Mapping[str, Any] | str,
+        *,
+        protocol: Protocol = DEFAULT_PROTOCOL,
+        framework: str | None = None,
+        quantiles: Sequence[float] = DEFAULT_QUANTILES,
+    ) -> list[Prediction]:
+        """Programs on one device, in order; a program that cannot be read is an answer with an error."""
+
+    def predict_questions(
+        self, questions: Sequence[Question], quantiles: Sequence[float] = DEFAULT_QUANTILES
+    ) -> list[Prediction]:
+        """Rows of different programs, devices and settings, in order; each may have an error of its own."""
 
 
 _FIGURES = ("latency_s", "lower_s", "upper_s", "quantiles", "domain", "domain_score", "roofline_s")

@@ -1,0 +1,409 @@
+"""Questions and answers in bulk, as arrays: for those who have thousands of programs encoded already.
+
+A :class:`FeatureQuestions` holds what the network reads of each program, so nothing is parsed or encoded
+on the way to an answer; as safetensors bytes it is the binary body of ``POST /predict``. The features belong
+to one version of the schema (:data:`cdmpp.features.schema.SCHEMA_HASH`), which is checked on reading.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from cdmpp.devices.loading import from_mapping
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.errors import DataError
+from cdmpp.features.encode import PROGRAM_COLUMNS, EncodedPrograms
+from cdmpp.features.schedule import SCHEDULE_HASH, SCHEDULE_WIDTH
+from cdmpp.features.schema import SCHEMA_HASH, WIDTH
+from cdmpp.features.tensor_bytes import Layout, read, texts, write
+from cdmpp.programs.operators import DTYPE_BYTES, operator_family, operator_types
+from cdmpp.programs.question import BACKENDS, DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+MEDIA_TYPE = "application/vnd.safetensors"
+QUESTIONS_FORMAT, ANSWERS_FORMAT = "cdmpp-feature-questions-1", "cdmpp-feature-answers-1"
+#: What a program given as TIR is called where an operator has its name.
+TIR = "tir"
+#: Labels of :attr:`FeatureAnswers.domain` by code.
+DOMAINS = ("in", "near", "out")
+#: Feature schemas by width of a leaf: an operator's columns, or a schedule's behind them.
+SCHEMAS = {WIDTH: SCHEMA_HASH, WIDTH + SCHEDULE_WIDTH: f"{SCHEMA_HASH}+{SCHEDULE_HASH}"}
+#: Bounds that no program reaches: a magnitude is log2(1 + x) of a double; totals are plain doubles, which
+#: are multiplied with a device's figures.
+MAX_COLUMN, MAX_TOTAL = 1100.0, 1e200
+MAX_LEAVES, MAX_POSITION = 4096, 2**24
+MAX_QUANTILES, MAX_DEVICES, MAX_NAME = 16, 10_000, 200
+_DTYPE = re.compile(r"[a-z][a-z0-9_]{0,31}")
+_ROWS: Layout = {
+    "leaves": ("f32", ("rows", "leaves", "columns")),
+    "leaf_count": ("i32", ("rows",)),
+    "positions": ("i32", ("rows", "leaves")),
+    "totals": ("f64", ("rows", len(PROGRAM_COLUMNS))),
+    "kind": ("i32", ("rows",)),
+    "device": ("i32", ("rows",)),
+    "backend": ("i8", ("rows",)),
+    "protocol": ("i8", ("rows",)),
+    "framework": ("i8", ("rows",)),
+}
+_FIGURES: Layout = {
+    **{name: ("f64", ("rows",)) for name in ("latency_s", "lower_s", "upper_s")},
+    "quantiles": ("f64", ("rows", "levels")),
+    "domain": ("i8", ("rows",)),
+    "domain_score": ("f64", ("rows",)),
+    "roofline_s": ("f64", ("rows",)),
+}
+
+
+@dataclass(frozen=True)
+class FeaturePart:
+    """Encoded programs of one kind that ask the same of one device.
+
+    Attributes
+    ----------
+    encoded : EncodedPrograms
+    operator : str
+        Its name, or "tir" for programs given as TIR.
+    device : DeviceSpec or str
+    backend, protocol, framework
+        As in :class:`cdmpp.prediction.Question`.
+    """
+
+    encoded: EncodedPrograms
+    operator: str
+    device: DeviceSpec | str
+    backend: str = "library"
+    protocol: str = DEFAULT_PROTOCOL
+    framework: str | None = None
+
+
+@dataclass(frozen=True)
+class FeatureQuestions:
+    """n questions as arrays, padded to one leaf count L.
+
+    Attributes
+    ----------
+    leaves : float32, (n, L, W)
+        Leaf vectors; W is the schema's width, with or without the schedule's columns.
+    leaf_count : int32, (n,)
+        How many of the L are the program's own, 1 to L; what stands behind them is not read.
+    positions : int32, (n, L)
+    totals : float64, (n, len(PROGRAM_COLUMNS))
+    kind, device : int32, (n,)
+        Index into ``kinds`` and ``devices``.
+    backend, protocol, framework : int8, (n,)
+        Index into BACKENDS, PROTOCOLS and FRAMEWORKS (-1: not known) of :mod:`cdmpp.programs.question`.
+    kinds : tuple of (operator, dtype)
+        Operator's name ("tir" for programs given as TIR) and the element type of the first argument.
+    devices : tuple of DeviceSpec or str
+    quantiles : tuple of float
+        Levels to answer.
+    model : str or None
+        Which model answers; None: the loaded one.
+    """
+
+    leaves: Array
+    leaf_count: Array
+    positions: Array
+    totals: Array
+    kind: Array
+    device: Array
+    backend: Array
+    protocol: Array
+    framework: Array
+    kinds: tuple[tuple[str, str], ...]
+    devices: tuple[DeviceSpec | str, ...]
+    quantiles: tuple[float, ...] = (0.1, 0.9)
+    model: str | None = None
+
+    def __len__(self) -> int:
+        return len(self.leaves)
+
+    @classmethod
+    def of(
+        cls,
+        parts: Sequence[FeaturePart],
+        *,
+        quantiles: Sequence[float] = (0.1, 0.9),
+        model: str | None = None,
+    ) -> FeatureQuestions:
+        """The rows of ``parts``, one below the other.
+
+        Raises
+        ------
+        DataError
+            A backend, protocol, framework or operator is not known, or features are not finite.
+        """
+        counts = [len(part.encoded) for part in parts]
+        edges = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+        rows = int(edges[-1])
+        longest = max((part.encoded.leaves.shape[1] for part in parts), default=1)
+        width = max((part.encoded.leaves.shape[2] for part in parts), default=WIDTH)
+        leaves = np.zeros((rows, longest, width), dtype=np.float32)
+        positions = np.zeros((rows, longest), dtype=np.int32)
+        totals = np.zeros((rows, len(PROGRAM_COLUMNS)))
+        kinds: dict[tuple[str, str], int] = {}
+        devices: dict[str, int] = {}
+        listed: list[DeviceSpec | str] = []
+        codes = np.zeros((len(parts), 6), dtype=np.int32)
+        # Most parts share one specification object, and its text takes longer to make than to find.
+        known: dict[int, int] = {}
+        for i, part in enumerate(parts):
+            encoded, place = part.encoded, slice(int(edges[i]), int(edges[i + 1]))
+            real = encoded.leaves.shape[1]
+            leaves[place, :real, : encoded.leaves.shape[2]] = encoded.leaves
+            positions[place, :real] = encoded.positions
+            totals[place] = encoded.totals
+            number = known.get(id(part.device))
+            if number is None:
+                spec = part.device
+                key = spec if isinstance(spec, str) else spec.model_dump_json()
+                number = known[id(spec)] = devices.setdefault(key, len(devices))
+                if number == len(listed):
+                    listed.append(spec)
+            codes[i] = (
+                real,
+                kinds.setdefault((part.operator, encoded.dtype), len(kinds)),
+                number,
+                _code("backend", part.backend, BACKENDS),
+                _code("protocol", part.protocol, PROTOCOLS),
+                -1 if part.framework is None else _code("framework", part.framework, FRAMEWORKS),
+            )
+        each = np.repeat(codes, counts, axis=0)
+        made = cls(
+            leaves=leaves,
+            leaf_count=each[:, 0],
+            positions=positions,
+            totals=totals,
+            kind=each[:, 1],
+            device=each[:, 2],
+            backend=each[:, 3].astype(np.int8),
+            protocol=each[:, 4].astype(np.int8),
+            framework=each[:, 5].astype(np.int8),
+            kinds=tuple(kinds),
+            devices=tuple(listed),
+            quantiles=tuple(map(float, quantiles)),
+            model=model,
+        )
+        made.check()
+        return made
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """Coarse family of each of ``kinds``, as :class:`EncodedPrograms` names it."""
+        return tuple(TIR if operator == TIR else operator_family(operator) for operator, _ in self.kinds)
+
+    def take(self, rows: Array) -> FeatureQuestions:
+        """Some rows; kinds and devices stay as they are."""
+        return replace(self, **{name: getattr(self, name)[rows] for name in _ROWS})
+
+    def check(self) -> None:
+        """Raise :class:`DataError` unless every array fits the others and every figure is one.
+
+        Names of devices are not looked up, and levels are not compared with a model's, here.
+        """
+        if self.leaves.shape[2:] not in [(width,) for width in SCHEMAS]:
+            raise DataError(
+                f"a leaf has {self.leaves.shape[2]} columns", hint=f"one of {', '.join(map(str, SCHEMAS))}"
+            )
+        longest = self.leaves.shape[1]
+        if not 1 <= longest <= MAX_LEAVES:
+            raise DataError(f"programs are padded to {longest} leaves", hint=f"1 to {MAX_LEAVES}")
+        _within("leaf_count", self.leaf_count, 1, longest)
+        _within("positions", self.positions, 0, MAX_POSITION)
+        _within("kind", self.kind, 0, len(self.kinds) - 1)
+        _within("device", self.device, 0, len(self.devices) - 1)
+        for name, known in (("backend", BACKENDS), ("protocol", PROTOCOLS), ("framework", FRAMEWORKS)):
+            _within(name, getattr(self, name), -1 if name == "framework" else 0, len(known) - 1)
+        _within("leaves", self.leaves, -MAX_COLUMN, MAX_COLUMN)
+        _within("totals", self.totals, 0.0, MAX_TOTAL)
+        for operator, dtype in self.kinds:
+            known_dtypes = DTYPE_BYTES if operator in operator_types() else ()
+            if operator != TIR and operator not in operator_types():
+                raise DataError(f"kinds: operator {operator!r} is not known", hint="GET /support lists them")
+            if not _DTYPE.fullmatch(dtype) or (known_dtypes and dtype not in known_dtypes):
+                raise DataError(f"kinds: {operator} has no element type {dtype!r}")
+        levels = self.quantiles
+        if not 1 <= len(levels) <= MAX_QUANTILES or not all(math.isfinite(q) and 0 < q < 1 for q in levels):
+            raise DataError(f"quantiles: 1 to {MAX_QUANTILES} levels between 0 and 1 are needed")
+
+    def to_bytes(self) -> bytes:
+        """As safetensors: the arrays, and in the metadata what they refer to."""
+        return write(
+            {name: getattr(self, name) for name in _ROWS},
+            _ROWS,
+            {
+                "format": QUESTIONS_FORMAT,
+                "feature_schema": SCHEMAS[self.leaves.shape[2]],
+                "kinds": json.dumps(self.kinds),
+                "devices": json.dumps([d if isinstance(d, str) else _fields(d) for d in self.devices]),
+                "quantiles": json.dumps(self.quantiles),
+                "model": json.dumps(self.model),
+            },
+        )  # fmt: skip
+
+    @classmethod
+    def from_bytes(cls, body: bytes | bytearray | memoryview) -> FeatureQuestions:
+        """Read what :meth:`to_bytes` wrote; everything is checked.
+
+        Raises
+        ------
+        DataError
+            Not such bytes, of another version of the features, or a value that cannot be.
+        InvalidDeviceError
+            A specification among the devices is none.
+        """
+        tensors, metadata = read(body, _ROWS)
+        _expect(metadata, QUESTIONS_FORMAT)
+        width = tensors["leaves"].shape[2]
+        if width in SCHEMAS and metadata.get("feature_schema") != SCHEMAS[width]:
+            raise DataError(
+                f"the features are of schema {metadata.get('feature_schema', 'unknown')[:80]!r}, "
+                f"this is {SCHEMAS[width]!r}",
+                hint="encode the programs with the service's version of cdmpp, or send them as JSON",
+            )
+        kinds, devices = texts(metadata, "kinds"), texts(metadata, "devices")
+        levels, model = texts(metadata, "quantiles"), texts(metadata, "model")
+        made = cls(
+            **tensors,
+            kinds=_kinds(kinds),
+            devices=_devices(devices),
+            quantiles=_levels(levels),
+            model=_text_or_none(model),
+        )
+        made.check()
+        return made
+
+
+@dataclass(frozen=True)
+class FeatureAnswers:
+    """Answers to :class:`FeatureQuestions`, arrays of their n rows in their order.
+
+    Attributes
+    ----------
+    latency_s, lower_s, upper_s : float64, (n,)
+        Seconds, as in :class:`cdmpp.prediction.Prediction`.
+    quantiles : float64, (n, len(levels))
+        Seconds at each of ``levels``.
+    domain : int8, (n,)
+        Index into :data:`DOMAINS`.
+    domain_score, roofline_s : float64, (n,)
+    levels : tuple of float
+    model_id : str
+    """
+
+    latency_s: Array
+    lower_s: Array
+    upper_s: Array
+    quantiles: Array
+    domain: Array
+    domain_score: Array
+    roofline_s: Array
+    levels: tuple[float, ...]
+    model_id: str
+
+    def __len__(self) -> int:
+        return len(self.latency_s)
+
+    @property
+    def labels(self) -> list[str]:
+        """``domain`` in words."""
+        return [DOMAINS[code] for code in self.domain.tolist()]
+
+    @classmethod
+    def concat(cls, parts: Sequence[FeatureAnswers]) -> FeatureAnswers:
+        """Rows of ``parts``, which are answers of one model to the same levels and not empty."""
+        if len({(part.model_id, part.levels) for part in parts}) != 1:
+            raise DataError("answers of several models or levels do not make one table")
+        joined: dict[str, Any] = {
+            name: np.concatenate([getattr(part, name) for part in parts]) for name in _FIGURES
+        }
+        return replace(parts[0], **joined)
+
+    def take(self, rows: Array) -> FeatureAnswers:
+        """Some rows."""
+        return replace(self, **{name: getattr(self, name)[rows] for name in _FIGURES})
+
+    def to_bytes(self) -> bytes:
+        """As safetensors."""
+        return write(
+            {name: getattr(self, name) for name in _FIGURES},
+            _FIGURES,
+            {"format": ANSWERS_FORMAT, "model_id": self.model_id, "levels": json.dumps(self.levels)},
+        )
+
+    @classmethod
+    def from_bytes(cls, body: bytes | bytearray | memoryview) -> FeatureAnswers:
+        """Read what :meth:`to_bytes` wrote.
+
+        Raises
+        ------
+        DataError
+            Not such bytes.
+        """
+        tensors, metadata = read(body, _FIGURES)
+        _expect(metadata, ANSWERS_FORMAT)
+        levels = _levels(texts(metadata, "levels"))
+        if tensors["quantiles"].shape[1] != len(levels) or "model_id" not in metadata:
+            raise DataError("the answers name no model, or not the levels of their quantiles")
+        _within("domain", tensors["domain"], 0, len(DOMAINS) - 1)
+        return cls(**tensors, levels=levels, model_id=metadata["model_id"])
+
+
+def _fields(device: DeviceSpec) -> dict[str, Any]:
+    fields: dict[str, Any] = device.model_dump(mode="json", exclude_none=True)
+    return fields
+
+
+def _code(what: str, value: str, known: Sequence[str]) -> int:
+    if value not in known:
+        raise DataError(f"{what} {value!r} is not known", hint="one of: " + ", ".join(known))
+    return known.index(value)
+
+
+def _within(name: str, values: Array, low: float, high: float) -> None:
+    # Written so that NaN fails too.
+    if values.size and not (values.min() >= low and values.max() <= high):
+        raise DataError(f"{name}: a value is not between {low:g} and {high:g}")
+
+
+def _expect(metadata: Mapping[str, str], wanted: str) -> None:
+    if metadata.get("format") != wanted:
+        raise DataError(f"the metadata do not say format {wanted!r}", hint="docs/server.md describes it")
+
+
+def _kinds(value: Any) -> tuple[tuple[str, str], ...]:
+    if not isinstance(value, list) or not all(
+        isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)
+        for pair in value
+    ):
+        raise DataError("metadata 'kinds' is not a list of [operator, element type]")
+    return tuple((operator, dtype) for operator, dtype in value)
+
+
+def _devices(value: Any) -> tuple[DeviceSpec | str, ...]:
+    named = isinstance(value, list) and len(value) <= MAX_DEVICES
+    if not named or not all(
+        isinstance(d, dict) or (isinstance(d, str) and len(d) <= MAX_NAME) for d in value
+    ):
+        raise DataError(f"metadata 'devices' is not a list of at most {MAX_DEVICES} names or specifications")
+    return tuple(d if isinstance(d, str) else from_mapping(d) for d in value)
+
+
+def _levels(value: Any) -> tuple[float, ...]:
+    if not isinstance(value, list) or not all(type(level) in (int, float) for level in value):
+        raise DataError("metadata: the levels of the quantiles are not a list of numbers")
+    return tuple(map(float, value))
+
+
+def _text_or_none(value: Any) -> str | None:
+    if value is not None and not (isinstance(value, str) and len(value) <= MAX_NAME):
+        raise DataError("metadata 'model' is neither null nor the name of a model")
+    return value

@@ -1,0 +1,104 @@
+"""Named arrays with a few words of metadata as safetensors bytes, read with nothing taken on trust."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, deserialize
+from safetensors.numpy import save
+
+from cdmpp.errors import DataError
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+#: A header names a dozen tensors and some devices; a longer one is something else.
+MAX_HEADER_BYTES = 4 * 2**20
+_HINT = "GET /openapi.json and docs/server.md describe the tensors"
+_NAMES = {"f32": "F32", "f64": "F64", "i32": "I32", "i8": "I8"}
+_DTYPES = {"f32": "<f4", "f64": "<f8", "i32": "<i4", "i8": "|i1"}
+#: What a tensor must be: its type ("f32", "f64", "i32", "i8") and its dimensions. A number is an exact
+#: length; equal names are equal lengths.
+Layout = Mapping[str, tuple[str, tuple[str | int, ...]]]
+
+
+def write(tensors: Mapping[str, Array], layout: Layout, metadata: Mapping[str, str]) -> bytes:
+    """Arrays as safetensors bytes, each of the type that the layout gives it."""
+    cast = {
+        name: np.ascontiguousarray(tensors[name], dtype=_DTYPES[kind]) for name, (kind, _) in layout.items()
+    }
+    return bytes(save(cast, dict(metadata)))
+
+
+def read(body: bytes | bytearray | memoryview, layout: Layout) -> tuple[dict[str, Array], dict[str, str]]:
+    """Read what :func:`write` wrote.
+
+    Parameters
+    ----------
+    body : bytes
+    layout : Layout
+        Exactly the tensors that must be there.
+
+    Returns
+    -------
+    tensors, metadata
+        The arrays may share the memory of what was read and are not written to.
+
+    Raises
+    ------
+    DataError
+        Not safetensors, or a tensor is missing, unknown, of another type or shape.
+    """
+    body = bytes(body)
+    metadata = _metadata(body)
+    try:
+        found = dict(deserialize(body))  # type: ignore[no-untyped-call]
+    except SafetensorError as error:
+        raise DataError(f"the tensors cannot be read ({str(error)[:200]})", hint=_HINT) from None
+    if set(found) != set(layout):
+        missing, unknown = sorted(set(layout) - set(found)), sorted(set(found) - set(layout))
+        says = [f"missing: {', '.join(missing)}"] if missing else []
+        says += [f"unknown: {', '.join(name[:60] for name in unknown[:8])}"] if unknown else []
+        raise DataError(f"these are not the tensors that are read here ({'; '.join(says)})", hint=_HINT)
+    lengths: dict[str, int] = {}
+    tensors = {}
+    for name, (kind, wanted) in layout.items():
+        shape = tuple(found[name]["shape"])
+        if found[name]["dtype"] != _NAMES[kind] or len(shape) != len(wanted):
+            raise DataError(
+                f"tensor {name!r} is {found[name]['dtype']} with {len(shape)} dimensions; it should be "
+                f"{_NAMES[kind]} with {len(wanted)}",
+                hint=_HINT,
+            )
+        for length, axis in zip(shape, wanted, strict=True):
+            expected = axis if isinstance(axis, int) else lengths.setdefault(axis, length)
+            if length != expected:
+                raise DataError(f"tensor {name!r}: {axis} is {length}, not {expected}", hint=_HINT)
+        tensors[name] = np.frombuffer(found[name]["data"], dtype=_DTYPES[kind]).reshape(shape)
+    return tensors, metadata
+
+
+def _metadata(body: bytes) -> dict[str, str]:
+    """The header's texts: the library reads them from files only."""
+    size = int.from_bytes(body[:8], "little")
+    if len(body) < 8 or not 2 <= size <= min(len(body) - 8, MAX_HEADER_BYTES):
+        raise DataError("this is not safetensors: its header has no sensible length", hint=_HINT)
+    try:
+        metadata = json.loads(body[8 : 8 + size]).get("__metadata__", {})
+        if not all(isinstance(value, str) for value in metadata.values()):
+            raise TypeError
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        raise DataError("this is not safetensors: its header is not an object of texts", hint=_HINT) from None
+    return dict(metadata)
+
+
+def texts(metadata: Mapping[str, str], name: str) -> Any:
+    """A value that stands as JSON in the metadata."""
+    try:
+        return json.loads(metadata[name])
+    except KeyError:
+        raise DataError(f"the metadata have no {name!r}", hint=_HINT) from None
+    except (ValueError, RecursionError):
+        raise DataError(f"metadata {name!r} is not JSON", hint=_HINT) from None
