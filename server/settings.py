@@ -38,16 +38,34 @@ class Settings(BaseSettings):
         Items of one ``/predict`` request; part of the published schema.
     body_timeout_s : float
         A request body must have arrived within this time.
+    deadline_s : float
+        A request is answered or refused within this time from when its body has arrived; a client may ask
+        for less.
+    max_batch_rows : int
+        Questions of all requests that are computed together.
+    max_queued_rows : int
+        Questions that may wait; a request that would make them more is told to come back (503).
+    max_wait_s : float
+        How long a small batch right behind another waits for company.
     max_concurrent : int
-        Requests computed at a time.
+        Batches, and apart from them other requests (``/adapt``), computed at a time.
     max_queued : int
-        Requests that may wait for a place; one more is told to come back (503).
+        Such other requests that may wait for a place; one more is told to come back (503).
     cache_bytes : int
         Memory for programs seen before.
+    answer_cache_bytes : int
+        Memory for answers given before.
     max_adapted : int
         Adapted models (``POST /adapt``) that are kept; the least recently used is forgotten first.
     adapted_dir : Path, optional
         Folder in which they outlive the process; only in memory where none is given.
+    sandbox_workers : int
+        Processes that read TVM JSON, TVMScript and ONNX files; each starts when it is first needed.
+    sandbox_memory_bytes : int
+        Memory of such a process for what it reads, beyond its libraries.
+    sandbox_timeout_s : float
+        Time to read one program or model, less than `deadline_s`; then the process is replaced and the
+        program refused.
     """
 
     model_config = SettingsConfigDict(env_prefix="CDMPP_", frozen=True, extra="forbid")
@@ -58,11 +76,19 @@ class Settings(BaseSettings):
     max_body_bytes: Annotated[int, Field(ge=1024, le=2**31)] = 16 * 2**20
     max_items: Annotated[int, Field(ge=1, le=100_000)] = 10_000
     body_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 60.0
-    max_concurrent: Annotated[int, Field(ge=1, le=64)] = 2
+    deadline_s: Annotated[float, Field(gt=0, le=3600)] = 10.0
+    max_batch_rows: Annotated[int, Field(ge=1, le=100_000)] = 256
+    max_queued_rows: Annotated[int, Field(ge=1, le=10_000_000)] = 20_000
+    max_wait_s: Annotated[float, Field(ge=0, le=1)] = 0.001
+    max_concurrent: Annotated[int, Field(ge=1, le=64)] = 1
     max_queued: Annotated[int, Field(ge=0, le=10_000)] = 64
     cache_bytes: Annotated[int, Field(ge=0)] = 64 * 2**20
+    answer_cache_bytes: Annotated[int, Field(ge=0)] = 64 * 2**20
     max_adapted: Annotated[int, Field(ge=1, le=10_000)] = 16
     adapted_dir: Path | None = None
+    sandbox_workers: Annotated[int, Field(ge=1, le=64)] = 1
+    sandbox_memory_bytes: Annotated[int, Field(ge=64 * 2**20, le=2**40)] = 2 * 2**30
+    sandbox_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 5.0
 
     @classmethod
     def settings_customise_sources(

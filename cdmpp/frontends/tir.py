@@ -30,6 +30,18 @@ def import_tvm() -> Any:
     return tvm
 
 
+def prepare() -> None:
+    """Import TVM, and what reading TVMScript needs of it, now rather than with the first text.
+
+    Raises
+    ------
+    MissingDependencyError
+        TVM is not installed.
+    """
+    import_tvm()
+    _namespace()
+
+
 def programs_from_tir(
     module: Any, backend: Backend = "tvm", *, name: str | None = None
 ) -> list[TensorProgram]:

@@ -1,0 +1,69 @@
+"""What a reading worker may not do: applied to the process itself, after everything is imported."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+
+#: Pipes to the service, and a few for imports that happen late.
+MAX_OPEN_FILES = 32
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
+
+
+def die_with_parent(parent: int) -> None:
+    """End this process when the service's ends, also after kill -9 of the service (on Linux).
+
+    Elsewhere the end of the pipe tells an idle worker, and each job's alarm one that is busy.
+    """
+    if sys.platform == "linux":
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended before the line above
+            os._exit(1)
+
+
+def confine(memory_bytes: int) -> bool:
+    """Limit memory, files and privileges of this process for good.
+
+    Parameters
+    ----------
+    memory_bytes : int
+        Address space beyond what is mapped now: libraries are not counted, whatever is read is.
+
+    Returns
+    -------
+    bool
+        Whether memory could be limited (not where the system does not tell how much is mapped).
+    """
+    # No core file with somebody's program in it, no file written, no privilege gained.
+    for limit, value in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_NOFILE, MAX_OPEN_FILES),
+    ):
+        resource.setrlimit(limit, (value, value))
+    if sys.platform == "linux":
+        _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    mapped = _mapped_bytes()
+    if mapped is None:
+        return False
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + memory_bytes, mapped + memory_bytes))
+    return True
+
+
+def _mapped_bytes() -> int | None:
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    except OSError:
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"prctl({option}): {os.strerror(code)}")

@@ -1,0 +1,320 @@
+"""The service's side of the sandbox: a bounded queue before one or a few reading workers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from types import TracebackType
+from typing import Any, Literal
+
+from cdmpp.errors import CdmppError, InvalidProgramError, OverloadedError
+from cdmpp.features.encoded import EncodedProgram
+from cdmpp.programs.question import Backend
+from server.sandbox import answers
+from server.sandbox.answers import DistrustedAnswerError, ModelSummary
+from server.sandbox.frames import ONNX_KIND
+from server.sandbox.worker import Worker, WorkerDiedError, WorkerMemoryError, WorkerTimeoutError
+
+_log = logging.getLogger(__name__)
+
+TirKind = Literal["tvm_json", "tvmscript"]
+#: Programs of one request that are read before another request has its turn.
+_TURN = 32
+#: A worker is replaced after so many jobs: what parsers leak goes with it.
+_MAX_JOBS = 50_000
+
+
+@dataclass(frozen=True)
+class TirText:
+    """A program as text, and what runs it."""
+
+    kind: TirKind
+    text: str
+    backend: Backend
+
+
+@dataclass
+class _Job:
+    header: dict[str, Any]
+    payload: bytes
+    #: Turns the worker's words into the result; raises CdmppError or DistrustedAnswerError.
+    read: Callable[[dict[str, Any], bytes], Any]
+    needs_tvm: bool = False
+
+
+@dataclass
+class _Turn:
+    jobs: list[_Job]
+    done: asyncio.Future[list[Any]]
+
+
+@dataclass
+class Sandbox:
+    """Reads hostile bytes in worker processes. Belongs to one event loop; an async context manager.
+
+    Parameters
+    ----------
+    workers : int
+        Processes at most; each starts when it is first needed.
+    memory_bytes : int
+        Memory of a worker for what it reads.
+    timeout_s : float
+        Time for one program or model.
+    max_queued : int
+        Turns that may wait; one more is refused.
+
+    Attributes
+    ----------
+    restarts : int
+        Workers that were replaced because a job killed them.
+    """
+
+    workers: int = 1
+    memory_bytes: int = 2**31
+    timeout_s: float = 5.0
+    max_queued: int = 64
+    restarts: int = 0
+    _turns: asyncio.Queue[_Turn] = field(default_factory=asyncio.Queue)
+    _slots: list[_Slot] = field(default_factory=list)
+    _closed: bool = False
+
+    async def __aenter__(self) -> Sandbox:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End the workers; what still waits is refused."""
+        self._closed = True
+        for slot in self._slots:
+            slot.task.cancel()
+        await asyncio.gather(*(slot.task for slot in self._slots), return_exceptions=True)
+        for slot in self._slots:
+            await slot.drop()
+        while not self._turns.empty():
+            turn = self._turns.get_nowait()
+            if not turn.done.done():
+                turn.done.set_exception(_overloaded("the service is being stopped"))
+
+    @property
+    def queued(self) -> int:
+        """Turns that wait."""
+        return self._turns.qsize()
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers that run."""
+        return [pid for slot in self._slots if slot.worker and (pid := slot.worker.pid) is not None]
+
+    async def encode_tir(self, kind: TirKind, text: str, backend: Backend = "tvm") -> EncodedProgram:
+        """Features of one TIR program.
+
+        Parameters
+        ----------
+        kind : {"tvm_json", "tvmscript"}
+        text : str
+        backend : {"library", "tvm"}
+
+        Raises
+        ------
+        InvalidProgramError, MissingDependencyError
+            The text is no program, takes too long or needs too much memory to read; TVMScript, and TVM is not
+            installed.
+        OverloadedError
+            The queue is full, or no worker can be started.
+        """
+        (result,) = await self.encode_tirs([TirText(kind, text, backend)])
+        if isinstance(result, CdmppError):
+            raise result
+        return result
+
+    async def encode_tirs(self, programs: Sequence[TirText]) -> list[EncodedProgram | CdmppError]:
+        """Features of many programs, each with an error of its own; order is kept.
+
+        Raises
+        ------
+        OverloadedError
+            The queue is full, or no worker can be started: of the whole call.
+        """
+        jobs = [
+            _Job(
+                {"kind": program.kind, "backend": program.backend},
+                program.text.encode("utf-8", "surrogatepass"),
+                partial(answers.encoded_program, backend=program.backend),
+                program.kind == "tvmscript",
+            )
+            for program in programs
+        ]
+        results: list[EncodedProgram | CdmppError] = []
+        for start in range(0, len(jobs), _TURN):
+            results += await self._submit(jobs[start : start + _TURN])
+        return results
+
+    async def read_onnx(
+        self, data: bytes, dims: Mapping[str, int] | None = None, *, max_programs: int = 10_000
+    ) -> ModelSummary:
+        """The library kernels of an ONNX model.
+
+        Parameters
+        ----------
+        data : bytes
+            The file. Weights in external files are not read.
+        dims : mapping of str to int, optional
+            Sizes of dynamic dimensions.
+        max_programs : int
+            Models with more different programs are refused.
+
+        Raises
+        ------
+        InvalidProgramError, OverloadedError
+            As in :meth:`encode_tir`.
+        """
+        header = {"kind": ONNX_KIND, "dims": dict(dims or {}), "max_programs": max_programs}
+        job = _Job(header, data, lambda said, _: answers.model_summary(said, max_programs))
+        (result,) = await self._submit([job])
+        if isinstance(result, CdmppError):
+            raise result
+        assert isinstance(result, ModelSummary)
+        return result
+
+    async def _submit(self, jobs: list[_Job]) -> list[Any]:
+        if self._closed:
+            raise _overloaded("the service is being stopped")
+        if self._turns.qsize() >= self.max_queued:
+            raise _overloaded(f"{self._turns.qsize()} texts wait to be read")
+        turn = _Turn(jobs, asyncio.get_running_loop().create_future())
+        self._turns.put_nowait(turn)
+        idle = sum(slot.idle for slot in self._slots)
+        if idle < self._turns.qsize() and len(self._slots) < self.workers:
+            slot = _Slot(self)
+            slot.task = asyncio.create_task(slot.serve())
+            self._slots.append(slot)
+        return await turn.done
+
+
+class _Slot:
+    """Serves turns with one worker at a time, which it replaces when a job has killed it."""
+
+    task: asyncio.Task[None]
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self.worker: Worker | None = None
+        self.idle = True
+        self._jobs = 0
+
+    async def drop(self) -> None:
+        """End the worker."""
+        worker, self.worker = self.worker, None
+        if worker is not None:
+            await worker.stop()
+
+    async def serve(self) -> None:
+        """Take turns until cancelled."""
+        while True:
+            turn = await self._sandbox._turns.get()
+            self.idle = False
+            try:
+                results: list[Any] = []
+                for job in turn.jobs:
+                    if turn.done.done():  # nobody waits any more
+                        break
+                    results.append(await self._one(job))
+                else:
+                    if not turn.done.done():
+                        turn.done.set_result(results)
+            except asyncio.CancelledError:
+                if not turn.done.done():
+                    turn.done.set_exception(_overloaded("the service is being stopped"))
+                raise
+            except Exception as error:  # not even a bug here leaves the request without an answer
+                if not turn.done.done():
+                    turn.done.set_exception(error)
+            finally:
+                self.idle = True
+
+    async def _one(self, job: _Job) -> Any:
+        # A worker may die of what it read before, or be killed from outside: a second one decides.
+        for last in (False, True):
+            try:
+                return await self._try(job)
+            except OverloadedError:
+                raise
+            except CdmppError as error:
+                return error
+            except WorkerDiedError:
+                if last:
+                    return _unreadable("its reader crashed")
+        raise AssertionError("a second attempt has an outcome")
+
+    async def _try(self, job: _Job) -> Any:
+        """Have one worker do a job.
+
+        Raises
+        ------
+        CdmppError
+            The text's fault.
+        OverloadedError
+            No worker can be started.
+        WorkerDiedError
+            The worker's end, whosever fault.
+        """
+        try:
+            worker = await self._ready(job.needs_tvm)
+        except (WorkerDiedError, WorkerTimeoutError, OSError) as error:
+            await self.drop()
+            _log.error("no reading worker: %s", error)
+            raise _overloaded("programs cannot be read at the moment") from None
+        self._jobs += 1
+        about = f"{job.header['kind']} of {len(job.payload)} bytes"
+        try:
+            said, data = await worker.run(job.header, job.payload, self._sandbox.timeout_s)
+            if "bug" not in said:
+                return job.read(said, data)
+            _log.warning("reading %s: %.300r", about, said["bug"])
+            raise _unreadable("the parser cannot make sense of it")
+        except WorkerTimeoutError:
+            problem = _unreadable(f"it takes more than {self._sandbox.timeout_s:g} s to read")
+        except WorkerMemoryError:
+            problem = _unreadable("it needs too much memory to read")
+        except DistrustedAnswerError as error:
+            _log.error("a reading worker said what it cannot say about %s: %s", about, error)
+            problem = _unreadable("its reader failed")
+        except WorkerDiedError as error:
+            _log.warning("a reading worker died with %s: %s: %s", about, error, worker.last_words)
+            await self._replace()
+            raise
+        await self._replace()
+        raise problem
+
+    async def _replace(self) -> None:
+        self._sandbox.restarts += 1
+        await self.drop()
+
+    async def _ready(self, needs_tvm: bool) -> Worker:
+        """A worker that runs, with TVM where that is needed."""
+        worker = self.worker
+        if worker is not None and (self._jobs >= _MAX_JOBS or worker.pid is None or needs_tvm > worker.tvm):
+            await self.drop()
+            worker = None
+        if worker is None:
+            self._jobs = 0
+            worker = self.worker = Worker(self._sandbox.memory_bytes, needs_tvm)
+            await worker.start()
+        return worker
+
+
+def _unreadable(why: str) -> InvalidProgramError:
+    return InvalidProgramError(
+        f"the program cannot be read: {why}", hint="check the text; split a very large program"
+    )
+
+
+def _overloaded(message: str) -> OverloadedError:
+    return OverloadedError(message, hint="retry after a second")

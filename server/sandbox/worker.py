@@ -1,0 +1,179 @@
+"""One reading worker process, seen from the service."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from server.sandbox import frames
+
+_log = logging.getLogger(__name__)
+
+#: Seconds for a worker to start: imports, and TVM's on a busy machine.
+START_S = 120.0
+#: What the last lines on standard error may take in the log.
+_TAIL_BYTES = 4000
+
+
+class WorkerDiedError(Exception):
+    """The process ended in the middle of a job, or did not speak the protocol."""
+
+
+class WorkerTimeoutError(Exception):
+    """The job's time was up; the process has been killed."""
+
+
+class WorkerMemoryError(Exception):
+    """The job needed more memory than the worker has; the process has ended."""
+
+
+class Worker:
+    """Starts a process and hands it one job at a time.
+
+    Parameters
+    ----------
+    memory_bytes : int
+        Memory for what is read, beyond the libraries.
+    tvm : bool
+        Import TVM at the start, for TVMScript.
+    """
+
+    def __init__(self, memory_bytes: int, tvm: bool) -> None:
+        self.memory_bytes, self.tvm = memory_bytes, tvm
+        self._process: asyncio.subprocess.Process | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._tail = b""
+        self._reader: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id while it runs."""
+        alive = self._process is not None and self._process.returncode is None
+        return self._process.pid if alive and self._process is not None else None
+
+    async def start(self) -> None:
+        """Start the process and wait until it is ready.
+
+        Raises
+        ------
+        WorkerDiedError, WorkerTimeoutError
+            It did not get ready; the log has its last words.
+        """
+        begun = time.monotonic()
+        # Its current folder is empty: a relative path that it opens leads nowhere.
+        self._folder = tempfile.TemporaryDirectory(prefix="cdmpp-sandbox-")
+        command = [sys.executable, "-P", "-m", "server.sandbox", str(self.memory_bytes), str(os.getpid())]
+        self._process = await asyncio.create_subprocess_exec(
+            *command, *(["tvm"] if self.tvm else []),
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            env=_environment(self._folder.name), cwd=self._folder.name, limit=2**20,
+        )  # fmt: skip
+        self._reader = asyncio.create_task(self._keep_tail())
+        try:
+            ready, _ = await self._exchange(b"", START_S)
+        except (WorkerDiedError, WorkerTimeoutError) as error:
+            _log.error("a reading worker did not start: %s: %s", error, self._tail.decode(errors="replace"))
+            raise
+        if not ready.get("memory_limited"):
+            _log.warning("the system does not tell how much memory is mapped: reading workers have no limit")
+        _log.info("reading worker %s ready after %.2f s", self.pid, time.monotonic() - begun)
+
+    async def run(
+        self, header: Mapping[str, Any], payload: bytes, timeout_s: float
+    ) -> tuple[dict[str, Any], bytes]:
+        """Have one job done.
+
+        Raises
+        ------
+        WorkerTimeoutError, WorkerMemoryError, WorkerDiedError
+            After each of these the process is gone.
+        """
+        message = frames.pack({**header, "timeout_s": timeout_s}, payload)
+        said, data = await self._exchange(message, timeout_s)
+        if said.get("memory"):
+            await self.stop()
+            raise WorkerMemoryError
+        return said, data
+
+    async def stop(self) -> None:
+        """Kill the process; nothing it holds is worth a goodbye."""
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
+        if self._reader is not None:
+            await self._reader
+            self._reader = None
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+    async def _exchange(self, message: bytes, timeout_s: float) -> tuple[dict[str, Any], bytes]:
+        process = self._process
+        if process is None or process.stdin is None or process.stdout is None:
+            raise WorkerDiedError("not started")
+        try:
+            async with asyncio.timeout(timeout_s):
+                process.stdin.write(message)
+                await process.stdin.drain()
+                prefix = await process.stdout.readexactly(frames.PREFIX.size)
+                header, payload = frames.lengths(prefix, frames.MAX_HEADER_BYTES, frames.MAX_PAYLOAD_BYTES)
+                text = await process.stdout.readexactly(header)
+                return frames.header_of(text), await process.stdout.readexactly(payload)
+        except TimeoutError:
+            await self.stop()
+            raise WorkerTimeoutError(f"no answer within {timeout_s:g} s") from None
+        except (OSError, asyncio.IncompleteReadError, frames.BrokenFrameError) as error:
+            code = await self._ended(process)
+            raise WorkerDiedError(f"{type(error).__name__}, exit status {code}") from None
+        except asyncio.CancelledError:
+            # Half a message may be on its way: the process cannot be used again.
+            await asyncio.shield(self.stop())
+            raise
+
+    async def _ended(self, process: asyncio.subprocess.Process) -> int | None:
+        """Exit status of a process that closed its pipe; it is given a moment to end by itself."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await process.wait()
+        code = process.returncode
+        await self.stop()
+        return code
+
+    async def _keep_tail(self) -> None:
+        """Empty standard error, so that the worker never waits for it, and keep its last lines."""
+        assert self._process is not None and self._process.stderr is not None
+        stream = self._process.stderr
+        while chunk := await stream.read(2**16):
+            self._tail = (self._tail + chunk)[-_TAIL_BYTES:]
+
+    @property
+    def last_words(self) -> str:
+        """The end of what the process wrote to standard error, in printable characters."""
+        return self._tail.decode(errors="replace").strip()[-500:]
+
+
+def _environment(folder: str) -> dict[str, str]:
+    """What the worker needs to import the same code, and nothing of the service's secrets."""
+    path = [os.path.abspath(entry) for entry in sys.path]
+    kept = {key: os.environ[key] for key in ("LD_LIBRARY_PATH", "SYSTEMROOT") if key in os.environ}
+    return {
+        **kept,
+        "PATH": os.defpath,
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(path)),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "HOME": folder,
+        "LC_ALL": "C.UTF-8",
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
