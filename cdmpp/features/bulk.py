@@ -23,6 +23,7 @@ from cdmpp.features.encode import PROGRAM_COLUMNS, EncodedPrograms
 from cdmpp.features.schedule import SCHEDULE_HASH, SCHEDULE_WIDTH
 from cdmpp.features.schema import SCHEMA_HASH, WIDTH
 from cdmpp.features.tensor_bytes import Layout, read, texts, write
+from cdmpp.features.walk import MAX_LEAVES
 from cdmpp.programs.operators import DTYPE_BYTES, operator_family, operator_types
 from cdmpp.programs.question import BACKENDS, DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS
 
@@ -39,7 +40,7 @@ SCHEMAS = {WIDTH: SCHEMA_HASH, WIDTH + SCHEDULE_WIDTH: f"{SCHEMA_HASH}+{SCHEDULE
 #: Bounds that no program reaches: a magnitude is log2(1 + x) of a double; totals are plain doubles, which
 #: are multiplied with a device's figures.
 MAX_COLUMN, MAX_TOTAL = 1100.0, 1e200
-MAX_LEAVES, MAX_POSITION = 4096, 2**24
+MAX_POSITION = 2**24
 MAX_QUANTILES, MAX_DEVICES, MAX_NAME = 16, 10_000, 200
 _DTYPE = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _ROWS: Layout = {
@@ -224,6 +225,8 @@ class FeatureQuestions:
             _within(name, getattr(self, name), -1 if name == "framework" else 0, len(known) - 1)
         _within("leaves", self.leaves, -MAX_COLUMN, MAX_COLUMN)
         _within("totals", self.totals, 0.0, MAX_TOTAL)
+        for name in ("matrix", "work_fraction"):
+            _within(f"totals, {name}", self.totals[:, PROGRAM_COLUMNS.index(name)], 0.0, 1.0)
         for operator, dtype in self.kinds:
             known_dtypes = DTYPE_BYTES if operator in operator_types() else ()
             if operator != TIR and operator not in operator_types():
