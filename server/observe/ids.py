@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import math
+import re
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
@@ -29,6 +29,9 @@ _HEAD = struct.Struct(">B3B2B16s8s3d")
 _CHECK_BYTES = 6
 # What MAX_ID leaves for the names, shared between them (bytes of UTF-8).
 _MAX_DEVICE, _MAX_MODEL = 120, 110
+# Far outside of what is predicted, and still fit for sums of ratios.
+_SECONDS = (1e-18, 1e18)
+_CONTROL = re.compile("[\x00-\x1f\x7f]")
 _CODE_OF_BACKEND = {name: code for code, name in enumerate(BACKENDS)}
 _CODE_OF_PROTOCOL = {name: code for code, name in enumerate(PROTOCOLS)}
 _FRAMEWORKS: tuple[str | None, ...] = (None, *FRAMEWORKS)
@@ -137,7 +140,7 @@ def read_id(text: str) -> PredictedBefore:
         or protocol >= len(PROTOCOLS)
         or framework >= len(_FRAMEWORKS)
         or len(names) != device_bytes + model_bytes
-        or not all(math.isfinite(figure) and figure > 0 for figure in figures)
+        or not all(_SECONDS[0] <= figure <= _SECONDS[1] for figure in figures)
         or not figures[1] <= figures[0] <= figures[2]
     ):
         raise ValueError("this prediction_id is of another version of the service")
@@ -145,6 +148,9 @@ def read_id(text: str) -> PredictedBefore:
         device, model = names[:device_bytes].decode(), names[device_bytes:].decode()
     except UnicodeDecodeError:
         raise ValueError("this is not a prediction_id") from None
+    # Other text than names have could not be kept in every database.
+    if not device or not model or _CONTROL.search(device + model):
+        raise ValueError("this is not a prediction_id")
     return PredictedBefore(
         program.hex(),
         device,

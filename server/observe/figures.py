@@ -1,0 +1,145 @@
+"""Running error and drift of one model on one device, kept up to date with each batch of measurements.
+
+What is kept has a fixed size, so that looking costs the same after ten observations as after ten million.
+
+Drift is a change against the model's own past, not an error: a model that is 30 % too low from its first day
+has a bias and does not drift. The rule compares two windows (Gama et al., "A survey on concept
+drift adaptation", ACM Computing Surveys 46(4), 2014, section on monitoring two distributions): the mean
+log ratio measured / predicted of the last 200 observations against that of the first ones (those that
+left the recent window first, at most 1,000), in units of the standard error of the difference (Welch).
+The reference stays as it was, so a change goes on being reported until a model with
+another identity answers. Measurements of a fleet are not independent (the same programs
+come again and again), so the units are smaller than they look: ``drifting`` asks for five of them, and
+for a change of at least 5 %.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+#: Observations in the recent window, and at most in the reference.
+RECENT, REFERENCE = 200, 1000
+#: Fewer than these in the reference, and drift is not known.
+MIN_REFERENCE = 30
+#: ``drifting``: standard errors, and change of the mean log ratio.
+DRIFT_ERRORS, DRIFT_CHANGE = 5.0, math.log(1.05)
+# A device whose ratios do not vary at all would make any difference infinitely many standard errors.
+_MIN_ERROR = 1e-4
+
+
+@dataclass
+class Sums:
+    """Count, sum and sum of squares of log ratios."""
+
+    count: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+
+    def add(self, values: Floats) -> None:
+        """Take values in."""
+        self.count += len(values)
+        self.total += float(values.sum())
+        self.squares += float((values * values).sum())
+
+    @property
+    def mean(self) -> float:
+        """Their mean; there must be one at least."""
+        return self.total / self.count
+
+    @property
+    def error_squared(self) -> float:
+        """Squared standard error of the mean; there must be two at least."""
+        spread = max(0.0, self.squares - self.total * self.mean)
+        return spread / (self.count - 1) / self.count
+
+
+@dataclass
+class Running:
+    """What is kept for one model on one device.
+
+    Attributes
+    ----------
+    ratios : Sums
+        Of all log ratios log(measured / predicted).
+    relative_error : float
+        Sum of |predicted / measured - 1|.
+    covered : int
+        Measurements inside their interval.
+    recent : array of float64, at most :data:`RECENT`
+        The last log ratios, the newest at the end.
+    reference : Sums
+        Of the first ones that left ``recent``.
+    """
+
+    ratios: Sums = field(default_factory=Sums)
+    relative_error: float = 0.0
+    covered: int = 0
+    recent: Floats = field(default_factory=lambda: np.empty(0))
+    reference: Sums = field(default_factory=Sums)
+
+    def add(self, measured_s: Floats, predicted_s: Floats, lower_s: Floats, upper_s: Floats) -> None:
+        """Take observations in, in their order; arrays of one length, in seconds."""
+        ratios = np.log(measured_s / predicted_s)
+        self.ratios.add(ratios)
+        self.relative_error += float(np.abs(predicted_s / measured_s - 1.0).sum())
+        self.covered += int(((lower_s <= measured_s) & (measured_s <= upper_s)).sum())
+        row = np.concatenate([self.recent, ratios])
+        leaving, self.recent = row[: max(0, len(row) - RECENT)], row[-RECENT:]
+        self.reference.add(leaving[: REFERENCE - self.reference.count])
+
+    def figures(self) -> Figures:
+        """What to show; there must have been one observation at least."""
+        count, recent = self.ratios.count, Sums()
+        recent.add(self.recent)
+        drift = None
+        change = 0.0
+        if self.reference.count >= MIN_REFERENCE:
+            change = recent.mean - self.reference.mean
+            error = math.sqrt(recent.error_squared + self.reference.error_squared)
+            drift = change / max(error, _MIN_ERROR)
+        return Figures(
+            count=count,
+            mape=self.relative_error / count,
+            bias=math.expm1(self.ratios.mean),
+            coverage=self.covered / count,
+            recent_bias=math.expm1(recent.mean),
+            drift=drift,
+            drifting=drift is not None and abs(drift) >= DRIFT_ERRORS and abs(change) >= DRIFT_CHANGE,
+        )
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Error of a model on a device, as fractions.
+
+    Attributes
+    ----------
+    count : int
+        Observations.
+    mape : float
+        Mean of |predicted / measured - 1|.
+    bias, recent_bias : float
+        exp(mean log(measured / predicted)) - 1, of all and of the last 200: 0.1 means that things take
+        10 % longer than predicted.
+    coverage : float
+        Share of measurements inside their interval.
+    drift : float or None
+        Change of the recent mean log ratio against the first observations, in standard errors; None while
+        there are too few.
+    drifting : bool
+        Whether that change is both certain and large.
+    """
+
+    count: int
+    mape: float
+    bias: float
+    coverage: float
+    recent_bias: float
+    drift: float | None
+    drifting: bool

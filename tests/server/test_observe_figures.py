@@ -1,0 +1,72 @@
+"""Running error and drift against the same figures computed from everything at once."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.observe.figures import MIN_REFERENCE, RECENT, REFERENCE, Figures, Running
+
+
+def figures(ratios: np.ndarray, sizes: list[int] | None = None) -> Figures:
+    """Observations whose measured / predicted are these, taken in by batches of these sizes."""
+    kept = Running()
+    predicted = np.full(len(ratios), 1e-4)
+    for part in np.split(np.arange(len(ratios)), np.cumsum(sizes or [])):
+        kept.add(
+            predicted[part] * ratios[part], predicted[part], 0.9 * predicted[part], 1.2 * predicted[part]
+        )
+    return kept.figures()
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    count=st.integers(1, 3000),
+    sizes=st.lists(st.integers(1, 700), max_size=6),
+)
+def test_any_batches_give_what_the_definitions_say(seed: int, count: int, sizes: list[int]) -> None:
+    ratios = np.exp(np.random.default_rng(seed).normal(0.1, 0.2, count))
+    found, logs = figures(ratios, sizes), np.log(ratios)
+    assert found.count == count
+    assert found.mape == pytest.approx(np.mean(np.abs(1 / ratios - 1)))
+    assert found.bias == pytest.approx(math.exp(logs.mean()) - 1)
+    assert found.coverage == pytest.approx(np.mean((ratios >= 0.9) & (ratios <= 1.2)))
+    recent, earlier = logs[-RECENT:], logs[:-RECENT][:REFERENCE]
+    assert found.recent_bias == pytest.approx(math.exp(recent.mean()) - 1)
+    if len(earlier) < MIN_REFERENCE:
+        assert found.drift is None and not found.drifting
+    else:
+        error = math.sqrt(recent.var(ddof=1) / len(recent) + earlier.var(ddof=1) / len(earlier))
+        assert found.drift == pytest.approx((recent.mean() - earlier.mean()) / error, rel=1e-6)
+
+
+def test_a_steady_device_does_not_drift_however_wrong_the_model_is() -> None:
+    quiet = 0
+    for seed in range(50):
+        found = figures(np.exp(np.random.default_rng(seed).normal(math.log(2), 0.3, 2000)))
+        assert found.bias == pytest.approx(1.0, abs=0.1)
+        quiet += not found.drifting
+    assert quiet == 50
+
+
+@pytest.mark.parametrize("change", [-0.2, 0.2])
+def test_a_change_is_found_within_the_window_and_stays_found(change: float) -> None:
+    noise = np.random.default_rng(0).normal(0, 0.2, 20_000)
+    noise[1500:] += change
+    assert not figures(np.exp(noise[:1500])).drifting
+    for count in (1650, 1700, 5000, 20_000):
+        found = figures(np.exp(noise[:count]))
+        assert found.drifting
+        assert found.drift is not None and math.copysign(1, found.drift) == math.copysign(1, change)
+
+
+def test_a_certain_but_small_change_is_no_drift() -> None:
+    ratios = np.ones(1000)
+    ratios[800:] = 1.02
+    found = figures(ratios)
+    assert found.drift is not None and found.drift > 100
+    assert not found.drifting

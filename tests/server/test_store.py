@@ -1,0 +1,331 @@
+"""What is kept: one set of rules on SQLite and PostgreSQL, with several writers and with the database gone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sqlalchemy import create_engine, select, text
+
+from server.observe.figures import Running
+from server.observe.ids import PredictedBefore
+from server.observe.store import Observation, Store, StoreUnavailableError
+from server.observe.tables import database_url, observations
+from server.observe.writer import FullError, Writer
+from tests.server.postgres import running_postgres
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def observation(latency_s: float, device: str = "t4", model: str = "m", n: int = 0) -> Observation:
+    predicted = PredictedBefore(
+        f"{n:032x}", device, "0" * 16, "library", "kernel", None, model, 1e-4, 8e-5, 1.2e-4
+    )
+    return Observation(predicted, latency_s)
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[str]:
+    with running_postgres() as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return str(tmp_path / "folder" / "s.sqlite")
+    url: str = request.getfixturevalue("postgres")
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        connection.execute(text("DROP SCHEMA public CASCADE"))
+        connection.execute(text("CREATE SCHEMA public"))
+    engine.dispose()
+    return url
+
+
+@pytest.fixture
+def store(database: str) -> Iterator[Store]:
+    store = Store(database)
+    yield store
+    store.close()
+
+
+def rows(database: str) -> list[Any]:
+    engine = create_engine(database_url(database))
+    with engine.connect() as connection:
+        found = list(connection.execute(select(observations)).all())
+    engine.dispose()
+    return found
+
+
+def test_observations_are_kept_with_their_question(store: Store, database: str) -> None:
+    ids = store.add([observation(2e-4), observation(1e-4, "l4", n=1), observation(3e-4)])
+    assert len(set(ids)) == 3
+    kept = {row.id: row for row in rows(database)}
+    assert set(kept) == set(ids)
+    assert [kept[id].latency_s for id in ids] == [2e-4, 1e-4, 3e-4]
+    assert kept[ids[1]].device == "l4" and kept[ids[1]].program_hash == f"{1:032x}"
+    assert (kept[ids[0]].predicted_s, kept[ids[0]].lower_s, kept[ids[0]].upper_s) == (1e-4, 8e-5, 1.2e-4)
+    assert store.add([]) == []
+
+
+def test_figures_are_those_of_all_that_was_kept(store: Store, database: str) -> None:
+    random = np.random.default_rng(0)
+    for size in (1, 250, 40, 1300):
+        store.add(
+            [observation(1e-4 * x, device) for device in ("t4", "l4") for x in random.lognormal(size=size)]
+        )
+    by_device = {s.device: s for s in store.summaries()}
+    assert set(by_device) == {"t4", "l4"}
+    for device, summary in by_device.items():
+        expected = Running()
+        # Ids sort by time; within one batch the rows of a table have no order, and the figures few.
+        mine = [row for row in rows(database) if row.device == device]
+        columns = ("latency_s", "predicted_s", "lower_s", "upper_s")
+        expected.add(*(np.array([getattr(row, c) for row in mine]) for c in columns))
+        figures = expected.figures()
+        for name in ("count", "mape", "bias", "coverage"):
+            assert getattr(summary.figures, name) == pytest.approx(getattr(figures, name))
+        assert summary.figures.drift is not None
+        assert summary.last_at == max(row.received_at for row in mine)
+
+
+def test_two_models_and_two_devices_of_one_name_are_kept_apart(store: Store) -> None:
+    other = observation(1e-4)
+    other.predicted.__dict__["device_digest"] = "f" * 16
+    store.add([observation(1e-4), observation(1e-4, model="n"), other])
+    assert sorted((s.device_digest, s.model_id, s.figures.count) for s in store.summaries()) == [
+        ("0" * 16, "m", 1), ("0" * 16, "n", 1), ("f" * 16, "m", 1),
+    ]  # fmt: skip
+
+
+def test_writers_at_a_time_lose_nothing(store: Store, database: str) -> None:
+    def write(seed: int) -> int:
+        # Every writer names the devices in another order: rows of figures are locked in one.
+        devices = [f"d{(seed + i) % 5}" for i in range(5)]
+        for i in range(10):
+            store.add([observation(1e-4, device, n=seed * 1000 + i) for device in devices])
+        return 50
+
+    with ThreadPoolExecutor(4) as pool:
+        written = sum(pool.map(write, range(6)))
+    assert len(rows(database)) == written == sum(s.figures.count for s in store.summaries())
+
+
+def test_processes_may_start_at_a_time(database: str) -> None:
+    code = (
+        "import sys; from server.observe.store import Store; s = Store(sys.argv[1]);"
+        "s.put_programs({32 * 'a': {'operator': 'relu'}}); s.check()"
+    )
+    started = [
+        subprocess.Popen([sys.executable, "-c", code, database], cwd=ROOT, stderr=subprocess.PIPE)
+        for _ in range(4)
+    ]
+    for process in started:
+        _, error = process.communicate(timeout=60)
+        assert process.returncode == 0, error.decode()
+
+
+def test_programs_come_back_by_hash(store: Store) -> None:
+    programs: dict[str, Any] = {
+        "0" * 31 + "a": {"operator": "linear", "m": 1},
+        "0" * 31 + "b": {"tvmscript": "ü\x00\ud800"},
+    }
+    assert store.get_program("0" * 31 + "a") is None
+    store.put_programs(programs)
+    store.put_programs(programs)
+    store.put_programs({})
+    assert store.get_programs([*programs, "0" * 32, "no hash\x00", "x" * 5000]) == programs
+    assert store.get_program("0" * 31 + "b") == programs["0" * 31 + "b"]
+
+
+def test_the_least_recently_used_programs_are_dropped(database: str) -> None:
+    store = Store(database, max_programs=300)
+    hashes = [f"{i:032x}" for i in range(600)]
+    for start in range(0, 600, 50):
+        store.put_programs({hash: {"operator": "relu"} for hash in [hashes[0], *hashes[start : start + 50]]})
+    kept = set(store.get_programs(hashes))
+    store.close()
+    assert 300 <= len(kept) <= 300 + 256
+    assert hashes[0] in kept, "named again with every call"
+    assert set(hashes[-250:]) <= kept
+    assert hashes[1] not in kept
+
+
+def test_programs_are_bounded_in_bytes_too(database: str) -> None:
+    store = Store(database, max_program_bytes=100_000)
+    for i in range(20):
+        store.put_programs({f"{100 * i + j:032x}": {"tvmscript": "x" * 1000} for j in range(100)})
+    kept = store.get_programs([f"{i:032x}" for i in range(2000)])
+    store.close()
+    assert f"{1999:032x}" in kept
+    assert 50 <= len(kept) <= 100 + 256 + 100
+
+
+def test_ten_thousand_are_one_transaction(store: Store, database: str) -> None:
+    ids = store.add([observation(1e-4, f"d{n % 40}", n=n) for n in range(10_000)])
+    assert len(set(ids)) == 10_000 == len(rows(database))
+    assert sum(s.figures.count for s in store.summaries()) == 10_000
+
+
+def test_another_schema_version_is_not_touched(database: str) -> None:
+    first = Store(database)
+    first.add([observation(1e-4)])
+    first.close()
+    engine = create_engine(database_url(database))
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE cdmpp_schema SET version = 99"))
+    engine.dispose()
+    later = Store(database)
+    with pytest.raises(StoreUnavailableError):
+        later.add([observation(1e-4)])
+    later.close()
+    assert len(rows(database)) == 1
+
+
+def test_a_database_that_comes_later_is_used_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.observe.store._RETRY_S", 0.0)
+    (tmp_path / "folder").write_text("in the way")
+    store = Store(str(tmp_path / "folder" / "s.sqlite"))
+    for call in (store.check, store.summaries, lambda: store.add([observation(1.0)])):
+        with pytest.raises(StoreUnavailableError):
+            call()
+    (tmp_path / "folder").unlink()
+    store.check()
+    assert len(store.add([observation(1.0)])) == 1
+    store.close()
+
+
+def test_what_is_no_database_is_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("not a database, but somebody's notes. " * 100)
+    store = Store(str(file))
+    with pytest.raises(StoreUnavailableError):
+        store.check()
+    store.close()
+    assert file.read_text().startswith("not a database")
+
+
+def test_an_unreachable_server_is_said_so() -> None:
+    pytest.importorskip("psycopg", reason="needs psycopg (pip install 'cdmpp[postgres]')")
+    store = Store("postgresql+psycopg://nobody:secret@127.0.0.1:1/none")
+    with pytest.raises(StoreUnavailableError) as refused:
+        store.summaries()
+    assert "secret" not in str(refused.value)
+    store.close()
+
+
+def test_where_the_database_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert database_url(None).database == str(tmp_path / "cdmpp" / "service.sqlite")
+    monkeypatch.setenv("XDG_STATE_HOME", "relative")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert database_url(None).database == str(tmp_path / ".local" / "state" / "cdmpp" / "service.sqlite")
+    assert database_url("/a/b").database == "/a/b"
+    assert database_url("postgresql+psycopg://u:p@h/n").host == "h"
+
+
+@pytest.mark.parametrize(
+    "database", ["mysql://u:secret@h/n", "://", ":memory:", "sqlite://", "", "oracle+x://"]
+)
+def test_other_databases_are_refused(database: str) -> None:
+    with pytest.raises(ValueError, match="database should be") as refused:
+        database_url(database)
+    assert "secret" not in str(refused.value)
+
+
+def test_writers_share_a_transaction_and_a_full_queue_refuses() -> None:
+    entered, go = threading.Event(), threading.Event()
+    calls: list[int] = []
+
+    def add(observed: Any) -> list[str]:
+        calls.append(len(observed))
+        entered.set()
+        assert go.wait(20)
+        return [f"{o.latency_s:g}" for o in observed]
+
+    async def scenario() -> None:
+        writer = Writer(add, max_waiting=30)
+        first = asyncio.create_task(writer.write([observation(0.0)]))
+        await asyncio.to_thread(entered.wait, 20)
+        later = [asyncio.create_task(writer.write([observation(float(i))] * 5)) for i in range(1, 6)]
+        await asyncio.sleep(0)
+        with pytest.raises(FullError):
+            await writer.write([observation(9.0)] * 5)
+        later[2].cancel()
+        await asyncio.sleep(0)
+        go.set()
+        assert await first == ["0"]
+        for i in (0, 1, 3, 4):
+            assert await later[i] == [str(i + 1)] * 5
+        # With nothing waiting a call that is larger than the queue is taken.
+        assert len(await writer.write([observation(1.0)] * 40)) == 40
+        await asyncio.to_thread(writer.close)
+        with pytest.raises(StoreUnavailableError):
+            await writer.write([observation(1.0)])
+
+    asyncio.run(scenario())
+    assert calls == [1, 25, 40]
+
+
+def test_all_of_a_failed_transaction_hear_of_it() -> None:
+    def add(observed: Any) -> list[str]:
+        raise StoreUnavailableError("gone")
+
+    async def scenario() -> None:
+        writer = Writer(add, max_waiting=30)
+        for answer in await asyncio.gather(
+            *(writer.write([observation(1.0)]) for _ in range(3)), return_exceptions=True
+        ):
+            assert isinstance(answer, StoreUnavailableError)
+        await asyncio.to_thread(writer.close)
+
+    asyncio.run(scenario())
+
+
+KILLED = """
+import sys, threading
+from server.observe.store import Store
+from tests.server.test_store import observation
+store = Store(sys.argv[1])
+lock = threading.Lock()
+def write(seed):
+    n = 0
+    while True:
+        ids = store.add([observation(1e-4, f"d{seed}", n=n + i) for i in range(7)])
+        n += 7
+        with lock:
+            sys.stdout.write("".join(id + "\\n" for id in ids))
+            sys.stdout.flush()
+for seed in range(3):
+    threading.Thread(target=write, args=(seed,), daemon=True).start()
+threading.Event().wait(60)
+"""
+
+
+def test_what_was_accepted_survives_kill_9(database: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED, database], cwd=ROOT, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    ) as writer:  # fmt: skip
+        assert writer.stdout is not None
+        accepted = [writer.stdout.readline().strip() for _ in range(700)]
+        writer.kill()
+        # The last line may be half a line.
+        accepted += [line for line in writer.stdout.read().splitlines(keepends=True) if line.endswith("\n")]
+    accepted = [id.strip() for id in accepted]
+    kept = {row.id for row in rows(database)}
+    assert len(accepted) >= 700 and set(accepted) <= kept
+    store = Store(database)
+    assert sum(s.figures.count for s in store.summaries()) == len(kept)
+    store.add([observation(1e-4)])
+    store.close()
