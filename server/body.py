@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 import anyio
 from fastapi import Request
 from starlette.requests import ClientDisconnect
@@ -9,9 +11,23 @@ from starlette.requests import ClientDisconnect
 from server.problems import ProblemError
 from server.settings import Settings
 
+JSON = "application/json"
+
 
 async def read_json_body(request: Request, settings: Settings) -> bytearray:
-    """The raw body of a JSON request.
+    """The raw body of a JSON request; raises as :func:`read_body`."""
+    return (await read_body(request, settings, {JSON}))[1]
+
+
+async def read_body(request: Request, settings: Settings, media: Set[str]) -> tuple[str, bytearray]:
+    """Media type and raw body of a request.
+
+    Parameters
+    ----------
+    request : Request
+    settings : Settings
+    media : set of str
+        The media types that are read here, in lower case.
 
     Raises
     ------
@@ -19,7 +35,7 @@ async def read_json_body(request: Request, settings: Settings) -> bytearray:
         415 for another media type, 413 as soon as the body is known to be too large (by its declared
         length, or by what has arrived: the declaration is not trusted), 408 when it does not arrive.
     """
-    _check_media_type(request.headers.get("content-type"))
+    kind = _media_type(request.headers.get("content-type"), media)
     limit = settings.max_body_bytes
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:20]) > limit:
@@ -40,19 +56,25 @@ async def read_json_body(request: Request, settings: Settings) -> bytearray:
     except ClientDisconnect:
         # Nobody is left to read an answer; this keeps the log free of a traceback.
         raise ProblemError("body_timeout", "the client went away") from None
-    return body
+    return kind, body
 
 
-def _check_media_type(header: str | None) -> None:
+def _media_type(header: str | None, media: Set[str]) -> str:
     kind, _, rest = (header or "").partition(";")
+    kind = kind.strip().lower()
     parameter = rest.replace(" ", "").replace('"', "").lower()
-    if kind.strip().lower() != "application/json" or parameter not in ("", "charset=utf-8", "charset=utf8"):
+    charset = ("charset=utf-8", "charset=utf8") if kind == JSON else ()
+    if kind not in media or parameter not in ("", *charset):
+        wanted = " or ".join(sorted(media))
         raise ProblemError(
             "unsupported_media_type",
             f"a request body of type {(header or 'none')[:100]!r} is not read",
-            "send UTF-8 JSON with Content-Type: application/json",
-            headers={"accept": "application/json"},
+            "send UTF-8 JSON with Content-Type: application/json"
+            if media == {JSON}
+            else f"send one of Content-Type: {wanted}",
+            headers={"accept": ", ".join(sorted(media))},
         )
+    return kind
 
 
 def _too_large(limit: int) -> ProblemError:
