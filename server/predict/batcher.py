@@ -1,0 +1,257 @@
+"""Micro-batching: questions of many requests computed together, each request by its own deadline.
+
+While a batch is computed the next one gathers, so under load batches grow by themselves; only a small
+batch right behind another waits a moment for company. Every waiting request gets its share of each
+batch: a request of ten thousand rows does not hold up one of a single row.
+
+An answer does not depend on who shares the batch: the predictor computes in chunks of a fixed shape.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from typing import Protocol as Typed
+
+from cdmpp.prediction import Prediction, Question
+from server.deadline import Deadline
+from server.problems import ProblemError
+
+_log = logging.getLogger(__name__)
+#: A batch of this size computes as well as a larger one: it waits for nobody.
+_WORTH_WAITING_ROWS = 32
+
+
+class Predicts(Typed):
+    """What the queue needs of a predictor."""
+
+    def predict_questions(
+        self, questions: Sequence[Question], quantiles: Sequence[float]
+    ) -> list[Prediction]:
+        """Answers in order, an error in its row; called in a thread."""
+        ...
+
+
+class _Waiting:
+    """A request in the queue."""
+
+    def __init__(
+        self,
+        predictor: Predicts,
+        questions: Sequence[Question],
+        levels: tuple[float, ...],
+        future: asyncio.Future[list[Prediction]],
+    ) -> None:
+        self.predictor, self.questions, self.levels, self.future = predictor, questions, levels, future
+        self.taken = 0
+        self.missing = len(questions)
+        self.answers: list[Prediction | None] = [None] * len(questions)
+
+    @property
+    def left(self) -> int:
+        """Rows that no batch has taken yet."""
+        return len(self.questions) - self.taken
+
+    def take(self, rows: int) -> _Part:
+        start = self.taken
+        self.taken = min(len(self.questions), start + rows)
+        return _Part(self, start, self.taken)
+
+    def deliver(self, start: int, answers: Sequence[Prediction]) -> None:
+        if self.future.done():
+            return  # the request has gone; the others of the batch have their answers all the same
+        self.answers[start : start + len(answers)] = answers
+        self.missing -= len(answers)
+        if self.missing == 0:
+            self.future.set_result([answer for answer in self.answers if answer is not None])
+
+    def fail(self, error: BaseException) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class _Part:
+    """Rows of one request in a batch."""
+
+    def __init__(self, owner: _Waiting, start: int, end: int) -> None:
+        self.owner, self.start, self.end = owner, start, end
+
+    @property
+    def rows(self) -> int:
+        return self.end - self.start
+
+    @property
+    def questions(self) -> Sequence[Question]:
+        return self.owner.questions[self.start : self.end]
+
+
+class Batcher:
+    """The queue. All methods belong to one event loop; use it inside :meth:`running`.
+
+    Parameters
+    ----------
+    max_batch_rows : int
+        Rows computed together.
+    max_queued_rows : int
+        Rows that may wait; a request that would make them more is refused (503). One that finds the queue
+        empty is taken whatever its size.
+    max_wait_s : float
+        How long a small batch right behind another waits for company.
+    threads : int
+        Batches computed at a time.
+    on_batch : callable, optional
+        Told the rows of each batch.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_batch_rows: int,
+        max_queued_rows: int,
+        max_wait_s: float,
+        threads: int = 1,
+        on_batch: Callable[[int], None] | None = None,
+    ) -> None:
+        self._max_batch_rows, self._max_queued_rows = max_batch_rows, max_queued_rows
+        self._max_wait_s, self._threads, self._on_batch = max_wait_s, threads, on_batch
+        self._queue: deque[_Waiting] = deque()
+        self._queued_rows = 0
+        self._work = asyncio.Event()
+        self._rows_per_s = 1000.0  # until batches tell
+
+    @property
+    def queued_rows(self) -> int:
+        """Rows that wait and that no batch has taken."""
+        return self._queued_rows
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Compute in threads of its own until the block ends; what still waits then is refused."""
+        with ThreadPoolExecutor(self._threads, thread_name_prefix="predict") as executor:
+            tasks = [asyncio.create_task(self._serve(executor)) for _ in range(self._threads)]
+            try:
+                yield
+            finally:
+                for task in tasks:
+                    task.cancel()
+                for task in tasks:
+                    with suppress(asyncio.CancelledError):
+                        await task
+                for waiting in self._queue:
+                    waiting.fail(ProblemError("overloaded", "the service is being stopped"))
+
+    async def ask(
+        self,
+        predictor: Predicts,
+        questions: Sequence[Question],
+        levels: Sequence[float],
+        deadline: Deadline,
+    ) -> list[Prediction]:
+        """Answers in the order of the questions.
+
+        Raises
+        ------
+        ProblemError
+            503 at once when the queue is full, 504 at the deadline. Then, and when the caller is cancelled,
+            what no batch has taken yet is not computed any more.
+        """
+        if not questions:
+            return []
+        if deadline.left_s() <= 0:
+            raise deadline.exceeded()
+        if self._queued_rows and self._queued_rows + len(questions) > self._max_queued_rows:
+            raise self._full()
+        future: asyncio.Future[list[Prediction]] = asyncio.get_running_loop().create_future()
+        waiting = _Waiting(predictor, questions, tuple(levels), future)
+        self._queue.append(waiting)
+        self._queued_rows += len(questions)
+        self._work.set()
+        try:
+            async with asyncio.timeout_at(deadline.at):
+                return await future
+        except TimeoutError:
+            raise deadline.exceeded() from None
+        finally:
+            if waiting.left:
+                self._queued_rows -= waiting.left
+                self._queue.remove(waiting)
+
+    def _full(self) -> ProblemError:
+        seconds = max(1, math.ceil(self._queued_rows / self._rows_per_s))
+        return ProblemError(
+            "overloaded",
+            f"{self._queued_rows} items wait to be computed",
+            "come back after the seconds of Retry-After, or send fewer items",
+            headers={"retry-after": str(min(seconds, 60))},
+        )
+
+    def _next_batch(self) -> list[_Part]:
+        """Rows of as many requests as wait, first come first served, each with its share at least."""
+        room = self._max_batch_rows
+        share = max(1, room // max(1, len(self._queue)))
+        parts: list[_Part] = []
+        while self._queue and room:
+            parts.append(self._queue.popleft().take(min(share, room)))
+            room -= parts[-1].rows
+        for part in parts:  # what others left of their share
+            more = part.owner.take(room)
+            part.end = more.end
+            room -= more.rows
+        self._queued_rows -= sum(part.rows for part in parts)
+        # Behind those that this batch had no room for.
+        self._queue.extend(part.owner for part in parts if part.owner.left)
+        return parts
+
+    async def _serve(self, executor: ThreadPoolExecutor) -> None:
+        loop = asyncio.get_running_loop()
+        ended = -math.inf
+        while True:
+            while not self._queue:
+                self._work.clear()
+                await self._work.wait()
+            if self._queued_rows < _WORTH_WAITING_ROWS and loop.time() - ended < self._max_wait_s:
+                await asyncio.sleep(self._max_wait_s)
+                if not self._queue:
+                    continue
+            parts = self._next_batch()
+            rows = sum(part.rows for part in parts)
+            if self._on_batch is not None:
+                self._on_batch(rows)
+            started = loop.time()
+            await loop.run_in_executor(executor, _compute, loop, parts)
+            ended = loop.time()
+            if rows >= _WORTH_WAITING_ROWS:  # a batch of one says nothing of the rate under load
+                self._rows_per_s += 0.2 * (rows / max(ended - started, 1e-6) - self._rows_per_s)
+
+
+def _compute(loop: asyncio.AbstractEventLoop, parts: list[_Part]) -> None:
+    """Answer a batch, in a thread; equal questions of different requests are the predictor's matter."""
+    groups: dict[tuple[int, tuple[float, ...]], list[_Part]] = {}
+    for part in parts:
+        groups.setdefault((id(part.owner.predictor), part.owner.levels), []).append(part)
+    for group in groups.values():
+        first = group[0].owner
+        questions = [question for part in group for question in part.questions]
+        try:
+            answers = first.predictor.predict_questions(questions, first.levels)
+            if len(answers) != len(questions):
+                raise RuntimeError(f"{len(answers)} answers to {len(questions)} questions")
+        except Exception as error:
+            if len(group) == 1:
+                loop.call_soon_threadsafe(first.fail, error)
+            else:
+                # A bug that one request met is not its neighbours': each alone.
+                _log.warning("a batch of %d requests failed; each is computed alone", len(group))
+                for part in group:
+                    _compute(loop, [part])
+            continue
+        position = 0
+        for part in group:
+            mine = answers[position : position + part.rows]
+            loop.call_soon_threadsafe(part.owner.deliver, part.start, mine)
+            position += part.rows

@@ -1,0 +1,230 @@
+"""The queue: whoever shares a batch, each request gets its own answers, or its own refusal, in time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cdmpp.prediction import Prediction, Question
+from cdmpp.predictor import LatencyPredictor
+from cdmpp.programs.program import TensorProgram
+from server.deadline import Deadline
+from server.predict.batcher import Batcher
+from server.problems import ProblemError
+
+LEVELS = (0.1, 0.9)
+
+
+def question(rows: int, device: str = "t4") -> Question:
+    return Question(TensorProgram.from_operator({"operator": "relu", "rows": rows, "cols": 64}), device)
+
+
+def answer(name: str) -> Prediction:
+    return Prediction(name, "0" * 32, "t4", "library", "kernel", None, "model")
+
+
+class Recorder:
+    """Answers with the program's name; remembers batches, waits where told to, breaks on a name."""
+
+    def __init__(self, breaks_on: str | None = None) -> None:
+        self.batches: list[list[str]] = []
+        self.entered, self.go = threading.Event(), threading.Event()
+        self.go.set()
+        self.breaks_on = breaks_on
+
+    def predict_questions(
+        self, questions: Sequence[Question], quantiles: Sequence[float]
+    ) -> list[Prediction]:
+        names = [q.program.name for q in questions]
+        self.batches.append(names)
+        self.entered.set()
+        assert self.go.wait(20)
+        if self.breaks_on in names:
+            raise RuntimeError("a bug")
+        return [answer(name) for name in names]
+
+
+def run(scenario: Callable[[Batcher], Awaitable[None]], **limits: Any) -> None:
+    async def main() -> None:
+        batcher = Batcher(**{"max_batch_rows": 8, "max_queued_rows": 100, "max_wait_s": 0.0, **limits})
+        async with batcher.running():
+            await scenario(batcher)
+            assert batcher.queued_rows == 0
+
+    asyncio.run(main())
+
+
+def begin(batcher: Batcher, recorder: Recorder, rows: int) -> asyncio.Task[list[Prediction]]:
+    return asyncio.create_task(batcher.ask(recorder, [question(rows)], LEVELS, Deadline(20)))
+
+
+def names(answers: Sequence[Prediction]) -> list[str]:
+    return [a.name for a in answers]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    requests=st.lists(
+        st.tuples(
+            st.lists(st.tuples(st.integers(1, 40), st.sampled_from(["t4", "l4", "nowhere"])), max_size=12),
+            st.sampled_from([(0.1, 0.9), (0.5,)]),
+            st.sampled_from(["stay", "stay", "cancel"]),
+        ),
+        min_size=1,
+        max_size=8,
+    ),
+    batch=st.integers(1, 20),
+    threads=st.integers(1, 2),
+)
+def test_company_changes_no_answer(
+    predictor: LatencyPredictor, requests: list[Any], batch: int, threads: int
+) -> None:
+    """To the last digit, in order, errors in their rows; a request that goes away harms nobody."""
+    asked = [([question(*row) for row in rows], levels, fate) for rows, levels, fate in requests]
+    fresh = LatencyPredictor(predictor.artifact)
+
+    async def scenario(batcher: Batcher) -> None:
+        tasks = [asyncio.create_task(batcher.ask(fresh, qs, levels, Deadline(60))) for qs, levels, _ in asked]
+        await asyncio.sleep(0)
+        for task, (_, _, fate) in zip(tasks, asked, strict=True):
+            if fate == "cancel":
+                task.cancel()
+        said = await asyncio.gather(*tasks, return_exceptions=True)
+        for answers, (questions, levels, fate) in zip(said, asked, strict=True):
+            if fate == "stay" or not questions:
+                assert answers == [predictor.predict_questions([q], levels)[0] for q in questions]
+            else:
+                assert isinstance(answers, asyncio.CancelledError)
+
+    run(scenario, max_batch_rows=batch, max_queued_rows=1000, threads=threads)
+
+
+def test_while_one_batch_is_computed_the_next_gathers() -> None:
+    async def scenario(batcher: Batcher) -> None:
+        recorder = Recorder()
+        recorder.go.clear()
+        first = begin(batcher, recorder, 1)
+        await asyncio.to_thread(recorder.entered.wait, 20)
+        others = [begin(batcher, recorder, n) for n in range(2, 7)]
+        await asyncio.sleep(0.01)
+        assert batcher.queued_rows == 5
+        recorder.go.set()
+        await asyncio.gather(first, *others)
+        assert [len(batch) for batch in recorder.batches] == [1, 5]
+
+    run(scenario)
+
+
+def test_a_long_request_does_not_hold_up_a_short_one() -> None:
+    async def scenario(batcher: Batcher) -> None:
+        recorder = Recorder()
+        recorder.go.clear()
+        finished: list[str] = []
+
+        async def ask(name: str, rows: range) -> None:
+            answers = await batcher.ask(recorder, [question(n) for n in rows], LEVELS, Deadline(20))
+            assert names(answers) == [question(n).program.name for n in rows]
+            finished.append(name)
+
+        long = asyncio.create_task(ask("long", range(1, 65)))
+        await asyncio.to_thread(recorder.entered.wait, 20)
+        short = [asyncio.create_task(ask(f"short {n}", range(100 + n, 101 + n))) for n in range(3)]
+        await asyncio.sleep(0.01)
+        recorder.go.set()
+        await asyncio.gather(long, *short)
+        assert finished[-1] == "long"
+        assert len(recorder.batches[1]) == 8  # full: three short ones, and the rest from the long one
+        assert [len(batch) for batch in recorder.batches].count(8) >= 8
+
+    run(scenario)
+
+
+def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
+    async def scenario(batcher: Batcher) -> None:
+        recorder = Recorder()
+        recorder.go.clear()
+        # Alone any size is taken: nobody else waits.
+        first = asyncio.create_task(
+            batcher.ask(recorder, [question(n) for n in range(1, 30)], LEVELS, Deadline(20))
+        )
+        await asyncio.to_thread(recorder.entered.wait, 20)
+        with pytest.raises(ProblemError) as refused:
+            await batcher.ask(recorder, [question(1)], LEVELS, Deadline(20))
+        assert (refused.value.status, refused.value.problem.code) == (503, "overloaded")
+        assert 1 <= int(refused.value.headers["retry-after"]) <= 60
+        recorder.go.set()
+        assert len(await first) == 29
+        assert len(await batcher.ask(recorder, [question(1)], LEVELS, Deadline(20))) == 1
+
+    run(scenario, max_queued_rows=20)
+
+
+def test_past_its_deadline_a_request_is_refused_and_not_computed() -> None:
+    async def scenario(batcher: Batcher) -> None:
+        recorder = Recorder()
+        recorder.go.clear()
+        first = begin(batcher, recorder, 1)
+        await asyncio.to_thread(recorder.entered.wait, 20)
+        with pytest.raises(ProblemError) as refused:
+            await batcher.ask(recorder, [question(2)], LEVELS, Deadline(0.02))
+        assert (refused.value.status, refused.value.problem.code) == (504, "deadline_exceeded")
+        gone = begin(batcher, recorder, 3)
+        await asyncio.sleep(0.01)
+        gone.cancel()
+        await asyncio.wait([gone])
+        assert batcher.queued_rows == 0
+        recorder.go.set()
+        await first
+        await batcher.ask(recorder, [question(4)], LEVELS, Deadline(20))
+        assert [name for batch in recorder.batches for name in batch] == [
+            question(n).program.name for n in (1, 4)
+        ]
+
+    run(scenario)
+
+
+def test_a_deadline_that_has_passed_is_not_even_queued() -> None:
+    async def scenario(batcher: Batcher) -> None:
+        recorder = Recorder()
+        with pytest.raises(ProblemError) as refused:
+            await batcher.ask(recorder, [question(1)], LEVELS, Deadline(-1))
+        assert refused.value.status == 504
+        assert not recorder.batches
+
+    run(scenario)
+
+
+def test_a_bug_reaches_the_request_that_met_it_and_no_other() -> None:
+    async def scenario(batcher: Batcher) -> None:
+        recorder = Recorder(breaks_on=question(3).program.name)
+        recorder.go.clear()
+        tasks = [begin(batcher, recorder, n) for n in (1, 2, 3, 4)]
+        await asyncio.sleep(0.01)
+        recorder.go.set()
+        said = await asyncio.gather(*tasks, return_exceptions=True)
+        assert isinstance(said[2], RuntimeError)
+        assert [names(said[i]) for i in (0, 1, 3)] == [[question(n).program.name] for n in (1, 2, 4)]
+
+    run(scenario)
+
+
+def test_what_still_waits_when_the_service_ends_is_refused() -> None:
+    async def main() -> None:
+        batcher = Batcher(max_batch_rows=1, max_queued_rows=10, max_wait_s=0.0)
+        recorder = Recorder()
+        recorder.go.clear()
+        async with batcher.running():
+            tasks = [begin(batcher, recorder, n) for n in (1, 2)]
+            await asyncio.to_thread(recorder.entered.wait, 20)
+            threading.Timer(0.05, recorder.go.set).start()
+        said = await asyncio.gather(*tasks, return_exceptions=True)
+        assert names(said[0]) == [question(1).program.name]  # what was begun is finished
+        assert isinstance(said[1], ProblemError) and said[1].status == 503
+
+    asyncio.run(main())
