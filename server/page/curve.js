@@ -1,0 +1,122 @@
+// Latency over one size, on double logarithmic axes: a proportional cost is a straight line there, and the
+// flat left end is where launching costs more than computing.
+
+import { domainMark, html, svg } from "./dom.js";
+import { log, powers, size, tick } from "./scale.js";
+import { interval, latency, threeDigits } from "./units.js";
+
+const AXIS = 44, LEFT = 62;
+/** Marks tell the lines apart where colours do not: unit shapes, scaled by their radius. */
+const SHAPES = [
+  (r) => `M${-r},0a${r},${r} 0 1 0 ${2 * r},0a${r},${r} 0 1 0 ${-2 * r},0Z`,
+  (r) => `M${-r},${-r}h${2 * r}v${2 * r}h${-2 * r}Z`,
+  (r) => `M0,${-1.25 * r}L${1.2 * r},${0.9 * r}H${-1.2 * r}Z`,
+  (r) => `M0,${-1.35 * r}L${1.35 * r},0L0,${1.35 * r}L${-1.35 * r},0Z`,
+  (r) => `M0,${1.25 * r}L${1.2 * r},${-0.9 * r}H${-1.2 * r}Z`,
+];
+const path = (points) => points.map(([x, y], i) => `${i ? "L" : "M"}${x.toFixed(1)},${y.toFixed(1)}`).join("");
+
+/** The mark of the i-th line, for legends and tables. */
+export function seriesMark(i) {
+  return svg("svg", { width: 26, height: 12, class: `series s${i % 8}`, "aria-hidden": "true" },
+    svg("line", { x1: 0, x2: 26, y1: 6, y2: 6, class: "line" }),
+    svg("path", { d: SHAPES[i % SHAPES.length](4), class: "mark in", transform: "translate(13,6)" }));
+}
+
+/**
+ * Draw the chart into `box`.
+ *
+ * `series`: [{device, index, points: [{x, latency_s, lower_s, upper_s, fitted_s, domain}]}], errors left out;
+ * `options`: {axis: name of the size, unit, at: the size that is read off, read(x)}.
+ */
+export function drawCurve(box, series, { axis, unit, at, read }) {
+  const width = box.clientWidth, height = Math.round(Math.min(440, Math.max(280, width * 0.5)));
+  const labels = width >= 620 && series.length <= 10;
+  const longest = Math.max(...series.map((s) => s.device.length));
+  const right = labels ? Math.min(180, 18 + 7 * longest) : 14;
+  const points = series.flatMap((s) => s.points);
+  const sizes = [...new Set(points.map((p) => p.x))].sort((a, b) => a - b);
+  const x = powers(sizes, LEFT + 8, width - right - 8, width < 560 ? 46 : 40);
+  const y = log(Math.min(...points.map((p) => p.lower_s)), Math.max(...points.map((p) => p.upper_s)),
+    height - AXIS, 8, Math.floor(height / 44));
+
+  const chart = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", class: "curve",
+    "aria-label": `Latency over ${axis} from ${sizes[0]} to ${sizes.at(-1)} for ${series.length} devices; the slider below reads it off` });
+  for (const value of y.ticks) {
+    chart.append(svg("line", { class: "grid", x1: LEFT, x2: width - right, y1: y.at(value), y2: y.at(value) }),
+      svg("text", { class: "tick", x: LEFT - 8, y: y.at(value) + 4, "text-anchor": "end" }, tick(value, unit)));
+  }
+  for (const value of x.ticks) {
+    chart.append(svg("line", { class: "grid", x1: x.at(value), x2: x.at(value), y1: 8, y2: height - AXIS }),
+      svg("text", { class: "tick", x: x.at(value), y: height - AXIS + 18, "text-anchor": "middle" }, size(value)));
+  }
+  chart.append(svg("text", { class: "title", x: (LEFT + width - right) / 2, y: height - 6, "text-anchor": "middle" }, axis));
+  const cursor = svg("line", { class: "cursor", x1: x.at(at), x2: x.at(at), y1: 8, y2: height - AXIS });
+  chart.append(...series.map(band), cursor, ...series.map(line));
+  if (labels) chart.append(...ends());
+  // Whoever has a pointer reads off by it; the slider does the same for everybody.
+  chart.addEventListener("pointermove", (event) => {
+    const px = event.clientX - chart.getBoundingClientRect().left;
+    read(sizes.reduce((best, s) => (Math.abs(x.at(s) - px) < Math.abs(x.at(best) - px) ? s : best)));
+  });
+  box.replaceChildren(chart);
+  return (value) => ["x1", "x2"].forEach((end) => cursor.setAttribute(end, x.at(value)));
+
+  function band({ index, points: row }) {
+    const upper = row.map((p) => [x.at(p.x), y.at(p.upper_s)]), lower = row.map((p) => [x.at(p.x), y.at(p.lower_s)]);
+    return svg("path", { class: `band series s${index % 8}`, d: `${path([...upper, ...lower.reverse()])}Z` });
+  }
+  function line({ device, index, points: row }) {
+    return svg("g", { class: `series s${index % 8}` }, svg("title", {}, device),
+      svg("path", { class: "line", d: path(row.map((p) => [x.at(p.x), y.at(p.fitted_s)])) }),
+      ...row.map((p) => svg("path", { class: `mark ${p.domain}`, d: SHAPES[index % SHAPES.length](3.6),
+        transform: `translate(${x.at(p.x).toFixed(1)},${y.at(p.latency_s).toFixed(1)})` })));
+  }
+  function ends() {
+    const found = series.map((s) => ({ ...s, y: y.at(s.points.at(-1).fitted_s) })).sort((a, b) => a.y - b.y);
+    // Names that would cover each other are pushed apart, then the whole column back into the picture.
+    for (let i = 1; i < found.length; i++) found[i].y = Math.max(found[i].y, found[i - 1].y + 15);
+    const over = Math.max(0, (found.at(-1)?.y ?? 0) - (height - AXIS));
+    return found.map((s) => svg("text", { class: `end series s${s.index % 8}`, x: width - right, y: s.y - over + 4 }, s.device));
+  }
+}
+
+/** What the slider reads off: one line per device. */
+export function readout(series, x, axis, unit) {
+  const rows = series.map((s) => ({ ...s, point: s.points.find((p) => p.x === x) })).filter((s) => s.point)
+    .sort((a, b) => a.point.latency_s - b.point.latency_s);
+  return html("table", {},
+    html("thead", {}, html("tr", {}, ...["device", "latency", "interval", "monotone fit", `${axis} per second`, "domain"]
+      .map((text) => html("th", { scope: "col" }, text)))),
+    html("tbody", {}, ...rows.map(({ device, index, point: p }) => html("tr", { "data-device": device },
+      html("th", { scope: "row" }, seriesMark(index), ` ${device}`),
+      html("td", { class: "figure", "data-key": "latency" }, latency(p.latency_s, unit)),
+      html("td", { class: "figure" }, interval(p.lower_s, p.upper_s, unit)),
+      html("td", { class: "figure" }, latency(p.fitted_s, unit)),
+      html("td", { class: "figure" }, perSecond(x / p.fitted_s)),
+      html("td", {}, domainMark(p.domain))))));
+}
+
+function perSecond(rate) {
+  for (const [scale, prefix] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
+    if (rate >= scale) return `${threeDigits(rate / scale)} ${prefix}`;
+  }
+  return threeDigits(rate);
+}
+
+/**
+ * Non-decreasing least-squares fit of log latency (pool adjacent violators), as POST /curve makes it: for
+ * ONNX files, whose curve is asked for point by point.
+ */
+export function monotone(latencies) {
+  const pools = [];
+  for (const value of latencies) {
+    pools.push({ sum: Math.log(value), count: 1 });
+    while (pools.length > 1 && pools.at(-2).sum / pools.at(-2).count > pools.at(-1).sum / pools.at(-1).count) {
+      const last = pools.pop();
+      pools.at(-1).sum += last.sum;
+      pools.at(-1).count += last.count;
+    }
+  }
+  return pools.flatMap(({ sum, count }) => Array(count).fill(Math.exp(sum / count)));
+}

@@ -1,0 +1,66 @@
+// The curve's panel: lines that can be switched off, and a slider that reads off the figures at one size.
+
+import { drawCurve, readout, seriesMark } from "./curve.js";
+import { find, html } from "./dom.js";
+import { size } from "./scale.js";
+
+let state = null, move = null;
+
+const visible = () => state.series.filter((s) => !state.hidden.has(s.device));
+
+function draw() {
+  if (!state || !find("curve").clientWidth) return;
+  const lines = visible();
+  if (!lines.length) return find("curve").replaceChildren();
+  move = drawCurve(find("curve"), lines, { axis: state.axis, unit: state.unit(), at: state.sizes[state.place], read });
+}
+
+function read(value) {
+  state.place = state.sizes.indexOf(value);
+  find("at").value = state.place;
+  tell();
+  move?.(value);
+}
+
+function tell() {
+  const value = state.sizes[state.place];
+  find("at-label").textContent = `${state.axis} = ${value}`;
+  find("at").setAttribute("aria-valuetext", `${state.axis} = ${value}`);
+  find("readout").replaceChildren(readout(visible(), value, state.axis, state.unit()));
+}
+
+function toggle(device, button) {
+  const off = !state.hidden.delete(device);
+  if (off) state.hidden.add(device);
+  button.setAttribute("aria-pressed", String(!off));
+  draw();
+  tell();
+}
+
+/** Show `series` (curve.js); `at` is the size that the question was asked with. */
+export function showCurve(series, { axis, at, unit }) {
+  const sizes = [...new Set(series.flatMap((s) => s.points.map((p) => p.x)))].sort((a, b) => a - b);
+  find("curve-part").hidden = sizes.length === 0;
+  if (!sizes.length) return;
+  state = { series, axis, unit, sizes, place: Math.max(0, sizes.indexOf(at)), hidden: new Set() };
+  find("curve-title").textContent = `Over ${axis}`;
+  find("legend").replaceChildren(...series.map((s) => {
+    const button = html("button", { type: "button", "aria-pressed": "true" }, seriesMark(s.index), ` ${s.device}`);
+    button.addEventListener("click", () => toggle(s.device, button));
+    return button;
+  }));
+  const slider = find("at");
+  slider.max = sizes.length - 1;
+  slider.value = state.place;
+  slider.setAttribute("aria-label", `${axis}, ${size(sizes[0])} to ${size(sizes.at(-1))}`);
+  draw();
+  tell();
+}
+
+find("at").addEventListener("input", ({ target }) => read(state.sizes[Number(target.value)]));
+document.addEventListener("unit-changed", () => {
+  if (!state) return;
+  draw();
+  tell();
+});
+new ResizeObserver(draw).observe(find("curve"));

@@ -1,0 +1,72 @@
+// The list of devices: search, choose, see which ones the model was trained on.
+
+import { find, html } from "./dom.js";
+import { counted } from "./units.js";
+
+/** Shown first: five makes from 2017 to 2024; those among them that the service knows. */
+const USUAL = ["b200", "h100-sxm", "a100-pcie-40gb", "l4", "t4", "v100-pcie-32gb", "mi300x"];
+/** As many as one request to /models/predict takes. */
+const MOST = 64;
+
+/** Fill the list; returns {chosen(): names, set(names)}; `changed` is called after each change. */
+export function deviceList(devices, changed) {
+  const order = (d) => (USUAL.indexOf(d.name) + 1 || 100) + (d.trained ? 0 : 1000 * !USUAL.includes(d.name));
+  const rows = [...devices].sort((a, b) => order(a) - order(b)).map((device) => {
+    const box = html("input", { type: "checkbox", name: "device", value: device.name });
+    const facts = [device.vendor, device.arch, ...device.aliases].filter(Boolean);
+    const row = html("label", { class: "device" }, box, html("span", { class: "name" }, device.name),
+      html("span", { class: "facts" }, [device.vendor, device.arch].filter(Boolean).join(" ")),
+      device.trained ? html("span", { class: "trained", title: "the model was trained on measurements of it" }, "trained") : null);
+    return { name: device.name, box, row, text: [device.name, device.kind, ...facts].join(" ").toLowerCase() };
+  });
+  const list = find("devices"), search = find("device-search"), note = find("device-note");
+  list.replaceChildren(...rows.map((r) => r.row));
+  const chosen = () => rows.filter((r) => r.box.checked).map((r) => r.name);
+
+  function show() {
+    const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
+    for (const r of rows) r.row.hidden = !words.every((w) => r.text.includes(w));
+    tell();
+  }
+  function tell() {
+    const visible = rows.filter((r) => !r.row.hidden).length;
+    const found = search.value ? `; ${counted(visible, "match").replace("matchs", "matches")}` : "";
+    note.textContent = `${chosen().length} chosen of ${rows.length}${found}`;
+  }
+  function change() {
+    const many = chosen().length;
+    // The last ones beyond the limit are let go at once, and it is said.
+    for (const r of rows.filter((r) => r.box.checked).slice(MOST)) r.box.checked = false;
+    tell();
+    if (many > MOST) note.textContent = `at most ${MOST} devices at a time`;
+    changed();
+  }
+  list.addEventListener("change", change);
+  search.addEventListener("input", show);
+  search.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") {
+      search.value = "";
+      show();
+    }
+    if (event.key !== "Enter") return;
+    // Enter chooses the first match: a search is usually for one device.
+    event.preventDefault();
+    const hit = rows.find((r) => !r.row.hidden && !r.box.checked);
+    if (hit && search.value) {
+      hit.box.checked = true;
+      search.value = "";
+      show();
+      change();
+    }
+  });
+  find("device-none").addEventListener("click", () => {
+    for (const r of rows) r.box.checked = false;
+    change();
+  });
+  const set = (names) => {
+    for (const r of rows) r.box.checked = names.includes(r.name);
+    show();
+  };
+  set(USUAL);
+  return { chosen, set };
+}

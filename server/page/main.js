@@ -1,0 +1,250 @@
+// The page's wiring: the form, one question at a time, three views of its answer.
+
+import { apiKey, call } from "./api.js";
+import { askCurve, askModel, askOperators, curveAxes } from "./ask.js";
+import { barsTable, drawBars } from "./bars.js";
+import { showCurve } from "./curves.js";
+import { deviceList } from "./devices.js";
+import { errorText, find, html } from "./dom.js";
+import { fileField } from "./file.js";
+import { example, readOperators } from "./operators.js";
+import { programTable } from "./programs.js";
+import { watch } from "./service.js";
+import { interval, latency, threeDigits } from "./units.js";
+
+/** What the page opens with: one encoder layer of BERT-base over a batch of sentences. */
+const LAYER = `# an encoder layer of BERT-base, 128 tokens a sentence
+tokens = 1024
+4 × linear:m=tokens,n=768,k=768,bias=true
+linear:m=tokens,n=3072,k=768,bias=true
+linear:m=tokens,n=768,k=3072,bias=true
+bmm:batch=ceil(tokens/128)*12,m=128,n=128,k=64
+bmm:batch=ceil(tokens/128)*12,m=128,n=64,k=128
+softmax:rows=ceil(tokens/128)*1536,cols=128
+gelu:rows=tokens,cols=3072
+2 × layernorm:rows=tokens,cols=768
+2 × add:rows=tokens,cols=768`;
+const MEANING = {
+  kernel: "kernel: device time alone", graph: "graph: inside a captured graph", eager: "eager: called from the host",
+};
+
+let support, devices, file, result = null, question = null, options = null, running = null;
+let view = { device: null, all: false };
+
+const chosen = (name) => document.querySelector(`input[name=${name}]:checked`).value;
+const unit = () => find("unit").value;
+
+function alarm(refusal) {
+  const box = find("alert");
+  box.hidden = !refusal;
+  box.replaceChildren(...(refusal ? [errorText(refusal)] : []));
+}
+
+/** The form as a question, or null where something is missing; what is missing is said beside it. */
+function readForm() {
+  const mode = chosen("mode"), names = devices.chosen();
+  find("text-faults").replaceChildren();
+  if (!names.length) throw { message: "No device is chosen.", hint: "Tick one in the list, or search for it." };
+  options = { devices: names, protocol: find("protocol").value, framework: find("framework").value };
+  if (mode === "model") {
+    const { bytes, dims } = file.read();
+    return { mode, file: bytes, dims };
+  }
+  const read = readOperators(find("text").value, support);
+  find("text-faults").replaceChildren(...read.faults.map((f) => html("li", {}, `line ${f.line}: ${f.message}`)));
+  find("text").setAttribute("aria-invalid", String(read.faults.length > 0));
+  if (!read.entries.length) throw { message: "There is no operator to predict.", hint: "Write one, or choose an example." };
+  return { mode, ...read };
+}
+
+async function predict() {
+  running?.abort();
+  const mine = (running = new AbortController());
+  const results = find("results");
+  alarm(null);
+  try {
+    question = readForm();
+    results.setAttribute("aria-busy", "true");
+    find("go").textContent = "Predicting …";
+    const answer = question.mode === "model"
+      ? await askModel(question.file, question.dims, options, mine.signal)
+      : await askOperators(question.entries, options, mine.signal);
+    result = answer;
+    view = { device: pickDevice(answer), all: false };
+    show();
+    remember();
+    await curve(mine.signal);
+  } catch (error) {
+    if (error.name === "AbortError") return;
+    alarm(error);
+  } finally {
+    if (running === mine) {
+      results.removeAttribute("aria-busy");
+      find("go").textContent = "Predict";
+    }
+  }
+}
+
+const predicted = () => result.devices.filter((d) => d.latency_s > 0);
+
+function pickDevice(answer) {
+  const good = answer.devices.filter((d) => d.latency_s > 0).sort((a, b) => a.latency_s - b.latency_s);
+  return answer.devices.some((d) => d.device === view.device) ? view.device : (good[0] ?? answer.devices[0]).device;
+}
+
+function show() {
+  const good = predicted();
+  headline(good);
+  find("device").replaceChildren(...result.devices.map((d) => html("option", { selected: d.device === view.device }, d.device)));
+  find("bars-table").replaceChildren(barsTable(result.devices, unit()));
+  drawTotals();
+  showPrograms();
+}
+
+function headline(good) {
+  const box = find("headline");
+  if (!good.length) {
+    const fault = result.programs.flatMap((p) => p.answers).find((a) => a.error)?.error;
+    box.replaceChildren("Nothing of this could be predicted. ", fault ? errorText(fault) : "");
+    return;
+  }
+  const [fastest, ...others] = [...good].sort((a, b) => a.latency_s - b.latency_s);
+  const slowest = others.at(-1);
+  const incomplete = good.some((d) => d.launches_predicted < d.launches);
+  box.replaceChildren(
+    html("strong", { id: "fastest" }, latency(fastest.latency_s, unit())), ` on ${fastest.device} `,
+    html("span", { class: "bounds" }, interval(fastest.lower_s, fastest.upper_s, unit())),
+    slowest ? `, ${threeDigits(slowest.latency_s / fastest.latency_s)} times as fast as ${slowest.device}.` : ".",
+    incomplete ? html("span", { class: "hint" }, " Without what could not be predicted, see below.") : "");
+}
+
+function drawTotals() {
+  const good = predicted(), box = find("bars");
+  if (!good.length) return box.replaceChildren();
+  drawBars(box, good, { scale: chosen("scale"), unit: unit(), chosen: view.device, pick: choose });
+}
+
+function choose(device) {
+  view = { device, all: false };
+  find("device").value = device;
+  drawTotals();
+  showPrograms();
+}
+
+function showPrograms() {
+  const more = () => {
+    view.all = true;
+    showPrograms();
+    find("programs").querySelectorAll("tbody tr")[12]?.scrollIntoView({ block: "nearest" });
+  };
+  find("programs").replaceChildren(...programTable(result, view.device, { unit: unit(), all: view.all, more }));
+}
+
+async function curve(signal) {
+  const axes = curveAxes(question, support), select = find("axis");
+  const kept = axes.find((a) => a.name === select.value) ?? axes[0];
+  select.replaceChildren(...axes.map((a) => html("option", { selected: a === kept }, a.name)));
+  find("axis-label").hidden = axes.length === 0;
+  find("curve-part").hidden = true;
+  const note = find("curve-note");
+  if (!kept) {
+    note.textContent = question.mode === "model"
+      ? "Every size of this file is fixed. Export it with a dynamic batch dimension to see its curve."
+      : "These operators share no size: give them one as a variable, such as tokens = 1024 and m=tokens.";
+    return;
+  }
+  note.textContent = "…";
+  try {
+    const { series, faults } = await askCurve(question, kept, options, support, signal);
+    showCurve(series, { axis: kept.name, at: kept.value, unit });
+    const fault = faults[0];
+    note.replaceChildren(...(fault ? [`${faults.length} points could not be predicted, such as ${kept.name} = ${fault.x} on ${fault.device}: `, errorText(fault.error)] : []));
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    note.replaceChildren("No curve: ", errorText(error));
+  }
+}
+
+/** The question stands in the address, so that it can be kept and passed on; a file cannot. */
+function remember() {
+  const state = { devices: options.devices.join(","), protocol: options.protocol, framework: options.framework };
+  if (question.mode === "operators") state.text = find("text").value;
+  history.replaceState(null, "", `#${new URLSearchParams(state)}`);
+}
+
+function recall() {
+  const state = new URLSearchParams(location.hash.slice(1));
+  find("text").value = state.get("text") ?? LAYER;
+  if (state.get("devices")) devices.set(state.get("devices").split(","));
+  find("protocol").value = state.get("protocol") ?? "eager";
+  find("framework").value = state.get("framework") ?? "pytorch";
+  for (const id of ["protocol", "framework"]) if (find(id).selectedIndex < 0) find(id).selectedIndex = 0;
+}
+
+function fillChoices() {
+  const option = (value, text) => html("option", { value }, text);
+  find("protocol").replaceChildren(...support.protocols.map((p) => option(p, MEANING[p] ?? p)));
+  find("framework").replaceChildren(option("", "not known"), ...support.frameworks.map((f) => option(f, f)));
+  find("example").replaceChildren(option("layer", "an encoder layer of BERT-base"),
+    ...Object.keys(support.operators).sort().map((o) => option(o, o)));
+  find("example").addEventListener("change", ({ target }) => {
+    find("text").value = target.value === "layer" ? LAYER : example(target.value, support, find("protocol").value);
+    predict();
+  });
+}
+
+function setMode() {
+  find("operators-part").hidden = chosen("mode") !== "operators";
+  find("model-part").hidden = chosen("mode") !== "model";
+}
+
+function listen() {
+  find("ask").addEventListener("submit", (event) => {
+    event.preventDefault();
+    predict();
+  });
+  find("text").addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) predict();
+  });
+  for (const radio of document.getElementsByName("mode")) radio.addEventListener("change", setMode);
+  find("scale").addEventListener("change", () => result && drawTotals());
+  find("unit").addEventListener("change", () => {
+    if (!result) return;
+    show();
+    document.dispatchEvent(new CustomEvent("unit-changed"));
+  });
+  find("device").addEventListener("change", ({ target }) => choose(target.value));
+  find("axis").addEventListener("change", () => curve(running.signal).catch(() => {}));
+  new ResizeObserver(() => result && drawTotals()).observe(find("bars"));
+  document.addEventListener("key-wanted", () => (find("key-part").open = true));
+  find("key-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    apiKey.set(find("key").value.trim());
+    start();
+  });
+}
+
+/** What the service knows, then the first answer. */
+async function start() {
+  alarm(null);
+  try {
+    const [known, list] = await Promise.all([call("/support"), call("/devices")]);
+    support = known;
+    devices = deviceList(list.devices, () => {});
+    fillChoices();
+    recall();
+    await predict();
+  } catch (error) {
+    alarm(error);
+  }
+}
+
+file = fileField((loaded) => {
+  document.querySelector("input[name=mode][value=model]").checked = true;
+  setMode();
+  if (loaded) predict();
+});
+listen();
+setMode();
+start();
+watch();

@@ -1,0 +1,172 @@
+// What is written in the text field, read into programs: one operator to a line, as on the command line,
+// with a count before it ("4 × linear:m=512,...") and sizes that may name variables ("tokens = 1024").
+
+import { evaluate, namesIn, renamed } from "./expressions.js";
+
+const COUNTED = /^(\d+)\s*[x×*]\s*(.+)$/;
+const VARIABLE = /^([A-Za-z_]\w*)\s*=\s*(\d+)$/;
+const BATCH_LIKE = ["batch", "tokens", "m", "rows"];
+
+/** Sizes of an example, by field; an operator may have its own. */
+const USUAL = {
+  m: 512, n: 4096, k: 1024, batch: 8, rows: 4096, cols: 1024, table_rows: 50000,
+  q_len: 512, past_len: 2048, heads: 32, kv_heads: 8, head_dim: 128,
+  c: 64, c_in: 64, c_out: 64, h: 56, w: 56, kh: 3, kw: 3, pad_h: 1, pad_w: 1,
+};
+const OWN = {
+  bmm: { batch: 96, m: 128, n: 128, k: 64 },
+  conv2d: { n: 8 }, batch_norm: { n: 8 }, max_pool2d: { n: 8 }, avg_pool2d: { n: 8 },
+  attention_decode: { q_len: 1 }, attention_encoder: { past_len: 0, kv_heads: 32 },
+  attention_prefill: { past_len: 0 },
+};
+
+/** Commas between fields; those inside of min(a, b) separate nothing. */
+function parts(text) {
+  const found = [""];
+  let depth = 0;
+  for (const sign of text) {
+    depth += sign === "(" ? 1 : sign === ")" ? -1 : 0;
+    if (sign === "," && depth === 0) found.push("");
+    else found[found.length - 1] += sign;
+  }
+  return found.map((part) => part.trim()).filter(Boolean);
+}
+
+function value(text) {
+  if (/^(true|false)$/i.test(text)) return text.toLowerCase() === "true";
+  return text !== "" && Number.isFinite(Number(text)) ? Number(text) : text;
+}
+
+function template(text, support) {
+  const [, name, rest] = /^([^:]*):?([^]*)$/.exec(text);
+  const operator = name.trim();
+  const known = support.operators[operator];
+  if (!known) {
+    const near = Object.keys(support.operators).filter((o) => operator && o.startsWith(operator[0]));
+    throw new Error(`there is no operator "${operator}"; ${near.length ? `is it ${near.slice(0, 6).join(", ")}?` : "the list above has all"}`);
+  }
+  const fields = { operator };
+  for (const part of parts(rest)) {
+    const cut = part.indexOf("=");
+    const key = part.slice(0, cut).trim();
+    if (cut < 1) throw new Error(`"${part}" is not key=value`);
+    if (key in fields) throw new Error(`${key} is said twice`);
+    if (!(key in known.fields)) throw new Error(`${operator} has no ${key}; it takes ${describe(operator, support)}`);
+    fields[key] = value(part.slice(cut + 1).trim());
+  }
+  const missing = Object.keys(known.fields).filter((f) => known.fields[f] === "required" && !(f in fields));
+  if (missing.length) throw new Error(`${operator} needs ${missing.join(", ")} as well`);
+  return fields;
+}
+
+const isSize = (name, field) => field === "required" || typeof field === "number";
+
+/** Fields of an operator in words: "m, n, k, dtype=float32, bias=false". */
+export function describe(operator, support) {
+  return Object.entries(support.operators[operator].fields)
+    .map(([name, field]) => (field === "required" ? name : `${name}=${field}`)).join(", ");
+}
+
+/** An operator with sizes that occur, its type the one that was trained under this protocol. */
+export function example(operator, support, protocol) {
+  const { fields, trained } = support.operators[operator];
+  const types = trained.map((t) => t.split("/")).filter(([backend]) => backend === "library");
+  const type = (types.find((t) => t[1] === protocol) ?? types[0])?.[2] ?? fields.dtype;
+  const sizes = Object.keys(fields).filter((f) => f in (OWN[operator] ?? {}) || (f in USUAL && isSize(f, fields[f])));
+  const said = sizes.map((f) => `${f}=${OWN[operator]?.[f] ?? USUAL[f]}`);
+  return `${operator}:${[...said, `dtype=${type}`].join(",")}`;
+}
+
+/**
+ * Read the text field.
+ *
+ * Returns {variables, entries: [{template, program, count}], faults: [{line, message}]}; `template` keeps
+ * expressions as text, `program` has their values.
+ */
+export function readOperators(text, support) {
+  const variables = {}, entries = [], faults = [];
+  text.split("\n").forEach((raw, i) => {
+    const line = raw.replace(/#.*$/, "").trim();
+    if (!line) return;
+    const named = VARIABLE.exec(line);
+    if (named) {
+      variables[named[1]] = Number(named[2]);
+      return;
+    }
+    try {
+      const [, count, rest] = COUNTED.exec(line) ?? [null, "1", line];
+      entries.push({ line: i + 1, count: Number(count), template: template(rest.trim(), support) });
+    } catch (error) {
+      faults.push({ line: i + 1, message: error.message });
+    }
+  });
+  for (const entry of entries) {
+    try {
+      entry.program = substitute(entry.template, support, variables);
+    } catch (error) {
+      faults.push({ line: entry.line, message: error.message });
+    }
+  }
+  return { variables, entries: entries.filter((e) => e.program), faults };
+}
+
+function substitute(fields, support, variables) {
+  const known = support.operators[fields.operator].fields;
+  return Object.fromEntries(Object.entries(fields).map(([name, field]) => {
+    if (typeof field !== "string" || !isSize(name, known[name])) return [name, field];
+    const size = evaluate(field, variables);
+    if (!Number.isInteger(size)) throw new Error(`${name}: "${field}" is ${size}, not a whole number`);
+    return [name, size];
+  }));
+}
+
+/** Axes that a curve can go along: [{name, value}], the likeliest first. */
+export function axesOf({ variables, entries }, support) {
+  const used = new Set(entries.flatMap((e) => Object.entries(e.template)
+    .filter(([name, f]) => typeof f === "string" && isSize(name, support.operators[e.template.operator].fields[name]))
+    .flatMap(([, f]) => namesIn(f))));
+  const found = [...used].map((name) => ({ name, value: variables[name], variable: true }));
+  const fields = new Map();
+  for (const { template: t, program } of entries) {
+    for (const [name, field] of Object.entries(support.operators[t.operator].fields)) {
+      if (!isSize(name, field)) continue;
+      const size = name in program ? program[name] : field;
+      const fixed = typeof (t[name] ?? field) !== "string" || !(name in t);
+      const seen = fields.get(name);
+      // A field is an axis only where every operator that has it has the same size: it replaces them all.
+      fields.set(name, { name, value: size, ok: fixed && (seen === undefined || (seen.ok && seen.value === size)) });
+    }
+  }
+  found.push(...[...fields.values()].filter((f) => f.ok && !used.has(f.name)));
+  const rank = ({ name, variable }) => (variable ? 0 : 10) + (BATCH_LIKE.indexOf(name) + BATCH_LIKE.length + 1) % (BATCH_LIKE.length + 1);
+  return found.map((axis, i) => ({ axis, key: 100 * rank(axis) + i })).sort((a, b) => a.key - b.key).map((e) => e.axis);
+}
+
+/** Powers of two around a size, the size itself among them; at most eighteen. */
+export function axisValues(size) {
+  const top = Math.max(6, Math.ceil(Math.log2(Math.max(size, 1))) + 2);
+  const from = Math.max(0, top - 16);
+  const values = new Set([Math.max(1, size)]);
+  for (let i = from; i <= Math.min(top, 30); i++) values.add(2 ** i);
+  return [...values].sort((a, b) => a - b);
+}
+
+/** Programs and axes as POST /curve takes them, for one axis; other variables become numbers. */
+export function curveQuestion({ variables, entries }, axis, support) {
+  const others = { ...variables };
+  // A variable may be called like a field of one of the operators, and an axis would replace that field.
+  const taken = entries.some((e) => axis.name in support.operators[e.template.operator].fields);
+  const name = axis.variable && taken ? `${axis.name}_` : axis.name;
+  const programs = entries.map(({ template: t, program, count }) => {
+    const said = Object.entries(t).map(([field, text]) => {
+      const moves = axis.variable && typeof text === "string" && text !== t.operator
+        && isSize(field, support.operators[t.operator].fields[field]) && namesIn(text).includes(axis.name);
+      if (!moves) return [field, program[field]];
+      const rest = Object.keys(others).filter((v) => v !== axis.name);
+      const fixed = rest.reduce((e, v) => e.replace(/[A-Za-z_]\w*/g, (w) => (w === v ? String(others[v]) : w)), text);
+      return [field, renamed(fixed, axis.name, name)];
+    });
+    return { program: Object.fromEntries(said), count };
+  });
+  return { programs, axes: { [name]: axisValues(axis.value) }, name };
+}

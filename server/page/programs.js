@@ -1,0 +1,58 @@
+// Where the time goes on one device: programs, the dearest first.
+
+import { domainMark, errorText, html } from "./dom.js";
+import { counted, interval, latency, percent } from "./units.js";
+
+const SHOWN = 12;
+
+/** [{program, answer, total}] of one device: predicted ones by cost, then what failed. */
+export function byCost(programs, device) {
+  return programs.map((program) => {
+    const answer = program.answers.find((a) => a.device === device) ?? {};
+    return { program, answer, total: answer.error ? null : program.count * answer.latency_s };
+  }).sort((a, b) => (b.total ?? -1) - (a.total ?? -1));
+}
+
+function programName(name) {
+  const cut = name.indexOf(":");
+  if (cut < 0) return [html("b", {}, name)];
+  const fields = name.slice(cut + 1).split(",").map((f) => html("span", { class: "field" }, f));
+  return [html("b", {}, name.slice(0, cut)), " ", ...fields.flatMap((f) => [f, " "])];
+}
+
+/** The table; `all` shows every row, `more` is called when somebody asks for them. */
+export function programTable(result, device, { unit, all, more }) {
+  const rows = byCost(result.programs, device);
+  const sum = rows.reduce((total, r) => total + (r.total ?? 0), 0);
+  const shown = all ? rows : rows.slice(0, SHOWN);
+  const cell = (label, attributes, ...children) => html("td", { role: "cell", "data-label": label, ...attributes }, ...children);
+  const body = shown.map(({ program, answer, total }) => {
+    const name = html("th", { scope: "row", role: "rowheader", class: "program" }, ...programName(program.name));
+    if (answer.error || total === null) {
+      return html("tr", { role: "row" }, name, cell("count", { class: "figure" }, String(program.count)),
+        html("td", { role: "cell", colspan: 4 }, errorText(answer.error ?? { message: "no answer for this device" })));
+    }
+    const share = sum > 0 ? total / sum : 0;
+    return html("tr", { role: "row", "data-program": program.name }, name,
+      cell("count", { class: "figure", "data-key": "count" }, String(program.count)),
+      cell("each", { class: "figure", "data-key": "each", title: interval(answer.lower_s, answer.upper_s, unit) }, latency(answer.latency_s, unit)),
+      cell("total", { class: "figure", "data-key": "total" }, latency(total, unit)),
+      cell("share", { class: "share" }, html("meter", { min: 0, max: 1, value: share, "aria-hidden": "true" }), html("span", { class: "figure" }, percent(share))),
+      cell("domain", {}, domainMark(answer.domain)));
+  });
+  const head = ["program", "count", "each", "total", "share", "domain"].map((t) => html("th", { scope: "col", role: "columnheader" }, t));
+  const table = html("table", { role: "table", class: "programs" },
+    html("caption", {}, `${counted(rows.length, "program")} on ${device}, the dearest first`),
+    html("thead", { role: "rowgroup" }, html("tr", { role: "row" }, ...head)),
+    html("tbody", { role: "rowgroup" }, ...body));
+  const rest = rows.length - shown.length;
+  return [table,
+    rest > 0 ? html("button", { type: "button", class: "quiet", onclick: more }, `Show ${rest} more`) : null,
+    unsupported(result.unsupported)].filter(Boolean);
+}
+
+function unsupported(list) {
+  if (!list.length) return null;
+  return html("div", { class: "faults" }, html("p", {}, "Not in the total, for the model has no such operator:"),
+    html("ul", {}, ...list.map((u) => html("li", {}, html("b", {}, u.operator), ` (${counted(u.count, "time")}): ${u.reason}`))));
+}
