@@ -1,0 +1,421 @@
+"""The process that reads hostile bytes: the same features, and nothing that a text can do to the service."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from cdmpp.errors import CdmppError, InvalidProgramError, OverloadedError, UnsupportedOperatorError
+from cdmpp.features.encode import encode_tvm_json
+from cdmpp.features.schedule import SCHEDULE_WIDTH
+from cdmpp.features.schema import WIDTH
+from cdmpp.frontends.load import load_programs
+from cdmpp.programs.program import TensorProgram
+from server.sandbox import frames
+from server.sandbox.answers import DistrustedAnswerError, encoded_program, model_summary
+from server.sandbox.sandbox import Sandbox, TirText
+from server.sandbox.worker import Worker, WorkerDiedError
+from tests.features.test_hostile_json import concrete
+
+ROOT = Path(__file__).resolve().parents[2]
+T = TypeVar("T")
+TEXTS = [json.dumps(concrete(text)) for text in ("linear:m=4,n=8,k=16", "softmax:rows=32,cols=16")]
+#: Small as a text, large as objects.
+BOMB = '{"nodes": [' + "{}," * 1_000_000 + "{}]}"
+SCRIPT = """
+@T.prim_func(s_tir=True)
+def twice(a: T.Buffer((64, 32), "float32"), b: T.Buffer((64, 32), "float32")):
+    for i, j in T.grid(64, 32):
+        with T.sblock("b"):
+            vi, vj = T.axis.remap("SS", [i, j])
+            b[vi, vj] = a[vi, vj] * T.float32(2)
+"""
+
+
+def inside(use: Callable[[Sandbox], Awaitable[T]], **settings: Any) -> T:
+    """Run something with a sandbox that is closed afterwards."""
+
+    async def main() -> T:
+        async with Sandbox(**settings) as sandbox:
+            return await use(sandbox)
+
+    return asyncio.run(main())
+
+
+def refused(result: Any) -> str:
+    assert isinstance(result, InvalidProgramError), result
+    return result.message
+
+
+# -- the same answers -----------------------------------------------------------------------------------
+
+
+def test_features_are_those_of_this_process() -> None:
+    async def use(sandbox: Sandbox) -> list[Any]:
+        return await sandbox.encode_tirs([TirText("tvm_json", text, "tvm") for text in [*TEXTS, "{", *TEXTS]])
+
+    first, second, error, *again = inside(use)
+    assert isinstance(error, InvalidProgramError)
+    assert error.hint
+    for text, got in zip([*TEXTS, *TEXTS], [first, second, *again], strict=True):
+        here = encode_tvm_json(text, schedule=True)
+        assert got.hash == TensorProgram.from_tvm_json(text).hash
+        assert (got.name, got.backend, got.operator) == ("main", "tvm", "tir")
+        assert np.array_equal(got.features.leaves, here.leaves)
+        assert np.array_equal(got.features.positions, here.positions)
+        assert np.array_equal(got.features.totals, here.totals)
+        assert (got.features.dtype, got.features.family) == (here.dtype, here.family)
+
+
+@pytest.mark.tvm
+def test_tvmscript_where_tvm_is() -> None:
+    pytest.importorskip("tvm", reason="needs apache-tvm")
+    from cdmpp.frontends.tir import program_from_tvmscript
+
+    async def use(sandbox: Sandbox) -> Any:
+        before = await sandbox.encode_tir("tvm_json", TEXTS[0])  # a worker without TVM, which is replaced
+        script = await sandbox.encode_tir("tvmscript", SCRIPT, "library")
+        with pytest.raises(InvalidProgramError, match="line 1"):
+            await sandbox.encode_tir("tvmscript", "import os")
+        return before, script, sandbox.restarts
+
+    before, script, restarts = inside(use)
+    assert before.hash == TensorProgram.from_tvm_json(TEXTS[0]).hash
+    assert (script.name, script.backend) == ("twice", "library")
+    assert script.hash == program_from_tvmscript(SCRIPT).hash
+    assert restarts == 0
+
+
+@pytest.mark.parametrize("name", ["small_resnet", "transformer_block"])
+def test_an_onnx_model_is_the_one_that_the_command_line_reads(name: str) -> None:
+    path = ROOT / "examples" / f"{name}.onnx"
+    here = load_programs(path)
+    there = inside(lambda sandbox: sandbox.read_onnx(path.read_bytes()))
+    assert [p.hash for p in there.programs] == [p.hash for p in here.programs]
+    assert there.counts == here.counts
+    assert [(u.operator, u.count, u.reason) for u in there.unsupported] == [
+        (u.operator, u.count, u.reason) for u in here.unsupported
+    ]
+
+
+def test_an_onnx_model_has_limits() -> None:
+    data = (ROOT / "examples" / "transformer_block.onnx").read_bytes()
+    with pytest.raises(InvalidProgramError, match="different programs"):
+        inside(lambda sandbox: sandbox.read_onnx(data, max_programs=1))
+    with pytest.raises(InvalidProgramError, match="no dynamic dimension"):
+        inside(lambda sandbox: sandbox.read_onnx(data, {"nothing": 1}))
+
+
+# -- texts that fight -----------------------------------------------------------------------------------
+
+
+def test_memory_time_and_depth_end_with_the_program() -> None:
+    async def use(sandbox: Sandbox) -> Any:
+        memory = await sandbox.encode_tirs([TirText("tvm_json", BOMB, "tvm")])
+        deep = await sandbox.encode_tirs([TirText("tvm_json", "[" * 1_000_000, "tvm")])
+        sandbox.timeout_s = 0.05
+        late = await sandbox.encode_tirs([TirText("tvm_json", BOMB[:2_000_000], "tvm")])
+        sandbox.timeout_s = 30.0
+        return (
+            refused(memory[0]),
+            refused(deep[0]),
+            refused(late[0]),
+            await sandbox.encode_tir("tvm_json", TEXTS[0]),
+        )
+
+    memory, deep, late, after = inside(use, memory_bytes=64 * 2**20, timeout_s=30.0)
+    assert "too much memory" in memory
+    assert "not JSON" in deep
+    assert "more than 0.05 s" in late
+    assert after.hash == TensorProgram.from_tvm_json(TEXTS[0]).hash
+
+
+def test_text_that_is_no_text_is_an_error() -> None:
+    bad = inside(lambda sandbox: sandbox.encode_tirs([TirText("tvm_json", '"\ud800"', "tvm")]))
+    assert refused(bad[0])
+
+
+def test_a_worker_killed_from_outside_is_replaced_and_nobody_notices() -> None:
+    async def use(sandbox: Sandbox) -> Any:
+        await sandbox.encode_tir("tvm_json", TEXTS[0])
+        (pid,) = sandbox.pids
+        os.kill(pid, signal.SIGKILL)
+        answer = await sandbox.encode_tir("tvm_json", TEXTS[0])
+        return answer.hash, pid not in sandbox.pids
+
+    digest, is_new = inside(use)
+    assert digest == TensorProgram.from_tvm_json(TEXTS[0]).hash
+    assert is_new
+
+
+def test_a_text_that_kills_its_reader_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Worker.run
+
+    async def shot(self: Worker, header: Any, payload: bytes, timeout_s: float) -> Any:
+        if b"deadly" in payload:
+            assert self.pid is not None
+            os.kill(self.pid, signal.SIGSEGV)
+        return await run(self, header, payload, timeout_s)
+
+    monkeypatch.setattr(Worker, "run", shot)
+
+    async def use(sandbox: Sandbox) -> Any:
+        texts = [TEXTS[0], '"deadly"', TEXTS[1]]
+        return await sandbox.encode_tirs([TirText("tvm_json", t, "tvm") for t in texts]), sandbox.restarts
+
+    (first, deadly, last), restarts = inside(use)
+    assert "crashed" in refused(deadly)
+    assert (first.hash, last.hash) == tuple(TensorProgram.from_tvm_json(t).hash for t in TEXTS)
+    assert restarts == 2
+
+
+# -- queue ----------------------------------------------------------------------------------------------
+
+
+def test_a_full_queue_refuses_and_a_cancelled_request_harms_nobody() -> None:
+    async def use(sandbox: Sandbox) -> None:
+        begun = [
+            asyncio.create_task(sandbox.encode_tirs([TirText("tvm_json", BOMB, "tvm")])) for _ in range(3)
+        ]
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError):
+            await sandbox.encode_tir("tvm_json", TEXTS[0])
+        for task in begun:
+            task.cancel()
+        await asyncio.gather(*begun, return_exceptions=True)
+        while sandbox.queued:
+            await asyncio.sleep(0.01)
+        assert (await sandbox.encode_tir("tvm_json", TEXTS[0])).hash
+
+    inside(use, max_queued=3, timeout_s=30.0)
+
+
+def test_closing_refuses_what_waits() -> None:
+    async def main() -> list[BaseException | Any]:
+        sandbox = Sandbox()
+        tasks = [asyncio.create_task(sandbox.encode_tir("tvm_json", TEXTS[0])) for _ in range(3)]
+        await asyncio.sleep(0)
+        await sandbox.close()
+        with pytest.raises(OverloadedError):
+            await sandbox.encode_tir("tvm_json", TEXTS[0])
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert all(isinstance(outcome, OverloadedError) for outcome in asyncio.run(main()))
+
+
+def test_a_worker_that_does_not_start_is_an_overload(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(OverloadedError):
+        inside(lambda sandbox: sandbox.encode_tir("tvm_json", TEXTS[0]))
+
+
+# -- confinement ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_worker_knows_no_secret_and_dies_with_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CDMPP_DATABASE", "postgresql://user:secret@host/db")
+
+    async def use(sandbox: Sandbox) -> tuple[bytes, str]:
+        await sandbox.encode_tir("tvm_json", TEXTS[0])
+        (pid,) = sandbox.pids
+        process = Path(f"/proc/{pid}")
+        return (process / "environ").read_bytes(), (process / "limits").read_text()
+
+    environment, limits = inside(use, memory_bytes=2**30)
+    assert b"secret" not in environment
+    table = {line[:25].strip(): line[25:].split()[:2] for line in limits.splitlines()}
+    assert table["Max core file size"] == table["Max file size"] == ["0", "0"]
+    assert table["Max open files"] == ["32", "32"]
+    assert 2**30 < int(table["Max address space"][1]) < 2**32
+
+    # kill -9 of the service in the middle of a job: the worker must not outlive it.
+    script = textwrap.dedent("""
+        import asyncio, sys
+        from server.sandbox.sandbox import Sandbox
+        async def main():
+            sandbox = Sandbox(timeout_s=600)
+            await sandbox.read_onnx(open(sys.argv[1], "rb").read())
+            print(*sandbox.pids, flush=True)
+            await asyncio.sleep(60)
+        asyncio.run(main())
+        """)
+    service = subprocess.Popen(
+        [sys.executable, "-c", script, str(ROOT / "examples" / "small_resnet.onnx")],
+        stdout=subprocess.PIPE, cwd=ROOT,
+    )  # fmt: skip
+    with service:
+        assert service.stdout is not None
+        pid = int(service.stdout.readline())
+        assert Path(f"/proc/{pid}").exists()
+        service.kill()
+    until = time.monotonic() + 10
+    while _alive(pid) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not _alive(pid)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
+def test_confined_code_writes_no_file_and_takes_no_memory(tmp_path: Path) -> None:
+    script = textwrap.dedent("""
+        import resource, sys
+        from server.sandbox.confine import confine
+        assert confine(256 * 2**20)
+        def fails(what):
+            try:
+                what()
+            except (OSError, MemoryError, ValueError) as error:
+                return type(error).__name__
+            return "works"
+        def write():
+            with open(sys.argv[1], "w") as file:
+                file.write("x")
+        print(fails(write), fails(lambda: bytearray(2**29)), fails(lambda: bytearray(2**20)))
+        files = []
+        print(fails(lambda: [files.append(open("/dev/null")) for _ in range(40)]))
+        everything = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+        print(resource.getrlimit(resource.RLIMIT_AS)[1] < 2**40)
+        """)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "file")],
+        cwd=ROOT, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.stdout.split() == ["OSError", "MemoryError", "works", "OSError", "True"], done.stderr
+
+
+# -- a worker that lies ---------------------------------------------------------------------------------
+
+
+def arrays(**changed: Any) -> bytes:
+    good = {
+        "leaves": np.zeros((1, 2, WIDTH + SCHEDULE_WIDTH), np.float32),
+        "positions": np.zeros(2, np.int32),
+        "totals": np.ones((1, 6)),
+    }
+    return safetensors.numpy.save({k: v for k, v in (good | changed).items() if v is not None})
+
+
+NO_LEAF = np.zeros((1, 0, WIDTH + SCHEDULE_WIDTH), np.float32)
+SAID = {"name": "main", "hash": "0" * 32, "dtype": "float32"}
+
+
+def test_an_honest_answer_is_taken() -> None:
+    assert encoded_program(SAID, arrays(), "tvm").features.leaves.shape == (1, 2, WIDTH + SCHEDULE_WIDTH)
+
+
+@pytest.mark.parametrize(
+    ("said", "payload"),
+    [
+        ({}, arrays()),
+        ({**SAID, "name": "x" * 401}, arrays()),
+        ({**SAID, "name": None}, arrays()),
+        ({**SAID, "hash": "G" * 32}, arrays()),
+        ({**SAID, "hash": "0" * 31}, arrays()),
+        ({**SAID, "dtype": "Float 32"}, arrays()),
+        (SAID, b""),
+        (SAID, b"\xff" * 100),
+        (SAID, arrays()[:-1]),
+        (SAID, arrays(more=np.zeros(1))),
+        (SAID, arrays(totals=None)),
+        (SAID, arrays(totals=np.full((1, 6), np.nan))),
+        (SAID, arrays(totals=np.full((1, 6), -1.0))),
+        (SAID, arrays(totals=np.ones((1, 6), np.float32))),
+        (SAID, arrays(positions=np.full(2, -1, np.int32))),
+        (SAID, arrays(positions=np.zeros(3, np.int32))),
+        (SAID, arrays(leaves=NO_LEAF, positions=np.zeros(0, np.int32))),
+        (SAID, arrays(leaves=np.zeros((2, 2, WIDTH + SCHEDULE_WIDTH), np.float32))),
+        (SAID, arrays(leaves=np.zeros((1, 2, WIDTH), np.float32))),
+        (SAID, arrays(leaves=np.full((1, 2, WIDTH + SCHEDULE_WIDTH), np.inf, np.float32))),
+        ({"error": "no"}, b""),
+        ({"error": {"code": "artifact_error", "message": "x", "hint": ""}}, b""),
+        ({"error": {"code": "invalid_program", "message": 3, "hint": ""}}, b""),
+        ({"error": {"code": "invalid_program", "message": "x" * 2000, "hint": ""}}, b""),
+    ],
+)  # fmt: skip
+def test_features_that_no_reader_makes_are_not_believed(said: dict[str, Any], payload: bytes) -> None:
+    with pytest.raises(DistrustedAnswerError):
+        encoded_program(said, payload, "tvm")
+
+
+LINEAR = {"operator": "linear", "m": 4, "n": 4, "k": 4}
+NODES = {"operator": "Foo", "count": 1, "reason": "unknown"}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"programs": [], "unsupported": None},
+        {"programs": [{"program": LINEAR, "count": 0}], "unsupported": []},
+        {"programs": [{"program": LINEAR, "count": True}], "unsupported": []},
+        {"programs": [{"program": LINEAR, "count": 2**40}], "unsupported": []},
+        {"programs": [{"program": LINEAR, "count": 1, "x": 1}], "unsupported": []},
+        {"programs": [{"program": {**LINEAR, "m": -1}, "count": 1}], "unsupported": []},
+        {"programs": [{"program": "linear", "count": 1}], "unsupported": []},
+        {"programs": [{"program": LINEAR, "count": 1}] * 5, "unsupported": []},
+        {"programs": [], "unsupported": [{**NODES, "reason": "x" * 2000}]},
+    ],
+)
+def test_models_that_no_reader_makes_are_not_believed(said: dict[str, Any]) -> None:
+    honest = model_summary({"programs": [{"program": LINEAR, "count": 2}], "unsupported": [NODES]}, 4)
+    assert (honest.programs[0].operator.m, honest.counts) == (4, (2,))  # type: ignore[union-attr]
+    with pytest.raises(DistrustedAnswerError):
+        model_summary(said, 4)
+
+
+def test_errors_come_back_as_what_they_are() -> None:
+    for code, kind in (
+        ("invalid_program", InvalidProgramError),
+        ("unsupported_operator", UnsupportedOperatorError),
+    ):
+        error = {"code": code, "message": "what", "hint": "do"}
+        with pytest.raises(CdmppError) as caught:
+            encoded_program({"error": error}, b"", "tvm")
+        assert (type(caught.value), caught.value.message, caught.value.hint) == (kind, "what", "do")
+
+
+@pytest.mark.parametrize("prefix", [(2**31, 0), (0, 2**40)])
+def test_a_huge_answer_is_not_read(prefix: tuple[int, int]) -> None:
+    with pytest.raises(frames.BrokenFrameError):
+        frames.lengths(frames.PREFIX.pack(*prefix), 2**20, 2**20)
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b"\xff", b"[" * 100_000, b"{"])
+def test_a_header_that_is_none_is_not_read(text: bytes) -> None:
+    with pytest.raises(frames.BrokenFrameError):
+        frames.header_of(text)
+
+
+def test_a_worker_that_ends_is_an_error_of_its_own() -> None:
+    async def main() -> None:
+        worker = Worker(2**30, tvm=False)
+        await worker.start()
+        assert worker.pid is not None
+        os.kill(worker.pid, signal.SIGKILL)
+        with pytest.raises(WorkerDiedError):
+            await worker.run({"kind": "tvm_json", "backend": "tvm"}, b"{}", 10.0)
+        assert worker.pid is None
+        with pytest.raises(WorkerDiedError):
+            await worker.run({"kind": "tvm_json", "backend": "tvm"}, b"{}", 10.0)
+
+    asyncio.run(main())
