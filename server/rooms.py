@@ -5,6 +5,13 @@ from __future__ import annotations
 from server import routes
 from server.adapt.openapi import describe_adapt
 from server.adapt.routes import router as adapt_router
+from server.onnx.openapi import describe_onnx
+from server.onnx.routes import router as onnx_router
+from server.operate.routes import describe as describe_operate
+from server.operate.routes import opened as operate_opened
+from server.operate.routes import router as operate_router
+from server.operate.surround import install as install_surround
+from server.page.routes import router as page_router
 from server.predict.openapi import describe_predict
 from server.predict.routes import opened as predict_opened
 from server.predict.routes import router as predict_router
@@ -15,5 +22,9 @@ ROOMS: tuple[Room, ...] = (
     Room(opened=sandbox_opened),
     Room(predict_router, describe_predict, opened=predict_opened),
     Room(adapt_router, describe_adapt),
+    Room(onnx_router, describe_onnx),
     Room(routes.router, routes.describe),
+    Room(page_router),
+    # It describes what holds for all of them, and stands around them.
+    Room(operate_router, describe_operate, install_surround, operate_opened),
 )
