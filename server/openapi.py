@@ -23,11 +23,14 @@ REF = "#/components/schemas/{model}"
 BODY_PROBLEMS = (400, 408, 413, 415, 422, 503, 504)
 _MEANING = {
     400: "The body is not JSON (malformed_json).",
+    401: "A key is needed, and this one is not known (unauthorized).",
+    403: "An administrator's key is needed (forbidden).",
     404: "Something that the request names is not known.",
     408: "The body did not arrive in time (body_timeout).",
     413: "The body is too large (body_too_large).",
     415: "The body is of a media type that is not read (unsupported_media_type).",
     422: "The request breaks this schema (invalid_request).",
+    429: "This sender asks too much (rate_limited); Retry-After says when to come back.",
     500: "A bug of the service (internal_error).",
     503: "Too much work waits (overloaded), or the model is not ready (not_ready); retry later.",
     504: "There was no answer before the request's deadline (deadline_exceeded).",

@@ -14,12 +14,18 @@ from starlette.exceptions import HTTPException
 MEDIA_TYPE = "application/problem+json"
 _log = logging.getLogger(__name__)
 
+#: Where the code of a refused request stands in its ASGI scope, for the log and the metrics.
+CODE_OF_PROBLEM = "cdmpp.problem"
+
 #: Status of a refused request by error code. In a batch the same code stands in the item instead.
 STATUS_BY_CODE = {
     "malformed_json": 400,
+    "unauthorized": 401,
+    "forbidden": 403,
     "not_found": 404,
     "unknown_device": 404,
     "unknown_model": 404,
+    "unknown_program": 404,
     "method_not_allowed": 405,
     "body_timeout": 408,
     "body_too_large": 413,
@@ -28,9 +34,11 @@ STATUS_BY_CODE = {
     "invalid_program": 422,
     "unsupported_operator": 422,
     "invalid_device": 422,
+    "rate_limited": 429,
     "internal_error": 500,
     "overloaded": 503,
     "not_ready": 503,
+    "store_unavailable": 503,
     "deadline_exceeded": 504,
 }
 
@@ -125,23 +133,28 @@ def install(app: FastAPI) -> None:
 
     async def on_problem(request: Request, error: Exception) -> Response:
         assert isinstance(error, ProblemError)
-        return error.response()
+        return answer(request, error)
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         codes = {404: "not_found", 405: "method_not_allowed"}
         hints = {404: "GET /openapi.json lists the paths", 405: "the Allow header lists the methods"}
-        return ProblemError(
+        problem = ProblemError(
             codes.get(error.status_code, "http_error"),
             f"{request.method} {request.url.path[:200]}: {error.detail}",
             hints.get(error.status_code, ""),
             status=error.status_code,
             headers=error.headers,
-        ).response()
+        )
+        return answer(request, problem)
 
     async def on_bug(request: Request, error: Exception) -> Response:
         # Starlette logs nothing itself and raises again after the answer: uvicorn logs the traceback.
-        return internal_error().response()
+        return answer(request, internal_error())
+
+    def answer(request: Request, problem: ProblemError) -> Response:
+        request.scope[CODE_OF_PROBLEM] = problem.problem.code
+        return problem.response()
 
     app.add_exception_handler(ProblemError, on_problem)
     app.add_exception_handler(HTTPException, on_http)

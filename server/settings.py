@@ -7,13 +7,17 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
+
+from server.observe.tables import check_database
+from server.operate.access import KeyHashes
+from server.operate.logs import LogFormat
 
 #: Environment variable that names the optional TOML file.
 FILE_VARIABLE = "CDMPP_SETTINGS_FILE"
@@ -66,6 +70,24 @@ class Settings(BaseSettings):
     sandbox_timeout_s : float
         Time to read one program or model, less than `deadline_s`; then the process is replaced and the
         program refused.
+    database : str, optional
+        Where observations and registered programs are kept: path of a SQLite file, or
+        ``postgresql+psycopg://...``. Without one: cdmpp/service.sqlite in the user's state folder.
+    max_programs, max_program_bytes : int
+        Registered programs that are kept; the least recently used is dropped first.
+    max_waiting_observations : int
+        Observations that may wait to be written; more are told to come back (503).
+    api_key_hashes : mapping of str to str, or list of str
+        SHA-256 of each key that may ask, by a name for the log (``python -m server hash-key`` makes one).
+        Without any, everybody may.
+    admin_key_hashes : the same
+        Keys that may administer (and ask). Without any, there is no administration.
+    open_metrics : bool
+        Whether ``/metrics`` needs no key.
+    requests_per_s, items_per_s : float, optional
+        How much one key, or one address without a key, may ask of each worker; 429 beyond.
+    log_format : {"auto", "json", "text"}
+        "auto": text on a terminal, JSON elsewhere.
     """
 
     model_config = SettingsConfigDict(env_prefix="CDMPP_", frozen=True, extra="forbid")
@@ -89,6 +111,16 @@ class Settings(BaseSettings):
     sandbox_workers: Annotated[int, Field(ge=1, le=64)] = 1
     sandbox_memory_bytes: Annotated[int, Field(ge=64 * 2**20, le=2**40)] = 2 * 2**30
     sandbox_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 5.0
+    database: Annotated[str | None, AfterValidator(check_database)] = None
+    max_programs: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
+    max_program_bytes: Annotated[int, Field(ge=2**20)] = 2**30
+    max_waiting_observations: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
+    api_key_hashes: KeyHashes = {}
+    admin_key_hashes: KeyHashes = {}
+    open_metrics: bool = True
+    requests_per_s: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    items_per_s: Annotated[float, Field(gt=0, le=1e9)] | None = None
+    log_format: LogFormat = "auto"
 
     @classmethod
     def settings_customise_sources(

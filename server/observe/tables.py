@@ -129,6 +129,12 @@ def database_url(database: str | None) -> URL:
     return url
 
 
+def check_database(database: str | None) -> str | None:
+    """The setting as it is; raises what :func:`database_url` raises."""
+    database_url(database)
+    return database
+
+
 def connect(url: URL) -> Engine:
     """An engine whose connections are set up; nothing is opened yet.
 

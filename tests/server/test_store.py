@@ -1,4 +1,4 @@
-"""What is kept: one set of rules on SQLite and PostgreSQL, with several writers and with the database gone."""
+"""What is kept, by the same rules on SQLite and PostgreSQL, by several writers and with the database gone."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Operation: metrics, logs, keys and rate limits; what surrounds every request."""
