@@ -11,14 +11,13 @@ floats; a narrower one needs a multiple, which is for a model to learn. All is p
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 from typing import Any
-
-import numpy as np
 
 from cdmpp.features.addresses import LINE_BYTES, SETS, Moves, Place, moves
 from cdmpp.features.ast import OPERATIONS, Buffer, CompactAST, Leaf
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 #: Floats of a vector, and vectors that accumulators may take.
 LANES, REGISTERS = 8, 14
@@ -85,7 +84,7 @@ class CompiledLeaf:
         self.path = [p for p in reversed(leaf.path) if loops[p].extent > 1]
         self.extent = {p: float(loops[p].extent) for p in self.path}
         self.kind = {p: loops[p].kind for p in self.path}
-        self.trips = np.concatenate([[1.0], np.cumprod([self.extent[p] for p in self.path])])
+        self.trips = list(accumulate((self.extent[p] for p in self.path), mul, initial=1.0))
         self.step = max((loops[p].unroll_step for p in leaf.path), default=0)
         self.moves = [moves(access, where, self.extent) for access in (leaf.store, *leaf.reads)]
         counts = dict(zip(OPERATIONS, leaf.counts, strict=True))
@@ -302,30 +301,44 @@ class CompiledLeaf:
 
     def _lines(self) -> dict[int, list[float]]:
         """Lines that each access brings into caches of the capacities, conflicts in their sets counted."""
-        lines = np.array([[level[0] for level in levels] for levels in self.levels])
-        crowded = np.array([[_in_sets(*level[:2]) for level in levels] for levels in self.levels])
-        total, count = lines.sum(axis=0) * LINE_BYTES, len(self.path)
+        count = len(self.path)
+        crowded = [[_in_sets(*level[:2]) for level in levels] for levels in self.levels]
+        total = [_total([levels[i][0] for levels in self.levels]) * LINE_BYTES for i in range(count + 1)]
         found = {}
         for capacity in CACHES:
             # The longest run of inner loops whose data fit; the loop around it finds them again.
-            fits = int(np.flatnonzero(total <= capacity).max(initial=0))
+            fits = last_within(total, capacity)
             each = []
-            for own, sets in zip(lines, crowded, strict=True):
-                level = min(fits, int(np.flatnonzero(sets <= capacity).max(initial=0))) + 1
+            for levels, sets in zip(self.levels, crowded, strict=True):
+                level = min(fits, last_within(sets, capacity)) + 1
                 level = min(level, count)
-                each.append(float(own[level] * self.trips[-1] / self.trips[level]))
+                each.append(levels[level][0] * self.trips[-1] / self.trips[level])
             found[capacity] = each
         return found
 
     def _pages(self) -> list[float]:
         """Pages that a buffer of so many translations misses; none while all of a leaf's pages fit."""
-        pages = np.array([[level[2] for level in levels] for levels in self.levels])
-        total, found = pages.sum(axis=0), []
+        count, found = len(self.path), []
+        total = [_total([levels[i][2] for levels in self.levels]) for i in range(count + 1)]
         for entries in PAGES:
-            level = min(int(np.flatnonzero(total <= entries).max(initial=0)) + 1, len(self.path))
-            misses = float((pages[:, level] * self.trips[-1] / self.trips[level]).sum())
+            level = min(last_within(total, entries) + 1, count)
+            rate = self.trips[-1], self.trips[level]
+            misses = _total([levels[level][2] * rate[0] / rate[1] for levels in self.levels])
             found.append(misses if total[-1] > entries else 0.0)
         return found
+
+
+def last_within(values: Sequence[float], bound: float) -> int:
+    """Index of the last value that is not above a bound, 0 where all are."""
+    for index in range(len(values) - 1, 0, -1):
+        if values[index] <= bound:
+            return index
+    return 0
+
+
+def _total(values: Sequence[float]) -> float:
+    """Sum. A leaf has some accesses and loops: for lists this short arrays take longer than what they add."""
+    return float(sum(values))
 
 
 def _in_sets(lines: float, sets: float) -> float:

@@ -13,6 +13,8 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 import numpy as np
@@ -75,21 +77,19 @@ def _leaf(ast: CompactAST, leaf: Leaf) -> tuple[list[float], list[float]]:
     extents = [float(ast.loops[p].extent) for p in path]
     kinds = [ast.loops[p].kind for p in path]
     reduces = [p in leaf.reduce_loops for p in path]
-    trips = np.concatenate([[1.0], np.cumprod(extents)])
+    trips = list(accumulate(extents, mul, initial=1.0))
     accesses = [leaf.store, *leaf.reads]
-    sets = np.array([_working_sets(a, path, extents) for a in accesses])  # (accesses, loops + 1)
-    total = sets.sum(axis=0)
+    sets = [_working_sets(a, path, extents) for a in accesses]  # (accesses, loops + 1)
+    total = [float(sum(each)) for each in zip(*sets, strict=True)]
 
-    def traffic(capacity: int) -> np.ndarray[Any, Any]:
+    def traffic(capacity: int) -> list[float]:
         # The longest run of inner loops whose data fit; the loop around it finds them again.
-        fits = int(np.flatnonzero(total <= capacity).max(initial=0))
-        level = min(fits + 1, len(path))
-        return np.asarray(sets[:, level] * (trips[-1] / trips[level]))
+        level = min(compiled.last_within(total, capacity) + 1, len(path))
+        rate = trips[-1] / trips[level]
+        return [each[level] * rate for each in sets]
 
     by_capacity = {c: traffic(c) for c in CAPACITIES}
-    each = [
-        float(by_capacity[c][i]) if i < len(accesses) else 0.0 for c in _EACH for i in range(len(_ACCESSES))
-    ]
+    each = [by_capacity[c][i] if i < len(accesses) else 0.0 for c in _EACH for i in range(len(_ACCESSES))]
     first_reduce = reduces.index(True) if True in reduces else None
     accumulators = _product(extents[:first_reduce]) if first_reduce is not None else 1.0
     inner_reduce = next_reduce = outer_reduce = 1.0
@@ -115,9 +115,9 @@ def _leaf(ast: CompactAST, leaf: Leaf) -> tuple[list[float], list[float]]:
     launches = trips[-1] / trips[parallel[-1] + 1] if parallel else 0.0
     each_iteration = trips[parallel[0]] if parallel else trips[-1]
     inner_spatial = _product(extents[: _run([not r for r in reduces], 0)])
-    visits = trips[-1] / max(sets[0, -1] / element_bytes(leaf.store.buffer.dtype), 1.0)
+    visits = trips[-1] / max(sets[0][-1] / element_bytes(leaf.store.buffer.dtype), 1.0)
     magnitudes = [
-        *(float(by_capacity[c].sum()) for c in CAPACITIES),
+        *(float(sum(by_capacity[c])) for c in CAPACITIES),
         *each,
         *(float(total[min(n, len(path))]) for n in (1, 2, 3, 4)),
         accumulators, inner_reduce, next_reduce, inner_spatial, vector, unrolled,
@@ -133,14 +133,27 @@ def _working_sets(access: Access, path: list[int], extents: list[float]) -> list
     """Bytes, in whole cache lines, that an access touches in the innermost n loops, n = 0 ... all."""
     width = element_bytes(access.buffer.dtype)
     shape = [*access.buffer.shape, *([1 << 48] * len(access.indices))]
-    sweeps = [_Sweep(float(size)) for _, size in zip(access.indices, shape, strict=False)]
-    found = [_bytes(sweeps, width)]
+    indices = access.indices
+    if not indices:
+        return [float(LINE_BYTES)] * (len(path) + 1)
+    sweeps = [_Sweep(float(size)) for _, size in zip(indices, shape, strict=False)]
+    # Of the last dimension the lines count, of the others the rows; what does not move stays as it was.
+    last, rows = sweeps[-1], [1.0] * (len(sweeps) - 1)
+    lines = last.lines(width)
+    found = [float(math.prod(rows) * lines * LINE_BYTES)]
     for loop, extent in zip(path, extents, strict=True):
-        for index, sweep in zip(access.indices, sweeps, strict=False):
+        moved = False
+        for i, (index, sweep) in enumerate(zip(indices, sweeps, strict=True)):
             step = abs(float(index.steps.get(loop, 0.0)))
-            if step:
-                sweep.loops.append((step, extent))
-        found.append(_bytes(sweeps, width))
+            if not step:
+                continue
+            moved = True
+            sweep.add(step, extent)
+            if sweep is last:
+                lines = sweep.lines(width)
+            else:
+                rows[i] = sweep.elements()
+        found.append(float(math.prod(rows) * lines * LINE_BYTES) if moved else found[-1])
     return found
 
 
@@ -150,14 +163,18 @@ class _Sweep:
 
     size: float
     loops: list[tuple[float, float]] = field(default_factory=list)
+    span: float = 1.0
+    values: float = 1.0
+
+    def add(self, step: float, extent: float) -> None:
+        """One more loop."""
+        self.loops.append((step, extent))
+        self.span += step * (extent - 1)
+        self.values *= extent
 
     def elements(self) -> float:
         """Different values of the index, at most."""
-        span, values = 1.0, 1.0
-        for step, extent in self.loops:
-            span += step * (extent - 1)
-            values *= extent
-        return max(min(span, values, self.size), 1.0)
+        return max(min(self.span, self.values, self.size), 1.0)
 
     def lines(self, width: float) -> float:
         """Cache lines of a row-major last dimension: runs of neighbours, however far apart."""
@@ -172,13 +189,6 @@ class _Sweep:
         return float(min(runs * math.ceil(run * width / LINE_BYTES), every))
 
 
-def _bytes(sweeps: list[_Sweep], width: float) -> float:
-    if not sweeps:
-        return float(LINE_BYTES)
-    rows = math.prod(sweep.elements() for sweep in sweeps[:-1])
-    return float(rows * sweeps[-1].lines(width) * LINE_BYTES)
-
-
 def _run(flags: list[bool], start: int) -> int:
     """How many flags in a row are set from ``start`` on."""
     end = start
@@ -188,7 +198,7 @@ def _run(flags: list[bool], start: int) -> int:
 
 
 def _product(values: list[float]) -> float:
-    return float(np.prod(values)) if values else 1.0
+    return float(math.prod(values))
 
 
 def _alignment(extent: float) -> float:
