@@ -1,0 +1,216 @@
+"""``POST /models/predict``: an ONNX file in, the command line's figures out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import jsonschema
+import onnx
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from onnx import TensorProto, helper
+
+from server.observe.ids import read_id
+from server.onnx.wire import ModelResponse
+from tests.server.conftest import problem
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ("small_resnet", "transformer_block")
+DEVICES = ("a100-pcie-40gb", "t4")
+Upload = Callable[..., httpx2.Response]
+
+
+@pytest.fixture(scope="module")
+def upload(client: TestClient) -> Upload:
+    """POST /models/predict with bytes and a query string."""
+
+    def upload(data: bytes, query: str = "device=t4", media: str = "application/octet-stream") -> Any:
+        return client.post(f"/models/predict?{query}", content=data, headers={"content-type": media})
+
+    return upload
+
+
+def example(name: str) -> bytes:
+    return (ROOT / "examples" / f"{name}.onnx").read_bytes()
+
+
+def model(*nodes: Any, batch: int | str = 2) -> bytes:
+    """A model x -> y; both are batch x 8."""
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [batch, 8]) for n in "xy")
+    graph = helper.make_graph(list(nodes), "g", [x], [y])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    data: bytes = made.SerializeToString()
+    return data
+
+
+# -- figures --------------------------------------------------------------------------------------------
+
+
+def test_the_figures_are_those_of_the_command_line(upload: Upload) -> None:
+    query = "&".join(f"device={d}" for d in DEVICES) + "&protocol=eager&framework=pytorch"
+    sources = {f"examples/{name}.onnx": upload(example(name), query).json() for name in EXAMPLES}
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "cdmpp.cli.main", "predict", *sources, "--json",
+            *(t for d in DEVICES for t in ("--device", d)), "--protocol", "eager", "--framework", "pytorch",
+        ],
+        cwd=ROOT, capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    there = json.loads(done.stdout)
+    rows = {(r["source"], r["program_hash"], r["device"]): r for r in there["results"]}
+    keys = ("latency_s", "lower_s", "upper_s", "domain", "domain_score", "roofline_s")
+    for source, said in sources.items():
+        assert (said["model_id"], said["protocol"]) == (there["model_id"], "eager")
+        assert said["framework"] == "pytorch"
+        for program in said["programs"]:
+            assert [a["device"] for a in program["answers"]] == list(DEVICES)
+            for answer in program["answers"]:
+                row = rows.pop((source, program["program_hash"], answer["device"]))
+                assert (program["name"], program["count"]) == (row["name"], row["count"])
+                assert [answer[key] for key in keys] == [row[key] for key in keys]
+    assert not rows
+    for totals in zip(*(said["devices"] for said in sources.values()), there["totals"], strict=True):
+        *mine, theirs = totals
+        assert {total["device"] for total in mine} == {theirs["device"]}
+        assert sum(total["latency_s"] for total in mine) == pytest.approx(theirs["latency_s"])
+        assert sum(total["launches"] for total in mine) == theirs["launches"]
+        assert all(total["launches"] == total["launches_predicted"] for total in mine)
+
+
+def test_sums_order_and_ids(upload: Upload, ask: Any) -> None:
+    said = upload(example("transformer_block"), "device=t4&device=l4").json()
+    ModelResponse.model_validate(said)
+    for i, total in enumerate(said["devices"]):
+        answers = [(p["count"], p["answers"][i]) for p in said["programs"]]
+        for key in ("latency_s", "lower_s", "upper_s"):
+            assert total[key] == pytest.approx(sum(n * a[key] for n, a in answers))
+        worst = {"in": 0, "near": 1, "out": 2}
+        assert total["domain"] == max((a["domain"] for _, a in answers), key=worst.__getitem__)
+    costs = [sum(p["count"] * a["latency_s"] for a in p["answers"]) for p in said["programs"]]
+    assert costs == sorted(costs, reverse=True)
+
+    # A program goes back into /predict as it came, and its id says what was answered.
+    program = said["programs"][0]
+    (result,) = ask([{"program": program["program"], "device": "l4"}]).json()["results"]
+    answer = program["answers"][1]
+    assert (result["program_hash"], result["latency_s"]) == (program["program_hash"], answer["latency_s"])
+    before = read_id(answer["prediction_id"])
+    assert (before.program_hash, before.device) == (program["program_hash"], "l4")
+    assert before.latency_s == answer["latency_s"]
+
+
+def test_an_alias_and_an_unknown_device(upload: Upload) -> None:
+    said = upload(example("small_resnet"), "device=T4&device=t44").json()
+    known, unknown = said["devices"]
+    assert known["device"] == "t4"
+    assert known["latency_s"] > 0
+    assert (unknown["device"], unknown["latency_s"], unknown["domain"]) == ("t44", None, None)
+    assert (unknown["launches"], unknown["launches_predicted"]) == (known["launches"], 0)
+    assert {p["answers"][1]["error"]["code"] for p in said["programs"]} == {"unknown_device"}
+
+
+def test_dynamic_sizes(upload: Upload) -> None:
+    data = model(helper.make_node("Relu", ["x"], ["y"]), batch="batch")
+    assert "batch" in problem(upload(data), 409, "invalid_program")["hint"]
+    small, large = (upload(data, f"device=t4&dim=batch={n}").json()["programs"][0] for n in (1, 1024))
+    assert large["answers"][0]["roofline_s"] > small["answers"][0]["roofline_s"]
+    problem(upload(data, "device=t4&dim=batch=1&dim=batch=2"), 409, "invalid_program")
+    assert upload(data, "device=t4&dim=batch=2&dim=batch=2").status_code == 200
+    problem(upload(data, "device=t4&dim=batch=1&dim=other=2"), 409, "invalid_program")
+
+
+def test_what_is_not_supported_is_said_and_in_no_sum(upload: Upload) -> None:
+    node = helper.make_node("Mystery", ["x"], ["y"], domain="nowhere")
+    said = upload(model(node)).json()
+    (unsupported,) = said["unsupported"]
+    assert (unsupported["operator"], unsupported["count"]) == ("nowhere::Mystery", 1)
+    assert said["programs"] == []
+    (total,) = said["devices"]
+    assert (total["latency_s"], total["launches"], total["launches_predicted"]) == (None, 0, 0)
+
+
+# -- refusals -------------------------------------------------------------------------------------------
+
+TRUNCATED = example("small_resnet")[:-200]
+EXTERNAL = onnx.load_from_string(model(helper.make_node("Reshape", ["x", "shape"], ["y"])))
+_shape = TensorProto(name="shape", data_type=TensorProto.INT64, dims=[2], data_location=TensorProto.EXTERNAL)
+_shape.external_data.add(key="location", value="/etc/passwd")
+EXTERNAL.graph.initializer.append(_shape)
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "empty"),
+        (b"\x00" * 1000, "not an ONNX model"),
+        (b"{}", "not an ONNX model"),
+        (TRUNCATED, "truncated"),
+        (EXTERNAL.SerializeToString(), "external data"),
+    ],
+)
+def test_a_file_that_cannot_be_read(data: bytes, says: str, upload: Upload) -> None:
+    body = problem(upload(data), 409, "invalid_program")
+    assert says in body["detail"]
+    assert "root:" not in json.dumps(body)
+
+
+@pytest.mark.parametrize(
+    ("query", "path"),
+    [
+        ("", "device"),
+        ("device=", "device"),
+        ("device=" + "x" * 300, "device"),
+        ("&".join(["device=t4"] * 65), "device"),
+        ("device=t4&devices=l4", "devices"),
+        ("device=t4&protocol=fast", "protocol"),
+        ("device=t4&protocol=", "protocol"),
+        ("device=t4&protocol=kernel&protocol=eager", "protocol"),
+        ("device=t4&framework=null", "framework"),
+        ("device=t4&dim=batch", "dim"),
+        ("device=t4&dim=batch=0", "dim"),
+        ("device=t4&dim=batch=01", "dim"),
+        ("device=t4&dim==1", "dim"),
+        ("device=t4&dim=batch=9999999999", "dim"),
+        ("device=t4&dim=batch=%D9%A1", "dim"),
+        ("device=t4&dim=batch=1%0A", "dim"),
+        ("device=t4&model=", "model"),
+    ],
+)
+def test_a_query_that_breaks_the_schema(query: str, path: str, upload: Upload) -> None:
+    body = problem(upload(example("small_resnet"), query), 422, "invalid_request")
+    assert body["errors"][0]["path"] == f"query.{path}"
+
+
+def test_other_refusals(upload: Upload, app: FastAPI) -> None:
+    data = example("small_resnet")
+    problem(upload(data, "device=t4&model=nothing"), 404, "unknown_model")
+    problem(upload(data, media="application/json"), 415, "unsupported_media_type")
+    problem(upload(bytes(app.state.settings.max_body_bytes + 1)), 413, "body_too_large")
+
+
+def test_the_published_schema_is_that_of_the_answer(upload: Upload, client: TestClient) -> None:
+    document = client.get("/openapi.json").json()
+    operation = document["paths"]["/models/predict"]["post"]
+    schema = operation["responses"]["200"]["content"]["application/json"]["schema"]
+    for data in (example("small_resnet"), model(helper.make_node("Mystery", ["x"], ["y"], domain="nowhere"))):
+        said = upload(data, "device=t4&device=t44").json()
+        jsonschema.validate(said, {**schema, "components": document["components"]})
+    assert set(operation["responses"]) >= {
+        "200",
+        "404",
+        "408",
+        "409",
+        "413",
+        "415",
+        "422",
+        "500",
+        "503",
+        "504",
+    }
