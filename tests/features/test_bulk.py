@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
@@ -160,12 +160,14 @@ def test_a_header_that_lies_about_its_length(huge: int) -> None:
         FeatureQuestions.from_bytes(huge.to_bytes(8, "little") + BYTES[8:])
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_refused_in_words(body: bytes) -> None:
     with pytest.raises(DataError):
         FeatureQuestions.from_bytes(body)
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_a_damaged_body_is_refused_or_still_a_table(data: st.DataObject) -> None:
     body = bytearray(BYTES)

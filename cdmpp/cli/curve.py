@@ -1,0 +1,148 @@
+"""``cdmpp curve``."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cdmpp.cli.errors import FAILED, report
+from cdmpp.cli.output import JsonOption, ModelOption, print_json, print_table
+from cdmpp.errors import DataError
+from cdmpp.programs.question import DEFAULT_PROTOCOL, Backend, Framework, Protocol
+from cdmpp.units import format_latency
+
+if TYPE_CHECKING:
+    from cdmpp.curves import Curve, Template
+
+
+def curve(
+    program: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TEMPLATE",
+            help="An operator whose sizes may be left to axes or be expressions over them "
+            "(linear:m=batch*128,n=4096,k=1024); several are summed, each as N*TEMPLATE times N.",
+            show_default=False,
+        ),
+    ],
+    axis: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME=A,B,...",
+            help="Values of an axis: numbers, or texts such as dtype=float16,float32; repeatable.",
+            show_default=False,
+        ),
+    ],
+    device: Annotated[
+        list[str],
+        typer.Option(
+            "--device",
+            "-d",
+            help="A known device (cdmpp devices) or a .json/.toml specification; repeatable.",
+            show_default=False,
+        ),
+    ],
+    monotone: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Axis along which latency cannot fall; repeatable. Default: every axis of numbers.",
+            show_default=False,
+        ),
+    ] = None,
+    protocol: Annotated[
+        Protocol, typer.Option(help="What the latency includes: device alone, in a graph, from the host.")
+    ] = DEFAULT_PROTOCOL,
+    framework: Annotated[
+        Framework | None, typer.Option(help="Who launches library kernels, where that is known.")
+    ] = None,
+    backend: Annotated[
+        Backend | None, typer.Option(help="A vendor library's kernels (default), or TVM programs.")
+    ] = None,
+    quantile: Annotated[
+        list[float] | None,
+        typer.Option(help="Levels of the interval; repeatable. Default: 0.1 and 0.9.", show_default=False),
+    ] = None,
+    model: ModelOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Predict the latency of a template over sizes, with a fit that does not fall.
+
+    A device or a size that is at fault does not stop the others; the exit code is 1 when no point could be
+    predicted.
+    """
+    from cdmpp.curves import predict_curve
+    from cdmpp.devices import load_device
+    from cdmpp.predictor import DEFAULT_QUANTILES, LatencyPredictor
+
+    devices = [load_device(d) if d.lower().endswith((".json", ".toml")) else d for d in device]
+    found = predict_curve(
+        LatencyPredictor.load(model), [_template(text) for text in program], _axes(axis), devices,
+        backend=backend, protocol=protocol, framework=framework, quantiles=quantile or DEFAULT_QUANTILES,
+        monotone=monotone,
+    )  # fmt: skip
+    if json:
+        print_json(found.to_dict())
+    else:
+        _print(found, protocol)
+    for (message, hint), _ in itertools.groupby(
+        sorted((p.error.message, p.error.hint) for p in found.points if p.error is not None)
+    ):
+        report(message, hint)
+    if all(point.error is not None for point in found.points):
+        raise typer.Exit(FAILED)
+
+
+def _template(text: str) -> Template:
+    from cdmpp.curves import Template
+
+    times, star, rest = text.partition("*")
+    if star and times.isdecimal():
+        return Template.parse(rest, int(times[:18]))
+    return Template.parse(text)
+
+
+def _axes(texts: list[str]) -> dict[str, list[Any]]:
+    axes: dict[str, list[Any]] = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        if not equals or not values or name in axes:
+            raise DataError(
+                f"--axis {text!r} is not NAME=A,B,... or says an axis twice", hint="for example m=1,2,4,8"
+            )
+        read = [_value(value.strip()) for value in values.split(",")]
+        if any(isinstance(value, str) for value in read):
+            read = [value.strip() for value in values.split(",")]
+        axes[name.strip()] = read
+    return axes
+
+
+def _value(text: str) -> Any:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _print(curve: Curve, protocol: Protocol) -> None:
+    names = list(curve.axes)
+    rows = []
+    for p in curve.points:
+        if p.latency_s is None or p.lower_s is None or p.upper_s is None or p.fitted_s is None:
+            continue
+        interval = f"{format_latency(p.lower_s)} – {format_latency(p.upper_s)}"
+        at = (str(p.at[name]) for name in names)
+        rows.append(
+            (p.device, *at, format_latency(p.latency_s), format_latency(p.fitted_s), interval, p.domain or "")
+        )
+    if rows:
+        header = ("device", *names, "latency", "fitted", "interval", "domain")
+        print_table(header, rows, right=range(1, len(names) + 3))
+        along = f"does not fall along {', '.join(curve.monotone)}" if curve.monotone else "is the latency"
+        print(f"fitted {along}; protocol {protocol}; model {curve.model_id}")

@@ -1,0 +1,97 @@
+"""The nearest values on a grid that never decrease along chosen axes.
+
+Least squares. Along one axis: pool adjacent violators. Along several: Dykstra's alternating projections onto
+the cones of the single axes (Boyle and Dykstra 1986), which tend to the nearest point of their intersection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+#: Rounds of alternating projections, and the largest change after which no more are made.
+MAX_ROUNDS, TOLERANCE = 60, 1e-7
+
+
+def monotone_fit(values: Array, axes: Sequence[int]) -> Array:
+    """Fit that does not decrease along ``axes``; exactly so, whatever the rounding.
+
+    Parameters
+    ----------
+    values : float64, any shape
+        NaN: no value there; it stays NaN and binds nobody.
+    axes : sequence of int
+        Along which indices grow; none: the values themselves.
+
+    Returns
+    -------
+    ndarray
+        Where the values need no change, they have none.
+    """
+    if not axes or not values.size:
+        return values.copy()
+    free = [axis for axis in range(values.ndim) if axis not in axes]
+    moved = np.moveaxis(values, free, range(len(free)))
+    rest = moved.shape[len(free) :]
+    grids = moved.reshape(-1, *rest)
+    # Each grid apart: what is fitted on one device does not depend on the others.
+    fitted = np.stack([_fit(grid) for grid in grids]).reshape(moved.shape)
+    return np.moveaxis(fitted, range(len(free)), free)
+
+
+def _fit(grid: Array) -> Array:
+    known = np.isfinite(grid)
+    if not known.any():
+        return grid.copy()
+    current, axes = grid.copy(), range(grid.ndim)
+    corrections = [np.zeros_like(grid) for _ in axes]
+    for _ in range(MAX_ROUNDS if grid.ndim > 1 else 1):
+        before = current
+        for axis in axes:
+            asked = current + corrections[axis]
+            current = _project(asked, axis)
+            corrections[axis] = asked - current
+        if np.abs(current - before)[known].max() <= TOLERANCE:
+            break
+    return _running_maximum(current)
+
+
+def _project(grid: Array, axis: int) -> Array:
+    """Nearest grid that does not decrease along one axis."""
+    lines = np.moveaxis(grid, axis, -1)
+    out = lines.copy()
+    flat, result = lines.reshape(-1, lines.shape[-1]), out.reshape(-1, lines.shape[-1])
+    known = np.isfinite(flat)
+    filled = np.where(known, flat, -np.inf)
+    falls = (filled < np.maximum.accumulate(filled, axis=1)) & known
+    for line in np.flatnonzero(falls.any(axis=1)):
+        result[line, known[line]] = pool_adjacent_violators(flat[line, known[line]])
+    return np.moveaxis(result.reshape(lines.shape), -1, axis)
+
+
+def pool_adjacent_violators(values: Array) -> Array:
+    """Nearest non-decreasing sequence by least squares, (n,)."""
+    means: list[float] = []
+    counts: list[int] = []
+    for value in values.tolist():
+        mean, count = value, 1
+        while means and means[-1] > mean:
+            before = counts.pop()
+            mean = (means.pop() * before + mean * count) / (before + count)
+            count += before
+        means.append(mean)
+        counts.append(count)
+    return np.repeat(np.array(means), counts)
+
+
+def _running_maximum(grid: Array) -> Array:
+    """What alternating projections leave of a fall, some 1e-8, goes; gaps stay gaps."""
+    known = np.isfinite(grid)
+    out = np.where(known, grid, -np.inf)
+    for axis in range(grid.ndim):
+        out = np.maximum.accumulate(out, axis=axis)
+    return np.where(known, out, np.nan)

@@ -1,0 +1,233 @@
+"""A template over axes: which programs stand at the points of a grid."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from cdmpp.curves.expressions import FUNCTIONS, HINT, Expression, exact
+from cdmpp.errors import CdmppError, DataError, InvalidProgramError
+from cdmpp.programs.operators import OperatorSpec, make_operator, operator_types
+from cdmpp.programs.program import TensorProgram
+from cdmpp.programs.question import Backend
+
+#: Programs at points on devices: what is asked of the predictor at most.
+MAX_POINTS = 10_000
+MAX_AXES, MAX_VALUES, MAX_PROGRAMS, MAX_COUNT, MAX_TEXT = 6, 1000, 64, 1_000_000, 200
+#: Largest number of an axis.
+MAX_NUMBER = 1e15
+#: Names that no axis can have.
+RESERVED = (*FUNCTIONS, "operator")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
+Value = int | float | str | bool
+Axes = Mapping[str, Sequence[Value]]
+
+
+@dataclass(frozen=True)
+class Template:
+    """One operator whose fields may be left to axes, and how often it runs.
+
+    Parameters
+    ----------
+    fields : mapping
+        An operator object. A field that an axis names is replaced by the axis; an integer field may be an
+        expression over axes, as text.
+    count : int
+    """
+
+    fields: Mapping[str, Any]
+    count: int = 1
+
+    @classmethod
+    def parse(cls, text: str, count: int = 1) -> Template:
+        """From ``linear:m=batch*tokens,n=4096,k=1024``.
+
+        Raises
+        ------
+        InvalidProgramError
+            Not ``name:key=value,...``.
+        """
+        name, _, rest = text.partition(":")
+        fields: dict[str, Any] = {"operator": name.strip()}
+        # Commas between brackets are arguments of min and max.
+        for part in filter(None, (p.strip() for p in re.split(r",(?![^()]*\))", rest))):
+            key, equals, value = (p.strip() for p in part.partition("="))
+            if not equals or key in fields:
+                raise InvalidProgramError(
+                    f"{text[:MAX_TEXT]!r}: {part!r} is not key=value or says a key twice",
+                    hint="write a template as linear:m=batch*128,n=4096,k=1024,dtype=float16",
+                )
+            fields[key] = _value(value)
+        return cls(fields, count)
+
+
+def _value(text: str) -> Any:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    return int(text) if re.fullmatch(r"\d{1,15}", text) else text
+
+
+class Grid:
+    """Templates over axes: the programs of every point, last axis fastest.
+
+    Raises
+    ------
+    DataError
+        An axis is not used by any template, or no axis at all: its name or values.
+    InvalidProgramError, UnsupportedOperatorError
+        A template lacks a field, has one that its operator does not, or an expression that is none.
+    """
+
+    def __init__(self, templates: Sequence[Template], axes: Axes) -> None:
+        if not templates or len(templates) > MAX_PROGRAMS:
+            raise DataError(f"a curve is of 1 to {MAX_PROGRAMS} programs, not {len(templates)}")
+        self.axes = {name: list(values) for name, values in axes.items()}
+        check_axes(self.axes)
+        self._makers = [_Maker(template, self.axes) for template in templates]
+        used = frozenset().union(*(maker.names for maker in self._makers))
+        unused = [name for name in self.axes if name not in used]
+        if unused:
+            raise DataError(
+                f"axis {unused[0]!r} is not used",
+                hint="name it as a field of the operator, or mention it in an expression such as "
+                f'"m": "{unused[0]}*128"',
+            )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Values of each axis."""
+        return tuple(map(len, self.axes.values()))
+
+    def __len__(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def numeric(self) -> list[str]:
+        """Axes of numbers, in order."""
+        return [name for name, values in self.axes.items() if is_numeric(values)]
+
+    def points(self) -> Iterator[dict[str, Value]]:
+        """Values of the axes, point by point."""
+        for values in itertools.product(*self.axes.values()):
+            yield dict(zip(self.axes, values, strict=True))
+
+    def programs(
+        self, at: Mapping[str, Value], backend: Backend
+    ) -> list[tuple[TensorProgram, int]] | CdmppError:
+        """The point's programs with their counts, or why it has none."""
+        try:
+            return [(maker.program(at, backend), maker.count) for maker in self._makers]
+        except CdmppError as error:
+            return error
+
+
+def is_numeric(values: Sequence[Value]) -> bool:
+    """Whether an axis is of numbers."""
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+
+
+def check_axes(axes: Mapping[str, Sequence[Any]]) -> None:
+    """Raise :class:`DataError` for axes that are none."""
+    if len(axes) > MAX_AXES:
+        raise DataError(f"{len(axes)} axes are too many", hint=f"at most {MAX_AXES}")
+    for name, values in axes.items():
+        if not _NAME.fullmatch(name) or name in RESERVED:
+            raise DataError(
+                f"{name[:40]!r} is not the name of an axis",
+                hint="letters, digits and _, at most 32; not one of " + ", ".join(RESERVED),
+            )
+        if not 1 <= len(values) <= MAX_VALUES:
+            raise DataError(f"axis {name!r} has {len(values)} values", hint=f"1 to {MAX_VALUES}")
+        texts = all(isinstance(value, str) and len(value) <= MAX_TEXT for value in values)
+        flags = all(isinstance(value, bool) for value in values)
+        numbers = is_numeric(values) and all(abs(value) <= MAX_NUMBER for value in values)
+        if not texts and not flags and not numbers:
+            raise DataError(
+                f"axis {name!r} is neither of numbers (up to {MAX_NUMBER:g}) nor of texts nor of truth values"
+            )
+        if len(set(values)) != len(values):
+            raise DataError(f"axis {name!r} has a value twice")
+
+
+class _Maker:
+    """Programs of one template, each made once."""
+
+    def __init__(self, template: Template, axes: Axes) -> None:
+        if not 1 <= template.count <= MAX_COUNT:
+            raise DataError(f"a program runs {template.count} times", hint=f"1 to {MAX_COUNT:,}")
+        self.count, self._fields = template.count, dict(template.fields)
+        self._kind = _operator_type(self._fields)
+        replaced = {name for name in axes if name in self._kind.model_fields}
+        self._check_fields(replaced)
+        self._expressions = {
+            name: Expression(value)
+            for name, value in self._fields.items()
+            if isinstance(value, str) and name not in replaced and _is_integer(self._kind, name)
+        }
+        for expression in self._expressions.values():
+            strange = sorted(expression.names - {n for n, values in axes.items() if is_numeric(values)})
+            if strange:
+                raise InvalidProgramError(
+                    f"{strange[0]!r} in {expression.text!r} is not an axis of numbers", hint=HINT
+                )
+        self._replaced = replaced
+        self.names = frozenset(replaced).union(*(e.names for e in self._expressions.values()))
+        self._made: dict[tuple[Any, ...], TensorProgram | CdmppError] = {}
+
+    def _check_fields(self, replaced: set[str]) -> None:
+        name, known = self._fields["operator"], self._kind.model_fields
+        given = {*self._fields, *replaced}
+        missing = [f for f, info in known.items() if info.is_required() and f not in given]
+        unknown = [str(f)[:40] for f in self._fields if f not in known]
+        if missing or unknown:
+            what = f"needs {', '.join(missing)}" if missing else f"has no {', '.join(unknown[:4])}"
+            takes = ", ".join(
+                f if info.is_required() else f"{f}={info.default}"
+                for f, info in known.items()
+                if f != "operator"
+            )
+            raise InvalidProgramError(
+                f"{name} {what}", hint=f"{name} takes {takes}; an axis stands for the field of its name"
+            )
+
+    def program(self, at: Mapping[str, Value], backend: Backend) -> TensorProgram:
+        """The program at a point; raises what :func:`make_operator` and an expression raise."""
+        # Types belong to the key: True and 1 are equal and not the same field.
+        key = tuple((type(at[name]), at[name]) for name in sorted(self.names))
+        found = self._made.get(key)
+        if found is None:
+            found = self._made[key] = self._make(at, backend)
+        if isinstance(found, CdmppError):
+            raise found
+        return found
+
+    def _make(self, at: Mapping[str, Value], backend: Backend) -> TensorProgram | CdmppError:
+        fields = {**self._fields, **{name: at[name] for name in self._replaced}}
+        try:
+            if self._expressions:
+                values: dict[str, Fraction] = {
+                    name: exact(value)
+                    for name, value in at.items()
+                    if isinstance(value, int | float) and not isinstance(value, bool)
+                }
+                fields |= {name: expression(values) for name, expression in self._expressions.items()}
+            return TensorProgram.from_operator(make_operator(fields), backend)
+        except CdmppError as error:
+            return error
+
+
+def _operator_type(fields: Mapping[str, Any]) -> type[OperatorSpec]:
+    kind = operator_types().get(str(fields.get("operator")))
+    if kind is None or not isinstance(fields["operator"], str):
+        make_operator(fields)  # raises, with the list of operators
+        raise AssertionError("an operator without a type was made")
+    return kind
+
+
+def _is_integer(kind: type[OperatorSpec], name: str) -> bool:
+    return kind.model_fields[name].annotation is int

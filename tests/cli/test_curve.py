@@ -1,0 +1,75 @@
+"""``cdmpp curve``: the figures of :func:`cdmpp.curves.predict_curve`, as JSON and as a table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cdmpp.curves import Template, predict_curve
+from cdmpp.devices import SPECIFICATION_EXAMPLE
+from cdmpp.predictor import LatencyPredictor
+from tests.cli.conftest import Run
+
+TEMPLATE = "linear:n=4096,k=1024,dtype=float16"
+
+
+def test_json_is_the_curve(run: Run, predictor: LatencyPredictor) -> None:
+    result = run(
+        "curve", "3*linear:m=batch*ceil(tokens*0.5),n=64,k=max(64,batch)", "softmax:rows=tokens,cols=64",
+        "--axis", "batch=1,2", "--axis", "tokens=1,8", "--axis", "dtype=float16,float32",
+        "--device", "t4", "-d", "l4", "--protocol", "eager", "--framework", "pytorch", "--monotone", "tokens",
+        "--quantile", 0.25, "--quantile", 0.75, "--json",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    expected = predict_curve(
+        predictor,
+        [
+            Template.parse("linear:m=batch*ceil(tokens*0.5),n=64,k=max(64,batch)", 3),
+            Template.parse("softmax:rows=tokens,cols=64"),
+        ],
+        {"batch": [1, 2], "tokens": [1, 8], "dtype": ["float16", "float32"]},
+        ["t4", "l4"],
+        protocol="eager", framework="pytorch", quantiles=(0.25, 0.75), monotone=["tokens"],
+    )  # fmt: skip
+    assert json.loads(result.stdout) == expected.to_dict()
+
+
+def test_a_line_for_every_point(run: Run, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.toml"
+    mine.write_text(SPECIFICATION_EXAMPLE)
+    result = run("curve", TEMPLATE, "--axis", "m=1,2,4,8", "--device", "t4", "--device", mine)
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[0].split() == ["device", "m", "latency", "fitted", "interval", "domain"]
+    assert [line.split()[:2] for line in lines[1:9]] == [[d, m] for d in ("t4", "my-gpu") for m in "1248"]
+    assert "does not fall along m" in lines[-1]
+
+
+def test_points_that_cannot_be_predicted_are_said_once(run: Run) -> None:
+    result = run("curve", TEMPLATE, "--axis", "m=1,0,2", "--device", "t4", "--device", "no-such-gpu")
+    assert result.exit_code == 0
+    assert len(result.stdout.splitlines()) == 4
+    assert result.stderr.count("no-such-gpu") == 1
+    assert result.stderr.count("greater than or equal to 1") == 1
+    nothing = run("curve", TEMPLATE, "--axis", "m=0", "--device", "t4")
+    assert nothing.exit_code == 1
+    assert nothing.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--axis", "m=1", "--axis", "x=1"), "'x' is not used"),
+        (("--axis", "m"), "NAME=A,B"),
+        (("--axis", "m=1", "--axis", "m=2"), "twice"),
+        (("--axis", "k=1"), "needs m"),
+        (("--axis", "m=1", "--monotone", "n"), "monotone"),
+    ],
+)
+def test_what_is_no_curve_is_said_in_a_line(run: Run, arguments: tuple[str, ...], says: str) -> None:
+    result = run("curve", TEMPLATE, "--device", "t4", *arguments)
+    assert result.exit_code == 1
+    assert says in result.stderr
+    assert "hint:" in result.stderr or "monotone" in says
