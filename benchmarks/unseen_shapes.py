@@ -93,7 +93,7 @@ def held_out_rows(table: MeasurementTable, config: TrainConfig) -> Array:
 def answer_rows(artifact: Artifact, table: MeasurementTable, rows: Array) -> Answered:
     """The model's answers for rows (ordered by program); those that cannot be encoded are left out."""
     answerer = Answerer(artifact)
-    cache = FeatureCache(schedule=artifact.network.config.schedule)
+    cache = FeatureCache(schedule=artifact.config.schedule)
     filtered = np.ones(len(table), dtype=bool) if table.row_filter is None else table.row_filter
     device = table.device.array()
     tasks = {name: i for i, name in enumerate(sorted(set(table.tvm.tasks) - {""}))}

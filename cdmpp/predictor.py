@@ -26,10 +26,10 @@ from cdmpp.frontends.request import program_from_request
 from cdmpp.nn.adapter_files import save_adapted
 from cdmpp.nn.answers import Answerer, Asked, Questions
 from cdmpp.nn.artifact import Artifact, default_model, load_artifact
-from cdmpp.nn.batch import CHUNK_ROWS
 from cdmpp.nn.bulk import answer_features
 from cdmpp.nn.calibration import read_quantiles
 from cdmpp.nn.domain import label
+from cdmpp.nn.engine import CHUNK_ROWS
 from cdmpp.nn.inputs import roofline_s, stack_devices
 from cdmpp.nn.levels import LEVELS
 from cdmpp.nn.store import ProgramStore
@@ -328,7 +328,7 @@ class LatencyPredictor:
             if program.operator is not None:
                 found = encode_operator(program.operator)
             else:
-                schedule = self.artifact.network.config.schedule
+                schedule = self.artifact.config.schedule
                 found = encode_tvm_json(program.tvm_json or "", program.function, schedule=schedule)
             if not np.isfinite(found.leaves).all() or not np.isfinite(found.totals).all():
                 raise InvalidProgramError(
@@ -341,7 +341,7 @@ class LatencyPredictor:
 
     def _as_read(self, program: EncodedProgram) -> EncodedPrograms:
         """Features that came encoded, with the columns that the network reads."""
-        features, width = program.features, self.artifact.network.config.leaf_width
+        features, width = program.features, self.artifact.config.leaf_width
         if features.leaves.shape[2] < width and program.operator == TIR:
             raise InvalidProgramError(
                 f"{program.name}: its features lack the schedule's columns",
@@ -410,7 +410,7 @@ class LatencyPredictor:
         if not rows:
             return []
         encoded = [self.encode(question.program) for question, _ in rows]
-        store = ProgramStore.of(encoded, self.artifact.network.config.leaf_width)
+        store = ProgramStore.of(encoded, self.artifact.config.leaf_width)
         kinds: dict[tuple[str, str], int] = {}
         kind = [
             kinds.setdefault((operator_name(q.program), e.dtype), len(kinds))

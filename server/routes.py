@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
@@ -33,6 +33,10 @@ class Ready(_Answer):
 
     status: Annotated[str, Field(pattern="^ready$")] = "ready"
     model_id: str
+    observations: Annotated[
+        Literal["ready", "unavailable"],
+        Field(description="Whether the database of /observe can be used; predictions need none."),
+    ]
 
 
 class KnownDevice(DeviceSpec):
@@ -107,7 +111,10 @@ async def readyz(request: Request) -> Ready:
     reason = request.app.state.not_ready
     if reason:
         raise ProblemError("not_ready", reason, "retry after a few seconds", headers={"retry-after": "1"})
-    return Ready(model_id=_service(request).predictor.model_id)
+    return Ready(
+        model_id=_service(request).predictor.model_id,
+        observations="ready" if request.app.state.store_up else "unavailable",
+    )
 
 
 @router.get("/devices", summary="Known devices")
@@ -135,7 +142,7 @@ def _model_info(artifact: Artifact, default: bool) -> ModelInfo:
         model_id=artifact.model_id,
         name=manifest["name"],
         default=default,
-        parameters=sum(p.numel() for p in artifact.network.parameters()),
+        parameters=artifact.weights.parameters,
         feature_schema=manifest["feature_schema"],
         label=manifest["label"],
         trained_devices=list(artifact.devices),

@@ -16,12 +16,11 @@ from cdmpp.adaptation.checks import (
     protocol_warnings,
     warning,
 )
-from cdmpp.adaptation.fit import CHECKED_FROM, Checked, Measured, fit_process
+from cdmpp.adaptation.fit import CHECKED_FROM, TUNED_FROM, Checked, Measured, TunedFit, fit_process
 from cdmpp.adaptation.records import DeviceRecords
 from cdmpp.adaptation.samplers import choose
 from cdmpp.adaptation.select import choose_rows
 from cdmpp.adaptation.survey import Survey, survey
-from cdmpp.adaptation.tune import TUNED_FROM, TunedFit, tune
 from cdmpp.errors import ArtifactError, DataError
 from cdmpp.evaluation.asked import asked_parts
 from cdmpp.evaluation.cache import FeatureCache
@@ -99,7 +98,7 @@ def adapt(
             f"{artifact.model_id} is adapted already, to {artifact.adapter.device.name}",
             hint=f"adapt its base, {artifact.manifest['base']['model_id']}, with all records",
         )
-    cache = cache or FeatureCache(schedule=artifact.network.config.schedule)
+    cache = cache or FeatureCache(schedule=artifact.config.schedule)
     known = known or survey(Answerer(artifact), records, cache, progress)
     chosen = np.arange(len(known.rows)) if k is None else _choose(known, k, sampler, seed, settings)
     warnings, used = _usable(records, known, chosen)
@@ -115,8 +114,8 @@ def adapt(
     tuned: TunedFit | None = None
     if len(measured) >= TUNED_FROM:
         rows = known.rows[used][np.unique(known.question[used], return_index=True)[1]]
-        tuned = tune(artifact, records, cache, rows, measured, checked, settings, seed)
-        if tuned.kept:
+        tuned = _tune(artifact, records, cache, rows, measured, checked, settings, seed, warnings)
+        if tuned is not None and tuned.kept:
             checked = tuned.checked
     fitted_s = time.monotonic() - fitting
     unseen = not as_trained(known_devices(artifact.trained_devices), [records.device])[0][0]
@@ -193,6 +192,27 @@ def _thinned(measured: Measured, seed: int) -> Array:
         return np.arange(len(measured))
     features = measured.features
     return np.sort(choose("kmeans", features.numeric, features.family, PROCESS_MOST, seed))
+
+
+def _tune(
+    artifact: Artifact, records: DeviceRecords, cache: FeatureCache, rows: Array, measured: Measured,
+    alone: Checked, settings: ResidualSettings | None, seed: int, warnings: list[Warning_],
+) -> TunedFit | None:  # fmt: skip
+    """:func:`cdmpp.adaptation.tune.tune`; without torch a warning in its place."""
+    try:
+        import cdmpp.adaptation.tune as tuning
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        warnings.append(
+            warning(
+                "not_tuned",
+                f"{len(measured)} measured programs are enough to tune weights, which needs torch: it is not "
+                "installed (pip install 'cdmpp[train]'), so only the residuals are fitted",
+            )
+        )
+        return None
+    return tuning.tune(artifact, records, cache, rows, measured, alone, settings, seed)
 
 
 def _weight(checked: Checked, k: int, unseen: bool, warnings: list[Warning_]) -> int:

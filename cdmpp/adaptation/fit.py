@@ -10,9 +10,12 @@ import numpy as np
 from cdmpp.nn.adapter import centre_and_spread
 from cdmpp.nn.calibration import fit_factor
 from cdmpp.nn.residuals import AdapterFeatures, ResidualProcess, ResidualSettings
+from cdmpp.nn.weights import Tuned
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+#: Measured programs from which tuning is tried (:mod:`cdmpp.adaptation.tune`).
+TUNED_FROM = 80
 #: Fewer measurements cannot be left out one by one to any purpose.
 CHECKED_FROM = 5
 #: The interval's factor is shrunk towards 1 as if so many measurements had agreed with 1.
@@ -54,6 +57,26 @@ class Checked:
     before: float
     after: float
     width: float
+
+
+@dataclass(frozen=True)
+class TunedFit:
+    """What tuning came to.
+
+    Attributes
+    ----------
+    kept : bool
+    weights : dict of arrays
+    checked : Checked
+        The process on the residuals of the folds.
+    report : dict
+        ``kept``, ``steps``, ``cross_validated``: ``process`` alone and ``both``.
+    """
+
+    kept: bool
+    weights: Tuned
+    checked: Checked
+    report: dict[str, Any]
 
 
 def fit_process(measured: Measured, settings: ResidualSettings | None = None) -> Checked:

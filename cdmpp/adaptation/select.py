@@ -98,7 +98,7 @@ def select(
         for spec in fitting
     ]  # fmt: skip
     records = device_records(rows, device, artifact)
-    known = survey(Answerer(artifact), records, FeatureCache(schedule=artifact.network.config.schedule))
+    known = survey(Answerer(artifact), records, FeatureCache(schedule=artifact.config.schedule))
     expected = np.exp(known.point[known.question])
     left_out["not predictable"] = len(fitting) - len(known.rows)
     short = np.flatnonzero(expected <= LONGEST_S)

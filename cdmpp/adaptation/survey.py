@@ -64,7 +64,7 @@ def survey(
     DataError
         Not one program can be encoded.
     """
-    maker = FeatureMaker(answerer.artifact.network)
+    maker = FeatureMaker(answerer.artifact.weights)
     rows: list[Array] = []
     question: list[Array] = []
     said: list[tuple[Array, ...]] = []
@@ -88,6 +88,7 @@ def survey(
                     np.maximum(*bounds),
                 )
             )
+            assert base.peers is not None and base.view is not None
             features.append(maker.features(part.asked, base.peers, base.view))
             rows.append(records.usable[part.index])
             question.append(part.same + count)

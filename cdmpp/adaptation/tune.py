@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cdmpp.adaptation.fit import Checked, Measured, fit_process, mean_error
+from cdmpp.adaptation.fit import Checked, Measured, TunedFit, fit_process, mean_error
 from cdmpp.adaptation.records import DeviceRecords
 from cdmpp.evaluation.asked import asked_parts
 from cdmpp.evaluation.cache import FeatureCache
@@ -25,12 +25,13 @@ from cdmpp.nn.batch import Inputs
 from cdmpp.nn.inputs import stack_devices
 from cdmpp.nn.network import LatencyNetwork
 from cdmpp.nn.residuals import ResidualSettings
-from cdmpp.nn.tuned import Tuned, read_tuned, tunable
+from cdmpp.nn.tuned import read_tuned, tunable
+from cdmpp.nn.weights import Tuned
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-#: Measured programs from which tuning is tried, and most that are tuned on.
-TUNED_FROM, TUNED_MOST = 80, 4096
+#: Most measured programs that are tuned on.
+TUNED_MOST = 4096
 FOLDS = 5
 #: Most steps, and every how many the folds are looked at.
 STEPS, EVERY = 300, 15
@@ -38,26 +39,6 @@ BATCH = 1024
 LEARNING_RATE = 2e-3
 #: Tuning is kept where its error is below this share of the process's own.
 WORTH = 0.98
-
-
-@dataclass(frozen=True)
-class TunedFit:
-    """What tuning came to.
-
-    Attributes
-    ----------
-    kept : bool
-    weights : dict of arrays
-    checked : Checked
-        The process on the residuals of the folds.
-    report : dict
-        ``kept``, ``steps``, ``cross_validated``: ``process`` alone and ``both``.
-    """
-
-    kept: bool
-    weights: Tuned
-    checked: Checked
-    report: dict[str, Any]
 
 
 @dataclass(frozen=True)

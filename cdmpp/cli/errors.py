@@ -18,14 +18,15 @@ FAILED, INTERRUPTED, PIPE_CLOSED = 1, 130, 141  # the last two as a shell report
 
 #: Optional packages -> the extra that brings them.
 _EXTRAS = {
-    "torch": "predict",
+    "onnxruntime": "predict",
+    "onnx": "predict",
+    "torch": "train",
     "pyarrow": "train",
     "scipy": "train",
     "sklearn": "train",
     "xgboost": "train",
     "tvm": "tvm",
     "tvm_ffi": "tvm",
-    "onnx": "tvm",
     "fastapi": "server",
     "uvicorn": "server",
     "pydantic_settings": "server",

@@ -122,7 +122,7 @@ def evaluate(
     """
     artifact = model if isinstance(model, Artifact) else model.artifact
     wanted = None if devices is None else {*devices, *(d.name for d in map(_known, devices) if d)}
-    scores, kept = _Scores(), cache or FeatureCache(schedule=artifact.network.config.schedule)
+    scores, kept = _Scores(), cache or FeatureCache(schedule=artifact.config.schedule)
     unmatched = {name for name in devices or () if _known(name) is None}
     for table in tables:
         unmatched -= set(table.device_name.names)

@@ -12,7 +12,7 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.nn.adapter_features import Names
 from cdmpp.nn.levels import LEVELS
 from cdmpp.nn.residuals import AdapterFeatures, ResidualProcess, prior_variance
-from cdmpp.nn.tuned import Tuned
+from cdmpp.nn.weights import Tuned
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -36,7 +36,7 @@ class Adapter:
     width : float
         Factor on the intervals that :meth:`apply` gives, from the measurements left out.
     tuned : dict of arrays, optional
-        Tuned weights (:mod:`cdmpp.nn.tuned`).
+        Tuned weights (:meth:`cdmpp.nn.weights.Weights.tuned`).
     report : dict
         How it was made, and what it gains (:mod:`cdmpp.adaptation`).
     """

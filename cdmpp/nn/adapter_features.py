@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from cdmpp.nn.inputs import FAMILIES, QUESTION_COLUMNS, SUMMARY_COLUMNS, question_inputs, stack_devices
-from cdmpp.nn.network import LatencyNetwork
 from cdmpp.nn.residuals import AdapterFeatures
+from cdmpp.nn.weights import Weights
 from cdmpp.programs.question import BACKENDS, FRAMEWORKS, PROTOCOLS
 
 if TYPE_CHECKING:
@@ -29,48 +27,6 @@ _COLUMNS = [(*SUMMARY_COLUMNS, *QUESTION_COLUMNS).index(name) for name in NUMERI
 _FIRST_FAMILY = SUMMARY_COLUMNS.index(f"family_{FAMILIES[0]}")
 
 
-#: Columns that the last hidden layer is seen in.
-VIEW_COLUMNS = 32
-
-
-class View:
-    """The network's last hidden layer in few columns: what it finds alike is near.
-
-    A fixed random projection keeps distances well enough, needs no data and nothing stored.
-
-    Parameters
-    ----------
-    network : LatencyNetwork
-    rows : int
-        How many rows will be seen.
-    """
-
-    def __init__(self, network: LatencyNetwork, rows: int) -> None:
-        width = network.config.head_width
-        scale = network.out.weight.new_tensor(_rms(network) * np.sqrt(width))
-        self._basis = _projection(width) / scale
-        self.columns = np.zeros((rows, VIEW_COLUMNS), dtype=np.float32)
-
-    def __call__(self, rows: Array, hidden: torch.Tensor) -> None:
-        """See some rows; ``hidden`` may hold more than are meant."""
-        self.columns[rows] = (hidden @ self._basis)[: len(rows)].numpy()
-
-
-@cache
-def _projection(width: int) -> torch.Tensor:
-    """Drawn once: every prediction passes here."""
-    # RandomState: its numbers are promised never to change, so a stored adapter stays right.
-    drawn = np.random.RandomState(0).standard_normal((width, VIEW_COLUMNS)).astype(np.float32)
-    return torch.from_numpy(drawn)
-
-
-def _rms(network: LatencyNetwork) -> float:
-    """Root mean square of the last hidden layer, which ends in a norm of these weights."""
-    norm = network.head[-1]
-    assert isinstance(norm, torch.nn.LayerNorm)
-    return float(torch.sqrt((norm.weight.detach() ** 2 + norm.bias.detach() ** 2).mean()))
-
-
 @dataclass(frozen=True)
 class Names:
     """Texts that codes stand for: operator with element type, and protocol with backend and framework."""
@@ -84,15 +40,15 @@ class FeatureMaker:
 
     Parameters
     ----------
-    network : LatencyNetwork
+    weights : Weights
         Whose training set gives the unit of every numeric feature.
     names : Names, optional
         Whose positions are the codes; a name that is not there is -1. Without it, names get codes as they
         come (:attr:`names` has them).
     """
 
-    def __init__(self, network: LatencyNetwork, names: Names | None = None) -> None:
-        self._network, self._grows = network, names is None
+    def __init__(self, weights: Weights, names: Names | None = None) -> None:
+        self._weights, self._grows = weights, names is None
         known = names or Names()
         self._operators = {name: i for i, name in enumerate(known.operators)}
         self._settings = {name: i for i, name in enumerate(known.settings)}
@@ -121,9 +77,7 @@ class FeatureMaker:
                 asked.store.summary[part.program], matrix[part.device],
                 part.backend, part.protocol, part.framework,
             )[0]  # fmt: skip
-            with torch.inference_mode():
-                scaled = self._network.standardise(torch.from_numpy(inputs)).numpy()
-            numeric[start : start + len(part)] = scaled[:, _COLUMNS]
+            numeric[start : start + len(part)] = self._weights.standardise(inputs)[:, _COLUMNS]
         one_hot = asked.store.summary[:, _FIRST_FAMILY : _FIRST_FAMILY + len(FAMILIES)]
         return AdapterFeatures(
             numeric=numeric,

@@ -33,7 +33,6 @@ from cdmpp.nn.artifact import (
     write_folder,
 )
 from cdmpp.nn.residuals import ResidualProcess
-from cdmpp.nn.tuned import tuned_network
 
 ADAPTER = "adapter.safetensors"
 
@@ -118,7 +117,7 @@ def load_adapted(path: Path, manifest: dict[str, Any]) -> Artifact:
             report=manifest["report"],
         )
         if adapter.tuned is not None:
-            tuned_network(base.network, adapter.tuned)
+            base.weights.tuned(adapter.tuned)
         return _on_top(base, adapter, manifest["model_id"])
     except ArtifactError:
         raise

@@ -13,20 +13,22 @@ from typing import Any
 import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.nn.adapter_features import FeatureMaker, View
+from cdmpp.nn.adapter_features import FeatureMaker
 from cdmpp.nn.artifact import Artifact
-from cdmpp.nn.batch import Inputs, predict_rows, predict_rows_alone
 from cdmpp.nn.domain import THRESHOLDS, Context
+from cdmpp.nn.engine import Said
 from cdmpp.nn.inputs import stack_devices
 from cdmpp.nn.levels import LEVELS
-from cdmpp.nn.peers import Peers, Trained, opinions, shift, weights
+from cdmpp.nn.peers import Peers, Trained, as_peers, shift, weights
+from cdmpp.nn.rows import RowInputs
 from cdmpp.nn.store import ProgramStore
-from cdmpp.nn.tuned import tuned_network
 from cdmpp.programs.question import BACKENDS, FRAMEWORKS, PROTOCOLS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _LOW, _HIGH = LEVELS.index(0.1), LEVELS.index(0.9)
+#: Rows that go to the network in one call.
+BLOCK_ROWS = 65_536
 #: What the width of an interval (a natural logarithm) adds to the domain score.
 SPREAD_STEP = 2.0
 #: What an unseen device adds to the distance from training, over the number of architectures that were
@@ -36,7 +38,7 @@ FEW_STEP = 1.0
 
 @dataclass(frozen=True)
 class Questions:
-    """Rows to predict as numbers, arrays of one length; see :class:`cdmpp.nn.batch.QuestionRows`."""
+    """Rows to predict as numbers, arrays of one length; see :class:`cdmpp.nn.rows.QuestionRows`."""
 
     program: Array
     device: Array
@@ -50,6 +52,11 @@ class Questions:
     def take(self, rows: Array) -> Questions:
         """Some rows."""
         return Questions(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
+
+    @classmethod
+    def concat(cls, parts: Sequence[Questions]) -> Questions:
+        """Rows of ``parts``, which is not empty, one after the other."""
+        return cls(**{n: np.concatenate([getattr(p, n) for p in parts]) for n in cls.__dataclass_fields__})
 
     def distinct(self) -> tuple[Array, Array]:
         """Rows that are the first of their kind, and for every row which of these it equals."""
@@ -125,15 +132,15 @@ class BaseAnswers:
     peers : (n, trained devices) float32
         The peers' opinions: log(latency / reference); NaN for those that were not asked.
     view : (n, VIEW_COLUMNS) float32
-        :class:`cdmpp.nn.adapter_features.View` of each question.
+        The last hidden layer in few columns; only where it was asked for, as ``peers``.
     strangeness, step : (n,)
         The two parts of the domain score.
     """
 
     point: Array
     levels: Array
-    peers: Array
-    view: Array
+    peers: Array | None
+    view: Array | None
     strangeness: Array
     step: Array
 
@@ -150,25 +157,27 @@ class Answerer:
 
     def __init__(self, artifact: Artifact, *, one_by_one: bool = False) -> None:
         self.artifact, self._one_by_one = artifact, one_by_one
-        self._forward = predict_rows_alone if one_by_one else predict_rows
+        self._engine = artifact.weights.engine
         # A device is known by its figures, not by its name: a specification of one's own that calls
         # itself "t4" is not the T4 that was trained on, and the T4's figures under another name are.
         self._devices = artifact.trained_devices
         self._trained = known_devices(self._devices)
+        self._trained_matrix = stack_devices([spec for _, spec in self._devices])
         self._peers = Peers(self._devices, artifact.domain)
         adapter = artifact.adapter
-        self._features = FeatureMaker(artifact.network, adapter.names) if adapter is not None else None
+        self._features = FeatureMaker(artifact.weights, adapter.names) if adapter is not None else None
         self._tuned = None
-        if adapter is not None and adapter.tuned is not None:
-            self._tuned = tuned_network(artifact.network, adapter.tuned)
+        if adapter is not None and adapter.tuned is not None and adapter.weight:
+            self._tuned = artifact.weights.tuned(adapter.tuned).engine
 
     def answer(self, asked: Asked) -> Answers:
         """Answer questions, in their order."""
-        base = self.base(asked)
+        adapter = self.artifact.adapter
+        adapts = adapter is not None and bool(adapter.weight)
+        base = self.base(asked, seen=adapts)
         coverage = base.strangeness + base.step
         answers = Answers(base.point, base.levels, self.factor(coverage), coverage)
-        adapter = self.artifact.adapter
-        if adapter is not None and adapter.weight:
+        if adapts:
             self._adapt(asked, base, answers)
         return answers
 
@@ -178,50 +187,80 @@ class Answerer:
         factor: Array = calibration[(coverage > THRESHOLDS[0]).astype(int) + (coverage > THRESHOLDS[1])]
         return factor
 
-    def base(self, asked: Asked) -> BaseAnswers:
-        """What network and peers say: the answers of the base of an adapted model."""
+    def base(self, asked: Asked, *, seen: bool = True) -> BaseAnswers:
+        """What network and peers say: the answers of the base of an adapted model.
+
+        ``seen``: whether :attr:`BaseAnswers.view` and :attr:`BaseAnswers.peers` are wanted.
+        """
         rows = asked.rows
         found = self._figures(asked.specs)
         identity = [(index, spec.name if index else "") for index, spec in found]
         specs = [spec for _, spec in found]
         # The trained devices stand below the question's: they speak for those that are not known.
-        inputs = Inputs(asked.store, stack_devices([*specs, *(spec for _, spec in self._devices)]))
+        inputs = RowInputs(asked.store, self._matrix(specs))
         embedding = np.array([index for index, _ in (*identity, *self._devices)])
         column_of = {index: position for position, (index, _) in enumerate(self._devices)}
-        network = self.artifact.network
-        view = View(network, len(rows))
-        point, levels = self._forward(network, inputs, rows, embedding=embedding, seen=view)
-        said = np.full((len(rows), len(self._devices)), np.nan, dtype=np.float32)
-        unseen, few = np.flatnonzero(embedding[rows.device] == 0), np.zeros(len(rows))
+        # Questions and what their peers are asked go through the network together.
+        unseen, parts = np.flatnonzero(embedding[rows.device] == 0), [rows]
+        asking: list[tuple[Array, Array, list[int]]] = []
+        few = np.zeros(len(rows))
         for members, spec, question in _same_question(asked, unseen):
             known = self._peers.of(spec.kind, spec.vendor, *question)
             if not known:
                 continue
-            weight = weights(spec, question[1], [peer for _, peer in known])
             columns = [column_of[index] for index, _ in known]
-            part, peers = rows.take(members), [len(specs) + column for column in columns]
-            theirs = opinions(network, inputs, part, peers, embedding, self._forward)
-            by = shift(point[members] - inputs.reference(part), theirs, weight)
+            asking.append((members, weights(spec, question[1], [peer for _, peer in known]), columns))
+            parts.append(as_peers(rows.take(members), [len(specs) + column for column in columns]))
+            few[members] = FEW_STEP / len({peer.arch for _, peer in known})
+        said, efficiency = self._ask(inputs, Questions.concat(parts), len(rows), embedding, seen)
+        point, levels = said.point, said.levels
+        opinions = np.full((len(rows), len(self._devices)), np.nan, dtype=np.float32) if seen else None
+        start = len(rows)
+        for members, weight, columns in asking:
+            stop = start + len(members) * len(columns)
+            theirs = efficiency[start:stop].reshape(len(members), len(columns))
+            start = stop
+            by = shift(efficiency[members], theirs, weight)
             point[members] += by
             levels[members] += by[:, None]
-            said[members[:, None], np.array(columns)[None, :]] = theirs
-            few[members] = FEW_STEP / len({peer.arch for _, peer in known})
+            if opinions is not None:
+                opinions[members[:, None], np.array(columns)[None, :]] = theirs
         used, program = np.unique(rows.program, return_inverse=True)
         strangeness = self.artifact.domain.strangeness(asked.store.summary[used])[program.reshape(-1)]
         step = _steps(self.artifact, asked, [name for _, name in identity]) + few
-        return BaseAnswers(point, levels, said, view.columns, strangeness, step)
+        return BaseAnswers(point, levels, opinions, said.view, strangeness, step)
+
+    def _ask(
+        self, inputs: RowInputs, rows: Questions, own: int, embedding: Array, seen: bool
+    ) -> tuple[Said, Array]:
+        """What is said of the first ``own`` rows; and log(latency / reference) of all."""
+        efficiency, said = np.empty(len(rows)), []
+        for start in range(0, len(rows), BLOCK_ROWS):
+            part = rows.take(np.arange(start, min(start + BLOCK_ROWS, len(rows))))
+            answer = self._engine.predict(
+                inputs, part, embedding=embedding, alone=self._one_by_one, view=seen and start < own
+            )
+            efficiency[start : start + len(part)] = answer.point - answer.reference
+            if start < own:
+                said.append(answer.first(own - start))
+        return Said.concat(said), efficiency
 
     def tuning(self, asked: Asked) -> Array:
         """What the tuned weights add to the log latency of questions, (n,)."""
         assert self._tuned is not None
         found = self._figures(asked.specs)
-        identity = [index for index, _ in found]
-        inputs = Inputs(asked.store, stack_devices([spec for _, spec in found]))
+        inputs = RowInputs(asked.store, stack_devices([spec for _, spec in found]))
         # The tuned vector stands in place of "not one that was trained on".
         hidden = np.zeros(len(asked.specs), dtype=np.int64)
-        tuned = self._forward(self._tuned, inputs, asked.rows, embedding=hidden)[0]
-        own = self._forward(self.artifact.network, inputs, asked.rows, embedding=np.array(identity))[0]
-        return tuned - own
+        identity = np.array([index for index, _ in found])
+        alone = self._one_by_one
+        tuned = self._tuned.predict(inputs, asked.rows, embedding=hidden, alone=alone)
+        own = self._engine.predict(inputs, asked.rows, embedding=identity, alone=alone)
+        return np.asarray(tuned.point - own.point)
+
+    def _matrix(self, specs: Sequence[DeviceSpec]) -> Array:
+        """Figures of devices, with the trained devices' below."""
+        return np.concatenate([stack_devices(specs), self._trained_matrix])
 
     def _figures(self, specs: Sequence[DeviceSpec]) -> list[Trained]:
         """:func:`as_trained`; the adapted device has the figures that it was adapted with."""
@@ -238,7 +277,7 @@ class Answerer:
     def _adapt(self, asked: Asked, base: BaseAnswers, answers: Answers) -> None:
         """Put the adapter's answers in place of the base's, where the device is the adapted one."""
         adapter, maker = self.artifact.adapter, self._features
-        assert adapter is not None and maker is not None
+        assert adapter is not None and maker is not None and base.peers is not None and base.view is not None
         device = adapter.device.nominal().digest()
         mine = np.array([spec.nominal().digest() == device for spec in asked.specs])
         members = np.flatnonzero(mine[asked.rows.device])

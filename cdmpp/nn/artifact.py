@@ -18,8 +18,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from safetensors.torch import load, save
+import numpy as np
+from safetensors.numpy import load, save
 
 from cdmpp.data.device_specs import resolve
 from cdmpp.devices.loading import from_mapping
@@ -28,12 +28,15 @@ from cdmpp.devices.table import table
 from cdmpp.errors import ArtifactError, CdmppError
 from cdmpp.features.schedule import SCHEDULE_HASH
 from cdmpp.features.schema import SCHEMA_HASH
+from cdmpp.nn.config import NetworkConfig
 from cdmpp.nn.domain import Domain
 from cdmpp.nn.inputs import QUESTION_COLUMNS, SUMMARY_COLUMNS
-from cdmpp.nn.network import LEVELS, LatencyNetwork, NetworkConfig
+from cdmpp.nn.levels import LEVELS
+from cdmpp.nn.weights import Weights
 
 if TYPE_CHECKING:
     from cdmpp.nn.adapter import Adapter
+    from cdmpp.nn.network import LatencyNetwork
 
 FORMAT_VERSION = 1
 TENSORS, MANIFEST = "model.safetensors", "manifest.json"
@@ -49,8 +52,8 @@ class Artifact:
 
     Attributes
     ----------
-    network : LatencyNetwork
-        In evaluation mode.
+    weights : Weights
+        The network's; what predicts (``weights.engine``) is made from them.
     devices : tuple of str
         Names of the training devices; device i has embedding i + 1. "" where a device was held out.
         :attr:`trained_devices` are their specifications.
@@ -66,13 +69,29 @@ class Artifact:
         Where the model lies; of an adapted model, where its base lies.
     """
 
-    network: LatencyNetwork
+    weights: Weights
     devices: tuple[str, ...]
     domain: Domain
     calibration: dict[str, float]
     manifest: dict[str, Any]
     adapter: Adapter | None = None
     folder: Path | None = None
+
+    @property
+    def config(self) -> NetworkConfig:
+        """Sizes of the network."""
+        return self.weights.config
+
+    @property
+    def network(self) -> LatencyNetwork:
+        """The network in torch, in evaluation mode: for training, tuning, and a look at its layers.
+
+        Raises
+        ------
+        MissingDependencyError
+            torch is not installed; predictions need none.
+        """
+        return self.weights.network
 
     @cached_property
     def device_specs(self) -> dict[str, DeviceSpec]:
@@ -138,8 +157,9 @@ def save_artifact(
     for file in extra:
         if file in (TENSORS, MANIFEST, "", ".", "..") or Path(file).name != file:
             raise ValueError(f"{file!r} is no name for a further file of a model folder")
-    tensors = {f"network.{k}": v.detach().contiguous() for k, v in network.state_dict().items()}
-    tensors |= {f"domain.{k}": torch.from_numpy(v) for k, v in domain.tensors().items()}
+    state = {k: v.detach().cpu().numpy() for k, v in network.state_dict().items()}
+    tensors = {f"network.{k}": np.ascontiguousarray(v) for k, v in state.items()}
+    tensors |= {f"domain.{k}": np.ascontiguousarray(v) for k, v in domain.tensors().items()}
     payload = save(tensors, {"format": "cdmpp"})
     digest = hashlib.sha256(payload).hexdigest()
     manifest = {
@@ -281,10 +301,12 @@ def _load_trained(path: Path, manifest: dict[str, Any]) -> Artifact:
                     f"{path / file} does not match its checksum", hint="copy the model folder again"
                 )
         tensors = load(payload)
-        network = LatencyNetwork(NetworkConfig(**manifest["network"]), len(manifest["devices"]))
-        network.load_state_dict({k[8:]: v for k, v in tensors.items() if k.startswith("network.")})
+        weights = Weights(
+            NetworkConfig(**manifest["network"]), len(manifest["devices"]),
+            {k[8:]: v for k, v in tensors.items() if k.startswith("network.")},
+        )  # fmt: skip
         domain = Domain.load(
-            {k[7:]: v.numpy() for k, v in tensors.items() if k.startswith("domain.")}, manifest["domain"]
+            {k[7:]: v for k, v in tensors.items() if k.startswith("domain.")}, manifest["domain"]
         )
     except ArtifactError:
         raise
@@ -293,9 +315,8 @@ def _load_trained(path: Path, manifest: dict[str, Any]) -> Artifact:
         raise ArtifactError(
             f"{path} is damaged: {error}", hint="copy the model folder again, or retrain"
         ) from None
-    network.eval()
     artifact = Artifact(
-        network, tuple(manifest["devices"]), domain, manifest["calibration"], manifest, folder=path
+        weights, tuple(manifest["devices"]), domain, manifest["calibration"], manifest, folder=path
     )
     try:
         artifact.trained_devices  # noqa: B018 - looked up now, so that a model of unknown devices fails here

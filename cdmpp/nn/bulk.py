@@ -45,7 +45,7 @@ def answer_features(answerer: Answerer, questions: FeatureQuestions) -> FeatureA
         return FeatureAnswers(
             none, none, none, no_levels, no_domain, none, none, levels, artifact.model_id
         )  # fmt: skip
-    store = _store(questions, artifact.network.config.leaf_width)
+    store = _store(questions, artifact.config.leaf_width)
     asked = Asked(
         store, questions.kinds, questions.kind, specs,
         Questions(

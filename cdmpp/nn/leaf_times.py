@@ -15,25 +15,18 @@ from torch import Tensor, nn
 
 from cdmpp.features.schedule import SCHEDULE_COLUMNS
 from cdmpp.features.schema import WIDTH
-
-#: Counts that overlap each other, and what one costs at first: vectors of 8 in fused multiply-adds at peak,
-#: the others in cycles. Costs in front are those that a short training on measured CPU programs arrives at.
-OVERLAP = {"vector_ops": 1.2, "vector_loads": 0.35, "vector_stores": 0.4, "chained_ops": 0.8}
-#: Counts whose costs add up, in cycles.
-ADD = {
-    "lines_32768": 0.4, "lines_1048576": 1.5, "lines_16777216": 1.2, "pages_1024": 6.0, "pages_64": 0.4,
-    "bodies": 0.06, "library_calls": 12.0, "split_indices": 3.0, "branches": 1.0, "regions": 50.0,
-    "odd_updates": 8.0,
-}  # fmt: skip
-#: Cycles of a call, seconds of a cycle: where training starts.
-CALL_CYCLES, CYCLE_S = 40.0, 0.4e-9
-#: A multiply-add of 8 lanes, in operations.
-VECTOR_FLOPS = 16.0
-#: How far (natural logarithm) a token may move a cost.
-REACH = 4.0
-_POWER = 3.0
-#: log2 of peak flop/s and of units among the device's logarithms, and what was subtracted from the former.
-_PEAK, _UNITS, _CENTRE = 0, 3, 20.0
+from cdmpp.nn.constants import (
+    ADD,
+    CALL_CYCLES,
+    CYCLE_S,
+    OVERLAP,
+    PEAK_CENTRE,
+    PEAK_LOG,
+    POWER,
+    REACH,
+    UNITS_LOG,
+    VECTOR_FLOPS,
+)
 
 
 class LeafTimes(nn.Module):
@@ -96,11 +89,11 @@ class LeafTimes(nn.Module):
         moved = REACH * torch.tanh(moved / REACH)
         each = counts * torch.exp(moved[:, :, :-1] + self._base)
         # Vector arithmetic goes with the device's peak, everything else with the number of its units.
-        cycle = math.log(CYCLE_S) - logs[:, _UNITS] * math.log(2.0)
-        vector = math.log(VECTOR_FLOPS) - (logs[:, _PEAK] + _CENTRE) * math.log(2.0)
+        cycle = math.log(CYCLE_S) - logs[:, UNITS_LOG] * math.log(2.0)
+        vector = math.log(VECTOR_FLOPS) - (logs[:, PEAK_LOG] + PEAK_CENTRE) * math.log(2.0)
         first = each[:, :, :1] * torch.exp(vector - cycle)[:, None, None]
         overlap = torch.cat((first, each[:, :, 1 : len(OVERLAP)]), dim=2)
-        together = (overlap.clamp_max(1e12).pow(_POWER).sum(dim=2) + 1e-9).pow(1 / _POWER)
+        together = (overlap.clamp_max(1e12).pow(POWER).sum(dim=2) + 1e-9).pow(1 / POWER)
         cycles = (together + each[:, :, len(OVERLAP) :].sum(dim=2)) * torch.exp(moved[:, :, -1])
         call = CALL_CYCLES * torch.exp(self.call(inputs)[:, 0].clamp(-REACH, 2 * REACH))
         seconds = torch.log(torch.where(real, cycles, 0.0).sum(dim=1) + call) + cycle

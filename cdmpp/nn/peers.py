@@ -11,16 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.nn.batch import Inputs, QuestionRows, predict_rows
 from cdmpp.nn.domain import Context, Domain
-from cdmpp.nn.network import LatencyNetwork
+from cdmpp.nn.rows import QuestionRows
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Rows = TypeVar("Rows", bound=QuestionRows)
 
 #: Weight of the peers' mean beside the network's own answer (docs/accuracy.md).
 SHARE = 0.7
@@ -104,46 +104,39 @@ def shift(own: Array, peers: Array, weight: Array) -> Array:
     return np.asarray(SHARE * ((peers * weight).sum(axis=1) - own))
 
 
-def opinions(
-    network: LatencyNetwork, inputs: Inputs, rows: QuestionRows, peers: Sequence[int], embedding: Array,
-    forward: Callable[..., tuple[Array, Array]] = predict_rows,
-) -> Array:  # fmt: skip
-    """log(latency / reference) of each peer for the same programs, (rows, peers).
+def as_peers(rows: Rows, peers: Sequence[int]) -> Rows:
+    """Each row once for every peer, one row's peers next to each other.
 
     Parameters
     ----------
     peers : sequence of int
-        The peers' rows of ``inputs.device_matrix``.
-    embedding : int array
-        Per row of the device matrix, the device's index in the network's embedding.
-    forward : callable
-        :func:`cdmpp.nn.batch.predict_rows`, or one that takes the same arguments.
+        The peers' rows of the device matrix.
     """
-    found = np.empty((len(rows), len(peers)))
-    for column, peer in enumerate(peers):
-        as_peer = replace(rows, device=np.full(len(rows), peer, dtype=np.int32))  # type: ignore[type-var]
-        answer = forward(network, inputs, as_peer, embedding=embedding)[0]
-        found[:, column] = answer - inputs.reference(as_peer)
-    return found
+    many = rows.take(np.repeat(np.arange(len(rows)), len(peers)))
+    device = np.tile(np.asarray(peers, dtype=np.int32), len(rows))
+    return replace(many, device=device)  # type: ignore[type-var]
 
 
 def ask_peers(
-    network: LatencyNetwork, inputs: Inputs, rows: QuestionRows, point: Array, levels: Array,
-    peers: Sequence[int], weight: Array, embedding: Array,
+    rows: QuestionRows, point: Array, levels: Array, peers: Sequence[int], weight: Array,
+    efficiency: Callable[[QuestionRows], Array], own: Array,
 ) -> tuple[Array, Array]:  # fmt: skip
     """Mix the peers' opinion into predictions of rows that share device kind and kind of question.
 
     Parameters
     ----------
     point, levels
-        :func:`cdmpp.nn.batch.predict_rows` of ``rows`` with their devices hidden.
-    peers, embedding
-        As for :func:`opinions`.
+        Log predictions of ``rows`` with their devices hidden.
+    peers : sequence of int
+        The peers' rows of the device matrix.
     weight : (peers,)
         Their :func:`weights`.
+    efficiency : callable
+        log(latency / reference) of rows, as the network gives it.
+    own : (rows,)
+        The same of ``rows`` themselves.
     """
     if not len(peers) or not len(rows):
         return point, levels
-    found = opinions(network, inputs, rows, peers, embedding)
-    by = shift(point - inputs.reference(rows), found, weight)
+    by = shift(own, efficiency(as_peers(rows, peers)).reshape(len(rows), len(peers)), weight)
     return point + by, levels + by[:, None]

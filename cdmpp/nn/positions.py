@@ -12,10 +12,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from cdmpp.nn.constants import MAX_DISTANCE
+
 #: Positions whose encoding is kept; deeper programs are rare.
 POSITION_TABLE = 512
-#: Differences of positions beyond this share one bias.
-MAX_DISTANCE = 24
 
 
 def positional_encoding(positions: Tensor, width: int) -> Tensor:

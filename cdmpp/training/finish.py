@@ -13,6 +13,7 @@ from cdmpp.nn.calibration import fit_factor, read_quantiles
 from cdmpp.nn.domain import Context, Domain
 from cdmpp.nn.network import LatencyNetwork
 from cdmpp.nn.peers import Peers, ask_peers, weights
+from cdmpp.nn.rows import QuestionRows
 from cdmpp.programs.question import BACKENDS, FRAMEWORKS, PROTOCOLS
 from cdmpp.training.baselines import Baseline
 from cdmpp.training.config import TrainConfig
@@ -154,6 +155,11 @@ def _with_peers(
     codes = np.stack([rows.device, dataset.kind[rows.program], rows.protocol, rows.backend], axis=1)
     distinct, inverse = np.unique(codes, axis=0, return_inverse=True)
     embedding = np.arange(1, len(dataset.devices) + 1)
+
+    def efficiency(asked: QuestionRows) -> Array:
+        said: Array = predict_rows(network, inputs, asked, embedding=embedding)[0]
+        return said - inputs.reference(asked)
+
     for i, (device, kind, protocol, backend) in enumerate(distinct.tolist()):
         members = np.flatnonzero(inverse.ravel() == i)
         operator, dtype = dataset.kinds[kind]
@@ -161,9 +167,11 @@ def _with_peers(
         known = peers.of(spec.kind, spec.vendor, operator, dtype, PROTOCOLS[protocol], BACKENDS[backend])
         if not known:
             continue
+        part = rows.take(members)
         point[members], levels[members] = ask_peers(
-            network, inputs, rows.take(members), point[members], levels[members],
-            [index - 1 for index, _ in known], weights(spec, dtype, [peer for _, peer in known]), embedding,
+            part, point[members], levels[members], [index - 1 for index, _ in known],
+            weights(spec, dtype, [peer for _, peer in known]), efficiency,
+            point[members] - inputs.reference(part),
         )  # fmt: skip
     return point, levels
 

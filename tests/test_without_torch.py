@@ -1,0 +1,125 @@
+"""Predictions need neither torch nor TVM; each check runs in a fresh process that cannot import them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+#: Packages of other extras: an import of one fails as if it were not installed.
+BLOCK = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {blocked!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name.split(".")[0])
+
+sys.meta_path.insert(0, Blocked())
+"""
+HEAVY = ("torch", "tvm", "tvm_ffi", "xgboost", "onnxscript")
+
+RECORDS = """
+from cdmpp.predictor import LatencyPredictor
+base = LatencyPredictor.load()
+texts = [f"linear:m={{64 * i}},n=1024,k={{512 + 64 * (i % 7)}},dtype=float16" for i in range(1, {count} + 1)]
+records = [(t, 1.5 * p.latency_s) for t, p in zip(texts, base.predict(texts, "rtx-4090"))]
+adapted = base.adapt(records, "rtx-4090")
+"""
+PREDICT = """
+from cdmpp.predictor import LatencyPredictor
+[answer] = LatencyPredictor.load({folder!r}).predict(["linear:m=512,n=4096,k=1024,dtype=float16"], "rtx-4090")
+assert answer.latency_s > 0, answer
+print(answer.latency_s)
+"""
+
+
+def run(code: str, *blocked: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCK.format(blocked=blocked) + code],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.strip()
+
+
+def test_a_prediction_without_torch() -> None:
+    run(PREDICT.format(folder=None) + "assert 'torch' not in sys.modules", *HEAVY)
+
+
+def test_torch_is_not_imported_where_it_is_there() -> None:
+    run(PREDICT.format(folder=None) + "assert not {'torch', 'tvm'} & set(sys.modules)")
+
+
+def test_who_asks_for_the_network_hears_what_is_missing() -> None:
+    code = """
+from cdmpp.errors import MissingDependencyError
+from cdmpp.nn.artifact import default_model, load_artifact
+try:
+    load_artifact(default_model()).network
+except MissingDependencyError as error:
+    print(error.hint)
+"""
+    assert "cdmpp[train]" in run(code, "torch")
+
+
+@pytest.mark.parametrize("package", ["onnxruntime", "onnx"])
+def test_without_the_runtime_the_extra_is_named(package: str) -> None:
+    code = """
+from cdmpp.errors import MissingDependencyError
+from cdmpp.predictor import LatencyPredictor
+try:
+    LatencyPredictor.load()
+except MissingDependencyError as error:
+    print(error.message, error.hint)
+"""
+    said = run(code, package)
+    assert package in said and "cdmpp[predict]" in said
+
+
+def test_adapting_without_torch(tmp_path: Path) -> None:
+    folder = tmp_path / "adapted"
+    code = (
+        RECORDS.format(count=20)
+        + f"""
+assert not adapted.adaptation["warnings"] or "not_tuned" not in str(adapted.adaptation["warnings"])
+adapted.save({str(folder)!r})
+"""
+    )
+    run(code, *HEAVY)
+    alone = run(PREDICT.format(folder=str(folder)), *HEAVY)
+    assert float(alone) > 0 and run(PREDICT.format(folder=str(folder))) == alone
+
+
+def test_tuning_is_left_out_by_name() -> None:
+    code = (
+        RECORDS.format(count=80)
+        + """
+codes = [w["code"] for w in adapted.adaptation["warnings"]]
+assert "not_tuned" in codes and adapted.adaptation["tuned"] is None, codes
+"""
+    )
+    run(code, *HEAVY)
+
+
+@pytest.mark.slow
+def test_a_tuned_model_is_asked_without_torch(tmp_path: Path) -> None:
+    folder = tmp_path / "tuned"
+    # What no residual process of sizes finds: a latency by the device's waves of tiles.
+    code = RECORDS.format(count=80).replace(
+        "1.5 * p.latency_s", "p.latency_s * (1 + int(t[9:12].strip(',')) % 3)"
+    )
+    run(
+        code
+        + f"""
+from dataclasses import replace
+from cdmpp.nn.adapter_files import adapted as on_top
+from cdmpp.nn.tuned import read_tuned
+adapter = replace(adapted.artifact.adapter, weight=1, tuned=read_tuned(base.artifact.network))
+made = LatencyPredictor(on_top(base.artifact, adapter))
+made.save({str(folder)!r})
+"""
+    )
+    assert float(run(PREDICT.format(folder=str(folder)) + "assert 'torch' not in sys.modules", *HEAVY)) > 0
