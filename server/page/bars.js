@@ -1,7 +1,7 @@
 // Total latency by device: a bar from nought on a linear scale; on a logarithmic one, which has no nought, a
 // point. The whisker is the interval. Fill and words both carry the domain.
 
-import { domainMark, html, svg } from "./dom.js";
+import { domainMark, html, svg, tableHead } from "./dom.js";
 import { linear, log, tick } from "./scale.js";
 import { interval, latency } from "./units.js";
 
@@ -16,6 +16,7 @@ function patterns() {
   return svg("defs", {}, stripe, dots);
 }
 
+const SIGNS = { in: "●", near: "◐", out: "○" };
 const FILLS = { near: "url(#hatch)", out: "url(#dots)" };
 
 /**
@@ -41,7 +42,7 @@ export function drawBars(box, devices, { scale, unit, chosen, pick }) {
   for (const value of axis.ticks) {
     const x = axis.at(value);
     chart.append(svg("line", { class: "grid", x1: x, x2: x, y1: 0, y2: height - AXIS + 4 }),
-      svg("text", { class: "tick", x, y: height - 8, "text-anchor": "middle" }, tick(value, fixed)));
+      svg("text", { class: "tick", x, y: height - 8, "text-anchor": x > width - 24 ? "end" : "middle" }, tick(value, fixed)));
   }
   rows.forEach((row, i) => chart.append(bar(row, i)));
   box.replaceChildren(chart);
@@ -65,7 +66,7 @@ export function drawBars(box, devices, { scale, unit, chosen, pick }) {
     }
     const time = latency(row.latency_s, unit);
     const name = (attributes) => svg("text", { class: "name", ...attributes }, row.device);
-    const mark = svg("tspan", { class: `domain ${row.domain}` }, row.domain);
+    const mark = svg("tspan", { class: `domain ${row.domain}` }, `${SIGNS[row.domain] ?? ""} ${row.domain}`);
     if (narrow) {
       group.append(name({ x: 8, y: top + 18 }),
         svg("text", { class: "value", x: width - 8, y: top + 18, "text-anchor": "end" }, `${time}  `, mark));
@@ -90,6 +91,6 @@ export function barsTable(devices, unit) {
       html("td", {}, domainMark(d.domain)),
       html("td", { class: "figure" }, `${d.launches_predicted} of ${d.launches}`)));
   return html("table", {},
-    html("thead", {}, html("tr", {}, ...["device", "latency", "interval", "domain", "launches"].map((t) => html("th", { scope: "col" }, t)))),
+    tableHead(["device", "latency", "interval", " domain", "launches"]),
     html("tbody", {}, ...rows));
 }

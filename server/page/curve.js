@@ -1,7 +1,7 @@
 // Latency over one size, on double logarithmic axes: a proportional cost is a straight line there, and the
 // flat left end is where launching costs more than computing.
 
-import { domainMark, html, svg } from "./dom.js";
+import { domainMark, html, svg, tableHead } from "./dom.js";
 import { log, powers, size, tick } from "./scale.js";
 import { interval, latency, threeDigits } from "./units.js";
 
@@ -86,15 +86,14 @@ export function readout(series, x, axis, unit) {
   const rows = series.map((s) => ({ ...s, point: s.points.find((p) => p.x === x) })).filter((s) => s.point)
     .sort((a, b) => a.point.latency_s - b.point.latency_s);
   return html("table", {},
-    html("thead", {}, html("tr", {}, ...["device", "latency", "interval", "monotone fit", `${axis} per second`, "domain"]
-      .map((text) => html("th", { scope: "col" }, text)))),
+    tableHead(["device", "latency", " domain", "interval", "monotone fit", `${axis} per second`]),
     html("tbody", {}, ...rows.map(({ device, index, point: p }) => html("tr", { "data-device": device },
       html("th", { scope: "row" }, seriesMark(index), ` ${device}`),
       html("td", { class: "figure", "data-key": "latency" }, latency(p.latency_s, unit)),
+      html("td", {}, domainMark(p.domain)),
       html("td", { class: "figure" }, interval(p.lower_s, p.upper_s, unit)),
       html("td", { class: "figure" }, latency(p.fitted_s, unit)),
-      html("td", { class: "figure" }, perSecond(x / p.fitted_s)),
-      html("td", {}, domainMark(p.domain))))));
+      html("td", { class: "figure" }, perSecond(x / p.fitted_s))))));
 }
 
 function perSecond(rate) {

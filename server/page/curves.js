@@ -43,7 +43,6 @@ export function showCurve(series, { axis, at, unit }) {
   find("curve-part").hidden = sizes.length === 0;
   if (!sizes.length) return;
   state = { series, axis, unit, sizes, place: Math.max(0, sizes.indexOf(at)), hidden: new Set() };
-  find("curve-title").textContent = `Over ${axis}`;
   find("legend").replaceChildren(...series.map((s) => {
     const button = html("button", { type: "button", "aria-pressed": "true" }, seriesMark(s.index), ` ${s.device}`);
     button.addEventListener("click", () => toggle(s.device, button));

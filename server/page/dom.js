@@ -42,3 +42,9 @@ export function errorText(error) {
   return html("span", { class: "fault" }, error.message ?? String(error),
     error.hint ? html("span", { class: "hint" }, ` ${error.hint}`) : null);
 }
+
+/** A table's head; names of columns that hold words rather than figures begin with a blank. */
+export function tableHead(names, attributes = {}) {
+  return html("thead", {}, html("tr", {}, ...names.map((name) =>
+    html("th", { scope: "col", class: name.startsWith(" ") ? "text" : null, ...attributes }, name.trim()))));
+}

@@ -25,11 +25,11 @@ gelu:rows=tokens,cols=3072
 2 × layernorm:rows=tokens,cols=768
 2 × add:rows=tokens,cols=768`;
 const MEANING = {
-  kernel: "kernel: device time alone", graph: "graph: inside a captured graph", eager: "eager: called from the host",
+  kernel: "device alone (kernel)", graph: "inside a graph (graph)", eager: "from the host (eager)",
 };
 
 let support, devices, file, result = null, question = null, options = null, running = null;
-let view = { device: null, all: false };
+let view = { device: null, picked: null, all: false };
 
 const chosen = (name) => document.querySelector(`input[name=${name}]:checked`).value;
 const unit = () => find("unit").value;
@@ -70,7 +70,7 @@ async function predict() {
       ? await askModel(question.file, question.dims, options, mine.signal)
       : await askOperators(question.entries, options, mine.signal);
     result = answer;
-    view = { device: pickDevice(answer), all: false };
+    view = { ...view, device: pickDevice(answer), all: false };
     show();
     remember();
     await curve(mine.signal);
@@ -89,7 +89,8 @@ const predicted = () => result.devices.filter((d) => d.latency_s > 0);
 
 function pickDevice(answer) {
   const good = answer.devices.filter((d) => d.latency_s > 0).sort((a, b) => a.latency_s - b.latency_s);
-  return answer.devices.some((d) => d.device === view.device) ? view.device : (good[0] ?? answer.devices[0]).device;
+  // The fastest, unless somebody picked another one.
+  return answer.devices.some((d) => d.device === view.picked) ? view.picked : (good[0] ?? answer.devices[0]).device;
 }
 
 function show() {
@@ -125,7 +126,7 @@ function drawTotals() {
 }
 
 function choose(device) {
-  view = { device, all: false };
+  view = { device, picked: device, all: false };
   find("device").value = device;
   drawTotals();
   showPrograms();
@@ -145,6 +146,7 @@ async function curve(signal) {
   const kept = axes.find((a) => a.name === select.value) ?? axes[0];
   select.replaceChildren(...axes.map((a) => html("option", { selected: a === kept }, a.name)));
   find("axis-label").hidden = axes.length === 0;
+  find("curve-title").textContent = kept ? `Over ${kept.name}` : "Over its size";
   find("curve-part").hidden = true;
   const note = find("curve-note");
   if (!kept) {

@@ -1,8 +1,8 @@
 // The service as it is now: ready or not, what it does, and where measurements leave its predictions.
 
 import { call } from "./api.js";
-import { find, html } from "./dom.js";
-import { counted, percent, whole } from "./units.js";
+import { find, html, tableHead } from "./dom.js";
+import { counted, latency, percent, whole } from "./units.js";
 
 const EVERY_MS = 5000;
 
@@ -27,18 +27,21 @@ export function sum(list, name, labels = {}) {
 let before = null;
 
 function cards(list) {
-  const requests = sum(list, "cdmpp_request_seconds_count"), now = performance.now();
+  // Questions alone: the page's own looks at the state would drown them.
+  const asked = { method: "POST" };
+  const requests = sum(list, "cdmpp_request_seconds_count", asked) ?? 0, now = performance.now();
   const rate = before && requests >= before.requests ? (1000 * (requests - before.requests)) / (now - before.now) : undefined;
   before = { requests, now };
-  const hits = sum(list, "cdmpp_cache_lookups_total", { result: "hit" }) ?? 0;
-  const misses = sum(list, "cdmpp_cache_lookups_total", { result: "miss" }) ?? 0;
-  const answers = sum(list, "cdmpp_answers_total");
-  const out = sum(list, "cdmpp_answers_total", { domain: "out" }) ?? 0;
+  const mean = requests ? sum(list, "cdmpp_request_seconds_sum", asked) / requests : undefined;
+  const hits = sum(list, "cdmpp_cache_hits_total") ?? 0, lookups = hits + (sum(list, "cdmpp_cache_misses_total") ?? 0);
+  const items = sum(list, "cdmpp_items_total") ?? 0, out = sum(list, "cdmpp_items_total", { domain: "out" }) ?? 0;
   return [
-    ["requests", requests === undefined ? "–" : whole(requests), rate === undefined ? "since the start" : `${rate.toFixed(1)} a second`],
-    ["from the cache", hits + misses ? percent(hits / (hits + misses)) : "–", `${whole(hits)} of ${whole(hits + misses)} items`],
-    ["out of domain", answers ? percent(out / answers) : "–", answers === undefined ? "no answer yet" : `${whole(out)} of ${whole(answers)} answers`],
+    ["requests", whole(requests), rate === undefined ? "since the start" : `${rate.toFixed(1)} a second now`],
+    ["answer time", latency(mean), "mean since the start"],
+    ["items", whole(items), items ? `${percent(out / items)} out of domain` : "none predicted yet"],
+    ["from the cache", lookups ? percent(hits / lookups) : "–", `${whole(hits)} of ${whole(lookups)} look-ups`],
     ["waiting", whole(sum(list, "cdmpp_queue_rows") ?? 0), "rows in the queue"],
+    ["measured", whole(sum(list, "cdmpp_observations_total") ?? 0), "latencies reported back"],
   ].map(([label, value, note]) => html("div", { class: "card" },
     html("dt", {}, label), html("dd", { "data-key": label }, value, html("small", {}, note))));
 }
@@ -59,15 +62,16 @@ function drift(devices) {
       " takes them, and this table shows how far predictions and measurements part.");
   }
   const signed = (v) => `${v >= 0 ? "+" : "−"}${percent(Math.abs(v))}`;
+  const several = new Set(devices.map((d) => d.model_id)).size > 1;
   const rows = devices.map((d) => html("tr", { "data-device": d.device },
-    html("th", { scope: "row" }, d.device), html("td", { class: "figure" }, whole(d.count)),
+    html("th", { scope: "row" }, d.device, several ? html("small", { class: "hint" }, ` ${d.model_id}`) : null), html("td", { class: "figure" }, whole(d.count)),
     html("td", { class: "figure" }, percent(d.mape)),
     html("td", { class: "figure" }, biasBar(d.bias), ` ${signed(d.bias)}`),
     html("td", { class: "figure" }, percent(d.coverage)),
     html("td", {}, d.drifting ? html("span", { class: "badge bad" }, "▲ drifting") : html("span", { class: "badge" }, "steady"))));
   return html("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Drift by device" }, html("table", {},
     html("caption", {}, `${counted(devices.length, "device")} with measurements`),
-    html("thead", {}, html("tr", {}, ...["device", "measured", "error", "bias", "in interval", "state"].map((t) => html("th", { scope: "col" }, t)))),
+    tableHead(["device", "measured", "error", "bias", "in interval", " state"]),
     html("tbody", {}, ...rows)));
 }
 
