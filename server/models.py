@@ -10,11 +10,25 @@ from collections import OrderedDict
 from pathlib import Path
 
 from cdmpp.errors import CdmppError
-from cdmpp.nn.artifact import read_manifest
+from cdmpp.nn.artifact import default_model, load_artifact, read_manifest
 from cdmpp.predictor import LatencyPredictor
 from server.problems import ProblemError
 
 _log = logging.getLogger(__name__)
+
+
+#: Answers that a predictor remembers; the service has a cache of its own before it.
+_CACHE_ROWS = 20_000
+
+
+def load_model(path: Path | None) -> LatencyPredictor:
+    """The predictor of a model folder; None: the one that ships with the package.
+
+    Raises
+    ------
+    ArtifactError
+    """
+    return LatencyPredictor(load_artifact(path or default_model()), cache_rows=_CACHE_ROWS)
 
 
 class Models:
@@ -45,21 +59,28 @@ class Models:
         ProblemError
             404: no such model, or no longer.
         """
-        if model_id is None or model_id == self.base.model_id:
-            return self.base
-        with self._lock:
-            if model_id in self._adapted:
-                self._adapted.move_to_end(model_id)
-                return self._adapted[model_id]
-        found = self._stored(model_id)
+        found = self.in_memory(model_id)
+        if found is not None:
+            return found
+        found = self._stored(model_id or "")
         if found is None:
             raise ProblemError(
                 "unknown_model",
-                f"no model {model_id[:200]!r} is loaded",
+                f"no model {(model_id or '')[:200]!r} is loaded",
                 "GET /models lists them; the oldest adapted ones are forgotten, POST /adapt makes them anew",
             )
         self._remember(found)
         return found
+
+    def in_memory(self, model_id: str | None) -> LatencyPredictor | None:
+        """The model of this identity where no file has to be read for it."""
+        base = self.base
+        if model_id is None or model_id == base.model_id:
+            return base
+        with self._lock:
+            if model_id in self._adapted:
+                self._adapted.move_to_end(model_id)
+            return self._adapted.get(model_id)
 
     def add(self, adapted: LatencyPredictor) -> None:
         """Keep an adapted model, in memory and where a folder was set on disk."""
@@ -100,7 +121,7 @@ class Models:
                 continue
             try:
                 if read_manifest(path).get("model_id") == model_id:
-                    return LatencyPredictor.load(path)
+                    return load_model(path)
             except CdmppError as error:
                 _log.warning("the adapted model in %s is not used: %s", path, error)
         return None

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
+from server.adapt.service import adapt as adapt_model
+from server.adapt.wire import adapt_request_model
 from server.body import read_json_body
+from server.deadline import Deadline
+from server.parse import parse
+from server.predict.service import bugs_hidden
 
 router = APIRouter()
 
@@ -12,7 +17,10 @@ router = APIRouter()
 @router.post("/adapt", summary="Adapt the model to a device", response_class=Response)
 async def adapt(request: Request) -> Response:
     """Measurements of one device in, an adapted model out, which /predict takes as `model`."""
-    body = await read_json_body(request, request.app.state.settings)
-    service = request.app.state.service
-    answer = await request.app.state.gate.run(lambda: service.adapt(body))
+    state = request.app.state
+    body = await read_json_body(request, state.settings)
+    deadline = Deadline.of(request, state.settings)
+    asked = await state.gate.run(lambda: parse(adapt_request_model(state.settings.max_items), body))
+    with bugs_hidden("/adapt"):
+        answer = await adapt_model(asked, state.service, state.gate, deadline)
     return Response(answer, media_type="application/json")

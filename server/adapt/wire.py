@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
@@ -9,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 from cdmpp.adaptation.samplers import Sampler
 from cdmpp.evaluation.tables import BELIEVABLE_S
 from cdmpp.programs.question import DEFAULT_PROTOCOL, Backend, Framework, Protocol
-from server.predict.wire import Device, Program
+from server.predict.wire import Device, RegisteredProgram
 
 _CLOSED = ConfigDict(extra="forbid", strict=True)
 
@@ -27,7 +28,7 @@ class Record(BaseModel):
 
     model_config = _CLOSED
 
-    program: Program
+    program: RegisteredProgram
     latency_s: Annotated[
         float, Field(ge=BELIEVABLE_S[0], le=BELIEVABLE_S[1], allow_inf_nan=False, description="Seconds.")
     ]
@@ -54,6 +55,7 @@ class AdaptRequest(BaseModel):
     seed: Annotated[int, Field(ge=0, le=2**31 - 1), _WholeNumber] = 0
 
 
+@lru_cache
 def adapt_request_model(max_items: int) -> type[AdaptRequest]:
     """:class:`AdaptRequest` with another limit on the number of records."""
     return create_model(

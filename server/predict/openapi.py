@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from typing import Any
 
+from server.deadline import DESCRIPTION
 from server.openapi import BODY_PROBLEMS, add_answer, add_body, add_models, add_problems, ref
 from server.predict.strict import strict_device, strict_program, strict_schemas
-from server.predict.wire import PredictResponse, request_model
+from server.predict.wire import PredictResponse, RegisterResponse, register_request_model, request_model
 from server.room import Schema
 from server.settings import Settings
 
 _MEANING = {
-    404: "The model is not loaded (unknown_model); with strict: the device is not known (unknown_device).",
+    404: "The model is not loaded (unknown_model); with strict: a device "
+    "(unknown_device) or the hash of a program (unknown_program) is not known.",
     409: "With strict: an item fits the schema but contradicts itself, or its TIR cannot be read. The "
     "code is the one that the item would have without strict.",
     422: "The body breaks this schema (invalid_request); with strict: an item breaks the schema of its "
     "operator or device (unsupported_operator, invalid_program, invalid_device).",
 }
-_EXAMPLE = {
+_EXAMPLE: dict[str, Any] = {
     "items": [
         {
             "id": "a",
@@ -36,14 +39,20 @@ _EXAMPLE = {
 
 
 def describe_predict(document: Schema, schemas: Schema, settings: Settings) -> None:
-    """Requests, answers and problems of ``POST /predict``."""
-    add_models(schemas, request_model(settings.max_items), PredictResponse)
+    """Requests, answers and problems of ``/predict`` and ``/programs``."""
+    most = settings.max_items
+    add_models(schemas, request_model(most), PredictResponse, register_request_model(most), RegisterResponse)
     schemas.update(strict_schemas())
     _add_strict_request(schemas)
     predict = document["paths"]["/predict"]["post"]
     add_body(predict, {"oneOf": [ref("PredictRequest"), ref("StrictPredictRequest")]}, _EXAMPLE)
     add_answer(predict, ref("PredictResponse"), "One prediction or error per item, in order.")
     add_problems(predict, 404, 409, *BODY_PROBLEMS, meaning=_MEANING)
+    predict["description"] += "\n\n" + DESCRIPTION
+    programs = document["paths"]["/programs"]["post"]
+    add_body(programs, ref("RegisterRequest"), {"programs": [i["program"] for i in _EXAMPLE["items"]]})
+    add_answer(programs, ref("RegisterResponse"), "A hash or an error per program, in order.")
+    add_problems(programs, *BODY_PROBLEMS)
 
 
 def _add_strict_request(schemas: Schema) -> None:

@@ -1,4 +1,4 @@
-"""``POST /predict``, and what stays open for it: the model, the queue, the caches."""
+"""``POST /predict`` and ``POST /programs``, and what stays open for them: model, queue, caches."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import anyio.to_thread
+from anyio.to_thread import run_sync
 from fastapi import APIRouter, FastAPI, Request, Response
 
 from cdmpp.errors import CdmppError
-from cdmpp.predictor import LatencyPredictor
 from server.body import read_json_body
+from server.deadline import Deadline
 from server.gate import Gate
-from server.predict.service import PredictionService
+from server.models import Models, load_model
+from server.predict.batcher import Batcher
+from server.predict.service import PredictionService, check_golden
 from server.settings import Settings
 
 router = APIRouter()
@@ -23,24 +25,42 @@ _log = logging.getLogger(__name__)
 @asynccontextmanager
 async def opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     """Load the model and try it with a golden prediction; a missing or damaged one ends the start."""
+    state = app.state
     try:
-        predictor = await anyio.to_thread.run_sync(LatencyPredictor.load, settings.model)
+        predictor = await run_sync(load_model, settings.model)
     except CdmppError as error:
-        app.state.start_error = f"{error.message} ({error.hint})" if error.hint else error.message
+        state.start_error = f"{error.message} ({error.hint})" if error.hint else error.message
         raise
-    service = PredictionService(predictor, settings)
-    app.state.service = service
-    app.state.gate = Gate(settings.max_concurrent, settings.max_queued)
-    app.state.not_ready = await anyio.to_thread.run_sync(service.check_golden)
-    if app.state.not_ready:
-        _log.error("not ready: %s", app.state.not_ready)
-    yield
+    state.models = Models(predictor, settings.max_adapted, settings.adapted_dir)
+    state.gate = Gate(settings.max_concurrent, settings.max_queued)
+    state.batcher = Batcher(
+        max_batch_rows=settings.max_batch_rows,
+        max_queued_rows=settings.max_queued_rows,
+        max_wait_s=settings.max_wait_s,
+        threads=settings.max_concurrent,
+    )
+    store = getattr(state, "store", None)
+    state.service = PredictionService(state.models, settings, state.batcher, state.sandbox, store)
+    state.not_ready = await run_sync(check_golden, predictor)
+    if state.not_ready:
+        _log.error("not ready: %s", state.not_ready)
+    async with state.batcher.running():
+        yield
 
 
 @router.post("/predict", summary="Predict latencies", response_class=Response)
 async def predict(request: Request) -> Response:
     """Predict the latency of each item, in order. A bad item gets an error of its own."""
-    body = await read_json_body(request, request.app.state.settings)
-    service = request.app.state.service
-    answer = await request.app.state.gate.run(lambda: service.predict(body))
+    state = request.app.state
+    body = await read_json_body(request, state.settings)
+    answer = await state.service.predict(body, Deadline.of(request, state.settings))
+    return Response(answer, media_type="application/json")
+
+
+@router.post("/programs", summary="Register programs", response_class=Response)
+async def programs(request: Request) -> Response:
+    """Keep programs, so that items can name them by their hash; order is kept."""
+    state = request.app.state
+    body = await read_json_body(request, state.settings)
+    answer = await state.service.register(body, Deadline.of(request, state.settings))
     return Response(answer, media_type="application/json")

@@ -1,165 +1,291 @@
-"""Answering ``/predict`` and ``/adapt``: from the bytes of a body to those of an answer, apart from HTTP."""
+"""Answering ``/predict`` and ``/programs``: from the bytes of a body to those of an answer."""
 
 from __future__ import annotations
 
-import json
+import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from anyio.to_thread import run_sync
 
-from cdmpp.adaptation.records import measurement
-from cdmpp.data.records import Measurement
-from cdmpp.devices import DeviceSpec, from_mapping
-from cdmpp.errors import CdmppError
-from cdmpp.nn.artifact import Artifact
-from cdmpp.predictor import ErrorInfo, LatencyPredictor, Prediction, Question
-from server.adapt.wire import Record, adapt_request_model
+from cdmpp.errors import CdmppError, OverloadedError
+from cdmpp.features.encoded import EncodedProgram
+from cdmpp.prediction import DEFAULT_QUANTILES, ErrorInfo, Question
+from cdmpp.predictor import LatencyPredictor
+from cdmpp.programs.program import TensorProgram
+from cdmpp.programs.question import Backend
+from server.deadline import Deadline
+from server.gate import Gate
 from server.models import Models
-from server.predict.cache import ProgramCache
-from server.predict.strict import check_item, refusal
-from server.predict.wire import Item, PredictRequest, request_model
-from server.problems import ProblemError, SchemaViolation, internal_error
+from server.observe.store import Store, StoreUnavailableError
+from server.parse import parse
+from server.predict.batcher import Batcher
+from server.predict.cache import ByteLru
+from server.predict.devices import Devices
+from server.predict.programs import Known, Programs, unknown_program, words
+from server.predict.reading import Open, Reader, Reading
+from server.predict.render import encode, error_fields, error_fragment, fragment, response, with_id
+from server.predict.wire import register_request_model
+from server.problems import ProblemError, internal_error
+from server.sandbox.sandbox import Sandbox, TirText
 from server.settings import Settings
 
 _log = logging.getLogger(__name__)
-_MAX_VIOLATIONS = 8
-_Model = TypeVar("_Model", bound=BaseModel)
+T = TypeVar("T")
+#: Bodies up to this size are read where they arrive: a thread would cost more than it frees.
+INLINE_BYTES = 64 * 1024
+#: As many answers are rendered where they arrive.
+_INLINE_ITEMS = 256
+#: Memory of an answer's key and its place in the cache, roughly.
+_KEY_BYTES = 600
 #: Asked once at start; the service is ready when the answer is sound.
-GOLDEN = {
-    "items": [
-        {
-            "id": "golden",
-            "program": {"operator": "linear", "m": 512, "n": 4096, "k": 1024, "dtype": "float16"},
-            "device": "t4",
-        }
-    ]
-}
+GOLDEN = Question(TensorProgram.from_operator("linear:m=512,n=4096,k=1024,dtype=float16"), "t4")
 
 
 class PredictionService:
-    """One loaded model, and those adapted from it, behind the wire format. Safe to share between threads."""
+    """The loaded models behind the wire format. Belongs to one event loop.
 
-    def __init__(self, predictor: LatencyPredictor, settings: Settings) -> None:
-        self.predictor = predictor
-        self.models = Models(predictor, settings.max_adapted, settings.adapted_dir)
-        self._request_model = request_model(settings.max_items)
-        self._adapt_model = adapt_request_model(settings.max_items)
-        self._programs = ProgramCache(settings.cache_bytes)
+    Parameters
+    ----------
+    models : Models
+    settings : Settings
+    batcher : Batcher
+        Computes what no cache knows.
+    sandbox : Sandbox
+        Reads TVM JSON and TVMScript.
+    store : Store, optional
+        Keeps registered programs; without one they are known by hash until they are forgotten.
+    """
 
-    def predict(self, body: bytes | bytearray) -> bytes:
+    def __init__(
+        self,
+        models: Models,
+        settings: Settings,
+        batcher: Batcher,
+        sandbox: Sandbox,
+        store: Store | None = None,
+    ) -> None:
+        self.models, self.batcher = models, batcher
+        self.programs = Programs(settings.cache_bytes)
+        self.answers: ByteLru[str] = ByteLru(settings.answer_cache_bytes)
+        self.devices = Devices()
+        self._sandbox, self._store = sandbox, store
+        self._reader = Reader(settings, self.programs, self.devices, self.answers)
+        self._max_items = settings.max_items
+        self._apart = Gate(1, settings.max_queued)
+
+    @property
+    def predictor(self) -> LatencyPredictor:
+        """The loaded model."""
+        return self.models.base
+
+    async def predict(self, body: bytes | bytearray, deadline: Deadline) -> bytes:
         """Answer a request body with a response body.
 
         Raises
         ------
         ProblemError
-            400 or 422 for the body, 4xx for an item of a strict request, 500 for a bug.
+            400 or 422 for the body, 4xx for an item of a strict request, 503 or 504 under load, 500 for
+            a bug.
         """
-        request = _parse(self._request_model, body)
-        with _bugs_hidden("/predict"):
-            predictor = self.models.get(request.model)
-            results = self._answer(predictor, request)
-            return _json({"model_id": predictor.model_id, "results": results})
+        with bugs_hidden("/predict"):
+            small = len(body) <= INLINE_BYTES
+            envelope = await self._do(small, partial(self._reader.parse, body))
+            predictor = await self.model(envelope.model)
+            reading = await self._do(small, partial(self._reader.read, envelope, predictor))
+            if reading.open:
+                await self._resolve(reading, deadline)
+                await self._compute(reading, deadline)
+            return await self._do(small, partial(_answer, reading))
 
-    def adapt(self, body: bytes | bytearray) -> bytes:
-        """Adapt the model to a device, keep the adapted one, and answer with what was gained.
+    async def register(self, body: bytes | bytearray, deadline: Deadline) -> bytes:
+        """Register programs; what is answered with a hash is known to every worker of the same store.
 
         Raises
         ------
         ProblemError
-            400 or 422 for the body, 404 for a device that is not known, 409 for records that cannot be used,
-            500 for a bug.
+            400 or 422 for the body, 503 or 504 under load or without the store.
         """
-        request = _parse(self._adapt_model, body)
-        with _bugs_hidden("/adapt"):
-            try:
-                rows = [self._record(position, record) for position, record in enumerate(request.records)]
-                name = request.device
-                device = self.predictor.artifact.device(name) if isinstance(name, str) else from_mapping(name)
-                adapted = self.predictor.adapt(
-                    rows, device, k=request.k, sampler=request.sampler, seed=request.seed
-                )
-            except CdmppError as error:
-                status = 404 if error.code == "unknown_device" else 409
-                raise ProblemError(error.code, error.message, error.hint, status=status) from None
-            self.models.add(adapted)
-            report = dict(adapted.adaptation or {})
-            return _json({"adapted_model": report.pop("model_id"), **report})
+        with bugs_hidden("/programs"):
+            model = register_request_model(self._max_items)
+            request = await self._do(len(body) <= INLINE_BYTES, partial(parse, model, body))
+            forms = [_fields(program) for program in request.programs]
+            found = await self.read_programs([(form, None) for form in forms], deadline)
+            named = {
+                known.identity[0]: form
+                for form, known in zip(forms, found, strict=True)
+                if isinstance(known, Known)
+            }
+            if self._store is not None and named:
+                try:
+                    await run_sync(self._store.put_programs, named)
+                except StoreUnavailableError as error:
+                    raise ProblemError("store_unavailable", str(error), "retry later") from None
+            return encode(
+                {
+                    "programs": [
+                        {"hash": known.identity[0], "name": known.identity[2]}
+                        if isinstance(known, Known)
+                        else {"error": error_fields(ErrorInfo.of(known))}
+                        for known in found
+                    ]
+                }
+            ).encode()
 
-    def check_golden(self) -> str:
-        """Make the golden prediction; empty when it is sound, else what is wrong."""
-        try:
-            result = json.loads(self.predict(json.dumps(GOLDEN).encode()))["results"][0]
-        except ProblemError as error:
-            return error.problem.detail
-        if "error" in result:
-            return str(result["error"]["message"])
-        figures = [result[key] for key in ("lower_s", "latency_s", "upper_s")]
-        if not all(map(math.isfinite, figures)) or figures != sorted(figures) or figures[0] <= 0:
-            return f"the golden prediction is not a latency with its bounds: {figures}"
-        return ""
+    async def model(self, model_id: str | None) -> LatencyPredictor:
+        """The model of this identity; raises :class:`ProblemError` (404) where there is none."""
+        found = self.models.in_memory(model_id)
+        return found if found is not None else await run_sync(self.models.get, model_id)
 
-    def _record(self, position: int, record: Record) -> Measurement:
-        try:
-            program = self._programs.get(record.program, record.backend)
-        except CdmppError as error:
-            raise ProblemError(
-                error.code, f"records.{position}: {error.message}", error.hint, status=409, item=position
-            ) from None
-        return measurement(program, record.latency_s, record.protocol, record.framework)
+    async def read_programs(
+        self, sent: Sequence[tuple[Mapping[str, Any], Backend | None]], deadline: Deadline
+    ) -> list[Known | CdmppError]:
+        """Programs that can be asked about, from any of their forms, each with an error of its own.
 
-    def _answer(self, predictor: LatencyPredictor, request: PredictRequest) -> list[dict[str, Any]]:
-        results: list[dict[str, Any]] = [{} for _ in request.items]
-        questions: list[Question] = []
-        positions: list[int] = []
-        # The answer of a device is the same for every item that names it.
-        named = lru_cache(maxsize=None)(partial(_device_or_error, predictor.artifact))
-        for position, item in enumerate(request.items):
-            if request.strict:
-                check_item(position, item)
-            try:
-                question = self._question(item, named)
-            except CdmppError as error:
-                if request.strict:
-                    raise refusal(position, item, ErrorInfo.of(error)) from None
-                results[position] = _error(item, error)
+        Raises
+        ------
+        ProblemError
+            503, 504.
+        """
+        keyed = [(fields, words(fields), backend) for fields, backend in sent]
+        found: list[Known | CdmppError | None] = []
+        for fields, wording, backend in keyed:
+            known: Known | CdmppError | None = self.programs.worded(wording, backend)
+            if known is None and "operator" in fields:
+                try:
+                    known = self.programs.operator(fields, wording, backend)
+                except CdmppError as error:
+                    known = error
+            found.append(known)
+        missing = {keyed[i][1:]: keyed[i][0] for i, known in enumerate(found) if known is None}
+        looked_up = await self._look_up(missing, deadline) if missing else {}
+        return [known if known is not None else looked_up[keyed[i][1:]] for i, known in enumerate(found)]
+
+    async def _do(self, here: bool, work: Callable[[], T]) -> T:
+        """Run ``work`` here, or where it would hold up the event loop in a thread."""
+        return work() if here else await self._apart.run(work)
+
+    async def _resolve(self, reading: Reading, deadline: Deadline) -> None:
+        """Find the programs that were not read yet: TIR by the sandbox, hashes in the store."""
+        late = [each for each in reading.open if each.known is None]
+        if not late:
+            return
+        found = await self.read_programs(
+            [(_fields(each.item.program), each.item.backend) for each in late], deadline
+        )
+        for each, known in zip(late, found, strict=True):
+            if isinstance(known, Known):
+                each.known = known
             else:
-                questions.append(question)
-                positions.append(position)
-        predictions = predictor.predict_questions(questions, request.quantiles)
-        for position, prediction in zip(positions, predictions, strict=True):
-            item = request.items[position]
-            if prediction.error is not None and request.strict:
-                raise refusal(position, item, prediction.error)
-            results[position] = _result(item, prediction)
-        return results
+                reading.fail(each.position, each.item, ErrorInfo.of(known))
+        reading.open = [each for each in reading.open if each.known is not None]
+        reading.check_strict()
 
-    def _question(self, item: Item, named: Callable[[str], DeviceSpec | CdmppError]) -> Question:
-        program = self._programs.get(item.program, item.backend)
-        device = named(item.device) if isinstance(item.device, str) else from_mapping(item.device)
-        if isinstance(device, CdmppError):
-            raise device
-        return Question(program, device, item.protocol, item.framework)
+    async def _look_up(
+        self, missing: Mapping[tuple[bytes, Backend | None], Mapping[str, Any]], deadline: Deadline
+    ) -> dict[tuple[bytes, Backend | None], Known | CdmppError]:
+        """TIR and hashes, by their words and backend."""
+        found: dict[tuple[bytes, Backend | None], Known | CdmppError] = {}
+        texts: dict[tuple[bytes, Backend | None], TirText] = {}
+        hashes: dict[str, list[tuple[bytes, Backend | None]]] = {}
+        for key, fields in missing.items():
+            if "hash" in fields:
+                hashes.setdefault(fields["hash"], []).append(key)
+            else:
+                texts[key] = _tir(fields, key[1])
+        for hash in list(hashes):
+            here = self.programs.hashed(hash)
+            if here is not None:
+                for key in hashes.pop(hash):
+                    found[key] = here.run_by(key[1])
+        try:
+            async with asyncio.timeout_at(deadline.at):
+                stored = await self._stored(list(hashes))
+                for hash, keys in hashes.items():
+                    for key in keys:
+                        form = stored.get(hash)
+                        if form is None:
+                            found[key] = unknown_program(hash)
+                        elif "operator" in form:
+                            found[key] = Known.of(TensorProgram.from_operator(form, key[1] or "library"))
+                        else:
+                            texts[key] = _tir(form, key[1])
+                if texts:
+                    encoded = await self._sandbox.encode_tirs(list(texts.values()))
+                    for key, program in zip(texts, encoded, strict=True):
+                        found[key] = Known.of(program) if isinstance(program, EncodedProgram) else program
+        except TimeoutError:
+            raise deadline.exceeded() from None
+        except OverloadedError as error:
+            raise ProblemError(
+                "overloaded", error.message, error.hint, headers={"retry-after": "1"}
+            ) from None
+        for (wording, backend), known in found.items():
+            if isinstance(known, Known):
+                self.programs.remember(known, wording, backend)
+        return found
+
+    async def _stored(self, hashes: list[str]) -> dict[str, dict[str, Any]]:
+        if not hashes or self._store is None:
+            return {}
+        try:
+            return await run_sync(self._store.get_programs, hashes)
+        except StoreUnavailableError as error:
+            raise ProblemError(
+                "store_unavailable", str(error), "retry later, or send the program itself"
+            ) from None
+
+    async def _compute(self, reading: Reading, deadline: Deadline) -> None:
+        """Ask for what no cache knows, each question once, and remember the answers."""
+        asked: dict[Any, list[Open]] = {}
+        context = reading.context
+        for each in reading.open:
+            key = each.key(context)
+            # Asked before in other words, or by the hash.
+            reading.results[each.position] = before = self.answers.get(key)
+            if before is None:
+                asked.setdefault(key, []).append(each)
+        if not asked:
+            return
+        questions = [_question(group[0]) for group in asked.values()]
+        predictions = await self.batcher.ask(reading.predictor, questions, reading.levels, deadline)
+
+        def keep() -> None:
+            for (key, group), prediction in zip(asked.items(), predictions, strict=True):
+                if prediction.error is not None:
+                    for each in group:
+                        reading.fail(each.position, each.item, prediction.error)
+                    continue
+                text = fragment(prediction, group[0].device.identity[0])
+                self.answers.put(key, text, len(text) + _KEY_BYTES)
+                for each in group:
+                    reading.results[each.position] = text
+
+        await self._do(len(questions) <= _INLINE_ITEMS, keep)
+        reading.check_strict()
 
 
-def _parse(model: type[_Model], body: bytes | bytearray) -> _Model:
+def check_golden(predictor: LatencyPredictor) -> str:
+    """Make the golden prediction; empty when it is sound, else what is wrong."""
     try:
-        return model.model_validate_json(body)
-    except ValidationError as error:
-        raise _refused(error) from None
-
-
-def _json(answer: dict[str, Any]) -> bytes:
-    # NaN and infinity are no JSON: better no answer than one that no client can read.
-    return json.dumps(answer, allow_nan=False, separators=(",", ":")).encode()
+        (answer,) = predictor.predict_questions([GOLDEN], DEFAULT_QUANTILES)
+    except Exception:
+        _log.exception("the golden prediction failed")
+        return "the golden prediction failed; the service's log says more"
+    if answer.error is not None:
+        return answer.error.message
+    figures = [answer.lower_s or 0.0, answer.latency_s or 0.0, answer.upper_s or 0.0]
+    if not all(map(math.isfinite, figures)) or figures != sorted(figures) or figures[0] <= 0:
+        return f"the golden prediction is not a latency with its bounds: {figures}"
+    return ""
 
 
 @contextmanager
-def _bugs_hidden(route: str) -> Iterator[None]:
+def bugs_hidden(route: str) -> Iterator[None]:
     """What is no problem of the request is logged, and the client hears of a bug only."""
     try:
         yield
@@ -170,39 +296,26 @@ def _bugs_hidden(route: str) -> Iterator[None]:
         raise internal_error() from None
 
 
-def _device_or_error(artifact: Artifact, name: str) -> DeviceSpec | CdmppError:
-    # By name and never load_device: a client's text is not a path on this machine.
-    try:
-        return artifact.device(name)
-    except CdmppError as error:
-        return error
+def _answer(reading: Reading) -> bytes:
+    for position, (_, error) in reading.failed.items():
+        reading.results[position] = error_fragment(error)
+    results = [with_id(id, rest) for id, rest in zip(reading.ids, reading.results, strict=True) if rest]
+    if len(results) != len(reading.ids):
+        raise RuntimeError("an item was left without an answer")
+    return response(reading.predictor.model_id, results)
 
 
-def _result(item: Item, prediction: Prediction) -> dict[str, Any]:
-    fields = prediction.to_dict()
-    if prediction.error is not None:
-        return {"id": item.id, "error": fields["error"]}
-    return {"id": item.id, **fields}
+def _question(open: Open) -> Question:
+    assert open.known is not None
+    return Question(open.known.program, open.device.spec, open.item.protocol, open.item.framework)
 
 
-def _error(item: Item, error: CdmppError) -> dict[str, Any]:
-    return {"id": item.id, "error": {"code": error.code, "message": error.message, "hint": error.hint}}
+def _fields(program: Any) -> dict[str, Any]:
+    fields: dict[str, Any] = program if isinstance(program, dict) else program.model_dump()
+    return fields
 
 
-def _refused(error: ValidationError) -> ProblemError:
-    found = error.errors(include_url=False, include_input=False, include_context=False)
-    if found[0]["type"] == "json_invalid":
-        return ProblemError(
-            "malformed_json", found[0]["msg"], "send one JSON object; GET /openapi.json has its schema"
-        )
-    violations = [
-        SchemaViolation(path=".".join(str(part)[:80] for part in problem["loc"]), message=problem["msg"])
-        for problem in found[:_MAX_VIOLATIONS]
-    ]
-    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    return ProblemError(
-        "invalid_request",
-        f"{violations[0].path or 'body'}: {violations[0].message}{more}",
-        "GET /openapi.json has the schema of a request",
-        errors=violations,
-    )
+def _tir(form: Mapping[str, Any], backend: Backend | None) -> TirText:
+    if "tvm_json" in form:
+        return TirText("tvm_json", form["tvm_json"], backend or "tvm")
+    return TirText("tvmscript", form["tvmscript"], backend or "tvm")

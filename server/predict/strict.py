@@ -2,8 +2,8 @@
 
 Without ``strict`` a program is any operator object, and faults are errors of items. With it the
 published schema spells every operator and the device specification out, and a body that departs from
-it is 422. Two kinds of fault no schema can express: a device name that is not known (404), and an item
-whose parts contradict each other or whose TIR cannot be read (409).
+it is 422. Two kinds of fault no schema can express: a device's name or a program's hash that is not known
+(404), and an item whose parts contradict each other or whose TIR cannot be read (409).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def check_item(position: int, item: Item) -> None:
 def refusal(position: int, item: Item, error: ErrorInfo, status: int | None = None) -> ProblemError:
     """The problem that an item's error becomes."""
     if status is None:
-        status = 404 if error.code == "unknown_device" else 409
+        status = 404 if error.code in ("unknown_device", "unknown_program") else 409
     return ProblemError(
         error.code,
         f"items.{position}: {error.message}",
@@ -112,7 +112,11 @@ def _name_bounds(schema: Any) -> None:
 
 def strict_program() -> dict[str, Any]:
     """Schema of a program in a strict request."""
-    names = [f"{kind.__name__}Operator" for kind in SPEC_TYPES] + ["TvmJsonProgram", "TvmScriptProgram"]
+    names = [f"{kind.__name__}Operator" for kind in SPEC_TYPES] + [
+        "TvmJsonProgram",
+        "TvmScriptProgram",
+        "HashProgram",
+    ]
     return {"oneOf": [{"$ref": REF.format(model=name)} for name in names]}
 
 

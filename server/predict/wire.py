@@ -6,6 +6,7 @@ faults are reported item by item. So the models check form here, and meaning is 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -25,6 +26,7 @@ from cdmpp.nn.levels import LEVELS
 from cdmpp.predictor import DEFAULT_QUANTILES
 from cdmpp.programs.program import PROGRAM_FORMS
 from cdmpp.programs.question import DEFAULT_PROTOCOL, Backend, Framework, Protocol
+from server.observe.ids import MAX_ID as MAX_ID_TOKEN
 
 #: Bounds on text and on the number of fields: what no honest request comes near.
 MAX_ID, MAX_NAME, MAX_TEXT, MAX_FIELDS, MAX_LIST = 200, 64, 200, 64, 32
@@ -37,7 +39,7 @@ Name = Annotated[str, Field(max_length=MAX_NAME)]
 _TEXT_SCHEMA = {"type": "string", "maxLength": MAX_TEXT}
 _SCALAR_SCHEMAS = [{"type": "number"}, _TEXT_SCHEMA, {"type": "boolean"}, {"type": "null"}]
 #: The key that tells which form a program has; checked in this order.
-_FORMS = ("operator", "tvm_json", "tvmscript")
+_FORMS = ("operator", "tvm_json", "tvmscript", "hash")
 
 _CLOSED = ConfigDict(extra="forbid", strict=True)
 
@@ -119,6 +121,16 @@ class TvmScriptProgram(BaseModel):
     tvmscript: Annotated[str, Field(max_length=MAX_TVMSCRIPT)]
 
 
+class HashProgram(BaseModel):
+    """A program that ``POST /programs`` registered, or that was sent before and is not forgotten."""
+
+    model_config = _CLOSED
+
+    hash: Annotated[
+        str, Field(pattern="^[0-9a-f]{32}$", description="Its structural hash: `program_hash` of an answer.")
+    ]
+
+
 def _form(value: Any) -> str | None:
     if isinstance(value, dict):
         return next((form for form in _FORMS if form in value), None)
@@ -128,9 +140,22 @@ def _form(value: Any) -> str | None:
 Program = Annotated[
     Annotated[OperatorProgram, Tag("operator")]
     | Annotated[TvmJsonProgram, Tag("tvm_json")]
-    | Annotated[TvmScriptProgram, Tag("tvmscript")],
+    | Annotated[TvmScriptProgram, Tag("tvmscript")]
+    | Annotated[HashProgram, Tag("hash")],
     Discriminator(
         _form,
+        custom_error_type="program_form",
+        custom_error_message=f"a program is {PROGRAM_FORMS}, or {{'hash': text}}",
+    ),
+]
+
+#: A program itself, not its hash.
+RegisteredProgram = Annotated[
+    Annotated[OperatorProgram, Tag("operator")]
+    | Annotated[TvmJsonProgram, Tag("tvm_json")]
+    | Annotated[TvmScriptProgram, Tag("tvmscript")],
+    Discriminator(
+        lambda value: None if _form(value) == "hash" else _form(value),
         custom_error_type="program_form",
         custom_error_message=f"a program is {PROGRAM_FORMS}",
     ),
@@ -218,29 +243,38 @@ class Item(BaseModel):
 Level = Annotated[float, Field(ge=LEVELS[0], le=LEVELS[-1])]
 
 
+Quantiles = Annotated[
+    list[Level],
+    Field(
+        min_length=1, max_length=MAX_QUANTILES, description="Levels to report; the outermost are the bounds."
+    ),
+]
+ModelName = Annotated[
+    Annotated[str, Field(max_length=MAX_TEXT)] | None,
+    Field(description="Which model answers: a `model_id` of GET /models, such as POST /adapt gives."),
+]
+
+
 class PredictRequest(BaseModel):
     """Items to predict; answered in order, each with a prediction or an error of its own."""
 
     model_config = _CLOSED
 
     items: Annotated[list[Item], Field(min_length=1, max_length=10_000)]
-    quantiles: Annotated[
-        list[Level],
-        Field(
-            min_length=1,
-            max_length=MAX_QUANTILES,
-            description="Levels to report; the outermost are the bounds.",
-        ),
-    ] = list(DEFAULT_QUANTILES)
+    quantiles: Quantiles = list(DEFAULT_QUANTILES)
     strict: Annotated[
         bool, Field(description="Refuse the whole request (4xx) when one item cannot be predicted.")
     ] = False
-    model: Annotated[
-        Annotated[str, Field(max_length=MAX_TEXT)] | None,
-        Field(description="Which model answers: a `model_id` of GET /models, such as POST /adapt gives."),
-    ] = None
+    model: ModelName = None
 
 
+class Envelope(PredictRequest):
+    """A request whose items nobody has looked at."""
+
+    items: list[Any]
+
+
+@lru_cache
 def request_model(max_items: int) -> type[PredictRequest]:
     """:class:`PredictRequest` with another limit on the number of items."""
     return create_model(
@@ -261,6 +295,13 @@ class PredictionResult(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     id: str | None
+    prediction_id: Annotated[
+        str,
+        Field(
+            max_length=MAX_ID_TOKEN,
+            description="Names this answer to POST /observe; equal questions to one model share it.",
+        ),
+    ]
     name: Annotated[str, Field(description="The operator's text, or the function's name.")]
     program_hash: Annotated[str, Field(description="Structural hash: equal programs share it.")]
     device: str
@@ -294,6 +335,7 @@ class ErrorInfo(BaseModel):
             "invalid_device",
             "missing_dependency",
             "data_error",
+            "unknown_program",
         ],
         Field(description="Stable identifier for machines."),
     ]
@@ -308,6 +350,50 @@ class ItemError(BaseModel):
 
     id: str | None
     error: ErrorInfo
+
+
+class RegisterRequest(BaseModel):
+    """Programs to be asked about by their hash."""
+
+    model_config = _CLOSED
+
+    programs: Annotated[list[RegisteredProgram], Field(min_length=1, max_length=10_000)]
+
+
+@lru_cache
+def register_request_model(max_items: int) -> type[RegisterRequest]:
+    """:class:`RegisterRequest` with another limit on the number of programs."""
+    return create_model(
+        "RegisterRequest",
+        __base__=RegisterRequest,
+        __doc__=RegisterRequest.__doc__,
+        programs=(Annotated[list[RegisteredProgram], Field(min_length=1, max_length=max_items)], ...),
+    )
+
+
+class Registered(BaseModel):
+    """A program that can be asked about by its hash from now on."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    hash: Annotated[str, Field(pattern="^[0-9a-f]{32}$", description='Ask with `{"hash": "..."}`.')]
+    name: str
+
+
+class RegisterError(BaseModel):
+    """A program that was not registered."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    error: ErrorInfo
+
+
+class RegisterResponse(BaseModel):
+    """Hashes in the order of the programs."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    programs: list[Registered | RegisterError]
 
 
 class PredictResponse(BaseModel):

@@ -167,15 +167,18 @@ def test_healthz_answers_while_predictions_are_computed(
 ) -> None:
     entered, go = threading.Event(), threading.Event()
 
-    def slow(body: bytes) -> bytes:
+    predict = app.state.service.predictor.predict_questions
+
+    def slow(*arguments: Any) -> Any:
         entered.set()
         assert go.wait(20)
-        return b"{}"
+        return predict(*arguments)
 
-    monkeypatch.setattr(app.state.service, "predict", slow)
+    monkeypatch.setattr(app.state.service.predictor, "predict_questions", slow)
     answers: list[httpx2.Response] = []
+    unseen = json.dumps({"items": [{"program": {**LINEAR, "m": 4004}, "device": "t4"}]})
     thread = threading.Thread(
-        target=lambda: answers.append(client.post("/predict", content=BODY, headers=JSON))
+        target=lambda: answers.append(client.post("/predict", content=unseen, headers=JSON))
     )
     thread.start()
     try:

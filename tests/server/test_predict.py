@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from fastapi import FastAPI
+from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +18,9 @@ from cdmpp.devices import lookup
 from cdmpp.frontends.request import program_from_request
 from cdmpp.predictor import LatencyPredictor, Question
 from cdmpp.programs.operators import operator_types
-from tests.server.conftest import LINEAR, problem
+from server.observe.ids import read_id
+from tests.features.test_hostile_json import concrete
+from tests.server.conftest import JSON, LINEAR, problem
 
 GOOD = {"program": LINEAR, "device": "t4"}
 OWN_DEVICE = lookup("l4").model_dump(exclude={"aliases"})
@@ -96,7 +100,80 @@ def test_the_same_figures_as_in_process(ask, predictor: LatencyPredictor) -> Non
         here = predictor.predict(
             programs, spec, protocol="eager", framework="pytorch", quantiles=(0.05, 0.5, 0.95)
         )
-        assert [{k: v for k, v in r.items() if k != "id"} for r in over_http] == [p.to_dict() for p in here]
+        figures = [{k: v for k, v in r.items() if k not in ("id", "prediction_id")} for r in over_http]
+        assert figures == [p.to_dict() for p in here]
+        for result in over_http:
+            assert read_id(result["prediction_id"]).latency_s == result["latency_s"]
+
+
+def test_an_answer_given_before_is_the_same(ask, app: FastAPI, monkeypatch) -> None:
+    """And it is found by what was asked, not by how: other words, another id, another order."""
+    first = ask([{**GOOD, "id": "first"}], quantiles=[0.2, 0.8]).json()["results"][0]
+    words = dict(reversed({**LINEAR, "bias": False}.items()))
+
+    def fail(*_: Any) -> None:
+        raise AssertionError("this was asked before")
+
+    monkeypatch.setattr(app.state.service.predictor, "predict_questions", fail)
+    for program in (LINEAR, words, {"hash": first["program_hash"]}):
+        item = {"protocol": "kernel", "device": GOOD["device"], "id": None, "program": program}
+        again = ask([item, {**item, "id": '"ü\\'}], quantiles=[0.2, 0.8]).json()["results"]
+        assert again == [{**first, "id": None}, {**first, "id": '"ü\\'}]
+    assert ask([{**GOOD, "backend": "tvm"}], quantiles=[0.2, 0.8]).status_code == 500
+    assert ask([GOOD], quantiles=[0.2, 0.7]).status_code == 500
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"protocol": "Kernel"}, {"protocol": None}, {"protocol": ["kernel"]}, {"framework": 1}, {"id": 1},
+     {"id": "x" * 201}, {"backend": True}, {"device": ["t4"]}, {"device": None}, {"extra": 1},
+     {"program": [LINEAR]}, {"program": None}, {"program": {"hash": "0"}}],
+)  # fmt: skip
+def test_having_answered_the_like_lets_no_bad_item_through(change: dict[str, Any], ask) -> None:
+    assert ask([GOOD]).status_code == 200
+    body = problem(ask([GOOD, {**GOOD, **change}]), 422, "invalid_request")
+    assert all(error["path"].startswith("items.1") for error in body["errors"])
+
+
+def test_programs_are_asked_about_by_their_hash(client: TestClient, ask) -> None:
+    tir = json.dumps(concrete("softmax:rows=8,cols=8"))
+    forms = [{"operator": "relu", "rows": 77, "cols": 3}, {"tvm_json": tir}, {"operator": "nope"}]
+    response = client.post("/programs", content=json.dumps({"programs": forms}), headers=JSON)
+    assert response.status_code == 200, response.text
+    relu, softmax, failed = response.json()["programs"]
+    assert relu["name"].startswith("relu:")
+    assert failed["error"]["code"] == "unsupported_operator"
+    forms[2:] = [{"hash": "0" * 32}]
+    named = [{"hash": relu["hash"]}, {"hash": softmax["hash"]}, {"hash": "0" * 32}]
+    answers = ask([{"program": p, "device": "t4"} for p in named]).json()["results"]
+    spelled = ask([{"program": p, "device": "t4"} for p in forms]).json()["results"]
+    assert answers[:2] == spelled[:2]
+    assert answers[2]["error"]["code"] == "unknown_program"
+    assert "POST /programs" in answers[2]["error"]["hint"]
+    strict = ask([{"program": {"hash": "0" * 32}, "device": "t4"}], strict=True)
+    problem(strict, 404, "unknown_program")
+
+
+def test_what_programs_are_registered(client: TestClient) -> None:
+    for body in ({"programs": []}, {"programs": [{"hash": "0" * 32}]}, {"programs": [1]}, {}, []):
+        problem(client.post("/programs", content=json.dumps(body), headers=JSON), 422, "invalid_request")
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "soon", "nan", ""])
+def test_a_client_names_a_deadline_that_is_one(text: str, client: TestClient) -> None:
+    body = json.dumps({"items": [GOOD]})
+    headers = {**JSON, "x-request-timeout-s": text}
+    problem(client.post("/predict", content=body, headers=headers), 422, "invalid_request")
+
+
+def test_past_the_clients_deadline_it_is_refused(client: TestClient, app: FastAPI) -> None:
+    body = json.dumps({"items": [{**GOOD, "program": {**LINEAR, "m": 4003}}]})
+    headers = {**JSON, "x-request-timeout-s": "1e-9"}
+    refused = client.post("/predict", content=body, headers=headers)
+    problem(refused, 504, "deadline_exceeded")
+    assert refused.headers["retry-after"] == "1"
+    in_time = client.post("/predict", content=body, headers={**JSON, "x-request-timeout-s": "60"})
+    assert in_time.status_code == 200
 
 
 def test_the_company_does_not_matter(ask) -> None:
@@ -269,7 +346,7 @@ def test_a_bug_says_nothing_about_the_inside(ask, app: FastAPI, monkeypatch, cap
 
     monkeypatch.setattr(app.state.service.predictor, "predict_questions", explode)
     with caplog.at_level(logging.ERROR):
-        response = ask([GOOD])
+        response = ask([{**GOOD, "program": {**LINEAR, "m": 4001}}])
     problem(response, 500, "internal_error")
     assert "secret" not in response.text
     assert "secret detail" in caplog.text
@@ -280,11 +357,10 @@ def test_a_figure_that_is_no_number_is_never_sent(ask, app: FastAPI, monkeypatch
 
     def broken(*arguments: Any) -> Any:
         answers = predict(*arguments)
-        object.__setattr__(answers[0], "latency_s", math.nan)
-        return answers
+        return [replace(answer, latency_s=math.nan) for answer in answers]
 
     monkeypatch.setattr(app.state.service.predictor, "predict_questions", broken)
-    problem(ask([GOOD]), 500, "internal_error")
+    problem(ask([{**GOOD, "program": {**LINEAR, "m": 4002}}]), 500, "internal_error")
 
 
 scalars = st.one_of(

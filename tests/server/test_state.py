@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +13,26 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from pydantic import ValidationError
 
+import server.predict.routes
 from cdmpp.devices import known
 from cdmpp.errors import ArtifactError
 from cdmpp.predictor import LatencyPredictor
-from cdmpp.programs.program import TensorProgram
 from server.__main__ import main
 from server.app import create_app
-from server.predict.cache import ProgramCache
-from server.predict.service import PredictionService
+from server.predict.programs import Known, Programs, words
+from server.predict.service import check_golden
 from server.settings import FILE_VARIABLE, Settings
 from tests.server.conftest import LINEAR, problem
 
 
 def test_alive_and_ready(client: TestClient, predictor: LatencyPredictor) -> None:
     assert client.get("/healthz").json() == {"status": "ok"}
-    assert client.get("/readyz").json() == {"status": "ready", "model_id": predictor.model_id}
+    ready = {"status": "ready", "model_id": predictor.model_id, "observations": "ready"}
+    assert client.get("/readyz").json() == ready
 
 
 def test_not_ready_when_the_golden_prediction_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PredictionService, "check_golden", lambda self: "figures are nonsense")
+    monkeypatch.setattr(server.predict.routes, "check_golden", lambda predictor: "figures are nonsense")
     with TestClient(create_app(Settings(model=None))) as client:
         body = problem(client.get("/readyz"), 503, "not_ready")
         assert "nonsense" in body["detail"]
@@ -38,23 +40,21 @@ def test_not_ready_when_the_golden_prediction_fails(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_golden_prediction_sees_what_is_no_latency(predictor: LatencyPredictor, monkeypatch) -> None:
-    service = PredictionService(LatencyPredictor(predictor.artifact), Settings(model=None))
-    assert service.check_golden() == ""
-    predict = service.predictor.predict_questions
+    assert check_golden(predictor) == ""
+    fresh = LatencyPredictor(predictor.artifact)
+    predict = fresh.predict_questions
 
     def wrong(*arguments: Any) -> Any:
-        answers = predict(*arguments)
-        object.__setattr__(answers[0], "lower_s", 1.0)
-        return answers
+        return [replace(answer, lower_s=1.0) for answer in predict(*arguments)]
 
-    monkeypatch.setattr(service.predictor, "predict_questions", wrong)
-    assert "bounds" in service.check_golden()
+    monkeypatch.setattr(fresh, "predict_questions", wrong)
+    assert "bounds" in check_golden(fresh)
 
     def explode(*_: Any) -> None:
         raise RuntimeError
 
-    monkeypatch.setattr(service.predictor, "predict_questions", explode)
-    assert service.check_golden()
+    monkeypatch.setattr(fresh, "predict_questions", explode)
+    assert check_golden(fresh)
 
 
 def test_every_known_device_with_its_figures(client: TestClient, predictor: LatencyPredictor) -> None:
@@ -124,15 +124,41 @@ def test_the_command_names_a_wrong_setting(capsys, monkeypatch, tmp_path: Path) 
 
 
 def test_the_cache_of_programs_keeps_its_bound() -> None:
-    cache = ProgramCache(max_bytes=20_000)
-    programs = [cache.get({"operator": "relu", "rows": n, "cols": 1}, None) for n in range(1, 40)]
-    assert 0 < len(cache) < 10
-    assert cache.get({"operator": "relu", "rows": 39, "cols": 1}, None) is programs[-1]
-    assert cache.get({"operator": "relu", "rows": 1, "cols": 1}, None) == programs[0]
-    assert cache.get({"operator": "relu", "rows": 39, "cols": 1}, "tvm").backend == "tvm"
-    nothing = ProgramCache(max_bytes=0)
-    assert isinstance(nothing.get(LINEAR, None), TensorProgram)
-    assert len(nothing) == 0
+    def ask(rows: int, backend: Any = None) -> Known:
+        fields = {"operator": "relu", "rows": rows, "cols": 1}
+        return programs.worded(words(fields), backend) or programs.operator(fields, words(fields), backend)
+
+    programs = Programs(max_bytes=60_000)
+    asked = [ask(n) for n in range(1, 40)]
+    assert 0 < len(programs) < 30
+    assert ask(39) is asked[-1]
+    assert programs.hashed(asked[-1].identity[0]) is asked[-1]
+    assert programs.hashed(asked[0].identity[0]) is None
+    assert ask(1).identity == asked[0].identity
+    assert ask(39, "tvm").identity[1] == "tvm"
+    hashed = programs.hashed(asked[-1].identity[0])
+    assert hashed is not None and hashed.identity[1] == "library"
+    programs = Programs(max_bytes=0)
+    assert ask(1).identity == asked[0].identity
+    assert len(programs) == 0
+
+
+def test_words_tell_apart_what_equality_does_not() -> None:
+    sent = [
+        {"m": 1},
+        {"m": 1.0},
+        {"m": True},
+        {"m": "1"},
+        {"m": 2**70},
+        {"m": 0.0},
+        {"m": -0.0},
+        {"n": 1},
+        {},
+    ]
+    assert len({words(value) for value in sent}) == len(sent)
+    name = "".join(["operator", "_" * 3])  # not the interned one
+    assert words({name: "x"}) == words({"operator___": "x"})
+    assert len(words({"tvm_json": "x" * 10_000})) == 32
 
 
 def test_an_unexpected_error_is_logged_and_hidden(caplog) -> None:

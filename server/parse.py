@@ -1,0 +1,72 @@
+"""From bytes to models: the refusals of a body that is no JSON or breaks the published schema."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
+
+from server.problems import ProblemError, SchemaViolation
+
+_MAX_VIOLATIONS = 8
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+def parse_json(body: bytes | bytearray) -> Any:
+    """The value of a JSON text.
+
+    Raises
+    ------
+    ProblemError
+        400.
+    """
+    try:
+        return from_json(body)
+    except ValueError as error:
+        raise ProblemError(
+            "malformed_json",
+            f"Invalid JSON: {error}",
+            "send one JSON object; GET /openapi.json has its schema",
+        ) from None
+
+
+def parse(model: type[_Model], body: bytes | bytearray) -> _Model:
+    """A model from the bytes of a body.
+
+    Raises
+    ------
+    ProblemError
+        400 or 422.
+    """
+    return check(model, parse_json(body))
+
+
+def check(model: type[_Model], value: Any) -> _Model:
+    """A model from a JSON value.
+
+    Raises
+    ------
+    ProblemError
+        422.
+    """
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise refused(error) from None
+
+
+def refused(error: ValidationError) -> ProblemError:
+    """The problem that a breach of the schema becomes, with the first few places (422)."""
+    found = error.errors(include_url=False, include_input=False, include_context=False)
+    violations = [
+        SchemaViolation(path=".".join(str(part)[:80] for part in problem["loc"]), message=problem["msg"])
+        for problem in found[:_MAX_VIOLATIONS]
+    ]
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return ProblemError(
+        "invalid_request",
+        f"{violations[0].path or 'body'}: {violations[0].message}{more}",
+        "GET /openapi.json has the schema of a request",
+        errors=violations,
+    )
