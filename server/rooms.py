@@ -5,6 +5,9 @@ from __future__ import annotations
 from server import routes
 from server.adapt.openapi import describe_adapt
 from server.adapt.routes import router as adapt_router
+from server.observe.routes import describe as describe_observe
+from server.observe.routes import opened as observe_opened
+from server.observe.routes import router as observe_router
 from server.onnx.openapi import describe_onnx
 from server.onnx.routes import router as onnx_router
 from server.operate.routes import describe as describe_operate
@@ -20,6 +23,8 @@ from server.sandbox.room import opened as sandbox_opened
 
 ROOMS: tuple[Room, ...] = (
     Room(opened=sandbox_opened),
+    # Before predictions: registered programs are in its database.
+    Room(observe_router, describe_observe, opened=observe_opened),
     Room(predict_router, describe_predict, opened=predict_opened),
     Room(adapt_router, describe_adapt),
     Room(onnx_router, describe_onnx),

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 
 import pytest
 
 from cdmpp.predictor import LatencyPredictor
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Services that tests start keep their database in a folder of this run, not in the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +29,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     needs = {
         "native": (("cc", "gcc", "clang"), "needs a C compiler (cc, gcc or clang); then: make test-native"),
         "browser": (
-            ("chromium", "chromium-browser", "google-chrome"), "needs chromium; then: make test-browser",
+            ("chromium", "chromium-browser", "google-chrome"),
+            "needs chromium; then: make test-browser",
         ),
         "gpu": (("nvidia-smi", "rocm-smi"), "needs a GPU and its driver"),
     }

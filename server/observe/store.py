@@ -112,11 +112,8 @@ class Store:
         self._engine.dispose()
 
     def check(self) -> None:
-        """Raise :class:`StoreUnavailableError` where the database cannot be read and written."""
-        with self._errors("opened"):
-            self._open()
-            with self._writing.begin() as connection:
-                connection.execute(select(programs.c.hash).limit(1))
+        """Raise :class:`StoreUnavailableError` where the database cannot be opened and read."""
+        self._read(partial(_rows, select(programs.c.hash).limit(1)))
 
     def add(self, observed: Sequence[Observation]) -> list[str]:
         """Keep observations, in one transaction that is on the disk when this returns.

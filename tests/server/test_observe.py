@@ -1,0 +1,211 @@
+"""POST and GET /observe: what is accepted is kept, what is not says why, and the figures add up."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from sqlalchemy import create_engine, select
+
+from server.app import create_app
+from server.observe.tables import database_url, observations
+from server.settings import Settings
+from tests.server.conftest import LINEAR, problem
+
+OTHER = {"operator": "softmax", "rows": 4096, "cols": 1024}
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("observe") / "s.sqlite")
+
+
+@pytest.fixture(scope="module")
+def app(database: str) -> FastAPI:
+    return create_app(Settings(database=database))
+
+
+@pytest.fixture(scope="module")
+def client(app: FastAPI) -> Iterator[TestClient]:
+    with TestClient(app, raise_server_exceptions=False) as client:
+        yield client
+
+
+def predicted(client: TestClient, program: dict[str, Any] = LINEAR, device: Any = "t4") -> dict[str, Any]:
+    item = {"program": program, "device": device, "protocol": "eager", "framework": "pytorch"}
+    result: dict[str, Any] = client.post("/predict", json={"items": [item]}).json()["results"][0]
+    return result
+
+
+def errors(client: TestClient) -> dict[str, dict[str, Any]]:
+    return {row["device"]: row for row in client.get("/observe").json()["devices"]}
+
+
+def kept(database: str) -> dict[str, Any]:
+    engine = create_engine(database_url(database))
+    with engine.connect() as connection:
+        rows = {row.id: row for row in connection.execute(select(observations))}
+    engine.dispose()
+    return rows
+
+
+def test_a_measurement_needs_the_id_and_a_latency(client: TestClient, database: str) -> None:
+    before = predicted(client)
+    response = client.post(
+        "/observe",
+        json={
+            "observations": [{"prediction_id": before["prediction_id"], "latency_s": x} for x in (1e-3, 2e-3)]
+        },
+    )
+    assert response.status_code == 200
+    answer = response.json()
+    assert answer["accepted"] == 2
+    rows = kept(database)
+    for result, latency_s in zip(answer["results"], (1e-3, 2e-3), strict=True):
+        row = rows[result["observation_id"]]
+        assert row.latency_s == latency_s
+        for column, field in (("predicted_s", "latency_s"), ("lower_s", "lower_s"), ("upper_s", "upper_s")):
+            assert getattr(row, column) == before[field]
+        for field in ("program_hash", "device", "backend", "protocol", "framework", "model_id"):
+            assert getattr(row, field) == before[field]
+    shown = errors(client)["t4"]
+    assert shown["count"] == 2
+    ratios = [x / before["latency_s"] for x in (1e-3, 2e-3)]
+    assert shown["bias"] == pytest.approx(math.sqrt(ratios[0] * ratios[1]) - 1)
+    assert shown["mape"] == pytest.approx(sum(abs(1 / r - 1) for r in ratios) / 2)
+    assert shown["drift"] is None and shown["drifting"] is False
+    assert shown["model_id"] == before["model_id"]
+
+
+def test_without_an_id_the_loaded_model_is_asked_first(client: TestClient, database: str) -> None:
+    asked = {"program": OTHER, "device": "l4", "protocol": "eager", "framework": "pytorch"}
+    answer = client.post("/observe", json={"observations": [{**asked, "latency_s": 5e-5}]}).json()
+    row = kept(database)[answer["results"][0]["observation_id"]]
+    before = predicted(client, OTHER, "l4")
+    assert (row.program_hash, row.predicted_s) == (before["program_hash"], before["latency_s"])
+
+
+def test_a_device_of_ones_own_is_told_apart_by_its_figures(client: TestClient) -> None:
+    listed = {d["name"]: d for d in client.get("/devices").json()["devices"]}
+    mine = {k: v for k, v in listed["l40"].items() if k != "trained"}
+    twice = {**mine, "mem_bandwidth_bytes_per_s": 2 * mine["mem_bandwidth_bytes_per_s"]}
+    for device in (mine, twice):
+        body = {"observations": [{"program": LINEAR, "device": device, "latency_s": 1e-4}]}
+        assert client.post("/observe", json=body).json()["accepted"] == 1
+    rows = [row for row in client.get("/observe").json()["devices"] if row["device"] == "l40"]
+    assert [row["count"] for row in rows] == [1, 1]
+    assert len({row["device_digest"] for row in rows}) == 2
+
+
+def test_a_bad_observation_harms_no_other(client: TestClient, database: str) -> None:
+    before, count = predicted(client)["prediction_id"], len(kept(database))
+    answer = client.post(
+        "/observe",
+        json={
+            "observations": [
+                {"prediction_id": before[:-3], "latency_s": 1e-4},
+                {"prediction_id": before, "latency_s": 1e-4},
+                {"program": {"operator": "liner"}, "device": "t4", "latency_s": 1e-4},
+                {"program": LINEAR, "device": "t5", "latency_s": 1e-4},
+                {"program": {"hash": "0" * 32}, "device": "t4", "latency_s": 1e-4},
+                {"program": OTHER, "device": "t4", "latency_s": 1e-4},
+            ]
+        },
+    ).json()
+    assert "results" in answer, answer
+    codes = [result.get("error", {}).get("code") for result in answer["results"]]
+    assert codes == [
+        "invalid_prediction_id", None, "unsupported_operator", "unknown_device", "unknown_program", None,
+    ]  # fmt: skip
+    assert answer["accepted"] == 2
+    assert len(kept(database)) == count + 2
+
+
+@pytest.mark.parametrize(
+    "observation",
+    [
+        {},
+        {"prediction_id": "x"},
+        {"prediction_id": "x", "latency_s": 0},
+        {"prediction_id": "x", "latency_s": "1e-4"},
+        {"prediction_id": "x" * 401, "latency_s": 1e-4},
+        {"prediction_id": "x", "latency_s": 1e-4, "device": "t4"},
+        {"program": LINEAR, "latency_s": 1e-4},
+        {"program": LINEAR, "device": "t4", "latency_s": -1e-4},
+        {"program": LINEAR, "device": "t4", "latency_s": 1e-4, "protocol": "x"},
+        17,
+    ],
+)
+def test_what_breaks_the_schema_is_refused_whole(client: TestClient, observation: Any) -> None:
+    problem(client.post("/observe", json={"observations": [observation]}), 422, "invalid_request")
+
+
+def test_an_empty_list_and_no_json(client: TestClient) -> None:
+    problem(client.post("/observe", json={"observations": []}), 422, "invalid_request")
+    body = b'{"observations": [{"prediction_id": "x", "latency_s": NaN}]}'
+    response = client.post("/observe", content=body, headers={"content-type": "application/json"})
+    assert response.status_code in (400, 422)
+
+
+def test_drift_is_seen(client: TestClient) -> None:
+    before = predicted(client, device="a30")
+
+    def tell(factor: float, count: int) -> dict[str, Any]:
+        observed = [
+            {
+                "prediction_id": before["prediction_id"],
+                "latency_s": before["latency_s"] * factor * (1 + i % 7 / 50),
+            }
+            for i in range(count)
+        ]
+        assert client.post("/observe", json={"observations": observed}).json()["accepted"] == count
+        return errors(client)["a30"]
+
+    assert tell(1.5, 1000)["drifting"] is False
+    shown = tell(1.9, 150)
+    assert shown["drifting"] is True and shown["drift"] > 5
+    assert shown["recent_bias"] > shown["bias"] > 0.4
+
+
+def test_ten_thousand_in_one_body(client: TestClient, database: str) -> None:
+    before, count = predicted(client), len(kept(database))
+    body = json.dumps(
+        {"observations": [{"prediction_id": before["prediction_id"], "latency_s": 1e-3}] * 10_000}
+    )
+    answer = client.post("/observe", content=body, headers={"content-type": "application/json"}).json()
+    assert answer["accepted"] == 10_000
+    assert len({result["observation_id"] for result in answer["results"]}) == 10_000
+    assert len(kept(database)) == count + 10_000
+    too_many = json.dumps({"observations": [{"prediction_id": "x", "latency_s": 1e-3}] * 10_001})
+    refused = client.post("/observe", content=too_many, headers={"content-type": "application/json"})
+    problem(refused, 422, "invalid_request")
+
+
+def test_without_the_database_predictions_go_on(tmp_path: Path) -> None:
+    (tmp_path / "folder").write_text("in the way")
+    app = create_app(Settings(database=str(tmp_path / "folder" / "s.sqlite")))
+    with TestClient(app, raise_server_exceptions=False) as client:
+        before = predicted(client)
+        assert before["latency_s"] > 0
+        told = {"observations": [{"prediction_id": before["prediction_id"], "latency_s": 1e-4}]}
+        refused = client.post("/observe", json=told)
+        problem(refused, 503, "store_unavailable")
+        assert refused.headers["retry-after"] == "5"
+        problem(client.get("/observe"), 503, "store_unavailable")
+        ready = client.get("/readyz")
+        assert ready.status_code == 200
+        assert ready.json()["observations"] == "unavailable"
+        assert "cdmpp_store_up 0.0" in client.get("/metrics").text
+
+
+def test_a_restart_knows_what_was_told(client: TestClient, app: FastAPI, database: str) -> None:
+    before = client.get("/observe").json()
+    with TestClient(create_app(Settings(database=database))) as later:
+        assert later.get("/observe").json() == before
+        assert later.get("/readyz").json()["observations"] == "ready"
