@@ -84,7 +84,7 @@ def test_adapting_without_torch(tmp_path: Path) -> None:
     code = (
         RECORDS.format(count=20)
         + f"""
-assert not adapted.adaptation["warnings"] or "not_tuned" not in str(adapted.adaptation["warnings"])
+assert "not_tuned" not in str(adapted.adaptation["warnings"])
 adapted.save({str(folder)!r})
 """
     )
@@ -104,22 +104,18 @@ assert "not_tuned" in codes and adapted.adaptation["tuned"] is None, codes
     run(code, *HEAVY)
 
 
-@pytest.mark.slow
 def test_a_tuned_model_is_asked_without_torch(tmp_path: Path) -> None:
     folder = tmp_path / "tuned"
-    # What no residual process of sizes finds: a latency by the device's waves of tiles.
-    code = RECORDS.format(count=80).replace(
-        "1.5 * p.latency_s", "p.latency_s * (1 + int(t[9:12].strip(',')) % 3)"
-    )
-    run(
-        code
-        + f"""
+    code = f"""
 from dataclasses import replace
 from cdmpp.nn.adapter_files import adapted as on_top
 from cdmpp.nn.tuned import read_tuned
-adapter = replace(adapted.artifact.adapter, weight=1, tuned=read_tuned(base.artifact.network))
-made = LatencyPredictor(on_top(base.artifact, adapter))
-made.save({str(folder)!r})
+weights = read_tuned(base.artifact.network)
+weights["out_bias"] = weights["out_bias"] + 0.1
+adapter = replace(adapted.artifact.adapter, weight=1, tuned=weights)
+LatencyPredictor(on_top(base.artifact, adapter)).save({str(folder)!r})
+print(adapted.predict(["linear:m=512,n=4096,k=1024,dtype=float16"], "rtx-4090")[0].latency_s)
 """
-    )
-    assert float(run(PREDICT.format(folder=str(folder)) + "assert 'torch' not in sys.modules", *HEAVY)) > 0
+    untuned = run(RECORDS.format(count=20) + code)
+    tuned = run(PREDICT.format(folder=str(folder)) + "assert 'torch' not in sys.modules", *HEAVY)
+    assert float(tuned) > 0 and tuned != untuned

@@ -16,7 +16,7 @@ from cdmpp.data.records import Measurement
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import DataError
 from cdmpp.evaluation.cache import FeatureCache
-from cdmpp.measure.library_calls import needed_bytes
+from cdmpp.measure.needed_bytes import needed_bytes
 from cdmpp.measure.timing import TimingSettings
 from cdmpp.nn.answers import Answerer
 from cdmpp.nn.artifact import Artifact

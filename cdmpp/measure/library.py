@@ -15,8 +15,9 @@ import torch
 from cdmpp.data.physics import UNSTABLE
 from cdmpp.data.records import Measurement
 from cdmpp.errors import CdmppError, MeasurementError
-from cdmpp.measure.library_calls import Tensors, make_call, needed_bytes
+from cdmpp.measure.library_calls import Tensors, make_call
 from cdmpp.measure.library_protocols import EVALUATORS
+from cdmpp.measure.needed_bytes import needed_bytes
 from cdmpp.measure.places import Place, free_bytes
 from cdmpp.measure.timing import Timing, TimingSettings, time_program
 from cdmpp.programs.operators import OperatorSpec

@@ -17,7 +17,7 @@ from cdmpp.data.physics import UNSTABLE
 from cdmpp.data.records import Measurement, from_measurements
 from cdmpp.devices.ceilings import Ceilings
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.measure.library_calls import needed_bytes
+from cdmpp.measure.needed_bytes import needed_bytes
 from cdmpp.programs.operators import DTYPE_BYTES, OperatorSpec, make_operator
 
 #: Most memory of one program: this, or this share of a large board's; and this share of what is free.
@@ -72,7 +72,7 @@ def probe_programs(device: DeviceSpec, dtypes: tuple[str, ...], memory_bytes: fl
     dtypes : tuple of str
         Element types of matrix programs, "float32" among them.
     memory_bytes : float
-        No program needs more (:func:`cdmpp.measure.library_calls.needed_bytes`).
+        No program needs more (:func:`cdmpp.measure.needed_bytes.needed_bytes`).
     """
     large_s = _LARGE_S[device.kind]
     found: list[OperatorSpec] = []

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from cdmpp.errors import MeasurementError
-from cdmpp.measure.library_calls import Tensors, make_call, needed_bytes
+from cdmpp.measure.library_calls import Tensors, make_call
+from cdmpp.measure.needed_bytes import needed_bytes
 from cdmpp.programs.operators import operator_types, parse_operator
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ import pytest
 from cdmpp.data.physics import UNSTABLE
 from cdmpp.data.records import Measurement
 from cdmpp.devices import DeviceSpec, known, lookup
-from cdmpp.measure.library_calls import needed_bytes
+from cdmpp.measure.needed_bytes import needed_bytes
 from cdmpp.measure.probe import probe, probe_programs
 from cdmpp.programs.operators import OperatorSpec, parse_operator
 
