@@ -70,7 +70,7 @@ export async function askCurve(question, axis, options, support, signal) {
 }
 
 async function operatorCurve(question, axis, { devices, protocol, framework }, support, signal) {
-  const { programs, axes, name } = curveQuestion(question, axis, support);
+  const { programs, axes, name } = curveQuestion(question, axis, devices.length, support);
   const json = { programs, axes, devices, protocol, ...(framework && { framework }) };
   const answer = await call("/curve", { json, signal });
   return answer.points.map((p) => ({ ...p, x: p.at[name] }));

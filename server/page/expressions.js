@@ -2,7 +2,11 @@
 // text gives both the prediction at a point and the curve. Parsed here, never evaluated as script.
 
 const TOKEN = /\s*(?:(\d+(?:\.\d+)?)|([A-Za-z_]\w*)|(\/\/|[-+*/(),]))/y;
-const FUNCTIONS = { ceil: Math.ceil, floor: Math.floor, min: Math.min, max: Math.max };
+/** The service reckons in exact fractions; here ceil(10 * 0.7) must not be 8 for a last digit's sake. */
+const near = (value) => (Math.abs(value - Math.round(value)) < 1e-9 * Math.max(1, Math.abs(value)) ? Math.round(value) : value);
+const FUNCTIONS = {
+  ceil: (value) => Math.ceil(near(value)), floor: (value) => Math.floor(near(value)), min: Math.min, max: Math.max,
+};
 
 function tokens(text) {
   const found = [];
@@ -19,7 +23,7 @@ function tokens(text) {
 
 /** Names that an expression uses, functions left out. */
 export function namesIn(text) {
-  return tokens(text).map((t) => t.name).filter((name) => name && !(name in FUNCTIONS));
+  return tokens(text).map((t) => t.name).filter((name) => name && !Object.hasOwn(FUNCTIONS, name));
 }
 
 /** `text` with the variable `from` called `to`. */
@@ -61,7 +65,7 @@ export function evaluate(text, variables) {
     for (let sign; (sign = take("*", "/", "//")); ) {
       const right = atom();
       if (sign !== "*" && right === 0) throw new Error(`"${text}" divides by zero`);
-      value = sign === "*" ? value * right : sign === "/" ? value / right : Math.floor(value / right);
+      value = sign === "*" ? value * right : sign === "/" ? value / right : Math.floor(near(value / right));
     }
     return value;
   }
@@ -72,5 +76,5 @@ export function evaluate(text, variables) {
   }
   const value = sum();
   if (rest.length) throw new Error(`"${text}" goes on after its end`);
-  return value;
+  return near(value);
 }

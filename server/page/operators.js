@@ -142,17 +142,19 @@ export function axesOf({ variables, entries }, support) {
   return found.map((axis, i) => ({ axis, key: 100 * rank(axis) + i })).sort((a, b) => a.key - b.key).map((e) => e.axis);
 }
 
-/** Powers of two around a size, the size itself among them; at most eighteen. */
-export function axisValues(size) {
-  const top = Math.max(6, Math.ceil(Math.log2(Math.max(size, 1))) + 2);
-  const from = Math.max(0, top - 16);
+/** Programs at points on devices that one request to /curve may ask about. */
+const MOST_POINTS = 10000;
+
+/** Powers of two up to four times a size, the size itself among them; at most `most` values. */
+export function axisValues(size, most = 18) {
+  const top = Math.min(30, Math.max(6, Math.ceil(Math.log2(Math.max(size, 1))) + 2));
   const values = new Set([Math.max(1, size)]);
-  for (let i = from; i <= Math.min(top, 30); i++) values.add(2 ** i);
+  for (let i = top; i >= 0 && values.size < Math.max(2, Math.min(most, 18)); i--) values.add(2 ** i);
   return [...values].sort((a, b) => a - b);
 }
 
 /** Programs and axes as POST /curve takes them, for one axis; other variables become numbers. */
-export function curveQuestion({ variables, entries }, axis, support) {
+export function curveQuestion({ variables, entries }, axis, devices, support) {
   const others = { ...variables };
   // A variable may be called like a field of one of the operators, and an axis would replace that field.
   const taken = entries.some((e) => axis.name in support.operators[e.template.operator].fields);
@@ -168,5 +170,5 @@ export function curveQuestion({ variables, entries }, axis, support) {
     });
     return { program: Object.fromEntries(said), count };
   });
-  return { programs, axes: { [name]: axisValues(axis.value) }, name };
+  return { programs, axes: { [name]: axisValues(axis.value, Math.floor(MOST_POINTS / (programs.length * devices))) }, name };
 }
