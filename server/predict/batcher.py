@@ -105,7 +105,7 @@ class Batcher:
     threads : int
         Batches computed at a time.
     on_batch : callable, optional
-        Told the rows of each batch.
+        Told the rows of each batch and the seconds that it took.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Batcher:
         max_queued_rows: int,
         max_wait_s: float,
         threads: int = 1,
-        on_batch: Callable[[int], None] | None = None,
+        on_batch: Callable[[int, float], None] | None = None,
     ) -> None:
         self._max_batch_rows, self._max_queued_rows = max_batch_rows, max_queued_rows
         self._max_wait_s, self._threads, self._on_batch = max_wait_s, threads, on_batch
@@ -220,11 +220,11 @@ class Batcher:
                     continue
             parts = self._next_batch()
             rows = sum(part.rows for part in parts)
-            if self._on_batch is not None:
-                self._on_batch(rows)
             started = loop.time()
             await loop.run_in_executor(executor, _compute, loop, parts)
             ended = loop.time()
+            if self._on_batch is not None:
+                self._on_batch(rows, ended - started)
             if rows >= _WORTH_WAITING_ROWS:  # a batch of one says nothing of the rate under load
                 self._rows_per_s += 0.2 * (rows / max(ended - started, 1e-6) - self._rows_per_s)
 

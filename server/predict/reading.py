@@ -15,6 +15,7 @@ from server.parse import check, parse_json
 from server.predict.cache import ByteLru
 from server.predict.devices import Devices, KnownDevice
 from server.predict.programs import Known, Programs, words
+from server.predict.render import Answer
 from server.predict.strict import check_item, refusal
 from server.predict.wire import MAX_ID, Envelope, Item, request_model
 from server.problems import ProblemError
@@ -53,6 +54,8 @@ class Reading:
     ids: list[str | None]
     #: The JSON of each result without its id; None while it is not known.
     results: list[str | None]
+    #: Device and domain of each answer, in no order.
+    kinds: list[tuple[str, str]] = field(default_factory=list)
     open: list[Open] = field(default_factory=list)
     #: Errors by position.
     failed: dict[int, tuple[Item, ErrorInfo]] = field(default_factory=dict)
@@ -61,6 +64,11 @@ class Reading:
     def context(self) -> Any:
         """What the answers of a whole request have in common."""
         return (self.predictor.model_id, self.levels)
+
+    def answer(self, position: int, answer: Answer) -> None:
+        """Note an item's answer."""
+        self.results[position] = answer.text
+        self.kinds.append(answer.kind)
 
     def fail(self, position: int, item: Item, error: ErrorInfo) -> None:
         """Note an item's error."""
@@ -87,11 +95,11 @@ class Reader:
     ----------
     settings : Settings
     programs, devices, answers
-        What was seen before; answers as JSON without the id.
+        What was seen before.
     """
 
     def __init__(
-        self, settings: Settings, programs: Programs, devices: Devices, answers: ByteLru[str]
+        self, settings: Settings, programs: Programs, devices: Devices, answers: ByteLru[Answer]
     ) -> None:
         self._programs, self._devices, self._answers = programs, devices, answers
         self._request_model = request_model(settings.max_items)
@@ -135,7 +143,7 @@ class Reader:
                     found = None  # not of the form that the models below describe
                 if found is not None:
                     reading.ids[position] = raw.get("id")
-                    reading.results[position] = found
+                    reading.answer(position, found)
                     continue
             try:
                 item = Item.model_validate(raw)
@@ -148,7 +156,7 @@ class Reader:
         reading.check_strict()
         return reading
 
-    def _before(self, raw: Any, predictor: LatencyPredictor, context: Any) -> str | None:
+    def _before(self, raw: Any, predictor: LatencyPredictor, context: Any) -> Answer | None:
         """The answer of an item that was asked before in these words; it was checked then.
 
         Protocol and framework are part of the key, so a value that is none has no answer.

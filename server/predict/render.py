@@ -4,13 +4,33 @@ from __future__ import annotations
 
 import json
 from json.encoder import encode_basestring_ascii
-from typing import Any
+from typing import Any, NamedTuple
 
 from cdmpp.prediction import ErrorInfo, Prediction
 from server.observe.ids import make_id
 
 #: JSON without spaces; a figure that is not finite raises ValueError.
 encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+
+
+class Answer(NamedTuple):
+    """An answer as it is remembered.
+
+    Attributes
+    ----------
+    text : str
+        The JSON object of a result without its opening brace and its id.
+    kind : (str, str)
+        Device and domain, for statistics.
+    """
+
+    text: str
+    kind: tuple[str, str]
+
+
+def answer_of(prediction: Prediction, device_digest: str) -> Answer:
+    """From a prediction with figures; raises as :func:`fragment`."""
+    return Answer(fragment(prediction, device_digest), (prediction.device, prediction.domain or "out"))
 
 
 def fragment(prediction: Prediction, device_digest: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -14,6 +15,7 @@ from server.body import read_json_body
 from server.deadline import Deadline
 from server.gate import Gate
 from server.models import Models, load_model
+from server.operate.surround import count_items
 from server.predict.batcher import Batcher
 from server.predict.service import PredictionService, check_golden
 from server.settings import Settings
@@ -38,9 +40,12 @@ async def opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
         max_queued_rows=settings.max_queued_rows,
         max_wait_s=settings.max_wait_s,
         threads=settings.max_concurrent,
+        on_batch=state.metrics.batch,
     )
-    store = getattr(state, "store", None)
-    state.service = PredictionService(state.models, settings, state.batcher, state.sandbox, store)
+    state.metrics.model(predictor.model_id)
+    state.service = PredictionService(
+        state.models, settings, state.batcher, state.sandbox, state.metrics, state.store
+    )
     state.not_ready = await run_sync(check_golden, predictor)
     if state.not_ready:
         _log.error("not ready: %s", state.not_ready)
@@ -53,7 +58,8 @@ async def predict(request: Request) -> Response:
     """Predict the latency of each item, in order. A bad item gets an error of its own."""
     state = request.app.state
     body = await read_json_body(request, state.settings)
-    answer = await state.service.predict(body, Deadline.of(request, state.settings))
+    deadline = Deadline.of(request, state.settings)
+    answer = await state.service.predict(body, deadline, partial(count_items, request))
     return Response(answer, media_type="application/json")
 
 
@@ -62,5 +68,6 @@ async def programs(request: Request) -> Response:
     """Keep programs, so that items can name them by their hash; order is kept."""
     state = request.app.state
     body = await read_json_body(request, state.settings)
-    answer = await state.service.register(body, Deadline.of(request, state.settings))
+    deadline = Deadline.of(request, state.settings)
+    answer = await state.service.register(body, deadline, partial(count_items, request))
     return Response(answer, media_type="application/json")

@@ -22,13 +22,14 @@ from server.deadline import Deadline
 from server.gate import Gate
 from server.models import Models
 from server.observe.store import Store, StoreUnavailableError
+from server.operate.metrics import Metrics
 from server.parse import parse
 from server.predict.batcher import Batcher
 from server.predict.cache import ByteLru
 from server.predict.devices import Devices
 from server.predict.programs import Known, Programs, unknown_program, words
 from server.predict.reading import Open, Reader, Reading
-from server.predict.render import encode, error_fields, error_fragment, fragment, response, with_id
+from server.predict.render import Answer, answer_of, encode, error_fields, error_fragment, response, with_id
 from server.predict.wire import register_request_model
 from server.problems import ProblemError, internal_error
 from server.sandbox.sandbox import Sandbox, TirText
@@ -57,6 +58,8 @@ class PredictionService:
         Computes what no cache knows.
     sandbox : Sandbox
         Reads TVM JSON and TVMScript.
+    metrics : Metrics
+        Told what was asked and what was known.
     store : Store, optional
         Keeps registered programs; without one they are known by hash until they are forgotten.
     """
@@ -67,13 +70,14 @@ class PredictionService:
         settings: Settings,
         batcher: Batcher,
         sandbox: Sandbox,
+        metrics: Metrics,
         store: Store | None = None,
     ) -> None:
         self.models, self.batcher = models, batcher
         self.programs = Programs(settings.cache_bytes)
-        self.answers: ByteLru[str] = ByteLru(settings.answer_cache_bytes)
+        self.answers: ByteLru[Answer] = ByteLru(settings.answer_cache_bytes)
         self.devices = Devices()
-        self._sandbox, self._store = sandbox, store
+        self._sandbox, self._metrics, self._store = sandbox, metrics, store
         self._reader = Reader(settings, self.programs, self.devices, self.answers)
         self._max_items = settings.max_items
         self._apart = Gate(1, settings.max_queued)
@@ -83,8 +87,10 @@ class PredictionService:
         """The loaded model."""
         return self.models.base
 
-    async def predict(self, body: bytes | bytearray, deadline: Deadline) -> bytes:
-        """Answer a request body with a response body.
+    async def predict(
+        self, body: bytes | bytearray, deadline: Deadline, on_items: Callable[[int], None]
+    ) -> bytes:
+        """Answer a request body with a response body; ``on_items`` hears how many items it has.
 
         Raises
         ------
@@ -95,14 +101,20 @@ class PredictionService:
         with bugs_hidden("/predict"):
             small = len(body) <= INLINE_BYTES
             envelope = await self._do(small, partial(self._reader.parse, body))
+            on_items(len(envelope.items))
             predictor = await self.model(envelope.model)
             reading = await self._do(small, partial(self._reader.read, envelope, predictor))
+            known = len(reading.kinds)
             if reading.open:
                 await self._resolve(reading, deadline)
                 await self._compute(reading, deadline)
+            self._metrics.cache("answers", known, len(envelope.items) - known)
+            self._metrics.items(reading.kinds, [error.code for _, error in reading.failed.values()])
             return await self._do(small, partial(_answer, reading))
 
-    async def register(self, body: bytes | bytearray, deadline: Deadline) -> bytes:
+    async def register(
+        self, body: bytes | bytearray, deadline: Deadline, on_items: Callable[[int], None]
+    ) -> bytes:
         """Register programs; what is answered with a hash is known to every worker of the same store.
 
         Raises
@@ -113,6 +125,7 @@ class PredictionService:
         with bugs_hidden("/programs"):
             model = register_request_model(self._max_items)
             request = await self._do(len(body) <= INLINE_BYTES, partial(parse, model, body))
+            on_items(len(request.programs))
             forms = [_fields(program) for program in request.programs]
             found = await self.read_programs([(form, None) for form in forms], deadline)
             named = {
@@ -246,9 +259,11 @@ class PredictionService:
         for each in reading.open:
             key = each.key(context)
             # Asked before in other words, or by the hash.
-            reading.results[each.position] = before = self.answers.get(key)
+            before = self.answers.get(key)
             if before is None:
                 asked.setdefault(key, []).append(each)
+            else:
+                reading.answer(each.position, before)
         if not asked:
             return
         questions = [_question(group[0]) for group in asked.values()]
@@ -260,10 +275,10 @@ class PredictionService:
                     for each in group:
                         reading.fail(each.position, each.item, prediction.error)
                     continue
-                text = fragment(prediction, group[0].device.identity[0])
-                self.answers.put(key, text, len(text) + _KEY_BYTES)
+                answer = answer_of(prediction, group[0].device.identity[0])
+                self.answers.put(key, answer, len(answer.text) + _KEY_BYTES)
                 for each in group:
-                    reading.results[each.position] = text
+                    reading.answer(each.position, answer)
 
         await self._do(len(questions) <= _INLINE_ITEMS, keep)
         reading.check_strict()
