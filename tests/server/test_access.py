@@ -1,0 +1,224 @@
+"""Keys and rates: who is refused, how, and that nothing is kept that could be stolen."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from pydantic import ValidationError
+
+from server.app import create_app
+from server.operate.access import Keys, Rates, hash_key, new_key, sender_of
+from server.problems import ProblemError
+from server.settings import Settings
+from tests.server.conftest import LINEAR, problem
+
+ROOT = Path(__file__).resolve().parents[2]
+USER, USER_HASH = new_key()
+ADMIN, ADMIN_HASH = new_key()
+BODY = {"items": [{"program": LINEAR, "device": "t4"}]}
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    app = create_app(
+        Settings(api_key_hashes={"scheduler": USER_HASH}, admin_key_hashes=[ADMIN_HASH], open_metrics=False)
+    )
+    with TestClient(app, raise_server_exceptions=False) as client:
+        yield client
+
+
+def test_without_a_key_nothing_is_told(client: TestClient) -> None:
+    for headers in ({}, bearer("wrong"), bearer(USER_HASH), {"authorization": f"Basic {USER}"}, bearer("")):
+        for refused in (
+            client.post("/predict", json=BODY, headers=headers),
+            client.get("/models", headers=headers),
+            client.get("/metrics", headers=headers),
+            client.get("/nope", headers=headers),
+        ):
+            problem(refused, 401, "unauthorized")
+            assert refused.headers["www-authenticate"].startswith("Bearer")
+
+
+def test_every_known_key_may_ask(client: TestClient) -> None:
+    for key in (USER, ADMIN):
+        assert client.post("/predict", json=BODY, headers=bearer(key)).status_code == 200
+    assert client.get("/metrics", headers={"authorization": f"bearer {USER}"}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/openapi.json", "/"])
+def test_what_is_open_stays_open(client: TestClient, path: str) -> None:
+    assert client.get(path).status_code == 200
+
+
+def test_the_schema_says_that_a_key_is_needed(client: TestClient) -> None:
+    document = client.get("/openapi.json").json()
+    assert document["components"]["securitySchemes"]["key"] == {"type": "http", "scheme": "bearer"}
+    predict = document["paths"]["/predict"]["post"]
+    assert predict["security"] == [{"key": []}] and "401" in predict["responses"]
+    assert "security" not in document["paths"]["/healthz"]["get"]
+
+
+def test_the_default_schema_knows_no_keys() -> None:
+    document = json.dumps(create_app(Settings()).openapi())
+    assert "securitySchemes" not in document and '"401"' not in document and '"429"' not in document
+
+
+def test_every_hash_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, str]] = []
+    keys = Keys({"a": USER_HASH, "b": hash_key("b")}, {"c": ADMIN_HASH})
+    genuine = hmac.compare_digest
+
+    def compare(sent: str, known: str) -> bool:
+        seen.append((sent, known))
+        return genuine(sent, known)
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    assert keys.find(f"Bearer {USER}") == ("a", False)
+    assert len(seen) == 3
+    assert keys.find("Bearer nothing") == (None, False)
+    assert len(seen) == 6
+    assert keys.find(f"Bearer {ADMIN}") == ("c", True)
+
+
+def test_the_same_key_as_user_and_administrator_is_an_administrator() -> None:
+    assert Keys({"a": ADMIN_HASH}, {"c": ADMIN_HASH}).find(f"Bearer {ADMIN}")[1]
+    assert not Keys({}, {"c": ADMIN_HASH}).required
+
+
+@pytest.mark.parametrize("header", ["", "Bearer", "Bearer  ", "Bearer \udcff", "Bearer " + "x" * 10_000])
+def test_strange_headers_are_no_key(header: str) -> None:
+    assert Keys({"a": USER_HASH}, {}).find(header) == (None, False)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"api_key_hashes": [USER]},
+        {"api_key_hashes": {"bad name": USER_HASH}},
+        {"admin_key_hashes": "x"},
+        {"requests_per_s": 0},
+        {"database": "mysql://user:secret@host/db"},
+    ],
+)
+def test_impossible_settings_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Settings(**fields)
+
+
+def test_keys_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CDMPP_API_KEY_HASHES", json.dumps({"scheduler": USER_HASH}))
+    monkeypatch.setenv("CDMPP_ADMIN_KEY_HASHES", json.dumps([ADMIN_HASH]))
+    chosen = Settings()
+    assert chosen.api_key_hashes == {"scheduler": USER_HASH}
+    assert chosen.admin_key_hashes == {ADMIN_HASH[:8]: ADMIN_HASH}
+
+
+def test_the_command_makes_a_key_that_fits_its_hash() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "server", "hash-key"],
+        cwd=ROOT, capture_output=True, text=True, timeout=60, env={**os.environ},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    assert hash_key(lines["key"].strip()) == lines["hash"].strip()
+    assert len(lines["key"].strip()) > 40
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def refused(rates: Rates, sender: str) -> int:
+    with pytest.raises(ProblemError) as error:
+        rates.take(sender)
+    assert error.value.status == 429
+    return int(error.value.headers["retry-after"])
+
+
+def test_requests_are_limited_per_sender() -> None:
+    clock = Clock()
+    rates = Rates(2.0, None, clock=clock)
+    rates.take("a")
+    rates.take("a")
+    assert refused(rates, "a") == 1
+    rates.take("b")
+    clock.now += 0.5
+    rates.take("a")
+    refused(rates, "a")
+    clock.now += 1000
+    rates.take("a")
+    rates.take("a")
+    refused(rates, "a")
+
+
+def test_a_slow_rate_still_lets_one_request_through() -> None:
+    clock = Clock()
+    rates = Rates(0.1, None, clock=clock)
+    rates.take("a")
+    assert refused(rates, "a") == 10
+    clock.now += 10
+    rates.take("a")
+
+
+def test_items_run_into_debt_and_are_paid_off() -> None:
+    clock = Clock()
+    rates = Rates(None, 100.0, clock=clock)
+    rates.take("a")
+    rates.charge("a", 1100)
+    assert refused(rates, "a") == 11  # 1,000 in debt at 100 a second, and one to ask with
+    clock.now += 5
+    refused(rates, "a")
+    clock.now += 6
+    rates.take("a")
+    rates.charge("b", 5)
+    rates.take("b")
+
+
+def test_senders_are_forgotten_before_they_are_too_many() -> None:
+    rates = Rates(1.0, None, most=50)
+    for i in range(1000):
+        rates.take(f"sender {i}")
+    assert len(rates) == 50
+    refused(rates, "sender 999")
+
+
+def test_off_is_off() -> None:
+    assert not Rates(None, None)
+    assert Rates(1.0, None) and Rates(None, 1.0)
+
+
+def test_who_sends() -> None:
+    assert sender_of("scheduler", "10.0.0.1") == "key scheduler"
+    assert sender_of(None, "10.0.0.1") == "10.0.0.1"
+    assert (
+        sender_of(None, "2001:db8::1") == sender_of(None, "2001:db8::ffff") != sender_of(None, "2001:db9::1")
+    )
+    assert sender_of(None, None) == sender_of(None, "testclient") == "unknown"
+
+
+def test_limits_over_http() -> None:
+    app = create_app(Settings(items_per_s=1.0, requests_per_s=1000))
+    with TestClient(app, raise_server_exceptions=False) as client:
+        assert client.post("/predict", json={"items": BODY["items"] * 50}).status_code == 200
+        refused = client.post("/predict", json=BODY)
+        problem(refused, 429, "rate_limited")
+        assert 40 <= int(refused.headers["retry-after"]) <= 50
+        assert client.get("/healthz").status_code == 200
+        assert "429" in client.get("/openapi.json").json()["paths"]["/predict"]["post"]["responses"]

@@ -1,0 +1,171 @@
+"""One line for each request, with its identity; one format for everything."""
+
+from __future__ import annotations
+
+import json
+import logging
+import logging.config
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from benchmarks.http import free_port
+from server.app import create_app
+from server.operate.access import new_key
+from server.operate.logs import JsonFormatter, TextFormatter, log_config, request_id, request_log
+from server.settings import Settings
+from tests.server.conftest import JSON, LINEAR
+
+ROOT = Path(__file__).resolve().parents[2]
+BODY = {"items": [{"program": LINEAR, "device": "t4"}] * 3}
+
+
+@pytest.fixture
+def lines() -> Iterator[list[dict[str, Any]]]:
+    """What the service writes about requests, in JSON, in the order of writing."""
+    out: list[dict[str, Any]] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            out.append(json.loads(JsonFormatter().format(record)))
+
+    handler = Keep()
+    logger, before = logging.getLogger("server"), logging.getLogger("server").level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield out
+    logger.setLevel(before)
+    logger.removeHandler(handler)
+
+
+def test_one_line_a_request(client: TestClient, lines: list[dict[str, Any]]) -> None:
+    response = client.post("/predict", json=BODY, headers={"x-request-id": "my-id.1_2"})
+    (line,) = lines
+    assert response.headers["x-request-id"] == line["request_id"] == "my-id.1_2"
+    assert (line["method"], line["route"], line["status"], line["items"]) == ("POST", "/predict", 200, 3)
+    assert 0 < line["duration_s"] < 60
+    assert line["level"] == "info" and re.match(r"\d{4}-\d\d-\d\dT", line["time"])
+    assert "code" not in line and "key" not in line
+
+
+def test_a_refusal_says_its_code_and_paths_are_routes(
+    client: TestClient, lines: list[dict[str, Any]]
+) -> None:
+    client.post("/predict", content=b"{", headers=JSON)
+    client.get("/no/such/path?secret=1")
+    client.get("/predict")
+    assert [(x["route"], x["status"], x["code"]) for x in lines] == [
+        ("/predict", 400, "malformed_json"), ("none", 404, "not_found"),
+        ("/predict", 405, "method_not_allowed"),
+    ]  # fmt: skip
+    assert "secret" not in json.dumps(lines)
+
+
+def test_probes_are_quiet(client: TestClient, lines: list[dict[str, Any]]) -> None:
+    for path in ("/healthz", "/readyz", "/metrics"):
+        assert client.get(path).headers["x-request-id"]
+    assert lines == []
+
+
+@pytest.mark.parametrize("sent", [b"", b"a b", b"x" * 129, "ü".encode(), b"a\tb", b"{}"])
+def test_another_identity_is_not_taken(client: TestClient, sent: bytes) -> None:
+    got = client.get("/healthz", headers={"x-request-id": sent}).headers["x-request-id"]
+    assert re.fullmatch("[0-9a-f]{32}", got)
+
+
+def test_a_bug_has_an_identity_and_a_line_too(lines: list[dict[str, Any]]) -> None:
+    app: FastAPI = create_app(Settings())
+
+    @app.get("/broken")
+    async def broken() -> None:
+        logging.getLogger("server.test").info("inside")
+        raise RuntimeError("secret detail")
+
+    response = TestClient(app, raise_server_exceptions=False).get("/broken", headers={"x-request-id": "q"})
+    assert response.status_code == 500 and response.headers["x-request-id"] == "q"
+    assert "secret" not in response.text
+    inside, line = lines
+    assert inside["message"] == "inside" and inside["request_id"] == "q"
+    assert (line["status"], line["code"]) == (500, "internal_error")
+
+
+def test_the_key_is_named_not_shown(lines: list[dict[str, Any]]) -> None:
+    key, hash = new_key()
+    app = create_app(Settings(api_key_hashes={"scheduler": hash}))
+    with TestClient(app) as client:
+        client.get("/devices", headers={"authorization": f"Bearer {key}"})
+    (line,) = [line for line in lines if line.get("route") == "/devices"]
+    assert line["key"] == "scheduler"
+    assert key not in json.dumps(lines) and hash not in json.dumps(lines)
+
+
+def test_nothing_that_is_sent_breaks_a_line() -> None:
+    record = logging.LogRecord("x", logging.ERROR, "f", 1, "a\n{%s}\u2028", ("b\r\n\ud800",), None)
+    text = JsonFormatter().format(record)
+    assert len(text.splitlines()) == 1
+    assert json.loads(text)["message"] == "a\n{b\r\n\ud800}\u2028"
+
+
+def test_a_traceback_is_one_line_of_json() -> None:
+    try:
+        raise ValueError("why")
+    except ValueError:
+        record = logging.LogRecord("x", logging.ERROR, "f", 1, "failed", (), sys.exc_info())
+    text = JsonFormatter().format(record)
+    assert "\n" not in text and "ValueError: why" in json.loads(text)["traceback"]
+
+
+def test_text_names_the_request() -> None:
+    record = logging.LogRecord("x", logging.INFO, "f", 1, "something", (), None)
+    token = request_id.set("abc")
+    try:
+        assert TextFormatter().format(record).endswith("INFO something (request abc)")
+    finally:
+        request_id.reset(token)
+
+
+@pytest.mark.parametrize(("terminal", "expected"), [(True, TextFormatter), (False, JsonFormatter)])
+def test_the_format_follows_the_reader(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool, expected: type
+) -> None:
+    out = StringIO()
+    monkeypatch.setattr(out, "isatty", lambda: terminal)
+    monkeypatch.setattr(sys, "stderr", out)
+    assert log_config("auto")["formatters"]["line"]["()"] is expected
+    assert log_config("json")["formatters"]["line"]["()"] is JsonFormatter
+    assert log_config("text")["formatters"]["line"]["()"] is TextFormatter
+
+
+def test_a_process_writes_json_to_stderr(tmp_path: Path) -> None:
+    port = free_port()
+    with subprocess.Popen(
+        [sys.executable, "-m", "server", "--port", str(port)], cwd=ROOT, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "CDMPP_LOG_FORMAT": "json"},
+    ) as process:  # fmt: skip
+        try:
+            assert process.stderr is not None and process.stdout is not None
+            seen = []
+            while not seen or "running on" not in seen[-1]:
+                seen.append(process.stderr.readline())
+                assert seen[-1], "".join(seen)
+            httpx2.get(f"http://127.0.0.1:{port}/devices", headers={"x-request-id": "from-here"})
+        finally:
+            process.send_signal(signal.SIGTERM)
+            seen += process.stderr.read().splitlines()
+        assert process.wait(30) in (0, -signal.SIGTERM)
+        assert process.stdout.read() == ""
+    parsed = [json.loads(line) for line in seen]
+    (request,) = [line for line in parsed if line["logger"] == request_log.name]
+    assert (request["request_id"], request["route"], request["status"]) == ("from-here", "/devices", 200)
+    assert not [line for line in parsed if line["logger"] == "uvicorn.access"]

@@ -1,0 +1,176 @@
+"""What Prometheus reads: counted once, few labels, one answer for all workers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+from prometheus_client.parser import text_string_to_metric_families
+
+from server.app import create_app
+from server.operate.metrics import FOLDER_VARIABLE, Metrics, shared_by_workers
+from server.settings import Settings
+from tests.server.conftest import JSON, LINEAR
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """Every sample by name and labels."""
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def labelled(name: str, **labels: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    return name, tuple(sorted(labels.items()))
+
+
+def test_requests_items_and_refusals_are_counted(tmp_path: Path) -> None:
+    # An application of its own: its counts begin here.
+    with TestClient(create_app(Settings(database=str(tmp_path / "s.sqlite")))) as client:
+        items = [
+            {"program": LINEAR, "device": "t4"},
+            {"program": {**LINEAR, "m": 77}, "device": "t4"},
+            {"program": LINEAR, "device": "t4", "backend": "tvm"},
+            {"program": {"operator": "liner"}, "device": "t4"},
+            {"program": LINEAR, "device": "t5"},
+        ]
+        results = client.post("/predict", json={"items": items}).json()["results"]
+        client.post("/predict", json={"items": items[:1]})
+        client.post("/predict", content=b"{", headers=JSON)
+        for path in ("/nope/1", "/nope/2"):
+            client.get(path)
+        client.request("BREW", "/predict")
+        client.post(
+            "/observe",
+            json={"observations": [{"prediction_id": results[0]["prediction_id"], "latency_s": 1e-4}] * 4},
+        )
+        answer = client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    seen = samples(answer.text)
+    count = "cdmpp_request_seconds_count"
+    assert seen[labelled(count, method="POST", route="/predict", status="200")] == 2
+    assert seen[labelled(count, method="POST", route="/predict", status="400")] == 1
+    assert seen[labelled(count, method="GET", route="none", status="404")] == 2
+    assert seen[labelled(count, method="other", route="/predict", status="405")] == 1
+    assert seen[labelled("cdmpp_refusals_total", code="malformed_json")] == 1
+    assert seen[labelled("cdmpp_refusals_total", code="not_found")] == 2
+    assert seen[labelled("cdmpp_observations_total")] == 4
+    assert seen[labelled("cdmpp_store_up")] == 1
+    assert seen[labelled("cdmpp_requests_in_flight")] == 1, "the scrape itself"
+    assert seen[labelled("cdmpp_queue_rows")] == 0
+    assert seen[labelled("cdmpp_item_errors_total", code="unsupported_operator")] == 1
+    assert seen[labelled("cdmpp_item_errors_total", code="unknown_device")] == 1
+    by_domain = {
+        dict(labels)["domain"]: value for (name, labels), value in seen.items() if name == "cdmpp_items_total"
+    }
+    expected: dict[str, int] = {}
+    for result in [*results[:3], results[0]]:
+        expected[result["domain"]] = expected.get(result["domain"], 0) + 1
+    assert by_domain == expected
+    assert seen[labelled("cdmpp_batch_rows_sum")] == 3
+    assert seen[labelled("cdmpp_batch_rows_count")] >= 1
+    assert seen[labelled("cdmpp_batch_seconds_count")] >= 1
+    assert seen[labelled("cdmpp_cache_hits_total", cache="answers")] == 1
+    assert seen[labelled("cdmpp_cache_misses_total", cache="answers")] >= 3
+    (model,) = [labels for (name, labels) in seen if name == "cdmpp_model_info"]
+    assert dict(model)["model_id"] == results[0]["model_id"]
+    assert any(name.startswith("process_resident_memory") for name, _ in seen)
+
+
+def test_labels_stay_few() -> None:
+    metrics = Metrics()
+    metrics.items([(f"my-device-{i}", "out") for i in range(1000)] + [("t4", "out"), ("l4", "in")])
+    seen = samples(metrics.text().decode())
+    assert seen[labelled("cdmpp_out_of_domain_items_total", device="other")] == 1000
+    assert seen[labelled("cdmpp_out_of_domain_items_total", device="t4")] == 1
+    assert seen[labelled("cdmpp_items_total", domain="in")] == 1
+    assert len([1 for name, _ in seen if name == "cdmpp_out_of_domain_items_total"]) == 2
+
+
+def test_a_reload_leaves_one_model(tmp_path: Path) -> None:
+    metrics = Metrics()
+    for model_id in ("a", "a", "b"):
+        metrics.model(model_id)
+    seen = samples(metrics.text().decode())
+    values = {dict(labels)["model_id"]: v for (name, labels), v in seen.items() if name == "cdmpp_model_info"}
+    assert values == {"a": 0, "b": 1}
+
+
+def test_restarts_are_counted_from_where_they_were() -> None:
+    metrics = Metrics()
+    for restarts in (0, 2, 2, 5):
+        metrics.sample(7, 3, restarts)
+    seen = samples(metrics.text().decode())
+    assert seen[labelled("cdmpp_sandbox_restarts_total")] == 5
+    assert seen[labelled("cdmpp_sandbox_queue")] == 3
+    assert seen[labelled("cdmpp_queue_rows")] == 7
+
+
+WORKER = """
+import sys
+from server.operate.metrics import Metrics
+metrics = Metrics()
+metrics.batch(32, 0.01)
+metrics.started(); metrics.ended("POST", "/predict", 200, 0.01, None)
+metrics.started()
+metrics.sample(5, 0, 1)
+metrics.model("m")
+print(metrics.text().decode())
+sys.stdin.read()
+"""
+
+
+def test_whoever_is_scraped_answers_for_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
+    # A process of its own plays the supervisor: this one has made its choice when it imported the library.
+    code = f"""
+import subprocess, sys
+from server.operate.metrics import shared_by_workers, worker_ended
+with shared_by_workers():
+    workers = [
+        subprocess.Popen([sys.executable, "-c", {WORKER!r}], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for _ in range(3)
+    ]
+    for worker in workers:  # all have written when each has printed
+        while b"cdmpp_sandbox_restarts_total" not in worker.stdout.readline():
+            pass
+    workers[0].communicate()
+    worker_ended(workers[0].pid)
+    code = "from server.operate.metrics import Metrics; print(Metrics().text().decode())"
+    print(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    for worker in workers[1:]:
+        worker.communicate()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ},
+    )
+    assert done.returncode == 0, done.stderr
+    seen = samples(done.stdout)
+    assert seen[labelled("cdmpp_batch_rows_count")] == 3, "counts of an ended worker stay"
+    assert seen[labelled("cdmpp_request_seconds_count", method="POST", route="/predict", status="200")] == 3
+    assert seen[labelled("cdmpp_sandbox_restarts_total")] == 3
+    assert seen[labelled("cdmpp_queue_rows")] == 10, "what it was busy with does not"
+    assert seen[labelled("cdmpp_requests_in_flight")] == 2
+    models = [v for (name, _), v in seen.items() if name == "cdmpp_model_info"]
+    assert models == [1]
+
+
+def test_the_folder_of_the_workers_goes_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
+    with shared_by_workers():
+        folder = Path(os.environ[FOLDER_VARIABLE])
+        assert folder.is_dir()
+    assert not folder.exists() and FOLDER_VARIABLE not in os.environ
