@@ -5,6 +5,8 @@ from __future__ import annotations
 from server import routes
 from server.adapt.openapi import describe_adapt
 from server.adapt.routes import router as adapt_router
+from server.curve.openapi import describe_curve
+from server.curve.routes import router as curve_router
 from server.observe.routes import describe as describe_observe
 from server.observe.routes import opened as observe_opened
 from server.observe.routes import router as observe_router
@@ -27,6 +29,7 @@ ROOMS: tuple[Room, ...] = (
     Room(observe_router, describe_observe, opened=observe_opened),
     Room(predict_router, describe_predict, opened=predict_opened),
     Room(adapt_router, describe_adapt),
+    Room(curve_router, describe_curve),
     Room(onnx_router, describe_onnx),
     Room(routes.router, routes.describe),
     Room(page_router),

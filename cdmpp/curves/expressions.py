@@ -13,7 +13,7 @@ from fractions import Fraction
 
 from cdmpp.errors import InvalidProgramError
 
-MAX_LENGTH = 200
+MAX_LENGTH, MAX_TOKENS = 200, 80
 #: Brackets and signs may stand in each other this deep.
 MAX_DEPTH = 24
 #: Names that are functions and cannot be axes.
@@ -21,8 +21,9 @@ FUNCTIONS = ("ceil", "floor", "max", "min")
 HINT = "an expression is made of axes, numbers, + - * / //, ceil, floor, min, max and brackets"
 
 _TOKEN = re.compile(r"\s*(?:(\d{1,18}(?:\.\d{1,18})?)|([A-Za-z_]\w*)|(//|[-+*/(),]))", re.ASCII)
-Values = Mapping[str, Fraction]
-_Node = Callable[[Values], Fraction]
+Number = int | Fraction
+Values = Mapping[str, Number]
+_Node = Callable[[Values], Number]
 
 
 class Expression:
@@ -49,6 +50,8 @@ class Expression:
         if len(text) > MAX_LENGTH:
             raise self._wrong(f"has more than {MAX_LENGTH} characters")
         self._tokens = list(self._read())
+        if len(self._tokens) > MAX_TOKENS:
+            raise self._wrong(f"has more than {MAX_TOKENS} parts")
         self._place, self._depth = 0, 0
         names: set[str] = set()
         self._names = names
@@ -128,7 +131,7 @@ class Expression:
             self._take(")")
             return node
         if token[0].isdigit():
-            number = Fraction(token)
+            number = int(token) if token.isdecimal() else Fraction(token)
             return lambda values: number
         if token in FUNCTIONS:
             return self._call(token)
@@ -148,7 +151,7 @@ class Expression:
             if len(arguments) != 1:
                 raise self._wrong(f"gives {name} {len(arguments)} arguments; it takes one")
             step, only = (math.ceil if name == "ceil" else math.floor), arguments[0]
-            return lambda values: Fraction(step(only(values)))
+            return lambda values: step(only(values))
         choose = max if name == "max" else min
         return lambda values: choose(argument(values) for argument in arguments)
 
@@ -161,10 +164,10 @@ def _binary(sign: str, left: _Node, right: _Node) -> _Node:
     if sign == "*":
         return lambda values: left(values) * right(values)
     if sign == "/":
-        return lambda values: left(values) / right(values)
-    return lambda values: Fraction(left(values) // right(values))
+        return lambda values: Fraction(left(values)) / right(values)
+    return lambda values: left(values) // right(values)
 
 
-def exact(value: int | float) -> Fraction:
+def exact(value: int | float) -> Number:
     """A number as it is written in decimal: 0.1 is a tenth."""
-    return Fraction(value) if isinstance(value, int) else Fraction(repr(value))
+    return value if isinstance(value, int) else Fraction(repr(value))

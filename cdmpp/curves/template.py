@@ -7,10 +7,9 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
-from cdmpp.curves.expressions import FUNCTIONS, HINT, Expression, exact
+from cdmpp.curves.expressions import FUNCTIONS, HINT, Expression, Number, exact
 from cdmpp.errors import CdmppError, DataError, InvalidProgramError
 from cdmpp.programs.operators import OperatorSpec, make_operator, operator_types
 from cdmpp.programs.program import TensorProgram
@@ -105,6 +104,11 @@ class Grid:
 
     def __len__(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def programs_each(self) -> int:
+        """Programs at a point."""
+        return len(self._makers)
 
     @property
     def numeric(self) -> list[str]:
@@ -210,7 +214,7 @@ class _Maker:
         fields = {**self._fields, **{name: at[name] for name in self._replaced}}
         try:
             if self._expressions:
-                values: dict[str, Fraction] = {
+                values: dict[str, Number] = {
                     name: exact(value)
                     for name, value in at.items()
                     if isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,89 @@
+"""What is said of a curve: its points, each with figures or an error."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cdmpp.curves.template import Value
+from cdmpp.nn.domain import Label
+from cdmpp.prediction import ErrorInfo
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """One point on one device; with ``error``, there are no figures.
+
+    Attributes
+    ----------
+    device : str
+    at : dict of str to value
+        The axes' values.
+    latency_s : float
+        Seconds, summed over the programs and their counts.
+    lower_s, upper_s : float
+        Sums of the programs' bounds: errors are taken to be shared, so the width is an upper estimate.
+    fitted_s : float
+        The monotone fit at this point; ``latency_s`` itself where that needs no change.
+    domain : {"in", "near", "out"}
+        The worst of the programs'; ``domain_score`` is the largest.
+    roofline_s : float
+        Sum of the programs' bounds by arithmetic and traffic.
+    """
+
+    device: str
+    at: dict[str, Value]
+    latency_s: float | None = None
+    lower_s: float | None = None
+    upper_s: float | None = None
+    fitted_s: float | None = None
+    domain: Label | None = None
+    domain_score: float | None = None
+    roofline_s: float | None = None
+    error: ErrorInfo | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; an error instead of figures, never both."""
+        if self.error is not None:
+            return {"device": self.device, "at": self.at, "error": asdict(self.error)}
+        return {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "error"}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Predictions over a grid.
+
+    Attributes
+    ----------
+    model_id : str
+    axes : dict of str to list
+    monotone : list of str
+        Axes along which ``fitted_s`` does not decrease.
+    points : list of CurvePoint
+        Devices outermost, the last axis fastest.
+    """
+
+    model_id: str
+    axes: dict[str, list[Value]]
+    monotone: list[str]
+    points: list[CurvePoint]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``POST /curve`` answers."""
+        return {
+            "model_id": self.model_id,
+            "axes": self.axes,
+            "monotone": self.monotone,
+            "points": [point.to_dict() for point in self.points],
+        }
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Curve:
+        """Back from :meth:`to_dict`."""
+        points = []
+        for point in fields["points"]:
+            error = point.get("error")
+            rest = {name: value for name, value in point.items() if name != "error"}
+            points.append(CurvePoint(**rest, error=None if error is None else ErrorInfo(**error)))
+        return cls(fields["model_id"], fields["axes"], fields["monotone"], points)

@@ -1,0 +1,1 @@
+"""``POST /curve``: a template over axes on devices."""
