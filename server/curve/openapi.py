@@ -13,8 +13,8 @@ from server.settings import Settings
 _MEANING = {
     404: "The model is not loaded (unknown_model).",
     409: "The request fits the schema, but an axis is not used, `monotone` names none of numbers, or there "
-    "are more predictions than items of one request (data_error); a template's operator or fields are not known, "
-    "or an expression is none (unsupported_operator, invalid_program).",
+    "are more predictions than items of one request (data_error); or a template's operator or fields are not "
+    "known, or an expression is none (unsupported_operator, invalid_program).",
 }
 _EXAMPLE: dict[str, Any] = {
     "program": {"operator": "linear", "m": "batch*128", "n": 4096, "k": 1024, "dtype": "float16"},
