@@ -99,7 +99,7 @@ class ProblemError(Exception):
     ) -> None:
         super().__init__(detail)
         self.status = status if status is not None else STATUS_BY_CODE[code]
-        self.headers = dict(headers or {})
+        self.headers = {name.lower(): value for name, value in (headers or {}).items()}
         self.problem = Problem(
             title=_phrase(self.status),
             status=self.status,
@@ -146,6 +146,8 @@ def install(app: FastAPI) -> None:
             status=error.status_code,
             headers=error.headers,
         )
+        if error.status_code == 405:
+            problem.headers |= _allowed(request)
         return answer(request, problem)
 
     async def on_bug(request: Request, error: Exception) -> Response:
@@ -159,6 +161,13 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(ProblemError, on_problem)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(Exception, on_bug)
+
+
+def _allowed(request: Request) -> dict[str, str]:
+    """The Allow header of a path with several methods; the routing names those of one route alone."""
+    path = getattr(request.scope.get("route"), "path", None)
+    methods = request.app.openapi()["paths"].get(path, {})
+    return {"allow": ", ".join(sorted(method.upper() for method in methods))} if methods else {}
 
 
 def internal_error() -> ProblemError:

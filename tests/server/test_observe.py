@@ -209,3 +209,9 @@ def test_a_restart_knows_what_was_told(client: TestClient, app: FastAPI, databas
     with TestClient(create_app(Settings(database=database))) as later:
         assert later.get("/observe").json() == before
         assert later.get("/readyz").json()["observations"] == "ready"
+
+
+def test_a_path_with_two_methods_names_both(client: TestClient) -> None:
+    refused = client.put("/observe")
+    problem(refused, 405, "method_not_allowed")
+    assert refused.headers["allow"] == "GET, POST"
