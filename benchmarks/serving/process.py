@@ -59,10 +59,10 @@ class Served:
                     left += map(int, children.read_text().split())
         return found
 
-    def resident_bytes(self) -> int:
-        """Resident memory of all of them."""
+    def resident_bytes(self, only_server: bool = False) -> int:
+        """Resident memory of all of them, or of the first process alone."""
         total = 0
-        for pid in self.processes():
+        for pid in [self.process.pid] if only_server else self.processes():
             with contextlib.suppress(OSError):
                 total += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         return total

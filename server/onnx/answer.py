@@ -72,6 +72,14 @@ def model_answer(
     }
 
 
+def counted(predictions: Sequence[Prediction]) -> tuple[list[tuple[str, str]], list[str]]:
+    """(device, domain) of what was answered and the codes of what was not, for the metrics."""
+    answered: list[tuple[str, str]] = [
+        (p.device, p.domain) for p in predictions if p.error is None and p.domain is not None
+    ]
+    return answered, [p.error.code for p in predictions if p.error is not None]
+
+
 def _name(device: Named) -> str:
     """The device's own name, which an alias stands for; as asked where it is none."""
     asked, spec = device

@@ -15,6 +15,8 @@ from server.body import read_body
 from server.deadline import Deadline
 from server.onnx import answer, openapi
 from server.onnx.query import ModelQuery
+from server.operate.surround import count_items
+from server.predict.service import bugs_hidden
 from server.problems import ProblemError
 from server.sandbox.answers import ModelSummary
 from server.sandbox.sandbox import Sandbox
@@ -31,29 +33,33 @@ async def predict_model(request: Request) -> Response:
     query = ModelQuery.read(request.query_params.multi_items())
     _, body = await read_body(request, state.settings, {openapi.MEDIA})
     deadline = Deadline.of(request, state.settings)
-    predictor = await asyncio.to_thread(state.service.models.get, query.model)
-    devices = [(name, _device(predictor.artifact, name)) for name in query.devices]
-    # The rows of one request are bounded as in /predict.
-    most = max(1, state.settings.max_items // len(devices))
-    try:
-        async with asyncio.timeout_at(deadline.at):
-            summary = await _read(state.sandbox, bytes(body), query, most)
-    except TimeoutError:
-        raise deadline.exceeded() from None
-    asked = answer.questions(summary, devices, query)
-    predictions = await state.gate.run(lambda: predictor.predict_questions(asked, DEFAULT_QUANTILES))
+    with bugs_hidden("/models/predict"):
+        predictor = await state.service.model(query.model)
+        devices = [(name, _device(predictor.artifact, name)) for name in query.devices]
+        # The rows of one request are bounded as in /predict.
+        most = max(1, state.settings.max_items // len(devices))
+        summary = await _read(state.sandbox, bytes(body), query, most, deadline)
+        asked = answer.questions(summary, devices, query)
+        count_items(request, len(asked))
+        predictions = await state.batcher.ask(predictor, asked, DEFAULT_QUANTILES, deadline)
 
-    def render() -> bytes:
-        said = answer.model_answer(predictor.model_id, query, summary, devices, predictions)
-        return json.dumps(said, allow_nan=False, separators=(",", ":")).encode()
+        def render() -> bytes:
+            said = answer.model_answer(predictor.model_id, query, summary, devices, predictions)
+            return json.dumps(said, allow_nan=False, separators=(",", ":")).encode()
 
-    text = render() if len(asked) <= _INLINE_ROWS else await asyncio.to_thread(render)
+        text = render() if len(asked) <= _INLINE_ROWS else await asyncio.to_thread(render)
+        state.metrics.items(*answer.counted(predictions))
     return Response(text, media_type="application/json")
 
 
-async def _read(sandbox: Sandbox, data: bytes, query: ModelQuery, most: int) -> ModelSummary:
+async def _read(
+    sandbox: Sandbox, data: bytes, query: ModelQuery, most: int, deadline: Deadline
+) -> ModelSummary:
     try:
-        return await sandbox.read_onnx(data, query.dims, max_programs=most)
+        async with asyncio.timeout_at(deadline.at):
+            return await sandbox.read_onnx(data, query.dims, max_programs=most)
+    except TimeoutError:
+        raise deadline.exceeded() from None
     except OverloadedError as error:
         raise ProblemError(error.code, error.message, error.hint, headers={"retry-after": "1"}) from None
     except CdmppError as error:

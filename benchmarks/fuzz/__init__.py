@@ -1,0 +1,1 @@
+"""Hostile bodies for every endpoint of the real service, counted: no 500, no hang, no growth."""

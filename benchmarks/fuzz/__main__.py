@@ -1,0 +1,75 @@
+"""The service against hostile input: ``python -m benchmarks.fuzz --cases 100000 [--seed 0] [--seconds S]``.
+
+A real server in a process of its own, its caches small so that growth would show. Exit status 1 where an
+answer was no answer: a 500, a hang, a figure that is none, a service that died. ``--again SEED`` sends one
+case again (the seed that a finding names) and prints what comes back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+
+from benchmarks.fuzz.cases import SURFACES
+from benchmarks.fuzz.drive import Report, Run
+from benchmarks.serving.process import Served, running
+
+#: Caches that fill within the first part of a run: what grows later is a leak.
+SMALL = {"CDMPP_CACHE_BYTES": str(2**21), "CDMPP_ANSWER_CACHE_BYTES": str(2**21)}
+
+
+def main() -> int:
+    """Run and print; 1 where something was found."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=1800.0)
+    parser.add_argument("--connections", type=int, default=4)
+    parser.add_argument("--only", action="append", help="a surface's name; repeatable")
+    parser.add_argument("--again", help="send the case of this seed once")
+    options = parser.parse_args()
+    with running(environment=SMALL) as served:
+        if options.again:
+            return again(served, options.again)
+        _, document = served.ask("GET", "/openapi.json")
+        known = [s for s in SURFACES if s.path in document["paths"] and options.only in (None, [s.name])]
+        for surface in SURFACES:
+            if surface.path not in document["paths"]:
+                print(f"not asked: {surface.name}: this service has no {surface.path}")
+        run = Run(served, known, options.cases, options.seed, options.seconds, options.connections)
+        show(run.run())
+    return 1 if run.report.findings else 0
+
+
+def again(served: Served, seed: str) -> int:
+    """One case, sent once more."""
+    import http.client
+
+    surface = next(s for s in SURFACES if s.name == seed.split(":")[1])
+    request = surface.make(random.Random(seed))
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
+    connection.request("POST", request.path, request.body, {"Content-Type": request.media})
+    response = connection.getresponse()
+    print(request.path, request.media, request.body[:3000])
+    print(response.status, response.read()[:3000])
+    return 0
+
+
+def show(report: Report) -> None:
+    """The tables, and what was found."""
+    print("| surface | cases | requests | slowest answer |\n| --- | ---: | ---: | ---: |")
+    for name, cases in report.cases.items():
+        print(f"| {name} | {cases:,} | {report.requests[name]:,} | {report.slowest_s[name]:.2f} s |")
+    print(f"| all | {report.total():,} | {sum(report.requests.values()):,} | in {report.seconds:.0f} s |\n")
+    print("statuses:", ", ".join(f"{status}: {n:,}" for status, n in sorted(report.statuses.items())))
+    print("error codes:", ", ".join(f"{code}: {n:,}" for code, n in report.codes.most_common()))
+    print("resident MB (service; with its reading workers):")
+    print("  " + ", ".join(f"{s:.0%}: {a / 1e6:.0f}; {b / 1e6:.0f}" for s, a, b in report.resident))
+    print(f"findings: {len(report.findings)}")
+    for finding in report.findings[:40]:
+        print(f"  {finding.surface} --again '{finding.seed}': {finding.what}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,202 @@
+"""One hostile request after another, for each endpoint, named by a seed."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from benchmarks.fuzz import models, mutate, seeds
+
+JSON, OCTETS, TENSORS = "application/json", "application/octet-stream", "application/vnd.safetensors"
+#: Items of one request, where each is a case.
+_ITEMS, _TEXTS = 64, 16
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is sent, and how many mutated inputs it holds.
+
+    Attributes
+    ----------
+    path, media, body
+        To be sent by POST.
+    cases : int
+        Mutated inputs inside; a body that is refused as a whole counts as one.
+    """
+
+    path: str
+    media: str
+    body: bytes
+    cases: int = 1
+
+
+@dataclass(frozen=True)
+class Surface:
+    """One way in.
+
+    Attributes
+    ----------
+    name : str
+    path : str
+        As the schema names it; a service without it is not asked.
+    share : float
+        Part of all cases.
+    make : callable
+        ``make(rng)``: the next request.
+    """
+
+    name: str
+    path: str
+    share: float
+    make: Callable[[random.Random], Request]
+
+
+def _items(rng: random.Random) -> Request:
+    """Items that fit the schema and make no sense: sizes, names and figures of any value."""
+    items = []
+    for item in seeds.predict_body(_ITEMS)["items"]:
+        item["program"] = dict(rng.choice(seeds.operators()))
+        target = (
+            item["device"] if isinstance(item["device"], dict) and rng.random() < 0.5 else item["program"]
+        )
+        for _ in range(rng.choice((1, 1, 2))):
+            wild = mutate.scalar(rng)
+            if isinstance(wild, str):
+                wild = wild[:200]
+            if rng.random() < 0.8:
+                target[rng.choice([key for key in target if key != "operator"])] = wild
+            else:
+                target[str(wild)[:60]] = mutate.scalar(rng) if rng.random() < 0.5 else 1
+        if rng.random() < 0.1:
+            item["device"] = str(mutate.scalar(rng))[:200]
+        _no_long_text(item["program"])
+        items.append(item)
+    body = json.dumps({"items": items}).encode("utf-8", "replace")
+    return Request("/predict", JSON, body, len(items))
+
+
+def _no_long_text(program: dict[str, Any]) -> None:
+    """The schema bounds a field's text; one item beyond it would refuse the others with it."""
+    for key, value in program.items():
+        if isinstance(value, str):
+            program[key] = value[:200]
+
+
+def _body(path: str, make: Callable[[], dict[str, Any]]) -> Callable[[random.Random], Request]:
+    def mutated(rng: random.Random) -> Request:
+        return Request(path, JSON, mutate.dumps(rng, mutate.json_value(rng, make())))
+
+    return mutated
+
+
+def _bytes(rng: random.Random) -> Request:
+    path, document = rng.choice(
+        (
+            ("/predict", seeds.predict_body()),
+            ("/curve", seeds.curve_body()),
+            ("/observe", seeds.observe_body(_token(rng))),
+            ("/programs", {"programs": [dict(p) for p in seeds.operators()[:3]]}),
+        )
+    )
+    data = json.dumps(document).encode()
+    changed = mutate.tokens(rng, data) if rng.random() < 0.5 else mutate.octets(rng, data)
+    return Request(path, JSON, changed)
+
+
+def _token(rng: random.Random) -> str:
+    letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-"
+    return "".join(rng.choices(letters, k=rng.choice((0, 1, 4, 100, 150, 400, 500))))
+
+
+def _features(rng: random.Random) -> Request:
+    return Request("/predict", TENSORS, mutate.octets(rng, seeds.feature_body()))
+
+
+def _tvm_json(rng: random.Random) -> Request:
+    texts = []
+    for _ in range(_TEXTS):
+        document = rng.choice(seeds.tir_documents())
+        if rng.random() < 0.5:
+            nodes = document["nodes"]
+            changed = {**document, "nodes": [dict(node) for node in nodes]}
+            for _ in range(rng.choice((1, 1, 2, 5))):
+                _rewire(rng, changed["nodes"])
+            text = json.dumps(changed)
+        elif rng.random() < 0.7:
+            text = json.dumps(mutate.json_value(rng, document))
+        else:
+            change = mutate.tokens if rng.random() < 0.5 else mutate.octets
+            text = change(rng, json.dumps(document).encode()).decode("utf-8", "replace")
+        texts.append({"tvm_json": text})
+    return _programs(rng, texts)
+
+
+def _rewire(rng: random.Random, nodes: list[dict[str, Any]]) -> None:
+    """A reference that leads elsewhere, also in circles; a number or a kind of another size or type."""
+    node = rng.choice(nodes)
+    data = node.get("data")
+    if isinstance(data, dict) and data:
+        data = node["data"] = dict(data)
+        data[rng.choice(list(data))] = (
+            rng.randrange(-2, len(nodes) + 2) if rng.random() < 0.8 else mutate.value(rng)
+        )
+    elif isinstance(data, list) and data:
+        data = node["data"] = list(data)
+        data[rng.randrange(len(data))] = rng.randrange(-2, len(nodes) + 2)
+        if rng.random() < 0.1:
+            data *= 50
+    elif rng.random() < 0.5:
+        node["data"] = mutate.scalar(rng)
+    else:
+        node["type"] = rng.choice(nodes)["type"]
+
+
+def _tvmscript(rng: random.Random) -> Request:
+    texts = [
+        {
+            "tvmscript": mutate.lines(rng, rng.choice(seeds.SCRIPTS), seeds.HOSTILE_LINES)
+            .encode("utf-8", "replace")
+            .decode()
+        }
+        for _ in range(_TEXTS)
+    ]
+    return _programs(rng, texts)
+
+
+def _programs(rng: random.Random, texts: list[dict[str, str]]) -> Request:
+    items = [{"program": text, "device": rng.choice(seeds.DEVICES)} for text in texts]
+    return Request("/predict", JSON, json.dumps({"items": items}).encode(), len(items))
+
+
+def _onnx(rng: random.Random) -> Request:
+    query = "device=t4"
+    if rng.random() < 0.2:
+        name = rng.choice(("device", "dim", "protocol", "model", "x"))
+        query += f"&{name}={quote(str(mutate.scalar(rng))[:100])}"
+    return Request(f"/models/predict?{query}", OCTETS, models.onnx_case(rng))
+
+
+def _observe() -> dict[str, Any]:
+    return seeds.observe_body(
+        "AQAAAAIRy_3mscr_KKVXJopmEJFnU6sF5NMIGe0dPzUlnT-wap4_M0k4ZEaanT84GMSSfr6WdDRiYXNl"
+    )
+
+
+SURFACES = (
+    Surface("operator items", "/predict", 0.38, _items),
+    Surface("bodies of /predict", "/predict", 0.10, _body("/predict", seeds.predict_body)),
+    Surface("JSON as bytes", "/predict", 0.06, _bytes),
+    Surface("binary bodies", "/predict", 0.05, _features),
+    Surface("TVM JSON", "/predict", 0.16, _tvm_json),
+    Surface("TVMScript", "/predict", 0.06, _tvmscript),
+    Surface("ONNX", "/models/predict", 0.10, _onnx),
+    Surface("bodies of /curve", "/curve", 0.03, _body("/curve", seeds.curve_body)),
+    Surface("bodies of /observe", "/observe", 0.03, _body("/observe", _observe)),
+    Surface("bodies of /programs", "/programs", 0.02,
+            _body("/programs", lambda: {"programs": [dict(p) for p in seeds.operators()[:3]]})),
+    Surface("bodies of /adapt", "/adapt", 0.01, _body("/adapt", seeds.adapt_body)),
+)  # fmt: skip

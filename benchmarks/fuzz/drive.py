@@ -1,0 +1,186 @@
+"""Sending the cases over several connections, and watching the service's memory."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import queue
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.fuzz import check
+from benchmarks.fuzz.cases import Surface
+from benchmarks.serving.process import Served
+
+#: A request that has no answer by then is lost.
+_LOST_S = 60.0
+
+
+@dataclass
+class Finding:
+    """Something that must not be, and how to see it again."""
+
+    surface: str
+    seed: str
+    what: str
+
+
+@dataclass
+class Report:
+    """What a run has seen.
+
+    Attributes
+    ----------
+    cases, requests : Counter of surface name
+    statuses : Counter of status
+    codes : Counter of error code, of items and of requests
+    slowest_s : dict of surface name to seconds
+    resident : list of (share of the run, bytes of the service's process, bytes of all its processes)
+    findings : list of Finding
+    """
+
+    cases: Counter[str] = field(default_factory=Counter)
+    requests: Counter[str] = field(default_factory=Counter)
+    statuses: Counter[int] = field(default_factory=Counter)
+    codes: Counter[str] = field(default_factory=Counter)
+    slowest_s: dict[str, float] = field(default_factory=dict)
+    resident: list[tuple[float, int, int]] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def total(self) -> int:
+        """All cases."""
+        return sum(self.cases.values())
+
+
+@dataclass
+class Run:
+    """One fuzz run against a running service.
+
+    Parameters
+    ----------
+    served : Served
+    surfaces : sequence of Surface
+    cases : int
+        How many mutated inputs.
+    seed : int
+    seconds : float
+        The run ends then, however many cases are left.
+    connections : int
+    deadline_s : float
+        The service's own limit for an answer.
+    """
+
+    served: Served
+    surfaces: Sequence[Surface]
+    cases: int
+    seed: int
+    seconds: float
+    connections: int = 4
+    deadline_s: float = 10.0
+    report: Report = field(default_factory=Report)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def run(self) -> Report:
+        """Send everything; the findings are in the report."""
+        self._measure(0.0)
+        started = time.monotonic()
+        tasks = self._tasks()
+        until = started + self.seconds
+        threads = [threading.Thread(target=self._work, args=(tasks, until)) for _ in range(self.connections)]
+        for thread in threads:
+            thread.start()
+        marks = [i / 8 for i in range(1, 8)]
+        while any(thread.is_alive() for thread in threads):
+            time.sleep(0.05)
+            if marks and self.report.total() >= marks[0] * self.cases:
+                self._measure(marks.pop(0))
+        for thread in threads:
+            thread.join()
+        self.report.seconds = time.monotonic() - started
+        self._measure(1.0)
+        if self.served.ask("GET", "/healthz")[0] != 200 or self.served.process.poll() is not None:
+            self._found("service", "", "it is not alive at the end")
+        if self.served.ask("GET", "/readyz")[0] != 200:
+            self._found("service", "", "it is not ready at the end")
+        return self.report
+
+    def _tasks(self) -> queue.SimpleQueue[tuple[Surface, str]]:
+        """Seeds of requests, all surfaces mixed; enough of each for its share."""
+        plan: list[tuple[Surface, str]] = []
+        for surface in self.surfaces:
+            wanted = surface.share * self.cases / sum(s.share for s in self.surfaces)
+            each = surface.make(random.Random(0)).cases
+            count = max(1, round(wanted / each))
+            plan += [(surface, f"{self.seed}:{surface.name}:{i}") for i in range(count)]
+        random.Random(self.seed).shuffle(plan)
+        tasks: queue.SimpleQueue[tuple[Surface, str]] = queue.SimpleQueue()
+        for task in plan:
+            tasks.put(task)
+        return tasks
+
+    def _work(self, tasks: queue.SimpleQueue[tuple[Surface, str]], until: float) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", self.served.port, timeout=_LOST_S)
+        while time.monotonic() < until:
+            try:
+                surface, seed = tasks.get_nowait()
+            except queue.Empty:
+                break
+            try:
+                self._one(connection, surface, seed)
+            except Exception as error:
+                connection.close()
+                self._found(surface.name, seed, f"no answer: {type(error).__name__}: {error}")
+        connection.close()
+
+    def _one(self, connection: http.client.HTTPConnection, surface: Surface, seed: str) -> None:
+        request = surface.make(random.Random(seed))
+        started = time.monotonic()
+        connection.request("POST", request.path, request.body, {"Content-Type": request.media})
+        response = connection.getresponse()
+        body = response.read()
+        seconds = time.monotonic() - started
+        media = (response.headers.get("content-type") or "").partition(";")[0]
+        wrong = check.problems(response.status, media, body, request.cases)
+        if seconds > self.deadline_s + check.GRACE_S:
+            wrong.append(f"answered after {seconds:.1f} s")
+        for what in wrong[:3]:
+            self._found(surface.name, seed, what)
+        with self._lock:
+            report = self.report
+            report.cases[surface.name] += request.cases if response.status == 200 else 1
+            report.requests[surface.name] += 1
+            report.statuses[response.status] += 1
+            report.slowest_s[surface.name] = max(report.slowest_s.get(surface.name, 0.0), seconds)
+            report.codes.update(_codes(body) if media.endswith("json") else ())
+
+    def _found(self, surface: str, seed: str, what: str) -> None:
+        with self._lock:
+            self.report.findings.append(Finding(surface, seed, what))
+
+    def _measure(self, share: float) -> None:
+        served = self.served
+        self.report.resident.append((share, served.resident_bytes(only_server=True), served.resident_bytes()))
+
+
+def _codes(body: bytes) -> list[str]:
+    try:
+        said = json.loads(body)
+    except ValueError:
+        return []
+    if not isinstance(said, dict):
+        return []
+    if "code" in said:
+        return [str(said["code"])]
+    results = said.get("results")
+    if not isinstance(results, list):
+        return []
+    return [
+        str(r["error"].get("code"))
+        for r in results
+        if isinstance(r, dict) and isinstance(r.get("error"), dict)
+    ]
