@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, create_model
@@ -63,6 +64,7 @@ class ObserveRequest(BaseModel):
     observations: Annotated[list[Observed], Field(min_length=1, max_length=10_000)]
 
 
+@lru_cache(maxsize=8)  # making a model takes twenty milliseconds
 def observe_request_model(max_items: int) -> type[ObserveRequest]:
     """:class:`ObserveRequest` with another limit on the number of observations."""
     return create_model(

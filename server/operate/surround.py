@@ -113,7 +113,8 @@ class Surround:
         self, scope: Scope, status: int, seconds: float, identity: str, key: str | None, sender: str | None
     ) -> None:
         # The route's own path, never the one that was sent: labels must stay few.
-        route = getattr(scope.get("route"), "path", None) or "none"
+        path = scope["path"]
+        route = getattr(scope.get("route"), "path", None) or (path if path in OPEN else "none")
         method = scope["method"] if scope["method"] in _METHODS else "other"
         code: str | None = scope.get(CODE_OF_PROBLEM)
         # 499: the client went away before there was an answer (a convention of proxies).

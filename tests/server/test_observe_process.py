@@ -1,0 +1,98 @@
+"""The service killed while measurements stream in: all that were answered with 200 are there afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from sqlalchemy import create_engine, select
+
+from benchmarks.http import free_port
+from server.observe.tables import database_url, observations
+from tests.server.conftest import LINEAR
+
+ROOT = Path(__file__).resolve().parents[2]
+SENDERS, EACH, ENOUGH = 4, 50, 60
+
+
+def start(database: Path, port: int) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "server", "--port", str(port)], cwd=ROOT, stderr=subprocess.DEVNULL,
+        env={**os.environ, "CDMPP_DATABASE": str(database)},
+    )  # fmt: skip
+    give_up = time.monotonic() + 60
+    while time.monotonic() < give_up:
+        try:
+            if httpx2.get(f"http://127.0.0.1:{port}/readyz", timeout=5).status_code == 200:
+                return process
+        except httpx2.TransportError:
+            assert process.poll() is None
+            time.sleep(0.1)
+    process.kill()
+    pytest.fail("the service did not start")
+
+
+@pytest.mark.slow
+@pytest.mark.load
+def test_kill_9_under_load_loses_nothing_that_was_accepted(tmp_path: Path) -> None:
+    database, port = tmp_path / "s.sqlite", free_port()
+    url = f"http://127.0.0.1:{port}"
+    process = start(database, port)
+    item = {"program": LINEAR, "device": "t4"}
+    told = httpx2.post(f"{url}/predict", json={"items": [item]}).json()["results"][0]
+    body = json.dumps({"observations": [{"prediction_id": told["prediction_id"], "latency_s": 1e-4}] * EACH})
+    accepted: list[str] = []
+    requests = 0
+    enough = threading.Event()
+
+    def send() -> None:
+        nonlocal requests
+        with httpx2.Client(timeout=30) as client:
+            while True:
+                try:
+                    response = client.post(
+                        f"{url}/observe", content=body, headers={"content-type": "application/json"}
+                    )
+                except httpx2.TransportError:
+                    return  # killed: what was under way was not accepted
+                assert response.status_code == 200
+                answer: dict[str, Any] = response.json()
+                assert answer["accepted"] == EACH
+                accepted.extend(result["observation_id"] for result in answer["results"])
+                requests += 1
+                if requests >= ENOUGH:
+                    enough.set()
+
+    senders = [threading.Thread(target=send) for _ in range(SENDERS)]
+    for sender in senders:
+        sender.start()
+    try:
+        assert enough.wait(60)
+    finally:
+        process.kill()
+        process.wait(30)
+        for sender in senders:
+            sender.join(60)
+    again = start(database, port)
+    try:
+        shown = httpx2.get(f"{url}/observe").json()["devices"]
+    finally:
+        again.kill()
+        again.wait(30)
+    engine = create_engine(database_url(str(database)))
+    with engine.connect() as connection:
+        kept = set(connection.execute(select(observations.c.id)).scalars())
+    engine.dispose()
+    assert len(accepted) == len(set(accepted)) >= ENOUGH * EACH
+    assert set(accepted) <= kept
+    # Requests that were on the disk when their answer could no longer be sent are all that may be more.
+    assert len(kept) - len(accepted) <= SENDERS * EACH
+    assert [row["count"] for row in shown] == [len(kept)]
