@@ -85,6 +85,13 @@ async function predict() {
   }
 }
 
+/** Predict, and show it where the form fills the screen. */
+async function ask() {
+  await predict();
+  const top = find("results").getBoundingClientRect().top;
+  if (top > window.innerHeight * 0.6) find("results").scrollIntoView();
+}
+
 const predicted = () => result.devices.filter((d) => d.latency_s > 0);
 
 function pickDevice(answer) {
@@ -203,10 +210,10 @@ function setMode() {
 function listen() {
   find("ask").addEventListener("submit", (event) => {
     event.preventDefault();
-    predict();
+    ask();
   });
   find("text").addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) predict();
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) ask();
   });
   for (const radio of document.getElementsByName("mode")) radio.addEventListener("change", setMode);
   find("scale").addEventListener("change", () => result && drawTotals());

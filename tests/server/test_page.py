@@ -1,0 +1,434 @@
+"""The page in a real browser, on the real service: what it shows is what the API says."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from cdmpp.curves.expressions import Expression, exact
+from cdmpp.demo import Server, running_server
+from cdmpp.programs.operators import operator_types, parse_operator
+from cdmpp.units import format_latency
+from server.page.routes import FOLDER, files
+from tests.server.conftest import LINEAR, problem
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+ARGUMENTS = (
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+TEXT = "3 × linear:m=512,n=4096,k=1024,dtype=float16\nsoftmax:rows=4096,cols=1024"
+DEVICES = ["t4", "l4", "v100-pcie-32gb"]
+#: A small question to open the page with; without one it asks about a layer on seven devices.
+SMALL = "#text=relu:rows%3D64,cols%3D64&devices=t4&protocol=eager&framework=pytorch"
+
+
+def test_the_page_comes_from_here_alone(client: TestClient) -> None:
+    answer = client.get("/")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert answer.headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'")
+    again = client.get("/", headers={"if-none-match": answer.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    assert client.head("/").content == b""
+    for name, (content, _) in files().items():
+        assert client.get(f"/page/{name}").content == content
+        addresses = set(re.findall(rb"(?:https?:)?//[a-z][^\s\"')]*\.[^\s\"')]*", content))
+        assert addresses <= {b"http://www.w3.org/2000/svg"}, name
+    assert b"style=" not in files()["index.html"][0]
+
+
+@pytest.mark.parametrize("name", ["routes.py", "nothing.js", "..%2Fsettings.py", "%2Fetc%2Fpasswd", "%00"])
+def test_no_other_file_is_served(client: TestClient, name: str) -> None:
+    problem(client.get(f"/page/{name}"), 404, "not_found")
+    assert (FOLDER / "routes.py").exists()
+
+
+def test_the_page_is_only_read(client: TestClient) -> None:
+    answer = client.post("/", content=b"x")
+    problem(answer, 405, "method_not_allowed")
+    assert "GET" in answer.headers["allow"]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CDMPP_DATABASE", str(tmp_path_factory.mktemp("page") / "service.sqlite"))
+        with running_server() as server:
+            yield server
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    path = next((found for name in names if (found := shutil.which(name))), None)
+    if path is None:
+        pytest.skip("needs a browser: chromium or google-chrome on the path")
+    with playwright.sync_playwright() as engine:
+        browser = engine.chromium.launch(executable_path=path, args=list(ARGUMENTS))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(server: Server, browser: Any) -> Iterator[Callable[..., Any]]:
+    """Open the page; afterwards there was no error and no request to anywhere else."""
+    pages: list[Any] = []
+    wrong: list[str] = []
+    origin = f"http://127.0.0.1:{server.port}/"
+
+    def open_(width: int = 1280, fragment: str = SMALL, quiet: bool = True, **context: Any) -> Any:
+        page = browser.new_context(viewport={"width": width, "height": 800}, **context).new_page()
+        pages.append(page)
+        page.set_default_timeout(20_000)
+        page.on("request", lambda r: None if r.url.startswith(origin) else wrong.append(r.url))
+        page.on("pageerror", lambda e: wrong.append(str(e)))
+        if quiet:
+            page.on("console", lambda m: wrong.append(m.text) if m.type in ("error", "warning") else None)
+        page.goto(origin + fragment)
+        page.wait_for_selector("#bars svg")
+        settled(page)
+        return page
+
+    yield open_
+    for page in pages:
+        page.context.close()
+    assert wrong == []
+
+
+def settled(page: Any) -> None:
+    """Wait for the answer and its curve."""
+    page.wait_for_selector("#go:text-is('Predict')")
+
+
+def choose(page: Any, devices: list[str] = DEVICES, text: str | None = None) -> None:
+    page.get_by_role("button", name="None").click()
+    for device in devices:
+        page.locator(f"input[name=device][value={device}]").check()
+    if text is not None:
+        page.get_by_label("One operator to a line").fill(text)
+        page.get_by_role("button", name="Predict").click()
+        settled(page)
+
+
+def shown(page: Any, table: str, key: str) -> dict[str, str]:
+    """Column of a table by device."""
+    rows = page.locator(f"{table} tr[data-device]").all()
+    return {r.get_attribute("data-device"): r.locator(f"[data-key={key}]").text_content() for r in rows}
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_operators_show_what_the_service_answers(server: Server, opened: Callable[..., Any]) -> None:
+    page = opened()
+    choose(page, text=TEXT)
+    page.get_by_text("Figures", exact=True).click()
+    counts = {"linear": 3, "softmax": 1}
+    programs = [parse_operator(line.split("× ")[-1]).canonical() for line in TEXT.splitlines()]
+    question = {"protocol": "eager", "framework": "pytorch"}
+    items = [{"program": p, "device": d, **question} for d in DEVICES for p in programs]
+    results = server.request("POST", "/predict", {"items": items})["results"]
+    totals = {d: 0.0 for d in DEVICES}
+    for result in results:
+        totals[result["device"]] += counts[result["name"].partition(":")[0]] * result["latency_s"]
+    assert shown(page, "#bars-table", "latency") == {d: format_latency(t) for d, t in totals.items()}
+    fastest = min(totals, key=totals.__getitem__)
+    assert page.locator("#fastest").text_content() == format_latency(totals[fastest])
+    # The same figures stand in the picture, and a unit that is chosen holds for both.
+    for device, total in totals.items():
+        assert page.locator("#bars .row", has_text=device).locator(".value").text_content().startswith(
+            format_latency(total)
+        )  # fmt: skip
+    page.locator("#unit").select_option("ms")
+    assert all(text.endswith(" ms") for text in shown(page, "#bars-table", "latency").values())
+    # Where the time goes on another device than the fastest.
+    page.locator("#unit").select_option("auto")
+    page.locator("#device").select_option("l4")
+    for result in results:
+        if result["device"] == "l4":
+            row = page.locator(f"tr[data-program^='{result['name'].partition(':')[0]}']")
+            assert row.locator("[data-key=each]").text_content() == format_latency(result["latency_s"])
+            assert result["domain"] in row.inner_text()
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_the_curve_is_the_services(server: Server, opened: Callable[..., Any]) -> None:
+    page = opened()
+    lines = ["tokens = 256", "linear:m=tokens*2,n=1024,k=1024,dtype=float16", "add:rows=tokens,cols=1024"]
+    choose(page, text="\n".join(lines))
+    assert page.locator("#axis").input_value() == "tokens"
+    body = {
+        "programs": [
+            {"program": {"operator": "linear", "m": "tokens*2", "n": 1024, "k": 1024, "dtype": "float16"}},
+            {"program": {"operator": "add", "rows": "tokens", "cols": 1024}},
+        ],
+        "axes": {"tokens": [256, 1024]}, "devices": DEVICES, "protocol": "eager", "framework": "pytorch",
+    }  # fmt: skip
+    points = server.request("POST", "/curve", body)["points"]
+    for tokens in (256, 1024):
+        here = {p["device"]: format_latency(p["latency_s"]) for p in points if p["at"] == {"tokens": tokens}}
+        assert shown(page, "#readout", "latency") == here
+        assert page.locator("#at-label").text_content() == f"tokens = {tokens}"
+        page.locator("#at").press("ArrowRight")
+        page.locator("#at").press("ArrowRight")
+    drawn = page.locator("#curve path.line")
+    assert drawn.count() == len(DEVICES)
+    page.get_by_role("button", name="t4").press("Space")
+    assert drawn.count() == len(DEVICES) - 1
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_an_onnx_file_shows_what_the_service_answers(server: Server, opened: Callable[..., Any]) -> None:
+    page = opened()
+    choose(page)
+    page.set_input_files("#file", str(EXAMPLES / "transformer_block.onnx"))
+    page.wait_for_selector("caption:has-text('programs on')")
+    page.wait_for_selector("#curve-note:has-text('is fixed')")
+    settled(page)
+    query = "&".join(["protocol=eager", "framework=pytorch", *(f"device={d}" for d in DEVICES)])
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection.request(
+        "POST", f"/models/predict?{query}", (EXAMPLES / "transformer_block.onnx").read_bytes(),
+        {"content-type": "application/octet-stream"},
+    )  # fmt: skip
+    answer = json.loads(connection.getresponse().read())
+    connection.close()
+    totals = {d["device"]: format_latency(d["latency_s"]) for d in answer["devices"]}
+    page.get_by_text("Figures", exact=True).click()
+    assert shown(page, "#bars-table", "latency") == totals
+    for device in DEVICES:
+        page.locator("#device").select_option(device)
+        costs = []
+        for program in answer["programs"]:
+            each = next(a for a in program["answers"] if a["device"] == device)["latency_s"]
+            row = page.locator(f'tr[data-program="{program["name"]}"]')
+            assert row.locator("[data-key=each]").text_content() == format_latency(each)
+            costs.append((program["count"] * each, program["name"]))
+        names = [r.get_attribute("data-program") for r in page.locator("tr[data-program]").all()]
+        assert names == [name for _, name in sorted(costs, reverse=True)][: len(names)]
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_a_dynamic_batch_is_asked_for_and_drawn(opened: Callable[..., Any], tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx", reason="needs onnx")
+    float32, info = onnx.TensorProto.FLOAT, onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("MatMul", ["x", "w"], ["y"])], "g",
+        [info("x", float32, ["batch", 64]), info("w", float32, [64, 64])],
+        [info("y", float32, ["batch", 64])],
+        [onnx.helper.make_tensor("w", float32, [64, 64], [0.0] * 4096)],
+    )  # fmt: skip
+    path = tmp_path / "dynamic.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)]), path)
+    page = opened()
+    choose(page, ["t4"])
+    page.set_input_files("#file", str(path))
+    page.wait_for_selector("#curve-title:has-text('Over batch')")
+    page.wait_for_selector("#curve path.line", state="attached")  # flat, so without a height
+    page.get_by_label("batch", exact=True).fill("24")
+    page.get_by_role("button", name="Predict").click()
+    page.wait_for_selector("#at-label:has-text('batch = 24')")
+    assert "m=24" in page.locator("#programs").inner_text()
+    assert page.locator("#curve .mark").count() == 8
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_mistakes_are_explained(opened: Callable[..., Any], tmp_path: Path) -> None:
+    page = opened()
+    choose(page, text="linear:m=512,n=4096\nconv3d:n=1\nadd:rows=x,cols=4\nsoftmax:rows=4,cols=4")
+    faults = page.locator("#text-faults").inner_text()
+    assert "line 1: linear needs k as well" in faults
+    assert 'line 2: there is no operator "conv3d"' in faults
+    assert "line 3: " in faults and "x has no value" in faults
+    assert "1 program on" in page.locator("#programs").inner_text()
+    # What only the service knows comes back as its message and hint.
+    choose(page, text="conv2d:n=1,c_in=3,h=2,w=2,c_out=4,kh=7,kw=7")
+    assert "larger than the padded input" in page.locator("#headline").inner_text()
+    assert "enlarge h, w or the padding" in page.locator("#programs").inner_text()
+    choose(page, [], text=TEXT)
+    assert "No device is chosen" in page.locator("#alert").inner_text()
+    damaged = tmp_path / "damaged.onnx"
+    damaged.write_bytes(b"not a model")
+    page.set_input_files("#file", str(damaged))
+    page.locator(f"input[name=device][value={DEVICES[0]}]").check()
+    page.get_by_role("button", name="Predict").click()
+    page.wait_for_selector("#alert:has-text('damaged.onnx is not an ONNX file')")
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_names_in_a_file_are_text(opened: Callable[..., Any]) -> None:
+    page = opened()
+    choose(page, text="linear:m=1,n=1,k=1,dtype=<img src=x onerror=alert(1)>")
+    assert page.locator("#results img").count() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_a_missing_endpoint_is_said(opened: Callable[..., Any]) -> None:
+    page = opened(quiet=False)
+    page.route("**/curve", lambda route: route.fulfill(status=404, body="nothing here"))
+    choose(page, text=TEXT)
+    page.wait_for_selector("#curve-note:has-text('This service has no /curve')")
+    assert page.locator("#bars .row").count() == len(DEVICES)
+    page.route("**/predict", lambda route: route.abort())
+    page.get_by_role("button", name="Predict").click()
+    page.wait_for_selector("#alert:has-text('The service did not answer')")
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_needs_no_sideways_scrolling(opened: Callable[..., Any], scheme: str, tmp_path: Path) -> None:
+    page = opened(360, "", color_scheme=scheme, has_touch=True)
+    for upload in (None, EXAMPLES / "small_resnet.onnx"):
+        if upload is not None:
+            page.set_input_files("#file", str(upload))
+            page.wait_for_selector("caption:has-text('23 programs')")
+        widths = page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
+        assert widths == [360, 360]
+    page.screenshot(path=tmp_path / "phone.png", full_page=True)
+    assert (tmp_path / "phone.png").stat().st_size > 20_000
+    assert page.evaluate(CONTRAST) == []
+
+
+#: Texts with less than 4.5:1 to the ground behind them.
+CONTRAST = """() => {
+  const channels = (text) => (text.match(/[\\d.]+/g) ?? []).map(Number);
+  const light = (c) => c.slice(0, 3).map((v) => v / 255)
+    .map((v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const ground = (node) => {
+    for (let at = node; at; at = at.parentElement) {
+      const colour = channels(getComputedStyle(at).backgroundColor);
+      if (colour.length === 3 || colour[3] > 0.9) return colour;
+    }
+    return [255, 255, 255];
+  };
+  const weak = [];
+  for (const node of document.querySelectorAll("body *")) {
+    const own = [...node.childNodes].some((c) => c.nodeType === 3 && c.data.trim());
+    if (!own || !node.checkVisibility() || node.closest("noscript, .hidden, .skip, option")) continue;
+    const style = getComputedStyle(node), svg = node instanceof SVGElement;
+    if (svg && !["text", "tspan"].includes(node.localName)) continue;
+    const pair = [light(channels(svg ? style.fill : style.color)), light(ground(node))].sort();
+    const ratio = (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05);
+    if (ratio < 4.5) weak.push(`${node.localName}.${node.getAttribute("class")} ${ratio.toFixed(2)}`);
+  }
+  return [...new Set(weak)];
+}"""
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_without_a_mouse(opened: Callable[..., Any]) -> None:
+    page = opened()
+
+    def focus() -> str:
+        return page.evaluate("document.activeElement.id || document.activeElement.name")
+
+    def tab_to(wanted: str) -> None:
+        for _ in range(120):
+            page.keyboard.press("Tab")
+            if focus() == wanted:
+                break
+        assert focus() == wanted
+        assert page.evaluate("""() => {
+          const at = document.activeElement, seen = [at, at.nextElementSibling].filter(Boolean);
+          return seen.some((node) => parseFloat(getComputedStyle(node).outlineWidth) >= 2);
+        }"""), wanted
+
+    tab_to("text")
+    page.keyboard.press("Control+A")
+    page.keyboard.type("softmax:rows=4096,cols=1024")
+    tab_to("device-none")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Shift+Tab")
+    page.keyboard.type("l40s")
+    page.keyboard.press("Enter")
+    tab_to("go")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#headline:has-text('on l40s')")
+    settled(page)
+    tab_to("scale")
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#bars circle.dot").count() == 1
+    tab_to("at")
+    before = page.locator("#at-label").text_content()
+    page.keyboard.press("ArrowLeft")
+    assert page.locator("#at-label").text_content() != before
+    unnamed = """() => [...document.querySelectorAll("input, select, textarea, button")].filter((node) =>
+      !(node.labels?.length || node.ariaLabel || node.textContent.trim())).map((node) => node.outerHTML)"""
+    assert page.evaluate(unnamed) == []
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_the_services_state(server: Server, opened: Callable[..., Any]) -> None:
+    items = [{"program": LINEAR, "device": "t4"}]
+    answer = server.request("POST", "/predict", {"items": items})["results"][0]
+    seen = [{"prediction_id": answer["prediction_id"], "latency_s": 1.25 * answer["latency_s"]}] * 4
+    assert server.request("POST", "/observe", {"observations": seen})["accepted"] == 4
+    page = opened(fragment="")
+    assert page.locator("#ready").text_content() == "ready"
+    assert page.locator("#model").text_content() == answer["model_id"]
+    row = page.locator("#drift tr[data-device=t4]")
+    row.wait_for()
+    figures = server.request("GET", "/observe")["devices"][0]
+    assert figures["device"] == "t4"
+    cells = row.locator("td").all_inner_texts()
+    assert cells[0] == "4"
+    assert cells[1] == f"{100 * figures['mape']:.0f} %" == "20 %"
+    assert cells[2].strip() == f"+{100 * figures['bias']:.0f} %" == "+25 %"
+    requests = page.locator("#cards [data-key=requests]").evaluate("node => node.firstChild.data")
+    assert int(requests.replace(",", "")) >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_scripts_read_as_python_does(opened: Callable[..., Any]) -> None:
+    page = opened()
+    texts = [
+        "2*a+b",
+        "a-b-1",
+        "ceil(a/3)*4",
+        "a//4*2",
+        "ceil(10*0.7)",
+        "max(a, b, 3)",
+        "-(a-100)",
+        "min(a,2)",
+    ]
+    values = {"a": 37, "b": 5}
+    script = """async ([texts, values]) => {
+      const m = await import('/page/expressions.js');
+      return texts.map((text) => m.evaluate(text, values));
+    }"""
+    python = [Expression(t)({name: exact(value) for name, value in values.items()}) for t in texts]
+    assert page.evaluate(script, [texts, values]) == python
+    figures = [a * 10.0**b for a in (1, 1.234, 9.995, 9.9949, 99.95, 999.4, 999.6) for b in range(-9, 1)]
+    script = """async (figures) => {
+      const m = await import('/page/units.js');
+      return figures.map((seconds) => m.latency(seconds));
+    }"""
+    assert page.evaluate(script, figures) == [format_latency(s) for s in figures]
+    # Every example that the page offers is an operator.
+    script = """async (protocol) => {
+      const m = await import('/page/operators.js'), support = await (await fetch('/support')).json();
+      return Object.keys(support.operators).map((o) => m.example(o, support, protocol));
+    }"""
+    for protocol in ("kernel", "graph", "eager"):
+        examples = page.evaluate(script, protocol)
+        assert {parse_operator(text).operator for text in examples} == set(operator_types())
