@@ -7,32 +7,22 @@ asked at the same time, in which order, or through which door.
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from cdmpp.devices.loading import from_mapping
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.errors import CdmppError, DataError, InvalidDeviceError, InvalidProgramError
+from cdmpp.errors import CdmppError, DataError, InvalidDeviceError
 from cdmpp.features.bulk import FeatureAnswers, FeatureQuestions
-from cdmpp.features.encode import EncodedPrograms, encode_operator, encode_tvm_json
-from cdmpp.features.encoded import TIR, EncodedProgram, operator_name
+from cdmpp.features.encode import EncodedPrograms
+from cdmpp.features.encoded import EncodedProgram
 from cdmpp.frontends.request import program_from_request
 from cdmpp.nn.adapter_files import save_adapted
-from cdmpp.nn.answers import Answerer, Asked, Questions
 from cdmpp.nn.artifact import Artifact, default_model, load_artifact
 from cdmpp.nn.bulk import answer_features
-from cdmpp.nn.calibration import read_quantiles
-from cdmpp.nn.domain import label
 from cdmpp.nn.engine import CHUNK_ROWS
-from cdmpp.nn.inputs import roofline_s, stack_devices
 from cdmpp.nn.levels import LEVELS
-from cdmpp.nn.store import ProgramStore
 from cdmpp.prediction import (
     DEFAULT_QUANTILES,
     ErrorInfo,
@@ -44,49 +34,15 @@ from cdmpp.prediction import (
 from cdmpp.programs.operators import OperatorSpec, operator_types
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.question import BACKENDS, DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS, Protocol
+from cdmpp.row_answers import RowAnswers
 
 if TYPE_CHECKING:
     from cdmpp.adaptation.records import Records
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 __all__ = [
     "CHUNK_ROWS", "DEFAULT_QUANTILES", "ErrorInfo", "LatencyPredictor", "Prediction", "Question",
     "check_quantiles", "default_model",
 ]  # fmt: skip
-
-
-@dataclass(frozen=True)
-class _Answer:
-    """What the network says of a row, before quantiles are asked for."""
-
-    log_point: float
-    log_levels: Array
-    factor: float
-    score: float
-    coverage: float
-    roofline: float
-
-
-class _Lru:
-    """A bounded dictionary that forgets the least recently used; safe between threads."""
-
-    def __init__(self, size: int) -> None:
-        self._size, self._items, self._lock = size, OrderedDict[Any, Any](), threading.Lock()
-
-    def get(self, key: Any) -> Any:
-        with self._lock:
-            if key in self._items:
-                self._items.move_to_end(key)
-                return self._items[key]
-            return None
-
-    def put(self, key: Any, value: Any) -> None:
-        with self._lock:
-            self._items[key] = value
-            self._items.move_to_end(key)
-            while len(self._items) > self._size:
-                self._items.popitem(last=False)
 
 
 class LatencyPredictor:
@@ -98,11 +54,9 @@ class LatencyPredictor:
     >>> predictor.predict(["linear:m=512,n=4096,k=1024,dtype=float16"], "t4")[0].latency_s  # doctest: +SKIP
     """
 
-    def __init__(self, artifact: Artifact, *, cache_rows: int = 200_000) -> None:
+    def __init__(self, artifact: Artifact, *, cache_rows: int = 65_536) -> None:
         self.artifact = artifact
-        self._answerer = Answerer(artifact, one_by_one=True)
-        self._encoded = _Lru(20_000)
-        self._answers = _Lru(cache_rows)
+        self._rows = RowAnswers(artifact, cache_rows)
         self._report: dict[str, Any] | None = None
 
     @classmethod
@@ -264,40 +218,7 @@ class LatencyPredictor:
 
         Unlike :meth:`predict`, an unknown device, protocol or framework is an error of its row.
         """
-        levels = check_quantiles(quantiles)
-        results: list[Prediction | None] = [None] * len(questions)
-        keys: list[tuple[Any, ...] | None] = [None] * len(questions)
-        answers: dict[tuple[Any, ...], _Answer] = {}
-        missing: OrderedDict[tuple[Any, ...], tuple[Question, DeviceSpec]] = OrderedDict()
-        specs: dict[str, DeviceSpec] = {}
-        for i, question in enumerate(questions):
-            program = question.program
-            try:
-                spec = question.device
-                if isinstance(spec, str):
-                    spec = specs.get(spec) or specs.setdefault(spec, self.artifact.device(spec))
-                check_settings(question.protocol, question.framework)
-                key = (
-                    program.hash, program.backend, spec.digest(), spec.name,
-                    question.protocol, question.framework,
-                )  # fmt: skip
-                keys[i] = key
-                cached = self._answers.get(key)
-                if cached is not None:
-                    answers[key] = cached
-                elif key not in missing:
-                    self.encode(program)
-                    missing[key] = (question, spec)
-            except CdmppError as error:
-                keys[i] = None
-                results[i] = self._failed(question, error)
-        for key, answer in zip(missing, self._compute(list(missing.values())), strict=True):
-            answers[key] = answer
-            self._answers.put(key, answer)
-        for i, maybe in enumerate(keys):
-            if maybe is not None:
-                results[i] = self._prediction(questions[i], maybe, answers[maybe], levels)
-        return [r for r in results if r is not None]
+        return self._rows.predict(questions, check_quantiles(quantiles))
 
     def predict_features(self, questions: FeatureQuestions) -> FeatureAnswers:
         """Predict programs that are encoded already, as arrays; order is kept.
@@ -311,7 +232,7 @@ class LatencyPredictor:
         UnknownDeviceError
             A device's name is not known.
         """
-        return answer_features(self._answerer, questions)
+        return answer_features(self._rows.answerer, questions)
 
     def encode(self, program: TensorProgram | EncodedProgram) -> EncodedPrograms:
         """Features of a program, remembered by its hash; of one that comes encoded, its own.
@@ -321,35 +242,7 @@ class LatencyPredictor:
         InvalidProgramError, UnsupportedOperatorError
             The program cannot be encoded.
         """
-        if isinstance(program, EncodedProgram):
-            return self._as_read(program)
-        found = self._encoded.get(program.hash)
-        if found is None:
-            if program.operator is not None:
-                found = encode_operator(program.operator)
-            else:
-                schedule = self.artifact.config.schedule
-                found = encode_tvm_json(program.tvm_json or "", program.function, schedule=schedule)
-            if not np.isfinite(found.leaves).all() or not np.isfinite(found.totals).all():
-                raise InvalidProgramError(
-                    f"{program.name}: its sizes overflow the features",
-                    hint="no loop nest of this size can run",
-                )
-            self._encoded.put(program.hash, found)
-        encoded: EncodedPrograms = found
-        return encoded
-
-    def _as_read(self, program: EncodedProgram) -> EncodedPrograms:
-        """Features that came encoded, with the columns that the network reads."""
-        features, width = program.features, self.artifact.config.leaf_width
-        if features.leaves.shape[2] < width and program.operator == TIR:
-            raise InvalidProgramError(
-                f"{program.name}: its features lack the schedule's columns",
-                hint="encode it with schedule=True",
-            )
-        if features.leaves.shape[2] > width:
-            features = replace(features, leaves=features.leaves[:, :, :width])
-        return features
+        return self._rows.encode(program)
 
     def support(self) -> dict[str, Any]:
         """What this model covers: operators, devices seen in training, protocols, accuracy by source."""
@@ -378,63 +271,6 @@ class LatencyPredictor:
             "quantile_range": [LEVELS[0], LEVELS[-1]],
             "accuracy": self.artifact.manifest.get("metrics", {}),
         }
-
-    # -- inside -----------------------------------------------------------------------------------------
-    def _failed(self, question: Question, error: CdmppError) -> Prediction:
-        program = question.program
-        device = question.device if isinstance(question.device, str) else question.device.name
-        try:
-            digest: str | None = program.hash
-        except CdmppError:
-            digest = None
-        return Prediction(
-            program.name, digest, device, program.backend, question.protocol, question.framework,
-            self.model_id, error=ErrorInfo.of(error),
-        )  # fmt: skip
-
-    def _prediction(
-        self, question: Question, key: tuple[Any, ...], answer: _Answer, levels: tuple[float, ...]
-    ) -> Prediction:
-        values = np.exp(read_quantiles(answer.log_levels[None], np.array([answer.factor]), levels)[0])
-        point = float(np.exp(answer.log_point))
-        seconds = {f"{level:g}": float(v) for level, v in zip(levels, values, strict=True)}
-        return Prediction(
-            question.program.name, key[0], key[3], question.program.backend, question.protocol,
-            question.framework, self.model_id, point,
-            # The point minimises the relative error and lies a little below the median.
-            min(point, *seconds.values()), max(point, *seconds.values()), seconds,
-            label(answer.coverage), round(answer.score, 4), answer.roofline,
-        )  # fmt: skip
-
-    def _compute(self, rows: list[tuple[Question, DeviceSpec]]) -> Iterable[_Answer]:
-        if not rows:
-            return []
-        encoded = [self.encode(question.program) for question, _ in rows]
-        store = ProgramStore.of(encoded, self.artifact.config.leaf_width)
-        kinds: dict[tuple[str, str], int] = {}
-        kind = [
-            kinds.setdefault((operator_name(q.program), e.dtype), len(kinds))
-            for (q, _), e in zip(rows, encoded, strict=True)
-        ]
-        # Most questions of a call share one specification object; two equal ones do no harm.
-        specs = {id(spec): spec for _, spec in rows}
-        number = {key: i for i, key in enumerate(specs)}
-        device = np.array([number[id(spec)] for _, spec in rows])
-        asked = Asked(
-            store, list(kinds), np.array(kind), list(specs.values()),
-            Questions(
-                program=np.arange(len(rows)),
-                device=device,
-                backend=np.array([BACKENDS.index(q.program.backend) for q, _ in rows]),
-                protocol=np.array([PROTOCOLS.index(q.protocol) for q, _ in rows]),
-                framework=np.array([FRAMEWORKS.index(q.framework) if q.framework else -1 for q, _ in rows]),
-            ),
-        )  # fmt: skip
-        said = self._answerer.answer(asked)
-        bound = np.maximum(*roofline_s(store.summary, stack_devices(list(specs.values()))[device]))
-        trust = (said.score.tolist(), said.coverage.tolist())
-        columns = (said.point.tolist(), said.levels, said.factor, *trust, bound.tolist())
-        return [_Answer(*row) for row in zip(*columns, strict=True)]
 
 
 def _as_program(program: OperatorSpec | str | Mapping[str, Any]) -> TensorProgram:

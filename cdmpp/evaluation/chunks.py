@@ -11,7 +11,7 @@ import numpy as np
 from cdmpp.data.table import MeasurementTable
 from cdmpp.errors import CdmppError, InvalidProgramError
 from cdmpp.evaluation.cache import FeatureCache
-from cdmpp.features.encode import EncodedPrograms, encode_shapes, encode_tvm_json
+from cdmpp.features.encode import EncodedPrograms, encode_shapes, encode_tvm_json, finite
 from cdmpp.nn.store import ProgramStore
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -100,11 +100,6 @@ def _tvm_chunk(first: int, texts: tuple[str, ...], needed: Array, cache: Feature
         kind[key] = kinds.setdefault(("tir", encoded.dtype), len(kinds))
     store.finish()
     return ProgramChunk(first, store, list(kinds), kind, failed)
-
-
-def finite(encoded: EncodedPrograms) -> Array:
-    """Programs whose features are numbers: absurd sizes overflow."""
-    return np.asarray(np.isfinite(encoded.leaves).all(axis=(1, 2)) & np.isfinite(encoded.totals).all(axis=1))
 
 
 def _cleared(encoded: EncodedPrograms, sound: Array) -> EncodedPrograms:

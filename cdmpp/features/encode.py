@@ -8,7 +8,7 @@ shape's structural class.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -27,6 +27,8 @@ from cdmpp.programs.tvm_json import HINT, Nodes, load
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+#: So many shapes of a structural class are encoded faster one after the other.
+_ONE_BY_ONE = 2
 #: Whole-program quantities, one row per program, float64, in this order.
 PROGRAM_COLUMNS = ("flops", "bytes", "matrix", "work_fraction", "output_elements", "parallel_blocks")
 
@@ -58,6 +60,30 @@ class EncodedPrograms:
 
     def __len__(self) -> int:
         return len(self.leaves)
+
+    def narrow(self, width: int) -> EncodedPrograms:
+        """The same without columns from ``width`` on."""
+        if self.leaves.shape[2] <= width:
+            return self
+        return replace(self, leaves=self.leaves[:, :, :width])
+
+    @classmethod
+    def join(cls, parts: Sequence[EncodedPrograms]) -> EncodedPrograms:
+        """Programs of ``parts``, which is not empty and of one leaf count, width, type and family."""
+        first = parts[0]
+        if len(parts) == 1:
+            return first
+        where = np.concatenate([np.broadcast_to(p.positions, p.leaves.shape[:2]) for p in parts])
+        leaves, totals = (np.concatenate([getattr(p, name) for p in parts]) for name in ("leaves", "totals"))
+        return cls(leaves, where, totals, first.dtype, first.family)
+
+    def row(self, index: int) -> EncodedPrograms:
+        """One program, as arrays of its own."""
+        where = self.positions if self.positions.ndim == 1 else self.positions[index : index + 1]
+        one = slice(index, index + 1)
+        return EncodedPrograms(
+            self.leaves[one].copy(), where, self.totals[one].copy(), self.dtype, self.family
+        )
 
 
 @lru_cache(maxsize=512)
@@ -114,9 +140,52 @@ def operator_ast(spec: OperatorSpec) -> CompactAST:
 
 def encode_operator(spec: OperatorSpec) -> EncodedPrograms:
     """Features of one operator specification."""
-    sizes = {name: np.array([value], dtype=np.int64) for name, value in spec.sizes().items()}
-    fixed = {name: getattr(spec, name) for name in type(spec).structural_fields}
-    return next(encode_shapes(spec.operator, spec.dtype, fixed, sizes))[1]
+    # Integers, not arrays of one: the same figures in half the time.
+    ast, sizes = operator_ast(spec), spec.sizes()
+    return _of_class(ast, ast_matrix(ast)[None], spec.operator, spec.dtype, sizes)
+
+
+def encode_operators(specs: Sequence[OperatorSpec]) -> list[EncodedPrograms | InvalidProgramError]:
+    """Features of many operator specifications, each as :func:`encode_operator` gives it.
+
+    Specifications that share a lowered structure are encoded together: a thousand shapes of one operator take
+    little longer than one.
+
+    Returns
+    -------
+    list, in the order of ``specs``
+        In place of features that are no numbers: the error that says so.
+
+    Raises
+    ------
+    UnsupportedOperatorError
+        An operator does not exist for its element type.
+    """
+    classes: dict[str, list[int]] = {}
+    for position, spec in enumerate(specs):
+        classes.setdefault(spec.structural_class(), []).append(position)
+    found: dict[int, EncodedPrograms] = {}
+    for name, members in classes.items():
+        if len(members) <= _ONE_BY_ONE:
+            found |= {position: encode_operator(specs[position]) for position in members}
+            continue
+        first, rows = specs[members[0]], [specs[position].sizes() for position in members]
+        sizes = {field: np.array([row[field] for row in rows], dtype=np.int64) for field in rows[0]}
+        together = _encode_class(name, first.operator, first.dtype, sizes, len(members))
+        found |= {position: together.row(row) for row, position in enumerate(members)}
+    return [found[i] if finite(found[i]).all() else overflow(spec.text()) for i, spec in enumerate(specs)]
+
+
+def finite(encoded: EncodedPrograms) -> Array:
+    """Programs whose features are numbers, (programs,) bool: absurd sizes overflow."""
+    return np.asarray(np.isfinite(encoded.leaves).all(axis=(1, 2)) & np.isfinite(encoded.totals).all(axis=1))
+
+
+def overflow(name: str) -> InvalidProgramError:
+    """What is said of a program whose features are no numbers."""
+    return InvalidProgramError(
+        f"{name}: its sizes overflow the features", hint="no loop nest of this size can run"
+    )
 
 
 def encode_shapes(
@@ -139,16 +208,27 @@ def encode_shapes(
         Which shapes (indices), and their features; one item per structural class.
     """
     for flags, rows in partition(operator, fixed, sizes):
-        nodes, root = _template(class_name(operator, dtype, flags))
         bindings = {name: np.asarray(values[rows], dtype=np.int64) for name, values in sizes.items()}
-        ast = build_ast(nodes, root, bindings=bindings)
-        matrix = ast_matrix(ast, len(rows))
-        totals = _totals(ast, len(rows), matrix)
-        useful = useful_flops(operator, {**bindings, **flags})
-        if useful is not None:
-            totals[:, 3] = np.minimum(useful / np.maximum(totals[:, 0], 1.0), 1.0)
-            totals[:, 0] = useful
-        yield rows, EncodedPrograms(matrix, positions(ast), totals, dtype, operator_family(operator))
+        yield rows, _encode_class(class_name(operator, dtype, flags), operator, dtype, bindings, len(rows))
+
+
+def _encode_class(
+    name: str, operator: str, dtype: str, sizes: Mapping[str, Array], count: int
+) -> EncodedPrograms:
+    """Shapes of one structural class."""
+    ast = build_ast(*_template(name), bindings=sizes)
+    return _of_class(ast, ast_matrix(ast, count), operator, dtype, sizes)
+
+
+def _of_class(
+    ast: CompactAST, matrix: Array, operator: str, dtype: str, sizes: Mapping[str, Any]
+) -> EncodedPrograms:
+    totals = _totals(ast, len(matrix), matrix)
+    useful = useful_flops(operator, sizes)
+    if useful is not None:
+        totals[:, 3] = np.minimum(useful / np.maximum(totals[:, 0], 1.0), 1.0)
+        totals[:, 0] = useful
+    return EncodedPrograms(matrix, positions(ast), totals, dtype, operator_family(operator))
 
 
 def _totals(ast: CompactAST, count: int, matrix: Array) -> Array:

@@ -26,6 +26,8 @@ _COLUMNS = tuple(
         "reduce_0", "leaves",
     )
 )  # fmt: skip
+#: Points whose distances fit the cache together.
+_BLOCK = 32
 NEAR_STEP, OUT_STEP, PART_STEP = 1.0, 2.0, 0.5
 #: Scores up to the first are "in", up to the second "near".
 THRESHOLDS = (1.0, 2.0)
@@ -99,10 +101,16 @@ class Domain:
     def distance(self, points: Array) -> Array:
         """Distance of points (n, columns) to the nearest centre, in units of ``reach``."""
         out = np.empty(len(points))
-        for start in range(0, len(points), 512):
-            part = points[start : start + 512].astype(np.float64)
-            gaps = ((part[:, None, :] - self.centres[None]) ** 2).sum(-1)
-            out[start : start + 512] = np.sqrt(gaps.min(axis=1))
+        centres = np.ascontiguousarray(self.centres.T, dtype=np.float64)
+        for start in range(0, len(points), _BLOCK):
+            part = points[start : start + _BLOCK].astype(np.float64)
+            gaps = np.zeros((len(part), centres.shape[1]))
+            # Column by column: no matrix product, whose last digits depend on how many rows there are.
+            for column, centre in enumerate(centres):
+                gap = part[:, column, None] - centre
+                gap *= gap
+                gaps += gap
+            out[start : start + _BLOCK] = np.sqrt(gaps.min(axis=1))
         return out / max(self.reach, 1e-9)
 
     def score(self, summary: Array, contexts: Sequence[Context]) -> Array:

@@ -61,12 +61,16 @@ class ProgramStore:
     @classmethod
     def of(cls, encoded: Iterable[EncodedPrograms], width: int = WIDTH) -> ProgramStore:
         """Programs in order, keys counting up."""
-        items = list(encoded)
-        store = cls(sum(map(len, items)), width)
+        groups: dict[tuple[int, int, str, str], list[tuple[EncodedPrograms, int]]] = {}
         start = 0
-        for item in items:
-            store.add(np.arange(start, start + len(item)), item)
+        for item in encoded:
+            alike = (*item.leaves.shape[1:], item.dtype, item.family)
+            groups.setdefault(alike, []).append((item, start))
             start += len(item)
+        store = cls(start, width)
+        for group in groups.values():
+            keys = [np.arange(first, first + len(item)) for item, first in group]
+            store.add(np.concatenate(keys), EncodedPrograms.join([item for item, _ in group]))
         store.finish()
         return store
 

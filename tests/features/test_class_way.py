@@ -5,7 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cdmpp.features.encode import EncodedPrograms, encode_operator, encode_shapes, encode_tvm_json
+from cdmpp.features.encode import (
+    EncodedPrograms,
+    encode_operator,
+    encode_operators,
+    encode_shapes,
+    encode_tvm_json,
+)
 from cdmpp.features.schema import COLUMNS
 from cdmpp.programs.operators import OperatorSpec, operator_types, parse_operator
 from tests.features.shapes import random_specs, reads_only_padding
@@ -74,6 +80,7 @@ def test_in_bulk_equals_one_by_one() -> None:
         for rows, bulk in encode_shapes(first.operator, first.dtype, fixed, sizes):
             seen += rows.tolist()
             for i, row in enumerate(rows):
+                # Integers one by one, arrays in bulk.
                 one = encode_operator(members[row])
                 assert one.positions.tolist() == bulk.positions.tolist()
                 np.testing.assert_array_equal(one.leaves[0], bulk.leaves[i], err_msg=members[row].text())
@@ -98,3 +105,16 @@ def test_the_largest_sizes_stay_finite(text: str) -> None:
     assert np.isfinite(encoded.leaves).all()
     assert np.isfinite(encoded.totals).all()
     assert (encoded.totals[:, 1:3] >= 0).all()
+
+
+def test_many_operators_equal_each_alone() -> None:
+    specs = random_specs(700, 31)
+    for spec, found in zip(specs, encode_operators(specs), strict=True):
+        one = encode_operator(spec)
+        assert isinstance(found, EncodedPrograms)
+        assert (found.positions.tolist(), found.family, found.dtype) == (
+            one.positions.tolist(), one.family, one.dtype
+        )  # fmt: skip
+        np.testing.assert_array_equal(found.leaves, one.leaves, err_msg=spec.text())
+        np.testing.assert_array_equal(found.totals, one.totals, err_msg=spec.text())
+    assert encode_operators([]) == []
