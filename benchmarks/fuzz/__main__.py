@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+from pathlib import Path
 
 from benchmarks.fuzz.cases import SURFACES
 from benchmarks.fuzz.drive import Report, Run
@@ -27,13 +28,18 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=1800.0)
     parser.add_argument("--connections", type=int, default=4)
     parser.add_argument("--only", action="append", help="a surface's name; repeatable")
+    parser.add_argument("--log", type=Path, help="where the service's log goes")
     parser.add_argument("--again", help="send the case of this seed once")
     options = parser.parse_args()
-    with running(environment=SMALL) as served:
+    with running(environment=SMALL, log=options.log) as served:
         if options.again:
             return again(served, options.again)
         _, document = served.ask("GET", "/openapi.json")
-        known = [s for s in SURFACES if s.path in document["paths"] and options.only in (None, [s.name])]
+        known = [
+            s
+            for s in SURFACES
+            if s.path in document["paths"] and (not options.only or s.name in options.only)
+        ]
         for surface in SURFACES:
             if surface.path not in document["paths"]:
                 print(f"not asked: {surface.name}: this service has no {surface.path}")

@@ -77,15 +77,21 @@ class Served:
 
 @contextlib.contextmanager
 def running(
-    *arguments: str, environment: Mapping[str, str] | None = None, ready_s: float = 120.0
+    *arguments: str,
+    environment: Mapping[str, str] | None = None,
+    ready_s: float = 120.0,
+    log: Path | None = None,
 ) -> Iterator[Served]:
-    """``python -m server`` on a free port with a database of its own, ended with the block."""
+    """``python -m server`` on a free port with a database of its own, ended with the block.
+
+    What it logs goes to the file ``log``, or nowhere.
+    """
     port = free_port()
     command = [sys.executable, "-m", "server", "--port", str(port), *arguments]
     with tempfile.TemporaryDirectory() as folder:
         settings = {"CDMPP_DATABASE": f"{folder}/service.sqlite", **(environment or {})}
-        quiet = subprocess.DEVNULL
-        process = subprocess.Popen(command, stdout=quiet, stderr=quiet, env={**os.environ, **settings})
+        with open(log or os.devnull, "wb") as out:
+            process = subprocess.Popen(command, stdout=out, stderr=out, env={**os.environ, **settings})
         served = Served(port, process)
         try:
             deadline = time.monotonic() + ready_s

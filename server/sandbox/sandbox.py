@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,13 +43,14 @@ class _Job:
     payload: bytes
     #: Turns the worker's words into the result; raises CdmppError or DistrustedAnswerError.
     read: Callable[[dict[str, Any], bytes], Any]
-    needs_tvm: bool = False
 
 
 @dataclass
 class _Turn:
     jobs: list[_Job]
     done: asyncio.Future[list[Any]]
+    #: Of the request, so that what is logged about its texts carries its id.
+    context: contextvars.Context = field(default_factory=contextvars.copy_context)
 
 
 @dataclass
@@ -58,13 +60,14 @@ class Sandbox:
     Parameters
     ----------
     workers : int
-        Processes at most; each starts when it is first needed.
+        Processes at most for TVM JSON and ONNX, and as many for TVMScript, which need TVM and seconds to
+        start; each starts when it is first needed.
     memory_bytes : int
         Memory of a worker for what it reads.
     timeout_s : float
         Time for one program or model.
     max_queued : int
-        Turns that may wait; one more is refused.
+        Turns that may wait for either kind; one more is refused.
 
     Attributes
     ----------
@@ -77,9 +80,12 @@ class Sandbox:
     timeout_s: float = 5.0
     max_queued: int = 64
     restarts: int = 0
-    _turns: asyncio.Queue[_Turn] = field(default_factory=asyncio.Queue)
-    _slots: list[_Slot] = field(default_factory=list)
+    _lanes: dict[bool, _Lane] = field(default_factory=dict)
     _closed: bool = False
+
+    def __post_init__(self) -> None:
+        # A text in TVMScript, or TVM's start, must not hold up what needs no TVM.
+        self._lanes = {tvm: _Lane(self, tvm) for tvm in (False, True)}
 
     async def __aenter__(self) -> Sandbox:
         return self
@@ -92,25 +98,19 @@ class Sandbox:
     async def close(self) -> None:
         """End the workers; what still waits is refused."""
         self._closed = True
-        for slot in self._slots:
-            slot.task.cancel()
-        await asyncio.gather(*(slot.task for slot in self._slots), return_exceptions=True)
-        for slot in self._slots:
-            await slot.drop()
-        while not self._turns.empty():
-            turn = self._turns.get_nowait()
-            if not turn.done.done():
-                turn.done.set_exception(_overloaded("the service is being stopped"))
+        for lane in self._lanes.values():
+            await lane.close()
 
     @property
     def queued(self) -> int:
         """Turns that wait."""
-        return self._turns.qsize()
+        return sum(lane.turns.qsize() for lane in self._lanes.values())
 
     @property
     def pids(self) -> list[int]:
         """Process ids of the workers that run."""
-        return [pid for slot in self._slots if slot.worker and (pid := slot.worker.pid) is not None]
+        workers = [slot.worker for lane in self._lanes.values() for slot in lane.slots]
+        return [pid for worker in workers if worker is not None and (pid := worker.pid) is not None]
 
     async def encode_tir(self, kind: TirKind, text: str, backend: Backend = "tvm") -> EncodedProgram:
         """Features of one TIR program.
@@ -142,19 +142,18 @@ class Sandbox:
         OverloadedError
             The queue is full, or no worker can be started: of the whole call.
         """
-        jobs = [
-            _Job(
-                {"kind": program.kind, "backend": program.backend},
-                program.text.encode("utf-8", "surrogatepass"),
-                partial(answers.encoded_program, backend=program.backend),
-                program.kind == "tvmscript",
-            )
-            for program in programs
-        ]
-        results: list[EncodedProgram | CdmppError] = []
-        for start in range(0, len(jobs), _TURN):
-            results += await self._submit(jobs[start : start + _TURN])
-        return results
+        results: list[EncodedProgram | CdmppError | None] = [None] * len(programs)
+
+        async def read(needs_tvm: bool) -> None:
+            places = [i for i, p in enumerate(programs) if (p.kind == "tvmscript") == needs_tvm]
+            for start in range(0, len(places), _TURN):
+                turn = places[start : start + _TURN]
+                said = await self._submit([_tir_job(programs[i]) for i in turn], needs_tvm)
+                for i, result in zip(turn, said, strict=True):
+                    results[i] = result
+
+        await asyncio.gather(read(False), read(True))
+        return [result for result in results if result is not None]
 
     async def read_onnx(
         self, data: bytes, dims: Mapping[str, int] | None = None, *, max_programs: int = 10_000
@@ -177,37 +176,73 @@ class Sandbox:
         """
         header = {"kind": ONNX_KIND, "dims": dict(dims or {}), "max_programs": max_programs}
         job = _Job(header, data, lambda said, _: answers.model_summary(said, max_programs))
-        (result,) = await self._submit([job])
+        (result,) = await self._submit([job], tvm=False)
         if isinstance(result, CdmppError):
             raise result
         assert isinstance(result, ModelSummary)
         return result
 
-    async def _submit(self, jobs: list[_Job]) -> list[Any]:
+    async def _submit(self, jobs: list[_Job], tvm: bool) -> list[Any]:
         if self._closed:
             raise _overloaded("the service is being stopped")
-        if self._turns.qsize() >= self.max_queued:
-            raise _overloaded(f"{self._turns.qsize()} texts wait to be read")
+        return await self._lanes[tvm].submit(jobs)
+
+
+def _tir_job(program: TirText) -> _Job:
+    return _Job(
+        {"kind": program.kind, "backend": program.backend},
+        program.text.encode("utf-8", "surrogatepass"),
+        partial(answers.encoded_program, backend=program.backend),
+    )
+
+
+class _Lane:
+    """A queue, and the slots that serve it."""
+
+    def __init__(self, sandbox: Sandbox, tvm: bool) -> None:
+        self.sandbox, self.tvm = sandbox, tvm
+        self.turns: asyncio.Queue[_Turn] = asyncio.Queue()
+        self.slots: list[_Slot] = []
+
+    async def submit(self, jobs: list[_Job]) -> list[Any]:
+        """Results of a turn.
+
+        Raises
+        ------
+        OverloadedError
+            The queue is full, or no worker can be started.
+        """
+        if self.turns.qsize() >= self.sandbox.max_queued:
+            raise _overloaded(f"{self.turns.qsize()} texts wait to be read")
         turn = _Turn(jobs, asyncio.get_running_loop().create_future())
-        self._turns.put_nowait(turn)
-        idle = sum(slot.idle for slot in self._slots)
-        if idle < self._turns.qsize() and len(self._slots) < self.workers:
-            slot = _Slot(self)
-            slot.task = asyncio.create_task(slot.serve())
-            self._slots.append(slot)
+        self.turns.put_nowait(turn)
+        idle = sum(slot.idle for slot in self.slots)
+        if idle < self.turns.qsize() and len(self.slots) < self.sandbox.workers:
+            self.slots.append(_Slot(self))
         return await turn.done
+
+    async def close(self) -> None:
+        """End the workers; what still waits is refused."""
+        for slot in self.slots:
+            slot.task.cancel()
+        await asyncio.gather(*(slot.task for slot in self.slots), return_exceptions=True)
+        for slot in self.slots:
+            await slot.drop()
+        while not self.turns.empty():
+            turn = self.turns.get_nowait()
+            if not turn.done.done():
+                turn.done.set_exception(_overloaded("the service is being stopped"))
 
 
 class _Slot:
     """Serves turns with one worker at a time, which it replaces when a job has killed it."""
 
-    task: asyncio.Task[None]
-
-    def __init__(self, sandbox: Sandbox) -> None:
-        self._sandbox = sandbox
+    def __init__(self, lane: _Lane) -> None:
+        self._lane, self._sandbox = lane, lane.sandbox
         self.worker: Worker | None = None
         self.idle = True
         self._jobs = 0
+        self.task = asyncio.create_task(self.serve(), context=contextvars.Context())
 
     async def drop(self) -> None:
         """End the worker."""
@@ -218,26 +253,29 @@ class _Slot:
     async def serve(self) -> None:
         """Take turns until cancelled."""
         while True:
-            turn = await self._sandbox._turns.get()
+            turn = await self._lane.turns.get()
             self.idle = False
             try:
-                results: list[Any] = []
-                for job in turn.jobs:
-                    if turn.done.done():  # nobody waits any more
-                        break
-                    results.append(await self._one(job))
-                else:
-                    if not turn.done.done():
-                        turn.done.set_result(results)
-            except asyncio.CancelledError:
-                if not turn.done.done():
-                    turn.done.set_exception(_overloaded("the service is being stopped"))
-                raise
-            except Exception as error:  # not even a bug here leaves the request without an answer
-                if not turn.done.done():
-                    turn.done.set_exception(error)
+                await asyncio.create_task(self._take(turn), context=turn.context)
             finally:
                 self.idle = True
+
+    async def _take(self, turn: _Turn) -> None:
+        try:
+            results: list[Any] = []
+            for job in turn.jobs:
+                if turn.done.done():  # nobody waits any more
+                    return
+                results.append(await self._one(job))
+            if not turn.done.done():
+                turn.done.set_result(results)
+        except asyncio.CancelledError:
+            if not turn.done.done():
+                turn.done.set_exception(_overloaded("the service is being stopped"))
+            raise
+        except Exception as error:  # not even a bug here leaves the request without an answer
+            if not turn.done.done():
+                turn.done.set_exception(error)
 
     async def _one(self, job: _Job) -> Any:
         # A worker may die of what it read before, or be killed from outside: a second one decides.
@@ -266,7 +304,7 @@ class _Slot:
             The worker's end, whosever fault.
         """
         try:
-            worker = await self._ready(job.needs_tvm)
+            worker = await self._ready()
         except (WorkerDiedError, WorkerTimeoutError, OSError) as error:
             await self.drop()
             _log.error("no reading worker: %s", error)
@@ -279,9 +317,11 @@ class _Slot:
                 return job.read(said, data)
             _log.warning("reading %s: %.300r", about, said["bug"])
             raise _unreadable("the parser cannot make sense of it")
-        except WorkerTimeoutError:
+        except WorkerTimeoutError as error:
+            _log.warning("reading %s: %s", about, error)
             problem = _unreadable(f"it takes more than {self._sandbox.timeout_s:g} s to read")
         except WorkerMemoryError:
+            _log.warning("reading %s takes more memory than it may", about)
             problem = _unreadable("it needs too much memory to read")
         except DistrustedAnswerError as error:
             _log.error("a reading worker said what it cannot say about %s: %s", about, error)
@@ -297,15 +337,15 @@ class _Slot:
         self._sandbox.restarts += 1
         await self.drop()
 
-    async def _ready(self, needs_tvm: bool) -> Worker:
-        """A worker that runs, with TVM where that is needed."""
+    async def _ready(self) -> Worker:
+        """A worker that runs."""
         worker = self.worker
-        if worker is not None and (self._jobs >= _MAX_JOBS or worker.pid is None or needs_tvm > worker.tvm):
+        if worker is not None and (self._jobs >= _MAX_JOBS or worker.pid is None):
             await self.drop()
             worker = None
         if worker is None:
             self._jobs = 0
-            worker = self.worker = Worker(self._sandbox.memory_bytes, needs_tvm)
+            worker = self.worker = Worker(self._sandbox.memory_bytes, self._lane.tvm)
             await worker.start()
         return worker
 
