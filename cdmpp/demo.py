@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -48,6 +48,7 @@ class Server:
     """A running service on this machine."""
 
     port: int
+    process: subprocess.Popen[bytes]
 
     def request(self, method: str, path: str, body: Any = None) -> Any:
         """One exchange; a problem becomes a :class:`DemoError`."""
@@ -65,20 +66,29 @@ class Server:
 
 
 @contextlib.contextmanager
-def running_server() -> Iterator[Server]:
-    """Start the service as a process of its own; it ends with the block, whatever happens inside."""
+def running_server(*arguments: str, environment: Mapping[str, str] | None = None) -> Iterator[Server]:
+    """Start the service as a process of its own; it ends with the block, whatever happens inside.
+
+    Parameters
+    ----------
+    *arguments : str
+        More of ``python -m server``.
+    environment : mapping, optional
+        Variables to add.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
-    environment = {name: value for name, value in os.environ.items() if name not in _OWN_SETTINGS}
-    command = [sys.executable, "-m", "server", "--host", "127.0.0.1", "--port", str(port)]
+    inherited = {name: value for name, value in os.environ.items() if name not in _OWN_SETTINGS}
+    environment = {**inherited, **(environment or {})}
+    command = [sys.executable, "-m", "server", "--host", "127.0.0.1", "--port", str(port), *arguments]
     with tempfile.TemporaryFile() as log:
         # From the folder that holds the package: a file server.py where the user stands is not ours.
         process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
         )
         try:
-            server = Server(port)
+            server = Server(port, process)
             _wait_ready(server, process, log)
             yield server
         finally:

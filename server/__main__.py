@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
+from typing import Any
 
 from pydantic import ValidationError
+
+APPLICATION = "server.app:create_app"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -22,6 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
     parser.add_argument("--port", type=int, help="port to listen on (default 8000)")
     parser.add_argument("--model", help="model folder (default: the one that ships with the package)")
+    parser.add_argument("--workers", type=int, help="processes that answer (default 1)")
     chosen = {key: value for key, value in vars(parser.parse_args(arguments)).items() if value is not None}
 
     import uvicorn
@@ -37,13 +42,27 @@ def main(arguments: list[str] | None = None) -> int:
     if settings.model is not None:
         # The factory reads its settings from the environment, also in a worker of uvicorn's.
         os.environ["CDMPP_MODEL"] = str(settings.model)
-    uvicorn.run(
-        "server.app:create_app",
-        factory=True,
-        host=settings.host,
-        port=settings.port,
-        log_config=log_config(settings.log_format),
-    )
+    options: dict[str, Any] = {
+        "factory": True,
+        "host": settings.host,
+        "port": settings.port,
+        "log_config": log_config(settings.log_format),
+        # The service's own line for each request says more.
+        "access_log": False,
+        # What was taken is answered or refused by then.
+        "timeout_graceful_shutdown": math.ceil(settings.deadline_s) + 5,
+    }
+    if settings.workers > 1:
+        from server.workers import serve_workers
+
+        os.environ["CDMPP_WORKERS"] = str(settings.workers)
+        # A worker that says nothing for so long is replaced; one that cannot start is noticed as late.
+        patience_s = 10
+        config = uvicorn.Config(
+            APPLICATION, workers=settings.workers, timeout_worker_healthcheck=patience_s, **options
+        )
+        return 0 if serve_workers(config) else 1
+    uvicorn.run(APPLICATION, **options)
     return 0
 
 

@@ -19,6 +19,8 @@ _log = logging.getLogger(__name__)
 
 #: Answers that a predictor remembers; the service has a cache of its own before it.
 _CACHE_ROWS = 20_000
+#: Size and time of change of each file of a model folder.
+Fingerprint = tuple[tuple[str, int, int], ...]
 
 
 def load_model(path: Path | None) -> LatencyPredictor:
@@ -29,6 +31,15 @@ def load_model(path: Path | None) -> LatencyPredictor:
     ArtifactError
     """
     return LatencyPredictor(load_artifact(path or default_model()), cache_rows=_CACHE_ROWS)
+
+
+def fingerprint(folder: Path | None) -> Fingerprint:
+    """What tells whether a model folder has changed; empty where it cannot be read."""
+    try:
+        files = sorted(path for path in (folder or default_model()).rglob("*") if path.is_file())
+        return tuple((path.name, (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files)
+    except OSError:
+        return ()
 
 
 class Models:
@@ -71,6 +82,10 @@ class Models:
             )
         self._remember(found)
         return found
+
+    def replace(self, base: LatencyPredictor) -> None:
+        """Answer with another model where none is named; adapted ones stay as they are."""
+        self.base = base
 
     def in_memory(self, model_id: str | None) -> LatencyPredictor | None:
         """The model of this identity where no file has to be read for it."""

@@ -20,6 +20,9 @@ from server.page.routes import router as page_router
 from server.predict.openapi import describe_predict
 from server.predict.routes import opened as predict_opened
 from server.predict.routes import router as predict_router
+from server.reload.routes import describe as describe_reload
+from server.reload.routes import install as reload_install
+from server.reload.routes import opened as reload_opened
 from server.room import Room
 from server.sandbox.room import opened as sandbox_opened
 
@@ -28,6 +31,7 @@ ROOMS: tuple[Room, ...] = (
     # Before predictions: registered programs are in its database.
     Room(observe_router, describe_observe, opened=observe_opened),
     Room(predict_router, describe_predict, opened=predict_opened),
+    Room(None, describe_reload, reload_install, reload_opened),
     Room(adapt_router, describe_adapt),
     Room(curve_router, describe_curve),
     Room(onnx_router, describe_onnx),

@@ -35,6 +35,8 @@ class Settings(BaseSettings):
         Model folder; the one that ships with the package where none is given.
     host, port
         Where ``python -m server`` listens. 127.0.0.1: nobody else reaches it unless told so.
+    workers : int
+        Processes that answer, each with a model of its own.
     max_body_bytes : int
         Larger request bodies are refused while they arrive. The worst body of this size (all commas)
         takes 40 times its length to parse.
@@ -95,6 +97,7 @@ class Settings(BaseSettings):
     model: Path | None = None
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    workers: Annotated[int, Field(ge=1, le=256)] = 1
     max_body_bytes: Annotated[int, Field(ge=1024, le=2**31)] = 16 * 2**20
     max_items: Annotated[int, Field(ge=1, le=100_000)] = 10_000
     body_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 60.0

@@ -18,6 +18,10 @@ def serve(
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Port. Default: 8000; 0: any.", show_default=False)
     ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, max=256, help="Processes that answer. Default: 1.", show_default=False),
+    ] = None,
     model: ModelOption = None,
 ) -> None:
     """Serve predictions over HTTP until interrupted.
@@ -25,7 +29,7 @@ def serve(
     Further settings come from CDMPP_... variables or the TOML file that CDMPP_SETTINGS_FILE names:
     docs/server.md.
     """
-    chosen = {"--host": host, "--port": port, "--model": model}
+    chosen = {"--host": host, "--port": port, "--workers": workers, "--model": model}
     arguments = [text for name, value in chosen.items() if value is not None for text in (name, str(value))]
     # By name, as uvicorn loads its application: the package itself knows nothing of the server's code.
     serve_forever = importlib.import_module("server.__main__").main

@@ -14,7 +14,7 @@ from cdmpp.errors import CdmppError
 from server.body import read_json_body
 from server.deadline import Deadline
 from server.gate import Gate
-from server.models import Models, load_model
+from server.models import Models, fingerprint, load_model
 from server.operate.surround import count_items
 from server.predict.batcher import Batcher
 from server.predict.service import PredictionService, check_golden
@@ -28,6 +28,7 @@ _log = logging.getLogger(__name__)
 async def opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     """Load the model and try it with a golden prediction; a missing or damaged one ends the start."""
     state = app.state
+    state.model_fingerprint = await run_sync(fingerprint, settings.model)
     try:
         predictor = await run_sync(load_model, settings.model)
     except CdmppError as error:
