@@ -181,9 +181,15 @@ function remember() {
   history.replaceState(null, "", `#${new URLSearchParams(state)}`);
 }
 
+/** The list of examples names one only while the text is one. */
+function sayExample() {
+  find("example").value = find("text").value === LAYER ? "layer" : "";
+}
+
 function recall() {
   const state = new URLSearchParams(location.hash.slice(1));
   find("text").value = state.get("text") ?? LAYER;
+  sayExample();
   if (state.get("devices")) devices.set(state.get("devices").split(","));
   find("protocol").value = state.get("protocol") ?? "eager";
   find("framework").value = state.get("framework") ?? "pytorch";
@@ -194,12 +200,13 @@ function fillChoices() {
   const option = (value, text) => html("option", { value }, text);
   find("protocol").replaceChildren(...support.protocols.map((p) => option(p, MEANING[p] ?? p)));
   find("framework").replaceChildren(option("", "not known"), ...support.frameworks.map((f) => option(f, f)));
-  find("example").replaceChildren(option("layer", "an encoder layer of BERT-base"),
+  find("example").replaceChildren(option("", "choose one"), option("layer", "an encoder layer of BERT-base"),
     ...Object.keys(support.operators).sort().map((o) => option(o, o)));
-  find("example").addEventListener("change", ({ target }) => {
+  find("example").onchange = ({ target }) => {
+    if (!target.value) return;
     find("text").value = target.value === "layer" ? LAYER : example(target.value, support, find("protocol").value);
     predict();
-  });
+  };
 }
 
 function setMode() {
@@ -215,6 +222,7 @@ function listen() {
   find("text").addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) ask();
   });
+  find("text").addEventListener("input", sayExample);
   for (const radio of document.getElementsByName("mode")) radio.addEventListener("change", setMode);
   find("scale").addEventListener("change", () => result && drawTotals());
   find("unit").addEventListener("change", () => {

@@ -5,6 +5,8 @@ import { evaluate, namesIn, renamed } from "./expressions.js";
 
 const COUNTED = /^(\d+)\s*[x×*]\s*(.+)$/;
 const VARIABLE = /^([A-Za-z_]\w*)\s*=\s*(\d+)$/;
+/** A number that is no size: how many tensors are added. */
+const NO_SIZES = ["inputs"];
 const BATCH_LIKE = ["batch", "tokens", "m", "rows"];
 
 /** Sizes of an example, by field; an operator may have its own. */
@@ -129,7 +131,7 @@ export function axesOf({ variables, entries }, support) {
   const fields = new Map();
   for (const { template: t, program } of entries) {
     for (const [name, field] of Object.entries(support.operators[t.operator].fields)) {
-      if (!isSize(name, field)) continue;
+      if (!isSize(name, field) || NO_SIZES.includes(name)) continue;
       const size = name in program ? program[name] : field;
       const fixed = typeof (t[name] ?? field) !== "string" || !(name in t);
       const seen = fields.get(name);

@@ -43,10 +43,10 @@ export function tick(seconds, unit) {
   return text.replace(/(\.\d*?)0+(?=\D|$)/, "$1").replace(/\.(?=\D|$)/, "");
 }
 
-/** 1, 512, 2 Ki, 1 Mi: sizes are powers of two more often than not. */
+/** 1, 512, 8192, 16 Ki, 1 Mi: sizes are powers of two more often than not. */
 export function size(value) {
   for (const [scale, prefix] of [[2 ** 30, "Gi"], [2 ** 20, "Mi"], [2 ** 10, "Ki"]]) {
-    if (value >= 4 * scale && value % scale === 0) return `${threeDigits(value / scale).replace(/\.0+$/, "")} ${prefix}`;
+    if (value > 8192 && value >= scale && value % scale === 0) return `${threeDigits(value / scale).replace(/\.0+$/, "")} ${prefix}`;
   }
   return String(value);
 }
