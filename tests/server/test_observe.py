@@ -215,3 +215,18 @@ def test_a_path_with_two_methods_names_both(client: TestClient) -> None:
     refused = client.put("/observe")
     problem(refused, 405, "method_not_allowed")
     assert refused.headers["allow"] == "GET, POST"
+
+
+def test_services_of_one_database_know_the_same(client: TestClient, database: str) -> None:
+    """What a fleet behind a load balancer relies on: any of them answers for what another one was told."""
+    program = {"operator": "softmax", "rows": 333, "cols": 77}
+    with TestClient(create_app(Settings(database=database))) as other:
+        (registered,) = other.post("/programs", json={"programs": [program]}).json()["programs"]
+        by_hash, in_full = client.post(
+            "/predict",
+            json={"items": [{"program": p, "device": "t4"} for p in ({"hash": registered["hash"]}, program)]},
+        ).json()["results"]
+        assert by_hash == in_full and by_hash["latency_s"] > 0
+        told = {"observations": [{"prediction_id": by_hash["prediction_id"], "latency_s": 1e-4}]}
+        assert other.post("/observe", json=told).json()["accepted"] == 1
+        assert client.get("/observe").json() == other.get("/observe").json()
