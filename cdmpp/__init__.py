@@ -10,6 +10,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cdmpp.client import AsyncPredictorClient as AsyncPredictorClient
+    from cdmpp.client import PredictorClient as PredictorClient
+    from cdmpp.curves import predict_curve as predict_curve
     from cdmpp.devices import DeviceSpec as DeviceSpec
     from cdmpp.errors import ArtifactError as ArtifactError
     from cdmpp.errors import CdmppError as CdmppError
@@ -20,8 +23,10 @@ if TYPE_CHECKING:
     from cdmpp.errors import MeasurementError as MeasurementError
     from cdmpp.errors import MissingDependencyError as MissingDependencyError
     from cdmpp.errors import OverloadedError as OverloadedError
+    from cdmpp.errors import ServiceError as ServiceError
     from cdmpp.errors import UnknownDeviceError as UnknownDeviceError
     from cdmpp.errors import UnsupportedOperatorError as UnsupportedOperatorError
+    from cdmpp.prediction import Predictor as Predictor
     from cdmpp.predictor import LatencyPredictor as LatencyPredictor
     from cdmpp.predictor import Prediction as Prediction
     from cdmpp.predictor import Question as Question
@@ -32,8 +37,12 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "LatencyPredictor": "cdmpp.predictor",
-    "Prediction": "cdmpp.predictor",
-    "Question": "cdmpp.predictor",
+    "Prediction": "cdmpp.prediction",
+    "Predictor": "cdmpp.prediction",
+    "Question": "cdmpp.prediction",
+    "predict_curve": "cdmpp.curves",
+    "PredictorClient": "cdmpp.client",
+    "AsyncPredictorClient": "cdmpp.client",
     "DeviceSpec": "cdmpp.devices",
     "OperatorSpec": "cdmpp.programs.operators",
     "TensorProgram": "cdmpp.programs.program",
@@ -46,6 +55,7 @@ _HOMES = {
     "MeasurementError": "cdmpp.errors",
     "MissingDependencyError": "cdmpp.errors",
     "OverloadedError": "cdmpp.errors",
+    "ServiceError": "cdmpp.errors",
     "UnknownDeviceError": "cdmpp.errors",
     "UnsupportedOperatorError": "cdmpp.errors",
 }

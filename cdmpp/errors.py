@@ -109,3 +109,22 @@ class MissingDependencyError(CdmppError, ImportError):
     """An optional package is needed for this; the hint names the extra to install."""
 
     code = "missing_dependency"
+
+
+class ServiceError(CdmppError, ConnectionError):
+    """A service cannot be reached, or refuses for a reason that no other class stands for.
+
+    Parameters
+    ----------
+    status : int, optional
+        HTTP status of its answer, where there was one.
+    problem : str
+        The code that the answer gave, such as "unauthorized"; may be empty.
+    """
+
+    code = "service_error"
+
+    def __init__(self, message: str, *, hint: str = "", status: int | None = None, problem: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
+        self.problem = problem

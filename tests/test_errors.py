@@ -21,6 +21,7 @@ CODES = {
     "OverloadedError": ("overloaded", RuntimeError),
     "DeadlineExceededError": ("deadline_exceeded", RuntimeError),
     "MissingDependencyError": ("missing_dependency", ImportError),
+    "ServiceError": ("service_error", ConnectionError),
 }
 
 

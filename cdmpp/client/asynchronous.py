@@ -1,0 +1,169 @@
+"""The client for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from cdmpp.client.answers import ProgramLike
+from cdmpp.client.operations import Observed, Operations, Registered, Steps
+from cdmpp.client.transport import Answer, Attempts, Call, httpx2, options
+from cdmpp.curves import Curve
+from cdmpp.curves.plan import Device, Programs
+from cdmpp.curves.template import Axes
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.features.bulk import FeatureAnswers, FeatureQuestions
+from cdmpp.prediction import DEFAULT_QUANTILES, Prediction, Question
+from cdmpp.programs.question import DEFAULT_PROTOCOL, Backend, Protocol
+
+T = TypeVar("T")
+
+
+class AsyncPredictorClient:
+    """:class:`cdmpp.client.PredictorClient` for asyncio: the same methods, to be awaited.
+
+    Parameters and errors are the same; ``transport`` is an ``httpx2.AsyncBaseTransport``. A client belongs to
+    one event loop; its operations may run side by side.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        timeout_s: float = 60.0,
+        retries: int = 4,
+        model: str | None = None,
+        transport: Any = None,
+    ) -> None:
+        self._url, self._timeout_s, self._retries = url, timeout_s, retries
+        self._http = httpx2.AsyncClient(**options(url, api_key, transport))
+        self._steps = Operations(model)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def model_id(self) -> str:
+        """Identity of the model that gave the last answer; before any, of the one that is loaded."""
+        return await self._run(self._steps.model_id())
+
+    async def predict(
+        self,
+        programs: Sequence[ProgramLike],
+        device: DeviceSpec | Mapping[str, Any] | str,
+        *,
+        protocol: Protocol = DEFAULT_PROTOCOL,
+        framework: str | None = None,
+        quantiles: Sequence[float] = DEFAULT_QUANTILES,
+    ) -> list[Prediction]:
+        """Predict programs on one device, in order."""
+        return await self._run(self._steps.predict(programs, device, protocol, framework, quantiles))
+
+    async def predict_questions(
+        self, questions: Sequence[Question], quantiles: Sequence[float] = DEFAULT_QUANTILES
+    ) -> list[Prediction]:
+        """Predict rows of different programs, devices and settings, in order, each with its own error."""
+        return await self._run(self._steps.predict_questions(questions, quantiles))
+
+    async def predict_features(self, questions: FeatureQuestions) -> FeatureAnswers:
+        """Predict programs that are encoded already, as arrays in a binary body; order is kept."""
+        return await self._run(self._steps.predict_features(questions))
+
+    async def curve(
+        self,
+        programs: Programs,
+        axes: Axes,
+        devices: Sequence[Device],
+        *,
+        backend: Backend | None = None,
+        protocol: Protocol = DEFAULT_PROTOCOL,
+        framework: str | None = None,
+        quantiles: Sequence[float] = DEFAULT_QUANTILES,
+        monotone: Sequence[str] | None = None,
+    ) -> Curve:
+        """Predict a template over axes on devices."""
+        return await self._run(
+            self._steps.curve(programs, axes, devices, backend, protocol, framework, quantiles, monotone)
+        )
+
+    async def predict_onnx(
+        self,
+        model: str | PathLike[str] | bytes,
+        devices: Sequence[str],
+        *,
+        protocol: Protocol = DEFAULT_PROTOCOL,
+        framework: str | None = None,
+        dims: Mapping[str, int] | None = None,
+    ) -> dict[str, Any]:
+        """What an ONNX model (a file here, or its bytes) costs on devices: totals and programs."""
+        return await self._run(self._steps.predict_onnx(model, devices, protocol, framework, dims or {}))
+
+    async def register(self, programs: Sequence[ProgramLike]) -> list[Registered]:
+        """Make the service know programs by their hash, in order."""
+        return await self._run(self._steps.register(programs))
+
+    async def observe(
+        self, observations: Iterable[tuple[Prediction | str, float] | Mapping[str, Any]]
+    ) -> list[Observed]:
+        """Tell measured latencies; what has an ``observation_id`` is kept durably."""
+        return await self._run(self._steps.observe(observations))
+
+    async def observed(self) -> list[dict[str, Any]]:
+        """Running error and drift by device: ``devices`` of ``GET /observe``."""
+        found: list[dict[str, Any]] = (await self._run(self._steps.get("/observe")))["devices"]
+        return found
+
+    async def support(self) -> dict[str, Any]:
+        """What the loaded model covers."""
+        found: dict[str, Any] = await self._run(self._steps.get("/support"))
+        return found
+
+    async def devices(self) -> list[dict[str, Any]]:
+        """Every device that can be named, with its figures."""
+        found: list[dict[str, Any]] = (await self._run(self._steps.get("/devices")))["devices"]
+        return found
+
+    async def _run(self, steps: Steps[T]) -> T:
+        attempts = Attempts(self._url, self._timeout_s, self._retries)
+        try:
+            call = next(steps)
+            while True:
+                call = steps.send(await self._answer(call, attempts))
+        except StopIteration as done:
+            found: T = done.value
+            return found
+
+    async def _answer(self, call: Call, attempts: Attempts) -> Answer:
+        attempts.begin()
+        while True:
+            try:
+                async with asyncio.timeout(attempts.left_s()):
+                    answer = await self._send(call, attempts)
+            except (httpx2.TransportError, TimeoutError) as error:
+                wait_s = attempts.after_error(error, call)
+            else:
+                wait = attempts.after_answer(answer)
+                if wait is None:
+                    return answer
+                wait_s = wait
+            await asyncio.sleep(wait_s)
+
+    async def _send(self, call: Call, attempts: Attempts) -> Answer:
+        response = await self._http.request(
+            call.method, call.path, content=call.body, params=list(call.params) or None,
+            headers={**attempts.headers(), **({"content-type": call.media} if call.body is not None else {})},
+            timeout=attempts.left_s(),
+        )  # fmt: skip
+        return Answer(response.status_code, response.headers, response.content)

@@ -1,0 +1,223 @@
+"""The client that waits for its answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from cdmpp.client.answers import ProgramLike
+from cdmpp.client.operations import Observed, Operations, Registered, Steps
+from cdmpp.client.transport import Answer, Attempts, Call, httpx2, options
+from cdmpp.curves import Curve
+from cdmpp.curves.plan import Device, Programs
+from cdmpp.curves.template import Axes
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.features.bulk import FeatureAnswers, FeatureQuestions
+from cdmpp.prediction import DEFAULT_QUANTILES, Prediction, Question
+from cdmpp.programs.question import DEFAULT_PROTOCOL, Backend, Protocol
+
+T = TypeVar("T")
+
+
+class PredictorClient:
+    """Asks a cdmpp service; a :class:`cdmpp.prediction.Predictor` like one in this process.
+
+    The answers are those of the service's model to the last digit. Connections are kept and reused. What is
+    refused for a while (503, 429) and what breaks before an answer is tried again, later each time and not
+    before the service's ``Retry-After``. Lists longer than the service takes go in several requests. Safe to
+    share between threads.
+
+    Parameters
+    ----------
+    url : str
+        Such as ``http://127.0.0.1:8000``.
+    api_key : str, optional
+    timeout_s : float
+        For an operation with all its attempts and requests.
+    retries : int
+        Attempts after the first, for each request.
+    model : str, optional
+        Which of the service's models answers (``GET /models``); the loaded one where none is given.
+    transport : httpx2.BaseTransport, optional
+        In place of the network.
+
+    Raises
+    ------
+    MissingDependencyError
+        httpx2 is not installed: ``pip install 'cdmpp[client]'``.
+
+    Notes
+    -----
+    Any method may raise OverloadedError (the service refused every attempt), DeadlineExceededError (no answer
+    in time), the class whose code a refusal gives (UnknownDeviceError, DataError, ...), or ServiceError
+    (nothing there, a key that is not known, a bug of the service).
+
+    Examples
+    --------
+    >>> with PredictorClient("http://127.0.0.1:8000") as client:                # doctest: +SKIP
+    ...     client.predict(["linear:m=512,n=4096,k=1024,dtype=float16"], "t4")
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        timeout_s: float = 60.0,
+        retries: int = 4,
+        model: str | None = None,
+        transport: Any = None,
+    ) -> None:
+        self._url, self._timeout_s, self._retries = url, timeout_s, retries
+        self._http = httpx2.Client(**options(url, api_key, transport))
+        self._steps = Operations(model)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    @property
+    def model_id(self) -> str:
+        """Identity of the model that gave the last answer; before any, of the one that is loaded."""
+        return self._run(self._steps.model_id())
+
+    def predict(
+        self,
+        programs: Sequence[ProgramLike],
+        device: DeviceSpec | Mapping[str, Any] | str,
+        *,
+        protocol: Protocol = DEFAULT_PROTOCOL,
+        framework: str | None = None,
+        quantiles: Sequence[float] = DEFAULT_QUANTILES,
+    ) -> list[Prediction]:
+        """Predict programs on one device, in order; see :meth:`LatencyPredictor.predict`.
+
+        A program may also be ``{"hash": text}`` of one that the service knows (:meth:`register`).
+        """
+        return self._run(self._steps.predict(programs, device, protocol, framework, quantiles))
+
+    def predict_questions(
+        self, questions: Sequence[Question], quantiles: Sequence[float] = DEFAULT_QUANTILES
+    ) -> list[Prediction]:
+        """Predict rows of different programs, devices and settings, in order, each with its own error."""
+        return self._run(self._steps.predict_questions(questions, quantiles))
+
+    def predict_features(self, questions: FeatureQuestions) -> FeatureAnswers:
+        """Predict programs that are encoded already, as arrays in a binary body; order is kept."""
+        return self._run(self._steps.predict_features(questions))
+
+    def curve(
+        self,
+        programs: Programs,
+        axes: Axes,
+        devices: Sequence[Device],
+        *,
+        backend: Backend | None = None,
+        protocol: Protocol = DEFAULT_PROTOCOL,
+        framework: str | None = None,
+        quantiles: Sequence[float] = DEFAULT_QUANTILES,
+        monotone: Sequence[str] | None = None,
+    ) -> Curve:
+        """Predict a template over axes on devices; see :func:`cdmpp.curves.predict_curve`."""
+        return self._run(
+            self._steps.curve(programs, axes, devices, backend, protocol, framework, quantiles, monotone)
+        )
+
+    def predict_onnx(
+        self,
+        model: str | PathLike[str] | bytes,
+        devices: Sequence[str],
+        *,
+        protocol: Protocol = DEFAULT_PROTOCOL,
+        framework: str | None = None,
+        dims: Mapping[str, int] | None = None,
+    ) -> dict[str, Any]:
+        """What an ONNX model (a file here, or its bytes) costs on devices: totals and programs.
+
+        The dictionary is the answer of ``POST /models/predict``.
+        """
+        return self._run(self._steps.predict_onnx(model, devices, protocol, framework, dims or {}))
+
+    def register(self, programs: Sequence[ProgramLike]) -> list[Registered]:
+        """Make the service know programs by their hash, in order."""
+        return self._run(self._steps.register(programs))
+
+    def observe(
+        self, observations: Iterable[tuple[Prediction | str, float] | Mapping[str, Any]]
+    ) -> list[Observed]:
+        """Tell measured latencies; what has an ``observation_id`` is kept durably.
+
+        Parameters
+        ----------
+        observations : iterable
+            (prediction by this service or its ``prediction_id``, seconds), or a mapping with ``program``,
+            ``device``, ``latency_s`` and settings.
+        """
+        return self._run(self._steps.observe(observations))
+
+    def observed(self) -> list[dict[str, Any]]:
+        """Running error and drift by device: ``devices`` of ``GET /observe``."""
+        found: list[dict[str, Any]] = self._run(self._steps.get("/observe"))["devices"]
+        return found
+
+    def support(self) -> dict[str, Any]:
+        """What the loaded model covers, as :meth:`LatencyPredictor.support`."""
+        found: dict[str, Any] = self._run(self._steps.get("/support"))
+        return found
+
+    def devices(self) -> list[dict[str, Any]]:
+        """Every device that can be named, with its figures."""
+        found: list[dict[str, Any]] = self._run(self._steps.get("/devices"))["devices"]
+        return found
+
+    def _run(self, steps: Steps[T]) -> T:
+        attempts = Attempts(self._url, self._timeout_s, self._retries)
+        try:
+            call = next(steps)
+            while True:
+                call = steps.send(self._answer(call, attempts))
+        except StopIteration as done:
+            found: T = done.value
+            return found
+
+    def _answer(self, call: Call, attempts: Attempts) -> Answer:
+        attempts.begin()
+        while True:
+            try:
+                answer = self._send(call, attempts)
+            except (httpx2.TransportError, TimeoutError) as error:
+                wait_s = attempts.after_error(error, call)
+            else:
+                wait = attempts.after_answer(answer)
+                if wait is None:
+                    return answer
+                wait_s = wait
+            time.sleep(wait_s)
+
+    def _send(self, call: Call, attempts: Attempts) -> Answer:
+        request = self._http.build_request(
+            call.method, call.path, content=call.body, params=list(call.params) or None,
+            headers={**attempts.headers(), **({"content-type": call.media} if call.body is not None else {})},
+            timeout=attempts.left_s(),
+        )  # fmt: skip
+        response = self._http.send(request, stream=True)
+        try:
+            body = bytearray()
+            # The library's timeout is for each read; an answer that drips has to end too.
+            for chunk in response.iter_bytes():
+                body += chunk
+                attempts.left_s()
+            return Answer(response.status_code, response.headers, bytes(body))
+        finally:
+            response.close()

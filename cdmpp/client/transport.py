@@ -1,0 +1,189 @@
+"""HTTP as the clients see it: calls, answers, and which failures are worth another try."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cdmpp.errors import CdmppError, DeadlineExceededError, MissingDependencyError, ServiceError
+
+try:
+    import httpx2
+except ModuleNotFoundError:
+    raise MissingDependencyError(
+        "asking a service needs the package httpx2", hint="pip install 'cdmpp[client]'"
+    ) from None
+
+__all__ = ["JSON", "Answer", "Attempts", "Call", "by_code", "httpx2", "options"]
+
+JSON = "application/json"
+TIMEOUT_HEADER = "x-request-timeout-s"
+#: Waits between attempts grow from the first to the last, in seconds; each is drawn from its upper half.
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
+#: The service or whatever stands before it has too much to do, or is being restarted.
+_LATER = (429, 502, 503)
+#: The request was not sent, so a second one cannot count twice.
+_NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
+_TIMED_OUT = (httpx2.ReadTimeout, httpx2.WriteTimeout, TimeoutError)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request.
+
+    Attributes
+    ----------
+    body : bytes or None
+    media : str
+        Media type of the body.
+    params : sequence of (str, str)
+    once : bool
+        Two of it are not as good as one: not sent again unless it is known that nothing came of it.
+    """
+
+    method: str
+    path: str
+    body: bytes | None = None
+    media: str = JSON
+    params: Sequence[tuple[str, str]] = ()
+    once: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Attempts:
+    """When to try again, and when to give up.
+
+    Parameters
+    ----------
+    url : str
+        For messages.
+    timeout_s : float
+        For all attempts of one operation together.
+    retries : int
+        Further attempts after the first, for each call.
+    """
+
+    def __init__(self, url: str, timeout_s: float, retries: int) -> None:
+        self._url, self._timeout_s, self._retries = url, timeout_s, retries
+        self._ends = time.monotonic() + timeout_s
+        self._failed = 0
+
+    def begin(self) -> None:
+        """A new call starts; the time goes on."""
+        self._failed = 0
+
+    def left_s(self) -> float:
+        """Seconds that are left.
+
+        Raises
+        ------
+        DeadlineExceededError
+            None are.
+        """
+        left = self._ends - time.monotonic()
+        if left <= 0:
+            raise self.too_late()
+        return left
+
+    def too_late(self) -> DeadlineExceededError:
+        """What is raised when the time is over."""
+        return DeadlineExceededError(
+            f"no answer from {self._url} within {self._timeout_s:g} s",
+            hint="ask for less at once, or give the client a longer timeout_s",
+        )
+
+    def headers(self) -> dict[str, str]:
+        """Tells the service until when an answer is of use, so that it need not compute others."""
+        return {TIMEOUT_HEADER: f"{self.left_s():.3f}"}
+
+    def after_answer(self, answer: Answer) -> float | None:
+        """Seconds to wait before another attempt; None: this is the answer."""
+        if answer.status not in _LATER:
+            return None
+        return self._wait(_retry_after_s(answer.headers))
+
+    def after_error(self, error: Exception, call: Call) -> float:
+        """Seconds to wait before another attempt.
+
+        Raises
+        ------
+        DeadlineExceededError, ServiceError
+            There is none.
+        """
+        if isinstance(error, _TIMED_OUT):
+            raise self.too_late() from None
+        wait = None
+        if not call.once or isinstance(error, _NOT_SENT):
+            wait = self._wait(0.0)
+        if wait is None:
+            may = "" if not call.once or isinstance(error, _NOT_SENT) else "; it may have been received"
+            raise ServiceError(
+                f"no answer from {self._url} ({_reason(error)}){may}",
+                hint="see whether the service runs there: GET /readyz",
+            ) from None
+        return wait
+
+    def _wait(self, at_least_s: float) -> float | None:
+        """None when the attempts are used up, or the next would come too late."""
+        if self._failed >= self._retries:
+            return None
+        step = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2**self._failed)
+        self._failed += 1
+        # Clients that were refused together shall not come back together.
+        wait = at_least_s + step * random.uniform(0.5, 1.0)
+        return wait if wait < self._ends - time.monotonic() else None
+
+
+def _retry_after_s(headers: Mapping[str, str]) -> float:
+    # A date is possible too; the service here sends seconds.
+    text = headers.get("retry-after", "")
+    return float(text) if text.isascii() and text.isdecimal() and len(text) < 6 else 0.0
+
+
+def _reason(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def options(url: str, api_key: str | None, transport: Any) -> dict[str, Any]:
+    """Arguments of httpx2's clients.
+
+    Raises
+    ------
+    ServiceError
+        ``url`` is none.
+    """
+    headers = {"accept": "*/*", "user-agent": "cdmpp-client"}
+    if api_key is not None:
+        headers["authorization"] = f"Bearer {api_key}"
+    try:
+        parsed = httpx2.URL(url)
+    except (httpx2.InvalidURL, TypeError):
+        parsed = httpx2.URL("")
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise ServiceError(f"{url!r} is not the URL of a service", hint="for example http://127.0.0.1:8000")
+    return {
+        "base_url": parsed,
+        "headers": headers,
+        # Each attempt gets what is left of the operation's time.
+        "timeout": None,
+        "follow_redirects": False,
+        "limits": httpx2.Limits(max_connections=100, max_keepalive_connections=20),
+        **({} if transport is None else {"transport": transport}),
+    }
+
+
+def by_code() -> dict[str, type[CdmppError]]:
+    """Error classes by their code."""
+    return {kind.code: kind for kind in CdmppError.__subclasses__()}

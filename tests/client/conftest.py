@@ -1,0 +1,49 @@
+"""A real server on loopback, in a thread, for the tests of the clients."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from benchmarks.http import free_port
+from server.app import create_app
+from server.settings import Settings
+
+Serve = Callable[..., str]
+
+
+@pytest.fixture(scope="session")
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
+    """``serve(max_items=10)``: URL of a server with these settings; it ends with the tests."""
+    running: list[tuple[uvicorn.Server, threading.Thread]] = []
+
+    def start(**settings: object) -> str:
+        folder: Path = tmp_path_factory.mktemp("service")
+        port = free_port()
+        app = create_app(Settings(database=str(folder / "service.sqlite"), **settings))  # type: ignore[arg-type]
+        server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error"))
+        thread = threading.Thread(target=server.run, daemon=True)
+        thread.start()
+        running.append((server, thread))
+        for _ in range(600):
+            if server.started:
+                return f"http://127.0.0.1:{port}"
+            time.sleep(0.05)
+        raise RuntimeError("the server did not start")
+
+    yield start
+    for server, _ in running:
+        server.should_exit = True
+    for _, thread in running:
+        thread.join(20)
+
+
+@pytest.fixture(scope="session")
+def url(serve: Serve) -> str:
+    """A server with default settings."""
+    return serve()
