@@ -65,8 +65,8 @@ def _items(rng: random.Random) -> Request:
         )
         for _ in range(rng.choice((1, 1, 2))):
             wild = mutate.scalar(rng)
-            if isinstance(wild, str):
-                wild = wild[:200]
+            if rng.random() < 0.4:  # of a size that may be meant: these are computed
+                wild = rng.randrange(1, 2 ** rng.randrange(2, 22))
             if rng.random() < 0.8:
                 target[rng.choice([key for key in target if key != "operator"])] = wild
             else:

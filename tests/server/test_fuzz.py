@@ -1,0 +1,106 @@
+"""A few hundred hostile requests to a real service, and that the harness would see what it looks for."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.fuzz import check, mutate
+from benchmarks.fuzz.__main__ import SMALL
+from benchmarks.fuzz.cases import SURFACES
+from benchmarks.fuzz.drive import Run
+from benchmarks.serving.process import Served, free_port, running
+
+PROBLEM = "application/problem+json"
+RESULT = {"latency_s": 2.0, "lower_s": 1.0, "upper_s": 3.0}
+ERROR = {"error": {"code": "invalid_program", "message": "no", "hint": ""}}
+
+
+@pytest.mark.slow
+@pytest.mark.load
+def test_hostile_requests_find_nothing() -> None:
+    with running(environment=SMALL) as served:
+        document = served.ask("GET", "/openapi.json")[1]
+        # TVM's start takes longer than all of this; the whole run has TVMScript as well.
+        surfaces = [s for s in SURFACES if s.path in document["paths"] and s.name != "TVMScript"]
+        assert {s.path for s in surfaces} >= {
+            "/predict",
+            "/models/predict",
+            "/observe",
+            "/curve",
+            "/programs",
+        }
+        report = Run(served, surfaces, cases=600, seed=1, seconds=60.0).run()
+    assert not report.findings, report.findings[:5]
+    assert report.total() >= 600
+    assert set(report.cases) == {s.name for s in surfaces}
+    # Mutations that are all refused at the door would test the door alone.
+    assert report.statuses[200] > 20
+
+
+@pytest.mark.parametrize("surface", SURFACES, ids=lambda s: s.name)
+def test_a_seed_names_its_case(surface) -> None:
+    first, again, other = (surface.make(random.Random(seed)) for seed in ("a", "a", "b"))
+    assert first == again
+    assert first.body != other.body
+    assert first.path.partition("?")[0] in (surface.path, "/predict", "/curve", "/observe", "/programs")
+
+
+def test_mutations_leave_their_seed_alone() -> None:
+    document = {"a": [1, {"b": "c"}], "d": None}
+    before = json.dumps(document)
+    changed = [json.dumps(mutate.json_value(random.Random(i), document)) for i in range(50)]
+    assert json.dumps(document) == before
+    assert len(set(changed)) > 30
+    assert len({mutate.octets(random.Random(i), b"0123456789") for i in range(50)}) > 30
+
+
+@pytest.mark.parametrize(
+    ("status", "media", "said", "cases"),
+    [
+        (500, PROBLEM, {"status": 500, "code": "internal_error", "detail": "x"}, 1),
+        (302, "text/html", {}, 1),
+        (422, "application/json", {"status": 422, "code": "x", "detail": "x"}, 1),
+        (422, PROBLEM, {"status": 400, "code": "x", "detail": "x"}, 1),
+        (503, PROBLEM, {"detail": "no reason"}, 1),
+        (200, "application/json", {"results": [RESULT]}, 2),
+        (200, "application/json", {"results": [RESULT, {**RESULT, "latency_s": 9.0}]}, 2),
+        (200, "application/json", {"results": [{**RESULT, "lower_s": 0.0}]}, 1),
+        (200, "application/json", {"results": [{"error": {"code": "internal_error", "message": "x"}}]}, 1),
+        (200, "application/json", {"results": [{"error": {"code": "x", "message": "Traceback"}}]}, 1),
+        (200, "application/json", {"results": [{"error": {}}]}, 1),
+        (200, "application/json", {"value": float("nan")}, 1),
+    ],
+)
+def test_an_answer_that_is_none_is_seen(status: int, media: str, said: object, cases: int) -> None:
+    assert check.problems(status, media, json.dumps(said).encode(), cases)
+
+
+@pytest.mark.parametrize(
+    ("status", "media", "said", "cases"),
+    [
+        (200, "application/json", {"results": [RESULT, ERROR]}, 2),
+        (200, "application/json", {"accepted": 0}, 1),
+        (504, PROBLEM, {"status": 504, "code": "deadline_exceeded", "detail": "x"}, 16),
+    ],
+)
+def test_an_answer_is_let_through(status: int, media: str, said: object, cases: int) -> None:
+    assert check.problems(status, media, json.dumps(said).encode(), cases) == []
+    assert check.problems(200, "text/html", b"<html>", 1)
+
+
+def test_a_service_that_does_not_answer_is_a_finding() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait(30)
+    gone = Served(free_port(), process)
+    surface = replace(SURFACES[0], share=1.0)
+    report = Run(gone, [surface], cases=64, seed=0, seconds=10.0, connections=1).run()
+    assert {finding.what.split(":")[0] for finding in report.findings} >= {
+        "no answer",
+        "it is not alive at the end",
+    }
