@@ -13,11 +13,17 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
+from itertools import accumulate, chain, pairwise
+from operator import itemgetter
+from typing import Any
 from typing import Protocol as Typed
 
+import numpy as np
+
+from cdmpp.features.bulk import FeatureAnswers, FeatureQuestions
 from cdmpp.prediction import Prediction, Question
 from server.deadline import Deadline
 from server.problems import ProblemError
@@ -28,47 +34,50 @@ _WORTH_WAITING_ROWS = 32
 
 
 class Predicts(Typed):
-    """What the queue needs of a predictor."""
+    """What the queue needs of a predictor; called in a thread."""
 
     def predict_questions(
         self, questions: Sequence[Question], quantiles: Sequence[float]
     ) -> list[Prediction]:
-        """Answers in order, an error in its row; called in a thread."""
+        """Answers in order, an error in its row."""
+        ...
+
+
+class PredictsFeatures(Typed):
+    """The same for rows as arrays."""
+
+    def predict_features(self, questions: FeatureQuestions) -> FeatureAnswers:
+        """Answers in order."""
         ...
 
 
 class _Waiting:
     """A request in the queue."""
 
-    def __init__(
-        self,
-        predictor: Predicts,
-        questions: Sequence[Question],
-        levels: tuple[float, ...],
-        future: asyncio.Future[list[Prediction]],
-    ) -> None:
-        self.predictor, self.questions, self.levels, self.future = predictor, questions, levels, future
+    def __init__(self, group: Hashable, asked: Any, compute: _Compute) -> None:
+        self.group, self.asked, self.rows, self.compute = group, asked, len(asked), compute
+        self.future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
         self.taken = 0
-        self.missing = len(questions)
-        self.answers: list[Prediction | None] = [None] * len(questions)
+        self._missing = self.rows
+        self._pieces: list[tuple[int, Any]] = []
 
     @property
     def left(self) -> int:
         """Rows that no batch has taken yet."""
-        return len(self.questions) - self.taken
+        return self.rows - self.taken
 
     def take(self, rows: int) -> _Part:
         start = self.taken
-        self.taken = min(len(self.questions), start + rows)
+        self.taken = min(self.rows, start + rows)
         return _Part(self, start, self.taken)
 
-    def deliver(self, start: int, answers: Sequence[Prediction]) -> None:
+    def deliver(self, part: _Part, answers: Any) -> None:
         if self.future.done():
             return  # the request has gone; the others of the batch have their answers all the same
-        self.answers[start : start + len(answers)] = answers
-        self.missing -= len(answers)
-        if self.missing == 0:
-            self.future.set_result([answer for answer in self.answers if answer is not None])
+        self._pieces.append((part.start, answers))
+        self._missing -= part.rows
+        if self._missing == 0:
+            self.future.set_result([piece for _, piece in sorted(self._pieces, key=itemgetter(0))])
 
     def fail(self, error: BaseException) -> None:
         if not self.future.done():
@@ -85,9 +94,9 @@ class _Part:
     def rows(self) -> int:
         return self.end - self.start
 
-    @property
-    def questions(self) -> Sequence[Question]:
-        return self.owner.questions[self.start : self.end]
+
+#: Answers to the parts of a batch that belong to one group, each as its request wants them; in a thread.
+_Compute = Callable[[list[_Part]], list[Any]]
 
 
 class Batcher:
@@ -162,18 +171,53 @@ class Batcher:
         """
         if not questions:
             return []
+        wanted = tuple(levels)
+
+        def compute(parts: list[_Part]) -> list[Sequence[Prediction]]:
+            asked = [part.owner.asked[part.start : part.end] for part in parts]
+            answers = predictor.predict_questions(list(chain.from_iterable(asked)), wanted)
+            if len(answers) != sum(map(len, asked)):
+                raise RuntimeError(f"{len(answers)} answers to {sum(map(len, asked))} questions")
+            ends = list(accumulate(map(len, asked), initial=0))
+            return [answers[start:end] for start, end in pairwise(ends)]
+
+        # Whatever else a request asks of the same model at the same levels is computed together with this.
+        group = (id(predictor), wanted)
+        pieces = await self._wait(_Waiting(group, questions, compute), deadline)
+        return list(chain.from_iterable(pieces))
+
+    async def ask_features(
+        self, predictor: PredictsFeatures, questions: FeatureQuestions, deadline: Deadline
+    ) -> FeatureAnswers:
+        """The same for rows as arrays, at least one.
+
+        Raises
+        ------
+        ProblemError
+            503, 504.
+        CdmppError
+            A row is none that the predictor can answer.
+        """
+
+        def compute(parts: list[_Part]) -> list[FeatureAnswers]:
+            rows = (np.arange(part.start, part.end) for part in parts)
+            return [predictor.predict_features(questions.take(each)) for each in rows]
+
+        pieces = await self._wait(_Waiting(object(), questions, compute), deadline)
+        return FeatureAnswers.concat(pieces)
+
+    async def _wait(self, waiting: _Waiting, deadline: Deadline) -> list[Any]:
+        """Queue a request until its rows have been computed; its pieces in order."""
         if deadline.left_s() <= 0:
             raise deadline.exceeded()
-        if self._queued_rows and self._queued_rows + len(questions) > self._max_queued_rows:
+        if self._queued_rows and self._queued_rows + waiting.rows > self._max_queued_rows:
             raise self._full()
-        future: asyncio.Future[list[Prediction]] = asyncio.get_running_loop().create_future()
-        waiting = _Waiting(predictor, questions, tuple(levels), future)
         self._queue.append(waiting)
-        self._queued_rows += len(questions)
+        self._queued_rows += waiting.rows
         self._work.set()
         try:
             async with asyncio.timeout_at(deadline.at):
-                return await future
+                return await waiting.future
         except TimeoutError:
             raise deadline.exceeded() from None
         finally:
@@ -231,27 +275,20 @@ class Batcher:
 
 def _compute(loop: asyncio.AbstractEventLoop, parts: list[_Part]) -> None:
     """Answer a batch, in a thread; equal questions of different requests are the predictor's matter."""
-    groups: dict[tuple[int, tuple[float, ...]], list[_Part]] = {}
+    groups: dict[Hashable, list[_Part]] = {}
     for part in parts:
-        groups.setdefault((id(part.owner.predictor), part.owner.levels), []).append(part)
+        groups.setdefault(part.owner.group, []).append(part)
     for group in groups.values():
-        first = group[0].owner
-        questions = [question for part in group for question in part.questions]
         try:
-            answers = first.predictor.predict_questions(questions, first.levels)
-            if len(answers) != len(questions):
-                raise RuntimeError(f"{len(answers)} answers to {len(questions)} questions")
+            answers = group[0].owner.compute(group)
         except Exception as error:
             if len(group) == 1:
-                loop.call_soon_threadsafe(first.fail, error)
+                loop.call_soon_threadsafe(group[0].owner.fail, error)
             else:
                 # A bug that one request met is not its neighbours': each alone.
                 _log.warning("a batch of %d requests failed; each is computed alone", len(group))
                 for part in group:
                     _compute(loop, [part])
             continue
-        position = 0
-        for part in group:
-            mine = answers[position : position + part.rows]
-            loop.call_soon_threadsafe(part.owner.deliver, part.start, mine)
-            position += part.rows
+        for part, answer in zip(group, answers, strict=True):
+            loop.call_soon_threadsafe(part.owner.deliver, part, answer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any
 
+from cdmpp.features.bulk import MEDIA_TYPE
 from server.deadline import DESCRIPTION
 from server.openapi import BODY_PROBLEMS, add_answer, add_body, add_models, add_problems, ref
 from server.predict.strict import strict_device, strict_program, strict_schemas
@@ -19,6 +20,11 @@ _MEANING = {
     "code is the one that the item would have without strict.",
     422: "The body breaks this schema (invalid_request); with strict: an item breaks the schema of its "
     "operator or device (unsupported_operator, invalid_program, invalid_device).",
+}
+_BYTES = {
+    "type": "string",
+    "format": "binary",
+    "description": "cdmpp.features.bulk.FeatureQuestions and FeatureAnswers as safetensors; docs/server.md.",
 }
 _EXAMPLE: dict[str, Any] = {
     "items": [
@@ -46,7 +52,10 @@ def describe_predict(document: Schema, schemas: Schema, settings: Settings) -> N
     _add_strict_request(schemas)
     predict = document["paths"]["/predict"]["post"]
     add_body(predict, {"oneOf": [ref("PredictRequest"), ref("StrictPredictRequest")]}, _EXAMPLE)
-    add_answer(predict, ref("PredictResponse"), "One prediction or error per item, in order.")
+    add_body(predict, _BYTES, media=MEDIA_TYPE)
+    said = "One prediction or error per item, in order."
+    add_answer(predict, ref("PredictResponse"), said)
+    add_answer(predict, _BYTES, said, media=MEDIA_TYPE)
     add_problems(predict, 404, 409, *BODY_PROBLEMS, meaning=_MEANING)
     predict["description"] += "\n\n" + DESCRIPTION
     programs = document["paths"]["/programs"]["post"]

@@ -11,12 +11,13 @@ from anyio.to_thread import run_sync
 from fastapi import APIRouter, FastAPI, Request, Response
 
 from cdmpp.errors import CdmppError
-from server.body import read_json_body
+from server.body import JSON, read_body, read_json_body
 from server.deadline import Deadline
 from server.gate import Gate
 from server.models import Models, fingerprint, load_model
 from server.operate.surround import count_items
 from server.predict.batcher import Batcher
+from server.predict.binary import MEDIA_TYPE, predict_features
 from server.predict.service import PredictionService, check_golden
 from server.settings import Settings
 
@@ -58,8 +59,18 @@ async def opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
 async def predict(request: Request) -> Response:
     """Predict the latency of each item, in order. A bad item gets an error of its own."""
     state = request.app.state
-    body = await read_json_body(request, state.settings)
+    media, body = await read_body(request, state.settings, {JSON, MEDIA_TYPE})
     deadline = Deadline.of(request, state.settings)
+    if media == MEDIA_TYPE:
+        said = await predict_features(
+            body,
+            state.service,
+            state.metrics,
+            deadline,
+            state.settings.max_items,
+            partial(count_items, request),
+        )
+        return Response(said, media_type=MEDIA_TYPE)
     answer = await state.service.predict(body, deadline, partial(count_items, request))
     return Response(answer, media_type="application/json")
 

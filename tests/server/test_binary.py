@@ -1,0 +1,107 @@
+"""The binary body of /predict: the same figures as JSON gives, and every body that is none refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cdmpp.devices import lookup
+from cdmpp.features.bulk import MEDIA_TYPE, FeatureAnswers, FeaturePart, FeatureQuestions
+from cdmpp.features.encode import encode_operator
+from cdmpp.predictor import LatencyPredictor
+from cdmpp.programs.operators import make_operator
+from tests.server.conftest import JSON, LINEAR, problem
+
+PROGRAMS = [
+    LINEAR,
+    {"operator": "softmax", "rows": 4096, "cols": 1024},
+    {"operator": "attention_decode", "batch": 4, "past_len": 99, "heads": 8, "kv_heads": 2, "head_dim": 64},
+]
+OWN = lookup("l4").model_copy(update={"name": "mine"})
+
+
+def questions(count: int = 3, **fields: Any) -> FeatureQuestions:
+    parts = []
+    for i in range(count):
+        operator = make_operator({**PROGRAMS[i % 3], **({"m": 1 + i} if i % 3 == 0 else {})})
+        device = ("t4", OWN)[i % 2]
+        parts.append(
+            FeaturePart(encode_operator(operator), operator.operator, device, "library", "eager", "pytorch")
+        )
+    return FeatureQuestions.of(parts, **fields)
+
+
+def post(client: TestClient, body: bytes, media: str = MEDIA_TYPE) -> Any:
+    return client.post("/predict", content=body, headers={"content-type": media})
+
+
+def test_the_same_figures_as_in_json(client: TestClient, predictor: LatencyPredictor) -> None:
+    sent = questions(300, quantiles=(0.05, 0.5, 0.95))
+    response = post(client, sent.to_bytes())
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == MEDIA_TYPE
+    said = FeatureAnswers.from_bytes(response.content)
+    assert said.model_id == predictor.model_id and said.levels == (0.05, 0.5, 0.95)
+    here = predictor.predict_features(sent)
+    for name in ("latency_s", "lower_s", "upper_s", "quantiles", "domain", "domain_score", "roofline_s"):
+        assert np.array_equal(getattr(said, name), getattr(here, name)), name
+    items = [
+        {
+            "program": {**PROGRAMS[i % 3], **({"m": 1 + i} if i % 3 == 0 else {})},
+            "device": ("t4", OWN.model_dump(exclude={"aliases"}))[i % 2],
+            "protocol": "eager",
+            "framework": "pytorch",
+        }
+        for i in range(9)
+    ]
+    body = json.dumps({"items": items, "quantiles": [0.05, 0.5, 0.95]})
+    results = client.post("/predict", content=body, headers=JSON).json()["results"]
+    assert [r["latency_s"] for r in results] == said.latency_s[:9].tolist()
+    assert [r["domain"] for r in results] == said.labels[:9]
+
+
+def test_what_is_refused(client: TestClient) -> None:
+    good = questions()
+    bad = good.leaves.copy()
+    bad[0, 0, 0] = np.nan
+    for body, status, code in (
+        (b"", 422, "data_error"),
+        (b"\x00" * 64, 422, "data_error"),
+        (b"{}", 422, "data_error"),
+        (good.to_bytes()[:-1], 422, "data_error"),
+        (replace(good, leaves=bad).to_bytes(), 422, "data_error"),
+        (replace(good, device=good.device + 5).to_bytes(), 422, "data_error"),
+        (replace(good, devices=("t5000x", OWN)).to_bytes(), 404, "unknown_device"),
+        (replace(good, model="another").to_bytes(), 404, "unknown_model"),
+        (replace(good, quantiles=(0.001, 0.9)).to_bytes(), 422, "data_error"),
+        (good.take(np.arange(0)).to_bytes(), 422, "invalid_request"),
+    ):
+        problem(post(client, body), status, code)
+    problem(post(client, good.to_bytes(), "application/octet-stream"), 415, "unsupported_media_type")
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(position=st.integers(0, 10**6), byte=st.integers(0, 255), cut=st.integers(0, 3))
+def test_a_changed_byte_is_an_answer_or_a_refusal(
+    client: TestClient, position: int, byte: int, cut: int
+) -> None:
+    body = bytearray(questions().to_bytes())
+    body[position % len(body)] = byte
+    response = post(client, bytes(body[: len(body) - cut]))
+    assert response.status_code in (200, 404, 422), response.text
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_the_number_of_rows_is_that_of_items(rows: int) -> None:
+    from server.app import create_app
+    from server.settings import Settings
+
+    with TestClient(create_app(Settings(model=None, max_items=1))) as client:
+        assert post(client, questions(rows).to_bytes()).status_code == (200 if rows == 1 else 422)
