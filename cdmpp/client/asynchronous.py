@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from asyncio import sleep
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
@@ -158,7 +159,7 @@ class AsyncPredictorClient:
                 if wait is None:
                     return answer
                 wait_s = wait
-            await asyncio.sleep(wait_s)
+            await sleep(wait_s)
 
     async def _send(self, call: Call, attempts: Attempts) -> Answer:
         response = await self._http.request(

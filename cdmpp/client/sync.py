@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from time import sleep
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
@@ -203,7 +203,7 @@ class PredictorClient:
                 if wait is None:
                     return answer
                 wait_s = wait
-            time.sleep(wait_s)
+            sleep(wait_s)
 
     def _send(self, call: Call, attempts: Attempts) -> Answer:
         request = self._http.build_request(

@@ -101,7 +101,9 @@ def test_questions_of_all_kinds(implementation: Predictor, predictor: LatencyPre
     questions = [
         Question(linear, device, protocol, framework)  # type: ignore[arg-type]
         for device in ("t4", MINE, "l4")
-        for protocol, framework in (("kernel", None), ("eager", "pytorch"), ("nonsense", None), ("graph", "x"))
+        for protocol, framework in (
+            ("kernel", None), ("eager", "pytorch"), ("nonsense", None), ("graph", "x"),
+        )
     ]  # fmt: skip
     questions += [Question(TensorProgram.from_tvm_json("[]"), "t4"), Question(linear, "no-such-gpu")]
     found = implementation.predict_questions(questions, (0.25, 0.75))

@@ -75,8 +75,8 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     async def later(seconds: float) -> None:
         found.append(seconds)
 
-    monkeypatch.setattr("cdmpp.client.sync.time.sleep", found.append)
-    monkeypatch.setattr("cdmpp.client.asynchronous.asyncio.sleep", later)
+    monkeypatch.setattr("cdmpp.client.sync.sleep", found.append)
+    monkeypatch.setattr("cdmpp.client.asynchronous.sleep", later)
     return found
 
 
@@ -120,10 +120,12 @@ def test_one_that_stays_busy_is_an_error_of_its_own(asynchronous: bool, waits: l
     assert caught.value.hint == "a hint"
     assert len(asked) == 3
     # No time for what Retry-After asks: not waited for.
-    late = lambda request: problem(503, "overloaded", {"retry-after": "60"})  # noqa: E731
     waits.clear()
     with pytest.raises(OverloadedError):
-        call(late, asynchronous, "predict", linears(1), "t4", timeout_s=5.0)
+        call(
+            lambda r: problem(503, "overloaded", {"retry-after": "60"}),
+            asynchronous, "predict", linears(1), "t4", timeout_s=5.0,
+        )  # fmt: skip
     assert waits == []
 
 
@@ -227,10 +229,9 @@ def test_an_answer_that_drips_ends_too() -> None:
 def test_what_is_no_answer(
     asynchronous: bool, response: httpx2.Response, kind: type[CdmppError], says: str
 ) -> None:
-    # A response can be sent once.
-    again = lambda r: httpx2.Response(
-        response.status_code, headers=response.headers, content=response.content
-    )  # noqa: E731
+    def again(request: httpx2.Request) -> httpx2.Response:  # a response can be sent once
+        return httpx2.Response(response.status_code, headers=response.headers, content=response.content)
+
     with pytest.raises(kind, match=says) as caught:
         call(again, asynchronous, "predict", linears(1), "t4")
     if isinstance(caught.value, ServiceError) and response.status_code != 200:
