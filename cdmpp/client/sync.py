@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from time import sleep
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
+from time import sleep
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
