@@ -12,6 +12,7 @@ from typing import Any
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, FastAPI, Request, Response
 
+from cdmpp.errors import MissingDependencyError
 from server.body import read_json_body
 from server.deadline import Deadline
 from server.observe.ids import read_id
@@ -51,7 +52,11 @@ _EXAMPLE = {
 @asynccontextmanager
 async def opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     """Open the database and its writer; without the database everything else goes on."""
-    store = Store(settings.database, settings.max_programs, settings.max_program_bytes)
+    try:
+        store = Store(settings.database, settings.max_programs, settings.max_program_bytes)
+    except MissingDependencyError as error:
+        app.state.start_error = f"{error.message} ({error.hint})"
+        raise
     app.state.store = store
     app.state.observations = Writer(store.add, settings.max_waiting_observations)
     watch = None

@@ -126,7 +126,8 @@ class Store:
         if not observed:
             return []
         now = time.time()
-        ids = [f"{int(now * 1000) % 2**48:012x}{secrets.token_hex(10)}" for _ in observed]
+        moment, random = f"{int(now * 1000) % 2**48:012x}", secrets.token_hex(10 * len(observed))
+        ids = [moment + random[20 * i : 20 * (i + 1)] for i in range(len(observed))]
         rows = [
             {
                 "id": id,

@@ -35,6 +35,8 @@ from sqlalchemy import (
 from sqlalchemy.engine import URL, Connection
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
+from cdmpp.errors import MissingDependencyError
+
 SCHEMA_VERSION = 1
 #: How long a connection or a lock is waited for.
 WAIT_S = 5
@@ -139,15 +141,26 @@ def connect(url: URL) -> Engine:
     """An engine whose connections are set up; nothing is opened yet.
 
     Its transactions read; those of ``engine.execution_options(write=True)`` write.
+
+    Raises
+    ------
+    MissingDependencyError
+        PostgreSQL's driver is not installed.
     """
     if url.get_dialect().name == "postgresql":
-        return create_engine(
-            url,
-            connect_args={"connect_timeout": WAIT_S, "application_name": "cdmpp"},
-            # A connection that the database closed meanwhile is replaced, not an error.
-            pool_pre_ping=True,
-            pool_timeout=WAIT_S,
-        )
+        try:
+            return create_engine(
+                url,
+                connect_args={"connect_timeout": WAIT_S, "application_name": "cdmpp"},
+                # A connection that the database closed meanwhile is replaced, not an error.
+                pool_pre_ping=True,
+                pool_timeout=WAIT_S,
+            )
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"this database needs a driver: {error}",
+                hint="pip install 'cdmpp[postgres]', and a URL that begins with postgresql+psycopg://",
+            ) from None
     engine = create_engine(url, connect_args={"timeout": WAIT_S}, pool_timeout=WAIT_S)
 
     @event.listens_for(engine, "connect")

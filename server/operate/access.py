@@ -15,6 +15,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
@@ -196,8 +197,11 @@ def _refilled(level: float, rate: float, passed_s: float, most: float) -> float:
 
 def sender_of(key: str | None, address: str | None) -> str:
     """Whose rate a request counts for: its key's or its address's (IPv6: the network's, a host has many)."""
-    if key is not None:
-        return f"key {key}"
+    return f"key {key}" if key is not None else _network(address)
+
+
+@lru_cache(maxsize=4096)
+def _network(address: str | None) -> str:
     try:
         parsed = ipaddress.ip_address(address or "")
     except ValueError:

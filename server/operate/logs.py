@@ -39,7 +39,7 @@ class JsonFormatter(logging.Formatter):
             line |= fields
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+        return json.dumps(line)
 
 
 class TextFormatter(logging.Formatter):
@@ -80,14 +80,19 @@ def log_config(chosen: LogFormat, level: str = "INFO") -> dict[str, Any]:
 
 
 def log_request(fields: dict[str, Any], level: int = logging.INFO) -> None:
-    """One line for a request that was answered."""
+    """One line for a request that was answered.
+
+    The record is made here: finding out where in the code it comes from costs more than writing it.
+    """
     if request_log.isEnabledFor(level):
-        request_log.log(
+        record = logging.LogRecord(
+            request_log.name,
             level,
+            __file__,
+            0,
             "%s %s %d %.1f ms",
-            fields["method"],
-            fields["route"],
-            fields["status"],
-            1e3 * fields["duration_s"],
-            extra={"request": fields},
+            (fields["method"], fields["route"], fields["status"], 1e3 * fields["duration_s"]),
+            None,
         )
+        record.request = fields
+        request_log.handle(record)

@@ -51,6 +51,8 @@ class Metrics:
             "cdmpp_request_seconds", "Time from a request's head to the end of its answer.",
             ["method", "route", "status"], registry=registry, buckets=_SECONDS,
         )  # fmt: skip
+        # By labels: the library's own look-up takes a lock and checks every time.
+        self._request_children: dict[tuple[str, str, int], Histogram] = {}
         self._in_flight = Gauge(
             "cdmpp_requests_in_flight", "Requests being answered.", registry=registry,
             multiprocess_mode="livesum",
@@ -109,7 +111,11 @@ class Metrics:
     def ended(self, method: str, route: str, status: int, seconds: float, code: str | None) -> None:
         """It was answered; ``code`` is its problem's."""
         self._in_flight.dec()
-        self._request_seconds.labels(method, route, str(status)).observe(seconds)
+        labels = (method, route, status)
+        child = self._request_children.get(labels)
+        if child is None:
+            child = self._request_children[labels] = self._request_seconds.labels(method, route, str(status))
+        child.observe(seconds)
         if code is not None:
             self._refusals.labels(code).inc()
 

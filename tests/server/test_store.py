@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from sqlalchemy import create_engine, select, text
 
+from cdmpp.errors import MissingDependencyError
 from server.observe.figures import Running
 from server.observe.ids import PredictedBefore
 from server.observe.store import Observation, Store, StoreUnavailableError
@@ -222,6 +223,13 @@ def test_an_unreachable_server_is_said_so() -> None:
         store.summaries()
     assert "secret" not in str(refused.value)
     store.close()
+
+
+def test_a_driver_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(MissingDependencyError, match="psycopg") as refused:
+        Store("postgresql+psycopg://u:secret@h/n")
+    assert "postgres]" in refused.value.hint and "secret" not in str(refused.value)
 
 
 def test_where_the_database_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
