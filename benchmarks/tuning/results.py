@@ -1,0 +1,145 @@
+"""From finished searches to figures: best latencies, time, ratios."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+#: Cost models, in the order in which they are run and shown.
+METHODS = ("random", "xgboost", "frozen", "fine-tuned")
+#: Numbers of measured trials at which searches are compared.
+AT = (16, 32, 64, 128)
+#: What the ratios are to: TVM's model with all of its trials.
+AGAINST, AGAINST_TRIALS = "xgboost", 128
+
+
+def best_so_far(search: Mapping[str, Any]) -> list[float]:
+    """Least seconds of the first 1, 2, ... measured trials; infinite before the first that succeeded."""
+    latencies = [
+        math.inf if latency is None else latency
+        for each in search["rounds"]
+        for _, latency, _ in each["trials"]
+    ]
+    return list(accumulate(latencies, min))
+
+
+def best_at(search: Mapping[str, Any], trials: int) -> float:
+    """Least seconds of the first so many trials; a search whose space had fewer ended with what it had."""
+    best = best_so_far(search)
+    return best[min(trials, len(best)) - 1]
+
+
+def over_time(search: Mapping[str, Any]) -> list[tuple[float, float]]:
+    """(Wall-clock seconds, least seconds so far) after each round.
+
+    Every trial is charged with what building and timing it took when that was done, though a program that
+    another search had measured was not measured again.
+    """
+    points, clock, best = [], 0.0, math.inf
+    for each in search["rounds"]:
+        clock += each["search_s"] + each["update_s"] + sum(cost for _, _, cost in each["trials"])
+        best = min([best, *(latency for _, latency, _ in each["trials"] if latency is not None)])
+        points.append((clock, best))
+    return points
+
+
+def summarise(searches: Sequence[Mapping[str, Any]], trials: int) -> dict[str, Any]:
+    """Figures of all methods over the searches that every method finished.
+
+    Parameters
+    ----------
+    searches : sequence of search
+        As :func:`benchmarks.tuning.search.run_search` gives them.
+    trials : int
+        Measured trials of each.
+    """
+    by = {(s["task"], s["seed"], s["method"]): s for s in searches}
+    methods = [m for m in METHODS if any(key[2] == m for key in by)]
+    pairs = sorted({(t, s) for t, s, _ in by if all((t, s, m) in by for m in methods)}, key=_order(searches))
+    if not pairs:
+        return {"trials": trials, "methods": methods, "tasks": [], "summary": {}, "per_round": {}}
+    at = [n for n in AT if n <= trials]
+    last = min(AGAINST_TRIALS, trials)
+    names = list(dict.fromkeys(task for task, _ in pairs))
+    tasks = [
+        {
+            "task": name, "hash": by[name, seeds[0], methods[0]]["hash"], "seeds": seeds,
+            "best_s": {
+                m: {str(n): geometric(best_at(by[name, s, m], n) for s in seeds) for n in at} for m in methods
+            },
+        }
+        for name in names
+        if (seeds := [s for t, s in pairs if t == name])
+    ]  # fmt: skip
+    summary, per_round = {}, {}
+    for m in methods:
+        if AGAINST in methods:
+            summary[m] = {
+                str(n): geometric(
+                    best_at(by[t, s, m], n) / best_at(by[t, s, AGAINST], last) for t, s in pairs
+                )
+                for n in at
+            }
+        rounds = [r for t, s in pairs for r in by[t, s, m]["rounds"]]
+        model = [r["predict_s"] + r["update_s"] for r in rounds]
+        per_round[m] = {
+            "rounds": len(rounds),
+            "search_s": mean(r["search_s"] + r["update_s"] for r in rounds),
+            "predict_s": mean(r["predict_s"] for r in rounds),
+            "update_s": mean(r["update_s"] for r in rounds),
+            "cost_model_s": mean(model),
+            "candidates": mean(r["predicted"] for r in rounds),
+            "measuring_s": mean(sum(cost for _, _, cost in r["trials"]) for r in rounds),
+        }
+    return {
+        "trials": trials, "methods": methods, "against": f"{AGAINST} at {last} trials",
+        "searches": len(pairs) * len(methods), "tasks": tasks, "summary": summary, "per_round": per_round,
+        "reached": reached(by, pairs, last) if AGAINST in methods else {},
+        "curves": [
+            {
+                "task": t, "seed": s, "method": m,
+                "best_s": [None if math.isinf(b) else b for b in best_so_far(by[t, s, m])],
+                "time_s": [[clock, None if math.isinf(b) else b] for clock, b in over_time(by[t, s, m])],
+            }
+            for t, s in pairs for m in methods
+        ],
+    }  # fmt: skip
+
+
+def reached(
+    by: Mapping[tuple[str, int, str], Mapping[str, Any]], pairs: Iterable[tuple[str, int]], last: int
+) -> dict[str, dict[str, Any]]:
+    """In how many searches a method reached what TVM's model had in the end, and after how many trials."""
+    found: dict[str, dict[str, Any]] = {}
+    for t, s in pairs:
+        goal = best_at(by[t, s, AGAINST], last)
+        for m in METHODS:
+            if (t, s, m) not in by:
+                continue
+            mine = found.setdefault(m, {"searches": 0, "reached": 0, "after": []})
+            mine["searches"] += 1
+            after = next((i + 1 for i, b in enumerate(best_so_far(by[t, s, m])) if b <= goal), None)
+            if after is not None:
+                mine["reached"] += 1
+                mine["after"].append(after)
+    return found
+
+
+def geometric(values: Iterable[float]) -> float:
+    """Geometric mean."""
+    logs = [math.log(v) for v in values]
+    return math.exp(sum(logs) / len(logs))
+
+
+def mean(values: Iterable[float]) -> float:
+    """Arithmetic mean."""
+    found = list(values)
+    return sum(found) / len(found)
+
+
+def _order(searches: Sequence[Mapping[str, Any]]) -> Any:
+    """Tasks as they come in the searches, then seeds."""
+    names = list(dict.fromkeys(s["task"] for s in searches))
+    return lambda pair: (names.index(pair[0]), pair[1])
