@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import cast
 
 from server.sandbox import frames
-from server.sandbox.confine import confine, die_with_parent
+from server.sandbox.confine import confine, die_with_parent, keep_to_code
 
 #: Seconds past a job's time after which the worker ends itself, should nobody be left to end it.
 _GRACE_S = 2
@@ -26,6 +26,8 @@ def main(arguments: list[str]) -> None:
     # Replies go to a descriptor of their own: libraries print to the usual one.
     replies = os.fdopen(os.dup(1), "wb", closefd=True)
     os.dup2(2, 1)
+    # Before the imports: libraries that are read late are in the same folders, and threads take it over.
+    files_kept = keep_to_code()
     has_tvm = "tvm" in arguments[2:] and _import_tvm()
     import onnx
     import onnx.checker
@@ -35,7 +37,8 @@ def main(arguments: list[str]) -> None:
     from server.sandbox.jobs import run
 
     limited = confine(memory_bytes)
-    replies.write(frames.pack({"ready": True, "tvm": has_tvm, "memory_limited": limited}))
+    ready = {"ready": True, "tvm": has_tvm, "memory_limited": limited, "files_kept": files_kept}
+    replies.write(frames.pack(ready))
     replies.flush()
     while (message := frames.receive(sys.stdin.buffer)) is not None:
         header, payload = message

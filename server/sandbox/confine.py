@@ -1,4 +1,4 @@
-"""What a reading worker may not do: applied to the process itself, after everything is imported."""
+"""What a reading worker may not do: applied by the process to itself."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import resource
 import signal
 import sys
 from pathlib import Path
+
+from server.sandbox.landlock import confine_files
 
 #: Pipes to the service, and a few for imports that happen late.
 MAX_OPEN_FILES = 32
@@ -25,8 +27,32 @@ def die_with_parent(parent: int) -> None:
             os._exit(1)
 
 
+def code_folders() -> list[str]:
+    """Where imports come from: the interpreter, its packages, the system's libraries and this project.
+
+    And what the system says of the process itself.
+    """
+    import cdmpp
+    import server
+
+    packages = [folder for package in (cdmpp, server) for folder in package.__path__]
+    sites = [entry for entry in sys.path if os.path.basename(entry) in ("site-packages", "dist-packages")]
+    system = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/proc/self"]
+    return [sys.prefix, sys.base_prefix, *sites, *packages, *system]
+
+
+def keep_to_code() -> bool:
+    """Give up all files but :func:`code_folders`, and connections; False where the system cannot do it.
+
+    Before anything is imported that starts threads.
+    """
+    if sys.platform == "linux":
+        _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    return confine_files(code_folders())
+
+
 def confine(memory_bytes: int) -> bool:
-    """Limit memory, files and privileges of this process for good.
+    """Limit memory and files of this process for good.
 
     Parameters
     ----------
@@ -38,15 +64,13 @@ def confine(memory_bytes: int) -> bool:
     bool
         Whether memory could be limited (not where the system does not tell how much is mapped).
     """
-    # No core file with somebody's program in it, no file written, no privilege gained.
+    # No core file with somebody's program in it, no file written.
     for limit, value in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_NOFILE, MAX_OPEN_FILES),
     ):
         resource.setrlimit(limit, (value, value))
-    if sys.platform == "linux":
-        _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     mapped = _mapped_bytes()
     if mapped is None:
         return False

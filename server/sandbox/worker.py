@@ -83,6 +83,8 @@ class Worker:
             raise
         if not ready.get("memory_limited"):
             _log.warning("the system does not tell how much memory is mapped: reading workers have no limit")
+        if not ready.get("files_kept"):
+            _log.info("the system has no Landlock: reading workers could read files")
         _log.info("reading worker %s ready after %.2f s", self.pid, time.monotonic() - begun)
 
     async def run(

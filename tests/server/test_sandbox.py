@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -99,24 +100,24 @@ def test_tvmscript_where_tvm_is() -> None:
     assert (processes, restarts) == (2, 0)
 
 
-@pytest.mark.parametrize("name", ["small_resnet", "transformer_block"])
-def test_an_onnx_model_is_the_one_that_the_command_line_reads(name: str) -> None:
-    path = ROOT / "examples" / f"{name}.onnx"
-    here = load_programs(path)
-    there = inside(lambda sandbox: sandbox.read_onnx(path.read_bytes()))
-    assert [p.hash for p in there.programs] == [p.hash for p in here.programs]
-    assert there.counts == here.counts
-    assert [(u.operator, u.count, u.reason) for u in there.unsupported] == [
-        (u.operator, u.count, u.reason) for u in here.unsupported
-    ]
+def test_an_onnx_model_is_the_one_that_the_command_line_reads() -> None:
+    paths = [ROOT / "examples" / f"{name}.onnx" for name in ("small_resnet", "transformer_block")]
 
+    async def use(sandbox: Sandbox) -> Any:
+        last = paths[-1].read_bytes()
+        with pytest.raises(InvalidProgramError, match="different programs"):
+            await sandbox.read_onnx(last, max_programs=1)
+        with pytest.raises(InvalidProgramError, match="no dynamic dimension"):
+            await sandbox.read_onnx(last, {"nothing": 1})
+        return [await sandbox.read_onnx(path.read_bytes()) for path in paths]
 
-def test_an_onnx_model_has_limits() -> None:
-    data = (ROOT / "examples" / "transformer_block.onnx").read_bytes()
-    with pytest.raises(InvalidProgramError, match="different programs"):
-        inside(lambda sandbox: sandbox.read_onnx(data, max_programs=1))
-    with pytest.raises(InvalidProgramError, match="no dynamic dimension"):
-        inside(lambda sandbox: sandbox.read_onnx(data, {"nothing": 1}))
+    for path, there in zip(paths, inside(use), strict=True):
+        here = load_programs(path)
+        assert [p.hash for p in there.programs] == [p.hash for p in here.programs]
+        assert there.counts == here.counts
+        assert [(u.operator, u.count, u.reason) for u in there.unsupported] == [
+            (u.operator, u.count, u.reason) for u in here.unsupported
+        ]
 
 
 # -- texts that fight -----------------------------------------------------------------------------------
@@ -301,6 +302,40 @@ def test_confined_code_writes_no_file_and_takes_no_memory(tmp_path: Path) -> Non
         cwd=ROOT, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.stdout.split() == ["OSError", "MemoryError", "works", "OSError", "True"], done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Landlock is Linux's")
+def test_confined_code_reads_no_file_and_reaches_nobody(tmp_path: Path) -> None:
+    secret = tmp_path / "settings.toml"
+    secret.write_text("secret")
+    script = textwrap.dedent("""
+        import os, socket, sys
+        from server.sandbox.confine import keep_to_code
+        if not keep_to_code():
+            print("none")
+            raise SystemExit
+        def outcome(what):
+            try:
+                what()
+            except PermissionError:
+                return "denied"
+            return "works"
+        own, port = sys.argv[1], int(sys.argv[2])
+        print(outcome(lambda: open(own).read()), outcome(lambda: open(own + "2", "w")))
+        print(outcome(lambda: socket.create_connection(("127.0.0.1", port), 5)))
+        print(outcome(lambda: os.kill(os.getppid(), 0)))
+        print(outcome(lambda: open(f"/proc/{os.getppid()}/environ").read()))
+        print(outcome(lambda: os.execv(sys.executable, [sys.executable, "-c", ""])))
+        print(outcome(lambda: open(os.__file__).read()))
+        """)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        done = subprocess.run(
+            [sys.executable, "-c", script, str(secret), str(server.getsockname()[1])],
+            cwd=ROOT, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+    if done.stdout.split() == ["none"]:
+        pytest.skip("this system has no Landlock")
+    assert done.stdout.split() == ["denied"] * 6 + ["works"], done.stderr
 
 
 # -- a worker that lies ---------------------------------------------------------------------------------
