@@ -167,6 +167,9 @@ class Operations:
         """As :meth:`cdmpp.predictor.LatencyPredictor.predict_features`, by the binary body."""
         if questions.model is None and self.model is not None:
             questions = replace(questions, model=self.model)
+        if not len(questions):
+            model_id = yield from self.model_id()
+            return FeatureAnswers.none(check_quantiles(questions.quantiles), model_id)
         row_bytes = questions.leaves[:1].nbytes + questions.positions[:1].nbytes + 100
         if len(questions) <= self._max_items and len(questions) * row_bytes <= self._max_bytes:
             order = np.arange(len(questions))
@@ -175,7 +178,7 @@ class Operations:
             order = np.argsort(questions.leaf_count, kind="stable")
         parts: list[FeatureAnswers] = []
         start = 0
-        while start < len(order) or not parts:
+        while start < len(order):
             rows = order[start : start + self._feature_rows(questions, order, start)]
             part = questions.take(rows)
             longest = int(part.leaf_count.max(initial=1))

@@ -321,6 +321,22 @@ class FeatureAnswers:
         return [DOMAINS[code] for code in self.domain.tolist()]
 
     @classmethod
+    def none(cls, levels: tuple[float, ...], model_id: str) -> FeatureAnswers:
+        """Answers to no questions."""
+        empty = np.zeros(0)
+        return cls(
+            latency_s=empty,
+            lower_s=empty,
+            upper_s=empty,
+            quantiles=np.zeros((0, len(levels))),
+            domain=np.zeros(0, dtype=np.int8),
+            domain_score=empty,
+            roofline_s=empty,
+            levels=levels,
+            model_id=model_id,
+        )
+
+    @classmethod
     def concat(cls, parts: Sequence[FeatureAnswers]) -> FeatureAnswers:
         """Rows of ``parts``, which are answers of one model to the same levels and not empty."""
         if len({(part.model_id, part.levels) for part in parts}) != 1:

@@ -40,11 +40,7 @@ def answer_features(answerer: Answerer, questions: FeatureQuestions) -> FeatureA
         raise DataError(f"quantiles {list(levels)} are not levels between {LEVELS[0]} and {LEVELS[-1]}")
     specs = [artifact.device(d) if isinstance(d, str) else d for d in questions.devices]
     if not len(questions):
-        none = np.zeros(0)
-        no_levels, no_domain = np.zeros((0, len(levels))), np.zeros(0, dtype=np.int8)
-        return FeatureAnswers(
-            none, none, none, no_levels, no_domain, none, none, levels, artifact.model_id
-        )  # fmt: skip
+        return FeatureAnswers.none(levels, artifact.model_id)
     store = _store(questions, artifact.config.leaf_width)
     asked = Asked(
         store, questions.kinds, questions.kind, specs,

@@ -10,7 +10,7 @@ from cdmpp.features.bulk import MEDIA_TYPE, FeatureAnswers, FeatureQuestions
 from server.deadline import Deadline
 from server.operate.metrics import Metrics
 from server.predict.service import INLINE_BYTES, PredictionService, bugs_hidden
-from server.problems import ProblemError
+from server.problems import ProblemError, SchemaViolation
 
 __all__ = ["MEDIA_TYPE", "predict_features"]
 
@@ -39,8 +39,12 @@ async def predict_features(
                 len(body) <= INLINE_BYTES, partial(FeatureQuestions.from_bytes, body)
             )
             if not 1 <= len(questions) <= max_items:
+                hint = f"send 1 to {max_items} rows in a request"
                 raise ProblemError(
-                    "invalid_request", f"{len(questions)} rows", f"send 1 to {max_items} rows in a request"
+                    "invalid_request",
+                    f"{len(questions)} rows",
+                    hint,
+                    errors=[SchemaViolation(path="rows", message=hint)],
                 )
             on_items(len(questions))
             predictor = await service.model(questions.model)

@@ -139,6 +139,8 @@ def test_features_in_bulk(implementation: Any, predictor: LatencyPredictor) -> N
     assert (found.model_id, found.levels) == (expected.model_id, expected.levels)
     for name in ("latency_s", "lower_s", "upper_s", "quantiles", "domain", "domain_score", "roofline_s"):
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+    empty = implementation.predict_features(FeatureQuestions.of([], quantiles=(0.1, 0.6)))
+    assert (len(empty), empty.levels, empty.model_id) == (0, (0.1, 0.6), predictor.model_id)
     unknown = FeatureQuestions.of([FeaturePart(parts[0].encoded, "linear", "no-such-gpu")])
     with pytest.raises(UnknownDeviceError):
         implementation.predict_features(unknown)

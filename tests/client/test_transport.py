@@ -26,6 +26,7 @@ from cdmpp.features.bulk import MEDIA_TYPE, FeaturePart, FeatureQuestions
 from cdmpp.features.encode import encode_operator
 from cdmpp.predictor import LatencyPredictor
 from cdmpp.programs.operators import parse_operator
+from tests.client.conftest import Serve
 
 URL = "http://service.invalid"
 Handler = Callable[[httpx2.Request], httpx2.Response]
@@ -320,6 +321,31 @@ def test_features_go_in_parts_of_like_programs(asynchronous: bool, predictor: La
     assert sum(count for count, _ in rows) == 60
     assert len(rows) > 1
     assert rows[0][1] < questions.leaves.shape[1], "small programs are padded to the largest"
+
+
+def test_a_real_service_that_takes_little_at_once(serve: Serve, predictor: LatencyPredictor) -> None:
+    texts = [f"linear:m={m},n=8,k=8" for m in range(1, 12)]
+    parts = [FeaturePart(encode_operator(parse_operator(text)), "linear", "t4") for text in texts]
+    questions = FeatureQuestions.of(parts)
+    with PredictorClient(serve(max_items=4)) as client:
+        found = client.predict_features(questions)
+        np.testing.assert_array_equal(found.latency_s, predictor.predict_features(questions).latency_s)
+    with PredictorClient(serve(max_items=4)) as client:
+        answers = client.predict(texts, "t4")
+        expected = predictor.predict(texts, "t4")
+        assert [a.latency_s for a in answers] == [e.latency_s for e in expected]
+        assert [one.hash for one in client.register(texts)] == [e.program_hash for e in expected]
+        kept = client.observe([(answer, 1e-4) for answer in answers])
+        assert len({one.observation_id for one in kept}) == len(texts)
+
+
+def test_operations_side_by_side(url: str) -> None:
+    async def run() -> list[list[Any]]:
+        async with AsyncPredictorClient(url) as client:
+            return await asyncio.gather(*(client.predict(linears(m), "t4") for m in range(1, 30)))
+
+    names = [answers[0].name for answers in asyncio.run(run())]
+    assert names == [f"linear:dtype=float32,m={m},n=1,k=1" for m in range(1, 30)]
 
 
 def test_connections_are_reused(url: str) -> None:
