@@ -57,6 +57,9 @@ async def opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     except MissingDependencyError as error:
         app.state.start_error = f"{error.message} ({error.hint})"
         raise
+    except ValueError as error:
+        app.state.start_error = str(error)
+        raise
     app.state.store = store
     app.state.observations = Writer(store.add, settings.max_waiting_observations)
     watch = None

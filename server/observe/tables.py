@@ -110,12 +110,15 @@ def database_url(database: str | None) -> URL:
     Raises
     ------
     ValueError
-        It is neither a path nor a URL of SQLite or PostgreSQL.
+        It is neither a path nor a URL of SQLite or PostgreSQL; or there is none, and no home folder.
     """
     if database is None:
         state = os.environ.get("XDG_STATE_HOME", "")
         # The XDG specification: a relative path is to be ignored.
-        folder = Path(state) if Path(state).is_absolute() else Path.home() / ".local" / "state"
+        try:
+            folder = Path(state) if Path(state).is_absolute() else Path.home() / ".local" / "state"
+        except RuntimeError:
+            raise ValueError("there is no home folder for the database: set `database`") from None
         return URL.create("sqlite", database=str(folder / "cdmpp" / "service.sqlite"))
     if "://" not in database and database not in ("", ":memory:"):
         return URL.create("sqlite", database=database)
@@ -151,7 +154,15 @@ def connect(url: URL) -> Engine:
         try:
             return create_engine(
                 url,
-                connect_args={"connect_timeout": WAIT_S, "application_name": "cdmpp"},
+                connect_args={
+                    "connect_timeout": WAIT_S,
+                    "application_name": "cdmpp",
+                    # A server that went away without a word is given up, not waited for for hours.
+                    "tcp_user_timeout": 1000 * 2 * WAIT_S,
+                    "keepalives_idle": WAIT_S,
+                    "keepalives_interval": WAIT_S,
+                    "keepalives_count": 2,
+                },
                 # A connection that the database closed meanwhile is replaced, not an error.
                 pool_pre_ping=True,
                 pool_timeout=WAIT_S,

@@ -16,9 +16,58 @@ from pathlib import Path
 import pytest
 
 
+class Postgres:
+    """A server on loopback, its data in a folder.
+
+    Parameters
+    ----------
+    binaries, folder : Path
+    as_user : list of str
+        What a command begins with to run as another user.
+    """
+
+    def __init__(self, binaries: Path, folder: Path, as_user: list[str]) -> None:
+        self._binaries, self._folder, self._as_user = binaries, folder, as_user
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._port = free.getsockname()[1]
+        self.url = f"postgresql+psycopg://cdmpp@127.0.0.1:{self._port}/postgres"
+        self._server: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the server and wait until it answers."""
+        self._server = subprocess.Popen(
+            [*self._as_user, self._binaries / "postgres", "-D", self._folder / "data", "-k", self._folder,
+             "-h", "127.0.0.1", "-p", str(self._port)],
+            cwd="/", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        ask = [self._binaries / "pg_isready", "-h", "127.0.0.1", "-p", str(self._port)]
+        give_up = time.monotonic() + 60
+        while subprocess.run(ask, capture_output=True).returncode:
+            assert self._server.poll() is None and time.monotonic() < give_up, "PostgreSQL did not start"
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """End it as a crash would; what was committed is on the disk."""
+        if self._server is None:
+            return
+        stop = [
+            *self._as_user,
+            self._binaries / "pg_ctl",
+            "-D",
+            self._folder / "data",
+            "-m",
+            "immediate",
+            "stop",
+        ]
+        subprocess.run(stop, cwd="/", check=False, capture_output=True, timeout=60)
+        self._server.wait(60)
+        self._server = None
+
+
 @contextmanager
-def running_postgres() -> Iterator[str]:
-    """The URL of an empty database on loopback; the server is gone afterwards."""
+def running_postgres() -> Iterator[Postgres]:
+    """A server with an empty database; it is gone afterwards."""
     pytest.importorskip("psycopg", reason="needs psycopg (pip install 'cdmpp[postgres]')")
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
     if not found:
@@ -31,9 +80,6 @@ def running_postgres() -> Iterator[str]:
         if shutil.which("runuser") is None or not _exists("postgres"):
             pytest.skip("PostgreSQL does not run as root, and there is no user postgres")
         user, as_user = "postgres", ["runuser", "-u", "postgres", "--"]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     # Not pytest's folder: its parents are closed to other users.
     folder = Path(tempfile.mkdtemp(prefix="cdmpp-postgres-", dir="/tmp"))
     try:
@@ -43,22 +89,12 @@ def running_postgres() -> Iterator[str]:
              "-E", "UTF8"],
             cwd="/", check=True, capture_output=True, timeout=60,
         )  # fmt: skip
-        server = subprocess.Popen(
-            [*as_user, binaries / "postgres", "-D", folder / "data", "-k", folder, "-h", "127.0.0.1",
-             "-p", str(port)],
-            cwd="/", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+        server = Postgres(binaries, folder, as_user)
         try:
-            ask = [binaries / "pg_isready", "-h", "127.0.0.1", "-p", str(port)]
-            give_up = time.monotonic() + 30
-            while subprocess.run(ask, capture_output=True).returncode:
-                assert server.poll() is None and time.monotonic() < give_up, "PostgreSQL did not start"
-                time.sleep(0.05)
-            yield f"postgresql+psycopg://cdmpp@127.0.0.1:{port}/postgres"
+            server.start()
+            yield server
         finally:
-            stop = [*as_user, binaries / "pg_ctl", "-D", folder / "data", "-m", "immediate", "stop"]
-            subprocess.run(stop, cwd="/", check=False, capture_output=True, timeout=30)
-            server.wait(30)
+            server.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

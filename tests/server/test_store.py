@@ -36,8 +36,8 @@ def observation(latency_s: float, device: str = "t4", model: str = "m", n: int =
 
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[str]:
-    with running_postgres() as url:
-        yield url
+    with running_postgres() as server:
+        yield server.url
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -232,12 +232,19 @@ def test_a_driver_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) ->
     assert "postgres]" in refused.value.hint and "secret" not in str(refused.value)
 
 
+def _no_home() -> Path:
+    raise RuntimeError("Could not determine home directory.")
+
+
 def test_where_the_database_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert database_url(None).database == str(tmp_path / "cdmpp" / "service.sqlite")
     monkeypatch.setenv("XDG_STATE_HOME", "relative")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert database_url(None).database == str(tmp_path / ".local" / "state" / "cdmpp" / "service.sqlite")
+    monkeypatch.setattr(Path, "home", _no_home)
+    with pytest.raises(ValueError, match="set `database`"):
+        database_url(None)
     assert database_url("/a/b").database == "/a/b"
     assert database_url("postgresql+psycopg://u:p@h/n").host == "h"
 

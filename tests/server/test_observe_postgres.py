@@ -1,0 +1,78 @@
+"""Several services with one PostgreSQL, and what they do while it is away."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from server.app import create_app
+from server.settings import Settings
+from tests.server.conftest import LINEAR, problem
+from tests.server.postgres import Postgres, running_postgres
+
+ITEM = {"program": LINEAR, "device": "t4"}
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[Postgres]:
+    with running_postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def clients(postgres: Postgres) -> Iterator[tuple[TestClient, TestClient]]:
+    settings = Settings(database=postgres.url)
+    with TestClient(create_app(settings)) as one, TestClient(create_app(settings)) as other:
+        yield one, other
+
+
+def tell(client: TestClient, prediction_id: str, count: int = 1) -> Any:
+    observed = [{"prediction_id": prediction_id, "latency_s": 1e-4}] * count
+    return client.post("/observe", json={"observations": observed})
+
+
+def test_they_know_the_same(clients: tuple[TestClient, TestClient]) -> None:
+    one, other = clients
+    program = {"operator": "softmax", "rows": 333, "cols": 77}
+    (registered,) = one.post("/programs", json={"programs": [program]}).json()["programs"]
+    named = {"program": {"hash": registered["hash"]}, "device": "t4"}
+    (result,) = other.post("/predict", json={"items": [named]}).json()["results"]
+    assert result["latency_s"] > 0
+    for client, count in ((one, 3), (other, 4), (one, 5)):
+        assert tell(client, result["prediction_id"], count).json()["accepted"] == count
+    shown = [client.get("/observe").json()["devices"] for client in clients]
+    assert shown[0] == shown[1]
+    assert [row["count"] for row in shown[0]] == [12]
+
+
+def test_a_crash_of_the_database_loses_nothing_that_was_accepted(
+    clients: tuple[TestClient, TestClient], postgres: Postgres
+) -> None:
+    client, _ = clients
+    (result,) = client.post("/predict", json={"items": [ITEM]}).json()["results"]
+
+    def count() -> int:
+        devices = client.get("/observe").json()["devices"]
+        return sum(row["count"] for row in devices)
+
+    before = count()
+    assert tell(client, result["prediction_id"], 50).status_code == 200
+    postgres.stop()
+    try:
+        problem(tell(client, result["prediction_id"]), 503, "store_unavailable")
+        problem(client.get("/observe"), 503, "store_unavailable")
+        assert client.post("/predict", json={"items": [ITEM]}).json()["results"] == [result]
+        ready = client.get("/readyz")
+        assert (ready.status_code, ready.json()["observations"]) == (200, "unavailable")
+    finally:
+        postgres.start()
+    give_up = time.monotonic() + 30
+    while (answer := tell(client, result["prediction_id"], 7)).status_code != 200:
+        assert time.monotonic() < give_up, answer.text
+        time.sleep(0.1)
+    assert count() == before + 57
+    assert client.get("/readyz").json()["observations"] == "ready"
