@@ -13,6 +13,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from cdmpp.errors import CdmppError
 from server.body import JSON, read_body, read_json_body
 from server.deadline import Deadline
+from server.disconnect import unless_gone
 from server.gate import Gate
 from server.models import Models, fingerprint, load_model
 from server.operate.surround import count_items
@@ -37,6 +38,8 @@ async def opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
         raise
     state.models = Models(predictor, settings.max_adapted, settings.adapted_dir)
     state.gate = Gate(settings.max_concurrent, settings.max_queued)
+    # What takes seconds has a place of its own, so that what takes milliseconds does not wait behind it.
+    state.slow_gate = Gate(1, settings.max_queued)
     state.batcher = Batcher(
         max_batch_rows=settings.max_batch_rows,
         max_queued_rows=settings.max_queued_rows,
@@ -60,19 +63,13 @@ async def predict(request: Request) -> Response:
     """Predict the latency of each item, in order. A bad item gets an error of its own."""
     state = request.app.state
     media, body = await read_body(request, state.settings, {JSON, MEDIA_TYPE})
-    deadline = Deadline.of(request, state.settings)
+    deadline, on_items = Deadline.of(request, state.settings), partial(count_items, request)
     if media == MEDIA_TYPE:
-        said = await predict_features(
-            body,
-            state.service,
-            state.metrics,
-            deadline,
-            state.settings.max_items,
-            partial(count_items, request),
-        )
-        return Response(said, media_type=MEDIA_TYPE)
-    answer = await state.service.predict(body, deadline, partial(count_items, request))
-    return Response(answer, media_type="application/json")
+        most = state.settings.max_items
+        work = predict_features(body, state.service, state.metrics, deadline, most, on_items)
+    else:
+        work = state.service.predict(body, deadline, on_items)
+    return Response(await unless_gone(request, work), media_type=media)
 
 
 @router.post("/programs", summary="Register programs", response_class=Response)
@@ -81,5 +78,5 @@ async def programs(request: Request) -> Response:
     state = request.app.state
     body = await read_json_body(request, state.settings)
     deadline = Deadline.of(request, state.settings)
-    answer = await state.service.register(body, deadline, partial(count_items, request))
-    return Response(answer, media_type="application/json")
+    work = state.service.register(body, deadline, partial(count_items, request))
+    return Response(await unless_gone(request, work), media_type=JSON)

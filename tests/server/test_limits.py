@@ -10,10 +10,11 @@ from typing import Any
 import anyio
 import httpx2
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 
 from server.app import create_app
+from server.disconnect import unless_gone
 from server.gate import Gate
 from server.problems import ProblemError
 from server.settings import Settings
@@ -102,6 +103,35 @@ def test_a_client_that_goes_away_is_no_bug() -> None:
         return {"type": "http.disconnect"}
 
     assert call(small_app(), gone, JSON)[0] == 408
+
+
+def test_work_for_a_client_that_has_gone_is_given_up() -> None:
+    async def scenario() -> None:
+        gone, ended = anyio.Event(), anyio.Event()
+
+        async def receive() -> dict[str, Any]:
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def work() -> None:
+            try:
+                gone.set()
+                await anyio.sleep(30)
+            finally:
+                ended.set()
+
+        async def quick() -> str:
+            return "an answer"
+
+        request = Request({"type": "http"}, receive)
+        assert await unless_gone(request, quick()) == "an answer"
+        with pytest.raises(ProblemError) as refused:
+            await unless_gone(request, work())
+        assert refused.value.status == 499
+        with anyio.fail_after(5):
+            await ended.wait()
+
+    anyio.run(scenario)
 
 
 def test_the_limit_itself_is_allowed(client: TestClient) -> None:

@@ -36,9 +36,9 @@ def test_schemathesis_finds_nothing(server: Server, tmp_path: Path) -> None:
     done = subprocess.run(
         [
             sys.executable, "-m", "schemathesis.cli", "run", f"http://127.0.0.1:{server.port}/openapi.json",
-            "--max-examples", "25", "--seed", "1", "--no-color",
+            "--checks", "all", "--max-examples", "25", "--seed", "1", "--no-color",
         ],
-        cwd=tmp_path, capture_output=True, text=True, timeout=200,
+        cwd=tmp_path, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert "No issues found" in done.stdout
