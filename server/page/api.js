@@ -1,6 +1,7 @@
 // Talking to the service that served this page, and to nobody else.
 
 const KEY = "cdmpp-api-key";
+const FILE_LIMIT = "Its setting max_body_bytes says how large one may be.";
 
 /** A refusal: what the service said, with its hint, or that it could not be reached. */
 export class Refusal extends Error {
@@ -16,7 +17,7 @@ export const apiKey = {
   set: (key) => (key ? sessionStorage.setItem(KEY, key) : sessionStorage.removeItem(KEY)),
 };
 
-async function refusal(response, path) {
+async function refusal(response, path, isFile) {
   let body = {};
   try {
     body = await response.json();
@@ -27,11 +28,17 @@ async function refusal(response, path) {
   if (response.status === 404 && (body.code ?? "not_found") === "not_found") {
     return new Refusal(404, "not_found", `This service has no ${where}.`, "A newer one answers it.");
   }
+  if (response.status === 401) {
+    document.dispatchEvent(new CustomEvent("key-wanted"));
+    return new Refusal(401, "unauthorized", "This service asks for an API key.", "Enter it at the foot of this page.");
+  }
+  if (response.status === 413 && isFile) {
+    return new Refusal(413, body.code, "The file is larger than this service takes.", FILE_LIMIT);
+  }
   const places = (body.errors ?? []).map((e) => `${e.path}: ${e.message}`).join("; ");
   const detail = [body.detail ?? `${where} was answered ${response.status}`, places].filter(Boolean).join(" – ");
   const wait = response.headers.get("retry-after");
   const hint = [body.hint, wait ? `Try again in ${wait} s.` : ""].filter(Boolean).join(" ");
-  if (response.status === 401) document.dispatchEvent(new CustomEvent("key-wanted"));
   return new Refusal(response.status, body.code ?? "http_error", detail, hint);
 }
 
@@ -47,14 +54,15 @@ export async function call(path, { json, bytes, text = false, signal } = {}) {
   const body = json !== undefined ? JSON.stringify(json) : bytes;
   let response;
   try {
-    response = await fetch(path, { method: body === undefined ? "GET" : "POST", headers, body, signal });
+    // Relative to the page: behind a proxy the service may have a path in front.
+    response = await fetch(path.slice(1), { method: body === undefined ? "GET" : "POST", headers, body, signal });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     const large = bytes !== undefined && bytes.size > 2 ** 20;
     throw new Refusal(0, "unreachable", "The service did not answer.", large
-      ? `It may take no file of ${(bytes.size / 2 ** 20).toFixed(0)} MiB; its setting max_body_bytes says how large.`
+      ? `Perhaps the file is too large for it. ${FILE_LIMIT}`
       : "Is it still running?");
   }
-  if (!response.ok) throw await refusal(response, path);
+  if (!response.ok) throw await refusal(response, path, bytes !== undefined);
   return text ? response.text() : response.json();
 }

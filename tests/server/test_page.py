@@ -291,6 +291,42 @@ def test_a_missing_endpoint_is_said(opened: Callable[..., Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.browser
+def test_a_key_is_asked_for_and_used(opened: Callable[..., Any]) -> None:
+    page = opened(quiet=False)
+
+    def guarded(route: Any) -> None:
+        if route.request.headers.get("authorization") == "Bearer sesame":
+            route.fallback()
+        else:
+            route.fulfill(
+                status=401, json={"code": "unauthorized", "detail": "this needs a key", "status": 401}
+            )
+
+    page.route(re.compile("/(support|devices|predict|curve)$"), guarded)
+    page.reload()
+    page.wait_for_selector("#alert:has-text('asks for an API key')")
+    page.locator("#key").fill("sesame")
+    page.locator("#key").press("Enter")
+    page.wait_for_selector("#bars svg")
+    settled(page)
+    assert page.locator("#alert").is_hidden()
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_a_file_too_large_is_said(opened: Callable[..., Any], tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx", reason="needs onnx")
+    weights = onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, [5_000_000], bytes(20_000_000), raw=True)
+    graph = onnx.helper.make_graph([], "g", [], [], [weights])
+    path = tmp_path / "large.onnx"
+    onnx.save(onnx.helper.make_model(graph), path)
+    page = opened(quiet=False)
+    page.set_input_files("#file", str(path))
+    page.wait_for_selector("#alert:has-text('max_body_bytes')")
+
+
+@pytest.mark.slow
+@pytest.mark.browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone_needs_no_sideways_scrolling(opened: Callable[..., Any], scheme: str, tmp_path: Path) -> None:
     page = opened(360, "", color_scheme=scheme, has_touch=True)
