@@ -22,6 +22,8 @@ OUT = Path("benchmarks/results/tuning.json")
 #: Some milliseconds a program: ten repeats of four milliseconds, of which the least counts. Other work on the
 #: machine lengthens some repeats, hardly ever all of them.
 REPEATS_S, SPREAD = 0.04, 0.5
+#: What no program worth having takes: some schedules unroll until the compiler is busy for minutes.
+BUILD_LIMIT_S, TIME_LIMIT_S = 12.0, 12.0
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
@@ -45,9 +47,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     timing = TimingSettings(total_s=REPEATS_S, max_spread=SPREAD)
     work = Path(options.work)
     end = time.monotonic() + 60 * options.minutes
-    with Workbench(
-        work / "trials", configuration, CollectSettings(timing=timing), statistic="least"
-    ) as bench:
+    settings = CollectSettings(timing=timing, build_limit_s=BUILD_LIMIT_S, time_limit_s=TIME_LIMIT_S)
+    with Workbench(work / "trials", configuration, settings, statistic="least") as bench:
         searches = []
         for seed in range(options.seeds):
             for task in tasks:
@@ -61,7 +62,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                         print(f"{task.name}, {method}, seed {seed}: {found['wall_s']:.0f} s", flush=True)
                     if file.is_file():
                         searches.append(json.loads(file.read_text(encoding="utf-8")))
-    settings = {
+    about = {
         "command": f"python -m benchmarks.tuning --tasks {len(tasks)} --seeds {options.seeds} "
         f"--trials {options.trials}",
         "model_id": predictor.model_id, "device": configuration.name, "target": configuration.target_text,
@@ -69,7 +70,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "asked": len(tasks) * options.seeds * len(methods), "programs": None,
     }  # fmt: skip
     programs = {h for s in searches for r in s["rounds"] for h, _, _ in r["trials"]}
-    return settings | {"programs": len(programs)} | summarise(searches, options.trials)
+    return about | {"programs": len(programs)} | summarise(searches, options.trials)
 
 
 def chosen(text: str, known: list[str]) -> list[str]:

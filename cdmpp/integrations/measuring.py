@@ -144,7 +144,7 @@ class Workbench:
         outcomes = dict(zip(jobs, self._builders.run(build_program, list(jobs.values())), strict=True))
         for digest, outcome in outcomes.items():
             if outcome.failure:
-                self._fail(digest, f"build: {outcome.failure}")
+                self._fail(digest, "build: ", outcome.failure, self.settings.build_limit_s)
             else:
                 self._libraries[digest] = outcome.value
         self.asked += [program.hash for program in programs]
@@ -176,7 +176,7 @@ class Workbench:
                     hint="the same call goes on with what was measured",
                     transient=True,
                 )
-            self._fail(digest, outcome.failure)
+            self._fail(digest, "", outcome.failure, self.settings.time_limit_s)
             return
         run: TimedRun = outcome.value
         timing = run.timing
@@ -187,8 +187,11 @@ class Workbench:
             )
         )  # fmt: skip
 
-    def _fail(self, digest: str, failure: str) -> None:
-        self._add(StoredMeasurement(digest, self.configuration.name, FIRST, failure=failure))
+    def _fail(self, digest: str, step: str, why: str, limit_s: float) -> None:
+        # How long the others took nobody knows; it is not much.
+        cost_s = limit_s if why.startswith("timeout") else 0.0
+        name = self.configuration.name
+        self._add(StoredMeasurement(digest, name, FIRST, failure=f"{step}{why}", overhead_s=cost_s))
 
     def _add(self, found: StoredMeasurement) -> None:
         self._store.add_measurements([found])

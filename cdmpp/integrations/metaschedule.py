@@ -77,6 +77,7 @@ class CdmppCostModel(ms.cost_model.PyCostModel):  # type: ignore[misc]
         if update not in get_args(Update):
             raise DataError(f"update {update!r} is not known", hint="one of: " + ", ".join(get_args(Update)))
         self._predictor: BulkPredictor = predictor_of(model, api_key)
+        self._owned = self._predictor is not model and hasattr(self._predictor, "close")
         self._device = from_mapping(dict(device)) if isinstance(device, Mapping) else device
         self._protocol, self._update = protocol, update
         self._encoder = CandidateEncoder()
@@ -161,6 +162,11 @@ class CdmppCostModel(ms.cost_model.PyCostModel):  # type: ignore[misc]
                 hint="load that model, or begin anew without the file",
             )
         self._online, self._reference = online, reference
+
+    def close(self) -> None:
+        """End the connections to a server that was named by its URL; for any other model nothing."""
+        if self._owned:
+            self._predictor.close()  # type: ignore[attr-defined]
 
     # -- inside -----------------------------------------------------------------------------------------
     def _log_seconds(self, context: Any, task: str, encoded: Sequence[EncodedPrograms]) -> Array:
