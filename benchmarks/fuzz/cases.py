@@ -47,12 +47,15 @@ class Surface:
         Part of all cases.
     make : callable
         ``make(rng)``: the next request.
+    limit_s : float, optional
+        Time for an answer where the service's deadline does not hold.
     """
 
     name: str
     path: str
     share: float
     make: Callable[[random.Random], Request]
+    limit_s: float | None = None
 
 
 def _items(rng: random.Random) -> Request:
@@ -198,5 +201,6 @@ SURFACES = (
     Surface("bodies of /observe", "/observe", 0.03, _body("/observe", _observe)),
     Surface("bodies of /programs", "/programs", 0.02,
             _body("/programs", lambda: {"programs": [dict(p) for p in seeds.operators()[:3]]})),
-    Surface("bodies of /adapt", "/adapt", 0.01, _body("/adapt", seeds.adapt_body)),
+    # Adapting is work, not an answer: it takes as long as it takes.
+    Surface("bodies of /adapt", "/adapt", 0.01, _body("/adapt", seeds.adapt_body), limit_s=60.0),
 )  # fmt: skip

@@ -146,7 +146,7 @@ class Run:
         seconds = time.monotonic() - started
         media = (response.headers.get("content-type") or "").partition(";")[0]
         wrong = check.problems(response.status, media, body, request.cases)
-        if seconds > self.deadline_s + check.GRACE_S:
+        if seconds > (surface.limit_s or self.deadline_s) + check.GRACE_S:
             wrong.append(f"answered after {seconds:.1f} s")
         for what in wrong[:3]:
             self._found(surface.name, seed, what)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -18,14 +19,18 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 import safetensors.numpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from benchmarks.fuzz import mutate
+from benchmarks.fuzz.models import onnx_case
 from cdmpp.errors import CdmppError, InvalidProgramError, OverloadedError, UnsupportedOperatorError
 from cdmpp.features.encode import encode_tvm_json
 from cdmpp.features.schedule import SCHEDULE_WIDTH
 from cdmpp.features.schema import WIDTH
 from cdmpp.frontends.load import load_programs
 from cdmpp.programs.program import TensorProgram
-from server.sandbox import frames
+from server.sandbox import frames, jobs
 from server.sandbox.answers import DistrustedAnswerError, encoded_program, model_summary
 from server.sandbox.sandbox import Sandbox, TirText
 from server.sandbox.worker import Worker, WorkerDiedError
@@ -46,11 +51,11 @@ def twice(a: T.Buffer((64, 32), "float32"), b: T.Buffer((64, 32), "float32")):
 """
 
 
-def inside(use: Callable[[Sandbox], Awaitable[T]], **settings: Any) -> T:
+def inside(use: Callable[[Sandbox], Awaitable[T]], **options: Any) -> T:
     """Run something with a sandbox that is closed afterwards."""
 
     async def main() -> T:
-        async with Sandbox(**settings) as sandbox:
+        async with Sandbox(**options) as sandbox:
             return await use(sandbox)
 
     return asyncio.run(main())
@@ -336,6 +341,39 @@ def test_confined_code_reads_no_file_and_reaches_nobody(tmp_path: Path) -> None:
     if done.stdout.split() == ["none"]:
         pytest.skip("this system has no Landlock")
     assert done.stdout.split() == ["denied"] * 6 + ["works"], done.stderr
+
+
+# -- every text is an error or a program -----------------------------------------------------------------
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(TEXTS), st.randoms(use_true_random=False), st.booleans())
+def test_no_tvm_json_is_a_bug(text: str, rng: random.Random, as_bytes: bool) -> None:
+    if as_bytes:
+        data = mutate.octets(rng, text.encode()).decode("utf-8", "replace").encode()
+    else:
+        data = json.dumps(mutate.json_value(rng, json.loads(text))).encode()
+    check_reply(*jobs.run({"kind": "tvm_json", "backend": "tvm"}, data))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_no_onnx_file_is_a_bug(rng: random.Random) -> None:
+    said, data = jobs.run({"kind": "onnx", "dims": {}, "max_programs": 100}, onnx_case(rng))
+    assert "bug" not in said, said
+    if "error" not in said:
+        assert model_summary(json.loads(json.dumps(said)), 100).programs is not None
+    assert data == b""
+
+
+def check_reply(said: dict[str, Any], data: bytes) -> None:
+    """The service takes what the job says, as features or as an error of the text."""
+    assert "bug" not in said, said
+    try:
+        encoded_program(json.loads(json.dumps(said)), data, "tvm")
+    except CdmppError as error:
+        assert error.code in ("invalid_program", "unsupported_operator")
+        assert error.message
 
 
 # -- a worker that lies ---------------------------------------------------------------------------------
