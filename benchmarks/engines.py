@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.engines [--repeats 20] [--skip-compile] [--skip-tvm]``: one thread each, the shipped
 network, all engines in turn on the same batches; then the predictor in this process, and operators encoded
-without TVM beside lowering them. torch.compile needs a C++ compiler and half a minute for each shape of a batch.
+without TVM beside lowering them. torch.compile needs a C++ compiler and some time.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Says = Callable[[], list[Any]]
 
 
 class Exportable(torch.nn.Module):
-    """The network without what cannot be exported: a choice by the largest position, a name of torch's own."""
+    """The network without what cannot be exported: a choice by the largest position, torch's own names."""
 
     def __init__(self, network: LatencyNetwork) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ def engines(
         return says
 
     feed = {name: value for name, value in data.items() if name != "positions"}
-    session = weights.engine._session
+    session = weights.engine()._session
 
     def onnx_says() -> list[Any]:
         # What the predictor does for each batch is in: the places are looked up in a table.

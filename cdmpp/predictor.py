@@ -48,15 +48,23 @@ __all__ = [
 class LatencyPredictor:
     """Predicts latencies with one loaded model. Safe to share between threads.
 
+    Parameters
+    ----------
+    artifact : Artifact
+    cache_rows : int
+        Answers that are remembered, some 500 bytes each.
+    threads : int
+        Of the network, for one call at a time. The last digit of a figure may depend on it.
+
     Examples
     --------
     >>> predictor = LatencyPredictor.load()                                 # doctest: +SKIP
     >>> predictor.predict(["linear:m=512,n=4096,k=1024,dtype=float16"], "t4")[0].latency_s  # doctest: +SKIP
     """
 
-    def __init__(self, artifact: Artifact, *, cache_rows: int = 65_536) -> None:
+    def __init__(self, artifact: Artifact, *, cache_rows: int = 65_536, threads: int = 1) -> None:
         self.artifact = artifact
-        self._rows = RowAnswers(artifact, cache_rows)
+        self._rows = RowAnswers(artifact, cache_rows, threads)
         self._report: dict[str, Any] | None = None
 
     @classmethod

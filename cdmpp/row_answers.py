@@ -87,11 +87,13 @@ class RowAnswers:
     artifact : Artifact
     cache_rows : int
         Answers that are remembered.
+    threads : int
+        Of the network.
     """
 
-    def __init__(self, artifact: Artifact, cache_rows: int) -> None:
+    def __init__(self, artifact: Artifact, cache_rows: int, threads: int = 1) -> None:
         self.artifact = artifact
-        self.answerer = Answerer(artifact, one_by_one=True)
+        self.answerer = Answerer(artifact, one_by_one=True, threads=threads)
         self._encoded: Lru[EncodedPrograms] = Lru(ENCODED_BYTES)
         self._figures: Lru[Array] = Lru(cache_rows)
         self._named: Lru[tuple[DeviceSpec, str]] = Lru(NAMED_DEVICES)

@@ -119,3 +119,13 @@ print(adapted.predict(["linear:m=512,n=4096,k=1024,dtype=float16"], "rtx-4090")[
     untuned = run(RECORDS.format(count=20) + code)
     tuned = run(PREDICT.format(folder=str(folder)) + "assert 'torch' not in sys.modules", *HEAVY)
     assert float(tuned) > 0 and tuned != untuned
+
+
+def test_the_service_without_torch() -> None:
+    code = """
+from fastapi import FastAPI
+from server.app import create_app
+from server.settings import Settings
+assert isinstance(create_app(Settings()), FastAPI)
+"""
+    run(code + PREDICT.format(folder=None), *HEAVY, "sklearn", "scipy")

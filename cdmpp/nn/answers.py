@@ -16,7 +16,7 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.nn.adapter_features import FeatureMaker
 from cdmpp.nn.artifact import Artifact
 from cdmpp.nn.domain import THRESHOLDS, Context
-from cdmpp.nn.engine import Said
+from cdmpp.nn.engine import Said, all_threads
 from cdmpp.nn.inputs import stack_devices
 from cdmpp.nn.levels import LEVELS
 from cdmpp.nn.peers import Peers, Trained, as_peers, shift, weights
@@ -153,11 +153,15 @@ class Answerer:
     artifact : Artifact
     one_by_one : bool
         Every figure as if its question were asked alone, to the last digit.
+    threads : int, optional
+        Of the network. Default: one where questions are answered one by one, which services do in several
+        threads of their own; else :func:`cdmpp.nn.engine.all_threads`.
     """
 
-    def __init__(self, artifact: Artifact, *, one_by_one: bool = False) -> None:
+    def __init__(self, artifact: Artifact, *, one_by_one: bool = False, threads: int | None = None) -> None:
         self.artifact, self._one_by_one = artifact, one_by_one
-        self._engine = artifact.weights.engine
+        count = threads or (1 if one_by_one else all_threads())
+        self._engine = artifact.weights.engine(count)
         # A device is known by its figures, not by its name: a specification of one's own that calls
         # itself "t4" is not the T4 that was trained on, and the T4's figures under another name are.
         self._devices = artifact.trained_devices
@@ -168,7 +172,7 @@ class Answerer:
         self._features = FeatureMaker(artifact.weights, adapter.names) if adapter is not None else None
         self._tuned = None
         if adapter is not None and adapter.tuned is not None and adapter.weight:
-            self._tuned = artifact.weights.tuned(adapter.tuned).engine
+            self._tuned = artifact.weights.tuned(adapter.tuned).engine(count)
 
     def answer(self, asked: Asked) -> Answers:
         """Answer questions, in their order."""

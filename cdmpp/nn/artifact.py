@@ -53,7 +53,7 @@ class Artifact:
     Attributes
     ----------
     weights : Weights
-        The network's; what predicts (``weights.engine``) is made from them.
+        The network's; what predicts (``weights.engine()``) is made from them.
     devices : tuple of str
         Names of the training devices; device i has embedding i + 1. "" where a device was held out.
         :attr:`trained_devices` are their specifications.

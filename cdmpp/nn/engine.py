@@ -7,6 +7,7 @@ batch sizes.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,6 +70,14 @@ class Said:
         )
 
 
+def all_threads() -> int:
+    """Threads for large batches: OMP_NUM_THREADS where it is set, as for torch, else a processor each."""
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    if wanted.isdecimal() and int(wanted):
+        return int(wanted)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class Engine:
     """One network, ready to be asked. Safe to share between threads.
 
@@ -102,6 +111,8 @@ class Engine:
             ) from None
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        # Threads that wait in a loop are in the way of others.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         # An arena keeps the memory of the largest batch for ever, and is no faster here.
         options.enable_cpu_mem_arena = options.enable_mem_pattern = False
         options.log_severity_level = 3

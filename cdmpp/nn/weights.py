@@ -1,6 +1,6 @@
 """A trained network as it lies in a model folder: arrays by name, and what computes with them.
 
-Predictions need no torch: :attr:`Weights.engine` computes with ONNX Runtime. Who trains, tunes or looks into
+Predictions need no torch: :meth:`Weights.engine` computes with ONNX Runtime. Who trains, tunes or looks into
 the layers asks for :attr:`Weights.network`.
 """
 
@@ -62,7 +62,7 @@ class Weights:
         self.config, self.devices = config, devices
         self.arrays = {name: np.ascontiguousarray(value, np.float32) for name, value in arrays.items()}
         self._lock = threading.Lock()
-        self._engine: Engine | None = None
+        self._engines: dict[int, Engine] = {}
         self._network: LatencyNetwork | None = None
 
     @property
@@ -70,9 +70,13 @@ class Weights:
         """Trained numbers."""
         return sum(array.size for name, array in self.arrays.items() if name not in _FIXED)
 
-    @property
-    def engine(self) -> Engine:
+    def engine(self, threads: int = 1) -> Engine:
         """Computes predictions; made at first use.
+
+        Parameters
+        ----------
+        threads : int
+            Of one call. The last digit of a figure may depend on it.
 
         Raises
         ------
@@ -80,9 +84,9 @@ class Weights:
             ONNX Runtime or onnx is not installed.
         """
         with self._lock:
-            if self._engine is None:
-                self._engine = Engine(self.config, self.arrays, self._view())
-            return self._engine
+            if threads not in self._engines:
+                self._engines[threads] = Engine(self.config, self.arrays, self.view(), threads=threads)
+            return self._engines[threads]
 
     @property
     def network(self) -> LatencyNetwork:
@@ -123,7 +127,7 @@ class Weights:
                 arrays[name] = tuned[short]
         return Weights(self.config, self.devices, arrays)
 
-    def _view(self) -> Array:
+    def view(self) -> Array:
         """Projection of the last hidden layer, whose root mean square follows from the norm that it ends in.
 
         A fixed random projection keeps distances well enough, needs no data and nothing stored.

@@ -63,7 +63,7 @@ def torch_says(net: LatencyNetwork, feed: dict[str, Any]) -> list[Any]:
 
 
 def graph_says(weights: Weights, feed: dict[str, Any]) -> list[Any]:
-    engine = weights.engine
+    engine = weights.engine()
     known = {name: value for name, value in feed.items() if name != "positions"}
     found: list[Any] = engine._session.run(None, known | engine._places(feed["positions"]))
     return found
@@ -73,13 +73,13 @@ def graph_says(weights: Weights, feed: dict[str, Any]) -> list[Any]:
 def test_graph_equals_torch(config: NetworkConfig) -> None:
     net = network(config=config)
     weights = weights_of(net)
-    onnx.checker.check_model(network_graph(config, weights.arrays, weights._view()), full_check=True)
+    onnx.checker.check_model(network_graph(config, weights.arrays, weights.view()), full_check=True)
     for rows, leaves in ((1, 1), (5, 3), (32, 8)):
         feed = random_feed(config, rows, leaves)
         expected, got = torch_says(net, feed), graph_says(weights, feed)
         np.testing.assert_allclose(got[0], expected[0], atol=TOLERANCE)
         np.testing.assert_allclose(got[1], expected[1], atol=TOLERANCE)
-        np.testing.assert_allclose(got[2], expected[2] @ weights._view(), atol=TOLERANCE)
+        np.testing.assert_allclose(got[2], expected[2] @ weights.view(), atol=TOLERANCE)
         assert (np.diff(got[1], axis=1) >= 0).all()
 
 
@@ -147,7 +147,7 @@ def test_places_are_those_of_torch(kind: Positions) -> None:
 
 def test_several_threads_say_the_same_but_for_the_last_digit() -> None:
     weights = weights_of(network())
-    two = Engine(weights.config, weights.arrays, weights._view(), threads=2)
+    two = Engine(weights.config, weights.arrays, weights.view(), threads=2)
     feed = random_feed(weights.config, 64, 3)
     known = {name: value for name, value in feed.items() if name != "positions"}
     known |= two._places(feed["positions"])
