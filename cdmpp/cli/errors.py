@@ -27,6 +27,7 @@ _EXTRAS = {
     "xgboost": "train",
     "tvm": "tvm",
     "tvm_ffi": "tvm",
+    "httpx2": "client",
     "fastapi": "server",
     "uvicorn": "server",
     "pydantic_settings": "server",

@@ -5,7 +5,7 @@ The steps know nothing of sockets, so the sync and the async client share all of
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike, fspath
 from pathlib import Path
@@ -110,9 +110,11 @@ class Operations:
         spec = _as_device(device)
         named = spec if isinstance(spec, str) else spec.name
         items: list[Item | tuple[str, CdmppError]] = []
+        texts, kept = _Texts(), []
         for program in programs:
             try:
-                items.append(_item(read_program(program), spec, protocol, framework))
+                kept.append(read_program(program))
+                items.append(texts.item(kept[-1], spec, protocol, framework))
             except CdmppError as error:
                 items.append((str(program)[:200], error))
         asked = [item for item in items if isinstance(item, Item)]
@@ -137,17 +139,18 @@ class Operations:
         """As :meth:`cdmpp.predictor.LatencyPredictor.predict_questions`."""
         levels = check_quantiles(quantiles)
         items: list[Item] = []
+        texts = _Texts()
         failed: dict[int, tuple[Item, CdmppError]] = {}
         for place, question in enumerate(questions):
             program = question.program
             try:
                 check_settings(question.protocol, question.framework)
-                items.append(_item(program, question.device, question.protocol, question.framework))
+                items.append(texts.item(program, question.device, question.protocol, question.framework))
             except CdmppError as error:
                 device = question.device if isinstance(question.device, str) else question.device.name
-                kept = program if isinstance(program, TensorProgram) else None
+                own = program if isinstance(program, TensorProgram) else None
                 item = Item(
-                    "", program.name, kept, device, program.backend, question.protocol, question.framework
+                    "", program.name, own, device, program.backend, question.protocol, question.framework
                 )
                 failed[place] = (item, error)
         answers = iter((yield from self._predict(items, levels)))
@@ -354,33 +357,44 @@ class Operations:
         return True
 
 
+class _Texts:
+    """JSON of programs and devices, once for each object: most questions of a list share some."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, str] = {}
+
+    def item(self, program: Any, device: DeviceSpec | str, protocol: str, framework: str | None) -> Item:
+        """An item; raises what :func:`program_fields` and :func:`device_fields` raise."""
+        known = program if isinstance(program, TensorProgram) else None
+        backend = known.backend if known is not None else None
+        text = (
+            f'{{"program":{self._text(program, program_fields)},"device":{self._text(device, device_fields)},'
+            f'"backend":{to_json(backend)},"protocol":{to_json(protocol)},"framework":{to_json(framework)}}}'
+        )
+        return Item(
+            text,
+            known.name if known is not None else None,
+            known,
+            device if isinstance(device, str) else device.name,
+            backend or "tvm",
+            protocol,
+            framework,
+        )
+
+    def _text(self, value: Any, fields: Callable[[Any], Any]) -> str:
+        # Whoever asks holds the objects until all are answered, so an identity stands for one of them.
+        found = self._made.get(id(value))
+        if found is None:
+            found = self._made[id(value)] = to_json(fields(value))
+        return found
+
+
 def _as_device(device: DeviceSpec | Mapping[str, Any] | str) -> DeviceSpec | str:
     if isinstance(device, str | DeviceSpec):
         return device
     if isinstance(device, Mapping):
         return from_mapping(device)
     raise InvalidDeviceError(f"{device!r} is not a device", hint="pass a name, a DeviceSpec or its fields")
-
-
-def _item(program: Any, device: DeviceSpec | str, protocol: str, framework: str | None) -> Item:
-    known = program if isinstance(program, TensorProgram) else None
-    backend = known.backend if known is not None else None
-    fields = {
-        "program": program_fields(program),
-        "device": device_fields(device),
-        "backend": backend,
-        "protocol": protocol,
-        "framework": framework,
-    }
-    return Item(
-        to_json(fields),
-        known.name if known is not None else None,
-        known,
-        device if isinstance(device, str) else device.name,
-        backend or "tvm",
-        protocol,
-        framework,
-    )
 
 
 def _template_fields(programs: Programs) -> dict[str, Any]:

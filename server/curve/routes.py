@@ -35,8 +35,11 @@ async def curve(request: Request) -> Response:
         answers = await state.batcher.ask(predictor, plan.questions, plan.levels, deadline)
 
         def render() -> bytes:
-            found = plan.curve(predictor.model_id, answers).to_dict()
-            return json.dumps(found, allow_nan=False, separators=(",", ":")).encode()
+            found = plan.curve(predictor.model_id, answers)
+            answered = [(point.device, point.domain) for point in found.points if point.domain is not None]
+            errors = [point.error.code for point in found.points if point.error is not None]
+            state.metrics.items(answered, errors)
+            return json.dumps(found.to_dict(), allow_nan=False, separators=(",", ":")).encode()
 
         text = await state.gate.run(render)
     return Response(text, media_type="application/json")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -29,6 +30,7 @@ from cdmpp.programs.operators import parse_operator
 from tests.client.conftest import Serve
 
 URL = "http://service.invalid"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 Handler = Callable[[httpx2.Request], httpx2.Response]
 RESULT: dict[str, Any] = {
     "id": None, "name": "x", "program_hash": "0" * 32, "device": "t4", "backend": "library",
@@ -372,7 +374,7 @@ def test_everything_else_of_a_real_service(url: str) -> None:
         assert bad.error is not None and bad.error.code == "invalid_prediction_id"
         assert {row["device"] for row in client.observed()} == {"t4", "l4"}
         totals = client.predict_onnx(
-            "examples/small_resnet.onnx", ["t4", "l4"], protocol="eager", framework="pytorch"
+            EXAMPLES / "small_resnet.onnx", ["t4", "l4"], protocol="eager", framework="pytorch"
         )
         assert [device["device"] for device in totals["devices"]] == ["t4", "l4"]
         with pytest.raises(DataError, match="cannot read"):
