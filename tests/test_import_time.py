@@ -15,6 +15,7 @@ import cdmpp
 
 HEAVY = {
     "fastapi",
+    "httpx2",
     "hypothesis",
     "matplotlib",
     "numpy",

@@ -80,6 +80,8 @@ class Item:
         )  # fmt: skip
 
 
+#: Made once: json.dumps makes an encoder for every value.
+_encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 _FIELDS = (
     "name", "program_hash", "device", "backend", "protocol", "framework", "model_id", "latency_s", "lower_s",
     "upper_s", "quantiles", "domain", "domain_score", "roofline_s", "prediction_id",
@@ -153,7 +155,7 @@ def to_json(value: Any) -> str:
         A value is no JSON (NaN, an object).
     """
     try:
-        return json.dumps(value, allow_nan=False, separators=(",", ":"))
+        return _encode(value)
     except (TypeError, ValueError) as error:
         raise InvalidProgramError(f"this is no JSON: {str(error)[:100]}") from None
 

@@ -298,6 +298,26 @@ def test_a_large_body_goes_in_parts(asynchronous: bool) -> None:
     assert len(sizes) > 2
 
 
+def test_what_a_busy_service_has_no_time_for_goes_in_halves(asynchronous: bool) -> None:
+    sizes: list[int] = []
+
+    def handler(request: httpx2.Request) -> httpx2.Response:
+        sizes.append(len(json.loads(request.content)["items"]))
+        return answered(request) if sizes[-1] <= 600 else problem(504, "deadline_exceeded")
+
+    found = call(handler, asynchronous, "predict", linears(*range(1, 2001)), "t4")
+    assert [p.latency_s for p in found] == list(range(1, 2001))
+    assert sizes == [2000, 1000, 500, 500, 500, 500]
+    with pytest.raises(DeadlineExceededError):
+        call(
+            lambda r: problem(504, "deadline_exceeded"),
+            asynchronous,
+            "predict",
+            linears(*range(1, 500)),
+            "t4",
+        )
+
+
 def test_one_that_is_too_large_alone_is_refused(asynchronous: bool) -> None:
     with pytest.raises(ServiceError, match="body_too_large"):
         call(lambda r: problem(413, "body_too_large"), asynchronous, "predict", linears(1), "t4")
