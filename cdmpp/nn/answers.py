@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -272,9 +273,9 @@ class Answerer:
         adapter = self.artifact.adapter
         if adapter is None:
             return found
-        mine = adapter.device.nominal().digest()
+        mine = data_sheet(adapter.device)
         return [
-            (index, adapter.device if not index and spec.nominal().digest() == mine else spec)
+            (index, adapter.device if not index and data_sheet(spec) == mine else spec)
             for index, spec in found
         ]
 
@@ -282,8 +283,8 @@ class Answerer:
         """Put the adapter's answers in place of the base's, where the device is the adapted one."""
         adapter, maker = self.artifact.adapter, self._features
         assert adapter is not None and maker is not None and base.peers is not None and base.view is not None
-        device = adapter.device.nominal().digest()
-        mine = np.array([spec.nominal().digest() == device for spec in asked.specs])
+        device = data_sheet(adapter.device)
+        mine = np.array([data_sheet(spec) == device for spec in asked.specs])
         members = np.flatnonzero(mine[asked.rows.device])
         if not len(members):
             return
@@ -300,9 +301,15 @@ class Answerer:
         answers.coverage[members] = base.strangeness[members] + base.step[members] * unsure
 
 
+@lru_cache(maxsize=1024)
+def data_sheet(spec: DeviceSpec) -> str:
+    """Digest of a device's data sheet: one that brings ceilings is still that device."""
+    return spec.nominal().digest()
+
+
 def known_devices(devices: Sequence[Trained]) -> dict[str, Trained]:
-    """Trained devices by the digest of their data sheet: one that brings ceilings is still that device."""
-    return {spec.nominal().digest(): (i, spec) for i, spec in reversed(devices)}
+    """Trained devices by the digest of their data sheet."""
+    return {data_sheet(spec): (i, spec) for i, spec in reversed(devices)}
 
 
 def as_trained(known: dict[str, Trained], specs: Sequence[DeviceSpec]) -> list[Trained]:
@@ -310,7 +317,7 @@ def as_trained(known: dict[str, Trained], specs: Sequence[DeviceSpec]) -> list[T
 
     A trained device has the figures that it was trained with, ceilings from its training rows among them.
     """
-    return [known.get(spec.nominal().digest(), (0, spec)) for spec in specs]
+    return [known.get(data_sheet(spec), (0, spec)) for spec in specs]
 
 
 def _same_question(

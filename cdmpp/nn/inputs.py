@@ -8,6 +8,7 @@ numbers: ratios carry over to a device that was not in the training set (docs/ac
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -208,7 +209,12 @@ def question_inputs(
 
 def stack_devices(devices: Sequence[DeviceSpec]) -> Array:
     """:func:`device_numbers` of several devices, (devices, .)."""
-    return np.stack([device_numbers(d) for d in devices])
+    return np.stack([_remembered(d) for d in devices])
+
+
+@lru_cache(maxsize=1024)
+def _remembered(device: DeviceSpec) -> Array:
+    return device_numbers(device)
 
 
 #: Spread (natural log) of the factors that make a virtual device: one on both rates, and one of its own for
