@@ -35,8 +35,8 @@ NETWORKS = ("transformer_block.onnx", "small_resnet.onnx")
 DEVICES = ("a100-pcie-40gb", "v100-pcie-32gb", "t4", "p100-pcie-16gb", "l4", "h100-sxm")
 QUANTILES = (0.1, 0.9)
 START_TIMEOUT_S, ANSWER_TIMEOUT_S, STOP_TIMEOUT_S = 150.0, 150.0, 10.0
-#: The demonstration shows the shipped model whatever this shell is set up for.
-_OWN_SETTINGS = ("CDMPP_MODEL", "CDMPP_SETTINGS_FILE")
+#: The demonstration shows the shipped model, to everybody, whatever this shell is set up for.
+_SETTINGS = "CDMPP_"
 
 
 class DemoError(Exception):
@@ -79,13 +79,19 @@ def running_server(*arguments: str, environment: Mapping[str, str] | None = None
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
-    inherited = {name: value for name, value in os.environ.items() if name not in _OWN_SETTINGS}
-    environment = {**inherited, **(environment or {})}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_SETTINGS)}
     command = [sys.executable, "-m", "server", "--host", "127.0.0.1", "--port", str(port), *arguments]
-    with tempfile.TemporaryFile() as log:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as log:
+        # It leaves no database behind.
+        own = {"CDMPP_DATABASE": str(Path(folder) / "service.sqlite")}
         # From the folder that holds the package: a file server.py where the user stands is not ours.
         process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            command,
+            cwd=ROOT,
+            env={**inherited, **own, **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
         )
         try:
             server = Server(port, process)

@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 #: Answers that a predictor remembers; the service has a cache of its own before it.
-_CACHE_ROWS = 20_000
+_CACHE_ROWS = 4096
 #: Size and time of change of each file of a model folder.
 Fingerprint = tuple[tuple[str, int, int], ...]
 

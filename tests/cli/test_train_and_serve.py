@@ -12,6 +12,7 @@ import pytest
 import uvicorn
 
 from cdmpp.cli.train import print_errors
+from server.settings import Settings
 from tests.cli.conftest import ROOT, Run
 
 CONFIG = """
@@ -105,6 +106,8 @@ def test_serve(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     run("serve", "--host", "0.0.0.0", "--port", "9", "--model", ROOT / "models" / "base")
     assert (calls[1][1]["host"], calls[1][1]["port"]) == ("0.0.0.0", 9)
     assert run("serve", "--port", "99999").exit_code == 2
+    assert run("serve", "--workers", "0").exit_code == 2
+    assert calls[1][1]["timeout_graceful_shutdown"] > Settings(model=None).deadline_s
     monkeypatch.setenv("CDMPP_MAX_ITEMS", "0")
     assert run("serve").exit_code == 2
     assert len(calls) == 2
