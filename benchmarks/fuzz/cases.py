@@ -101,7 +101,7 @@ def _bytes(rng: random.Random) -> Request:
         (
             ("/predict", seeds.predict_body()),
             ("/curve", seeds.curve_body()),
-            ("/observe", seeds.observe_body(_token(rng))),
+            ("/observe", seeds.observe_body()),
             ("/programs", {"programs": [dict(p) for p in seeds.operators()[:3]]}),
         )
     )
@@ -110,13 +110,10 @@ def _bytes(rng: random.Random) -> Request:
     return Request(path, JSON, changed)
 
 
-def _token(rng: random.Random) -> str:
-    letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-"
-    return "".join(rng.choices(letters, k=rng.choice((0, 1, 4, 100, 150, 400, 500))))
-
-
 def _features(rng: random.Random) -> Request:
-    return Request("/predict", TENSORS, mutate.octets(rng, seeds.feature_body()))
+    if rng.random() < 0.3:
+        return Request("/predict", TENSORS, mutate.octets(rng, seeds.feature_body()))
+    return Request("/predict", TENSORS, mutate.tensors(rng, seeds.feature_body()))
 
 
 def _tvm_json(rng: random.Random) -> Request:
@@ -198,7 +195,7 @@ SURFACES = (
     Surface("TVMScript", "/predict", 0.06, _tvmscript),
     Surface("ONNX", "/models/predict", 0.10, _onnx),
     Surface("bodies of /curve", "/curve", 0.03, _body("/curve", seeds.curve_body)),
-    Surface("bodies of /observe", "/observe", 0.03, _body("/observe", _observe)),
+    Surface("bodies of /observe", "/observe", 0.03, _body("/observe", seeds.observe_body)),
     Surface("bodies of /programs", "/programs", 0.02,
             _body("/programs", lambda: {"programs": [dict(p) for p in seeds.operators()[:3]]})),
     # Adapting is work, not an answer: it takes as long as it takes.

@@ -6,10 +6,14 @@ Every function takes the random generator that decides, so a case is named by it
 from __future__ import annotations
 
 import json
+import math
 import pickle
 import random
 from collections.abc import Callable
 from typing import Any
+
+import numpy as np
+import safetensors.numpy
 
 #: What a field may hold instead: other types, edges of numbers, text that fights.
 SCALARS: tuple[Any, ...] = (
@@ -155,6 +159,53 @@ def _varint(rng: random.Random, out: bytearray, at: int) -> None:
 _OCTETS: tuple[Callable[[random.Random, bytearray, int], None], ...] = (
     _flip, _flip, _set, _set, _cut, _double, _move, _number, _varint,
 )  # fmt: skip
+
+
+def tensors(rng: random.Random, data: bytes) -> bytes:
+    """A safetensors file with figures of any value, other shapes, other words in its metadata."""
+    arrays = dict(safetensors.numpy.load(data))
+    length = int.from_bytes(data[:8], "little")
+    words = json.loads(data[8 : 8 + length]).get("__metadata__", {})
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        name = rng.choice(list(arrays))
+        kind = rng.random()
+        if kind < 0.5:
+            flat = arrays[name].reshape(-1).copy()
+            if flat.size:
+                flat[rng.randrange(flat.size)] = _figure(rng, flat.dtype)
+            arrays[name] = flat.reshape(arrays[name].shape)
+        elif kind < 0.6:
+            arrays[name] = np.full_like(arrays[name], _figure(rng, arrays[name].dtype))
+        elif kind < 0.7:
+            wanted = rng.choice(("float32", "float64", "int8", "int32", "int64", "bool"))
+            with np.errstate(all="ignore"):
+                arrays[name] = arrays[name].astype(wanted)
+        elif kind < 0.8:
+            axis = rng.randrange(arrays[name].ndim)
+            arrays[name] = np.repeat(arrays[name], rng.choice((0, 2, 3, 40)), axis=axis)
+        elif kind < 0.85 and len(arrays) > 1:
+            del arrays[name]
+        else:
+            key = rng.choice(list(words) or ["x"])
+            old = words.get(key, "null")
+            words[key] = rng.choice(
+                (
+                    str(scalar(rng)),
+                    json.dumps(value(rng)),
+                    octets(rng, old.encode()).decode("utf-8", "replace"),
+                )
+            )
+    made = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    return bytes(safetensors.numpy.save(made, words))
+
+
+def _figure(rng: random.Random, dtype: np.dtype[Any]) -> Any:
+    if dtype.kind == "f":
+        return rng.choice((math.nan, math.inf, -math.inf, 0.0, -1.0, 1e-40, 1099.0, 3e38, rng.random() * 100))
+    if dtype.kind == "b":
+        return rng.random() < 0.5
+    limits = np.iinfo(dtype)
+    return rng.choice((0, 1, -1, 2, 5, limits.max, limits.min, rng.randrange(-3, 100)))
 
 
 def lines(rng: random.Random, text: str, hostile: tuple[str, ...]) -> str:

@@ -16,6 +16,7 @@ from cdmpp.errors import (
     MissingDependencyError,
     UnsupportedOperatorError,
 )
+from cdmpp.features.bulk import MAX_COLUMN, MAX_POSITION, MAX_TOTAL
 from cdmpp.features.encode import PROGRAM_COLUMNS, EncodedPrograms
 from cdmpp.features.encoded import TIR, EncodedProgram
 from cdmpp.features.schedule import SCHEDULE_WIDTH
@@ -93,8 +94,9 @@ def encoded_program(said: dict[str, Any], payload: bytes, backend: Backend) -> E
         and _has(leaves, "float32", (1, count, WIDTH + SCHEDULE_WIDTH))
         and _has(positions, "int32", (count,))
         and _has(totals, "float64", (1, len(PROGRAM_COLUMNS)))
-        and bool(np.isfinite(leaves).all() and np.isfinite(totals).all())
-        and bool((positions >= 0).all() and (totals >= 0).all())
+        and bool(np.isfinite(leaves).all() and (np.abs(leaves) <= MAX_COLUMN).all())
+        and bool((totals >= 0).all() and (totals <= MAX_TOTAL).all())
+        and bool((positions >= 0).all() and (positions <= MAX_POSITION).all())
     )
     if not fits:
         raise DistrustedAnswerError("arrays of other shapes or values than a program has")

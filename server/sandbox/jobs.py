@@ -8,6 +8,7 @@ import numpy as np
 import safetensors.numpy
 
 from cdmpp.errors import CdmppError, InvalidProgramError
+from cdmpp.features.bulk import MAX_TOTAL
 from cdmpp.features.encode import encode_tvm_json
 from cdmpp.frontends.onnx_library import onnx_library_graph
 from cdmpp.frontends.request import program_from_request
@@ -54,6 +55,10 @@ def _tir(header: dict[str, Any], payload: bytes) -> Reply:
         {header["kind"]: payload.decode("utf-8", "surrogatepass")}, header["backend"]
     )
     features = encode_tvm_json(program.tvm_json or "", program.function, schedule=True)
+    if not (features.totals <= MAX_TOTAL).all():
+        raise InvalidProgramError(
+            "the program's sizes overflow the features", hint="no loop nest of this size can run"
+        )
     arrays = {
         "leaves": np.ascontiguousarray(features.leaves),
         "positions": np.ascontiguousarray(features.positions),

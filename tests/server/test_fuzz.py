@@ -9,11 +9,13 @@ import sys
 from dataclasses import replace
 
 import pytest
+from fastapi.testclient import TestClient
 
-from benchmarks.fuzz import check, mutate
+from benchmarks.fuzz import check, mutate, seeds
 from benchmarks.fuzz.__main__ import SMALL
-from benchmarks.fuzz.cases import SURFACES
+from benchmarks.fuzz.cases import OCTETS, SURFACES, TENSORS
 from benchmarks.fuzz.drive import Run
+from benchmarks.fuzz.models import adversarial, examples
 from benchmarks.serving.process import Served, free_port, running
 
 PROBLEM = "application/problem+json"
@@ -41,6 +43,37 @@ def test_hostile_requests_find_nothing() -> None:
     assert set(report.cases) == {s.name for s in surfaces}
     # Mutations that are all refused at the door would test the door alone.
     assert report.statuses[200] > 20
+
+
+def test_the_seeds_are_answered(client: TestClient) -> None:
+    """Otherwise the mutations would only ever see the door."""
+    tir = [{"program": {"tvm_json": json.dumps(d)}, "device": "t4"} for d in seeds.tir_documents()]
+    body = seeds.predict_body(len(seeds.OPERATORS))
+    for items in (body["items"], tir):
+        results = client.post("/predict", json={**body, "items": items}).json()["results"]
+        assert [result["latency_s"] > 0 for result in results] == [True] * len(items)
+    features = client.post("/predict", content=seeds.feature_body(), headers={"content-type": TENSORS})
+    assert (features.status_code, features.headers["content-type"]) == (200, TENSORS)
+    points = client.post("/curve", json=seeds.curve_body()).json()["points"]
+    assert len(points) == 24
+    assert not [point for point in points if "error" in point]
+    assert client.post("/observe", json=seeds.observe_body()).json()["accepted"] == 2
+    programs = {"programs": [dict(p) for p in seeds.operators()]}
+    assert not [p for p in client.post("/programs", json=programs).json()["programs"] if "error" in p]
+    assert client.post("/adapt", json=seeds.adapt_body()).status_code == 200
+    for model in examples():
+        said = client.post("/models/predict?device=t4", content=model, headers={"content-type": OCTETS})
+        assert said.json()["devices"][0]["latency_s"] > 0
+    assert len({bytes(model) for model in adversarial()}) > 35
+
+
+@pytest.mark.tvm
+@pytest.mark.parametrize("script", seeds.SCRIPTS)
+def test_the_scripts_are_programs(script: str) -> None:
+    pytest.importorskip("tvm", reason="needs apache-tvm")
+    from cdmpp.frontends.tir import program_from_tvmscript
+
+    assert program_from_tvmscript(script).hash
 
 
 @pytest.mark.parametrize("surface", SURFACES, ids=lambda s: s.name)

@@ -412,6 +412,8 @@ def test_an_honest_answer_is_taken() -> None:
         (SAID, arrays(totals=None)),
         (SAID, arrays(totals=np.full((1, 6), np.nan))),
         (SAID, arrays(totals=np.full((1, 6), -1.0))),
+        (SAID, arrays(totals=np.full((1, 6), 1e300))),
+        (SAID, arrays(leaves=np.full((1, 2, WIDTH + SCHEDULE_WIDTH), 1e30, np.float32))),
         (SAID, arrays(totals=np.ones((1, 6), np.float32))),
         (SAID, arrays(positions=np.full(2, -1, np.int32))),
         (SAID, arrays(positions=np.zeros(3, np.int32))),
