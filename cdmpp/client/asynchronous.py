@@ -9,8 +9,9 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from cdmpp.client.answers import ProgramLike
-from cdmpp.client.operations import Observed, Operations, Registered, Steps
+from cdmpp.client.answers import Observed, Registered
+from cdmpp.client.operations import Operations, Steps
+from cdmpp.client.questions import Observation, ProgramLike
 from cdmpp.client.transport import Answer, Attempts, Call, httpx2, options
 from cdmpp.curves import Curve
 from cdmpp.curves.plan import Device, Programs
@@ -115,15 +116,13 @@ class AsyncPredictorClient:
         """Make the service know programs by their hash, in order."""
         return await self._run(self._steps.register(programs))
 
-    async def observe(
-        self, observations: Iterable[tuple[Prediction | str, float] | Mapping[str, Any]]
-    ) -> list[Observed]:
+    async def observe(self, observations: Iterable[Observation]) -> list[Observed]:
         """Tell measured latencies; what has an ``observation_id`` is kept durably."""
         return await self._run(self._steps.observe(observations))
 
     async def observed(self) -> list[dict[str, Any]]:
         """Running error and drift by device: ``devices`` of ``GET /observe``."""
-        found: list[dict[str, Any]] = (await self._run(self._steps.get("/observe")))["devices"]
+        found: list[dict[str, Any]] = await self._run(self._steps.get("/observe", "devices"))
         return found
 
     async def support(self) -> dict[str, Any]:
@@ -133,7 +132,7 @@ class AsyncPredictorClient:
 
     async def devices(self) -> list[dict[str, Any]]:
         """Every device that can be named, with its figures."""
-        found: list[dict[str, Any]] = (await self._run(self._steps.get("/devices")))["devices"]
+        found: list[dict[str, Any]] = await self._run(self._steps.get("/devices", "devices"))
         return found
 
     async def _run(self, steps: Steps[T]) -> T:

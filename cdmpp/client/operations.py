@@ -5,34 +5,45 @@ The steps know nothing of sockets, so the sync and the async client share all of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from os import PathLike, fspath
-from pathlib import Path
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import replace
+from os import PathLike
 from typing import Any, TypeVar
 
 import numpy as np
 
 from cdmpp.client.answers import (
-    Item,
-    ProgramLike,
+    Observed,
+    Registered,
     ServedPrediction,
     check,
     content,
-    device_fields,
     listed,
+    observed,
     problem_of,
+    registered,
+    understood,
+)
+from cdmpp.client.questions import (
+    Item,
+    Observation,
+    ProgramLike,
+    Texts,
+    as_device,
+    device_fields,
+    file_bytes,
+    observation_fields,
     program_fields,
     read_program,
+    template_fields,
     to_json,
 )
 from cdmpp.client.transport import Answer, Call
-from cdmpp.curves import Curve, Template
+from cdmpp.curves import Curve
 from cdmpp.curves.plan import Device, Programs
 from cdmpp.curves.template import Axes
-from cdmpp.devices.loading import from_mapping
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.errors import CdmppError, DataError, InvalidDeviceError, ServiceError, UnknownDeviceError
+from cdmpp.errors import CdmppError, DataError, ServiceError, UnknownDeviceError
 from cdmpp.features.bulk import MEDIA_TYPE, FeatureAnswers, FeatureQuestions
 from cdmpp.prediction import (
     ErrorInfo,
@@ -54,30 +65,6 @@ MAX_ITEMS, MAX_BODY_BYTES = 10_000, 15 * 2**20
 FEW_ITEMS = 256
 
 
-@dataclass(frozen=True)
-class Registered:
-    """A program that the service knows by its hash from now on; or why it does not.
-
-    Attributes
-    ----------
-    hash, name : str or None
-        Ask with ``{"hash": hash}``.
-    error : ErrorInfo or None
-    """
-
-    hash: str | None = None
-    name: str | None = None
-    error: ErrorInfo | None = None
-
-
-@dataclass(frozen=True)
-class Observed:
-    """A measurement that the service keeps; or why it does not."""
-
-    observation_id: str | None = None
-    error: ErrorInfo | None = None
-
-
 class Operations:
     """Steps of every operation; keeps what it learns of the service's limits and model.
 
@@ -95,7 +82,9 @@ class Operations:
     def model_id(self) -> Steps[str]:
         """Identity of the model that answers: of the last answer, or of the loaded one before any."""
         if self.answered_by is None:
-            self.answered_by = str(content((yield Call("GET", "/readyz")))["model_id"])
+            answer = yield Call("GET", "/readyz")
+            with understood():
+                self.answered_by = str(content(answer)["model_id"])
         return self.answered_by
 
     def predict(
@@ -110,10 +99,10 @@ class Operations:
         if isinstance(programs, str):
             raise DataError("programs is one text, not a sequence of programs", hint="pass a list: [program]")
         check_settings(protocol, framework)
-        spec = _as_device(device)
+        spec = as_device(device)
         named = spec if isinstance(spec, str) else spec.name
         items: list[Item | tuple[str, CdmppError]] = []
-        texts, kept = _Texts(), []
+        texts, kept = Texts(), []
         for program in programs:
             try:
                 kept.append(read_program(program))
@@ -142,7 +131,7 @@ class Operations:
         """As :meth:`cdmpp.predictor.LatencyPredictor.predict_questions`."""
         levels = check_quantiles(quantiles)
         items: list[Item] = []
-        texts = _Texts()
+        texts = Texts()
         failed: dict[int, tuple[Item, CdmppError]] = {}
         for place, question in enumerate(questions):
             program = question.program
@@ -222,7 +211,7 @@ class Operations:
         levels = check_quantiles(quantiles)
         check_settings(protocol, framework)
         body = {
-            **_template_fields(programs),
+            **template_fields(programs),
             "axes": {name: list(values) for name, values in axes.items()},
             "devices": [device_fields(device) for device in devices],
             "backend": backend,
@@ -233,7 +222,8 @@ class Operations:
             "model": self.model,
         }
         found = content((yield Call("POST", "/curve", to_json(body).encode())))
-        curve = Curve.from_dict(found)
+        with understood():
+            curve = Curve.from_dict(found)
         self.answered_by = curve.model_id
         return curve
 
@@ -247,14 +237,15 @@ class Operations:
     ) -> Steps[dict[str, Any]]:
         """``POST /models/predict``."""
         check_settings(protocol, framework)
-        data = model if isinstance(model, bytes) else _file(model)
+        data = model if isinstance(model, bytes) else file_bytes(model)
         params = [("device", name) for name in devices]
         params += [("protocol", protocol)] + ([("framework", framework)] if framework else [])
         params += [("dim", f"{name}={size}") for name, size in dims.items()]
         params += [("model", self.model)] if self.model else []
         answer = yield Call("POST", "/models/predict", data, OCTETS, params)
         found: dict[str, Any] = content(answer)
-        self.answered_by = found["model_id"]
+        with understood():
+            self.answered_by = found["model_id"]
         return found
 
     def register(self, programs: Sequence[ProgramLike]) -> Steps[list[Registered]]:
@@ -267,32 +258,31 @@ class Operations:
             except CdmppError as error:
                 errors[place] = ErrorInfo.of(error)
         found = iter((yield from self._in_parts("/programs", "programs", texts, {}, "programs")))
-        return [
-            Registered(error=errors[place]) if place in errors
-            else _registered(next(found)) for place in range(len(programs))
-        ]  # fmt: skip
+        with understood():
+            return [
+                Registered(error=errors[place]) if place in errors else registered(next(found))
+                for place in range(len(programs))
+            ]
 
-    def observe(
-        self, observations: Iterable[tuple[Prediction | str, float] | Mapping[str, Any]]
-    ) -> Steps[list[Observed]]:
+    def observe(self, observations: Iterable[Observation]) -> Steps[list[Observed]]:
         """``POST /observe``."""
-        texts = [to_json(_observation(one)) for one in observations]
+        texts = [to_json(observation_fields(one)) for one in observations]
         found = yield from self._in_parts("/observe", "observations", texts, {}, "results", once=True)
-        return [
-            Observed(error=_error(one["error"])) if "error" in one else Observed(one["observation_id"])
-            for one in found
-        ]
+        with understood():
+            return [observed(one) for one in found]
 
-    def get(self, path: str) -> Steps[Any]:
-        """The JSON of a ``GET``."""
-        return content((yield Call("GET", path)))
+    def get(self, path: str, name: str | None = None) -> Steps[Any]:
+        """The JSON of a ``GET``, or a list in it."""
+        value = content((yield Call("GET", path)))
+        return value if name is None else list(listed(value, name))
 
     # -- inside -----------------------------------------------------------------------------------------
     def _predict(self, items: Sequence[Item], levels: Sequence[float]) -> Steps[list[ServedPrediction]]:
         rest = {"quantiles": list(levels), "model": self.model}
         results = yield from self._in_parts("/predict", "items", [i.text for i in items], rest, "results")
         model_id = self.answered_by or ""
-        return [item.answered(result, model_id) for item, result in zip(items, results, strict=True)]
+        with understood():
+            return [item.answered(result, model_id) for item, result in zip(items, results, strict=True)]
 
     def _in_parts(
         self,
@@ -364,93 +354,3 @@ class Operations:
             return False
         self._max_items = max(1, most)
         return True
-
-
-class _Texts:
-    """JSON of programs and devices, once for each object: most questions of a list share some."""
-
-    def __init__(self) -> None:
-        self._made: dict[int, str] = {}
-        self._settings: dict[tuple[str | None, ...], str] = {}
-
-    def item(self, program: Any, device: DeviceSpec | str, protocol: str, framework: str | None) -> Item:
-        """An item; raises what :func:`program_fields` and :func:`device_fields` raise."""
-        known = program if isinstance(program, TensorProgram) else None
-        backend = known.backend if known is not None else None
-        setting = (backend, protocol, framework)
-        tail = self._settings.get(setting)
-        if tail is None:
-            fields = dict(zip(("backend", "protocol", "framework"), setting, strict=True))
-            tail = self._settings[setting] = to_json(fields)[1:]
-        text = (
-            f'{{"program":{self._text(program, program_fields)},"device":{self._text(device, device_fields)},'
-            f"{tail}"
-        )
-        return Item(
-            text,
-            known.name if known is not None else None,
-            known,
-            device if isinstance(device, str) else device.name,
-            backend or "tvm",
-            protocol,
-            framework,
-        )
-
-    def _text(self, value: Any, fields: Callable[[Any], Any]) -> str:
-        # Whoever asks holds the objects until all are answered, so an identity stands for one of them.
-        found = self._made.get(id(value))
-        if found is None:
-            found = self._made[id(value)] = to_json(fields(value))
-        return found
-
-
-def _as_device(device: DeviceSpec | Mapping[str, Any] | str) -> DeviceSpec | str:
-    if isinstance(device, str | DeviceSpec):
-        return device
-    if isinstance(device, Mapping):
-        return from_mapping(device)
-    raise InvalidDeviceError(f"{device!r} is not a device", hint="pass a name, a DeviceSpec or its fields")
-
-
-def _template_fields(programs: Programs) -> dict[str, Any]:
-    if isinstance(programs, str):
-        programs = Template.parse(programs)
-    if isinstance(programs, Mapping):
-        return {"program": dict(programs)}
-    several = [programs] if isinstance(programs, Template) else programs
-    return {"programs": [{"program": dict(each.fields), "count": each.count} for each in several]}
-
-
-def _observation(one: tuple[Prediction | str, float] | Mapping[str, Any]) -> dict[str, Any]:
-    if isinstance(one, Mapping):
-        fields = dict(one)
-        if "program" in fields:
-            fields["program"] = program_fields(read_program(fields["program"]))
-        if "device" in fields:
-            fields["device"] = device_fields(fields["device"])
-        return fields
-    prediction, latency_s = one
-    identity = prediction if isinstance(prediction, str) else getattr(prediction, "prediction_id", None)
-    if identity is None:
-        raise DataError(
-            "only a prediction by a service has a prediction_id",
-            hint='pass {"program": ..., "device": ..., "latency_s": ...} instead',
-        )
-    return {"prediction_id": identity, "latency_s": latency_s}
-
-
-def _error(fields: Mapping[str, Any]) -> ErrorInfo:
-    return ErrorInfo(fields["code"], fields["message"], fields["hint"])
-
-
-def _registered(fields: Mapping[str, Any]) -> Registered:
-    if "error" in fields:
-        return Registered(error=_error(fields["error"]))
-    return Registered(fields["hash"], fields["name"])
-
-
-def _file(path: str | PathLike[str]) -> bytes:
-    try:
-        return Path(fspath(path)).read_bytes()
-    except OSError as error:
-        raise DataError(f"cannot read {fspath(path)}: {error.strerror or error}") from None

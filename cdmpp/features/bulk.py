@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,22 +19,23 @@ import numpy as np
 from cdmpp.devices.loading import from_mapping
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import DataError
+from cdmpp.features.bulk_answers import DOMAINS, FeatureAnswers
 from cdmpp.features.encode import PROGRAM_COLUMNS, EncodedPrograms
 from cdmpp.features.schedule import SCHEDULE_HASH, SCHEDULE_WIDTH
 from cdmpp.features.schema import SCHEMA_HASH, WIDTH
-from cdmpp.features.tensor_bytes import Layout, read, texts, write
+from cdmpp.features.tensor_bytes import Layout, expect_format, numbers, read, texts, within, write
 from cdmpp.features.walk import MAX_LEAVES
 from cdmpp.programs.operators import DTYPE_BYTES, operator_family, operator_types
 from cdmpp.programs.question import BACKENDS, DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+__all__ = ["DOMAINS", "MEDIA_TYPE", "TIR", "FeatureAnswers", "FeaturePart", "FeatureQuestions"]
+
 MEDIA_TYPE = "application/vnd.safetensors"
-QUESTIONS_FORMAT, ANSWERS_FORMAT = "cdmpp-feature-questions-1", "cdmpp-feature-answers-1"
+QUESTIONS_FORMAT = "cdmpp-feature-questions-1"
 #: What a program given as TIR is called where an operator has its name.
 TIR = "tir"
-#: Labels of :attr:`FeatureAnswers.domain` by code.
-DOMAINS = ("in", "near", "out")
 #: Feature schemas by width of a leaf: an operator's columns, or a schedule's behind them.
 SCHEMAS = {WIDTH: SCHEMA_HASH, WIDTH + SCHEDULE_WIDTH: f"{SCHEMA_HASH}+{SCHEDULE_HASH}"}
 #: Bounds that no program reaches: a magnitude is log2(1 + x) of a double; totals are plain doubles, which
@@ -53,13 +54,6 @@ _ROWS: Layout = {
     "backend": ("i8", ("rows",)),
     "protocol": ("i8", ("rows",)),
     "framework": ("i8", ("rows",)),
-}
-_FIGURES: Layout = {
-    **{name: ("f64", ("rows",)) for name in ("latency_s", "lower_s", "upper_s")},
-    "quantiles": ("f64", ("rows", "levels")),
-    "domain": ("i8", ("rows",)),
-    "domain_score": ("f64", ("rows",)),
-    "roofline_s": ("f64", ("rows",)),
 }
 
 
@@ -217,16 +211,16 @@ class FeatureQuestions:
         longest = self.leaves.shape[1]
         if not 1 <= longest <= MAX_LEAVES:
             raise DataError(f"programs are padded to {longest} leaves", hint=f"1 to {MAX_LEAVES}")
-        _within("leaf_count", self.leaf_count, 1, longest)
-        _within("positions", self.positions, 0, MAX_POSITION)
-        _within("kind", self.kind, 0, len(self.kinds) - 1)
-        _within("device", self.device, 0, len(self.devices) - 1)
+        within("leaf_count", self.leaf_count, 1, longest)
+        within("positions", self.positions, 0, MAX_POSITION)
+        within("kind", self.kind, 0, len(self.kinds) - 1)
+        within("device", self.device, 0, len(self.devices) - 1)
         for name, known in (("backend", BACKENDS), ("protocol", PROTOCOLS), ("framework", FRAMEWORKS)):
-            _within(name, getattr(self, name), -1 if name == "framework" else 0, len(known) - 1)
-        _within("leaves", self.leaves, -MAX_COLUMN, MAX_COLUMN)
-        _within("totals", self.totals, 0.0, MAX_TOTAL)
+            within(name, getattr(self, name), -1 if name == "framework" else 0, len(known) - 1)
+        within("leaves", self.leaves, -MAX_COLUMN, MAX_COLUMN)
+        within("totals", self.totals, 0.0, MAX_TOTAL)
         for name in ("matrix", "work_fraction"):
-            _within(f"totals, {name}", self.totals[:, PROGRAM_COLUMNS.index(name)], 0.0, 1.0)
+            within(f"totals, {name}", self.totals[:, PROGRAM_COLUMNS.index(name)], 0.0, 1.0)
         for operator, dtype in self.kinds:
             known_dtypes = DTYPE_BYTES if operator in operator_types() else ()
             if operator != TIR and operator not in operator_types():
@@ -264,7 +258,7 @@ class FeatureQuestions:
             A specification among the devices is none.
         """
         tensors, metadata = read(body, _ROWS)
-        _expect(metadata, QUESTIONS_FORMAT)
+        expect_format(metadata, QUESTIONS_FORMAT)
         width = tensors["leaves"].shape[2]
         if width in SCHEMAS and metadata.get("feature_schema") != SCHEMAS[width]:
             raise DataError(
@@ -278,102 +272,11 @@ class FeatureQuestions:
             **tensors,
             kinds=_kinds(kinds),
             devices=_devices(devices),
-            quantiles=_levels(levels),
+            quantiles=numbers(levels),
             model=_text_or_none(model),
         )
         made.check()
         return made
-
-
-@dataclass(frozen=True)
-class FeatureAnswers:
-    """Answers to :class:`FeatureQuestions`, arrays of their n rows in their order.
-
-    Attributes
-    ----------
-    latency_s, lower_s, upper_s : float64, (n,)
-        Seconds, as in :class:`cdmpp.prediction.Prediction`.
-    quantiles : float64, (n, len(levels))
-        Seconds at each of ``levels``.
-    domain : int8, (n,)
-        Index into :data:`DOMAINS`.
-    domain_score, roofline_s : float64, (n,)
-    levels : tuple of float
-    model_id : str
-    """
-
-    latency_s: Array
-    lower_s: Array
-    upper_s: Array
-    quantiles: Array
-    domain: Array
-    domain_score: Array
-    roofline_s: Array
-    levels: tuple[float, ...]
-    model_id: str
-
-    def __len__(self) -> int:
-        return len(self.latency_s)
-
-    @property
-    def labels(self) -> list[str]:
-        """``domain`` in words."""
-        return [DOMAINS[code] for code in self.domain.tolist()]
-
-    @classmethod
-    def none(cls, levels: tuple[float, ...], model_id: str) -> FeatureAnswers:
-        """Answers to no questions."""
-        empty = np.zeros(0)
-        return cls(
-            latency_s=empty,
-            lower_s=empty,
-            upper_s=empty,
-            quantiles=np.zeros((0, len(levels))),
-            domain=np.zeros(0, dtype=np.int8),
-            domain_score=empty,
-            roofline_s=empty,
-            levels=levels,
-            model_id=model_id,
-        )
-
-    @classmethod
-    def concat(cls, parts: Sequence[FeatureAnswers]) -> FeatureAnswers:
-        """Rows of ``parts``, which are answers of one model to the same levels and not empty."""
-        if len({(part.model_id, part.levels) for part in parts}) != 1:
-            raise DataError("answers of several models or levels do not make one table")
-        joined: dict[str, Any] = {
-            name: np.concatenate([getattr(part, name) for part in parts]) for name in _FIGURES
-        }
-        return replace(parts[0], **joined)
-
-    def take(self, rows: Array) -> FeatureAnswers:
-        """Some rows."""
-        return replace(self, **{name: getattr(self, name)[rows] for name in _FIGURES})
-
-    def to_bytes(self) -> bytes:
-        """As safetensors."""
-        return write(
-            {name: getattr(self, name) for name in _FIGURES},
-            _FIGURES,
-            {"format": ANSWERS_FORMAT, "model_id": self.model_id, "levels": json.dumps(self.levels)},
-        )
-
-    @classmethod
-    def from_bytes(cls, body: bytes | bytearray | memoryview) -> FeatureAnswers:
-        """Read what :meth:`to_bytes` wrote.
-
-        Raises
-        ------
-        DataError
-            Not such bytes.
-        """
-        tensors, metadata = read(body, _FIGURES)
-        _expect(metadata, ANSWERS_FORMAT)
-        levels = _levels(texts(metadata, "levels"))
-        if tensors["quantiles"].shape[1] != len(levels) or "model_id" not in metadata:
-            raise DataError("the answers name no model, or not the levels of their quantiles")
-        _within("domain", tensors["domain"], 0, len(DOMAINS) - 1)
-        return cls(**tensors, levels=levels, model_id=metadata["model_id"])
 
 
 def _fields(device: DeviceSpec) -> dict[str, Any]:
@@ -385,17 +288,6 @@ def _code(what: str, value: str, known: Sequence[str]) -> int:
     if value not in known:
         raise DataError(f"{what} {value!r} is not known", hint="one of: " + ", ".join(known))
     return known.index(value)
-
-
-def _within(name: str, values: Array, low: float, high: float) -> None:
-    # Written so that NaN fails too.
-    if values.size and not (values.min() >= low and values.max() <= high):
-        raise DataError(f"{name}: a value is not between {low:g} and {high:g}")
-
-
-def _expect(metadata: Mapping[str, str], wanted: str) -> None:
-    if metadata.get("format") != wanted:
-        raise DataError(f"the metadata do not say format {wanted!r}", hint="docs/server.md describes it")
 
 
 def _kinds(value: Any) -> tuple[tuple[str, str], ...]:
@@ -414,12 +306,6 @@ def _devices(value: Any) -> tuple[DeviceSpec | str, ...]:
     ):
         raise DataError(f"metadata 'devices' is not a list of at most {MAX_DEVICES} names or specifications")
     return tuple(d if isinstance(d, str) else from_mapping(d) for d in value)
-
-
-def _levels(value: Any) -> tuple[float, ...]:
-    if not isinstance(value, list) or not all(type(level) in (int, float) for level in value):
-        raise DataError("metadata: the levels of the quantiles are not a list of numbers")
-    return tuple(map(float, value))
 
 
 def _text_or_none(value: Any) -> str | None:

@@ -102,3 +102,23 @@ def texts(metadata: Mapping[str, str], name: str) -> Any:
         raise DataError(f"the metadata have no {name!r}", hint=_HINT) from None
     except (ValueError, RecursionError):
         raise DataError(f"metadata {name!r} is not JSON", hint=_HINT) from None
+
+
+def within(name: str, values: Array, low: float, high: float) -> None:
+    """Raise :class:`DataError` unless all values are."""
+    # Written so that NaN fails too.
+    if values.size and not (values.min() >= low and values.max() <= high):
+        raise DataError(f"{name}: a value is not between {low:g} and {high:g}")
+
+
+def expect_format(metadata: Mapping[str, str], wanted: str) -> None:
+    """Raise :class:`DataError` unless the metadata say so."""
+    if metadata.get("format") != wanted:
+        raise DataError(f"the metadata do not say format {wanted!r}", hint="docs/server.md describes it")
+
+
+def numbers(value: Any) -> tuple[float, ...]:
+    """Levels of quantiles as the metadata have them."""
+    if not isinstance(value, list) or not all(type(level) in (int, float) for level in value):
+        raise DataError("metadata: the levels of the quantiles are not a list of numbers")
+    return tuple(map(float, value))

@@ -226,6 +226,8 @@ def test_an_answer_that_drips_ends_too() -> None:
         (httpx2.Response(200, text="hello"), ServiceError, "no JSON"),
         (httpx2.Response(200, json=[1]), ServiceError, "results"),
         (httpx2.Response(200, json={"results": []}), ServiceError, "results"),
+        (httpx2.Response(200, json={"results": [{"id": None}]}), ServiceError, "not that of"),
+        (httpx2.Response(200, json={"results": [3]}), ServiceError, "not that of"),
         (httpx2.Response(302, headers={"location": "http://elsewhere.invalid"}), ServiceError, "302"),
     ],
 )
