@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
+import tvm
 from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 
@@ -68,6 +69,14 @@ class Workbench:
     settings : CollectSettings, optional
         Limits and timing; timing is part of the folder.
     statistic : {"median", "least"}
+        Which of a program's repeats is its latency.
+
+    Raises
+    ------
+    DataError
+        On entering: another process is at work in the folder, or it was begun with other settings.
+    MissingDependencyError
+        On entering: no linker.
 
     Attributes
     ----------
@@ -77,7 +86,7 @@ class Workbench:
     Examples
     --------
     >>> with Workbench("trials", configurations(("native@1",))[0]) as bench:  # doctest: +SKIP
-    ...     ms.tune_tir(module, target, work_dir, 64, builder=bench.builder, runner=bench.runner)
+    ...     ms.tune_tir(module, bench.target, work_dir, 64, builder=bench.builder, runner=bench.runner)
     """
 
     def __init__(
@@ -123,6 +132,11 @@ class Workbench:
     def __len__(self) -> int:
         """Programs that were measured, failed ones included."""
         return len(self._known)
+
+    @property
+    def target(self) -> Any:
+        """The configuration's target as TVM's object."""
+        return tvm.target.Target(dict(self.configuration.target))
 
     def trial(self, digest: str) -> Trial:
         """The measurement of a program of this hash; KeyError where there is none."""

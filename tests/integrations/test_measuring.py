@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cdmpp.errors import DataError
+from cdmpp.errors import DataError, InvalidDeviceError
 from cdmpp.measure.settings import CollectSettings
 from cdmpp.measure.targets import Configuration
 from tests.integrations.conftest import TARGET, Draw, Simple
@@ -29,6 +29,15 @@ def measure(bench: Any, built: list[Any]) -> list[float]:
 
     runs = [ms.runner.RunnerInput(b.artifact_path, "cpu", []) for b in built]
     return [float(future.result().run_secs[0]) for future in bench.runner.run(runs)]
+
+
+def small() -> Any:
+    """A search of a few candidates."""
+    from tvm.s_tir import meta_schedule as ms
+
+    return ms.search_strategy.EvolutionarySearch(
+        population_size=16, genetic_num_iters=1, init_min_unmeasured=4
+    )
 
 
 def test_a_program_is_measured_once(
@@ -106,9 +115,7 @@ def test_tune_tir(
             tvm.IRModule({"main": function}), tvm.target.Target(TARGET), str(tmp_path / "work"), 8,
             num_trials_per_iter=4, builder=bench.builder, runner=bench.runner, database="memory",
             cost_model=CdmppCostModel(simple, device=configuration.device, update=update),
-            strategy=ms.search_strategy.EvolutionarySearch(
-                population_size=16, genetic_num_iters=1, init_min_unmeasured=4
-            ),
+            strategy=small(),
             num_tuning_cores=1, seed=1,
         )  # fmt: skip
         assert len(bench.asked) == 8
@@ -141,10 +148,24 @@ def test_tune_relax(tvm: Any, configuration: Configuration, quick: CollectSettin
             module, {}, tvm.target.Target(TARGET), str(tmp_path / "work"), 8, num_trials_per_iter=4,
             builder=bench.builder, runner=bench.runner, database="memory",
             cost_model=CdmppCostModel(simple, device=configuration.device, update="fine-tune"),
-            strategy=ms.search_strategy.EvolutionarySearch(
-                population_size=16, genetic_num_iters=1, init_min_unmeasured=4
-            ),
+            strategy=small(),
             seed=1,
         )  # fmt: skip
         assert 4 <= len(bench.asked) <= 16  # two tasks, one of which has a single program
     assert len(database) == len(bench.asked) and simple.asked
+
+
+def test_the_example_of_the_documentation(
+    tvm: Any, function: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "tuning.md").read_text(encoding="utf-8")
+    code = text.split("```python\n")[1].split("```")[0]
+    search = "32, num_trials_per_iter=16"
+    assert search in code
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"module": tvm.IRModule({"main": function}), "small": small()}
+    try:
+        exec(code.replace(search, "4, num_trials_per_iter=4, strategy=small"), names)
+    except InvalidDeviceError as error:
+        pytest.skip(f"this CPU cannot be described: {error.message}")
+    assert len(names["database"]) == 4
