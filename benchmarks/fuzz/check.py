@@ -6,6 +6,11 @@ import json
 import math
 from typing import Any
 
+import numpy as np
+
+from cdmpp.errors import DataError
+from cdmpp.features.bulk import MEDIA_TYPE, FeatureAnswers
+
 #: Statuses that a request may be answered with, and those of a service that is busy.
 STATUSES = frozenset({200, 400, 404, 408, 409, 413, 415, 422, 429})
 BUSY = frozenset({503, 504})
@@ -17,8 +22,8 @@ def problems(status: int, media: str, body: bytes, cases: int) -> list[str]:
     """What is wrong with an answer; nothing where all is well."""
     if status not in STATUSES | BUSY:
         return [f"status {status}: {body[:300]!r}"]
-    if media == "application/vnd.safetensors" and status == 200:
-        return []
+    if media == MEDIA_TYPE and status == 200:
+        return _features(body)
     try:
         said = json.loads(body, parse_constant=_refuse)
     except ValueError as error:
@@ -30,7 +35,21 @@ def problems(status: int, media: str, body: bytes, cases: int) -> list[str]:
     results = said.get("results")
     if cases > 1 and (not isinstance(results, list) or len(results) != cases):
         return [f"{cases} items, other results: {body[:200]!r}"]
-    return [wrong for result in results or [] if (wrong := _result(result))]
+    answers = [*(results or []), *(said.get("points") or [])]
+    for program in said.get("programs") or []:
+        answers += program.get("answers") or []
+    return [wrong for answer in answers if (wrong := _result(answer))]
+
+
+def _features(body: bytes) -> list[str]:
+    try:
+        answers = FeatureAnswers.from_bytes(body)
+    except DataError as error:
+        return [f"a binary answer that is none: {error.message}"]
+    figures = np.stack([answers.lower_s, answers.latency_s, answers.upper_s])
+    if not (np.isfinite(figures) & (figures > 0)).all() or (np.diff(figures, axis=0) < 0).any():
+        return [f"figures that are none: {figures.T.tolist()[:4]}"]
+    return []
 
 
 def _result(result: dict[str, Any]) -> str:

@@ -212,7 +212,8 @@ class _Lane:
         OverloadedError
             The queue is full, or no worker can be started.
         """
-        if self.turns.qsize() >= self.sandbox.max_queued:
+        busy = sum(not slot.idle for slot in self.slots)
+        if self.turns.qsize() + busy >= self.sandbox.workers + self.sandbox.max_queued:
             raise _overloaded(f"{self.turns.qsize()} texts wait to be read")
         turn = _Turn(jobs, asyncio.get_running_loop().create_future())
         self.turns.put_nowait(turn)

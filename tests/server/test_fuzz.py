@@ -108,6 +108,9 @@ def test_mutations_leave_their_seed_alone() -> None:
         (200, "application/json", {"results": [{"error": {"code": "x", "message": "Traceback"}}]}, 1),
         (200, "application/json", {"results": [{"error": {}}]}, 1),
         (200, "application/json", {"value": float("nan")}, 1),
+        (200, "application/json", {"points": [RESULT, {**RESULT, "upper_s": 0.5}]}, 1),
+        (200, "application/json", {"programs": [{"answers": [{**RESULT, "latency_s": -1.0}]}]}, 1),
+        (200, TENSORS, {}, 1),
     ],
 )
 def test_an_answer_that_is_none_is_seen(status: int, media: str, said: object, cases: int) -> None:

@@ -206,7 +206,18 @@ def test_a_full_queue_refuses_and_a_cancelled_request_harms_nobody() -> None:
             await asyncio.sleep(0.01)
         assert (await sandbox.encode_tir("tvm_json", TEXTS[0])).hash
 
-    inside(use, max_queued=3, timeout_s=30.0)
+    inside(use, max_queued=2, timeout_s=30.0)
+
+
+def test_without_a_queue_one_at_a_time() -> None:
+    async def use(sandbox: Sandbox) -> list[Any]:
+        first = [await sandbox.encode_tir("tvm_json", text) for text in TEXTS]
+        both = [sandbox.encode_tir("tvm_json", text) for text in TEXTS]
+        return [*first, *await asyncio.gather(*both, return_exceptions=True)]
+
+    *done, refused_now = inside(use, max_queued=0)
+    assert [program.name for program in done] == ["main"] * 3
+    assert isinstance(refused_now, OverloadedError)
 
 
 def test_closing_refuses_what_waits() -> None:
