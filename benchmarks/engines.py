@@ -1,8 +1,8 @@
 """What computes predictions fastest: torch eager, torch.compile, torch.export, ONNX Runtime.
 
-``python -m benchmarks.engines [--repeats 20] [--skip-compile] [--skip-tvm]``: one thread each, the shipped
-network, all engines in turn on the same batches; then the predictor in this process, and operators encoded
-without TVM beside lowering them. torch.compile needs a C++ compiler and some time.
+``python -m benchmarks.engines [--repeats 20] [--skip-compile] [--skip-predictor] [--skip-tvm]``: one thread
+each, the shipped network, all engines in turn on the same batches; then the predictor in this process, and
+operators encoded without TVM beside lowering them. torch.compile needs a C++ compiler and some time.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def engines(
     return says | {"ONNX Runtime": onnx_says}
 
 
-def compare_engines(repeats: int, compiled: bool) -> None:
+def compare_engines(repeats: int, compiled: bool, leaf_counts: list[int], row_counts: list[int]) -> None:
     """Print the rates of all engines and their largest difference from torch eager."""
     weights = load_artifact(default_model()).weights
     exportable = Exportable(load_artifact(default_model()).network)
@@ -137,7 +137,7 @@ def compare_engines(repeats: int, compiled: bool) -> None:
     print("| leaves | rows |", " | ".join(f"{name}, items/s" for name in names), end="")
     print(" | ONNX Runtime over eager | largest difference of a log latency |")
     print("| ---: | ---: |", " | ".join("---:" for _ in names), "| ---: | ---: |")
-    for leaves, rows in itertools.product(LEAVES, ROWS):
+    for leaves, rows in itertools.product(leaf_counts, row_counts):
         says = engines(weights, exportable, batch(rows, leaves), compiled)
         expected = says["torch eager"]()
         apart = max(
@@ -212,12 +212,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--skip-compile", action="store_true")
+    parser.add_argument("--skip-predictor", action="store_true")
     parser.add_argument("--skip-tvm", action="store_true")
+    parser.add_argument("--leaves", type=int, nargs="+", choices=list(LEAVES), default=list(LEAVES))
+    parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
     options = parser.parse_args()
     torch.set_num_threads(1)
     compiled = not options.skip_compile and any(map(shutil.which, ("c++", "g++", "clang++")))
-    compare_engines(options.repeats, compiled)
-    in_process(5)
+    compare_engines(options.repeats, compiled, options.leaves, options.rows)
+    if not options.skip_predictor:
+        in_process(5)
     if not options.skip_tvm:
         without_tvm(min(options.repeats, 10))
 

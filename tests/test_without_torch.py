@@ -53,6 +53,16 @@ def test_torch_is_not_imported_where_it_is_there() -> None:
     run(PREDICT.format(folder=None) + "assert not {'torch', 'tvm'} & set(sys.modules)")
 
 
+def test_a_model_file_at_the_command_line_without_torch() -> None:
+    model = Path(__file__).parents[1] / "examples" / "small_resnet.onnx"
+    code = f"""
+sys.argv = ["cdmpp", "predict", {str(model)!r}, "--device", "t4"]
+from cdmpp.cli.main import main
+main()
+"""
+    assert "total on t4" in run(code, *HEAVY, "sklearn", "scipy", "pyarrow")
+
+
 def test_who_asks_for_the_network_hears_what_is_missing() -> None:
     code = """
 from cdmpp.errors import MissingDependencyError
