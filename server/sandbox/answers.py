@@ -103,6 +103,21 @@ def encoded_program(said: dict[str, Any], payload: bytes, backend: Backend) -> E
     return EncodedProgram(name, digest, backend, TIR, EncodedPrograms(leaves, positions, totals, dtype, TIR))
 
 
+def tvm_json(said: dict[str, Any], payload: bytes) -> str:
+    """TVM JSON that a worker wrote; as trustworthy as if a client had sent it.
+
+    Raises
+    ------
+    CdmppError, DistrustedAnswerError
+        As in :func:`encoded_program`.
+    """
+    _raise_error(said)
+    try:
+        return payload.decode()
+    except UnicodeDecodeError:
+        raise DistrustedAnswerError("TVM JSON that is no text") from None
+
+
 def model_summary(said: dict[str, Any], max_programs: int) -> ModelSummary:
     """The programs of an ONNX model: operator objects are checked as if a client had sent them.
 

@@ -51,9 +51,10 @@ def _error(error: CdmppError) -> dict[str, str]:
 
 
 def _tir(header: dict[str, Any], payload: bytes) -> Reply:
-    program = program_from_request(
-        {header["kind"]: payload.decode("utf-8", "surrogatepass")}, header["backend"]
-    )
+    text = payload.decode("utf-8", "surrogatepass")
+    program = program_from_request({header["kind"]: text}, header["backend"])
+    if header.get("as_json"):
+        return {}, (program.tvm_json or "").encode("utf-8", "surrogatepass")
     features = encode_tvm_json(program.tvm_json or "", program.function, schedule=True)
     if not (features.totals <= MAX_TOTAL).all():
         raise InvalidProgramError(

@@ -155,6 +155,22 @@ class Sandbox:
         await asyncio.gather(read(False), read(True))
         return [result for result in results if result is not None]
 
+    async def script_as_json(self, script: str) -> str:
+        """The TVM JSON of a TVMScript text, which can then be read without TVM.
+
+        Raises
+        ------
+        InvalidProgramError, MissingDependencyError, OverloadedError
+            As in :meth:`encode_tir`.
+        """
+        header = {"kind": "tvmscript", "backend": "tvm", "as_json": True}
+        job = _Job(header, script.encode("utf-8", "surrogatepass"), answers.tvm_json)
+        (result,) = await self._submit([job], tvm=True)
+        if isinstance(result, CdmppError):
+            raise result
+        assert isinstance(result, str)
+        return result
+
     async def read_onnx(
         self, data: bytes, dims: Mapping[str, int] | None = None, *, max_programs: int = 10_000
     ) -> ModelSummary:

@@ -94,9 +94,12 @@ def test_tvmscript_where_tvm_is() -> None:
     async def use(sandbox: Sandbox) -> Any:
         texts = [("tvmscript", SCRIPT), ("tvm_json", TEXTS[0]), ("tvmscript", "import os"), ("tvm_json", "{")]
         both = await sandbox.encode_tirs([TirText(kind, text, "library") for kind, text in texts])  # type: ignore[arg-type]
-        return both, len(sandbox.pids), sandbox.restarts
+        with pytest.raises(InvalidProgramError, match="line 1"):
+            await sandbox.script_as_json("import os")
+        return both, await sandbox.script_as_json(SCRIPT), len(sandbox.pids), sandbox.restarts
 
-    (script, as_json, *bad), processes, restarts = inside(use)
+    (script, as_json, *bad), text, processes, restarts = inside(use)
+    assert TensorProgram.from_tvm_json(text).hash == script.hash
     assert (script.name, script.backend) == ("twice", "library")
     assert script.hash == program_from_tvmscript(SCRIPT).hash
     assert as_json.hash == TensorProgram.from_tvm_json(TEXTS[0]).hash
