@@ -147,6 +147,7 @@ def test_the_format_follows_the_reader(
     assert log_config("text")["formatters"]["line"]["()"] is TextFormatter
 
 
+@pytest.mark.slow
 def test_a_process_writes_json_to_stderr(tmp_path: Path) -> None:
     port = free_port()
     with subprocess.Popen(

@@ -128,6 +128,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_whoever_is_scraped_answers_for_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
     # A process of its own plays the supervisor: this one has made its choice when it imported the library.
