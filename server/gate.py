@@ -1,33 +1,45 @@
-"""How many requests compute at a time, and how many may wait."""
+"""How many pieces of other work than predictions run at a time, and how many may wait."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TypeVar
 
-import anyio
-import anyio.to_thread
+from anyio import CapacityLimiter
+from anyio.to_thread import run_sync
 
+from server.deadline import Deadline
 from server.problems import ProblemError
 
 T = TypeVar("T")
 
 
 class Gate:
-    """Runs work in threads, so that the event loop keeps answering; refuses what it cannot hold."""
+    """Runs work in threads, so that the event loop keeps answering; refuses what it cannot hold.
+
+    Parameters
+    ----------
+    max_concurrent : int
+        Threads.
+    max_queued : int
+        Pieces of work that may wait for one.
+    """
 
     def __init__(self, max_concurrent: int, max_queued: int) -> None:
-        self._limiter = anyio.CapacityLimiter(max_concurrent)
+        self._limiter = CapacityLimiter(max_concurrent)
+        self._free = asyncio.Semaphore(max_concurrent)
         self._places = max_concurrent + max_queued
         self._inside = 0
 
-    async def run(self, work: Callable[[], T]) -> T:
-        """Run ``work`` in a thread when there is a place.
+    async def run(self, work: Callable[[], T], deadline: Deadline | None = None) -> T:
+        """Run ``work`` in a thread when there is a place; what has begun is not interrupted.
 
         Raises
         ------
         ProblemError
-            503 when as many wait already as may.
+            503 when as many wait already as may, 504 where the deadline comes before the place.
         """
         if self._inside >= self._places:
             raise ProblemError(
@@ -38,6 +50,15 @@ class Gate:
             )
         self._inside += 1
         try:
-            return await anyio.to_thread.run_sync(work, limiter=self._limiter)
+            try:
+                async with nullcontext() if deadline is None else asyncio.timeout_at(deadline.at):
+                    await self._free.acquire()
+            except TimeoutError:
+                assert deadline is not None
+                raise deadline.exceeded() from None
+            try:
+                return await run_sync(work, limiter=self._limiter)
+            finally:
+                self._free.release()
         finally:
             self._inside -= 1

@@ -34,7 +34,7 @@ async def adapt(request: AdaptRequest, service: PredictionService, gate: Gate, d
     for position, program in enumerate(known):
         if isinstance(program, CdmppError):
             raise _refused(position, program)
-    return await gate.run(lambda: _adapt(request, forms, service.models))
+    return await gate.run(lambda: _adapt(request, forms, service.models), deadline)
 
 
 def _adapt(request: AdaptRequest, forms: Sequence[dict[str, object]], models: Models) -> bytes:

@@ -35,9 +35,8 @@ async def predict_features(
     """
     with bugs_hidden("/predict"):
         try:
-            questions = await service.do(
-                len(body) <= INLINE_BYTES, partial(FeatureQuestions.from_bytes, body)
-            )
+            read = partial(FeatureQuestions.from_bytes, body)
+            questions = await service.do(len(body) <= INLINE_BYTES, read, deadline)
             if not 1 <= len(questions) <= max_items:
                 hint = f"send 1 to {max_items} rows in a request"
                 raise ProblemError(

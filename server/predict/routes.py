@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -24,6 +25,7 @@ from server.settings import Settings
 
 router = APIRouter()
 _log = logging.getLogger(__name__)
+_SWITCH_S = 0.001
 
 
 @asynccontextmanager
@@ -54,6 +56,8 @@ async def opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     state.not_ready = await run_sync(check_golden, predictor)
     if state.not_ready:
         _log.error("not ready: %s", state.not_ready)
+    # The thread that computes would otherwise keep the event loop waiting for 5 ms at each of its turns.
+    sys.setswitchinterval(_SWITCH_S)
     async with state.batcher.running():
         yield
 

@@ -100,17 +100,17 @@ class PredictionService:
         """
         with bugs_hidden("/predict"):
             small = len(body) <= INLINE_BYTES
-            envelope = await self.do(small, partial(self._reader.parse, body))
+            envelope = await self.do(small, partial(self._reader.parse, body), deadline)
             on_items(len(envelope.items))
             predictor = await self.model(envelope.model)
-            reading = await self.do(small, partial(self._reader.read, envelope, predictor))
+            reading = await self.do(small, partial(self._reader.read, envelope, predictor), deadline)
             known = len(reading.kinds)
             if reading.open:
                 await self._resolve(reading, deadline)
                 await self._compute(reading, deadline)
             self._metrics.cache("answers", known, len(envelope.items) - known)
             self._metrics.items(reading.kinds, [error.code for _, error in reading.failed.values()])
-            return await self.do(small, partial(_answer, reading))
+            return await self.do(small, partial(_answer, reading), deadline)
 
     async def register(
         self, body: bytes | bytearray, deadline: Deadline, on_items: Callable[[int], None]
@@ -124,7 +124,7 @@ class PredictionService:
         """
         with bugs_hidden("/programs"):
             model = register_request_model(self._max_items)
-            request = await self.do(len(body) <= INLINE_BYTES, partial(parse, model, body))
+            request = await self.do(len(body) <= INLINE_BYTES, partial(parse, model, body), deadline)
             on_items(len(request.programs))
             forms = [_fields(program) for program in request.programs]
             found = await self.read_programs([(form, None) for form in forms], deadline)
@@ -178,9 +178,9 @@ class PredictionService:
         looked_up = await self._look_up(missing, deadline) if missing else {}
         return [known if known is not None else looked_up[keyed[i][1:]] for i, known in enumerate(found)]
 
-    async def do(self, here: bool, work: Callable[[], T]) -> T:
+    async def do(self, here: bool, work: Callable[[], T], deadline: Deadline) -> T:
         """Run ``work`` here, or where it would hold up the event loop in a thread."""
-        return work() if here else await self._apart.run(work)
+        return work() if here else await self._apart.run(work, deadline)
 
     async def _resolve(self, reading: Reading, deadline: Deadline) -> None:
         """Find the programs that were not read yet: TIR by the sandbox, hashes in the store."""
@@ -280,7 +280,7 @@ class PredictionService:
                 for each in group:
                     reading.answer(each.position, answer)
 
-        await self.do(len(questions) <= _INLINE_ITEMS, keep)
+        await self.do(len(questions) <= _INLINE_ITEMS, keep, deadline)
         reading.check_strict()
 
 

@@ -14,6 +14,7 @@ from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 
 from server.app import create_app
+from server.deadline import Deadline
 from server.disconnect import unless_gone
 from server.gate import Gate
 from server.problems import ProblemError
@@ -188,6 +189,21 @@ def test_a_full_gate_tells_the_next_to_come_back() -> None:
             go.set()
         assert done == ["computing", "waiting"]
         assert await gate.run(lambda: "free again") == "free again"
+
+    anyio.run(scenario)
+
+
+def test_who_waits_for_a_place_waits_no_longer_than_the_deadline() -> None:
+    async def scenario() -> None:
+        gate, go = Gate(max_concurrent=1, max_queued=5), threading.Event()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(gate.run, go.wait)
+            await anyio.sleep(0.05)
+            with pytest.raises(ProblemError) as refused:
+                await gate.run(lambda: None, Deadline(0.02))
+            assert (refused.value.status, refused.value.problem.code) == (504, "deadline_exceeded")
+            go.set()
+        assert await gate.run(lambda: "in time", Deadline(20)) == "in time"
 
     anyio.run(scenario)
 
