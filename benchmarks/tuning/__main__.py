@@ -4,13 +4,15 @@
 scores, TVM's XGBModel, cdmpp frozen, cdmpp corrected online) a search of so many measured trials, 16 a round,
 through the project's builder and runner. What was measured and which searches are done lies in ``--work``:
 the same command goes on after a kill, and no program is measured twice, whoever proposes it. ``--render``
-only writes docs/tuning.md and its figure from the result file.
+only writes docs/tuning.md and its figure from the result file of the full table, which is what the command
+makes without options.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     predictor = LatencyPredictor.load(options.model)
     timing = TimingSettings(total_s=REPEATS_S, max_spread=SPREAD)
     work = Path(options.work)
+    logging.getLogger("tvm.s_tir.meta_schedule").setLevel(logging.WARNING)
     end = time.monotonic() + 60 * options.minutes
     settings = CollectSettings(timing=timing, build_limit_s=BUILD_LIMIT_S, time_limit_s=TIME_LIMIT_S)
     with Workbench(work / "trials", configuration, settings, statistic="least") as bench:
@@ -95,17 +98,19 @@ def main() -> None:
     parser.add_argument("--data", default="data/cdmpp-measured", help="no task of these records is searched")
     parser.add_argument("--work", default="runs/tuning")
     parser.add_argument("--minutes", type=float, default=24 * 60, help="no search is begun after these")
-    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--out", type=Path, help=f"default: {OUT} for the full table, else in --work")
     parser.add_argument("--render", action="store_true", help="only write docs/tuning.md from the result")
     options = parser.parse_args()
+    full = (options.tasks, options.seeds, options.trials, options.methods) == ("6", 3, 128, "4")
+    out = options.out or (OUT if full or options.render else Path(options.work) / "result.json")
     if not options.render:
         prepare_sampler("llvm")
-        write_result(options.out, run(options))
+        write_result(out, run(options))
     from benchmarks.tuning.document import overview, render
 
-    result = json.loads(options.out.read_text(encoding="utf-8"))
+    result = json.loads(out.read_text(encoding="utf-8"))
     print(overview(result))
-    if options.out == OUT:
+    if out == OUT:
         render(result, Path("docs"))
 
 

@@ -17,8 +17,8 @@ from cdmpp.features.encode import EncodedPrograms, encode_tvm_json
 
 logger = logging.getLogger(__name__)
 
-#: Programs whose features are kept: some rounds of a search, whose generations share a part of theirs.
-KEPT = 20_000
+#: Programs whose features are kept, some ten kilobytes each: a round of TVM's default search asks of 2,560.
+KEPT = 6_000
 
 
 class CandidateEncoder:
