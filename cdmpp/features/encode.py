@@ -73,14 +73,15 @@ class EncodedPrograms:
         first = parts[0]
         if len(parts) == 1:
             return first
-        where = np.concatenate([np.broadcast_to(p.positions, p.leaves.shape[:2]) for p in parts])
+        counted = ((p, len(p) if p.positions.ndim == 1 else 1) for p in parts)
+        where = np.concatenate([p.positions.reshape(-1, p.leaves.shape[1]).repeat(n, 0) for p, n in counted])
         leaves, totals = (np.concatenate([getattr(p, name) for p in parts]) for name in ("leaves", "totals"))
         return cls(leaves, where, totals, first.dtype, first.family)
 
     def row(self, index: int) -> EncodedPrograms:
         """One program, as arrays of its own."""
-        where = self.positions if self.positions.ndim == 1 else self.positions[index : index + 1]
         one = slice(index, index + 1)
+        where = self.positions if self.positions.ndim == 1 else self.positions[one].copy()
         return EncodedPrograms(
             self.leaves[one].copy(), where, self.totals[one].copy(), self.dtype, self.family
         )
@@ -165,15 +166,18 @@ def encode_operators(specs: Sequence[OperatorSpec]) -> list[EncodedPrograms | In
     for position, spec in enumerate(specs):
         classes.setdefault(spec.structural_class(), []).append(position)
     found: dict[int, EncodedPrograms] = {}
+    sound: dict[int, bool] = {}
     for name, members in classes.items():
         if len(members) <= _ONE_BY_ONE:
             found |= {position: encode_operator(specs[position]) for position in members}
+            sound |= {position: bool(finite(found[position])[0]) for position in members}
             continue
         first, rows = specs[members[0]], [specs[position].sizes() for position in members]
         sizes = {field: np.array([row[field] for row in rows], dtype=np.int64) for field in rows[0]}
         together = _encode_class(name, first.operator, first.dtype, sizes, len(members))
         found |= {position: together.row(row) for row, position in enumerate(members)}
-    return [found[i] if finite(found[i]).all() else overflow(spec.text()) for i, spec in enumerate(specs)]
+        sound |= zip(members, finite(together).tolist(), strict=True)
+    return [found[i] if sound[i] else overflow(spec.text()) for i, spec in enumerate(specs)]
 
 
 def finite(encoded: EncodedPrograms) -> Array:

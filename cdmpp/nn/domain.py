@@ -26,8 +26,8 @@ _COLUMNS = tuple(
         "reduce_0", "leaves",
     )
 )  # fmt: skip
-#: Points whose distances fit the cache together.
-_BLOCK = 32
+#: Points whose distances are computed together.
+_BLOCK = 512
 NEAR_STEP, OUT_STEP, PART_STEP = 1.0, 2.0, 0.5
 #: Scores up to the first are "in", up to the second "near".
 THRESHOLDS = (1.0, 2.0)
@@ -100,18 +100,22 @@ class Domain:
 
     def distance(self, points: Array) -> Array:
         """Distance of points (n, columns) to the nearest centre, in units of ``reach``."""
-        out = np.empty(len(points))
-        centres = np.ascontiguousarray(self.centres.T, dtype=np.float64)
+        out = np.full(len(points), np.inf)
+        centres = self.centres.astype(np.float64)
+        squares = (centres**2).sum(axis=1)
         for start in range(0, len(points), _BLOCK):
             part = points[start : start + _BLOCK].astype(np.float64)
-            gaps = np.zeros((len(part), centres.shape[1]))
-            # Column by column: no matrix product, whose last digits depend on how many rows there are.
-            for column, centre in enumerate(centres):
-                gap = part[:, column, None] - centre
-                gap *= gap
-                gaps += gap
-            out[start : start + _BLOCK] = np.sqrt(gaps.min(axis=1))
-        return out / max(self.reach, 1e-9)
+            own = (part**2).sum(axis=1)[:, None]
+            # A matrix product finds the centres that may be nearest. Its last digits depend on how many rows
+            # there are, so those few are compared again, each row on its own.
+            rough = own + squares - 2.0 * (part @ centres.T)
+            near = rough.min(axis=1, keepdims=True) + 1e-9 * (own + squares.max(initial=0.0))
+            rows, columns = np.nonzero(rough <= near)
+            gaps = np.zeros(len(rows))
+            for point, centre in zip(part.T, centres.T, strict=True):
+                gaps += (point[rows] - centre[columns]) ** 2
+            np.minimum.at(out, start + rows, gaps)
+        return np.asarray(np.sqrt(out) / max(self.reach, 1e-9))
 
     def score(self, summary: Array, contexts: Sequence[Context]) -> Array:
         """Domain score of questions.
