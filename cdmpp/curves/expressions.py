@@ -14,6 +14,8 @@ from fractions import Fraction
 from cdmpp.errors import InvalidProgramError
 
 MAX_LENGTH, MAX_TOKENS = 200, 80
+#: Bits of a number on the way: nothing that becomes a size comes near.
+MAX_BITS = 512
 #: Brackets and signs may stand in each other this deep.
 MAX_DEPTH = 24
 #: Names that are functions and cannot be axes.
@@ -38,6 +40,8 @@ class Expression:
     ----------
     names : frozenset of str
         The axes that it mentions.
+    size : int
+        Its parts: what it costs to evaluate.
 
     Raises
     ------
@@ -52,6 +56,7 @@ class Expression:
         self._tokens = list(self._read())
         if len(self._tokens) > MAX_TOKENS:
             raise self._wrong(f"has more than {MAX_TOKENS} parts")
+        self.size = len(self._tokens)
         self._place, self._depth = 0, 0
         names: set[str] = set()
         self._names = names
@@ -66,7 +71,7 @@ class Expression:
         Raises
         ------
         InvalidProgramError
-            Not a whole number, or a division by zero.
+            Not a whole number, a division by zero, or figures that no size needs.
         """
         try:
             value = self._root(values)
@@ -158,14 +163,20 @@ class Expression:
 
 def _binary(sign: str, left: _Node, right: _Node) -> _Node:
     if sign == "+":
-        return lambda values: left(values) + right(values)
+        return lambda values: _bounded(left(values) + right(values))
     if sign == "-":
-        return lambda values: left(values) - right(values)
+        return lambda values: _bounded(left(values) - right(values))
     if sign == "*":
-        return lambda values: left(values) * right(values)
+        return lambda values: _bounded(left(values) * right(values))
     if sign == "/":
-        return lambda values: Fraction(left(values)) / right(values)
-    return lambda values: left(values) // right(values)
+        return lambda values: _bounded(Fraction(left(values)) / right(values))
+    return lambda values: _bounded(left(values) // right(values))
+
+
+def _bounded(value: Number) -> Number:
+    if value.numerator.bit_length() + value.denominator.bit_length() > MAX_BITS:
+        raise InvalidProgramError("an expression's numbers grow out of all bounds here", hint=HINT)
+    return value
 
 
 def exact(value: int | float) -> Number:

@@ -18,6 +18,8 @@ from cdmpp.programs.question import Backend
 #: Programs at points on devices: what is asked of the predictor at most.
 MAX_POINTS = 10_000
 MAX_AXES, MAX_VALUES, MAX_PROGRAMS, MAX_COUNT, MAX_TEXT = 6, 1000, 64, 1_000_000, 200
+#: Parts of expressions times the points that they are evaluated at: about a second.
+MAX_EVALUATIONS = 600_000
 #: Largest number of an axis.
 MAX_NUMBER = 1e15
 #: Names that no axis can have.
@@ -95,6 +97,15 @@ class Grid:
                 f"axis {unused[0]!r} is not used",
                 hint="name it as a field of the operator, or mention it in an expression such as "
                 f'"m": "{unused[0]}*128"',
+            )
+
+        cost = sum(
+            maker.size * math.prod(len(self.axes[name]) for name in maker.names) for maker in self._makers
+        )
+        if cost > MAX_EVALUATIONS:
+            raise DataError(
+                f"the expressions have {cost:,} parts to evaluate over all points",
+                hint=f"at most {MAX_EVALUATIONS:,}: shorten them, or ask for fewer points at once",
             )
 
     @property
@@ -181,6 +192,7 @@ class _Maker:
                 )
         self._replaced = replaced
         self.names = frozenset(replaced).union(*(e.names for e in self._expressions.values()))
+        self.size = sum(expression.size for expression in self._expressions.values())
         self._made: dict[tuple[Any, ...], TensorProgram | CdmppError] = {}
 
     def _check_fields(self, replaced: set[str]) -> None:

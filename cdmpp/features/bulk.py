@@ -21,6 +21,7 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import DataError
 from cdmpp.features.bulk_answers import DOMAINS, FeatureAnswers
 from cdmpp.features.encode import PROGRAM_COLUMNS, EncodedPrograms
+from cdmpp.features.encoded import TIR
 from cdmpp.features.schedule import SCHEDULE_HASH, SCHEDULE_WIDTH
 from cdmpp.features.schema import SCHEMA_HASH, WIDTH
 from cdmpp.features.tensor_bytes import Layout, expect_format, numbers, read, texts, within, write
@@ -34,8 +35,6 @@ __all__ = ["DOMAINS", "MEDIA_TYPE", "TIR", "FeatureAnswers", "FeaturePart", "Fea
 
 MEDIA_TYPE = "application/vnd.safetensors"
 QUESTIONS_FORMAT = "cdmpp-feature-questions-1"
-#: What a program given as TIR is called where an operator has its name.
-TIR = "tir"
 #: Feature schemas by width of a leaf: an operator's columns, or a schedule's behind them.
 SCHEMAS = {WIDTH: SCHEMA_HASH, WIDTH + SCHEDULE_WIDTH: f"{SCHEMA_HASH}+{SCHEDULE_HASH}"}
 #: Bounds that no program reaches: a magnitude is log2(1 + x) of a double; totals are plain doubles, which

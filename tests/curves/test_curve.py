@@ -169,6 +169,16 @@ def test_what_is_no_curve(predictor: LatencyPredictor) -> None:
             predict_curve(predictor, [Template({**LINEAR, "m": 1}, count)], {}, ["t4"])
 
 
+def test_hostile_expressions_are_refused_before_they_cost() -> None:
+    long = "*".join(["a"] * 20 + ["b"] * 20)
+    fields = {"operator": "bmm", "batch": long, "m": long, "n": long, "k": long}
+    axes = {"a": [i + 0.123456789 for i in range(100)], "b": list(range(1, 101))}
+    with pytest.raises(DataError, match="parts to evaluate"):
+        Grid([Template(fields)], axes)
+    (said,) = texts(fields, {"a": [1.123456789012345], "b": [1e15]})
+    assert "out of all bounds" in said
+
+
 def test_no_axes_are_one_point(predictor: LatencyPredictor) -> None:
     curve = predict_curve(predictor, "linear:m=5,n=6,k=7", {}, ["t4"])
     assert [(p.at, p.fitted_s) for p in curve.points] == [({}, curve.points[0].latency_s)]

@@ -56,6 +56,20 @@ def test_a_fraction_and_a_division_by_zero_are_said() -> None:
             Expression(text)(AT)
 
 
+@pytest.mark.parametrize("tiny", [1e-300, 5e-324, 1.2345678901234567e-290])
+def test_figures_of_thousands_of_digits_are_not_computed(tiny: float) -> None:
+    # Each would take milliseconds, and the first too much for what a text of it may have.
+    for text in ("1" + "/a" * 39, "*".join("a" * 39), "ceil(" + "+".join(["1/a"] * 19) + ")", "a//b//b//b"):
+        with pytest.raises(InvalidProgramError, match="out of all bounds"):
+            Expression(text)({"a": exact(tiny), "b": exact(tiny)})
+    assert Expression("ceil(a)")({"a": exact(tiny)}) == 1
+
+
+def test_a_large_fraction_is_said() -> None:
+    with pytest.raises(InvalidProgramError):
+        Expression("*".join("a" * 39))({"a": exact(1e15 - 0.125)})
+
+
 @settings(deadline=None)
 @given(st.text(max_size=60) | st.text("batchtokens0123456789+-*/(),. ceilmaxmin", max_size=80))
 def test_any_text_is_read_or_refused(text: str) -> None:
