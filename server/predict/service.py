@@ -135,9 +135,12 @@ class PredictionService:
             }
             if self._store is not None and named:
                 try:
-                    await run_sync(self._store.put_programs, named)
+                    async with asyncio.timeout_at(deadline.at):
+                        await run_sync(self._store.put_programs, named, abandon_on_cancel=True)
                 except StoreUnavailableError as error:
                     raise ProblemError("store_unavailable", str(error), "retry later") from None
+                except TimeoutError:
+                    raise deadline.exceeded() from None
             return encode(
                 {
                     "programs": [
@@ -224,7 +227,7 @@ class PredictionService:
                         if form is None:
                             found[key] = unknown_program(hash)
                         elif "operator" in form:
-                            found[key] = Known.of(TensorProgram.from_operator(form, key[1] or "library"))
+                            found[key] = _operator(form, key[1])
                         else:
                             texts[key] = _tir(form, key[1])
                 if texts:
@@ -246,7 +249,7 @@ class PredictionService:
         if not hashes or self._store is None:
             return {}
         try:
-            return await run_sync(self._store.get_programs, hashes)
+            return await run_sync(self._store.get_programs, hashes, abandon_on_cancel=True)
         except StoreUnavailableError as error:
             raise ProblemError(
                 "store_unavailable", str(error), "retry later, or send the program itself"
@@ -328,6 +331,14 @@ def _question(open: Open) -> Question:
 def _fields(program: Any) -> dict[str, Any]:
     fields: dict[str, Any] = program if isinstance(program, dict) else program.model_dump()
     return fields
+
+
+def _operator(form: Mapping[str, Any], backend: Backend | None) -> Known | CdmppError:
+    """A stored operator; another version of the service may have known what this one does not."""
+    try:
+        return Known.of(TensorProgram.from_operator(form, backend or "library"))
+    except CdmppError as error:
+        return error
 
 
 def _tir(form: Mapping[str, Any], backend: Backend | None) -> TirText:

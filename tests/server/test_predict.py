@@ -6,6 +6,7 @@ import json
 import logging
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,9 @@ from cdmpp.devices import lookup
 from cdmpp.frontends.request import program_from_request
 from cdmpp.predictor import LatencyPredictor, Question
 from cdmpp.programs.operators import operator_types
+from server.app import create_app
 from server.observe.ids import read_id
+from server.settings import Settings
 from tests.features.test_hostile_json import concrete
 from tests.server.conftest import JSON, LINEAR, problem
 
@@ -152,6 +155,44 @@ def test_programs_are_asked_about_by_their_hash(client: TestClient, ask) -> None
     assert "POST /programs" in answers[2]["error"]["hint"]
     strict = ask([{"program": {"hash": "0" * 32}, "device": "t4"}], strict=True)
     problem(strict, 404, "unknown_program")
+
+
+def test_a_registered_program_outlives_the_process(tmp_path: Path, predictor: LatencyPredictor) -> None:
+    chosen = Settings(model=None, database=str(tmp_path / "service.sqlite"))
+    forms = [
+        {"operator": "relu", "rows": 79, "cols": 3},
+        {"tvm_json": json.dumps(concrete("relu:rows=8,cols=8"))},
+    ]
+    with TestClient(create_app(chosen)) as client:
+        response = client.post("/programs", content=json.dumps({"programs": forms}), headers=JSON)
+        hashes = [known["hash"] for known in response.json()["programs"]]
+    with TestClient(create_app(chosen)) as client:
+        # What the database holds may be of another version.
+        client.app.state.store.put_programs({"1" * 32: {"operator": "nope"}})
+        items = [{"program": {"hash": hash}, "device": "t4"} for hash in [*hashes, "1" * 32]]
+        body = json.dumps({"items": items})
+        relu, tir, gone = client.post("/predict", content=body, headers=JSON).json()["results"]
+    here = predictor.predict([forms[0]], "t4")[0]
+    assert (relu["latency_s"], relu["backend"]) == (here.latency_s, "library")
+    assert (tir["program_hash"], tir["backend"]) == (hashes[1], "tvm")
+    assert gone["error"]["code"] == "unsupported_operator"
+
+
+def test_without_the_database_only_what_needs_it_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a file").touch()
+    unusable = Settings(model=None, database=str(tmp_path / "a file" / "service.sqlite"))
+    with TestClient(create_app(unusable)) as client:
+
+        def post(path: str, **body: Any) -> Any:
+            return client.post(path, content=json.dumps(body), headers=JSON)
+
+        problem(post("/programs", programs=[LINEAR]), 503, "store_unavailable")
+        unseen = {"program": {"hash": "0" * 32}, "device": "t4"}
+        problem(post("/predict", items=[GOOD, unseen]), 503, "store_unavailable")
+        (answer,) = post("/predict", items=[GOOD]).json()["results"]
+        # What this worker remembers it knows by its hash all the same.
+        known = {"program": {"hash": answer["program_hash"]}, "device": "t4"}
+        assert post("/predict", items=[known]).json()["results"] == [answer]
 
 
 def test_what_programs_are_registered(client: TestClient) -> None:
