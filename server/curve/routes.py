@@ -28,9 +28,10 @@ async def curve(request: Request) -> Response:
     body = await read_json_body(request, state.settings)
     deadline = Deadline.of(request, state.settings)
     with bugs_hidden("/curve"):
-        asked = await state.gate.run(partial(_parse, body))
+        asked = await state.gate.run(partial(_parse, body), deadline)
         predictor = await state.service.model(asked.model)
-        plan = await state.gate.run(partial(_plan, asked, predictor.artifact, state.settings.max_items))
+        most = state.settings.max_items
+        plan = await state.gate.run(partial(_plan, asked, predictor.artifact, most), deadline)
         count_items(request, len(plan.questions))
         answers = await state.batcher.ask(predictor, plan.questions, plan.levels, deadline)
 
@@ -41,7 +42,7 @@ async def curve(request: Request) -> Response:
             state.metrics.items(answered, errors)
             return json.dumps(found.to_dict(), allow_nan=False, separators=(",", ":")).encode()
 
-        text = await state.gate.run(render)
+        text = await state.gate.run(render, deadline)
     return Response(text, media_type="application/json")
 
 
