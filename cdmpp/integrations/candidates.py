@@ -9,11 +9,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import tvm
-import tvm_ffi
-
 from cdmpp.errors import CdmppError, InvalidProgramError
 from cdmpp.features.encode import EncodedPrograms, encode_tvm_json
+from cdmpp.integrations.needed import tvm, tvm_ffi
 
 logger = logging.getLogger(__name__)
 

@@ -17,11 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import tvm
-from tvm.ir.utils import derived_object
-from tvm.s_tir import meta_schedule as ms
-
 from cdmpp.errors import MeasurementError
+from cdmpp.integrations.needed import derived_object, ms, tvm
 from cdmpp.measure.building import Library, build_program, check_toolchain, prepare_builder
 from cdmpp.measure.pools import Outcome, WorkerPool
 from cdmpp.measure.sampling import scheduled_program

@@ -14,8 +14,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
-from tvm.ir.utils import derived_object
-from tvm.s_tir import meta_schedule as ms
 
 from cdmpp.devices.loading import from_mapping
 from cdmpp.devices.spec import DeviceSpec
@@ -23,6 +21,7 @@ from cdmpp.errors import ArtifactError, DataError
 from cdmpp.features.bulk import TIR, FeaturePart, FeatureQuestions
 from cdmpp.features.encode import EncodedPrograms
 from cdmpp.integrations.candidates import CandidateEncoder
+from cdmpp.integrations.needed import derived_object, ms
 from cdmpp.integrations.online import OnlineResiduals, read_state, write_state
 from cdmpp.integrations.sources import BulkPredictor, host_of, predictor_of
 from cdmpp.programs.question import DEFAULT_PROTOCOL, Protocol

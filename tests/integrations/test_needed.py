@@ -1,0 +1,22 @@
+"""Without TVM the error says what to install."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import sys
+sys.modules["tvm"] = None
+try:
+    import cdmpp.integrations.metaschedule
+except ImportError as error:
+    print(type(error).__name__, "|", error, "|", error.hint)
+"""
+
+
+def test_what_to_install_without_tvm() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout.startswith("MissingDependencyError | ") and "cdmpp[predict,measure]" in done.stdout
