@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
@@ -50,15 +50,20 @@ class Gate:
             )
         self._inside += 1
         try:
-            try:
-                async with nullcontext() if deadline is None else asyncio.timeout_at(deadline.at):
-                    await self._free.acquire()
-            except TimeoutError:
-                assert deadline is not None
-                raise deadline.exceeded() from None
-            try:
-                return await run_sync(work, limiter=self._limiter)
-            finally:
-                self._free.release()
-        finally:
+            async with nullcontext() if deadline is None else asyncio.timeout_at(deadline.at):
+                await self._free.acquire()
+        except BaseException as error:
             self._inside -= 1
+            if isinstance(error, TimeoutError) and deadline is not None:
+                raise deadline.exceeded() from None
+            raise
+        # The place is the thread's: a caller that is cancelled leaves it behind, and it cannot be stopped.
+        task = asyncio.ensure_future(run_sync(work, limiter=self._limiter))
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Future[Any]) -> None:
+        self._free.release()
+        self._inside -= 1
+        if not task.cancelled():
+            task.exception()  # seen, also where nobody waits for it any more

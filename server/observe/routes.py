@@ -105,9 +105,11 @@ async def observe(request: Request) -> Response:
     body = await read_json_body(request, state.settings)
     deadline = Deadline.of(request, state.settings)
     model = observe_request_model(state.settings.max_items)
-    asked = await _do(len(body), lambda: parse(model, body))
+    # With the large bodies of /predict: not as many at a time as there are threads.
+    do, small = state.service.do, len(body) <= INLINE_BYTES
+    asked = await do(small, lambda: parse(model, body), deadline)
     count_items(request, len(asked.observations))
-    results = await _do(len(body), lambda: _by_id(asked))
+    results = await do(small, lambda: _by_id(asked), deadline)
     await _by_program(request, asked, results, deadline)
     kept = [each for each in results if isinstance(each, Observation)]
     ids = iter(await _write(state, kept, deadline))
@@ -131,11 +133,6 @@ async def observed(request: Request) -> ObservedErrors:
     except StoreUnavailableError as error:
         raise _unavailable(error) from None
     return ObservedErrors(devices=[_shown(summary) for summary in summaries])
-
-
-async def _do(size: int, work: Any) -> Any:
-    """Run ``work`` here, or for a large body in a thread."""
-    return work() if size <= INLINE_BYTES else await run_sync(work)
 
 
 def _by_id(asked: ObserveRequest) -> list[Observation | _Error]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Awaitable, Callable
@@ -206,6 +207,36 @@ def test_who_waits_for_a_place_waits_no_longer_than_the_deadline() -> None:
         assert await gate.run(lambda: "in time", Deadline(20)) == "in time"
 
     anyio.run(scenario)
+
+
+def test_a_caller_that_is_cancelled_leaves_its_place_to_its_thread() -> None:
+    # Or clients that go away would have any number of threads at work.
+    async def scenario() -> None:
+        gate, go, begun = Gate(max_concurrent=1, max_queued=5), threading.Event(), threading.Event()
+
+        def work() -> None:
+            begun.set()
+            go.wait()
+
+        first = asyncio.ensure_future(gate.run(work))
+        await asyncio.to_thread(begun.wait)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        ran = []
+        second = asyncio.ensure_future(gate.run(lambda: ran.append(2)))
+        waiting = asyncio.ensure_future(gate.run(lambda: ran.append(3)))
+        await asyncio.sleep(0.05)
+        assert not ran
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        go.set()
+        await second
+        assert ran == [2]
+        assert await gate.run(lambda: "free again") == "free again"
+
+    asyncio.run(scenario())
 
 
 def test_healthz_answers_while_predictions_are_computed(
