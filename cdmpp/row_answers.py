@@ -73,7 +73,10 @@ class Lru(Generic[Value]):
         """Remember a value; one that weighs more than all may is not."""
         with self._lock:
             old = self._items.pop(key, None)
-            self._sum += weight - (old[1] if old is not None else 0)
+            self._sum -= old[1] if old is not None else 0
+            if weight > self._most:
+                return
+            self._sum += weight
             self._items[key] = (value, weight)
             while self._sum > self._most:
                 self._sum -= self._items.popitem(last=False)[1][1]

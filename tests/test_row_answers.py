@@ -1,0 +1,118 @@
+"""Answering many rows at once: what is shared between them, and what is not."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from cdmpp.devices import from_mapping, lookup
+from cdmpp.predictor import LatencyPredictor, Question
+from cdmpp.programs.operators import parse_operator
+from cdmpp.programs.program import TensorProgram
+from cdmpp.row_answers import ENCODED_BYTES, Lru
+from tests.features.shapes import random_specs
+
+DEVICES = ("t4", "l4", "a100-pcie-40gb", "h200")
+
+
+def questions(count: int, seed: int = 5) -> list[Question]:
+    rng = random.Random(seed)
+    return [
+        Question(TensorProgram.from_operator(spec), rng.choice(DEVICES)) for spec in random_specs(count, seed)
+    ]
+
+
+def test_what_was_put_last_is_kept_up_to_a_weight() -> None:
+    lru: Lru[str] = Lru(10)
+    lru.put("a", "A", 4)
+    lru.put("b", "B", 4)
+    assert lru.get("a") == "A"
+    lru.put("c", "C", 4)
+    assert (lru.get("a"), lru.get("b"), lru.get("c")) == ("A", None, "C")
+    lru.put("a", "A2", 1)
+    lru.put("d", "D", 5)
+    assert (lru.get("a"), lru.get("c"), lru.get("d")) == ("A2", "C", "D")
+    lru.put("d", "too heavy", 11)
+    assert (lru.get("a"), lru.get("c"), lru.get("d")) == ("A2", "C", None)
+
+
+def test_new_operators_in_one_call_equal_each_alone(predictor: LatencyPredictor) -> None:
+    asked = questions(70)
+    together = LatencyPredictor(predictor.artifact).predict_questions(asked)
+    lonely = LatencyPredictor(predictor.artifact)
+    for question, answer in zip(asked, together, strict=True):
+        assert lonely.predict_questions([question]) == [answer]
+
+
+def test_an_operator_that_cannot_be_encoded_spoils_no_other(
+    predictor: LatencyPredictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cdmpp.errors import UnsupportedOperatorError
+    from cdmpp.features import encode
+
+    asked = questions(12)
+    expected = LatencyPredictor(predictor.artifact).predict_questions(asked)
+    bad = asked[4].program.hash
+    template = encode.template_json
+    assert isinstance(asked[4].program, TensorProgram) and asked[4].program.operator is not None
+    missing = asked[4].program.operator.structural_class()
+
+    def shipped(name: str) -> str:
+        if name == missing:
+            raise UnsupportedOperatorError("not in this package", hint="another type")
+        return template(name)
+
+    monkeypatch.setattr(encode, "template_json", shipped)
+    encode._template.cache_clear()
+    got = LatencyPredictor(predictor.artifact).predict_questions(asked)
+    encode._template.cache_clear()
+    for question, before, after in zip(asked, expected, got, strict=True):
+        operator = getattr(question.program, "operator", None)
+        if operator is not None and operator.structural_class() == missing:
+            assert after.error is not None and after.error.code == "unsupported_operator"
+        else:
+            assert after == before
+    assert bad in {answer.program_hash for answer in got if answer.error}
+
+
+def test_one_question_many_times_is_one_answer(predictor: LatencyPredictor) -> None:
+    [question] = questions(1)
+    answers = LatencyPredictor(predictor.artifact).predict_questions([question] * 5)
+    assert answers == [answers[0]] * 5 and answers[0].error is None
+
+
+def test_devices_of_equal_figures_keep_their_names(predictor: LatencyPredictor) -> None:
+    fields = lookup("t4").model_dump() | {"aliases": ()}
+    program = TensorProgram.from_operator("softmax:rows=128,cols=256")
+    named = [from_mapping({**fields, "name": name}) for name in ("one", "two", "one")]
+    answers = predictor.predict_questions([Question(program, device) for device in (*named, "t4")])
+    assert [answer.device for answer in answers] == ["one", "two", "one", "t4"]
+    assert len({answer.latency_s for answer in answers}) == 1
+
+
+def test_threads_share_a_predictor(predictor: LatencyPredictor) -> None:
+    asked = questions(60)
+    expected = LatencyPredictor(predictor.artifact).predict_questions(asked)
+    shared = LatencyPredictor(predictor.artifact, cache_rows=16)
+    parts = [range(start, 60, 6) for start in range(6)]
+    with ThreadPoolExecutor(4) as pool:
+        found = pool.map(lambda part: shared.predict_questions([asked[i] for i in part]), parts)
+        for part, answers in zip(parts, found, strict=True):
+            assert answers == [expected[i] for i in part]
+
+
+def test_what_is_remembered_of_programs_is_bounded(predictor: LatencyPredictor) -> None:
+    rows = LatencyPredictor(predictor.artifact)._rows
+    for size in range(1, 40):
+        rows.encode(TensorProgram.from_operator(parse_operator(f"add:rows={size},cols=8")))
+    assert len(rows._encoded._items) == 39
+    assert rows._encoded._sum <= ENCODED_BYTES
+    held = sum(value.leaves.nbytes for value, _ in rows._encoded._items.values())
+    assert 0 < held < rows._encoded._sum
+    # What is remembered owns its arrays: no block of a call stays alive for one of its rows.
+    assert all(value.leaves.base is None or value.leaves.base.nbytes == value.leaves.nbytes
+               for value, _ in rows._encoded._items.values())  # fmt: skip
+    assert np.isfinite(held)
