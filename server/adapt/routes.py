@@ -22,5 +22,5 @@ async def adapt(request: Request) -> Response:
     deadline = Deadline.of(request, state.settings)
     asked = await state.gate.run(lambda: parse(adapt_request_model(state.settings.max_items), body), deadline)
     with bugs_hidden("/adapt"):
-        answer = await adapt_model(asked, state.service, state.slow_gate, deadline)
+        answer = await adapt_model(asked, state.service, state.sandbox, state.slow_gate, deadline)
     return Response(answer, media_type="application/json")

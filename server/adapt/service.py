@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from cdmpp.adaptation.records import measurement
 from cdmpp.data.records import Measurement
 from cdmpp.devices import from_mapping
-from cdmpp.errors import CdmppError
+from cdmpp.errors import CdmppError, OverloadedError
 from cdmpp.frontends.request import program_from_request
 from server.adapt.wire import AdaptRequest, Record
 from server.deadline import Deadline
@@ -16,12 +18,16 @@ from server.gate import Gate
 from server.models import Models
 from server.predict.service import PredictionService
 from server.problems import ProblemError
+from server.sandbox.sandbox import Sandbox
 
 
-async def adapt(request: AdaptRequest, service: PredictionService, gate: Gate, deadline: Deadline) -> bytes:
+async def adapt(
+    request: AdaptRequest, service: PredictionService, sandbox: Sandbox, gate: Gate, deadline: Deadline
+) -> bytes:
     """Adapt the model to a device, keep the adapted one, and answer with what was gained.
 
     Texts of TIR are read in the sandbox first: one that takes too long or too much memory gets no further.
+    Adapting reads TVM JSON again here, in plain Python; TVMScript comes back from the sandbox as TVM JSON.
 
     Raises
     ------
@@ -34,10 +40,28 @@ async def adapt(request: AdaptRequest, service: PredictionService, gate: Gate, d
     for position, program in enumerate(known):
         if isinstance(program, CdmppError):
             raise _refused(position, program)
+    forms = await _without_scripts(forms, sandbox, deadline)
     return await gate.run(lambda: _adapt(request, forms, service.models), deadline)
 
 
-def _adapt(request: AdaptRequest, forms: Sequence[dict[str, object]], models: Models) -> bytes:
+async def _without_scripts(
+    forms: Sequence[dict[str, Any]], sandbox: Sandbox, deadline: Deadline
+) -> list[dict[str, Any]]:
+    scripts = {form["tvmscript"]: "" for form in forms if "tvmscript" in form}
+    try:
+        async with asyncio.timeout_at(deadline.at):
+            for script in scripts:
+                scripts[script] = await sandbox.script_as_json(script)
+    except TimeoutError:
+        raise deadline.exceeded() from None
+    except OverloadedError as error:
+        raise ProblemError(error.code, error.message, error.hint, headers={"retry-after": "1"}) from None
+    except CdmppError as error:  # it was read a moment ago: its reader has been overtaken by time or memory
+        raise ProblemError(error.code, error.message, error.hint, status=409) from None
+    return [{"tvm_json": scripts[form["tvmscript"]]} if "tvmscript" in form else form for form in forms]
+
+
+def _adapt(request: AdaptRequest, forms: Sequence[dict[str, Any]], models: Models) -> bytes:
     rows = [_record(i, *each) for i, each in enumerate(zip(request.records, forms, strict=True))]
     base = models.base
     try:
@@ -54,7 +78,7 @@ def _adapt(request: AdaptRequest, forms: Sequence[dict[str, object]], models: Mo
     return json.dumps(answer, allow_nan=False, separators=(",", ":")).encode()
 
 
-def _record(position: int, record: Record, form: dict[str, object]) -> Measurement:
+def _record(position: int, record: Record, form: dict[str, Any]) -> Measurement:
     try:
         program = program_from_request(form, record.backend)
         return measurement(program, record.latency_s, record.protocol, record.framework)

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Awaitable, Callable
@@ -508,3 +509,37 @@ def test_a_worker_that_ends_is_an_error_of_its_own() -> None:
             await worker.run({"kind": "tvm_json", "backend": "tvm"}, b"{}", 10.0)
 
     asyncio.run(main())
+
+
+@pytest.mark.tvm
+def test_no_text_is_parsed_in_the_service() -> None:
+    """Neither TVM nor the reader of ONNX models is in its process, whatever was asked."""
+    pytest.importorskip("tvm", reason="needs apache-tvm")
+    script = textwrap.dedent("""
+        import json, sys
+        from fastapi.testclient import TestClient
+        from server.app import create_app
+        from server.settings import Settings
+        tvmscript, path, database = sys.argv[1:]
+        with TestClient(create_app(Settings(model=None, database=database, deadline_s=100))) as client:
+            program = {"tvmscript": tvmscript}
+            predicted = client.post("/predict", json={"items": [{"program": program, "device": "t4"}]})
+            print(predicted.json()["results"][0]["backend"])
+            record = {"program": program, "latency_s": 1e-4}
+            operators = [{"operator": "linear", "m": 64, "n": 64, "k": k} for k in (8, 16, 32)]
+            records = [record, *({"program": o, "latency_s": 1e-5} for o in operators)]
+            adapted = client.post("/adapt", json={"device": "t4", "records": records})
+            print(adapted.status_code, adapted.json().get("adapted_model", adapted.text) != "")
+            kind = {"content-type": "application/octet-stream"}
+            model = client.post("/models/predict?device=t4", content=open(path, "rb").read(), headers=kind)
+            print(model.status_code)
+        parsers = ("tvm", "tvm_ffi", "torch", "cdmpp.frontends.onnx_model", "cdmpp.frontends.tvmscript_check")
+        print([name for name in parsers if name in sys.modules])
+        """)
+    model = str(ROOT / "examples" / "small_resnet.onnx")
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [sys.executable, "-c", script, SCRIPT, model, f"{folder}/db"],
+            cwd=ROOT, capture_output=True, text=True, timeout=250,
+        )  # fmt: skip
+    assert done.stdout.splitlines() == ["tvm", "200 True", "200", "[]"], done.stdout + done.stderr[-3000:]
