@@ -31,7 +31,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Value = TypeVar("Value")
 
 #: Bytes of encoded programs that are remembered, and names of devices.
-ENCODED_BYTES, NAMED_DEVICES = 1 << 26, 4096
+ENCODED_BYTES, NAMED_DEVICES = 1 << 24, 4096
 #: Figures of a row as they are remembered, before quantiles are asked for; the network's levels follow.
 _POINT, _FACTOR, _SCORE, _COVERAGE, _ROOFLINE, _LEVELS = range(6)
 
