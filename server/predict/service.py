@@ -37,6 +37,8 @@ from server.settings import Settings
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
+#: Words of a program, and what runs it where that was said.
+_Key = tuple[bytes, Backend | None]
 #: Bodies up to this size are read where they arrive: a thread would cost more than it frees.
 INLINE_BYTES = 64 * 1024
 #: As many answers are rendered where they arrive.
@@ -167,6 +169,15 @@ class PredictionService:
         ProblemError
             503, 504.
         """
+        keyed, found = await self.do(len(sent) <= _INLINE_ITEMS, partial(self._read, sent), deadline)
+        missing = {keyed[i][1:]: keyed[i][0] for i, known in enumerate(found) if known is None}
+        looked_up = await self._look_up(missing, deadline) if missing else {}
+        return [known if known is not None else looked_up[keyed[i][1:]] for i, known in enumerate(found)]
+
+    def _read(
+        self, sent: Sequence[tuple[Mapping[str, Any], Backend | None]]
+    ) -> tuple[list[tuple[Mapping[str, Any], bytes, Backend | None]], list[Known | CdmppError | None]]:
+        """Programs with their words, and what is known of each: nothing of TIR and hashes that are new."""
         keyed = [(fields, words(fields), backend) for fields, backend in sent]
         found: list[Known | CdmppError | None] = []
         for fields, wording, backend in keyed:
@@ -177,9 +188,7 @@ class PredictionService:
                 except CdmppError as error:
                     known = error
             found.append(known)
-        missing = {keyed[i][1:]: keyed[i][0] for i, known in enumerate(found) if known is None}
-        looked_up = await self._look_up(missing, deadline) if missing else {}
-        return [known if known is not None else looked_up[keyed[i][1:]] for i, known in enumerate(found)]
+        return keyed, found
 
     async def do(self, here: bool, work: Callable[[], T], deadline: Deadline) -> T:
         """Run ``work`` here, or where it would hold up the event loop in a thread."""
@@ -202,12 +211,12 @@ class PredictionService:
         reading.check_strict()
 
     async def _look_up(
-        self, missing: Mapping[tuple[bytes, Backend | None], Mapping[str, Any]], deadline: Deadline
-    ) -> dict[tuple[bytes, Backend | None], Known | CdmppError]:
+        self, missing: Mapping[_Key, Mapping[str, Any]], deadline: Deadline
+    ) -> dict[_Key, Known | CdmppError]:
         """TIR and hashes, by their words and backend."""
-        found: dict[tuple[bytes, Backend | None], Known | CdmppError] = {}
-        texts: dict[tuple[bytes, Backend | None], TirText] = {}
-        hashes: dict[str, list[tuple[bytes, Backend | None]]] = {}
+        found: dict[_Key, Known | CdmppError] = {}
+        texts: dict[_Key, TirText] = {}
+        hashes: dict[str, list[_Key]] = {}
         for key, fields in missing.items():
             if "hash" in fields:
                 hashes.setdefault(fields["hash"], []).append(key)
@@ -221,15 +230,10 @@ class PredictionService:
         try:
             async with asyncio.timeout_at(deadline.at):
                 stored = await self._stored(list(hashes))
-                for hash, keys in hashes.items():
-                    for key in keys:
-                        form = stored.get(hash)
-                        if form is None:
-                            found[key] = unknown_program(hash)
-                        elif "operator" in form:
-                            found[key] = _operator(form, key[1])
-                        else:
-                            texts[key] = _tir(form, key[1])
+                work = partial(_registered, hashes, stored)
+                of_store, texts_of_store = await self.do(len(stored) <= _INLINE_ITEMS, work, deadline)
+                found |= of_store
+                texts |= texts_of_store
                 if texts:
                     encoded = await self._sandbox.encode_tirs(list(texts.values()))
                     for key, program in zip(texts, encoded, strict=True):
@@ -339,6 +343,24 @@ def _operator(form: Mapping[str, Any], backend: Backend | None) -> Known | Cdmpp
         return Known.of(TensorProgram.from_operator(form, backend or "library"))
     except CdmppError as error:
         return error
+
+
+def _registered(
+    hashes: Mapping[str, Sequence[_Key]], stored: Mapping[str, Mapping[str, Any]]
+) -> tuple[dict[_Key, Known | CdmppError], dict[_Key, TirText]]:
+    """What the store's forms are, and the texts among them, which are read elsewhere."""
+    found: dict[_Key, Known | CdmppError] = {}
+    texts: dict[_Key, TirText] = {}
+    for hash, keys in hashes.items():
+        for key in keys:
+            form = stored.get(hash)
+            if form is None:
+                found[key] = unknown_program(hash)
+            elif "operator" in form:
+                found[key] = _operator(form, key[1])
+            else:
+                texts[key] = _tir(form, key[1])
+    return found, texts
 
 
 def _tir(form: Mapping[str, Any], backend: Backend | None) -> TirText:
