@@ -26,7 +26,9 @@ CODES = {
 
 
 def test_the_table_above_is_complete() -> None:
-    assert {cls.__name__ for cls in CdmppError.__subclasses__()} == set(CODES)
+    # The service derives from them too, where other tests have loaded it.
+    own = [cls for cls in CdmppError.__subclasses__() if cls.__module__ == errors.__name__]
+    assert {cls.__name__ for cls in own} == set(CODES)
 
 
 @pytest.mark.parametrize(("name", "code", "builtin"), [(name, *rest) for name, rest in CODES.items()])

@@ -185,5 +185,7 @@ def options(url: str, api_key: str | None, transport: Any) -> dict[str, Any]:
 
 
 def by_code() -> dict[str, type[CdmppError]]:
-    """Error classes by their code."""
-    return {kind.code: kind for kind in CdmppError.__subclasses__()}
+    """Error classes of the package by their code."""
+    # Not those that somebody else derives in this process: what is raised shall not depend on it.
+    kinds = (kind for kind in CdmppError.__subclasses__() if kind.__module__ == CdmppError.__module__)
+    return {kind.code: kind for kind in kinds}
