@@ -24,7 +24,7 @@ from cdmpp.features.schema import WIDTH
 from cdmpp.features.walk import MAX_LEAVES
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.question import Backend
-from server.sandbox.jobs import MAX_MESSAGE, MAX_NAME
+from server.sandbox.frames import MAX_MESSAGE, MAX_NAME
 
 _ERRORS: dict[str, type[CdmppError]] = {
     kind.code: kind for kind in (InvalidProgramError, UnsupportedOperatorError, MissingDependencyError)

@@ -14,6 +14,8 @@ PREFIX = struct.Struct("!IQ")
 #: Bounds on what a worker may answer: features of the largest program take 1 MB, an ONNX model of ten
 #: thousand programs 5 MB.
 MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES = 16 * 2**20, 16 * 2**20
+#: Names and messages are cut here (characters): they may hold whatever a stranger wrote.
+MAX_NAME, MAX_MESSAGE = 400, 1000
 
 #: What a worker reads.
 TIR_KINDS = ("tvm_json", "tvmscript")

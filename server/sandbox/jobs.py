@@ -12,10 +12,7 @@ from cdmpp.features.bulk import MAX_TOTAL
 from cdmpp.features.encode import encode_tvm_json
 from cdmpp.frontends.onnx_library import onnx_library_graph
 from cdmpp.frontends.request import program_from_request
-from server.sandbox.frames import ONNX_KIND, TIR_KINDS
-
-#: Names and messages are cut here: they may hold whatever a stranger wrote.
-MAX_NAME, MAX_MESSAGE = 400, 1000
+from server.sandbox.frames import MAX_MESSAGE, MAX_NAME, ONNX_KIND, TIR_KINDS
 
 Reply = tuple[dict[str, Any], bytes]
 
