@@ -511,6 +511,7 @@ def test_a_worker_that_ends_is_an_error_of_its_own() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.tvm
 def test_no_text_is_parsed_in_the_service() -> None:
     """Neither TVM nor the reader of ONNX models is in its process, whatever was asked."""
