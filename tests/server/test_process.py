@@ -31,6 +31,7 @@ def server() -> Iterator[Server]:
         yield server
 
 
+@pytest.mark.slow
 def test_schemathesis_finds_nothing(server: Server, tmp_path: Path) -> None:
     """All of its checks at their defaults: the published schema is exact."""
     done = subprocess.run(
@@ -41,7 +42,8 @@ def test_schemathesis_finds_nothing(server: Server, tmp_path: Path) -> None:
         cwd=tmp_path, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert "No issues found" in done.stdout
+    # It may still warn, as of model names that it cannot guess.
+    assert re.search(r"(\d{3,}) generated, \1 passed", done.stdout), done.stdout[-3000:]
 
 
 def test_a_huge_body_is_refused_while_it_arrives(server: Server) -> None:
