@@ -15,6 +15,7 @@ from cdmpp.errors import CdmppError
 from server.body import JSON, read_body, read_json_body
 from server.deadline import Deadline
 from server.disconnect import unless_gone
+from server.garbage import rare_searches
 from server.gate import Gate
 from server.models import Models, fingerprint, load_model
 from server.operate.surround import count_items
@@ -59,7 +60,8 @@ async def opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     # The thread that computes would otherwise keep the event loop waiting for 5 ms at each of its turns.
     sys.setswitchinterval(_SWITCH_S)
     async with state.batcher.running():
-        yield
+        with rare_searches():
+            yield
 
 
 @router.post("/predict", summary="Predict latencies", response_class=Response)
