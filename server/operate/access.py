@@ -99,7 +99,9 @@ def unauthorized() -> ProblemError:
 
 def forbidden() -> ProblemError:
     """What a user's key is told where an administrator's is needed."""
-    return ProblemError("forbidden", "this needs an administrator's key", "send one of admin_key_hashes")
+    return ProblemError(
+        "forbidden", "this needs an administrator's key", "send a key whose hash is in admin_key_hashes"
+    )
 
 
 @dataclass
@@ -163,7 +165,7 @@ class Rates:
             raise ProblemError(
                 "rate_limited",
                 "too many requests or items from this sender",
-                f"come back in {wait_s:.1f} s",
+                f"come back in {max(wait_s, 0.01):.2f} s",
                 headers={"retry-after": str(math.ceil(wait_s))},
             )
         bucket.requests -= 1

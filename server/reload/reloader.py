@@ -56,6 +56,7 @@ class Reloader:
             before = models.base.model_id
             seen = await run_sync(fingerprint, self._folder)
             if seen == self._loaded and not self._state.not_ready:
+                _log.info("nothing has changed in the model folder: %s goes on", before)
                 return before
             try:
                 predictor = await run_sync(_load, self._folder)
