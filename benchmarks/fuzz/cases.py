@@ -14,6 +14,8 @@ from benchmarks.fuzz import models, mutate, seeds
 JSON, OCTETS, TENSORS = "application/json", "application/octet-stream", "application/vnd.safetensors"
 #: Items of one request, where each is a case.
 _ITEMS, _TEXTS = 64, 16
+#: From 80 records on /adapt trains a network: a minute's work, which is no matter of reading.
+MAX_RECORDS = 60
 
 
 @dataclass(frozen=True)
@@ -186,6 +188,13 @@ def _observe() -> dict[str, Any]:
     )
 
 
+def _adapt(rng: random.Random) -> Request:
+    body = mutate.json_value(rng, seeds.adapt_body())
+    if isinstance(body, dict) and isinstance(body.get("records"), list):
+        body["records"] = body["records"][:MAX_RECORDS]
+    return Request("/adapt", JSON, mutate.dumps(rng, body))
+
+
 SURFACES = (
     Surface("operator items", "/predict", 0.38, _items),
     Surface("bodies of /predict", "/predict", 0.10, _body("/predict", seeds.predict_body)),
@@ -199,5 +208,5 @@ SURFACES = (
     Surface("bodies of /programs", "/programs", 0.02,
             _body("/programs", lambda: {"programs": [dict(p) for p in seeds.operators()[:3]]})),
     # Adapting is work, not an answer: it takes as long as it takes.
-    Surface("bodies of /adapt", "/adapt", 0.01, _body("/adapt", seeds.adapt_body), limit_s=60.0),
+    Surface("bodies of /adapt", "/adapt", 0.01, _adapt, limit_s=60.0),
 )  # fmt: skip

@@ -36,7 +36,8 @@ def problems(status: int, media: str, body: bytes, cases: int) -> list[str]:
     if cases > 1 and (not isinstance(results, list) or len(results) != cases):
         return [f"{cases} items, other results: {body[:200]!r}"]
     answers = [*(results or []), *(said.get("points") or [])]
-    for program in said.get("programs") or []:
+    programs = said.get("programs")  # of /adapt: a number
+    for program in programs if isinstance(programs, list) else []:
         answers += program.get("answers") or []
     return [wrong for answer in answers if (wrong := _result(answer))]
 

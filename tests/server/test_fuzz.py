@@ -122,6 +122,7 @@ def test_an_answer_that_is_none_is_seen(status: int, media: str, said: object, c
     [
         (200, "application/json", {"results": [RESULT, ERROR]}, 2),
         (200, "application/json", {"accepted": 0}, 1),
+        (200, "application/json", {"programs": 3}, 1),
         (504, PROBLEM, {"status": 504, "code": "deadline_exceeded", "detail": "x"}, 16),
     ],
 )
