@@ -37,7 +37,8 @@ def test_schemathesis_finds_nothing(server: Server, tmp_path: Path) -> None:
     done = subprocess.run(
         [
             sys.executable, "-m", "schemathesis.cli", "run", f"http://127.0.0.1:{server.port}/openapi.json",
-            "--checks", "all", "--max-examples", "25", "--seed", "1", "--no-color",
+            # This machine may be busy; how soon it answers is a benchmark's.
+            "--checks", "all", "--request-timeout", "60", "--max-examples", "25", "--seed", "1", "--no-color",
         ],
         cwd=tmp_path, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
