@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import uvicorn
 
-from benchmarks.http import free_port
+from benchmarks.serving.process import free_port
 from server.app import create_app
 from server.settings import Settings
 

@@ -20,7 +20,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from benchmarks.http import free_port
+from benchmarks.serving.process import free_port
 from server.app import create_app
 from server.operate.access import new_key
 from server.operate.logs import JsonFormatter, TextFormatter, log_config, request_id, request_log

@@ -15,7 +15,7 @@ import httpx2
 import pytest
 from sqlalchemy import create_engine, select
 
-from benchmarks.http import free_port
+from benchmarks.serving.process import free_port
 from server.observe.tables import database_url, observations
 from tests.server.conftest import LINEAR
 
