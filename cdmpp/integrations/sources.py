@@ -6,7 +6,7 @@ from os import PathLike, fspath
 from typing import Any, Protocol, cast
 
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.errors import DataError
+from cdmpp.errors import DataError, InvalidDeviceError
 from cdmpp.features.bulk import FeatureAnswers, FeatureQuestions
 from cdmpp.measure.targets import configurations
 from cdmpp.predictor import LatencyPredictor
@@ -62,4 +62,12 @@ def host_of(target: str) -> DeviceSpec:
     InvalidDeviceError
         The target is not one of this machine's CPU: the device must be named.
     """
-    return configurations((target,))[0].device
+    try:
+        return configurations((target,))[0].device
+    except InvalidDeviceError as error:
+        # TVM passes the message on, not the hint, which is the command line's.
+        raise InvalidDeviceError(
+            f"{error.message} Give CdmppCostModel a device=, or the target the instruction set of this"
+            ' machine ("mcpu": "x86-64-v3")',
+            hint="pass device=, a name or a specification",
+        ) from None

@@ -169,7 +169,7 @@ def test_a_gpu_has_to_be_named(tvm: Any, draw: Draw) -> None:
     context, candidates = draw(2)
     elsewhere = SimpleNamespace(mod=context.mod, target=tvm.target.Target({"kind": "cuda", "arch": "sm_80"}))
     made = CdmppCostModel(Simple())._inst
-    with pytest.raises(InvalidDeviceError):
+    with pytest.raises(InvalidDeviceError, match="device="):
         made.predict(elsewhere, candidates)
 
 
