@@ -36,6 +36,14 @@ class Supervisor(Multiprocess):
         self._siblings = siblings
         self._to_reload: list[Process] = []
 
+    def terminate_all(self) -> None:
+        """Tell the workers to end."""
+        super().terminate_all()
+        # With the workers' own copies the last of the port goes. Else connections would still be taken from
+        # new clients, by nobody, until this process ends as well.
+        for each in self.sockets:
+            each.close()
+
     def handle_hup(self) -> None:
         """Have every worker reload its model."""
         self._to_reload = list(self.processes)

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -189,6 +190,36 @@ def test_stopping_finishes_what_was_taken(workers: int) -> None:
         assert server.process.wait(120) in (0, -signal.SIGTERM)
         thread.join()
     assert answers == [(200, len(items))]
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_service_that_ends_refuses_new_connections_and_answers_what_was_begun(workers: int) -> None:
+    body = json.dumps({"items": [{"program": LINEAR, "device": "t4"}]}).encode()
+    head = (
+        b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nExpect: 100-continue\r\n"
+        b"Content-Length: %d\r\n\r\n" % len(body)
+    )
+    with running_server("--workers", str(workers)) as server:
+        address = ("127.0.0.1", server.port)
+        with socket.create_connection(address, timeout=60) as begun:
+            begun.sendall(head)
+            # A worker has it, and waits for the body.
+            assert begun.recv(4096).startswith(b"HTTP/1.1 100 ")
+            server.process.send_signal(signal.SIGTERM)
+            refused = False
+            for _ in range(200):
+                try:
+                    socket.create_connection(address, timeout=60).close()
+                except ConnectionRefusedError:
+                    refused = True
+                    break
+                time.sleep(0.05)
+            begun.sendall(body)
+            answer = begun.recv(4096)
+            assert refused
+            assert answer.startswith(b"HTTP/1.1 200 ")
+            assert b"connection: close" in answer
+        assert server.process.wait(60) in (0, -signal.SIGTERM)
 
 
 @pytest.mark.slow
