@@ -79,7 +79,7 @@ class Worker:
         try:
             ready, _ = await self._exchange(b"", START_S)
         except (WorkerDiedError, WorkerTimeoutError) as error:
-            _log.error("a reading worker did not start: %s: %s", error, self._tail.decode(errors="replace"))
+            _log.error("a reading worker did not start: %s: %s", error, self.last_words)
             raise
         if not ready.get("memory_limited"):
             _log.warning("the system does not tell how much memory is mapped: reading workers have no limit")
@@ -161,8 +161,11 @@ class Worker:
 
     @property
     def last_words(self) -> str:
-        """The end of what the process wrote to standard error, in printable characters."""
-        return self._tail.decode(errors="replace").strip()[-500:]
+        """The end of what the process wrote to standard error, in one line of printable characters.
+
+        Parsers may write what a stranger sent, and the log is read on terminals.
+        """
+        return ascii(self._tail.decode(errors="replace").strip()[-500:])[1:-1]
 
 
 def _environment(folder: str) -> dict[str, str]:

@@ -544,3 +544,10 @@ def test_no_text_is_parsed_in_the_service() -> None:
             cwd=ROOT, capture_output=True, text=True, timeout=250,
         )  # fmt: skip
     assert done.stdout.splitlines() == ["tvm", "200 True", "200", "[]"], done.stdout + done.stderr[-3000:]
+
+
+def test_last_words_are_one_printable_line() -> None:
+    worker = Worker(2**30, tvm=False)
+    worker._tail = b"error:\n\x1b[2J\x00\xff 'quoted' \xe2\x80\xae"
+    assert worker.last_words.isprintable()
+    assert worker.last_words.startswith("error:\\n\\x1b[2J")
