@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.report.markdown import fill, table
+from benchmarks.tuning.results import AT, geometric
 
 NAMES = {
     "random": "random",
@@ -14,6 +15,8 @@ NAMES = {
     "frozen": "cdmpp, frozen",
     "fine-tuned": "cdmpp, fine-tuned",
 }
+#: Tasks beside each other in the figure.
+_ACROSS = 3
 COLOURS = {"random": "0.6", "xgboost": "#e0a458", "frozen": "#1f6f8b", "fine-tuned": "#7a1f5c"}
 
 
@@ -24,7 +27,12 @@ def overview(result: Mapping[str, Any]) -> str:
         return "*No search was finished by every method.*"
     counts = list(next(iter(summary.values())))
     rows = [[NAMES[m], *(f"{each[n]:.3f}" for n in counts)] for m, each in summary.items()]
-    return table([f"best latency / {result['against']}", *(f"{n} trials" for n in counts)], rows)
+    return table([f"best latency / {_against(result)}", *(f"{n} trials" for n in counts)], rows)
+
+
+def _against(result: Mapping[str, Any]) -> str:
+    name, _, trials = result["against"].partition(" ")
+    return f"{NAMES[name]} {trials}"
 
 
 def best(result: Mapping[str, Any]) -> str:
@@ -59,7 +67,7 @@ def reached(result: Mapping[str, Any]) -> str:
         middle = f"{after[len(after) // 2]}" if after else "-"
         within = sum(a <= 32 for a in after)
         rows.append([NAMES[m], f"{found['reached']} of {found['searches']}", f"{within}", middle])
-    return table([f"reached {result['against']}", "searches", "within 32 trials", "median trials"], rows)
+    return table([f"reached {_against(result)}", "searches", "within 32 trials", "median trials"], rows)
 
 
 def settings(result: Mapping[str, Any]) -> str:
@@ -97,34 +105,46 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     names = [each["task"] for each in result["tasks"]]
-    columns = max(len(names), 1)
+    blocks = max(1, -(-len(names) // _ACROSS))
     figure, axes = plt.subplots(
-        2, columns + 1, figsize=(3.1 * (columns + 1), 6.4), constrained_layout=True, squeeze=False
-    )
-    for column, name in enumerate(names):
-        for m in result["methods"]:
-            curves = [c for c in result["curves"] if c["task"] == name and c["method"] == m]
-            for i, curve in enumerate(curves):
-                style: dict[str, Any] = {"color": COLOURS[m], "linewidth": 1.3, "alpha": 0.8}
-                style |= {"label": NAMES[m]} if i == 0 else {}
-                best_us = [None if b is None else 1e6 * b for b in curve["best_s"]]
-                axes[0, column].plot(range(1, len(best_us) + 1), best_us, **style)
-                clock, best_at = zip(
-                    *((t, 1e6 * b) for t, b in curve["time_s"] if b is not None), strict=True
-                )
-                axes[1, column].step(clock, best_at, where="post", **style)
-        axes[0, column].set(title=name, xlabel="measured trials", xscale="log", yscale="log")
-        axes[1, column].set(xlabel="wall time (s)", yscale="log")
-        _few_ticks(axes[0, column])
-        _few_ticks(axes[1, column])
-    axes[0, 0].set_ylabel("best latency (µs)")
-    axes[1, 0].set_ylabel("best latency (µs)")
-    _ratios(result, axes[0, columns])
-    axes[1, columns].set_axis_off()
+        2 * blocks, _ACROSS + 1, figsize=(3.4 * (_ACROSS + 1), 5.6 * blocks), constrained_layout=True,
+        squeeze=False,
+    )  # fmt: skip
+    for axis in axes.flat:
+        axis.set_axis_off()
+    for i, name in enumerate(names):
+        row, column = 2 * (i // _ACROSS), i % _ACROSS
+        _curves(result, name, axes[row, column], axes[row + 1, column])
+        if column == 0:
+            for axis in (axes[row, 0], axes[row + 1, 0]):
+                axis.set_ylabel("best latency (µs)")
+    _ratios(result, axes[0, _ACROSS])
     handles, labels = axes[0, 0].get_legend_handles_labels()
-    axes[1, columns].legend(handles, labels, loc="center", frameon=False)
-    figure.savefig(path, dpi=110)
+    axes[1, _ACROSS].legend(handles, labels, loc="center", frameon=False)
+    figure.savefig(path, dpi=100)
     plt.close(figure)
+
+
+def _curves(result: Mapping[str, Any], name: str, trials: Any, clock: Any) -> None:
+    """One task's searches against trials and against wall time."""
+    lowest = 1e6 * min(min(filter(None, c["best_s"])) for c in result["curves"] if c["task"] == name)
+    for m in result["methods"]:
+        curves = [c for c in result["curves"] if c["task"] == name and c["method"] == m]
+        for i, curve in enumerate(curves):
+            style: dict[str, Any] = {"color": COLOURS[m], "linewidth": 1.3, "alpha": 0.8}
+            style |= {"label": NAMES[m]} if i == 0 else {}
+            best_us = [None if b is None else 1e6 * b for b in curve["best_s"]]
+            trials.plot(range(1, len(best_us) + 1), best_us, **style)
+            points = [(at, 1e6 * b) for at, b in curve["time_s"] if b is not None]
+            clock.step(*zip(*points, strict=True), where="post", **style)
+    trials.set(title=name, xlabel="measured trials", xscale="log")
+    trials.set_xticks([1, 4, *AT], ["1", "4", *map(str, AT)])
+    trials.minorticks_off()
+    clock.set(xlabel="wall time (s)")
+    for axis in (trials, clock):
+        axis.set_axis_on()
+        axis.set(yscale="log", ylim=(0.95 * lowest, 4 * lowest))
+        _few_ticks(axis)
 
 
 def _ratios(result: Mapping[str, Any], axis: Any) -> None:
@@ -138,10 +158,14 @@ def _ratios(result: Mapping[str, Any], axis: Any) -> None:
         for n in range(result["trials"]):
             at = [(c["best_s"][min(n, len(c["best_s"]) - 1)], goals[c["task"], c["seed"]]) for c in curves]
             if all(b is not None for b, _ in at):
-                points.append((n + 1, _geometric([b / goal for b, goal in at])))
+                points.append((n + 1, geometric([b / goal for b, goal in at])))
         axis.plot(*zip(*points, strict=True), color=COLOURS[m], linewidth=1.8)
     axis.axhline(1.0, color="0.3", linewidth=0.8)
-    axis.set(title=f"/ {result['against']}", xlabel="measured trials", xscale="log", ylim=(None, 2.5))
+    axis.set_axis_on()
+    axis.set(title="over XGBModel's last, all tasks", xlabel="measured trials", xscale="log")
+    axis.set(ylim=(0.7, 2.5))
+    axis.set_xticks([1, 4, *AT], ["1", "4", *map(str, AT)])
+    axis.minorticks_off()
 
 
 def _few_ticks(axis: Any) -> None:
@@ -150,9 +174,3 @@ def _few_ticks(axis: Any) -> None:
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
     axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axis.yaxis.set_minor_formatter(NullFormatter())
-
-
-def _geometric(values: Sequence[float]) -> float:
-    from benchmarks.tuning.results import geometric
-
-    return geometric(values)
