@@ -154,7 +154,7 @@ class AsyncPredictorClient:
             except (httpx2.TransportError, TimeoutError) as error:
                 wait_s = attempts.after_error(error, call)
             else:
-                wait = attempts.after_answer(answer)
+                wait = attempts.after_answer(answer, call)
                 if wait is None:
                     return answer
                 wait_s = wait

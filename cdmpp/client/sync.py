@@ -198,7 +198,7 @@ class PredictorClient:
             except (httpx2.TransportError, TimeoutError) as error:
                 wait_s = attempts.after_error(error, call)
             else:
-                wait = attempts.after_answer(answer)
+                wait = attempts.after_answer(answer, call)
                 if wait is None:
                     return answer
                 wait_s = wait

@@ -25,6 +25,8 @@ TIMEOUT_HEADER = "x-request-timeout-s"
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
 #: The service or whatever stands before it has too much to do, or is being restarted.
 _LATER = (429, 502, 503)
+#: What stands before the service says so also where the request arrived and only the answer was lost.
+_BROKEN_OFF = (502,)
 #: The request was not sent, so a second one cannot count twice.
 _NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 _TIMED_OUT = (httpx2.ReadTimeout, httpx2.WriteTimeout, TimeoutError)
@@ -107,9 +109,9 @@ class Attempts:
         """Tells the service until when an answer is of use, so that it need not compute others."""
         return {TIMEOUT_HEADER: f"{self.left_s():.3f}"}
 
-    def after_answer(self, answer: Answer) -> float | None:
+    def after_answer(self, answer: Answer, call: Call) -> float | None:
         """Seconds to wait before another attempt; None: this is the answer."""
-        if answer.status not in _LATER:
+        if answer.status not in _LATER or (call.once and answer.status in _BROKEN_OFF):
             return None
         return self._wait(_retry_after_s(answer.headers))
 

@@ -111,6 +111,23 @@ def test_retry_after_is_respected(asynchronous: bool, waits: list[float]) -> Non
     assert 3 <= waits[0] < 3.2 and 7 <= waits[1] < 7.4
 
 
+def test_measurements_that_may_have_arrived_are_not_sent_again(
+    asynchronous: bool, waits: list[float]
+) -> None:
+    asked: list[str] = []
+
+    def handler(request: httpx2.Request) -> httpx2.Response:
+        asked.append(request.url.path)
+        return httpx2.Response(502, text="Bad Gateway")
+
+    with pytest.raises(ServiceError) as caught:
+        call(handler, asynchronous, "observe", [("abc", 1.0)])
+    assert (caught.value.status, len(asked)) == (502, 1)
+    with pytest.raises(ServiceError):
+        call(handler, asynchronous, "predict", linears(1), "t4", retries=2)
+    assert asked[1:] == ["/predict"] * 3
+
+
 def test_one_that_stays_busy_is_an_error_of_its_own(asynchronous: bool, waits: list[float]) -> None:
     asked: list[int] = []
 
