@@ -54,8 +54,11 @@ class PredictsFeatures(Typed):
 class _Waiting:
     """A request in the queue."""
 
-    def __init__(self, group: Hashable, asked: Any, compute: _Compute) -> None:
+    def __init__(
+        self, group: Hashable, asked: Any, compute: _Compute, on_answers: OnAnswers | None = None
+    ) -> None:
         self.group, self.asked, self.rows, self.compute = group, asked, len(asked), compute
+        self.on_answers = on_answers
         self.future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
         self.taken = 0
         self._missing = self.rows
@@ -95,6 +98,8 @@ class _Part:
         return self.end - self.start
 
 
+#: Told the first row's position and the answers of a batch's part, in the thread that computed them.
+OnAnswers = Callable[[int, Sequence[Prediction]], None]
 #: Answers to the parts of a batch that belong to one group, each as its request wants them; in a thread.
 _Compute = Callable[[list[_Part]], list[Any]]
 
@@ -160,8 +165,12 @@ class Batcher:
         questions: Sequence[Question],
         levels: Sequence[float],
         deadline: Deadline,
+        on_answers: OnAnswers | None = None,
     ) -> list[Prediction]:
-        """Answers in the order of the questions.
+        """Answers in the order of the questions; ``on_answers`` hears those of each batch before.
+
+        It hears them also where the request is refused later on: whoever keeps them finds the same request,
+        sent again, begun.
 
         Raises
         ------
@@ -179,11 +188,15 @@ class Batcher:
             if len(answers) != sum(map(len, asked)):
                 raise RuntimeError(f"{len(answers)} answers to {sum(map(len, asked))} questions")
             ends = list(accumulate(map(len, asked), initial=0))
-            return [answers[start:end] for start, end in pairwise(ends)]
+            pieces: list[Sequence[Prediction]] = [answers[start:end] for start, end in pairwise(ends)]
+            for part, piece in zip(parts, pieces, strict=True):
+                if part.owner.on_answers is not None:
+                    part.owner.on_answers(part.start, piece)
+            return pieces
 
         # Whatever else a request asks of the same model at the same levels is computed together with this.
         group = (id(predictor), wanted)
-        pieces = await self._wait(_Waiting(group, questions, compute), deadline)
+        pieces = await self._wait(_Waiting(group, questions, compute, on_answers), deadline)
         return list(chain.from_iterable(pieces))
 
     async def ask_features(

@@ -14,7 +14,7 @@ from anyio.to_thread import run_sync
 
 from cdmpp.errors import CdmppError, OverloadedError
 from cdmpp.features.encoded import EncodedProgram
-from cdmpp.prediction import DEFAULT_QUANTILES, ErrorInfo, Question
+from cdmpp.prediction import DEFAULT_QUANTILES, ErrorInfo, Prediction, Question
 from cdmpp.predictor import LatencyPredictor
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.question import Backend
@@ -273,21 +273,26 @@ class PredictionService:
                 reading.answer(each.position, before)
         if not asked:
             return
-        questions = [_question(group[0]) for group in asked.values()]
-        predictions = await self.batcher.ask(reading.predictor, questions, reading.levels, deadline)
+        groups = list(asked.items())
+        answers: list[Answer | None] = [None] * len(groups)
 
-        def keep() -> None:
-            for (key, group), prediction in zip(asked.items(), predictions, strict=True):
-                if prediction.error is not None:
-                    for each in group:
-                        reading.fail(each.position, each.item, prediction.error)
-                    continue
-                answer = answer_of(prediction, group[0].device.identity[0])
-                self.answers.put(key, answer, len(answer.text) + _KEY_BYTES)
-                for each in group:
+        def keep(start: int, predictions: Sequence[Prediction]) -> None:
+            # As batches end, not at the end: a request past its deadline, sent again, goes on where it was.
+            for position, prediction in enumerate(predictions, start):
+                if prediction.error is None:
+                    key, group = groups[position]
+                    answer = answer_of(prediction, group[0].device.identity[0])
+                    self.answers.put(key, answer, len(answer.text) + _KEY_BYTES)
+                    answers[position] = answer
+
+        questions = [_question(group[0]) for _, group in groups]
+        predictions = await self.batcher.ask(reading.predictor, questions, reading.levels, deadline, keep)
+        for (_, group), prediction, answer in zip(groups, predictions, answers, strict=True):
+            for each in group:
+                if answer is not None:
                     reading.answer(each.position, answer)
-
-        await self.do(len(questions) <= _INLINE_ITEMS, keep, deadline)
+                elif prediction.error is not None:
+                    reading.fail(each.position, each.item, prediction.error)
         reading.check_strict()
 
 

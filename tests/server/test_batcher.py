@@ -189,6 +189,25 @@ def test_past_its_deadline_a_request_is_refused_and_not_computed() -> None:
     run(scenario)
 
 
+def test_answers_are_heard_of_as_batches_end_also_where_the_request_is_refused() -> None:
+    async def scenario(batcher: Batcher) -> None:
+        recorder = Recorder()
+        heard: list[tuple[int, list[str]]] = []
+
+        def on_answers(start: int, answers: Sequence[Prediction]) -> None:
+            heard.append((start, names(answers)))
+            recorder.go.clear()  # the next batch takes longer than the request has
+
+        questions = [question(n) for n in range(1, 13)]
+        with pytest.raises(ProblemError) as refused:
+            await batcher.ask(recorder, questions, LEVELS, Deadline(1.0), on_answers)
+        assert refused.value.status == 504
+        assert heard == [(0, [q.program.name for q in questions[:8]])]
+        recorder.go.set()
+
+    run(scenario)
+
+
 def test_a_deadline_that_has_passed_is_not_even_queued() -> None:
     async def scenario(batcher: Batcher) -> None:
         recorder = Recorder()
