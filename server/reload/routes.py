@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import multiprocessing
 import signal
 import threading
 from collections.abc import AsyncIterator
@@ -19,6 +20,7 @@ from server.problems import ProblemError
 from server.reload.reloader import Reloader, ReloadRefusedError
 from server.reload.siblings import Outcome, Siblings
 from server.room import Schema
+from server.sandbox.confine import die_with_parent
 from server.settings import Settings
 
 router = APIRouter()
@@ -87,6 +89,10 @@ async def opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, on_signal)
     if siblings is not None:
         siblings.tell(outcome)
+        supervisor = multiprocessing.parent_process()
+        if supervisor is not None and supervisor.pid is not None:
+            # Else workers whose supervisor was killed would keep the port from the next one.
+            die_with_parent(supervisor.pid, signal.SIGTERM)
     try:
         yield
     finally:

@@ -16,13 +16,13 @@ MAX_OPEN_FILES = 32
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 
 
-def die_with_parent(parent: int) -> None:
-    """End this process when the service's ends, also after kill -9 of the service (on Linux).
+def die_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
+    """End this process by a signal when the service's ends, also after kill -9 of the service (on Linux).
 
     Elsewhere the end of the pipe tells an idle worker, and each job's alarm one that is busy.
     """
     if sys.platform == "linux":
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _prctl(_PR_SET_PDEATHSIG, by)
         if os.getppid() != parent:  # it ended before the line above
             os._exit(1)
 

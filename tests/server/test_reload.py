@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -241,6 +242,22 @@ def test_a_worker_that_dies_is_replaced() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing tells a process of its parent's end")
+def test_workers_end_with_their_supervisor() -> None:
+    with running_server("--workers", "2") as server:
+        server.process.kill()
+        refused = False
+        for _ in range(400):
+            try:
+                socket.create_connection(("127.0.0.1", server.port), timeout=60).close()
+            except ConnectionRefusedError:
+                refused = True
+                break
+            time.sleep(0.05)
+        assert refused
+
+
 def test_a_service_that_cannot_start_says_so_and_ends(tmp_path: Path) -> None:
     from cdmpp.demo import DemoError
 
