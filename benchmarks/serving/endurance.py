@@ -15,7 +15,6 @@ from benchmarks.serving.load import Tally, closed_loop, open_loop
 from benchmarks.serving.process import Served, running
 from benchmarks.serving.questions import bodies, distinct, program, repeated
 
-
 #: New questions that fill every cache of the service at its default bounds.
 FILLING = 70_000
 
