@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-#: All of them were trained on: a device that was not costs one more pass for each of its peers.
+#: Two that the model was trained on and two that ask their peers, which is more work.
 DEVICES = ("t4", "l4", "a100-pcie-40gb", "h100-sxm5-80gb")
 
 
