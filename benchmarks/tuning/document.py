@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report.markdown import fill, table
+from benchmarks.report.markdown import fill, percent, table
 from benchmarks.tuning.results import AT, geometric
 
 NAMES = {
@@ -44,6 +44,36 @@ def best(result: Mapping[str, Any]) -> str:
             rows.append([name, NAMES[m], *(f"{1e6 * s:.1f}" for s in found.values())])
     counts = list(result["tasks"][0]["best_s"][result["methods"][0]]) if result["tasks"] else []
     return table(["task", "cost model", *(f"{n} trials" for n in counts)], rows, left=2)
+
+
+def verdict(result: Mapping[str, Any]) -> str:
+    """The two goals: trials to reach what TVM's model has in the end, and time of a round."""
+    theirs, lines = result["per_round"]["xgboost"]["search_s"], []
+    for m in ("frozen", "fine-tuned"):
+        if m not in result["summary"]:
+            continue
+        ratio, means = result["summary"][m].get("32", float("nan")), mean_ratios(result, m)
+        trials = next((n for n, value in means if value <= 1.0), None)
+        reached_at = "not reached" if trials is None else f"reached with {trials} trials"
+        mine = result["per_round"][m]["search_s"]
+        lines.append(
+            f"- {NAMES[m]}: at 32 trials {percent(abs(ratio - 1))} {'above' if ratio > 1 else 'below'} what "
+            f"XGBModel has in the end (goal {'missed' if ratio > 1 else 'met'}; {reached_at}); a round's "
+            f"search takes {mine / theirs:.2f} of XGBModel's (goal {'missed' if mine > theirs else 'met'})."
+        )
+    return "\n".join(lines)
+
+
+def mean_ratios(result: Mapping[str, Any], method: str) -> list[tuple[int, float]]:
+    """(Trials, geometric mean over all searches of the best latency over XGBModel's last), where defined."""
+    goals = {(c["task"], c["seed"]): c["best_s"][-1] for c in result["curves"] if c["method"] == "xgboost"}
+    curves = [c for c in result["curves"] if c["method"] == method]
+    points = []
+    for n in range(result["trials"] if goals else 0):
+        at = [(c["best_s"][min(n, len(c["best_s"]) - 1)], goals[c["task"], c["seed"]]) for c in curves]
+        if all(b is not None for b, _ in at):
+            points.append((n + 1, geometric([b / goal for b, goal in at])))
+    return points
 
 
 def rounds(result: Mapping[str, Any]) -> str:
@@ -86,7 +116,14 @@ def settings(result: Mapping[str, Any]) -> str:
 
 def document(result: Mapping[str, Any], text: str) -> str:
     """The page with its generated parts anew."""
-    parts = {"settings": settings, "overview": overview, "reached": reached, "rounds": rounds, "best": best}
+    parts = {
+        "settings": settings,
+        "overview": overview,
+        "verdict": verdict,
+        "reached": reached,
+        "rounds": rounds,
+        "best": best,
+    }
     return fill(text, {name: make(result) for name, make in parts.items()})
 
 
@@ -149,17 +186,9 @@ def _curves(result: Mapping[str, Any], name: str, trials: Any, clock: Any) -> No
 
 def _ratios(result: Mapping[str, Any], axis: Any) -> None:
     """Geometric mean over all searches, trial by trial."""
-    goals = {(c["task"], c["seed"]): c["best_s"][-1] for c in result["curves"] if c["method"] == "xgboost"}
-    if not goals:
-        return
     for m in result["methods"]:
-        curves = [c for c in result["curves"] if c["method"] == m]
-        points = []
-        for n in range(result["trials"]):
-            at = [(c["best_s"][min(n, len(c["best_s"]) - 1)], goals[c["task"], c["seed"]]) for c in curves]
-            if all(b is not None for b, _ in at):
-                points.append((n + 1, geometric([b / goal for b, goal in at])))
-        axis.plot(*zip(*points, strict=True), color=COLOURS[m], linewidth=1.8)
+        if points := mean_ratios(result, m):
+            axis.plot(*zip(*points, strict=True), color=COLOURS[m], linewidth=1.8)
     axis.axhline(1.0, color="0.3", linewidth=0.8)
     axis.set_axis_on()
     axis.set(title="over XGBModel's last, all tasks", xlabel="measured trials", xscale="log")

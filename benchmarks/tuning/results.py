@@ -100,8 +100,8 @@ def summarise(searches: Sequence[Mapping[str, Any]], trials: int) -> dict[str, A
         "curves": [
             {
                 "task": t, "seed": s, "method": m,
-                "best_s": [None if math.isinf(b) else b for b in best_so_far(by[t, s, m])],
-                "time_s": [[clock, None if math.isinf(b) else b] for clock, b in over_time(by[t, s, m])],
+                "best_s": [_short(b) for b in best_so_far(by[t, s, m])],
+                "time_s": [[_short(clock), _short(b)] for clock, b in over_time(by[t, s, m])],
             }
             for t, s in pairs for m in methods
         ],
@@ -137,6 +137,11 @@ def mean(values: Iterable[float]) -> float:
     """Arithmetic mean."""
     found = list(values)
     return sum(found) / len(found)
+
+
+def _short(value: float) -> float | None:
+    """Five digits for a curve; None for what is not there yet."""
+    return None if math.isinf(value) else float(f"{value:.5g}")
 
 
 def _order(searches: Sequence[Mapping[str, Any]]) -> Any:
