@@ -29,7 +29,8 @@ class Deadline:
 
     def __init__(self, after_s: float) -> None:
         self.after_s = after_s
-        self.at = asyncio.get_running_loop().time() + after_s
+        self._loop = asyncio.get_running_loop()
+        self.at = self._loop.time() + after_s
 
     @classmethod
     def of(cls, request: Request, settings: Settings) -> Deadline:
@@ -57,8 +58,8 @@ class Deadline:
         return cls(min(asked, settings.deadline_s))
 
     def left_s(self) -> float:
-        """Seconds until then; negative when it has passed."""
-        return self.at - asyncio.get_running_loop().time()
+        """Seconds until then, from any thread; negative when it has passed."""
+        return self.at - self._loop.time()
 
     def exceeded(self) -> ProblemError:
         """What a request past its deadline is told (504)."""

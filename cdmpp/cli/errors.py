@@ -32,6 +32,9 @@ _EXTRAS = {
     "uvicorn": "server",
     "pydantic_settings": "server",
     "starlette": "server",
+    "sqlalchemy": "server",
+    "prometheus_client": "server",
+    "psycopg": "postgres",
     "anyio": "server",
 }
 

@@ -126,6 +126,9 @@ def read_id(text: str) -> PredictedBefore:
         raw = base64.b64decode(text.encode("ascii") + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)
     except (UnicodeEncodeError, binascii.Error):
         raise ValueError("this is not a prediction_id") from None
+    # Python also reads the other alphabet, and bits that stand for nothing.
+    if base64.urlsafe_b64encode(raw).rstrip(b"=").decode() != text:
+        raise ValueError("this is not a prediction_id, or not all of it")
     content, check = raw[:-_CHECK_BYTES], raw[-_CHECK_BYTES:]
     if len(content) < _HEAD.size or _checksum(content) != check:
         raise ValueError("this is not a prediction_id, or not all of it")

@@ -31,6 +31,9 @@ from server.problems import ProblemError
 _log = logging.getLogger(__name__)
 #: A batch of this size computes as well as a larger one: it waits for nobody.
 _WORTH_WAITING_ROWS = 32
+#: A request is taken only where the rows before it need no more than this share of its time, at the present
+#: rate: one that would be late in the end is better told at once, before it costs anything.
+_SHARE_OF_DEADLINE = 0.5
 
 
 class Predicts(Typed):
@@ -225,6 +228,7 @@ class Batcher:
             raise deadline.exceeded()
         if self._queued_rows and self._queued_rows + waiting.rows > self._max_queued_rows:
             raise self._full()
+        self.admit(deadline)
         self._queue.append(waiting)
         self._queued_rows += waiting.rows
         self._work.set()
@@ -237,6 +241,16 @@ class Batcher:
             if waiting.left:
                 self._queued_rows -= waiting.left
                 self._queue.remove(waiting)
+
+    def admit(self, deadline: Deadline) -> None:
+        """Refuse (503) what would wait too long; from any thread.
+
+        For callers that want to know before they read what was sent: under overload reading what cannot be
+        answered would take the time of what can.
+        """
+        left_s = max(deadline.left_s(), 0.0)
+        if self._queued_rows > _SHARE_OF_DEADLINE * left_s * self._rows_per_s + self._max_batch_rows:
+            raise self._full()
 
     def _full(self) -> ProblemError:
         seconds = max(1, math.ceil(self._queued_rows / self._rows_per_s))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,8 +123,12 @@ class Reader:
             raise self._refused(value)
         return envelope
 
-    def read(self, envelope: Envelope, predictor: LatencyPredictor) -> Reading:
+    def read(
+        self, envelope: Envelope, predictor: LatencyPredictor, admit: Callable[[], None] = lambda: None
+    ) -> Reading:
         """Find the answers of items that were asked before, and programs and devices of the others.
+
+        ``admit`` is called before the first item that has to be read, and may refuse the request.
 
         Raises
         ------
@@ -135,6 +140,7 @@ class Reader:
             predictor, tuple(envelope.quantiles), strict, [None] * len(items), [None] * len(items)
         )
         context = reading.context
+        admitted = False
         for position, raw in enumerate(items):
             if not strict:
                 try:
@@ -145,6 +151,9 @@ class Reader:
                     reading.ids[position] = raw.get("id")
                     reading.answer(position, found)
                     continue
+            if not admitted:
+                admit()
+                admitted = True
             try:
                 item = Item.model_validate(raw)
             except ValidationError:

@@ -105,7 +105,8 @@ class PredictionService:
             envelope = await self.do(small, partial(self._reader.parse, body), deadline)
             on_items(len(envelope.items))
             predictor = await self.model(envelope.model)
-            reading = await self.do(small, partial(self._reader.read, envelope, predictor), deadline)
+            admit = partial(self.batcher.admit, deadline)
+            reading = await self.do(small, partial(self._reader.read, envelope, predictor, admit), deadline)
             known = len(reading.kinds)
             if reading.open:
                 await self._resolve(reading, deadline)

@@ -69,7 +69,7 @@ def test_an_unexpected_exception_is_one_line(run: Run, monkeypatch: pytest.Monke
 
 def test_a_missing_package_names_the_extra(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: object) -> None:
-        raise ModuleNotFoundError("No module named 'onnx'", name="onnx.checker")
+        raise ModuleNotFoundError("No module named 'tvm'", name="tvm.relax")
 
     monkeypatch.setattr(predict_module, "_programs", missing)
     result = run("predict", LINEAR, "--device", "t4")
