@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -64,7 +65,7 @@ class Reading:
     @property
     def context(self) -> Any:
         """What the answers of a whole request have in common."""
-        return (self.predictor.model_id, self.levels)
+        return _context(self.predictor.model_id, self.levels)
 
     def answer(self, position: int, answer: Answer) -> None:
         """Note an item's answer."""
@@ -80,6 +81,12 @@ class Reading:
         if self.strict and self.failed:
             position = min(self.failed)
             raise refusal(position, *self.failed[position])
+
+
+@lru_cache(maxsize=256)
+def _context(model_id: str, levels: tuple[float, ...]) -> Any:
+    """One object for all requests that share it: every remembered answer holds on to it."""
+    return (model_id, levels)
 
 
 def answer_key(
