@@ -105,6 +105,8 @@ def _template(text: str) -> Template:
 
 
 def _axes(texts: list[str]) -> dict[str, list[Any]]:
+    from cdmpp.programs.operators import read_value
+
     axes: dict[str, list[Any]] = {}
     for text in texts:
         name, equals, values = text.partition("=")
@@ -112,22 +114,11 @@ def _axes(texts: list[str]) -> dict[str, list[Any]]:
             raise DataError(
                 f"--axis {text!r} is not NAME=A,B,... or says an axis twice", hint="for example m=1,2,4,8"
             )
-        read = [_value(value.strip()) for value in values.split(",")]
+        read = [read_value(value.strip()) for value in values.split(",")]
         if any(isinstance(value, str) for value in read):
             read = [value.strip() for value in values.split(",")]
         axes[name.strip()] = read
     return axes
-
-
-def _value(text: str) -> Any:
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 def _print(curve: Curve, protocol: Protocol) -> None:

@@ -404,11 +404,12 @@ def parse_operator(text: str) -> OperatorSpec:
                 f"{text!r}: {part!r} is not key=value or says a key twice",
                 hint="write an operator as linear:m=512,n=4096,k=1024,dtype=float16",
             )
-        fields[key.strip()] = _read_value(value.strip())
+        fields[key.strip()] = read_value(value.strip())
     return make_operator(fields)
 
 
-def _read_value(text: str) -> Any:
+def read_value(text: str) -> Any:
+    """A value as it is written in text: a flag, a number, else the text itself."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for kind in (int, float):

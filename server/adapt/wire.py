@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field
 
 from cdmpp.adaptation.samplers import Sampler
 from cdmpp.evaluation.tables import BELIEVABLE_S
 from cdmpp.programs.question import DEFAULT_PROTOCOL, Backend, Framework, Protocol
 from server.predict.wire import Device, RegisteredProgram
+from server.wire import WholeNumber, limited
 
 _CLOSED = ConfigDict(extra="forbid", strict=True)
-
-
-def _whole_number(value: Any) -> Any:
-    """5.0 is an integer to JSON Schema."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-_WholeNumber = BeforeValidator(_whole_number)
 
 
 class Record(BaseModel):
@@ -45,25 +37,19 @@ class AdaptRequest(BaseModel):
     device: Device
     records: Annotated[list[Record], Field(min_length=1, max_length=10_000)]
     k: Annotated[
-        Annotated[int, Field(ge=1, le=100_000), _WholeNumber] | None,
+        Annotated[int, Field(ge=1, le=100_000), WholeNumber] | None,
         Field(
             description="Use so many records, chosen without their latencies, and report the error on the "
             "others. Without it all are used."
         ),
     ] = None
     sampler: Annotated[Sampler, Field(description="How k records are chosen.")] = "kmeans"
-    seed: Annotated[int, Field(ge=0, le=2**31 - 1), _WholeNumber] = 0
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1), WholeNumber] = 0
 
 
-@lru_cache
 def adapt_request_model(max_items: int) -> type[AdaptRequest]:
     """:class:`AdaptRequest` with another limit on the number of records."""
-    return create_model(
-        "AdaptRequest",
-        __base__=AdaptRequest,
-        __doc__=AdaptRequest.__doc__,
-        records=(Annotated[list[Record], Field(min_length=1, max_length=max_items)], ...),
-    )
+    return limited(AdaptRequest, "records", max_items)
 
 
 class CrossValidated(BaseModel):

@@ -22,6 +22,7 @@ from cdmpp.errors import DataError
 from cdmpp.prediction import DEFAULT_QUANTILES
 from cdmpp.programs.question import DEFAULT_PROTOCOL, Backend, Framework, Protocol
 from server.predict.wire import MAX_QUANTILES, Device, ErrorInfo, Level, OperatorProgram, Seconds
+from server.wire import WholeNumber
 
 MAX_DEVICES = 100
 _CLOSED = ConfigDict(extra="forbid", strict=True)
@@ -77,11 +78,6 @@ def _template(value: Any) -> Any:
     return value
 
 
-def _whole_number(value: Any) -> Any:
-    """5.0 is an integer to JSON Schema."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
 TemplateProgram = Annotated[OperatorProgram, BeforeValidator(_template), Field(description=_TEMPLATE)]
 
 
@@ -91,7 +87,7 @@ class CountedProgram(BaseModel):
     model_config = _CLOSED
 
     program: TemplateProgram
-    count: Annotated[int, Field(ge=1, le=MAX_COUNT), BeforeValidator(_whole_number)] = 1
+    count: Annotated[int, Field(ge=1, le=MAX_COUNT), WholeNumber] = 1
 
 
 class _Request(BaseModel):

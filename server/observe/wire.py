@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, create_model
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from cdmpp.evaluation.tables import BELIEVABLE_S
 from cdmpp.programs.question import DEFAULT_PROTOCOL, Backend, Framework, Protocol
 from server.observe.ids import MAX_ID
 from server.predict.wire import Device, Program
+from server.wire import limited
 
 _CLOSED = ConfigDict(extra="forbid", strict=True)
 _MEASURED = Field(
@@ -64,15 +64,9 @@ class ObserveRequest(BaseModel):
     observations: Annotated[list[Observed], Field(min_length=1, max_length=10_000)]
 
 
-@lru_cache(maxsize=8)  # making a model takes twenty milliseconds
 def observe_request_model(max_items: int) -> type[ObserveRequest]:
     """:class:`ObserveRequest` with another limit on the number of observations."""
-    return create_model(
-        "ObserveRequest",
-        __base__=ObserveRequest,
-        __doc__=ObserveRequest.__doc__,
-        observations=(Annotated[list[Observed], Field(min_length=1, max_length=max_items)], ...),
-    )
+    return limited(ObserveRequest, "observations", max_items)
 
 
 class _Answer(BaseModel):

@@ -6,7 +6,6 @@ faults are reported item by item. So the models check form here, and meaning is 
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -18,7 +17,6 @@ from pydantic import (
     PlainValidator,
     Tag,
     WithJsonSchema,
-    create_model,
 )
 from pydantic_core import PydanticCustomError
 
@@ -27,6 +25,7 @@ from cdmpp.predictor import DEFAULT_QUANTILES
 from cdmpp.programs.program import PROGRAM_FORMS
 from cdmpp.programs.question import DEFAULT_PROTOCOL, Backend, Framework, Protocol
 from server.observe.ids import MAX_ID as MAX_ID_TOKEN
+from server.wire import limited
 
 #: Bounds on text and on the number of fields: what no honest request comes near.
 MAX_ID, MAX_NAME, MAX_TEXT, MAX_FIELDS, MAX_LIST = 200, 64, 200, 64, 32
@@ -274,15 +273,9 @@ class Envelope(PredictRequest):
     items: list[Any]
 
 
-@lru_cache
 def request_model(max_items: int) -> type[PredictRequest]:
     """:class:`PredictRequest` with another limit on the number of items."""
-    return create_model(
-        "PredictRequest",
-        __base__=PredictRequest,
-        __doc__=PredictRequest.__doc__,
-        items=(Annotated[list[Item], Field(min_length=1, max_length=max_items)], ...),
-    )
+    return limited(PredictRequest, "items", max_items)
 
 
 Seconds = Annotated[float, Field(gt=0)]
@@ -360,15 +353,9 @@ class RegisterRequest(BaseModel):
     programs: Annotated[list[RegisteredProgram], Field(min_length=1, max_length=10_000)]
 
 
-@lru_cache
 def register_request_model(max_items: int) -> type[RegisterRequest]:
     """:class:`RegisterRequest` with another limit on the number of programs."""
-    return create_model(
-        "RegisterRequest",
-        __base__=RegisterRequest,
-        __doc__=RegisterRequest.__doc__,
-        programs=(Annotated[list[RegisteredProgram], Field(min_length=1, max_length=max_items)], ...),
-    )
+    return limited(RegisterRequest, "programs", max_items)
 
 
 class Registered(BaseModel):
