@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.serving.load import Tally, closed_loop, open_loop
+from benchmarks.serving.load import Connection, Tally, closed_loop, open_loop
 from benchmarks.serving.process import Served, running
 from benchmarks.serving.questions import bodies, distinct, program, repeated
 
@@ -129,8 +129,6 @@ def kill_nine(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
 
 
 async def _until_dead(port: int, source: Iterator[bytes]) -> Tally:
-    from benchmarks.serving.load import Connection
-
     tally, dead = Tally(), False
 
     async def work() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -14,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from benchmarks.serving.process import free_port
 
 
 class Postgres:
@@ -28,9 +29,7 @@ class Postgres:
 
     def __init__(self, binaries: Path, folder: Path, as_user: list[str]) -> None:
         self._binaries, self._folder, self._as_user = binaries, folder, as_user
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._port = free.getsockname()[1]
+        self._port = free_port()
         self.url = f"postgresql+psycopg://cdmpp@127.0.0.1:{self._port}/postgres"
         self._server: subprocess.Popen[bytes] | None = None
 
