@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from cdmpp.errors import CdmppError as CdmppError
     from cdmpp.errors import DataError as DataError
     from cdmpp.errors import DeadlineExceededError as DeadlineExceededError
+    from cdmpp.errors import FieldError as FieldError
+    from cdmpp.errors import InfeasibleError as InfeasibleError
     from cdmpp.errors import InvalidDeviceError as InvalidDeviceError
     from cdmpp.errors import InvalidProgramError as InvalidProgramError
     from cdmpp.errors import MeasurementError as MeasurementError
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from cdmpp.errors import ServiceError as ServiceError
     from cdmpp.errors import UnknownDeviceError as UnknownDeviceError
     from cdmpp.errors import UnsupportedOperatorError as UnsupportedOperatorError
+    from cdmpp.planning.kinds import make_plan as make_plan
     from cdmpp.prediction import Predictor as Predictor
     from cdmpp.predictor import LatencyPredictor as LatencyPredictor
     from cdmpp.predictor import Prediction as Prediction
@@ -41,6 +44,7 @@ _HOMES = {
     "Predictor": "cdmpp.prediction",
     "Question": "cdmpp.prediction",
     "predict_curve": "cdmpp.curves",
+    "make_plan": "cdmpp.planning.kinds",
     "PredictorClient": "cdmpp.client",
     "AsyncPredictorClient": "cdmpp.client",
     "DeviceSpec": "cdmpp.devices",
@@ -50,6 +54,8 @@ _HOMES = {
     "CdmppError": "cdmpp.errors",
     "DataError": "cdmpp.errors",
     "DeadlineExceededError": "cdmpp.errors",
+    "FieldError": "cdmpp.errors",
+    "InfeasibleError": "cdmpp.errors",
     "InvalidDeviceError": "cdmpp.errors",
     "InvalidProgramError": "cdmpp.errors",
     "MeasurementError": "cdmpp.errors",

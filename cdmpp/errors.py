@@ -105,6 +105,28 @@ class DeadlineExceededError(CdmppError, RuntimeError):
     code = "deadline_exceeded"
 
 
+class FieldError(CdmppError, ValueError):
+    """A part of a request for replay or a plan is wrong, or contradicts another part.
+
+    Parameters
+    ----------
+    path : str
+        The field, such as ``nodes.3.deps.0``; may be empty.
+    """
+
+    code = "invalid_field"
+
+    def __init__(self, message: str, *, hint: str = "", path: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.path = path
+
+
+class InfeasibleError(FieldError):
+    """No plan keeps the limits of the request; the message says the smallest limit that one would."""
+
+    code = "infeasible"
+
+
 class MissingDependencyError(CdmppError, ImportError):
     """An optional package is needed for this; the hint names the extra to install."""
 

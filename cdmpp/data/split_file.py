@@ -165,13 +165,9 @@ def make_splits(
     }
     networks = [";".join(sorted(found)) for found in networks_of(table)]
     splits = Splits(
-        programs={
-            split: dict(zip(hashes, parts.tolist(), strict=True)) for split, parts in programs.items()
-        },
+        programs={split: dict(zip(hashes, parts.tolist(), strict=True)) for split, parts in programs.items()},
         devices=devices,
-        tasks={
-            digest: task for digest, task in zip(table.tvm.hashes, table.tvm.tasks, strict=True) if task
-        },
+        tasks={digest: task for digest, task in zip(table.tvm.hashes, table.tvm.tasks, strict=True) if task},
         networks=dict(zip(hashes, networks, strict=True)),
         about={
             "test_networks": sorted(test_networks),

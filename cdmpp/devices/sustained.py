@@ -84,4 +84,3 @@ def bandwidth_share(device: DeviceSpec) -> float:
 
 def _clipped(share: float) -> float:
     return min(max(share, _LIMITS[0]), _LIMITS[1])
-

@@ -167,8 +167,8 @@ def _conv2d(s: Sizes, dtype: str, flags: Sizes) -> list[Any]:
 
 _UNARY: dict[str, Callable[[Any], Any]] = {
     "relu": lambda v: te.max(v, te.const(0, _dtype(v))),
-    "gelu": lambda v: v * (
-        te.erf(v * _const(_SLOPE, "float32")) * _const(0.5, "float32") + _const(0.5, "float32")
+    "gelu": lambda v: (
+        v * (te.erf(v * _const(_SLOPE, "float32")) * _const(0.5, "float32") + _const(0.5, "float32"))
     ),
     "tanh": te.tanh,
     "sigmoid": te.sigmoid,

@@ -170,9 +170,7 @@ class Conv2d(OperatorSpec):
                 hint="enlarge h, w or the padding, or shrink the kernel",
             )
         if self.bias and self.direction != "fwd":
-            raise InvalidProgramError(
-                "conv2d: a backward direction has no bias", hint="leave bias out"
-            )
+            raise InvalidProgramError("conv2d: a backward direction has no bias", hint="leave bias out")
         super().check()
 
     def elements(self) -> int:

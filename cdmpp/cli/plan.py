@@ -1,0 +1,145 @@
+"""``cdmpp plan``: a request from a file, its answer as JSON, a table or a picture."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cdmpp.cli.output import JsonOption, ModelOption, on_terminal, print_json
+from cdmpp.compose.watch import Progress, Watch
+from cdmpp.errors import DataError, FieldError
+from cdmpp.planning.kinds import KINDS, Kind, load
+
+plan = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Plans over predicted latencies, each with its baselines and a lower bound (docs/planning.md).",
+)
+FigureOption = Annotated[
+    Path | None, typer.Option("--figure", metavar="PNG", help="Draw the answer (extra `plan`).")
+]
+UrlOption = Annotated[
+    str | None, typer.Option("--url", help="Let the service there price programs, instead of a model here.")
+]
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE.json", help="The request; - for stdin.")]
+
+
+def read_json(path: Path) -> Any:
+    """The JSON value of a file, or of standard input for ``-``.
+
+    Raises
+    ------
+    DataError
+        It cannot be read, or is no JSON.
+    """
+    try:
+        text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read: {error}", hint="give the path of a JSON file") from None
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not JSON: {error}", hint="docs/planning.md has examples") from None
+
+
+def _refuse(word: str) -> None:
+    raise ValueError(f"{word} is not a number of JSON")
+
+
+def answer(
+    kind: Kind, value: Any, model: Path | None = None, url: str | None = None
+) -> tuple[Any, dict[str, Any]]:
+    """Read a request and solve it here, with a progress bar where somebody looks.
+
+    Returns
+    -------
+    request, answer
+    """
+    from cdmpp.compose.solve import finish, price
+
+    request = kind.read(value)
+    asked = request.asked()
+    prices = []
+    if asked:
+        if url is not None:
+            from cdmpp.client import PredictorClient
+
+            with PredictorClient(url) as client:
+                prices = price(asked, client)
+        else:
+            from cdmpp.predictor import LatencyPredictor
+
+            prices = price(asked, LatencyPredictor.load(model))
+    if not on_terminal() or request.budget is None:
+        return request, finish(request, prices)
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    with Bar(
+        TextColumn(kind.name), BarColumn(), TextColumn("{task.fields[found]}"), TimeElapsedColumn(),
+        console=Console(stderr=True), transient=True,
+    ) as bar:  # fmt: skip
+        task = bar.add_task(kind.name, total=1.0, found="")
+
+        def listen(progress: Progress) -> None:
+            best, bound = progress.best, progress.bound
+            found = (
+                "" if best is None else f"best {best:.6g}" + ("" if bound is None else f", bound {bound:.6g}")
+            )
+            bar.update(task, completed=progress.done, found=found)
+
+        return request, finish(request, prices, Watch(request.budget, listen))
+
+
+def present(kind: Kind, request: Any, found: dict[str, Any], as_json: bool, figure: Path | None) -> None:
+    """Print the answer, and write its picture where one is wanted."""
+    if figure is not None:
+        draw_to(figure, kind, request, found)
+    if as_json:
+        print_json(found)
+    else:
+        load(kind.show)(request, found)
+
+
+def draw_to(path: Path, kind: Kind, request: Any, found: dict[str, Any]) -> None:
+    """Write the picture of an answer.
+
+    Raises
+    ------
+    DataError
+        The file cannot be written, or its ending names no format.
+    """
+    drawn = load(kind.draw)(request, found)
+    try:
+        drawn.savefig(path, dpi=120, bbox_inches="tight")
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: {error}", hint="name a file that ends in .png, .svg or .pdf") from None
+
+
+def _command(kind: Kind) -> None:
+    def run(
+        file: FileArgument,
+        json: JsonOption = False,
+        figure: FigureOption = None,
+        model: ModelOption = None,
+        url: UrlOption = None,
+    ) -> None:
+        try:
+            request, found = answer(kind, read_json(file), model, url)
+        except FieldError as error:
+            error.message = f"{file}: {error.message}"
+            raise
+        present(kind, request, found, json, figure)
+
+    run.__doc__ = kind.summary
+    plan.command(kind.name, epilog=f"example: cdmpp plan {kind.name} request.json --json")(run)
+
+
+for _kind in KINDS.values():
+    if _kind.path != "/replay":  # a command of its own
+        _command(_kind)

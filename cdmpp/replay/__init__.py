@@ -1,0 +1,1 @@
+"""Replay of whole models over their programs (dPRO)."""
