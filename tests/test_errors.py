@@ -20,6 +20,8 @@ CODES = {
     "MeasurementError": ("measurement_error", RuntimeError),
     "OverloadedError": ("overloaded", RuntimeError),
     "DeadlineExceededError": ("deadline_exceeded", RuntimeError),
+    "FieldError": ("invalid_field", ValueError),
+    "InfeasibleError": ("infeasible", ValueError),
     "MissingDependencyError": ("missing_dependency", ImportError),
     "ServiceError": ("service_error", ConnectionError),
 }
@@ -27,8 +29,12 @@ CODES = {
 
 def test_the_table_above_is_complete() -> None:
     # The service derives from them too, where other tests have loaded it.
-    own = [cls for cls in CdmppError.__subclasses__() if cls.__module__ == errors.__name__]
+    own = [cls for cls in _below(CdmppError) if cls.__module__ == errors.__name__]
     assert {cls.__name__ for cls in own} == set(CODES)
+
+
+def _below(base: type[CdmppError]) -> list[type[CdmppError]]:
+    return [each for cls in base.__subclasses__() for each in (cls, *_below(cls))]
 
 
 @pytest.mark.parametrize(("name", "code", "builtin"), [(name, *rest) for name, rest in CODES.items()])
@@ -50,3 +56,9 @@ def test_measurement_errors_say_whether_to_retry() -> None:
     assert errors.MeasurementError("busy", transient=True).transient
     assert not errors.MeasurementError("crash").transient
     assert pickle.loads(pickle.dumps(errors.MeasurementError("busy", transient=True))).transient
+
+
+def test_a_field_error_keeps_the_place() -> None:
+    error = errors.InfeasibleError("too small", path="memory_bytes")
+    assert pickle.loads(pickle.dumps(error)).path == "memory_bytes"
+    assert errors.FieldError("wrong").path == ""
