@@ -77,7 +77,16 @@ def load(home: str) -> Any:
 
 
 #: One entry each, in the order of docs/planning.md.
-_ALL: tuple[Kind, ...] = ()
+_ALL: tuple[Kind, ...] = (
+    Kind(
+        "afd",
+        "/afd/size",
+        "Attention and FFN instance counts under a time a token (Step-3).",
+        {"": "cdmpp.planning.afd.wire:AfdRequest"},
+        "cdmpp.planning.afd.words:show",
+        "cdmpp.planning.afd.picture:draw",
+    ),
+)
 
 KINDS: dict[str, Kind] = {kind.name: kind for kind in _ALL}
 
