@@ -86,6 +86,14 @@ _ALL: tuple[Kind, ...] = (
         "cdmpp.planning.afd.words:show",
         "cdmpp.planning.afd.picture:draw",
     ),
+    Kind(
+        "cluster",
+        "/cluster/allocate",
+        "Workers for elastic training jobs, with lent inference servers (Aryl).",
+        {"": "cdmpp.planning.cluster.wire:ClusterRequest"},
+        "cdmpp.planning.cluster.words:show",
+        "cdmpp.planning.cluster.picture:draw",
+    ),
 )
 
 KINDS: dict[str, Kind] = {kind.name: kind for kind in _ALL}
