@@ -1,0 +1,197 @@
+"""A graph to replay: what runs where, for how long, and after what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from cdmpp.errors import FieldError
+
+#: What a node is to the exposed communication: its own kind of work, a transfer, or idle time with a name.
+NodeKind = Literal["compute", "comm", "gap"]
+#: "ready": a stream runs what is ready first, as dPRO's device queues. "listed": in the order of the nodes,
+#: as a GPU stream runs what was put into it.
+Order = Literal["ready", "listed"]
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One thing that takes time.
+
+    Attributes
+    ----------
+    id : str
+        Unique in the graph.
+    device, stream : str
+        Where it runs. A stream runs one node at a time.
+    duration_s : float
+        Seconds, 0 or more.
+    deps : tuple of str
+        Nodes that must have ended, on whatever stream: a dependency between streams is an event that one
+        records and the other waits for.
+    kind : {"compute", "comm", "gap"}
+    gap_s : float
+        Seconds after its end in which neither its stream nor what depends on it goes on (a framework's
+        overhead). The makespan ends with the last node, not with the gap after it.
+    also : tuple of (device, stream)
+        Further streams that it occupies from start to end: a collective holds one on each rank.
+    """
+
+    id: str
+    device: str
+    duration_s: float
+    deps: tuple[str, ...] = ()
+    stream: str = "0"
+    kind: NodeKind = "compute"
+    gap_s: float = 0.0
+    also: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Nodes, and how their streams queue.
+
+    Attributes
+    ----------
+    nodes : sequence of Node
+        In any order, unless ``order`` is "listed".
+    parallel : frozenset of str
+        Devices that run everything at once that is ready.
+    order : {"ready", "listed"}
+    """
+
+    nodes: Sequence[Node]
+    parallel: frozenset[str] = frozenset()
+    order: Order = "ready"
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """A graph as arrays. Nodes are sorted by id, so that nothing depends on their order in a file.
+
+    Attributes
+    ----------
+    place : Ints, length nodes
+        Sorted position -> position in ``Graph.nodes``. All other arrays are in sorted positions.
+    duration_s, gap_s : Floats, length nodes
+    waits : Ints, length nodes
+        Number of nodes that each waits for.
+    next_start, next : Ints, lengths nodes + 1 and edges
+        What waits for node i: ``next[next_start[i]:next_start[i + 1]]``.
+    uses_start, uses : Ints
+        Streams that node i occupies; none on devices that are infinitely parallel.
+    streams : tuple of (device, stream)
+        By index. Those of parallel devices are not among them.
+    """
+
+    place: Ints
+    duration_s: Floats
+    gap_s: Floats
+    waits: Ints
+    next_start: Ints
+    next: Ints
+    uses_start: Ints
+    uses: Ints
+    streams: tuple[tuple[str, str], ...] = field(default=())
+
+
+def to_arrays(graph: Graph) -> Arrays:
+    """Check a graph and write it as arrays.
+
+    Raises
+    ------
+    FieldError
+        Two nodes of one id, a dependency on a node that is not there, a duration that is no number.
+        Cycles are found later, by :class:`cdmpp.replay.engine.Replayer`.
+    """
+    nodes = graph.nodes
+    order = sorted(range(len(nodes)), key=lambda i: nodes[i].id)
+    rank: dict[str, int] = {}
+    for position, i in enumerate(order):
+        rank[nodes[i].id] = position
+    if len(rank) < len(nodes):
+        _refuse_twice(nodes)
+    place = np.array(order, dtype=np.int64)
+    durations = np.array([nodes[i].duration_s for i in order], dtype=np.float64)
+    gaps = np.array([nodes[i].gap_s for i in order], dtype=np.float64)
+    for what, values in (("duration_s", durations), ("gap_s", gaps)):
+        if not (np.isfinite(values) & (values >= 0)).all():
+            i = order[int(np.argmin(np.isfinite(values) & (values >= 0)))]
+            raise FieldError(
+                f"node {nodes[i].id!r}: {what} is {getattr(nodes[i], what)}", path=f"nodes.{i}.{what}",
+                hint="seconds, 0 or more",
+            )  # fmt: skip
+    sources, targets = _edges(nodes, order, rank)
+    uses_start, uses, streams = _uses(graph, order)
+    if graph.order == "listed":
+        more = _listed(place, uses_start, uses, len(streams))
+        sources, targets = np.concatenate([sources, more[0]]), np.concatenate([targets, more[1]])
+    by_source = np.argsort(sources, kind="stable")
+    counts = np.bincount(sources, minlength=len(nodes)) if len(sources) else np.zeros(len(nodes), np.int64)
+    next_start = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    waits = np.bincount(targets, minlength=len(nodes)) if len(targets) else np.zeros(len(nodes), np.int64)
+    return Arrays(
+        place, durations, gaps, waits.astype(np.int64), next_start, targets[by_source], uses_start, uses,
+        streams,
+    )  # fmt: skip
+
+
+def _refuse_twice(nodes: Sequence[Node]) -> None:
+    seen: dict[str, int] = {}
+    for i, node in enumerate(nodes):
+        if node.id in seen:
+            raise FieldError(
+                f"nodes {seen[node.id]} and {i} are both called {node.id!r}", path=f"nodes.{i}.id",
+                hint="each node needs an id of its own",
+            )  # fmt: skip
+        seen[node.id] = i
+
+
+def _edges(nodes: Sequence[Node], order: Iterable[int], rank: Mapping[str, int]) -> tuple[Ints, Ints]:
+    """Positions before and after, an edge each; in the order of the later node."""
+    sources: list[int] = []
+    targets: list[int] = []
+    for position, i in enumerate(order):
+        deps = nodes[i].deps
+        for k, dep in enumerate(deps):
+            source = rank.get(dep)
+            if source is None:
+                raise FieldError(
+                    f"node {nodes[i].id!r} depends on {dep!r}, which is not there",
+                    path=f"nodes.{i}.deps.{k}", hint="deps are ids of nodes of this graph",
+                )  # fmt: skip
+            sources.append(source)
+            targets.append(position)
+    return np.array(sources, dtype=np.int64), np.array(targets, dtype=np.int64)
+
+
+def _uses(graph: Graph, order: Sequence[int]) -> tuple[Ints, Ints, tuple[tuple[str, str], ...]]:
+    index: dict[tuple[str, str], int] = {}
+    uses: list[int] = []
+    starts = [0]
+    parallel = graph.parallel
+    for i in order:
+        node = graph.nodes[i]
+        if node.device not in parallel:
+            uses.append(index.setdefault((node.device, node.stream), len(index)))
+        if node.also:
+            for held in dict.fromkeys(node.also):
+                if held[0] not in parallel and held != (node.device, node.stream):
+                    uses.append(index.setdefault(held, len(index)))
+        starts.append(len(uses))
+    return np.array(starts, dtype=np.int64), np.array(uses, dtype=np.int64), tuple(index)
+
+
+def _listed(place: Ints, uses_start: Ints, uses: Ints, streams: int) -> tuple[Ints, Ints]:
+    """Edges from each node to the next one in its stream, in the order of the file."""
+    users = np.repeat(np.arange(len(place)), np.diff(uses_start))
+    by_file = np.lexsort((place[users], uses))
+    nodes, held = users[by_file], uses[by_file]
+    same = held[1:] == held[:-1]
+    return nodes[:-1][same], nodes[1:][same]

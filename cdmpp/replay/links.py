@@ -1,0 +1,123 @@
+"""How long a transfer takes: links by latency and rate or by a measured table, and collectives over them."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, get_args
+
+from cdmpp.errors import FieldError
+
+Collective = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "send"]
+Algorithm = Literal["ring", "tree", "measured"]
+COLLECTIVES: tuple[str, ...] = get_args(Collective)
+
+
+@dataclass(frozen=True)
+class Link:
+    """A connection.
+
+    Attributes
+    ----------
+    alpha_s : float
+        Seconds that a message of no bytes takes.
+    beta_s_per_byte : float
+        Seconds for each byte more.
+    table : tuple of (bytes, seconds)
+        Measured times instead, at least two, bytes rising from above 0.
+
+    Notes
+    -----
+    Between two rows of a table the time is linear in log(bytes) and log(seconds), as dPRO fits it. A smaller
+    message than the first row takes as long as that one; a larger one than the last goes on at the last
+    pair's slope.
+    """
+
+    alpha_s: float = 0.0
+    beta_s_per_byte: float = 0.0
+    table: tuple[tuple[float, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.table:
+            return
+        sizes = [size for size, _ in self.table]
+        if len(sizes) < 2 or sizes[0] <= 0 or any(a >= b for a, b in pairwise(sizes)):
+            raise FieldError(
+                "a table needs two rows at least, with rising bytes above 0",
+                hint="[[1024, 2e-5], [1048576, 3e-4]]",
+            )
+        if any(seconds <= 0 for _, seconds in self.table):
+            raise FieldError("a table's seconds are above 0", hint="[[1024, 2e-5], [1048576, 3e-4]]")
+
+    def seconds(self, size: float) -> float:
+        """Time of one message of so many bytes."""
+        if not self.table:
+            return self.alpha_s + self.beta_s_per_byte * size
+        if size <= self.table[0][0]:
+            return self.table[0][1]
+        upper = min(bisect_right([row for row, _ in self.table], size), len(self.table) - 1)
+        (x0, y0), (x1, y1) = self.table[upper - 1], self.table[upper]
+        if size == x1:
+            return y1
+        share = math.log(size / x0) / math.log(x1 / x0)
+        return y0 * math.exp(share * math.log(y1 / y0))
+
+    def measured(self, size: float) -> bool:
+        """Whether a message of this size lies within the table; True without one."""
+        return not self.table or self.table[0][0] <= size <= self.table[-1][0]
+
+
+def collective_steps(op: Collective, ranks: int, size: float, algorithm: Algorithm) -> tuple[int, float]:
+    """How many messages follow one another in a collective, and the bytes of each.
+
+    Parameters
+    ----------
+    op : str
+        One of :data:`COLLECTIVES`.
+    ranks : int
+    size : float
+        Bytes of the whole buffer: what each rank holds before an all-reduce, reduce-scatter or all-to-all,
+        and after an all-gather.
+    algorithm : {"ring", "tree", "measured"}
+        "measured": the link's figures are of the whole operation, not of a message.
+
+    Returns
+    -------
+    steps, bytes
+        With p ranks and n bytes: ring all-reduce 2 (p - 1) messages of n / p; tree all-reduce
+        2 ceil(log2 p) of n; reduce-scatter, all-gather and all-to-all p - 1 of n / p; send 1 of n. (Thakur,
+        Rabenseifner, Gropp: Optimization of Collective Communication Operations in MPICH, 2005, sections 3
+        and 4, without the cost of adding.)
+
+    Raises
+    ------
+    FieldError
+        A send between other than two ranks, or an algorithm that the operation does not have.
+    """
+    if op == "send" and ranks != 2:
+        raise FieldError(f"a send has two ranks, not {ranks}", hint="ranks: [from, to]")
+    if algorithm == "measured":
+        return 1, size
+    if ranks == 1:
+        return 0, 0.0
+    if op == "send":
+        return 1, size
+    if algorithm == "tree":
+        if op != "all_reduce":
+            raise FieldError(f"{op} has no tree algorithm here", hint="use ring")
+        return 2 * math.ceil(math.log2(ranks)), size
+    return (2 if op == "all_reduce" else 1) * (ranks - 1), size / ranks
+
+
+def collective_s(op: Collective, ranks: int, size: float, link: Link, algorithm: Algorithm = "ring") -> float:
+    """Seconds of a collective over equal links: see :func:`collective_steps`.
+
+    Examples
+    --------
+    >>> collective_s("all_reduce", 4, 4e6, Link(alpha_s=1e-5, beta_s_per_byte=1e-9))
+    0.00606
+    """
+    steps, each = collective_steps(op, ranks, size, algorithm)
+    return steps * link.seconds(each) if steps else 0.0
