@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
+from server.breaches import HINT, breaches
 from server.problems import ProblemError, SchemaViolation
 
-_MAX_VIOLATIONS = 8
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
@@ -58,15 +58,10 @@ def check(model: type[_Model], value: Any) -> _Model:
 
 def refused(error: ValidationError) -> ProblemError:
     """The problem that a breach of the schema becomes, with the first few places (422)."""
-    found = error.errors(include_url=False, include_input=False, include_context=False)
-    violations = [
-        SchemaViolation(path=".".join(str(part)[:80] for part in problem["loc"]), message=problem["msg"])
-        for problem in found[:_MAX_VIOLATIONS]
-    ]
-    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    line, places = breaches(error)
     return ProblemError(
         "invalid_request",
-        f"{violations[0].path or 'body'}: {violations[0].message}{more}",
-        "GET /openapi.json has the schema of a request",
-        errors=violations,
+        line,
+        HINT,
+        errors=[SchemaViolation(path=path, message=message) for path, message in places],
     )

@@ -26,6 +26,7 @@ STATUS_BY_CODE = {
     "unknown_device": 404,
     "unknown_model": 404,
     "unknown_program": 404,
+    "unknown_job": 404,
     "method_not_allowed": 405,
     "body_timeout": 408,
     "body_too_large": 413,
@@ -64,7 +65,7 @@ class Problem(BaseModel):
     detail: Annotated[str, Field(description="What is wrong, in one line.")]
     hint: Annotated[str, Field(description="What to do about it; may be empty.")] = ""
     errors: Annotated[
-        list[SchemaViolation] | None, Field(description="With invalid_request: the first few places.")
+        list[SchemaViolation] | None, Field(description="Of a request that is wrong: the first few places.")
     ] = None
     item: Annotated[int | None, Field(ge=0, description="With strict: position of the failed item.")] = None
     id: Annotated[str | None, Field(description="With strict: id of the failed item.")] = None

@@ -7,6 +7,9 @@ from server.adapt.openapi import describe_adapt
 from server.adapt.routes import router as adapt_router
 from server.curve.openapi import describe_curve
 from server.curve.routes import router as curve_router
+from server.jobs.routes import describe as describe_jobs
+from server.jobs.routes import opened as jobs_opened
+from server.jobs.routes import router as jobs_router
 from server.observe.routes import describe as describe_observe
 from server.observe.routes import opened as observe_opened
 from server.observe.routes import router as observe_router
@@ -17,6 +20,9 @@ from server.operate.routes import opened as operate_opened
 from server.operate.routes import router as operate_router
 from server.operate.surround import install as install_surround
 from server.page.routes import router as page_router
+from server.plan.openapi import describe_plan
+from server.plan.routes import opened as plan_opened
+from server.plan.routes import router as plan_router
 from server.predict.openapi import describe_predict
 from server.predict.routes import opened as predict_opened
 from server.predict.routes import router as predict_router
@@ -35,6 +41,8 @@ ROOMS: tuple[Room, ...] = (
     Room(adapt_router, describe_adapt),
     Room(curve_router, describe_curve),
     Room(onnx_router, describe_onnx),
+    Room(plan_router, describe_plan, opened=plan_opened),
+    Room(jobs_router, describe_jobs, opened=jobs_opened),
     Room(routes.router, routes.describe),
     Room(page_router),
     # It describes what holds for all of them, and stands around them.

@@ -79,6 +79,20 @@ class Settings(BaseSettings):
         Registered programs that are kept; the least recently used is dropped first.
     max_waiting_observations : int
         Observations that may wait to be written; more are told to come back (503).
+    plan_workers : int
+        Processes that make plans which are answered at once.
+    plan_memory_bytes : int
+        Memory of a planning process, also of one that does jobs, beyond its libraries.
+    max_inline_s : float
+        Searches with a larger budget become jobs.
+    warm_plans : bool
+        Start the first planning process with the service, not with the first request for a plan.
+    job_workers : int
+        Jobs that each worker of the service does at a time, in a process each.
+    max_jobs, max_kept_jobs : int
+        Jobs of a database that may wait or run; finished ones that are kept.
+    job_keep_s : float
+        How long a finished job is kept.
     api_key_hashes : mapping of str to str, or list of str
         SHA-256 of each key that may ask, by a name for the log (``python -m server hash-key`` makes one).
         Without any, everybody may.
@@ -118,6 +132,14 @@ class Settings(BaseSettings):
     max_programs: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
     max_program_bytes: Annotated[int, Field(ge=2**20)] = 2**30
     max_waiting_observations: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
+    plan_workers: Annotated[int, Field(ge=1, le=64)] = 1
+    plan_memory_bytes: Annotated[int, Field(ge=64 * 2**20, le=2**40)] = 2 * 2**30
+    max_inline_s: Annotated[float, Field(ge=0, le=3600)] = 1.0
+    warm_plans: bool = True
+    job_workers: Annotated[int, Field(ge=0, le=64)] = 1
+    max_jobs: Annotated[int, Field(ge=1, le=100_000)] = 100
+    max_kept_jobs: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
+    job_keep_s: Annotated[float, Field(ge=1)] = 86_400.0
     api_key_hashes: KeyHashes = {}
     admin_key_hashes: KeyHashes = {}
     open_metrics: bool = True

@@ -24,5 +24,9 @@ else:
 
     def jit(function: F) -> F:
         """Compile the function at its first call; later processes find it compiled."""
-        made: F = numba.njit(cache=True, nogil=True)(function)
+        made: F
+        try:
+            made = numba.njit(cache=True, nogil=True)(function)
+        except RuntimeError:  # no folder to keep it in: neither beside the code nor in a home
+            made = numba.njit(nogil=True)(function)
         return made

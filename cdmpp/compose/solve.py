@@ -76,7 +76,11 @@ def solve(request: Request, predictor: Predictor | None = None, watch: Watch | N
 
 def finish(request: Request, prices: Sequence[Prediction], watch: Watch | None = None) -> dict[str, Any]:
     """The answer from prices that are there: what the doors have in common behind their predictors."""
-    found = request.solve(prices, watch if watch is not None else Watch(request.budget))
+    return signed(request.solve(prices, watch if watch is not None else Watch(request.budget)), prices)
+
+
+def signed(found: dict[str, Any], prices: Sequence[Prediction]) -> dict[str, Any]:
+    """An answer with the model that priced it and how far to trust it; also a search's best so far."""
     found["model_id"] = prices[0].model_id if prices else None
     domains = [price.domain for price in prices if price.domain is not None]
     found["domain"] = max(domains, key=_DOMAINS.index) if domains else None

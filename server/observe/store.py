@@ -113,7 +113,7 @@ class Store:
 
     def check(self) -> None:
         """Raise :class:`StoreUnavailableError` where the database cannot be opened and read."""
-        self._read(partial(_rows, select(programs.c.hash).limit(1)))
+        self.read(partial(_rows, select(programs.c.hash).limit(1)))
 
     def add(self, observed: Sequence[Observation]) -> list[str]:
         """Keep observations, in one transaction that is on the disk when this returns.
@@ -153,7 +153,7 @@ class Store:
             for key, group in groupby(sorted(rows, key=_key), key=_key):
                 self._run_on(connection, key, list(group), now)
 
-        self._write(work)
+        self.write(work)
         return ids
 
     def _run_on(self, connection: Connection, key: _Key, rows: list[dict[str, Any]], now: float) -> None:
@@ -174,7 +174,7 @@ class Store:
         query = select(running).order_by(running.c.last_at.desc()).limit(MAX_SUMMARIES)
         return [
             Summary(row.device, row.device_digest, row.model_id, _running(row).figures(), row.last_at)
-            for row in self._read(partial(_rows, query))
+            for row in self.read(partial(_rows, query))
         ]
 
     def put_programs(self, registered: Mapping[str, Mapping[str, Any]]) -> None:
@@ -193,7 +193,7 @@ class Store:
             if self._unchecked + len(rows) >= _CHECK_EACH:
                 self._drop_oldest(connection)
 
-        self._write(work)
+        self.write(work)
         with self._lock:
             self._unchecked = (self._unchecked + len(rows)) % _CHECK_EACH
 
@@ -208,7 +208,7 @@ class Store:
         now = time.time()
         for part in _parts(sorted(hash for hash in set(hashes) if _HASH.fullmatch(hash))):
             query = select(programs).where(programs.c.hash.in_(part))
-            for row in self._read(partial(_rows, query)):
+            for row in self.read(partial(_rows, query)):
                 found[row.hash] = json.loads(row.document)
                 if now - row.used_at > _USED_AGAIN_S:
                     used.append(row.hash)
@@ -216,7 +216,7 @@ class Store:
             mark = update(programs).where(programs.c.hash.in_(part)).values(used_at=now)
             # What was read is an answer, also where nothing can be written.
             with suppress(StoreUnavailableError):
-                self._write(partial(_execute, mark))
+                self.write(partial(_execute, mark))
         return found
 
     def _drop_oldest(self, connection: Connection) -> None:
@@ -251,7 +251,8 @@ class Store:
                 raise
             self._created = True
 
-    def _write(self, work: Callable[[Connection], object]) -> None:
+    def write(self, work: Callable[[Connection], object]) -> None:
+        """Run ``work`` in a transaction that writes; it may run twice, when the first was ended."""
         with self._errors("written"):
             self._open()
             for last in (False, True):
@@ -264,7 +265,8 @@ class Store:
                     if last or getattr(error.orig, "sqlstate", None) != _DEADLOCK:
                         raise
 
-    def _read(self, work: Callable[[Connection], T]) -> T:
+    def read(self, work: Callable[[Connection], T]) -> T:
+        """Run ``work`` in a transaction that reads."""
         with self._errors("read"):
             self._open()
             with self._engine.begin() as connection:

@@ -98,6 +98,14 @@ class Metrics:
         self._sandbox_restarts = Counter(
             "cdmpp_sandbox_restarts", "Times that process was started anew.", registry=registry
         )
+        self._plans = Counter(
+            "cdmpp_plans", "Requests for plans by kind, and what became of them.", ["kind", "outcome"],
+            registry=registry,
+        )  # fmt: skip
+        self._jobs = Counter(
+            "cdmpp_jobs", "Jobs that were submitted here, and those that ended here.", ["state"],
+            registry=registry,
+        )  # fmt: skip
         self._sandbox_restarts_seen = 0
         self._model_id: str | None = None
         self._devices = frozenset(spec.name for spec in known())
@@ -156,6 +164,14 @@ class Metrics:
     def store(self, up: bool) -> None:
         """Whether the database could be used."""
         self._store_up.set(int(up))
+
+    def plan(self, kind: str, outcome: str) -> None:
+        """A plan was answered: ``outcome`` is "done", "job" or the code of its problem."""
+        self._plans.labels(kind, outcome).inc()
+
+    def job(self, state: str) -> None:
+        """A job was submitted, or came to an end."""
+        self._jobs.labels(state).inc()
 
     def sample(self, queued_rows: int, sandbox_queued: int, sandbox_restarts: int) -> None:
         """State that is looked at from time to time; ``sandbox_restarts`` counts from the start."""

@@ -71,6 +71,11 @@ def confine(memory_bytes: int) -> bool:
         (resource.RLIMIT_NOFILE, MAX_OPEN_FILES),
     ):
         resource.setrlimit(limit, (value, value))
+    return limit_memory(memory_bytes)
+
+
+def limit_memory(memory_bytes: int) -> bool:
+    """Limit the address space to this much beyond what is mapped now; False where that is not known."""
     mapped = _mapped_bytes()
     if mapped is None:
         return False

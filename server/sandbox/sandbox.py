@@ -17,7 +17,14 @@ from cdmpp.programs.question import Backend
 from server.sandbox import answers
 from server.sandbox.answers import DistrustedAnswerError, ModelSummary
 from server.sandbox.frames import ONNX_KIND
-from server.sandbox.worker import Worker, WorkerDiedError, WorkerMemoryError, WorkerTimeoutError
+from server.sandbox.worker import (
+    READING,
+    READING_TVM,
+    Worker,
+    WorkerDiedError,
+    WorkerMemoryError,
+    WorkerTimeoutError,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -362,7 +369,8 @@ class _Slot:
             worker = None
         if worker is None:
             self._jobs = 0
-            worker = self.worker = Worker(self._sandbox.memory_bytes, self._lane.tvm)
+            program = READING_TVM if self._lane.tvm else READING
+            worker = self.worker = Worker(self._sandbox.memory_bytes, program)
             await worker.start()
         return worker
 

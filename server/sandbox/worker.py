@@ -1,4 +1,4 @@
-"""One reading worker process, seen from the service."""
+"""A worker process with one job at a time, seen from the service: one that reads texts, or one that plans."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from server.sandbox import frames
@@ -34,19 +36,50 @@ class WorkerMemoryError(Exception):
     """The job needed more memory than the worker has; the process has ended."""
 
 
+#: Told what a worker says before its answer, and the bytes behind it; in the event loop.
+OnProgress = Callable[[dict[str, Any], bytes], None]
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a worker process runs.
+
+    Attributes
+    ----------
+    module : str
+        Run as ``python -m MODULE MEMORY_BYTES PARENT *options``.
+    name : str
+        For the log.
+    options : tuple of str
+    environment : mapping
+        Besides what every worker gets.
+    max_payload : int
+        Bytes that it may answer with.
+    """
+
+    module: str
+    name: str
+    options: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    max_payload: int = frames.MAX_PAYLOAD_BYTES
+
+
+READING = Program("server.sandbox", "reading worker")
+READING_TVM = Program("server.sandbox", "reading worker", ("tvm",))
+
+
 class Worker:
     """Starts a process and hands it one job at a time.
 
     Parameters
     ----------
     memory_bytes : int
-        Memory for what is read, beyond the libraries.
-    tvm : bool
-        Import TVM at the start, for TVMScript.
+        Memory for what it works on, beyond the libraries.
+    program : Program
     """
 
-    def __init__(self, memory_bytes: int, tvm: bool) -> None:
-        self.memory_bytes, self.tvm = memory_bytes, tvm
+    def __init__(self, memory_bytes: int, program: Program = READING) -> None:
+        self.memory_bytes, self.program = memory_bytes, program
         self._process: asyncio.subprocess.Process | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._tail = b""
@@ -69,28 +102,36 @@ class Worker:
         begun = time.monotonic()
         # Its current folder is empty: a relative path that it opens leads nowhere.
         self._folder = tempfile.TemporaryDirectory(prefix="cdmpp-sandbox-")
-        command = [sys.executable, "-P", "-m", "server.sandbox", str(self.memory_bytes), str(os.getpid())]
+        program = self.program
+        command = [sys.executable, "-P", "-m", program.module, str(self.memory_bytes), str(os.getpid())]
         self._process = await asyncio.create_subprocess_exec(
-            *command, *(["tvm"] if self.tvm else []),
+            *command, *program.options,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-            env=_environment(self._folder.name), cwd=self._folder.name, limit=2**20,
+            env=_environment(self._folder.name) | dict(program.environment), cwd=self._folder.name,
+            limit=2**20, start_new_session=True,  # what it starts ends with it
         )  # fmt: skip
         self._reader = asyncio.create_task(self._keep_tail())
         try:
             ready, _ = await self._exchange(b"", START_S)
         except (WorkerDiedError, WorkerTimeoutError) as error:
-            _log.error("a reading worker did not start: %s: %s", error, self.last_words)
+            _log.error("a %s did not start: %s: %s", program.name, error, self.last_words)
             raise
         if not ready.get("memory_limited"):
-            _log.warning("the system does not tell how much memory is mapped: reading workers have no limit")
-        if not ready.get("files_kept"):
-            _log.info("the system has no Landlock: reading workers could read files")
-        _log.info("reading worker %s ready after %.2f s", self.pid, time.monotonic() - begun)
+            _log.warning(
+                "the system does not tell how much memory is mapped: a %s has no limit", program.name
+            )
+        if not ready.get("files_kept", True):
+            _log.info("the system has no Landlock: a %s could read files", program.name)
+        _log.info("%s %s ready after %.2f s", program.name, self.pid, time.monotonic() - begun)
 
     async def run(
-        self, header: Mapping[str, Any], payload: bytes, timeout_s: float
+        self,
+        header: Mapping[str, Any],
+        payload: bytes,
+        timeout_s: float,
+        on_progress: OnProgress | None = None,
     ) -> tuple[dict[str, Any], bytes]:
-        """Have one job done.
+        """Have one job done; ``on_progress`` hears what is said before the answer.
 
         Raises
         ------
@@ -98,18 +139,24 @@ class Worker:
             After each of these the process is gone.
         """
         message = frames.pack({**header, "timeout_s": timeout_s}, payload)
-        said, data = await self._exchange(message, timeout_s)
+        said, data = await self._exchange(message, timeout_s, on_progress)
         if said.get("memory"):
             await self.stop()
             raise WorkerMemoryError
         return said, data
 
+    def interrupt(self) -> None:
+        """Ask a planning process to end its search with what it has."""
+        if self.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGUSR1)
+
     async def stop(self) -> None:
-        """Kill the process; nothing it holds is worth a goodbye."""
+        """Kill the process and what it started; nothing it holds is worth a goodbye."""
         process, self._process = self._process, None
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
             if process.stdin is not None:
                 process.stdin.close()
@@ -120,7 +167,9 @@ class Worker:
             self._folder.cleanup()
             self._folder = None
 
-    async def _exchange(self, message: bytes, timeout_s: float) -> tuple[dict[str, Any], bytes]:
+    async def _exchange(
+        self, message: bytes, timeout_s: float, on_progress: OnProgress | None = None
+    ) -> tuple[dict[str, Any], bytes]:
         process = self._process
         if process is None or process.stdin is None or process.stdout is None:
             raise WorkerDiedError("not started")
@@ -128,10 +177,11 @@ class Worker:
             async with asyncio.timeout(timeout_s):
                 process.stdin.write(message)
                 await process.stdin.drain()
-                prefix = await process.stdout.readexactly(frames.PREFIX.size)
-                header, payload = frames.lengths(prefix, frames.MAX_HEADER_BYTES, frames.MAX_PAYLOAD_BYTES)
-                text = await process.stdout.readexactly(header)
-                return frames.header_of(text), await process.stdout.readexactly(payload)
+                while True:
+                    said, data = await self._receive(process.stdout)
+                    if "progress" not in said or on_progress is None:
+                        return said, data
+                    on_progress(said, data)
         except TimeoutError:
             await self.stop()
             raise WorkerTimeoutError(f"no answer within {timeout_s:g} s") from None
@@ -142,6 +192,12 @@ class Worker:
             # Half a message may be on its way: the process cannot be used again.
             await asyncio.shield(self.stop())
             raise
+
+    async def _receive(self, stream: asyncio.StreamReader) -> tuple[dict[str, Any], bytes]:
+        prefix = await stream.readexactly(frames.PREFIX.size)
+        header, payload = frames.lengths(prefix, frames.MAX_HEADER_BYTES, self.program.max_payload)
+        text = await stream.readexactly(header)
+        return frames.header_of(text), await stream.readexactly(payload)
 
     async def _ended(self, process: asyncio.subprocess.Process) -> int | None:
         """Exit status of a process that closed its pipe; it is given a moment to end by itself."""

@@ -25,7 +25,8 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
     def start(**settings: object) -> str:
         folder: Path = tmp_path_factory.mktemp("service")
         port = free_port()
-        app = create_app(Settings(database=str(folder / "service.sqlite"), **settings))  # type: ignore[arg-type]
+        chosen = {"database": str(folder / "service.sqlite"), "warm_plans": False, **settings}
+        app = create_app(Settings(**chosen))  # type: ignore[arg-type]
         server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error"))
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()

@@ -21,7 +21,7 @@ JSON = {"content-type": "application/json"}
 @pytest.fixture(scope="session")
 def app() -> FastAPI:
     # The machine may be busy: what a deadline does is tested by deadlines that are asked for.
-    return create_app(Settings(model=None, deadline_s=60))
+    return create_app(Settings(model=None, deadline_s=60, warm_plans=False))
 
 
 @pytest.fixture(scope="session")

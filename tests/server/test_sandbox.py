@@ -498,7 +498,7 @@ def test_a_header_that_is_none_is_not_read(text: bytes) -> None:
 
 def test_a_worker_that_ends_is_an_error_of_its_own() -> None:
     async def main() -> None:
-        worker = Worker(2**30, tvm=False)
+        worker = Worker(2**30)
         await worker.start()
         assert worker.pid is not None
         os.kill(worker.pid, signal.SIGKILL)
@@ -547,7 +547,7 @@ def test_no_text_is_parsed_in_the_service() -> None:
 
 
 def test_last_words_are_one_printable_line() -> None:
-    worker = Worker(2**30, tvm=False)
+    worker = Worker(2**30)
     worker._tail = b"error:\n\x1b[2J\x00\xff 'quoted' \xe2\x80\xae"
     assert worker.last_words.isprintable()
     assert worker.last_words.startswith("error:\\n\\x1b[2J")

@@ -1,0 +1,95 @@
+"""A planning process: ``python -m server.plan MEMORY_BYTES PARENT ROLE``. Started by the service only.
+
+Reads jobs from standard input and writes replies to what was standard output, one at a time. SIGUSR1 ends
+the search under way with the best that it has.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+import traceback
+from typing import Any, BinaryIO
+
+from server.sandbox import frames
+from server.sandbox.confine import die_with_parent, limit_memory
+
+_MAX_OPEN_FILES = 256
+
+
+def main(arguments: list[str]) -> None:
+    """Serve jobs until the pipe closes."""
+    memory_bytes, parent, role = int(arguments[0]), int(arguments[1]), arguments[2]
+    die_with_parent(parent)
+    give_way(role)
+    # Replies go to a descriptor of their own: libraries print to the usual one.
+    replies = os.fdopen(os.dup(1), "wb", closefd=True)
+    os.dup2(2, 1)
+    from server.plan.warm import warm
+
+    warm()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_MAX_OPEN_FILES, _MAX_OPEN_FILES))
+    replies.write(frames.pack({"ready": True, "memory_limited": limit_memory(memory_bytes)}))
+    replies.flush()
+    serve(sys.stdin.buffer, replies)
+
+
+def give_way(role: str) -> None:
+    """Let the service's own threads run first: a search takes what processor time they leave.
+
+    Searches that somebody waits for (``inline``) are placed before those of ``jobs``.
+    """
+    os.nice(10 if role == "inline" else 19)
+    if hasattr(os, "SCHED_IDLE"):  # Linux
+        policy = os.SCHED_BATCH if role == "inline" else os.SCHED_IDLE
+        os.sched_setscheduler(0, policy, os.sched_param(0))
+
+
+def serve(jobs: BinaryIO, replies: BinaryIO) -> None:
+    """Do jobs until there are no more."""
+    from cdmpp.compose.watch import Watch
+    from server.plan import work
+
+    reader = work.Reader()
+    under_way: list[Watch] = []
+
+    def stop(*_: Any) -> None:
+        for watch in under_way:
+            watch.stop()
+
+    signal.signal(signal.SIGUSR1, stop)
+
+    def tell(said: dict[str, Any], text: bytes) -> None:
+        replies.write(frames.pack(said, text))
+        replies.flush()
+
+    while (message := frames.receive(jobs)) is not None:
+        header, payload = message
+        under_way.clear()
+        body, prices = payload[: header["body"]], payload[header["body"] :]
+        try:
+            if header["do"] == "read":
+                said, text = work.read(reader, header["kind"], body)
+            else:
+                told = tell if header["progress"] else None
+                said, text = work.solve(reader, header["kind"], body, prices, under_way.append, told)
+        except MemoryError:
+            tell({"memory": True}, b"")
+            return
+        except Exception as error:
+            refusal = work.problem(error)
+            said, text = {"refused": refusal} if refusal is not None else {"bug": _bug(error)}, b""
+        tell(said, text)
+
+
+def _bug(error: Exception) -> str:
+    traceback.print_exc()
+    return json.dumps(f"{type(error).__name__}: {error}"[:500])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
