@@ -79,6 +79,14 @@ def load(home: str) -> Any:
 #: One entry each, in the order of docs/planning.md.
 _ALL: tuple[Kind, ...] = (
     Kind(
+        "pipeline",
+        "/pipeline/search",
+        "A pipeline schedule: several models fused on the same ranks (RLHFuse).",
+        {"models": "cdmpp.planning.fused.wire:FusedRequest"},
+        "cdmpp.planning.fused.words:show",
+        "cdmpp.planning.fused.picture:draw",
+    ),
+    Kind(
         "afd",
         "/afd/size",
         "Attention and FFN instance counts under a time a token (Step-3).",
@@ -93,6 +101,14 @@ _ALL: tuple[Kind, ...] = (
         {"": "cdmpp.planning.cluster.wire:ClusterRequest"},
         "cdmpp.planning.cluster.words:show",
         "cdmpp.planning.cluster.picture:draw",
+    ),
+    Kind(
+        "application",
+        "/application/plan",
+        "An application's primitives on batching engines (Teola).",
+        {"": "cdmpp.planning.application.wire:ApplicationRequest"},
+        "cdmpp.planning.application.words:show",
+        "cdmpp.planning.application.picture:draw",
     ),
 )
 
