@@ -21,6 +21,7 @@ from cdmpp.cli.evaluate import evaluate
 from cdmpp.cli.inspection import inspect
 from cdmpp.cli.measure import measure
 from cdmpp.cli.plan import plan
+from cdmpp.cli.plan_check import check
 from cdmpp.cli.predict import predict
 from cdmpp.cli.probe import probe
 from cdmpp.cli.select import select
@@ -75,6 +76,7 @@ app.command(epilog="example: cdmpp serve --port 8080")(serve)
 app.command(epilog="example: cdmpp devices --json")(devices)
 app.command(epilog="example: cdmpp support")(support)
 app.add_typer(data, name="data")
+plan.command(epilog="example: cdmpp plan check request.json answer.json")(check)
 app.add_typer(plan, name="plan")
 
 

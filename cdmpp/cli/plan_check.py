@@ -1,0 +1,69 @@
+"""``cdmpp plan check``: is a plan what it says it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cdmpp.cli.output import JsonOption, ModelOption, print_json
+from cdmpp.cli.plan import UrlOption, read_json
+from cdmpp.compose.request import Asked
+from cdmpp.errors import FieldError
+from cdmpp.planning.kinds import KINDS, load
+from cdmpp.prediction import Prediction
+
+#: Field that only this form of a pipeline request has -> ``check(request, answer, prices)``.
+CHECKS: dict[str, str] = {
+    "models": "cdmpp.planning.fused.check:check",
+    "modules": "cdmpp.planning.multimodal.check:check",
+}
+
+
+def check(
+    request: Annotated[Path, typer.Argument(metavar="REQUEST.json", help="What was asked.")],
+    answer: Annotated[
+        Path, typer.Argument(metavar="ANSWER.json", help="What was answered, by any planner; - for stdin.")
+    ],
+    json: JsonOption = False,
+    model: ModelOption = None,
+    url: UrlOption = None,
+) -> None:
+    """Simulate the schedule of an answer anew; exit with 1 and say what is wrong where it does not hold."""
+    value = read_json(request)
+    form = next((name for name in CHECKS if isinstance(value, Mapping) and name in value), None)
+    if form is None:
+        raise FieldError(
+            f"{request}: no pipeline request", hint='it has "models" or "modules" (docs/pipelines.md)'
+        )
+    read = KINDS["pipeline"].read(value)
+    claimed = read_json(answer)
+    judge: Callable[..., list[str]] = load(CHECKS[form])
+    faults = judge(read, claimed, _prices(read.asked(), model, url))
+    named = ("makespan_s", "lower_bound_s", "gap", "peak_activations")
+    figures = {name: claimed[name] for name in named if isinstance(claimed, Mapping) and name in claimed}
+    if json:
+        print_json({"ok": not faults, "faults": faults, **({} if faults else figures)})
+    elif faults:
+        print("\n".join(faults))
+    else:
+        print("ok", " ".join(f"{name}={value:.9g}" for name, value in figures.items()))
+    if faults:
+        raise typer.Exit(1)
+
+
+def _prices(asked: Sequence[Asked], model: Path | None, url: str | None) -> list[Prediction]:
+    from cdmpp.compose.solve import price
+
+    if not asked:
+        return []
+    if url is not None:
+        from cdmpp.client import PredictorClient
+
+        with PredictorClient(url) as client:
+            return price(asked, client)
+    from cdmpp.predictor import LatencyPredictor
+
+    return price(asked, LatencyPredictor.load(model))
