@@ -64,6 +64,9 @@ def search(
         if best is None or run.mean_s < best[0]:
             best = (run.mean_s, run, app, name)
 
+    # A simpler way may be the best one: batches that a chain holds back can be fuller.
+    consider(baselines["modules_in_turn"], whole.chained(), "modules in turn")
+    consider(baselines["no_batching"], whole, "no batching")
     for suffix, app in apps.items():
         consider(simulate(app, arrivals_s, Policy()), app, "first come" + suffix)
         depths = tuple(app.depths())
