@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from cdmpp.cli.output import JsonOption, ModelOption, on_terminal, print_json
+from cdmpp.cli.remote import solve_remotely
+from cdmpp.compose.request import Request
+from cdmpp.compose.solve import finish, price
 from cdmpp.compose.watch import Progress, Watch
 from cdmpp.errors import DataError, FieldError
 from cdmpp.planning.kinds import KINDS, Kind, load
+from cdmpp.prediction import Prediction
 
 plan = typer.Typer(
     no_args_is_help=True,
@@ -24,6 +30,10 @@ FigureOption = Annotated[
 ]
 UrlOption = Annotated[
     str | None, typer.Option("--url", help="Let the service there price programs, instead of a model here.")
+]
+RemoteOption = Annotated[
+    bool,
+    typer.Option("--remote", help="With --url: the service searches too, as a job; Ctrl-C cancels it."),
 ]
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE.json", help="The request; - for stdin.")]
 
@@ -51,40 +61,50 @@ def _refuse(word: str) -> None:
 
 
 def answer(
-    kind: Kind, value: Any, model: Path | None = None, url: str | None = None
+    kind: Kind, value: Any, model: Path | None = None, url: str | None = None, remote: bool = False
 ) -> tuple[Any, dict[str, Any]]:
-    """Read a request and solve it here, with a progress bar where somebody looks.
+    """Read a request and solve it here or, ``remote``, at a service; with a progress bar for who looks.
 
     Returns
     -------
     request, answer
     """
-    from cdmpp.compose.solve import finish, price
-
+    if remote and url is None:
+        raise DataError("--remote: where?", hint="give --url, such as http://127.0.0.1:8000")
     request = kind.read(value)
+    searches = request.budget is not None
+    with _bar(kind.name) if on_terminal() and searches else nullcontext(None) as listen:
+        if remote and url is not None:
+            return request, solve_remotely(kind, value, url, listen or (lambda _: None))
+        return request, finish(request, _prices(request, model, url), Watch(request.budget, listen))
+
+
+def _prices(request: Request, model: Path | None, url: str | None) -> list[Prediction]:
     asked = request.asked()
-    prices = []
-    if asked:
-        if url is not None:
-            from cdmpp.client import PredictorClient
+    if not asked:
+        return []
+    if url is None:
+        from cdmpp.predictor import LatencyPredictor
 
-            with PredictorClient(url) as client:
-                prices = price(asked, client)
-        else:
-            from cdmpp.predictor import LatencyPredictor
+        return price(asked, LatencyPredictor.load(model))
+    from cdmpp.client import PredictorClient
 
-            prices = price(asked, LatencyPredictor.load(model))
-    if not on_terminal() or request.budget is None:
-        return request, finish(request, prices)
+    with PredictorClient(url) as client:
+        return price(asked, client)
+
+
+@contextmanager
+def _bar(name: str) -> Iterator[Callable[[Progress], None]]:
+    """A progress bar on stderr, as a listener."""
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
     with Bar(
-        TextColumn(kind.name), BarColumn(), TextColumn("{task.fields[found]}"), TimeElapsedColumn(),
+        TextColumn(name), BarColumn(), TextColumn("{task.fields[found]}"), TimeElapsedColumn(),
         console=Console(stderr=True), transient=True,
     ) as bar:  # fmt: skip
-        task = bar.add_task(kind.name, total=1.0, found="")
+        task = bar.add_task(name, total=1.0, found="")
 
         def listen(progress: Progress) -> None:
             best, bound = progress.best, progress.bound
@@ -93,7 +113,7 @@ def answer(
             )
             bar.update(task, completed=progress.done, found=found)
 
-        return request, finish(request, prices, Watch(request.budget, listen))
+        yield listen
 
 
 def present(kind: Kind, request: Any, found: dict[str, Any], as_json: bool, figure: Path | None) -> None:
@@ -128,9 +148,10 @@ def _command(kind: Kind) -> None:
         figure: FigureOption = None,
         model: ModelOption = None,
         url: UrlOption = None,
+        remote: RemoteOption = False,
     ) -> None:
         try:
-            request, found = answer(kind, read_json(file), model, url)
+            request, found = answer(kind, read_json(file), model, url, remote)
         except FieldError as error:
             error.message = f"{file}: {error.message}"
             raise

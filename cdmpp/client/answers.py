@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cdmpp.client.transport import Answer, by_code
-from cdmpp.errors import ServiceError
+from cdmpp.errors import FieldError, ServiceError
 from cdmpp.prediction import ErrorInfo, Prediction
 
 
@@ -52,9 +52,18 @@ def check(answer: Answer) -> None:
     message = str(problem.get("detail") or f"the service answered with status {answer.status}")
     hint = str(problem.get("hint") or "")
     kind = by_code().get(code)
+    if kind is not None and issubclass(kind, FieldError):
+        raise kind(message, hint=hint, path=place_of(problem))
     if kind is not None and kind is not ServiceError:
         raise kind(message, hint=hint)
     raise ServiceError(message, hint=hint, status=answer.status, problem=code)
+
+
+def place_of(problem: Mapping[str, Any]) -> str:
+    """The first field that a refusal names; may be empty."""
+    errors = problem.get("errors")
+    first = errors[0] if isinstance(errors, list) and errors else None
+    return str(first.get("path", "")) if isinstance(first, dict) else ""
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 
 from cdmpp.client.answers import Observed, Registered
 from cdmpp.client.operations import Operations, Steps
+from cdmpp.client.plans import Plans, seconds_of
 from cdmpp.client.questions import Observation, ProgramLike
 from cdmpp.client.transport import Answer, Attempts, Call, httpx2, options
 from cdmpp.curves import Curve
@@ -43,7 +44,7 @@ class AsyncPredictorClient:
     ) -> None:
         self._url, self._timeout_s, self._retries = url, timeout_s, retries
         self._http = httpx2.AsyncClient(**options(url, api_key, transport))
-        self._steps = Operations(model)
+        self._steps, self._plans = Operations(model), Plans(model)
 
     async def __aenter__(self) -> Self:
         return self
@@ -125,6 +126,25 @@ class AsyncPredictorClient:
         found: list[dict[str, Any]] = await self._run(self._steps.get("/observe", "devices"))
         return found
 
+    async def plan(
+        self, kind: str, request: Mapping[str, Any], *, timeout_s: float | None = None
+    ) -> dict[str, Any]:
+        """Replay or plan by the service; a long search is waited for."""
+        limit_s = self._timeout_s + seconds_of(request) if timeout_s is None else timeout_s
+        return await self._run(self._plans.plan(kind, request), limit_s)
+
+    async def submit(self, kind: str, request: Mapping[str, Any]) -> str:
+        """Make a plan a job, whatever its budget; its identity is for :meth:`job` and :meth:`cancel`."""
+        return await self._run(self._plans.submit(kind, request))
+
+    async def job(self, job_id: str) -> dict[str, Any]:
+        """State, progress, best and bound of a job, and its answer or the best so far."""
+        return await self._run(self._plans.job(job_id))
+
+    async def cancel(self, job_id: str) -> dict[str, Any]:
+        """End a job, which keeps its best answer; the job."""
+        return await self._run(self._plans.cancel(job_id))
+
     async def support(self) -> dict[str, Any]:
         """What the loaded model covers."""
         found: dict[str, Any] = await self._run(self._steps.get("/support"))
@@ -135,8 +155,9 @@ class AsyncPredictorClient:
         found: list[dict[str, Any]] = await self._run(self._steps.get("/devices", "devices"))
         return found
 
-    async def _run(self, steps: Steps[T]) -> T:
-        attempts = Attempts(self._url, self._timeout_s, self._retries)
+    async def _run(self, steps: Steps[T], timeout_s: float | None = None) -> T:
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        attempts = Attempts(self._url, limit_s, self._retries)
         try:
             call = next(steps)
             while True:
@@ -147,6 +168,8 @@ class AsyncPredictorClient:
 
     async def _answer(self, call: Call, attempts: Attempts) -> Answer:
         attempts.begin()
+        if call.after_s:
+            await sleep(min(call.after_s, attempts.left_s()))
         while True:
             try:
                 async with asyncio.timeout(attempts.left_s()):
@@ -163,7 +186,6 @@ class AsyncPredictorClient:
     async def _send(self, call: Call, attempts: Attempts) -> Answer:
         response = await self._http.request(
             call.method, call.path, content=call.body, params=list(call.params) or None,
-            headers={**attempts.headers(), **({"content-type": call.media} if call.body is not None else {})},
-            timeout=attempts.left_s(),
+            headers=attempts.headers(call), timeout=attempts.left_s(),
         )  # fmt: skip
         return Answer(response.status_code, response.headers, response.content)

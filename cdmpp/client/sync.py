@@ -10,6 +10,7 @@ from typing import Any, Self, TypeVar
 
 from cdmpp.client.answers import Observed, Registered
 from cdmpp.client.operations import Operations, Steps
+from cdmpp.client.plans import Plans, seconds_of
 from cdmpp.client.questions import Observation, ProgramLike
 from cdmpp.client.transport import Answer, Attempts, Call, httpx2, options
 from cdmpp.curves import Curve
@@ -74,7 +75,7 @@ class PredictorClient:
     ) -> None:
         self._url, self._timeout_s, self._retries = url, timeout_s, retries
         self._http = httpx2.Client(**options(url, api_key, transport))
-        self._steps = Operations(model)
+        self._steps, self._plans = Operations(model), Plans(model)
 
     def __enter__(self) -> Self:
         return self
@@ -170,6 +171,40 @@ class PredictorClient:
         found: list[dict[str, Any]] = self._run(self._steps.get("/observe", "devices"))
         return found
 
+    def plan(
+        self, kind: str, request: Mapping[str, Any], *, timeout_s: float | None = None
+    ) -> dict[str, Any]:
+        """Replay or plan by the service, as :func:`cdmpp.make_plan` does here; a long search is waited for.
+
+        Parameters
+        ----------
+        kind : str
+            "replay", "pipeline", ...: as ``cdmpp plan`` calls it.
+        request : mapping
+            As in docs/planning.md.
+        timeout_s : float, optional
+            Default: the client's own, beyond the request's ``budget_s``.
+
+        Raises
+        ------
+        FieldError, InfeasibleError
+            ``path`` names the field that is wrong.
+        """
+        limit_s = self._timeout_s + seconds_of(request) if timeout_s is None else timeout_s
+        return self._run(self._plans.plan(kind, request), limit_s)
+
+    def submit(self, kind: str, request: Mapping[str, Any]) -> str:
+        """Make a plan a job, whatever its budget; its identity is for :meth:`job` and :meth:`cancel`."""
+        return self._run(self._plans.submit(kind, request))
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        """State, progress, best and bound of a job, and its answer or the best so far."""
+        return self._run(self._plans.job(job_id))
+
+    def cancel(self, job_id: str) -> dict[str, Any]:
+        """End a job, which keeps its best answer; the job."""
+        return self._run(self._plans.cancel(job_id))
+
     def support(self) -> dict[str, Any]:
         """What the loaded model covers, as :meth:`LatencyPredictor.support`."""
         found: dict[str, Any] = self._run(self._steps.get("/support"))
@@ -180,8 +215,9 @@ class PredictorClient:
         found: list[dict[str, Any]] = self._run(self._steps.get("/devices", "devices"))
         return found
 
-    def _run(self, steps: Steps[T]) -> T:
-        attempts = Attempts(self._url, self._timeout_s, self._retries)
+    def _run(self, steps: Steps[T], timeout_s: float | None = None) -> T:
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        attempts = Attempts(self._url, limit_s, self._retries)
         try:
             call = next(steps)
             while True:
@@ -192,6 +228,8 @@ class PredictorClient:
 
     def _answer(self, call: Call, attempts: Attempts) -> Answer:
         attempts.begin()
+        if call.after_s:
+            sleep(min(call.after_s, attempts.left_s()))
         while True:
             try:
                 answer = self._send(call, attempts)
@@ -207,8 +245,7 @@ class PredictorClient:
     def _send(self, call: Call, attempts: Attempts) -> Answer:
         request = self._http.build_request(
             call.method, call.path, content=call.body, params=list(call.params) or None,
-            headers={**attempts.headers(), **({"content-type": call.media} if call.body is not None else {})},
-            timeout=attempts.left_s(),
+            headers=attempts.headers(call), timeout=attempts.left_s(),
         )  # fmt: skip
         response = self._http.send(request, stream=True)
         try:

@@ -44,6 +44,10 @@ class Call:
     params : sequence of (str, str)
     once : bool
         Two of it are not as good as one: not sent again unless it is known that nothing came of it.
+    headers : sequence of (str, str)
+        Besides the client's own.
+    after_s : float
+        Seconds to wait before it is sent.
     """
 
     method: str
@@ -52,6 +56,8 @@ class Call:
     media: str = JSON
     params: Sequence[tuple[str, str]] = ()
     once: bool = False
+    headers: Sequence[tuple[str, str]] = ()
+    after_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -105,9 +111,10 @@ class Attempts:
             hint="ask for less at once, or give the client a longer timeout_s",
         )
 
-    def headers(self) -> dict[str, str]:
-        """Tells the service until when an answer is of use, so that it need not compute others."""
-        return {TIMEOUT_HEADER: f"{self.left_s():.3f}"}
+    def headers(self, call: Call) -> dict[str, str]:
+        """The call's own, and until when an answer is of use, so that the service need not compute others."""
+        media = {} if call.body is None else {"content-type": call.media}
+        return {TIMEOUT_HEADER: f"{self.left_s():.3f}", **media, **dict(call.headers)}
 
     def after_answer(self, answer: Answer, call: Call) -> float | None:
         """Seconds to wait before another attempt; None: this is the answer."""
@@ -189,5 +196,10 @@ def options(url: str, api_key: str | None, transport: Any) -> dict[str, Any]:
 def by_code() -> dict[str, type[CdmppError]]:
     """Error classes of the package by their code."""
     # Not those that somebody else derives in this process: what is raised shall not depend on it.
-    kinds = (kind for kind in CdmppError.__subclasses__() if kind.__module__ == CdmppError.__module__)
-    return {kind.code: kind for kind in kinds}
+    kinds, found = list(CdmppError.__subclasses__()), {}
+    while kinds:
+        kind = kinds.pop()
+        if kind.__module__ == CdmppError.__module__:
+            found[kind.code] = kind
+            kinds += kind.__subclasses__()
+    return found

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from typing import Annotated
 
 from fastapi import APIRouter, FastAPI, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
 
 from cdmpp.errors import CdmppError
 from cdmpp.planning.kinds import KINDS, Kind
@@ -88,6 +90,30 @@ def _wants_job(request: Request) -> bool:
     """RFC 7240: ``Prefer: respond-async``."""
     wishes = ",".join(request.headers.getlist("prefer")).lower().split(",")
     return any(wish.partition(";")[0].strip() == "respond-async" for wish in wishes)
+
+
+class PlanKind(BaseModel):
+    """A question above single programs, and where it is asked."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Annotated[str, Field(description="As `cdmpp plan` and `cdmpp.make_plan` call it.")]
+    path: str
+    summary: str
+
+
+class PlanKinds(BaseModel):
+    """Every question above single programs."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kinds: list[PlanKind]
+
+
+@router.get("/plans", summary="Kinds of plans")
+async def plans() -> PlanKinds:
+    """What can be asked above single programs, and at which endpoint."""
+    return PlanKinds(kinds=[PlanKind(kind=k.name, path=k.path, summary=k.summary) for k in KINDS.values()])
 
 
 def _endpoint(kind: Kind) -> Callable[[Request], Awaitable[Response]]:

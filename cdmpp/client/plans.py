@@ -1,0 +1,136 @@
+"""Plans and jobs of a service, as steps: what the sync and the async client share."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from typing import Any, TypeVar
+
+from cdmpp.client.answers import content, listed, place_of, problem_of, understood
+from cdmpp.client.questions import to_json
+from cdmpp.client.transport import Answer, Call, by_code
+from cdmpp.errors import CdmppError, FieldError, InvalidProgramError, ServiceError
+
+T = TypeVar("T")
+Steps = Generator[Call, Answer, T]
+#: Seconds between two looks at a job: the first, and the longest.
+FIRST_LOOK_S, LONGEST_LOOK_S = 0.1, 2.0
+FINAL = ("done", "cancelled", "failed")
+_ASYNC = (("prefer", "respond-async"),)
+
+
+class Plans:
+    """Steps of plans and jobs; keeps what it learns of the service's kinds.
+
+    Parameters
+    ----------
+    model : str, optional
+        Which of the service's models prices programs.
+    """
+
+    def __init__(self, model: str | None) -> None:
+        self._params = [("model", model)] if model else []
+        self._paths: dict[str, str] = {}
+
+    def plan(self, kind: str, request: Mapping[str, Any]) -> Steps[dict[str, Any]]:
+        """The answer, at once or of the job that the request becomes."""
+        answer = yield from self._post(kind, request, wait=True)
+        found: dict[str, Any] = _content(answer)
+        if answer.status != 202:
+            return found
+        with understood():
+            id = str(found["job_id"])
+        wait_s = FIRST_LOOK_S
+        while True:
+            job = yield from self.job(id, wait_s)
+            with understood():
+                if job["state"] in FINAL:
+                    return answer_of(job)
+            wait_s = min(LONGEST_LOOK_S, 1.5 * wait_s)
+
+    def submit(self, kind: str, request: Mapping[str, Any]) -> Steps[str]:
+        """Identity of the job."""
+        found = _content((yield from self._post(kind, request, wait=False)))
+        with understood():
+            return str(found["job_id"])
+
+    def job(self, id: str, after_s: float = 0.0) -> Steps[dict[str, Any]]:
+        """``GET /jobs/{id}``."""
+        found: dict[str, Any] = content((yield Call("GET", f"/jobs/{_word(id)}", after_s=after_s)))
+        return found
+
+    def cancel(self, id: str) -> Steps[dict[str, Any]]:
+        """``DELETE /jobs/{id}``."""
+        found: dict[str, Any] = content((yield Call("DELETE", f"/jobs/{_word(id)}")))
+        return found
+
+    def _post(self, kind: str, request: Mapping[str, Any], *, wait: bool) -> Steps[Answer]:
+        path = yield from self._path(kind)
+        try:
+            body = to_json(request).encode()
+        except InvalidProgramError as error:
+            raise FieldError(f"the request: {error.message}", hint="plain JSON values") from None
+        # A job that was submitted twice would be done twice.
+        call = Call("POST", path, body, params=self._params, once=not wait, headers=() if wait else _ASYNC)
+        answer = yield call
+        return answer
+
+    def _path(self, kind: str) -> Steps[str]:
+        if kind not in self._paths:
+            found = listed(content((yield Call("GET", "/plans"))), "kinds")
+            with understood():
+                self._paths = {str(each["kind"]): str(each["path"]) for each in found}
+        if kind not in self._paths:
+            raise FieldError(f"no plan is called {kind!r}", hint="one of: " + ", ".join(self._paths))
+        return self._paths[kind]
+
+
+def answer_of(job: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer of a job that has ended.
+
+    Raises
+    ------
+    CdmppError
+        The class whose code the job's error has; ServiceError where somebody cancelled it.
+    """
+    if job["state"] == "cancelled":
+        raise ServiceError(
+            "the job was cancelled", hint="its best answer so far: client.job(id)", problem="cancelled"
+        )
+    error = job["error"]
+    if error is not None:
+        raise _raised(error["code"], error["message"], error["hint"], error["path"])
+    found: dict[str, Any] = job["answer"]
+    return found
+
+
+def seconds_of(request: Mapping[str, Any]) -> float:
+    """What a search may take; 0 where the request says nothing that makes sense."""
+    budget = request.get("budget_s")
+    return max(0.0, min(float(budget), 3600.0)) if isinstance(budget, int | float) else 0.0
+
+
+def _content(answer: Answer) -> Any:
+    """As :func:`cdmpp.client.answers.content`; a breach of the schema is the field's error, as here."""
+    if answer.status == 422:
+        problem = problem_of(answer)
+        if problem.get("code") == "invalid_request":
+            raise FieldError(
+                str(problem.get("detail", "")), hint=str(problem.get("hint", "")), path=place_of(problem)
+            )
+    return content(answer)
+
+
+def _raised(code: str, message: str, hint: str, path: str) -> CdmppError:
+    kind = by_code().get(code)
+    if kind is not None and issubclass(kind, FieldError):
+        return kind(message, hint=hint, path=path)
+    if kind is not None and kind is not ServiceError:
+        return kind(message, hint=hint)
+    return ServiceError(message, hint=hint, problem=code)
+
+
+def _word(id: str) -> str:
+    """An identity as a part of a path."""
+    if not id.isalnum() or not id.isascii():
+        raise ServiceError(f"{id[:80]!r} names no job", status=404, problem="unknown_job")
+    return id
