@@ -79,6 +79,14 @@ def load(home: str) -> Any:
 #: One entry each, in the order of docs/planning.md.
 _ALL: tuple[Kind, ...] = (
     Kind(
+        "replay",
+        "/replay",
+        "Replay a graph of programs, transfers and given durations (dPRO).",
+        {"": "cdmpp.replay.wire:ReplayRequest"},
+        "cdmpp.replay.words:show",
+        "cdmpp.replay.picture:draw",
+    ),
+    Kind(
         "pipeline",
         "/pipeline/search",
         "A pipeline schedule: several models fused on the same ranks (RLHFuse).",

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from cdmpp.compose.jit import COMPILED, jit
 from cdmpp.errors import FieldError
-from cdmpp.replay.graph import Arrays, Floats, Graph, Ints, to_arrays
+from cdmpp.replay.graph import Arrays, Floats, Follow, Graph, Ints, to_arrays
 from cdmpp.replay.timeline import Timeline
 
 _MOST_NAMED = 12
@@ -70,14 +70,18 @@ class Replayer:
         self.graph = graph
         self.arrays: Arrays = to_arrays(graph)
         a = self.arrays
-        self._fixed = _prepared(a, a.uses_start, a.uses)
-        # Without streams: the longest path. Nodes of a cycle, and behind one, are not reached.
-        unheld = _prepared(a, np.zeros_like(a.uses_start), a.uses[:0])
-        _, end, _ = self._walked(a.duration_s, unheld)
+        self._fixed = _prepared(a, a.walked, a.uses_start, a.uses)
+        # Without streams a walk finds the longest path; nodes of a cycle, and behind one, it does not reach.
+        unheld = np.zeros_like(a.uses_start), a.uses[:0]
+        _, end, _ = self._walked(a.duration_s, _prepared(a, a.depends, *unheld))
         if len(end) and end.min() < 0:
-            raise _cycle(graph, a, end >= 0)
+            raise _cycle(graph, a, a.depends, end >= 0)
         #: Makespan if every device were infinitely parallel, in seconds.
         self.longest_path_s = float(end.max()) if len(end) else 0.0
+        if a.walked is not a.depends:
+            _, end, _ = self._walked(a.duration_s, _prepared(a, a.walked, *unheld))
+            if len(end) and end.min() < 0:
+                raise _cycle(graph, a, a.walked, end >= 0)
 
     def run(self, duration_s: Floats | None = None) -> Timeline:
         """Replay.
@@ -139,9 +143,9 @@ class Replayer:
         return float((held - most).max())
 
 
-def _prepared(a: Arrays, uses_start: Ints, uses: Ints) -> tuple[Any, ...]:
+def _prepared(a: Arrays, edges: Follow, uses_start: Ints, uses: Ints) -> tuple[Any, ...]:
     """The fixed arguments of :func:`_walk`, as what is fastest."""
-    fixed = (a.gap_s, a.waits, a.next_start, a.next, uses_start, uses)
+    fixed = (a.gap_s, edges.waits, edges.start, edges.next, uses_start, uses)
     return (*(fixed if COMPILED else (array.tolist() for array in fixed)), len(a.streams))
 
 
@@ -207,11 +211,11 @@ def _many(
     return found
 
 
-def _cycle(graph: Graph, a: Arrays, reached: npt.NDArray[np.bool_]) -> FieldError:
+def _cycle(graph: Graph, a: Arrays, edges: Follow, reached: npt.NDArray[np.bool_]) -> FieldError:
     """Name the nodes of one cycle among those that no walk reaches."""
     before: dict[int, int] = {}  # of each unreached node, one unreached node that it waits for
     for i in np.flatnonzero(~reached).tolist():
-        for j in a.next[a.next_start[i] : a.next_start[i + 1]].tolist():
+        for j in edges.next[edges.start[i] : edges.start[i + 1]].tolist():
             before.setdefault(j, i)
     at = min(before)
     seen: dict[int, int] = {}
@@ -223,7 +227,7 @@ def _cycle(graph: Graph, a: Arrays, reached: npt.NDArray[np.bool_]) -> FieldErro
     around = around[first:] + around[:first]
     names = [graph.nodes[a.place[i]].id for i in (*around, around[0])]
     shown = names if len(names) <= _MOST_NAMED else [*names[: _MOST_NAMED - 2], "...", names[-1]]
-    why = "" if graph.order == "ready" else "; in their streams nodes run in the order of the list"
+    why = "" if edges is a.depends else "; in their streams nodes run in the order of the list"
     return FieldError(
         f"{len(around)} nodes wait for each other: " + " -> ".join(shown) + why,
         path=f"nodes.{a.place[around[0]]}.deps", hint="take one of these dependencies out",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -72,6 +72,23 @@ class Graph:
 
 
 @dataclass(frozen=True)
+class Follow:
+    """Edges between nodes, by sorted position.
+
+    Attributes
+    ----------
+    waits : Ints, length nodes
+        Number of edges into each.
+    start, next : Ints, lengths nodes + 1 and edges
+        What waits for node i: ``next[start[i]:start[i + 1]]``.
+    """
+
+    waits: Ints
+    start: Ints
+    next: Ints
+
+
+@dataclass(frozen=True)
 class Arrays:
     """A graph as arrays. Nodes are sorted by id, so that nothing depends on their order in a file.
 
@@ -80,10 +97,10 @@ class Arrays:
     place : Ints, length nodes
         Sorted position -> position in ``Graph.nodes``. All other arrays are in sorted positions.
     duration_s, gap_s : Floats, length nodes
-    waits : Ints, length nodes
-        Number of nodes that each waits for.
-    next_start, next : Ints, lengths nodes + 1 and edges
-        What waits for node i: ``next[next_start[i]:next_start[i + 1]]``.
+    depends : Follow
+        The dependencies alone.
+    walked : Follow
+        With ``order="listed"`` also an edge from each node to the next one of its streams.
     uses_start, uses : Ints
         Streams that node i occupies; none on devices that are infinitely parallel.
     streams : tuple of (device, stream)
@@ -93,12 +110,11 @@ class Arrays:
     place: Ints
     duration_s: Floats
     gap_s: Floats
-    waits: Ints
-    next_start: Ints
-    next: Ints
+    depends: Follow
+    walked: Follow
     uses_start: Ints
     uses: Ints
-    streams: tuple[tuple[str, str], ...] = field(default=())
+    streams: tuple[tuple[str, str], ...]
 
 
 def to_arrays(graph: Graph) -> Arrays:
@@ -129,17 +145,18 @@ def to_arrays(graph: Graph) -> Arrays:
             )  # fmt: skip
     sources, targets = _edges(nodes, order, rank)
     uses_start, uses, streams = _uses(graph, order)
+    depends = walked = _follow(sources, targets, len(nodes))
     if graph.order == "listed":
-        more = _listed(place, uses_start, uses, len(streams))
-        sources, targets = np.concatenate([sources, more[0]]), np.concatenate([targets, more[1]])
-    by_source = np.argsort(sources, kind="stable")
-    counts = np.bincount(sources, minlength=len(nodes)) if len(sources) else np.zeros(len(nodes), np.int64)
-    next_start = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    waits = np.bincount(targets, minlength=len(nodes)) if len(targets) else np.zeros(len(nodes), np.int64)
-    return Arrays(
-        place, durations, gaps, waits.astype(np.int64), next_start, targets[by_source], uses_start, uses,
-        streams,
-    )  # fmt: skip
+        more = _listed(place, uses_start, uses)
+        walked = _follow(np.concatenate([sources, more[0]]), np.concatenate([targets, more[1]]), len(nodes))
+    return Arrays(place, durations, gaps, depends, walked, uses_start, uses, streams)
+
+
+def _follow(sources: Ints, targets: Ints, nodes: int) -> Follow:
+    counts = np.bincount(sources, minlength=nodes)
+    start = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    waits = np.bincount(targets, minlength=nodes).astype(np.int64)
+    return Follow(waits, start, targets[np.argsort(sources, kind="stable")])
 
 
 def _refuse_twice(nodes: Sequence[Node]) -> None:
@@ -188,7 +205,7 @@ def _uses(graph: Graph, order: Sequence[int]) -> tuple[Ints, Ints, tuple[tuple[s
     return np.array(starts, dtype=np.int64), np.array(uses, dtype=np.int64), tuple(index)
 
 
-def _listed(place: Ints, uses_start: Ints, uses: Ints, streams: int) -> tuple[Ints, Ints]:
+def _listed(place: Ints, uses_start: Ints, uses: Ints) -> tuple[Ints, Ints]:
     """Edges from each node to the next one in its stream, in the order of the file."""
     users = np.repeat(np.arange(len(place)), np.diff(uses_start))
     by_file = np.lexsort((place[users], uses))

@@ -1,0 +1,145 @@
+"""``cdmpp replay``."""
+
+from __future__ import annotations
+
+import json as json_text
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cdmpp.cli.dims import parse_sizes
+from cdmpp.cli.output import JsonOption, ModelOption
+from cdmpp.cli.plan import FigureOption, UrlOption, answer, present, read_json
+from cdmpp.errors import DataError, FieldError
+from cdmpp.planning.kinds import KINDS
+from cdmpp.programs.question import Framework, Protocol
+
+_SELECTORS = ("node", "device", "stream", "class")
+
+
+def replay(
+    graph: Annotated[
+        str,
+        typer.Argument(
+            metavar="GRAPH.json|MODEL",
+            help="A replay request as JSON (docs/replay.md), - for stdin; or with --device a model: one "
+            "inference of model.onnx, its programs on one stream.",
+            show_default=False,
+        ),
+    ],
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device",
+            "-d",
+            help="A known device (cdmpp devices) or a .json/.toml specification: the graph is a model.",
+        ),
+    ] = None,
+    gap_us: Annotated[
+        float | None,
+        typer.Option(min=0, help="Of a model: idle µs between two kernels (launches). Default: 0."),
+    ] = None,
+    protocol: Annotated[
+        Protocol | None, typer.Option(help="Which latency is predicted; overrides the graph's.")
+    ] = None,
+    framework: Annotated[
+        Framework | None, typer.Option(help="Who launches library kernels; overrides the graph's.")
+    ] = None,
+    dim: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Size of a dynamic dimension of an ONNX model; repeatable."),
+    ] = None,
+    save_graph: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the request that is answered.")
+    ] = None,
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="WHO:CHANGE",
+            help="class=comm:ratio=0.5, node=b1:delay_s=-1e-6; by node, device, stream, class; repeatable.",
+        ),
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=0, help="Samples of the interval; default: 256, fewer in large graphs.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of the samples.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a trace for chrome://tracing and Perfetto.")
+    ] = None,
+    figure: FigureOption = None,
+    model: ModelOption = None,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Replay a graph of programs, transfers and given durations: the makespan, and what it waits for."""
+    request = _of_model(graph, device, gap_us, parse_sizes(dim or [])) if device else read_json(Path(graph))
+    if not device and (gap_us is not None or dim):
+        raise typer.BadParameter("goes with --device, for a model", param_hint="--gap-us, --dim")
+    if not isinstance(request, dict):
+        raise DataError(f"{graph}: not a replay request", hint="docs/replay.md has examples")
+    overrides = [_override(text) for text in what_if or []]
+    if overrides:
+        request["overrides"] = [*_list(request.get("overrides", [])), *overrides]
+    for name, value in (
+        ("protocol", protocol), ("framework", framework), ("samples", samples), ("seed", seed)
+    ):  # fmt: skip
+        if value is not None:
+            request[name] = value
+    if save_graph is not None:
+        _write(save_graph, request)
+    if trace is not None:
+        request["trace"] = True
+    kind = KINDS["replay"]
+    try:
+        read, found = answer(kind, request, model, url)
+    except FieldError as error:
+        error.message = f"{graph}: {error.message}"
+        raise
+    if trace is not None:
+        _write(trace, found["trace"])
+        found["trace"] = None
+    present(kind, read, found, json, figure)
+
+
+def _of_model(source: str, device: str, gap_us: float | None, sizes: dict[str, int]) -> dict[str, Any]:
+    from cdmpp.devices import load_device
+    from cdmpp.frontends.load import load_programs
+    from cdmpp.replay.from_model import request_of
+
+    where: str | dict[str, Any] = device
+    if device.lower().endswith((".json", ".toml")):
+        where = load_device(device).model_dump(mode="json", exclude_none=True)
+    return request_of(load_programs(source, None, sizes or None), where, gap_s=(gap_us or 0.0) * 1e-6)
+
+
+def _list(value: Any) -> list[Any]:
+    """What is no list stays for the schema to refuse."""
+    return value if isinstance(value, list) else [value]
+
+
+def _override(text: str) -> dict[str, Any]:
+    who, colon, change = text.rpartition(":")
+    made: dict[str, Any] = {}
+    for part in who.split(","):
+        name, equals, value = part.partition("=")
+        if name not in _SELECTORS or not equals or not value or not colon:
+            raise typer.BadParameter(f"{text!r} is not like class=comm:ratio=0.5", param_hint="--what-if")
+        made[name] = value
+    for part in change.split(","):
+        name, _, value = part.partition("=")
+        try:
+            number = float(value)
+        except ValueError:
+            number = float("nan")
+        if name not in ("ratio", "delay_s") or number != number:
+            raise typer.BadParameter(f"{text!r} is not like class=comm:ratio=0.5", param_hint="--what-if")
+        made[name] = number
+    return made
+
+
+def _write(path: Path, value: Any) -> None:
+    try:
+        path.write_text(json_text.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written: {error.strerror or error}") from None

@@ -1,0 +1,102 @@
+"""One inference of a model as a replay request: its programs on one stream, with a framework's gaps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cdmpp.errors import FieldError, UnsupportedOperatorError
+from cdmpp.frontends.graph import ProgramGraph
+from cdmpp.programs.program import TensorProgram
+from cdmpp.programs.question import DEFAULT_PROTOCOL, Framework, Protocol
+from cdmpp.replay.forms import MAX_NODES
+
+
+def request_of(
+    graph: ProgramGraph,
+    device: str | dict[str, Any],
+    *,
+    gap_s: float = 0.0,
+    protocol: Protocol = DEFAULT_PROTOCOL,
+    framework: Framework | None = None,
+) -> dict[str, Any]:
+    """The request for one pass of a model, as JSON values.
+
+    Parameters
+    ----------
+    graph : ProgramGraph
+        From :func:`cdmpp.frontends.load.load_programs`.
+    device : str or dict
+        A known device, or the figures of one's own.
+    gap_s : float
+        Idle seconds between one kernel and the next: what the framework needs to launch it, where the
+        device waits for that.
+    protocol, framework
+        Which latency each program is predicted with. With "eager" a launch is in it already.
+
+    Returns
+    -------
+    dict
+        For ``make_plan("replay", ...)``. Nodes run on one stream in the model's order. What has no program is
+        listed under ``missing``, which the answer repeats: it is not in the makespan.
+
+    Raises
+    ------
+    UnsupportedOperatorError
+        No node has a program.
+    FieldError
+        More nodes than a request holds, or a program that JSON cannot carry alone.
+    """
+    launched = [node for node in graph.nodes if node.program is not None]
+    if not launched:
+        raise UnsupportedOperatorError(
+            f"{graph.source or 'the model'}: nothing to predict",
+            hint="; ".join(f"{one.operator}: {one.reason}" for one in graph.unsupported)
+            or "cdmpp support lists what is covered",
+        )
+    if len(launched) > MAX_NODES:
+        raise FieldError(f"{len(launched)} kernels", path="nodes", hint=f"at most {MAX_NODES}")
+    before: dict[str, list[str]] = {}
+    for source, target in graph.edges:
+        before.setdefault(target, []).append(source)
+    forms = [_form(program) for program in graph.programs]
+    name = device if isinstance(device, str) else str(device.get("name", "device"))
+    entry: dict[str, Any] = {"gap_s": gap_s}
+    if not isinstance(device, str):
+        entry["device"] = device
+    made: dict[str, Any] = {
+        "nodes": [
+            {
+                "id": node.id,
+                "device": name,
+                "program": forms[node.program],
+                "deps": before.get(node.id, []),
+                "class": node.operator,
+            }
+            for node in launched
+            if node.program is not None
+        ],
+        "devices": {name: entry},
+        "order": "listed",
+        "protocol": protocol,
+    }
+    backends = {program.backend for program in graph.programs}
+    if len(backends) == 1:
+        made["backend"] = next(iter(backends))
+    if framework is not None:
+        made["framework"] = framework
+    if graph.unsupported:
+        made["missing"] = [
+            {"operator": one.operator, "count": one.count, "reason": one.reason} for one in graph.unsupported
+        ]
+    return made
+
+
+def _form(program: TensorProgram) -> dict[str, Any]:
+    if program.operator is not None:
+        return program.operator.canonical()
+    if program.function is not None:
+        raise FieldError(
+            f"{program.name}: one function of a module with several cannot be sent by itself",
+            path="nodes", hint="save each function as a module of its own",
+        )  # fmt: skip
+    return {"tvm_json": program.tvm_json}

@@ -1,0 +1,84 @@
+"""An interval of the makespan from the intervals of the predictions, by sampling."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+from cdmpp.compose.request import Asked
+from cdmpp.prediction import Prediction
+from cdmpp.replay.build import Priced
+from cdmpp.replay.engine import Replayer
+from cdmpp.replay.graph import Floats
+
+#: Node durations that are in memory at a time, 8 bytes each.
+_CHUNK = 2_000_000
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Errors of the predictions as factors around 1.
+
+    Attributes
+    ----------
+    below, above : Floats, length draws
+        Logarithm of the factor for one standard deviation to either side.
+    draw : Ints, length prices
+        Which draw each price shares: equal programs on equal devices are wrong by the same factor.
+    """
+
+    below: Floats
+    above: Floats
+    draw: np.ndarray
+
+    @property
+    def certain(self) -> bool:
+        """Whether no factor differs from 1."""
+        return not (self.below.any() or self.above.any())
+
+    def factors(self, samples: int, seed: int) -> Floats:
+        """Sampled factors, shape samples x prices.
+
+        A draw z from the normal distribution gives exp(z x below) or exp(z x above), by its sign: a
+        lognormal in two pieces, whose median is the prediction and whose quantiles are the interval's ends.
+        """
+        z = np.random.default_rng(seed).standard_normal((samples, len(self.below)))
+        factors: Floats = np.exp(z * np.where(z < 0, self.below, self.above))
+        return factors[:, self.draw]
+
+
+def spread_of(asked: Sequence[Asked], prices: Sequence[Prediction]) -> Spread:
+    """How far the predictions may be off, from their intervals."""
+    keys = [
+        (price.name, str(price.program_hash), price.backend, json.dumps(one.device, sort_keys=True))
+        for one, price in zip(asked, prices, strict=True)
+    ]
+    numbers = {key: i for i, key in enumerate(sorted(set(keys)))}  # not the order of the request
+    below, above = np.zeros(len(numbers)), np.zeros(len(numbers))
+    for key, price in zip(keys, prices, strict=True):
+        below[numbers[key]], above[numbers[key]] = _slopes(price)
+    return Spread(below, above, np.array([numbers[key] for key in keys], dtype=np.int64))
+
+
+def _slopes(price: Prediction) -> tuple[float, float]:
+    assert price.latency_s is not None and price.lower_s is not None and price.upper_s is not None
+    levels = [float(level) for level in price.quantiles]
+    low, high = min(levels), max(levels)
+    below = np.log(price.latency_s / price.lower_s) / -NormalDist().inv_cdf(low) if low < 0.5 else 0.0
+    above = np.log(price.upper_s / price.latency_s) / NormalDist().inv_cdf(high) if high > 0.5 else 0.0
+    return float(below), float(above)
+
+
+def sample_makespans(replayer: Replayer, priced: Priced, spread: Spread, samples: int, seed: int) -> Floats:
+    """Makespans with the predictions off by sampled factors; length samples."""
+    factors = spread.factors(samples, seed)
+    rows = max(1, _CHUNK // max(len(priced.given_s), 1))
+    found = [
+        replayer.makespans(np.stack([priced.durations(row) for row in factors[at : at + rows]]))
+        for at in range(0, samples, rows)
+    ]
+    return np.concatenate(found)
