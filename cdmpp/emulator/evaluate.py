@@ -43,7 +43,7 @@ def _run(
     top = ranks
     while top > 0:
         top -= 1
-        rank = stack[top]
+        rank = int(stack[top])
         while at[rank] < begin[rank + 1]:
             place = at[rank]
             task = order[place]

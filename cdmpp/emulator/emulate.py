@@ -1,0 +1,368 @@
+"""A pipeline-parallel training step: how long it takes, what it holds, and when each pass runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+
+import numpy as np
+
+from cdmpp.emulator.evaluate import Floats, Ints, evaluate, peaks
+from cdmpp.emulator.frames import Frames
+from cdmpp.emulator.orders import SCHEDULES, Orders, ScheduleName
+from cdmpp.emulator.reuse import Reuse, anew
+from cdmpp.emulator.stages import BACKWARD, OUT, WEIGHT, Stage, Table, column, grid, on_grid, table
+from cdmpp.emulator.structure import Structure, build, deadlock
+from cdmpp.errors import FieldError
+
+
+@dataclass(frozen=True)
+class Step:
+    """A training step as it ran.
+
+    Attributes
+    ----------
+    structure : Structure
+    start_s, end_s : float64, shape (tasks,)
+        By task number; -1 for tasks that the step does not have.
+    peak_bytes : float64, shape (ranks,)
+        The most that each rank holds at once.
+    """
+
+    structure: Structure
+    start_s: Floats
+    end_s: Floats
+    peak_bytes: Floats
+
+    @cached_property
+    def makespan_s(self) -> float:
+        """Seconds from the first forward pass to the end of the last backward pass."""
+        size = self.structure.stages * self.structure.micro_batches
+        return float(self.end_s[: OUT * size].max())
+
+    @cached_property
+    def busy_s(self) -> Floats:
+        """Seconds that each rank computes, shape (ranks,)."""
+        rows = [self.row(rank) for rank in range(self.structure.ranks)]
+        return np.array([float((self.end_s[row] - self.start_s[row]).sum()) for row in rows])
+
+    @property
+    def bubble(self) -> float:
+        """Share of the ranks' time that they wait."""
+        whole = self.makespan_s * self.structure.ranks
+        return 1.0 - float(self.busy_s.sum()) / whole if whole > 0 else 0.0
+
+    def row(self, rank: int) -> Ints:
+        """The tasks of a rank in their order; from ``structure.ranks`` on, those of its host link."""
+        return self.structure.order[self.structure.begin[rank] : self.structure.begin[rank + 1]]
+
+
+@dataclass
+class Emulator:
+    """Simulates steps, and does not simulate again what it has simulated before.
+
+    Parameters
+    ----------
+    reuse : bool
+        With False everything is simulated anew. The answers are the same to the last bit.
+
+    Attributes
+    ----------
+    stages, structures, steps : Reuse
+        What was found and what was not: costs of equal stages; numbering of equal orders; whole steps.
+    frames : Frames
+        The same for stretches of a step that repeat, from micro-batch to micro-batch and from step to step.
+
+    Notes
+    -----
+    After SEMU, the step emulator of PipeWeaver: equal parts in space (stages) and in time (micro-batches,
+    steps, candidates of a search) are simulated once. Not safe between threads.
+    """
+
+    reuse: bool = True
+    stages: Reuse = field(default_factory=Reuse)
+    structures: Reuse = field(default_factory=Reuse)
+    steps: Reuse = field(default_factory=Reuse)
+    frames: Frames = field(default_factory=Frames)
+
+    def simulate(
+        self,
+        stages: Sequence[Stage],
+        micro_batches: int | Sequence[int],
+        schedule: ScheduleName | Orders = "1f1b",
+        *,
+        ranks: int | None = None,
+        transfer_s: float | Sequence[float] = 0.0,
+        host_bandwidth_bytes_per_s: float = float("inf"),
+    ) -> Step:
+        """Simulate one step.
+
+        Parameters
+        ----------
+        stages : sequence of Stage
+            In the order of the forward pass.
+        micro_batches : int or sequence of int
+            How many; or the class of each (:attr:`Stage.classes`).
+        schedule : {"gpipe", "1f1b", "interleaved", "zero_bubble"} or list of list of Pass
+            Or the passes of every rank in their order.
+        ranks : int, optional
+            Default: one per stage. Stage s is on rank s modulo ``ranks``; explicit orders say it themselves.
+        transfer_s : float or sequence of float, length stages - 1
+            Seconds from one stage to the next (and of the gradient back), where they are on different
+            ranks. Transfers delay who waits for them, and nobody else.
+        host_bandwidth_bytes_per_s : float
+            Each rank's link to the host, for stages whose activations are offloaded.
+
+        Raises
+        ------
+        FieldError
+            The schedule does not fit the stages, or its orders wait for each other.
+        """
+        classes = (0,) * micro_batches if isinstance(micro_batches, int) else tuple(micro_batches)
+        if not stages or not classes:
+            raise FieldError("a step has at least one stage and one micro-batch")
+        ranks = ranks or len(stages)
+
+        def make() -> Step:
+            costs = self.table(stages, host_bandwidth_bytes_per_s)
+            structure = self.structure(schedule, ranks, len(stages), len(classes), costs.offloaded)
+            return self.run(structure, costs, classes, transfer_s)
+
+        if not self.reuse:
+            return make()
+        orders = schedule if isinstance(schedule, str) else tuple(map(tuple, schedule))
+        transfers = transfer_s if isinstance(transfer_s, int | float) else tuple(transfer_s)
+        key = (tuple(stages), classes, orders, ranks, transfers, host_bandwidth_bytes_per_s)
+        found: Step = self.steps.find(key, make)
+        return found
+
+    def table(self, stages: Sequence[Stage], host_bandwidth_bytes_per_s: float = float("inf")) -> Table:
+        """The stages' costs; those of equal stages are worked out once."""
+        find = self.stages.find if self.reuse else anew
+        return table(
+            list(stages),
+            [
+                find((stage, host_bandwidth_bytes_per_s), partial(column, stage, host_bandwidth_bytes_per_s))
+                for stage in stages
+            ],
+        )
+
+    def structure(
+        self,
+        schedule: ScheduleName | Orders,
+        ranks: int,
+        stages: int,
+        micro_batches: int,
+        offloaded: Sequence[bool] = (),
+    ) -> Structure:
+        """The numbered passes of a schedule.
+
+        Raises
+        ------
+        FieldError
+            The schedule does not fit the stages.
+        """
+        offloaded = tuple(offloaded) if any(offloaded) else ()
+        if not isinstance(schedule, str):
+            return build(schedule, stages, micro_batches, offloaded, "schedule.order")
+        if stages % ranks:
+            raise FieldError(
+                f"ranks: {stages} stages do not fall onto {ranks} ranks evenly",
+                path="ranks",
+                hint="give a number of ranks that divides the number of stages",
+            )
+        find = self.structures.find if self.reuse else anew
+        found: Structure = find(
+            (schedule, ranks, stages, micro_batches, offloaded),
+            lambda: build(
+                SCHEDULES[schedule](ranks, stages, micro_batches), stages, micro_batches, offloaded
+            ),
+        )
+        return found
+
+    def run(
+        self,
+        structure: Structure,
+        costs: Table,
+        classes: Sequence[int],
+        transfer_s: float | Sequence[float] = 0.0,
+    ) -> Step:
+        """Simulate a structure with given costs; a whole step is not looked up here.
+
+        Raises
+        ------
+        FieldError
+            The orders wait for each other.
+        """
+        duration, lag, step = durations(structure, costs, classes, transfer_s)
+        at_start, at_end = holdings(structure, costs, classes)
+        return _simulate(
+            structure,
+            duration,
+            lag,
+            step,
+            at_start,
+            at_end,
+            costs.resident,
+            self.frames if self.reuse else None,
+        )
+
+    @property
+    def hits(self) -> int:
+        """How often something was found."""
+        return self.stages.hits + self.structures.hits + self.steps.hits + self.frames.hits
+
+    @property
+    def misses(self) -> int:
+        """How often it had to be made."""
+        return self.stages.misses + self.structures.misses + self.steps.misses + self.frames.misses
+
+
+def simulate(
+    stages: Sequence[Stage],
+    micro_batches: int | Sequence[int],
+    schedule: ScheduleName | Orders = "1f1b",
+    *,
+    ranks: int | None = None,
+    transfer_s: float | Sequence[float] = 0.0,
+    host_bandwidth_bytes_per_s: float = float("inf"),
+) -> Step:
+    """Simulate one step; see :meth:`Emulator.simulate`, which remembers.
+
+    Examples
+    --------
+    >>> simulate([Stage(1.0, 2.0)] * 4, 8, "1f1b").makespan_s
+    33.0
+    """
+    return Emulator(reuse=False).simulate(
+        stages,
+        micro_batches,
+        schedule,
+        ranks=ranks,
+        transfer_s=transfer_s,
+        host_bandwidth_bytes_per_s=host_bandwidth_bytes_per_s,
+    )
+
+
+def durations(
+    structure: Structure, costs: Table, classes: Sequence[int], transfer_s: float | Sequence[float]
+) -> tuple[Floats, Floats, float]:
+    """Seconds of every task and of every transfer before it, rounded to a common :func:`grid`; its step."""
+    rows = structure.tasks // (structure.stages * structure.micro_batches)
+    whole = _by_class(costs.whole_s[:rows], classes)
+    if structure.any_split:
+        whole = np.where(structure.split, _by_class(costs.split_s[:rows], classes), whole)
+    duration = whole.reshape(-1)
+    if isinstance(transfer_s, int | float):
+        lag = structure.crosses * float(transfer_s)
+    else:
+        cuts = np.array([*transfer_s, 0.0])  # -1, no cut, is the last
+        lag = cuts[structure.cut]
+    step = grid(float(duration.sum() + lag.sum()))
+    return on_grid(duration, step), on_grid(lag, step), step
+
+
+def holdings(structure: Structure, costs: Table, classes: Sequence[int]) -> tuple[Floats, Floats]:
+    """Bytes that every task takes at its start and gives back at its end."""
+    rows = structure.tasks // (structure.stages * structure.micro_batches)
+    at_start = _by_class(costs.at_start[:rows], classes)
+    at_end = _by_class(costs.at_end[:rows], classes)
+    if structure.any_split:
+        at_end[WEIGHT] = np.where(structure.split, at_end[BACKWARD], 0.0)
+        at_end[BACKWARD] = np.where(structure.split, 0.0, at_end[BACKWARD])
+    return at_start.reshape(-1), at_end.reshape(-1)
+
+
+def _by_class(values: Floats, classes: Sequence[int]) -> Floats:
+    """Shape (kinds, stages, classes) to (kinds, stages, micro_batches)."""
+    if values.shape[2] == 1:
+        return np.repeat(values, len(classes), axis=2)
+    return values[:, :, np.asarray(classes)]
+
+
+def _simulate(
+    structure: Structure,
+    duration: Floats,
+    lag: Floats,
+    step: float,
+    at_start: Floats,
+    at_end: Floats,
+    resident_by_stage: Floats,
+    frames: Frames | None,
+) -> Step:
+    start, end = np.empty_like(duration), np.empty_like(duration)
+    if frames is None:
+        turn = np.empty_like(structure.order)
+        ran = evaluate(structure.order, structure.begin, duration, structure.deps, lag, turn, start, end)
+    else:
+        ran = frames.run(structure, duration, lag, step, start, end)
+    if ran < len(structure.order):
+        raise deadlock(structure, end, "schedule.order")
+    ranks = structure.ranks
+    resident = np.zeros(ranks)
+    np.add.at(resident, structure.rank_of, resident_by_stage)
+    peak = np.empty(ranks)
+    if len(structure.begin) == ranks + 1:
+        peaks(structure.order, structure.begin, at_start, at_end, resident, peak)
+    else:
+        _peaks_over_time(structure, start, end, at_start, at_end, resident, peak)
+    return Step(structure, start, end, peak)
+
+
+def _peaks_over_time(
+    structure: Structure,
+    start: Floats,
+    end: Floats,
+    at_start: Floats,
+    at_end: Floats,
+    resident: Floats,
+    peak: Floats,
+) -> None:
+    """As :func:`cdmpp.emulator.evaluate.peaks`, where host links give memory back beside the passes."""
+    for rank in range(structure.ranks):
+        both = np.concatenate(
+            [
+                structure.order[structure.begin[r] : structure.begin[r + 1]]
+                for r in (rank, rank + structure.ranks)
+            ]
+        )
+        when = np.concatenate((start[both], end[both]))
+        change = np.concatenate((at_start[both], at_end[both]))
+        # What ends makes room for what starts at the same time.
+        held = resident[rank] + np.cumsum(change[np.lexsort((change, when))])
+        peak[rank] = max(resident[rank], held.max(initial=0.0))
+
+
+def lower_bound(
+    structure: Structure, costs: Table, classes: Sequence[int], transfer_s: float | Sequence[float]
+) -> float:
+    """Seconds that no order of the same passes on the same ranks can go below.
+
+    Each rank has to wait for its first micro-batch, do all its passes, and then the last gradient still
+    goes down to stage 0; a micro-batch has to go up and down once.
+
+    Notes
+    -----
+    Where the weight gradients are passes of their own, a rank may end with them, and nothing need follow:
+    then the passes without them are counted, with what follows, and all passes, without.
+    """
+    duration, lag, _ = durations(structure, costs, classes, transfer_s)
+    stages, count, ranks = structure.stages, structure.micro_batches, structure.ranks
+    time = duration[: OUT * stages * count].reshape(OUT, stages, count)
+    size = stages * count
+    up, down = lag[:size, 0].reshape(stages, count), lag[size : 2 * size, 1].reshape(stages, count)
+    forward, backward, weight = time
+    # Before a stage's first forward pass, and after its last backward one.
+    head = np.zeros((stages, count))
+    head[1:] = np.cumsum(forward[:-1] + up[1:], axis=0)
+    tail = np.zeros((stages, count))
+    tail[1:] = np.cumsum(backward[:-1] + down[:-1], axis=0)
+    found = float((head[-1] + forward[-1] + backward[-1] + tail[-1]).max())
+    for rank in range(ranks):
+        mine = np.flatnonzero(structure.rank_of == rank)
+        if len(mine):
+            before, after = float(head[mine].min()), float(tail[mine].min())
+            passes = float((forward + backward)[mine].sum())
+            found = max(found, before + passes + after, before + passes + float(weight[mine].sum()))
+    return found

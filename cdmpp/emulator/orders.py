@@ -1,0 +1,156 @@
+"""Orders of published pipeline schedules: what each rank runs, one pass after the other.
+
+A pass is (kind, stage, micro-batch). Stage s lives on rank s modulo ranks: with as many stages as ranks, one
+each; with more, each rank has every ranks-th one ("virtual stages").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from cdmpp.errors import FieldError
+
+PassKind = Literal["F", "B", "W"]
+ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
+
+
+class Pass(NamedTuple):
+    """One pass of one micro-batch through one stage.
+
+    Attributes
+    ----------
+    kind : {"F", "B", "W"}
+        Forward; backward (with a W of the same micro-batch: for the inputs alone); backward for the weights.
+    stage, micro_batch : int
+    """
+
+    kind: PassKind
+    stage: int
+    micro_batch: int
+
+
+Orders = list[list[Pass]]
+
+
+def gpipe(ranks: int, stages: int, micro_batches: int) -> Orders:
+    """All forward passes, then all backward ones.
+
+    GPipe (NeurIPS '19), section 2.3; with virtual stages breadth first, as Lamy-Poirier, "Breadth-First
+    Pipeline Parallelism" (MLSys '23).
+    """
+    return [
+        [Pass("F", stage, m) for stage in range(rank, stages, ranks) for m in range(micro_batches)]
+        + [Pass("B", stage, m) for stage in _down(rank, stages, ranks) for m in range(micro_batches)]
+        for rank in range(ranks)
+    ]
+
+
+def one_f_one_b(ranks: int, stages: int, micro_batches: int) -> Orders:
+    """As many forward passes as it takes until the first gradient is back, then one backward, one forward.
+
+    PipeDream-Flush (Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training", ICML '21).
+    """
+    _one_stage_each(ranks, stages, "1f1b")
+    found = []
+    for rank in range(ranks):
+        ahead = min(micro_batches, ranks - rank)
+        passes = [Pass("F", rank, m) for m in range(ahead)]
+        for m in range(micro_batches):
+            passes.append(Pass("B", rank, m))
+            if ahead + m < micro_batches:
+                passes.append(Pass("F", rank, ahead + m))
+        found.append(passes)
+    return found
+
+
+def interleaved(ranks: int, stages: int, micro_batches: int) -> Orders:
+    """1F1B over virtual stages, a group of micro-batches at a time.
+
+    Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM"
+    (SC '21), section 2.2. Groups have ``ranks`` micro-batches, or somewhat more where these do not divide
+    their number, as in PyTorch.
+
+    Raises
+    ------
+    FieldError
+        The micro-batches do not fall into equal groups.
+    """
+    local = stages // ranks
+    rounds = max(1, micro_batches // ranks)
+    if micro_batches % rounds:
+        raise FieldError(
+            f"micro_batches: {micro_batches} do not fall into {rounds} equal groups, as interleaving over "
+            f"{ranks} ranks needs",
+            path="micro_batches",
+            hint=f"take a multiple of the number of ranks, such as {(rounds + 1) * ranks}",
+        )
+    group = micro_batches // rounds
+    total = local * micro_batches
+
+    def which(step: int, backward: bool) -> tuple[int, int]:
+        """Virtual stage and micro-batch of the step-th pass in one direction."""
+        at = step // group % local
+        return (local - 1 - at if backward else at), step // (group * local) * group + step % group
+
+    found = []
+    for rank in range(ranks):
+        forward, backward = (
+            [
+                Pass(kind, virtual * ranks + rank, m)
+                for virtual, m in (which(step, kind == "B") for step in range(total))
+            ]
+            for kind in ("F", "B")
+        )
+        ahead = min(total, (local - 1) * group + 2 * (ranks - 1 - rank))
+        passes = forward[:ahead]
+        for f, b in zip(forward[ahead:], backward, strict=False):
+            passes += [f, b]
+        found.append(passes + backward[total - ahead :])
+    return found
+
+
+def zero_bubble(ranks: int, stages: int, micro_batches: int) -> Orders:
+    """ZB-H1: 1F1B with the weight gradients put off, so that they fill the end of the step.
+
+    Qi et al., "Zero Bubble Pipeline Parallelism" (ICLR '24), section 2.3: rank r lags r weight passes behind,
+    and so every rank holds the activations of at most ``ranks`` micro-batches, as rank 0 does under 1F1B.
+    """
+    _one_stage_each(ranks, stages, "zero_bubble")
+    found = []
+    for rank in range(ranks):
+        ahead = min(micro_batches, ranks - rank)
+        passes = [Pass("F", rank, m) for m in range(ahead)]
+        weights = 0
+        for m in range(micro_batches):
+            passes.append(Pass("B", rank, m))
+            if m >= rank:
+                passes.append(Pass("W", rank, weights))
+                weights += 1
+            if ahead + m < micro_batches:
+                passes.append(Pass("F", rank, ahead + m))
+        found.append(passes + [Pass("W", rank, m) for m in range(weights, micro_batches)])
+    return found
+
+
+#: Makers of orders: (ranks, stages, micro-batches) -> passes of each rank.
+SCHEDULES: dict[ScheduleName, Callable[[int, int, int], Orders]] = {
+    "gpipe": gpipe,
+    "1f1b": one_f_one_b,
+    "interleaved": interleaved,
+    "zero_bubble": zero_bubble,
+}
+
+
+def _down(rank: int, stages: int, ranks: int) -> range:
+    """The stages of a rank, the last first."""
+    return range(rank + (stages // ranks - 1) * ranks, -1, -ranks)
+
+
+def _one_stage_each(ranks: int, stages: int, name: str) -> None:
+    if stages != ranks:
+        raise FieldError(
+            f"schedule: {name} has one stage on each rank; there are {stages} stages and {ranks} ranks",
+            path="schedule",
+            hint='"interleaved" and "gpipe" take several stages per rank',
+        )

@@ -1,0 +1,41 @@
+"""What was made before, by key, with a count of what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Reuse:
+    """Results by key; the oldest go when there are too many.
+
+    Attributes
+    ----------
+    most : int
+        Results that are held.
+    hits, misses : int
+    """
+
+    most: int = 4096
+    hits: int = 0
+    misses: int = 0
+    _held: dict[Hashable, Any] = field(default_factory=dict, repr=False)
+
+    def find(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """The result of a key; made where it is not there."""
+        if key in self._held:
+            self.hits += 1
+            return self._held[key]
+        self.misses += 1
+        made = make()
+        if len(self._held) >= self.most:
+            del self._held[next(iter(self._held))]
+        self._held[key] = made
+        return made
+
+
+def anew(key: Hashable, make: Callable[[], Any]) -> Any:
+    """As :meth:`Reuse.find`, where nothing is to be reused."""
+    return make()
