@@ -1,0 +1,1 @@
+"""Measurements of replay and of the planners (docs/planning.md)."""
