@@ -1,0 +1,72 @@
+"""The source's own measurements of single kernels, as a whole network: how far a sum of true latencies gets."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from benchmarks.end_to_end.labels import Label, rows
+from benchmarks.end_to_end.transformers import SIZES, listed_kernels, make, traced_kernels
+from cdmpp.devices.registry import lookup
+from cdmpp.frontends.torch_eager import eager_trace
+
+Row = Mapping[str, str]
+Key = tuple[str, str, str, int, int]
+
+
+def read_lists(folder: Path) -> dict[Key, list[Row]]:
+    """Kernel lists of one layer with embedding and head, by device, model, mode, batch and tokens."""
+    found: dict[Key, list[Row]] = {}
+    for row in rows(folder / "e2e_neusight_model_ops.csv.gz"):
+        mode = {"inf": "inference", "train": "training"}[row["mode"]]
+        key = (lookup(row["device"]).name, row["model"], mode, int(row["batch"]), int(row["seqlen"]))
+        found.setdefault(key, []).append(row)
+    return found
+
+
+def check_lists(lists: Mapping[Key, Sequence[Row]]) -> int:
+    """Hold the networks built here against the source's lists.
+
+    Returns
+    -------
+    int
+        Number of kernels that were compared.
+
+    Raises
+    ------
+    AssertionError
+        A kernel is in one of both only.
+    """
+    compared, seen = 0, set()
+    for (_, model, mode, batch, tokens), own in lists.items():
+        if (model, mode, batch, tokens) in seen:
+            continue
+        seen.add((model, mode, batch, tokens))
+        inputs = [torch.empty(batch, tokens, dtype=torch.int64, device="meta")]
+        traced = traced_kernels(eager_trace(make(model, mode == "training", layers=1), inputs).launches)
+        listed = listed_kernels(own)
+        differ: Counter[object] = (traced - listed) + (listed - traced)
+        if differ:
+            raise AssertionError(f"{model}, {mode}, batch {batch}: kernels differ from the source's: {dict(differ)}")
+        compared += sum(listed.values())
+    return compared
+
+
+def listed_sums(labels: Sequence[Label], lists: Mapping[Key, Sequence[Row]]) -> dict[Label, float]:
+    """Seconds of a whole network by the source's list: its layer as often as the network has it, and the rest once."""
+    found = {}
+    for label in labels:
+        own = lists.get((label.device, label.model, label.mode, label.batch, label.size))
+        if label.source != "neusight" or not own:
+            continue
+        layer = [i for i, row in enumerate(own) if ".layer.0." in row["target"] or ".h.0." in row["target"]]
+        last = next((i for i, row in enumerate(own) if row["target"].endswith("ln_f")), layer[-1] + 1)
+        times_s = [(float(row["fw_us"]) + float(row["bw_us"])) / 1e6 for row in own]
+        inner_s = sum(times_s[layer[0] : last])
+        found[label] = SIZES[label.model].layers * inner_s + sum(times_s) - inner_s
+    return found
+
+

@@ -1,0 +1,147 @@
+"""Predict every label: the network's kernels, one after the other on one stream."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import torch
+
+from benchmarks.end_to_end import images, transformers
+from benchmarks.end_to_end.labels import Label
+from cdmpp.frontends.torch_eager import EagerTrace, Launch, eager_trace
+from cdmpp.prediction import Prediction, Predictor
+from cdmpp.programs.operators import OperatorSpec
+from cdmpp.programs.question import Protocol
+from cdmpp.replay import Graph, Node, Replayer
+
+#: Compositions: how each kernel is predicted before all are put one after the other.
+#: called: as one call from the host, whose launch cost is in it. queued: device time alone, as in a stream that the
+#: host keeps filled. What really happens lies between, near the first where kernels are short.
+COMPOSITIONS: dict[str, tuple[Protocol, str | None]] = {"called": ("eager", "pytorch"), "queued": ("kernel", None)}
+_PRECISIONS = {"float32": torch.float32, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A label and what was predicted for it, in seconds.
+
+    ``called_s``, ``queued_s``: the :data:`COMPOSITIONS`. ``roofline_s``: the sum of the same kernels' rooflines.
+    ``listed_s``: the sum of the source's own measurements of single kernels, where it has them. ``parts_s``: forward and
+    backward, as called. ``in_share``: share of the time that is of domain "in". ``largest``: kernels that make
+    most of it, with their share.
+    """
+
+    label: Label
+    called_s: float
+    queued_s: float
+    roofline_s: float
+    listed_s: float | None
+    parts_s: tuple[float, float]
+    kernels: int
+    in_share: float
+    largest: tuple[tuple[str, float], ...]
+
+    def error(self, what: str = "called") -> float:
+        """Predicted over measured, less one; ``what`` is "called", "queued", "roofline" or "listed"."""
+        return float(getattr(self, f"{what}_s")) / self.label.measured_s - 1
+
+
+@cache
+def trace(source: str, model: str, mode: str, precision: str, batch: int, size: int) -> EagerTrace:
+    """The kernels of a label's run, forward and, in training, backward."""
+    training = mode == "training"
+    if source == "neusight":
+        network = transformers.make(model, training)
+        tokens = torch.empty(batch, size, dtype=torch.int64, device="meta")
+        if not training:
+            return eager_trace(network, [tokens])
+        # The source never clears gradients, and times the forward pass without the loss.
+        found = eager_trace(transformers.Training(network), [tokens], backward=True, accumulate=True)
+        kept = [one for one in found.launches if one.phase == "backward" or one.module.startswith("network")]
+        return EagerTrace(tuple(kept), found.unsupported, found.order)
+    network = images.make(model, training, size)
+    image = torch.empty(batch, 3, size, size, device="meta")
+    if precision == "amp":
+        return eager_trace(network, [image], autocast=torch.float16)
+    network, image = network.to(_PRECISIONS[precision]), image.to(_PRECISIONS[precision])
+    if not training:
+        return eager_trace(network, [image])
+    return eager_trace(images.Training(network), [image], backward=True)
+
+
+def launches_of(label: Label) -> tuple[Launch, ...]:
+    """A label's kernels, in order."""
+    found = trace(label.source, label.model, label.mode, label.precision, label.batch, label.size)
+    if found.unsupported:
+        names = ", ".join(one.operator for one in found.unsupported)
+        raise AssertionError(f"{label.model}: kernels without an operator: {names}")
+    return found.launches
+
+
+Prices = dict[OperatorSpec, Prediction]
+
+
+def answer_labels(
+    labels: Iterable[Label], predictor: Predictor, listed: Mapping[Label, float] | None = None
+) -> list[Answer]:
+    """Predict labels, device by device.
+
+    Parameters
+    ----------
+    labels : iterable of Label
+    predictor : Predictor
+    listed : mapping of Label to float, optional
+        Sums of the source's own measurements of single kernels.
+    """
+    by_device: dict[str, list[Label]] = {}
+    for label in labels:
+        by_device.setdefault(label.device, []).append(label)
+    answers = []
+    for device, own in by_device.items():
+        wanted = list(dict.fromkeys(one.spec for label in own for one in launches_of(label)))
+        prices = {
+            name: _priced(wanted, device, *how, predictor=predictor) for name, how in COMPOSITIONS.items()
+        }
+        answers += [_answer(label, prices, (listed or {}).get(label)) for label in own]
+    return answers
+
+
+def _priced(
+    wanted: Sequence[OperatorSpec], device: str, protocol: Protocol, framework: str | None, predictor: Predictor
+) -> Prices:
+    found = predictor.predict(wanted, device, protocol=protocol, framework=framework)
+    failed = [one for one in found if one.error is not None]
+    if failed:
+        raise AssertionError(f"{failed[0].name} on {device}: {failed[0].error}")
+    return dict(zip(wanted, found, strict=True))
+
+
+def _answer(label: Label, prices: Mapping[str, Prices], listed_s: float | None) -> Answer:
+    launches, called = launches_of(label), prices["called"]
+    latencies = {name: [_latency_s(own[one.spec]) for one in launches] for name, own in prices.items()}
+    nodes: list[Node] = []
+    for index, seconds in enumerate(latencies["called"]):
+        nodes.append(Node(f"{index:06d}", label.device, seconds, (nodes[-1].id,) if nodes else ()))
+    replayer = Replayer(Graph(nodes))
+    called_s = replayer.run().makespan_s
+    queued_s = replayer.run(np.array(latencies["queued"])).makespan_s
+    pairs = list(zip(launches, latencies["called"], strict=True))
+    forward_s = sum(seconds for one, seconds in pairs if one.phase == "forward")
+    inside_s = sum(seconds for one, seconds in pairs if called[one.spec].domain == "in")
+    by_spec: Counter[OperatorSpec] = Counter()
+    for one, seconds in pairs:
+        by_spec[one.spec] += seconds  # type: ignore[assignment]
+    return Answer(
+        label, called_s, queued_s, sum(called[one.spec].roofline_s or 0.0 for one in launches), listed_s,
+        (forward_s, called_s - forward_s), len(nodes), inside_s / called_s,
+        tuple((spec.text(), seconds / called_s) for spec, seconds in by_spec.most_common(3)),
+    )  # fmt: skip
+
+
+def _latency_s(price: Prediction) -> float:
+    assert price.latency_s is not None
+    return price.latency_s
