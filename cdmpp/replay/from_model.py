@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from cdmpp.compose.request import MAX_NAME, MAX_TEXT
 from cdmpp.errors import FieldError, UnsupportedOperatorError
 from cdmpp.frontends.graph import ProgramGraph
 from cdmpp.programs.program import TensorProgram
@@ -55,9 +56,10 @@ def request_of(
         )
     if len(launched) > MAX_NODES:
         raise FieldError(f"{len(launched)} kernels", path="nodes", hint=f"at most {MAX_NODES}")
+    ids = {node.id: _short(node.id, i) for i, node in enumerate(graph.nodes)}
     before: dict[str, list[str]] = {}
     for source, target in graph.edges:
-        before.setdefault(target, []).append(source)
+        before.setdefault(target, []).append(ids[source])
     forms = [_form(program) for program in graph.programs]
     name = device if isinstance(device, str) else str(device.get("name", "device"))
     entry: dict[str, Any] = {"gap_s": gap_s}
@@ -66,11 +68,11 @@ def request_of(
     made: dict[str, Any] = {
         "nodes": [
             {
-                "id": node.id,
+                "id": ids[node.id],
                 "device": name,
                 "program": forms[node.program],
                 "deps": before.get(node.id, []),
-                "class": node.operator,
+                "class": node.operator[:MAX_NAME],
             }
             for node in launched
             if node.program is not None
@@ -86,9 +88,15 @@ def request_of(
         made["framework"] = framework
     if graph.unsupported:
         made["missing"] = [
-            {"operator": one.operator, "count": one.count, "reason": one.reason} for one in graph.unsupported
+            {"operator": one.operator[:MAX_TEXT], "count": one.count, "reason": one.reason[:MAX_TEXT]}
+            for one in graph.unsupported
         ]
     return made
+
+
+def _short(name: str, number: int) -> str:
+    """Names of exported nodes can be longer than a request's names may be."""
+    return name if len(name) <= MAX_NAME else f"{name[:60]}...{name[-100:]} ({number})"
 
 
 def _form(program: TensorProgram) -> dict[str, Any]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ModelWrapValidatorHandler, model_validator
 
 from cdmpp.compose import Asked, Request, Watch
 from cdmpp.compose.request import Name, Seed, WholeNumber
@@ -17,6 +17,7 @@ from cdmpp.programs.question import DEFAULT_PROTOCOL, Backend, Framework, Protoc
 from cdmpp.replay import forms, report
 from cdmpp.replay.answers import ReplayAnswer
 from cdmpp.replay.build import Plan, Priced, Settings, plan_nodes, put_prices
+from cdmpp.replay.collector import paused_collector
 from cdmpp.replay.engine import Replayer
 from cdmpp.replay.graph import Floats, Order
 from cdmpp.replay.interval import sample_makespans, spread_of
@@ -81,6 +82,12 @@ class ReplayRequest(Request):
 
     answer_model: ClassVar[type[BaseModel]] = ReplayAnswer
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _read(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        with paused_collector():
+            return handler(value)
+
     @cached_property
     def _plan(self) -> Plan:
         devices = {
@@ -92,7 +99,8 @@ class ReplayRequest(Request):
 
     def asked(self) -> list[Asked]:
         """Distinct programs of the nodes, each once."""
-        asked = self._plan.asked
+        with paused_collector():
+            asked = self._plan.asked
         replays = self._samples(bool(asked)) + len(self.overrides)
         if replays * len(self.nodes) > MAX_WORK:
             raise FieldError(
@@ -105,6 +113,10 @@ class ReplayRequest(Request):
 
     def solve(self, prices: Sequence[Prediction], watch: Watch) -> dict[str, Any]:
         """Replay, then again for each what-if and sample."""
+        with paused_collector():
+            return self._solve(prices)
+
+    def _solve(self, prices: Sequence[Prediction]) -> dict[str, Any]:
         plan = self._plan
         priced = put_prices(plan, prices)
         durations = priced.durations()

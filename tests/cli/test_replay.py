@@ -1,0 +1,134 @@
+"""``cdmpp replay``: graphs and models, equal to the Python call, with its files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cdmpp import LatencyPredictor, make_plan
+from cdmpp.devices import SPECIFICATION_EXAMPLE
+from tests.cli.conftest import ROOT, Run
+
+EXAMPLE = ROOT / "docs/examples/replay.json"
+BLOCK = ROOT / "examples/transformer_block.onnx"
+
+
+def test_json_is_the_python_answer(run: Run, predictor: LatencyPredictor) -> None:
+    result = run("replay", EXAMPLE, "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout) == make_plan("replay", json.loads(EXAMPLE.read_text()), predictor)
+
+
+def test_options_change_the_request(run: Run, predictor: LatencyPredictor, tmp_path: Path) -> None:
+    saved, trace = tmp_path / "saved.json", tmp_path / "trace.json"
+    result = run(
+        "replay", EXAMPLE, "--json", "--what-if", "device=rank0,class=compute:ratio=2,delay_s=1e-4",
+        "--samples", 10, "--seed", 3, "--protocol", "eager", "--framework", "pytorch",
+        "--save-graph", saved, "--trace", trace,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    request = json.loads(saved.read_text())
+    assert request["overrides"][-1] == {"device": "rank0", "class": "compute", "ratio": 2.0, "delay_s": 1e-4}
+    assert (request["samples"], request["seed"]) == (10, 3)
+    assert json.loads(result.stdout) == make_plan("replay", request, predictor)
+    assert "trace" not in request
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert {event["ph"] for event in events} == {"M", "X"}
+
+
+def test_a_model_is_its_programs_on_one_stream(run: Run, predictor: LatencyPredictor, tmp_path: Path) -> None:
+    saved = tmp_path / "graph.json"
+    result = run("replay", BLOCK, "--device", "t4", "--gap-us", 2, "--json", "--save-graph", saved)
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.stdout)
+    total = json.loads(run("predict", BLOCK, "--device", "t4", "--json").stdout)["totals"][0]
+    gaps = (total["launches"] - 1) * 2e-6
+    assert answer["makespan_s"] == pytest.approx(total["latency_s"] + gaps, rel=1e-12)
+    assert answer["by_program"][-1]["class"] == "gap"
+    assert answer == make_plan("replay", json.loads(saved.read_text()), predictor)
+    again = run("replay", saved, "--json")
+    assert json.loads(again.stdout) == answer
+
+
+def test_a_device_of_ones_own(run: Run, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.toml"
+    mine.write_text(SPECIFICATION_EXAMPLE)
+    result = run("replay", BLOCK, "--device", mine, "--json")
+    assert result.exit_code == 0, result.output
+    assert {one["device"] for one in json.loads(result.stdout)["by_program"]} == {"my-gpu"}
+
+
+def test_unsupported_operators_are_named(run: Run, tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    shape = [1, 8, 16, 16]
+    kind = onnx.TensorProto.FLOAT
+    nodes = [
+        onnx.helper.make_node("Relu", ["x"], ["y"], name="first"),
+        onnx.helper.make_node("Det", ["y"], ["z"], name="odd"),
+    ]
+    graph = onnx.helper.make_graph(
+        nodes, "g", [onnx.helper.make_tensor_value_info("x", kind, shape)],
+        [onnx.helper.make_tensor_value_info("z", kind, [1, 8])],
+    )  # fmt: skip
+    path = tmp_path / "odd.onnx"
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
+    onnx.save(model, path)
+    result = run("replay", path, "--device", "t4")
+    assert result.exit_code == 0, result.output
+    assert "not in it: Det (1 x)" in result.output
+    found = json.loads(run("replay", path, "--device", "t4", "--json").stdout)
+    assert [(one["operator"], one["count"]) for one in found["missing"]] == [("Det", 1)]
+    del graph.node[0]
+    graph.input[0].name = "y"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)]), path)
+    refused = run("replay", path, "--device", "t4")
+    assert refused.exit_code == 1
+    assert "nothing to predict" in refused.output
+
+
+def test_a_table_and_a_picture(run: Run, tmp_path: Path) -> None:
+    figure = tmp_path / "timeline.png"
+    result = run("replay", EXAMPLE, "--figure", figure)
+    assert result.exit_code == 0, result.output
+    assert "makespan" in result.stdout
+    assert "(comm)" in result.stdout
+    assert "class comm: x 0.5" in result.stdout
+    assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["--gap-us", "2"], 2, "--device"),
+        (["--what-if", "class=comm"], 2, "ratio=0.5"),
+        (["--what-if", "colour=red:ratio=2"], 2, "ratio=0.5"),
+        (["--what-if", "class=comm:ratio=nan"], 2, "ratio=0.5"),
+        (["--what-if", "class=none:ratio=2"], 1, "no node has class 'none'"),
+        (["--figure", "x.nope"], 1, "nope"),
+    ],
+)
+def test_what_is_wrong_is_said(run: Run, arguments: list[str], code: int, says: str) -> None:
+    result = run("replay", EXAMPLE, *arguments)
+    assert result.exit_code == code
+    assert says in result.output
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[1]", "not a replay request"),
+        ("{", "not JSON"),
+        ('{"nodes": [{"id": "a", "device": "g", "duration_s": NaN}]}', "not a number of JSON"),
+        ('{"nodes": [{"id": "a", "device": "g", "duration_s": 1, "deps": ["a"]}]}', "a -> a"),
+        ('{"nodes": [], "overrides": 3}', "nodes"),
+    ],
+)
+def test_files_that_are_no_graph(run: Run, tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "graph.json"
+    path.write_text(text)
+    result = run("replay", path, "--what-if", "class=compute:ratio=1")
+    assert result.exit_code == 1
+    assert says in result.output
