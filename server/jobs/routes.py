@@ -19,7 +19,6 @@ from server.openapi import add_answer, add_models, add_problems, ref
 from server.plan.pool import planning
 from server.problems import ProblemError
 from server.room import Schema
-from server.sandbox.worker import Worker
 from server.settings import Settings
 
 router = APIRouter()
@@ -32,10 +31,10 @@ _MEANING = {
 @asynccontextmanager
 async def opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     """Take up jobs, those of other workers and of before a restart among them."""
-    state, program = app.state, planning("jobs")
+    state = app.state
     state.jobs = JobStore(state.store, settings.max_jobs, settings.max_kept_jobs, settings.job_keep_s)
     state.runners = [
-        Runner(state.jobs, lambda: Worker(settings.plan_memory_bytes, program), state.metrics)
+        Runner(state.jobs, planning("jobs", settings.plan_memory_bytes), state.metrics)
         for _ in range(settings.job_workers)
     ]
     tasks = [asyncio.create_task(runner.serve()) for runner in state.runners]

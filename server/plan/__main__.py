@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import select
 import signal
 import sys
 import traceback
@@ -18,23 +19,26 @@ from server.sandbox import frames
 from server.sandbox.confine import die_with_parent, limit_memory
 
 _MAX_OPEN_FILES = 256
+#: Seconds without a job after which something is compiled that may be needed.
+_IDLE_S = 0.2
 
 
 def main(arguments: list[str]) -> None:
     """Serve jobs until the pipe closes."""
     memory_bytes, parent, role = int(arguments[0]), int(arguments[1]), arguments[2]
     die_with_parent(parent)
-    give_way(role)
     # Replies go to a descriptor of their own: libraries print to the usual one.
     replies = os.fdopen(os.dup(1), "wb", closefd=True)
     os.dup2(2, 1)
-    from server.plan.warm import warm
+    from cdmpp.planning.kinds import KINDS
 
-    warm()
+    for kind in KINDS.values():
+        kind.models()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (_MAX_OPEN_FILES, _MAX_OPEN_FILES))
     replies.write(frames.pack({"ready": True, "memory_limited": limit_memory(memory_bytes)}))
     replies.flush()
+    give_way(role)
     serve(sys.stdin.buffer, replies)
 
 
@@ -43,7 +47,7 @@ def give_way(role: str) -> None:
 
     Searches that somebody waits for (``inline``) are placed before those of ``jobs``.
     """
-    os.nice(10 if role == "inline" else 19)
+    os.nice(5 if role == "inline" else 19)
     if hasattr(os, "SCHED_IDLE"):  # Linux
         policy = os.SCHED_BATCH if role == "inline" else os.SCHED_IDLE
         os.sched_setscheduler(0, policy, os.sched_param(0))
@@ -53,8 +57,9 @@ def serve(jobs: BinaryIO, replies: BinaryIO) -> None:
     """Do jobs until there are no more."""
     from cdmpp.compose.watch import Watch
     from server.plan import work
+    from server.plan.warm import Warmth
 
-    reader = work.Reader()
+    reader, warmth = work.Reader(), Warmth()
     under_way: list[Watch] = []
 
     def stop(*_: Any) -> None:
@@ -67,7 +72,12 @@ def serve(jobs: BinaryIO, replies: BinaryIO) -> None:
         replies.write(frames.pack(said, text))
         replies.flush()
 
-    while (message := frames.receive(jobs)) is not None:
+    def next_job() -> tuple[dict[str, Any], bytes] | None:
+        while warmth and not select.select([jobs], [], [], _IDLE_S)[0]:
+            warmth.warm()
+        return frames.receive(jobs)
+
+    while (message := next_job()) is not None:
         header, payload = message
         under_way.clear()
         body, prices = payload[: header["body"]], payload[header["body"] :]
@@ -75,6 +85,7 @@ def serve(jobs: BinaryIO, replies: BinaryIO) -> None:
             if header["do"] == "read":
                 said, text = work.read(reader, header["kind"], body)
             else:
+                warmth.warm(header["kind"])
                 told = tell if header["progress"] else None
                 said, text = work.solve(reader, header["kind"], body, prices, under_way.append, told)
         except MemoryError:

@@ -7,10 +7,12 @@ import contextvars
 import logging
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import cdmpp
 from server.deadline import Deadline
 from server.problems import ProblemError, SchemaViolation, internal_error
 from server.sandbox.worker import (
@@ -28,28 +30,39 @@ MAX_ANSWER_BYTES = 128 * 2**20
 Said = tuple[dict[str, Any], bytes]
 
 
-def planning(role: str) -> Program:
-    """The process that plans, for requests (``inline``) or for jobs (``jobs``)."""
-    folder = _compiled_folder()
-    environment = {} if folder is None else {"NUMBA_CACHE_DIR": str(folder)}
-    return Program(
-        "server.plan", f"planning process ({role})", (role,), environment, max_payload=MAX_ANSWER_BYTES
+def planning(role: str, memory_bytes: int) -> Callable[[], Worker]:
+    """Makes processes that plan, for requests (``inline``) or for jobs (``jobs``), not started.
+
+    Parameters
+    ----------
+    role : {"inline", "jobs"}
+    memory_bytes : int
+        Of each, beyond its libraries.
+    """
+    program = Program(
+        "server.plan", f"planning process ({role})", (role,), _compiled(), max_payload=MAX_ANSWER_BYTES
     )
+    return partial(Worker, memory_bytes, program)
 
 
-def _compiled_folder() -> Path | None:
-    """Where compiled loops are kept for the next process; None where nothing can be written."""
-    for variable, otherwise in (("XDG_CACHE_HOME", ".cache"), ("XDG_STATE_HOME", ".local/state")):
-        named = os.environ.get(variable, "")
+def _compiled() -> dict[str, str]:
+    """Where compiled loops are kept for the next process: numba's own variable, where it is needed."""
+    variable = "NUMBA_CACHE_DIR"
+    if variable in os.environ:
+        return {variable: os.environ[variable]}
+    if all(os.access(folder, os.W_OK) for folder in cdmpp.__path__):
+        return {}  # beside the code, as in other processes
+    for named, otherwise in (("XDG_CACHE_HOME", ".cache"), ("XDG_STATE_HOME", ".local/state")):
+        text = os.environ.get(named, "")
         try:
-            root = Path(named) if Path(named).is_absolute() else Path.home() / otherwise
+            root = Path(text) if Path(text).is_absolute() else Path.home() / otherwise
             folder = root / "cdmpp" / "compiled"
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except (OSError, RuntimeError):
             continue
         if os.access(folder, os.W_OK):
-            return folder
-    return None
+            return {variable: str(folder)}
+    return {}
 
 
 class Slot:
@@ -110,15 +123,14 @@ class Planners:
     Parameters
     ----------
     workers : int
-    memory_bytes : int
-        Of each, beyond its libraries.
+    make : callable
+        Makes a planning process that is not started.
     max_queued : int
         Pieces of work that may wait for a process.
     """
 
-    def __init__(self, workers: int, memory_bytes: int, max_queued: int) -> None:
-        program = planning("inline")
-        self._slots = [Slot(lambda: Worker(memory_bytes, program)) for _ in range(workers)]
+    def __init__(self, workers: int, make: Callable[[], Worker], max_queued: int) -> None:
+        self._slots = [Slot(make) for _ in range(workers)]
         # The one that worked last is taken first: others need not run.
         self._free: asyncio.LifoQueue[Slot] = asyncio.LifoQueue()
         for slot in reversed(self._slots):

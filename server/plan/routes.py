@@ -17,7 +17,7 @@ from server.deadline import Deadline
 from server.disconnect import unless_gone
 from server.jobs.routes import submit
 from server.operate.surround import count_items
-from server.plan.pool import Planners
+from server.plan.pool import Planners, planning
 from server.plan.pricing import price
 from server.predict.service import bugs_hidden
 from server.problems import ProblemError, SchemaViolation
@@ -31,7 +31,8 @@ _WARM_AFTER_S = 0.5
 @asynccontextmanager
 async def opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     """Keep planning processes; the first starts soon, so that no request waits for it."""
-    async with Planners(settings.plan_workers, settings.plan_memory_bytes, settings.max_queued) as planners:
+    make = planning("inline", settings.plan_memory_bytes)
+    async with Planners(settings.plan_workers, make, settings.max_queued) as planners:
         app.state.planners = planners
         warm = asyncio.create_task(_warm(planners)) if settings.warm_plans else None
         try:

@@ -1,7 +1,8 @@
-"""What a planning process does before its first request: imports, and a look at the compiled loops.
+"""Compiled loops, looked at before anybody waits for them.
 
-Compiling takes seconds on a fresh machine, which no request's budget should pay for; afterwards the compiled
-code lies in a folder (``NUMBA_CACHE_DIR``) and is loaded.
+Compiling takes seconds on a fresh machine, which no search's budget should pay for; afterwards the compiled
+code lies in a folder (``NUMBA_CACHE_DIR``) and is loaded. A planning process solves a small request of a kind
+before its first of that kind, and of the others when it has nothing to do.
 """
 
 from __future__ import annotations
@@ -15,16 +16,33 @@ from cdmpp.errors import CdmppError
 from cdmpp.planning.kinds import KINDS
 
 _log = logging.getLogger(__name__)
-#: A small request of each kind that compiles something.
-REQUESTS: dict[str, dict[str, Any]] = {}
+_STAGES = {"stages": 2, "micro_batches": 2, "forward_s": 1, "backward_s": 2}
+#: A small request of each form that compiles something, by kind.
+REQUESTS: dict[str, list[dict[str, Any]]] = {
+    "pipeline": [
+        {
+            "models": [{**_STAGES, "direction": "down"}, {**_STAGES, "direction": "up"}],
+            "ranks": 2, "max_steps": 1000,
+        },
+    ],
+}  # fmt: skip
 
 
-def warm() -> None:
-    """Import every planner, and solve a small request of each kind that compiles something."""
-    for kind in KINDS.values():
-        kind.models()
-    for name, value in REQUESTS.items():
-        try:
-            finish(KINDS[name].read(value), [], Watch(1.0))
-        except CdmppError as error:
-            _log.warning("%s could not be tried at the start: %s", name, error)
+class Warmth:
+    """What has been compiled in this process."""
+
+    def __init__(self) -> None:
+        self._cold = {name: forms for name, forms in REQUESTS.items() if name in KINDS}
+
+    def __bool__(self) -> bool:
+        """Whether there is something left to compile."""
+        return bool(self._cold)
+
+    def warm(self, kind: str | None = None) -> None:
+        """Compile what a kind needs, or any that is left; does nothing the second time."""
+        name = kind if kind is not None else next(iter(self._cold), None)
+        for value in self._cold.pop(name, []) if name is not None else []:
+            try:
+                finish(KINDS[str(name)].read(value), [], Watch(1.0))
+            except CdmppError as error:
+                _log.warning("%s could not be tried: %s", name, error)
