@@ -7,21 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-import numpy as np
 import torch
 
 from benchmarks.end_to_end import images, transformers
 from benchmarks.end_to_end.labels import Label
 from cdmpp.frontends.torch_eager import EagerTrace, Launch, eager_trace
 from cdmpp.prediction import Prediction, Predictor
-from cdmpp.programs.operators import OperatorSpec
+from cdmpp.programs.operators import OperatorSpec, parse_operator
 from cdmpp.programs.question import Protocol
-from cdmpp.replay import Graph, Node, Replayer
+from cdmpp.replay import Graph, Node, replay
 
-#: Compositions: how each kernel is predicted before all are put one after the other.
-#: called: as one call from the host, whose launch cost is in it. queued: device time alone, as in a stream that the
-#: host keeps filled. What really happens lies between, near the first where kernels are short.
-COMPOSITIONS: dict[str, tuple[Protocol, str | None]] = {"called": ("eager", "pytorch"), "queued": ("kernel", None)}
+#: How each kernel is predicted: as one call from the host, whose launch cost is in it; or device time alone.
+PROTOCOLS: dict[str, tuple[Protocol, str | None]] = {"called": ("eager", "pytorch"), "queued": ("kernel", None)}
+#: The smallest call: what it takes longer as a call than on the device is the host's part of every call.
+SMALLEST = "add:rows=1,cols=1"
 _PRECISIONS = {"float32": torch.float32, "float16": torch.float16}
 
 
@@ -29,7 +28,8 @@ _PRECISIONS = {"float32": torch.float32, "float16": torch.float16}
 class Answer:
     """A label and what was predicted for it, in seconds.
 
-    ``called_s``, ``queued_s``: the :data:`COMPOSITIONS`. ``roofline_s``: the sum of the same kernels' rooflines.
+    ``called_s``: calls that are waited for, one by one. ``queued_s``: device times alone, as in a stream that never
+    runs dry. ``issued_s``: the host issues the calls one by one, the device works them off as they come. ``roofline_s``: the sum of the same kernels' rooflines.
     ``listed_s``: the sum of the source's own measurements of single kernels, where it has them. ``parts_s``: forward and
     backward, as called. ``in_share``: share of the time that is of domain "in". ``largest``: kernels that make
     most of it, with their share.
@@ -38,6 +38,7 @@ class Answer:
     label: Label
     called_s: float
     queued_s: float
+    issued_s: float
     roofline_s: float
     listed_s: float | None
     parts_s: tuple[float, float]
@@ -46,7 +47,7 @@ class Answer:
     largest: tuple[tuple[str, float], ...]
 
     def error(self, what: str = "called") -> float:
-        """Predicted over measured, less one; ``what`` is "called", "queued", "roofline" or "listed"."""
+        """Predicted over measured, less one; ``what`` is "called", "queued", "issued", "roofline", "listed"."""
         return float(getattr(self, f"{what}_s")) / self.label.measured_s - 1
 
 
@@ -104,9 +105,10 @@ def answer_labels(
     for device, own in by_device.items():
         wanted = list(dict.fromkeys(one.spec for label in own for one in launches_of(label)))
         prices = {
-            name: _priced(wanted, device, *how, predictor=predictor) for name, how in COMPOSITIONS.items()
+            name: _priced(wanted, device, *how, predictor=predictor) for name, how in PROTOCOLS.items()
         }
-        answers += [_answer(label, prices, (listed or {}).get(label)) for label in own]
+        host_s = launch_cost_s(device, predictor)
+        answers += [_answer(label, prices, host_s, (listed or {}).get(label)) for label in own]
     return answers
 
 
@@ -120,15 +122,18 @@ def _priced(
     return dict(zip(wanted, found, strict=True))
 
 
-def _answer(label: Label, prices: Mapping[str, Prices], listed_s: float | None) -> Answer:
+def launch_cost_s(device: str, predictor: Predictor) -> float:
+    """What a call costs the host, by the predictor itself: a call less its kernel, where the kernel is smallest."""
+    spec = parse_operator(SMALLEST)
+    called, queued = (_priced([spec], device, *how, predictor=predictor)[spec] for how in PROTOCOLS.values())
+    return max(_latency_s(called) - _latency_s(queued), 0.0)
+
+
+def _answer(label: Label, prices: Mapping[str, Prices], host_s: float, listed_s: float | None) -> Answer:
     launches, called = launches_of(label), prices["called"]
     latencies = {name: [_latency_s(own[one.spec]) for one in launches] for name, own in prices.items()}
-    nodes: list[Node] = []
-    for index, seconds in enumerate(latencies["called"]):
-        nodes.append(Node(f"{index:06d}", label.device, seconds, (nodes[-1].id,) if nodes else ()))
-    replayer = Replayer(Graph(nodes))
-    called_s = replayer.run().makespan_s
-    queued_s = replayer.run(np.array(latencies["queued"])).makespan_s
+    called_s, queued_s = (_one_stream(own) for own in latencies.values())
+    issued_s = _host_and_device(latencies["queued"], host_s)
     pairs = list(zip(launches, latencies["called"], strict=True))
     forward_s = sum(seconds for one, seconds in pairs if one.phase == "forward")
     inside_s = sum(seconds for one, seconds in pairs if called[one.spec].domain == "in")
@@ -136,10 +141,26 @@ def _answer(label: Label, prices: Mapping[str, Prices], listed_s: float | None) 
     for one, seconds in pairs:
         by_spec[one.spec] += seconds  # type: ignore[assignment]
     return Answer(
-        label, called_s, queued_s, sum(called[one.spec].roofline_s or 0.0 for one in launches), listed_s,
-        (forward_s, called_s - forward_s), len(nodes), inside_s / called_s,
+        label, called_s, queued_s, issued_s, sum(called[one.spec].roofline_s or 0.0 for one in launches), listed_s,
+        (forward_s, called_s - forward_s), len(launches), inside_s / called_s,
         tuple((spec.text(), seconds / called_s) for spec, seconds in by_spec.most_common(3)),
     )  # fmt: skip
+
+
+def _one_stream(latencies_s: Sequence[float]) -> float:
+    nodes: list[Node] = []
+    for index, seconds in enumerate(latencies_s):
+        nodes.append(Node(f"{index:06d}", "gpu", seconds, (nodes[-1].id,) if nodes else ()))
+    return replay(Graph(nodes)).makespan_s
+
+
+def _host_and_device(latencies_s: Sequence[float], host_s: float) -> float:
+    """Each kernel starts when the one before has ended and the host has issued it."""
+    nodes: list[Node] = []
+    for index, seconds in enumerate(latencies_s):
+        nodes.append(Node(f"{index:06d}.call", "host", host_s))
+        nodes.append(Node(f"{index:06d}.run", "gpu", seconds, (nodes[-1].id,)))
+    return replay(Graph(nodes, order="listed")).makespan_s
 
 
 def _latency_s(price: Prediction) -> float:
