@@ -332,37 +332,3 @@ def _peaks_over_time(
         # What ends makes room for what starts at the same time.
         held = resident[rank] + np.cumsum(change[np.lexsort((change, when))])
         peak[rank] = max(resident[rank], held.max(initial=0.0))
-
-
-def lower_bound(
-    structure: Structure, costs: Table, classes: Sequence[int], transfer_s: float | Sequence[float]
-) -> float:
-    """Seconds that no order of the same passes on the same ranks can go below.
-
-    Each rank has to wait for its first micro-batch, do all its passes, and then the last gradient still
-    goes down to stage 0; a micro-batch has to go up and down once.
-
-    Notes
-    -----
-    Where the weight gradients are passes of their own, a rank may end with them, and nothing need follow:
-    then the passes without them are counted, with what follows, and all passes, without.
-    """
-    duration, lag, _ = durations(structure, costs, classes, transfer_s)
-    stages, count, ranks = structure.stages, structure.micro_batches, structure.ranks
-    time = duration[: OUT * stages * count].reshape(OUT, stages, count)
-    size = stages * count
-    up, down = lag[:size, 0].reshape(stages, count), lag[size : 2 * size, 1].reshape(stages, count)
-    forward, backward, weight = time
-    # Before a stage's first forward pass, and after its last backward one.
-    head = np.zeros((stages, count))
-    head[1:] = np.cumsum(forward[:-1] + up[1:], axis=0)
-    tail = np.zeros((stages, count))
-    tail[1:] = np.cumsum(backward[:-1] + down[:-1], axis=0)
-    found = float((head[-1] + forward[-1] + backward[-1] + tail[-1]).max())
-    for rank in range(ranks):
-        mine = np.flatnonzero(structure.rank_of == rank)
-        if len(mine):
-            before, after = float(head[mine].min()), float(tail[mine].min())
-            passes = float((forward + backward)[mine].sum())
-            found = max(found, before + passes + after, before + passes + float(weight[mine].sum()))
-    return found

@@ -87,6 +87,14 @@ _ALL: tuple[Kind, ...] = (
         "cdmpp.replay.picture:draw",
     ),
     Kind(
+        "simulate",
+        "/pipeline/simulate",
+        "One training step of a pipeline: time, bubbles and peak memory under a schedule.",
+        {"": "cdmpp.emulator.wire:SimulateRequest"},
+        "cdmpp.emulator.words:show",
+        "cdmpp.emulator.picture:draw",
+    ),
+    Kind(
         "pipeline",
         "/pipeline/search",
         "A pipeline schedule: several models fused on the same ranks (RLHFuse).",
