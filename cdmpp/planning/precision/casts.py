@@ -1,0 +1,52 @@
+"""What a change of element type costs: a straight line in the number of elements, for each direction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.programs.question import FLOOR_S, Protocol
+
+#: Bytes a second that a plain copy moved (read and written) where :data:`MEASURED` was measured.
+MEASURED_COPY_BYTES_PER_S = 1.43e10
+
+
+@dataclass(frozen=True)
+class CastCost:
+    """Seconds = overhead_s + s_per_element x elements."""
+
+    s_per_element: float
+    overhead_s: float
+
+    def seconds(self, elements: float) -> float:
+        """Of one cast; nothing to cast takes no time."""
+        return self.overhead_s + self.s_per_element * elements if elements else 0.0
+
+
+#: (from, to) on one core of an x86 server CPU (AMX, 2.0 GHz), PyTorch 2.13 with one thread; written by
+#: ``python -m benchmarks.planning.casts``.
+MEASURED: dict[tuple[str, str], CastCost] = {
+    ("int8", "float16"): CastCost(1.02e-09, 2.9e-06),
+    ("int8", "bfloat16"): CastCost(3.86e-10, 2.7e-06),
+    ("int8", "float32"): CastCost(2.44e-10, 2.6e-06),
+    ("float16", "int8"): CastCost(1.08e-09, 8.8e-06),
+    ("float16", "bfloat16"): CastCost(9.27e-10, 7.7e-07),
+    ("float16", "float32"): CastCost(1.60e-10, 5.1e-07),
+    ("bfloat16", "int8"): CastCost(8.53e-10, 7.7e-06),
+    ("bfloat16", "float16"): CastCost(6.13e-10, 7.4e-07),
+    ("bfloat16", "float32"): CastCost(1.53e-10, 6.9e-07),
+    ("float32", "int8"): CastCost(9.65e-10, 8.2e-06),
+    ("float32", "float16"): CastCost(1.17e-10, 5.3e-07),
+    ("float32", "bfloat16"): CastCost(1.95e-10, 7.1e-07),
+}
+
+
+def scaled(device: DeviceSpec, protocol: Protocol) -> dict[tuple[str, str], CastCost]:
+    """The measured lines carried to a device: by the ratio of memory bandwidths, with its launch cost.
+
+    An estimate: a cast is bound by memory on a GPU, where some of the measured ones are bound by the core's
+    arithmetic. Give ``casts`` where they decide.
+    """
+    ratio = MEASURED_COPY_BYTES_PER_S / device.mem_bandwidth_bytes_per_s
+    launch_s = FLOOR_S[protocol]
+    return {pair: CastCost(cost.s_per_element * ratio, launch_s) for pair, cost in MEASURED.items()}
