@@ -57,8 +57,8 @@ class Plan:
     parts: list[tuple[int, int, int]] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
-    def graph(self, durations: Floats, order: Order) -> Graph:
-        """The graph, once durations are known."""
+    def graph(self, order: Order) -> Graph:
+        """The graph, with the durations that are known."""
         made = []
         for i, form in enumerate(self.nodes):
             (device, stream), *also = self.held[i]
@@ -69,7 +69,7 @@ class Plan:
                 gap_s = entry.gap_s if entry is not None else 0.0
             made.append(
                 Node(
-                    form.id, device, float(durations[i]), self.deps[i], stream, self.kinds[i], gap_s,
+                    form.id, device, self.seconds[i], self.deps[i], stream, self.kinds[i], gap_s,
                     tuple(also),
                 )
             )  # fmt: skip

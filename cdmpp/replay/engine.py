@@ -7,7 +7,9 @@ queues and starts when it is the first in each: nothing overtakes it.
 
 from __future__ import annotations
 
+import copy
 import heapq
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -55,6 +57,11 @@ class Replayer:
     ----------
     graph : Graph
 
+    Attributes
+    ----------
+    longest_path_s : float
+        Makespan if every device were infinitely parallel.
+
     Raises
     ------
     FieldError
@@ -71,17 +78,39 @@ class Replayer:
         self.arrays: Arrays = to_arrays(graph)
         a = self.arrays
         self._fixed = _prepared(a, a.walked, a.uses_start, a.uses)
-        # Without streams a walk finds the longest path; nodes of a cycle, and behind one, it does not reach.
-        unheld = np.zeros_like(a.uses_start), a.uses[:0]
-        _, end, _ = self._walked(a.duration_s, _prepared(a, a.depends, *unheld))
-        if len(end) and end.min() < 0:
-            raise _cycle(graph, a, a.depends, end >= 0)
-        #: Makespan if every device were infinitely parallel, in seconds.
-        self.longest_path_s = float(end.max()) if len(end) else 0.0
+        self.longest_path_s = self._longest_path_s(a.depends)
         if a.walked is not a.depends:
-            _, end, _ = self._walked(a.duration_s, _prepared(a, a.walked, *unheld))
-            if len(end) and end.min() < 0:
-                raise _cycle(graph, a, a.walked, end >= 0)
+            self._longest_path_s(a.walked)
+
+    def with_durations(self, duration_s: Floats) -> Replayer:
+        """The same graph with other durations, and their bounds, without checking it again.
+
+        Parameters
+        ----------
+        duration_s : Floats, length nodes
+            As :meth:`run` takes them.
+        """
+        other = copy.copy(self)
+        other.__dict__.pop("busiest_stream_s", None)
+        durations = np.asarray(duration_s, np.float64)[self.arrays.place]
+        other.arrays = replace(self.arrays, duration_s=durations)
+        other.longest_path_s = other._longest_path_s(self.arrays.depends)
+        return other
+
+    def _longest_path_s(self, edges: Follow) -> float:
+        """End of a walk without streams. Nodes of a cycle, and behind one, it does not reach.
+
+        Raises
+        ------
+        FieldError
+            A cycle.
+        """
+        a = self.arrays
+        unheld = np.zeros_like(a.uses_start), a.uses[:0]
+        _, end, _ = self._walked(a.duration_s, _prepared(a, edges, *unheld))
+        if len(end) and end.min() < 0:
+            raise _cycle(self.graph, a, edges, end >= 0)
+        return float(end.max(initial=0.0))
 
     def run(self, duration_s: Floats | None = None) -> Timeline:
         """Replay.
@@ -89,7 +118,7 @@ class Replayer:
         Parameters
         ----------
         duration_s : Floats, length nodes, optional
-            In the order of ``graph.nodes``; default: the nodes' own. Finite and not negative: not checked.
+            In the order of ``graph.nodes``; default: the graph's. Finite and not negative: not checked.
         """
         a = self.arrays
         durations = a.duration_s if duration_s is None else np.asarray(duration_s, np.float64)[a.place]

@@ -13,7 +13,7 @@ from cdmpp.compose.request import Asked
 from cdmpp.prediction import Prediction
 from cdmpp.replay.build import Priced
 from cdmpp.replay.engine import Replayer
-from cdmpp.replay.graph import Floats
+from cdmpp.replay.graph import Floats, Ints
 
 #: Node durations that are in memory at a time, 8 bytes each.
 _CHUNK = 2_000_000
@@ -29,24 +29,27 @@ class Spread:
         Logarithm of the factor for one standard deviation to either side.
     draw : Ints, length prices
         Which draw each price shares: equal programs on equal devices are wrong by the same factor.
+    device : Ints, length draws
+        Which device each draw is of.
     """
 
     below: Floats
     above: Floats
-    draw: np.ndarray
+    draw: Ints
+    device: Ints
 
-    @property
-    def certain(self) -> bool:
-        """Whether no factor differs from 1."""
-        return not (self.below.any() or self.above.any())
-
-    def factors(self, samples: int, seed: int) -> Floats:
+    def factors(self, samples: int, seed: int, correlation: float) -> Floats:
         """Sampled factors, shape samples x prices.
 
         A draw z from the normal distribution gives exp(z x below) or exp(z x above), by its sign: a
         lognormal in two pieces, whose median is the prediction and whose quantiles are the interval's ends.
+        ``correlation`` is that of the draws of different programs on one device.
         """
-        z = np.random.default_rng(seed).standard_normal((samples, len(self.below)))
+        random = np.random.default_rng(seed)
+        z = random.standard_normal((samples, len(self.below)))
+        if correlation:
+            shared = random.standard_normal((samples, int(self.device.max()) + 1))[:, self.device]
+            z = np.sqrt(correlation) * shared + np.sqrt(1.0 - correlation) * z
         factors: Floats = np.exp(z * np.where(z < 0, self.below, self.above))
         return factors[:, self.draw]
 
@@ -54,14 +57,18 @@ class Spread:
 def spread_of(asked: Sequence[Asked], prices: Sequence[Prediction]) -> Spread:
     """How far the predictions may be off, from their intervals."""
     keys = [
-        (price.name, str(price.program_hash), price.backend, json.dumps(one.device, sort_keys=True))
+        (json.dumps(one.device, sort_keys=True), price.name, str(price.program_hash), price.backend)
         for one, price in zip(asked, prices, strict=True)
     ]
     numbers = {key: i for i, key in enumerate(sorted(set(keys)))}  # not the order of the request
     below, above = np.zeros(len(numbers)), np.zeros(len(numbers))
     for key, price in zip(keys, prices, strict=True):
         below[numbers[key]], above[numbers[key]] = _slopes(price)
-    return Spread(below, above, np.array([numbers[key] for key in keys], dtype=np.int64))
+    devices = {name: i for i, name in enumerate(sorted({key[0] for key in keys}))}
+    return Spread(
+        below, above, np.array([numbers[key] for key in keys], dtype=np.int64),
+        np.array([devices[key[0]] for key in numbers], dtype=np.int64),
+    )  # fmt: skip
 
 
 def _slopes(price: Prediction) -> tuple[float, float]:
@@ -73,12 +80,11 @@ def _slopes(price: Prediction) -> tuple[float, float]:
     return float(below), float(above)
 
 
-def sample_makespans(replayer: Replayer, priced: Priced, spread: Spread, samples: int, seed: int) -> Floats:
+def sample_makespans(replayer: Replayer, priced: Priced, factors: Floats) -> Floats:
     """Makespans with the predictions off by sampled factors; length samples."""
-    factors = spread.factors(samples, seed)
     rows = max(1, _CHUNK // max(len(priced.given_s), 1))
     found = [
         replayer.makespans(np.stack([priced.durations(row) for row in factors[at : at + rows]]))
-        for at in range(0, samples, rows)
+        for at in range(0, len(factors), rows)
     ]
     return np.concatenate(found)

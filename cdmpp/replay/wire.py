@@ -69,6 +69,15 @@ class ReplayRequest(Request):
         Field(description="Of the interval; default: 256, fewer in graphs of more than 7,812 nodes."),
     ] = None
     seed: Seed = 0
+    correlation: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=1,
+            description="Of the errors of different programs on one device. 0: they partly cancel; 1: all "
+            "are off the same way. Equal programs always are.",
+        ),
+    ] = 0.0
     timeline: Annotated[bool, Field(description="List when each node runs.")] = True
     trace: Annotated[bool, Field(description="Add Chrome trace events.")] = False
     missing: Annotated[
@@ -97,10 +106,22 @@ class ReplayRequest(Request):
         settings = Settings(self.backend, self.protocol, self.framework)
         return plan_nodes(self.nodes, devices, self.links, settings)
 
+    @cached_property
+    def _replayer(self) -> Replayer:
+        """The graph, checked; what is to be predicted takes no time in it."""
+        return Replayer(self._plan.graph(self.order))
+
     def asked(self) -> list[Asked]:
-        """Distinct programs of the nodes, each once."""
+        """Distinct programs of the nodes, each once.
+
+        Raises
+        ------
+        FieldError
+            Whatever is wrong with the graph.
+        """
         with paused_collector():
             asked = self._plan.asked
+            _ = self._replayer
         replays = self._samples(bool(asked)) + len(self.overrides)
         if replays * len(self.nodes) > MAX_WORK:
             raise FieldError(
@@ -120,7 +141,7 @@ class ReplayRequest(Request):
         plan = self._plan
         priced = put_prices(plan, prices)
         durations = priced.durations()
-        replayer = Replayer(plan.graph(durations, self.order))
+        replayer = self._replayer.with_durations(durations)
         found = replayer.run()
         programs = report.programs_of(plan, priced, prices)
         answer = report.describe(plan, priced, prices, replayer, found, programs)
@@ -146,7 +167,9 @@ class ReplayRequest(Request):
             return None
         levels = sorted(set(self.quantiles))
         if samples:
-            found = sample_makespans(replayer, priced, spread_of(plan.asked, prices), samples, self.seed)
+            spread = spread_of(plan.asked, prices)
+            factors = spread.factors(samples, self.seed, self.correlation)
+            found = sample_makespans(replayer, priced, factors)
         else:
             found = np.array([makespan])
         values = np.quantile(found, levels).tolist()

@@ -320,8 +320,8 @@ def test_links_that_are_wrong_are_named(link: dict[str, Any], path: str, says: s
 
 def test_unknown_devices_and_programs_are_named(predictor: LatencyPredictor) -> None:
     for node, says in (
-        ({"id": "a", "device": "no-such-gpu", "program": LINEAR}, "no-such-gpu"),
-        ({"id": "a", "device": "t4", "program": {"operator": "frobnicate"}}, "frobnicate"),
+        ({"id": "b", "device": "no-such-gpu", "program": LINEAR}, "no-such-gpu"),
+        ({"id": "b", "device": "t4", "program": {"operator": "frobnicate"}}, "frobnicate"),
     ):
         with pytest.raises(FieldError, match=says) as error:
             make_plan("replay", {"nodes": [NODE, node]}, predictor)

@@ -1,0 +1,120 @@
+"""How fast a graph of 100,000 nodes is replayed, compiled and as plain Python, and read and answered whole.
+
+``python -m benchmarks.planning.replay_speed`` writes ``benchmarks/results/replay_speed.json``. One core: set
+OMP_NUM_THREADS=1. The graph is made by this program: 16 devices with two streams each, two dependencies a
+node, durations drawn at random.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cdmpp.compose import jit
+from cdmpp.compose.solve import read_request, solve
+from cdmpp.replay import Graph, Node, Replayer
+from cdmpp.replay.wire import ReplayRequest
+
+RESULT = Path(__file__).parents[1] / "results" / "replay_speed.json"
+DEVICES, STREAMS, REACH, DEPS = 16, 2, 200, 2
+
+
+def make_request(nodes: int, seed: int = 0) -> dict[str, Any]:
+    """A request without programs."""
+    draw = random.Random(seed)
+    made = []
+    for i in range(nodes):
+        deps = {f"n{draw.randrange(max(0, i - REACH), i)}" for _ in range(DEPS)} if i else set()
+        made.append(
+            {
+                "id": f"n{i}", "device": f"rank{i % DEVICES}", "stream": str(i % STREAMS),
+                "duration_s": draw.random() * 1e-3, "deps": sorted(deps),
+                "class": "comm" if i % 5 == 0 else "compute",
+            }
+        )  # fmt: skip
+    return {"nodes": made}
+
+
+def median_s(run: Callable[[], Any], repeats: int) -> float:
+    """Median seconds of several calls, after one that does not count."""
+    run()
+    taken = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        run()
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken)
+
+
+def measure(nodes: int, repeats: int) -> dict[str, Any]:
+    """Seconds of each step, in this process."""
+    value = make_request(nodes)
+    text = json.dumps(value)
+    graph = Graph(
+        [Node(n["id"], n["device"], n["duration_s"], tuple(n["deps"]), n["stream"]) for n in value["nodes"]]
+    )
+    replayer = Replayer(graph)
+    own = np.array([node.duration_s for node in graph.nodes])
+    request = read_request(ReplayRequest, value)
+    replay_s = median_s(lambda: Replayer(graph).run(), repeats)
+    again_s = median_s(lambda: replayer.run(own), repeats)
+    return {
+        "compiled": jit.COMPILED,
+        "nodes": nodes,
+        "edges": sum(len(node.deps) for node in graph.nodes),
+        "makespan_s": replayer.run().makespan_s,
+        "replay_s": replay_s,
+        "nodes_per_s": nodes / replay_s,
+        "replay_again_s": again_s,
+        "nodes_per_s_again": nodes / again_s,
+        "read_s": median_s(lambda: read_request(ReplayRequest, json.loads(text)), repeats),
+        "answer_s": median_s(lambda: solve(request.model_copy()), repeats),
+        "write_s": median_s(lambda a=solve(request): json.dumps(a), repeats),  # type: ignore[misc]
+    }
+
+
+def main() -> None:
+    """Measure in two processes: as it is installed, and without numba."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", type=int, default=100_000)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--plain", action="store_true", help="hide numba, print the figures, write nothing")
+    arguments = parser.parse_args()
+    if arguments.plain:
+        print(json.dumps(measure(arguments.nodes, arguments.repeats)))
+        return
+    compiled = measure(arguments.nodes, arguments.repeats)
+    hide = (
+        "import sys; sys.modules['numba'] = None; import runpy; "
+        "runpy.run_module('benchmarks.planning.replay_speed', run_name='__main__')"
+    )
+    options = ["--nodes", str(arguments.nodes), "--repeats", str(arguments.repeats), "--plain"]
+    output = subprocess.run(
+        [sys.executable, "-c", hide, *options], check=True, capture_output=True, text=True
+    ).stdout
+    plain = json.loads(output)
+    assert plain["makespan_s"] == compiled["makespan_s"]
+    found = {"compiled": compiled, "plain": plain, "load_average": os.getloadavg()[0]}
+    RESULT.write_text(json.dumps(found, indent=1) + "\n")
+    for name, one in (("compiled", compiled), ("plain Python", plain)):
+        print(
+            f"{name}: {one['nodes']:,} nodes in {one['replay_s']:.2f} s ({one['nodes_per_s']:,.0f} nodes/s), "
+            f"again with other durations {one['replay_again_s'] * 1e3:.0f} ms; JSON and schema "
+            f"{one['read_s']:.2f} s, answer {one['answer_s']:.2f} s, JSON out {one['write_s']:.2f} s"
+        )
+    print(f"load average {found['load_average']:.1f}")
+
+
+if __name__ == "__main__":
+    main()
