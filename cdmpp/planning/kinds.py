@@ -97,10 +97,30 @@ _ALL: tuple[Kind, ...] = (
     Kind(
         "pipeline",
         "/pipeline/search",
-        "A pipeline schedule: several models fused on the same ranks (RLHFuse).",
-        {"models": "cdmpp.planning.fused.wire:FusedRequest"},
-        "cdmpp.planning.fused.words:show",
-        "cdmpp.planning.fused.picture:draw",
+        "A pipeline schedule: several models fused on the same ranks (RLHFuse), or the modules of one "
+        "(PipeWeaver).",
+        {
+            "models": "cdmpp.planning.fused.wire:FusedRequest",
+            "modules": "cdmpp.planning.multimodal.wire:MultimodalRequest",
+        },
+        "cdmpp.planning.pipeline_forms:show",
+        "cdmpp.planning.pipeline_forms:draw",
+    ),
+    Kind(
+        "precision",
+        "/precision/plan",
+        "The type of each operator on unlike devices that train together (QSync).",
+        {"": "cdmpp.planning.precision.wire:PrecisionRequest"},
+        "cdmpp.planning.precision.words:show",
+        "cdmpp.planning.precision.picture:draw",
+    ),
+    Kind(
+        "rl",
+        "/rl/plan",
+        "Pools, dispatch and streaming of an RL post-training step (StreamRL, RLHFuse).",
+        {"": "cdmpp.planning.rl.wire:RlRequest"},
+        "cdmpp.planning.rl.words:show",
+        "cdmpp.planning.rl.picture:draw",
     ),
     Kind(
         "afd",

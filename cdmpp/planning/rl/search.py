@@ -1,0 +1,391 @@
+"""The whole plan: sizes, split, streaming and migration, chosen on drawn steps and judged on others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cdmpp.compose.watch import Watch
+from cdmpp.errors import FieldError, InfeasibleError
+from cdmpp.planning.rl.dispatch import Dispatcher, Split
+from cdmpp.planning.rl.elastic import Trigger, triggers
+from cdmpp.planning.rl.generation import Engine, Floats
+from cdmpp.planning.rl.lengths import Drawn, Lengths, Ranker, draw_steps
+from cdmpp.planning.rl.migration import Link, Migration, best_migration, inference_after, migrated
+from cdmpp.planning.rl.sizes import Front, Objective, Sizes, Terms, lower_bounds, ready_times, steps_of
+from cdmpp.planning.rl.streaming import Ready
+
+#: Sizes for which a tail split is tried: the best without one.
+WITH_SPLIT = 8
+#: Sizes that are tried whatever the budget: compiling, where that is yet to be done, takes longer than these.
+LEAST_SIZES = 8
+#: Samples move for nothing.
+NO_LINK = Link(0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A step of reinforcement learning to plan.
+
+    Attributes
+    ----------
+    lengths : Lengths
+    ranker : Ranker
+    samples : int
+        Of a step.
+    terms : Terms
+    link : Link
+    objective : {"time", "cost"}
+    slack : float
+        Share by which a step may be longer than the shortest where that is cheaper.
+    most_step_s : float or None
+        A step must not take longer on average.
+    draws : int
+        Steps to choose on, and as many others to judge on.
+    seed : int
+    doubt : float
+        Chance that a ranker whose misses are "near" misses any of the longest instead.
+    """
+
+    lengths: Lengths
+    ranker: Ranker
+    samples: int
+    terms: Terms
+    link: Link = NO_LINK
+    objective: Objective = "time"
+    slack: float = 0.0
+    most_step_s: float | None = None
+    draws: int = 16
+    seed: int = 0
+    doubt: float = 0.0
+
+    def dispatcher(self, engine: Engine, drawn: Drawn, which: int) -> Dispatcher:
+        """Of an engine on drawn steps, with what is feared of the ranker beside them."""
+        if self.ranker.misses == "any":
+            return Dispatcher(engine, drawn)
+        return Dispatcher(engine, drawn, self.drawn(which, rough=True), self.doubt)
+
+    def drawn(self, which: int, rough: bool = False) -> Drawn:
+        """Steps: 0 to choose on, 1 to judge on; ``rough``: ranked by one that misses any of the longest."""
+        seed = np.random.SeedSequence(self.seed).spawn(4)[which + 2 * rough]
+        ranker = replace(self.ranker, misses="any") if rough else self.ranker
+        return draw_steps(self.lengths, ranker, self.samples, self.draws, seed)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Seconds of each simulated step, (draws,).
+
+    Attributes
+    ----------
+    generation_s : until the last sample is generated.
+    stage_s : until its inference is done.
+    training_s : work of training, without waiting; 0 where nothing is trained.
+    idle_s : training's waiting within the step.
+    step_s : until the next may begin.
+    """
+
+    generation_s: Floats
+    stage_s: Floats
+    training_s: Floats
+    idle_s: Floats
+    step_s: Floats
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was chosen, and how it does on steps that it was not chosen on.
+
+    Attributes
+    ----------
+    sizes : Sizes
+        ``step_s`` and ``price`` are means over the judged steps.
+    outcome : Outcome
+    migration : Migration or None
+        On the judged steps; ``applied`` says whether the step counts on it.
+    applied : bool
+    plain : Outcome
+        The same sizes without a split or migration.
+    random, guesses : Outcome
+        The same with samples dealt in any order, and with splits that trust guesses of lengths.
+    serial : Outcome
+        The same without streaming: training after generation.
+    colocated : (float, float) or None
+        Seconds and price if all units of one pool generate and then train, at best.
+    without : Outcome
+        The plan without migration.
+    floor_s, bound_s, bound_price : float
+        The longest sample alone; lower bounds of step and price over all sizes.
+    stage_bound_s : float
+        Lower bound of generation with these units.
+    front : list of Sizes
+        Best by time and price.
+    table : list of Trigger
+        Empty where nothing is trained.
+    tried, complete : int, bool
+        Generation sizes simulated, and whether that is all of them.
+    left_out : dict of str to str
+        Pools that cannot generate, and why.
+    drawn : Drawn
+        The judged steps.
+    """
+
+    sizes: Sizes
+    outcome: Outcome
+    migration: Migration | None
+    applied: bool
+    plain: Outcome
+    random: Outcome
+    guesses: Outcome
+    serial: Outcome
+    colocated: tuple[float, float] | None
+    without: Outcome
+    floor_s: float
+    bound_s: float
+    bound_price: float
+    stage_bound_s: float
+    front: list[Sizes]
+    table: list[Trigger]
+    tried: int
+    complete: bool
+    left_out: dict[str, str]
+    drawn: Drawn
+
+
+def search(problem: Problem, watch: Watch | None = None, max_steps: int | None = None) -> Plan:
+    """Plan a step.
+
+    Parameters
+    ----------
+    problem : Problem
+    watch : Watch, optional
+        Ends the search for sizes early.
+    max_steps : int, optional
+        Generation sizes to simulate at most.
+
+    Raises
+    ------
+    FieldError
+        No pool generates, or given sizes fit none.
+    InfeasibleError
+        No memory holds the longest sample, or no step is as short as asked.
+    """
+    watch = watch or Watch()
+    terms = problem.terms
+    chosen_on, judged_on = problem.drawn(0), problem.drawn(1)
+    left_out = usable(problem)
+    places = [
+        number
+        for number, pool in enumerate(terms.pools)
+        if pool.engine is not None and pool.name not in left_out
+    ]
+    engines = {number: terms.pools[number].generates() for number in places}
+    dispatchers = {number: problem.dispatcher(engine, chosen_on, 0) for number, engine in engines.items()}
+    judges = {number: problem.dispatcher(engine, judged_on, 1) for number, engine in engines.items()}
+    front, tried, complete = _sizes(problem, dispatchers, watch, max_steps)
+    sizes = _choose(problem, front.found)
+    dispatcher, judge = dispatchers[sizes.generation], judges[sizes.generation]
+
+    def judged(one: Sizes) -> Outcome:
+        return evaluate(terms, one, judge)
+
+    plain = judged(replace(sizes, split=Split(0, sizes.generation_units)))
+    outcome = judged(sizes)
+    if sizes.split.tail and outcome.step_s.mean() > plain.step_s.mean():
+        # What gained on the steps that it was chosen on loses on others: no split.
+        sizes, outcome = replace(sizes, split=Split(0, sizes.generation_units)), plain
+    pool = terms.pools[sizes.generation]
+
+    def recut(ready_s: Floats) -> Sizes:
+        """The same sizes when samples are ready at other times: the step may be cut otherwise."""
+        steps = steps_of(terms, sizes.generation, dispatcher, sizes.split, ready_s)
+        training = sizes.training, sizes.training_units
+        return next(one for one in steps if (one.training, one.training_units) == training)
+
+    without, migration, applied = outcome, None, False
+    each, link = pool.inference_s, problem.link
+    found = best_migration(dispatcher, sizes.split, link, each, watch, lambda ready_s: recut(ready_s).step_s)
+    if found is not None:
+        migration = migrated(judge, sizes.split, found.threshold, found.remaining, link, each)
+        again = recut(found.ready_s)
+        moved = evaluate(terms, again, judge, migration)
+        if each > 0 and moved.step_s.mean() < outcome.step_s.mean():
+            sizes, outcome, applied = again, moved, True
+    seconds = float(outcome.step_s.mean())
+    rate = float(terms.rate(sizes.generation, sizes.generation_units, sizes.training, sizes.training_units))
+    sizes = replace(sizes, step_s=seconds, price=seconds * rate)
+    bound_s, bound_price = lower_bounds(terms, judges)
+    table: list[Trigger] = []
+    if sizes.training is not None:
+        cost = terms.pools[sizes.training].training
+        assert cost is not None
+        table = triggers(pool, sizes.generation_units, cost, sizes.training_units, judged_on)
+    units = sizes.generation_units
+    return Plan(
+        sizes=sizes,
+        outcome=outcome,
+        migration=migration,
+        applied=applied,
+        plain=plain,
+        random=_from_ends(terms, sizes, judge, judge.random_finish(units)),
+        guesses=_from_ends(terms, sizes, judge, judge.guessed_finish(units)),
+        serial=evaluate(terms, replace(sizes, batches=1), judge),
+        colocated=_colocated(problem, judges),
+        without=without,
+        floor_s=float(judge.floor().mean()),
+        bound_s=bound_s,
+        bound_price=bound_price,
+        stage_bound_s=float(judge.bound(units).mean()),
+        front=front.found,
+        table=table,
+        tried=tried,
+        complete=complete,
+        left_out=left_out,
+        drawn=judged_on,
+    )
+
+
+def usable(problem: Problem) -> dict[str, str]:
+    """Pools that generate nothing because their memory holds no longest sample: name to why.
+
+    Raises
+    ------
+    FieldError, InfeasibleError
+        None is left.
+    """
+    pools = [pool for pool in problem.terms.pools if pool.engine is not None]
+    if not pools:
+        raise FieldError("no pool generates", path="pools", hint='leave "stages" out, or name "generation"')
+    left_out, last = {}, None
+    for pool in pools:
+        try:
+            pool.generates().check(problem.lengths.longest)
+        except InfeasibleError as error:
+            left_out[pool.name], last = error.message, error
+    if len(left_out) == len(pools) and last is not None:
+        raise last
+    return left_out
+
+
+def evaluate(terms: Terms, sizes: Sizes, judge: Dispatcher, migration: Migration | None = None) -> Outcome:
+    """Simulate a plan on drawn steps, or on true lengths in the order of a ranker.
+
+    Parameters
+    ----------
+    terms : Terms
+    sizes : Sizes
+    judge : Dispatcher
+        Engine of the generation pool, and the steps.
+    migration : Migration, optional
+        On the same steps.
+    """
+    pool = terms.pools[sizes.generation]
+    if migration is None:
+        return _outcome(terms, sizes, judge, judge.finish(sizes.split), ready_times(pool, judge, sizes.split))
+    return _outcome(terms, sizes, judge, None, migration.ready_s)
+
+
+def _outcome(
+    terms: Terms, sizes: Sizes, judge: Dispatcher, finish: Floats | None, ready_s: Floats
+) -> Outcome:
+    stage = ready_s.max(1)
+    generation = stage if finish is None else finish.max(1)
+    nothing = np.zeros(len(stage))
+    if sizes.training is None:
+        return Outcome(generation, stage, nothing, nothing, stage)
+    cost = terms.pools[sizes.training].training
+    assert cost is not None
+    prompt, samples = judge.engine.prompt_tokens, judge.samples
+    ready = Ready.of(ready_s, judge.drawn.lengths, prompt)
+    units = np.array([sizes.training_units])
+    weights = terms.weights_s(sizes.generation, sizes.training)
+    tokens = (judge.drawn.lengths + prompt).sum(1).astype(np.float64)
+    whole = cost.whole_s(samples, tokens, float(sizes.training_units))
+    if terms.mode == "async":
+        step = np.maximum(np.maximum(stage, whole), weights)
+        return Outcome(generation, stage, whole, step - whole, step)
+    end, idle = ready.trained(cost, units, sizes.batches)
+    return Outcome(generation, stage, whole, idle[:, 0], end[:, 0] + weights)
+
+
+def _from_ends(terms: Terms, sizes: Sizes, judge: Dispatcher, finish: Floats) -> Outcome:
+    """Of generation that was simulated otherwise; inference after it."""
+    pool = terms.pools[sizes.generation]
+    ready = inference_after(finish, pool.inference_s, sizes.generation_units)
+    return _outcome(terms, sizes, judge, finish, ready)
+
+
+def _sizes(
+    problem: Problem, dispatchers: dict[int, Dispatcher], watch: Watch, max_steps: int | None
+) -> tuple[Front, int, bool]:
+    terms = problem.terms
+    front = Front(any(pool.price_per_hour for pool in terms.pools))
+    orders = {number: terms.generation_sizes(number) for number in dispatchers}
+    if not terms.trains and problem.objective == "time" and problem.slack == 0:
+        # Nothing else wants the units, and more instances are no slower.
+        orders = {number: sizes[:1] for number, sizes in orders.items()}
+    longest = max(map(len, orders.values()))
+    # Pool by pool at each place of the order, so that an early end has seen something of each.
+    queue = [
+        (number, orders[number][at]) for at in range(longest) for number in orders if at < len(orders[number])
+    ]
+    best: dict[tuple[int, int], float] = {}
+    tried, began_s = 0, watch.left_s
+    for pool, units in queue:
+        # Half of the budget: what follows is worth as much as more sizes.
+        spent = watch.left_s <= began_s / 2 and watch.budget_s is not None
+        enough = tried >= LEAST_SIZES and (spent or watch.expired)
+        if best and (enough or (max_steps is not None and tried >= max_steps)):
+            break
+        found = steps_of(terms, pool, dispatchers[pool], Split(0, units))
+        front.add(found)
+        tried += 1
+        if found:
+            best[pool, units] = min(one.value(problem.objective) for one in found)
+            watch.report(done=tried / len(queue), best=min(best.values()))
+    for place, (pool, units) in enumerate(sorted(best, key=lambda key: best[key])[:WITH_SPLIT]):
+        if place and watch.expired:
+            break
+        split = dispatchers[pool].best(units)
+        if split.tail:
+            front.add(steps_of(terms, pool, dispatchers[pool], split))
+    return front, tried, tried == len(queue)
+
+
+def _choose(problem: Problem, front: list[Sizes]) -> Sizes:
+    if not front:
+        raise FieldError(
+            "no pool has units for both stages",
+            path="pools",
+            hint="generation and training need a unit each; give more units, or smaller sizes",
+        )
+    shortest = min(one.step_s for one in front)
+    limit = problem.most_step_s
+    if limit is not None and shortest > limit:
+        raise InfeasibleError(
+            f"no sizes make a step of at most {limit:g} s",
+            path="most_step_s",
+            hint=f"the shortest takes {shortest:.6g} s on average",
+        )
+    allowed = [one for one in front if limit is None or one.step_s <= limit]
+    if problem.objective == "cost":
+        return min(allowed, key=lambda one: (one.price, one.step_s))
+    near = [one for one in allowed if one.step_s <= shortest * (1 + problem.slack)]
+    return min(near, key=lambda one: (one.price, one.generation_units + one.training_units, one.step_s))
+
+
+def _colocated(problem: Problem, judges: dict[int, Dispatcher]) -> tuple[float, float] | None:
+    """All units of the best pool generate, then all train, with no overlap: seconds and price of a step."""
+    found: list[tuple[float, float]] = []
+    for number, judge in judges.items():
+        pool = problem.terms.pools[number]
+        if pool.training is None:
+            continue
+        prompt = judge.engine.prompt_tokens
+        tokens = (judge.drawn.lengths + prompt).sum(1).astype(np.float64)
+        stage = judge.ends(Split(0, pool.units)) + pool.inference_s * judge.samples / pool.units
+        step = stage + pool.training.whole_s(judge.samples, tokens, float(pool.units))
+        seconds = float(step.mean()) + problem.terms.same_site_s
+        found.append((seconds, seconds * pool.units * pool.price_per_hour / 3600))
+    return min(found, key=lambda each: each[0 if problem.objective == "time" else 1], default=None)

@@ -1,0 +1,230 @@
+"""How many units generate and how many train: every pair simulated, the rest thrown away.
+
+StreamRL's allocation (section 5, algorithm 1): on one site every split of the units is tried; on two, the
+faster stage's pool is made smaller until the stages take equally long. Both are the same search here: of the
+sizes with the least step (or price), the cheapest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from cdmpp.planning.rl.costs import Pool
+from cdmpp.planning.rl.dispatch import Dispatcher, Split
+from cdmpp.planning.rl.generation import Floats, Ints
+from cdmpp.planning.rl.migration import inference_after
+from cdmpp.planning.rl.streaming import Mode, Ready, step_times
+
+Objective = Literal["time", "cost"]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Units of the two stages, and the step that they make on average.
+
+    Attributes
+    ----------
+    generation, generation_units
+        Number of the pool, and units of it.
+    training, training_units
+        The same; None and 0 where nothing is trained.
+    split : Split
+        Of the generation instances.
+    batches : int
+        Into how many the step is cut for training.
+    step_s : float
+    price : float
+        Of a step.
+    """
+
+    generation: int
+    generation_units: int
+    training: int | None
+    training_units: int
+    split: Split
+    batches: int
+    step_s: float
+    price: float
+
+    def value(self, objective: Objective) -> float:
+        """What is to be small."""
+        return self.step_s if objective == "time" else self.price
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What sizes are searched under.
+
+    Attributes
+    ----------
+    pools : tuple of Pool
+    mode : {"sync", "async"}
+    same_site_s, cross_site_s : float
+        Transfer of the weights from training to generation.
+    generation_units, training_units : int or None
+        Sizes that are given, not searched.
+    """
+
+    pools: tuple[Pool, ...]
+    mode: Mode
+    same_site_s: float = 0.0
+    cross_site_s: float = 0.0
+    generation_units: int | None = None
+    training_units: int | None = None
+
+    @property
+    def trains(self) -> bool:
+        """Whether there is a training stage."""
+        return any(pool.training is not None for pool in self.pools)
+
+    def weights_s(self, generation: int, training: int) -> float:
+        """Transfer of the weights between two pools."""
+        same = self.pools[generation].site == self.pools[training].site
+        return self.same_site_s if same else self.cross_site_s
+
+    def rate(self, generation: int, units: int, training: int | None, other: Ints | int) -> Floats:
+        """Price of a second with so many units of both."""
+        each = 0.0 if training is None else self.pools[training].price_per_hour
+        rate: Floats = (
+            units * self.pools[generation].price_per_hour + np.asarray(other, dtype=np.float64) * each
+        ) / 3600
+        return rate
+
+    def generation_sizes(self, pool: int) -> list[int]:
+        """Units to try, coarse to fine: whatever ends the search, they lie all over the range."""
+        most = self.pools[pool].units
+        if self.generation_units is not None:
+            return [self.generation_units] if self.generation_units <= most else []
+        return list(coarse_to_fine(most))
+
+    def training_sizes(self, generation: int, units: int, training: int) -> Ints:
+        """Units of a training pool that are left beside a generation stage."""
+        most = self.pools[training].units - (units if training == generation else 0)
+        if self.training_units is not None:
+            given = [self.training_units] if self.training_units <= most else []
+            return np.array(given, dtype=np.int64)
+        return np.arange(1, most + 1, dtype=np.int64)
+
+
+def coarse_to_fine(most: int) -> Iterator[int]:
+    """1 to ``most``, each once: the ends, then middles of what lies between."""
+    yield most
+    if most > 1:
+        yield 1
+    spans = [(1, most)]
+    while spans:
+        halves = []
+        for low, high in spans:
+            middle = (low + high) // 2
+            if low < middle < high:
+                yield middle
+                halves += [(low, middle), (middle, high)]
+        spans = halves
+
+
+class Front:
+    """The sizes that no others beat in both time and price (or, where nothing has a price, units)."""
+
+    def __init__(self, priced: bool) -> None:
+        self._priced = priced
+        self.found: list[Sizes] = []
+
+    def _key(self, one: Sizes) -> tuple[float, float]:
+        units = one.generation_units + one.training_units
+        return one.step_s, one.price if self._priced else float(units)
+
+    def add(self, more: list[Sizes]) -> None:
+        """Take new ones in, and leave out who is beaten."""
+        ordered = sorted(self.found + more, key=self._key)
+        self.found, least = [], np.inf
+        for one in ordered:
+            if self._key(one)[1] < least:
+                self.found.append(one)
+                least = self._key(one)[1]
+
+
+def steps_of(
+    terms: Terms, pool: int, dispatcher: Dispatcher, split: Split, ready_s: Floats | None = None
+) -> list[Sizes]:
+    """Steps with one generation stage and every training stage beside it.
+
+    Parameters
+    ----------
+    ready_s : float64 array, (draws, samples), optional
+        When samples are ready; default: as the dispatch makes them, inference after generation.
+    """
+    place, units = terms.pools[pool], split.instances
+    if ready_s is None:
+        ready_s = ready_times(place, dispatcher, split)
+    if not terms.trains:
+        seconds = float(ready_s.max(1).mean())
+        price = seconds * float(terms.rate(pool, units, None, 0))
+        return [Sizes(pool, units, None, 0, split, 1, seconds, price)]
+    ready = Ready.of(ready_s, dispatcher.drawn.lengths, dispatcher.engine.prompt_tokens)
+    found = []
+    for other, trainer in enumerate(terms.pools):
+        sizes = terms.training_sizes(pool, units, other)
+        if trainer.training is None or not len(sizes):
+            continue
+        steps = step_times(ready, trainer.training, sizes, terms.mode, terms.weights_s(pool, other))
+        means = steps.seconds.mean(0)
+        prices = means * terms.rate(pool, units, other, sizes)
+        found += [
+            Sizes(pool, units, other, int(size), split, int(batches), float(mean), float(price))
+            for size, batches, mean, price in zip(sizes, steps.batches, means, prices, strict=True)
+        ]
+    return found
+
+
+def ready_times(pool: Pool, dispatcher: Dispatcher, split: Split) -> Floats:
+    """When each sample of each step is ready for training, (draws, samples), without migration."""
+    return inference_after(dispatcher.finish(split), pool.inference_s, split.instances)
+
+
+def lower_bounds(terms: Terms, dispatchers: dict[int, Dispatcher]) -> tuple[float, float]:
+    """No sizes and no dispatch make a mean step shorter, or cheaper, than these: seconds and price.
+
+    Over all sizes: the longest sample decoded alone, the tokens at the best batch on all instances, training
+    without waiting.
+    """
+    seconds, price = np.inf, np.inf
+    for pool, dispatcher in dispatchers.items():
+        place, samples = terms.pools[pool], dispatcher.samples
+        prompt = dispatcher.engine.prompt_tokens
+        tokens = (dispatcher.drawn.lengths + prompt).sum(1).astype(np.float64)[:, None]
+        for units in terms.generation_sizes(pool):
+            stage = dispatcher.bound(units)
+            if place.inference_s:
+                work = dispatcher.work_s() + samples * place.inference_s
+                stage = np.maximum(stage + place.inference_s / units, work / units)
+            if not terms.trains:
+                mean = float(stage.mean())
+                seconds = min(seconds, mean)
+                price = min(price, mean * float(terms.rate(pool, units, None, 0)))
+                continue
+            for other, trainer in enumerate(terms.pools):
+                sizes = terms.training_sizes(pool, units, other)
+                cost = trainer.training
+                if cost is None or not len(sizes):
+                    continue
+                weights = terms.weights_s(pool, other)
+                whole = cost.whole_s(samples, tokens, sizes.astype(np.float64))
+                if terms.mode == "async":
+                    steps = np.maximum(np.maximum(stage[:, None], whole), weights)
+                else:
+                    last = cost.batch_overhead_s + cost.fixed_s
+                    steps = np.maximum(stage[:, None] + last, whole) + weights
+                means = steps.mean(0)
+                seconds = min(seconds, float(means.min()))
+                price = min(price, float((means * terms.rate(pool, units, other, sizes)).min()))
+    return seconds, price
+
+
+def with_step(sizes: Sizes, step_s: float, terms: Terms) -> Sizes:
+    """The same sizes with another step, and its price."""
+    rate = float(terms.rate(sizes.generation, sizes.generation_units, sizes.training, sizes.training_units))
+    return replace(sizes, step_s=step_s, price=step_s * rate)
