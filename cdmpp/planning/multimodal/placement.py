@@ -1,0 +1,175 @@
+"""Which rank holds which layers: segments over all ranks, or modules packed one behind the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cdmpp.planning.multimodal.modules import Module, ordered
+
+#: Segments that the proportional rule gives a module at most: more add little overlap and many tasks.
+MAX_SEGMENTS = 4
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Layers ``first`` to ``first + layers - 1`` of a module on a rank, as part of a segment."""
+
+    segment: int
+    rank: int
+    first: int
+    layers: int
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Chunks of each module in the order in which data goes through them forward.
+
+    Attributes
+    ----------
+    name : str
+        "segments" or "contiguous", for the answer.
+    chunks : tuple of tuple of Chunk
+        By module.
+    """
+
+    name: str
+    chunks: tuple[tuple[Chunk, ...], ...]
+
+    def segments(self, module: int) -> int:
+        """Segments of a module."""
+        return self.chunks[module][-1].segment + 1
+
+
+def balanced(weights: np.ndarray, load: np.ndarray) -> np.ndarray:
+    """Cut a chain into ``len(load)`` contiguous parts so that the sum of squares of load + part is least.
+
+    Parameters
+    ----------
+    weights : ndarray (layers,)
+    load : ndarray (parts,)
+        What each part's rank has to do already: with equal layers the odd ones go where least is done.
+
+    Returns
+    -------
+    ndarray (parts + 1,)
+        Cuts, from 0 to ``layers``; parts may be empty.
+
+    Notes
+    -----
+    Dynamic programming over cuts, O(parts · layers²). Squares rather than the slowest part alone: they also
+    even out the parts that are not the slowest.
+    """
+    total = np.concatenate([[0.0], np.cumsum(weights)])
+    count = len(total)
+    part_s = total[None, :] - total[:, None]  # [first, last]
+    allowed = np.tri(count, dtype=bool).T
+    best = np.where(np.arange(count) == 0, 0.0, np.inf)
+    choice = np.empty((len(load), count), np.int64)
+    for part, before in enumerate(load):
+        cost = np.where(allowed, best[:, None] + (before + part_s) ** 2, np.inf)
+        choice[part] = np.argmin(cost, axis=0)
+        best = cost[choice[part], np.arange(count)]
+    cuts = [count - 1]
+    for part in range(len(load) - 1, -1, -1):
+        cuts.append(int(choice[part][cuts[-1]]))
+    return np.array(cuts[::-1])
+
+
+def segment_counts(modules: Sequence[Module], sizes: Sequence[int], ranks: int) -> list[int]:
+    """Segments of each module, in proportion to the latency of its sub-micro-batch (PipeWeaver)."""
+    latency_s = [module.work * sum(module.layer_s(size)) for module, size in zip(modules, sizes, strict=True)]
+    least = min(latency_s)
+    out = []
+    for module, seconds in zip(modules, latency_s, strict=True):
+        most = max(1, min(MAX_SEGMENTS, len(module.layers) // ranks))
+        out.append(
+            module.segments if module.segments is not None else min(max(round(seconds / least), 1), most)
+        )
+    return out
+
+
+def in_segments(
+    modules: Sequence[Module], counts: Sequence[int], work_s: Sequence[float], ranks: int
+) -> Placement:
+    """Every module over all ranks, ``counts`` times.
+
+    Parameters
+    ----------
+    work_s : sequence of float
+        Seconds of the whole step in each module: what weighs when the ranks are balanced.
+    """
+    load = np.zeros(ranks)
+    chains: list[np.ndarray] = []
+    weighed: list[np.ndarray] = []
+    for module, count, seconds in zip(modules, counts, work_s, strict=True):
+        weights = np.array(module.layers) * (seconds / module.work)
+        # Segments of a module are balanced among themselves: their loads start from the same figures.
+        cuts = balanced(weights, np.tile(load, count) / count)
+        chains.append(cuts)
+        weighed.append(np.concatenate([[0.0], np.cumsum(weights)]))
+        for at in range(ranks * count):
+            load[at % ranks] += weights[cuts[at] : cuts[at + 1]].sum()
+    _level(chains, weighed, load)
+    return Placement(
+        "segments",
+        tuple(
+            tuple(
+                Chunk(at // ranks, at % ranks, int(cuts[at]), int(cuts[at + 1] - cuts[at]))
+                for at in range(len(cuts) - 1)
+            )
+            for cuts in chains
+        ),
+    )
+
+
+def _level(chains: list[np.ndarray], weighed: list[np.ndarray], load: np.ndarray) -> None:
+    """Move layers from the fullest rank to the emptiest while that makes the ranks more alike; in place.
+
+    A layer moves between two chunks of a module by moving all cuts between them by one: the odd layers of
+    one segment then go where another segment or module has none.
+    """
+    ranks = len(load)
+    for _ in range(4 * ranks * len(chains)):
+        low, high = int(load.argmin()), int(load.argmax())
+        best, chosen = float((load**2).sum()) * (1 - 1e-9), None
+        for i, cuts in enumerate(chains):
+            count = len(cuts) - 1
+            for to in range(low, count, ranks):
+                for source in range(high, count, ranks):
+                    moved = cuts.copy()
+                    if to < source:
+                        moved[to + 1 : source + 1] += 1
+                    else:
+                        moved[source + 1 : to + 1] -= 1
+                    if (np.diff(moved) < 0).any():
+                        continue
+                    change = np.diff(weighed[i][moved]) - np.diff(weighed[i][cuts])
+                    other = load + change.reshape(-1, ranks).sum(axis=0)
+                    value = float((other**2).sum())
+                    if value < best:
+                        best, chosen = value, (i, moved, other)
+        if chosen is None:
+            return
+        i, chains[i], load[:] = chosen
+
+
+def contiguous(modules: Sequence[Module], work_s: Sequence[float], ranks: int) -> Placement:
+    """Modules one behind the other, cut into as many stages as there are ranks (the conventional layout)."""
+    order = ordered(modules)
+    weights = np.concatenate([np.array(modules[i].layers) * (work_s[i] / modules[i].work) for i in order])
+    cuts = balanced(weights, np.zeros(ranks))
+    chunks: list[tuple[Chunk, ...]] = [()] * len(modules)
+    begin = 0
+    for i in order:
+        end = begin + len(modules[i].layers)
+        parts = []
+        for rank in range(ranks):
+            first, last = max(begin, int(cuts[rank])), min(end, int(cuts[rank + 1]))
+            if last > first:
+                parts.append(Chunk(0, rank, first - begin, last - first))
+        chunks[i] = tuple(parts)
+        begin = end
+    return Placement("contiguous", tuple(chunks))
