@@ -137,7 +137,7 @@ class Settings(BaseSettings):
     max_inline_s: Annotated[float, Field(ge=0, le=3600)] = 1.0
     warm_plans: bool = True
     job_workers: Annotated[int, Field(ge=0, le=64)] = 1
-    max_jobs: Annotated[int, Field(ge=1, le=100_000)] = 100
+    max_jobs: Annotated[int, Field(ge=1, le=100_000)] = 1000
     max_kept_jobs: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
     job_keep_s: Annotated[float, Field(ge=1)] = 86_400.0
     api_key_hashes: KeyHashes = {}

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from cdmpp.client.answers import content, listed, place_of, problem_of, understood
 from cdmpp.client.questions import to_json
 from cdmpp.client.transport import Answer, Call, by_code
-from cdmpp.errors import CdmppError, FieldError, InvalidProgramError, ServiceError
+from cdmpp.errors import CdmppError, DataError, FieldError, InvalidProgramError, ServiceError
 
 T = TypeVar("T")
 Steps = Generator[Call, Answer, T]
@@ -24,11 +24,11 @@ class Plans:
     Parameters
     ----------
     model : str, optional
-        Which of the service's models prices programs.
+        The client's model; plans are priced by the loaded one.
     """
 
     def __init__(self, model: str | None) -> None:
-        self._params = [("model", model)] if model else []
+        self._model = model
         self._paths: dict[str, str] = {}
 
     def plan(self, kind: str, request: Mapping[str, Any]) -> Steps[dict[str, Any]]:
@@ -64,13 +64,18 @@ class Plans:
         return found
 
     def _post(self, kind: str, request: Mapping[str, Any], *, wait: bool) -> Steps[Answer]:
+        if self._model is not None:
+            raise DataError(
+                "the service prices plans with the model that is loaded",
+                hint="a client without `model`; or cdmpp.make_plan with this client as the predictor",
+            )
         path = yield from self._path(kind)
         try:
             body = to_json(request).encode()
         except InvalidProgramError as error:
             raise FieldError(f"the request: {error.message}", hint="plain JSON values") from None
         # A job that was submitted twice would be done twice.
-        call = Call("POST", path, body, params=self._params, once=not wait, headers=() if wait else _ASYNC)
+        call = Call("POST", path, body, once=not wait, headers=() if wait else _ASYNC)
         answer = yield call
         return answer
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 
 from cdmpp.planning.kinds import KINDS
 from server.deadline import DESCRIPTION
 from server.jobs.wire import Submitted
-from server.openapi import BODY_PROBLEMS, add_answer, add_body, add_models, add_problems, ref
+from server.openapi import BODY_PROBLEMS, REF, add_answer, add_body, add_models, add_problems, ref
 from server.room import Schema
 from server.settings import Settings
 
 _MEANING = {
-    404: "The model is not loaded (unknown_model).",
     409: "The request fits the schema, but parts of it do not fit together, or a program or device is none "
     "(invalid_field); no plan keeps its limits (infeasible); or it needs more memory than a plan may use "
     "(plan_too_large). `errors` names the field.",
@@ -20,13 +23,6 @@ _MEANING = {
     "(store_unavailable); retry later.",
 }
 _PARAMETERS: list[dict[str, Any]] = [
-    {
-        "name": "model",
-        "in": "query",
-        "required": False,
-        "description": "Which model prices the programs: a `model_id` of GET /models.",
-        "schema": {"type": "string"},
-    },
     {
         "name": "Prefer",
         "in": "header",
@@ -40,10 +36,12 @@ _PARAMETERS: list[dict[str, Any]] = [
 def describe_plan(document: Schema, schemas: Schema, settings: Settings) -> None:
     """Bodies, answers and problems of every kind."""
     add_models(schemas, Submitted)
+    forms = {kind.name: kind.models() for kind in KINDS.values()}
+    answers = {name: list(dict.fromkeys(m.answer_model for m in models)) for name, models in forms.items()}
+    refs = _add_apart(
+        schemas, [model for part in (forms, answers) for each in part.values() for model in each]
+    )
     for kind in KINDS.values():
-        models = kind.models()
-        answers = list(dict.fromkeys(model.answer_model for model in models))
-        add_models(schemas, *models, *answers)
         operation = document["paths"][kind.path]["post"]
         operation["operationId"] = f"plan_{kind.name.replace('-', '_')}"
         operation["description"] += (
@@ -52,14 +50,40 @@ def describe_plan(document: Schema, schemas: Schema, settings: Settings) -> None
             f"{DESCRIPTION}"
         )
         operation["parameters"] = [dict(each) for each in _PARAMETERS]
-        add_body(operation, _any_of([model.__name__ for model in models]))
-        add_answer(operation, _any_of([model.__name__ for model in answers]), "The answer.")
+        add_body(operation, _any_of([refs[model] for model in forms[kind.name]]))
+        add_answer(operation, _any_of([refs[model] for model in answers[kind.name]]), "The answer.")
         add_answer(operation, ref("Submitted"), "A job: see GET /jobs/{job_id}.", status=202)
         operation["responses"]["202"]["headers"] = {
             "Location": {"description": "Of the job.", "schema": {"type": "string"}}
         }
-        add_problems(operation, 404, 409, *BODY_PROBLEMS, meaning=_MEANING)
+        add_problems(operation, 409, *BODY_PROBLEMS, meaning=_MEANING)
 
 
-def _any_of(names: list[str]) -> Schema:
-    return ref(names[0]) if len(names) == 1 else {"anyOf": [ref(name) for name in names]}
+def _add_apart(schemas: Schema, models: Sequence[type[BaseModel]]) -> dict[type[BaseModel], Schema]:
+    """Put models among the components, where planners may have models of one name; how to refer to each."""
+    # In one go: then those of one name are told apart.
+    distinct = list(dict.fromkeys(models))
+    made, parts = models_json_schema([(model, "validation") for model in distinct], ref_template="{model}")
+    # And from those of the other endpoints.
+    names = {name: name if name not in schemas else f"Plan{name}" for name in parts["$defs"]}
+
+    def renamed(value: Any) -> Any:
+        if isinstance(value, list):
+            return [renamed(each) for each in value]
+        if not isinstance(value, dict):
+            return value
+        return {
+            key: REF.format(model=names[each])
+            if key == "$ref"
+            else {value: REF.format(model=names[to]) for value, to in each.items()}
+            if key == "mapping" and all(isinstance(to, str) for to in each.values())
+            else renamed(each)
+            for key, each in value.items()
+        }
+
+    schemas.update({names[name]: renamed(schema) for name, schema in parts["$defs"].items()})
+    return {model: renamed(made[model, "validation"]) for model in distinct}
+
+
+def _any_of(choices: list[Schema]) -> Schema:
+    return choices[0] if len(choices) == 1 else {"anyOf": choices}

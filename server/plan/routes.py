@@ -66,10 +66,10 @@ async def answer(kind: Kind, request: Request) -> Response:
 
 async def _plan(kind: Kind, request: Request, body: bytes, deadline: Deadline) -> Response:
     state = request.app.state
-    predictor = await state.service.model(request.query_params.get("model"))
     header = {"do": "read", "kind": kind.name, "body": len(body)}
     said, asks = await state.planners.run(header, body, deadline)
     count_items(request, max(said["asks"], 1))
+    predictor = state.service.predictor
     prices = b""
     if asks:
         try:

@@ -74,7 +74,8 @@ class Reader:
             request = model.model_validate(value)
         except ValidationError as error:
             line, places = breaches(error)
-            if all(each["type"] in _CONTRADICTIONS for each in error.errors(include_url=False)):
+            # One is enough: the other places may be those of a union's other forms.
+            if any(each["type"] in _CONTRADICTIONS for each in error.errors(include_url=False)):
                 raise RefusedError(409, FieldError.code, line, "", places) from None
             raise RefusedError(422, "invalid_request", line, HINT, places) from None
         self._last = (key, request)

@@ -97,7 +97,7 @@ def test_a_request_that_is_none_is_refused_with_the_place(post: Post) -> None:
     problem(response, 415, "unsupported_media_type")
 
 
-def test_what_no_schema_can_say_is_a_conflict_with_the_place(post: Post, client: TestClient) -> None:
+def test_what_no_schema_can_say_is_a_conflict_with_the_place(post: Post) -> None:
     # A check of the model itself: two ways of one cost.
     both = {
         **LONG,
@@ -120,8 +120,6 @@ def test_what_no_schema_can_say_is_a_conflict_with_the_place(post: Post, client:
             cost |= {"programs": [{"program": broken["program"]}], "device": broken["device"]}
         found = problem(post("pipeline", {"models": [model], "ranks": 2}), 409, "invalid_field")
         assert found["errors"][0]["path"].startswith("models.0.forward"), broken
-    response = client.post("/pipeline/search?model=nobody", content=json.dumps(LONG), headers=JSON)
-    problem(response, 404, "unknown_model")
 
 
 def test_programs_have_every_form_of_predict(post: Post, client: TestClient) -> None:
