@@ -1,4 +1,4 @@
-"""The discrete-event engine: Kahn's walk over the graph with a clock for each stream (dPRO, section 4).
+"""The discrete-event engine: Kahn's walk over the graph with a clock for each stream (dPRO).
 
 A node is ready when all that it waits for has ended, gaps included; the streams serve in the order in which
 nodes become ready, ties by id. A node that holds several streams (a collective) waits in all of their

@@ -88,8 +88,8 @@ def collective_steps(op: Collective, ranks: int, size: float, algorithm: Algorit
     steps, bytes
         With p ranks and n bytes: ring all-reduce 2 (p - 1) messages of n / p; tree all-reduce
         2 ceil(log2 p) of n; reduce-scatter, all-gather and all-to-all p - 1 of n / p; send 1 of n. (Thakur,
-        Rabenseifner, Gropp: Optimization of Collective Communication Operations in MPICH, 2005, sections 3
-        and 4, without the cost of adding.)
+        Rabenseifner, Gropp: Optimization of Collective Communication Operations in MPICH, 2005, without
+        the cost of adding.)
 
     Raises
     ------

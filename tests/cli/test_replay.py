@@ -132,3 +132,25 @@ def test_files_that_are_no_graph(run: Run, tmp_path: Path, text: str, says: str)
     result = run("replay", path, "--what-if", "class=compute:ratio=1")
     assert result.exit_code == 1
     assert says in result.output
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "cdmpp replay docs/examples/replay.json --figure docs/replay.png",
+        "cdmpp replay examples/transformer_block.onnx --device t4 --gap-us 2 "
+        "--what-if class=MatMul+Add:ratio=0.5",
+    ],
+)
+def test_the_documentation_shows_what_is_printed(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
+) -> None:
+    text = (ROOT / "docs/replay.md").read_text(encoding="utf-8")
+    shown = text.partition(f"$ {command}\n")[2].partition("```")[0]
+    arguments = command.replace("docs/replay.png", str(tmp_path / "replay.png")).split()[1:]
+    monkeypatch.chdir(ROOT)
+    assert run(*arguments).stdout == shown
+
+
+def test_the_documentation_has_the_example() -> None:
+    assert EXAMPLE.read_text() in (ROOT / "docs/replay.md").read_text(encoding="utf-8")
