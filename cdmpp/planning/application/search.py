@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -35,6 +37,7 @@ def search(
     watch: Watch,
     seed: int = 0,
     max_steps: int | None = None,
+    answer: Callable[[Found], dict[str, Any]] | None = None,
 ) -> Found:
     """The policy of the least mean latency.
 
@@ -50,6 +53,8 @@ def search(
         Of the random orders.
     max_steps : int, optional
         Orders to try.
+    answer : callable, optional
+        Makes the answer so far for the watch.
     """
     baselines = {
         "modules_in_turn": simulate(whole.chained(), arrivals_s, Policy()),
@@ -80,7 +85,8 @@ def search(
             break
         consider(simulate(app, arrivals_s, policy), app, "searched order")
         steps += 1
-        watch.report(best=best[0], bound=bound)
+        found = Found(best[1], best[2], best[3], baselines, steps)
+        watch.report(best=best[0], bound=bound, answer=answer and partial(answer, found))
     return Found(best[1], best[2], best[3], baselines, steps)
 
 

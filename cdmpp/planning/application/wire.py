@@ -85,26 +85,29 @@ class ApplicationRequest(Request):
         split, split_ids = _application(engines, primitives, True)
         if split_ids == ids:
             split = whole
-        found = search(whole, split, self.arrivals_s, watch, self.seed, self.max_steps)
         lowest = whole_bound({id(app): app for app in (whole, split)}.values(), self.arrivals_s)
-        names = split_ids if found.app is split else ids
-        return {
-            "mean_latency_s": found.run.mean_s,
-            "makespan_s": found.run.makespan_s,
-            "latency_s": found.run.latency_s,
-            "policy": found.policy,
-            "batches": [
-                {"engine": engines[b.engine].name, "start_s": b.start_s, "end_s": b.end_s,
-                 "members": [{"request": r, "primitive": names[p]} for r, p in b.members]}
-                for b in found.run.batches
-            ],
-            "busy": _busy(engines, found),
-            "baselines": {name: run.mean_s for name, run in found.baselines.items()},
-            "lower_bound_s": lowest,
-            "gap": found.run.mean_s / lowest - 1,
-            "steps": found.steps,
-            "explanation": _explain(engines, costs, found, self.arrivals_s),
-        }  # fmt: skip
+
+        def answer(found: Found) -> dict[str, Any]:
+            names = split_ids if found.app is split else ids
+            return {
+                "mean_latency_s": found.run.mean_s,
+                "makespan_s": found.run.makespan_s,
+                "latency_s": found.run.latency_s,
+                "policy": found.policy,
+                "batches": [
+                    {"engine": engines[b.engine].name, "start_s": b.start_s, "end_s": b.end_s,
+                     "members": [{"request": r, "primitive": names[p]} for r, p in b.members]}
+                    for b in found.run.batches
+                ],
+                "busy": _busy(engines, found),
+                "baselines": {name: run.mean_s for name, run in found.baselines.items()},
+                "lower_bound_s": lowest,
+                "gap": found.run.mean_s / lowest - 1,
+                "steps": found.steps,
+                "explanation": _explain(engines, costs, found, self.arrivals_s),
+            }  # fmt: skip
+
+        return answer(search(whole, split, self.arrivals_s, watch, self.seed, self.max_steps, answer))
 
     def _sorted(self) -> list[PrimitiveForm]:
         """Primitives in topological order, checked."""
