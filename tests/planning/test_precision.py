@@ -1,0 +1,240 @@
+"""Precision plans as requests: what they price, what they refuse, and the answer."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdmpp import LatencyPredictor
+from cdmpp.compose import Watch
+from cdmpp.devices.registry import lookup
+from cdmpp.errors import FieldError, InfeasibleError
+from cdmpp.planning.kinds import KINDS, load, make_plan
+from cdmpp.planning.precision.casts import MEASURED, MEASURED_COPY_BYTES_PER_S, scaled
+from cdmpp.planning.precision.wire import PrecisionAnswer, PrecisionRequest
+
+EXAMPLE = Path("docs/examples/precision.json")
+
+
+def cost(dtype: str, seconds: float, device: str | None = None) -> dict[str, Any]:
+    return {"dtype": dtype, "forward_s": seconds, "backward_s": 2 * seconds, "device": device}
+
+
+def small(**more: Any) -> dict[str, Any]:
+    """Two operators in a row on two unlike devices, with an exchange for each."""
+    operators = [
+        {
+            "id": name,
+            "deps": deps,
+            "output_elements": 1000,
+            "weight_elements": 500,
+            "costs": [cost("float16", 0.010), cost("float32", 0.016), cost("float32", 0.040, "slow")],
+            "sensitivity": {"float16": error},
+        }
+        for name, deps, error in (("first", [], 1.0), ("second", ["first"], 3.0))
+    ]
+    casts = [
+        {"source": a, "target": b, "s_per_element": 1e-6, "overhead_s": 0.001}
+        for a, b in (("float16", "float32"), ("float32", "float16"))
+    ]
+    devices = [
+        {"name": "fast", "dtypes": ["float16", "float32"], "casts": casts, "workers": 2},
+        {"name": "slow", "dtypes": ["float32", "float16"], "casts": casts, "update_s": 0.002},
+    ]
+    return {"devices": devices, "operators": operators, "max_steps": 2000, **more}
+
+
+def test_by_hand() -> None:
+    """Of 0.1 s the slow device keeps one raise, the fast one both."""
+    answer = make_plan("precision", small(iteration_limit_s=0.16))
+    fast, slow = answer["devices"]
+    assert fast["dtypes"] == {"first": "float32", "second": "float32"}
+    # Raising `second` on the slow device: 0.010 x 3 and 0.040 x 3; casts between them cost 0.002 each way;
+    # `first` has a copy of its weights made and its gradient cast, 0.0015 each, and the update is 0.002.
+    assert slow["dtypes"] == {"first": "float16", "second": "float32"}
+    assert slow["iteration_s"] == pytest.approx(0.03 + 0.12 + 2 * 0.002 + 2 * 0.0015 + 0.002)
+    assert slow["casts_s"] == pytest.approx(2 * 0.002)
+    assert answer["sensitivity"] == answer["lower_bound"] == 1.0
+    assert answer["gap"] == 0.0
+    assert answer["baselines"]["all_lowest"] == 2 * 4.0 + 4.0
+    assert "all_float32" not in answer["baselines"]
+    assert [(one["device"], one["operator"], one["breaks"]) for one in answer["rejected"]] == [
+        ("slow", "first", "time")
+    ]
+    # Master weights and gradients 8, Adam 8 bytes a weight; the copy of `first` 2; its output 4 an element.
+    assert slow["memory_bytes"] == 16 * 1000 + 2 * 500 + 4 * 1000
+
+
+def test_two_devices_meet_in_each_exchange_as_published() -> None:
+    """QSync's rule for communication nodes, written as it is published, on both devices' timelines."""
+    buckets = [
+        {"operators": ["second"], "duration_s": 0.03},
+        {"operators": ["first"], "duration_s": 0.01},
+    ]
+    answer = make_plan("precision", small(iteration_limit_s=0.16, communication={"buckets": buckets}))
+    ready = {}
+    for device in answer["devices"]:
+        seconds = {"fast": {"float16": 0.010, "float32": 0.016}, "slow": {"float16": 0.010, "float32": 0.040}}
+        first, second = (seconds[device["name"]][device["dtypes"][name]] for name in ("first", "second"))
+        weights = {
+            name: 0.0015 if device["dtypes"][name] == "float16" else 0.0 for name in ("first", "second")
+        }
+        cast = 0.002 if device["dtypes"]["first"] != device["dtypes"]["second"] else 0.0
+        after_second = first + cast + second + 2 * second + weights["first"] + 2 * weights["second"]
+        ready[device["name"]] = [after_second, after_second + cast + 2 * first + weights["first"]]
+    last = {"fast": 0.0, "slow": 0.0}
+    for k, duration in enumerate((0.03, 0.01)):
+        start = {name: max(last[name], ready[name][k]) for name in last}
+        for name in last:
+            lasts = max(start.values()) - start[name] + duration
+            last[name] = start[name] + lasts
+    ends = [last["fast"], last["slow"] + 0.002, ready["slow"][1] + 0.002, ready["fast"][1]]
+    assert answer["iteration_s"] == pytest.approx(max(ends))
+
+
+def test_the_link_prices_a_ring_of_all_workers() -> None:
+    link = {"alpha_s": 0.001, "bandwidth_bytes_per_s": 1e6}
+    request = small(communication={"link": link, "bucket_bytes": 1e9}, iteration_limit_s=1.0)
+    answer = make_plan("precision", request)
+    # 4000 bytes among three workers: 4 steps of alpha + a third of the bytes.
+    ring = 4 * (0.001 + 4000 / 3 / 1e6)
+    slow = answer["devices"][1]
+    assert slow["iteration_s"] == pytest.approx(slow["compute_s"] + ring + 0.002)
+
+
+def test_the_example_is_predicted_on_both_devices(predictor: LatencyPredictor) -> None:
+    request = json.loads(EXAMPLE.read_text())
+    read = KINDS["precision"].read(request)
+    asked = read.asked()
+    assert {one.program["dtype"] for one in asked} == {"int8", "float16", "float32"}
+    # Backward programs of int8 operators are float16.
+    assert all(one.program["dtype"] != "int8" for one in asked if ".backward." in one.path)
+    answer = make_plan("precision", request, predictor)
+    PrecisionAnswer.model_validate(answer)
+    assert answer["iteration_s"] <= answer["iteration_limit_s"]
+    assert answer["iteration_lower_s"] <= answer["iteration_s"] <= answer["iteration_upper_s"]
+    assert answer["sensitivity"] <= min(answer["baselines"].values())
+    assert answer["devices"][0]["memory_bytes"] <= request["devices"][0]["memory_bytes"]
+    assert answer["model_id"] == predictor.model_id
+    assert any("linear" in said for said in answer["explanation"])
+    figure = load(KINDS["precision"].draw)(read, answer)
+    assert next(axes.get_xlabel() for axes in figure.axes) == "iteration (ms)"
+
+
+def test_words(capsys: pytest.CaptureFixture[str]) -> None:
+    request = PrecisionRequest.model_validate(small())
+    load(KINDS["precision"].show)(request, make_plan("precision", small()))
+    assert "sensitivity" in capsys.readouterr().out
+
+
+def test_statistics_are_turned_into_sensitivities() -> None:
+    request = small(gamma=2.0)
+    tensor = {"elements": 10, "norm2": 90.0, "max_abs": 5.0}
+    for operator in request["operators"]:
+        del operator["sensitivity"]
+        operator["statistics"] = {"input": tensor, "weight": tensor, "gradient": tensor}
+    answer = make_plan("precision", {**request, "iteration_limit_s": 10.0})
+    lowest = next(one for one in answer["baseline_plans"] if one["name"] == "all_lowest")
+    # Both variances are 2 x 90 x 10 x 2^-14 / 6; gamma (2 - 1) + 1 of them, and gamma 0 + 2; three workers.
+    one = 2 * 90 * 10 * 2.0**-14 / 6
+    assert lowest["sensitivity"] == pytest.approx(3 * (3 * one + 2 * one))
+    assert answer["sensitivity"] == 0.0
+
+
+def test_progress_holds_on_to_what_it_was() -> None:
+    told: list[Any] = []
+    request = PrecisionRequest.model_validate(small())
+    request.solve([], Watch(1.0, told.append, every_s=0.0))
+    answers = [one.answer() for one in told]
+    assert answers
+    for progress, answer in zip(told, answers, strict=True):
+        assert answer["sensitivity"] == progress.best
+        assert progress.bound <= progress.best + 1e-9
+        PrecisionAnswer.model_validate(answer)
+
+
+def broken(change: Any) -> dict[str, Any]:
+    request = copy.deepcopy(small())
+    change(request)
+    return request
+
+
+@pytest.mark.parametrize(
+    ("path", "change"),
+    [
+        ("operators.0.deps", lambda r: r["operators"][0].update(deps=["second"])),
+        ("operators.1.deps.0", lambda r: r["operators"][1].update(deps=["nobody"])),
+        ("operators.1.deps.1", lambda r: r["operators"][1].update(deps=["first", "first"])),
+        ("operators.1.id", lambda r: r["operators"][1].update(id="first", deps=[])),
+        ("devices.1.name", lambda r: r["devices"][1].update(name="fast")),
+        ("devices.0.dtypes", lambda r: r["devices"][0].update(dtypes=["int8", "int8"])),
+        ("operators.0.dtypes", lambda r: r["operators"][0].update(dtypes=["int8"])),
+        ("operators.0.sensitivity", lambda r: r["operators"][0].update(sensitivity=None)),
+        ("operators.0.costs", lambda r: r["operators"][0].update(costs=[cost("float16", 1.0)])),
+        ("devices.0.casts", lambda r: r["devices"][0].update(casts=[])),
+        (
+            "devices.0.casts.0",
+            lambda r: r["devices"][0].update(
+                casts=[{"source": "int8", "target": "int8", "s_per_element": 0.0}]
+            ),
+        ),
+        ("devices.0.device", lambda r: r["devices"][0].update(device="t5000", casts=None)),
+        (
+            "devices.0.device",
+            lambda r: r["operators"][0].update(
+                costs=None, backward=[], forward=[{"program": {"operator": "relu", "rows": 1, "cols": 1}}]
+            ),
+        ),
+        ("communication.link", lambda r: r.update(communication={})),
+        ("communication.link", lambda r: r.update(communication={"link": {}})),
+        (
+            "communication.buckets.0.operators.0",
+            lambda r: r.update(communication={"buckets": [{"operators": ["nobody"]}]}),
+        ),
+        (
+            "communication.buckets.0.operators.1",
+            lambda r: r.update(communication={"buckets": [{"operators": ["first", "first"]}]}),
+        ),
+        (
+            "communication.buckets.0.duration_s",
+            lambda r: r.update(communication={"buckets": [{"operators": ["first"]}]}),
+        ),
+    ],
+)
+def test_contradictions_name_their_field(path: str, change: Any) -> None:
+    with pytest.raises(FieldError) as caught:
+        make_plan("precision", broken(change), None)
+    assert caught.value.path == path
+
+
+def test_a_program_that_has_no_type_is_refused() -> None:
+    request = small()
+    request["operators"][0].update(costs=None, backward_factor=2.0, forward=[{"program": {"tvm_json": "{}"}}])
+    for device in request["devices"]:
+        device["device"] = "t4"
+    with pytest.raises(FieldError, match="cannot be changed") as caught:
+        KINDS["precision"].read(request).asked()
+    assert caught.value.path == "operators.0.forward.0.program"
+
+
+def test_memory_that_fits_nothing_says_what_would() -> None:
+    request = small()
+    request["devices"][0]["memory_bytes"] = 16_000.0
+    with pytest.raises(InfeasibleError, match="needs 1") as caught:
+        make_plan("precision", request)
+    assert caught.value.path == "devices.0.memory_bytes"
+
+
+def test_measured_casts_are_carried_by_bandwidth() -> None:
+    device = lookup("t4")
+    carried = scaled(device, "graph")
+    pair = ("float32", "float16")
+    ratio = MEASURED_COPY_BYTES_PER_S / device.mem_bandwidth_bytes_per_s
+    assert carried[pair].s_per_element == pytest.approx(MEASURED[pair].s_per_element * ratio)
+    assert carried[pair].overhead_s == 2e-6
+    assert carried[pair].seconds(0) == 0.0
+    assert len(MEASURED) == 12
