@@ -1,8 +1,8 @@
 """``python -m benchmarks.end_to_end --public-data DIR``: whole networks against public labels.
 
-Writes ``benchmarks/results/end_to_end.json``, ``docs/end_to_end.png`` and the marked tables of docs/replay.md, and
-prints the summary. Two minutes on one core. Nothing is fitted: kernels are listed by tracing the networks, predicted one
-by one, and put one after the other.
+Writes ``benchmarks/results/end_to_end.json``, ``docs/end_to_end.png`` and the marked tables of
+docs/replay.md, and prints the summary. Two minutes on one core. Nothing is fitted: kernels are listed by
+tracing the networks, predicted one by one, and put one after the other.
 """
 
 from __future__ import annotations

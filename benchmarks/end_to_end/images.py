@@ -1,7 +1,7 @@
 """The image networks of the public labels that are built here, in plain torch, by the names of the labels.
 
-ResNet, ResNeXt and Wide ResNet, VGG, SqueezeNet, MNASNet, ShuffleNet v2 as torchvision has them; DenseNet; vision
-transformers as timm has them, with fused attention. MobileNet v2 is the zoo's.
+ResNet, ResNeXt and Wide ResNet, VGG, SqueezeNet, MNASNet, ShuffleNet v2 as torchvision has them; DenseNet;
+vision transformers as timm has them, with fused attention. MobileNet v2 is the zoo's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ def conv_norm(
 
 
 class _Residual(nn.Module):
-    def __init__(self, inputs: int, width: int, stride: int, bottleneck: bool, groups: int, base: int) -> None:
+    def __init__(
+        self, inputs: int, width: int, stride: int, bottleneck: bool, groups: int, base: int
+    ) -> None:
         super().__init__()
         outputs = 4 * width if bottleneck else width
         inner = int(width * base / 64) * groups
@@ -35,7 +37,9 @@ class _Residual(nn.Module):
                 conv_norm(inner, outputs, 1, act=None),
             )  # fmt: skip
         else:
-            self.body = nn.Sequential(conv_norm(inputs, width, 3, stride), conv_norm(width, width, 3, act=None))
+            self.body = nn.Sequential(
+                conv_norm(inputs, width, 3, stride), conv_norm(width, width, 3, act=None)
+            )
         same = stride == 1 and inputs == outputs
         self.shortcut = nn.Identity() if same else conv_norm(inputs, outputs, 1, stride, act=None)
 
@@ -97,7 +101,9 @@ def squeezenet(version: str) -> nn.Module:
             body.append(nn.MaxPool2d(3, 2, ceil_mode=True))
         body.append(_Fire(channels, squeeze, expand))
         channels = 2 * expand
-    return nn.Sequential(*body, nn.Dropout(0.5), nn.Conv2d(512, 1000, 1), relu(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return nn.Sequential(
+        *body, nn.Dropout(0.5), nn.Conv2d(512, 1000, 1), relu(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    )
 
 
 class _Inverted(nn.Module):
@@ -126,7 +132,14 @@ def mnasnet(alpha: float) -> nn.Module:
         conv_norm(3, first, 3, 2), conv_norm(first, first, 3, 1, first), conv_norm(first, second, 1, act=None)
     ]  # fmt: skip
     channels = second
-    stages = ((24, 3, 2, 3, 3), (40, 5, 2, 3, 3), (80, 5, 2, 6, 3), (96, 3, 1, 6, 2), (192, 5, 2, 6, 4), (320, 3, 1, 6, 1))
+    stages = (
+        (24, 3, 2, 3, 3),
+        (40, 5, 2, 3, 3),
+        (80, 5, 2, 6, 3),
+        (96, 3, 1, 6, 2),
+        (192, 5, 2, 6, 4),
+        (320, 3, 1, 6, 1),
+    )
     for width, kernel, stride, expand, depth in stages:
         for index in range(depth):
             body.append(_Inverted(channels, wide(width), kernel, 1 if index else stride, expand))
@@ -141,7 +154,9 @@ class _Shuffle(nn.Module):
         half = outputs // 2
         self.split = stride == 1
         if not self.split:
-            self.left = nn.Sequential(conv_norm(inputs, inputs, 3, stride, inputs, None), conv_norm(inputs, half, 1))
+            self.left = nn.Sequential(
+                conv_norm(inputs, inputs, 3, stride, inputs, None), conv_norm(inputs, half, 1)
+            )
         into = half if self.split else inputs
         self.right = nn.Sequential(
             conv_norm(into, half, 1), conv_norm(half, half, 3, stride, half, None), conv_norm(half, half, 1)
@@ -279,7 +294,10 @@ def _networks() -> dict[str, Build]:
     found: dict[str, Build] = dict(_RESNETS)
     found |= {alias: _RESNETS[name] for alias, name in _SAME.items()}
     for depth, stages in _VGG.items():
-        found[f"vgg{depth}"], found[f"vgg{depth}_bn"] = partial(vgg, stages, False), partial(vgg, stages, True)
+        found[f"vgg{depth}"], found[f"vgg{depth}_bn"] = (
+            partial(vgg, stages, False),
+            partial(vgg, stages, True),
+        )
     found |= {f"squeezenet{v}": partial(squeezenet, v) for v in ("1_0", "1_1")}
     for name, alpha in (("0_5", 0.5), ("0_75", 0.75), ("1_0", 1.0), ("1_3", 1.3)):
         found[f"mnasnet{name}"] = partial(mnasnet, alpha)
@@ -321,7 +339,9 @@ class Training(nn.Module):
 
 
 def make(name: str, training: bool, size: int) -> nn.Module:
-    """A network of :data:`NETWORKS` for images of a size, on the meta device, in evaluation mode or training."""
+    """A network of :data:`NETWORKS` for images of a size, on the meta device, in evaluation mode or
+    training.
+    """
     with torch.device("meta"):
         network = NETWORKS[name]()
     return network.to("meta").requires_grad_(True).train(training)

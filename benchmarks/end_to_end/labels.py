@@ -23,8 +23,8 @@ TIMM_PRECISION, TIMM_LAYOUT = "amp", "nchw"
 class Label:
     """One measured run of a whole network.
 
-    ``size``: tokens of a sequence, or pixels of an image's side. ``parts_s``: forward and backward, where the source
-    has them apart. ``spread``: standard deviation over mean of repeats, where it says.
+    ``size``: tokens of a sequence, or pixels of an image's side. ``parts_s``: forward and backward, where
+    the source has them apart. ``spread``: standard deviation over mean of repeats, where it says.
     """
 
     source: str
@@ -138,13 +138,22 @@ def _timm(folder: Path) -> Iterator[Label | tuple[str, str]]:
             seen.setdefault(key, []).append(float(row["step_time_ms"]) / 1e3)
     for (model, device, batch, size), times_s in seen.items():
         yield Label(
-            source, model, device, "inference", "amp", int(float(batch)), int(size), statistics.median(times_s)
+            source,
+            model,
+            device,
+            "inference",
+            "amp",
+            int(float(batch)),
+            int(size),
+            statistics.median(times_s),
         )
 
 
 def _wanted(row: Mapping[str, str]) -> bool:
     return (
-        row["precision"] == TIMM_PRECISION and row["layout"] == TIMM_LAYOUT and row["compile"] in ("False", "")
+        row["precision"] == TIMM_PRECISION
+        and row["layout"] == TIMM_LAYOUT
+        and row["compile"] in ("False", "")
     )
 
 

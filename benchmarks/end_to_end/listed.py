@@ -1,4 +1,6 @@
-"""The source's own measurements of single kernels, as a whole network: how far a sum of true latencies gets."""
+"""The source's own measurements of single kernels, as a whole network: how far a sum of true latencies
+gets.
+"""
 
 from __future__ import annotations
 
@@ -50,13 +52,17 @@ def check_lists(lists: Mapping[Key, Sequence[Row]]) -> int:
         listed = listed_kernels(own)
         differ: Counter[object] = (traced - listed) + (listed - traced)
         if differ:
-            raise AssertionError(f"{model}, {mode}, batch {batch}: kernels differ from the source's: {dict(differ)}")
+            raise AssertionError(
+                f"{model}, {mode}, batch {batch}: kernels differ from the source's: {dict(differ)}"
+            )
         compared += sum(listed.values())
     return compared
 
 
 def listed_sums(labels: Sequence[Label], lists: Mapping[Key, Sequence[Row]]) -> dict[Label, float]:
-    """Seconds of a whole network by the source's list: its layer as often as the network has it, and the rest once."""
+    """Seconds of a whole network by the source's list: its layer as often as the network has it, and
+    the rest once.
+    """
     found = {}
     for label in labels:
         own = lists.get((label.device, label.model, label.mode, label.batch, label.size))
@@ -68,5 +74,3 @@ def listed_sums(labels: Sequence[Label], lists: Mapping[Key, Sequence[Row]]) -> 
         inner_s = sum(times_s[layer[0] : last])
         found[label] = SIZES[label.model].layers * inner_s + sum(times_s) - inner_s
     return found
-
-

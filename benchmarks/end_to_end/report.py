@@ -84,7 +84,8 @@ def _row(a: Answer) -> dict[str, Any]:
         "source": label.source, "model": label.model, "device": label.device, "mode": label.mode,
         "precision": label.precision, "batch": label.batch, "size": label.size,
         "measured_ms": _ms(label.measured_s), "called_ms": _ms(a.called_s), "queued_ms": _ms(a.queued_s),
-        "issued_ms": _ms(a.issued_s), "roofline_ms": _ms(a.roofline_s), "kernels": a.kernels, "in_share": round(a.in_share, 3),
+        "issued_ms": _ms(a.issued_s), "roofline_ms": _ms(a.roofline_s), "kernels": a.kernels,
+        "in_share": round(a.in_share, 3),
         "largest": [[text, round(share, 3)] for text, share in a.largest],
     }  # fmt: skip
     if a.listed_s is not None:
@@ -112,7 +113,8 @@ def summary_table(answers: Sequence[Answer]) -> str:
             [
                 f"{TITLES[source]}, {mode}", str(found["n"]), f"**{percent(found['called']['mape'])}**",
                 percent(found["called"]["median_ape"]), percent(found["called"]["within_10"], 0),
-                percent(found["queued"]["mape"]), percent(found["issued"]["mape"]), percent(found["roofline"]["mape"]),
+                percent(found["queued"]["mape"]), percent(found["issued"]["mape"]),
+                percent(found["roofline"]["mape"]),
                 f"{percent(listed['mape'])} ({listed['n']})" if listed else "-",
             ]
         )  # fmt: skip
@@ -128,7 +130,8 @@ def device_table(answers: Sequence[Answer]) -> str:
         found = figures(_some(answers, source=source, device=device, precision=precision, mode=mode))
         rows.append(
             [
-                source, device, f"{precision} {mode}", str(found["n"]), f"**{percent(found['called']['mape'])}**",
+                source, device, f"{precision} {mode}", str(found["n"]),
+                f"**{percent(found['called']['mape'])}**",
                 f"{100 * found['called']['bias']:+.1f} %", percent(found["queued"]["mape"]),
                 percent(found["issued"]["mape"]), percent(found["roofline"]["mape"]),
             ]
@@ -140,11 +143,15 @@ def device_table(answers: Sequence[Answer]) -> str:
 def model_table(answers: Sequence[Answer]) -> str:
     """Every label of the transformers."""
     rows = []
-    for a in sorted(_some(answers, source="neusight"), key=lambda a: (a.label.model, a.label.mode, a.label.device, a.label.batch)):
+    for a in sorted(
+        _some(answers, source="neusight"),
+        key=lambda a: (a.label.model, a.label.mode, a.label.device, a.label.batch),
+    ):
         label = a.label
         rows.append(
             [
-                label.model, label.device, f"{label.mode}, batch {label.batch}", f"{1e3 * label.measured_s:,.1f}",
+                label.model, label.device, f"{label.mode}, batch {label.batch}",
+                f"{1e3 * label.measured_s:,.1f}",
                 f"{1e3 * a.called_s:,.1f}", f"**{100 * a.error('called'):+.1f} %**",
                 f"{100 * a.error('roofline'):+.1f} %",
                 "-" if a.listed_s is None else f"{100 * a.error('listed'):+.1f} %",
@@ -176,7 +183,9 @@ def draw(answers: Sequence[Answer], path: Path) -> None:
         own = _some(answers, source=source)
         every = [1e3 * s for a in own for s in (a.label.measured_s, a.called_s)]
         ends = [min(every) / 1.2, max(every) * 1.2]
-        axis.fill_between(ends, [0.8 * e for e in ends], [1.2 * e for e in ends], color="0.9", label="within 20 %")
+        axis.fill_between(
+            ends, [0.8 * e for e in ends], [1.2 * e for e in ends], color="0.9", label="within 20 %"
+        )
         axis.plot(ends, ends, color="0.3", linewidth=1, label="y = x")
         axis.scatter(
             [1e3 * a.label.measured_s for a in own], [1e3 * a.roofline_s for a in own], s=10, color="0.65",
@@ -188,6 +197,8 @@ def draw(answers: Sequence[Answer], path: Path) -> None:
                 [1e3 * a.label.measured_s for a in at], [1e3 * a.called_s for a in at], s=14, label=device,
                 alpha=0.8,
             )  # fmt: skip
-        axis.set(xscale="log", yscale="log", xlabel="measured, ms", ylabel="predicted, ms", title=TITLES[source])
+        axis.set(
+            xscale="log", yscale="log", xlabel="measured, ms", ylabel="predicted, ms", title=TITLES[source]
+        )
         axis.legend(fontsize=7, loc="lower right")
     figure.savefig(path, dpi=110)

@@ -18,7 +18,10 @@ from cdmpp.programs.question import Protocol
 from cdmpp.replay import Graph, Node, replay
 
 #: How each kernel is predicted: as one call from the host, whose launch cost is in it; or device time alone.
-PROTOCOLS: dict[str, tuple[Protocol, str | None]] = {"called": ("eager", "pytorch"), "queued": ("kernel", None)}
+PROTOCOLS: dict[str, tuple[Protocol, str | None]] = {
+    "called": ("eager", "pytorch"),
+    "queued": ("kernel", None),
+}
 #: The smallest call: what it takes longer as a call than on the device is the host's part of every call.
 SMALLEST = "add:rows=1,cols=1"
 _PRECISIONS = {"float32": torch.float32, "float16": torch.float16}
@@ -28,11 +31,12 @@ _PRECISIONS = {"float32": torch.float32, "float16": torch.float16}
 class Answer:
     """A label and what was predicted for it, in seconds.
 
-    ``called_s``: calls that are waited for, one by one. ``queued_s``: device times alone, as in a stream that never
-    runs dry. ``issued_s``: the host issues the calls one by one, the device works them off as they come. ``roofline_s``: the sum of the same kernels' rooflines.
-    ``listed_s``: the sum of the source's own measurements of single kernels, where it has them. ``parts_s``: forward and
-    backward, as called. ``in_share``: share of the time that is of domain "in". ``largest``: kernels that make
-    most of it, with their share.
+    ``called_s``: calls that are waited for, one by one. ``queued_s``: device times alone, as in a stream
+    that never runs dry. ``issued_s``: the host issues the calls one by one, the device works them off as
+    they come. ``roofline_s``: the sum of the same kernels' rooflines. ``listed_s``: the sum of the source's
+    own measurements of single kernels, where it has them. ``parts_s``: forward and backward, as called.
+    ``in_share``: share of the time that is of domain "in". ``largest``: kernels that make most of it, with
+    their share.
     """
 
     label: Label
@@ -47,7 +51,9 @@ class Answer:
     largest: tuple[tuple[str, float], ...]
 
     def error(self, what: str = "called") -> float:
-        """Predicted over measured, less one; ``what`` is "called", "queued", "issued", "roofline", "listed"."""
+        """Predicted over measured, less one; ``what`` is "called", "queued", "issued", "roofline",
+        "listed".
+        """
         return float(getattr(self, f"{what}_s")) / self.label.measured_s - 1
 
 
@@ -104,16 +110,18 @@ def answer_labels(
     answers = []
     for device, own in by_device.items():
         wanted = list(dict.fromkeys(one.spec for label in own for one in launches_of(label)))
-        prices = {
-            name: _priced(wanted, device, *how, predictor=predictor) for name, how in PROTOCOLS.items()
-        }
+        prices = {name: _priced(wanted, device, *how, predictor=predictor) for name, how in PROTOCOLS.items()}
         host_s = launch_cost_s(device, predictor)
         answers += [_answer(label, prices, host_s, (listed or {}).get(label)) for label in own]
     return answers
 
 
 def _priced(
-    wanted: Sequence[OperatorSpec], device: str, protocol: Protocol, framework: str | None, predictor: Predictor
+    wanted: Sequence[OperatorSpec],
+    device: str,
+    protocol: Protocol,
+    framework: str | None,
+    predictor: Predictor,
 ) -> Prices:
     found = predictor.predict(wanted, device, protocol=protocol, framework=framework)
     failed = [one for one in found if one.error is not None]
@@ -123,7 +131,9 @@ def _priced(
 
 
 def launch_cost_s(device: str, predictor: Predictor) -> float:
-    """What a call costs the host, by the predictor itself: a call less its kernel, where the kernel is smallest."""
+    """What a call costs the host, by the predictor itself: a call less its kernel, where the kernel is
+    smallest.
+    """
     spec = parse_operator(SMALLEST)
     called, queued = (_priced([spec], device, *how, predictor=predictor)[spec] for how in PROTOCOLS.values())
     return max(_latency_s(called) - _latency_s(queued), 0.0)
@@ -141,7 +151,8 @@ def _answer(label: Label, prices: Mapping[str, Prices], host_s: float, listed_s:
     for one, seconds in pairs:
         by_spec[one.spec] += seconds  # type: ignore[assignment]
     return Answer(
-        label, called_s, queued_s, issued_s, sum(called[one.spec].roofline_s or 0.0 for one in launches), listed_s,
+        label, called_s, queued_s, issued_s, sum(called[one.spec].roofline_s or 0.0 for one in launches),
+        listed_s,
         (forward_s, called_s - forward_s), len(launches), inside_s / called_s,
         tuple((spec.text(), seconds / called_s) for spec, seconds in by_spec.most_common(3)),
     )  # fmt: skip

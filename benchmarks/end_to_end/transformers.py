@@ -1,7 +1,8 @@
-"""The transformers of NeuSight's labels, in plain torch: BERT-large, GPT-2-large and GPT-3-XL, attention written out.
+"""The transformers of NeuSight's labels, in plain torch: BERT-large, GPT-2-large and GPT-3-XL,
+attention written out.
 
-The labels were measured on Hugging Face's modules with ``attn_implementation="eager"``; these make the same calls.
-:func:`listed_kernels` holds them against the operator lists that the source published of one layer.
+The labels were measured on Hugging Face's modules with ``attn_implementation="eager"``; these make the same
+calls. :func:`listed_kernels` holds them against the operator lists that the source published of one layer.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ class _Heads(nn.Module):
 
     def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
         batch, tokens, width = x.shape
-        parts = self.joint(x).split(width, dim=2) if self.causal else (self.query(x), self.key(x), self.value(x))
+        parts = (
+            self.joint(x).split(width, dim=2) if self.causal else (self.query(x), self.key(x), self.value(x))
+        )
         q, k, v = (part.view(batch, tokens, self.heads, self.dim).permute(0, 2, 1, 3) for part in parts)
         scores = torch.matmul(q, k.transpose(-1, -2)) / math.sqrt(self.dim)
         if self.causal:
@@ -131,7 +134,9 @@ class _GptLayer(nn.Module):
         x = self.dropout(self.attention(self.norm(x))) + x
         wide = self.up(self.last_norm(x))
         # "gelu_new": eight kernels.
-        wide = 0.5 * wide * (1.0 + torch.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * torch.pow(wide, 3.0))))
+        wide = (
+            0.5 * wide * (1.0 + torch.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * torch.pow(wide, 3.0))))
+        )
         return x + self.last_dropout(self.down(wide))
 
 
@@ -208,7 +213,8 @@ def traced_kernels(launches: Iterable[Launch]) -> Counter[Kernel]:
 
 
 def listed_kernels(rows: Iterable[Mapping[str, str]]) -> Counter[Kernel]:
-    """The same of a list of the source: rows of ``e2e_neusight_model_ops`` with the columns op, target, input_shapes,
+    """The same of a list of the source: rows of ``e2e_neusight_model_ops`` with the columns op,
+    target, input_shapes,
     output_shape. Bookkeeping on single numbers, and on the mask of one row, is left out."""
     found: Counter[Kernel] = Counter()
     for row in rows:
@@ -229,7 +235,16 @@ def listed_kernels(rows: Iterable[Mapping[str, str]]) -> Counter[Kernel]:
             if count > 1:
                 name = {"activation": "tanh", "pow": "pow_scalar"}.get(target, target)
                 found[name, (count,)] += 1
-        elif target in ("query", "key", "value", "dense", "classifier", "decoder", "seq_relationship", "lm_head"):
+        elif target in (
+            "query",
+            "key",
+            "value",
+            "dense",
+            "classifier",
+            "decoder",
+            "seq_relationship",
+            "lm_head",
+        ):
             found["linear", (count // output[-1], output[-1], inputs[0][-1])] += 1
         elif target in ("add", "mul", "truediv", "where") and len(output) > 2:
             found[{"truediv": "div"}.get(target, target), ()] += 1

@@ -1,9 +1,10 @@
 """ATen calls -> operators: what an eager framework launches on a GPU for each call that it dispatches.
 
 Where a call is an operator of :mod:`cdmpp.programs.operators`, it becomes that. Everything else that only
-streams memory (casts, masks, dropout, gradients of element-wise functions) becomes a ``relu`` that moves the same
-number of bytes: element-wise kernels differ by their traffic and hardly by their arithmetic, and ``relu`` is one
-that cost models have seen. ``remark`` says so. No torch is imported: tensors are what has a shape and a dtype.
+streams memory (casts, masks, dropout, gradients of element-wise functions) becomes a ``relu`` that moves the
+same number of bytes: element-wise kernels differ by their traffic and hardly by their arithmetic, and
+``relu`` is one that cost models have seen. ``remark`` says so. No torch is imported: tensors are what has a
+shape and a dtype.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from cdmpp.programs.operators import DTYPE_BYTES
 Fields = dict[str, Any]
 
 
-class NoRule(Exception):
+class NoRuleError(Exception):
     """The call launches something that has no operator here; the text says why."""
 
 
@@ -75,12 +76,12 @@ def number_type(tensor: Any) -> str:
 
     Raises
     ------
-    NoRule
+    NoRuleError
         float64, complex or integer arithmetic.
     """
     found = dtype_of(tensor)
     if found not in DTYPE_BYTES:
-        raise NoRule(f"element type {found}")
+        raise NoRuleError(f"element type {found}")
     return found
 
 
@@ -162,7 +163,12 @@ def softmax(call: Call) -> Outcome:
     x, axis = call.tensors[0], call.arg(1)
     cols = x.shape[axis]
     return one(
-        {"operator": "softmax", "dtype": number_type(call.results[0]), "rows": x.numel() // cols, "cols": cols}
+        {
+            "operator": "softmax",
+            "dtype": number_type(call.results[0]),
+            "rows": x.numel() // cols,
+            "cols": cols,
+        }
     )
 
 
@@ -209,7 +215,9 @@ def batch_norm(call: Call) -> Outcome:
 
 def batch_norm_backward(call: Call) -> Outcome:
     gradient = call.tensors[0]
-    return Outcome((traffic(2 * size_bytes(gradient), gradient), over("mul", gradient)), "two passes by their bytes")
+    return Outcome(
+        (traffic(2 * size_bytes(gradient), gradient), over("mul", gradient)), "two passes by their bytes"
+    )
 
 
 # --- products -----------------------------------------------------------------------------------------
@@ -217,18 +225,21 @@ def batch_norm_backward(call: Call) -> Outcome:
 
 def mm(call: Call) -> Outcome:
     a, b = call.tensors[:2]
-    if len(b.shape) == 1:
-        b_cols = 1
-    else:
-        b_cols = b.shape[1]
+    b_cols = 1 if len(b.shape) == 1 else b.shape[1]
     if len(a.shape) == 1:
-        raise NoRule("a product of vectors")
+        raise NoRuleError("a product of vectors")
     return one({"operator": "linear", "dtype": number_type(a), "m": a.shape[0], "n": b_cols, "k": a.shape[1]})
 
 
 def addmm(call: Call) -> Outcome:
     bias, a, b = call.tensors[:3]
-    fields = {"operator": "linear", "dtype": number_type(a), "m": a.shape[0], "n": b.shape[1], "k": a.shape[1]}
+    fields = {
+        "operator": "linear",
+        "dtype": number_type(a),
+        "m": a.shape[0],
+        "n": b.shape[1],
+        "k": a.shape[1],
+    }
     if len(bias.shape) <= 1:
         return one({**fields, "bias": True})
     return Outcome((fields, over("add", call.results[0])), "the added matrix is a pass of its own")
@@ -248,12 +259,12 @@ def _conv_fields(
     x: Any, w: Any, stride: Any, pad: Any, dilation: Any, groups: int, direction: str, **more: Any
 ) -> Fields:
     if len(x.shape) not in (3, 4):
-        raise NoRule(f"convolution over {len(x.shape) - 2} axes")
+        raise NoRuleError(f"convolution over {len(x.shape) - 2} axes")
 
     def two(values: Any) -> tuple[int, int]:
         values = tuple(values)
         if len(x.shape) == 3:  # one axis: an image of one row
-            return (1 if values is not None else 1), values[0]
+            return 1, values[0]
         return (values[0], values[0]) if len(values) == 1 else (values[0], values[1])
 
     flat = len(x.shape) == 3
@@ -324,10 +335,8 @@ def pool(operator: str) -> Callable[[Call], Outcome]:
         x, window = call.tensors[0], call.arg(1)
         stride, pad = call.arg(2, "stride") or window, call.arg(3, "padding", [0, 0])
         if len(x.shape) != 4:
-            raise NoRule("pooling over other than two axes")
-        (kh, kw), (stride_h, stride_w), (pad_h, pad_w) = (
-            (v[0], v[-1]) for v in (window, stride, pad)
-        )
+            raise NoRuleError("pooling over other than two axes")
+        (kh, kw), (stride_h, stride_w), (pad_h, pad_w) = ((v[0], v[-1]) for v in (window, stride, pad))
         n, c, h, w = x.shape
         return one(
             {
@@ -364,23 +373,132 @@ def gradient_of_view(call: Call) -> Outcome:
 
 #: Calls that allocate, rename or describe memory.
 FREE = frozenset(
-    """alias as_strided detach diagonal empty empty_like empty_strided expand is_same_size lift_fresh narrow
-    new_empty new_empty_strided permute reshape select set_ slice split split_with_sizes chunk squeeze sym_numel
-    sym_size sym_stride t transpose unbind unfold unsqueeze view view_as _reshape_alias _unsafe_view unsafe_split
-    _local_scalar_dense _conj resize_ is_pinned _to_cpu""".split()
+    [
+        "alias",
+        "as_strided",
+        "detach",
+        "diagonal",
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "expand",
+        "is_same_size",
+        "lift_fresh",
+        "narrow",
+        "new_empty",
+        "new_empty_strided",
+        "permute",
+        "reshape",
+        "select",
+        "set_",
+        "slice",
+        "split",
+        "split_with_sizes",
+        "chunk",
+        "squeeze",
+        "sym_numel",
+        "sym_size",
+        "sym_stride",
+        "t",
+        "transpose",
+        "unbind",
+        "unfold",
+        "unsqueeze",
+        "view",
+        "view_as",
+        "_reshape_alias",
+        "_unsafe_view",
+        "unsafe_split",
+        "_local_scalar_dense",
+        "_conj",
+        "resize_",
+        "is_pinned",
+        "_to_cpu",
+    ]
 )
 
 _UNARY = ("relu", "gelu", "tanh", "sigmoid", "silu", "exp", "sqrt", "erf", "abs", "neg", "log")
 _BINARY = ("add", "sub", "mul", "div", "pow", "maximum", "minimum")
-_STREAMED = """where masked_fill clamp clamp_min clamp_max hardtanh hardtanh_backward hardswish
-    hardswish_backward hardsigmoid hardsigmoid_backward leaky_relu leaky_relu_backward elu rsqrt reciprocal sin cos
-    square sign erfinv threshold_backward gelu_backward tanh_backward sigmoid_backward silu_backward native_dropout
-    native_dropout_backward _softmax_backward_data _log_softmax_backward_data bitwise_not logical_not eq ne lt le gt
-    ge logical_and logical_or tril triu rsub addcmul addcdiv lerp nll_loss_forward nll_loss_backward
-    max_pool2d_with_indices_backward avg_pool2d_backward _adaptive_avg_pool2d_backward upsample_nearest2d
-    upsample_bilinear2d gather index_select channel_shuffle roll flip""".split()
-_WRITTEN = """zeros zeros_like ones ones_like full full_like fill zero new_zeros new_ones new_full arange
-    bernoulli randn rand randn_like rand_like scalar_tensor""".split()
+_STREAMED = [
+    "where",
+    "masked_fill",
+    "clamp",
+    "clamp_min",
+    "clamp_max",
+    "hardtanh",
+    "hardtanh_backward",
+    "hardswish",
+    "hardswish_backward",
+    "hardsigmoid",
+    "hardsigmoid_backward",
+    "leaky_relu",
+    "leaky_relu_backward",
+    "elu",
+    "rsqrt",
+    "reciprocal",
+    "sin",
+    "cos",
+    "square",
+    "sign",
+    "erfinv",
+    "threshold_backward",
+    "gelu_backward",
+    "tanh_backward",
+    "sigmoid_backward",
+    "silu_backward",
+    "native_dropout",
+    "native_dropout_backward",
+    "_softmax_backward_data",
+    "_log_softmax_backward_data",
+    "bitwise_not",
+    "logical_not",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "logical_and",
+    "logical_or",
+    "tril",
+    "triu",
+    "rsub",
+    "addcmul",
+    "addcdiv",
+    "lerp",
+    "nll_loss_forward",
+    "nll_loss_backward",
+    "max_pool2d_with_indices_backward",
+    "avg_pool2d_backward",
+    "_adaptive_avg_pool2d_backward",
+    "upsample_nearest2d",
+    "upsample_bilinear2d",
+    "gather",
+    "index_select",
+    "channel_shuffle",
+    "roll",
+    "flip",
+]
+_WRITTEN = [
+    "zeros",
+    "zeros_like",
+    "ones",
+    "ones_like",
+    "full",
+    "full_like",
+    "fill",
+    "zero",
+    "new_zeros",
+    "new_ones",
+    "new_full",
+    "arange",
+    "bernoulli",
+    "randn",
+    "rand",
+    "randn_like",
+    "rand_like",
+    "scalar_tensor",
+]
 
 #: ATen name, without the overload and without the underscore of in-place forms -> rule.
 RULES: dict[str, Callable[[Call], Outcome]] = {
@@ -420,7 +538,7 @@ def outcome(call: Call) -> Outcome:
 
     Raises
     ------
-    NoRule
+    NoRuleError
         Nothing here stands for it.
     """
     if call.name in FREE:
@@ -429,5 +547,5 @@ def outcome(call: Call) -> Outcome:
     if name in FREE or not call.results or not any(t.numel() for t in call.results):
         return Outcome()
     if name not in RULES:
-        raise NoRule("no rule for this call")
+        raise NoRuleError("no rule for this call")
     return RULES[name](Call(name, call.args, call.kwargs, call.out))

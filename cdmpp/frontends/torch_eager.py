@@ -2,8 +2,8 @@
 
 The module runs once on torch's ``meta`` device, which has shapes and no data: nothing is computed, nothing is
 allocated, and a network that fits no GPU can be listed. Every call that PyTorch dispatches below autograd is
-mapped by :mod:`cdmpp.frontends.eager_rules`, so the backward pass is what autograd really runs and not a multiple
-of the forward pass.
+mapped by :mod:`cdmpp.frontends.eager_rules`, so the backward pass is what autograd really runs and not a
+multiple of the forward pass.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cdmpp.errors import CdmppError, InvalidProgramError
-from cdmpp.frontends.eager_rules import Call, Fields, NoRule, outcome
+from cdmpp.frontends.eager_rules import Call, Fields, NoRuleError, outcome
 from cdmpp.frontends.graph import Unsupported
 from cdmpp.programs.operators import OperatorSpec, make_operator
 
@@ -39,8 +39,8 @@ class Launch:
     call : str
         The ATen call that launches it.
     module : str
-        Qualified name of the innermost module that made the call; of a backward call, of the forward call that it
-        differentiates. Empty for the root.
+        Qualified name of the innermost module that made the call; of a backward call, of the forward call
+        that it differentiates. Empty for the root.
     phase : {"forward", "backward"}
     remark : str
         Why the operator is not the call's own, where it is not.
@@ -93,16 +93,18 @@ def eager_trace(
     Parameters
     ----------
     module : torch.nn.Module
-        Its mode (``train()``, ``eval()``) is kept. A module on another device is traced as a copy on ``meta``.
+        Its mode (``train()``, ``eval()``) is kept. A module on another device is traced as a copy on
+        ``meta``.
     inputs : sequence of Tensor
         Positional arguments.
     backward : bool
-        Also run backward from a gradient of the output; parameters that require a gradient get one. Needs a module
-        that returns a tensor, or a tuple or dictionary of them.
+        Also run backward from a gradient of the output; parameters that require a gradient get one. Needs a
+        module that returns a tensor, or a tuple or dictionary of them.
     accumulate : bool
         Gradients are there from an earlier pass: each new one is added to the old.
     autocast : torch.dtype, optional
-        As under ``torch.autocast``: products in this type, normalisations and softmax in float32, casts between.
+        As under ``torch.autocast``: products in this type, normalisations and softmax in float32, casts
+        between.
 
     Raises
     ------
@@ -167,17 +169,18 @@ def _run_backward(result: Any, recorder: _Recorder) -> None:
     ]  # fmt: skip
     if not outputs:
         raise InvalidProgramError(
-            "backward: no output of the module requires a gradient", hint="leave requires_grad of parameters on"
+            "backward: no output of the module requires a gradient",
+            hint="leave requires_grad of parameters on",
         )
     recorder.phase = "backward"
     torch.autograd.backward(outputs, [torch.empty_like(t) for t in outputs])
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every call below autograd."""
 
     def __init__(self, module: nn.Module) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.phase: Phase = "forward"
         self._module = module
         self._launches: list[Launch] = []
@@ -200,7 +203,7 @@ class _Recorder(TorchDispatchMode):
         try:
             found = outcome(call)
             specs = [make_operator(fields) for fields in found.launches]
-        except NoRule as error:
+        except NoRuleError as error:
             self._unsupported[call.name, str(error)] += 1
             return
         except CdmppError as error:
@@ -305,7 +308,9 @@ class _AsOnGpu(TorchFunctionMode):
         return func(*args, **kwargs)
 
     @staticmethod
-    def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, **_: Any) -> Any:
+    def _dropout(
+        input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, **_: Any
+    ) -> Any:
         train = _.get("train", training)
         return torch.ops.aten.native_dropout(input, p, True)[0] if train and p > 0 else input
 

@@ -87,12 +87,28 @@ _ALL: tuple[Kind, ...] = (
         "cdmpp.replay.picture:draw",
     ),
     Kind(
+        "data-parallel",
+        "/replay/data-parallel",
+        "One iteration of data-parallel training at several bucket sizes (PyTorch DDP).",
+        {"": "cdmpp.replay.data_parallel_wire:DataParallelRequest"},
+        "cdmpp.replay.data_parallel_words:show",
+        "cdmpp.replay.data_parallel_words:draw",
+    ),
+    Kind(
         "simulate",
         "/pipeline/simulate",
         "One training step of a pipeline: time, bubbles and peak memory under a schedule.",
         {"": "cdmpp.emulator.wire:SimulateRequest"},
         "cdmpp.emulator.words:show",
         "cdmpp.emulator.picture:draw",
+    ),
+    Kind(
+        "split",
+        "/pipeline/split",
+        "Layers to pipeline stages: the best contiguous split over like or unlike devices.",
+        {"": "cdmpp.planning.split.wire:SplitRequest"},
+        "cdmpp.planning.split.words:show",
+        "cdmpp.planning.split.picture:draw",
     ),
     Kind(
         "pipeline",

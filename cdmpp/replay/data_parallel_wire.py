@@ -1,0 +1,244 @@
+"""The request for data-parallel training: layers, a link, and bucket sizes to choose from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, Field
+
+from cdmpp.compose import Asked, Explained, Request, Watch
+from cdmpp.compose.costs import Cost, CostField, asked_of, cost_of
+from cdmpp.compose.request import Closed, Name, WholeNumber
+from cdmpp.prediction import Prediction
+from cdmpp.replay.build import read_link
+from cdmpp.replay.data_parallel import (
+    COMM,
+    PYTORCH_BUCKET_BYTES,
+    PYTORCH_FIRST_BUCKET_BYTES,
+    Iteration,
+    Layer,
+    Setup,
+    simulate,
+)
+from cdmpp.replay.forms import MAX_BYTES, LinkForm
+from cdmpp.replay.links import Algorithm
+from cdmpp.units import format_latency, format_si
+
+MAX_LAYERS, MAX_PARAMETERS, MAX_CHOICES = 4096, 256, 16
+Slowdown = Annotated[float, Field(ge=1, le=1000)]
+
+
+class LayerForm(Closed):
+    """A part of the network whose gradients are made together."""
+
+    name: Name
+    forward: CostField
+    backward: Annotated[
+        CostField, Field(description="With what the backward pass does between the next layer and this one.")
+    ]
+    gradient_bytes: Annotated[
+        list[Annotated[float, Field(gt=0, le=MAX_BYTES)]],
+        Field(max_length=MAX_PARAMETERS, description="Of each parameter.", default_factory=list),
+    ]
+
+
+class DataParallelRequest(Request):
+    """One iteration of data-parallel training, at several bucket sizes (PyTorch DDP's buckets)."""
+
+    layers: Annotated[
+        list[LayerForm],
+        Field(min_length=1, max_length=MAX_LAYERS, description="In the order of the forward pass."),
+    ]
+    ranks: Annotated[int, Field(ge=1, le=1_000_000, description="Equal ones."), WholeNumber]
+    link: Annotated[LinkForm, Field(description="Between neighbours.")]
+    algorithm: Annotated[
+        Algorithm,
+        Field(description='"measured": the link\'s figures are of a whole all-reduce, not of a message.'),
+    ] = "ring"
+    bucket_bytes: Annotated[
+        list[Annotated[float, Field(ge=0, le=MAX_BYTES)]],
+        Field(
+            min_length=1, max_length=MAX_CHOICES,
+            description="Sizes to choose from; a bucket closes when it holds so many bytes or more.",
+        ),
+    ] = [2.0**20, 4.0 * 2**20, 25.0 * 2**20, 100.0 * 2**20]  # fmt: skip # noqa: RUF012
+    first_bucket_bytes: Annotated[
+        Annotated[float, Field(ge=0, le=MAX_BYTES)] | None,
+        Field(description="Of the first bucket; default: like the others."),
+    ] = None
+    update: Annotated[CostField, Field(description="The optimizer, after all gradients.")] = 0.0
+    compute_slowdown: Annotated[
+        Slowdown, Field(description="How many times as long computation takes while gradients travel.")
+    ] = 1.0
+    comm_slowdown: Annotated[
+        Slowdown, Field(description="How many times as long gradients travel while something computes.")
+    ] = 1.0
+
+    answer_model: ClassVar[type[BaseModel]]
+
+    def asked(self) -> list[Asked]:
+        """The programs of the layers, forward and backward, and of the update."""
+        found: list[Asked] = []
+        for index, layer in enumerate(self.layers):
+            found += asked_of(layer.forward, f"layers.{index}.forward")
+            found += asked_of(layer.backward, f"layers.{index}.backward")
+        return found + asked_of(self.update, "update")
+
+    def solve(self, prices: Sequence[Prediction], watch: Watch) -> dict[str, Any]:
+        """Replay the iteration at each bucket size."""
+        left = iter(prices)
+        costs = [(cost_of(one.forward, left), cost_of(one.backward, left)) for one in self.layers]
+        update_s = cost_of(self.update, left).latency_s
+        layers = [
+            Layer(form.name, forward.latency_s, backward.latency_s, tuple(form.gradient_bytes))
+            for form, (forward, backward) in zip(self.layers, costs, strict=True)
+        ]
+        setup = Setup(
+            self.ranks, read_link(self.link, "link"), self.algorithm, self.compute_slowdown,
+            self.comm_slowdown,
+        )  # fmt: skip
+        sizes = list(dict.fromkeys(self.bucket_bytes))
+        tried = [simulate(layers, setup, size, self.first_bucket_bytes, update_s) for size in sizes]
+        best = min(range(len(sizes)), key=lambda i: (tried[i].iteration_s, i))
+        pytorch = simulate(layers, setup, PYTORCH_BUCKET_BYTES, PYTORCH_FIRST_BUCKET_BYTES, update_s)
+        compute_s = sum(layer.forward_s + layer.backward_s for layer in layers) + update_s
+        bound = _lower_bound_s(layers, setup, [*tried, pytorch], update_s)
+        found = tried[best]
+        return {
+            "iteration_s": found.iteration_s,
+            "bucket_bytes": sizes[best],
+            "compute_s": compute_s,
+            "exposed_comm_s": found.exposed_comm_s,
+            "choices": [_choice(size, one) for size, one in zip(sizes, tried, strict=True)],
+            "transfers": _transfers(layers, found),
+            "lower_bound_s": bound,
+            "gap": found.iteration_s / bound - 1 if bound else 0.0,
+            "baselines": {
+                "no_overlap": compute_s + _alone_s(setup, found),
+                "one_bucket": simulate(layers, setup, MAX_BYTES * MAX_LAYERS, None, update_s).iteration_s,
+                "bucket_per_gradient": simulate(layers, setup, 0.0, None, update_s).iteration_s,
+                "pytorch_default": pytorch.iteration_s,
+            },
+            "explanation": _explained(found, compute_s, [layer.name for layer in layers], costs),
+        }
+
+
+class ChoiceAnswer(Closed):
+    """One bucket size."""
+
+    bucket_bytes: float
+    buckets: int
+    iteration_s: float
+    comm_s: Annotated[float, Field(description="Time in which gradients travel.")]
+    exposed_comm_s: Annotated[float, Field(description="Of it, while nothing computes.")]
+
+
+class TransferAnswer(Closed):
+    """One all-reduce of the best choice."""
+
+    bytes: float
+    gradients: int
+    first_layer: Annotated[str, Field(description="Whose gradients are the first in it.")]
+    last_layer: Annotated[str, Field(description="Whose backward pass it waits for.")]
+    ready_s: float
+    start_s: float
+    end_s: float
+
+
+class DataParallelAnswer(Explained):
+    """The best bucket size, and all others beside it."""
+
+    iteration_s: Annotated[float, Field(description="At the best bucket size.")]
+    bucket_bytes: Annotated[float, Field(description="The best bucket size.")]
+    compute_s: Annotated[float, Field(description="Forward, backward and update of a rank alone.")]
+    exposed_comm_s: float
+    choices: list[ChoiceAnswer]
+    transfers: list[TransferAnswer]
+    lower_bound_s: Annotated[
+        float,
+        Field(
+            description="No size asked for gives less: computation, or a first gradient and all transfers."
+        ),
+    ]
+
+
+DataParallelRequest.answer_model = DataParallelAnswer
+
+
+def _alone_s(setup: Setup, found: Iteration) -> float:
+    return sum(setup.transfer_s(bucket.bytes) for bucket in found.buckets)
+
+
+def _lower_bound_s(
+    layers: Sequence[Layer], setup: Setup, tried: Sequence[Iteration], update_s: float
+) -> float:
+    """Computation and the least last transfer; or forward, the first gradient and the least of all
+    transfers.
+    """
+    forward_s = sum(layer.forward_s for layer in layers)
+    backward_s = sum(layer.backward_s for layer in layers)
+    last_s = min((setup.transfer_s(one.buckets[-1].bytes) if one.buckets else 0.0) for one in tried)
+    all_s = min(_alone_s(setup, one) for one in tried)
+    first_s = 0.0
+    for layer in reversed(layers):
+        first_s += layer.backward_s
+        if layer.gradient_bytes:
+            break
+    # The last bucket waits for the first layer with parameters; what comes before it may run beside the
+    # transfer.
+    until_s = 0.0
+    for layer in layers:
+        if layer.gradient_bytes:
+            break
+        until_s += layer.backward_s
+    return forward_s + update_s + max(backward_s, backward_s - until_s + last_s, first_s + all_s)
+
+
+def _choice(size: float, one: Iteration) -> dict[str, Any]:
+    return {
+        "bucket_bytes": size, "buckets": len(one.buckets), "iteration_s": one.iteration_s,
+        "comm_s": one.comm_s, "exposed_comm_s": one.exposed_comm_s,
+    }  # fmt: skip
+
+
+def _transfers(layers: Sequence[Layer], one: Iteration) -> list[dict[str, Any]]:
+    line = one.timeline
+    ends = line.end_s.tolist()
+    sent = [i for i, node in enumerate(line.graph.nodes) if node.stream == COMM]
+    return [
+        {
+            "bytes": bucket.bytes, "gradients": len(bucket.parameters),
+            "first_layer": layers[bucket.parameters[0][0]].name, "last_layer": layers[bucket.ready].name,
+            "ready_s": ends[2 * len(layers) - 1 - bucket.ready], "start_s": float(line.start_s[i]),
+            "end_s": ends[i],
+        }
+        for bucket, i in zip(one.buckets, sent, strict=True)
+    ]  # fmt: skip
+
+
+def _explained(
+    found: Iteration, compute_s: float, names: Sequence[str], costs: Sequence[tuple[Cost, Cost]]
+) -> list[str]:
+    whole = found.iteration_s or 1.0
+    words = [
+        f"{100 * compute_s / whole:.0f} % of the iteration is computation ({format_latency(compute_s)}); "
+        f"gradients travel for {format_latency(found.comm_s)}, of which nothing hides "
+        f"{format_latency(found.exposed_comm_s)}"
+    ]
+    if found.buckets and found.exposed_comm_s > 0:
+        last = found.buckets[-1]
+        words.append(
+            f"the last of {len(found.buckets)} all-reduces has {format_si(last.bytes, 'B')} and waits for "
+            f"the gradients of {names[last.ready]}"
+        )
+    order = sorted(range(len(names)), key=lambda i: -(costs[i][0].latency_s + costs[i][1].latency_s))
+    for i in order[:3]:
+        forward, backward = costs[i]
+        own = forward.latency_s + backward.latency_s
+        if own <= 0:
+            break
+        longest = max((forward, backward), key=lambda cost: cost.latency_s)
+        because = f": {longest.largest()}" if longest.parts else ""
+        words.append(f"layer {names[i]} takes {format_latency(own)}, {100 * own / whole:.0f} %{because}")
+    return words

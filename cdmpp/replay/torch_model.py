@@ -1,0 +1,302 @@
+"""A torch module as the layers of data-parallel training: with programs to predict, or measured here."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cdmpp.errors import InvalidProgramError
+from cdmpp.frontends.torch_eager import EagerTrace, Launch, eager_trace
+from cdmpp.programs.operators import OperatorSpec
+from cdmpp.programs.question import Protocol
+from cdmpp.replay.data_parallel import Layer
+
+
+def data_parallel_request(
+    module: nn.Module,
+    inputs: Sequence[Tensor],
+    device: str | Mapping[str, Any],
+    *,
+    ranks: int,
+    link: Mapping[str, Any],
+    protocol: Protocol = "eager",
+    framework: str | None = "pytorch",
+    autocast: torch.dtype | None = None,
+    **more: Any,
+) -> dict[str, Any]:
+    """A request for ``cdmpp plan data-parallel`` whose costs are left to the predictor.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Returns a loss, or tensors from which the backward pass starts.
+    inputs : sequence of Tensor
+        Of one rank; only shapes and types count.
+    device : str or mapping
+        A known device's name, or the figures of one's own.
+    ranks : int
+    link : mapping
+        As in the request: ``{"alpha_s": 1e-5, "bandwidth_bytes_per_s": 1e10}``.
+    protocol, framework
+        Which latency is meant.
+    autocast : torch.dtype, optional
+        As in :func:`cdmpp.frontends.torch_eager.eager_trace`.
+    **more
+        Other fields of the request: ``bucket_bytes``, ``update``, ``algorithm``.
+
+    Returns
+    -------
+    dict
+        JSON values.
+
+    Raises
+    ------
+    InvalidProgramError
+        The module does not run without data, has no parameters that are trained, or launches kernels for
+        which there is no operator (all are named).
+    """
+    trace = eager_trace(module, inputs, backward=True, autocast=autocast)
+    if trace.unsupported:
+        named = "; ".join(f"{one.operator} ({one.count} x): {one.reason}" for one in trace.unsupported)
+        raise InvalidProgramError(f"{type(module).__name__}: kernels without an operator: {named}")
+    owners = gradients_of(module, trace.order)
+    priced = {"device": device, "protocol": protocol, "framework": framework}
+
+    def cost(specs: Counter[OperatorSpec]) -> Any:
+        programs = [{"program": spec.canonical(), "count": count} for spec, count in specs.items()]
+        return {"programs": programs, **priced} if programs else 0.0
+
+    layers = [
+        {
+            "name": name, "forward": cost(forward), "backward": cost(backward),
+            "gradient_bytes": [float(p.numel() * p.element_size()) for p in owners[name]],
+        }
+        for name, forward, backward in layers_of(trace, list(owners))
+    ]  # fmt: skip
+    return {"layers": layers, "ranks": ranks, "link": dict(link), **more}
+
+
+def gradients_of(module: nn.Module, order: Sequence[str]) -> dict[str, list[nn.Parameter]]:
+    """Modules in the order of their first call, with the trained parameters of each.
+
+    A parameter that several modules share belongs to the first one, whose gradient is the last to be added.
+
+    Raises
+    ------
+    InvalidProgramError
+        No parameter is trained.
+    """
+    seen: set[int] = set()
+    owners: dict[str, list[nn.Parameter]] = {}
+    for name in order:
+        own = module.get_submodule(name).parameters(recurse=False)
+        owners[name] = [p for p in own if p.requires_grad and id(p) not in seen]
+        seen |= {id(p) for p in owners[name]}
+    if not seen:
+        raise InvalidProgramError("no module that runs has parameters to train", hint="requires_grad_(True)")
+    return owners
+
+
+def layers_of(
+    trace: EagerTrace, names: Sequence[str]
+) -> Iterator[tuple[str, Counter[OperatorSpec], Counter[OperatorSpec]]]:
+    """Kernels by layer: what each runs forward, and what its gradients wait for.
+
+    Kernels of no layer (activations, attention, a loss) belong forward to the layer before them, and
+    backward to the layer after them, whose gradients come next.
+    """
+    forward: dict[str, Counter[OperatorSpec]] = {name: Counter() for name in names}
+    backward: dict[str, Counter[OperatorSpec]] = {name: Counter() for name in names}
+    at = names[0]
+    for launch in trace.of("forward"):
+        at = launch.module if launch.module in forward else at
+        forward[at][launch.spec] += 1
+    waiting: list[Launch] = []
+    last = names[-1]
+    for launch in trace.of("backward"):
+        waiting.append(launch)
+        if launch.module in backward:
+            last = launch.module
+            for one in waiting:
+                backward[last][one.spec] += 1
+            waiting = []
+    for one in waiting:
+        backward[last][one.spec] += 1
+    for name in names:
+        yield name, forward[name], backward[name]
+
+
+@dataclass
+class _Stamps:
+    """Seconds on one clock, of one iteration."""
+
+    start: float = 0.0
+    forward: dict[str, float] = field(default_factory=dict)
+    turned: float = 0.0
+    gradients: dict[str, float] = field(default_factory=dict)
+    end: float = 0.0
+    updated: float = 0.0
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Layers as they were measured, and the whole around them.
+
+    Attributes
+    ----------
+    layers : list of Layer
+        In the order in which their gradients become ready, reversed.
+    iteration_s : float
+        Median of forward and backward together.
+    update_s : float
+        Median of the optimizer's step.
+    """
+
+    layers: list[Layer]
+    iteration_s: float
+    update_s: float
+
+
+def measure_layers(
+    module: nn.Module,
+    step: Callable[[], Tensor],
+    update: Callable[[], None],
+    *,
+    repeats: int = 20,
+    warm: int = 5,
+) -> Measured:
+    """Time the layers of a module on the CPU, as they run.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Or a wrapper of it.
+    step : callable
+        Runs the forward pass and returns the loss.
+    update : callable
+        The optimizer's step. Gradients are cleared after it, to None.
+    repeats, warm : int
+        Iterations that count, and others before them.
+
+    Returns
+    -------
+    Measured
+        Medians. Forward, a layer ends with its module's call; backward, with its last gradient. What lies
+        between belongs to the one that ends next, the loss to the last layer's forward pass.
+
+    Notes
+    -----
+    Clocks are read where Python is: on a device that works asynchronously the times would be of the calls.
+    """
+    found: list[_Stamps] = []
+    with _watching(module) as (stamps, names):
+        for index in range(warm + repeats):
+            module.zero_grad(set_to_none=True)
+            stamps.forward.clear()
+            stamps.gradients.clear()
+            stamps.start = time.perf_counter()
+            loss = step()
+            stamps.turned = time.perf_counter()
+            loss.backward()  # type: ignore[no-untyped-call]
+            stamps.end = time.perf_counter()
+            update()
+            done = time.perf_counter()
+            if index >= warm:
+                found.append(
+                    replace(
+                        stamps, forward=dict(stamps.forward), gradients=dict(stamps.gradients), updated=done
+                    )
+                )
+    return _medians(module, names, found)
+
+
+@contextmanager
+def _watching(module: nn.Module) -> Iterator[tuple[_Stamps, dict[str, list[str]]]]:
+    """Take the time whenever a layer's call ends, and whenever a gradient is there."""
+    stamps = _Stamps()
+    names: dict[str, list[str]] = {}
+    hooks = []
+    seen: set[int] = set()
+
+    def called(name: str) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            stamps.forward[name] = time.perf_counter()
+
+        return hook
+
+    def ready(name: str) -> Callable[[Tensor], None]:
+        def hook(_: Tensor) -> None:
+            stamps.gradients[name] = time.perf_counter()
+
+        return hook
+
+    for name, part in module.named_modules():
+        own = [(n, p) for n, p in part.named_parameters(prefix=name, recurse=False) if id(p) not in seen]
+        own = [(n, p) for n, p in own if p.requires_grad]
+        if not own:
+            continue
+        names[name] = [n for n, _ in own]
+        seen |= {id(p) for _, p in own}
+        hooks.append(part.register_forward_hook(called(name)))
+        hooks += [p.register_post_accumulate_grad_hook(ready(n)) for n, p in own]
+    try:
+        yield stamps, names
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _medians(module: nn.Module, names: Mapping[str, list[str]], found: Sequence[_Stamps]) -> Measured:
+    sizes = {n: float(p.numel() * p.element_size()) for n, p in module.named_parameters()}
+    # What did not run has no gradient and is no layer.
+    names = {
+        name: own for name, own in names.items() if all(n in one.gradients for one in found for n in own)
+    }
+    if not names:
+        raise InvalidProgramError("no layer had gradients", hint="the loss depends on no trained parameter")
+
+    def order(times: Callable[[_Stamps], Mapping[str, float]], keys: Sequence[str]) -> list[str]:
+        return sorted(keys, key=lambda key: statistics.median(times(one)[key] - one.start for one in found))
+
+    called = order(lambda one: one.forward, list(names))
+    arrived = order(lambda one: one.gradients, [n for own in names.values() for n in own])
+    last = {name: max(own, key=arrived.index) for name, own in names.items()}
+    finished = sorted(names, key=lambda name: arrived.index(last[name]))
+
+    def spans(ends: Callable[[_Stamps], Sequence[float]], begin: Callable[[_Stamps], float]) -> list[float]:
+        """Medians of the times between one end and the next."""
+        rows = []
+        for one in found:
+            stops = [begin(one), *ends(one)]
+            rows.append([b - a for a, b in pairwise(stops)])
+        return [max(statistics.median(column), 0.0) for column in zip(*rows, strict=True)]
+
+    forward = spans(lambda one: [*(one.forward[n] for n in called), one.turned], lambda one: one.start)
+    forward[-2:] = [sum(forward[-2:])]
+    backward = spans(lambda one: [one.gradients[last[n]] for n in finished], lambda one: one.turned)
+    backward[-1] += statistics.median(one.end - one.gradients[last[finished[-1]]] for one in found)
+    forward_s, backward_s = (
+        dict(zip(called, forward, strict=True)),
+        dict(zip(finished, backward, strict=True)),
+    )
+    layers = [
+        Layer(
+            name, forward_s[name], backward_s[name],
+            tuple(sizes[n] for n in sorted(names[name], key=arrived.index, reverse=True)),
+        )
+        for name in reversed(finished)
+    ]  # fmt: skip
+    return Measured(
+        layers,
+        statistics.median(one.end - one.start for one in found),
+        statistics.median(one.updated - one.end for one in found),
+    )
