@@ -214,18 +214,17 @@ def _transfer(node: NodeForm, links: Mapping[str, Link], path: str) -> tuple[flo
             hint="one of: " + ", ".join(sorted(links)[:20]) if links else "links is empty",
         )  # fmt: skip
     link = links[name]
-    if collective is None:
-        size = float(node.bytes or 0.0)
-        return link.seconds(size), name, link.measured(size)
     try:
-        steps, each = collective_steps(
-            collective.op, len(collective.ranks), collective.bytes, collective.algorithm
-        )
+        if collective is None:
+            steps, each = 1, float(node.bytes or 0.0)
+        else:
+            steps, each = collective_steps(
+                collective.op, len(collective.ranks), collective.bytes, collective.algorithm
+            )
+        seconds = steps * link.seconds(each) if steps else 0.0
     except FieldError as error:
         raise FieldError(f"node {node.id!r}: {error.message}", path=where, hint=error.hint) from None
-    if not steps:
-        return 0.0, name, True
-    return steps * link.seconds(each), name, link.measured(each)
+    return seconds, name, not steps or link.measured(each)
 
 
 def _ask(plan: Plan, i: int, node: NodeForm, settings: Settings, numbers: dict[tuple[str, str], int]) -> None:

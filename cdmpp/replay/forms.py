@@ -112,7 +112,7 @@ class LinkForm(Closed):
         Seconds | None, Field(description="Seconds of a message without bytes; default 0.")
     ] = None
     beta_s_per_byte: Annotated[float, Field(ge=0, le=MAX_SECONDS)] | None = None
-    bandwidth_bytes_per_s: Annotated[float, Field(gt=0, le=MAX_BYTES)] | None = None
+    bandwidth_bytes_per_s: Annotated[float, Field(ge=1, le=MAX_BYTES)] | None = None
     table: Annotated[
         list[Row] | None,
         Field(

@@ -116,6 +116,11 @@ class Arrays:
     uses: Ints
     streams: tuple[tuple[str, str], ...]
 
+    @property
+    def size(self) -> int:
+        """Nodes, edges and held streams: what a replay's time grows with."""
+        return len(self.place) + len(self.walked.next) + len(self.uses)
+
 
 def to_arrays(graph: Graph) -> Arrays:
     """Check a graph and write it as arrays.

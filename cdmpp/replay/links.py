@@ -12,6 +12,7 @@ from cdmpp.errors import FieldError
 
 Collective = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "send"]
 Algorithm = Literal["ring", "tree", "measured"]
+_MOST_LOG_S = math.log(1e9)
 COLLECTIVES: tuple[str, ...] = get_args(Collective)
 
 
@@ -32,7 +33,7 @@ class Link:
     -----
     Between two rows of a table the time is linear in log(bytes) and log(seconds), as dPRO fits it. A smaller
     message than the first row takes as long as that one; a larger one than the last goes on at the last
-    pair's slope.
+    pair's slope, or at its time where that falls.
     """
 
     alpha_s: float = 0.0
@@ -43,7 +44,8 @@ class Link:
         if not self.table:
             return
         sizes = [size for size, _ in self.table]
-        if len(sizes) < 2 or sizes[0] <= 0 or any(a >= b for a, b in pairwise(sizes)):
+        logs = [math.log(size) for size in sizes if size > 0]
+        if len(sizes) < 2 or len(logs) < len(sizes) or any(a >= b for a, b in pairwise(logs)):
             raise FieldError(
                 "a table needs two rows at least, with rising bytes above 0",
                 hint="[[1024, 2e-5], [1048576, 3e-4]]",
@@ -52,21 +54,38 @@ class Link:
             raise FieldError("a table's seconds are above 0", hint="[[1024, 2e-5], [1048576, 3e-4]]")
 
     def seconds(self, size: float) -> float:
-        """Time of one message of so many bytes."""
+        """Time of one message of so many bytes.
+
+        Raises
+        ------
+        FieldError
+            So far beyond the table that it would take more than 1e9 s.
+        """
         if not self.table:
             return self.alpha_s + self.beta_s_per_byte * size
         if size <= self.table[0][0]:
             return self.table[0][1]
         upper = min(bisect_right([row for row, _ in self.table], size), len(self.table) - 1)
         (x0, y0), (x1, y1) = self.table[upper - 1], self.table[upper]
-        if size == x1:
-            return y1
-        share = math.log(size / x0) / math.log(x1 / x0)
-        return y0 * math.exp(share * math.log(y1 / y0))
+        if size in (x0, x1):
+            return y0 if size == x0 else y1
+        slope = (math.log(y1) - math.log(y0)) / (math.log(x1) - math.log(x0))
+        if size > x1:
+            # A table that ends falling, by noise, does not go on to fall.
+            return _from_log(math.log(y1) + max(slope, 0.0) * (math.log(size) - math.log(x1)))
+        return _from_log(math.log(y0) + slope * (math.log(size) - math.log(x0)))
 
     def measured(self, size: float) -> bool:
         """Whether a message of this size lies within the table; True without one."""
         return not self.table or self.table[0][0] <= size <= self.table[-1][0]
+
+
+def _from_log(log_s: float) -> float:
+    if log_s > _MOST_LOG_S:
+        raise FieldError(
+            "a transfer beyond the table would take more than 1e9 s", hint="measure a row of such a size"
+        )
+    return math.exp(log_s)
 
 
 def collective_steps(op: Collective, ranks: int, size: float, algorithm: Algorithm) -> tuple[int, float]:

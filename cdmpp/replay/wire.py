@@ -23,10 +23,13 @@ from cdmpp.replay.graph import Floats, Order
 from cdmpp.replay.interval import sample_makespans, spread_of
 from cdmpp.replay.trace import trace_events
 
-#: Samples where the request leaves it open: as many as fit into so many replayed nodes, within limits.
-_AUTO_NODES, _AUTO_LEAST, _AUTO_MOST = 2_000_000, 16, 256
-#: Node replays, over all samples and what-ifs, that one request may ask for: a few seconds.
-MAX_WORK = 30_000_000
+#: The size of a graph is its nodes, edges and held streams together. Samples where the request leaves it
+#: open: as many as keep samples x size below this, within limits.
+_AUTO_WORK, _AUTO_LEAST, _AUTO_MOST = 6_000_000, 16, 256
+#: Samples and what-ifs, times size, that one request may ask for: several seconds.
+MAX_WORK = 60_000_000
+#: Events of a trace.
+MAX_EVENTS = 500_000
 
 
 class ReplayRequest(Request):
@@ -66,7 +69,7 @@ class ReplayRequest(Request):
     ] = [0.1, 0.9]  # noqa: RUF012
     samples: Annotated[
         Annotated[int, Field(ge=0, le=forms.MAX_SAMPLES), WholeNumber] | None,
-        Field(description="Of the interval; default: 256, fewer in graphs of more than 7,812 nodes."),
+        Field(description="Of the interval; default: 256, in large graphs fewer, 16 at least."),
     ] = None
     seed: Seed = 0
     correlation: Annotated[
@@ -122,13 +125,19 @@ class ReplayRequest(Request):
         with paused_collector():
             asked = self._plan.asked
             _ = self._replayer
-        replays = self._samples(bool(asked)) + len(self.overrides)
-        if replays * len(self.nodes) > MAX_WORK:
+        size = self._replayer.arrays.size
+        replays = (self.samples or 0 if asked else 0) + len(self.overrides)
+        if replays * size > MAX_WORK:
             raise FieldError(
-                f"{replays} replays of {len(self.nodes)} nodes are too much work",
-                path="samples" if asked else "overrides",
-                hint=f"samples and overrides times nodes: at most {MAX_WORK:,}",
+                f"{replays} replays of {size} nodes, edges and held streams are too much work",
+                path="samples" if asked and self.samples else "overrides",
+                hint=f"samples and overrides, times that size: at most {MAX_WORK:,}",
             )
+        if self.trace and size > MAX_EVENTS:
+            raise FieldError(
+                f"a trace of {size} nodes, edges and held streams is too large", path="trace",
+                hint=f"at most {MAX_EVENTS:,}; the timeline has the same times",
+            )  # fmt: skip
         self._matches()
         return asked
 
@@ -157,7 +166,7 @@ class ReplayRequest(Request):
             return 0
         if self.samples is not None:
             return self.samples
-        return min(max(_AUTO_NODES // len(self.nodes), _AUTO_LEAST), _AUTO_MOST)
+        return min(max(_AUTO_WORK // self._replayer.arrays.size, _AUTO_LEAST), _AUTO_MOST)
 
     def _interval(
         self, plan: Plan, prices: Sequence[Prediction], priced: Priced, replayer: Replayer, makespan: float

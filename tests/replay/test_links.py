@@ -25,6 +25,8 @@ def test_a_table_is_straight_in_logarithms() -> None:
     assert table.seconds(100_000) == pytest.approx(1e-3)
     assert table.seconds(1) == 1e-5  # no message is cheaper than the smallest one
     assert table.seconds(100_000_000) == pytest.approx(1.0)  # ten times the bytes, ten times the time
+    falling = Link(table=((1.0, 2.0), (2.0, 1.0)))
+    assert falling.seconds(4) == 1.0  # what falls by noise does not go on to fall
     assert [table.measured(size) for size in (1, 100, 5000, 1e6, 1e7)] == [False, True, True, True, False]
 
 
@@ -57,6 +59,8 @@ def test_what_is_no_link_or_collective_is_refused() -> None:
         Link(table=((2.0, 1.0), (1.0, 1.0)))
     with pytest.raises(FieldError, match="above 0"):
         Link(table=((1.0, 0.0), (2.0, 1.0)))
+    with pytest.raises(FieldError, match="more than 1e9 s"):
+        Link(table=((1.0, 1e-9), (1.5, 1.0))).seconds(1e18)
     with pytest.raises(FieldError, match="two ranks, not 3"):
         collective_s("send", 3, 1.0, LINK)
     with pytest.raises(FieldError, match="no tree"):

@@ -12,6 +12,7 @@ import pytest
 
 from cdmpp import FieldError, LatencyPredictor, make_plan
 from cdmpp.compose.solve import read_request
+from cdmpp.replay import wire
 from cdmpp.replay.answers import ReplayAnswer
 from cdmpp.replay.wire import ReplayRequest
 
@@ -219,12 +220,14 @@ def test_samples_repeat_with_the_seed_and_not_with_the_order(predictor: LatencyP
     assert ask({"nodes": nodes, "samples": 0}, predictor)["interval"] is None
 
 
-def test_the_default_number_of_samples_falls_with_the_size() -> None:
+def test_the_default_number_of_samples_falls_with_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
     def samples(nodes: int) -> int:
         many = [{"id": str(i), "device": "t4", "program": LINEAR} for i in range(nodes)]
         return read_request(ReplayRequest, {"nodes": many})._samples(True)
 
-    assert (samples(1), samples(10_000), samples(130_000)) == (256, 200, 16)
+    assert samples(300) == 256
+    monkeypatch.setattr(wire, "_AUTO_WORK", 60_000)
+    assert (samples(1), samples(300), samples(2000)) == (256, 100, 16)
 
 
 def test_a_request_travels(predictor: LatencyPredictor) -> None:
@@ -330,11 +333,22 @@ def test_unknown_devices_and_programs_are_named(predictor: LatencyPredictor) -> 
         make_plan("replay", {"nodes": [{"id": "a", "device": "t4", "program": LINEAR}]})
 
 
-def test_too_much_work_is_refused() -> None:
-    nodes = [{"id": str(i), "device": "t4", "program": LINEAR} for i in range(4000)]
-    with pytest.raises(FieldError, match="too much work") as error:
-        read_request(ReplayRequest, {"nodes": nodes, "samples": 10_000}).asked()
-    assert error.value.path == "samples"
+@pytest.mark.parametrize(
+    ("more", "path"),
+    [
+        ({"samples": 101}, "samples"),
+        ({"overrides": [{"device": "t4"}] * 101}, "overrides"),
+        ({"trace": True, "order": "listed"}, "trace"),
+    ],
+)
+def test_too_much_work_is_refused(monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], path: str) -> None:
+    monkeypatch.setattr(wire, "MAX_WORK", 2000)
+    monkeypatch.setattr(wire, "MAX_EVENTS", 28)
+    nodes = [{"id": str(i), "device": "t4", "program": LINEAR} for i in range(10)]
+    read_request(ReplayRequest, {"nodes": nodes, "samples": 100, "trace": True}).asked()
+    with pytest.raises(FieldError, match="too ") as error:
+        read_request(ReplayRequest, {"nodes": nodes, **more}).asked()
+    assert error.value.path == path
 
 
 def test_the_collector_is_on_again_afterwards() -> None:
