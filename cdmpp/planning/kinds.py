@@ -139,6 +139,14 @@ _ALL: tuple[Kind, ...] = (
         "cdmpp.planning.rl.picture:draw",
     ),
     Kind(
+        "compress",
+        "/comm/compress-plan",
+        "Which gradients to compress, and where, over the timeline of a backward pass (ByteComp).",
+        {"": "cdmpp.planning.compress.wire:CompressRequest"},
+        "cdmpp.planning.compress.words:show",
+        "cdmpp.planning.compress.picture:draw",
+    ),
+    Kind(
         "afd",
         "/afd/size",
         "Attention and FFN instance counts under a time a token (Step-3).",

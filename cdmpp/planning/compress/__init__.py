@@ -1,0 +1,1 @@
+"""Which gradients to compress before their exchange, and where, after ByteComp."""
