@@ -19,10 +19,21 @@ _log = logging.getLogger(__name__)
 _STAGES = {"stages": 2, "micro_batches": 2, "forward_s": 1, "backward_s": 2}
 #: A small request of each form that compiles something, by kind.
 REQUESTS: dict[str, list[dict[str, Any]]] = {
+    "simulate": [{"stages": [{"forward_s": 1, "backward_s": 2}], "micro_batches": 2}],
+    "split": [{"layers": [{"forward_s": 1, "backward_s": 2}], "ranks": 1, "micro_batches": 2}],
     "pipeline": [
         {
             "models": [{**_STAGES, "direction": "down"}, {**_STAGES, "direction": "up"}],
             "ranks": 2, "max_steps": 1000,
+        },
+    ],
+    "compress": [
+        {
+            "tensors": [{"name": "a", "bytes": 1, "backward": 1}], "workers": 2, "link": {"alpha_s": 1},
+            "compressors": [
+                {"name": "c", "ratio": 1, "gpu": {"compress_s_per_byte": 0, "decompress_s_per_byte": 0}}
+            ],
+            "max_steps": 10,
         },
     ],
 }  # fmt: skip

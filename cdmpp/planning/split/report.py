@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from cdmpp.compose.costs import Cost, Part
 from cdmpp.compose.watch import Watch
 from cdmpp.emulator.emulate import Emulator
-from cdmpp.planning.split.search import Goal, split
+from cdmpp.planning.split.search import Found, Goal, split
 from cdmpp.planning.split.stages import Split, equal_count, greedy, stage_costs
 from cdmpp.planning.split.table import Layer, LayerTable, Rank
 from cdmpp.units import format_latency
@@ -38,12 +39,34 @@ def report(
     ------
     InfeasibleError
     """
-    emulator = Emulator()
     table = LayerTable(layers, micro_batches)
+    emulator = Emulator()
+    answer = partial(_answer, goal, ranks, devices, parts)
     found = split(
-        table, ranks, goal, any_order=any_order, watch=watch, max_steps=max_steps, emulator=emulator
+        table,
+        ranks,
+        goal,
+        any_order=any_order,
+        watch=watch,
+        max_steps=max_steps,
+        emulator=emulator,
+        # Called while the search goes on, and an emulator is for one at a time.
+        answer=lambda so_far: answer(so_far, Emulator()),
     )
-    one = found.split
+    return answer(found, emulator)
+
+
+def _answer(
+    goal: Goal,
+    ranks: Sequence[Rank],
+    devices: Sequence[str],
+    parts: Sequence[Sequence[Cost]],
+    found: Found,
+    emulator: Emulator,
+) -> dict[str, Any]:
+    one, table = found.split, found.split.table
+    layers = table.layers
+    hits, misses = emulator.hits, emulator.misses
     step = one.step(emulator)
 
     def value_s(other: Split) -> float:
@@ -53,7 +76,6 @@ def report(
     too_large = [name for name, other in by_hand.items() if not other.fits()]
     forward, backward = stage_costs(one)
     divisible_s = sum(min(sums) for sums in zip(*_both(layers), strict=True)) / len(ranks)
-    hits, misses = emulator.hits, emulator.misses
     explanation = explain(one, devices, parts)
     if too_large:
         explanation.append(f"{' and '.join(too_large)} would not fit into the memory")

@@ -8,11 +8,12 @@ and moving its boundaries under the emulator does the rest; few splits are tried
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations, pairwise
 from math import comb
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -57,6 +58,7 @@ def split(
     watch: Watch | None = None,
     max_steps: int | None = None,
     emulator: Emulator | None = None,
+    answer: Callable[[Found], dict[str, Any]] | None = None,
 ) -> Found:
     """Find the best contiguous split; each rank gets a layer at least.
 
@@ -73,6 +75,8 @@ def split(
     max_steps : int, optional
         Splits to simulate for the goal "step".
     emulator : Emulator, optional
+    answer : callable, optional
+        Makes JSON values of what was found so far, for those who watch.
 
     Raises
     ------
@@ -107,7 +111,8 @@ def split(
         value_s = candidate.step(emulator).makespan_s
         if value_s < best_s:
             best, best_s, more = candidate, value_s, True
-            watch.report(best=best_s, bound=bound_s)
+            so_far = Found(best, best_s, bound_s, steps)
+            watch.report(best=best_s, bound=bound_s, answer=partial(answer, so_far) if answer else None)
             if not few and steps > len(seeds):
                 candidates, more = moved(best), False
     if few and next(candidates, None) is None:

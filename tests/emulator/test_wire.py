@@ -1,0 +1,155 @@
+"""The request of the emulator: its answer, what it refuses, its picture and its words."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdmpp import FieldError, InfeasibleError, make_plan
+from cdmpp.emulator.picture import draw
+from cdmpp.emulator.wire import SimulateAnswer, SimulateRequest
+from cdmpp.emulator.words import show
+from cdmpp.predictor import LatencyPredictor
+
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "simulate.json"
+STAGE: dict[str, Any] = {"forward_s": 5, "backward_s": 10, "activation_bytes": 10, "weight_bytes": 100}
+GIVEN: dict[str, Any] = {"stages": [STAGE] * 4, "micro_batches": 8}
+
+
+def ask(**more: Any) -> dict[str, Any]:
+    answer = make_plan("simulate", {**GIVEN, **more})
+    SimulateAnswer.model_validate(answer)
+    return answer
+
+
+def test_the_figures_of_a_step() -> None:
+    answer = ask()
+    assert answer["makespan_s"] == answer["lower_bound_s"] == 165.0
+    assert answer["gap"] == 0.0 and answer["interval"] is None
+    assert [one["peak_bytes"] for one in answer["ranks"]] == [140.0, 130.0, 120.0, 110.0]
+    assert answer["baselines"] == {"gpipe": 165.0, "zero_bubble": 135.0, "one_at_a_time": 8 * 4 * 15.0}
+    assert answer["bubble"] == pytest.approx(3 / 11)
+    passes = answer["timeline"]
+    assert len(passes) == 4 * 8 * 2
+    assert passes[0] == {
+        "rank": 0, "stage": 0, "pass": "F", "micro_batch": 0, "start_s": 0.0, "end_s": 5.0,
+    }  # fmt: skip
+    for rank in range(4):
+        row = [one for one in passes if one["rank"] == rank]
+        assert all(a["end_s"] <= b["start_s"] for a, b in pairwise(row))
+
+
+def test_its_timeline_is_an_order_that_gives_it_again() -> None:
+    first = ask(schedule="zero_bubble", transfer_s=0.5)
+    order: list[list[dict[str, Any]]] = [[] for _ in range(4)]
+    for one in first["timeline"]:
+        order[one["rank"]].append({key: one[key] for key in ("stage", "pass", "micro_batch")})
+    again = ask(schedule={"order": order}, transfer_s=0.5)
+    assert again["timeline"] == first["timeline"]
+    assert again["schedule"] == "order" and again["baselines"]["zero_bubble"] == first["makespan_s"]
+
+
+def test_reuse_changes_the_count_alone() -> None:
+    one, other = ask(reuse=True, micro_batches=32), ask(reuse=False, micro_batches=32)
+    assert one.pop("cache")["hits"] > 0 and other.pop("cache")["hits"] == 0
+    assert one == other
+
+
+def test_interleaved_and_classes() -> None:
+    stage = {**STAGE, "classes": [{"forward_s": 1, "backward_s": 2, "activation_bytes": 1}]}
+    answer = ask(
+        stages=[stage] * 4, micro_batches=[0, 1, 1, 0], schedule="interleaved", ranks=2, virtual_stages=2
+    )
+    assert {(one["rank"], tuple(one["stages"])) for one in answer["ranks"]} == {(0, (0, 2)), (1, (1, 3))}
+    assert answer["makespan_s"] >= answer["lower_bound_s"] > 0
+    assert answer["ranks"][0]["busy_s"] == 2 * (15 + 3 + 3 + 15)
+
+
+def test_offloaded_copies_are_listed() -> None:
+    answer = ask(stages=[{**STAGE, "memory": "offload"}] * 4, host_bandwidth_bytes_per_s=10)
+    assert {one["pass"] for one in answer["copies"]} == {"in", "out"}
+    assert answer["ranks"][3]["peak_bytes"] == 110.0  # nothing waits there, so nothing leaves
+    assert ask(timeline=False, micro_batches=2)["copies"] == []
+
+
+def test_the_smallest_memory_that_would_do() -> None:
+    with pytest.raises(InfeasibleError, match="the smallest limit for this schedule is 140") as error:
+        ask(memory_bytes=139)
+    assert error.value.path == "memory_bytes"
+    assert "with all stages recomputed it would be 110" in error.value.hint
+    assert ask(memory_bytes=140)["peak_bytes"] == 140.0
+
+
+ONE = {"stage": 0, "pass": "F", "micro_batch": 0}
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        ({"stages": []}, "stages"),
+        ({"micro_batches": 0}, "micro_batches"),
+        ({"stages": [{**STAGE, "forward_s": -1}]}, "stages.0.forward_s"),
+        ({"stages": [{"forward_s": 1}]}, "stages.0.backward_s"),
+        ({"stages": [{**STAGE, "weight_s": 11}]}, "stages.0.weight_s"),
+        (
+            {"stages": [{**STAGE, "forward": {"device": "t4", "programs": [{"program": {"a": 1}}]}}]},
+            "stages.0.forward",
+        ),
+        ({"stages": [STAGE] * 256, "micro_batches": 4096}, "micro_batches"),
+        ({"ranks": 3}, "ranks"),
+        ({"ranks": 2}, "schedule"),
+        ({"ranks": 8}, "ranks"),
+        ({"virtual_stages": 3}, "virtual_stages"),
+        ({"transfer_s": [1.0]}, "transfer_s"),
+        ({"micro_batches": [0, 1]}, "stages.0.classes"),
+        ({"stages": [STAGE, {**STAGE, "classes": [STAGE]}]}, None),
+        ({"stages": [{**STAGE, "memory": "offload"}]}, "host_bandwidth_bytes_per_s"),
+        ({"schedule": {"order": [[ONE]]}}, "schedule.order"),
+        ({"schedule": {"order": [[ONE]]}, "ranks": 4}, "ranks"),
+    ],
+)
+def test_what_is_refused(change: dict[str, Any], path: str | None) -> None:
+    with pytest.raises(FieldError) as error:
+        ask(**change)
+    if path is not None:
+        assert error.value.path.startswith(path)
+
+
+def test_steps_without_time() -> None:
+    answer = ask(stages=[{"forward_s": 0, "backward_s": 0}], micro_batches=1)
+    assert answer["makespan_s"] == 0.0 and answer["gap"] == 0.0 and answer["bubble"] == 0.0
+
+
+@pytest.fixture(scope="module")
+def example(predictor: LatencyPredictor) -> tuple[SimulateRequest, dict[str, Any]]:
+    value = json.loads(EXAMPLE.read_text())
+    return SimulateRequest.model_validate(value), make_plan("simulate", value, predictor)
+
+
+def test_predicted_costs_are_explained_by_their_programs(
+    example: tuple[SimulateRequest, dict[str, Any]],
+) -> None:
+    _, answer = example
+    SimulateAnswer.model_validate(answer)
+    assert answer["model_id"]
+    assert answer["interval"]["lower_s"] < answer["makespan_s"] < answer["interval"]["upper_s"]
+    words = "\n".join(answer["explanation"])
+    assert "stage 3 is long" in words
+    assert "beyond what stage 0 has: linear:dtype=float16,m=4096,n=2048,k=50304" in words
+
+
+def test_words_and_picture(
+    example: tuple[SimulateRequest, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    show(*example)
+    assert "bubble" in capsys.readouterr().out
+    axes = draw(*example).axes
+    assert [axis.get_xlabel() for axis in axes] == ["time (ms)", "peak memory (GB)"]
+    assert len(axes[0].patches) == len(example[1]["timeline"])
+    with pytest.raises(FieldError):
+        draw(example[0], {**example[1], "timeline": None})
