@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -75,8 +76,36 @@ def solve(request: Request, predictor: Predictor | None = None, watch: Watch | N
 
 
 def finish(request: Request, prices: Sequence[Prediction], watch: Watch | None = None) -> dict[str, Any]:
-    """The answer from prices that are there: what the doors have in common behind their predictors."""
-    return signed(request.solve(prices, watch if watch is not None else Watch(request.budget)), prices)
+    """The answer from prices that are there: what the doors have in common behind their predictors.
+
+    Raises
+    ------
+    FieldError, InfeasibleError
+        As :func:`solve`; also where figures that each may be are too far apart to be computed with.
+    """
+    try:
+        found = request.solve(prices, watch if watch is not None else Watch(request.budget))
+    except ArithmeticError as error:
+        raise _beyond(str(error)) from error
+    if not _finite(found):
+        raise _beyond("the answer is not finite")
+    return signed(found, prices)
+
+
+def _beyond(reason: str) -> FieldError:
+    return FieldError(
+        f"figures of this request are too large, too small or too far apart ({reason})",
+        hint="seconds, bytes and counts as they occur",
+    )
+
+
+def _finite(value: Any) -> bool:
+    """Whether JSON can say it."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, dict):
+        return all(map(_finite, value.values()))
+    return all(map(_finite, value)) if isinstance(value, list | tuple) else True
 
 
 def signed(found: dict[str, Any], prices: Sequence[Prediction]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 #: How often the database is asked for jobs that other workers were told of, or have left behind.
 _LOOK_S = 1.0
 #: How often a running job's progress is written; far less than its lease.
-_BEAT_S = 1.0
+_BEAT_S = 2.0
 #: Seconds past its budget, or past being cancelled, after which a search is killed.
 GRACE_S, CANCEL_S = 30.0, 5.0
 #: For what has no budget.

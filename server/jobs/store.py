@@ -18,7 +18,7 @@ from server.observe.store import Store
 State = Literal["queued", "running", "done", "cancelled", "failed"]
 FINISHED: tuple[State, ...] = ("done", "cancelled", "failed")
 #: A job whose worker has said nothing for so long is anybody's.
-LEASE_S = 5.0
+LEASE_S = 6.0
 #: A job that so many processes have died of is given up.
 MAX_ATTEMPTS = 3
 _SHOWN = (

@@ -6,7 +6,6 @@ the search under way with the best that it has.
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import select
@@ -21,6 +20,8 @@ from server.sandbox.confine import die_with_parent, limit_memory
 _MAX_OPEN_FILES = 256
 #: Seconds without a job after which something is compiled that may be needed.
 _IDLE_S = 0.2
+#: Characters of a traceback.
+_MOST_TOLD = 4000
 
 
 def main(arguments: list[str]) -> None:
@@ -98,8 +99,8 @@ def serve(jobs: BinaryIO, replies: BinaryIO) -> None:
 
 
 def _bug(error: Exception) -> str:
-    traceback.print_exc()
-    return json.dumps(f"{type(error).__name__}: {error}"[:500])
+    """For the service's log."""
+    return "".join(traceback.format_exception(error))[-_MOST_TOLD:]
 
 
 if __name__ == "__main__":
