@@ -3,9 +3,10 @@
 from cdmpp.planning.rl.costs import Pool, TrainingCost, token_table
 from cdmpp.planning.rl.dispatch import Dispatcher, Split
 from cdmpp.planning.rl.generation import Engine, Generated, Queues, generate
+from cdmpp.planning.rl.judging import Outcome, evaluate
 from cdmpp.planning.rl.lengths import Drawn, Lengths, Ranker, draw_steps
 from cdmpp.planning.rl.migration import Link, Migration
-from cdmpp.planning.rl.search import Outcome, Plan, Problem, evaluate, search
+from cdmpp.planning.rl.search import Plan, Problem, search
 from cdmpp.planning.rl.sizes import Sizes, Terms
 
 __all__ = [

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from cdmpp.compose.request import Explained
 from cdmpp.planning.rl.elastic import Action
-from cdmpp.planning.rl.sizes import Objective
+from cdmpp.planning.rl.sizes import Objective, Stage
 from cdmpp.planning.rl.streaming import Mode
 
 Count = Annotated[int, Field(ge=0)]
@@ -33,6 +33,9 @@ class GenerationPart(Part):
     """The generation stage, mean seconds over the judged steps."""
 
     pool: str
+    inference_by: Annotated[
+        Stage, Field(description="Whose units run rewards, references and critics; generation without any.")
+    ]
     instances: Count
     time_s: Annotated[Figure, Field(description="Until the last sample is generated.")]
     stage_s: Annotated[Figure, Field(description="Until its inference is done as well.")]
@@ -41,8 +44,8 @@ class GenerationPart(Part):
         dict[str, float],
         Field(
             description="Generation alone with these instances: random (dealt in any order), lpt (longest "
-            "first as the ranker has it, no split), guesses (a split that trusts a guess of every length), "
-            "floor (the longest sample alone)."
+            "first as the ranker has it, no split), rule (StreamRL's split, by quantiles), guesses (a split "
+            "that trusts a guess of every length), floor (the longest sample alone)."
         ),
     ]
     preemptions: Annotated[Figure, Field(description="Samples that left for lack of memory, per step.")]
@@ -51,6 +54,7 @@ class GenerationPart(Part):
 class TrainingPart(Part):
     """The training stage."""
 
+    shared: Annotated[bool, Field(description="The units of generation train, after it.")]
     pool: str
     units: Count
     time_s: Annotated[Figure, Field(description="Work in one batch, without waiting.")]
@@ -144,6 +148,7 @@ class SizesPart(Part):
     generation_units: Count
     training_pool: str | None
     training_units: Count
+    shared: bool
     tail_instances: Count
     batches: Count
     step_s: Annotated[Figure, Field(description="On the steps that sizes are chosen on.")]

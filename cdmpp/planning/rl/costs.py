@@ -47,6 +47,8 @@ class TrainingCost:
         Share of the ideal speed-up that a doubling of the units leaves, in (0.5, 1].
     batch_overhead_s : float
         What each batch of a streamed step adds.
+    inference_s : float
+        Of each sample, where training's units run the rewards, references and critics; it scales ideally.
     """
 
     per_sample_s: float = 0.0
@@ -54,6 +56,7 @@ class TrainingCost:
     fixed_s: float = 0.0
     efficiency: float = 1.0
     batch_overhead_s: float = 0.0
+    inference_s: float = 0.0
 
     def speedup(self, units: Floats | float) -> Floats:
         """Of so many units over one."""
@@ -61,16 +64,16 @@ class TrainingCost:
         speed: Floats = many * self.efficiency ** np.log2(many)
         return speed
 
-    def work_s(self, samples: Floats | float, tokens: Floats | float) -> Floats:
-        """Seconds on one unit."""
-        work: Floats = np.asarray(self.per_sample_s * samples + self.per_token_s * np.asarray(tokens))
+    def work_s(self, samples: Floats | float, tokens: Floats | float, units: Floats | float) -> Floats:
+        """Seconds of so many samples and tokens, without what is added once."""
+        each = self.per_sample_s * samples + self.per_token_s * np.asarray(tokens)
+        many = np.asarray(units, dtype=np.float64)
+        work: Floats = each / self.speedup(many) + self.inference_s * samples / many
         return work
 
     def whole_s(self, samples: Floats | float, tokens: Floats | float, units: Floats | float) -> Floats:
         """Seconds of a step's training in one batch."""
-        whole: Floats = (
-            self.work_s(samples, tokens) / self.speedup(units) + self.batch_overhead_s + self.fixed_s
-        )
+        whole: Floats = self.work_s(samples, tokens, units) + self.batch_overhead_s + self.fixed_s
         return whole
 
 

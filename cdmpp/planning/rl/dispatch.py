@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 
@@ -74,6 +75,12 @@ class Dispatcher:
     def samples(self) -> int:
         """Of a step."""
         return int(self.drawn.lengths.shape[1])
+
+    @cached_property
+    def tokens(self) -> Floats:
+        """Of prompts and responses of each step, (draws,)."""
+        tokens: Floats = (self.drawn.lengths + self.engine.prompt_tokens).sum(1).astype(np.float64)
+        return tokens
 
     def finish(self, split: Split) -> Floats:
         """When each sample ends, (draws, samples)."""
@@ -141,6 +148,30 @@ class Dispatcher:
                 best = try_near(coarse, 0)
             best = try_near(best, 2)
         return Split(best, instances - best)
+
+    def by_rule(self, instances: int, combine: Literal["max", "sum"] = "max") -> Split:
+        """StreamRL's own rule (algorithm 2), by quantiles instead of simulation: a baseline.
+
+        An instance with M samples and batch B takes ``PTL(B) * L * ceil(M / B)``, with L the 90th percentile
+        of the lengths for the tail and the median for the others. The algorithm adds the two groups' times
+        up ("sum"); they run beside each other, so "max" is what a step takes.
+        """
+        if instances < 2 or self.samples < 2:
+            return Split(0, instances)
+        median, high = np.quantile(self.drawn.lengths, [0.5, 0.9])
+
+        def seconds(samples: int, instances: int, length: float) -> float:
+            each = -(-samples // instances)
+            batch = min(each, self.engine.batch)
+            return float(self.engine.seconds_per_token[batch] * length * -(-each // batch))
+
+        def both(tail: int) -> tuple[float, int]:
+            long = seconds(self.drawn.tail, tail, high)
+            rest = seconds(self.samples - self.drawn.tail, instances - tail, median)
+            return (max(long, rest) if combine == "max" else long + rest), tail
+
+        tail = min(range(1, instances), key=both)
+        return Split(tail, instances - tail)
 
     def guessed_finish(self, instances: int) -> Floats:
         """As :meth:`finish`, with splits that trust a guess of every length: a baseline.

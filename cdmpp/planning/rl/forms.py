@@ -127,6 +127,7 @@ class WeightsForm(Closed):
 
     same_site_s: Seconds = 0.0
     cross_site_s: Seconds = 0.0
+    shared_s: Annotated[Seconds, Field(description="Where the same units generate and train.")] = 0.0
 
 
 class PoolForm(Closed):

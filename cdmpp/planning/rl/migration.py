@@ -22,6 +22,8 @@ from cdmpp.planning.rl.generation import Engine, Floats, Generated, Ints, Queues
 SHARES = (0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7)
 #: By how much a token may take longer on the instances that stay.
 SLOWER = (0.0, 0.05, 0.15)
+#: Shares of the instances that are tried besides, where the memory suffices: to be slower may be worth it.
+REMAINING = (0.125, 0.25, 0.5, 0.75)
 #: Without inference to run, generation may take so much longer for the units that it frees.
 TOLERANCE = 0.005
 #: Steps that differ by less are equal.
@@ -50,6 +52,8 @@ class Migration:
         Unit-seconds that the freed instances have for other work before generation ends.
     ready_s : float64 array, (draws, samples)
         When each sample is ready for training, in the order of the drawn steps.
+    ends_s : float64 array, (draws,)
+        When each generation ended.
     """
 
     threshold: int
@@ -61,6 +65,7 @@ class Migration:
     stage_s: float
     freed_s: float
     ready_s: Floats
+    ends_s: Floats
 
 
 @dataclass(frozen=True)
@@ -174,6 +179,8 @@ def migrated(
 
 def _sizes(engine: Engine, threshold: int, instances: int, tokens: float) -> Iterable[int]:
     sizes = {enough(engine, threshold, instances, slower, tokens) for slower in SLOWER}
+    least = enough(engine, threshold, instances, np.inf, tokens)
+    sizes |= {max(round(share * instances), least) for share in REMAINING}
     return sorted(size for size in sizes if size < instances)
 
 
@@ -225,10 +232,17 @@ def _migrate(
         ready.append(_inference(finish, stop.at_s, end, inference_s, instances, remaining))
     count = float(len(ready))
     return Migration(
-        threshold, remaining, sum(stop.at_s for stop in stops) / count, sum(moved_count) / count,
-        sum(moved_bytes) / count, sum(ends) / count, float(np.mean([row.max() for row in ready])),
-        sum(freed) / count, np.array(ready).reshape(-1, samples),
-    )  # fmt: skip
+        threshold=threshold,
+        remaining=remaining,
+        at_s=sum(stop.at_s for stop in stops) / count,
+        moved=sum(moved_count) / count,
+        moved_bytes=sum(moved_bytes) / count,
+        generation_s=sum(ends) / count,
+        stage_s=float(np.mean([row.max() for row in ready])),
+        freed_s=sum(freed) / count,
+        ready_s=np.array(ready).reshape(-1, samples),
+        ends_s=np.array(ends),
+    )
 
 
 def _gather(
@@ -242,20 +256,20 @@ def _gather(
     stay = np.argsort(-tokens, kind="stable")[:remaining]
     place = np.full(instances, -1)
     place[stay] = np.arange(remaining)
-    queues: list[list[int]] = [[] for _ in stay]
-    for one in unfinished[place[home[unfinished]] >= 0]:
-        queues[place[home[one]]].append(int(one))
+    seat = place[home[unfinished]]
+    queues = [unfinished[seat == number].tolist() for number in range(remaining)]
     loads = [(len(queue), number) for number, queue in enumerate(queues)]
     heapq.heapify(loads)
     received = np.zeros(remaining)
-    moving = unfinished[place[home[unfinished]] < 0]
-    for one in moving:
+    moving = unfinished[seat < 0]
+    for one, tokens_held in zip(moving.tolist(), stop.held[moving].tolist(), strict=True):
         load, number = heapq.heappop(loads)
-        queues[number].append(int(one))
-        received[number] += stop.held[one]
+        queues[number].append(one)
+        received[number] += tokens_held
         heapq.heappush(loads, (load + 1, number))
+    parts = [np.array(queue, dtype=np.int64) for queue in queues]
     # Running samples first: what waits goes on waiting.
-    parts = [np.array(sorted(queue, key=lambda one: stop.held[one] == 0), dtype=np.int64) for queue in queues]
+    parts = [part[np.argsort(stop.held[part] == 0, kind="stable")] for part in parts]
     start = stop.at_s + received * link.bytes_per_token / link.bytes_per_s
     after = generate(engine, left, Queues.of(parts), done=row - left, resident=stop.held > 0, start_s=start)
     finish = np.where(np.isfinite(stop.state.finish_s), stop.state.finish_s, after.finish_s)

@@ -51,14 +51,18 @@ def _front(axes: Axes, request: RlRequest, answer: dict[str, Any]) -> None:
     points = answer["pareto"]
 
     def height(one: dict[str, Any]) -> float:
-        return float(one["price"] if priced else one["generation_units"] + one["training_units"])
+        return float(
+            one["price"]
+            if priced
+            else one["generation_units"] + (0 if one["shared"] else one["training_units"])
+        )
 
     axes.plot(
         [one["step_s"] for one in points], [height(one) for one in points], "o-", color=_REGULAR,
         markersize=4, label="sizes that none beats, without migration",
     )  # fmt: skip
     stage, training = answer["generation"], answer["training"]
-    units = stage["instances"] + (0 if training is None else training["units"])
+    units = stage["instances"] + (0 if training is None or training["shared"] else training["units"])
     axes.plot(
         [answer["step_s"]], [answer["price_per_step"] if priced else units], "*", color=_CHOSEN,
         markersize=13, label="the plan",

@@ -38,7 +38,7 @@ class Stages:
             if isinstance(decode, BatchCurve):
                 found += decode.asked(path)
             found += asked_of(self.prefill[1], self.prefill[0])
-            found += asked_of(self.inference[1], self.inference[0])
+        found += asked_of(self.inference[1], self.inference[0])
         if self.training is not None and self.training[1].sample is not None:
             found += self.training[1].sample.asked(f"{self.training[0]}.sample")
         return found
@@ -46,7 +46,7 @@ class Stages:
     def priced(self, prices: Iterator[Prediction]) -> PricedPool:
         """The pool with its prices."""
         curve: tuple[Floats, list[Cost]] | None = None
-        prefill, inference = Cost.given(0.0), Cost.given(0.0)
+        prefill = Cost.given(0.0)
         if self.decode is not None:
             decode = self.decode[1]
             if isinstance(decode, BatchCurve):
@@ -55,7 +55,8 @@ class Stages:
                 # A line: its two ends say all of it, up to the largest batch of any request.
                 sizes = np.array([1.0, 2.0**14])
                 curve = sizes, [Cost.given(decode.a_s + decode.b_s * size) for size in sizes.tolist()]
-            prefill, inference = cost_of(self.prefill[1], prices), cost_of(self.inference[1], prices)
+            prefill = cost_of(self.prefill[1], prices)
+        inference = cost_of(self.inference[1], prices)
         sample = None
         if self.training is not None and self.training[1].sample is not None:
             sample = self.training[1].sample.cost(prices)

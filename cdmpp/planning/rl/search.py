@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -11,10 +14,10 @@ from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.planning.rl.dispatch import Dispatcher, Split
 from cdmpp.planning.rl.elastic import Trigger, triggers
 from cdmpp.planning.rl.generation import Engine, Floats
+from cdmpp.planning.rl.judging import Outcome, colocated, evaluate, evaluate_ends, inference_of, trainer_of
 from cdmpp.planning.rl.lengths import Drawn, Lengths, Ranker, draw_steps
-from cdmpp.planning.rl.migration import Link, Migration, best_migration, inference_after, migrated
-from cdmpp.planning.rl.sizes import Front, Objective, Sizes, Terms, lower_bounds, ready_times, steps_of
-from cdmpp.planning.rl.streaming import Ready
+from cdmpp.planning.rl.migration import Link, Migration, best_migration, migrated
+from cdmpp.planning.rl.sizes import Front, Objective, Sizes, Terms, lower_bounds, steps_of, with_step
 
 #: Sizes for which a tail split is tried: the best without one.
 WITH_SPLIT = 8
@@ -74,26 +77,6 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """Seconds of each simulated step, (draws,).
-
-    Attributes
-    ----------
-    generation_s : until the last sample is generated.
-    stage_s : until its inference is done.
-    training_s : work of training, without waiting; 0 where nothing is trained.
-    idle_s : training's waiting within the step.
-    step_s : until the next may begin.
-    """
-
-    generation_s: Floats
-    stage_s: Floats
-    training_s: Floats
-    idle_s: Floats
-    step_s: Floats
-
-
-@dataclass(frozen=True)
 class Plan:
     """What was chosen, and how it does on steps that it was not chosen on.
 
@@ -107,8 +90,9 @@ class Plan:
     applied : bool
     plain : Outcome
         The same sizes without a split or migration.
-    random, guesses : Outcome
-        The same with samples dealt in any order, and with splits that trust guesses of lengths.
+    random, rule, guesses : Outcome
+        The same with samples dealt in any order, with StreamRL's rule by quantiles, and with splits that
+        trust guesses of lengths.
     serial : Outcome
         The same without streaming: training after generation.
     colocated : (float, float) or None
@@ -137,6 +121,7 @@ class Plan:
     applied: bool
     plain: Outcome
     random: Outcome
+    rule: Outcome
     guesses: Outcome
     serial: Outcome
     colocated: tuple[float, float] | None
@@ -153,7 +138,21 @@ class Plan:
     drawn: Drawn
 
 
-def search(problem: Problem, watch: Watch | None = None, max_steps: int | None = None) -> Plan:
+@dataclass(frozen=True)
+class Found:
+    """Sizes as far as they were searched: the best by time and price, how many were tried, and if all."""
+
+    front: list[Sizes]
+    tried: int
+    complete: bool
+
+
+def search(
+    problem: Problem,
+    watch: Watch | None = None,
+    max_steps: int | None = None,
+    written: Callable[[Plan], dict[str, Any]] | None = None,
+) -> Plan:
     """Plan a step.
 
     Parameters
@@ -163,6 +162,8 @@ def search(problem: Problem, watch: Watch | None = None, max_steps: int | None =
         Ends the search for sizes early.
     max_steps : int, optional
         Generation sizes to simulate at most.
+    written : callable, optional
+        Makes the answer of a plan, for those who ask on the way.
 
     Raises
     ------
@@ -173,7 +174,6 @@ def search(problem: Problem, watch: Watch | None = None, max_steps: int | None =
     """
     watch = watch or Watch()
     terms = problem.terms
-    chosen_on, judged_on = problem.drawn(0), problem.drawn(1)
     left_out = usable(problem)
     places = [
         number
@@ -181,68 +181,98 @@ def search(problem: Problem, watch: Watch | None = None, max_steps: int | None =
         if pool.engine is not None and pool.name not in left_out
     ]
     engines = {number: terms.pools[number].generates() for number in places}
+    chosen_on, judged_on = problem.drawn(0), problem.drawn(1)
     dispatchers = {number: problem.dispatcher(engine, chosen_on, 0) for number, engine in engines.items()}
     judges = {number: problem.dispatcher(engine, judged_on, 1) for number, engine in engines.items()}
-    front, tried, complete = _sizes(problem, dispatchers, watch, max_steps)
-    sizes = _choose(problem, front.found)
+
+    def made(found: Found, watch: Watch) -> Plan:
+        return _plan(problem, dispatchers, judges, left_out, found, watch)
+
+    def answer(found: Found) -> dict[str, Any]:
+        over = Watch()
+        over.stop()
+        plan = made(found, over)
+        return {} if written is None else written(plan)
+
+    return made(_sizes(problem, dispatchers, watch, max_steps, answer), watch)
+
+
+def _plan(
+    problem: Problem,
+    dispatchers: dict[int, Dispatcher],
+    judges: dict[int, Dispatcher],
+    left_out: dict[str, str],
+    found: Found,
+    watch: Watch,
+) -> Plan:
+    """The best of the sizes, judged, with what comes after: migration, baselines, the elastic table."""
+    terms = problem.terms
+    sizes = _choose(problem, found.front)
+    units = sizes.generation_units
     dispatcher, judge = dispatchers[sizes.generation], judges[sizes.generation]
 
-    def judged(one: Sizes) -> Outcome:
-        return evaluate(terms, one, judge)
+    def recut(split: Split, ready_s: Floats | None = None) -> Sizes:
+        """The same sizes when samples are ready at other times: the step may be cut otherwise."""
+        steps = steps_of(terms, sizes.generation, dispatcher, split, ready_s)
+        return next(one for one in steps if _like(one) == _like(sizes))
 
-    plain = judged(replace(sizes, split=Split(0, sizes.generation_units)))
-    outcome = judged(sizes)
+    whole = recut(Split(0, units))
+    plain, outcome = evaluate(terms, whole, judge), evaluate(terms, sizes, judge)
     if sizes.split.tail and outcome.step_s.mean() > plain.step_s.mean():
         # What gained on the steps that it was chosen on loses on others: no split.
-        sizes, outcome = replace(sizes, split=Split(0, sizes.generation_units)), plain
-    pool = terms.pools[sizes.generation]
-
-    def recut(ready_s: Floats) -> Sizes:
-        """The same sizes when samples are ready at other times: the step may be cut otherwise."""
-        steps = steps_of(terms, sizes.generation, dispatcher, sizes.split, ready_s)
-        training = sizes.training, sizes.training_units
-        return next(one for one in steps if (one.training, one.training_units) == training)
-
+        sizes, outcome = whole, plain
     without, migration, applied = outcome, None, False
-    each, link = pool.inference_s, problem.link
-    found = best_migration(dispatcher, sizes.split, link, each, watch, lambda ready_s: recut(ready_s).step_s)
-    if found is not None:
-        migration = migrated(judge, sizes.split, found.threshold, found.remaining, link, each)
-        again = recut(found.ready_s)
+    each, link, split = inference_of(terms, sizes), problem.link, sizes.split
+    gathered = best_migration(
+        dispatcher, split, link, each, watch, lambda ready_s: recut(split, ready_s).step_s
+    )
+    if gathered is not None:
+        migration = migrated(judge, split, gathered.threshold, gathered.remaining, link, each)
+        again = recut(split, gathered.ready_s)
         moved = evaluate(terms, again, judge, migration)
         if each > 0 and moved.step_s.mean() < outcome.step_s.mean():
             sizes, outcome, applied = again, moved, True
-    seconds = float(outcome.step_s.mean())
-    rate = float(terms.rate(sizes.generation, sizes.generation_units, sizes.training, sizes.training_units))
-    sizes = replace(sizes, step_s=seconds, price=seconds * rate)
-    bound_s, bound_price = lower_bounds(terms, judges)
+        elif each > 0:
+            migration = None
     table: list[Trigger] = []
-    if sizes.training is not None:
-        cost = terms.pools[sizes.training].training
-        assert cost is not None
-        table = triggers(pool, sizes.generation_units, cost, sizes.training_units, judged_on)
-    units = sizes.generation_units
+    if sizes.training is not None and not sizes.shared:
+        pool = replace(terms.pools[sizes.generation], inference_s=each)
+        table = triggers(pool, units, trainer_of(terms, sizes), sizes.training_units, judge.drawn)
+    bound_s, bound_price = lower_bounds(terms, judges)
     return Plan(
-        sizes=sizes,
+        sizes=with_step(sizes, float(outcome.step_s.mean()), terms),
         outcome=outcome,
         migration=migration,
         applied=applied,
         plain=plain,
-        random=_from_ends(terms, sizes, judge, judge.random_finish(units)),
-        guesses=_from_ends(terms, sizes, judge, judge.guessed_finish(units)),
+        random=evaluate_ends(terms, sizes, judge, judge.random_finish(units)),
+        rule=evaluate_ends(terms, sizes, judge, judge.finish(judge.by_rule(units))),
+        guesses=evaluate_ends(terms, sizes, judge, judge.guessed_finish(units)),
         serial=evaluate(terms, replace(sizes, batches=1), judge),
-        colocated=_colocated(problem, judges),
+        colocated=colocated(terms, problem.objective, judges),
         without=without,
         floor_s=float(judge.floor().mean()),
         bound_s=bound_s,
         bound_price=bound_price,
         stage_bound_s=float(judge.bound(units).mean()),
-        front=front.found,
+        front=found.front,
         table=table,
-        tried=tried,
-        complete=complete,
+        tried=found.tried,
+        complete=found.complete,
         left_out=left_out,
-        drawn=judged_on,
+        drawn=judge.drawn,
+    )
+
+
+def _like(one: Sizes) -> tuple[Any, ...]:
+    """What makes two sizes the same but for their dispatch."""
+    return (
+        one.generation,
+        one.generation_units,
+        one.training,
+        one.training_units,
+        one.shared,
+        one.inference_by,
     )
 
 
@@ -268,57 +298,13 @@ def usable(problem: Problem) -> dict[str, str]:
     return left_out
 
 
-def evaluate(terms: Terms, sizes: Sizes, judge: Dispatcher, migration: Migration | None = None) -> Outcome:
-    """Simulate a plan on drawn steps, or on true lengths in the order of a ranker.
-
-    Parameters
-    ----------
-    terms : Terms
-    sizes : Sizes
-    judge : Dispatcher
-        Engine of the generation pool, and the steps.
-    migration : Migration, optional
-        On the same steps.
-    """
-    pool = terms.pools[sizes.generation]
-    if migration is None:
-        return _outcome(terms, sizes, judge, judge.finish(sizes.split), ready_times(pool, judge, sizes.split))
-    return _outcome(terms, sizes, judge, None, migration.ready_s)
-
-
-def _outcome(
-    terms: Terms, sizes: Sizes, judge: Dispatcher, finish: Floats | None, ready_s: Floats
-) -> Outcome:
-    stage = ready_s.max(1)
-    generation = stage if finish is None else finish.max(1)
-    nothing = np.zeros(len(stage))
-    if sizes.training is None:
-        return Outcome(generation, stage, nothing, nothing, stage)
-    cost = terms.pools[sizes.training].training
-    assert cost is not None
-    prompt, samples = judge.engine.prompt_tokens, judge.samples
-    ready = Ready.of(ready_s, judge.drawn.lengths, prompt)
-    units = np.array([sizes.training_units])
-    weights = terms.weights_s(sizes.generation, sizes.training)
-    tokens = (judge.drawn.lengths + prompt).sum(1).astype(np.float64)
-    whole = cost.whole_s(samples, tokens, float(sizes.training_units))
-    if terms.mode == "async":
-        step = np.maximum(np.maximum(stage, whole), weights)
-        return Outcome(generation, stage, whole, step - whole, step)
-    end, idle = ready.trained(cost, units, sizes.batches)
-    return Outcome(generation, stage, whole, idle[:, 0], end[:, 0] + weights)
-
-
-def _from_ends(terms: Terms, sizes: Sizes, judge: Dispatcher, finish: Floats) -> Outcome:
-    """Of generation that was simulated otherwise; inference after it."""
-    pool = terms.pools[sizes.generation]
-    ready = inference_after(finish, pool.inference_s, sizes.generation_units)
-    return _outcome(terms, sizes, judge, finish, ready)
-
-
 def _sizes(
-    problem: Problem, dispatchers: dict[int, Dispatcher], watch: Watch, max_steps: int | None
-) -> tuple[Front, int, bool]:
+    problem: Problem,
+    dispatchers: dict[int, Dispatcher],
+    watch: Watch,
+    max_steps: int | None,
+    answer: Callable[[Found], Any],
+) -> Found:
     terms = problem.terms
     front = Front(any(pool.price_per_hour for pool in terms.pools))
     orders = {number: terms.generation_sizes(number) for number in dispatchers}
@@ -343,14 +329,21 @@ def _sizes(
         tried += 1
         if found:
             best[pool, units] = min(one.value(problem.objective) for one in found)
-            watch.report(done=tried / len(queue), best=min(best.values()))
+            so_far = Found(list(front.found), tried, False)
+            limit = problem.most_step_s
+            allowed = limit is None or any(one.step_s <= limit for one in front.found)
+            watch.report(
+                done=tried / len(queue),
+                best=min(best.values()),
+                answer=partial(answer, so_far) if allowed else None,
+            )
     for place, (pool, units) in enumerate(sorted(best, key=lambda key: best[key])[:WITH_SPLIT]):
         if place and watch.expired:
             break
         split = dispatchers[pool].best(units)
         if split.tail:
             front.add(steps_of(terms, pool, dispatchers[pool], split))
-    return front, tried, tried == len(queue)
+    return Found(front.found, tried, tried == len(queue))
 
 
 def _choose(problem: Problem, front: list[Sizes]) -> Sizes:
@@ -372,20 +365,4 @@ def _choose(problem: Problem, front: list[Sizes]) -> Sizes:
     if problem.objective == "cost":
         return min(allowed, key=lambda one: (one.price, one.step_s))
     near = [one for one in allowed if one.step_s <= shortest * (1 + problem.slack)]
-    return min(near, key=lambda one: (one.price, one.generation_units + one.training_units, one.step_s))
-
-
-def _colocated(problem: Problem, judges: dict[int, Dispatcher]) -> tuple[float, float] | None:
-    """All units of the best pool generate, then all train, with no overlap: seconds and price of a step."""
-    found: list[tuple[float, float]] = []
-    for number, judge in judges.items():
-        pool = problem.terms.pools[number]
-        if pool.training is None:
-            continue
-        prompt = judge.engine.prompt_tokens
-        tokens = (judge.drawn.lengths + prompt).sum(1).astype(np.float64)
-        stage = judge.ends(Split(0, pool.units)) + pool.inference_s * judge.samples / pool.units
-        step = stage + pool.training.whole_s(judge.samples, tokens, float(pool.units))
-        seconds = float(step.mean()) + problem.terms.same_site_s
-        found.append((seconds, seconds * pool.units * pool.price_per_hour / 3600))
-    return min(found, key=lambda each: each[0 if problem.objective == "time" else 1], default=None)
+    return min(near, key=lambda one: (one.price, one.units, one.step_s))

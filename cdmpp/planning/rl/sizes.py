@@ -13,13 +13,15 @@ from typing import Literal
 
 import numpy as np
 
-from cdmpp.planning.rl.costs import Pool
+from cdmpp.planning.rl.costs import Pool, TrainingCost
 from cdmpp.planning.rl.dispatch import Dispatcher, Split
 from cdmpp.planning.rl.generation import Floats, Ints
 from cdmpp.planning.rl.migration import inference_after
 from cdmpp.planning.rl.streaming import Mode, Ready, step_times
 
 Objective = Literal["time", "cost"]
+Stage = Literal["generation", "training"]
+Layout = Literal["any", "separate", "shared"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,10 @@ class Sizes:
     step_s : float
     price : float
         Of a step.
+    shared : bool
+        The same units generate and then train: nothing overlaps, and no unit waits for the other stage.
+    inference_by : {"generation", "training"}
+        Whose units run the inference of rewards, references and critics.
     """
 
     generation: int
@@ -49,6 +55,13 @@ class Sizes:
     batches: int
     step_s: float
     price: float
+    shared: bool = False
+    inference_by: Stage = "generation"
+
+    @property
+    def units(self) -> int:
+        """Of both stages together."""
+        return self.generation_units + (0 if self.shared else self.training_units)
 
     def value(self, objective: Objective) -> float:
         """What is to be small."""
@@ -63,8 +76,11 @@ class Terms:
     ----------
     pools : tuple of Pool
     mode : {"sync", "async"}
-    same_site_s, cross_site_s : float
-        Transfer of the weights from training to generation.
+    same_site_s, cross_site_s, shared_s : float
+        Transfer of the weights from training to generation: within a site, between sites, and where the same
+        units do both.
+    layout : {"any", "separate", "shared"}
+        Whether units may, or must, generate and then train.
     generation_units, training_units : int or None
         Sizes that are given, not searched.
     """
@@ -73,6 +89,8 @@ class Terms:
     mode: Mode
     same_site_s: float = 0.0
     cross_site_s: float = 0.0
+    shared_s: float = 0.0
+    layout: Layout = "any"
     generation_units: int | None = None
     training_units: int | None = None
 
@@ -93,6 +111,18 @@ class Terms:
             units * self.pools[generation].price_per_hour + np.asarray(other, dtype=np.float64) * each
         ) / 3600
         return rate
+
+    def rate_of(self, sizes: Sizes) -> float:
+        """Price of a second with these sizes."""
+        training = None if sizes.shared else sizes.training
+        return float(self.rate(sizes.generation, sizes.generation_units, training, sizes.training_units))
+
+    def training_cost(self, pool: int, inference_by: Stage) -> TrainingCost | None:
+        """Of a pool, inference included where training's units run it; None where it does not train."""
+        cost, each_s = self.pools[pool].training, self.pools[pool].inference_s
+        if cost is None or inference_by == "generation" or each_s == 0:
+            return cost
+        return replace(cost, inference_s=each_s)
 
     def generation_sizes(self, pool: int) -> list[int]:
         """Units to try, coarse to fine: whatever ends the search, they lie all over the range."""
@@ -134,8 +164,7 @@ class Front:
         self.found: list[Sizes] = []
 
     def _key(self, one: Sizes) -> tuple[float, float]:
-        units = one.generation_units + one.training_units
-        return one.step_s, one.price if self._priced else float(units)
+        return one.step_s, one.price if self._priced else float(one.units)
 
     def add(self, more: list[Sizes]) -> None:
         """Take new ones in, and leave out who is beaten."""
@@ -150,39 +179,50 @@ class Front:
 def steps_of(
     terms: Terms, pool: int, dispatcher: Dispatcher, split: Split, ready_s: Floats | None = None
 ) -> list[Sizes]:
-    """Steps with one generation stage and every training stage beside it.
+    """Steps with one generation stage and every training stage beside it, or after it on the same units.
 
     Parameters
     ----------
     ready_s : float64 array, (draws, samples), optional
-        When samples are ready; default: as the dispatch makes them, inference after generation.
+        When samples are ready, inference by generation's units included; default: inference after generation.
     """
     place, units = terms.pools[pool], split.instances
-    if ready_s is None:
-        ready_s = ready_times(place, dispatcher, split)
+    finish = dispatcher.finish(split) if ready_s is None else ready_s
+    inferred = inference_after(finish, place.inference_s, units) if ready_s is None else ready_s
     if not terms.trains:
-        seconds = float(ready_s.max(1).mean())
+        seconds = float(inferred.max(1).mean())
         price = seconds * float(terms.rate(pool, units, None, 0))
         return [Sizes(pool, units, None, 0, split, 1, seconds, price)]
-    ready = Ready.of(ready_s, dispatcher.drawn.lengths, dispatcher.engine.prompt_tokens)
-    found = []
-    for other, trainer in enumerate(terms.pools):
-        sizes = terms.training_sizes(pool, units, other)
-        if trainer.training is None or not len(sizes):
-            continue
-        steps = step_times(ready, trainer.training, sizes, terms.mode, terms.weights_s(pool, other))
-        means = steps.seconds.mean(0)
-        prices = means * terms.rate(pool, units, other, sizes)
-        found += [
-            Sizes(pool, units, other, int(size), split, int(batches), float(mean), float(price))
-            for size, batches, mean, price in zip(sizes, steps.batches, means, prices, strict=True)
-        ]
+    found = [] if place.training is None else _shared(terms, pool, dispatcher, split, inferred)
+    ways: list[tuple[Stage, Floats]] = [("generation", inferred)]
+    if any(each.inference_s for each in terms.pools):
+        ways.append(("training", finish))
+    for by, times in ways if terms.layout != "shared" else []:
+        ready = Ready.of(times, dispatcher.drawn.lengths, dispatcher.engine.prompt_tokens)
+        for other in range(len(terms.pools)):
+            sizes = terms.training_sizes(pool, units, other)
+            cost = terms.training_cost(other, by)
+            if cost is None or not len(sizes):
+                continue
+            steps = step_times(ready, cost, sizes, terms.mode, terms.weights_s(pool, other))
+            means = steps.seconds.mean(0)
+            prices = means * terms.rate(pool, units, other, sizes)
+            found += [
+                Sizes(pool, units, other, int(size), split, int(count), float(mean), float(price), False, by)
+                for size, count, mean, price in zip(sizes, steps.batches, means, prices, strict=True)
+            ]
     return found
 
 
-def ready_times(pool: Pool, dispatcher: Dispatcher, split: Split) -> Floats:
-    """When each sample of each step is ready for training, (draws, samples), without migration."""
-    return inference_after(dispatcher.finish(split), pool.inference_s, split.instances)
+def _shared(terms: Terms, pool: int, dispatcher: Dispatcher, split: Split, ready_s: Floats) -> list[Sizes]:
+    units, cost = split.instances, terms.pools[pool].training
+    given = terms.training_units
+    if terms.layout == "separate" or cost is None or (given is not None and given != units):
+        return []
+    whole = cost.whole_s(dispatcher.samples, dispatcher.tokens, float(units))
+    seconds = float((ready_s.max(1) + whole).mean()) + terms.shared_s
+    price = seconds * float(terms.rate(pool, units, None, 0))
+    return [Sizes(pool, units, pool, units, split, 1, seconds, price, shared=True)]
 
 
 def lower_bounds(terms: Terms, dispatchers: dict[int, Dispatcher]) -> tuple[float, float]:
@@ -191,40 +231,51 @@ def lower_bounds(terms: Terms, dispatchers: dict[int, Dispatcher]) -> tuple[floa
     Over all sizes: the longest sample decoded alone, the tokens at the best batch on all instances, training
     without waiting.
     """
-    seconds, price = np.inf, np.inf
-    for pool, dispatcher in dispatchers.items():
-        place, samples = terms.pools[pool], dispatcher.samples
-        prompt = dispatcher.engine.prompt_tokens
-        tokens = (dispatcher.drawn.lengths + prompt).sum(1).astype(np.float64)[:, None]
-        for units in terms.generation_sizes(pool):
-            stage = dispatcher.bound(units)
-            if place.inference_s:
-                work = dispatcher.work_s() + samples * place.inference_s
-                stage = np.maximum(stage + place.inference_s / units, work / units)
-            if not terms.trains:
-                mean = float(stage.mean())
-                seconds = min(seconds, mean)
-                price = min(price, mean * float(terms.rate(pool, units, None, 0)))
+    found = [
+        bound
+        for pool, dispatcher in dispatchers.items()
+        for units in terms.generation_sizes(pool)
+        for bound in _bounds(terms, pool, dispatcher, units)
+    ]
+    return min(seconds for seconds, _ in found), min(price for _, price in found)
+
+
+def _bounds(terms: Terms, pool: int, dispatcher: Dispatcher, units: int) -> list[tuple[float, float]]:
+    """Least seconds and least price with so many units of generation, for each way to train beside it."""
+    place, samples = terms.pools[pool], dispatcher.samples
+    alone = dispatcher.bound(units)
+    work = dispatcher.work_s() + samples * place.inference_s
+    stage = np.maximum(alone + place.inference_s / units, work / units)
+    tokens = dispatcher.tokens
+    found: list[tuple[float, float]] = []
+
+    def add(means: Floats, rates: Floats) -> None:
+        found.append((float(means.min()), float((means * rates).min())))
+
+    if not terms.trains:
+        add(stage.mean(), terms.rate(pool, units, None, 0))
+        return found
+    if terms.layout != "separate" and place.training is not None and terms.training_units in (None, units):
+        whole = place.training.whole_s(samples, tokens, float(units))
+        add((stage + whole).mean() + terms.shared_s, terms.rate(pool, units, None, 0))
+    ways: list[tuple[Stage, Floats]] = [("generation", stage), ("training", alone)]
+    for by, least in ways if terms.layout != "shared" else []:
+        for other in range(len(terms.pools)):
+            sizes = terms.training_sizes(pool, units, other)
+            cost = terms.training_cost(other, by)
+            if cost is None or not len(sizes):
                 continue
-            for other, trainer in enumerate(terms.pools):
-                sizes = terms.training_sizes(pool, units, other)
-                cost = trainer.training
-                if cost is None or not len(sizes):
-                    continue
-                weights = terms.weights_s(pool, other)
-                whole = cost.whole_s(samples, tokens, sizes.astype(np.float64))
-                if terms.mode == "async":
-                    steps = np.maximum(np.maximum(stage[:, None], whole), weights)
-                else:
-                    last = cost.batch_overhead_s + cost.fixed_s
-                    steps = np.maximum(stage[:, None] + last, whole) + weights
-                means = steps.mean(0)
-                seconds = min(seconds, float(means.min()))
-                price = min(price, float((means * terms.rate(pool, units, other, sizes)).min()))
-    return seconds, price
+            weights = terms.weights_s(pool, other)
+            whole = cost.whole_s(samples, tokens[:, None], sizes.astype(np.float64))
+            if terms.mode == "async":
+                steps = np.maximum(np.maximum(least[:, None], whole), weights)
+            else:
+                last = cost.batch_overhead_s + cost.fixed_s
+                steps = np.maximum(least[:, None] + last, whole) + weights
+            add(steps.mean(0), terms.rate(pool, units, other, sizes))
+    return found
 
 
 def with_step(sizes: Sizes, step_s: float, terms: Terms) -> Sizes:
     """The same sizes with another step, and its price."""
-    rate = float(terms.rate(sizes.generation, sizes.generation_units, sizes.training, sizes.training_units))
-    return replace(sizes, step_s=step_s, price=step_s * rate)
+    return replace(sizes, step_s=step_s, price=step_s * terms.rate_of(sizes))

@@ -65,16 +65,17 @@ class Ready:
         between its first batch and its last where it waits for samples.
         """
         places = np.arange(1, batches + 1) * (len(self.samples) // batches) - 1
-        work = cost.work_s(self.samples[places], self.tokens[:, places])
+        # (draws, batches, units): each batch's share of the work.
+        many = units.astype(np.float64)
+        work = cost.work_s(self.samples[places, None], self.tokens[:, places, None], many)
         each = np.diff(work, prepend=0.0, axis=1)
-        speed = cost.speedup(units.astype(np.float64))
         end = np.zeros((len(self.at_s), len(units)))
         idle = np.zeros_like(end)
         for batch, place in enumerate(places):
             ready = self.at_s[:, place, None]
             if batch:
                 idle += np.maximum(ready - end, 0.0)
-            end = np.maximum(end, ready) + each[:, batch, None] / speed + cost.batch_overhead_s
+            end = np.maximum(end, ready) + each[:, batch] + cost.batch_overhead_s
         return end + cost.fixed_s, idle
 
 

@@ -30,8 +30,8 @@ from cdmpp.planning.rl.forms import (
 from cdmpp.planning.rl.lengths import Lengths, Ranker
 from cdmpp.planning.rl.migration import Link
 from cdmpp.planning.rl.pricing import PricedPool, Stages, memory_tokens, stages_of
-from cdmpp.planning.rl.search import Problem, search
-from cdmpp.planning.rl.sizes import Objective, Terms
+from cdmpp.planning.rl.search import Plan, Problem, search
+from cdmpp.planning.rl.sizes import Layout, Objective, Terms
 from cdmpp.planning.rl.streaming import Mode
 from cdmpp.planning.rl.writing import write
 from cdmpp.prediction import Prediction
@@ -60,7 +60,10 @@ class RlRequest(Request):
     prefill: Annotated[CostField, Field(description="Of one prompt; it stalls its instance.")] = 0.0
     inference: Annotated[
         CostField,
-        Field(description="Reward, reference and critic of one sample, on one unit of the generation pool."),
+        Field(
+            description="Reward, reference and critic of one sample, on one unit: of generation, after it or "
+            "on instances that are free before its end, or of training; whichever is better."
+        ),
     ] = 0.0
     kv: KvForm = KvForm()
     training: TrainingForm | None = None
@@ -74,6 +77,13 @@ class RlRequest(Request):
             description="sync: training takes this step's samples, streamed; async: those of the step before."
         ),
     ] = "sync"
+    layout: Annotated[
+        Layout,
+        Field(
+            description="separate: units of their own for generation and training (StreamRL); shared: the "
+            "same generate, then train; any: whichever is better."
+        ),
+    ] = "any"
     objective: Annotated[Objective, Field(description="Seconds of a step, or its price.")] = "time"
     slack: Annotated[
         float,
@@ -113,8 +123,11 @@ class RlRequest(Request):
         left = iter(prices)
         priced = [stages.priced(left) for stages in self._stages()]
         problem = self.problem(priced)
-        plan = search(problem, watch, self.max_steps)
-        return write(self, problem, plan, priced)
+
+        def written(plan: Plan) -> dict[str, Any]:
+            return write(self, problem, plan, priced)
+
+        return written(search(problem, watch, self.max_steps, written))
 
     def problem(self, priced: Sequence[PricedPool], figure: str = "latency_s") -> Problem:
         """What is searched, with every predicted cost's ``latency_s``, ``lower_s`` or ``upper_s``."""
@@ -133,6 +146,8 @@ class RlRequest(Request):
                 self.mode,
                 self.weights.same_site_s,
                 self.weights.cross_site_s,
+                self.weights.shared_s,
+                self.layout,
                 self.generation_units,
                 self.training_units,
             ),

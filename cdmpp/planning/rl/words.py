@@ -60,7 +60,9 @@ def _stages(answer: dict[str, Any]) -> None:
             f"{format_si(moved['moved_bytes'], 'B')}"
         )
     training, streaming = answer["training"], answer["streaming"]
-    if training is not None:
+    if training is not None and streaming is None:
+        print(f"training: the same units, {format_latency(training['time_s'])}")
+    elif training is not None:
         print(
             f"training: {training['units']} of {training['pool']}, {format_latency(training['time_s'])}; "
             f"{answer['mode']}, {streaming['batches']} batches, waits {format_latency(training['idle_s'])}"

@@ -9,10 +9,11 @@ import numpy as np
 
 from cdmpp.planning.rl.dispatch import Dispatcher, Split
 from cdmpp.planning.rl.generation import generate
+from cdmpp.planning.rl.judging import evaluate, inference_of
 from cdmpp.planning.rl.lengths import Drawn
 from cdmpp.planning.rl.migration import migrated
 from cdmpp.planning.rl.pricing import PricedPool
-from cdmpp.planning.rl.search import Outcome, Plan, Problem, evaluate
+from cdmpp.planning.rl.search import Plan, Problem
 from cdmpp.planning.rl.sizes import Sizes
 from cdmpp.units import format_latency
 
@@ -79,7 +80,7 @@ def _interval(
         if plan.applied and plan.migration is not None:
             migration = migrated(
                 judge, plan.sizes.split, plan.migration.threshold, plan.migration.remaining, problem.link,
-                pool.inference_s,
+                inference_of(problem.terms, plan.sizes),
             )  # fmt: skip
         found.append(_mean(evaluate(problem.terms, plan.sizes, judge, migration).step_s))
     return min(*found, plan.sizes.step_s), max(*found, plan.sizes.step_s)
@@ -88,15 +89,15 @@ def _interval(
 def _baselines(problem: Problem, plan: Plan) -> dict[str, float]:
     """The objective of simpler plans with the same units."""
     sizes, terms = plan.sizes, problem.terms
-    rate = float(terms.rate(sizes.generation, sizes.generation_units, sizes.training, sizes.training_units))
-    factor = 1.0 if problem.objective == "time" else rate
+    factor = 1.0 if problem.objective == "time" else terms.rate_of(sizes)
     found = {
         "random": _mean(plan.random.step_s) * factor,
         "lpt": _mean(plan.plain.step_s) * factor,
+        "rule": _mean(plan.rule.step_s) * factor,
         "guesses": _mean(plan.guesses.step_s) * factor,
         "floor": plan.floor_s * factor,
     }
-    if sizes.training is not None and terms.mode == "sync":
+    if sizes.batches > 1:
         found["not_streamed"] = _mean(plan.serial.step_s) * factor
     if plan.applied:
         found["not_migrated"] = _mean(plan.without.step_s) * factor
@@ -110,6 +111,7 @@ def _generation(plan: Plan, name: str, judge: Dispatcher) -> dict[str, Any]:
     preempted = [generate(judge.engine, row, queues).preemptions for row in plan.drawn.lengths]
     return {
         "pool": name,
+        "inference_by": plan.sizes.inference_by,
         "instances": plan.sizes.generation_units,
         "time_s": _mean(plan.outcome.generation_s),
         "stage_s": _mean(plan.outcome.stage_s),
@@ -117,6 +119,7 @@ def _generation(plan: Plan, name: str, judge: Dispatcher) -> dict[str, Any]:
         "baselines_s": {
             "random": _mean(plan.random.generation_s),
             "lpt": _mean(plan.plain.generation_s),
+            "rule": _mean(plan.rule.generation_s),
             "guesses": _mean(plan.guesses.generation_s),
             "floor": plan.floor_s,
         },
@@ -128,6 +131,7 @@ def _training(problem: Problem, plan: Plan) -> dict[str, Any] | None:
     if plan.sizes.training is None:
         return None
     return {
+        "shared": plan.sizes.shared,
         "pool": problem.terms.pools[plan.sizes.training].name,
         "units": plan.sizes.training_units,
         "time_s": _mean(plan.outcome.training_s),
@@ -182,7 +186,7 @@ def _rule(split: Split, tail: int) -> str:
 
 
 def _streaming(problem: Problem, plan: Plan) -> dict[str, Any] | None:
-    if plan.sizes.training is None:
+    if plan.sizes.training is None or plan.sizes.shared:
         return None
     step = plan.outcome.step_s
     return {
@@ -216,7 +220,7 @@ def _migration(problem: Problem, plan: Plan) -> dict[str, Any] | None:
 
 def _elastic(problem: Problem, plan: Plan) -> list[dict[str, Any]]:
     sizes = plan.sizes
-    used = sizes.generation_units + (sizes.training_units if sizes.training == sizes.generation else 0)
+    used = sizes.units if sizes.training == sizes.generation else sizes.generation_units
     free = problem.terms.pools[sizes.generation].units - used
     return [vars(line) | {"free_units": free} for line in plan.table]
 
@@ -228,6 +232,7 @@ def _front(problem: Problem, one: Sizes) -> dict[str, Any]:
         "generation_units": one.generation_units,
         "training_pool": None if one.training is None else pools[one.training].name,
         "training_units": one.training_units,
+        "shared": one.shared,
         "tail_instances": one.split.tail,
         "batches": one.batches,
         "step_s": one.step_s,
@@ -297,6 +302,11 @@ def _explanation(
     if sizes.training is not None:
         trainer = terms.pools[sizes.training].name
         longer = "generation" if stage >= whole else "training"
+        if sizes.shared:
+            said.append(
+                f"all {sizes.generation_units} units of {pool.name!r} generate and then train: better than "
+                "units of their own for each"
+            )
         said.append(
             f"{longer} is the longer stage: {format_latency(stage)} on {sizes.generation_units} of "
             f"{pool.name!r} against {format_latency(whole)} of training on {sizes.training_units} of "
@@ -346,9 +356,3 @@ def _programs(priced: PricedPool, split: dict[str, Any], judge: Dispatcher) -> l
         if max(split["tail"]["batch"], split["regular"]["batch"]) > sizes[-1]:
             said.append(f"beyond batch {int(sizes[-1])} the decode curve grows in proportion")
     return said
-
-
-def judged(problem: Problem, plan: Plan, drawn: Drawn) -> Outcome:
-    """A plan on other steps, for example on true lengths in a real ranker's order."""
-    judge = Dispatcher(problem.terms.pools[plan.sizes.generation].generates(), drawn)
-    return evaluate(problem.terms, plan.sizes, judge)
