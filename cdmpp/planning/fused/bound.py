@@ -16,7 +16,8 @@ def lower_bound_s(problem: Problem) -> float:
     have come to it at the earliest, and after it runs what they still need to the end. Jackson's rule
     (largest tail first) solves that relaxation exactly. It is never below the bounds in use for fused
     pipelines: a model's own (M + P - 1) (f + b), the work of a rank between the earliest first task and the
-    shortest tail, and the total work over the ranks.
+    shortest tail, and the total work over the ranks. Where memory is limited, a rank also needs the time for
+    which its micro-batches have to be held, over how many it may hold.
 
     Notes
     -----
@@ -28,10 +29,31 @@ def lower_bound_s(problem: Problem) -> float:
     head, tail = heads_and_tails(problem)
     rank = tasks.rank[tasks.group]
     duration = tasks.duration[tasks.group]
-    return max(
-        _one_machine(head[mine], duration[mine], tail[mine])
-        for mine in (np.flatnonzero(rank == r) for r in range(problem.ranks))
-    )
+    by_rank = [np.flatnonzero(rank == r) for r in range(problem.ranks)]
+    work = max(_one_machine(head[mine], duration[mine], tail[mine]) for mine in by_rank)
+    return max(work, _held_s(problem))
+
+
+def _held_s(problem: Problem) -> float:
+    """The makespan that the memory limit asks for; 0 without one."""
+    if problem.max_activations is None:
+        return 0.0
+    limit = problem.max_activations
+    sizes = {model.activation for model in problem.models}
+    if len(sizes) == 1:
+        size = sizes.pop()
+        limit = size * max(np.floor(limit / size * (1 + 1e-9)), 1.0)
+    tasks = problem.tasks
+    found = 0.0
+    for r in range(problem.ranks):
+        mine = np.flatnonzero((tasks.rank == r) & tasks.forward)
+        # A micro-batch is held until it has been to the last stage and back, at least.
+        least = tasks.tail[mine] - tasks.tail[tasks.partner[mine]] + tasks.duration[mine]
+        held = float((tasks.count[mine] * tasks.activation[mine] * least).sum())
+        found = max(
+            found, float(tasks.head[mine].min() + held / limit + tasks.tail[tasks.partner[mine]].min())
+        )
+    return found
 
 
 def heads_and_tails(problem: Problem) -> tuple[np.ndarray, np.ndarray]:

@@ -30,7 +30,9 @@ def construct(
     """Schedule all tasks; of those that a rank can start soonest, the one of the least priority value first.
 
     Giffler and Thompson's construction: the rank whose next task can end first decides; ``patience`` (0 to 1)
-    is the share of the time until that end for which it may wait for a more urgent task.
+    is the share of the time until that end for which it may wait for a more urgent task. With a negative
+    ``patience`` every rank takes its tasks strictly by priority and waits for them as long as it takes: only
+    so are schedules reached in which a rank idles to keep memory free.
 
     Parameters
     ----------
@@ -50,7 +52,7 @@ def construct(
     Returns
     -------
     float
-        The makespan; -1 where the limits let no task start.
+        The makespan; -1 where no task can start, for the limits or because ranks wait for each other.
     """
     ranks = len(rank_start) - 1
     groups = len(rank)
@@ -72,11 +74,19 @@ def construct(
             if changed[r]:
                 changed[r] = False
                 soonest[r] = np.inf
+                wanted = -1
+                if patience < 0.0:
+                    urgency = np.inf
+                    for k in range(rank_start[r], rank_start[r + 1]):
+                        g = rank_groups[k]
+                        if done[g] < count[g] and priority[offset[g] + done[g]] < urgency:
+                            urgency = priority[offset[g] + done[g]]
+                            wanted = g
                 for k in range(rank_start[r], rank_start[r + 1]):
                     g = rank_groups[k]
                     i = done[g]
                     earliest[g] = np.inf
-                    if i >= count[g]:
+                    if i >= count[g] or (wanted >= 0 and g != wanted):
                         continue
                     if opens[g] and (i - done[partner[g]] >= window[g] or held[r] + activation[g] > limit[r]):
                         continue
@@ -101,7 +111,7 @@ def construct(
         for k in range(rank_start[r], rank_start[r + 1]):
             if earliest[rank_groups[k]] < first:
                 first = earliest[rank_groups[k]]
-        latest = first + patience * (end - first)
+        latest = first + max(patience, 0.0) * (end - first)
         chosen = -1
         urgency = np.inf
         for k in range(rank_start[r], rank_start[r + 1]):

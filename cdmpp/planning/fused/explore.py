@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +25,9 @@ _TASKS_TOGETHER, _MOST_ROWS = 40_000, 64
 _WORKERS = 2
 _ROUNDS = 12
 _ELITES = 6
-#: Steps without a better schedule after which the peak memory is left as it is, once the makespan is proven.
-_PATIENCE_STEPS = 4000
+#: Once the makespan is proven least, lowering the memory ends after so many fruitless steps, or when this
+#: share of the budget is spent.
+_PATIENCE_STEPS, _BUDGET_SHARE = 8000, 0.5
 
 
 Floats = npt.NDArray[np.float64]
@@ -66,7 +70,12 @@ class Found:
 
 
 def search(
-    problem: Problem, watch: Watch | None = None, *, seed: int = 0, max_steps: int | None = None
+    problem: Problem,
+    watch: Watch | None = None,
+    *,
+    seed: int = 0,
+    max_steps: int | None = None,
+    describe: Callable[[Found], dict[str, Any]] | None = None,
 ) -> Found:
     """A schedule of least makespan and, among those found, of least peak memory.
 
@@ -78,12 +87,14 @@ def search(
     seed : int
     max_steps : int, optional
         Schedules to make. Where these end the search, not the budget, equal calls give equal results.
+    describe : callable, optional
+        Makes an answer of what was found so far, for who listens to the watch.
 
     Notes
     -----
     It ends early when the makespan is at its lower bound and the memory has stopped falling.
     """
-    return _Search(problem, watch or Watch(), seed, max_steps).run()
+    return _Search(problem, watch or Watch(), seed, max_steps).run(describe)
 
 
 class _Search:
@@ -96,6 +107,7 @@ class _Search:
         limit = np.inf if problem.max_activations is None else problem.max_activations
         # Sums of activations differ from the limit in their last digits.
         self.limit = limit * (1 + EQUAL)
+        self.best_known: list[Schedule] = []
         self.elites: list[Schedule] = []
         self.steps = self.better_at = 0
         self.baselines: dict[str, float] = {}
@@ -104,27 +116,39 @@ class _Search:
         self.scale = np.array([m.forward_s + m.backward_s for m in problem.models])
         self.depth = np.array([m.stages for m in problem.models])
 
-    def run(self) -> Found:
+    def run(self, describe: Callable[[Found], dict[str, Any]] | None) -> Found:
         self._baselines()
         rows = max(1, min(_MOST_ROWS, _TASKS_TOGETHER // self.tasks.size))
+        if self.max_steps is not None:
+            rows = min(rows, -(-self.max_steps // _WORKERS))
         with ThreadPoolExecutor(_WORKERS if COMPILED else 1) as pool:
-            while not self._finished():
+            # At least one turn: on a fresh machine compiling alone may take the budget.
+            while True:
                 proposals = [self._propose(rows) for _ in range(_WORKERS)]
-                for found in pool.map(lambda p: _improve(self.problem, *p), proposals):
-                    self._take(*found)
-                best = self.elites[0]
-                self.watch.report(best=best.makespan_s, bound=self.bound)
-        return Found(self.elites[0], self.bound, self.baselines, self.steps)
+                for starts, figures in pool.map(lambda p: _improve(self.problem, *p), proposals):
+                    self._take(starts, figures)
+                found = Found(self.best, self.bound, dict(self.baselines), self.steps)
+                answer = None if describe is None else partial(describe, found)
+                self.watch.report(best=self.best.makespan_s, bound=self.bound, answer=answer)
+                if self._finished():
+                    return found
+
+    @property
+    def best(self) -> Schedule:
+        return self.best_known[0]
 
     @property
     def _proven(self) -> bool:
-        return self.elites[0].makespan_s <= self.bound * (1 + EQUAL)
+        return self.best.makespan_s <= self.bound * (1 + EQUAL)
 
     def _finished(self) -> bool:
         if self.watch.expired or (self.max_steps is not None and self.steps >= self.max_steps):
             return True
+        budget = self.watch.budget_s
         idle = self.steps - self.better_at >= _PATIENCE_STEPS
-        return idle and (self._proven or self.watch.budget_s is None)
+        if self._proven and budget is not None:
+            return idle or self.watch.spent_s >= _BUDGET_SHARE * budget
+        return idle and budget is None and self.max_steps is None
 
     def _take(self, starts: Floats, figures: Floats) -> None:
         for start, (makespan, peak, whole) in zip(starts, figures, strict=True):
@@ -133,35 +157,61 @@ class _Search:
                 self._keep(Schedule(start, float(makespan), float(peak), float(whole)))
 
     def _keep(self, new: Schedule) -> None:
-        worst = self.elites[-1] if self.elites else None
-        if worst is not None and len(self.elites) >= _ELITES and new.key >= worst.key:
-            return
+        """Take a schedule in for the best, and for the one of the elites that is worst and oldest."""
+        if not self.best_known or new.key < self.best.key:
+            self.best_known = [new]
+            self.better_at = self.steps
         if any(np.array_equal(new.start_s, old.start_s) for old in self.elites):
             return
-        if not self.elites or new.key < self.elites[0].key:
-            self.better_at = self.steps
-        self.elites = sorted([*self.elites, new], key=lambda one: one.key)[:_ELITES]
+        if len(self.elites) < _ELITES:
+            self.elites.append(new)
+            return
+        # As good is good enough: elites that drift find what a fixed one does not.
+        worst = max(range(_ELITES), key=lambda at: (self._rank(self.elites[at]), -at))
+        if self._rank(new) <= self._rank(self.elites[worst]):
+            del self.elites[worst]
+            self.elites.append(new)
+
+    def _rank(self, schedule: Schedule) -> tuple[float, ...]:
+        """What elites are judged by: memory too once the makespan cannot fall any further."""
+        return schedule.key if self._proven else schedule.key[:1]
 
     def _propose(self, rows: int) -> tuple[Floats, ...]:
         """Priorities, patiences, windows and limits of ``rows`` schedules."""
         tasks, rng = self.tasks, self.rng
         priorities = np.empty((rows, tasks.size))
-        patiences = rng.choice([0.0, 0.0, 0.3, 0.7], rows)
+        patiences = rng.choice([0.0, 0.3, 0.7, 1.0], rows)
         windows = np.full((rows, len(tasks.count)), np.iinfo(np.int64).max)
         limits = np.full((rows, self.problem.ranks), self.limit)
-        best = self.elites[0]
+        best = self.best
         for row in range(rows):
             memory = rng.random() < (0.9 if self._proven else 0.3)
             if memory:
                 limits[row] = min(self.limit, best.peak * rng.choice([1.0, 1.0, 0.95, 0.9]) * (1 - EQUAL))
             if rng.random() < 0.4:
                 windows[row] = self._windows()
-            priorities[row] = self._fresh() if rng.random() < 0.3 else self._shaken()
+            kind = rng.random()
+            if kind < 0.2:
+                priorities[row] = self._fresh()
+            elif kind < (0.4 if np.isfinite(self.limit) else 0.3):
+                priorities[row] = self._mixed()
+                patiences[row] = rng.choice([-1.0, patiences[row]])
+            elif kind < 0.8:
+                priorities[row] = self._shaken()
+            else:
+                priorities[row] = self._swapped()
+                patiences[row] = rng.choice([-1.0, patiences[row]])
         return priorities, patiences, windows, limits
 
     def _windows(self) -> Ints:
-        """Random numbers of micro-batches in flight, of a lane and stage: about as in 1F1B."""
+        """Random numbers of micro-batches in flight: about as in 1F1B, or the limit shared out."""
         tasks, rng = self.tasks, self.rng
+        if np.isfinite(self.limit) and rng.random() < 0.5:
+            parts = rng.dirichlet(np.ones(len(self.problem.models)))
+            held = [
+                int(s * self.limit / m.activation) for s, m in zip(parts, self.problem.models, strict=True)
+            ]
+            return np.maximum(held, 1)[tasks.model].astype(np.int64)
         share = rng.choice([0.5, 1.0, 1.0, 1.5, 2.0], self.lanes)[tasks.lane]
         more = rng.integers(0, 4, self.lanes)[tasks.lane]
         found = np.ceil((self.depth[tasks.model] - tasks.stage) * share).astype(np.int64) + more
@@ -182,10 +232,25 @@ class _Search:
         priority: Floats = noise - urgency
         return priority
 
+    def _mixed(self) -> Floats:
+        """Priorities by micro-batch: those of the models in a random mixture, several in flight."""
+        tasks, rng = self.tasks, self.rng
+        model = tasks.model[tasks.group]
+        models = self.problem.models
+        jobs = sum(m.micro_batches for m in models)
+        begin, end = np.sort(rng.random((2, len(models))) ** rng.choice([0.1, 1.0]), axis=0)
+        begin[rng.random(len(models)) < 0.5] = 0.0
+        place = begin[model] + (end - begin)[model] * (tasks.index + rng.random()) / tasks.count[tasks.group]
+        largest = max(m.activation for m in models)
+        most = min(float(self.depth.max()), self.limit / largest)
+        flight = rng.uniform(0, most) * (1 - rng.choice([0.0, 1.0]) * tasks.stage / self.depth[tasks.model])
+        priority: Floats = place * jobs + np.where(tasks.forward, 0.0, flight)[tasks.group]
+        return priority
+
     def _shaken(self) -> Floats:
         """Priorities near a good schedule: its starts, some of them moved."""
         tasks, rng = self.tasks, self.rng
-        base = self.elites[min(int(rng.geometric(0.4)) - 1, len(self.elites) - 1)].start_s
+        base = self._elite()
         size = self.scale.mean() * rng.choice([0.2, 0.5, 1, 2, 5])
         moved: Floats
         kind = rng.integers(5)
@@ -203,6 +268,23 @@ class _Search:
                 moved *= np.abs(base - where) < self.bound * rng.choice([0.05, 0.15])
         moved *= size
         moved += base
+        return moved
+
+    def _elite(self) -> Floats:
+        return self.elites[self.rng.integers(len(self.elites))].start_s
+
+    def _swapped(self) -> Floats:
+        """Priorities near a good schedule: some neighbours exchanged that follow each other at once."""
+        tasks, rng, start = self.tasks, self.rng, self._elite()
+        rank = tasks.rank[tasks.group]
+        by_time = np.lexsort((start, rank))
+        first, second = by_time[:-1], by_time[1:]
+        end = start[first] + tasks.duration[tasks.group[first]]
+        near = (rank[first] == rank[second]) & (start[second] <= end + EQUAL * self.bound)
+        places = np.flatnonzero(near & (tasks.group[first] != tasks.group[second]))
+        moved = start.copy()
+        for at in rng.choice(places, min(len(places), int(rng.geometric(0.4)))) if len(places) else ():
+            moved[first[at]], moved[second[at]] = moved[second[at]], moved[first[at]]
         return moved
 
     def _baselines(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -25,18 +25,16 @@ MAX_ACTIVATION = 1e12
 #: Costs of one request differ by at most this factor: below it, sums keep every one of them.
 MAX_RATIO = 1e9
 
-Whole = WholeNumber
-
 
 class ModelForm(Closed):
     """One model. Each of its two costs is given, or predicted from the programs of one stage."""
 
     stages: Annotated[
-        Annotated[int, Field(ge=1, le=MAX_RANKS), Whole],
+        Annotated[int, Field(ge=1, le=MAX_RANKS), WholeNumber],
         Field(description="Equal stages; divides the ranks, which its copies fill side by side."),
     ]
     micro_batches: Annotated[
-        Annotated[int, Field(ge=1, le=MAX_MICRO_BATCHES), Whole], Field(description="Of each copy.")
+        Annotated[int, Field(ge=1, le=MAX_MICRO_BATCHES), WholeNumber], Field(description="Of each copy.")
     ]
     forward_s: Annotated[
         PositiveSeconds | None, Field(description="Seconds of a stage for one micro-batch.")
@@ -66,7 +64,7 @@ class FusedRequest(Request):
     """A schedule of one, two or more models trained at once on the same ranks (RLHFuse's fused pipelines)."""
 
     models: Annotated[list[ModelForm], Field(min_length=1, max_length=MAX_MODELS)]
-    ranks: Annotated[int, Field(ge=1, le=MAX_RANKS), Whole]
+    ranks: Annotated[int, Field(ge=1, le=MAX_RANKS), WholeNumber]
     max_activations: Annotated[
         Annotated[float, Field(gt=0, le=MAX_ACTIVATION)] | None,
         Field(description="Most that a rank may hold at any time, in the unit of `activation`."),
@@ -78,7 +76,22 @@ class FusedRequest(Request):
     answer_model: ClassVar[type[BaseModel]]
 
     def asked(self) -> list[Asked]:
-        """Programs of the costs that are to be predicted, model by model, forward first."""
+        """Programs of the costs that are to be predicted, model by model, forward first.
+
+        Raises
+        ------
+        FieldError, InfeasibleError
+            The request is wrong whatever its programs cost.
+        """
+        tasks = sum(2 * model.micro_batches * self.ranks for model in self.models)
+        if tasks > MAX_TASKS:
+            raise FieldError(
+                f"models: {tasks:,} passes to schedule",
+                path="models",
+                hint=f"at most {MAX_TASKS:,}: 2 x micro_batches x ranks, summed over the models",
+            )
+        any_cost = Cost.given(1.0)
+        self.problem([(any_cost, any_cost)] * len(self.models))
         return [
             one
             for at, model in enumerate(self.models)
@@ -103,9 +116,7 @@ class FusedRequest(Request):
 
         Raises
         ------
-        FieldError
-            Too many tasks, or costs of too different size.
-        InfeasibleError
+        FieldError, InfeasibleError
         """
         models = tuple(
             Model(
@@ -118,27 +129,23 @@ class FusedRequest(Request):
             )
             for form, (forward, backward) in zip(self.models, costs, strict=True)
         )
-        seconds = [s for model in models for s in (model.forward_s, model.backward_s)]
-        if max(seconds) > MAX_RATIO * min(seconds):
-            raise FieldError(
-                f"models: the longest pass takes more than {MAX_RATIO:g} times the shortest",
-                path="models",
-                hint="leave out what takes no time beside the rest",
-            )
-        tasks = sum(2 * model.micro_batches * self.ranks for model in models)
-        if tasks > MAX_TASKS:
-            raise FieldError(
-                f"models: {tasks:,} passes to schedule",
-                path="models",
-                hint=f"at most {MAX_TASKS:,}: 2 x micro_batches x ranks, summed over the models",
-            )
         return Problem(self.ranks, models, self.max_activations)
 
     def solve(self, prices: Sequence[Prediction], watch: Watch) -> dict[str, Any]:
         """See :class:`FusedAnswer`."""
         costs = self.costs(prices)
         problem = self.problem(costs)
-        found = search(problem, watch, seed=self.seed, max_steps=self.max_steps)
+        seconds = [s for model in problem.models for s in (model.forward_s, model.backward_s)]
+        if max(seconds) > MAX_RATIO * min(seconds):
+            raise FieldError(
+                f"models: the longest pass takes more than {MAX_RATIO:g} times the shortest",
+                path="models",
+                hint="leave out what takes no time beside the rest",
+            )
+        describe = partial(self._answer, problem, costs)
+        return describe(search(problem, watch, seed=self.seed, max_steps=self.max_steps, describe=describe))
+
+    def _answer(self, problem: Problem, costs: Sequence[tuple[Cost, Cost]], found: Found) -> dict[str, Any]:
         order = order_of(problem, found.schedule.start_s)
         times = run_order(problem, order)
         makespan = makespan_s(times)
@@ -147,10 +154,9 @@ class FusedRequest(Request):
         baselines = {name: max(seconds, makespan) for name, seconds in found.baselines.items()}
         held = peaks(problem, order)
         interval = None
-        if prices:
+        if self.asked():
             ends = [
-                makespan_s(run_order(replace(self.problem(costs, which), max_activations=None), order))
-                for which in ("lower_s", "upper_s")
+                makespan_s(run_order(self.problem(costs, which), order)) for which in ("lower_s", "upper_s")
             ]
             interval = {"lower_s": ends[0], "upper_s": ends[1]}
         return {

@@ -1,0 +1,306 @@
+"""Fused pipelines: published instances, brute force on tiny ones, limits, and what every schedule keeps."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cdmpp.compose import Progress, Watch
+from cdmpp.compose.jit import COMPILED
+from cdmpp.errors import FieldError, InfeasibleError
+from cdmpp.planning.fused import Model, Problem, lower_bound_s, search
+from cdmpp.planning.fused.check import check
+from cdmpp.planning.fused.construct import construct
+from cdmpp.planning.fused.explore import serial_1f1b
+from cdmpp.planning.fused.timing import all_tasks, makespan_s, needed, peaks, run_order
+from cdmpp.planning.fused.wire import FusedAnswer, FusedRequest
+from cdmpp.planning.kinds import make_plan
+
+# Stages and micro-batches of both models, their forward seconds (backward takes twice as long), and the lower
+# bound: the instances in the results folder of the FlexFusion repository (RLHFuse, NSDI'25).
+PUBLISHED = [
+    (8, 4, 32, 16, 5, 4, 708), (8, 4, 16, 8, 5, 4, 372), (8, 4, 8, 4, 5, 4, 225),
+    (8, 8, 32, 32, 5, 2, 702), (8, 8, 16, 16, 5, 2, 366), (8, 8, 8, 8, 5, 2, 225),
+    (16, 8, 64, 32, 2, 2, 618), (16, 8, 32, 16, 2, 2, 330), (16, 8, 16, 8, 2, 2, 186),
+    (16, 16, 64, 64, 2, 1, 606), (16, 16, 32, 32, 2, 1, 318), (16, 16, 16, 16, 2, 1, 186),
+]  # fmt: skip
+SERIAL = [813, 477, 309, 819, 483, 315, 708, 420, 276, 711, 423, 279]
+
+
+def published(at: int, **more: Any) -> dict[str, Any]:
+    p, q, m, n, f, g, _ = PUBLISHED[at]
+    return {
+        "models": [
+            {"stages": p, "micro_batches": m, "forward_s": f, "backward_s": 2 * f, "direction": "down"},
+            {"stages": q, "micro_batches": n, "forward_s": g, "backward_s": 2 * g, "direction": "up"},
+        ],
+        "ranks": p,
+        "seed": 0,
+        **more,
+    }
+
+
+@pytest.mark.parametrize("at", range(12))
+def test_the_bound_and_the_serial_baseline_of_the_published_instances(at: int) -> None:
+    request = FusedRequest.model_validate(published(at))
+    problem = request.problem(request.costs([]))
+    assert lower_bound_s(problem) == PUBLISHED[at][-1]
+    assert serial_1f1b(problem)[1] == SERIAL[at]
+
+
+@pytest.mark.parametrize("at", [1, 5, 11] if COMPILED else [5])
+def test_published_instances_are_solved_to_the_bound(at: int) -> None:
+    request = published(at, budget_s=60, max_steps=1500)
+    found = make_plan("pipeline", request)
+    assert found["makespan_s"] == found["lower_bound_s"] == PUBLISHED[at][-1]
+    assert found["gap"] == 0
+    assert check(FusedRequest.model_validate(request), found) == []
+    FusedAnswer.model_validate(found)
+
+
+def test_stages_are_where_the_request_says() -> None:
+    problem = Problem(6, (Model(3, 1, 1, 1, "down"), Model(2, 1, 1, 1, "up")))
+    assert [problem.rank_of(problem.models[0], c, s) for c in (0, 1) for s in range(3)] == [0, 1, 2, 3, 4, 5]
+    assert [problem.rank_of(problem.models[1], c, s) for c in range(3) for s in (0, 1)] == [5, 4, 3, 2, 1, 0]
+    tasks = problem.tasks
+    assert tasks.rank[(tasks.model == 1) & (tasks.stage == 0)].tolist() == [5, 5, 3, 3, 1, 1]
+
+
+def tiny(draw: st.DrawFn, most_micro_batches: int) -> Problem:
+    ranks = draw(st.integers(1, 3))
+    divisors = [d for d in (1, 2, 3) if ranks % d == 0]
+    second = st.sampled_from([1.0, 2.0, 3.5])
+    model = st.builds(
+        Model,
+        st.sampled_from(divisors),
+        st.integers(1, most_micro_batches),
+        second,
+        second,
+        st.sampled_from(["down", "up"]),
+    )
+    return Problem(ranks, tuple(draw(st.lists(model, min_size=1, max_size=2))))
+
+
+@st.composite
+def unlimited(draw: st.DrawFn) -> Problem:
+    return tiny(draw, 2)
+
+
+@settings(max_examples=20, deadline=None)
+@given(unlimited())
+def test_as_good_as_the_best_of_all_schedules(problem: Problem) -> None:
+    found = search(problem, seed=1, max_steps=800)
+    assert found.schedule.makespan_s == pytest.approx(best_of_all(problem), rel=1e-9)
+    assert found.lower_bound_s <= found.schedule.makespan_s * (1 + 1e-9)
+
+
+def best_of_all(problem: Problem) -> float:
+    """Least makespan: every active schedule is visited, but those that cannot beat the best so far.
+
+    Giffler and Thompson (1960): of the rank where a task can end first, every task that can start before that
+    end is tried. Micro-batches are equal, so they keep their order within a model, stage and pass.
+    """
+    tasks = problem.tasks
+    groups = len(tasks.count)
+    best = np.inf
+
+    def visit(done: tuple[int, ...], ends: dict[tuple[int, int], float], free: tuple[float, ...]) -> None:
+        nonlocal best
+        ready = {}
+        for g in range(groups):
+            i, p = done[g], tasks.before[g]
+            if i < tasks.count[g] and (p < 0 or done[p] > i):
+                ready[g] = max(free[tasks.rank[g]], ends[p, i] if p >= 0 else 0.0)
+        if not ready:
+            best = min(best, max(free))
+            return
+        if max(start + tasks.duration[g] + tasks.tail[g] for g, start in ready.items()) >= best - 1e-9:
+            return
+        work = [0.0] * problem.ranks
+        for g in range(groups):
+            work[tasks.rank[g]] += (tasks.count[g] - done[g]) * tasks.duration[g]
+        if max(f + w for f, w in zip(free, work, strict=True)) >= best - 1e-9:
+            return
+        first = min(ready, key=lambda g: ready[g] + tasks.duration[g])
+        rank, end = tasks.rank[first], ready[first] + tasks.duration[first]
+        for g in sorted(ready, key=lambda g: ready[g]):
+            if tasks.rank[g] == rank and ready[g] < end:
+                over = ready[g] + tasks.duration[g]
+                visit(
+                    tuple(n + (k == g) for k, n in enumerate(done)),
+                    {**ends, (g, done[g]): over},
+                    tuple(over if r == rank else f for r, f in enumerate(free)),
+                )
+
+    visit((0,) * groups, {}, (0.0,) * problem.ranks)
+    return float(best)
+
+
+@pytest.mark.parametrize("limit", [1.0, 2.0, 3.0])
+@pytest.mark.parametrize("directions", [("down", "up"), ("down", "down")])
+def test_as_good_as_the_best_order_under_a_limit(limit: float, directions: tuple[Any, Any]) -> None:
+    models = (Model(2, 2, 2.0, 3.0, directions[0]), Model(2, 1, 1.0, 4.0, directions[1]))
+    problem = Problem(2, models, limit)
+    spans = []
+    for order in itertools.product(*(words(row) for row in all_tasks(problem))):
+        if max(peaks(problem, order)) <= limit:
+            try:
+                spans.append(makespan_s(run_order(problem, order)))
+            except FieldError:
+                continue  # these ranks wait for each other
+    found = search(problem, seed=0, max_steps=2000)
+    assert found.schedule.makespan_s == min(spans)
+    assert found.lower_bound_s <= min(spans)
+
+
+def words(row: list[Any]) -> Iterator[list[Any]]:
+    """Every order of a rank's tasks in which passes of a kind keep their order, and F comes before its B."""
+    kinds = sorted({(task.model, task.way) for task in row})
+    letters = [kind for kind in kinds for task in row if (task.model, task.way) == kind]
+    for word in sorted(set(itertools.permutations(letters))):
+        queues = {kind: iter(sorted(t for t in row if (t.model, t.way) == kind)) for kind in kinds}
+        order = [next(queues[letter]) for letter in word]
+        place = {task: at for at, task in enumerate(order)}
+        if all(place[t._replace(way="F")] < place[t] for t in order if t.way == "B"):
+            yield order
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> dict[str, Any]:
+    ranks = draw(st.sampled_from([1, 2, 3, 4, 6]))
+    seconds = st.floats(1e-4, 1e-2)
+    model = st.fixed_dictionaries(
+        {
+            "stages": st.sampled_from([d for d in range(1, ranks + 1) if ranks % d == 0]),
+            "micro_batches": st.integers(1, 5),
+            "forward_s": seconds,
+            "backward_s": seconds,
+            "direction": st.sampled_from(["down", "up"]),
+            "activation": st.floats(0.5, 3.0),
+        }
+    )
+    return {
+        "models": draw(st.lists(model, min_size=1, max_size=3)),
+        "ranks": ranks,
+        "max_activations": draw(st.none() | st.floats(3.0, 12.0)),
+        "budget_s": 60,
+        "max_steps": 40,
+        "seed": draw(st.integers(0, 5)),
+    }
+
+
+@settings(max_examples=20, deadline=None)
+@given(requests())
+def test_every_schedule_holds_what_it_says(request: dict[str, Any]) -> None:
+    found = make_plan("pipeline", request)
+    FusedAnswer.model_validate(found)
+    assert check(FusedRequest.model_validate(request), json.loads(json.dumps(found))) == []
+    assert found["makespan_s"] <= min(found["baselines"].values())
+    assert found["makespan_s"] >= found["lower_bound_s"]
+    if request["max_activations"] is not None:
+        assert max(found["rank_peak_activations"]) <= request["max_activations"] * (1 + 1e-9)
+
+
+def test_equal_requests_give_equal_answers_and_seeds_differ() -> None:
+    request = published(4, budget_s=60, max_steps=200)
+    first, again = (make_plan("pipeline", request) for _ in range(2))
+    assert first == again
+    other = make_plan("pipeline", {**request, "seed": 1})
+    assert other["order"] != first["order"]
+
+
+def test_less_memory_takes_longer_down_to_the_least_that_works() -> None:
+    request = published(5, budget_s=60, max_steps=300)
+    spans = [
+        make_plan("pipeline", {**request, "max_activations": most})["makespan_s"] for most in (8, 4, 2, 1)
+    ]
+    assert spans == sorted(spans)
+    # Nearly one micro-batch at a time: (5 + 10) * 8 stages and (2 + 4) * 8, eight times each.
+    assert 0.95 * 8 * (15 * 8 + 6 * 8) < spans[-1] <= 8 * (15 * 8 + 6 * 8)
+    with pytest.raises(InfeasibleError, match="1 does") as error:
+        make_plan("pipeline", {**request, "max_activations": 0.99})
+    assert error.value.path == "max_activations"
+
+
+def test_memory_falls_to_that_of_the_large_model_alone() -> None:
+    # The published plan of this instance holds 8 activations of the first model: what 1F1B holds.
+    request = published(5, budget_s=60, max_steps=2500)
+    request["models"][0]["activation"], request["models"][1]["activation"] = 1.95, 1.0
+    found = make_plan("pipeline", request)
+    assert found["makespan_s"] == 225
+    assert found["peak_activations"] == pytest.approx(8 * 1.95)
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        ({"ranks": 12}, "models.0.stages"),
+        ({"models": []}, "models"),
+        ({"models": [{"stages": 8, "micro_batches": 1, "forward_s": 1}]}, "models.0"),
+        (
+            {"models": [{"stages": 8, "micro_batches": 1, "forward_s": 1, "backward_s": 0}]},
+            "models.0.backward_s",
+        ),
+        ({"models": [{"stages": 8, "micro_batches": 4096, "forward_s": 1, "backward_s": 1}]}, "models"),
+        ({"models": [{"stages": 8, "micro_batches": 1, "forward_s": 1e9, "backward_s": 1e-9}]}, "models"),
+    ],
+)
+def test_what_cannot_be_scheduled_is_refused(change: dict[str, Any], path: str) -> None:
+    with pytest.raises(FieldError) as error:
+        make_plan("pipeline", {**published(1), **change})
+    assert error.value.path == path
+
+
+def test_who_listens_hears_of_better_and_better_plans() -> None:
+    heard: list[Progress] = []
+    request = FusedRequest.model_validate(published(4, budget_s=60, max_steps=400))
+    found = request.solve([], Watch(60, heard.append, every_s=0.0))
+    bests = [one.best for one in heard if one.best is not None]
+    assert bests == sorted(bests, reverse=True) and bests[-1] == found["makespan_s"]
+    assert heard[-1].answer is not None and heard[-1].answer() == found
+
+
+def test_a_stopped_search_answers_with_what_it_has() -> None:
+    watch = Watch(60)
+    watch.stop()
+    request = FusedRequest.model_validate(published(4))
+    found = request.solve([], watch)
+    assert check(request, found) == []
+
+
+@pytest.mark.skipif(not COMPILED, reason="numba is not installed")
+def test_compiled_and_plain_construction_are_equal() -> None:
+    request = FusedRequest.model_validate(published(2))
+    problem = request.problem(request.costs([]))
+    tasks = problem.tasks
+    rng = np.random.default_rng(0)
+    for limit, patience in ((np.inf, 0.5), (9.0, 0.5), (np.inf, -1.0)):
+        priority = rng.normal(size=tasks.size)
+        ends = []
+        for function in (construct, construct.py_func):  # type: ignore[attr-defined]
+            start, peak = np.zeros(tasks.size), np.zeros(problem.ranks)
+            makespan = function(
+                tasks.rank_groups, tasks.rank_start, tasks.rank, tasks.duration, tasks.count, tasks.offset,
+                tasks.before, tasks.after, tasks.forward, tasks.partner, tasks.activation,
+                np.full(len(tasks.count), 4), np.full(problem.ranks, limit), priority, patience, start, peak,
+            )  # fmt: skip
+            ends.append((makespan, start.tolist(), peak.tolist()))
+        assert ends[0] == ends[1]
+
+
+def test_needs_run_down_the_stages_and_back() -> None:
+    problem = Problem(2, (Model(2, 1, 1, 1),))
+    forward = all_tasks(problem)[0][0]
+    chain = []
+    task = forward._replace(way="B")
+    while task is not None:
+        chain.append((task.way, task.stage))
+        task = needed(problem, task)  # type: ignore[assignment]
+    assert chain == [("B", 0), ("B", 1), ("F", 1), ("F", 0)]
