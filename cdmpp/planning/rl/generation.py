@@ -274,12 +274,17 @@ def _run(
                 # Nobody enters before somebody has ended: else the same sample would come and go.
                 blocked = True
             else:
-                one = heappop(heap) % count
-                finish_s[one] = now
-                used -= held[one] + left[one]
-                left[one] = 0
-                due[one] = -1
-                active -= 1
+                # All that end with this token, before others enter.
+                while len(heap) > 0 and heap[0] // count <= step:
+                    ended = heappop(heap)
+                    one = ended % count
+                    if due[one] != ended // count:
+                        continue
+                    finish_s[one] = now
+                    used -= held[one] + left[one]
+                    left[one] = 0
+                    due[one] = -1
+                    active -= 1
                 blocked = False
         for place in range(bounds[instance], last):
             one = members[place]

@@ -80,7 +80,8 @@ class Lengths:
         keep = np.concatenate([np.diff(scores) > 0, [True]])
         found = cls(None, scores[keep], logs[keep], 2**62)
         top = float(np.exp(found._at(np.array([normal.inv_cdf(1 - edge)])))[0])
-        most = lengths[-1] if levels[-1] == 1 else top
+        ends = levels[-1] == 1
+        most = lengths[-1] if ends else top if longest is None else float(longest)
         # Not above what a float of tokens can be.
         limit = int(min(max(np.ceil(most - 1e-6), 1), 1e9))
         return cls(None, found.scores, found.logs, limit if longest is None else min(longest, limit))
