@@ -27,6 +27,12 @@ REQUESTS: dict[str, list[dict[str, Any]]] = {
             "ranks": 2, "max_steps": 1000,
         },
     ],
+    "rl": [
+        {
+            "lengths": {"samples": [1, 2]}, "samples_per_step": 2, "decode": {"a_s": 1}, "draws": 2,
+            "pools": [{"name": "a", "units": 1}],
+        },
+    ],
     "compress": [
         {
             "tensors": [{"name": "a", "bytes": 1, "backward": 1}], "workers": 2, "link": {"alpha_s": 1},

@@ -319,6 +319,9 @@ def _sizes(
     best: dict[tuple[int, int], float] = {}
     tried, began_s = 0, watch.left_s
     for pool, units in queue:
+        if tried == 1:
+            # The first may have had to wait for its code to be compiled.
+            began_s = watch.left_s
         # Half of the budget: what follows is worth as much as more sizes.
         spent = watch.left_s <= began_s / 2 and watch.budget_s is not None
         enough = tried >= LEAST_SIZES and (spent or watch.expired)
