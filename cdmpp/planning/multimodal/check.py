@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from cdmpp.planning.multimodal.modules import Module, present
+from cdmpp.planning.multimodal.modules import Module, links
 from cdmpp.planning.multimodal.tasks import Memory, chunk_figures
 from cdmpp.planning.multimodal.wire import LayoutEntry, MultimodalAnswer, MultimodalRequest, StepPlan
 from cdmpp.prediction import Prediction
@@ -70,7 +70,7 @@ def _faults(
             continue
         if plan.layout != claim.layout:
             yield f"{where}layout: not that of the other steps"
-        step = _Step(request.memory, modules, request.ranks, plan, where)
+        step = _Step(request.memory, modules, request.ranks, request.samples_at, plan, where)
         yield from step.faults()
     for name in ("makespan_s", "lower_bound_s"):
         total = sum(getattr(plan, name) for plan in plans)
@@ -96,6 +96,7 @@ class _Step:
     memory: Memory
     modules: list[Module]
     ranks: int
+    samples: int | None
     plan: StepPlan
     where: str
 
@@ -107,6 +108,7 @@ class _Step:
             return
         self.chains = [self._chain(module) for module in self.modules]
         self.units = [self.plan.sub_batches[module.name].items for module in self.modules]
+        self.belong = links(self.modules, [sum(units) for units in self.units], self.samples).all
         found = list(self._complete())
         if not found:
             found = [*self._times(), *self._memory(), *_figures(self.plan, self.where)]
@@ -185,19 +187,26 @@ class _Step:
             return [(i, at - 1, "F", unit)]
         if way == "B" and at < last:
             return [(i, at + 1, "B", unit)]
-        behind = present(self.modules, [sum(units) for units in self.units])
         out: list[_Task] = [(i, last, "F", unit)] if way == "B" else []
-        for j in range(len(self.modules)):
-            if way == "F" and j in behind[i]:
-                out += [(j, len(self.chains[j]) - 1, "F", v) for v in self._shared(i, unit, j)]
-            if way == "B" and i in behind[j]:
-                out += [(j, 0, "B", v) for v in self._shared(i, unit, j)]
+        mine = self._items_of(i, unit)
+        for link in self.belong:
+            # Forward, data comes from the one that sends; backward, from the one that received.
+            sender, receiver = (link.single, link.other) if link.forward else (link.other, link.single)
+            j = sender if way == "F" else receiver
+            if i != (receiver if way == "F" else sender):
+                continue
+            place = len(self.chains[j]) - 1 if way == "F" else 0
+            n, total = sum(self.units[link.single]), sum(self.units[link.other])
+            for v in range(len(self.units[j])):
+                theirs = self._items_of(j, v)
+                singles, others = (mine, theirs) if link.single == i else (theirs, mine)
+                if any(item * total // n in others for item in singles):
+                    out.append((j, place, way, v))
         return out
 
-    def _shared(self, i: int, unit: int, j: int) -> list[int]:
-        """Units of module j whose share of the step overlaps that of a unit of module i."""
-        mine, theirs = len(self.units[i]), len(self.units[j])
-        return [v for v in range(theirs) if unit * theirs < (v + 1) * mine and v * mine < (unit + 1) * theirs]
+    def _items_of(self, i: int, unit: int) -> range:
+        first = sum(self.units[i][:unit])
+        return range(first, first + self.units[i][unit])
 
     def _times(self) -> Iterator[str]:
         slack = TOLERANCE * self.plan.makespan_s

@@ -23,6 +23,8 @@ def dispatch(
     first_after: np.ndarray,
     after: np.ndarray,
     first_task: np.ndarray,
+    lane_of: np.ndarray,
+    lanes: np.ndarray,
     sequence: np.ndarray,
     tail_s: np.ndarray,
     back_rule: int,
@@ -49,6 +51,9 @@ def dispatch(
         Who waits for each task: ``after[first_after[t]:first_after[t + 1]]``.
     first_task : int64 (segments + 1,)
         Forward tasks of each segment (one pass of a sub-micro-batch over its ranks).
+    lane_of, lanes : int64 (ranks + 1,), int64 (lanes, 3)
+        Chunks on each rank: first forward task, distance to the next unit's, and units. A chunk's units go
+        forward in turn.
     sequence : int64 (segments,)
         Segments, most urgent first.
     tail_s : float64 (2·half,)
@@ -84,9 +89,8 @@ def dispatch(
             key[t] = urgency
             turn[filled[rank[t]]] = t
             filled[rank[t]] += 1
-    forward = np.empty(half, np.int64)
     backward = np.empty(half, np.int64)
-    forwards = np.zeros(ranks, np.int64)
+    gone = np.zeros(len(lanes), np.int64)
     backwards = np.zeros(ranks, np.int64)
     next_turn = end_of[:ranks].copy()
     left = before.copy()
@@ -96,11 +100,6 @@ def dispatch(
     went_forward = np.zeros(ranks, np.bool_)
     next_s = np.full(ranks, np.inf)
     stale = np.ones(ranks, np.bool_)
-    for t in range(half):
-        if left[t] == 0:
-            r = rank[t]
-            forward[end_of[r] + forwards[r]] = t
-            forwards[r] += 1
     makespan_s = 0.0
     for count in range(tasks):
         chosen = -1
@@ -109,8 +108,12 @@ def dispatch(
             if stale[r]:
                 stale[r] = False
                 earliest_s = np.inf
-                for at in range(end_of[r], end_of[r] + forwards[r]):
-                    t = forward[at]
+                for lane in range(lane_of[r], lane_of[r + 1]):
+                    if gone[lane] == lanes[lane, 2]:
+                        continue
+                    t = lanes[lane, 0] + gone[lane] * lanes[lane, 1]
+                    if left[t] > 0:
+                        continue
                     if strict and turn[next_turn[r]] != t:
                         continue
                     if ready_s[t] < earliest_s and used[r] + kept[t] + more_forward[t] <= room[r]:
@@ -128,8 +131,12 @@ def dispatch(
         r = chosen
         best_forward = -1
         best_key = np.inf
-        for at in range(end_of[r], end_of[r] + forwards[r]):
-            t = forward[at]
+        for lane in range(lane_of[r], lane_of[r + 1]):
+            if gone[lane] == lanes[lane, 2]:
+                continue
+            t = lanes[lane, 0] + gone[lane] * lanes[lane, 1]
+            if left[t] > 0:
+                continue
             if strict and turn[next_turn[r]] != t:
                 continue
             if (
@@ -138,7 +145,7 @@ def dispatch(
                 and used[r] + kept[t] + more_forward[t] <= room[r]
             ):
                 best_key = key[t]
-                best_forward = at
+                best_forward = lane
         best_backward = -1
         best_key = np.inf
         for at in range(end_of[r], end_of[r] + backwards[r]):
@@ -160,9 +167,8 @@ def dispatch(
             best_forward >= 0 and (preference == 2 or (preference == 1 and not went_forward[r]))
         )
         if take_forward:
-            t = forward[best_forward]
-            forwards[r] -= 1
-            forward[best_forward] = forward[end_of[r] + forwards[r]]
+            t = lanes[best_forward, 0] + gone[best_forward] * lanes[best_forward, 1]
+            gone[best_forward] += 1
             next_turn[r] += 1
             used[r] += kept[t]
             task = t
@@ -186,8 +192,6 @@ def dispatch(
             if left[other] == 0:
                 if other < half:
                     o = rank[other]
-                    forward[end_of[o] + forwards[o]] = other
-                    forwards[o] += 1
                 else:
                     o = rank[other - half]
                     backward[end_of[o] + backwards[o]] = other - half

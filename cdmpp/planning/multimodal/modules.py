@@ -111,12 +111,89 @@ def ordered(modules: Sequence[Module]) -> list[int]:
     return out
 
 
-def present(modules: Sequence[Module], items: Sequence[int]) -> list[tuple[int, ...]]:
-    """For each module, those with items that it comes after; one without items passes its own on."""
-    found: list[tuple[int, ...]] = [()] * len(modules)
-    for i in ordered(modules):
-        before: set[int] = set()
+@dataclass(frozen=True)
+class Link:
+    """Data that goes from items of one module to items of another.
+
+    Each item of ``single`` belongs to one item of ``other``: item j of n to item floor(j·N/n) of N.
+    ``forward`` says whether data goes from ``single`` to ``other`` in the forward pass, or the other way.
+    """
+
+    single: int
+    other: int
+    forward: bool
+
+    def pairs(self, single: Sequence[int], other: Sequence[int]) -> np.ndarray:
+        """Units of both modules that share items, by the items of their units: (pairs, 2), growing."""
+        theirs = np.arange(sum(single)) * sum(other) // max(1, sum(single))
+        mine = np.repeat(np.arange(len(single)), single)
+        units = np.searchsorted(np.cumsum(other), theirs, side="right")
+        return np.unique(np.stack([mine, units], axis=1), axis=0)
+
+
+@dataclass(frozen=True)
+class Links:
+    """How the items of a step's modules belong together.
+
+    Attributes
+    ----------
+    samples : int
+        Module whose items are the samples of the step; items of the others belong to one of them each.
+    all : tuple of Link
+    """
+
+    samples: int
+    all: tuple[Link, ...]
+
+    def sample_of(self, module: int, batch: Sequence[int]) -> np.ndarray:
+        """The sample to which each item of a module belongs, (items,) growing."""
+        items, at = np.arange(batch[module]), module
+        while at != self.samples:
+            link = next((each for each in self.all if each.single == at), None)
+            if link is None:  # nothing goes between it and the samples
+                return items * batch[self.samples] // max(1, batch[module])
+            items = items * batch[link.other] // max(1, batch[at])
+            at = link.other
+        return items
+
+
+def links(modules: Sequence[Module], batch: Sequence[int], samples: int | None = None) -> Links:
+    """How the items of a step belong together.
+
+    Parameters
+    ----------
+    batch : sequence of int
+        Items of each module. Through a module without items data goes on to the next.
+    samples : int, optional
+        The module whose items are the samples. Default (also where it has no items): the one that exchanges
+        data with most others, the last of these in the order of data. An image belongs to one sequence; a
+        sequence may have none.
+    """
+    behind: list[set[int]] = [set() for _ in modules]
+    order = ordered(modules)
+    for i in order:
         for j in modules[i].after:
-            before |= {j} if items[j] else set(found[j])
-        found[i] = tuple(sorted(before))
-    return found
+            behind[i] |= {j} if batch[j] else behind[j]
+    near: list[set[int]] = [set() for _ in modules]
+    for i in order:
+        if batch[i]:
+            for j in behind[i]:
+                near[i].add(j)
+                near[j].add(i)
+    if samples is None or not batch[samples]:
+        samples = max((i for i in order if batch[i]), key=lambda i: (len(near[i]), order.index(i)))
+    far = {samples: 0}
+    queue = [samples]
+    for i in queue:
+        for j in sorted(near[i]):
+            if j not in far:
+                far[j] = far[i] + 1
+                queue.append(j)
+    out = []
+    for i in order:
+        for j in sorted(behind[i]) if batch[i] else ():
+            before = far.get(j, 0) >= far.get(i, 0)
+            out.append(Link(j, i, True) if before else Link(i, j, False))
+    # The way to the samples comes first.
+    out.sort(key=lambda link: far.get(link.other, 0))
+    return Links(samples, tuple(out))

@@ -92,7 +92,11 @@ def segment_counts(modules: Sequence[Module], sizes: Sequence[int], ranks: int) 
 
 
 def in_segments(
-    modules: Sequence[Module], counts: Sequence[int], work_s: Sequence[float], ranks: int
+    modules: Sequence[Module],
+    counts: Sequence[int],
+    work_s: Sequence[float],
+    ranks: int,
+    lead_s: float = 0.0,
 ) -> Placement:
     """Every module over all ranks, ``counts`` times.
 
@@ -100,8 +104,11 @@ def in_segments(
     ----------
     work_s : sequence of float
         Seconds of the whole step in each module: what weighs when the ranks are balanced.
+    lead_s : float
+        By how much a rank starts later or ends earlier than the one before it: the odd layers go to the first
+        ranks rather than to the last.
     """
-    load = np.zeros(ranks)
+    load = np.arange(ranks) * lead_s
     chains: list[np.ndarray] = []
     weighed: list[np.ndarray] = []
     for module, count, seconds in zip(modules, counts, work_s, strict=True):

@@ -10,8 +10,9 @@ import numpy as np
 from cdmpp.compose.watch import Watch
 from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.planning.multimodal.dispatch import ALTERNATE, BACKWARD_FIRST, LONGEST_WAIT
+from cdmpp.planning.multimodal.exact import best_of_all
 from cdmpp.planning.multimodal.knobs import choose_knobs, leanest_bytes
-from cdmpp.planning.multimodal.modules import Module, spread
+from cdmpp.planning.multimodal.modules import Links, Module, links, spread
 from cdmpp.planning.multimodal.placement import (
     MAX_SEGMENTS,
     Placement,
@@ -41,7 +42,7 @@ SHRINK = (1, 2, 4)
 #: Share of the budget after which no more placements are looked at.
 PREPARE = 0.3
 #: Micro-batch counts that are tried for 1F1B, at most.
-MAX_COUNTS = 10
+MAX_COUNTS = 8
 #: 1F1B where possible: forward and backward in turn.
 _IN_TURN = Rule(LONGEST_WAIT, ALTERNATE)
 
@@ -60,6 +61,8 @@ class Plan:
     baselines_s : dict of str to float
         "1f1b": modules packed one behind the other, the best number of micro-batches; "1f1b_segments": the
         rule's segments in their natural order. Absent where they do not fit the memory.
+    one_f_one_b : Schedule or None
+        That of "1f1b".
     micro_batches : int or None
         Of "1f1b".
     complete : bool
@@ -72,9 +75,14 @@ class Plan:
     schedule: Schedule
     bound_s: float
     baselines_s: dict[str, float]
+    one_f_one_b: Schedule | None
     micro_batches: int | None
     complete: bool
     steps: int
+
+    def as_schedule(self, schedule: Schedule) -> Plan:
+        """The same step with another schedule."""
+        return replace(self, schedule=schedule)
 
 
 @dataclass
@@ -97,6 +105,7 @@ def plan_step(
     *,
     memory: Memory | None = None,
     share: float = SHARE,
+    samples: int | None = None,
     watch: Watch | None = None,
     seed: int = 0,
     max_steps: int | None = None,
@@ -104,8 +113,8 @@ def plan_step(
 ) -> Plan:
     """Plan one step: :func:`plan_steps` of a single batch."""
     return plan_steps(
-        modules, [batch], ranks, memory=memory, share=share, watch=watch, seed=seed, max_steps=max_steps,
-        counter=counter,
+        modules, [batch], ranks, memory=memory, share=share, samples=samples, watch=watch, seed=seed,
+        max_steps=max_steps, counter=counter,
     )[0]  # fmt: skip
 
 
@@ -116,6 +125,7 @@ def plan_steps(
     *,
     memory: Memory | None = None,
     share: float = SHARE,
+    samples: int | None = None,
     watch: Watch | None = None,
     seed: int = 0,
     max_steps: int | None = None,
@@ -133,6 +143,8 @@ def plan_steps(
     memory : Memory, optional
     share : float
         Of the peak efficiency that the rule's sub-micro-batches keep.
+    samples : int, optional
+        Module whose items are the samples, to which the others' belong; default: see :func:`links`.
     watch : Watch, optional
         Default: a budget of one second.
     max_steps : int, optional
@@ -161,20 +173,31 @@ def plan_steps(
     counter = counter if counter is not None else Counter()
     rng = np.random.default_rng(seed)
     total = [sum(column) for column in zip(*batches, strict=True)]
-    rule = _rule_placement(modules, total, ranks, share)
-    conventional = _contiguous_placements(modules, total, ranks)
-    others = [each for each in _segment_placements(modules, total, ranks, share) if each != rule]
+    rule, *others = _segment_placements(modules, total, ranks, share)
+    conventional = _contiguous_placements(modules, total, ranks, links(modules, total, samples))
     placements = [rule, *conventional, *others]
+    budget_s = watch.budget_s if watch.budget_s is not None else float("inf")
     ready: list[list[_Ready]] = []
     for placement in placements:
         # The rule's and the conventional placements always; more while there is time left to search them.
-        late = watch.spent_s > PREPARE * (watch.budget_s or float("inf"))
+        late = bool(np.isfinite(memory.limit_bytes)) and watch.spent_s > PREPARE * budget_s
         fully = len(ready) <= len(conventional) or not late
         known = [one.best.makespan_s for row in ready for one in row if one.best is not None]
         best_s = min(known, default=float("inf")) if len(batches) == 1 else float("inf")
         ready.append(
             [
-                _prepare(modules, batch, placement, ranks, memory, share, placement == rule, best_s, fully)
+                _prepare(
+                    modules,
+                    batch,
+                    placement,
+                    ranks,
+                    memory,
+                    share,
+                    placement == rule,
+                    best_s,
+                    fully,
+                    links(modules, batch, samples),
+                )
                 for batch in batches
             ]
         )
@@ -196,13 +219,14 @@ def plan_steps(
         key=lambda row: sum(one.one_f_one_b.makespan_s for one in row if one.one_f_one_b),
         default=None,
     )
-    began_s, budget_s = watch.spent_s, watch.budget_s if watch.budget_s is not None else float("inf")
+    began_s = watch.spent_s
     plans = [
         Plan(
             tuple(batch),
             best,
             min(bound for every in ready for bound in every[at].bounds_s),
             _baselines(usual[at] if usual else None, segments_row[at]),
+            usual[at].one_f_one_b if usual else None,
             usual[at].micro_batches if usual else None,
             False,
             0,
@@ -217,8 +241,9 @@ def plan_steps(
             if report is not None:
                 report(plans.copy)
 
+        variants = [tasks for one in row for tasks in one.variants]
         found = search(
-            [tasks for one in row for tasks in one.variants],
+            variants,
             plans[at].schedule,
             watch,
             rng,
@@ -228,12 +253,15 @@ def plan_steps(
             report=tell,
         )
         schedule = _relaxed(found.best)
+        schedule, proven = best_of_all(variants, schedule, watch)
         plans[at] = replace(
             plans[at],
             schedule=schedule,
             # Equal sums of seconds in another order differ in their last digits.
-            bound_s=min(plans[at].bound_s, schedule.makespan_s),
-            complete=found.complete,
+            bound_s=schedule.makespan_s
+            if proven and len(batches) == 1
+            else min(plans[at].bound_s, schedule.makespan_s),
+            complete=found.complete or proven,
             steps=found.steps,
         )
     return plans
@@ -266,18 +294,13 @@ def _sizes(modules: Sequence[Module], share: float, shrink: int) -> list[int]:
     return [max(int(module.sizes[0]), module.sub_batch(share) // shrink) for module in modules]
 
 
-def _rule_placement(modules: Sequence[Module], batch: Sequence[int], ranks: int, share: float) -> Placement:
-    sizes = _sizes(modules, share, 1)
-    work_s = _work_s(modules, _units(modules, batch, sizes))
-    return in_segments(modules, segment_counts(modules, sizes, ranks), work_s, ranks)
-
-
 def _segment_placements(
     modules: Sequence[Module], batch: Sequence[int], ranks: int, share: float
 ) -> list[Placement]:
-    """The rule's segments, one each, and twice as many; balanced for the mix."""
+    """The rule's segments, then one each, and more; balanced for the mix."""
     sizes = _sizes(modules, share, 1)
-    work_s = _work_s(modules, _units(modules, batch, sizes))
+    items = _units(modules, batch, sizes)
+    work_s = _work_s(modules, items)
     rule = segment_counts(modules, sizes, ranks)
     most = [max(1, min(MAX_SEGMENTS, len(module.layers) // ranks)) for module in modules]
     fixed = [module.segments for module in modules]
@@ -290,27 +313,47 @@ def _segment_placements(
     out: list[Placement] = []
     for counts in options:
         kept = [own if own is not None else k for own, k in zip(fixed, counts, strict=True)]
-        placement = in_segments(modules, kept, work_s, ranks)
-        if placement not in out:
-            out.append(placement)
+        # A rank waits for the one before it at least for a chunk of the quickest unit, forward and back.
+        lead_s = min(
+            module.work * sum(module.layer_s(max(units))) / (ranks * k)
+            for module, units, k in zip(modules, items, kept, strict=True)
+            if units
+        )
+        for lead in (0.0, lead_s):
+            placement = in_segments(modules, kept, work_s, ranks, lead)
+            if placement not in out:
+                out.append(placement)
     return out
 
 
-def _micro_batch_counts(modules: Sequence[Module], batch: Sequence[int]) -> list[int]:
-    """Numbers of micro-batches for 1F1B: from the fewest that the curves know to one item each."""
-    fewest = max((-(-n // module.largest) for module, n in zip(modules, batch, strict=True) if n), default=1)
-    most = max(batch)
-    return sorted({round(each) for each in np.geomspace(fewest, most, MAX_COUNTS)})
+def _micro_batch_counts(samples: int) -> list[int]:
+    """Numbers of micro-batches for 1F1B: from one to one for each sample."""
+    return sorted({round(each) for each in np.geomspace(1, samples, MAX_COUNTS)})
 
 
-def _contiguous_placements(modules: Sequence[Module], batch: Sequence[int], ranks: int) -> list[Placement]:
+def _micro_batches(
+    batch: Sequence[int], count: int, belong: Links
+) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    """Samples in ``count`` micro-batches with what belongs to them: each unit's items and micro-batch."""
+    of_sample = np.repeat(np.arange(count), spread(batch[belong.samples], count))
+    items, where = [], []
+    for i in range(len(batch)):
+        found, sizes = np.unique(of_sample[belong.sample_of(i, batch)], return_counts=True)
+        items.append(tuple(sizes.tolist()))
+        where.append(tuple(found.tolist()))
+    return items, where
+
+
+def _contiguous_placements(
+    modules: Sequence[Module], batch: Sequence[int], ranks: int, belong: Links
+) -> list[Placement]:
     out: list[Placement] = []
-    for count in _micro_batch_counts(modules, batch):
-        items = [spread(n, min(count, n)) if n else () for n in batch]
+    for count in _micro_batch_counts(batch[belong.samples]):
+        items, _ = _micro_batches(batch, count, belong)
         placement = contiguous(modules, _work_s(modules, items), ranks)
         if placement not in out:
             out.append(placement)
-    return out[:: max(1, len(out) // 3)]
+    return [out[0], out[-1]] if len(out) > 1 else out
 
 
 def _prepare(
@@ -323,16 +366,17 @@ def _prepare(
     is_rule: bool,
     best_s: float,
     fully: bool,
+    belong: Links,
 ) -> _Ready:
     ready = _Ready([], [], None)
     if placement.name == "contiguous":
         found: list[Tasks] = []
-        for count in _micro_batch_counts(modules, batch):
-            items = [spread(n, min(count, n)) if n else () for n in batch]
+        for count in _micro_batch_counts(batch[belong.samples]):
+            items, where = _micro_batches(batch, count, belong)
             if _count(placement, items) > MAX_TASKS:
                 continue
-            tasks = make_tasks(modules, placement, items, ranks, memory)
-            usual = _fitted(tasks, one_f_one_b(tasks, count), ready)
+            tasks = make_tasks(modules, placement, items, ranks, memory, belong)
+            usual = _fitted(tasks, one_f_one_b(tasks, where), ready)
             found.append(tasks)
             if usual is not None and (
                 ready.one_f_one_b is None or usual.makespan_s < ready.one_f_one_b.makespan_s
@@ -353,7 +397,7 @@ def _prepare(
         if _count(placement, items) > MAX_TASKS:
             raise _too_many(batch)
         sizes_seen.append(items)
-        tasks = make_tasks(modules, placement, items, ranks, memory)
+        tasks = make_tasks(modules, placement, items, ranks, memory, belong)
         _add(ready, tasks, best_s, fully)
         if shrink == 1 and is_rule:
             order = dispatched(tasks, sequence_of(tasks, natural_key(tasks)), _IN_TURN, limited=False).orders

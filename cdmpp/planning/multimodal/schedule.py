@@ -84,8 +84,8 @@ def dispatched(tasks: Tasks, sequence: np.ndarray, rule: Rule, *, limited: bool 
     start_s, place = np.empty(2 * tasks.half), np.empty(2 * tasks.half, np.int64)
     makespan_s = dispatch(
         tasks.half, tasks.ranks, tasks.rank, tasks.duration_s, tasks.before, tasks.first_after, tasks.after,
-        tasks.first_task, sequence, tasks.ways_s[1], rule.back_rule, rule.preference, rule.strict,
-        tasks.kept, tasks.more_forward, tasks.more_backward, room, start_s, place,
+        tasks.first_task, *tasks.lanes, sequence, tasks.ways_s[1], rule.back_rule, rule.preference,
+        rule.strict, tasks.kept, tasks.more_forward, tasks.more_backward, room, start_s, place,
     )  # fmt: skip
     return Schedule(tasks, float(makespan_s), start_s, place)
 
@@ -105,48 +105,47 @@ def natural_key(tasks: Tasks) -> np.ndarray:
     """Segments by their place in the step: a unit's, and those of its share of other modules, together."""
     key = np.empty(tasks.segments)
     for c, (i, _) in enumerate(tasks.classes):
-        units = len(tasks.items[i])
-        key[tasks.first_segment[c] : tasks.first_segment[c + 1]] = np.arange(units) / units
+        begun = np.concatenate([[0], np.cumsum(tasks.items[i])[:-1]])
+        key[tasks.first_segment[c] : tasks.first_segment[c + 1]] = begun / sum(tasks.items[i])
     # Classes are in the order of data: of equal shares the earlier module goes first.
     return key + 1e-9 * np.repeat(np.arange(len(tasks.classes)), np.diff(tasks.first_segment))
 
 
 def start_keys(tasks: Tasks) -> list[np.ndarray]:
-    """Orders to begin a search with: by share of the step, by module, by class, each forward and back."""
+    """Orders to begin a search with: by share of the step, by module, by class."""
     natural = natural_key(tasks)
     modules = np.repeat([i for i, _ in tasks.classes], np.diff(tasks.first_segment))
     place = {i: at for at, i in enumerate(dict.fromkeys(i for i, _ in tasks.classes))}
     by_module = np.array([place[int(i)] for i in modules], dtype=np.float64)
     classes = np.repeat(np.arange(len(tasks.classes)), np.diff(tasks.first_segment)).astype(np.float64)
-    return [natural, natural + by_module, natural - by_module, natural + classes, natural - classes]
+    return [natural, natural + by_module, natural + classes]
 
 
-def one_f_one_b(tasks: Tasks, micro_batches: int) -> list[list[int]]:
+def one_f_one_b(tasks: Tasks, micro_batch: Sequence[Sequence[int]]) -> list[list[int]]:
     """The 1F1B order of each rank for modules packed one behind the other.
 
-    Rank r of P runs ``min(P - 1 - r, micro_batches)`` forward passes, then forward and backward in turn.
-    A micro-batch holds, of each module, the unit of its place. A unit of a module with fewer of them goes
-    forward with the first micro-batch of its share of the step and back with the last.
+    Rank r of P runs ``min(P - 1 - r, micro-batches)`` forward passes, then forward and backward in turn.
+
+    Parameters
+    ----------
+    micro_batch : sequence of sequence of int
+        The micro-batch of each unit, by module.
     """
     ranks, half = tasks.ranks, tasks.half
-    forward: list[list[list[int]]] = [[[] for _ in range(micro_batches)] for _ in range(ranks)]
-    backward: list[list[list[int]]] = [[[] for _ in range(micro_batches)] for _ in range(ranks)]
-    for c, (i, _) in enumerate(tasks.classes):
-        units = len(tasks.items[i])
-        for unit in range(units):
-            first, last = unit * micro_batches // units, -(-(unit + 1) * micro_batches // units) - 1
-            segment = int(tasks.first_segment[c]) + unit
-            for t in range(int(tasks.first_task[segment]), int(tasks.first_task[segment + 1])):
-                forward[int(tasks.rank[t])][first].append(t)
-                backward[int(tasks.rank[t])][last].append(half + t)
+    count = 1 + max(max(each) for each in micro_batch if len(each))
+    stages: list[list[list[int]]] = [[[] for _ in range(count)] for _ in range(ranks)]
+    for i, _ in tasks.classes:
+        for unit, row in enumerate(tasks.ids[i]):
+            for t in row.tolist():
+                stages[int(tasks.rank[t])][micro_batch[i][unit]].append(t)
     out = []
-    for r in range(ranks):
-        ahead = min(ranks - 1 - r, micro_batches)
-        order = [t for m in range(ahead) for t in forward[r][m]]
-        for m in range(micro_batches):
-            if ahead + m < micro_batches:
-                order += forward[r][ahead + m]
-            order += reversed(backward[r][m])
+    for r, stage in enumerate(stages):
+        ahead = min(ranks - 1 - r, count)
+        order = [t for m in range(ahead) for t in stage[m]]
+        for m in range(count):
+            if ahead + m < count:
+                order += stage[ahead + m]
+            order += [half + t for t in reversed(stage[m])]
         out.append(order)
     return out
 

@@ -9,6 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from cdmpp.compose.watch import Watch
+from cdmpp.planning.multimodal.dispatch import (
+    ALTERNATE,
+    BACKWARD_FIRST,
+    FORWARD_ORDER,
+    LONGEST_TAIL,
+    LONGEST_WAIT,
+)
 from cdmpp.planning.multimodal.schedule import (
     RULES,
     STRICT_RULES,
@@ -27,6 +34,17 @@ SHAKES = (0.3, 1.0, 2.0, 4.0, 8.0)
 RANDOM_SHARE = 0.15
 #: Turns in a tree at a time, and results after which the scale of the scores is set.
 TURNS, MAX_FOR_SCALE = 16, 5000
+#: Trees that are looked at first, and steps after which it is one more.
+WIDTH, STEPS_A_TREE = 10, 250
+#: Rules that every variant is tried with before the trees are compared.
+FIRST_RULES = frozenset(
+    {
+        Rule(LONGEST_WAIT, ALTERNATE),
+        Rule(FORWARD_ORDER, BACKWARD_FIRST),
+        Rule(LONGEST_TAIL, ALTERNATE),
+        Rule(LONGEST_WAIT, BACKWARD_FIRST, True),
+    }
+)
 #: How close a makespan is to a bound that it meets: sums of the same seconds in another order.
 ROUNDING = 1e-12
 
@@ -59,8 +77,12 @@ class _Node:
 class _Tree:
     """Orders of one variant's segments under one rule; ``memo`` is shared by the rules of a variant."""
 
-    def __init__(self, tasks: Tasks, rule: Rule, memo: dict[tuple[Rule, bytes], float]) -> None:
+    def __init__(
+        self, tasks: Tasks, rule: Rule, memo: dict[tuple[Rule, bytes], float], keys: list[np.ndarray]
+    ) -> None:
         self.tasks, self.rule, self.memo = tasks, rule, memo
+        self.keys = keys if rule not in FIRST_RULES else []  # orders to try before others
+        self.promised_s = math.inf
         self.root = _Node(self.allowed([]))
         self.visits, self.total = 1, 0.0
         self.best_s = float("inf")
@@ -139,19 +161,27 @@ def search(
     def over() -> bool:
         return watch.expired or watch.spent_s >= until_s or (max_steps is not None and run.steps >= max_steps)
 
+    # Variants in the order of what they promise: where time is short, the last ones are not looked at.
     trees: list[_Tree] = []
-    for tasks in variants:
+    for tasks in sorted(variants, key=lambda each: each.bound_s):
         keys = start_keys(tasks)
         memo: dict[tuple[Rule, bytes], float] = {}
         for rule in (*STRICT_RULES, *RULES) if np.isfinite(tasks.room).any() else RULES:
             if over():
                 break
-            trees.append(_Tree(tasks, rule, memo))
-            for key in keys:
-                run.of(trees[-1], sequence_of(tasks, key))
+            trees.append(_Tree(tasks, rule, memo, keys))
+            if rule in FIRST_RULES:
+                for key in keys:
+                    run.of(trees[-1], sequence_of(tasks, key))
+        # Rules that were not tried are taken to be as good as the best of those that were.
+        mine = [tree for tree in trees if tree.tasks is tasks]
+        least_s = min((tree.best_s for tree in mine), default=math.inf)
+        for tree in mine:
+            tree.promised_s = min(tree.best_s, least_s) if tree.rule not in FIRST_RULES else tree.best_s
     run.scale([tasks.bound_s for tasks in variants])
     for tree in trees:
-        tree.total = run.score(tree.best_s)
+        tree.total = run.score(tree.promised_s)
+    trees.sort(key=lambda each: each.promised_s)
     while not over():
         left = [
             tree
@@ -160,10 +190,13 @@ def search(
         ]
         if not left:
             return Found(run.best, len(trees) > 0 or not variants, run.steps)
+        # The better trees first, and more of them the longer it takes.
+        left = left[: WIDTH + run.steps // STEPS_A_TREE]
         whole = math.log(1 + sum(tree.visits for tree in left))
 
         def promise(tree: _Tree, whole: float = whole) -> float:
-            known = 0.5 * (tree.total / tree.visits + run.score(tree.best_s))
+            best_s = min(tree.best_s, tree.promised_s)
+            known = 0.5 * (tree.total / tree.visits + run.score(best_s))
             return known + EXPLORE * math.sqrt(whole / tree.visits)
 
         tree = max(left, key=promise)
@@ -172,7 +205,8 @@ def search(
             if over() or tree.root.done:
                 break
             tree.visits += 1
-            tree.total += run.score(_turn(tree, rng, run))
+            found_s = _start(tree, run) if tree.keys else _turn(tree, rng, run)
+            tree.total += run.score(found_s)
         if report is not None:
             report(run.best)
     return Found(run.best, False, run.steps)
@@ -212,6 +246,12 @@ class _Runs:
     def score(self, found_s: float) -> float:
         """1 at the bound, 0 at the worst of the starts."""
         return min(max((self._worst_s - found_s) / self._span_s, 0.0), 1.0)
+
+
+def _start(tree: _Tree, run: _Runs) -> float:
+    """Try one of the orders to begin with."""
+    key, *tree.keys = tree.keys
+    return run.of(tree, sequence_of(tree.tasks, key))
 
 
 def _turn(tree: _Tree, rng: np.random.Generator, run: _Runs) -> float:

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from cdmpp.planning.multimodal.dispatch import longest_ways, preemptive_s
-from cdmpp.planning.multimodal.modules import Module, ordered, present
+from cdmpp.planning.multimodal.modules import Links, Module, ordered
 from cdmpp.planning.multimodal.placement import Placement
 
 Knob = Literal["keep", "recompute", "offload"]
@@ -43,8 +43,8 @@ class Tasks:
 
     A *unit* is a sub-micro-batch of a module; a *segment* is a unit's pass over the chunks of one of the
     module's segments; a *class* is a module's segment, and stands for one segment of each unit. Forward tasks
-    are numbered by class, unit and chunk. Units of different modules belong together by their share of the
-    step: unit m of M covers [m/M, (m+1)/M) of it, and needs those that it overlaps.
+    are numbered by class, unit and chunk. Units of different modules wait for each other where their items
+    belong together.
 
     Attributes
     ----------
@@ -77,6 +77,18 @@ class Tasks:
     kept: np.ndarray
     more_forward: np.ndarray
     more_backward: np.ndarray
+
+    @cached_property
+    def lanes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where each rank's lanes begin, and the lanes: see :func:`dispatch`."""
+        rows: list[list[tuple[int, int, int]]] = [[] for _ in range(self.ranks)]
+        for i, grid in enumerate(self.ids):
+            for at, chunk in enumerate(self.placement.chunks[i]):
+                if len(grid):
+                    step = int(grid[1, at] - grid[0, at]) if len(grid) > 1 else 0
+                    rows[chunk.rank].append((int(grid[0, at]), step, len(grid)))
+        begins = np.cumsum([0, *map(len, rows)])
+        return begins, np.array([lane for row in rows for lane in row], np.int64)
 
     @property
     def half(self) -> int:
@@ -136,10 +148,11 @@ def make_tasks(
     items: Sequence[Sequence[int]],
     ranks: int,
     memory: Memory,
+    belong: Links,
 ) -> Tasks:
     """Tasks of a step whose units have these items; activations are kept."""
     topological = ordered(modules)
-    before_modules = present(modules, [sum(units) for units in items])
+    waits = _waits(items, belong)
     # Classes in the order of data, so that a smaller class never waits for a larger one of the same share.
     classes = [(i, k) for i in topological if len(items[i]) for k in range(placement.segments(i))]
     chunk_ids = {
@@ -164,14 +177,13 @@ def make_tasks(
         rank[grid] = np.array([chunk.rank for chunk in placement.chunks[i]])
         source += [grid[:, :-1].ravel(), half + grid[:, 1:].ravel(), grid[:, -1]]
         target += [grid[:, 1:].ravel(), half + grid[:, :-1].ravel(), half + grid[:, -1]]
-        for j in before_modules[i]:
-            pairs = overlaps(len(items[i]), len(items[j]))
-            mine, theirs = pairs[:, 0], pairs[:, 1]
-            source += [ids[j][theirs, -1], half + grid[mine, 0]]
-            target += [grid[mine, 0], half + ids[j][theirs, -1]]
+    for (i, j), pairs in waits.items():
+        mine, theirs = pairs[:, 0], pairs[:, 1]
+        source += [ids[j][theirs, -1], half + ids[i][mine, 0]]
+        target += [ids[i][mine, 0], half + ids[j][theirs, -1]]
     sources, targets = np.concatenate(source), np.concatenate(target)
     by_source = np.argsort(sources, kind="stable")
-    need_ptr, need_class, need_count = _needs(classes, items, before_modules, placement)
+    need_ptr, need_class, need_count = _needs(classes, items, waits, placement)
     knobs: Knobs = tuple(tuple("keep" for _ in chunks) for chunks in placement.chunks)
     units = tuple(tuple(each) for each in items)
     duration_s, kept, forward, backward = _figures(modules, placement, units, memory, knobs, ids, half)
@@ -200,29 +212,37 @@ def make_tasks(
     )
 
 
-def overlaps(mine: int, theirs: int) -> np.ndarray:
-    """Pairs (m, v) of units whose shares of the step, [m/mine, (m+1)/mine) and [v/theirs, ...), overlap."""
-    pairs = [(m, v) for m in range(mine) for v in range(m * theirs // mine, -(-(m + 1) * theirs // mine))]
-    return np.array(pairs, np.int64).reshape(-1, 2)
+def _waits(items: Sequence[Sequence[int]], belong: Links) -> dict[tuple[int, int], np.ndarray]:
+    """For modules (i, j): units (of i, of j) of which the former's forward pass waits for the latter's."""
+    out = {}
+    for link in belong.all:
+        pairs = link.pairs(items[link.single], items[link.other])
+        if link.forward:
+            out[link.other, link.single] = pairs[:, ::-1]
+        else:
+            out[link.single, link.other] = pairs
+    return out
 
 
 def _needs(
     classes: Sequence[tuple[int, int]],
     items: Sequence[Sequence[int]],
-    before: Sequence[tuple[int, ...]],
+    waits: dict[tuple[int, int], np.ndarray],
     placement: Placement,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     at = {each: c for c, each in enumerate(classes)}
     ptr, named, counts = [0], list[int](), list[int]()
+    # The last unit that each waits for; pairs grow, so the last of a unit stands last.
+    last = {each: dict(pairs.tolist()) for each, pairs in waits.items()}
     for i, k in classes:
         for unit in range(len(items[i])):
             if k > 0:
                 named.append(at[i, k - 1])
                 counts.append(unit + 1)
-            else:
-                for j in before[i]:
-                    named.append(at[j, placement.segments(j) - 1])
-                    counts.append(-(-(unit + 1) * len(items[j]) // len(items[i])))
+            for (one, other), theirs in last.items() if k == 0 else ():
+                if one == i and unit in theirs:
+                    named.append(at[other, placement.segments(other) - 1])
+                    counts.append(theirs[unit] + 1)
             ptr.append(len(named))
     return np.array(ptr, np.int64), np.array(named, np.int64), np.array(counts, np.int64)
 

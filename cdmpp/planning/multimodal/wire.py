@@ -101,6 +101,13 @@ class MultimodalRequest(Request):
         ),
     ] = None
     ranks: Annotated[int, Field(ge=1, le=MAX_RANKS), WholeNumber]
+    samples: Annotated[
+        Name | None,
+        Field(
+            description="Module whose items are the samples: an item of another belongs to one of them. "
+            "Default: the one that exchanges data with most others, the last of these."
+        ),
+    ] = None
     efficiency: Annotated[
         float,
         Field(gt=0, le=1, description="Share of the peak items a second that sub-micro-batches keep."),
@@ -175,6 +182,12 @@ class MultimodalRequest(Request):
                 )
             if not any(batch.values()):
                 raise FieldError(f"{path}: a step without items", path=path)
+        if self.samples is not None and self.samples not in names:
+            raise FieldError(
+                f"samples: no module is called {self.samples!r}",
+                path="samples",
+                hint="one of: " + ", ".join(names),
+            )
         if "offload" in self.knobs and self.host_bandwidth_bytes_per_s is None:
             raise FieldError(
                 "host_bandwidth_bytes_per_s: the knob offload needs it", path="host_bandwidth_bytes_per_s"
@@ -234,6 +247,12 @@ class MultimodalRequest(Request):
         return self._modules(iter(prices))[0]
 
     @property
+    def samples_at(self) -> int | None:
+        """Index of the module of samples, where the request names it."""
+        names = [module.name for module in self.modules]
+        return None if self.samples is None else names.index(self.samples)
+
+    @property
     def memory(self) -> Memory:
         """The limit and the knobs."""
         return Memory(
@@ -267,6 +286,7 @@ class MultimodalRequest(Request):
             self.ranks,
             memory=self.memory,
             share=self.efficiency,
+            samples=self.samples_at,
             watch=watch,
             seed=self.seed,
             max_steps=self.max_steps,
