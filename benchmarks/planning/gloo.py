@@ -1,0 +1,295 @@
+"""``python -m benchmarks.planning.gloo``: data-parallel training between two processes here, replayed and measured.
+
+Two processes with one thread each train a small MLP and a small transformer with PyTorch's
+``DistributedDataParallel`` over gloo. Measured apart, in every round:
+
+* the layers, with all of DDP but the transfers (a communication hook that does nothing), both processes at once;
+* an all-reduce by size, with nothing else running;
+* how much computation and transfers slow each other down: gloo's threads run on the same cores;
+* the iteration itself at three bucket sizes, which the replay is held against.
+
+The replay gets medians of the first three and nothing of the fourth. Writes ``benchmarks/results/gloo.json``
+and the marked table of docs/replay.md. Run it on an idle machine: the load is noted beside the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as processes
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.report.results import write_result
+from cdmpp.replay import Link
+from cdmpp.replay.data_parallel import Layer, Setup, fill_buckets, simulate
+from cdmpp.replay.torch_model import Measured, measure_layers
+from cdmpp.zoo.transformers import EncoderLayer
+
+ROOT = Path(__file__).parents[2]
+OUT = ROOT / "benchmarks" / "results" / "gloo.json"
+RANKS = 2
+MIB = 2**20
+BUCKETS_BYTES = (MIB // 2, 2 * MIB, 25 * MIB)
+SIZES_BYTES = tuple(2**power for power in range(12, 26))
+WARM, REPEATS = 5, 20
+
+
+class Mlp(nn.Module):
+    """Five layers of 1024, 4.3 million parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = (512, 1024, 1024, 1024, 1024, 10)
+        parts: list[nn.Module] = []
+        for inputs, outputs in zip(widths[:-1], widths[1:], strict=True):
+            parts += [nn.Linear(inputs, outputs), nn.ReLU()]
+        self.body = nn.Sequential(*parts[:-1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.body(x)
+        return scores
+
+
+class Transformer(nn.Module):
+    """Four encoder layers of width 256 on 64 tokens, 3.9 million parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(2000, 256)
+        self.layers = nn.Sequential(*(EncoderLayer(256, 4) for _ in range(4)))
+        self.head = nn.Linear(256, 10)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.layers(self.tokens(tokens)).mean(1))
+        return scores
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
+    "mlp": (Mlp, lambda: torch.randn(128, 512)),
+    "transformer": (Transformer, lambda: torch.randint(2000, (8, 64))),
+}
+
+
+@dataclass
+class Round:
+    """What one round measured; of rank 0."""
+
+    layers: list[Layer]
+    update_s: float
+    alone_s: float
+    table: list[tuple[float, float]]
+    compute_slowdown: float
+    comm_slowdown: float
+    iterations_s: dict[int, list[float]]
+    bucket_bytes: dict[int, list[int]]
+
+
+class Trainer:
+    """A network with its data and its optimizer, in one of the processes.
+
+    ``silent``: DDP without the transfers. Each has a network of its own: DDP leaves hooks on its parameters.
+    """
+
+    def __init__(self, name: str, bucket_bytes: int, silent: bool = False) -> None:
+        make, data = NETWORKS[name]
+        torch.manual_seed(0)
+        self.network = make()
+        self.inputs = data()
+        self.classes = torch.randint(10, (len(self.inputs),))
+        self.optimizer = torch.optim.SGD(self.network.parameters(), 1e-3)
+        self.module = DistributedDataParallel(self.network, bucket_cap_mb=bucket_bytes / MIB)
+        if silent:
+            self.module.register_comm_hook(None, _no_transfer)
+
+    def loss(self) -> Tensor:
+        """Forward and loss."""
+        return nn.functional.cross_entropy(self.module(self.inputs), self.classes)
+
+    def iterate(self) -> float:
+        """One iteration; its seconds."""
+        self.network.zero_grad(set_to_none=True)
+        start = time.perf_counter()
+        self.loss().backward()
+        self.optimizer.step()
+        return time.perf_counter() - start
+
+
+def _no_transfer(_, bucket):  # type: ignore[no-untyped-def]  # DDP reads annotations, and not as text
+    done: torch.futures.Future[Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+def measure_round(name: str) -> Round:
+    """All measurements once; both processes call it together."""
+    silent = Trainer(name, 25 * MIB, silent=True)
+    dist.barrier()
+    found: Measured = measure_layers(
+        silent.network, silent.loss, silent.optimizer.step, repeats=REPEATS, warm=WARM
+    )
+    dist.barrier()
+    alone_s = statistics.median([silent.iterate() for _ in range(REPEATS)])
+    dist.barrier()
+    table = [(float(size), _transfer_s(size)) for size in SIZES_BYTES]
+    slowdowns = _slowdowns(silent, alone_s)
+    iterations_s, buckets = {}, {}
+    for bucket_bytes in BUCKETS_BYTES:
+        trainer = Trainer(name, bucket_bytes)
+        dist.barrier()
+        for _ in range(WARM):
+            trainer.iterate()
+        iterations_s[bucket_bytes] = [trainer.iterate() for _ in range(REPEATS)]
+        said = trainer.module._get_ddp_logging_data()
+        text = said.get("rebuilt_bucket_sizes") or said["bucket_sizes"]
+        buckets[bucket_bytes] = [int(part) for part in str(text).split(",")]
+    return Round(found.layers, found.update_s, alone_s, table, *slowdowns, iterations_s, buckets)
+
+
+def _transfer_s(size: int) -> float:
+    buffer = torch.zeros(size // 4)
+    times_s = []
+    for index in range(4 + 15):
+        dist.barrier()
+        start = time.perf_counter()
+        dist.all_reduce(buffer)
+        if index >= 4:
+            times_s.append(time.perf_counter() - start)
+    return statistics.median(times_s)
+
+
+def _slowdowns(silent: Trainer, alone_s: float) -> tuple[float, float]:
+    """How many times as long iterations and transfers take while both run."""
+    size = sum(p.numel() * p.element_size() for p in silent.network.parameters())
+    wanted = torch.tensor(max(round(10 * alone_s / _transfer_s(size)), 4))
+    dist.broadcast(wanted, 0)  # both must send as often
+    count = int(wanted)
+    buffers = [torch.zeros(size // 4) for _ in range(count)]
+
+    def send() -> list[dist.Work]:
+        dist.barrier()
+        return [dist.all_reduce(buffer, async_op=True) for buffer in buffers]
+
+    times_s, iterations = [], []
+    for busy in (False, True):
+        start, done = time.perf_counter(), 0
+        sent = send()
+        while busy and not all(work.is_completed() for work in sent):
+            silent.iterate()
+            done += 1
+        for work in sent:
+            work.wait()
+        times_s.append(time.perf_counter() - start)
+        iterations.append(done)
+    return max(times_s[1] / (iterations[1] * alone_s), 1.0), max(times_s[1] / times_s[0], 1.0)
+
+
+def _run(rank: int, name: str, store: str, rounds: int, out: str) -> None:
+    torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", f"file://{store}", timedelta(seconds=60), RANKS, rank)
+    try:
+        found = [measure_round(name) for _ in range(rounds)]
+        if rank == 0:
+            torch.save([asdict(one) for one in found], out)
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+def measure(name: str, rounds: int) -> list[Round]:
+    """Rounds of a network, measured in processes of their own."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = str(Path(folder) / "rounds.pt")
+        arguments = (name, str(Path(folder) / "store"), rounds, out)
+        processes.spawn(_run, arguments, nprocs=RANKS)  # type: ignore[no-untyped-call]
+        saved = torch.load(out, weights_only=True)
+    return [Round(**{**one, "layers": [Layer(**layer) for layer in one["layers"]]}) for one in saved]
+
+
+def _median_layers(rounds: Sequence[Round]) -> list[Layer]:
+    """Medians over rounds, in the order of the first one."""
+    by_name = [{layer.name: layer for layer in one.layers} for one in rounds]
+
+    def middle(name: str, figure: str) -> float:
+        return statistics.median(getattr(own[name], figure) for own in by_name)
+
+    return [
+        Layer(layer.name, middle(layer.name, "forward_s"), middle(layer.name, "backward_s"), layer.gradient_bytes)
+        for layer in rounds[0].layers
+    ]  # fmt: skip
+
+
+def compare(name: str, rounds: Sequence[Round]) -> dict[str, Any]:
+    """The replay beside the measured iterations."""
+    layers = _median_layers(rounds)
+    update_s = statistics.median(one.update_s for one in rounds)
+    columns = zip(*(one.table for one in rounds), strict=True)
+    table = tuple((column[0][0], statistics.median(s for _, s in column)) for column in columns)
+    slowdowns = [
+        statistics.median(getattr(one, f"{what}_slowdown") for one in rounds) for what in ("compute", "comm")
+    ]
+    link = Link(table=table)
+    found: dict[str, Any] = {
+        "network": name, "layers": len(layers), "gradient_bytes": sum(sum(x.gradient_bytes) for x in layers),
+        "alone_ms": _ms(statistics.median(one.alone_s for one in rounds)), "update_ms": _ms(update_s),
+        "compute_slowdown": round(slowdowns[0], 3), "comm_slowdown": round(slowdowns[1], 3),
+        "all_reduce_ms": {str(int(size)): _ms(seconds) for size, seconds in table}, "buckets": [],
+    }  # fmt: skip
+    for bucket_bytes in BUCKETS_BYTES:
+        medians = [statistics.median(one.iterations_s[bucket_bytes]) for one in rounds]
+        measured_s = statistics.median(medians)
+        own = [int(bucket.bytes) for bucket in fill_buckets(layers, bucket_bytes)]
+        shared = simulate(layers, Setup(RANKS, link, "measured", *slowdowns), bucket_bytes, None, update_s)
+        apart = simulate(layers, Setup(RANKS, link, "measured"), bucket_bytes, None, update_s)
+        found["buckets"].append(
+            {
+                "bucket_bytes": bucket_bytes, "buckets": len(own),
+                "same_as_ddp": own == rounds[0].bucket_bytes[bucket_bytes],
+                "measured_ms": _ms(measured_s), "rounds_ms": [_ms(s) for s in medians],
+                "replayed_ms": _ms(shared.iteration_s), "error": round(shared.iteration_s / measured_s - 1, 4),
+                "without_contention_ms": _ms(apart.iteration_s),
+                "without_contention_error": round(apart.iteration_s / measured_s - 1, 4),
+                "exposed_ms": _ms(shared.exposed_comm_s),
+            }
+        )  # fmt: skip
+    return found
+
+
+def _ms(seconds: float) -> float:
+    return float(f"{1e3 * seconds:.5g}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=OUT)
+    options = parser.parse_args()
+    before = os.getloadavg()
+    networks = [compare(name, measure(name, options.rounds)) for name in NETWORKS]
+    result = {
+        "command": "python -m benchmarks.planning.gloo", "cores": os.cpu_count(), "rounds": options.rounds,
+        "load_before": [round(one, 2) for one in before],
+        "load_after": [round(one, 2) for one in os.getloadavg()],
+        "torch": torch.__version__, "networks": networks,
+    }  # fmt: skip
+    write_result(options.out, result)
+    for one in networks:
+        print(one["network"], {key: one[key] for key in ("alone_ms", "compute_slowdown", "comm_slowdown")})
+        for row in one["buckets"]:
+            print("  ", row)
+
+
+if __name__ == "__main__":
+    main()

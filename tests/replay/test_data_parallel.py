@@ -1,0 +1,171 @@
+"""Data-parallel training: buckets, the graph, contention, the request."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cdmpp import make_plan
+from cdmpp.errors import FieldError
+from cdmpp.planning.kinds import KINDS, load
+from cdmpp.replay import Link
+from cdmpp.replay.data_parallel import Layer, Setup, fill_buckets, simulate
+
+LINK = Link(beta_s_per_byte=0.5)
+#: Forward 1 s and backward 2 s each, 4 bytes of gradients each.
+TWO = [Layer("a", 1.0, 2.0, (4.0,)), Layer("b", 1.0, 2.0, (4.0,))]
+MEASURED = Setup(2, LINK, "measured")
+
+
+def test_a_bucket_for_each_layer_hides_all_but_the_last() -> None:
+    # Forward until 2, b's gradients at 4, sent until 6; a's at 6, sent until 8; update until 8.5.
+    found = simulate(TWO, MEASURED, 1.0, update_s=0.5)
+    assert found.iteration_s == 8.5
+    assert (found.comm_s, found.exposed_comm_s) == (4.0, 2.0)
+    sent = [node for node in found.timeline.graph.nodes if node.kind == "comm"]
+    assert [node.id for node in sent] == ["00004 all-reduce 0", "00005 all-reduce 1"]
+
+
+def test_one_bucket_hides_nothing() -> None:
+    found = simulate(TWO, MEASURED, 8.0)
+    assert (found.iteration_s, found.exposed_comm_s) == (10.0, 4.0)
+
+
+def test_ring_of_several_ranks() -> None:
+    # 2 (p - 1) messages of n / p bytes: 6 messages of 1 byte at 0.5 s for each of the two buckets.
+    assert simulate(TWO, Setup(4, LINK), 1.0).iteration_s == pytest.approx(4 + 3 + 3)
+    assert simulate(TWO, Setup(1, LINK), 1.0).iteration_s == 6.0
+
+
+def test_contention_by_hand() -> None:
+    # b's transfer (2 s) starts at 4 beside a's backward (2 s): computation takes 1.5 times as long, transfers twice.
+    # a's backward ends at 4 + 3 = 7, by when 3 / 4 of the transfer are done; the rest runs alone until 7.5.
+    setup = Setup(2, LINK, "measured", compute_slowdown=1.5, comm_slowdown=2.0)
+    found = simulate(TWO, setup, 1.0)
+    ends = dict(zip((n.id for n in found.timeline.graph.nodes), found.timeline.end_s.tolist(), strict=True))
+    assert ends["00003 backward a"] == pytest.approx(7.0)
+    assert ends["00004 all-reduce 0"] == pytest.approx(7.5)
+    assert found.iteration_s == pytest.approx(9.5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(1, 40), max_size=3), min_size=1, max_size=8),
+    st.integers(1, 100), st.none() | st.integers(1, 100),
+)  # fmt: skip
+def test_buckets_are_those_of_pytorch(sizes: list[list[int]], cap: int, first: int | None) -> None:
+    layers = [Layer(str(i), 1.0, 1.0, tuple(4.0 * n for n in own)) for i, own in enumerate(sizes)]
+    ours = [bucket.bytes for bucket in fill_buckets(layers, cap, first)]
+    # Gradients arrive from the last parameter to the first.
+    arrived = [torch.empty(n) for own in reversed(sizes) for n in reversed(own)]
+    if not arrived:
+        assert ours == []
+        return
+    limits = [cap] if first is None else [first, cap]
+    theirs, _ = dist._compute_bucket_assignment_by_size(arrived, limits)
+    assert ours == [sum(4.0 * arrived[i].numel() for i in bucket) for bucket in theirs]
+
+
+costs = st.floats(0.0, 4.0).map(lambda x: round(x, 2))
+layers = st.lists(
+    st.builds(Layer, st.just("x"), costs, costs, st.lists(costs.map(lambda x: x + 1), max_size=2).map(tuple)),
+    min_size=1, max_size=6,
+)  # fmt: skip
+
+
+@settings(max_examples=30, deadline=None)
+@given(layers, st.floats(0, 10), st.floats(1, 2), st.floats(1, 2))
+def test_between_the_bound_and_no_overlap(own: list[Layer], cap: float, compute: float, comm: float) -> None:
+    found = simulate(own, MEASURED, cap)
+    alone = sum(layer.forward_s + layer.backward_s for layer in own)
+    assert max(alone, found.comm_s) - 1e-9 <= found.iteration_s <= alone + found.comm_s + 1e-9
+    shared = simulate(own, Setup(2, LINK, "measured", compute, comm), cap)
+    assert found.iteration_s - 1e-9 <= shared.iteration_s <= compute * comm * found.iteration_s + 1e-9
+
+
+def request(**changes: Any) -> dict[str, Any]:
+    layer = {"forward": 1.0, "backward": 2.0, "gradient_bytes": [4.0]}
+    return {
+        "layers": [{"name": "a", **layer}, {"name": "b", **layer}], "ranks": 2, "algorithm": "measured",
+        "link": {"beta_s_per_byte": 0.5}, "bucket_bytes": [8, 1], **changes,
+    }  # fmt: skip
+
+
+def test_the_request_chooses_a_bucket_size() -> None:
+    answer = make_plan("data-parallel", request())
+    assert (answer["iteration_s"], answer["bucket_bytes"], answer["exposed_comm_s"]) == (8.0, 1.0, 2.0)
+    assert [(one["bucket_bytes"], one["buckets"], one["iteration_s"]) for one in answer["choices"]] == [
+        (8.0, 1, 10.0), (1.0, 2, 8.0),
+    ]  # fmt: skip
+    assert answer["baselines"] == {
+        "no_overlap": 10.0, "one_bucket": 10.0, "bucket_per_gradient": 8.0, "pytorch_default": 10.0
+    }  # fmt: skip
+    # Forward 2 and all of backward 4, then the least last transfer: b's and a's alone are 2 each.
+    assert (answer["lower_bound_s"], answer["gap"]) == (8.0, 0.0)
+    assert [(one["ready_s"], one["start_s"], one["end_s"]) for one in answer["transfers"]] == [
+        (4.0, 4.0, 6.0), (6.0, 6.0, 8.0),
+    ]  # fmt: skip
+    assert "gradients of a" in answer["explanation"][1]
+
+
+@settings(max_examples=25, deadline=None)
+@given(layers, st.lists(st.floats(0, 12), min_size=1, max_size=4), st.floats(0, 1))
+def test_no_choice_is_below_the_bound(own: list[Layer], sizes: list[float], alpha: float) -> None:
+    forms = [
+        {
+            "name": str(i), "forward": one.forward_s, "backward": one.backward_s,
+            "gradient_bytes": list(one.gradient_bytes),
+        }
+        for i, one in enumerate(own)
+    ]  # fmt: skip
+    link = {"alpha_s": alpha, "beta_s_per_byte": 0.5}
+    answer = make_plan("data-parallel", request(layers=forms, bucket_bytes=sizes, link=link))
+    least = min(one["iteration_s"] for one in answer["choices"])
+    assert answer["iteration_s"] == least
+    assert least >= answer["lower_bound_s"] - 1e-9
+    assert answer["baselines"]["no_overlap"] >= answer["lower_bound_s"] - 1e-9
+
+
+def test_answers_keep_their_model_and_are_drawn_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    kind = KINDS["data-parallel"]
+    read, answer = kind.read(request()), make_plan("data-parallel", request())
+    read.answer_model.model_validate(answer)
+    load(kind.show)(read, answer)
+    assert "8.00 s an iteration" in capsys.readouterr().out
+    left, right = load(kind.draw)(read, answer).axes
+    assert (left.get_ylabel(), right.get_xlabel()) == ("iteration, ms", "ms since the start")
+
+
+@pytest.mark.parametrize(
+    ("changes", "path"),
+    [
+        ({"ranks": 0}, "ranks"), ({"bucket_bytes": []}, "bucket_bytes"), ({"link": {}}, "link"),
+        ({"link": {"table": [[2, 1], [1, 2]]}}, "link.table"), ({"compute_slowdown": 0.5}, "compute_slowdown"),
+        ({"layers": []}, "layers"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(changes: dict[str, Any], path: str) -> None:
+    with pytest.raises(FieldError) as caught:
+        make_plan("data-parallel", request(**changes))
+    assert caught.value.path == path
+
+
+def test_a_program_needs_a_predictor_and_is_named_in_the_explanation() -> None:
+    linear = {"operator": "linear", "m": 64, "n": 64, "k": 64}
+    cost = {"programs": [{"program": linear, "count": 2}], "device": "t4"}
+    asked = KINDS["data-parallel"].read(request(update=cost)).asked()
+    assert [(one.path, one.device) for one in asked] == [("update.programs.0", "t4")]
+
+
+def test_the_example_is_a_request() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "examples" / "data-parallel.json").read_text(
+        encoding="utf-8"
+    )
+    assert KINDS["data-parallel"].read(json.loads(text)).asked()
