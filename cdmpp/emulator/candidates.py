@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from cdmpp.emulator.emulate import durations, holdings
-from cdmpp.emulator.evaluate import Ints, evaluate, evaluate_again, peaks
+from cdmpp.emulator.evaluate import Ints, evaluate, evaluate_again, latest, peaks
 from cdmpp.emulator.reuse import Reuse
 from cdmpp.emulator.stages import Table
 from cdmpp.emulator.structure import Structure
@@ -24,9 +25,10 @@ class Candidates:
     classes : sequence of int
         Class of every micro-batch.
     transfer_s : float or sequence of float
-    reuse : bool, keyword
-        Whether an order that was seen is looked up, and one that was not starts from what it has in common
-        with the one before it. The answers are the same to the last bit.
+    resume : bool
+        Whether an order starts from what it has in common with the one before it.
+    remember : bool
+        Whether an order that was seen is looked up. A lookup costs about as much as 256 passes.
 
     Raises
     ------
@@ -39,6 +41,10 @@ class Candidates:
         Whole orders that were found, and that were not.
     kept, run : int
         Passes taken over from the candidate before, and passes simulated.
+
+    Notes
+    -----
+    Either way the answers are the same to the last bit.
     """
 
     def __init__(
@@ -48,11 +54,12 @@ class Candidates:
         classes: Sequence[int],
         transfer_s: float | Sequence[float] = 0.0,
         *,
-        reuse: bool = True,
+        resume: bool = True,
+        remember: bool = False,
     ) -> None:
         if len(structure.begin) != structure.ranks + 1:
             raise ValueError("copies to the host follow the order of the passes: build a structure for each")
-        self.structure, self.reuse = structure, reuse
+        self.structure, self.resume, self.remember = structure, resume, remember
         self.orders = Reuse(most=1 << 16)
         self.kept = self.run = 0
         self._duration, self._lag, _ = durations(structure, costs, classes, transfer_s)
@@ -73,9 +80,10 @@ class Candidates:
             Task numbers as in :class:`cdmpp.emulator.structure.Structure`: each rank's passes in another
             order, at the same places.
         """
-        if not self.reuse:
-            return self._all(order)
-        found: float = self.orders.find(order.tobytes(), lambda: self._rest(order))
+        simulate = self._rest if self.resume else self._all
+        if not self.remember:
+            return simulate(order)
+        found: float = self.orders.find(order.tobytes(), partial(simulate, order))
         return found
 
     def peak_bytes(self, order: Ints) -> float:
@@ -85,16 +93,19 @@ class Candidates:
         return float(peak.max())
 
     def _all(self, order: Ints) -> float:
-        begin, deps = self.structure.begin, self.structure.deps
-        ran = evaluate(order, begin, self._duration, deps, self._lag, self._turn, self.start_s, self.end_s)
-        return float(self.end_s.max()) if ran == len(order) else float("inf")
+        begin = self.structure.begin
+        evaluate(
+            order, begin, self._duration, self.structure.deps, self._lag, self._turn, self.start_s, self.end_s
+        )  # fmt: skip
+        return latest(order, begin, self.end_s)
 
     def _rest(self, order: Ints) -> float:
-        begin, deps = self.structure.begin, self.structure.deps
+        begin, before = self.structure.begin, self._before
         ran, kept = evaluate_again(
-            order, self._before, begin, self._duration, deps, self._lag, self._turn, self.start_s, self.end_s
+            order, before, begin, self._duration, self.structure.deps, self._lag, self._turn, self.start_s,
+            self.end_s,
         )  # fmt: skip
-        self._before[:] = order
+        before[:] = order
         self.kept += kept
         self.run += ran - kept
-        return float(self.end_s.max()) if ran == len(order) else float("inf")
+        return latest(order, begin, self.end_s)

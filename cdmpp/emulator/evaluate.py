@@ -179,6 +179,25 @@ def evaluate_again(
 
 
 @jit
+def latest(order: Ints, begin: Ints, end: Floats) -> float:
+    """When the last rank ends, in seconds; infinite where one could not run all that it has.
+
+    Parameters
+    ----------
+    order, begin, end
+        As :func:`evaluate` takes and fills them.
+    """
+    found = 0.0
+    for rank in range(begin.shape[0] - 1):
+        if begin[rank + 1] > begin[rank]:
+            last = end[order[begin[rank + 1] - 1]]
+            if last < 0.0:
+                return np.inf
+            found = max(found, last)
+    return found
+
+
+@jit
 def peaks(order: Ints, begin: Ints, at_start: Floats, at_end: Floats, resident: Floats, peak: Floats) -> None:
     """The most that each rank holds at once.
 

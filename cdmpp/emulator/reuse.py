@@ -6,10 +6,12 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
+_NOTHING = object()
+
 
 @dataclass
 class Reuse:
-    """Results by key; the oldest go when there are too many.
+    """Results by key; all of them go when there are too many.
 
     Attributes
     ----------
@@ -25,13 +27,14 @@ class Reuse:
 
     def find(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """The result of a key; made where it is not there."""
-        if key in self._held:
+        found = self._held.get(key, _NOTHING)
+        if found is not _NOTHING:
             self.hits += 1
-            return self._held[key]
+            return found
         self.misses += 1
         made = make()
         if len(self._held) >= self.most:
-            del self._held[next(iter(self._held))]
+            self._held.clear()
         self._held[key] = made
         return made
 

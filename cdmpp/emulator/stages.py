@@ -92,14 +92,9 @@ class Table:
     offloaded: tuple[bool, ...]
 
 
-#: (whole_s, split_s, at_start, at_end) of one stage: for each class, by kind of task.
-Column = tuple[list[tuple[float, ...]], ...]
-
-
-def column(stage: Stage, host_bandwidth_bytes_per_s: float) -> Column:
-    """One stage's part of a :class:`Table`."""
-    whole: list[tuple[float, ...]] = []
-    split, at_start, at_end = whole.copy(), whole.copy(), whole.copy()
+def column(stage: Stage, host_bandwidth_bytes_per_s: float) -> Floats:
+    """One stage's part of a :class:`Table`: its four arrays, each (classes, 5)."""
+    found = []
     for cost in (stage, *stage.classes):
         weight_s = WEIGHT_SHARE * cost.backward_s if cost.weight_s is None else cost.weight_s
         again = cost.forward_s if stage.memory == "recompute" else 0.0
@@ -108,16 +103,15 @@ def column(stage: Stage, host_bandwidth_bytes_per_s: float) -> Column:
         first = cost.boundary_bytes if stage.memory == "recompute" else held
         moved = held if stage.memory == "offload" else 0.0
         copy_s = moved / host_bandwidth_bytes_per_s
-        whole.append((cost.forward_s, cost.backward_s + again, 0.0, copy_s, copy_s))
-        split.append((cost.forward_s, cost.backward_s - weight_s + again, weight_s, copy_s, copy_s))
-        at_start.append((first, held - first, 0.0, 0.0, moved))
-        at_end.append((0.0, -held, 0.0, -moved, 0.0))
-    return whole, split, at_start, at_end
+        whole = (cost.forward_s, cost.backward_s + again, 0.0, copy_s, copy_s)
+        split = (cost.forward_s, cost.backward_s - weight_s + again, weight_s, copy_s, copy_s)
+        found.append((whole, split, (first, held - first, 0.0, 0.0, moved), (0.0, -held, 0.0, -moved, 0.0)))
+    return np.array(found, np.float64).swapaxes(0, 1)
 
 
-def table(stages: Sequence[Stage], columns: Sequence[Column]) -> Table:
+def table(stages: Sequence[Stage], columns: Sequence[Floats]) -> Table:
     """Put the columns of all stages together."""
-    whole, split, at_start, at_end = np.array(columns, np.float64).transpose(1, 3, 0, 2)
+    whole, split, at_start, at_end = np.array(columns).transpose(1, 3, 0, 2)
     return Table(
         whole,
         split,
