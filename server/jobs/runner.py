@@ -25,7 +25,7 @@ _LOOK_S = 1.0
 #: How often a running job's progress is written; far less than its lease.
 _BEAT_S = 2.0
 #: Seconds past its budget, or past being cancelled, after which a search is killed.
-GRACE_S, CANCEL_S = 30.0, 5.0
+GRACE_S, CANCEL_S = 60.0, 5.0
 #: For what has no budget.
 MOST_S = 600.0
 

@@ -48,10 +48,9 @@ def give_way(role: str) -> None:
 
     Searches that somebody waits for (``inline``) are placed before those of ``jobs``.
     """
-    os.nice(5 if role == "inline" else 19)
-    if hasattr(os, "SCHED_IDLE"):  # Linux
-        policy = os.SCHED_BATCH if role == "inline" else os.SCHED_IDLE
-        os.sched_setscheduler(0, policy, os.sched_param(0))
+    os.nice(5 if role == "inline" else 10)
+    if hasattr(os, "SCHED_BATCH"):  # Linux; not SCHED_IDLE, which may wait for ever on a busy machine
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def serve(jobs: BinaryIO, replies: BinaryIO) -> None:

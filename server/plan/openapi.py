@@ -12,6 +12,7 @@ from cdmpp.planning.kinds import KINDS
 from server.deadline import DESCRIPTION
 from server.jobs.wire import Submitted
 from server.openapi import BODY_PROBLEMS, REF, add_answer, add_body, add_models, add_problems, ref
+from server.plan.warm import REQUESTS
 from server.room import Schema
 from server.settings import Settings
 
@@ -50,7 +51,8 @@ def describe_plan(document: Schema, schemas: Schema, settings: Settings) -> None
             f"{DESCRIPTION}"
         )
         operation["parameters"] = [dict(each) for each in _PARAMETERS]
-        add_body(operation, _any_of([refs[model] for model in forms[kind.name]]))
+        example = next(iter(REQUESTS.get(kind.name, [])), None)
+        add_body(operation, _any_of([refs[model] for model in forms[kind.name]]), example)
         add_answer(operation, _any_of([refs[model] for model in answers[kind.name]]), "The answer.")
         add_answer(operation, ref("Submitted"), "A job: see GET /jobs/{job_id}.", status=202)
         operation["responses"]["202"]["headers"] = {

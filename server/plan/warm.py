@@ -17,29 +17,48 @@ from cdmpp.planning.kinds import KINDS
 
 _log = logging.getLogger(__name__)
 _STAGES = {"stages": 2, "micro_batches": 2, "forward_s": 1, "backward_s": 2}
+_CURVES = {"sizes": [1, 2], "forward_s": [1, 1.5], "backward_s": [2, 3]}
 #: A small request of each form that compiles something, by kind.
 REQUESTS: dict[str, list[dict[str, Any]]] = {
-    "simulate": [{"stages": [{"forward_s": 1, "backward_s": 2}], "micro_batches": 2}],
-    "split": [{"layers": [{"forward_s": 1, "backward_s": 2}], "ranks": 1, "micro_batches": 2}],
+    "replay": [
+        {
+            "nodes": [
+                {"id": "load", "device": "host", "stream": "io", "duration_s": 0.002},
+                {"id": "a", "device": "gpu", "duration_s": 0.003, "deps": ["load"]},
+                {"id": "send", "device": "gpu", "stream": "net", "bytes": 1e6, "link": "net", "deps": ["a"]},
+                {"id": "b", "device": "gpu", "duration_s": 0.004, "deps": ["a"]},
+            ],
+            "links": {"net": {"alpha_s": 1e-5, "bandwidth_bytes_per_s": 1e9}},
+        },
+    ],
+    "simulate": [
+        {
+            "stages": [{"forward_s": 0.005, "backward_s": 0.01}, {"forward_s": 0.006, "backward_s": 0.01}],
+            "micro_batches": 4, "schedule": "1f1b",
+        },
+    ],
     "pipeline": [
         {
             "models": [{**_STAGES, "direction": "down"}, {**_STAGES, "direction": "up"}],
-            "ranks": 2, "max_steps": 1000,
+            "ranks": 2, "max_activations": 2, "max_steps": 20,
+        },
+        {
+            "modules": [
+                {"name": "vision", "layers": 4, "cost": _CURVES},
+                {"name": "language", "layers": 4, "cost": _CURVES, "after": ["vision"]},
+            ],
+            "batch": {"vision": 4, "language": 2}, "ranks": 2, "max_steps": 20,
         },
     ],
     "rl": [
         {
-            "lengths": {"samples": [1, 2]}, "samples_per_step": 2, "decode": {"a_s": 1}, "draws": 2,
-            "pools": [{"name": "a", "units": 1}],
-        },
-    ],
-    "compress": [
-        {
-            "tensors": [{"name": "a", "bytes": 1, "backward": 1}], "workers": 2, "link": {"alpha_s": 1},
-            "compressors": [
-                {"name": "c", "ratio": 1, "gpu": {"compress_s_per_byte": 0, "decompress_s_per_byte": 0}}
-            ],
-            "max_steps": 10,
+            "lengths": {"quantiles": {"0.5": 500, "0.9": 1500}, "max_tokens": 4000},
+            "samples_per_step": 16,
+            "decode": {"batch": [1, 8], "seconds": [0.01, 0.012]},
+            "kv": {"max_batch": 8},
+            "pools": [{"name": "near", "units": 4}],
+            "training": {"seconds_per_token": 0.0003},
+            "draws": 2, "max_steps": 4,
         },
     ],
 }  # fmt: skip
