@@ -200,7 +200,14 @@ class SimulateAnswer(Explained):
     schedule: Annotated[str, Field(description='Its name, or "order".')]
     makespan_s: float
     lower_bound_s: Annotated[
-        float, Field(description="No order of the same passes on the same ranks is shorter.")
+        float,
+        Field(
+            description="No schedule of these stages on these ranks is shorter, also where weight gradients "
+            "are put off."
+        ),
+    ]
+    same_passes_bound_s: Annotated[
+        float, Field(description="No other order of the passes that this schedule has is shorter.")
     ]
     interval: Annotated[Interval | None, Field(description="null: all costs are given.")]
     bubble: Annotated[float, Field(description="Share of all ranks' time that they wait.")]
