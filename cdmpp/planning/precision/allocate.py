@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from cdmpp.compose.watch import Watch
-from cdmpp.planning.precision.pricing import DeviceCosts, Levels, Pricing
+from cdmpp.planning.precision.pricing import DeviceCosts, Levels, Pricing, uniform
 from cdmpp.planning.precision.relaxation import Relaxation, ascend
+from cdmpp.programs.operators import DTYPE_BYTES
 
 #: A plan this close to its bound counts as proven best.
 CLOSE = 1e-9
 #: Nodes of the branch and bound before chance takes over.
 _TREE = 50_000
-#: Steps for an operator that the neighbourhood of one candidate may take.
-_NEAR = 30
+#: Steps that the neighbourhood of one candidate may take, and how much worse than the best it may be.
+_NEAR, _FAR = 3000, 2.0
 
 
 class Steps:
@@ -154,9 +155,21 @@ def _take_first(
     return False
 
 
+def simple(costs: DeviceCosts, start: Levels, limit_s: float) -> Found:
+    """The heap's plan, or one type everywhere where that is better: what :func:`search` begins with.
+
+    ``start`` keeps the limits.
+    """
+    levels = heap(costs, start, limit_s)
+    every = [Pricing(costs, levels), *(Pricing(costs, uniform(costs, dtype)) for dtype in DTYPE_BYTES)]
+    best = min((one for one in every if one.within(limit_s)), key=lambda one: one.sensitivity)
+    floor = float(sum(np.min(row) for row in costs.sensitivity))
+    return Found(best.levels, best.sensitivity, floor, levels)
+
+
 def search(
     costs: DeviceCosts,
-    start: Levels,
+    first: Found,
     limit_s: float,
     steps: Steps,
     report: Callable[[Found], None] = lambda found: None,
@@ -167,18 +180,15 @@ def search(
     Parameters
     ----------
     costs : DeviceCosts
-    start : list of int
-        Keeps the limits.
+    first : Found
+        Of :func:`simple`.
     limit_s : float
         Of the iteration.
     steps : Steps
-        When to end; the heap's plan is there in any case.
     report : callable
         Hears of every better plan.
     """
-    by_heap = heap(costs, start, limit_s)
-    floor = float(sum(np.min(row) for row in costs.sensitivity))
-    best = Found(list(by_heap), Pricing(costs, by_heap).sensitivity, floor, by_heap)
+    best = replace(first)
 
     tried: set[tuple[int, ...]] = set()
 
@@ -187,8 +197,10 @@ def search(
         if tuple(levels) in tried:
             return best.objective
         tried.add(tuple(levels))
-        if Pricing(costs, levels).within(limit_s):
-            better = improve(costs, levels, limit_s, Steps(steps, _NEAR * costs.size).go_on)
+        priced = Pricing(costs, levels)
+        # Far from the best there is nothing near that is better.
+        if priced.sensitivity <= _FAR * best.objective and priced.within(limit_s):
+            better = improve(costs, levels, limit_s, Steps(steps, _NEAR).go_on)
             objective = Pricing(costs, better).sensitivity
             if objective < best.objective:
                 best.levels, best.objective = better, objective
@@ -198,12 +210,12 @@ def search(
     def close() -> bool:
         return best.objective - best.bound <= CLOSE * abs(best.objective)
 
-    if not close():
-        offer(by_heap)
+    if not close() and steps.go_on():
         relaxation = Relaxation(costs)
         ascent = ascend(relaxation, limit_s, offer, steps.go_on)
         best.bound = min(max(best.bound, ascent.bound), best.objective)
         report(best)
+        offer(first.levels)
         if not close() and ascent.relaxed is not None:
             tree = Steps(steps, _TREE)
             if relaxation.below(

@@ -16,7 +16,7 @@ from cdmpp.devices.registry import lookup
 from cdmpp.errors import CdmppError, FieldError
 from cdmpp.planning.precision.casts import MEASURED, CastCost, scaled
 from cdmpp.planning.precision.exchange import buckets, limits
-from cdmpp.planning.precision.forms import DeviceLine, ExchangeForm, OperatorForm
+from cdmpp.planning.precision.forms import MAX_EDGES, MAX_PAIRS, DeviceLine, ExchangeForm, OperatorForm
 from cdmpp.planning.precision.indicator import gradient_dtype, indicator
 from cdmpp.planning.precision.pricing import DeviceCosts, Edge, Kept
 from cdmpp.prediction import Prediction
@@ -69,6 +69,15 @@ def read_job(
     """
     _distinct([device.name for device in devices], "devices", "name")
     place = _distinct([one.id for one in operators], "operators", "id")
+    edges = sum(len(one.deps) for one in operators)
+    if edges > MAX_EDGES:
+        raise FieldError(f"operators: {edges:,} deps in all; at most {MAX_EDGES:,}", path="operators")
+    pairs = len(operators) * len(devices)
+    if pairs > MAX_PAIRS:
+        raise FieldError(
+            f"operators: {len(operators):,} on {len(devices)} devices are {pairs:,} pairs; "
+            f"at most {MAX_PAIRS:,}", path="operators", hint="plan equal blocks of the network once",
+        )  # fmt: skip
     index = _order(operators, place)
     ordered = [operators[i] for i in index]
     place = {one.id: i for i, one in enumerate(ordered)}
@@ -318,18 +327,23 @@ def _device(
         for names, n in zip(levels, weights, strict=True)
     ]
     edges: list[Edge] = []
+    # Tensors of one size between operators of the same levels have one table.
+    known: dict[tuple[tuple[str, ...], tuple[str, ...], int], tuple[np.ndarray, np.ndarray]] = {}
     readers: list[list[int]] = [[] for _ in job.operators]
     for i, one in enumerate(job.operators):
         for name in one.deps:
             p = job.place[name]
             readers[p].append(i)
             n = job.operators[p].output_elements
-            down = [[cast_s(a, b, n) for b in levels[i]] for a in levels[p]]
-            up = [
-                [cast_s(_gradient(b, line.dtypes), _gradient(a, line.dtypes), n) for b in levels[i]]
-                for a in levels[p]
-            ]
-            edges.append(Edge(p, i, np.array(down), np.array(up)))
+            key = levels[p], levels[i], n
+            if key not in known:
+                down = [[cast_s(a, b, n) for b in levels[i]] for a in levels[p]]
+                up = [
+                    [cast_s(_gradient(b, line.dtypes), _gradient(a, line.dtypes), n) for b in levels[i]]
+                    for a in levels[p]
+                ]
+                known[key] = np.array(down), np.array(up)
+            edges.append(Edge(p, i, *known[key]))
     kept = tuple(
         Kept(tuple(sorted(who)), job.operators[p].output_elements)
         for p, who in enumerate(readers)

@@ -13,6 +13,10 @@ from cdmpp.programs.question import DEFAULT_PROTOCOL, Backend, Framework, Protoc
 from cdmpp.replay.forms import LinkForm
 
 MAX_OPERATORS, MAX_DEVICES, MAX_DEPS, MAX_WORKS, MAX_BUCKETS = 1000, 8, 64, 16, 256
+#: Of all operators together; networks have one or two for each.
+MAX_EDGES = 3000
+#: Operators times devices: what one request may take is bounded.
+MAX_PAIRS = 2000
 MAX_ELEMENTS, MAX_BYTES = 10**13, 1e18
 Elements = Annotated[int, Field(ge=0, le=MAX_ELEMENTS), WholeNumber]
 Error = Annotated[float, Field(ge=0, le=1e30)]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from cdmpp.compose.watch import Watch
 from cdmpp.errors import InfeasibleError
-from cdmpp.planning.precision.allocate import Found, Steps, fastest, heap, search
+from cdmpp.planning.precision.allocate import Found, Steps, fastest, search, simple
 from cdmpp.planning.precision.pricing import DeviceCosts, Levels, Pricing, lowest, uniform
 from cdmpp.planning.precision.relaxation import Relaxation
 from cdmpp.programs.operators import DTYPE_BYTES
@@ -78,10 +78,8 @@ def make_plan(
         starts = _within_time(devices, starts, limit_s, watch)
     plan = Plan(limit_s, limit_of, starts, [])
     for costs, start in zip(devices, starts, strict=True):
-        first = heap(costs, start, limit_s)
-        floor = float(sum(min(row) for row in costs.sensitivity))
-        plan.found.append(Found(first, Pricing(costs, first).sensitivity, floor, first))
-    for d, (costs, start) in enumerate(zip(devices, starts, strict=True)):
+        plan.found.append(simple(costs, start, limit_s))
+    for d, costs in enumerate(devices):
         left = len(devices) - d
         until = None if watch.budget_s is None else watch.spent_s + watch.left_s / left
         most = None if max_steps is None else max(max_steps // len(devices), 1)
@@ -90,7 +88,7 @@ def make_plan(
             plan.found[d] = found
             report(plan)
 
-        plan.found[d] = search(costs, start, limit_s, Steps(watch, most, until), hear, seed)
+        plan.found[d] = search(costs, plan.found[d], limit_s, Steps(watch, most, until), hear, seed)
     return plan
 
 
@@ -147,27 +145,30 @@ def rounded_up(value: float) -> float:
 
 @dataclass(frozen=True)
 class Baseline:
-    """A simpler plan: its levels on each device, and whether it keeps the limits."""
+    """A simpler plan, and whether it keeps the limits.
+
+    Attributes
+    ----------
+    sensitivity : float
+        Over all workers.
+    memory_bytes : list of float
+        By device.
+    """
 
     name: str
-    levels: list[Levels]
+    sensitivity: float
+    iteration_s: float
+    memory_bytes: list[float]
     feasible: bool
 
 
 def baselines(devices: Sequence[DeviceCosts], plan: Plan) -> list[Baseline]:
     """All lowest, all float32, the best of one type for each device, the start, and the heap alone."""
-
-    def keeps(levels: Sequence[Levels]) -> bool:
-        return all(Pricing(costs, at).within(plan.limit_s) for costs, at in zip(devices, levels, strict=True))
-
     one_type: list[Levels] = []
     for costs in devices:
-        kept = [
-            levels
-            for dtype in DTYPE_BYTES
-            if Pricing(costs, levels := uniform(costs, dtype)).within(plan.limit_s)
-        ]
-        one_type.append(min(kept or [lowest(costs)], key=lambda at: Pricing(costs, at).sensitivity))
+        tried = [Pricing(costs, uniform(costs, dtype)) for dtype in DTYPE_BYTES]
+        kept = [priced for priced in tried if priced.within(plan.limit_s)]
+        one_type.append(min(kept or tried[:1], key=lambda priced: priced.sensitivity).levels)
     choices = {
         "all_lowest": [lowest(costs) for costs in devices],
         "all_float32": [uniform(costs, "float32") for costs in devices],
@@ -175,11 +176,21 @@ def baselines(devices: Sequence[DeviceCosts], plan: Plan) -> list[Baseline]:
         "start": plan.starts,
         "heap": [found.heap for found in plan.found],
     }
-    return [Baseline(name, levels, keeps(levels)) for name, levels in choices.items()]
+    out: list[Baseline] = []
+    for name, levels in choices.items():
+        priced = [Pricing(costs, at) for costs, at in zip(devices, levels, strict=True)]
+        out.append(
+            Baseline(
+                name,
+                total(devices, [one.sensitivity for one in priced]),
+                max(one.iteration_s for one in priced),
+                [one.memory_bytes for one in priced],
+                all(one.within(plan.limit_s) for one in priced),
+            )
+        )
+    return out
 
 
-def error(devices: Sequence[DeviceCosts], levels: Sequence[Levels]) -> float:
-    """Sum of sensitivities over all workers."""
-    return float(
-        sum(costs.workers * Pricing(costs, at).sensitivity for costs, at in zip(devices, levels, strict=True))
-    )
+def total(devices: Sequence[DeviceCosts], errors: Sequence[float]) -> float:
+    """Sum of what one worker of each device adds, over all workers."""
+    return float(sum(costs.workers * one for costs, one in zip(devices, errors, strict=True)))

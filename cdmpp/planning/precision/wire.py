@@ -19,7 +19,7 @@ from cdmpp.planning.precision.forms import (
     ExchangeForm,
     OperatorForm,
 )
-from cdmpp.planning.precision.plan import Plan, baselines, error, make_plan
+from cdmpp.planning.precision.plan import Plan, baselines, make_plan, total
 from cdmpp.planning.precision.pricing import Pricing
 from cdmpp.prediction import Prediction
 from cdmpp.programs.operators import DType
@@ -67,8 +67,8 @@ class PrecisionRequest(Request):
             # The search goes on with these objects; the answer is made later.
             so_far = replace(plan, found=[replace(found) for found in plan.found])
             watch.report(
-                best=error([one.costs for one in made], [found.levels for found in so_far.found]),
-                bound=sum(one.costs.workers * f.bound for one, f in zip(made, so_far.found, strict=True)),
+                best=total([one.costs for one in made], [found.objective for found in so_far.found]),
+                bound=total([one.costs for one in made], [found.bound for found in so_far.found]),
                 answer=lambda: _answer(job, made, so_far),
             )
 
@@ -156,14 +156,12 @@ def _answer(job: Job, made: Sequence[Tables], plan: Plan) -> dict[str, Any]:
     levels = [list(found.levels) for found in plan.found]
     bounds = [found.bound for found in plan.found]
     proven = [found.proven for found in plan.found]
-    sensitivity = error(devices, levels)
-    bound = float(sum(costs.workers * b for costs, b in zip(devices, bounds, strict=True)))
-    bound = min(bound, sensitivity)
     priced = [Pricing(costs, at) for costs, at in zip(devices, levels, strict=True)]
+    sensitivity = total(devices, [one.sensitivity for one in priced])
+    bound = min(total(devices, bounds), sensitivity)
     lower = [Pricing(one.lower, at).iteration_s for one, at in zip(made, levels, strict=True)]
     upper = [Pricing(one.upper, at).iteration_s for one, at in zip(made, levels, strict=True)]
     simpler = baselines(devices, plan)
-    worst = error(devices, simpler[0].levels)
     rejected: list[Raise] = [
         one
         for d, (costs, pricing) in enumerate(zip(devices, priced, strict=True))
@@ -174,7 +172,7 @@ def _answer(job: Job, made: Sequence[Tables], plan: Plan) -> dict[str, Any]:
     return {
         "sensitivity": sensitivity,
         "lower_bound": bound,
-        "gap": _gap(sensitivity, bound, worst),
+        "gap": _gap(sensitivity, bound, simpler[0].sensitivity),
         "iteration_s": max(one.iteration_s for one in priced),
         "iteration_lower_s": max(lower),
         "iteration_upper_s": max(upper),
@@ -209,17 +207,14 @@ def _answer(job: Job, made: Sequence[Tables], plan: Plan) -> dict[str, Any]:
             }
             for one in rejected
         ],
-        "baselines": {one.name: error(devices, one.levels) for one in simpler if one.feasible},
+        "baselines": {one.name: one.sensitivity for one in simpler if one.feasible},
         "baseline_plans": [
             {
                 "name": one.name,
-                "sensitivity": error(devices, one.levels),
-                "iteration_s": max(
-                    Pricing(costs, at).iteration_s for costs, at in zip(devices, one.levels, strict=True)
-                ),
+                "sensitivity": one.sensitivity,
+                "iteration_s": one.iteration_s,
                 "memory_bytes": {
-                    costs.name: Pricing(costs, at).memory_bytes
-                    for costs, at in zip(devices, one.levels, strict=True)
+                    costs.name: size for costs, size in zip(devices, one.memory_bytes, strict=True)
                 },
                 "feasible": one.feasible,
             }
