@@ -25,6 +25,8 @@ _EXTRAS = {
     "scipy": "train",
     "sklearn": "train",
     "xgboost": "train",
+    "matplotlib": "plan",
+    "numba": "plan",
     "tvm": "tvm",
     "tvm_ffi": "tvm",
     "httpx2": "client",
