@@ -40,6 +40,12 @@ def replay(
         float | None,
         typer.Option(min=0, help="Of a model: idle µs between two kernels (launches). Default: 0."),
     ] = None,
+    launch_us: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="Of a model: µs of the host for each launch, ahead of the device. Default: 0."
+        ),
+    ] = None,
     protocol: Annotated[
         Protocol | None, typer.Option(help="Which latency is predicted; overrides the graph's.")
     ] = None,
@@ -73,9 +79,14 @@ def replay(
     json: JsonOption = False,
 ) -> None:
     """Replay a graph of programs, transfers and given durations: the makespan, and what it waits for."""
-    request = _of_model(graph, device, gap_us, parse_sizes(dim or [])) if device else read_json(Path(graph))
-    if not device and (gap_us is not None or dim):
-        raise typer.BadParameter("goes with --device, for a model", param_hint="--gap-us, --dim")
+    if device:
+        request = _of_model(graph, device, gap_us or 0.0, launch_us or 0.0, parse_sizes(dim or []))
+    elif gap_us is not None or launch_us is not None or dim:
+        raise typer.BadParameter("go with --device, for a model", param_hint="--gap-us, --launch-us, --dim")
+    elif graph.lower().endswith((".onnx", ".pt2", ".py")):
+        raise typer.BadParameter("a model needs a device to run on", param_hint="--device")
+    else:
+        request = read_json(Path(graph))
     if not isinstance(request, dict):
         raise DataError(f"{graph}: not a replay request", hint="docs/replay.md has examples")
     overrides = [_override(text) for text in what_if or []]
@@ -102,7 +113,9 @@ def replay(
     present(kind, read, found, json, figure)
 
 
-def _of_model(source: str, device: str, gap_us: float | None, sizes: dict[str, int]) -> dict[str, Any]:
+def _of_model(
+    source: str, device: str, gap_us: float, launch_us: float, sizes: dict[str, int]
+) -> dict[str, Any]:
     from cdmpp.devices import load_device
     from cdmpp.frontends.load import load_programs
     from cdmpp.replay.from_model import request_of
@@ -110,7 +123,8 @@ def _of_model(source: str, device: str, gap_us: float | None, sizes: dict[str, i
     where: str | dict[str, Any] = device
     if device.lower().endswith((".json", ".toml")):
         where = load_device(device).model_dump(mode="json", exclude_none=True)
-    return request_of(load_programs(source, None, sizes or None), where, gap_s=(gap_us or 0.0) * 1e-6)
+    programs = load_programs(source, None, sizes or None)
+    return request_of(programs, where, gap_s=gap_us * 1e-6, launch_s=launch_us * 1e-6)
 
 
 def _list(value: Any) -> list[Any]:

@@ -17,6 +17,7 @@ def request_of(
     device: str | dict[str, Any],
     *,
     gap_s: float = 0.0,
+    launch_s: float = 0.0,
     protocol: Protocol = DEFAULT_PROTOCOL,
     framework: Framework | None = None,
 ) -> dict[str, Any]:
@@ -31,6 +32,9 @@ def request_of(
     gap_s : float
         Idle seconds between one kernel and the next: what the framework needs to launch it, where the
         device waits for that.
+    launch_s : float
+        Seconds that the host needs to launch a kernel. Above 0 the host is a stream of its own, which runs
+        ahead while the device works, and is waited for where kernels are short.
     protocol, framework
         Which latency each program is predicted with. With "eager" a launch is in it already.
 
@@ -54,8 +58,8 @@ def request_of(
             hint="; ".join(f"{one.operator}: {one.reason}" for one in graph.unsupported)
             or "cdmpp support lists what is covered",
         )
-    if len(launched) > MAX_NODES:
-        raise FieldError(f"{len(launched)} kernels", path="nodes", hint=f"at most {MAX_NODES}")
+    if len(launched) > MAX_NODES // 2:
+        raise FieldError(f"{len(launched)} kernels", path="nodes", hint=f"at most {MAX_NODES // 2}")
     ids = {node.id: _short(node.id, i) for i, node in enumerate(graph.nodes)}
     before: dict[str, list[str]] = {}
     for source, target in graph.edges:
@@ -65,18 +69,21 @@ def request_of(
     entry: dict[str, Any] = {"gap_s": gap_s}
     if not isinstance(device, str):
         entry["device"] = device
-    made: dict[str, Any] = {
-        "nodes": [
+    nodes: list[dict[str, Any]] = []
+    for i, node in enumerate(launched):
+        deps = before.get(node.id, [])
+        if launch_s:
+            launch = _short(f"launch {ids[node.id]}", i)
+            nodes.append({"id": launch, "device": "host", "duration_s": launch_s, "class": "launch"})
+            deps = [*deps, launch]
+        nodes.append(
             {
-                "id": ids[node.id],
-                "device": name,
-                "program": forms[node.program],
-                "deps": before.get(node.id, []),
+                "id": ids[node.id], "device": name, "program": forms[node.program or 0], "deps": deps,
                 "class": node.operator[:MAX_NAME],
             }
-            for node in launched
-            if node.program is not None
-        ],
+        )  # fmt: skip
+    made: dict[str, Any] = {
+        "nodes": nodes,
         "devices": {name: entry},
         "order": "listed",
         "protocol": protocol,

@@ -77,10 +77,10 @@ class ReplayRequest(Request):
         Field(
             ge=0,
             le=1,
-            description="Of the errors of different programs on one device. 0: they partly cancel; 1: all "
-            "are off the same way. Equal programs always are.",
+            description="Of the errors of different programs on one device. 1: all are off the same way, as "
+            "whole networks show; 0: they partly cancel. Equal programs always go together.",
         ),
-    ] = 0.0
+    ] = 1.0
     timeline: Annotated[bool, Field(description="List when each node runs.")] = True
     trace: Annotated[bool, Field(description="Add Chrome trace events.")] = False
     missing: Annotated[

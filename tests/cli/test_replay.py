@@ -52,6 +52,19 @@ def test_a_model_is_its_programs_on_one_stream(run: Run, predictor: LatencyPredi
     assert json.loads(again.stdout) == answer
 
 
+def test_the_host_launches_ahead_and_is_waited_for(run: Run) -> None:
+    def makespan(*options: object) -> float:
+        result = run("replay", BLOCK, "--device", "t4", "--json", *options)
+        assert result.exit_code == 0, result.output
+        return float(json.loads(result.stdout)["makespan_s"])
+
+    alone = makespan()
+    # A host that is always ahead costs its first launch; one that is always late, all of them and the last
+    # kernel.
+    assert makespan("--launch-us", 1) == pytest.approx(alone + 1e-6, rel=1e-12)
+    assert 12 * 0.01 < makespan("--launch-us", 10_000) < 12 * 0.01 + alone
+
+
 def test_a_device_of_ones_own(run: Run, tmp_path: Path) -> None:
     mine = tmp_path / "mine.toml"
     mine.write_text(SPECIFICATION_EXAMPLE)
@@ -114,6 +127,12 @@ def test_what_is_wrong_is_said(run: Run, arguments: list[str], code: int, says: 
     assert result.exit_code == code
     assert says in result.output
     assert "Traceback" not in result.output
+
+
+def test_a_model_needs_a_device(run: Run) -> None:
+    result = run("replay", BLOCK)
+    assert result.exit_code == 2
+    assert "--device" in result.output
 
 
 @pytest.mark.parametrize(

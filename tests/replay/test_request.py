@@ -193,17 +193,19 @@ def test_equal_programs_are_wrong_together(predictor: LatencyPredictor) -> None:
     assert interval["quantiles"]["0.5"] == pytest.approx(5 * one.latency_s, rel=0.01)
     assert interval["quantiles"]["0.9"] == pytest.approx(5 * one.upper_s, rel=0.01)
     assert interval["samples"] == 4000
-    # Different programs are wrong independently: relatively narrower than the wider of the two alone.
+    # The errors of different programs add up, unless the request says that they are independent.
     mixed = [{"id": "m", "device": "t4", "programs": [{"program": LINEAR}, {"program": SOFTMAX}]}]
     alone = [
         ask({"nodes": [{"id": "m", "device": "t4", "program": p}]}, predictor) for p in (LINEAR, SOFTMAX)
     ]
-    both = ask({"nodes": mixed}, predictor)
+    both = ask({"nodes": mixed, "correlation": 0}, predictor)
+    together = ask({"nodes": mixed, "samples": 2000}, predictor)
 
     def width(found: dict[str, Any]) -> float:
         return float(found["interval"]["upper_s"] - found["interval"]["lower_s"])
 
-    assert width(both) < width(alone[0]) + width(alone[1])
+    assert width(both) < 0.9 * (width(alone[0]) + width(alone[1]))
+    assert width(together) == pytest.approx(width(alone[0]) + width(alone[1]), rel=0.1)
     assert both["interval"]["lower_s"] < both["makespan_s"] < both["interval"]["upper_s"]
 
 
