@@ -40,7 +40,7 @@ def read_request(model: type[R], value: Any) -> R:
         places = [(".".join(str(part)[:80] for part in one["loc"]), one["msg"]) for one in found]
         said = "; ".join(f"{path or 'request'}: {what}" for path, what in places[:_MOST_NAMED])
         more = f"; and {len(places) - _MOST_NAMED} more" if len(places) > _MOST_NAMED else ""
-        raise FieldError(said + more, path=places[0][0], hint="docs/planning.md has every field") from None
+        raise FieldError(said + more, path=places[0][0], hint="docs/planning.md and docs/examples have the forms") from None
 
 
 def solve(request: Request, predictor: Predictor | None = None, watch: Watch | None = None) -> dict[str, Any]:
