@@ -33,10 +33,11 @@ from cdmpp.planning.rl import (
     token_table,
 )
 from cdmpp.planning.rl.answer import RlAnswer
+from cdmpp.planning.rl.bounds import lower_bounds
 from cdmpp.planning.rl.elastic import action_of
 from cdmpp.planning.rl.migration import enough, inference_after, migrated
 from cdmpp.planning.rl.picture import draw
-from cdmpp.planning.rl.sizes import Front, coarse_to_fine, lower_bounds, steps_of
+from cdmpp.planning.rl.sizes import Front, coarse_to_fine, steps_of
 from cdmpp.planning.rl.streaming import Mode, Ready
 from cdmpp.planning.rl.wire import RlRequest
 from cdmpp.planning.rl.words import show

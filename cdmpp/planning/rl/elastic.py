@@ -14,8 +14,7 @@ from typing import Literal
 import numpy as np
 
 from cdmpp.planning.rl.costs import Pool, TrainingCost
-from cdmpp.planning.rl.dispatch import Dispatcher
-from cdmpp.planning.rl.generation import Engine
+from cdmpp.planning.rl.dispatch import Dispatcher, Split
 from cdmpp.planning.rl.lengths import Drawn
 
 #: How long responses become, over what was planned for.
@@ -67,31 +66,30 @@ def action_of(gap_s: float, saving_s: float, loss_s: float | None, worth_s: floa
     return "keep"
 
 
-def triggers(pool: Pool, units: int, cost: TrainingCost, training_units: int, drawn: Drawn) -> list[Trigger]:
+def triggers(
+    pool: Pool, split: Split, cost: TrainingCost, training_units: int, drawn: Drawn
+) -> list[Trigger]:
     """The table for a plan.
 
     Parameters
     ----------
     pool : Pool
-        Generates with ``units``.
+        Generates.
+    split : Split
+        Of the planned units; with one more or less, and with other lengths, the tail's part of them stays,
+        or there is no split where that is better.
     cost : TrainingCost
         Of ``training_units``.
     drawn : Drawn
         Steps as planned for; their lengths are scaled, and cut where memory ends.
     """
-    engine = pool.generates()
-    return [_line(pool, engine, units, cost, training_units, drawn, growth) for growth in GROWTH]
+    return [_line(pool, split, cost, training_units, drawn, growth) for growth in GROWTH]
 
 
 def _line(
-    pool: Pool,
-    engine: Engine,
-    units: int,
-    cost: TrainingCost,
-    training_units: int,
-    drawn: Drawn,
-    growth: float,
+    pool: Pool, split: Split, cost: TrainingCost, training_units: int, drawn: Drawn, growth: float
 ) -> Trigger:
+    engine, units = pool.generates(), split.instances
     room = engine.memory_tokens - engine.prompt_tokens
     rows = drawn.lengths[:MOST_DRAWS]
     lengths = np.clip(np.rint(rows * growth), 1, room).astype(np.int64)
@@ -100,11 +98,14 @@ def _line(
     samples = dispatcher.samples
 
     def stage(count: int) -> float:
-        ends = dispatcher.ends(dispatcher.best(count))
-        return float(ends.mean()) + pool.inference_s * samples / count
+        ends = [dispatcher.ends(Split(0, count))]
+        if split.tail and count > 1:
+            tail = min(max(round(split.tail * count / units), 1), count - 1)
+            ends.append(dispatcher.ends(Split(tail, count - tail)))
+        return min(float(each.mean()) for each in ends) + pool.inference_s * samples / count
 
     now = stage(units)
-    tokens = float((lengths + engine.prompt_tokens).sum(1).mean())
+    tokens = float(dispatcher.tokens.mean())
     training = float(cost.whole_s(samples, tokens, float(training_units)))
     # Simulated means of different dispatches may differ by a hair in the wrong direction.
     saving = max(now - stage(units + 1), 0.0)

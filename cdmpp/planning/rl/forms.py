@@ -11,7 +11,7 @@ from cdmpp.compose.request import Closed, DeviceForm, Name, PositiveSeconds, Sec
 
 MAX_SAMPLES, MAX_TOKENS, MAX_UNITS, MAX_BATCH, MAX_OBSERVED = 65_536, 10_000_000, 512, 8192, 100_000
 #: Samples simulated in one pass over the draws: a second of plain Python, a tenth of it compiled.
-MAX_SIMULATED = 2**18
+MAX_SIMULATED = 2**17
 #: Most samples that an instance decodes at a time, where nothing else is said.
 DEFAULT_BATCH = 256
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS), WholeNumber]

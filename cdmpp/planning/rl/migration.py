@@ -145,7 +145,7 @@ def best_migration(
         Mean seconds of a step from when its samples are ready, (draws, samples).
     """
     samples, instances = dispatcher.samples, split.instances
-    if instances < 2 or samples < 2:
+    if instances < 2 or samples < 2 or watch.expired:
         return None
     finish = dispatcher.finish(split)
     limit = float(finish.max(1).mean()) * (1 + TOLERANCE)

@@ -11,18 +11,19 @@ import numpy as np
 
 from cdmpp.compose.watch import Watch
 from cdmpp.errors import FieldError, InfeasibleError
+from cdmpp.planning.rl.bounds import lower_bounds
 from cdmpp.planning.rl.dispatch import Dispatcher, Split
 from cdmpp.planning.rl.elastic import Trigger, triggers
 from cdmpp.planning.rl.generation import Engine, Floats
 from cdmpp.planning.rl.judging import Outcome, colocated, evaluate, evaluate_ends, inference_of, trainer_of
 from cdmpp.planning.rl.lengths import Drawn, Lengths, Ranker, draw_steps
 from cdmpp.planning.rl.migration import Link, Migration, best_migration, migrated
-from cdmpp.planning.rl.sizes import Front, Objective, Sizes, Terms, lower_bounds, steps_of, with_step
+from cdmpp.planning.rl.sizes import Front, Objective, Sizes, Terms, steps_of, with_step
 
 #: Sizes for which a tail split is tried: the best without one.
 WITH_SPLIT = 8
 #: Sizes that are tried whatever the budget: compiling, where that is yet to be done, takes longer than these.
-LEAST_SIZES = 8
+LEAST_SIZES = 4
 #: Samples move for nothing.
 NO_LINK = Link(0.0, 1.0)
 
@@ -99,6 +100,8 @@ class Plan:
         Seconds and price if all units of one pool generate and then train, at best.
     without : Outcome
         The plan without migration.
+    candidate : Split
+        The best split into two groups, whether the plan has it or not.
     floor_s, bound_s, bound_price : float
         The longest sample alone; lower bounds of step and price over all sizes.
     stage_bound_s : float
@@ -126,6 +129,7 @@ class Plan:
     serial: Outcome
     colocated: tuple[float, float] | None
     without: Outcome
+    candidate: Split
     floor_s: float
     bound_s: float
     bound_price: float
@@ -216,6 +220,9 @@ def _plan(
         steps = steps_of(terms, sizes.generation, dispatcher, split, ready_s)
         return next(one for one in steps if _like(one) == _like(sizes))
 
+    candidate = sizes.split
+    if not candidate.tail and units > 1 and dispatcher.samples > 1:
+        candidate = dispatcher.best_split(units)
     whole = recut(Split(0, units))
     plain, outcome = evaluate(terms, whole, judge), evaluate(terms, sizes, judge)
     if sizes.split.tail and outcome.step_s.mean() > plain.step_s.mean():
@@ -237,7 +244,7 @@ def _plan(
     table: list[Trigger] = []
     if sizes.training is not None and not sizes.shared:
         pool = replace(terms.pools[sizes.generation], inference_s=each)
-        table = triggers(pool, units, trainer_of(terms, sizes), sizes.training_units, judge.drawn)
+        table = triggers(pool, candidate, trainer_of(terms, sizes), sizes.training_units, judge.drawn)
     bound_s, bound_price = lower_bounds(terms, judges)
     return Plan(
         sizes=with_step(sizes, float(outcome.step_s.mean()), terms),
@@ -251,6 +258,7 @@ def _plan(
         serial=evaluate(terms, replace(sizes, batches=1), judge),
         colocated=colocated(terms, problem.objective, judges),
         without=without,
+        candidate=candidate,
         floor_s=float(judge.floor().mean()),
         bound_s=bound_s,
         bound_price=bound_price,

@@ -225,57 +225,6 @@ def _shared(terms: Terms, pool: int, dispatcher: Dispatcher, split: Split, ready
     return [Sizes(pool, units, pool, units, split, 1, seconds, price, shared=True)]
 
 
-def lower_bounds(terms: Terms, dispatchers: dict[int, Dispatcher]) -> tuple[float, float]:
-    """No sizes and no dispatch make a mean step shorter, or cheaper, than these: seconds and price.
-
-    Over all sizes: the longest sample decoded alone, the tokens at the best batch on all instances, training
-    without waiting.
-    """
-    found = [
-        bound
-        for pool, dispatcher in dispatchers.items()
-        for units in terms.generation_sizes(pool)
-        for bound in _bounds(terms, pool, dispatcher, units)
-    ]
-    return min(seconds for seconds, _ in found), min(price for _, price in found)
-
-
-def _bounds(terms: Terms, pool: int, dispatcher: Dispatcher, units: int) -> list[tuple[float, float]]:
-    """Least seconds and least price with so many units of generation, for each way to train beside it."""
-    place, samples = terms.pools[pool], dispatcher.samples
-    alone = dispatcher.bound(units)
-    work = dispatcher.work_s() + samples * place.inference_s
-    stage = np.maximum(alone + place.inference_s / units, work / units)
-    tokens = dispatcher.tokens
-    found: list[tuple[float, float]] = []
-
-    def add(means: Floats, rates: Floats) -> None:
-        found.append((float(means.min()), float((means * rates).min())))
-
-    if not terms.trains:
-        add(stage.mean(), terms.rate(pool, units, None, 0))
-        return found
-    if terms.layout != "separate" and place.training is not None and terms.training_units in (None, units):
-        whole = place.training.whole_s(samples, tokens, float(units))
-        add((stage + whole).mean() + terms.shared_s, terms.rate(pool, units, None, 0))
-    ways: list[tuple[Stage, Floats]] = [("generation", stage), ("training", alone)]
-    for by, least in ways if terms.layout != "shared" else []:
-        for other in range(len(terms.pools)):
-            sizes = terms.training_sizes(pool, units, other)
-            cost = terms.training_cost(other, by)
-            if cost is None or not len(sizes):
-                continue
-            weights = terms.weights_s(pool, other)
-            whole = cost.whole_s(samples, tokens[:, None], sizes.astype(np.float64))
-            if terms.mode == "async":
-                steps = np.maximum(np.maximum(least[:, None], whole), weights)
-            else:
-                last = cost.batch_overhead_s + cost.fixed_s
-                steps = np.maximum(least[:, None] + last, whole) + weights
-            add(steps.mean(0), terms.rate(pool, units, other, sizes))
-    return found
-
-
 def with_step(sizes: Sizes, step_s: float, terms: Terms) -> Sizes:
     """The same sizes with another step, and its price."""
     return replace(sizes, step_s=step_s, price=step_s * terms.rate_of(sizes))

@@ -38,7 +38,7 @@ from cdmpp.prediction import Prediction
 
 #: Programs that a request may have priced.
 MAX_ASKED = 10_000
-MOST_DRAWS, LEAST_DRAWS = 16, 4
+MOST_DRAWS, LEAST_DRAWS = 16, 2
 
 
 class RlRequest(Request):

@@ -144,9 +144,8 @@ def _split(problem: Problem, plan: Plan, judge: Dispatcher) -> dict[str, Any]:
     tail = plan.drawn.tail
     most = judge.engine.batch
     plain = judge.ends(Split(0, units))
-    best = judge.best_split(units) if units > 1 and samples > 1 else used
     gain = 1 - _mean(judge.ends(used)) / _mean(plain)
-    best_gain = 1 - _mean(judge.ends(best)) / _mean(plain)
+    best_gain = 1 - _mean(judge.ends(plan.candidate)) / _mean(plain)
     other = None
     if used.tail and judge.rough is not None:
         other = 1 - _mean(judge.rough.ends(used)) / _mean(judge.rough.ends(Split(0, units)))
