@@ -97,7 +97,7 @@ def plan_nodes(
     for i, node in enumerate(nodes):
         path = f"nodes.{i}"
         cost = _cost(node, path)
-        stream = node.stream or ("comm" if cost == "collective" else "0")
+        stream = str(node.stream) if node.stream is not None else "comm" if cost == "collective" else "0"
         held = [(device, stream) for device in _devices(node, path)]
         seconds = 0.0
         if cost == "duration_s":

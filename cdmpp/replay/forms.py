@@ -24,6 +24,8 @@ MAX_DEVICES, MAX_LINKS, MAX_ROWS, MAX_RANKS = 10_000, 10_000, 1000, 1024
 MAX_WHAT_IFS, MAX_SAMPLES = 256, 10_000
 MAX_BYTES = 1e18
 
+#: Streams are numbered in many traces: 0 is "0".
+StreamName = Name | Annotated[int, Field(ge=0, le=MAX_COUNT), WholeNumber]
 Bytes = Annotated[float, Field(ge=0, le=MAX_BYTES)]
 
 
@@ -46,7 +48,7 @@ class NodeForm(Closed):
     id: Name
     device: Annotated[Name | None, Field(description="Where it runs; a collective has ranks instead.")] = None
     stream: Annotated[
-        Name | None, Field(description='Default: "0"; of a collective "comm", on each rank.')
+        StreamName | None, Field(description='Default: "0"; of a collective "comm", on each rank.')
     ] = None
     duration_s: Seconds | None = None
     program: ProgramForm | None = None
@@ -129,7 +131,7 @@ class OverrideForm(Closed):
 
     node: Annotated[Name | None, Field(description="Id of a node.")] = None
     device: Annotated[Name | None, Field(description="Device of the graph; ranks of collectives too.")] = None
-    stream: Name | None = None
+    stream: StreamName | None = None
     class_: Annotated[Name | None, Field(alias="class")] = None
     ratio: Annotated[float, Field(ge=0, le=1e6)] = 1.0
     delay_s: Annotated[float, Field(ge=-MAX_SECONDS, le=MAX_SECONDS)] = 0.0
@@ -137,7 +139,7 @@ class OverrideForm(Closed):
     def selectors(self) -> dict[str, str]:
         """Those that are given, by their JSON names."""
         named = {"node": self.node, "device": self.device, "stream": self.stream, "class": self.class_}
-        return {name: value for name, value in named.items() if value is not None}
+        return {name: str(value) for name, value in named.items() if value is not None}
 
 
 class MissingForm(Closed):

@@ -118,6 +118,18 @@ def test_events_are_edges_between_streams() -> None:
     assert ask(with_events)["makespan_s"] == 3
 
 
+def test_streams_may_be_numbered() -> None:
+    def nodes(first: object, second: object) -> list[dict[str, Any]]:
+        return [
+            {"id": "a", "device": "g", "duration_s": 1, "stream": first},
+            {"id": "b", "device": "g", "duration_s": 2, "stream": second},
+        ]
+
+    assert ask({"nodes": nodes(0, 7)}) == ask({"nodes": nodes("0", "7")})
+    answer = ask({"nodes": nodes("7", 7), "overrides": [{"stream": 7, "ratio": 2}]})
+    assert (answer["makespan_s"], answer["what_if"][0]["makespan_s"]) == (3, 6)
+
+
 def test_devices_may_be_parallel_and_have_gaps() -> None:
     nodes = [{"id": f"n{i}", "device": "g", "duration_s": 1.0} for i in range(4)]
     assert ask({"nodes": nodes})["makespan_s"] == 4.0
