@@ -56,7 +56,13 @@ def check(request: FusedRequest, answer: Any, prices: Sequence[Prediction] = ())
         Of any planner; fields beyond the contract are not looked at.
     prices : sequence of Prediction
         Of ``request.asked()``.
+
+    Raises
+    ------
+    FieldError, InfeasibleError
+        The request itself is wrong.
     """
+    request.asked()
     problem = request.problem(request.costs(prices))
     try:
         claim = _Claim.model_validate(answer)

@@ -1,4 +1,4 @@
-"""The best of many schedules: diverse starts, each improved, then the best ones shaken and improved again."""
+"""The best of many schedules: diverse starts, each improved, and the best ones changed and improved again."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from cdmpp.compose.jit import COMPILED
 from cdmpp.compose.watch import Watch
+from cdmpp.planning.fused.baselines import EQUAL, Floats, Schedule, greedy, priced, serial_1f1b
 from cdmpp.planning.fused.bound import lower_bound_s
-from cdmpp.planning.fused.construct import construct, improve
-from cdmpp.planning.fused.problem import Model, Problem
+from cdmpp.planning.fused.construct import improve
+from cdmpp.planning.fused.problem import Problem
+from cdmpp.planning.fused.proposals import Proposals
 
-#: Relative difference below which two makespans are equal: sums of the same terms in another order.
-EQUAL = 1e-9
 #: Rows improved together: enough tasks that the compiled code outweighs its call.
 _TASKS_TOGETHER, _MOST_ROWS = 40_000, 64
 #: Workers of a turn. Fixed, not the number of cores: equal requests are to give equal answers.
@@ -28,25 +27,6 @@ _ELITES = 6
 #: Once the makespan is proven least, lowering the memory ends after so many fruitless steps, or when this
 #: share of the budget is spent.
 _PATIENCE_STEPS, _BUDGET_SHARE = 8000, 0.5
-
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Start of each task in seconds, and what it costs."""
-
-    start_s: Floats
-    makespan_s: float
-    peak: float
-    peaks_sum: float
-
-    @property
-    def key(self) -> tuple[float, float, float]:
-        """Order of schedules: the makespan, then memory."""
-        return (self.makespan_s, self.peak, self.peaks_sum)
 
 
 @dataclass(frozen=True)
@@ -106,15 +86,12 @@ class _Search:
         self.bound = lower_bound_s(problem)
         limit = np.inf if problem.max_activations is None else problem.max_activations
         # Sums of activations differ from the limit in their last digits.
-        self.limit = limit * (1 + EQUAL)
+        self.limit = self.goal = limit * (1 + EQUAL)
         self.best_known: list[Schedule] = []
         self.elites: list[Schedule] = []
         self.steps = self.better_at = 0
         self.baselines: dict[str, float] = {}
-        lanes = int(self.tasks.lane.max()) + 1
-        self.lanes = lanes
-        self.scale = np.array([m.forward_s + m.backward_s for m in problem.models])
-        self.depth = np.array([m.stages for m in problem.models])
+        self.proposals = Proposals(problem, self.bound, self.limit, self.rng)
 
     def run(self, describe: Callable[[Found], dict[str, Any]] | None) -> Found:
         self._baselines()
@@ -161,6 +138,9 @@ class _Search:
         if not self.best_known or new.key < self.best.key:
             self.best_known = [new]
             self.better_at = self.steps
+            if self._proven:
+                # From here on the search is for a makespan as short with less memory.
+                self.goal = new.peak * (1 - EQUAL)
         if any(np.array_equal(new.start_s, old.start_s) for old in self.elites):
             return
         if len(self.elites) < _ELITES:
@@ -173,180 +153,48 @@ class _Search:
             self.elites.append(new)
 
     def _rank(self, schedule: Schedule) -> tuple[float, ...]:
-        """What elites are judged by: memory too once the makespan cannot fall any further."""
-        return schedule.key if self._proven else schedule.key[:1]
+        """What elites are judged by: the makespan, among those that hold little enough."""
+        return (max(schedule.peak, self.goal), schedule.makespan_s)
 
     def _propose(self, rows: int) -> tuple[Floats, ...]:
         """Priorities, patiences, windows and limits of ``rows`` schedules."""
-        tasks, rng = self.tasks, self.rng
+        tasks, rng, made = self.tasks, self.rng, self.proposals
         priorities = np.empty((rows, tasks.size))
         patiences = rng.choice([0.0, 0.3, 0.7, 1.0], rows)
         windows = np.full((rows, len(tasks.count)), np.iinfo(np.int64).max)
         limits = np.full((rows, self.problem.ranks), self.limit)
         best = self.best
         for row in range(rows):
-            memory = rng.random() < (0.9 if self._proven else 0.3)
+            memory = rng.random() < (0.9 if self._proven else 0.15)
             if memory:
-                limits[row] = min(self.limit, best.peak * rng.choice([1.0, 1.0, 0.95, 0.9]) * (1 - EQUAL))
+                most = best.peak * (1 - EQUAL) * rng.choice([1.0, 1.0, 0.95, 0.9])
+                limits[row] = min(self.goal, most)
             if rng.random() < 0.4:
-                windows[row] = self._windows()
+                windows[row] = made.windows()
+            start = self.elites[rng.integers(len(self.elites))].start_s
             kind = rng.random()
             if kind < 0.2:
-                priorities[row] = self._fresh()
+                priorities[row] = made.fresh()
             elif kind < (0.4 if np.isfinite(self.limit) else 0.3):
-                priorities[row] = self._mixed()
+                priorities[row] = made.mixed()
                 patiences[row] = rng.choice([-1.0, patiences[row]])
             elif kind < 0.8:
-                priorities[row] = self._shaken()
+                priorities[row] = made.shaken(start)
             else:
-                priorities[row] = self._swapped()
+                leaner = memory and rng.random() < 0.3
+                priorities[row] = made.leaner(start) if leaner else made.swapped(start)
                 patiences[row] = rng.choice([-1.0, patiences[row]])
         return priorities, patiences, windows, limits
-
-    def _windows(self) -> Ints:
-        """Random numbers of micro-batches in flight: about as in 1F1B, or the limit shared out."""
-        tasks, rng = self.tasks, self.rng
-        if np.isfinite(self.limit) and rng.random() < 0.5:
-            parts = rng.dirichlet(np.ones(len(self.problem.models)))
-            held = [
-                int(s * self.limit / m.activation) for s, m in zip(parts, self.problem.models, strict=True)
-            ]
-            return np.maximum(held, 1)[tasks.model].astype(np.int64)
-        share = rng.choice([0.5, 1.0, 1.0, 1.5, 2.0], self.lanes)[tasks.lane]
-        more = rng.integers(0, 4, self.lanes)[tasks.lane]
-        found = np.ceil((self.depth[tasks.model] - tasks.stage) * share).astype(np.int64) + more
-        least: Ints = np.maximum(found, 1)
-        return least
-
-    def _fresh(self) -> Floats:
-        """Priorities from a random rule: what has long to run after it comes first."""
-        tasks, rng, bound = self.tasks, self.rng, self.bound
-        group = tasks.group
-        lane = tasks.lane[group]
-        spacing = (rng.uniform(0, 1.5, self.lanes) * self.scale[[m for m, _ in self.problem.lanes()]])[lane]
-        lead = (rng.uniform(-1, 1, self.lanes) * bound * rng.choice([0, 0.1, 0.5]))[lane]
-        early = rng.uniform(-0.5, 0.5) * bound * rng.choice([0, 0.3, 1.0])
-        urgency = tasks.tail[group] + spacing * (tasks.count[group] - tasks.index) + lead
-        urgency += np.where(tasks.forward[group], early, 0.0)
-        noise = rng.normal(size=tasks.size) * rng.choice([0, 0.2, 1, 4]) * self.scale.mean() / 3
-        priority: Floats = noise - urgency
-        return priority
-
-    def _mixed(self) -> Floats:
-        """Priorities by micro-batch: those of the models in a random mixture, several in flight."""
-        tasks, rng = self.tasks, self.rng
-        model = tasks.model[tasks.group]
-        models = self.problem.models
-        jobs = sum(m.micro_batches for m in models)
-        begin, end = np.sort(rng.random((2, len(models))) ** rng.choice([0.1, 1.0]), axis=0)
-        begin[rng.random(len(models)) < 0.5] = 0.0
-        place = begin[model] + (end - begin)[model] * (tasks.index + rng.random()) / tasks.count[tasks.group]
-        largest = max(m.activation for m in models)
-        most = min(float(self.depth.max()), self.limit / largest)
-        flight = rng.uniform(0, most) * (1 - rng.choice([0.0, 1.0]) * tasks.stage / self.depth[tasks.model])
-        priority: Floats = place * jobs + np.where(tasks.forward, 0.0, flight)[tasks.group]
-        return priority
-
-    def _shaken(self) -> Floats:
-        """Priorities near a good schedule: its starts, some of them moved."""
-        tasks, rng = self.tasks, self.rng
-        base = self._elite()
-        size = self.scale.mean() * rng.choice([0.2, 0.5, 1, 2, 5])
-        moved: Floats
-        kind = rng.integers(5)
-        if kind == 2:  # whole groups
-            moved = rng.normal(size=len(tasks.count))[tasks.group]
-        elif kind == 4:  # passes of lanes
-            shift = rng.normal(size=(self.lanes, 2))
-            moved = shift[tasks.lane, tasks.forward.astype(np.int64)][tasks.group]
-        else:
-            moved = rng.normal(size=tasks.size)
-            if kind == 1:  # some tasks
-                moved *= rng.random(tasks.size) < 0.1
-            elif kind == 3:  # a while
-                where = rng.random() * self.bound
-                moved *= np.abs(base - where) < self.bound * rng.choice([0.05, 0.15])
-        moved *= size
-        moved += base
-        return moved
-
-    def _elite(self) -> Floats:
-        return self.elites[self.rng.integers(len(self.elites))].start_s
-
-    def _swapped(self) -> Floats:
-        """Priorities near a good schedule: some neighbours exchanged that follow each other at once."""
-        tasks, rng, start = self.tasks, self.rng, self._elite()
-        rank = tasks.rank[tasks.group]
-        by_time = np.lexsort((start, rank))
-        first, second = by_time[:-1], by_time[1:]
-        end = start[first] + tasks.duration[tasks.group[first]]
-        near = (rank[first] == rank[second]) & (start[second] <= end + EQUAL * self.bound)
-        places = np.flatnonzero(near & (tasks.group[first] != tasks.group[second]))
-        moved = start.copy()
-        for at in rng.choice(places, min(len(places), int(rng.geometric(0.4)))) if len(places) else ():
-            moved[first[at]], moved[second[at]] = moved[second[at]], moved[first[at]]
-        return moved
 
     def _baselines(self) -> None:
         """Simple schedules; the first elites. The serial one always keeps the limit."""
         start, makespan = serial_1f1b(self.problem)
         self.baselines["serial_1f1b"] = makespan
-        self._keep(self._priced(start))
-        greedy = _once(self.problem, self._greedy(), self.limit)
-        if greedy is not None:
-            self.baselines["greedy"] = greedy.makespan_s
-            self._keep(greedy)
-
-    def _greedy(self) -> Floats:
-        """Backward passes before forward ones, then the earlier micro-batch, then the model's number."""
-        tasks = self.tasks
-        return np.where(tasks.forward, 1e9, 0.0)[tasks.group] + tasks.index * 1e3 + tasks.lane[tasks.group]
-
-    def _priced(self, start: Floats) -> Schedule:
-        tasks = self.tasks
-        peaks = tasks.peaks(start)
-        makespan = float((start + tasks.duration[tasks.group]).max())
-        return Schedule(start, makespan, float(peaks.max()), float(peaks.sum()))
-
-
-def serial_1f1b(problem: Problem) -> tuple[Floats, float]:
-    """One model after the other, each 1F1B, its copies at the same time.
-
-    Returns
-    -------
-    start_s : ndarray, shape (tasks,)
-    makespan_s : float
-        The sum of (M + P - 1) (f + b) where no limit holds micro-batches back.
-    """
-    starts, begin = [], 0.0
-    for model in problem.models:
-        # Its copies do not meet: one stands for all.
-        alone = Problem(model.stages, (Model(**{**vars(model), "direction": "down"}),))
-        tasks = alone.tasks
-        window = model.stages - tasks.stage
-        if problem.max_activations is not None:
-            most = int(problem.max_activations * (1 + EQUAL) // model.activation)
-            window = np.minimum(window, max(most, 1))
-        priority = np.where(tasks.forward, 1.0, 0.0)[tasks.group]
-        found = _once(alone, priority, np.inf, window)
-        assert found is not None, "windows of one model never lock"
-        starts += [found.start_s + begin] * (problem.ranks // model.stages)
-        begin += found.makespan_s
-    return np.concatenate(starts), begin
-
-
-def _once(problem: Problem, priority: Floats, limit: float, window: Ints | None = None) -> Schedule | None:
-    """One schedule without improvement; None where the limits let no task start."""
-    tasks = problem.tasks
-    if window is None:
-        window = np.full(len(tasks.count), np.iinfo(np.int64).max)
-    start, peak = np.empty(tasks.size), np.empty(problem.ranks)
-    makespan = construct(
-        tasks.rank_groups, tasks.rank_start, tasks.rank, tasks.duration, tasks.count, tasks.offset,
-        tasks.before, tasks.after, tasks.forward, tasks.partner, tasks.activation, window,
-        np.full(problem.ranks, limit), priority, 0.0, start, peak,
-    )  # fmt: skip
-    return None if makespan < 0 else Schedule(start, makespan, float(peak.max()), float(peak.sum()))
+        self._keep(priced(self.problem, start))
+        quick = greedy(self.problem, self.limit)
+        if quick is not None:
+            self.baselines["greedy"] = quick.makespan_s
+            self._keep(quick)
 
 
 def _improve(

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from cdmpp.compose import Asked, Explained, Request, Watch
 from cdmpp.compose.costs import Cost, PredictedCost
@@ -52,12 +52,15 @@ class ModelForm(Closed):
         Field(gt=0, le=MAX_ACTIVATION, description="What a stage holds for a micro-batch, in any unit."),
     ] = 1.0
 
-    @model_validator(mode="after")
-    def _one_of(self) -> ModelForm:
+    def check(self, path: str) -> None:
+        """Raise :class:`FieldError` where a cost is there twice, or not at all."""
         for name in ("forward", "backward"):
             if (getattr(self, name) is None) == (getattr(self, f"{name}_s") is None):
-                raise ValueError(f"give either {name}_s or {name}")
-        return self
+                raise FieldError(
+                    f"{path}: give either {name}_s or {name}",
+                    path=path,
+                    hint="seconds, or the programs to predict them from",
+                )
 
 
 class FusedRequest(Request):
@@ -90,6 +93,8 @@ class FusedRequest(Request):
                 path="models",
                 hint=f"at most {MAX_TASKS:,}: 2 x micro_batches x ranks, summed over the models",
             )
+        for at, model in enumerate(self.models):
+            model.check(f"models.{at}")
         any_cost = Cost.given(1.0)
         self.problem([(any_cost, any_cost)] * len(self.models))
         return [
@@ -101,7 +106,7 @@ class FusedRequest(Request):
         ]
 
     def costs(self, prices: Sequence[Prediction]) -> list[tuple[Cost, Cost]]:
-        """Forward and backward cost of a stage, for each model."""
+        """Forward and backward cost of a stage, for each model; after :meth:`asked`."""
         left = iter(prices)
         return [(_cost(model, "forward", left), _cost(model, "backward", left)) for model in self.models]
 
