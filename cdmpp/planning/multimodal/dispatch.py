@@ -160,7 +160,8 @@ def dispatch(
                 this = -key[t]
             else:
                 this = -tail_s[half + t]
-            if this < best_key:
+            # Of equals the task of the smaller number, whatever order they came in.
+            if this < best_key or (this == best_key and t < backward[best_backward]):
                 best_key = this
                 best_backward = at
         take_forward = best_backward < 0 or (

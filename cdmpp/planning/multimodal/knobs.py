@@ -207,16 +207,13 @@ def peaks_bytes(tasks: Tasks, orders: Sequence[Sequence[int]]) -> list[float]:
     """Peak of each rank, weights included, with the knobs that ``tasks`` has."""
     out = []
     for rank, order in enumerate(orders):
-        held = peak = 0.0
-        for task in order:
-            t = task if task < tasks.half else task - tasks.half
-            if task < tasks.half:
-                held += float(tasks.kept[t])
-                peak = max(peak, held + float(tasks.more_forward[t]))
-            else:
-                peak = max(peak, held + float(tasks.more_backward[t]))
-                held -= float(tasks.kept[t])
-        out.append(float(tasks.static_bytes[rank]) + peak)
+        tasks_of = np.array(order, np.int64)
+        forward = tasks_of < tasks.half
+        t = np.where(forward, tasks_of, tasks_of - tasks.half)
+        # A backward pass gives back at its end what its forward pass took at its start.
+        held = np.cumsum(np.where(forward, tasks.kept[t], -tasks.kept[t]))
+        held += np.where(forward, tasks.more_forward[t], tasks.kept[t] + tasks.more_backward[t])
+        out.append(float(tasks.static_bytes[rank] + max(held.max(initial=0.0), 0.0)))
     return out
 
 

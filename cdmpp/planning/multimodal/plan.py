@@ -42,7 +42,7 @@ SHRINK = (1, 2, 4)
 #: Share of the budget after which no more placements are looked at.
 PREPARE = 0.3
 #: Micro-batch counts that are tried for 1F1B, at most.
-MAX_COUNTS = 8
+MAX_COUNTS = 16
 #: 1F1B where possible: forward and backward in turn.
 _IN_TURN = Rule(LONGEST_WAIT, ALTERNATE)
 
@@ -180,7 +180,9 @@ def plan_steps(
     ready: list[list[_Ready]] = []
     for placement in placements:
         # The rule's and the conventional placements always; more while there is time left to search them.
-        late = bool(np.isfinite(memory.limit_bytes)) and watch.spent_s > PREPARE * budget_s
+        late = (
+            max_steps is None and bool(np.isfinite(memory.limit_bytes)) and watch.spent_s > PREPARE * budget_s
+        )
         fully = len(ready) <= len(conventional) or not late
         known = [one.best.makespan_s for row in ready for one in row if one.best is not None]
         best_s = min(known, default=float("inf")) if len(batches) == 1 else float("inf")
