@@ -65,9 +65,10 @@ def draw(request: ReplayRequest, answer: dict[str, Any]) -> Figure:
     axes.invert_yaxis()
     axes.set_xlabel(f"time ({unit})")
     axes.set_xlim(0, answer["makespan_s"] * scale or 1.0)
-    axes.set_title(
-        f"makespan {answer['makespan_s'] * scale:.4g} {unit}, {100 * answer['gap']:.1f} % above the bound"
-    )
+    title = f"makespan {answer['makespan_s'] * scale:.4g} {unit}, {100 * answer['gap']:.1f} % above the bound"
+    if len(nodes) > _MOST_BARS or len(answer["streams"]) > _MOST_STREAMS:
+        title += f" (of {len(nodes):,} nodes on {len(answer['streams'])} streams, a part)"
+    axes.set_title(title)
     marks = [Patch(facecolor=colours[name], label=name) for name in classes[:8]]
     marks.append(Patch(facecolor="white", edgecolor="black", label="critical path"))
     figure.legend(handles=marks, loc="outside lower center", ncols=len(marks), frameon=False)
