@@ -13,6 +13,8 @@ import json
 import os
 import random
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -104,8 +106,30 @@ def other_costs(repeats: int) -> dict[str, Any]:
     )
 
 
-def annealed(structure: Structure, candidates: Candidates, count: int, cooling: float) -> list[Ints]:
-    """The orders that simulated annealing with swaps of neighbours asks for."""
+def without_a_compiler(repeats: int) -> int:
+    """Evaluations a second, arrays in, where numba is not installed: in a process that does not compile."""
+    code = f"from benchmarks.planning import emulator; print(emulator.plain_per_s({repeats}))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return int(done.stdout)
+
+
+def plain_per_s(repeats: int) -> int:
+    """What :func:`without_a_compiler` measures, in this process."""
+    emulator = Emulator()
+    structure = emulator.structure("1f1b", STAGES, STAGES, MICRO_BATCHES)
+    duration, lag, _ = durations(structure, emulator.table(made_up(random.Random(0))), CLASSES, 0.0)
+    turn, start, end = (np.empty_like(a) for a in (structure.order, duration, duration))
+    arrays = structure.order, structure.begin, duration, structure.deps, lag, turn, start, end
+    seconds = interleaved({"plain": lambda: evaluate(*arrays)}, 10 * repeats, clock=time.process_time)
+    return round(1 / statistics.median(seconds["plain"]))
+
+
+def annealed(structure: Structure, candidates: Candidates, count: int, walk: bool) -> list[Ints]:
+    """The orders that simulated annealing with swaps of neighbours asks for; without ``walk`` it stays."""
     draw = random.Random(0)
     places = [
         at
@@ -120,13 +144,13 @@ def annealed(structure: Structure, candidates: Candidates, count: int, cooling: 
         new[at], new[at + 1] = new[at + 1], new[at]
         asked.append(new)
         found_s = candidates.makespan_s(new)
-        if found_s <= now_s or (heat_s > 1e-9 and draw.random() < np.exp((now_s - found_s) / heat_s)):
+        if walk and (found_s <= now_s or draw.random() < np.exp((now_s - found_s) / heat_s)):
             order, now_s = new, found_s
-        heat_s *= cooling
+        heat_s *= 0.9995
     return asked
 
 
-def other_orders(repeats: int, count: int, stages: int, micro_batches: int, cooling: float) -> dict[str, Any]:
+def other_orders(repeats: int, count: int, stages: int, micro_batches: int, walk: bool) -> dict[str, Any]:
     """Simulated annealing over orders, played back; orders whose ranks wait for each other are part of it."""
     emulator, classes = Emulator(), (0,) * micro_batches
     structure = emulator.structure("1f1b", stages, stages, micro_batches)
@@ -135,7 +159,7 @@ def other_orders(repeats: int, count: int, stages: int, micro_batches: int, cool
     def candidates(**how: bool) -> Candidates:
         return Candidates(structure, costs, classes, **how)
 
-    orders = annealed(structure, candidates(), count, cooling)
+    orders = annealed(structure, candidates(), count, walk)
     duration, lag, _ = durations(structure, costs, classes, 0.0)
 
     def by_replay(orders: list[Ints]) -> list[float]:
@@ -157,7 +181,7 @@ def other_orders(repeats: int, count: int, stages: int, micro_batches: int, cool
     runs = [order for order, s in zip(orders, found["resumed"], strict=True) if s < float("inf")][:16]
     assert by_replay(runs) == [used.makespan_s(order) for order in runs]
     resumed = _play(candidates, {"resume": True}, orders)
-    remembered = _play(candidates, {"remember": True}, orders).orders
+    remembered = _play(candidates, {"resume": True, "remember": True}, orders).orders
     return {
         "candidates": count,
         "that_cannot_run": sum(s == float("inf") for s in found["resumed"]),
@@ -272,10 +296,13 @@ def main() -> None:
         "threads": os.environ.get("OMP_NUM_THREADS", "all"),
         "load_average": round(os.getloadavg()[0], 1),
         "other_costs_each_different": other_costs(options.repeats),
+        "without_a_compiler_per_s": without_a_compiler(options.repeats),
         "other_orders": {
-            "8 x 16, cooled slowly": other_orders(options.repeats, options.candidates, 8, 16, 0.9995),
-            "8 x 16, cooled quickly": other_orders(options.repeats, options.candidates, 8, 16, 0.99),
-            "32 x 128, cooled slowly": other_orders(3, options.candidates // 10, 32, 128, 0.9995),
+            "8 x 16, annealed": other_orders(options.repeats, options.candidates, 8, 16, True),
+            "8 x 16, neighbours of one order": other_orders(
+                options.repeats, options.candidates, 8, 16, False
+            ),
+            "32 x 128, annealed": other_orders(3, options.candidates // 10, 32, 128, True),
         },
         "memory_modes": memory_modes(options.repeats, options.candidates // 10),
         "long_steps_one_after_the_other": long_steps(options.repeats),

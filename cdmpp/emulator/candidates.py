@@ -13,6 +13,9 @@ from cdmpp.emulator.reuse import Reuse
 from cdmpp.emulator.stages import Table
 from cdmpp.emulator.structure import Structure
 
+#: Passes from which on it pays to look for what two orders have in common.
+LARGE = 2048
+
 
 class Candidates:
     """Evaluates orders of the passes of one structure.
@@ -25,8 +28,9 @@ class Candidates:
     classes : sequence of int
         Class of every micro-batch.
     transfer_s : float or sequence of float
-    resume : bool
-        Whether an order starts from what it has in common with the one before it.
+    resume : bool, optional
+        Whether an order starts from what it has in common with the one before it. Default: from
+        ``LARGE`` passes on; fewer are simulated in the time that this takes.
     remember : bool
         Whether an order that was seen is looked up. A lookup costs about as much as 256 passes.
 
@@ -54,12 +58,13 @@ class Candidates:
         classes: Sequence[int],
         transfer_s: float | Sequence[float] = 0.0,
         *,
-        resume: bool = True,
+        resume: bool | None = None,
         remember: bool = False,
     ) -> None:
         if len(structure.begin) != structure.ranks + 1:
             raise ValueError("copies to the host follow the order of the passes: build a structure for each")
-        self.structure, self.resume, self.remember = structure, resume, remember
+        self.structure, self.remember = structure, remember
+        self.resume = len(structure.order) >= LARGE if resume is None else resume
         self.orders = Reuse(most=1 << 16)
         self.kept = self.run = 0
         self._duration, self._lag, _ = durations(structure, costs, classes, transfer_s)

@@ -110,7 +110,7 @@ def test_a_small_change_keeps_what_it_cannot_reach():
     emulator = Emulator()
     structure = emulator.structure("1f1b", 4, 4, 8)
     costs = emulator.table([Stage(1.0, 2.0), Stage(1.5, 2.0), Stage(1.0, 2.5), Stage(0.5, 2.0)])
-    with_reuse = Candidates(structure, costs, (0,) * 8, 0.25, remember=True)
+    with_reuse = Candidates(structure, costs, (0,) * 8, 0.25, resume=True, remember=True)
     without = Candidates(structure, costs, (0,) * 8, 0.25, resume=False)
     random = np.random.default_rng(0)
     order = structure.order.copy()
