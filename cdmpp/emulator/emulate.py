@@ -35,6 +35,11 @@ class Step:
     end_s: Floats
     peak_bytes: Floats
 
+    @property
+    def nbytes(self) -> int:
+        """Memory of its own arrays."""
+        return self.start_s.nbytes + self.end_s.nbytes + self.peak_bytes.nbytes
+
     @cached_property
     def makespan_s(self) -> float:
         """Seconds from the first forward pass to the end of the last backward pass."""

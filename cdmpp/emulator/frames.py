@@ -20,7 +20,7 @@ from cdmpp.emulator.evaluate import Floats, Ints, evaluate
 from cdmpp.emulator.structure import Structure
 
 #: Structures whose frames are held.
-_MOST = 256
+_MOST = 32
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,17 @@ class Reuse:
 
     Attributes
     ----------
-    most : int
-        Results that are held.
+    most, most_bytes : int
+        Results that are held, and the memory that they may take, as far as they say it (``nbytes``).
     hits, misses : int
     """
 
     most: int = 4096
+    most_bytes: int = 1 << 28
     hits: int = 0
     misses: int = 0
     _held: dict[Hashable, Any] = field(default_factory=dict, repr=False)
+    _bytes: int = 0
 
     def find(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """The result of a key; made where it is not there."""
@@ -33,9 +35,12 @@ class Reuse:
             return found
         self.misses += 1
         made = make()
-        if len(self._held) >= self.most:
+        size = getattr(made, "nbytes", 0)
+        if len(self._held) >= self.most or self._bytes + size > self.most_bytes:
             self._held.clear()
+            self._bytes = 0
         self._held[key] = made
+        self._bytes += size
         return made
 
 

@@ -54,6 +54,11 @@ class Structure:
         """How many numbers there are; not each is in an order."""
         return len(self.deps)
 
+    @property
+    def nbytes(self) -> int:
+        """Memory of its arrays."""
+        return self.order.nbytes + self.deps.nbytes + self.cut.nbytes + self.split.nbytes
+
     @cached_property
     def any_split(self) -> bool:
         """Whether any backward pass is split."""

@@ -16,6 +16,7 @@ from cdmpp.emulator.as_graph import to_graph
 from cdmpp.emulator.bound import lower_bound
 from cdmpp.emulator.candidates import Candidates
 from cdmpp.emulator.emulate import durations
+from cdmpp.emulator.reuse import Reuse
 from cdmpp.errors import FieldError
 from cdmpp.replay import replay
 
@@ -95,6 +96,17 @@ def test_the_replay_engine_finds_the_same_times(asked):
             assert ends[f"{kind}{stage}.{micro_batch}"] == step.end_s[task]
     bound = lower_bound(step.structure, costs, classes, named["transfer_s"])
     assert bound <= step.makespan_s
+
+
+def test_what_is_held_is_bounded():
+    emulator = Emulator(steps=Reuse(most=3), stages=Reuse(most_bytes=500))
+    for n in range(1, 9):
+        emulator.simulate([Stage(float(n), 2.0)] * 2, 2)
+    assert emulator.steps.misses == 8
+    emulator.simulate([Stage(8.0, 2.0)] * 2, 2)
+    assert emulator.steps.hits == 1
+    emulator.simulate([Stage(1.0, 2.0)] * 2, 2)
+    assert emulator.steps.misses == 9
 
 
 def test_stretches_that_repeat_are_moved():
