@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -100,6 +103,15 @@ def test_statistics_of_a_small_net() -> None:
         assert one["int8"] > one["float16"] >= one["float32"] == 0.0
     # The last operator's output meets no later operator, and an activation has no backward error.
     assert added["2"]["float16"] == pytest.approx(3 * variances(last, "float16")[1])
+
+
+def test_the_example_plans_what_it_watched() -> None:
+    path = Path(__file__).parents[2] / "docs" / "examples" / "sensitivities.py"
+    answer = runpy.run_path(str(path))["main"]()
+    t4, v100 = answer["devices"]
+    assert list(t4["dtypes"]) == ["0", "1", "2", "3", "4"]
+    assert 0 < v100["sensitivity"] < t4["sensitivity"]
+    assert answer["iteration_s"] <= answer["iteration_limit_s"]
 
 
 def test_a_loss_of_many_values_is_refused() -> None:

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.planning.precision_cases import make_costs
 from cdmpp.planning.precision.allocate import _price_all
 from cdmpp.planning.precision.pricing import DeviceCosts, Pricing, uniform
 from cdmpp.replay import Graph, Node, replay
-from tests.planning.precision_cases import make_costs
 
 
 def figures(priced: Pricing) -> tuple[float, float, float, bytes]:

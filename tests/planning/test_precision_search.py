@@ -8,6 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from benchmarks.planning.precision_cases import limited, make_costs
 from cdmpp.compose import Watch
 from cdmpp.errors import InfeasibleError
 from cdmpp.planning.precision.allocate import Steps, exhaustive, fastest, heap, search, simple
@@ -15,7 +16,6 @@ from cdmpp.planning.precision.elimination import Elimination
 from cdmpp.planning.precision.plan import baselines, make_plan, rounded_up
 from cdmpp.planning.precision.pricing import Pricing, lowest
 from cdmpp.planning.precision.relaxation import Relaxation
-from tests.planning.precision_cases import limited, make_costs
 
 
 def steps(most: int | None = None) -> Steps:

@@ -1,4 +1,4 @@
-"""Precision problems made by chance, for the tests and the benchmark."""
+"""Precision problems made by chance: for the benchmark and the tests."""
 
 from __future__ import annotations
 
