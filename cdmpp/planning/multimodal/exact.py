@@ -12,8 +12,8 @@ from cdmpp.planning.multimodal.schedule import Schedule, followed
 from cdmpp.planning.multimodal.search import ROUNDING
 from cdmpp.planning.multimodal.tasks import Tasks
 
-#: Tasks of a step that is tried, and nodes of its tree.
-MAX_TASKS, MAX_NODES = 96, 2_000_000
+#: Tasks of a step that is tried, and nodes of the trees of its variants.
+MAX_TASKS, MAX_NODES = 64, 500_000
 #: Nodes a second, at the slowest: what is begun ends within the budget.
 _RATE = 2e6 if COMPILED else 5e3
 
@@ -30,7 +30,7 @@ def branch_and_bound(
     limit_s: float,
     nodes: int,
     order: np.ndarray,
-) -> tuple[float, bool]:
+) -> tuple[float, bool, int]:
     """The shortest of the active schedules (Giffler and Thompson 1960) that are shorter than ``limit_s``.
 
     Parameters
@@ -48,6 +48,8 @@ def branch_and_bound(
         ``limit_s`` if none was found.
     complete : bool
         Whether there is no shorter one than that.
+    nodes : int
+        Choices that are left.
     """
     tasks = len(duration_s)
     left = np.empty((tasks + 1, tasks), np.int64)
@@ -111,7 +113,7 @@ def branch_and_bound(
             continue
         nodes -= 1
         if nodes < 0:
-            return best_s, False
+            return best_s, False, 0
         opens[depth] -= 1
         task = open_[depth, opens[depth]]
         chosen[depth] = task
@@ -128,7 +130,7 @@ def branch_and_bound(
             other = after[at]
             left[depth, other] -= 1
             ready_s[depth, other] = max(ready_s[depth, other], done_s)
-    return best_s, True
+    return best_s, True, nodes
 
 
 def best_of_all(variants: Sequence[Tasks], best: Schedule, watch: Watch) -> tuple[Schedule, bool]:
@@ -141,7 +143,7 @@ def best_of_all(variants: Sequence[Tasks], best: Schedule, watch: Watch) -> tupl
     bool
         Whether no schedule of any variant is shorter.
     """
-    proven = True
+    proven, nodes = True, MAX_NODES
     for tasks in sorted(variants, key=lambda each: each.bound_s):
         if tasks.bound_s >= best.makespan_s * (1 - ROUNDING):
             continue
@@ -150,8 +152,8 @@ def best_of_all(variants: Sequence[Tasks], best: Schedule, watch: Watch) -> tupl
             continue
         rank = np.concatenate([tasks.rank, tasks.rank])
         order = np.full(2 * tasks.half, -1, np.int64)
-        nodes = int(min(MAX_NODES, watch.left_s * _RATE))
-        _, complete = branch_and_bound(
+        nodes = int(min(nodes, watch.left_s * _RATE))
+        _, complete, nodes = branch_and_bound(
             tasks.ranks, rank, tasks.duration_s, tasks.before, tasks.first_after, tasks.after,
             tasks.ways_s[1], best.makespan_s, nodes, order,
         )  # fmt: skip
