@@ -11,10 +11,12 @@ import argparse
 from pathlib import Path
 
 from benchmarks.end_to_end import report
+from benchmarks.end_to_end.document import put_parts
 from benchmarks.end_to_end.labels import read_labels
 from benchmarks.end_to_end.listed import check_lists, listed_sums, read_lists
+from benchmarks.end_to_end.parallel import answer_parallel
 from benchmarks.end_to_end.study import answer_labels
-from benchmarks.report.markdown import fill, folded
+from benchmarks.report.markdown import folded
 from benchmarks.report.results import write_result
 from cdmpp.data.public import public_data_dir
 from cdmpp.predictor import LatencyPredictor
@@ -35,10 +37,12 @@ def main() -> None:
     print(f"{check_lists(lists)} kernels of the source's lists: the same here")
     predictor = LatencyPredictor.load(options.model)
     answers = answer_labels(labels.kept, predictor, listed_sums(labels.kept, lists))
-    write_result(options.out, report.result(answers, labels, predictor.model_id, COMMAND))
+    parallel = list(answer_parallel(folder, predictor))
+    write_result(options.out, report.result(answers, parallel, labels, predictor.model_id, COMMAND))
     report.draw(answers, ROOT / PICTURE)
     parts = {
         "end-to-end": report.summary_table(answers),
+        "end-to-end-parallel": report.parallel_table(parallel),
         "end-to-end-details": "\n\n".join(
             (
                 folded("Every transformer", report.model_table(answers)),
@@ -47,10 +51,8 @@ def main() -> None:
             )
         ),
     }
-    document = ROOT / DOCUMENT
-    if document.is_file() and "generated:end-to-end " in (text := document.read_text(encoding="utf-8")):
-        document.write_text(fill(text, parts), encoding="utf-8")
-    print(parts["end-to-end"], report.device_table(answers), sep="\n\n")
+    put_parts(ROOT / DOCUMENT, parts)
+    print(parts["end-to-end"], parts["end-to-end-parallel"], report.device_table(answers), sep="\n\n")
 
 
 if __name__ == "__main__":

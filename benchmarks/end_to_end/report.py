@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.end_to_end.labels import Labels
+from benchmarks.end_to_end.parallel import LINK_WORDS, Parallel
 from benchmarks.end_to_end.study import Answer
 from benchmarks.report.markdown import percent, table
 from benchmarks.report.results import rounded
@@ -45,7 +46,9 @@ def figures(answers: Sequence[Answer]) -> dict[str, Any]:
     return found
 
 
-def result(answers: Sequence[Answer], labels: Labels, model_id: str, command: str) -> dict[str, Any]:
+def result(
+    answers: Sequence[Answer], parallel: Sequence[Parallel], labels: Labels, model_id: str, command: str
+) -> dict[str, Any]:
     """The result file's content."""
     groups = sorted({(a.label.source, a.label.mode, a.label.precision, a.label.device) for a in answers})
     everything: dict[str, Any] = {
@@ -68,6 +71,15 @@ def result(answers: Sequence[Answer], labels: Labels, model_id: str, command: st
                 ),
             }
             for source, mode, precision, device in groups
+        ],
+        "four_gpus": [
+            {
+                "model": p.model, "device": p.device, "variant": p.variant, "batch": p.batch,
+                "link": LINK_WORDS,
+                "measured_ms": _ms(p.measured_s), "replayed_ms": _ms(p.replayed_s),
+                "compute_ms": _ms(p.compute_s), "error": round(p.error, 4),
+            }
+            for p in parallel
         ],
         "rows": [_row(a) for a in answers],
     }  # fmt: skip
@@ -159,6 +171,22 @@ def model_table(answers: Sequence[Answer]) -> str:
         )  # fmt: skip
     header = ("model", "device", "run", "measured, ms", "predicted, ms", "error", "roofline", "their kernels")
     return table(header, rows, left=3)
+
+
+def parallel_table(parallel: Sequence[Parallel]) -> str:
+    """Iterations on four GPUs."""
+    ways = {"dp4": "data parallel", "pp4_1": "pipeline, one micro-batch"}
+    rows = [
+        [
+            f"{p.model} on 4 x {p.device}", f"{ways[p.variant]}, batch {p.batch}",
+            f"{1e3 * p.measured_s:,.1f}",
+            f"{1e3 * p.replayed_s:,.1f}", f"{1e3 * (p.replayed_s - p.compute_s):,.1f}",
+            f"**{100 * p.error:+.1f} %**",
+        ]
+        for p in parallel
+    ]  # fmt: skip
+    header = ("training", "how", "measured, ms", "replayed, ms", "of it exposed communication", "error")
+    return table(header, rows, left=2)
 
 
 def left_out_list(labels: Labels) -> str:

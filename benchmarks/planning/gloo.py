@@ -1,12 +1,13 @@
-"""``python -m benchmarks.planning.gloo``: data-parallel training between two processes here, replayed and measured.
+"""``python -m benchmarks.planning.gloo``: data-parallel training between two processes here, replayed
+and measured.
 
 Two processes with one thread each train a small MLP and a small transformer with PyTorch's
 ``DistributedDataParallel`` over gloo. Measured apart, in every round:
 
-* the layers, with all of DDP but the transfers (a communication hook that does nothing), both processes at once;
-* an all-reduce by size, with nothing else running;
-* how much computation and transfers slow each other down: gloo's threads run on the same cores;
-* the iteration itself at three bucket sizes, which the replay is held against.
+* the layers, with all of DDP but the transfers (a communication hook that does nothing), both processes at
+once; * an all-reduce by size, with nothing else running; * how much computation and transfers slow each
+other down: gloo's threads run on the same cores; * the iteration itself at three bucket sizes, which the
+replay is held against.
 
 The replay gets medians of the first three and nothing of the fourth. Writes ``benchmarks/results/gloo.json``
 and the marked table of docs/replay.md. Run it on an idle machine: the load is noted beside the figures.
@@ -22,6 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from itertools import cycle, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +43,7 @@ ROOT = Path(__file__).parents[2]
 OUT = ROOT / "benchmarks" / "results" / "gloo.json"
 RANKS = 2
 MIB = 2**20
-BUCKETS_BYTES = (MIB // 2, 2 * MIB, 25 * MIB)
+BUCKETS_BYTES = (2 * MIB, 8 * MIB, 25 * MIB)
 SIZES_BYTES = tuple(2**power for power in range(12, 26))
 WARM, REPEATS = 5, 20
 
@@ -53,7 +55,7 @@ class Mlp(nn.Module):
         super().__init__()
         widths = (512, 1024, 1024, 1024, 1024, 10)
         parts: list[nn.Module] = []
-        for inputs, outputs in zip(widths[:-1], widths[1:], strict=True):
+        for inputs, outputs in pairwise(widths):
             parts += [nn.Linear(inputs, outputs), nn.ReLU()]
         self.body = nn.Sequential(*parts[:-1])
 
@@ -171,15 +173,15 @@ def _transfer_s(size: int) -> float:
 
 def _slowdowns(silent: Trainer, alone_s: float) -> tuple[float, float]:
     """How many times as long iterations and transfers take while both run."""
-    size = sum(p.numel() * p.element_size() for p in silent.network.parameters())
+    size = 4 * MIB
     wanted = torch.tensor(max(round(10 * alone_s / _transfer_s(size)), 4))
     dist.broadcast(wanted, 0)  # both must send as often
     count = int(wanted)
-    buffers = [torch.zeros(size // 4) for _ in range(count)]
+    buffers = [torch.zeros(size // 4) for _ in range(4)]  # of works in flight two run at a time
 
     def send() -> list[dist.Work]:
         dist.barrier()
-        return [dist.all_reduce(buffer, async_op=True) for buffer in buffers]
+        return [dist.all_reduce(buffer, async_op=True) for buffer in islice(cycle(buffers), count)]
 
     times_s, iterations = [], []
     for busy in (False, True):
@@ -226,7 +228,10 @@ def _median_layers(rounds: Sequence[Round]) -> list[Layer]:
         return statistics.median(getattr(own[name], figure) for own in by_name)
 
     return [
-        Layer(layer.name, middle(layer.name, "forward_s"), middle(layer.name, "backward_s"), layer.gradient_bytes)
+        Layer(
+            layer.name, middle(layer.name, "forward_s"), middle(layer.name, "backward_s"),
+            layer.gradient_bytes,
+        )
         for layer in rounds[0].layers
     ]  # fmt: skip
 
@@ -258,7 +263,8 @@ def compare(name: str, rounds: Sequence[Round]) -> dict[str, Any]:
                 "bucket_bytes": bucket_bytes, "buckets": len(own),
                 "same_as_ddp": own == rounds[0].bucket_bytes[bucket_bytes],
                 "measured_ms": _ms(measured_s), "rounds_ms": [_ms(s) for s in medians],
-                "replayed_ms": _ms(shared.iteration_s), "error": round(shared.iteration_s / measured_s - 1, 4),
+                "replayed_ms": _ms(shared.iteration_s),
+                "error": round(shared.iteration_s / measured_s - 1, 4),
                 "without_contention_ms": _ms(apart.iteration_s),
                 "without_contention_error": round(apart.iteration_s / measured_s - 1, 4),
                 "exposed_ms": _ms(shared.exposed_comm_s),

@@ -60,7 +60,8 @@ class DataParallelRequest(Request):
         list[Annotated[float, Field(ge=0, le=MAX_BYTES)]],
         Field(
             min_length=1, max_length=MAX_CHOICES,
-            description="Sizes to choose from; a bucket closes when it holds so many bytes or more.",
+            description="Sizes to choose from, beside PyTorch's own default; a bucket closes when it "
+            "holds so many bytes or more.",
         ),
     ] = [2.0**20, 4.0 * 2**20, 25.0 * 2**20, 100.0 * 2**20]  # fmt: skip # noqa: RUF012
     first_bucket_bytes: Annotated[
@@ -98,29 +99,40 @@ class DataParallelRequest(Request):
             self.ranks, read_link(self.link, "link"), self.algorithm, self.compute_slowdown,
             self.comm_slowdown,
         )  # fmt: skip
-        sizes = list(dict.fromkeys(self.bucket_bytes))
-        tried = [simulate(layers, setup, size, self.first_bucket_bytes, update_s) for size in sizes]
+        first = self.first_bucket_bytes
+        asked = [(size, first) for size in self.bucket_bytes]
+        # PyTorch's own sizes are always among them.
+        sizes = list(dict.fromkeys([*asked, (PYTORCH_BUCKET_BYTES, PYTORCH_FIRST_BUCKET_BYTES)]))
+        tried = [simulate(layers, setup, *size, update_s) for size in sizes]
         best = min(range(len(sizes)), key=lambda i: (tried[i].iteration_s, i))
-        pytorch = simulate(layers, setup, PYTORCH_BUCKET_BYTES, PYTORCH_FIRST_BUCKET_BYTES, update_s)
         compute_s = sum(layer.forward_s + layer.backward_s for layer in layers) + update_s
-        bound = _lower_bound_s(layers, setup, [*tried, pytorch], update_s)
+        bound = _lower_bound_s(layers, setup, update_s)
         found = tried[best]
+        baselines = {
+            "no_overlap": compute_s + _alone_s(setup, found),
+            "one_bucket": simulate(layers, setup, MAX_BYTES * MAX_LAYERS, None, update_s).iteration_s,
+            "bucket_per_gradient": simulate(layers, setup, 0.0, None, update_s).iteration_s,
+            "pytorch_default": tried[-1].iteration_s,
+        }
+        words = _explained(found, compute_s, [layer.name for layer in layers], costs)
+        better = min(baselines, key=lambda name: baselines[name])
+        if baselines[better] < found.iteration_s:
+            words.append(
+                f"{better.replace('_', ' ')} would take {format_latency(baselines[better])}: "
+                f"ask for {'bucket_bytes 0' if better == 'bucket_per_gradient' else 'larger bucket_bytes'}"
+            )
         return {
             "iteration_s": found.iteration_s,
-            "bucket_bytes": sizes[best],
+            "bucket_bytes": sizes[best][0],
+            "first_bucket_bytes": sizes[best][1],
             "compute_s": compute_s,
             "exposed_comm_s": found.exposed_comm_s,
-            "choices": [_choice(size, one) for size, one in zip(sizes, tried, strict=True)],
+            "choices": [_choice(*size, one) for size, one in zip(sizes, tried, strict=True)],
             "transfers": _transfers(layers, found),
             "lower_bound_s": bound,
             "gap": found.iteration_s / bound - 1 if bound else 0.0,
-            "baselines": {
-                "no_overlap": compute_s + _alone_s(setup, found),
-                "one_bucket": simulate(layers, setup, MAX_BYTES * MAX_LAYERS, None, update_s).iteration_s,
-                "bucket_per_gradient": simulate(layers, setup, 0.0, None, update_s).iteration_s,
-                "pytorch_default": pytorch.iteration_s,
-            },
-            "explanation": _explained(found, compute_s, [layer.name for layer in layers], costs),
+            "baselines": baselines,
+            "explanation": words,
         }
 
 
@@ -128,6 +140,7 @@ class ChoiceAnswer(Closed):
     """One bucket size."""
 
     bucket_bytes: float
+    first_bucket_bytes: Annotated[float | None, Field(description="null: like the others.")]
     buckets: int
     iteration_s: float
     comm_s: Annotated[float, Field(description="Time in which gradients travel.")]
@@ -151,15 +164,14 @@ class DataParallelAnswer(Explained):
 
     iteration_s: Annotated[float, Field(description="At the best bucket size.")]
     bucket_bytes: Annotated[float, Field(description="The best bucket size.")]
+    first_bucket_bytes: Annotated[float | None, Field(description="null: like the others.")]
     compute_s: Annotated[float, Field(description="Forward, backward and update of a rank alone.")]
     exposed_comm_s: float
     choices: list[ChoiceAnswer]
     transfers: list[TransferAnswer]
     lower_bound_s: Annotated[
         float,
-        Field(
-            description="No size asked for gives less: computation, or a first gradient and all transfers."
-        ),
+        Field(description="No bucket size gives less: computation, or gradients sent as they come."),
     ]
 
 
@@ -170,34 +182,35 @@ def _alone_s(setup: Setup, found: Iteration) -> float:
     return sum(setup.transfer_s(bucket.bytes) for bucket in found.buckets)
 
 
-def _lower_bound_s(
-    layers: Sequence[Layer], setup: Setup, tried: Sequence[Iteration], update_s: float
-) -> float:
-    """Computation and the least last transfer; or forward, the first gradient and the least of all
-    transfers.
-    """
-    forward_s = sum(layer.forward_s for layer in layers)
-    backward_s = sum(layer.backward_s for layer in layers)
-    last_s = min((setup.transfer_s(one.buckets[-1].bytes) if one.buckets else 0.0) for one in tried)
-    all_s = min(_alone_s(setup, one) for one in tried)
-    first_s = 0.0
+def _lower_bound_s(layers: Sequence[Layer], setup: Setup, update_s: float) -> float:
+    """Computation; or, from each gradient on, the fastest way of sending what is made then and later."""
+    ready_s = sum(layer.forward_s for layer in layers)
+    left = sum(sum(layer.gradient_bytes) for layer in layers)
+    bound = 0.0
     for layer in reversed(layers):
-        first_s += layer.backward_s
+        ready_s += layer.backward_s
         if layer.gradient_bytes:
-            break
-    # The last bucket waits for the first layer with parameters; what comes before it may run beside the
-    # transfer.
-    until_s = 0.0
-    for layer in layers:
-        if layer.gradient_bytes:
-            break
-        until_s += layer.backward_s
-    return forward_s + update_s + max(backward_s, backward_s - until_s + last_s, first_s + all_s)
+            bound = max(bound, ready_s + _least_s(setup, left))
+            left -= sum(layer.gradient_bytes)
+    return update_s + max(bound, ready_s)
 
 
-def _choice(size: float, one: Iteration) -> dict[str, Any]:
+def _least_s(setup: Setup, size: float) -> float:
+    """Least time of any messages that have ``size`` bytes together: at the size of most bytes a second.
+
+    Between two rows of a table the rate rises or falls throughout, so the best size is a row's or the whole.
+    """
+    if size <= 0:
+        return 0.0
+    parts = 1 if setup.algorithm != "ring" else setup.ranks  # a ring's messages are shares of the buffer
+    rows = [row[0] * parts for row in setup.link.table]
+    return min(size / own * setup.transfer_s(own) for own in (*(r for r in rows if r < size), size))
+
+
+def _choice(size: float, first: float | None, one: Iteration) -> dict[str, Any]:
     return {
-        "bucket_bytes": size, "buckets": len(one.buckets), "iteration_s": one.iteration_s,
+        "bucket_bytes": size, "first_bucket_bytes": first, "buckets": len(one.buckets),
+        "iteration_s": one.iteration_s,
         "comm_s": one.comm_s, "exposed_comm_s": one.exposed_comm_s,
     }  # fmt: skip
 

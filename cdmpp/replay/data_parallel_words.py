@@ -18,13 +18,13 @@ def show(request: DataParallelRequest, answer: dict[str, Any]) -> None:
 
     print(
         f"{format_latency(answer['iteration_s'])} an iteration with buckets of "
-        f"{format_si(answer['bucket_bytes'], 'B')} on {request.ranks} ranks, "
+        f"{_size(answer)} on {request.ranks} ranks, "
         f"{100 * answer['gap']:.1f} % above the lower bound"
     )
     sizes = Table("bucket", "all-reduces", "iteration", "exposed", box=None, pad_edge=False)
     for one in answer["choices"]:
         sizes.add_row(
-            format_si(one["bucket_bytes"], "B"), str(one["buckets"]), format_latency(one["iteration_s"]),
+            _size(one), str(one["buckets"]), format_latency(one["iteration_s"]),
             format_latency(one["exposed_comm_s"]),
         )  # fmt: skip
     others = Table("instead", "iteration", box=None, pad_edge=False)
@@ -37,6 +37,12 @@ def show(request: DataParallelRequest, answer: dict[str, Any]) -> None:
     print("\n".join(answer["explanation"]))
 
 
+def _size(one: dict[str, Any]) -> str:
+    first = one["first_bucket_bytes"]
+    later = "" if first is None else f", the first {format_si(first, 'B')}"
+    return format_si(one["bucket_bytes"], "B") + later
+
+
 def draw(request: DataParallelRequest, answer: dict[str, Any]) -> Figure:
     """Iteration time by bucket size, what of it is exposed communication, and the all-reduces of the
     best one.
@@ -45,7 +51,7 @@ def draw(request: DataParallelRequest, answer: dict[str, Any]) -> Figure:
 
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    names = [format_si(one["bucket_bytes"], "B") for one in answer["choices"]]
+    names = [_size(one).replace(",", "\n") for one in answer["choices"]]
     exposed = [1e3 * one["exposed_comm_s"] for one in answer["choices"]]
     rest = [1e3 * one["iteration_s"] - e for one, e in zip(answer["choices"], exposed, strict=True)]
     left.bar(names, rest, color="#4269d0", label="computation")

@@ -45,8 +45,9 @@ def test_ring_of_several_ranks() -> None:
 
 
 def test_contention_by_hand() -> None:
-    # b's transfer (2 s) starts at 4 beside a's backward (2 s): computation takes 1.5 times as long, transfers twice.
-    # a's backward ends at 4 + 3 = 7, by when 3 / 4 of the transfer are done; the rest runs alone until 7.5.
+    # b's transfer (2 s) starts at 4 beside a's backward (2 s): computation takes 1.5 times as long,
+    # transfers twice. a's backward ends at 4 + 3 = 7, by when 3 / 4 of the transfer are done; the rest runs
+    # alone until 7.5.
     setup = Setup(2, LINK, "measured", compute_slowdown=1.5, comm_slowdown=2.0)
     found = simulate(TWO, setup, 1.0)
     ends = dict(zip((n.id for n in found.timeline.graph.nodes), found.timeline.end_s.tolist(), strict=True))
@@ -102,12 +103,12 @@ def test_the_request_chooses_a_bucket_size() -> None:
     answer = make_plan("data-parallel", request())
     assert (answer["iteration_s"], answer["bucket_bytes"], answer["exposed_comm_s"]) == (8.0, 1.0, 2.0)
     assert [(one["bucket_bytes"], one["buckets"], one["iteration_s"]) for one in answer["choices"]] == [
-        (8.0, 1, 10.0), (1.0, 2, 8.0),
+        (8.0, 1, 10.0), (1.0, 2, 8.0), (25 * 2**20, 1, 10.0),
     ]  # fmt: skip
     assert answer["baselines"] == {
         "no_overlap": 10.0, "one_bucket": 10.0, "bucket_per_gradient": 8.0, "pytorch_default": 10.0
     }  # fmt: skip
-    # Forward 2 and all of backward 4, then the least last transfer: b's and a's alone are 2 each.
+    # Forward 2 and backward 4, then a's gradients alone, 2; b's at 4 and both, 4, are as long.
     assert (answer["lower_bound_s"], answer["gap"]) == (8.0, 0.0)
     assert [(one["ready_s"], one["start_s"], one["end_s"]) for one in answer["transfers"]] == [
         (4.0, 4.0, 6.0), (6.0, 6.0, 8.0),
@@ -125,12 +126,18 @@ def test_no_choice_is_below_the_bound(own: list[Layer], sizes: list[float], alph
         }
         for i, one in enumerate(own)
     ]  # fmt: skip
-    link = {"alpha_s": alpha, "beta_s_per_byte": 0.5}
-    answer = make_plan("data-parallel", request(layers=forms, bucket_bytes=sizes, link=link))
+    links = [{"alpha_s": alpha, "beta_s_per_byte": 0.5}, {"table": [[2, 1.0], [4, 1.1], [8, 4.0]]}]
+    for link, algorithm in ((links[0], "ring"), (links[1], "measured"), (links[1], "ring")):
+        changes = {"layers": forms, "bucket_bytes": sizes, "link": link, "algorithm": algorithm, "ranks": 3}
+        _check_bound(make_plan("data-parallel", request(**changes)))
+
+
+def _check_bound(answer: dict[str, Any]) -> None:
     least = min(one["iteration_s"] for one in answer["choices"])
     assert answer["iteration_s"] == least
-    assert least >= answer["lower_bound_s"] - 1e-9
-    assert answer["baselines"]["no_overlap"] >= answer["lower_bound_s"] - 1e-9
+    assert all(
+        seconds >= answer["lower_bound_s"] - 1e-9 for seconds in (least, *answer["baselines"].values())
+    )
 
 
 def test_answers_keep_their_model_and_are_drawn_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,7 +154,8 @@ def test_answers_keep_their_model_and_are_drawn_and_shown(capsys: pytest.Capture
     ("changes", "path"),
     [
         ({"ranks": 0}, "ranks"), ({"bucket_bytes": []}, "bucket_bytes"), ({"link": {}}, "link"),
-        ({"link": {"table": [[2, 1], [1, 2]]}}, "link.table"), ({"compute_slowdown": 0.5}, "compute_slowdown"),
+        ({"link": {"table": [[2, 1], [1, 2]]}}, "link.table"),
+        ({"compute_slowdown": 0.5}, "compute_slowdown"),
         ({"layers": []}, "layers"),
     ],
 )  # fmt: skip
