@@ -9,7 +9,9 @@ import numpy as np
 
 from cdmpp.compose.costs import Cost
 from cdmpp.planning.multimodal.knobs import peaks_bytes
+from cdmpp.planning.multimodal.modules import Module
 from cdmpp.planning.multimodal.plan import SHARE, Plan
+from cdmpp.planning.multimodal.schedule import followed
 from cdmpp.planning.multimodal.search import Counter
 from cdmpp.planning.multimodal.tasks import Tasks
 from cdmpp.units import format_latency
@@ -17,8 +19,18 @@ from cdmpp.units import format_latency
 Costs = Sequence[tuple[list[Cost], list[Cost]]]
 
 
-def plan_answer(plan: Plan, share: float = SHARE) -> dict[str, Any]:
-    """A step's plan, without its explanation."""
+def plan_answer(
+    plan: Plan, share: float = SHARE, bounds: tuple[Sequence[Module], Sequence[Module]] | None = None
+) -> dict[str, Any]:
+    """A step's plan, without its explanation.
+
+    Parameters
+    ----------
+    share : float
+        Of the peak efficiency, for the rule's sizes.
+    bounds : pair of sequence of Module, optional
+        The modules at the lower and at the upper bounds of their predicted costs.
+    """
     tasks, start_s = plan.schedule.tasks, plan.schedule.start_s
     names = [module.name for module in tasks.modules]
     orders = plan.schedule.orders
@@ -30,6 +42,12 @@ def plan_answer(plan: Plan, share: float = SHARE) -> dict[str, Any]:
         "lower_bound_s": plan.bound_s,
         "gap": plan.schedule.makespan_s / plan.bound_s - 1,
         "baselines": plan.baselines_s,
+        "interval": None
+        if bounds is None
+        else {
+            name: followed(tasks.with_costs(modules), orders).makespan_s
+            for name, modules in zip(("lower_s", "upper_s"), bounds, strict=True)
+        },
         "sub_batches": _sub_batches(tasks, share),
         "layout": [
             {
@@ -113,6 +131,9 @@ def summed(
         "lower_bound_s": bound_s,
         "gap": makespan_s / bound_s - 1,
         "baselines": baselines,
+        "interval": None
+        if first["interval"] is None
+        else {name: sum(answer["interval"][name] for answer in answers) for name in first["interval"]},
         "batch": None if several else first["batch"],
         "sub_batches": None if several else first["sub_batches"],
         "layout": first["layout"],
@@ -166,6 +187,14 @@ def explain(
         f"rank {rank} has most to do, {100 * work_s[rank] / plan.schedule.makespan_s:.0f} % of its step: "
         + ", ".join(f"{text} {100 * seconds / work_s[rank]:.0f} %" for seconds, text in shares[:4])
     )
+    alone = tasks.with_knobs(tuple(tuple("keep" for _ in row) for row in tasks.knobs))
+    added_s = np.bincount(both, weights=tasks.duration_s - alone.duration_s, minlength=tasks.ranks)
+    if added_s.any():
+        worst = int(added_s.argmax())
+        out.append(
+            f"recomputing and offloading to fit the memory add up to {format_latency(float(added_s[worst]))} "
+            f"of work to a rank ({worst})"
+        )
     for i, (module, (forward, backward)) in enumerate(zip(tasks.modules, costs, strict=True)):
         if not len(tasks.items[i]):
             continue

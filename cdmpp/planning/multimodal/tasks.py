@@ -53,6 +53,7 @@ class Tasks:
     items : tuple of tuple of int
         Of each unit, by module; empty for a module without items.
     memory : Memory
+    belong : Links
     knobs : Knobs
     """
 
@@ -61,6 +62,7 @@ class Tasks:
     items: tuple[tuple[int, ...], ...]
     ranks: int
     memory: Memory
+    belong: Links
     knobs: Knobs
     ids: tuple[np.ndarray, ...]  # (units, chunks) of each module
     rank: np.ndarray
@@ -124,6 +126,11 @@ class Tasks:
     def bound_s(self) -> float:
         """No schedule of these tasks is shorter: :func:`bound_s`."""
         return bound_s(self)
+
+    def with_costs(self, modules: Sequence[Module]) -> Tasks:
+        """The same tasks where layers cost something else."""
+        figures = _figures(modules, self.placement, self.items, self.memory, self.knobs, self.ids, self.half)
+        return replace(self, modules=tuple(modules), duration_s=figures[0])
 
     def with_knobs(self, knobs: Knobs) -> Tasks:
         """The same with other memory knobs: other durations and bytes."""
@@ -193,6 +200,7 @@ def make_tasks(
         items=units,
         ranks=ranks,
         memory=memory,
+        belong=belong,
         knobs=knobs,
         ids=tuple(ids),
         rank=rank,

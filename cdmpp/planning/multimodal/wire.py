@@ -213,26 +213,32 @@ class MultimodalRequest(Request):
         self, prices: Iterator[Prediction], priced: bool = True
     ) -> tuple[list[Module], list[tuple[list[Cost], list[Cost]]]]:
         """The modules, and the costs of a layer forward and backward by size; without prices, of no cost."""
-        names = [module.name for module in self.modules]
-        out, costs = [], []
+        costs: list[tuple[list[Cost], list[Cost]]] = []
         for form in self.modules:
             if not priced:
-                sizes, forward, backward = np.ones(1), [Cost.given(1.0)], [Cost.given(1.0)]
+                costs.append(([Cost.given(1.0)], [Cost.given(1.0)]))
             elif isinstance(form.cost, GivenCurves):
-                sizes = np.array(form.cost.sizes, dtype=np.float64)
-                forward = [Cost.given(s) for s in form.cost.forward_s]
-                backward = [Cost.given(s) for s in form.cost.backward_s]
+                forward, backward = form.cost.forward_s, form.cost.backward_s
+                costs.append(([Cost.given(s) for s in forward], [Cost.given(s) for s in backward]))
             else:
-                sizes, forward = form.cost.forward.points(prices)
-                _, backward = form.cost.backward.points(prices)
-            costs.append((forward, backward))
+                _, ahead = form.cost.forward.points(prices)
+                _, back = form.cost.backward.points(prices)
+                costs.append((ahead, back))
+        return self._at(costs, "latency_s"), costs
+
+    def _at(self, costs: Sequence[tuple[list[Cost], list[Cost]]], figure: str) -> list[Module]:
+        """The modules with one figure of their costs."""
+        names = [module.name for module in self.modules]
+        out = []
+        for form, (forward, backward) in zip(self.modules, costs, strict=True):
+            given = form.cost.sizes if isinstance(form.cost, GivenCurves) else form.cost.forward.batch
             out.append(
                 Module(
                     form.name,
                     (1.0,) * form.layers if isinstance(form.layers, int) else tuple(form.layers),
-                    sizes,
-                    np.array([cost.latency_s for cost in forward]),
-                    np.array([cost.latency_s for cost in backward]),
+                    np.array(given[: len(forward)], dtype=np.float64),
+                    np.array([getattr(cost, figure) for cost in forward]),
+                    np.array([getattr(cost, figure) for cost in backward]),
                     tuple(sorted({names.index(name) for name in form.after})),
                     form.activation_bytes,
                     form.boundary_bytes,
@@ -240,7 +246,7 @@ class MultimodalRequest(Request):
                     form.segments,
                 )
             )
-        return out, costs
+        return out
 
     def priced(self, prices: Sequence[Prediction]) -> list[Module]:
         """The modules with their costs."""
@@ -267,9 +273,10 @@ class MultimodalRequest(Request):
         modules, costs = self._modules(iter(prices))
         named = self.named_batches()
         counter = Counter()
+        bounds = (self._at(costs, "lower_s"), self._at(costs, "upper_s")) if prices else None
 
         def answer(plans: Sequence[Plan]) -> dict[str, Any]:
-            answers = [plan_answer(plan, self.efficiency) for plan in plans]
+            answers = [plan_answer(plan, self.efficiency, bounds) for plan in plans]
             return summed(answers, plans, costs, counter, several=self.batches is not None)
 
         def tell(so_far: Callable[[], list[Plan]]) -> None:
@@ -361,6 +368,13 @@ class Entry(_Part):
     end_s: float
 
 
+class Interval(_Part):
+    """The same order with every prediction at its bound: errors are taken to be shared."""
+
+    lower_s: float
+    upper_s: float
+
+
 class StepPlan(_Part):
     """The plan of one step."""
 
@@ -369,6 +383,7 @@ class StepPlan(_Part):
     lower_bound_s: float
     gap: float
     baselines: dict[str, float]
+    interval: Interval | None
     sub_batches: dict[str, SubBatches]
     layout: list[LayoutEntry]
     memory: list[RankMemory]
@@ -389,6 +404,7 @@ class MultimodalAnswer(Explained):
 
     makespan_s: Annotated[float, Field(description="Of all steps.")]
     lower_bound_s: float
+    interval: Annotated[Interval | None, Field(description="Where costs are predicted.")]
     batch: dict[str, int] | None
     sub_batches: dict[str, SubBatches] | None
     layout: list[LayoutEntry]

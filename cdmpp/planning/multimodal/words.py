@@ -14,6 +14,9 @@ def show(request: Any, answer: dict[str, Any]) -> None:
         f"{format_latency(answer['lower_bound_s'])} (gap {100 * answer['gap']:.2f} %), "
         f"bubble {100 * answer['bubble']:.1f} %"
     )
+    if answer["interval"] is not None:
+        low, high = answer["interval"]["lower_s"], answer["interval"]["upper_s"]
+        print(f"with all predictions at their bounds {format_latency(low)} to {format_latency(high)}")
     for name, seconds in answer["baselines"].items():
         print(f"  {name:<16} {format_latency(seconds):>10}  {seconds / answer['makespan_s']:.3f} x")
     for number, plan in enumerate(answer["plans"] or [answer]):
