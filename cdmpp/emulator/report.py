@@ -29,6 +29,8 @@ def report(
     host_bandwidth_bytes_per_s: float,
     memory_bytes: float | None = None,
     *,
+    replicas: Sequence[Sequence[int]] = (),
+    gradient_sync_s: float = 0.0,
     reuse: bool = True,
     timeline: bool = True,
 ) -> dict[str, Any]:
@@ -44,10 +46,12 @@ def report(
     emulator = Emulator(reuse)
     stages = [one.stage for one in priced]
 
-    def simulate(stages: Sequence[Stage], schedule: ScheduleName | Orders) -> Step:
+    def simulate(
+        stages: Sequence[Stage], schedule: ScheduleName | Orders, of: Sequence[int] = classes
+    ) -> Step:
         return emulator.simulate(
             stages,
-            classes,
+            of,
             schedule,
             ranks=ranks,
             transfer_s=transfer_s,
@@ -55,6 +59,7 @@ def report(
         )
 
     step = simulate(stages, schedule)
+    copies = [simulate(stages, schedule, of) for of in replicas]
     structure = step.structure
     costs = emulator.table(stages, host_bandwidth_bytes_per_s)
     same_passes_s = lower_bound(structure, costs, classes, transfer_s)
@@ -71,8 +76,11 @@ def report(
                 others[name] = simulate(stages, name)
             except FieldError:
                 continue  # it is for another number of stages or micro-batches
-    if memory_bytes is not None and step.peak_bytes.max() > memory_bytes:
+    largest = max([step, *copies], key=lambda one: float(one.peak_bytes.max()))
+    if memory_bytes is not None and largest.peak_bytes.max() > memory_bytes:
         recomputed = [replace(stage, memory="recompute") for stage in stages]
+        if largest is not step:
+            raise too_little(largest, memory_bytes, {"as it is": float(largest.peak_bytes.max())})
         least = {"as it is": float(step.peak_bytes.max())}
         least |= {f"with {name}": float(other.peak_bytes.max()) for name, other in others.items()}
         least["with all stages recomputed"] = float(simulate(recomputed, schedule).peak_bytes.max())
@@ -87,10 +95,20 @@ def report(
     own = schedule if isinstance(schedule, str) else "order"
     baselines = {name: other.makespan_s for name, other in others.items() if name != own}
     makespan_s, busy_s = step.makespan_s, step.busy_s
+    slowest_s = max([makespan_s, *(one.makespan_s for one in copies)])
+    explanation = explain(step, priced, same_passes_s, {name: others[name] for name in baselines})
+    if slowest_s > makespan_s:
+        late = [one.makespan_s for one in copies].index(slowest_s)
+        explanation.append(
+            f"the step waits for copy {late} of the replicas, {format_latency(slowest_s - makespan_s)} "
+            "longer than for this pipeline"
+        )
     hits, misses = emulator.hits, emulator.misses
     return {
         "schedule": own,
         "makespan_s": makespan_s,
+        "replicas_s": [one.makespan_s for one in copies],
+        "step_s": slowest_s + gradient_sync_s,
         "lower_bound_s": bound_s,
         "same_passes_bound_s": same_passes_s,
         "gap": makespan_s / bound_s - 1.0 if bound_s > 0 else 0.0,
@@ -109,7 +127,7 @@ def report(
         ],
         "baselines": baselines | {SERIAL: serial_s},
         "baseline_peak_bytes": {name: float(others[name].peak_bytes.max()) for name in baselines},
-        "explanation": explain(step, priced, same_passes_s, {name: others[name] for name in baselines}),
+        "explanation": explanation,
         "timeline": passes(step, 0, ranks) if timeline else None,
         "copies": passes(step, ranks, len(structure.begin) - 1) if timeline else [],
         "cache": {"hits": hits, "misses": misses, "hit_rate": hits / (hits + misses) if hits else 0.0},

@@ -24,6 +24,14 @@ from cdmpp.emulator.report import report
 from cdmpp.errors import FieldError
 from cdmpp.prediction import Prediction
 
+MAX_REPLICAS = 256
+MicroBatches = (
+    Annotated[int, Field(ge=1, le=MAX_MICRO_BATCHES), WholeNumber]
+    | Annotated[
+        list[Annotated[int, Field(ge=0, lt=MAX_CLASSES), WholeNumber]],
+        Field(min_length=1, max_length=MAX_MICRO_BATCHES),
+    ]
+)
 Ranks = Annotated[int, Field(ge=1, le=MAX_STAGES), WholeNumber]
 
 
@@ -34,14 +42,19 @@ class SimulateRequest(Request):
         list[StageForm],
         Field(min_length=1, max_length=MAX_STAGES, description="In the order of the forward pass."),
     ]
-    micro_batches: Annotated[
-        Annotated[int, Field(ge=1, le=MAX_MICRO_BATCHES), WholeNumber]
-        | Annotated[
-            list[Annotated[int, Field(ge=0, lt=MAX_CLASSES), WholeNumber]],
-            Field(min_length=1, max_length=MAX_MICRO_BATCHES),
-        ],
-        Field(description="How many; or the class of each."),
+    micro_batches: Annotated[MicroBatches, Field(description="How many; or the class of each.")]
+    replicas: Annotated[
+        list[MicroBatches],
+        Field(
+            default_factory=list,
+            max_length=MAX_REPLICAS,
+            description="Further data-parallel copies of the pipeline, by their micro-batches; equal "
+            "ones are simulated once.",
+        ),
     ]
+    gradient_sync_s: Annotated[
+        Seconds, Field(description="Seconds that all copies need after the slowest: gradients are summed.")
+    ] = 0.0
     schedule: Annotated[
         ScheduleName | OrderForm, Field(description="A published schedule, or the order of every rank.")
     ] = "1f1b"
@@ -88,21 +101,25 @@ class SimulateRequest(Request):
         )
         return report(
             stages,
-            self.class_of_each,
+            self.class_of_each[0],
             schedule,
             self.ranks_used,
             self.transfer_s,
             self.host_bandwidth_bytes_per_s or float("inf"),
             self.memory_bytes,
+            replicas=self.class_of_each[1:],
+            gradient_sync_s=self.gradient_sync_s,
             reuse=self.reuse,
             timeline=self.timeline,
         )
 
     @property
-    def class_of_each(self) -> tuple[int, ...]:
-        """Class of every micro-batch."""
-        given = self.micro_batches
-        return (0,) * given if isinstance(given, int) else tuple(given)
+    def class_of_each(self) -> list[tuple[int, ...]]:
+        """Classes of the micro-batches, of this pipeline and of each further copy."""
+        return [
+            (0,) * given if isinstance(given, int) else tuple(given)
+            for given in (self.micro_batches, *self.replicas)
+        ]
 
     @property
     def ranks_used(self) -> int:
@@ -113,12 +130,18 @@ class SimulateRequest(Request):
 
     def _check(self) -> None:
         """Raise :class:`FieldError` where fields contradict each other."""
-        stages, classes = len(self.stages), self.class_of_each
-        if stages * len(classes) > MAX_CELLS:
+        stages, classes = len(self.stages), max(map(max, self.class_of_each))
+        cells = [stages * len(one) for one in set(self.class_of_each)]
+        if max(cells) > MAX_CELLS or sum(cells) > 4 * MAX_CELLS:
             raise FieldError(
-                f"micro_batches: {len(classes)} in {stages} stages are {stages * len(classes):,} passes",
+                f"micro_batches: up to {max(cells) // stages} in {stages} stages are {max(cells):,} passes, "
+                f"and with all unlike copies {sum(cells):,}",
                 path="micro_batches",
-                hint=f"at most {MAX_CELLS:,}",
+                hint=f"at most {MAX_CELLS:,}, and {4 * MAX_CELLS:,} with all copies",
+            )
+        if isinstance(self.schedule, OrderForm) and len({len(one) for one in self.class_of_each}) > 1:
+            raise FieldError(
+                "replicas: an order is one of as many micro-batches", path="replicas", hint="name a schedule"
             )
         if self.ranks is not None and self.ranks != self.ranks_used:
             raise FieldError(
@@ -141,9 +164,9 @@ class SimulateRequest(Request):
                     f"host_bandwidth_bytes_per_s: missing, and stage {s} is offloaded",
                     path="host_bandwidth_bytes_per_s",
                 )
-            if max(classes) > len(stage.classes):
+            if classes > len(stage.classes):
                 raise FieldError(
-                    f"stages.{s}.classes: there are micro-batches of class {max(classes)}, and costs of "
+                    f"stages.{s}.classes: there are micro-batches of class {classes}, and costs of "
                     f"classes 0 to {len(stage.classes)}",
                     path=f"stages.{s}.classes",
                 )
@@ -199,6 +222,8 @@ class SimulateAnswer(Explained):
 
     schedule: Annotated[str, Field(description='Its name, or "order".')]
     makespan_s: float
+    replicas_s: Annotated[list[float], Field(description="Makespans of the further copies.")]
+    step_s: Annotated[float, Field(description="Of the slowest copy, with the gradients summed.")]
     lower_bound_s: Annotated[
         float,
         Field(

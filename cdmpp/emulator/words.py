@@ -18,6 +18,8 @@ def show(request: SimulateRequest, answer: dict[str, Any]) -> None:
         f"{100 * answer['bubble']:.1f} % bubble, {100 * answer['gap']:.1f} % above the lower bound"
         + (f", up to {format_si(answer['peak_bytes'], 'B')} on a rank" if answer["peak_bytes"] else "")
     )
+    if request.replicas or request.gradient_sync_s:
+        print(f"with {len(request.replicas)} further copies: {format_latency(answer['step_s'])}")
     if answer["interval"]:
         bounds = [format_latency(answer["interval"][which]) for which in ("lower_s", "upper_s")]
         print(f"with all predictions at their bounds: {bounds[0]} to {bounds[1]}")

@@ -87,6 +87,23 @@ def test_the_smallest_memory_that_would_do() -> None:
     assert ask(memory_bytes=140)["peak_bytes"] == 140.0
 
 
+def test_equal_replicas_are_simulated_once() -> None:
+    stage = {**STAGE, "classes": [{"forward_s": 10, "backward_s": 20}]}
+    alone = ask(stages=[stage] * 4, micro_batches=[0, 0, 0, 1])
+    answer = ask(
+        stages=[stage] * 4, micro_batches=[0, 0, 0, 1], replicas=[[0, 0, 0, 1]] * 3 + [[1, 1, 0, 1], 4],
+        gradient_sync_s=2,
+    )  # fmt: skip
+    assert answer["replicas_s"][:3] == [alone["makespan_s"]] * 3 and answer["replicas_s"][4] == 105.0
+    assert answer["replicas_s"][3] > alone["makespan_s"]
+    assert answer["step_s"] == answer["replicas_s"][3] + 2
+    assert answer["cache"]["hits"] >= alone["cache"]["hits"] + 3
+    assert "copy 3" in answer["explanation"][-1]
+    assert alone["step_s"] == alone["makespan_s"] and alone["replicas_s"] == []
+    with pytest.raises(InfeasibleError):
+        ask(micro_batches=1, replicas=[8], memory_bytes=120)
+
+
 ONE = {"stage": 0, "pass": "F", "micro_batch": 0}
 
 
@@ -113,6 +130,8 @@ ONE = {"stage": 0, "pass": "F", "micro_batch": 0}
         ({"stages": [{**STAGE, "memory": "offload"}]}, "host_bandwidth_bytes_per_s"),
         ({"schedule": {"order": [[ONE]]}}, "schedule.order"),
         ({"schedule": {"order": [[ONE]]}, "ranks": 4}, "ranks"),
+        ({"schedule": {"order": [[ONE]]}, "replicas": [3]}, "replicas"),
+        ({"stages": [STAGE] * 16, "replicas": [1000 + n for n in range(20)]}, "micro_batches"),
     ],
 )
 def test_what_is_refused(change: dict[str, Any], path: str | None) -> None:
