@@ -12,7 +12,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdmpp import make_plan
+from cdmpp import LatencyPredictor, make_plan
 from cdmpp.errors import FieldError
 from cdmpp.planning.kinds import KINDS, load
 from cdmpp.replay import Link
@@ -172,8 +172,11 @@ def test_a_program_needs_a_predictor_and_is_named_in_the_explanation() -> None:
     assert [(one.path, one.device) for one in asked] == [("update.programs.0", "t4")]
 
 
-def test_the_example_is_a_request() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "examples" / "data-parallel.json").read_text(
-        encoding="utf-8"
-    )
-    assert KINDS["data-parallel"].read(json.loads(text)).asked()
+def test_the_documents_example_says_what_it_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    value = json.loads((docs / "examples" / "data-parallel.json").read_text(encoding="utf-8"))
+    kind = KINDS["data-parallel"]
+    load(kind.show)(kind.read(value), make_plan("data-parallel", value, LatencyPredictor.load()))
+    shown = [line.rstrip() for line in capsys.readouterr().out.splitlines() if not line.startswith("layer")]
+    text = (docs / "replay.md").read_text(encoding="utf-8")
+    assert [line for line in shown if line not in text] == []
