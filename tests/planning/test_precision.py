@@ -189,6 +189,16 @@ def broken(change: Any) -> dict[str, Any]:
                 costs=None, backward=[], forward=[{"program": {"operator": "relu", "rows": 1, "cols": 1}}]
             ),
         ),
+        ("operators.0.costs", lambda r: r["operators"][0].update(costs=None)),
+        ("operators.0.costs", lambda r: r["operators"][0].update(forward=[], backward=[])),
+        ("operators.0.backward", lambda r: r["operators"][0].update(backward_factor=1.0)),
+        ("operators.0.backward", lambda r: r["operators"][0].update(costs=None, forward=[])),
+        (
+            "operators.0.sensitivity",
+            lambda r: r["operators"][0].update(
+                statistics={"input": {"elements": 1, "norm2": 1.0, "max_abs": 1.0}}
+            ),
+        ),
         ("communication.link", lambda r: r.update(communication={})),
         ("communication.link", lambda r: r.update(communication={"link": {}})),
         (

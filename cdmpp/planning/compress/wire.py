@@ -190,7 +190,15 @@ class CompressAnswer(Explained):
 
 
 CompressRequest.answer_model = CompressAnswer
+_LEAST_BOUND = 1e-12
 _STAGES = ("backward", "compress", "exchange", "decompress")
+
+
+def _gap(seconds: float, lower: float) -> float:
+    if seconds <= lower:
+        return 0.0
+    # A bound of next to nothing makes no quotient.
+    return seconds / lower - 1.0 if lower > _LEAST_BOUND * seconds else 1.0 / _LEAST_BOUND
 
 
 def _answer(tensors: Sequence[Tensor], found: Found, said: Sequence[str]) -> dict[str, Any]:
@@ -211,7 +219,7 @@ def _answer(tensors: Sequence[Tensor], found: Found, said: Sequence[str]) -> dic
     return {
         "iteration_s": seconds,
         "lower_bound_s": lower,
-        "gap": seconds / lower - 1.0 if lower > 0 else 0.0,
+        "gap": _gap(seconds, lower),
         "proven": found.proven,
         "exposed_comm_s": whole.exposed_comm_s,
         "tensors": [

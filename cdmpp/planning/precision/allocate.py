@@ -213,7 +213,7 @@ def search(
     if not close() and steps.go_on():
         relaxation = Relaxation(costs)
         ascent = ascend(relaxation, limit_s, offer, steps.go_on)
-        best.bound = min(max(best.bound, ascent.bound), best.objective)
+        best.bound = float(min(max(best.bound, ascent.bound), best.objective))
         report(best)
         offer(first.levels)
         if not close() and ascent.relaxed is not None:
@@ -252,7 +252,7 @@ def fastest(costs: DeviceCosts, start: Levels, go_on: Callable[[], bool], enough
     ``start`` keeps the memory limit.
     """
     levels, seconds = list(start), Pricing(costs, start).iteration_s
-    unit = max(seconds, 1e-300)
+    unit = max(seconds, 1e-12)
 
     def offer(at: Levels) -> float:
         nonlocal levels, seconds

@@ -78,6 +78,8 @@ def read_job(
             f"operators: {len(operators):,} on {len(devices)} devices are {pairs:,} pairs; "
             f"at most {MAX_PAIRS:,}", path="operators", hint="plan equal blocks of the network once",
         )  # fmt: skip
+    for at, one in enumerate(operators):
+        _check_costs(at, one)
     index = _order(operators, place)
     ordered = [operators[i] for i in index]
     place = {one.id: i for i, one in enumerate(ordered)}
@@ -121,6 +123,21 @@ def _distinct(names: Sequence[str], where: str, field: str) -> dict[str, int]:
             )
         found[name] = i
     return found
+
+
+def _check_costs(at: int, one: OperatorForm) -> None:
+    """Costs and sensitivities are said once, in one way."""
+    path = f"operators.{at}"
+    if (one.costs is None) == (one.forward is None):
+        raise FieldError(f"{path}: give either costs or forward", path=f"{path}.costs")
+    ways = (one.backward is not None) + (one.backward_factor is not None)
+    if ways != (one.forward is not None):
+        raise FieldError(
+            f"{path}: with forward, and only then, one of backward and backward_factor is given",
+            path=f"{path}.backward",
+        )
+    if one.sensitivity is not None and one.statistics is not None:
+        raise FieldError(f"{path}: give either sensitivity or statistics", path=f"{path}.sensitivity")
 
 
 def _order(operators: Sequence[OperatorForm], place: Mapping[str, int]) -> list[int]:

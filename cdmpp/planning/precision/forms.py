@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from cdmpp.compose.request import Closed, DeviceForm, Name, Seconds, WholeNumber, Work
 from cdmpp.planning.precision.indicator import OperatorStatistics, TensorStatistics
@@ -136,17 +136,6 @@ class OperatorForm(Closed):
     ] = None
     sensitivity: SensitivityForm | None = None
     statistics: StatisticsForm | None = None
-
-    @model_validator(mode="after")
-    def _one_of(self) -> OperatorForm:
-        if (self.costs is None) == (self.forward is None):
-            raise ValueError("give either costs or forward")
-        backward = (self.backward is not None) + (self.backward_factor is not None)
-        if backward != (self.forward is not None):
-            raise ValueError("with forward, and only then, give one of backward and backward_factor")
-        if self.sensitivity is not None and self.statistics is not None:
-            raise ValueError("give either sensitivity or statistics")
-        return self
 
 
 class BucketForm(Closed):

@@ -137,8 +137,10 @@ def _within_time(
 
 
 def rounded_up(value: float) -> float:
-    """The next number of six digits that is no smaller: a limit that can be asked for."""
+    """The next number of six digits that is no smaller (> 0): a limit that can be asked for."""
     digits = 5 - math.floor(math.log10(value))
+    if digits > 300:
+        return math.nextafter(value, math.inf)
     out = math.ceil(value * 10.0**digits) / 10.0**digits
     return out if out >= value else math.nextafter(value, math.inf)
 

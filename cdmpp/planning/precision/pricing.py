@@ -174,7 +174,7 @@ class Pricing:
 
     def within(self, limit_s: float) -> bool:
         """Whether memory and time limits are kept."""
-        return self.memory_bytes <= self.costs.memory_bytes and self.iteration_s <= limit_s
+        return bool(self.memory_bytes <= self.costs.memory_bytes and self.iteration_s <= limit_s)
 
     @property
     def casts_s(self) -> float:

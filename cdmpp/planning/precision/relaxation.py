@@ -19,6 +19,7 @@ from cdmpp.planning.precision.pricing import DeviceCosts, Levels, Pricing
 _SHARED_EXACTLY = 3
 #: Rounds without a better bound after which the ascent takes half its steps, and where it ends.
 _PATIENCE, _LEAST_PACE = 12, 1e-4
+_LEAST_S = 1e-12
 
 
 @dataclass(frozen=True)
@@ -163,13 +164,17 @@ def ascend(
     if not error:
         multipliers[1:] = 1.0 / limits
     best = Ascent(-np.inf, None, 0.0)
+    # Limits may be 0, and are no units then.
+    second = max(limit_s, _LEAST_S)
+    byte = max(costs.memory_bytes, 1.0)
     best_at = multipliers
     direction = np.zeros_like(multipliers)
     pace, stale = 1.0, 0
     for _ in range(rounds):
-        per_byte = multipliers[0] / costs.memory_bytes if bounded else 0.0
-        relaxed = relaxation.minimise(error, per_byte, multipliers[1:] / limit_s)
-        paid = float(multipliers[0] + (multipliers[1:].sum() if error else 0.0))
+        per_byte = multipliers[0] / byte if bounded else 0.0
+        relaxed = relaxation.minimise(error, per_byte, multipliers[1:] / second)
+        paid = float(multipliers[0] * costs.memory_bytes / byte) if bounded else 0.0
+        paid += float(multipliers[1:].sum() * limit_s / second) if error else 0.0
         bound = relaxed.bound - paid
         stale += 1
         if bound > best.bound:
@@ -188,8 +193,8 @@ def ascend(
         priced = Pricing(costs, relaxed.levels)
         times = np.cumsum(priced.slots_s)[costs.after] + costs.tail_s
         slope = np.empty(limits + 1)
-        slope[0] = priced.memory_bytes / costs.memory_bytes - 1.0 if bounded else 0.0
-        slope[1:] = times / limit_s - (1.0 if error else 0.0)
+        slope[0] = (priced.memory_bytes - costs.memory_bytes) / byte if bounded else 0.0
+        slope[1:] = (times - limit_s) / second if error else times / second
         if error:
             # A multiplier at zero whose limit is kept stays there, and must not shorten the step.
             slope[(multipliers <= 0) & (slope < 0)] = 0.0

@@ -131,7 +131,7 @@ class BaselinePlan(BaseModel):
 class PrecisionAnswer(Explained):
     """Baselines, bound and gap are of ``sensitivity``, the sum over operators and workers.
 
-    Where the bound is 0 and the sum is not, gap is the sum over that of the lowest precision.
+    Where the bound is 0 (less than 1e-12 of the sum), gap is the sum over that of the lowest precision.
     """
 
     sensitivity: float
@@ -149,6 +149,7 @@ class PrecisionAnswer(Explained):
 
 
 PrecisionRequest.answer_model = PrecisionAnswer
+_LEAST_BOUND = 1e-12
 
 
 def _answer(job: Job, made: Sequence[Tables], plan: Plan) -> dict[str, Any]:
@@ -227,6 +228,7 @@ def _answer(job: Job, made: Sequence[Tables], plan: Plan) -> dict[str, Any]:
 def _gap(objective: float, bound: float, worst: float) -> float:
     if objective <= bound:
         return 0.0
-    if bound > 0.0:
+    # A bound of next to nothing makes no quotient.
+    if bound > _LEAST_BOUND * objective:
         return objective / bound - 1.0
     return objective / max(worst, objective)
