@@ -27,9 +27,9 @@ import numpy as np
 from benchmarks.timing import interleaved, median_ratio
 from cdmpp.compose import jit
 from cdmpp.emulator import Emulator, Stage
+from cdmpp.emulator.arrays import durations
 from cdmpp.emulator.as_graph import to_graph
 from cdmpp.emulator.candidates import Candidates
-from cdmpp.emulator.emulate import durations
 from cdmpp.emulator.evaluate import Ints, evaluate
 from cdmpp.emulator.reuse import Reuse
 from cdmpp.emulator.structure import Structure

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cdmpp.emulator.emulate import durations
+from cdmpp.emulator.arrays import durations
 from cdmpp.emulator.stages import OUT, Table
 from cdmpp.emulator.structure import Structure
 

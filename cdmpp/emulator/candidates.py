@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from cdmpp.emulator.emulate import durations, holdings
+from cdmpp.emulator.arrays import durations, holdings
 from cdmpp.emulator.evaluate import Ints, evaluate, evaluate_again, latest, peaks
 from cdmpp.emulator.reuse import Reuse
 from cdmpp.emulator.stages import Table

@@ -8,11 +8,12 @@ from functools import cached_property, partial
 
 import numpy as np
 
+from cdmpp.emulator.arrays import durations, holdings, peaks_over_time
 from cdmpp.emulator.evaluate import Floats, Ints, evaluate, peaks
 from cdmpp.emulator.frames import Frames
 from cdmpp.emulator.orders import SCHEDULES, Orders, ScheduleName
 from cdmpp.emulator.reuse import Reuse, anew
-from cdmpp.emulator.stages import BACKWARD, OUT, WEIGHT, Stage, Table, column, grid, on_grid, table
+from cdmpp.emulator.stages import OUT, Stage, Table, column, table
 from cdmpp.emulator.structure import Structure, build, deadlock
 from cdmpp.errors import FieldError
 
@@ -250,42 +251,6 @@ def simulate(
     )
 
 
-def durations(
-    structure: Structure, costs: Table, classes: Sequence[int], transfer_s: float | Sequence[float]
-) -> tuple[Floats, Floats, float]:
-    """Seconds of every task and of every transfer before it, rounded to a common :func:`grid`; its step."""
-    rows = structure.tasks // (structure.stages * structure.micro_batches)
-    whole = _by_class(costs.whole_s[:rows], classes)
-    if structure.any_split:
-        whole = np.where(structure.split, _by_class(costs.split_s[:rows], classes), whole)
-    duration = whole.reshape(-1)
-    if isinstance(transfer_s, int | float):
-        lag = structure.crosses * float(transfer_s)
-    else:
-        cuts = np.array([*transfer_s, 0.0])  # -1, no cut, is the last
-        lag = cuts[structure.cut]
-    step = grid(float(duration.sum() + lag.sum()))
-    return on_grid(duration, step), on_grid(lag, step), step
-
-
-def holdings(structure: Structure, costs: Table, classes: Sequence[int]) -> tuple[Floats, Floats]:
-    """Bytes that every task takes at its start and gives back at its end."""
-    rows = structure.tasks // (structure.stages * structure.micro_batches)
-    at_start = _by_class(costs.at_start[:rows], classes)
-    at_end = _by_class(costs.at_end[:rows], classes)
-    if structure.any_split:
-        at_end[WEIGHT] = np.where(structure.split, at_end[BACKWARD], 0.0)
-        at_end[BACKWARD] = np.where(structure.split, 0.0, at_end[BACKWARD])
-    return at_start.reshape(-1), at_end.reshape(-1)
-
-
-def _by_class(values: Floats, classes: Sequence[int]) -> Floats:
-    """Shape (kinds, stages, classes) to (kinds, stages, micro_batches)."""
-    if values.shape[2] == 1:
-        return np.repeat(values, len(classes), axis=2)
-    return values[:, :, np.asarray(classes)]
-
-
 def _simulate(
     structure: Structure,
     duration: Floats,
@@ -311,29 +276,5 @@ def _simulate(
     if len(structure.begin) == ranks + 1:
         peaks(structure.order, structure.begin, at_start, at_end, resident, peak)
     else:
-        _peaks_over_time(structure, start, end, at_start, at_end, resident, peak)
+        peaks_over_time(structure, start, end, at_start, at_end, resident, peak)
     return Step(structure, start, end, peak)
-
-
-def _peaks_over_time(
-    structure: Structure,
-    start: Floats,
-    end: Floats,
-    at_start: Floats,
-    at_end: Floats,
-    resident: Floats,
-    peak: Floats,
-) -> None:
-    """As :func:`cdmpp.emulator.evaluate.peaks`, where host links give memory back beside the passes."""
-    for rank in range(structure.ranks):
-        both = np.concatenate(
-            [
-                structure.order[structure.begin[r] : structure.begin[r + 1]]
-                for r in (rank, rank + structure.ranks)
-            ]
-        )
-        when = np.concatenate((start[both], end[both]))
-        change = np.concatenate((at_start[both], at_end[both]))
-        # What ends makes room for what starts at the same time.
-        held = resident[rank] + np.cumsum(change[np.lexsort((change, when))])
-        peak[rank] = max(resident[rank], held.max(initial=0.0))

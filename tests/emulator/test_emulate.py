@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from cdmpp.compose.jit import COMPILED
 from cdmpp.emulator import SCHEDULES, Emulator, Pass, PassCost, Stage, simulate
 from cdmpp.emulator import evaluate as compiled
+from cdmpp.emulator.arrays import durations
 from cdmpp.emulator.as_graph import to_graph
 from cdmpp.emulator.bound import lower_bound
 from cdmpp.emulator.candidates import Candidates
-from cdmpp.emulator.emulate import durations
 from cdmpp.emulator.reuse import Reuse
 from cdmpp.errors import FieldError
 from cdmpp.replay import replay
