@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 from cdmpp.compose import Asked, Explained, Request, Watch
 from cdmpp.compose.costs import Cost, CostField, asked_of, cost_of
 from cdmpp.compose.request import Closed, Name, WholeNumber
+from cdmpp.errors import FieldError
 from cdmpp.prediction import Prediction
 from cdmpp.replay.build import read_link
 from cdmpp.replay.data_parallel import (
@@ -25,7 +26,9 @@ from cdmpp.replay.forms import MAX_BYTES, LinkForm
 from cdmpp.replay.links import Algorithm
 from cdmpp.units import format_latency, format_si
 
-MAX_LAYERS, MAX_PARAMETERS, MAX_CHOICES = 4096, 256, 16
+MAX_LAYERS, MAX_PARAMETERS, MAX_CHOICES = 2048, 256, 16
+#: Gradients times bucket sizes: each may be an all-reduce of its own.
+MAX_WORK = 100_000
 Slowdown = Annotated[float, Field(ge=1, le=1000)]
 
 
@@ -80,6 +83,12 @@ class DataParallelRequest(Request):
 
     def asked(self) -> list[Asked]:
         """The programs of the layers, forward and backward, and of the update."""
+        work = sum(len(layer.gradient_bytes) for layer in self.layers) * len(self.bucket_bytes)
+        if work > MAX_WORK:
+            raise FieldError(
+                f"{work:,} gradients at all bucket sizes together are too much work",
+                path="bucket_bytes", hint=f"gradients times bucket sizes: at most {MAX_WORK:,}",
+            )  # fmt: skip
         found: list[Asked] = []
         for index, layer in enumerate(self.layers):
             found += asked_of(layer.forward, f"layers.{index}.forward")
@@ -90,11 +99,8 @@ class DataParallelRequest(Request):
         """Replay the iteration at each bucket size."""
         left = iter(prices)
         costs = [(cost_of(one.forward, left), cost_of(one.backward, left)) for one in self.layers]
-        update_s = cost_of(self.update, left).latency_s
-        layers = [
-            Layer(form.name, forward.latency_s, backward.latency_s, tuple(form.gradient_bytes))
-            for form, (forward, backward) in zip(self.layers, costs, strict=True)
-        ]
+        update = cost_of(self.update, left)
+        layers, update_s = self._layers(costs, "latency_s"), update.latency_s
         setup = Setup(
             self.ranks, read_link(self.link, "link"), self.algorithm, self.compute_slowdown,
             self.comm_slowdown,
@@ -121,7 +127,15 @@ class DataParallelRequest(Request):
                 f"{better.replace('_', ' ')} would take {format_latency(baselines[better])}: "
                 f"ask for {'bucket_bytes 0' if better == 'bucket_per_gradient' else 'larger bucket_bytes'}"
             )
+        interval = None
+        if prices:
+            lower_s, upper_s = (
+                simulate(self._layers(costs, end), setup, *sizes[best], getattr(update, end)).iteration_s
+                for end in ("lower_s", "upper_s")
+            )
+            interval = {"lower_s": lower_s, "upper_s": upper_s}
         return {
+            "interval": interval,
             "iteration_s": found.iteration_s,
             "bucket_bytes": sizes[best][0],
             "first_bucket_bytes": sizes[best][1],
@@ -134,6 +148,20 @@ class DataParallelRequest(Request):
             "baselines": baselines,
             "explanation": words,
         }
+
+    def _layers(self, costs: Sequence[tuple[Cost, Cost]], figure: str) -> list[Layer]:
+        """The layers with one of the figures of their costs: "latency_s", "lower_s", "upper_s"."""
+        return [
+            Layer(form.name, getattr(forward, figure), getattr(backward, figure), tuple(form.gradient_bytes))
+            for form, (forward, backward) in zip(self.layers, costs, strict=True)
+        ]
+
+
+class BoundsAnswer(Closed):
+    """The iteration if all predictions were at their own bounds at once."""
+
+    lower_s: float
+    upper_s: float
 
 
 class ChoiceAnswer(Closed):
@@ -163,6 +191,7 @@ class DataParallelAnswer(Explained):
     """The best bucket size, and all others beside it."""
 
     iteration_s: Annotated[float, Field(description="At the best bucket size.")]
+    interval: Annotated[BoundsAnswer | None, Field(description="null: all costs were given.")]
     bucket_bytes: Annotated[float, Field(description="The best bucket size.")]
     first_bucket_bytes: Annotated[float | None, Field(description="null: like the others.")]
     compute_s: Annotated[float, Field(description="Forward, backward and update of a rank alone.")]

@@ -21,6 +21,9 @@ def show(request: DataParallelRequest, answer: dict[str, Any]) -> None:
         f"{_size(answer)} on {request.ranks} ranks, "
         f"{100 * answer['gap']:.1f} % above the lower bound"
     )
+    if answer["interval"]:
+        ends = [format_latency(answer["interval"][end]) for end in ("lower_s", "upper_s")]
+        print(f"with all predictions at their bounds: {ends[0]} to {ends[1]}")
     sizes = Table("bucket", "all-reduces", "iteration", "exposed", box=None, pad_edge=False)
     for one in answer["choices"]:
         sizes.add_row(

@@ -91,10 +91,13 @@ def test_between_the_bound_and_no_overlap(own: list[Layer], cap: float, compute:
     assert found.iteration_s - 1e-9 <= shared.iteration_s <= compute * comm * found.iteration_s + 1e-9
 
 
+def _layer(name: str) -> dict[str, Any]:
+    return {"name": name, "forward": 1.0, "backward": 2.0, "gradient_bytes": [4.0]}
+
+
 def request(**changes: Any) -> dict[str, Any]:
-    layer = {"forward": 1.0, "backward": 2.0, "gradient_bytes": [4.0]}
     return {
-        "layers": [{"name": "a", **layer}, {"name": "b", **layer}], "ranks": 2, "algorithm": "measured",
+        "layers": [_layer("a"), _layer("b")], "ranks": 2, "algorithm": "measured",
         "link": {"beta_s_per_byte": 0.5}, "bucket_bytes": [8, 1], **changes,
     }  # fmt: skip
 
@@ -157,6 +160,7 @@ def test_answers_keep_their_model_and_are_drawn_and_shown(capsys: pytest.Capture
         ({"link": {"table": [[2, 1], [1, 2]]}}, "link.table"),
         ({"compute_slowdown": 0.5}, "compute_slowdown"),
         ({"layers": []}, "layers"),
+        ({"layers": [{**_layer("x"), "gradient_bytes": [1.0] * 256}] * 200}, "bucket_bytes"),
     ],
 )  # fmt: skip
 def test_what_is_refused(changes: dict[str, Any], path: str) -> None:
