@@ -194,6 +194,12 @@ def test_progress_holds_on_to_what_it_was() -> None:
         ("compressors.1.name", lambda r: r["compressors"].append(r["compressors"][0])),
         ("compressors.0", lambda r: r["compressors"][0].update(gpu=None, cpu=None)),
         ("link", lambda r: r.update(link={})),
+        (
+            "link.table",
+            lambda r: (
+                r.update(link={"table": [[1.0, 1.0], [1.5, 1e8]]}) or r["tensors"][0].update(bytes=1e12)
+            ),
+        ),
         ("workers", lambda r: r.update(workers=1)),
     ],
 )

@@ -17,7 +17,7 @@ from cdmpp.planning.compress.strategy import Option, Tensor, hidden, timeline
 from cdmpp.prediction import Prediction
 from cdmpp.replay.build import read_link
 from cdmpp.replay.forms import LinkForm
-from cdmpp.replay.links import collective_s
+from cdmpp.replay.links import Collective, collective_s
 from cdmpp.units import format_latency
 
 MAX_TENSORS, MAX_COMPRESSORS, MAX_BYTES = 256, 4, 1e15
@@ -117,6 +117,14 @@ class CompressRequest(Request):
             Two compressors of one name, one without a processor, or a link without figures.
         """
         link = read_link(self.link, "link")
+
+        def exchange_s(op: Collective, size: float) -> float:
+            try:
+                return collective_s(op, self.workers, size, link)
+            except FieldError as error:
+                message = f"link.table: {error.message}"
+                raise FieldError(message, path="link.table", hint=error.hint) from None
+
         names: set[str] = set()
         for c, compressor in enumerate(self.compressors):
             if compressor.name in names:
@@ -133,12 +141,13 @@ class CompressRequest(Request):
                 path = f"tensors.{i}.name"
                 raise FieldError(f"{path}: {tensor.name!r} twice", path=path)
             seen.add(tensor.name)
-            options = [Option(None, "none", collective_s("all_reduce", self.workers, tensor.bytes, link))]
+
+            options = [Option(None, "none", exchange_s("all_reduce", tensor.bytes))]
             for compressor in self.compressors:
                 gathers = compressor.collective == "all_gather"
                 # An all-gather's buffer is that of all workers, and so is what has to be decompressed.
                 size = tensor.bytes * compressor.ratio * (self.workers if gathers else 1)
-                network_s = collective_s(compressor.collective, self.workers, size, link)
+                network_s = exchange_s(compressor.collective, size)
                 for place, work in (("gpu", compressor.gpu), ("cpu", compressor.cpu)):
                     if work is not None:
                         times = self.workers if gathers else 1

@@ -56,7 +56,11 @@ def buckets(
                 f"{path}: seconds of an exchange need a link", path=path,
                 hint="give communication.link, or duration_s of each bucket",
             )  # fmt: skip
-        return collective_s("all_reduce", workers, size, link) if workers > 1 else 0.0
+        try:
+            return collective_s("all_reduce", workers, size, link) if workers > 1 else 0.0
+        except FieldError as error:
+            path = "communication.link.table"
+            raise FieldError(f"{path}: {error.message}", path=path, hint=error.hint) from None
 
     out: list[tuple[int, float]] = []
     if form.buckets is None:
