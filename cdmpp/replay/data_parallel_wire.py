@@ -97,6 +97,13 @@ class DataParallelRequest(Request):
 
     def solve(self, prices: Sequence[Prediction], watch: Watch) -> dict[str, Any]:
         """Replay the iteration at each bucket size."""
+        try:
+            return self._solve(prices)
+        except FieldError as error:
+            # A link does not know which field of a request it is.
+            raise FieldError(error.message, path=error.path or "link", hint=error.hint) from None
+
+    def _solve(self, prices: Sequence[Prediction]) -> dict[str, Any]:
         left = iter(prices)
         costs = [(cost_of(one.forward, left), cost_of(one.backward, left)) for one in self.layers]
         update = cost_of(self.update, left)

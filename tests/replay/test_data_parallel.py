@@ -158,6 +158,7 @@ def test_answers_keep_their_model_and_are_drawn_and_shown(capsys: pytest.Capture
     [
         ({"ranks": 0}, "ranks"), ({"bucket_bytes": []}, "bucket_bytes"), ({"link": {}}, "link"),
         ({"link": {"table": [[2, 1], [1, 2]]}}, "link.table"),
+        ({"link": {"table": [[1, 1e-9], [2, 1e9]]}}, "link"),
         ({"compute_slowdown": 0.5}, "compute_slowdown"),
         ({"layers": []}, "layers"),
         ({"layers": [{**_layer("x"), "gradient_bytes": [1.0] * 256}] * 200}, "bucket_bytes"),
