@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from cdmpp.compose.places import places
 from cdmpp.compose.request import Asked, Request
 from cdmpp.compose.watch import Watch
 from cdmpp.devices.loading import from_mapping
@@ -36,11 +37,12 @@ def read_request(model: type[R], value: Any) -> R:
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False, include_context=False)
-        places = [(".".join(str(part)[:80] for part in one["loc"]), one["msg"]) for one in found]
-        said = "; ".join(f"{path or 'request'}: {what}" for path, what in places[:_MOST_NAMED])
-        more = f"; and {len(places) - _MOST_NAMED} more" if len(places) > _MOST_NAMED else ""
-        raise FieldError(said + more, path=places[0][0], hint="docs/planning.md and docs/examples have the forms") from None
+        found = places(error, value)
+        said = "; ".join(f"{path or 'request'}: {what}" for path, what in found[:_MOST_NAMED])
+        more = f"; and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+        raise FieldError(
+            said + more, path=found[0][0], hint="docs/planning.md and docs/examples have the forms"
+        ) from None
 
 
 def solve(request: Request, predictor: Predictor | None = None, watch: Watch | None = None) -> dict[str, Any]:

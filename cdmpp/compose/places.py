@@ -1,0 +1,56 @@
+"""Where a value breaks a schema, by the value's own fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+
+def places(error: ValidationError, value: Any) -> list[tuple[str, str]]:
+    """Path and message of each breach.
+
+    Parameters
+    ----------
+    error : ValidationError
+    value : JSON value
+        What was checked.
+
+    Returns
+    -------
+    list of (str, str)
+        Paths as ``stages.0.forward_s``: without the branches of unions, which pydantic names and nobody
+        wrote. What only says that a value is none of a union's other branches is left out.
+    """
+    found = [
+        (_path(problem["loc"], problem["type"], value), problem["type"], problem["msg"])
+        for problem in error.errors(include_url=False, include_input=False, include_context=False)
+    ]
+    return [(".".join(path), said) for path, kind, said in found if not _beside(path, kind, found)]
+
+
+def _path(loc: tuple[int | str, ...], kind: str, value: Any) -> list[str]:
+    parts: list[str] = []
+    at = value
+    for number, part in enumerate(loc):
+        inside = isinstance(at, Mapping) and part in at
+        if isinstance(at, list) and isinstance(part, int):
+            inside = part < len(at)
+        if inside:
+            at = at[part]
+        elif not (kind == "missing" and number == len(loc) - 1):
+            continue  # a branch of a union
+        parts.append(str(part)[:80])
+    return parts
+
+
+def _beside(path: list[str], kind: str, found: list[tuple[list[str], str, str]]) -> bool:
+    """Whether a breach is only that of a branch that was not meant."""
+    for other, other_kind, _ in found:
+        deeper = len(other) > len(path) and other[: len(path)] == path
+        if deeper and (kind.endswith("_type") or kind == "literal_error"):
+            return True
+        if other == path and kind.endswith("_type") and not other_kind.endswith("_type"):
+            return True
+    return False
