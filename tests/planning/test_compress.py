@@ -134,6 +134,14 @@ def test_a_cut_search_is_honest() -> None:
     assert timeline(tensors, better).makespan_s <= found.iteration_s
 
 
+def test_without_steps_the_plan_is_the_best_of_the_simple_ones() -> None:
+    tensors = make(6, 1)
+    found = search(tensors, limited(0))
+    every = [timeline(tensors, (k,) * 6).makespan_s for k in range(3)]
+    assert found.heuristic == (0,) * 6
+    assert found.iteration_s == min(every) < every[0]
+
+
 def given_costs() -> dict[str, Any]:
     work = {"compress_s_per_byte": 1e-9, "decompress_s_per_byte": 1e-10, "overhead_s": 1e-4}
     return {

@@ -65,7 +65,9 @@ def search(
     """The shortest iteration: ByteComp's strategy, its neighbours and those of others, branch and bound."""
     bound = Bound(tensors)
     first = bytecomp(tensors, go_on)
-    found = Found(first, timeline(tensors, first).makespan_s, first, bound.value())
+    starts = list(dict.fromkeys([first, *everywhere(tensors).values()]))
+    best = min(starts, key=lambda choice: timeline(tensors, choice).makespan_s)
+    found = Found(best, timeline(tensors, best).makespan_s, first, bound.value())
 
     def offer(choice: Choice) -> None:
         seconds = timeline(tensors, choice).makespan_s
@@ -77,7 +79,7 @@ def search(
         return found.iteration_s <= found.bound_s * (1 + CLOSE)
 
     report(found)
-    for start in dict.fromkeys([first, *everywhere(tensors).values()]):
+    for start in starts:
         if not close() and go_on():
             offer(improve(tensors, start, go_on))
     if not close() and _complete(tensors, bound, found, offer, go_on):
