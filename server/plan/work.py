@@ -73,7 +73,7 @@ class Reader:
         try:
             request = model.model_validate(value)
         except ValidationError as error:
-            line, places = breaches(error)
+            line, places = breaches(error, value)
             # One is enough: the other places may be those of a union's other forms.
             if any(each["type"] in _CONTRADICTIONS for each in error.errors(include_url=False)):
                 raise RefusedError(409, FieldError.code, line, "", places) from None
