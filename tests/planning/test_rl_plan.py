@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +158,30 @@ def test_no_plan_is_below_its_bound(
         for one in steps_of(terms, number, judge, Split(0, 2)):
             assert one.step_s >= seconds * (1 - 1e-12)
             assert one.price >= price * (1 - 1e-12)
+
+
+def test_on_two_sites_the_faster_stage_gives_units_back_until_both_take_equally_long() -> None:
+    here, there = pools()
+    terms = Terms((replace(here, training=None), replace(there, units=12, engine=None)), "async")
+    problem = Problem(LENGTHS, Ranker(), 64, terms, draws=3)
+    plan = search(problem)
+    sizes = plan.sizes
+    assert (sizes.generation, sizes.training) == (0, 1)
+    judge = problem.dispatcher(here.generates(), problem.drawn(0), 0)
+    all_steps = [
+        one for units in range(1, 5) for split in {Split(0, units), judge.best(units)}
+        for one in steps_of(terms, 0, judge, split)
+    ]  # fmt: skip
+    shortest = min(one.step_s for one in all_steps)
+    chosen = next(
+        one for one in all_steps
+        if (one.generation_units, one.training_units, one.split)
+        == (sizes.generation_units, sizes.training_units, sizes.split)
+    )  # fmt: skip
+    assert chosen.step_s == shortest
+    # Nobody is as fast with fewer units.
+    assert chosen.units == min(one.units for one in all_steps if one.step_s == shortest)
+    assert sizes.training_units < 12 or sizes.generation_units < 4
 
 
 def test_streaming_waits_and_works_as_written_out() -> None:
@@ -345,6 +371,14 @@ def test_memory_for_no_sample_is_refused_with_the_smallest_that_holds_one() -> N
     assert make_plan("rl", value)["generation"]["preemptions"] >= 0
     one = [{**GIVEN["pools"][0]}, {**GIVEN["pools"][1], "memory_bytes": 1e6}]
     assert list(make_plan("rl", {**value, "pools": one})["left_out"]) == ["there"]
+
+
+def test_the_documentation_shows_the_example() -> None:
+    text = (EXAMPLE.parents[1] / "rl.md").read_text()
+    (shown,) = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
+    assert json.loads(shown) == json.loads(EXAMPLE.read_text())
+    for name in RlRequest.model_fields:
+        assert f"`{name}`" in text, name
 
 
 def test_the_example_is_predicted_shown_and_drawn(

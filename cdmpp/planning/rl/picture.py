@@ -20,12 +20,13 @@ def draw(request: RlRequest, answer: dict[str, Any]) -> Figure:
 
     figure = Figure(figsize=(10, 3.8), layout="constrained")
     left, right = figure.subplots(1, 2)
-    _histogram(left, answer)
+    _histogram(left, request, answer)
     _front(right, request, answer)
     return figure
 
 
-def _histogram(axes: Axes, answer: dict[str, Any]) -> None:
+def _histogram(axes: Axes, request: RlRequest, answer: dict[str, Any]) -> None:
+    border = f"the longest {100 * request.ranker.share:.0f} % begin"
     lengths, split = answer["lengths"], answer["tail_split"]
     shown, steps = lengths["histogram"], max(answer["draws"], 1)
     edges = shown["edges"]
@@ -40,8 +41,10 @@ def _histogram(axes: Axes, answer: dict[str, Any]) -> None:
         ]
     axes.bar(edges[:-1], below, widths, align="edge", color=_REGULAR, label=names[0])
     axes.bar(edges[:-1], above, widths, align="edge", bottom=below, color=_TAIL, label=names[1])
-    axes.axvline(lengths["tail_border"], color="black", linestyle="--", linewidth=1, label="longest share")
+    axes.axvline(lengths["tail_border"], color="black", linestyle="--", linewidth=1, label=border)
     axes.set_xscale("log")
+    # Room for the legend above the bars.
+    axes.set_ylim(0, 1.4 * max([1e-9, *(a + b for a, b in zip(below, above, strict=True))]))
     axes.set(xlabel="response length (tokens)", ylabel="samples per step", title="Lengths and the tail split")
     axes.legend(fontsize=8)
 
