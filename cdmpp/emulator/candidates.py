@@ -102,7 +102,7 @@ class Candidates:
         evaluate(
             order, begin, self._duration, self.structure.deps, self._lag, self._turn, self.start_s, self.end_s
         )  # fmt: skip
-        return latest(order, begin, self.end_s)
+        return float(latest(order, begin, self.end_s))
 
     def _rest(self, order: Ints) -> float:
         begin, before = self.structure.begin, self._before
@@ -113,4 +113,4 @@ class Candidates:
         before[:] = order
         self.kept += kept
         self.run += ran - kept
-        return latest(order, begin, self.end_s)
+        return float(latest(order, begin, self.end_s))

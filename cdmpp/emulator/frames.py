@@ -180,7 +180,7 @@ def _run(
         elif outside_begin[frame + 1] > outside_begin[frame]:
             out, count = outside_begin[frame], outside_begin[frame + 1] - outside_begin[frame]
             base = end[outside[out]]
-            key = shape[frame]
+            key = int(shape[frame])
             for at in range(out + 1, out + count):
                 key = (key * 31 + int((end[outside[at]] - base) * scale)) & 0x7FFFFFFF
             slot = (key ^ (key >> 15)) & (slots - 1)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +15,6 @@ from hypothesis import strategies as st
 
 from cdmpp.compose.jit import COMPILED
 from cdmpp.emulator import SCHEDULES, Emulator, Pass, PassCost, Stage, simulate
-from cdmpp.emulator import evaluate as compiled
 from cdmpp.emulator.arrays import durations
 from cdmpp.emulator.as_graph import to_graph
 from cdmpp.emulator.bound import lower_bound
@@ -141,22 +144,30 @@ def test_a_small_change_keeps_what_it_cannot_reach():
     assert with_reuse.kept > 0.2 * with_reuse.run
 
 
-def test_without_a_compiler_the_times_are_the_same(monkeypatch):
+def figures() -> list[list[float]]:
+    """Times that all compiled functions have a part in."""
+    emulator = Emulator()
+    stages = [Stage(1.0, 2.0, activation_bytes=3.0), Stage(0.3, 0.7, activation_bytes=2.0)]
+    step = emulator.simulate(stages, 20, transfer_s=0.1)
+    assert emulator.frames.hits > 0
+    candidates = Candidates(step.structure, emulator.table(stages), (0,) * 20, 0.1, resume=True)
+    found, order = [], step.structure.order.copy()
+    for at in (2, 5, 30, 31, 50):
+        order[at], order[at + 1] = order[at + 1], order[at]
+        found += [candidates.makespan_s(order), candidates.peak_bytes(order)]
+    return [step.start_s.tolist(), step.end_s.tolist(), step.peak_bytes.tolist(), found]
+
+
+def test_without_a_compiler_the_times_are_the_same():
     if not COMPILED:
         pytest.skip("numba is not installed: this is what all tests run")
-    stages = [Stage(1.0, 2.0, activation_bytes=3.0), Stage(0.3, 0.7, activation_bytes=2.0)]
-    fast = simulate(stages, 5, transfer_s=0.1)
-    plain = [np.full_like(fast.start_s, -1.0) for _ in range(2)]
-    structure = fast.structure
-    costs = Emulator().table(stages)
-    duration, lag, _ = durations(structure, costs, (0,) * 5, 0.1)
-    turn = np.zeros_like(structure.order)
-    monkeypatch.setattr(compiled, "_run", compiled._run.py_func)
-    ran = compiled.evaluate.py_func(
-        structure.order, structure.begin, duration, structure.deps, lag, turn, *plain
-    )
-    assert ran == len(structure.order)
-    assert np.array_equal(plain[0], fast.start_s) and np.array_equal(plain[1], fast.end_s)
+    code = "from tests.emulator.test_emulate import figures; print(figures())"
+    done = subprocess.run(
+        [sys.executable, "-W", "error::RuntimeWarning", "-c", code],
+        check=True, capture_output=True, text=True, cwd=Path(__file__).parents[2],
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
+    )  # fmt: skip
+    assert done.stdout.strip() == str(figures())
 
 
 def test_recomputing_takes_a_forward_pass_more_and_keeps_the_input():

@@ -18,6 +18,7 @@ from cdmpp.emulator import Emulator, Pass, Stage, simulate
 from cdmpp.planning.split import Layer, LayerTable, Rank, Split, split, stage_costs
 from cdmpp.planning.split.picture import draw
 from cdmpp.planning.split.search import arrangements, every
+from cdmpp.planning.split.stages import equal_count, greedy
 from cdmpp.planning.split.wire import SplitAnswer, SplitRequest
 from cdmpp.planning.split.words import show
 from cdmpp.predictor import LatencyPredictor
@@ -99,6 +100,18 @@ def test_equal_requests_with_steps_give_equal_splits() -> None:
     table = LayerTable([Layer((1.0 + i % 3,), (2.0,)) for i in range(40)], 8)
     once, again = (split(table, [Rank()] * 6, "step", max_steps=50).split.begin for _ in range(2))
     assert once == again
+
+
+def test_without_time_the_baselines_are_reached() -> None:
+    watch = Watch(10)
+    watch.stop()
+    random = np.random.default_rng(1)
+    layers = [Layer((1.0 + a,), (2.0 + 2 * a,)) for a in random.random(40).round(3)]
+    table, ranks = LayerTable(layers, 8), [Rank()] * 5
+    found = split(table, ranks, "step", watch=watch)
+    assert found.steps == 4
+    by_hand = [make(table, ranks).step(EMULATOR).makespan_s for make in (equal_count, greedy)]
+    assert found.value_s <= min(by_hand)
 
 
 def test_costs_for_other_simulators() -> None:

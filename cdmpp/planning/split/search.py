@@ -73,7 +73,7 @@ def split(
         Whether the ranks may change places.
     watch : Watch, optional
     max_steps : int, optional
-        Splits to simulate for the goal "step".
+        Splits to simulate for the goal "step"; the first four are in any case.
     emulator : Emulator, optional
     answer : callable, optional
         Makes JSON values of what was found so far, for those who watch.
@@ -92,31 +92,29 @@ def split(
     least = best_split(table, ranks, any_order, bound)
     assert least is not None  # it fits where `slowest` does
     bound_s = step_bound_s(least)
-    seeds = [least, slowest, equal_count(table, ranks), greedy(table, ranks)]
+    # Always all of these: however small the budget, the answer is no worse than the baselines.
+    seeds = [one for one in (least, slowest, equal_count(table, ranks), greedy(table, ranks)) if one.fits()]
+    values_s = [one.step(emulator).makespan_s for one in seeds]
+    best_s, steps = min(values_s), len(seeds)
+    best = seeds[values_s.index(best_s)]
     orders = arrangements(ranks) if any_order else [tuple(range(len(ranks)))]
     few = len(orders) * comb(len(table) - 1, len(ranks) - 1) <= FEW
-    candidates = iter([*seeds, *every(table, ranks, orders)] if few else seeds)
-    best, best_s, steps = least, float("inf"), 0
-    more = True
+    candidates = every(table, ranks, orders) if few else moved(best)
     while best_s > bound_s and not watch.expired and (max_steps is None or steps < max_steps):
         candidate = next(candidates, None)
         if candidate is None:
-            if few or not more:
-                break
-            more, candidates = False, moved(best)
-            continue
+            if few:
+                bound_s = best_s  # all have been tried
+            break
         if not candidate.fits():
             continue
         steps += 1
         value_s = candidate.step(emulator).makespan_s
         if value_s < best_s:
-            best, best_s, more = candidate, value_s, True
-            so_far = Found(best, best_s, bound_s, steps)
-            watch.report(best=best_s, bound=bound_s, answer=partial(answer, so_far) if answer else None)
-            if not few and steps > len(seeds):
-                candidates, more = moved(best), False
-    if few and next(candidates, None) is None:
-        bound_s = best_s
+            best, best_s = candidate, value_s
+            candidates = candidates if few else moved(best)
+        so_far = Found(best, best_s, bound_s, steps)
+        watch.report(best=best_s, bound=bound_s, answer=partial(answer, so_far) if answer else None)
     return Found(best, best_s, bound_s, steps)
 
 
