@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from cdmpp.planning.kinds import KINDS, load, make_plan
 from cdmpp.planning.precision.casts import MEASURED, MEASURED_COPY_BYTES_PER_S, scaled
 from cdmpp.planning.precision.wire import PrecisionAnswer, PrecisionRequest
 
-EXAMPLE = Path("docs/examples/precision.json")
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "precision.json"
 
 
 def cost(dtype: str, seconds: float, device: str | None = None) -> dict[str, Any]:
@@ -248,3 +249,13 @@ def test_measured_casts_are_carried_by_bandwidth() -> None:
     assert carried[pair].overhead_s == 2e-6
     assert carried[pair].seconds(0) == 0.0
     assert len(MEASURED) == 12
+
+
+def test_the_request_of_the_documentation() -> None:
+    text = (EXAMPLE.parent.parent / "precision.md").read_text()
+    block = re.search(r"```json\n(.*?)```", text, re.DOTALL)
+    assert block is not None
+    answer = make_plan("precision", json.loads(block[1]))
+    # 0.1 s: one of the two can be float32, and the casts between them.
+    assert answer["devices"][0]["dtypes"] == {"a": "float16", "b": "float32"}
+    assert answer["devices"][0]["proven"]

@@ -82,12 +82,21 @@ class CompressRequest(Request):
         left = iter(prices)
         costs = [cost_of(tensor.backward, left) for tensor in self.tensors]
         tensors = self.read([cost.latency_s for cost in costs])
+        # The replay engine's code is loaded, or compiled, once: before the budget counts.
+        began = watch.spent_s
+        timeline(tensors[:1], (0,))
+        loading_s = watch.spent_s - began
         steps = 0
 
         def go_on() -> bool:
             nonlocal steps
             steps += 1
-            return not watch.expired and (self.max_steps is None or steps <= self.max_steps)
+            if self.max_steps is not None and steps > self.max_steps:
+                return False
+            if not watch.expired or watch.budget_s is None:
+                return not watch.expired
+            # Stopped by somebody before its time, or out of time.
+            return watch.budget_s <= watch.spent_s < watch.budget_s + loading_s
 
         def report(found: Found) -> None:
             so_far = replace(found)
