@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -29,13 +30,15 @@ from cdmpp.planning.multimodal.tasks import Tasks
 
 #: Weight of what is little known against what is known to be good.
 EXPLORE = 0.15
-#: Rollouts follow the best order of the same tree, shaken by so many places, or a random one.
-SHAKES = (0.3, 1.0, 2.0, 4.0, 8.0)
-RANDOM_SHARE = 0.15
+#: Rollouts follow the best order of the same tree with such a share of its segments moved by so many places,
+#: or are by share of the step, each class behind by a random lag of up to so much.
+SHAKES, MOVED = (1.0, 4.0, 16.0), (0.0, 0.03, 0.2, 1.0)
+RANDOM_SHARE, LAGS = 0.3, (0.05, 0.2, 0.6)
 #: Turns in a tree at a time, and results after which the scale of the scores is set.
 TURNS, MAX_FOR_SCALE = 16, 5000
-#: Trees that are looked at first, and steps after which it is one more.
-WIDTH, STEPS_A_TREE = 10, 250
+#: Variants, and rules in a variant, share the orders that are tried by rank, the second getting so much of
+#: what the first gets: upper confidence bounds stayed with the first variant that was good.
+SHARE = 0.6
 #: Rules that every variant is tried with before the trees are compared.
 FIRST_RULES = frozenset(
     {
@@ -81,10 +84,10 @@ class _Tree:
         self, tasks: Tasks, rule: Rule, memo: dict[tuple[Rule, bytes], float], keys: list[np.ndarray]
     ) -> None:
         self.tasks, self.rule, self.memo = tasks, rule, memo
-        self.keys = keys if rule not in FIRST_RULES else []  # orders to try before others
+        self.natural, self.keys = keys[0], keys  # keys: orders to try before others
         self.promised_s = math.inf
         self.root = _Node(self.allowed([]))
-        self.visits, self.total = 1, 0.0
+        self.visits = 1
         self.best_s = float("inf")
         self.best_key = np.zeros(tasks.segments)
 
@@ -103,6 +106,9 @@ class _Tree:
             ):
                 out.append(c)
         return out
+
+
+_A = TypeVar("_A", "_Variant", "_Tree")
 
 
 @dataclass
@@ -151,10 +157,10 @@ def search(
 
     Notes
     -----
-    The first choice of the tree is the variant with its rule, the next ones are the classes of the order's
-    places, from the first; choices are made by upper confidence bounds (UCT) on the mean of the average and
-    the best result below them. What is tried wholly is left alone, so small trees end. Variants whose bound
-    the best schedule meets are left out.
+    Each variant has a tree for each dispatch rule. The choices in a tree are the classes of the order's
+    places, from the first, made by upper confidence bounds (UCT) on the mean of the average and the best
+    result below them. What is tried wholly is left alone, so small trees end. Variants whose bound the best
+    schedule meets are left out.
     """
     run = _Runs(best, counter if counter is not None else Counter())
 
@@ -162,54 +168,66 @@ def search(
         return watch.expired or watch.spent_s >= until_s or (max_steps is not None and run.steps >= max_steps)
 
     # Variants in the order of what they promise: where time is short, the last ones are not looked at.
-    trees: list[_Tree] = []
+    begun: list[_Variant] = []
     for tasks in sorted(variants, key=lambda each: each.bound_s):
-        keys = start_keys(tasks)
-        memo: dict[tuple[Rule, bytes], float] = {}
-        for rule in (*STRICT_RULES, *RULES) if np.isfinite(tasks.room).any() else RULES:
-            if over():
-                break
-            trees.append(_Tree(tasks, rule, memo, keys))
-            if rule in FIRST_RULES:
-                for key in keys:
-                    run.of(trees[-1], sequence_of(tasks, key))
-        # Rules that were not tried are taken to be as good as the best of those that were.
-        mine = [tree for tree in trees if tree.tasks is tasks]
-        least_s = min((tree.best_s for tree in mine), default=math.inf)
-        for tree in mine:
-            tree.promised_s = min(tree.best_s, least_s) if tree.rule not in FIRST_RULES else tree.best_s
+        if over():
+            break
+        begun.append(_Variant(tasks, run, over))
     run.scale([tasks.bound_s for tasks in variants])
-    for tree in trees:
-        tree.total = run.score(tree.promised_s)
-    trees.sort(key=lambda each: each.promised_s)
     while not over():
-        left = [
-            tree
-            for tree in trees
-            if not tree.root.done and tree.tasks.bound_s < run.best.makespan_s * (1 - ROUNDING)
-        ]
+        left = [variant for variant in begun if not variant.done(run.best.makespan_s)]
         if not left:
-            return Found(run.best, len(trees) > 0 or not variants, run.steps)
-        # The better trees first, and more of them the longer it takes.
-        left = left[: WIDTH + run.steps // STEPS_A_TREE]
-        whole = math.log(1 + sum(tree.visits for tree in left))
-
-        def promise(tree: _Tree, whole: float = whole) -> float:
-            best_s = min(tree.best_s, tree.promised_s)
-            known = 0.5 * (tree.total / tree.visits + run.score(best_s))
-            return known + EXPLORE * math.sqrt(whole / tree.visits)
-
-        tree = max(left, key=promise)
-        # One choice of a tree is worth some turns in it.
-        for _ in range(TURNS):
-            if over() or tree.root.done:
-                break
-            tree.visits += 1
-            found_s = _start(tree, run) if tree.keys else _turn(tree, rng, run)
-            tree.total += run.score(found_s)
+            return Found(run.best, len(begun) == len(variants), run.steps)
+        variant = _next(left)
+        variant.turns(run, rng, over)
         if report is not None:
             report(run.best)
     return Found(run.best, False, run.steps)
+
+
+def _next(arms: Sequence[_A]) -> _A:
+    """Which arm to go on with: the n-th best so far gets :data:`SHARE` to the n of the orders."""
+    ranked = sorted(arms, key=lambda arm: arm.promised_s)
+    return min(enumerate(ranked), key=lambda each: each[1].visits / SHARE ** each[0])[1]
+
+
+class _Variant:
+    """A variant with a tree for each rule."""
+
+    def __init__(self, tasks: Tasks, run: _Runs, over: Callable[[], bool]) -> None:
+        self.tasks, self.visits = tasks, 1
+        keys = start_keys(tasks)
+        memo: dict[tuple[Rule, bytes], float] = {}
+        rules = (*STRICT_RULES, *RULES) if np.isfinite(tasks.room).any() else RULES
+        self.trees = [_Tree(tasks, rule, memo, keys) for rule in rules]
+        for tree in self.trees:
+            if tree.rule in FIRST_RULES and not over():
+                for key in keys:
+                    run.of(tree, sequence_of(tasks, key))
+                tree.keys = []
+                tree.promised_s = tree.best_s
+        # Rules that were not tried are taken to be as good as the best of those that were.
+        self.promised_s = min(tree.promised_s for tree in self.trees)
+        for tree in self.trees:
+            if tree.keys:
+                tree.promised_s = self.promised_s
+        self.trees.sort(key=lambda tree: tree.promised_s)
+
+    def done(self, best_s: float) -> bool:
+        """Whether every order was tried, or none can be shorter than that."""
+        return self.tasks.bound_s >= best_s * (1 - ROUNDING) or all(tree.root.done for tree in self.trees)
+
+    def turns(self, run: _Runs, rng: np.random.Generator, over: Callable[[], bool]) -> None:
+        """Some orders in the most promising of its trees."""
+        left = [tree for tree in self.trees if not tree.root.done]
+        tree = _next(left)
+        for _ in range(TURNS):
+            if over() or tree.root.done:
+                return
+            found_s = _start(tree, run) if tree.keys else _turn(tree, rng, run)
+            for arm in (self, tree):
+                arm.visits += 1
+                arm.promised_s = min(arm.promised_s, found_s)
 
 
 class _Runs:
@@ -232,7 +250,8 @@ class _Runs:
         tree.memo[at] = schedule.makespan_s
         if math.isfinite(schedule.makespan_s) and self.steps < MAX_FOR_SCALE:
             self._worst_s = max(self._worst_s, schedule.makespan_s)
-        if schedule.makespan_s < tree.best_s:
+        # Of equals the newest: other orders are near to it.
+        if schedule.makespan_s <= tree.best_s:
             tree.best_s = schedule.makespan_s
             tree.best_key[sequence] = np.arange(len(sequence))
         if schedule.makespan_s < self.best.makespan_s:
@@ -252,6 +271,17 @@ def _start(tree: _Tree, run: _Runs) -> float:
     """Try one of the orders to begin with."""
     key, *tree.keys = tree.keys
     return run.of(tree, sequence_of(tree.tasks, key))
+
+
+def _lagged(tree: _Tree, rng: np.random.Generator) -> np.ndarray:
+    """Segments by their share of the step, with a lag and a pace of its own for each class."""
+    classes, sizes = len(tree.tasks.classes), np.diff(tree.tasks.first_segment)
+    lag = LAGS[int(rng.integers(len(LAGS)))] * rng.random(classes)
+    if rng.random() < 0.5:  # along the way of the data
+        lag = np.cumsum(lag)
+    pace = 1 + 0.3 * rng.standard_normal(classes) * (rng.random() < 0.3)
+    key: np.ndarray = np.repeat(pace, sizes) * tree.natural + np.repeat(lag, sizes)
+    return key
 
 
 def _turn(tree: _Tree, rng: np.random.Generator, run: _Runs) -> float:
@@ -275,10 +305,11 @@ def _turn(tree: _Tree, rng: np.random.Generator, run: _Runs) -> float:
     path.append(node.children[begun[-1]])
     segments = tree.tasks.segments
     if rng.random() < RANDOM_SHARE:
-        key = rng.random(segments)
+        key = _lagged(tree, rng)
     else:
-        shake = SHAKES[int(rng.integers(len(SHAKES)))]
-        key = tree.best_key + shake * rng.standard_normal(segments)
+        shake = SHAKES[int(rng.integers(len(SHAKES)))] * rng.standard_normal(segments)
+        moved = rng.random(segments) < max(MOVED[int(rng.integers(len(MOVED)))], 2 / segments)
+        key = tree.best_key + np.where(moved, shake, 0.0)
     found_s = run.of(tree, sequence_of(tree.tasks, key, np.array(begun, np.int64)))
     value = run.score(found_s)
     path[-1].done = len(begun) == segments
