@@ -5,12 +5,13 @@ Two processes with one thread each train a small MLP and a small transformer wit
 ``DistributedDataParallel`` over gloo. Measured apart, in every round:
 
 * the layers, with all of DDP but the transfers (a communication hook that does nothing), both processes at
-once; * an all-reduce by size, with nothing else running; * how much computation and transfers slow each
-other down: gloo's threads run on the same cores; * the iteration itself at three bucket sizes, which the
-replay is held against.
+once; * an all-reduce by size, with nothing else running; * an iteration without transfers of both processes:
+an all-reduce waits for the slower one, iteration by iteration; * how much computation and transfers slow
+each other down: gloo's threads run on the same cores; * the iteration itself at three bucket sizes, which
+the replay is held against.
 
-The replay gets medians of the first three and nothing of the fourth. Writes ``benchmarks/results/gloo.json``
-and the marked table of docs/replay.md. Run it on an idle machine: the load is noted beside the figures.
+The replay gets the first four and nothing of the last. Writes ``benchmarks/results/gloo.json`` and the
+marked table of docs/replay.md. Run it on an idle machine: the load is noted beside the figures.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from itertools import cycle, islice, pairwise
@@ -33,6 +34,8 @@ import torch.multiprocessing as processes
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.end_to_end.document import put_parts
+from benchmarks.report.markdown import table
 from benchmarks.report.results import write_result
 from cdmpp.replay import Link
 from cdmpp.replay.data_parallel import Layer, Setup, fill_buckets, simulate
@@ -46,6 +49,9 @@ MIB = 2**20
 BUCKETS_BYTES = (2 * MIB, 8 * MIB, 25 * MIB)
 SIZES_BYTES = tuple(2**power for power in range(12, 26))
 WARM, REPEATS = 5, 20
+#: Share of all times that count, measured and parts alike: the fastest, because other work on the machine
+#: only makes them longer.
+FASTEST = 0.5
 
 
 class Mlp(nn.Module):
@@ -91,11 +97,18 @@ class Round:
     layers: list[Layer]
     update_s: float
     alone_s: float
+    slower_s: float
     table: list[tuple[float, float]]
     compute_slowdown: float
     comm_slowdown: float
     iterations_s: dict[int, list[float]]
     bucket_bytes: dict[int, list[int]]
+
+
+def typical(values: Iterable[float]) -> float:
+    """Mean of the fastest half."""
+    ordered = sorted(values)
+    return statistics.fmean(ordered[: max(round(FASTEST * len(ordered)), 1)])
 
 
 class Trainer:
@@ -139,12 +152,11 @@ def measure_round(name: str) -> Round:
     silent = Trainer(name, 25 * MIB, silent=True)
     dist.barrier()
     found: Measured = measure_layers(
-        silent.network, silent.loss, silent.optimizer.step, repeats=REPEATS, warm=WARM
+        silent.network, silent.loss, silent.optimizer.step, repeats=REPEATS, warm=WARM, fastest=FASTEST
     )
     dist.barrier()
-    alone_s = statistics.median([silent.iterate() for _ in range(REPEATS)])
-    dist.barrier()
-    table = [(float(size), _transfer_s(size)) for size in SIZES_BYTES]
+    alone_s, slower_s = _alone(silent)
+    times = [(float(size), _transfer_s(size)) for size in SIZES_BYTES]
     slowdowns = _slowdowns(silent, alone_s)
     iterations_s, buckets = {}, {}
     for bucket_bytes in BUCKETS_BYTES:
@@ -156,7 +168,19 @@ def measure_round(name: str) -> Round:
         said = trainer.module._get_ddp_logging_data()
         text = said.get("rebuilt_bucket_sizes") or said["bucket_sizes"]
         buckets[bucket_bytes] = [int(part) for part in str(text).split(",")]
-    return Round(found.layers, found.update_s, alone_s, table, *slowdowns, iterations_s, buckets)
+    return Round(found.layers, found.update_s, alone_s, slower_s, times, *slowdowns, iterations_s, buckets)
+
+
+def _alone(silent: Trainer) -> tuple[float, float]:
+    """Seconds of an iteration without transfers: of this process, and of the slower one of each iteration."""
+    own, slower = [], []
+    for _ in range(REPEATS):
+        dist.barrier()
+        own.append(silent.iterate())
+        both = torch.tensor(own[-1], dtype=torch.float64)
+        dist.all_reduce(both, dist.ReduceOp.MAX)
+        slower.append(float(both))
+    return typical(own), typical(slower)
 
 
 def _transfer_s(size: int) -> float:
@@ -168,7 +192,7 @@ def _transfer_s(size: int) -> float:
         dist.all_reduce(buffer)
         if index >= 4:
             times_s.append(time.perf_counter() - start)
-    return statistics.median(times_s)
+    return typical(times_s)
 
 
 def _slowdowns(silent: Trainer, alone_s: float) -> tuple[float, float]:
@@ -220,17 +244,16 @@ def measure(name: str, rounds: int) -> list[Round]:
     return [Round(**{**one, "layers": [Layer(**layer) for layer in one["layers"]]}) for one in saved]
 
 
-def _median_layers(rounds: Sequence[Round]) -> list[Layer]:
-    """Medians over rounds, in the order of the first one."""
+def _layers(rounds: Sequence[Round], factor: float) -> list[Layer]:
+    """Means over rounds, in the order of the first one, times a factor."""
     by_name = [{layer.name: layer for layer in one.layers} for one in rounds]
 
-    def middle(name: str, figure: str) -> float:
-        return statistics.median(getattr(own[name], figure) for own in by_name)
+    def mean(name: str, figure: str) -> float:
+        return factor * statistics.fmean(getattr(own[name], figure) for own in by_name)
 
     return [
         Layer(
-            layer.name, middle(layer.name, "forward_s"), middle(layer.name, "backward_s"),
-            layer.gradient_bytes,
+            layer.name, mean(layer.name, "forward_s"), mean(layer.name, "backward_s"), layer.gradient_bytes
         )
         for layer in rounds[0].layers
     ]  # fmt: skip
@@ -238,39 +261,74 @@ def _median_layers(rounds: Sequence[Round]) -> list[Layer]:
 
 def compare(name: str, rounds: Sequence[Round]) -> dict[str, Any]:
     """The replay beside the measured iterations."""
-    layers = _median_layers(rounds)
-    update_s = statistics.median(one.update_s for one in rounds)
+
+    def mean(figure: str) -> float:
+        return statistics.fmean(getattr(one, figure) for one in rounds)
+
+    update_s = mean("update_s")
     columns = zip(*(one.table for one in rounds), strict=True)
-    table = tuple((column[0][0], statistics.median(s for _, s in column)) for column in columns)
-    slowdowns = [
-        statistics.median(getattr(one, f"{what}_slowdown") for one in rounds) for what in ("compute", "comm")
-    ]
-    link = Link(table=table)
+    link = Link(table=tuple((c[0][0], statistics.fmean(seconds for _, seconds in c)) for c in columns))
+    slowdowns = mean("compute_slowdown"), mean("comm_slowdown")
+    skew = mean("slower_s") / mean("alone_s")
+    ways = {
+        "replayed": (_layers(rounds, skew), Setup(RANKS, link, "measured", *slowdowns), skew * update_s),
+        "without_waiting": (_layers(rounds, 1.0), Setup(RANKS, link, "measured", *slowdowns), update_s),
+        "without_contention": (_layers(rounds, skew), Setup(RANKS, link, "measured"), skew * update_s),
+    }
+    layers = ways["replayed"][0]
     found: dict[str, Any] = {
         "network": name, "layers": len(layers), "gradient_bytes": sum(sum(x.gradient_bytes) for x in layers),
-        "alone_ms": _ms(statistics.median(one.alone_s for one in rounds)), "update_ms": _ms(update_s),
+        "alone_ms": _ms(mean("alone_s")), "slower_ms": _ms(mean("slower_s")), "update_ms": _ms(update_s),
         "compute_slowdown": round(slowdowns[0], 3), "comm_slowdown": round(slowdowns[1], 3),
-        "all_reduce_ms": {str(int(size)): _ms(seconds) for size, seconds in table}, "buckets": [],
+        "all_reduce_ms": {str(int(size)): _ms(seconds) for size, seconds in link.table}, "buckets": [],
     }  # fmt: skip
     for bucket_bytes in BUCKETS_BYTES:
-        medians = [statistics.median(one.iterations_s[bucket_bytes]) for one in rounds]
-        measured_s = statistics.median(medians)
+        each = [typical(one.iterations_s[bucket_bytes]) for one in rounds]
+        measured_s = statistics.fmean(each)
         own = [int(bucket.bytes) for bucket in fill_buckets(layers, bucket_bytes)]
-        shared = simulate(layers, Setup(RANKS, link, "measured", *slowdowns), bucket_bytes, None, update_s)
-        apart = simulate(layers, Setup(RANKS, link, "measured"), bucket_bytes, None, update_s)
-        found["buckets"].append(
-            {
-                "bucket_bytes": bucket_bytes, "buckets": len(own),
-                "same_as_ddp": own == rounds[0].bucket_bytes[bucket_bytes],
-                "measured_ms": _ms(measured_s), "rounds_ms": [_ms(s) for s in medians],
-                "replayed_ms": _ms(shared.iteration_s),
-                "error": round(shared.iteration_s / measured_s - 1, 4),
-                "without_contention_ms": _ms(apart.iteration_s),
-                "without_contention_error": round(apart.iteration_s / measured_s - 1, 4),
-                "exposed_ms": _ms(shared.exposed_comm_s),
-            }
-        )  # fmt: skip
+        row: dict[str, Any] = {
+            "bucket_bytes": bucket_bytes, "buckets": len(own),
+            "same_as_ddp": own == rounds[0].bucket_bytes[bucket_bytes],
+            "measured_ms": _ms(measured_s), "rounds_ms": [_ms(s) for s in each],
+        }  # fmt: skip
+        for way, (of, setup, last_s) in ways.items():
+            replayed = simulate(of, setup, bucket_bytes, None, last_s)
+            row[f"{way}_ms"] = _ms(replayed.iteration_s)
+            row[f"{way}_error"] = round(replayed.iteration_s / measured_s - 1, 4)
+            row.setdefault("exposed_ms", _ms(replayed.exposed_comm_s))
+        found["buckets"].append(row)
     return found
+
+
+def document(result: Mapping[str, Any]) -> str:
+    """The result for docs/replay.md."""
+    rows = []
+    for network in result["networks"]:
+        for one in network["buckets"]:
+            each = one["rounds_ms"]
+            rows.append(
+                [
+                    network["network"], f"{one['bucket_bytes'] // MIB} MiB", str(one["buckets"]),
+                    f"{one['measured_ms']:.1f} ({min(each):.1f}-{max(each):.1f})",
+                    f"{one['replayed_ms']:.1f}",
+                    f"**{100 * one['replayed_error']:+.1f} %**",
+                    f"{100 * one['without_waiting_error']:+.1f} %",
+                    f"{100 * one['without_contention_error']:+.1f} %",
+                ]
+            )  # fmt: skip
+    header = (
+        "network", "bucket", "all-reduces", "measured, ms (rounds)", "replayed, ms", "error",
+        "no waiting", "no contention",
+    )  # fmt: skip
+    slow = "; ".join(
+        f"{n['network']}: {n['alone_ms']:.1f} ms alone, {n['slower_ms']:.1f} ms the slower of the two, "
+        f"computation {n['compute_slowdown']:.2f} times as long beside transfers, "
+        f"these {n['comm_slowdown']:.2f} times as long"
+        for n in result["networks"]
+    )
+    before, after = result["load_before"][0], result["load_after"][0]
+    load = f"{result['cores']} cores, load average {before} before and {after} after"
+    return f"{table(header, rows)}\n\n{load}; {result['rounds']} rounds. {slow}."
 
 
 def _ms(seconds: float) -> float:
@@ -288,13 +346,12 @@ def main() -> None:
         "command": "python -m benchmarks.planning.gloo", "cores": os.cpu_count(), "rounds": options.rounds,
         "load_before": [round(one, 2) for one in before],
         "load_after": [round(one, 2) for one in os.getloadavg()],
-        "torch": torch.__version__, "networks": networks,
+        "torch": torch.__version__, "fastest": FASTEST, "networks": networks,
     }  # fmt: skip
     write_result(options.out, result)
-    for one in networks:
-        print(one["network"], {key: one[key] for key in ("alone_ms", "compute_slowdown", "comm_slowdown")})
-        for row in one["buckets"]:
-            print("  ", row)
+    if options.out == OUT:
+        put_parts(ROOT / "docs" / "replay.md", {"gloo": document(result)})
+    print(document(result))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -156,9 +156,9 @@ class Measured:
     layers : list of Layer
         In the order in which their gradients become ready, reversed.
     iteration_s : float
-        Median of forward and backward together.
+        Of forward and backward together.
     update_s : float
-        Median of the optimizer's step.
+        Of the optimizer's step.
     """
 
     layers: list[Layer]
@@ -173,6 +173,7 @@ def measure_layers(
     *,
     repeats: int = 20,
     warm: int = 5,
+    fastest: float = 0.5,
 ) -> Measured:
     """Time the layers of a module on the CPU, as they run.
 
@@ -186,12 +187,16 @@ def measure_layers(
         The optimizer's step. Gradients are cleared after it, to None.
     repeats, warm : int
         Iterations that count, and others before them.
+    fastest : float
+        Share of the iterations that count: the fastest, because other work on the machine only makes them
+        longer.
 
     Returns
     -------
     Measured
-        Medians. Forward, a layer ends with its module's call; backward, with its last gradient. What lies
-        between belongs to the one that ends next, the loss to the last layer's forward pass.
+        Means. Forward, a layer ends with its module's call; backward, with its last gradient. What lies
+        between belongs to the one that ends next, the loss to the last layer's forward pass: the layers add
+        up to the iteration.
 
     Notes
     -----
@@ -216,7 +221,8 @@ def measure_layers(
                         stamps, forward=dict(stamps.forward), gradients=dict(stamps.gradients), updated=done
                     )
                 )
-    return _medians(module, names, found)
+    found.sort(key=lambda one: one.updated - one.start)
+    return _summary(module, names, found[: max(round(fastest * repeats), 1)])
 
 
 @contextmanager
@@ -255,7 +261,7 @@ def _watching(module: nn.Module) -> Iterator[tuple[_Stamps, dict[str, list[str]]
             hook.remove()
 
 
-def _medians(module: nn.Module, names: Mapping[str, list[str]], found: Sequence[_Stamps]) -> Measured:
+def _summary(module: nn.Module, names: Mapping[str, list[str]], found: Sequence[_Stamps]) -> Measured:
     sizes = {n: float(p.numel() * p.element_size()) for n, p in module.named_parameters()}
     # What did not run has no gradient and is no layer.
     names = {
@@ -263,6 +269,9 @@ def _medians(module: nn.Module, names: Mapping[str, list[str]], found: Sequence[
     }
     if not names:
         raise InvalidProgramError("no layer had gradients", hint="the loss depends on no trained parameter")
+
+    def mean(values: Iterable[float]) -> float:
+        return statistics.fmean(values)
 
     def order(times: Callable[[_Stamps], Mapping[str, float]], keys: Sequence[str]) -> list[str]:
         return sorted(keys, key=lambda key: statistics.median(times(one)[key] - one.start for one in found))
@@ -273,17 +282,17 @@ def _medians(module: nn.Module, names: Mapping[str, list[str]], found: Sequence[
     finished = sorted(names, key=lambda name: arrived.index(last[name]))
 
     def spans(ends: Callable[[_Stamps], Sequence[float]], begin: Callable[[_Stamps], float]) -> list[float]:
-        """Medians of the times between one end and the next."""
+        """Times between one end and the next."""
         rows = []
         for one in found:
             stops = [begin(one), *ends(one)]
             rows.append([b - a for a, b in pairwise(stops)])
-        return [max(statistics.median(column), 0.0) for column in zip(*rows, strict=True)]
+        return [max(mean(column), 0.0) for column in zip(*rows, strict=True)]
 
     forward = spans(lambda one: [*(one.forward[n] for n in called), one.turned], lambda one: one.start)
     forward[-2:] = [sum(forward[-2:])]
     backward = spans(lambda one: [one.gradients[last[n]] for n in finished], lambda one: one.turned)
-    backward[-1] += statistics.median(one.end - one.gradients[last[finished[-1]]] for one in found)
+    backward[-1] += mean(one.end - one.gradients[last[finished[-1]]] for one in found)
     forward_s, backward_s = (
         dict(zip(called, forward, strict=True)),
         dict(zip(finished, backward, strict=True)),
@@ -297,6 +306,6 @@ def _medians(module: nn.Module, names: Mapping[str, list[str]], found: Sequence[
     ]  # fmt: skip
     return Measured(
         layers,
-        statistics.median(one.end - one.start for one in found),
-        statistics.median(one.updated - one.end for one in found),
+        mean(one.end - one.start for one in found),
+        mean(one.updated - one.end for one in found),
     )
