@@ -241,6 +241,17 @@ def test_migration_with_inference_beside_it_shortens_a_step_that_has_a_long_tail
     assert moved["threshold"] <= 0.7 * 64 + 1
 
 
+@pytest.mark.parametrize("inference", [0.0, 0.3, 2.0])
+def test_the_free_choice_of_a_layout_is_the_better_one_migration_counted_in(inference: float) -> None:
+    value = {**GIVEN, "inference": inference, "pools": GIVEN["pools"][:1]}
+    steps = {layout: make_plan("rl", {**value, "layout": layout}) for layout in ("any", "shared", "separate")}
+    assert steps["shared"]["training"]["shared"]
+    assert not steps["separate"]["training"]["shared"]
+    # Chosen on some steps and judged on others.
+    best = min(steps["shared"]["step_s"], steps["separate"]["step_s"])
+    assert steps["any"]["step_s"] <= 1.02 * best
+
+
 def test_coarse_to_fine_has_each_size_once() -> None:
     for most in (1, 2, 3, 7, 64):
         assert sorted(coarse_to_fine(most)) == list(range(1, most + 1))

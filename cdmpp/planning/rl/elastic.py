@@ -8,7 +8,7 @@ at least what its lack would cost.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -91,10 +91,9 @@ def _line(
 ) -> Trigger:
     engine, units = pool.generates(), split.instances
     room = engine.memory_tokens - engine.prompt_tokens
-    rows = drawn.lengths[:MOST_DRAWS]
-    lengths = np.clip(np.rint(rows * growth), 1, room).astype(np.int64)
-    grown = Drawn(lengths, drawn.tail, drawn.shuffled[:MOST_DRAWS], drawn.guesses[:MOST_DRAWS])
-    dispatcher = Dispatcher(engine, grown)
+    few = drawn.first(MOST_DRAWS)
+    lengths = np.clip(np.rint(few.lengths * growth), 1, room).astype(np.int64)
+    dispatcher = Dispatcher(engine, replace(few, lengths=lengths))
     samples = dispatcher.samples
 
     def stage(count: int) -> float:

@@ -203,6 +203,10 @@ class Drawn:
     def __len__(self) -> int:
         return len(self.lengths)
 
+    def first(self, draws: int) -> Drawn:
+        """The first of the steps."""
+        return Drawn(self.lengths[:draws], self.tail, self.shuffled[:draws], self.guesses[:draws])
+
 
 #: Standard deviation of the log-normal error of guessed lengths.
 GUESS_ERROR = 0.5

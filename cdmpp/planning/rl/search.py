@@ -22,6 +22,8 @@ from cdmpp.planning.rl.sizes import Front, Objective, Sizes, Terms, steps_of, wi
 
 #: Sizes for which a tail split is tried: the best without one.
 WITH_SPLIT = 8
+#: Steps that a migration is chosen on.
+FEW = 8
 #: Sizes that are tried whatever the budget: compiling, where that is yet to be done, takes longer than these.
 LEAST_SIZES = 4
 #: Samples move for nothing.
@@ -144,11 +146,23 @@ class Plan:
 
 @dataclass(frozen=True)
 class Found:
-    """Sizes as far as they were searched: the best by time and price, how many were tried, and if all."""
+    """Sizes as far as they were searched.
+
+    Attributes
+    ----------
+    front : list of Sizes
+        The best by time and price.
+    tried, complete : int, bool
+        How many sizes of generation were simulated, and if that is all.
+    others : list of Sizes
+        The best of those whose generation units run inference, shared and separate: a migration may make
+        them better than the front.
+    """
 
     front: list[Sizes]
     tried: int
     complete: bool
+    others: list[Sizes]
 
 
 def search(
@@ -211,31 +225,24 @@ def _plan(
 ) -> Plan:
     """The best of the sizes, judged, with what comes after: migration, baselines, the elastic table."""
     terms = problem.terms
-    sizes = _choose(problem, found.front)
+    few = {number: Dispatcher(each.engine, each.drawn.first(FEW)) for number, each in dispatchers.items()}
+    sizes, gathered = _with_migration(problem, few, found, watch)
     units = sizes.generation_units
     dispatcher, judge = dispatchers[sizes.generation], judges[sizes.generation]
-
-    def recut(split: Split, ready_s: Floats | None = None) -> Sizes:
-        """The same sizes when samples are ready at other times: the step may be cut otherwise."""
-        steps = steps_of(terms, sizes.generation, dispatcher, split, ready_s)
-        return next(one for one in steps if _like(one) == _like(sizes))
-
     candidate = sizes.split
     if not candidate.tail and units > 1 and dispatcher.samples > 1:
         candidate = dispatcher.best_split(units)
-    whole = recut(Split(0, units))
+    whole = _recut(terms, sizes, dispatcher, Split(0, units))
     plain, outcome = evaluate(terms, whole, judge), evaluate(terms, sizes, judge)
     if sizes.split.tail and outcome.step_s.mean() > plain.step_s.mean():
         # What gained on the steps that it was chosen on loses on others: no split.
         sizes, outcome = whole, plain
+        gathered = _gather(problem, few[sizes.generation], sizes, watch)
     without, migration, applied = outcome, None, False
-    each, link, split = inference_of(terms, sizes), problem.link, sizes.split
-    gathered = best_migration(
-        dispatcher, split, link, each, watch, lambda ready_s: recut(split, ready_s).step_s
-    )
+    each, split = inference_of(terms, sizes), sizes.split
     if gathered is not None:
-        migration = migrated(judge, split, gathered.threshold, gathered.remaining, link, each)
-        again = recut(split, gathered.ready_s)
+        migration = migrated(judge, split, gathered.threshold, gathered.remaining, problem.link, each)
+        again = _recut(terms, sizes, few[sizes.generation], split, gathered.ready_s)
         moved = evaluate(terms, again, judge, migration)
         if each > 0 and moved.step_s.mean() < outcome.step_s.mean():
             sizes, outcome, applied = again, moved, True
@@ -272,16 +279,46 @@ def _plan(
     )
 
 
-def _like(one: Sizes) -> tuple[Any, ...]:
-    """What makes two sizes the same but for their dispatch."""
-    return (
-        one.generation,
-        one.generation_units,
-        one.training,
-        one.training_units,
-        one.shared,
-        one.inference_by,
-    )
+def _with_migration(
+    problem: Problem, dispatchers: dict[int, Dispatcher], found: Found, watch: Watch
+) -> tuple[Sizes, Migration | None]:
+    """The best sizes with their migration: what has inference to run beside the tail may overtake others."""
+    sizes = _choose(problem, found.front)
+    gathered = _gather(problem, dispatchers[sizes.generation], sizes, watch)
+
+    def value(sizes: Sizes, gathered: Migration | None) -> float:
+        dispatcher = dispatchers[sizes.generation]
+        if gathered is None or inference_of(problem.terms, sizes) == 0:
+            return _recut(problem.terms, sizes, dispatcher, sizes.split).value(problem.objective)
+        again = _recut(problem.terms, sizes, dispatcher, sizes.split, gathered.ready_s)
+        if problem.most_step_s is not None and again.step_s > problem.most_step_s:
+            return np.inf
+        return again.value(problem.objective)
+
+    best = value(sizes, gathered)
+    for other in found.others:
+        if watch.expired or other is sizes:
+            continue
+        tried = _gather(problem, dispatchers[other.generation], other, watch)
+        if tried is not None and value(other, tried) < best:
+            sizes, gathered, best = other, tried, value(other, tried)
+    return sizes, gathered
+
+
+def _gather(problem: Problem, dispatcher: Dispatcher, sizes: Sizes, watch: Watch) -> Migration | None:
+    def step_of(ready_s: Floats) -> float:
+        return _recut(problem.terms, sizes, dispatcher, sizes.split, ready_s).step_s
+
+    each = inference_of(problem.terms, sizes)
+    return best_migration(dispatcher, sizes.split, problem.link, each, watch, step_of)
+
+
+def _recut(
+    terms: Terms, sizes: Sizes, dispatcher: Dispatcher, split: Split, ready_s: Floats | None = None
+) -> Sizes:
+    """The same sizes when samples are ready at other times: the step may be cut otherwise."""
+    (found,) = steps_of(terms, sizes.generation, dispatcher, split, ready_s, sizes)
+    return found
 
 
 def usable(problem: Problem) -> dict[str, str]:
@@ -340,7 +377,7 @@ def _sizes(
         tried += 1
         if found:
             best[pool, units] = min(one.value(problem.objective) for one in found)
-            so_far = Found(list(front.found), tried, False)
+            so_far = Found(list(front.found), tried, False, [])
             limit = problem.most_step_s
             allowed = limit is None or any(one.step_s <= limit for one in front.found)
             watch.report(
@@ -348,13 +385,21 @@ def _sizes(
                 best=min(best.values()),
                 answer=partial(answer, so_far) if allowed else None,
             )
+    by_way: dict[bool, Sizes] = {}
     for place, (pool, units) in enumerate(sorted(best, key=lambda key: best[key])[:WITH_SPLIT]):
         if place and watch.expired:
             break
-        split = dispatchers[pool].best(units)
-        if split.tail:
-            front.add(steps_of(terms, pool, dispatchers[pool], split))
-    return Found(front.found, tried, tried == len(queue))
+        dispatcher = dispatchers[pool]
+        split = dispatcher.best(units)
+        found = steps_of(terms, pool, dispatcher, split)
+        front.add(found)
+        for one in found if terms.trains else []:
+            if inference_of(terms, one) > 0 and (
+                one.shared not in by_way
+                or one.value(problem.objective) < by_way[one.shared].value(problem.objective)
+            ):
+                by_way[one.shared] = one
+    return Found(front.found, tried, tried == len(queue), list(by_way.values()))
 
 
 def _choose(problem: Problem, front: list[Sizes]) -> Sizes:

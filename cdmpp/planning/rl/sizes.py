@@ -177,7 +177,12 @@ class Front:
 
 
 def steps_of(
-    terms: Terms, pool: int, dispatcher: Dispatcher, split: Split, ready_s: Floats | None = None
+    terms: Terms,
+    pool: int,
+    dispatcher: Dispatcher,
+    split: Split,
+    ready_s: Floats | None = None,
+    only: Sizes | None = None,
 ) -> list[Sizes]:
     """Steps with one generation stage and every training stage beside it, or after it on the same units.
 
@@ -185,6 +190,8 @@ def steps_of(
     ----------
     ready_s : float64 array, (draws, samples), optional
         When samples are ready, inference by generation's units included; default: inference after generation.
+    only : Sizes, optional
+        Sizes that are wanted; default: all.
     """
     place, units = terms.pools[pool], split.instances
     finish = dispatcher.finish(split) if ready_s is None else ready_s
@@ -193,14 +200,22 @@ def steps_of(
         seconds = float(inferred.max(1).mean())
         price = seconds * float(terms.rate(pool, units, None, 0))
         return [Sizes(pool, units, None, 0, split, 1, seconds, price)]
-    found = [] if place.training is None else _shared(terms, pool, dispatcher, split, inferred)
+    found = []
+    if place.training is not None and (only is None or only.shared):
+        found = _shared(terms, pool, dispatcher, split, inferred)
+    if terms.layout == "shared" or (only is not None and only.shared):
+        return found
     ways: list[tuple[Stage, Floats]] = [("generation", inferred)]
     if any(each.inference_s for each in terms.pools):
         ways.append(("training", finish))
-    for by, times in ways if terms.layout != "shared" else []:
+    for by, times in ways:
+        if only is not None and by != only.inference_by:
+            continue
         ready = Ready.of(times, dispatcher.drawn.lengths, dispatcher.engine.prompt_tokens)
         for other in range(len(terms.pools)):
             sizes = terms.training_sizes(pool, units, other)
+            if only is not None:
+                sizes = sizes[sizes == (only.training_units if only.training == other else 0)]
             cost = terms.training_cost(other, by)
             if cost is None or not len(sizes):
                 continue
