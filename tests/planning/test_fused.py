@@ -55,9 +55,9 @@ def test_the_bound_and_the_serial_baseline_of_the_published_instances(at: int) -
     assert serial_1f1b(problem)[1] == SERIAL[at]
 
 
-@pytest.mark.parametrize("at", [1, 5, 11] if COMPILED else [5])
+@pytest.mark.parametrize("at", [1, 5] if COMPILED else [5])
 def test_published_instances_are_solved_to_the_bound(at: int) -> None:
-    request = published(at, budget_s=60, max_steps=1500)
+    request = published(at, budget_s=60, max_steps=800)
     found = make_plan("pipeline", request)
     assert found["makespan_s"] == found["lower_bound_s"] == PUBLISHED[at][-1]
     assert found["gap"] == 0
@@ -231,7 +231,7 @@ def test_less_memory_takes_longer_down_to_the_least_that_works() -> None:
 
 def test_memory_falls_to_that_of_the_large_model_alone() -> None:
     # The published plan of this instance holds 8 activations of the first model: what 1F1B holds.
-    request = published(5, budget_s=60, max_steps=2500)
+    request = published(5, budget_s=60, max_steps=1500)
     request["models"][0]["activation"], request["models"][1]["activation"] = 1.95, 1.0
     found = make_plan("pipeline", request)
     assert found["makespan_s"] == 225

@@ -8,6 +8,64 @@ from cdmpp.compose.jit import jit
 
 
 @jit
+def completes(
+    rank: np.ndarray,
+    after: np.ndarray,
+    opens: np.ndarray,
+    partner: np.ndarray,
+    activation: np.ndarray,
+    firsts: np.ndarray,
+    done: np.ndarray,
+    room: np.ndarray,
+    finished: np.ndarray,
+) -> bool:
+    """Whether all micro-batches in flight can still come to their ends, one after the other.
+
+    Dijkstra's banker: one that finds room on all ranks still before it runs to its end and gives back what it
+    holds; then the next one. Within a copy the earlier micro-batch goes first.
+
+    Parameters
+    ----------
+    firsts : ndarray of int64, shape (lanes,)
+        Group of each copy's first stage that opens.
+    done : ndarray of int64, shape (groups,)
+        Tasks of each group that ran.
+    room : ndarray of float64, shape (ranks,)
+        Memory that is free; overwritten.
+    finished : ndarray of int64, shape (lanes,)
+        Overwritten.
+    """
+    for lane in range(len(firsts)):
+        finished[lane] = done[partner[firsts[lane]]]
+    going = True
+    while going:
+        going = False
+        left = False
+        for lane in range(len(firsts)):
+            first = firsts[lane]
+            while finished[lane] < done[first]:
+                job = finished[lane]
+                fits = True
+                g = first
+                while g >= 0 and opens[g] and fits:
+                    fits = done[g] > job or room[rank[g]] >= activation[g]
+                    g = after[g]
+                if not fits:
+                    left = True
+                    break
+                g = first
+                while g >= 0 and opens[g]:
+                    if done[partner[g]] <= job < done[g]:
+                        room[rank[g]] += activation[g]
+                    g = after[g]
+                finished[lane] += 1
+                going = True
+        if not left:
+            return True
+    return False
+
+
+@jit
 def construct(
     rank_groups: np.ndarray,
     rank_start: np.ndarray,
@@ -31,8 +89,9 @@ def construct(
 
     Giffler and Thompson's construction: the rank whose next task can end first decides; ``patience`` (0 to 1)
     is the share of the time until that end for which it may wait for a more urgent task. With a negative
-    ``patience`` every rank takes its tasks strictly by priority and waits for them as long as it takes: only
-    so are schedules reached in which a rank idles to keep memory free.
+    ``patience`` every rank takes its tasks by priority and waits for them as long as it takes: only so are
+    schedules reached in which a rank idles to keep memory free. Where memory is limited, no pass starts that
+    would leave micro-batches waiting for each other's memory.
 
     Parameters
     ----------
@@ -52,7 +111,7 @@ def construct(
     Returns
     -------
     float
-        The makespan; -1 where no task can start, for the limits or because ranks wait for each other.
+        The makespan; -1 where no task can start: with less memory than the largest activation.
     """
     ranks = len(rank_start) - 1
     groups = len(rank)
@@ -62,12 +121,16 @@ def construct(
     soonest = np.zeros(ranks)
     changed = np.ones(ranks, np.bool_)
     earliest = np.full(groups, np.inf)
+    blocked = np.zeros(groups, np.bool_)
+    firsts = np.flatnonzero(opens & (before < 0))
+    finished = np.zeros(len(firsts), np.int64)
+    guarded = limit.min() < np.inf
     peak[:] = 0.0
     makespan = 0.0
-    total = 0
+    left = 0
     for g in range(groups):
-        total += count[g]
-    for _ in range(total):
+        left += count[g]
+    while left > 0:
         chosen_rank = -1
         end = np.inf
         for r in range(ranks):
@@ -86,7 +149,7 @@ def construct(
                     g = rank_groups[k]
                     i = done[g]
                     earliest[g] = np.inf
-                    if i >= count[g] or (wanted >= 0 and g != wanted):
+                    if i >= count[g] or blocked[g] or (wanted >= 0 and g != wanted):
                         continue
                     if opens[g] and (i - done[partner[g]] >= window[g] or held[r] + activation[g] > limit[r]):
                         continue
@@ -104,22 +167,55 @@ def construct(
             if soonest[r] < end:
                 end = soonest[r]
                 chosen_rank = r
-        if chosen_rank < 0:
-            return -1.0
-        r = chosen_rank
-        first = np.inf
-        for k in range(rank_start[r], rank_start[r + 1]):
-            if earliest[rank_groups[k]] < first:
-                first = earliest[rank_groups[k]]
-        latest = first + max(patience, 0.0) * (end - first)
         chosen = -1
         urgency = np.inf
-        for k in range(rank_start[r], rank_start[r + 1]):
-            g = rank_groups[k]
-            if earliest[g] <= latest and priority[offset[g] + done[g]] < urgency:
-                urgency = priority[offset[g] + done[g]]
+        if chosen_rank >= 0:
+            r = chosen_rank
+            first = np.inf
+            for k in range(rank_start[r], rank_start[r + 1]):
+                if earliest[rank_groups[k]] < first:
+                    first = earliest[rank_groups[k]]
+            latest = first + max(patience, 0.0) * (end - first)
+            for k in range(rank_start[r], rank_start[r + 1]):
+                g = rank_groups[k]
+                if earliest[g] <= latest and priority[offset[g] + done[g]] < urgency:
+                    urgency = priority[offset[g] + done[g]]
+                    chosen = g
+        elif patience < 0.0:
+            # What the ranks wait for waits for them: the most urgent of what can run goes out of turn.
+            for g in range(groups):
+                i = done[g]
+                if i >= count[g] or blocked[g] or priority[offset[g] + i] >= urgency:
+                    continue
+                r = rank[g]
+                if opens[g] and (i - done[partner[g]] >= window[g] or held[r] + activation[g] > limit[r]):
+                    continue
+                p = before[g]
+                if p >= 0 and done[p] <= i:
+                    continue
+                urgency = priority[offset[g] + i]
                 chosen = g
+                earliest[g] = free[r] if p < 0 else max(free[r], start[offset[p] + i] + duration[p])
+        if chosen < 0:
+            return -1.0
         g = chosen
+        r = rank[g]
+        if guarded and opens[g]:
+            done[g] += 1
+            held[r] += activation[g]
+            safe = completes(rank, after, opens, partner, activation, firsts, done, limit - held, finished)
+            done[g] -= 1
+            held[r] -= activation[g]
+            if not safe:
+                blocked[g] = True
+                changed[r] = True
+                continue
+        if guarded:
+            for k in range(groups):
+                if blocked[k]:
+                    blocked[k] = False
+                    changed[rank[k]] = True
+        left -= 1
         start[offset[g] + done[g]] = earliest[g]
         done[g] += 1
         free[r] = earliest[g] + duration[g]

@@ -23,7 +23,8 @@ _TASKS_TOGETHER, _MOST_ROWS = 40_000, 64
 #: Workers of a turn. Fixed, not the number of cores: equal requests are to give equal answers.
 _WORKERS = 2
 _ROUNDS = 12
-_ELITES = 6
+#: Schedules that others are made from, and steps without a better one after which they are renewed.
+_ELITES, _STALE_STEPS = 6, 1500
 #: Once the makespan is proven least, lowering the memory ends after so many fruitless steps, or when this
 #: share of the budget is spent.
 _PATIENCE_STEPS, _BUDGET_SHARE = 8000, 0.5
@@ -89,7 +90,7 @@ class _Search:
         self.limit = self.goal = limit * (1 + EQUAL)
         self.best_known: list[Schedule] = []
         self.elites: list[Schedule] = []
-        self.steps = self.better_at = 0
+        self.steps = self.better_at = self.elites_better_at = self.renewals = 0
         self.baselines: dict[str, float] = {}
         self.proposals = Proposals(problem, self.bound, self.limit, self.rng)
 
@@ -101,6 +102,7 @@ class _Search:
         with ThreadPoolExecutor(_WORKERS if COMPILED else 1) as pool:
             # At least one turn: on a fresh machine compiling alone may take the budget.
             while True:
+                self._renew()
                 proposals = [self._propose(rows) for _ in range(_WORKERS)]
                 for starts, figures in pool.map(lambda p: _improve(self.problem, *p), proposals):
                     self._take(starts, figures)
@@ -143,6 +145,8 @@ class _Search:
                 self.goal = new.peak * (1 - EQUAL)
         if any(np.array_equal(new.start_s, old.start_s) for old in self.elites):
             return
+        if not self.elites or self._rank(new) < min(map(self._rank, self.elites)):
+            self.elites_better_at = self.steps
         if len(self.elites) < _ELITES:
             self.elites.append(new)
             return
@@ -151,6 +155,14 @@ class _Search:
         if self._rank(new) <= self._rank(self.elites[worst]):
             del self.elites[worst]
             self.elites.append(new)
+
+    def _renew(self) -> None:
+        """Other elites after many steps without a better one: by turns from nothing, and from the best."""
+        if self.steps - self.elites_better_at < _STALE_STEPS:
+            return
+        self.renewals += 1
+        self.elites = [self.best] if self.renewals % 2 == 0 else []
+        self.elites_better_at = self.steps
 
     def _rank(self, schedule: Schedule) -> tuple[float, ...]:
         """What elites are judged by: the makespan, among those that hold little enough."""
@@ -164,6 +176,7 @@ class _Search:
         windows = np.full((rows, len(tasks.count)), np.iinfo(np.int64).max)
         limits = np.full((rows, self.problem.ranks), self.limit)
         best = self.best
+        new = 0.35 if np.isfinite(self.limit) else 0.25
         for row in range(rows):
             memory = rng.random() < (0.9 if self._proven else 0.15)
             if memory:
@@ -171,20 +184,23 @@ class _Search:
                 limits[row] = min(self.goal, most)
             if rng.random() < 0.4:
                 windows[row] = made.windows()
-            start = self.elites[rng.integers(len(self.elites))].start_s
-            kind = rng.random()
-            if kind < 0.2:
+            kind = rng.random() * (1.0 if self.elites else new)
+            if kind < 0.15:
                 priorities[row] = made.fresh()
-            elif kind < (0.4 if np.isfinite(self.limit) else 0.3):
-                priorities[row] = made.mixed()
+            elif kind < new:
+                priorities[row] = made.mixed() if rng.random() < 0.5 else made.periodic()
                 patiences[row] = rng.choice([-1.0, patiences[row]])
             elif kind < 0.8:
-                priorities[row] = made.shaken(start)
+                priorities[row] = made.shaken(self._elite())
             else:
+                start = self._elite()
                 leaner = memory and rng.random() < 0.3
                 priorities[row] = made.leaner(start) if leaner else made.swapped(start)
                 patiences[row] = rng.choice([-1.0, patiences[row]])
         return priorities, patiences, windows, limits
+
+    def _elite(self) -> Floats:
+        return self.elites[self.rng.integers(len(self.elites))].start_s
 
     def _baselines(self) -> None:
         """Simple schedules; the first elites. The serial one always keeps the limit."""

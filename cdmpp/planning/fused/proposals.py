@@ -74,6 +74,25 @@ class Proposals:
         priority: Floats = place * jobs + np.where(tasks.forward, 0.0, flight)[tasks.group]
         return priority
 
+    def periodic(self) -> Floats:
+        """Priorities by the clock: a model's micro-batches enter at equal intervals and are never held up."""
+        tasks, rng = self.tasks, self.rng
+        models = self.problem.models
+        chain = self.scale * self.depth
+        counts = np.array([m.micro_batches for m in models])
+        if rng.random() < 0.5:  # as many in flight as may be
+            most = np.minimum(self.depth, self.limit / np.array([m.activation for m in models]))
+            period = chain / np.maximum(np.floor(rng.uniform(1, np.maximum(most, 1) + 1)), 1)
+        else:  # all over at the same time
+            end = self.bound * rng.uniform(1.0, 1.5)
+            period = np.maximum((end - chain) / np.maximum(counts - 1, 1), self.scale)
+        begin = rng.random(len(models)) * rng.choice([0.0, 1.0]) * period
+        late = rng.random(len(models)) < 0.2
+        begin[late] = np.maximum(self.bound - chain - period * (counts - 1), 0.0)[late]
+        model = tasks.model[tasks.group]
+        priority: Floats = begin[model] + period[model] * tasks.index + tasks.head[tasks.group]
+        return priority
+
     def shaken(self, start: Floats) -> Floats:
         """Priorities near a good schedule: its starts, some of them moved."""
         tasks, rng = self.tasks, self.rng
