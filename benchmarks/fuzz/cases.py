@@ -195,6 +195,11 @@ def _adapt(rng: random.Random) -> Request:
     return Request("/adapt", JSON, mutate.dumps(rng, body))
 
 
+def _plan(rng: random.Random) -> Request:
+    path, body = rng.choice(seeds.plan_bodies())
+    return Request(path, JSON, mutate.dumps(rng, mutate.json_value(rng, body)))
+
+
 SURFACES = (
     Surface("operator items", "/predict", 0.38, _items),
     Surface("bodies of /predict", "/predict", 0.10, _body("/predict", seeds.predict_body)),
@@ -207,6 +212,7 @@ SURFACES = (
     Surface("bodies of /observe", "/observe", 0.03, _body("/observe", seeds.observe_body)),
     Surface("bodies of /programs", "/programs", 0.02,
             _body("/programs", lambda: {"programs": [dict(p) for p in seeds.operators()[:3]]})),
+    Surface("bodies of plans", "/replay", 0.03, _plan),
     # Adapting is work, not an answer: it takes as long as it takes.
     Surface("bodies of /adapt", "/adapt", 0.01, _adapt, limit_s=60.0),
 )  # fmt: skip

@@ -8,12 +8,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from cdmpp.planning.kinds import KINDS
 from cdmpp.prediction import Prediction
 from cdmpp.programs.operators import parse_operator
 from cdmpp.programs.templates import template_json
 from server.observe.ids import make_id
+from server.plan.warm import REQUESTS
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+PLANS = Path(__file__).resolve().parents[2] / "docs" / "examples"
 OPERATORS = (
     "linear:m=512,n=4096,k=1024,dtype=float16", "linear:m=4,n=8,k=16,bias=true", "bmm:batch=8,m=64,n=64,k=64",
     "conv2d:n=1,c_in=64,h=56,w=56,c_out=64,kh=3,kw=3,pad_h=1,pad_w=1", "softmax:rows=4096,cols=1024",
@@ -147,6 +150,21 @@ def curve_body() -> dict[str, Any]:
         "monotone": None,
         "model": None,
     }
+
+
+@cache
+def plan_bodies() -> tuple[tuple[str, dict[str, Any]], ...]:
+    """Valid requests of every kind of plan, each with its endpoint."""
+    found = []
+    for file in sorted(PLANS.glob("*.json")):
+        kind = KINDS.get(file.stem.partition("_")[0])
+        if kind is not None:
+            body = json.loads(file.read_text(encoding="utf-8"))
+            if "max_steps" in body:
+                body |= {"budget_s": 0.2, "max_steps": 10}
+            found.append((kind.path, body))
+    small = [(KINDS[name].path, body) for name, forms in REQUESTS.items() for body in forms]
+    return (*found, *small)
 
 
 @cache

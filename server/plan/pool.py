@@ -127,15 +127,18 @@ class Planners:
         Makes a planning process that is not started.
     max_queued : int
         Pieces of work that may wait for a process.
+    limit_s : float
+        A process that works on one longer than this is replaced. Who asked may have gone long before: one
+        that waited for most of its time shall not cost the others a process.
     """
 
-    def __init__(self, workers: int, make: Callable[[], Worker], max_queued: int) -> None:
+    def __init__(self, workers: int, make: Callable[[], Worker], max_queued: int, limit_s: float) -> None:
         self._slots = [Slot(make) for _ in range(workers)]
         # The one that worked last is taken first: others need not run.
         self._free: asyncio.LifoQueue[Slot] = asyncio.LifoQueue()
         for slot in reversed(self._slots):
             self._free.put_nowait(slot)
-        self._places, self._inside = workers + max_queued, 0
+        self._places, self._inside, self._limit_s = workers + max_queued, 0, limit_s
         self._tasks: set[asyncio.Task[Said]] = set()
 
     async def __aenter__(self) -> Self:
@@ -156,7 +159,7 @@ class Planners:
         self._slots[0].start()
 
     async def run(self, header: Mapping[str, Any], payload: bytes, deadline: Deadline) -> Said:
-        """Have a process do something; it is done to its end, or the deadline, also for who has gone.
+        """Have a process do something; what has begun is done to its end, also for who has gone.
 
         Raises
         ------
@@ -174,7 +177,11 @@ class Planners:
         task = asyncio.create_task(self._do(header, payload, deadline))
         self._tasks.add(task)
         task.add_done_callback(self._ended)
-        said, data = await asyncio.shield(task)
+        try:
+            async with asyncio.timeout_at(deadline.at):
+                said, data = await asyncio.shield(task)
+        except TimeoutError:
+            raise deadline.exceeded() from None
         raise_refusal(said)
         return said, data
 
@@ -191,40 +198,39 @@ class Planners:
         except TimeoutError:
             raise deadline.exceeded() from None
         try:
-            return await _on(slot, header, payload, deadline)
+            return await self._on(slot, header, payload, deadline)
         finally:
             self._free.put_nowait(slot)
 
-
-async def _on(slot: Slot, header: Mapping[str, Any], payload: bytes, deadline: Deadline) -> Said:
-    for last in (False, True):
-        try:
-            async with asyncio.timeout_at(deadline.at):
-                worker = await slot.ready()
-        except TimeoutError:
-            raise ProblemError(
-                "overloaded",
-                "the planning process is being started",
-                "retry after some seconds",
-                headers={"retry-after": "5"},
-            ) from None
-        except (WorkerDiedError, WorkerTimeoutError, OSError) as error:
-            _log.error("no planning process: %s", error)
-            raise ProblemError("overloaded", "plans cannot be made at the moment") from None
-        try:
-            return await worker.run(header, payload, max(deadline.left_s(), 0.0))
-        except WorkerTimeoutError:
-            slot.start()  # for the next one
-            raise deadline.exceeded() from None
-        except WorkerMemoryError:
-            slot.start()
-            raise too_large() from None
-        except WorkerDiedError as error:
-            # It may have died of what came before, or been killed from outside: a second one decides.
-            _log.warning("a planning process died with %s: %s: %s", header, error, worker.last_words)
-            if last:
-                raise internal_error() from None
-    raise AssertionError("a second attempt has an outcome")
+    async def _on(self, slot: Slot, header: Mapping[str, Any], payload: bytes, deadline: Deadline) -> Said:
+        for last in (False, True):
+            try:
+                async with asyncio.timeout_at(deadline.at):
+                    worker = await slot.ready()
+            except TimeoutError:
+                raise ProblemError(
+                    "overloaded",
+                    "the planning process is being started",
+                    "retry after some seconds",
+                    headers={"retry-after": "5"},
+                ) from None
+            except (WorkerDiedError, WorkerTimeoutError, OSError) as error:
+                _log.error("no planning process: %s", error)
+                raise ProblemError("overloaded", "plans cannot be made at the moment") from None
+            try:
+                return await worker.run(header, payload, self._limit_s)
+            except WorkerTimeoutError:
+                slot.start()  # for the next one
+                raise deadline.exceeded() from None
+            except WorkerMemoryError:
+                slot.start()
+                raise too_large() from None
+            except WorkerDiedError as error:
+                # It may have died of what came before, or been killed from outside: a second one decides.
+                _log.warning("a planning process died with %s: %s: %s", header, error, worker.last_words)
+                if last:
+                    raise internal_error() from None
+        raise AssertionError("a second attempt has an outcome")
 
 
 async def run_job(

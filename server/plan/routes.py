@@ -32,7 +32,7 @@ _WARM_AFTER_S = 0.5
 async def opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     """Keep planning processes; the first starts soon, so that no request waits for it."""
     make = planning("inline", settings.plan_memory_bytes)
-    async with Planners(settings.plan_workers, make, settings.max_queued) as planners:
+    async with Planners(settings.plan_workers, make, settings.max_queued, settings.deadline_s) as planners:
         app.state.planners = planners
         warm = asyncio.create_task(_warm(planners)) if settings.warm_plans else None
         try:

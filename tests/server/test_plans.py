@@ -37,7 +37,8 @@ LONG: dict[str, Any] = {
     ],
     "ranks": 16, "max_activations": 18, "budget_s": 60, "seed": 0,
 }  # fmt: skip
-APPLICATION: dict[str, Any] = {**json.loads((EXAMPLES / "application.json").read_text()), "max_steps": 5}
+#: A computation, not a search: no budget cuts it.
+CLUSTER: dict[str, Any] = json.loads((EXAMPLES / "cluster.json").read_text())
 Post = Callable[..., httpx2.Response]
 
 
@@ -155,14 +156,14 @@ def test_programs_have_every_form_of_predict(post: Post, client: TestClient) -> 
 
 
 def test_a_wish_makes_a_job_of_anything(post: Post, client: TestClient) -> None:
-    at_once = post("application", APPLICATION).json()
-    response = post("application", APPLICATION, Prefer="wait=5, respond-async")
+    at_once = post("cluster", CLUSTER).json()
+    response = post("cluster", CLUSTER, Prefer="wait=5, respond-async")
     assert response.status_code == 202, response.text
     submitted = response.json()
     assert response.headers["location"] == f"/jobs/{submitted['job_id']}"
     job = until(client, submitted["job_id"], "done")
     assert job["answer"] == at_once
-    assert (job["kind"], job["progress"], job["error"]) == ("application", 1.0, None)
+    assert (job["kind"], job["progress"], job["error"]) == ("cluster", 1.0, None)
     assert client.delete(f"/jobs/{submitted['job_id']}").json() == job
 
 
@@ -172,7 +173,7 @@ def test_a_long_search_is_a_job_that_can_be_cancelled(post: Post, client: TestCl
     id = response.json()["job_id"]
     until(client, id, "running")
     # Others are answered meanwhile, short searches too.
-    assert post("application", APPLICATION).status_code == 200
+    assert post("cluster", CLUSTER).status_code == 200
     assert client.delete(f"/jobs/{id}").json()["state"] == "cancelled"
     last = client.get(f"/jobs/{id}").json()
     assert last["state"] == "cancelled" and last["progress"] < 1
@@ -193,10 +194,10 @@ def until(client: TestClient, id: str, state: str) -> dict[str, Any]:
 
 
 def test_a_planning_process_that_was_killed_is_replaced(post: Post, app: FastAPI) -> None:
-    assert post("application", APPLICATION).status_code == 200
+    assert post("cluster", CLUSTER).status_code == 200
     worker = app.state.planners._slots[0].worker
     os.kill(worker.pid, signal.SIGKILL)
-    assert post("application", APPLICATION).status_code == 200
+    assert post("cluster", CLUSTER).status_code == 200
 
 
 class Played(Worker):
@@ -223,11 +224,17 @@ class Played(Worker):
             raise play
         if play == "wait":
             await asyncio.sleep(timeout_s)
+            self.alive = False
             raise WorkerTimeoutError
+        if play == "slow":
+            await asyncio.sleep(0.1)
+            return {}, b"late"
         return play
 
 
-def played(plays: list[Any], ask: Callable[[Planners], Any], max_queued: int = 4) -> tuple[Any, int]:
+def played(
+    plays: list[Any], ask: Callable[[Planners], Any], max_queued: int = 4, limit_s: float = 0.05
+) -> tuple[Any, int]:
     """What ``ask`` gives with one process that is played, and how many were started for it."""
     made: list[Worker] = []
 
@@ -236,7 +243,7 @@ def played(plays: list[Any], ask: Callable[[Planners], Any], max_queued: int = 4
         return made[-1]
 
     async def main() -> Any:
-        async with Planners(1, make, max_queued) as planners:
+        async with Planners(1, make, max_queued, limit_s) as planners:
             return await ask(planners)
 
     return asyncio.run(main()), len(made)
@@ -259,7 +266,17 @@ def test_how_processes_end() -> None:
     assert played([WorkerDiedError(), WorkerDiedError()], one())[0] == (500, "internal_error")
     assert played([WorkerMemoryError()], one()) == ((409, "plan_too_large"), 2)
     assert played([({"bug": "KeyError"}, b"")], one()) == ((500, "internal_error"), 1)
-    assert played(["wait"], one(0.05))[0] == (504, "deadline_exceeded")
+    assert played(["wait"], one()) == ((504, "deadline_exceeded"), 2)
+
+
+def test_who_goes_early_costs_no_process() -> None:
+    async def twice(planners: Planners) -> Any:
+        first = await one(0.01)(planners)
+        return first, await one()(planners)
+
+    found, processes = played(["slow", ({}, b"answer")], twice, limit_s=5.0)
+    assert found == ((504, "deadline_exceeded"), ({}, b"answer"))
+    assert processes == 1
 
 
 def test_who_finds_the_processes_busy_waits_until_its_deadline_or_is_refused() -> None:
@@ -271,7 +288,7 @@ def test_who_finds_the_processes_busy_waits_until_its_deadline_or_is_refused() -
         third = await one()(planners)
         return third, await second, await first
 
-    found, _ = played(["wait", ({}, b"")], several, max_queued=1)
+    found, _ = played(["wait", ({}, b"")], several, max_queued=1, limit_s=0.3)
     assert found == ((503, "overloaded"), (504, "deadline_exceeded"), (504, "deadline_exceeded"))
 
 
