@@ -142,7 +142,7 @@ def test_a_sample_that_left_for_lack_of_memory_pays_for_its_tokens_again() -> No
 def test_memory_that_does_not_hold_the_longest_sample_is_refused_with_the_smallest_that_would() -> None:
     with pytest.raises(InfeasibleError, match="longest") as error:
         engine(memory_tokens=99, prompt_tokens=20).check(80)
-    assert "100 tokens" in error.value.hint
+    assert "holds 100 tokens" in error.value.message
     engine(memory_tokens=100, prompt_tokens=20).check(80)
 
 

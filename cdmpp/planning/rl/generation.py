@@ -69,9 +69,10 @@ class Engine:
         """Raise :class:`InfeasibleError` where the memory does not hold one sample of ``longest`` tokens."""
         if self.memory_tokens < longest + self.prompt_tokens:
             raise InfeasibleError(
-                f"a memory of {self.memory_tokens} tokens does not hold the longest sample: "
-                f"{self.prompt_tokens} of the prompt and {longest} generated",
-                hint=f"give memory for {longest + self.prompt_tokens} tokens, or a smaller max_tokens",
+                f"a memory of {self.memory_tokens} tokens does not hold the longest sample, "
+                f"{self.prompt_tokens} of the prompt and {longest} generated; the smallest that would holds "
+                f"{longest + self.prompt_tokens} tokens",
+                hint="give that much, or a smaller max_tokens",
             )
 
     def tokens_per_s(self) -> float:

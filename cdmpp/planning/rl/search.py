@@ -413,9 +413,9 @@ def _choose(problem: Problem, front: list[Sizes]) -> Sizes:
     limit = problem.most_step_s
     if limit is not None and shortest > limit:
         raise InfeasibleError(
-            f"no sizes make a step of at most {limit:g} s",
+            f"no sizes make a step of at most {limit:g} s; the shortest takes {shortest:.6g} s on average",
             path="most_step_s",
-            hint=f"the shortest takes {shortest:.6g} s on average",
+            hint="allow that much, or give more units",
         )
     allowed = [one for one in front if limit is None or one.step_s <= limit]
     if problem.objective == "cost":

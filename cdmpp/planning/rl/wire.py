@@ -180,9 +180,9 @@ class RlRequest(Request):
             return
         raise InfeasibleError(
             f"no memory holds the longest sample, {need - self.prompt_tokens} tokens and "
-            f"{self.prompt_tokens} of its prompt",
+            f"{self.prompt_tokens} of its prompt; the smallest that would is {need * each:.0f} bytes",
             path="kv.memory_bytes" if self.kv.memory_bytes is not None else "pools.0.memory_bytes",
-            hint=f"the smallest that would is {need * each:.0f} bytes; or set lengths.max_tokens",
+            hint="give that much for keys and values, or set lengths.max_tokens",
         )
 
     def _lengths(self) -> Lengths:
