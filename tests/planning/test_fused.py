@@ -229,6 +229,15 @@ def test_less_memory_takes_longer_down_to_the_least_that_works() -> None:
     assert error.value.path == "max_activations"
 
 
+@pytest.mark.parametrize(
+    ("at", "limit", "said"),
+    [(5, None, "model 0 alone takes as long"), (1, None, "is a rank's"), (5, 2, "the memory limit sets")],
+)
+def test_the_explanation_names_what_binds(at: int, limit: float | None, said: str) -> None:
+    found = make_plan("pipeline", published(at, max_activations=limit, budget_s=60, max_steps=2))
+    assert any(said in line for line in found["explanation"])
+
+
 def test_memory_falls_to_that_of_the_large_model_alone() -> None:
     # The published plan of this instance holds 8 activations of the first model: what 1F1B holds.
     request = published(5, budget_s=60, max_steps=1500)

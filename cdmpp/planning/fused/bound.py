@@ -31,10 +31,10 @@ def lower_bound_s(problem: Problem) -> float:
     duration = tasks.duration[tasks.group]
     by_rank = [np.flatnonzero(rank == r) for r in range(problem.ranks)]
     work = max(_one_machine(head[mine], duration[mine], tail[mine]) for mine in by_rank)
-    return max(work, _held_s(problem))
+    return max(work, held_bound_s(problem))
 
 
-def _held_s(problem: Problem) -> float:
+def held_bound_s(problem: Problem) -> float:
     """The makespan that the memory limit asks for; 0 without one."""
     if problem.max_activations is None:
         return 0.0

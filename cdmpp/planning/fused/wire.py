@@ -13,6 +13,7 @@ from cdmpp.compose import Asked, Explained, Request, Watch
 from cdmpp.compose.costs import Cost, PredictedCost
 from cdmpp.compose.request import Budget, Closed, MaxSteps, PositiveSeconds, Seed, WholeNumber
 from cdmpp.errors import FieldError
+from cdmpp.planning.fused.bound import held_bound_s
 from cdmpp.planning.fused.explore import Found, search
 from cdmpp.planning.fused.problem import Model, Problem
 from cdmpp.planning.fused.timing import Task, makespan_s, peaks, run_order
@@ -285,6 +286,11 @@ def _explain(
         words.append(
             f"model {longest} alone takes as long as the lower bound, (micro-batches + stages - 1) x "
             f"(forward + backward) = {chains[longest]:.6g} s: the others run in its bubbles"
+        )
+    elif held_bound_s(problem) >= found.lower_bound_s * (1 - 1e-9):
+        words.append(
+            "the memory limit sets the lower bound: a rank holds its micro-batches until they have been to the "
+            f"last stage and back, {problem.max_activations:g} at a time"
         )
     else:
         words.append(
