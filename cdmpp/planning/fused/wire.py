@@ -289,8 +289,8 @@ def _explain(
         )
     elif held_bound_s(problem) >= found.lower_bound_s * (1 - 1e-9):
         words.append(
-            "the memory limit sets the lower bound: a rank holds its micro-batches until they have been to the "
-            f"last stage and back, {problem.max_activations:g} at a time"
+            "the memory limit sets the lower bound: micro-batches are held until they have been to the last "
+            f"stage and back, at most {problem.max_activations:g} on a rank"
         )
     else:
         words.append(
