@@ -1,13 +1,14 @@
 """Pipeline plans of a multimodal model against 1F1B, over random modality mixes.
 
-``python -m benchmarks.planning.multimodal [--mixes 100] [--steps 2000]``: a vision encoder (ViT-L/14, 577
+``python -m benchmarks.planning.multimodal [--mixes 100] [--steps 1200]``: a vision encoder (ViT-L/14, 577
 tokens an image), a language model (7 B, 2,048 tokens a sequence) and a diffusion decoder (DiT-XL/2, 1,024
 tokens an image) on eight pipeline ranks. The seconds of a layer forward and backward by sub-micro-batch size
 are predicted by the shipped model for one device (float16); nothing is measured on it here, so the gains are
 those of a simulation over predicted costs. The mixes are drawn with a seed.
 
-Two questions: each mix alone (placements balanced for that mix, of 1F1B too), and all mixes as steps of one
-run on one placement (weights stay where they are, of 1F1B too). Writes
+Three questions: each mix alone (placements balanced for that mix, of 1F1B too); the first of them as steps of
+one run on one placement (weights stay where they are, of 1F1B too); and with no more memory on a rank than
+1F1B's fullest has. Writes
 ``benchmarks/results/multimodal.json``, and with ``--figure`` a picture of the median mix.
 """
 
@@ -26,11 +27,29 @@ from cdmpp.compose.solve import price, read_request
 from cdmpp.compose.watch import Watch
 from cdmpp.planning.multimodal import Module, Plan, plan_step, plan_steps
 from cdmpp.planning.multimodal.answer import plan_answer
+from cdmpp.planning.multimodal.knobs import peaks_bytes
 from cdmpp.planning.multimodal.picture import timelines
 from cdmpp.planning.multimodal.search import Counter
+from cdmpp.planning.multimodal.tasks import Memory
 from cdmpp.planning.multimodal.wire import MultimodalRequest
 from cdmpp.predictor import LatencyPredictor
 
+#: Mixes that share a placement, and that are planned within 1F1B's memory.
+RUN = 25
+#: Of a layer: 34 bytes for each token and element of the width between the passes (Korthikanti et al. 2022,
+#: without the attention matrix), 2 of them at its input; 16 bytes for each weight (Adam, mixed precision).
+MEMORY = {
+    name: {
+        "activation_bytes": 34.0 * tokens * width,
+        "boundary_bytes": 2.0 * tokens * width,
+        "weight_bytes": 16.0 * weights,
+    }
+    for name, tokens, width, weights in (
+        ("vision", 577, 1024, 12 * 1024**2),
+        ("language", 2048, 4096, 4 * 4096**2 + 3 * 4096 * 11008),
+        ("diffusion", 1024, 1152, 18 * 1152**2),
+    )
+}
 OUT = Path("benchmarks/results/multimodal.json")
 DEVICE, RANKS, SEED = "a100-sxm4-80gb", 8, 0
 #: Items of a mix: at least one sequence, and from none to many images on either side.
@@ -99,7 +118,7 @@ def request() -> dict[str, Any]:
             "forward": {"batch": sizes, "programs": forward, "device": DEVICE},
             "backward": {"batch": sizes, "programs": backward, "device": DEVICE},
         }
-        modules.append({"name": name, "layers": layers, "after": after, "cost": cost})
+        modules.append({"name": name, "layers": layers, "after": after, "cost": cost, **MEMORY[name]})
     return {"modules": modules, "batch": dict.fromkeys(MOST, 1), "ranks": RANKS}
 
 
@@ -135,7 +154,7 @@ def main() -> None:
     """Price, plan, write."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--mixes", type=int, default=100)
-    parser.add_argument("--steps", type=int, default=2000, help="orders that each search tries")
+    parser.add_argument("--steps", type=int, default=1200, help="orders that each search tries")
     parser.add_argument("--figure", type=Path)
     given = parser.parse_args()
     asked = read_request(MultimodalRequest, request())
@@ -157,15 +176,12 @@ def main() -> None:
             number, mix, f"1F1B {plan.baselines_s['1f1b']:.3f} s, plan {plan.schedule.makespan_s:.3f} s, "
             f"bound {plan.bound_s:.3f} s, {plan.steps} orders", flush=True,
         )  # fmt: skip
-    together = plan_steps(
-        modules, drawn, RANKS, watch=Watch(6000.0), seed=SEED, max_steps=given.steps * len(drawn)
-    )
     median = sorted(alone, key=lambda plan: plan.baselines_s["1f1b"] / plan.schedule.makespan_s)[
         len(alone) // 2
     ]
     if given.figure is not None:
         draw(modules, median, given.figure)
-    result = {
+    result: dict[str, Any] = {
         "what": "simulated steps over predicted costs; gain = 1F1B / plan - 1, gap = plan / bound - 1",
         "model_id": predictor.model_id,
         "device": DEVICE,
@@ -191,7 +207,6 @@ def main() -> None:
             "orders_mean": float(np.mean([plan.steps for plan in alone])),
             "cache_hit_rate": counter.hits / counter.total,
         },
-        "one_placement": figures(together),
         "rows": [
             {
                 "batch": list(plan.batch),
@@ -203,7 +218,26 @@ def main() -> None:
             for plan in alone
         ],
     }
-    print({name: result[name] for name in ("each_alone", "one_placement")})
+    write_result(OUT, result)
+    steps = drawn[:RUN]
+    together = plan_steps(
+        modules, steps, RANKS, watch=Watch(6000.0), seed=SEED, max_steps=given.steps * len(steps)
+    )
+    result["one_placement"] = {"mixes": len(steps)} | figures(together)
+    within = []
+    for plan in alone[:RUN]:
+        usual = plan.one_f_one_b
+        assert usual is not None
+        limit = max(peaks_bytes(usual.tasks, usual.orders)) * (1 + 1e-9)
+        memory = Memory(limit, ("keep", "recompute"))
+        within.append(
+            plan_step(
+                modules, plan.batch, RANKS, memory=memory, watch=Watch(600.0), seed=SEED,
+                max_steps=3 * given.steps,
+            )
+        )  # fmt: skip
+    result["within_1f1b_memory"] = {"mixes": len(within)} | figures(within)
+    print({name: result[name] for name in ("each_alone", "one_placement", "within_1f1b_memory")})
     write_result(OUT, result)
 
 

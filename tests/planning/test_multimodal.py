@@ -378,7 +378,7 @@ def test_curves_that_contradict_themselves_are_named(cost: dict[str, Any], path:
 
 
 def test_too_many_tasks_are_refused() -> None:
-    one = form("a", 256, 1.0)
+    one = form("a", 128, 1.0)
     one["cost"] = {"sizes": [1], "forward_s": [1.0], "backward_s": [1.0]}
     with pytest.raises(FieldError, match="more than 20,000 tasks"):
         make_plan("pipeline", request(modules=[one], batch={"a": 1024}, ranks=64))

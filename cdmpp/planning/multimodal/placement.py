@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cdmpp.compose.jit import jit
 from cdmpp.planning.multimodal.modules import Module, ordered
 
 #: Segments that the proportional rule gives a module at most: more add little overlap and many tasks.
@@ -63,19 +64,32 @@ def balanced(weights: np.ndarray, load: np.ndarray) -> np.ndarray:
     even out the parts that are not the slowest.
     """
     total = np.concatenate([[0.0], np.cumsum(weights)])
-    count = len(total)
-    part_s = total[None, :] - total[:, None]  # [first, last]
-    allowed = np.tri(count, dtype=bool).T
-    best = np.where(np.arange(count) == 0, 0.0, np.inf)
-    choice = np.empty((len(load), count), np.int64)
-    for part, before in enumerate(load):
-        cost = np.where(allowed, best[:, None] + (before + part_s) ** 2, np.inf)
-        choice[part] = np.argmin(cost, axis=0)
-        best = cost[choice[part], np.arange(count)]
-    cuts = [count - 1]
-    for part in range(len(load) - 1, -1, -1):
-        cuts.append(int(choice[part][cuts[-1]]))
-    return np.array(cuts[::-1])
+    cuts = np.zeros(len(load) + 1, np.int64)
+    _cut(total, np.asarray(load, np.float64), cuts)
+    return cuts
+
+
+@jit
+def _cut(total: np.ndarray, load: np.ndarray, cuts: np.ndarray) -> None:
+    count, parts = len(total), len(load)
+    best = np.full(count, np.inf)
+    best[0] = 0.0
+    choice = np.zeros((parts, count), np.int64)
+    for part in range(parts):
+        now = np.full(count, np.inf)
+        for last in range(count):
+            for first in range(last, -1, -1):
+                alone = (load[part] + total[last] - total[first]) ** 2
+                if alone > now[last]:  # and so are all longer ones
+                    break
+                value = best[first] + alone
+                if value <= now[last]:
+                    now[last] = value
+                    choice[part, last] = first
+        best = now
+    cuts[parts] = count - 1
+    for part in range(parts - 1, -1, -1):
+        cuts[part] = choice[part, cuts[part + 1]]
 
 
 def segment_counts(modules: Sequence[Module], sizes: Sequence[int], ranks: int) -> list[int]:
@@ -139,7 +153,7 @@ def _level(chains: list[np.ndarray], weighed: list[np.ndarray], load: np.ndarray
     one segment then go where another segment or module has none.
     """
     ranks = len(load)
-    for _ in range(4 * ranks * len(chains)):
+    for _ in range(2 * ranks):
         low, high = int(load.argmin()), int(load.argmax())
         best, chosen = float((load**2).sum()) * (1 - 1e-9), None
         for i, cuts in enumerate(chains):

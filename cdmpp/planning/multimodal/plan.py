@@ -131,6 +131,7 @@ def plan_steps(
     max_steps: int | None = None,
     counter: Counter | None = None,
     report: Callable[[Callable[[], list[Plan]]], None] | None = None,
+    most_tasks: int = MAX_TASKS,
 ) -> list[Plan]:
     """Place the modules once, and schedule each step on that placement.
 
@@ -151,6 +152,8 @@ def plan_steps(
         Orders to try in all steps together.
     report : callable, optional
         Given, in every turn, a function that makes the plans so far.
+    most_tasks : int
+        Of a step under the rule's sub-micro-batches; more are refused.
 
     Returns
     -------
@@ -173,6 +176,12 @@ def plan_steps(
     counter = counter if counter is not None else Counter()
     rng = np.random.default_rng(seed)
     total = [sum(column) for column in zip(*batches, strict=True)]
+    for batch in batches:
+        sizes = _sizes(modules, share, 1)
+        segments = segment_counts(modules, sizes, ranks)
+        units = _units(modules, batch, sizes)
+        if 2 * ranks * sum(k * len(each) for k, each in zip(segments, units, strict=True)) > most_tasks:
+            raise _too_many(batch, most_tasks)
     rule, *others = _segment_placements(modules, total, ranks, share)
     conventional = _contiguous_placements(modules, total, ranks, links(modules, total, samples))
     placements = [rule, *conventional, *others]
@@ -199,6 +208,7 @@ def plan_steps(
                     best_s,
                     fully,
                     links(modules, batch, samples),
+                    most_tasks,
                 )
                 for batch in batches
             ]
@@ -369,13 +379,14 @@ def _prepare(
     best_s: float,
     fully: bool,
     belong: Links,
+    most_tasks: int,
 ) -> _Ready:
     ready = _Ready([], [], None)
     if placement.name == "contiguous":
         found: list[Tasks] = []
         for count in _micro_batch_counts(batch[belong.samples]):
             items, where = _micro_batches(batch, count, belong)
-            if _count(placement, items) > MAX_TASKS:
+            if _count(placement, items) > most_tasks:
                 continue
             tasks = make_tasks(modules, placement, items, ranks, memory, belong)
             usual = _fitted(tasks, one_f_one_b(tasks, where), ready)
@@ -388,16 +399,12 @@ def _prepare(
             found = [tasks for tasks in found if tasks.items == ready.one_f_one_b.tasks.items]
         for tasks in found:
             _add(ready, tasks, best_s)
-        if not found:
-            raise _too_many(batch)
         return ready
     sizes_seen: list[list[tuple[int, ...]]] = []
     for shrink in SHRINK:
         items = _units(modules, batch, _sizes(modules, share, shrink))
-        if items in sizes_seen or (_count(placement, items) > MAX_TASKS and shrink > 1):
+        if items in sizes_seen or _count(placement, items) > most_tasks:
             continue
-        if _count(placement, items) > MAX_TASKS:
-            raise _too_many(batch)
         sizes_seen.append(items)
         tasks = make_tasks(modules, placement, items, ranks, memory, belong)
         _add(ready, tasks, best_s, fully)
@@ -407,11 +414,11 @@ def _prepare(
     return ready
 
 
-def _too_many(batch: Sequence[int]) -> FieldError:
+def _too_many(batch: Sequence[int], most_tasks: int) -> FieldError:
     return FieldError(
-        f"batch: a step of {list(batch)} items has more than {MAX_TASKS:,} tasks",
+        f"batch: a step of {list(batch)} items has more than {most_tasks:,} tasks",
         path="batch",
-        hint="give curves for larger sub-micro-batches, fewer ranks, or fewer items",
+        hint="give curves for larger sub-micro-batches, fewer ranks, fewer items, or fewer steps",
     )
 
 

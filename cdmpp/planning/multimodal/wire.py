@@ -26,12 +26,12 @@ from cdmpp.compose.watch import Watch
 from cdmpp.errors import FieldError
 from cdmpp.planning.multimodal.answer import plan_answer, summed
 from cdmpp.planning.multimodal.modules import Module, ordered
-from cdmpp.planning.multimodal.plan import SHARE, Plan, plan_steps
+from cdmpp.planning.multimodal.plan import MAX_TASKS, SHARE, Plan, plan_steps
 from cdmpp.planning.multimodal.search import Counter
 from cdmpp.planning.multimodal.tasks import Memory
 from cdmpp.prediction import Prediction
 
-MAX_MODULES, MAX_LAYERS, MAX_RANKS, MAX_ITEMS, MAX_STEPS_OF_BATCHES = 8, 256, 64, 1024, 8
+MAX_MODULES, MAX_LAYERS, MAX_RANKS, MAX_ITEMS, MAX_STEPS_OF_BATCHES = 8, 128, 64, 1024, 8
 MAX_BYTES = 1e18
 Bytes = Annotated[float, Field(ge=0, le=MAX_BYTES)]
 PositiveBytes = Annotated[float, Field(gt=0, le=MAX_BYTES)]
@@ -297,6 +297,7 @@ class MultimodalRequest(Request):
             watch=watch,
             seed=self.seed,
             max_steps=self.max_steps,
+            most_tasks=min(MAX_TASKS, 2 * MAX_TASKS // len(named)),
             counter=counter,
             report=tell,
         )
