@@ -2,8 +2,8 @@
 
 Every rank has the same network, so one stands for all: an all-reduce starts when its own gradients are
 ready. Buckets are those of PyTorch's ``DistributedDataParallel`` (Li et al., PyTorch Distributed, VLDB 2020,
-section 3.2.3): gradients fill them in the order in which the backward pass makes them, and one all-reduce
-follows the other on a stream of its own. The optimizer runs when all have ended.
+sections 3.2.2 and 3.2.3): gradients fill them in the order in which the backward pass makes them, and one
+all-reduce follows the other on a stream of its own. The optimizer runs when all have ended.
 """
 
 from __future__ import annotations
