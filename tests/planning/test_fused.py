@@ -298,7 +298,8 @@ def test_compiled_and_plain_construction_are_equal() -> None:
             makespan = function(
                 tasks.rank_groups, tasks.rank_start, tasks.rank, tasks.duration, tasks.count, tasks.offset,
                 tasks.before, tasks.after, tasks.forward, tasks.partner, tasks.activation,
-                np.full(len(tasks.count), 4), np.full(problem.ranks, limit), priority, patience, start, peak,
+                np.full(len(tasks.count), 4), np.full(problem.ranks, limit), limit < 10,
+                priority, patience, start, peak,
             )  # fmt: skip
             ends.append((makespan, start.tolist(), peak.tolist()))
         assert ends[0] == ends[1]

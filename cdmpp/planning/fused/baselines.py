@@ -85,6 +85,6 @@ def _once(problem: Problem, priority: Floats, limit: float, window: Ints | None 
     makespan = construct(
         tasks.rank_groups, tasks.rank_start, tasks.rank, tasks.duration, tasks.count, tasks.offset,
         tasks.before, tasks.after, tasks.forward, tasks.partner, tasks.activation, window,
-        np.full(problem.ranks, limit), priority, 0.0, start, peak,
+        np.full(problem.ranks, limit), bool(np.isfinite(limit)), priority, 0.0, start, peak,
     )  # fmt: skip
     return None if makespan < 0 else Schedule(start, makespan, float(peak.max()), float(peak.sum()))

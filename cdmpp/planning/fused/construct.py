@@ -82,6 +82,7 @@ def construct(
     activation: np.ndarray,
     window: np.ndarray,
     limit: np.ndarray,
+    guarded: bool,
     priority: np.ndarray,
     patience: float,
     start: np.ndarray,
@@ -92,8 +93,7 @@ def construct(
     Giffler and Thompson's construction: the rank whose next task can end first decides; ``patience`` (0 to 1)
     is the share of the time until that end for which it may wait for a more urgent task. With a negative
     ``patience`` every rank takes its tasks by priority and waits for them as long as it takes: only so are
-    schedules reached in which a rank idles to keep memory free. Where memory is limited, no pass starts that
-    would leave micro-batches waiting for each other's memory.
+    schedules reached in which a rank idles to keep memory free.
 
     Parameters
     ----------
@@ -106,6 +106,9 @@ def construct(
         Most micro-batches in flight, for groups that open.
     limit : ndarray of float64, shape (ranks,)
         Most memory of a rank.
+    guarded : bool
+        No pass starts that would leave micro-batches waiting for each other's memory (:func:`completes`).
+        Needed where the limits are tight; takes a few times as long.
     priority : ndarray of float64, shape (tasks,)
     start, peak : ndarray of float64
         Filled: start of each task, most memory of each rank.
@@ -113,7 +116,7 @@ def construct(
     Returns
     -------
     float
-        The makespan; -1 where no task can start: with less memory than the largest activation.
+        The makespan; -1 where no task can start: unguarded, or with less memory than an activation.
     """
     ranks = len(rank_start) - 1
     groups = len(rank)
@@ -126,7 +129,6 @@ def construct(
     blocked = np.zeros(groups, np.bool_)
     firsts = np.flatnonzero(opens & (before < 0))
     finished = np.zeros(len(firsts), np.int64)
-    guarded = limit.min() < np.inf
     peak[:] = 0.0
     makespan = 0.0
     left = 0
@@ -253,6 +255,7 @@ def improve(
     mirror: np.ndarray,
     windows: np.ndarray,
     limits: np.ndarray,
+    guarded: bool,
     priorities: np.ndarray,
     patiences: np.ndarray,
     rounds: int,
@@ -267,7 +270,7 @@ def improve(
 
     Parameters
     ----------
-    windows, limits, priorities, patiences
+    windows, limits, guarded, priorities, patiences
         As for :func:`construct`; one row a schedule.
     rounds : int
         Most turns.
@@ -291,14 +294,14 @@ def improve(
             if backwards:
                 makespan = construct(
                     rank_groups, rank_start, rank, duration, count, offset, after, before, closes, partner,
-                    activation, windows[row], limits[row], priority, patiences[row], turned, peak,
+                    activation, windows[row], limits[row], guarded, priority, patiences[row], turned, peak,
                 )  # fmt: skip
                 for t in range(tasks):
                     start[t] = makespan - (turned[mirror[t]] + duration[group[t]])
             else:
                 makespan = construct(
                     rank_groups, rank_start, rank, duration, count, offset, before, after, opens, partner,
-                    activation, windows[row], limits[row], priority, patiences[row], start, peak,
+                    activation, windows[row], limits[row], guarded, priority, patiences[row], start, peak,
                 )  # fmt: skip
             if makespan < 0.0:
                 break

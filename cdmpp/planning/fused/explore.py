@@ -223,6 +223,7 @@ def _improve(
     improve(
         tasks.rank_groups, tasks.rank_start, tasks.rank, tasks.duration, tasks.count, tasks.offset,
         tasks.before, tasks.after, tasks.forward, ~tasks.forward, tasks.partner, tasks.activation,
-        tasks.group, tasks.mirror, windows, limits, priorities, patiences, _ROUNDS, starts, figures,
+        tasks.group, tasks.mirror, windows, limits,
+        problem.max_activations is not None, priorities, patiences, _ROUNDS, starts, figures,
     )  # fmt: skip
     return starts, figures
