@@ -2,9 +2,9 @@
 
 ``python -m benchmarks.planning.casts``: times PyTorch's casts into tensors that are there already, fits
 ``seconds = overhead_s + s_per_element x elements`` and writes ``benchmarks/results/casts.json``. The overhead
-is that of 64 elements; the slope is fitted, by least squares of the relative error, to 2^22 to 2^25 elements,
-which no cache holds: tensors of training. Tensors that a cache holds take down to a quarter of the line.
-:data:`cdmpp.planning.precision.casts.MEASURED` holds the figures of one run. To int8 is a search for the
+is that of 64 elements; the slope is fitted, by least squares of the relative error, to 2^18 to 2^24 elements.
+The smaller of them a cache holds and the larger not, so the line is off by a third to a half on average.
+:data:`cdmpp.planning.precision.casts.MEASURED` holds the figures of a run on a quiet machine. To int8 is a search for the
 largest magnitude, a multiplication and a rounding; from int8 a multiplication.
 """
 
@@ -22,7 +22,7 @@ from benchmarks.report.results import write_result
 from cdmpp.devices.bandwidth import measure_copy
 
 OUT = Path("benchmarks/results/casts.json")
-SMALL, SIZES = 64, tuple(int(2 ** (k / 2)) for k in range(44, 51))
+SMALL, SIZES = 64, tuple(2**k for k in range(18, 25))
 TYPES = {
     "int8": torch.int8,
     "float16": torch.float16,

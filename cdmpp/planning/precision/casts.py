@@ -23,8 +23,9 @@ class CastCost:
         return self.overhead_s + self.s_per_element * elements if elements else 0.0
 
 
-#: (from, to) on one core of an x86 server CPU (AMX, 2.0 GHz), PyTorch 2.13 with one thread; written by
-#: ``python -m benchmarks.planning.casts``.
+#: (from, to) on one core of an x86 server CPU, PyTorch with one thread, while nothing else ran;
+#: ``python -m benchmarks.planning.casts`` measures it anew. One line for small and large tensors is a rough
+#: one: it is off by a third to a half on average, too slow for what a cache holds and too fast for the rest.
 MEASURED: dict[tuple[str, str], CastCost] = {
     ("int8", "float16"): CastCost(1.02e-09, 2.9e-06),
     ("int8", "bfloat16"): CastCost(3.86e-10, 2.7e-06),
