@@ -118,12 +118,34 @@ def _bar(name: str) -> Iterator[Callable[[Progress], None]]:
 
 def present(kind: Kind, request: Any, found: dict[str, Any], as_json: bool, figure: Path | None) -> None:
     """Print the answer, and write its picture where one is wanted."""
-    if figure is not None:
-        draw_to(figure, kind, request, found)
     if as_json:
         print_json(found)
     else:
         load(kind.show)(request, found)
+    if figure is not None:
+        draw_to(figure, kind, request, found)
+
+
+def check_figure(path: Path | None) -> None:
+    """Refuse what could not be drawn before anything is searched.
+
+    Raises
+    ------
+    DataError
+        The folder is not there, or the ending names no format.
+    ModuleNotFoundError
+        matplotlib is not installed.
+    """
+    if path is None:
+        return
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    known = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix[1:].lower() not in known or not path.absolute().parent.is_dir():
+        raise DataError(
+            f"{path}: no picture can be written there",
+            hint="name a file in a folder that exists, ending in .png, .svg or .pdf",
+        )
 
 
 def draw_to(path: Path, kind: Kind, request: Any, found: dict[str, Any]) -> None:
@@ -150,6 +172,7 @@ def _command(kind: Kind) -> None:
         url: UrlOption = None,
         remote: RemoteOption = False,
     ) -> None:
+        check_figure(figure)
         try:
             request, found = answer(kind, read_json(file), model, url, remote)
         except FieldError as error:

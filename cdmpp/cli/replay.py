@@ -10,7 +10,7 @@ import typer
 
 from cdmpp.cli.dims import parse_sizes
 from cdmpp.cli.output import JsonOption, ModelOption
-from cdmpp.cli.plan import FigureOption, UrlOption, answer, present, read_json
+from cdmpp.cli.plan import FigureOption, UrlOption, answer, check_figure, present, read_json
 from cdmpp.errors import DataError, FieldError
 from cdmpp.planning.kinds import KINDS
 from cdmpp.programs.question import Framework, Protocol
@@ -79,6 +79,9 @@ def replay(
     json: JsonOption = False,
 ) -> None:
     """Replay a graph of programs, transfers and given durations: the makespan, and what it waits for."""
+    check_figure(figure)
+    if device and _is_graph(graph):
+        raise typer.BadParameter("goes with a model: a graph names its own devices", param_hint="--device")
     if device:
         request = _of_model(graph, device, gap_us or 0.0, launch_us or 0.0, parse_sizes(dim or []))
     elif gap_us is not None or launch_us is not None or dim:
@@ -111,6 +114,14 @@ def replay(
         _write(trace, found["trace"])
         found["trace"] = None
     present(kind, read, found, json, figure)
+
+
+def _is_graph(source: str) -> bool:
+    """Whether a file is a request of its own; programs as JSON have nodes too, but of another form."""
+    if not source.lower().endswith(".json") or not Path(source).is_file():
+        return False
+    value = read_json(Path(source))
+    return isinstance(value, dict) and "nodes" in value and "root_index" not in value
 
 
 def _of_model(

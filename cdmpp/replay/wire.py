@@ -220,9 +220,11 @@ class ReplayRequest(Request):
             if not matched:
                 empty = [name for name, one in zip(selectors, sets, strict=True) if not one]
                 said = ", ".join(f"{name} {value!r}" for name, value in selectors.items())
+                asked = empty[0] if empty else next(iter(selectors))
+                there = sorted(value for name, value in having if name == asked)
                 raise FieldError(
                     f"no node has {said}", path=f"overrides.{k}" + (f".{empty[0]}" if empty else ""),
-                    hint="classes: " + ", ".join(sorted(set(self._plan.classes))[:20]),
+                    hint=f"of {asked} there is: " + ", ".join(there[:20]) + (", ..." if there[20:] else ""),
                 )  # fmt: skip
             found.append(sorted(matched))
         return found

@@ -173,3 +173,22 @@ def test_the_documentation_shows_what_is_printed(
 
 def test_the_documentation_has_the_example() -> None:
     assert EXAMPLE.read_text() in (ROOT / "docs/replay.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["nowhere/picture.png", "picture.jpgg", "picture"])
+def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_answered(
+    run: Run, tmp_path: Path, name: str
+) -> None:
+    result = run("replay", EXAMPLE, "--figure", tmp_path / name)
+    assert result.exit_code == 1 and result.stdout == ""
+    assert "no picture can be written there" in result.stderr
+
+
+def test_a_graph_needs_no_device(run: Run) -> None:
+    result = run("replay", EXAMPLE, "--device", "t4")
+    assert result.exit_code == 2 and "a graph names its own devices" in result.stderr
+
+
+def test_a_what_if_of_nothing_names_what_there_is(run: Run) -> None:
+    result = run("replay", EXAMPLE, "--what-if", "node=zz:ratio=2")
+    assert result.exit_code == 1 and "of node there is: b1, b2, f1, f2, r1, r2, update" in result.stderr
