@@ -8,7 +8,7 @@ way.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from benchmarks.end_to_end.study import PROTOCOLS
 from cdmpp.devices.registry import lookup
 from cdmpp.frontends.torch_eager import eager_trace
 from cdmpp.prediction import Predictor
+from cdmpp.programs.operators import OperatorSpec
 from cdmpp.replay import Graph, Link, Node, replay
 from cdmpp.replay.data_parallel import (
     PYTORCH_BUCKET_BYTES,
@@ -28,7 +29,7 @@ from cdmpp.replay.data_parallel import (
     Setup,
     simulate,
 )
-from cdmpp.replay.torch_model import gradients_of, layers_of
+from cdmpp.replay.torch_model import layers_of
 
 GPUS = 4
 #: NVLink 3 of an A100: twelve links of 25 GB/s each way; 10 µs to start a message.
@@ -90,17 +91,13 @@ def _layers(model: str, batch: int, tokens: int, device: str, predictor: Predict
     network = transformers.Training(transformers.make(model, training=True))
     inputs = [torch.empty(batch, tokens, dtype=torch.int64, device="meta")]
     trace = eager_trace(network, inputs, backward=True, accumulate=True)
-    owners = gradients_of(network, trace.order)
-    own = list(layers_of(trace, list(owners)))
-    wanted = list(dict.fromkeys(spec for _, forward, backward in own for spec in (*forward, *backward)))
+    own = layers_of(network, trace)
+    wanted = list(dict.fromkeys(spec for one in own for spec in (*one.forward, *one.backward)))
     protocol, framework = PROTOCOLS["called"]
     found = predictor.predict(wanted, device, protocol=protocol, framework=framework)
     price = {spec: one.latency_s or 0.0 for spec, one in zip(wanted, found, strict=True)}
-    return [
-        Layer(
-            name, sum(n * price[spec] for spec, n in forward.items()),
-            sum(n * price[spec] for spec, n in backward.items()),
-            tuple(float(p.numel() * p.element_size()) for p in owners[name]),
-        )
-        for name, forward, backward in own
-    ]  # fmt: skip
+
+    def seconds(specs: Mapping[OperatorSpec, int]) -> float:
+        return sum(n * price[spec] for spec, n in specs.items())
+
+    return [Layer(one.name, seconds(one.forward), seconds(one.backward), one.gradient_bytes) for one in own]

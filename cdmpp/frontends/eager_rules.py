@@ -507,7 +507,7 @@ RULES: dict[str, Callable[[Call], Outcome]] = {
     **dict.fromkeys(_STREAMED, small_or(streamed)),
     **dict.fromkeys(_WRITTEN, written),
     **dict.fromkeys(("clone", "contiguous", "cat", "stack", "copy", "_to_copy", "repeat"), copied),
-    **dict.fromkeys(("_softmax", "_log_softmax"), softmax),
+    **dict.fromkeys(("_softmax", "_log_softmax", "_safe_softmax"), softmax),
     **dict.fromkeys(("sum", "mean", "amax", "amin", "_adaptive_avg_pool2d", "var_mean"), reduce_to),
     **dict.fromkeys(("slice_backward", "select_backward", "constant_pad_nd", "pad"), gradient_of_view),
     **dict.fromkeys(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 import copy
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -63,13 +63,14 @@ class EagerTrace:
     unsupported : tuple of Unsupported
         Calls that launch something for which there is no operator, by name and number. Nothing is left out of
         both.
-    order : tuple of str
-        Modules that have parameters of their own, in the order of their first call.
+    gradients : tuple of (str, int)
+        Parameters in the order in which the backward pass finishes their gradients, by qualified name, and
+        how many of ``launches`` come before. A parameter that several modules share has its first name.
     """
 
     launches: tuple[Launch, ...]
     unsupported: tuple[Unsupported, ...] = ()
-    order: tuple[str, ...] = ()
+    gradients: tuple[tuple[str, int], ...] = ()
 
     def of(self, phase: Phase) -> list[Launch]:
         """The launches of one pass."""
@@ -189,7 +190,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # Autograd numbers the operations of the forward pass: (number, module) wherever the module changes.
         self._numbers: list[int] = [0]
         self._modules: list[str] = [""]
-        self._order: dict[str, None] = {}
+        self._gradients: list[tuple[str, int]] = []
         self._quiet = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -232,7 +233,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Follow which module is running."""
-        hooks = []
+        hooks: list[Any] = []
         names = {id(module): name for name, module in reversed(list(self._module.named_modules()))}
 
         def enter(module: nn.Module, _: Any) -> None:
@@ -246,6 +247,14 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for module in dict.fromkeys(self._module.modules()):
             hooks.append(module.register_forward_pre_hook(enter))
             hooks.append(module.register_forward_hook(leave))
+
+        def finished(name: str) -> Callable[[Tensor], None]:
+            return lambda _: self._gradients.append((name, len(self._launches)))
+
+        for name, parameter in self._module.named_parameters():
+            if parameter.requires_grad:
+                after = parameter.register_post_accumulate_grad_hook
+                hooks.append(after(finished(name)))  # type: ignore[no-untyped-call]
         try:
             yield
         finally:
@@ -259,9 +268,6 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             self._numbers.append(number)
             self._modules.append(name)
-        module = self._module.get_submodule(name)
-        if name and any(True for _ in module.parameters(recurse=False)):
-            self._order.setdefault(name)
 
     def _where(self) -> str:
         node = torch._C._current_autograd_node()
@@ -273,7 +279,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def trace(self) -> EagerTrace:
         unsupported = tuple(Unsupported(f"aten.{op}", n, why) for (op, why), n in self._unsupported.items())
-        return EagerTrace(tuple(self._launches), unsupported, tuple(self._order))
+        return EagerTrace(tuple(self._launches), unsupported, tuple(self._gradients))
 
 
 _LOWER = {

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from cdmpp.errors import InvalidProgramError
-from cdmpp.frontends.torch_eager import EagerTrace, Launch, eager_trace
+from cdmpp.frontends.torch_eager import EagerTrace, eager_trace
 from cdmpp.programs.operators import OperatorSpec
 from cdmpp.programs.question import Protocol
 from cdmpp.replay.data_parallel import Layer
@@ -68,7 +68,6 @@ def data_parallel_request(
     if trace.unsupported:
         named = "; ".join(f"{one.operator} ({one.count} x): {one.reason}" for one in trace.unsupported)
         raise InvalidProgramError(f"{type(module).__name__}: kernels without an operator: {named}")
-    owners = gradients_of(module, trace.order)
     priced = {"device": device, "protocol": protocol, "framework": framework}
 
     def cost(specs: Counter[OperatorSpec]) -> Any:
@@ -77,62 +76,73 @@ def data_parallel_request(
 
     layers = [
         {
-            "name": name, "forward": cost(forward), "backward": cost(backward),
-            "gradient_bytes": [float(p.numel() * p.element_size()) for p in owners[name]],
+            "name": one.name, "forward": cost(one.forward), "backward": cost(one.backward),
+            "gradient_bytes": list(one.gradient_bytes),
         }
-        for name, forward, backward in layers_of(trace, list(owners))
+        for one in layers_of(module, trace)
     ]  # fmt: skip
     return {"layers": layers, "ranks": ranks, "link": dict(link), **more}
 
 
-def gradients_of(module: nn.Module, order: Sequence[str]) -> dict[str, list[nn.Parameter]]:
-    """Modules in the order of their first call, with the trained parameters of each.
+@dataclass(frozen=True)
+class TracedLayer:
+    """A layer with its kernels, before anything is priced.
 
-    A parameter that several modules share belongs to the first one, whose gradient is the last to be added.
+    Attributes
+    ----------
+    name : str
+        Of the module that has the parameters; of the root its class.
+    forward, backward : Counter of OperatorSpec
+        Kernels and how often each runs.
+    gradient_bytes : tuple of float
+        Of each parameter; the last becomes ready first.
+    """
+
+    name: str
+    forward: Counter[OperatorSpec]
+    backward: Counter[OperatorSpec]
+    gradient_bytes: tuple[float, ...]
+
+
+def layers_of(module: nn.Module, trace: EagerTrace) -> list[TracedLayer]:
+    """Divide a trace into layers: modules with parameters, in the reverse order of their last gradients.
+
+    Backward, a layer has what runs between the layer before it and its own last gradient. Forward, kernels of
+    no layer (activations, attention, a loss) belong to the layer before them.
 
     Raises
     ------
     InvalidProgramError
-        No parameter is trained.
+        No parameter gets a gradient.
     """
-    seen: set[int] = set()
-    owners: dict[str, list[nn.Parameter]] = {}
-    for name in order:
-        own = module.get_submodule(name).parameters(recurse=False)
-        owners[name] = [p for p in own if p.requires_grad and id(p) not in seen]
-        seen |= {id(p) for p in owners[name]}
-    if not seen:
-        raise InvalidProgramError("no module that runs has parameters to train", hint="requires_grad_(True)")
-    return owners
-
-
-def layers_of(
-    trace: EagerTrace, names: Sequence[str]
-) -> Iterator[tuple[str, Counter[OperatorSpec], Counter[OperatorSpec]]]:
-    """Kernels by layer: what each runs forward, and what its gradients wait for.
-
-    Kernels of no layer (activations, attention, a loss) belong forward to the layer before them, and
-    backward to the layer after them, whose gradients come next.
-    """
-    forward: dict[str, Counter[OperatorSpec]] = {name: Counter() for name in names}
-    backward: dict[str, Counter[OperatorSpec]] = {name: Counter() for name in names}
-    at = names[0]
+    sizes = {name: float(p.numel() * p.element_size()) for name, p in module.named_parameters()}
+    arrived: dict[str, list[str]] = {}
+    ends: dict[str, int] = {}
+    for parameter, launches in trace.gradients:
+        layer = parameter.rpartition(".")[0]
+        arrived.setdefault(layer, []).append(parameter)
+        ends[layer] = launches
+    if not ends:
+        raise InvalidProgramError("no parameter gets a gradient", hint="requires_grad_(True)")
+    finished = sorted(ends, key=lambda layer: ends[layer])
+    backward: dict[str, Counter[OperatorSpec]] = {}
+    forward: dict[str, Counter[OperatorSpec]] = {layer: Counter() for layer in finished}
+    begin = 0
+    for layer in finished:
+        end = len(trace.launches) if layer == finished[-1] else ends[layer]
+        own = [one.spec for one in trace.launches[begin:end] if one.phase == "backward"]
+        backward[layer], begin = Counter(own), end
+    at = finished[-1]
     for launch in trace.of("forward"):
         at = launch.module if launch.module in forward else at
         forward[at][launch.spec] += 1
-    waiting: list[Launch] = []
-    last = names[-1]
-    for launch in trace.of("backward"):
-        waiting.append(launch)
-        if launch.module in backward:
-            last = launch.module
-            for one in waiting:
-                backward[last][one.spec] += 1
-            waiting = []
-    for one in waiting:
-        backward[last][one.spec] += 1
-    for name in names:
-        yield name, forward[name], backward[name]
+    return [
+        TracedLayer(
+            layer or type(module).__name__, forward[layer], backward[layer],
+            tuple(sizes[parameter] for parameter in reversed(arrived[layer])),
+        )
+        for layer in reversed(finished)
+    ]  # fmt: skip
 
 
 @dataclass

@@ -40,7 +40,7 @@ def test_a_convolution_and_what_stands_around_it() -> None:
     first = trace.launches[0]
     wanted = "conv2d:dtype=float32,n=2,c_in=4,h=16,w=16,c_out=8,kh=3,kw=3,stride_h=2,stride_w=2"
     assert first.spec.text() == wanted + ",pad_h=1,pad_w=1,groups=2"
-    assert (first.module, trace.order) == ("0", ("0", "1", "6"))
+    assert (first.module, trace.gradients) == ("0", ())
     assert trace.launches[1].remark.startswith("one pass")
 
 
@@ -49,6 +49,11 @@ def test_backward_calls_know_the_module_that_they_differentiate() -> None:
     trace = eager_trace(net, [torch.empty(2, 4)], backward=True)
     modules = [one.module for one in trace.of("backward")]
     assert list(dict.fromkeys(modules)) == ["2", "1", "0"]
+    names, launches = zip(*trace.gradients, strict=True)
+    assert {*names[:2]} == {"2.weight", "2.bias"} and {*names[2:]} == {"0.weight", "0.bias"}
+    # The last layer's gradients are there before the activation's; the first layer's at the end.
+    before = [one.module for one in trace.launches[: launches[1]] if one.phase == "backward"]
+    assert set(before) == {"2"} and launches[-1] == len(trace.launches)
 
 
 def test_gradients_that_are_there_are_added_to() -> None:

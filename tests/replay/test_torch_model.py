@@ -38,7 +38,7 @@ def test_layers_of_a_module() -> None:
         Net(), [torch.empty(32, 8)], "t4", ranks=2, link={"alpha_s": 1e-5}, bucket_bytes=[64]
     )
     assert [layer["name"] for layer in made["layers"]] == ["body", "head"]
-    assert [layer["gradient_bytes"] for layer in made["layers"]] == [[512.0, 64.0], [256.0, 16.0]]
+    assert [sorted(layer["gradient_bytes"]) for layer in made["layers"]] == [[64.0, 512.0], [16.0, 256.0]]
     body, head = made["layers"]
     assert (programs(body["forward"]), programs(head["forward"])) == (
         ["linear", "relu"],
@@ -49,6 +49,26 @@ def test_layers_of_a_module() -> None:
     assert programs(body["backward"]) == ["relu", "linear", "reduce_mean"]
     asked = KINDS["data-parallel"].read(made).asked()
     assert len(asked) == 11 and {one.protocol for one in asked} == {"eager"}
+
+
+def test_parameters_of_the_root_and_of_modules_that_are_not_called() -> None:
+    class Attending(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.token = nn.Parameter(torch.zeros(1, 1, 8))
+            self.body = nn.MultiheadAttention(
+                8, 2, batch_first=True
+            )  # reads out_proj's weights, does not call it
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = torch.cat((self.token.expand(len(x), -1, -1), x), 1)
+            return self.body(x, x, x, need_weights=False)[0]
+
+    made = data_parallel_request(Attending(), [torch.empty(3, 5, 8)], "t4", ranks=2, link={"alpha_s": 1e-5})
+    found = {layer["name"]: sorted(layer["gradient_bytes"]) for layer in made["layers"]}
+    assert found == {"Attending": [32.0], "body": [96.0, 768.0], "body.out_proj": [32.0, 256.0]}
+    # In the order of the forward pass: gradients arrive the other way round.
+    assert list(found) == ["Attending", "body", "body.out_proj"]
 
 
 def test_kernels_without_an_operator_are_named() -> None:
