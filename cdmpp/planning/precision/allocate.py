@@ -22,8 +22,9 @@ from cdmpp.programs.operators import DTYPE_BYTES
 CLOSE = 1e-9
 #: Nodes of the branch and bound before chance takes over.
 _TREE = 50_000
-#: Steps that the neighbourhood of one candidate may take, and how much worse than the best it may be.
-_NEAR, _FAR = 3000, 2.0
+#: Steps that the neighbourhood of one candidate may take, in full and at a glance, and how much worse than
+#: the best a candidate may be.
+_NEAR, _GLANCE, _FAR = 3000, 60, 2.0
 
 
 class Steps:
@@ -192,7 +193,7 @@ def search(
 
     tried: set[tuple[int, ...]] = set()
 
-    def offer(levels: Levels) -> float:
+    def offer(levels: Levels, near: int = _NEAR) -> float:
         """Take a plan that keeps the limits, and what is near it, if better."""
         if tuple(levels) in tried:
             return best.objective
@@ -200,7 +201,7 @@ def search(
         priced = Pricing(costs, levels)
         # Far from the best there is nothing near that is better.
         if priced.sensitivity <= _FAR * best.objective and priced.within(limit_s):
-            better = improve(costs, levels, limit_s, Steps(steps, _NEAR).go_on)
+            better = improve(costs, levels, limit_s, Steps(steps, near).go_on)
             objective = Pricing(costs, better).sensitivity
             if objective < best.objective:
                 best.levels, best.objective = better, objective
@@ -212,9 +213,11 @@ def search(
 
     if not close() and steps.go_on():
         relaxation = Relaxation(costs)
-        ascent = ascend(relaxation, limit_s, offer, steps.go_on)
+        # The bound first: its candidates get a short look around.
+        ascent = ascend(relaxation, limit_s, lambda levels: offer(levels, _GLANCE), steps.go_on)
         best.bound = float(min(max(best.bound, ascent.bound), best.objective))
         report(best)
+        offer(best.levels)
         offer(first.levels)
         if not close() and ascent.relaxed is not None:
             tree = Steps(steps, _TREE)
