@@ -369,6 +369,11 @@ def test_what_is_wrong_is_named(change: dict[str, Any], path: str) -> None:
             {"forward": {"batch": [1], "seconds": [1]}, "backward": {"batch": [2], "seconds": [1]}},
             "modules.0.cost.backward.batch",
         ),
+        (
+            {"forward": {"batch": [1], "seconds": [1e-300]}, "backward": {"batch": [1], "seconds": [1]}},
+            "modules.0.cost.forward.seconds",
+        ),
+        ({"sizes": [1], "forward_s": [1e-300], "backward_s": [1]}, "modules.0.cost.forward_s.0"),
     ],
 )
 def test_curves_that_contradict_themselves_are_named(cost: dict[str, Any], path: str) -> None:

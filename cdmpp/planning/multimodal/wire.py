@@ -11,13 +11,13 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from cdmpp.compose.costs import BatchCurve, Cost
 from cdmpp.compose.request import (
     MAX_COUNT,
+    MAX_SECONDS,
     Asked,
     Budget,
     Closed,
     Explained,
     MaxSteps,
     Name,
-    PositiveSeconds,
     Request,
     Seed,
     WholeNumber,
@@ -35,6 +35,9 @@ MAX_MODULES, MAX_LAYERS, MAX_RANKS, MAX_ITEMS, MAX_STEPS_OF_BATCHES = 8, 128, 64
 MAX_BYTES = 1e18
 Bytes = Annotated[float, Field(ge=0, le=MAX_BYTES)]
 PositiveBytes = Annotated[float, Field(gt=0, le=MAX_BYTES)]
+#: A layer: sums and squares of these stay far from where numbers end.
+LEAST_SECONDS = 1e-12
+LayerSeconds = Annotated[float, Field(ge=LEAST_SECONDS, le=MAX_SECONDS)]
 RelativeTime = Annotated[float, Field(ge=1e-6, le=1e6)]
 Items = Annotated[int, Field(ge=0, le=MAX_ITEMS), WholeNumber]
 KnobName = Literal["keep", "recompute", "offload"]
@@ -48,8 +51,8 @@ class GivenCurves(Closed):
         list[Annotated[int, Field(ge=1, le=MAX_COUNT), WholeNumber]],
         Field(min_length=1, max_length=64, description="Items, growing."),
     ]
-    forward_s: Annotated[list[PositiveSeconds], Field(min_length=1, max_length=64)]
-    backward_s: Annotated[list[PositiveSeconds], Field(min_length=1, max_length=64)]
+    forward_s: Annotated[list[LayerSeconds], Field(min_length=1, max_length=64)]
+    backward_s: Annotated[list[LayerSeconds], Field(min_length=1, max_length=64)]
 
 
 class Curves(Closed):
@@ -123,7 +126,7 @@ class MultimodalRequest(Request):
         ),
     ]
     host_bandwidth_bytes_per_s: Annotated[
-        PositiveBytes | None,
+        Annotated[float, Field(ge=1, le=MAX_BYTES)] | None,
         Field(description="Of a rank's link to the host, each way; for the knob offload."),
     ] = None
     budget_s: Budget = 1.0
@@ -308,6 +311,11 @@ def _check_curves(cost: GivenCurves | Curves, path: str) -> None:
     if isinstance(cost, Curves):
         cost.forward.check(f"{path}.forward")
         cost.backward.check(f"{path}.backward")
+        for name in ("forward", "backward"):
+            if min(getattr(cost, name).seconds or [1.0]) < LEAST_SECONDS:
+                raise FieldError(
+                    f"{path}.{name}.seconds: less than {LEAST_SECONDS:g} s", path=f"{path}.{name}.seconds"
+                )
         if cost.forward.batch != cost.backward.batch:
             raise FieldError(
                 f"{path}.backward.batch: not the sizes of forward", path=f"{path}.backward.batch"
