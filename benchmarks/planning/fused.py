@@ -44,8 +44,8 @@ PUBLISHED = (
     (16, 16, 16, 16, 2, 1, 1.64, 1.0, 219, 186, 249, 26.24),
 )
 BUDGET_S = 30.0
-OTHERS, OTHERS_BUDGET_S = 60, 2.0
-LIMITED, LIMITS, LIMITED_BUDGET_S = 4, (18, 16, 14, 12, 10, 8, 6, 4, 2, 1), 5.0
+OTHERS, OTHERS_BUDGET_S = 40, 2.0
+LIMITED, LIMITS, LIMITED_BUDGET_S = 4, (18, 16, 14, 12, 10, 8, 6, 4, 2, 1), 4.0
 _CLI = [sys.executable, "-c", "from cdmpp.cli.main import main; main()", "plan"]
 
 
