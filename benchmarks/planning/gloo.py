@@ -38,7 +38,7 @@ from benchmarks.end_to_end.document import put_parts
 from benchmarks.report.markdown import table
 from benchmarks.report.results import write_result
 from cdmpp.replay import Link
-from cdmpp.replay.data_parallel import Layer, Setup, fill_buckets, simulate
+from cdmpp.replay.data_parallel import Iteration, Layer, Setup, fill_buckets, simulate
 from cdmpp.replay.torch_model import Measured, measure_layers
 from cdmpp.zoo.transformers import EncoderLayer
 
@@ -244,58 +244,53 @@ def measure(name: str, rounds: int) -> list[Round]:
     return [Round(**{**one, "layers": [Layer(**layer) for layer in one["layers"]]}) for one in saved]
 
 
-def _layers(rounds: Sequence[Round], factor: float) -> list[Layer]:
-    """Means over rounds, in the order of the first one, times a factor."""
-    by_name = [{layer.name: layer for layer in one.layers} for one in rounds]
+def replays(one: Round) -> dict[str, Callable[[int], Iteration]]:
+    """Ways of replaying a round: bucket size to iteration."""
+    link, skew = Link(table=tuple(one.table)), one.slower_s / one.alone_s
+    shared = Setup(RANKS, link, "measured", one.compute_slowdown, one.comm_slowdown)
+    apart = Setup(RANKS, link, "measured")
 
-    def mean(name: str, figure: str) -> float:
-        return factor * statistics.fmean(getattr(own[name], figure) for own in by_name)
+    def way(setup: Setup, factor: float) -> Callable[[int], Iteration]:
+        layers = [
+            Layer(x.name, factor * x.forward_s, factor * x.backward_s, x.gradient_bytes) for x in one.layers
+        ]
+        return lambda size: simulate(layers, setup, size, None, factor * one.update_s)
 
-    return [
-        Layer(
-            layer.name, mean(layer.name, "forward_s"), mean(layer.name, "backward_s"), layer.gradient_bytes
-        )
-        for layer in rounds[0].layers
-    ]  # fmt: skip
+    return {
+        "replayed": way(shared, skew), "without_waiting": way(shared, 1.0),
+        "without_contention": way(apart, skew),
+    }  # fmt: skip
 
 
 def compare(name: str, rounds: Sequence[Round]) -> dict[str, Any]:
-    """The replay beside the measured iterations."""
+    """The replay beside the measured iterations, round by round: what else the machine does changes."""
 
     def mean(figure: str) -> float:
         return statistics.fmean(getattr(one, figure) for one in rounds)
 
-    update_s = mean("update_s")
     columns = zip(*(one.table for one in rounds), strict=True)
-    link = Link(table=tuple((c[0][0], statistics.fmean(seconds for _, seconds in c)) for c in columns))
-    slowdowns = mean("compute_slowdown"), mean("comm_slowdown")
-    skew = mean("slower_s") / mean("alone_s")
-    ways = {
-        "replayed": (_layers(rounds, skew), Setup(RANKS, link, "measured", *slowdowns), skew * update_s),
-        "without_waiting": (_layers(rounds, 1.0), Setup(RANKS, link, "measured", *slowdowns), update_s),
-        "without_contention": (_layers(rounds, skew), Setup(RANKS, link, "measured"), skew * update_s),
-    }
-    layers = ways["replayed"][0]
+    table = {str(int(c[0][0])): _ms(statistics.fmean(seconds for _, seconds in c)) for c in columns}
+    layers = rounds[0].layers
     found: dict[str, Any] = {
         "network": name, "layers": len(layers), "gradient_bytes": sum(sum(x.gradient_bytes) for x in layers),
-        "alone_ms": _ms(mean("alone_s")), "slower_ms": _ms(mean("slower_s")), "update_ms": _ms(update_s),
-        "compute_slowdown": round(slowdowns[0], 3), "comm_slowdown": round(slowdowns[1], 3),
-        "all_reduce_ms": {str(int(size)): _ms(seconds) for size, seconds in link.table}, "buckets": [],
+        "alone_ms": _ms(mean("alone_s")), "slower_ms": _ms(mean("slower_s")),
+        "update_ms": _ms(mean("update_s")), "compute_slowdown": round(mean("compute_slowdown"), 3),
+        "comm_slowdown": round(mean("comm_slowdown"), 3), "all_reduce_ms": table, "buckets": [],
     }  # fmt: skip
     for bucket_bytes in BUCKETS_BYTES:
         each = [typical(one.iterations_s[bucket_bytes]) for one in rounds]
-        measured_s = statistics.fmean(each)
-        own = [int(bucket.bytes) for bucket in fill_buckets(layers, bucket_bytes)]
+        own = [[int(b.bytes) for b in fill_buckets(one.layers, bucket_bytes)] for one in rounds]
         row: dict[str, Any] = {
-            "bucket_bytes": bucket_bytes, "buckets": len(own),
-            "same_as_ddp": own == rounds[0].bucket_bytes[bucket_bytes],
-            "measured_ms": _ms(measured_s), "rounds_ms": [_ms(s) for s in each],
+            "bucket_bytes": bucket_bytes, "buckets": len(own[0]),
+            "same_as_ddp": own == [one.bucket_bytes[bucket_bytes] for one in rounds],
+            "measured_ms": _ms(statistics.median(each)), "rounds_ms": [_ms(s) for s in each],
         }  # fmt: skip
-        for way, (of, setup, last_s) in ways.items():
-            replayed = simulate(of, setup, bucket_bytes, None, last_s)
-            row[f"{way}_ms"] = _ms(replayed.iteration_s)
-            row[f"{way}_error"] = round(replayed.iteration_s / measured_s - 1, 4)
-            row.setdefault("exposed_ms", _ms(replayed.exposed_comm_s))
+        for way in ("replayed", "without_waiting", "without_contention"):
+            replayed_s = [replays(one)[way](bucket_bytes).iteration_s for one in rounds]
+            errors = [a / b - 1 for a, b in zip(replayed_s, each, strict=True)]
+            row[f"{way}_ms"] = _ms(statistics.median(replayed_s))
+            row[f"{way}_error"] = round(statistics.median(errors), 4)
+            row[f"{way}_errors"] = [round(error, 4) for error in errors]
         found["buckets"].append(row)
     return found
 
@@ -312,13 +307,14 @@ def document(result: Mapping[str, Any]) -> str:
                     f"{one['measured_ms']:.1f} ({min(each):.1f}-{max(each):.1f})",
                     f"{one['replayed_ms']:.1f}",
                     f"**{100 * one['replayed_error']:+.1f} %**",
+                    " ".join(f"{100 * error:+.0f}" for error in one["replayed_errors"]),
                     f"{100 * one['without_waiting_error']:+.1f} %",
                     f"{100 * one['without_contention_error']:+.1f} %",
                 ]
             )  # fmt: skip
     header = (
         "network", "bucket", "all-reduces", "measured, ms (rounds)", "replayed, ms", "error",
-        "no waiting", "no contention",
+        "by round, %", "no waiting", "no contention",
     )  # fmt: skip
     slow = "; ".join(
         f"{n['network']}: {n['alone_ms']:.1f} ms alone, {n['slower_ms']:.1f} ms the slower of the two, "
