@@ -181,13 +181,122 @@ def contiguous(modules: Sequence[Module], work_s: Sequence[float], ranks: int) -
     """Modules one behind the other, cut into as many stages as there are ranks (the conventional layout)."""
     order = ordered(modules)
     weights = np.concatenate([np.array(modules[i].layers) * (work_s[i] / modules[i].work) for i in order])
-    cuts = balanced(weights, np.zeros(ranks))
+    return _cut_at(modules, balanced(weights, np.zeros(ranks)))
+
+
+def recut(
+    modules: Sequence[Module], placement: Placement, items: Sequence[np.ndarray], ranks: int, most: int
+) -> tuple[Placement, float, int]:
+    """A contiguous placement whose 1F1B step is short rather than its slowest stage.
+
+    With few micro-batches, or unlike ones, the best cut is not the most even one: filling and draining the
+    pipeline counts as much as its pace. Layers are moved between two stages as long as that helps.
+
+    Parameters
+    ----------
+    placement : Placement
+        Contiguous: where it begins.
+    items : sequence of ndarray (micro-batches,)
+        Of each module in each micro-batch; 0 where it has none.
+    most : int
+        Passes to simulate altogether.
+
+    Returns
+    -------
+    placement : Placement
+    makespan_s : float
+        Of 1F1B whose stages pass a micro-batch on as a whole.
+    left : int
+        Of ``most``.
+    """
+    count = len(items[0])
+    forward, backward = [], []
+    for i in ordered(modules):
+        known = {int(n): modules[i].layer_s(int(n)) if n else (0.0, 0.0) for n in set(items[i].tolist())}
+        seconds = np.array([known[int(n)] for n in items[i]]).T
+        layers = np.array(modules[i].layers)[:, None]
+        forward.append(layers * seconds[0])
+        backward.append(layers * seconds[1])
+    none = np.zeros((1, count))
+    ahead_s = np.cumsum(np.concatenate([none, *forward]), axis=0)
+    back_s = np.cumsum(np.concatenate([none, *backward]), axis=0)
+    layers_on = np.zeros(ranks, np.int64)
+    for row in placement.chunks:
+        for chunk in row:
+            layers_on[chunk.rank] += chunk.layers
+    cuts = np.concatenate([[0], np.cumsum(layers_on)])
+
+    def takes_s(at: np.ndarray) -> float:
+        return float(_one_f_one_b_s(np.diff(ahead_s[at], axis=0), np.diff(back_s[at], axis=0)))
+
+    each = 2 * ranks * count
+    best, left = takes_s(cuts), most - each
+    # Neighbours first: most of what there is to gain is there.
+    pairs = [(a, b) for a in range(ranks) for b in range(ranks) if a != b]
+    moves = sorted(pairs, key=lambda pair: abs(pair[0] - pair[1]))
+    fruitless, at = 0, 0
+    while fruitless < len(moves) and left >= each:
+        source, to = moves[at]
+        at = (at + 1) % len(moves)
+        fruitless += 1
+        if cuts[source + 1] == cuts[source]:
+            continue
+        moved = cuts.copy()
+        if to < source:
+            moved[to + 1 : source + 1] += 1
+        else:
+            moved[source + 1 : to + 1] -= 1
+        left -= each
+        value = takes_s(moved)
+        if value < best * (1 - 1e-9):
+            best, cuts, fruitless, at = value, moved, 0, 0
+    return _cut_at(modules, cuts), best, left
+
+
+@jit
+def _one_f_one_b_s(forward_s: np.ndarray, backward_s: np.ndarray) -> float:
+    """Makespan of 1F1B in seconds; what each rank's passes take, both (ranks, micro-batches)."""
+    ranks, count = forward_s.shape
+    # Ends of the passes; below 0 before they ran.
+    ahead = np.full((ranks, count), -1.0)
+    back = np.full((ranks, count), -1.0)
+    free = np.zeros(ranks)
+    place = np.zeros(ranks, np.int64)
+    left = 2 * ranks * count
+    while left > 0:
+        for r in range(ranks):
+            warm = min(ranks - 1 - r, count)
+            while place[r] < 2 * count:
+                # ``warm`` forward passes, forward and backward in turn, and the last ``warm`` backward.
+                at = place[r] - warm
+                in_turn = 2 * (count - warm)
+                if at < 0 or (at < in_turn and at % 2 == 0):
+                    m = place[r] if at < 0 else warm + at // 2
+                    ready = ahead[r - 1, m] if r > 0 else 0.0
+                    if ready < 0.0:
+                        break
+                    free[r] = max(free[r], ready) + forward_s[r, m]
+                    ahead[r, m] = free[r]
+                else:
+                    m = at // 2 if at < in_turn else place[r] - count
+                    ready = back[r + 1, m] if r < ranks - 1 else ahead[r, m]
+                    if ready < 0.0:
+                        break
+                    free[r] = max(free[r], ready) + backward_s[r, m]
+                    back[r, m] = free[r]
+                place[r] += 1
+                left -= 1
+    return float(free.max())
+
+
+def _cut_at(modules: Sequence[Module], cuts: np.ndarray) -> Placement:
+    """The contiguous placement of the layers of all modules, one behind the other, cut there."""
     chunks: list[tuple[Chunk, ...]] = [()] * len(modules)
     begin = 0
-    for i in order:
+    for i in ordered(modules):
         end = begin + len(modules[i].layers)
         parts = []
-        for rank in range(ranks):
+        for rank in range(len(cuts) - 1):
             first, last = max(begin, int(cuts[rank])), min(end, int(cuts[rank + 1]))
             if last > first:
                 parts.append(Chunk(0, rank, first - begin, last - first))

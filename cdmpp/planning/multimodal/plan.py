@@ -18,6 +18,7 @@ from cdmpp.planning.multimodal.placement import (
     Placement,
     contiguous,
     in_segments,
+    recut,
     segment_counts,
 )
 from cdmpp.planning.multimodal.schedule import (
@@ -43,6 +44,8 @@ SHRINK = (1, 2, 4)
 PREPARE = 0.3
 #: Micro-batch counts that are tried for 1F1B, at most.
 MAX_COUNTS = 16
+#: Passes to simulate for cuts that make 1F1B short: some ten milliseconds compiled, two seconds if not.
+MAX_RECUT = 1_000_000
 #: 1F1B where possible: forward and backward in turn.
 _IN_TURN = Rule(LONGEST_WAIT, ALTERNATE)
 
@@ -359,13 +362,23 @@ def _micro_batches(
 def _contiguous_placements(
     modules: Sequence[Module], batch: Sequence[int], ranks: int, belong: Links
 ) -> list[Placement]:
+    """Cut evenly, for one micro-batch and for many; and cut for the shortest 1F1B."""
     out: list[Placement] = []
-    for count in _micro_batch_counts(batch[belong.samples]):
-        items, _ = _micro_batches(batch, count, belong)
+    found: list[tuple[float, int, Placement]] = []
+    left = MAX_RECUT
+    for number, count in enumerate(_micro_batch_counts(batch[belong.samples])):
+        items, where = _micro_batches(batch, count, belong)
         placement = contiguous(modules, _work_s(modules, items), ranks)
         if placement not in out:
             out.append(placement)
-    return [out[0], out[-1]] if len(out) > 1 else out
+        grid = [np.zeros(count, np.int64) for _ in modules]
+        for row, units, micro_batches in zip(grid, items, where, strict=True):
+            row[list(micro_batches)] = units
+        placement, seconds, left = recut(modules, placement, grid, ranks, left)
+        found.append((seconds, number, placement))
+    best = min(found)[2]
+    even = [out[0], out[-1]] if len(out) > 1 else out
+    return even if best in even else [*even, best]
 
 
 def _prepare(
