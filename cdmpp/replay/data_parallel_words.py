@@ -62,7 +62,8 @@ def draw(request: DataParallelRequest, answer: dict[str, Any]) -> Figure:
     left.axhline(1e3 * answer["lower_bound_s"], color="0.3", linestyle="--", label="lower bound")
     left.axhline(1e3 * answer["baselines"]["no_overlap"], color="0.6", linestyle=":", label="no overlap")
     left.set(xlabel="bucket size", ylabel="iteration, ms", title=f"{request.ranks} ranks")
-    left.legend(loc="lower right", fontsize=8)
+    left.set_ylim(0, 1.35 * left.get_ylim()[1])  # room for the legend above the bars
+    left.legend(loc="upper left", ncols=2, fontsize=8)
     for index, one in enumerate(answer["transfers"]):
         start, end, ready = (1e3 * one[key] for key in ("start_s", "end_s", "ready_s"))
         right.barh(index, start - ready, left=ready, color="0.85")
@@ -70,7 +71,7 @@ def draw(request: DataParallelRequest, answer: dict[str, Any]) -> Figure:
     right.axvline(1e3 * answer["compute_s"], color="#4269d0", label="computation alone")
     right.axvline(1e3 * answer["iteration_s"], color="0.2", label="end of the iteration")
     right.set(
-        xlabel="ms since the start", ylabel="all-reduce", title="waiting (grey) and travelling",
+        xlabel="time since the start, ms", ylabel="all-reduce", title="waiting (grey) and travelling",
         xlim=(0, None),
     )  # fmt: skip
     right.invert_yaxis()

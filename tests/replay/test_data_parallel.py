@@ -150,7 +150,7 @@ def test_answers_keep_their_model_and_are_drawn_and_shown(capsys: pytest.Capture
     load(kind.show)(read, answer)
     assert "8.00 s an iteration" in capsys.readouterr().out
     left, right = load(kind.draw)(read, answer).axes
-    assert (left.get_ylabel(), right.get_xlabel()) == ("iteration, ms", "ms since the start")
+    assert (left.get_ylabel(), right.get_xlabel()) == ("iteration, ms", "time since the start, ms")
 
 
 @pytest.mark.parametrize(
