@@ -98,6 +98,10 @@ def beaten(answer: Answer) -> None:
     answer["baselines"]["serial_1f1b"] = answer["makespan_s"] - 1
 
 
+def alone(answer: Answer) -> None:
+    answer["baselines"] = {}
+
+
 def unreadable(answer: Answer) -> None:
     answer["order"][0][0]["pass"] = "forward"
 
@@ -118,6 +122,7 @@ def unreadable(answer: Answer) -> None:
         (bolder, "above makespan_s"),
         (flattered, "gap: 0.5"),
         (beaten, "better than the plan"),
+        (alone, "baselines: Dictionary should have at least 1 item"),
         (unreadable, "order.0.0.pass"),
     ],
 )

@@ -38,7 +38,7 @@ class _Claim(_Lenient):
     lower_bound_s: float
     gap: float
     peak_activations: float
-    baselines: dict[str, float]
+    baselines: Annotated[dict[str, float], Field(min_length=1)]
     order: list[list[_Step]]
 
 

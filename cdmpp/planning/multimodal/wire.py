@@ -412,7 +412,10 @@ class MultimodalAnswer(Explained):
     """The plan of the step, or with "batches" of each step; figures in seconds and bytes."""
 
     makespan_s: Annotated[float, Field(description="Of all steps.")]
-    lower_bound_s: float
+    lower_bound_s: Annotated[
+        float,
+        Field(description="Of every order on the placements and sub-micro-batches that were considered."),
+    ]
     interval: Annotated[Interval | None, Field(description="Where costs are predicted.")]
     batch: dict[str, int] | None
     sub_batches: dict[str, SubBatches] | None
