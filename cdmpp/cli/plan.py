@@ -118,12 +118,14 @@ def _bar(name: str) -> Iterator[Callable[[Progress], None]]:
 
 def present(kind: Kind, request: Any, found: dict[str, Any], as_json: bool, figure: Path | None) -> None:
     """Print the answer, and write its picture where one is wanted."""
-    if as_json:
-        print_json(found)
-    else:
-        load(kind.show)(request, found)
-    if figure is not None:
-        draw_to(figure, kind, request, found)
+    try:
+        if figure is not None:
+            draw_to(figure, kind, request, found)
+    finally:  # an answer that took minutes is not lost with its picture, nor the picture with a closed pipe
+        if as_json:
+            print_json(found)
+        else:
+            load(kind.show)(request, found)
 
 
 def check_figure(path: Path | None) -> None:

@@ -50,6 +50,7 @@ def draw(request: SimulateRequest, answer: dict[str, Any]) -> Figure:
         )
         if request.memory_bytes is not None:
             panels[1].axvline(factor * request.memory_bytes, color="#ff725c")
+            panels[1].set_title("red: the limit", fontsize=9)
         panels[1].set_xlabel(f"peak memory ({unit})")
     return figure
 

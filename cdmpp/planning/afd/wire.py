@@ -14,6 +14,7 @@ from cdmpp.compose.request import Closed, PositiveSeconds, Seconds, WholeNumber
 from cdmpp.errors import FieldError
 from cdmpp.planning.afd.size import IN_FLIGHT, Link, Side, bandwidth_needed, bound, colocated, size
 from cdmpp.prediction import Prediction
+from cdmpp.units import format_latency, format_si
 
 MAX_INSTANCES, MAX_TOKENS = 64, 8192
 #: Choices (counts times batches) of one request: a second or two.
@@ -100,14 +101,15 @@ class AfdRequest(Request):
         needed = bandwidth_needed(best, link, self.layers)
         dead = slowest == "communication"
         explanation = [
-            f"{slowest} is the slowest stage: {stages[slowest]:.6g} s of {self.tpot_s / IN_FLIGHT:.6g} s",
+            f"{slowest} is the slowest stage: {format_latency(stages[slowest])} of "
+            f"{format_latency(self.tpot_s / IN_FLIGHT)}",
             *_programs("attention", a_costs), *_programs("ffn", f_costs),
         ]  # fmt: skip
         if dead:
             explanation.append(
                 "dead zone: the links hold both sides back, more instances do not help; "
                 + (
-                    f"links of {needed:.4g} bytes/s would not"
+                    f"links of {format_si(needed, 'B/s')} would not"
                     if np.isfinite(needed)
                     else "their latency does"
                 )

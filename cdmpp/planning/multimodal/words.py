@@ -23,6 +23,9 @@ def show(request: Any, answer: dict[str, Any]) -> None:
         if answer["plans"]:
             print(f"step {number}: {format_latency(plan['makespan_s'])}, gap {100 * plan['gap']:.2f} %")
         for name, cut in plan["sub_batches"].items():
+            if not cut["count"]:
+                print(f"  {name:<16}     0 items")
+                continue
             print(
                 f"  {name:<16} {plan['batch'][name]:>5} items in {cut['count']} sub-micro-batches of up to "
                 f"{cut['size']} (the rule's size: {cut['rule_size']}), "

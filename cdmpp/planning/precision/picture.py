@@ -32,6 +32,7 @@ def draw(request: PrecisionRequest, answer: dict[str, Any]) -> Figure:
             plan["name"], (1e3 * plan["iteration_s"], plan["sensitivity"]),
             xytext=(4, 4), textcoords="offset points", fontsize=8,
         )  # fmt: skip
+    left.margins(x=0.25, y=0.15)  # room for the names
     left.plot(
         1e3 * answer["iteration_s"], answer["sensitivity"], "*", markersize=13, color="#3ca951", label="plan"
     )

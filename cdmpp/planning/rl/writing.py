@@ -323,6 +323,12 @@ def _explanation(
             f"the split loses {-100 * split['if_misses_any']:.1f} % if the ranker misses any of the longest "
             'with equal chance: raise "doubt", or ask with "misses": "any", if yours may'
         )
+    ahead = 1.0 - _mean(plan.guesses.step_s) / _mean(outcome.step_s)
+    if ahead > 1e-3:
+        said.append(
+            f"guesses is {100 * ahead:.1f} % ahead here: it has a guess of every length, the ranker only "
+            "names the longest"
+        )
     said += _programs(priced[sizes.generation], split, judge)
     if sizes.training is not None and priced[sizes.training].sample is not None:
         cost = priced[sizes.training].sample

@@ -42,5 +42,7 @@ def draw(request: SplitRequest, answer: dict[str, Any]) -> Figure:
             limit = forms[one["rank"]].memory_bytes
             if limit is not None:
                 panels[1].plot([limit / 1e9] * 2, [row - 0.4, row + 0.4], color="#ff725c")
+        if any(forms[one["rank"]].memory_bytes is not None for one in stages):
+            panels[1].set_title("red: the limit", fontsize=9)
         panels[1].set_xlabel("peak memory (GB)")
     return figure
