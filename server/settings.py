@@ -80,7 +80,7 @@ class Settings(BaseSettings):
     max_waiting_observations : int
         Observations that may wait to be written; more are told to come back (503).
     plan_workers : int
-        Processes that make plans which are answered at once.
+        Processes that make plans which are answered at once; another starts when those are busy.
     plan_memory_bytes : int
         Memory of a planning process, also of one that does jobs, beyond its libraries.
     max_inline_s : float
@@ -132,7 +132,7 @@ class Settings(BaseSettings):
     max_programs: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
     max_program_bytes: Annotated[int, Field(ge=2**20)] = 2**30
     max_waiting_observations: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
-    plan_workers: Annotated[int, Field(ge=1, le=64)] = 1
+    plan_workers: Annotated[int, Field(ge=1, le=64)] = 2
     plan_memory_bytes: Annotated[int, Field(ge=64 * 2**20, le=2**40)] = 2 * 2**30
     max_inline_s: Annotated[float, Field(ge=0, le=3600)] = 1.0
     warm_plans: bool = True

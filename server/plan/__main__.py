@@ -48,9 +48,14 @@ def give_way(role: str) -> None:
 
     Searches that somebody waits for (``inline``) are placed before those of ``jobs``.
     """
-    os.nice(5 if role == "inline" else 10)
-    if hasattr(os, "SCHED_BATCH"):  # Linux; not SCHED_IDLE, which may wait for ever on a busy machine
+    os.nice(5 if role == "inline" else 15)
+    if hasattr(os, "SCHED_BATCH"):  # Linux; not SCHED_IDLE, which waits for ever on a busy machine
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    if role == "jobs" and hasattr(os, "sched_setaffinity"):
+        # A thread that wakes up may have to wait for one of a lower priority to end its slice: one core is
+        # never taken by a job, however many threads its search has.
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, cores[1:] or cores)
 
 
 def serve(jobs: BinaryIO, replies: BinaryIO) -> None:
