@@ -60,6 +60,12 @@ def _refuse(word: str) -> None:
     raise ValueError(f"{word} is not a number of JSON")
 
 
+def place_in(file: Path | str, error: FieldError) -> None:
+    """Put the file, and the field where the message does not begin with it, before an error's message."""
+    field = f"{error.path}: " if error.path and not error.message.startswith(error.path) else ""
+    error.message = f"{file}: {field}{error.message}"
+
+
 def answer(
     kind: Kind, value: Any, model: Path | None = None, url: str | None = None, remote: bool = False
 ) -> tuple[Any, dict[str, Any]]:
@@ -178,7 +184,7 @@ def _command(kind: Kind) -> None:
         try:
             request, found = answer(kind, read_json(file), model, url, remote)
         except FieldError as error:
-            error.message = f"{file}: {error.message}"
+            place_in(file, error)
             raise
         present(kind, request, found, json, figure)
 

@@ -10,7 +10,7 @@ import typer
 
 from cdmpp.cli.dims import parse_sizes
 from cdmpp.cli.output import JsonOption, ModelOption
-from cdmpp.cli.plan import FigureOption, UrlOption, answer, check_figure, present, read_json
+from cdmpp.cli.plan import FigureOption, UrlOption, answer, check_figure, place_in, present, read_json
 from cdmpp.errors import DataError, FieldError
 from cdmpp.planning.kinds import KINDS
 from cdmpp.programs.question import Framework, Protocol
@@ -108,7 +108,7 @@ def replay(
     try:
         read, found = answer(kind, request, model, url)
     except FieldError as error:
-        error.message = f"{graph}: {error.message}"
+        place_in(graph, error)
         raise
     if trace is not None:
         _write(trace, found["trace"])
