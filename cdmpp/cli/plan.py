@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -82,7 +84,9 @@ def answer(
     with _bar(kind.name) if on_terminal() and searches else nullcontext(None) as listen:
         if remote and url is not None:
             return request, solve_remotely(kind, value, url, listen or (lambda _: None))
-        return request, finish(request, _prices(request, model, url), Watch(request.budget, listen))
+        prices, watch = _prices(request, model, url), Watch(request.budget, listen)
+        with interruptible(watch) if searches else nullcontext():
+            return request, finish(request, prices, watch)
 
 
 def _prices(request: Request, model: Path | None, url: str | None) -> list[Prediction]:
@@ -97,6 +101,25 @@ def _prices(request: Request, model: Path | None, url: str | None) -> list[Predi
 
     with PredictorClient(url) as client:
         return price(asked, client)
+
+
+@contextmanager
+def interruptible(watch: Watch) -> Iterator[None]:
+    """Within, the first Ctrl-C ends the search with the best that it has, a second one the command."""
+    if threading.current_thread() is not threading.main_thread():  # only that one is given signals
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        signal.signal(signal.SIGINT, before)
+        watch.stop()
+        print("cancelled: the best answer so far", file=sys.stderr)
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

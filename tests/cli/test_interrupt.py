@@ -1,0 +1,25 @@
+"""Ctrl-C while a command searches."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from cdmpp.cli.plan import interruptible
+from cdmpp.compose.watch import Watch
+
+
+def test_the_first_ctrl_c_ends_the_search_and_the_second_the_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before, watch = signal.getsignal(signal.SIGINT), Watch(60.0)
+    with pytest.raises(KeyboardInterrupt), interruptible(watch):
+        assert not watch.expired
+        os.kill(os.getpid(), signal.SIGINT)
+        assert watch.expired
+        assert "best answer so far" in capsys.readouterr().err
+        os.kill(os.getpid(), signal.SIGINT)
+        signal.pause()
+    assert signal.getsignal(signal.SIGINT) is before
