@@ -20,6 +20,8 @@ HOST ?= 127.0.0.1
 PORT ?= 8000
 # More options for pytest, such as PYTEST_OPTIONS='-k devices'.
 PYTEST_OPTIONS ?=
+# Processes of `make test`.
+JOBS ?= 2
 # Folder of the public tables (docs/data.md); only to measure accuracy anew.
 PUBLIC_DATA ?=
 
@@ -51,9 +53,10 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/python -m cdmpp.demo
 
+# As many processes as JOBS; a file's tests stay together, for they share servers and trained models.
 # Tests marked native, browser, gpu or load are collected too: they skip and name what is missing.
 test: $(READY)
-	$(BIN)/python -m pytest $(PYTEST_OPTIONS) tests --nbmake notebooks
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(PYTEST_OPTIONS) tests --nbmake notebooks
 
 # pytest ends with 5 when it selects no test: that none carries the marker is no failure.
 test-native test-browser: test-%: $(READY)

@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -85,6 +86,9 @@ def running_server(*arguments: str, environment: Mapping[str, str] | None = None
         # It leaves no database behind.
         own = {"CDMPP_DATABASE": str(Path(folder) / "service.sqlite")}
         # From the folder that holds the package: a file server.py where the user stands is not ours.
+        # A SIGTERM while the process is made would leave it behind: nobody would hold it yet.
+        postponed: list[Any] = []
+        before = _on_sigterm(lambda *received: postponed.append(received))
         process = subprocess.Popen(
             command,
             cwd=ROOT,
@@ -94,6 +98,9 @@ def running_server(*arguments: str, environment: Mapping[str, str] | None = None
             stderr=log,
         )
         try:
+            _on_sigterm(before)
+            if postponed and callable(before):
+                before(*postponed[0])
             server = Server(port, process)
             _wait_ready(server, process, log)
             yield server
@@ -104,6 +111,13 @@ def running_server(*arguments: str, environment: Mapping[str, str] | None = None
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def _on_sigterm(handler: Any) -> Any:
+    """Set the handler and return the one before; None in a thread that may not, and then nothing is set."""
+    if handler is None or threading.current_thread() is not threading.main_thread():
+        return None
+    return signal.signal(signal.SIGTERM, handler)
 
 
 def _wait_ready(server: Server, process: subprocess.Popen[bytes], log: IO[bytes]) -> None:

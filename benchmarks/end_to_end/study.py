@@ -69,7 +69,7 @@ def trace(source: str, model: str, mode: str, precision: str, batch: int, size: 
         # The source never clears gradients, and times the forward pass without the loss.
         found = eager_trace(transformers.Training(network), [tokens], backward=True, accumulate=True)
         kept = [one for one in found.launches if one.phase == "backward" or one.module.startswith("network")]
-        return EagerTrace(tuple(kept), found.unsupported, found.order)
+        return EagerTrace(tuple(kept), found.unsupported)
     network = images.make(model, training, size)
     image = torch.empty(batch, 3, size, size, device="meta")
     if precision == "amp":

@@ -9,18 +9,19 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cdmpp.cli.output import JsonOption, ModelOption, on_terminal, print_json
 from cdmpp.cli.remote import solve_remotely
-from cdmpp.compose.request import Request
-from cdmpp.compose.solve import finish, price
-from cdmpp.compose.watch import Progress, Watch
 from cdmpp.errors import DataError, FieldError
 from cdmpp.planning.kinds import KINDS, Kind, load
-from cdmpp.prediction import Prediction
+
+if TYPE_CHECKING:
+    from cdmpp.compose.request import Request
+    from cdmpp.compose.watch import Progress, Watch
+    from cdmpp.prediction import Prediction
 
 plan = typer.Typer(
     no_args_is_help=True,
@@ -77,6 +78,9 @@ def answer(
     -------
     request, answer
     """
+    from cdmpp.compose.solve import finish
+    from cdmpp.compose.watch import Watch
+
     if remote and url is None:
         raise DataError("--remote: where?", hint="give --url, such as http://127.0.0.1:8000")
     request = kind.read(value)
@@ -90,6 +94,8 @@ def answer(
 
 
 def _prices(request: Request, model: Path | None, url: str | None) -> list[Prediction]:
+    from cdmpp.compose.solve import price
+
     asked = request.asked()
     if not asked:
         return []

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cdmpp.cli.output import JsonOption, ModelOption, print_json
 from cdmpp.cli.plan import UrlOption, read_json
-from cdmpp.compose.request import Asked
 from cdmpp.errors import FieldError
 from cdmpp.planning.kinds import KINDS, load
-from cdmpp.prediction import Prediction
+
+if TYPE_CHECKING:
+    from cdmpp.compose.request import Asked
+    from cdmpp.prediction import Prediction
 
 #: Field that only this form of a pipeline request has -> ``check(request, answer, prices)``.
 CHECKS: dict[str, str] = {

@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from cdmpp.compose.watch import Progress
 from cdmpp.planning.kinds import Kind
+
+if TYPE_CHECKING:
+    from cdmpp.compose.watch import Progress
 
 #: Seconds between two looks, and for which the best answer of a cancelled job is waited for.
 _LOOK_S, _LAST_S = 0.5, 3.0
@@ -30,6 +32,7 @@ def solve_remotely(
     """
     from cdmpp.client import PredictorClient
     from cdmpp.client.plans import FINAL, answer_of
+    from cdmpp.compose.watch import Progress
 
     with PredictorClient(url) as client:
         began = time.monotonic()

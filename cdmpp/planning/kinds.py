@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cdmpp.compose.request import Request
-from cdmpp.compose.solve import read_request, solve
-from cdmpp.compose.watch import Watch
 from cdmpp.errors import FieldError
-from cdmpp.prediction import Predictor
+
+if TYPE_CHECKING:
+    from cdmpp.compose.request import Request
+    from cdmpp.compose.watch import Watch
+    from cdmpp.prediction import Predictor
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ class Kind:
         FieldError
             It breaks the schema.
         """
+        from cdmpp.compose.solve import read_request
+
         return read_request(self.model_of(value), value)
 
     def model_of(self, value: Any) -> type[Request]:
@@ -196,6 +199,8 @@ def make_plan(
     FieldError, InfeasibleError
         ``path`` names the field that is wrong.
     """
+    from cdmpp.compose.solve import solve
+
     if kind not in KINDS:
         raise FieldError(f"no plan is called {kind!r}", hint="one of: " + ", ".join(KINDS))
     return solve(KINDS[kind].read(request), predictor, watch)

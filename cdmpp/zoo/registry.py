@@ -200,4 +200,6 @@ def _builders() -> dict[str, Build]:
         raise MissingDependencyError(
             "the networks are written in torch", hint="pip install 'cdmpp[predict]'"
         ) from error
-    return _BUILDERS
+    # In the order of the modules, whichever of them somebody imported first.
+    place = {f"cdmpp.zoo.{module}": i for i, module in enumerate(_MODULES)}
+    return dict(sorted(_BUILDERS.items(), key=lambda item: place[item[1].__module__]))
