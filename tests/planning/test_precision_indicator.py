@@ -110,7 +110,7 @@ def test_the_example_plans_what_it_watched() -> None:
     answer = runpy.run_path(str(path))["main"]()
     t4, v100 = answer["devices"]
     assert list(t4["dtypes"]) == ["0", "1", "2", "3", "4"]
-    assert 0 < v100["sensitivity"] < t4["sensitivity"]
+    assert 0 <= v100["sensitivity"] < t4["sensitivity"]
     assert answer["iteration_s"] <= answer["iteration_limit_s"]
 
 

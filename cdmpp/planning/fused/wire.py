@@ -155,9 +155,9 @@ class FusedRequest(Request):
         order = order_of(problem, found.schedule.start_s)
         times = run_order(problem, order)
         makespan = makespan_s(times)
-        # Sums of the same terms in another order may differ in their last digits.
-        bound = min(found.lower_bound_s, makespan)
-        baselines = {name: max(seconds, makespan) for name, seconds in found.baselines.items()}
+        # Sums of the same terms in another order may differ in their last digits, and in no more.
+        bound = _no_more_than(makespan, found.lower_bound_s)
+        baselines = {name: -_no_more_than(-makespan, -seconds) for name, seconds in found.baselines.items()}
         held = peaks(problem, order)
         interval = None
         if self.asked():
@@ -302,3 +302,8 @@ def _explain(
             if cost.parts:
                 words.append(f"model {m} {name}, {cost.latency_s:.4g} s a stage: {cost.largest()}")
     return words
+
+
+def _no_more_than(limit: float, value: float) -> float:
+    """The limit for a value that is above it by a rounding alone; else the value, whatever it is."""
+    return limit if limit < value <= limit + 1e-9 * abs(limit) else value
