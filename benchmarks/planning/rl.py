@@ -13,7 +13,7 @@ import json
 import platform
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -25,11 +25,13 @@ from cdmpp.planning.rl import (
     Lengths,
     Pool,
     Problem,
+    Queues,
     Ranker,
     Split,
     Terms,
     TrainingCost,
     draw_steps,
+    generate,
     search,
 )
 from cdmpp.planning.rl.streaming import Mode
@@ -48,20 +50,30 @@ SEEDS = (0, 1, 2)
 MODES: tuple[Mode, ...] = ("sync", "async")
 MEDIAN, SIGMA, CUT = 1500, 0.9, 20_480
 RECALL, SHARE = 0.87, 0.2
+#: Lengths: as said above; and three others, for queues where the batch makes several waves.
+Kind = Literal["heavy", "narrow", "uniform", "cut"]
+KINDS: tuple[Kind, ...] = ("narrow", "uniform", "cut")
 RESULTS = Path(__file__).parents[1] / "results" / "rl.json"
 
 
-def true_lengths(count: int, seed: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def true_lengths(count: int, seed: int, kind: Kind = "heavy") -> np.ndarray[Any, np.dtype[np.int64]]:
     """Lengths as they turn out."""
-    drawn = np.random.default_rng(seed).lognormal(np.log(MEDIAN), SIGMA, count)
-    return np.clip(np.rint(drawn), 1, CUT).astype(np.int64)
+    rng = np.random.default_rng(seed)
+    if kind == "uniform":
+        drawn = rng.uniform(10, 8000, count)
+    else:
+        median, sigma = {"heavy": (MEDIAN, SIGMA), "narrow": (2000, 0.4), "cut": (6000, 1.0)}[kind]
+        drawn = rng.lognormal(np.log(median), sigma, count)
+    return np.clip(np.rint(drawn), 1, 16_384 if kind == "cut" else CUT).astype(np.int64)
 
 
-def request(regime: tuple[float, float, int, int, int], seed: int, misses: str) -> dict[str, Any]:
+def request(
+    regime: tuple[float, float, int, int, int], seed: int, misses: str, kind: Kind = "heavy"
+) -> dict[str, Any]:
     """What the planner is asked: past lengths, not those of the step."""
     a_s, b_s, samples, instances, cap = regime
     return {
-        "lengths": {"samples": true_lengths(20_000, 10_000 + seed).tolist()},
+        "lengths": {"samples": true_lengths(20_000, 10_000 + seed, kind).tolist()},
         "samples_per_step": samples,
         "ranker": {"recall": RECALL, "share": SHARE, "misses": misses},
         "decode": {"a_s": a_s, "b_s": b_s},
@@ -73,7 +85,7 @@ def request(regime: tuple[float, float, int, int, int], seed: int, misses: str) 
 
 
 def judge(
-    regime: tuple[float, float, int, int, int], seed: int, truth: str, split: Split
+    regime: tuple[float, float, int, int, int], seed: int, truth: str, split: Split, kind: Kind = "heavy"
 ) -> dict[str, float]:
     """One step with its true lengths: the plan's split beside others, seconds.
 
@@ -83,7 +95,7 @@ def judge(
         How the ranker of this step errs, whatever the planner took it to do.
     """
     a_s, b_s, samples, instances, cap = regime
-    lengths = true_lengths(samples, 20_000 + seed)
+    lengths = true_lengths(samples, 20_000 + seed, kind)
     rng = np.random.default_rng([seed, 30_000])
     ranker = Ranker(RECALL, SHARE, "near" if truth == "near" else "any")
     row = lengths[ranker.rank(lengths, rng)]
@@ -98,6 +110,7 @@ def judge(
 
     return {
         "random": float(steps.random_finish(instances).max()),
+        "dealt": generate(steps.engine, row, Queues.dealt(samples, instances)).end_s,
         "lpt": ends(whole),
         "rule_sum": ends(steps.by_rule(instances, "sum")),
         "rule_max": ends(steps.by_rule(instances)),
@@ -129,6 +142,20 @@ def splits() -> list[dict[str, Any]]:
                             "over_best": ends["plan"] / ends["best"] - 1,
                         }
                     )
+    return found
+
+
+def waves() -> list[dict[str, Any]]:
+    """One queue against dealing round the instances beforehand, where not all samples run at once."""
+    found = []
+    for kind in KINDS:
+        for regime in REGIMES[:2]:
+            for seed in SEEDS:
+                group = make_plan("rl", request(regime, seed, "near", kind))["tail_split"]
+                split = Split(group["tail"]["instances"], group["regular"]["instances"])
+                ends = judge(regime, seed, "near", split, kind)
+                found.append({"lengths": kind, "regime": list(regime), "seed": seed, "ends_s": ends})
+                found[-1] |= {"tail_instances": split.tail, "over_lpt": ends["plan"] / ends["lpt"] - 1}
     return found
 
 
@@ -238,6 +265,7 @@ def main() -> None:
         "lengths": {"median": MEDIAN, "sigma": SIGMA, "cut": CUT},
         "machine": platform.processor() or platform.machine(),
         "splits": rows,
+        "waves": waves(),
         "sizes": sizes(),
         "migration": migration(),
         "speed": speed(),
@@ -246,6 +274,14 @@ def main() -> None:
     for asked, ranker in (("near", "near"), ("near", "any"), ("any", "any")):
         print(f"\nasked for misses {asked!r}, true ranker {ranker!r}\n")
         print(table(rows, asked, ranker))
+    for kind in KINDS:
+        for regime in REGIMES[:2]:
+            ours = [
+                one for one in results["waves"] if (one["lengths"], one["regime"]) == (kind, list(regime))
+            ]
+            means = {name: np.mean([one["ends_s"][name] for one in ours]) for name in ours[0]["ends_s"]}
+            tails, worst = [one["tail_instances"] for one in ours], max(one["over_lpt"] for one in ours)
+            print(kind, regime, tails, f"{worst:+.4f}", {name: f"{mean:.1f}" for name, mean in means.items()})
     print(json.dumps({key: results[key] for key in ("sizes", "migration", "speed")}, indent=1))
 
 

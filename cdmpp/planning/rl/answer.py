@@ -43,7 +43,7 @@ class GenerationPart(Part):
     baselines_s: Annotated[
         dict[str, float],
         Field(
-            description="Generation alone with these instances: random (dealt in any order), lpt (longest "
+            description="Generation alone with these instances: random (taken in any order), lpt (longest "
             "first as the ranker has it, no split), rule (StreamRL's split, by quantiles), guesses (a split "
             "that trusts a guess of every length), floor (the longest sample alone)."
         ),

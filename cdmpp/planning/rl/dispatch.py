@@ -43,14 +43,11 @@ class Split:
         return self.tail + self.regular
 
     def queues(self, samples: int, tail_samples: int) -> Queues:
-        """Samples in the ranker's order, dealt within their groups: LPT as far as the ranker knows."""
+        """Samples in the ranker's order, one queue for each group: LPT as far as the ranker knows."""
         if self.tail == 0:
-            return Queues.dealt(samples, self.regular)
-        long, rest = Queues.dealt(tail_samples, self.tail), Queues.dealt(samples - tail_samples, self.regular)
-        return Queues(
-            np.concatenate([long.members, rest.members + tail_samples]),
-            np.concatenate([long.starts, rest.starts[1:] + len(long.members)]),
-        )
+            return Queues.shared(samples, self.regular)
+        order = np.arange(samples, dtype=np.int64)
+        return Queues.of([order[:tail_samples], order[tail_samples:]], [self.tail, self.regular])
 
 
 class Dispatcher:
@@ -94,8 +91,8 @@ class Dispatcher:
         return np.maximum(self._tail(split.tail), self._regular(split.regular))
 
     def random_finish(self, instances: int) -> Floats:
-        """As :meth:`finish`, dealt in an order that knows nothing of lengths: a baseline."""
-        queues = Queues.dealt(self.samples, instances)
+        """As :meth:`finish`, taken in an order that knows nothing of lengths: a baseline."""
+        queues = Queues.shared(self.samples, instances)
         finish = np.empty(self.drawn.lengths.shape)
         for place, (row, order) in enumerate(zip(self.drawn.lengths, self.drawn.shuffled, strict=True)):
             finish[place, order] = generate(self.engine, row[order], queues).finish_s
@@ -232,7 +229,7 @@ class Dispatcher:
     def _group(self, name: str, instances: int, lengths: Ints) -> Floats:
         key = (name, instances)
         if key not in self._ends:
-            queues = Queues.dealt(lengths.shape[1], instances)
+            queues = Queues.shared(lengths.shape[1], instances)
             rows = np.ascontiguousarray(lengths)
             self._ends[key] = np.array([generate(self.engine, row, queues).end_s for row in rows])
         return self._ends[key]

@@ -87,36 +87,48 @@ class Engine:
 
 @dataclass(frozen=True)
 class Queues:
-    """Which samples wait at which instance, in the order in which they enter.
+    """Which samples wait in which queue, in the order in which they are taken, and which instances take them.
 
     Attributes
     ----------
     members : int64 array, (samples,)
-        Numbers of samples, instance by instance.
-    starts : int64 array, (instances + 1,)
-        Where each instance's part of ``members`` begins.
+        Numbers of samples, queue by queue.
+    starts : int64 array, (queues + 1,)
+        Where each queue's part of ``members`` begins.
+    takers : int64 array, (queues + 1,)
+        Where each queue's instances begin, in the order of instances.
     """
 
     members: Ints
     starts: Ints
+    takers: Ints
+
+    @classmethod
+    def shared(cls, samples: int, instances: int) -> Queues:
+        """Samples 0, 1, ... in one queue, from which whichever instance has room takes the next.
+
+        List scheduling; longest first, LPT (R. L. Graham, "Bounds on multiprocessing timing anomalies",
+        1969).
+        """
+        return cls.of([np.arange(samples, dtype=np.int64)], [instances])
 
     @classmethod
     def dealt(cls, samples: int, instances: int) -> Queues:
-        """Deal samples 0, 1, ... round the instances; longest first makes this LPT within each."""
-        parts = [np.arange(first, samples, instances, dtype=np.int64) for first in range(instances)]
-        return cls.of(parts)
+        """Deal samples 0, 1, ... round the instances beforehand, a queue to each."""
+        return cls.of([np.arange(first, samples, instances, dtype=np.int64) for first in range(instances)])
 
     @classmethod
-    def of(cls, parts: Sequence[Ints]) -> Queues:
-        """From one array of samples for each instance."""
-        starts = np.zeros(len(parts) + 1, dtype=np.int64)
+    def of(cls, parts: Sequence[Ints], instances: Sequence[int] | None = None) -> Queues:
+        """From one array of samples for each queue, and its number of instances (one)."""
+        starts, takers = (np.zeros(len(parts) + 1, dtype=np.int64) for _ in range(2))
         np.cumsum([len(part) for part in parts], out=starts[1:])
-        return cls(np.concatenate(parts).astype(np.int64), starts)
+        np.cumsum([1] * len(parts) if instances is None else instances, out=takers[1:])
+        return cls(np.concatenate(parts).astype(np.int64), starts, takers)
 
     @property
     def instances(self) -> int:
         """How many there are."""
-        return len(self.starts) - 1
+        return int(self.takers[-1])
 
 
 @dataclass(frozen=True)
@@ -129,12 +141,15 @@ class Generated:
         When each sample ended; infinite where it had not by ``until_s``.
     left : int64 array, (samples,)
         Tokens that it still lacks.
+    home : int64 array, (samples,)
+        The instance that took it; -1 where none had by ``until_s``.
     preemptions : int
         How often a sample left for lack of memory.
     """
 
     finish_s: Floats
     left: Ints
+    home: Ints
     preemptions: int
 
     @property
@@ -154,6 +169,10 @@ def generate(
     until_s: float = np.inf,
 ) -> Generated:
     """Simulate the generation of a step.
+
+    An instance asks its queue when it begins and whenever a sample of its own has ended, and takes while it
+    has room. Of instances that ask at the same moment, the one with the fewest samples takes first, then
+    the one with the lowest number, one sample at a time.
 
     Parameters
     ----------
@@ -180,17 +199,20 @@ def generate(
         fill[resident] = 0.0
     starts = np.zeros(queues.instances) if start_s is None else start_s
     finish, left = np.full(len(lengths), np.inf), lengths.astype(np.int64)
+    home = np.full(len(lengths), -1, dtype=np.int64)
     preemptions = _run(
-        queues.members, queues.starts, held, fill, engine.refill_s(), engine.seconds_per_token,
-        engine.memory_tokens, engine.reserve_tokens, starts, until_s, finish, left,
+        queues.members, queues.starts, queues.takers, held, fill, engine.refill_s(),
+        engine.seconds_per_token, engine.memory_tokens, engine.reserve_tokens, starts, until_s, finish, left,
+        home,
     )  # fmt: skip
-    return Generated(finish, left, int(preemptions))
+    return Generated(finish, left, home, int(preemptions))
 
 
 @jit
 def _run(
     members: Ints,
     bounds: Ints,
+    takers: Ints,
     held: Ints,
     fill_s: Floats,
     refill_s: float,
@@ -201,95 +223,113 @@ def _run(
     until_s: float,
     finish_s: Floats,
     left: Ints,
+    home: Ints,
 ) -> int:
-    """All instances; writes ``finish_s``, ``left``, ``held`` and ``fill_s``, returns the preemptions."""
+    """All instances; writes all after ``until_s``, ``held`` and ``fill_s``; returns the preemptions."""
     most = len(seconds_per_token) - 1
-    count = len(left)
+    count, instances = len(left), len(start_s)
     entered = np.zeros(count, dtype=np.int64)
     # The step at which a sample ends; -1 while it does not run. Tells stale entries of the heap apart.
     due = np.full(count, -1, dtype=np.int64)
     preemptions = 0
-    for instance in range(len(bounds) - 1):
-        following, last = bounds[instance], bounds[instance + 1]
-        now = start_s[instance]
-        step, active, used = 0, 0, 0
-        blocked = False
-        heap = [0]
-        heap.clear()
-        came = [0]
-        came.clear()
-        back = [0]
-        back.clear()
-        while True:
-            while active < most and not blocked and now < until_s:
-                if len(back) > 0:
-                    one = back[-1]
-                elif following < last:
-                    one = members[following]
+    # Of each instance, from one of its turns to the next.
+    steps_made = np.zeros(instances, dtype=np.int64)
+    memory_used = np.zeros(instances, dtype=np.int64)
+    blocks = np.zeros(instances, dtype=np.bool_)
+    heaps = [[0] for _ in range(instances)]
+    comings = [[0] for _ in range(instances)]
+    backs = [[0] for _ in range(instances)]
+    for instance in range(instances):
+        heaps[instance].clear()
+        comings[instance].clear()
+        backs[instance].clear()
+    for queue in range(len(bounds) - 1):
+        following, last = bounds[queue], bounds[queue + 1]
+        # By clock, then by samples, then by number: whose turn it is.
+        turns = [(start_s[0], 0, 0)]
+        turns.clear()
+        for instance in range(takers[queue], takers[queue + 1]):
+            heappush(turns, (start_s[instance], 0, instance))
+        while len(turns) > 0:
+            now, active, instance = heappop(turns)
+            step, used, blocked = steps_made[instance], memory_used[instance], blocks[instance]
+            heap, came, back = heaps[instance], comings[instance], backs[instance]
+            while True:
+                one = -1
+                if active < most and not blocked and now < until_s:
+                    if len(back) > 0:
+                        one = back[-1]
+                    elif following < last:
+                        one = members[following]
+                    if one >= 0 and active > 0 and used + held[one] + min(reserve, left[one]) > memory:
+                        one = -1
+                if one >= 0:
+                    if len(back) > 0:
+                        back.pop()
+                    else:
+                        following += 1
+                        home[one] = instance
+                    now += fill_s[one]
+                    entered[one] = step
+                    due[one] = step + left[one]
+                    heappush(heap, due[one] * count + one)
+                    came.append(one)
+                    used += held[one]
+                    active += 1
                 else:
+                    if active == 0:
+                        break
+                    while due[heap[0] % count] != heap[0] // count:
+                        heappop(heap)
+                    steps = heap[0] // count - step
+                    each = seconds_per_token[active]
+                    # A lone sample always fits (Engine.check).
+                    short = active > 1 and (memory - used) // active < steps
+                    if short:
+                        steps = max((memory - used) // active, 0)
+                    if now + steps * each > until_s:
+                        # No token is cut in two: one that has begun is made elsewhere, from its beginning.
+                        step += int(max(until_s - now, 0.0) / each)
+                        break
+                    now += steps * each
+                    step += steps
+                    used += steps * active
+                    if short:
+                        # The last that came and still runs.
+                        while due[came[-1]] < 0:
+                            came.pop()
+                        one = came.pop()
+                        made = step - entered[one]
+                        used -= held[one] + made
+                        held[one] += made
+                        left[one] -= made
+                        fill_s[one] += refill_s * made
+                        due[one] = -1
+                        # It comes back to its own instance, before others.
+                        back.append(one)
+                        active -= 1
+                        preemptions += 1
+                        # Nobody enters before somebody has ended: else the same sample would come and go.
+                        blocked = True
+                    else:
+                        # All that end with this token, before others enter.
+                        while len(heap) > 0 and heap[0] // count <= step:
+                            ended = heappop(heap)
+                            one = ended % count
+                            if due[one] != ended // count:
+                                continue
+                            finish_s[one] = now
+                            used -= held[one] + left[one]
+                            left[one] = 0
+                            due[one] = -1
+                            active -= 1
+                        blocked = False
+                # What is taken from a queue is taken in the order of time.
+                if len(turns) > 0 and turns[0] < (now, active, instance):
+                    heappush(turns, (now, active, instance))
                     break
-                if active > 0 and used + held[one] + min(reserve, left[one]) > memory:
-                    break
-                if len(back) > 0:
-                    back.pop()
-                else:
-                    following += 1
-                now += fill_s[one]
-                entered[one] = step
-                due[one] = step + left[one]
-                heappush(heap, due[one] * count + one)
-                came.append(one)
-                used += held[one]
-                active += 1
-            if active == 0:
-                break
-            while due[heap[0] % count] != heap[0] // count:
-                heappop(heap)
-            steps = heap[0] // count - step
-            each = seconds_per_token[active]
-            # A lone sample always fits (Engine.check).
-            short = active > 1 and (memory - used) // active < steps
-            if short:
-                steps = max((memory - used) // active, 0)
-            if now + steps * each > until_s:
-                # No token is cut in two: one that has begun is made elsewhere, from its beginning.
-                step += int(max(until_s - now, 0.0) / each)
-                break
-            now += steps * each
-            step += steps
-            used += steps * active
-            if short:
-                # The last that came and still runs.
-                while due[came[-1]] < 0:
-                    came.pop()
-                one = came.pop()
-                made = step - entered[one]
-                used -= held[one] + made
-                held[one] += made
-                left[one] -= made
-                fill_s[one] += refill_s * made
-                due[one] = -1
-                back.append(one)
-                active -= 1
-                preemptions += 1
-                # Nobody enters before somebody has ended: else the same sample would come and go.
-                blocked = True
-            else:
-                # All that end with this token, before others enter.
-                while len(heap) > 0 and heap[0] // count <= step:
-                    ended = heappop(heap)
-                    one = ended % count
-                    if due[one] != ended // count:
-                        continue
-                    finish_s[one] = now
-                    used -= held[one] + left[one]
-                    left[one] = 0
-                    due[one] = -1
-                    active -= 1
-                blocked = False
-        for place in range(bounds[instance], last):
-            one = members[place]
-            if due[one] >= 0:
-                left[one] -= step - entered[one]
-                due[one] = -1
+            steps_made[instance], memory_used[instance], blocks[instance] = step, used, blocked
+    for one in range(count):
+        if due[one] >= 0:
+            left[one] -= steps_made[home[one]] - entered[one]
     return preemptions

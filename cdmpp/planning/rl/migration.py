@@ -190,15 +190,12 @@ class _Stop:
 
     at_s: float
     state: Generated
-    home: Ints
     held: Ints
 
 
 def _stops(dispatcher: Dispatcher, split: Split, threshold: int) -> list[_Stop]:
     engine, prompt = dispatcher.engine, dispatcher.engine.prompt_tokens
     queues = split.queues(dispatcher.samples, dispatcher.drawn.tail)
-    home = np.empty(dispatcher.samples, dtype=np.int64)
-    home[queues.members] = np.repeat(np.arange(queues.instances), np.diff(queues.starts))
     stops = []
     for row in dispatcher.drawn.lengths:
         whole = generate(engine, row, queues)
@@ -207,7 +204,7 @@ def _stops(dispatcher: Dispatcher, split: Split, threshold: int) -> list[_Stop]:
         state = generate(engine, row, queues, until_s=at * (1 + 1e-12))
         done = row - state.left
         held = np.where((state.left > 0) & (done > 0), done + prompt, 0)
-        stops.append(_Stop(at, state, home, held))
+        stops.append(_Stop(at, state, held))
     return stops
 
 
@@ -249,14 +246,16 @@ def _gather(
     engine: Engine, row: Ints, stop: _Stop, instances: int, remaining: int, link: Link
 ) -> tuple[Floats, int, int]:
     """Ends of all samples, how many with tokens moved, and these tokens."""
-    left, home = stop.state.left, stop.home
+    left, home = stop.state.left, stop.state.home
     unfinished = np.flatnonzero(left > 0)
-    tokens = np.bincount(home[unfinished], weights=stop.held[unfinished], minlength=instances)
+    # Those that wait in a queue are nobody's, and go where the fewest are.
+    taken = unfinished[home[unfinished] >= 0]
+    tokens = np.bincount(home[taken], weights=stop.held[taken], minlength=instances)
     # Those that hold most keep it; of equals the first.
     stay = np.argsort(-tokens, kind="stable")[:remaining]
     place = np.full(instances, -1)
     place[stay] = np.arange(remaining)
-    seat = place[home[unfinished]]
+    seat = np.where(home[unfinished] >= 0, place[home[unfinished]], -1)
     queues = [unfinished[seat == number].tolist() for number in range(remaining)]
     loads = [(len(queue), number) for number, queue in enumerate(queues)]
     heapq.heapify(loads)

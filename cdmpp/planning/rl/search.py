@@ -94,7 +94,7 @@ class Plan:
     plain : Outcome
         The same sizes without a split or migration.
     random, rule, guesses : Outcome
-        The same with samples dealt in any order, with StreamRL's rule by quantiles, and with splits that
+        The same with samples taken in any order, with StreamRL's rule by quantiles, and with splits that
         trust guesses of lengths.
     serial : Outcome
         The same without streaming: training after generation.

@@ -175,12 +175,13 @@ def _split(problem: Problem, plan: Plan, judge: Dispatcher) -> dict[str, Any]:
 
 
 def _rule(split: Split, tail: int) -> str:
-    order = "in the ranker's order, longest first, one by one round the instances"
+    order = "in the ranker's order, longest first"
+    take = "whichever instance has room takes the next, of several the one that decodes fewest"
     if split.tail == 0:
-        return f"deal all samples {order}; each instance takes them in that order as its batch has room"
+        return f"all samples wait in one queue {order}; {take}"
     return (
-        f"deal the {tail} samples ranked longest {order} of the tail, the others in the same way round the "
-        "regular instances; each instance takes them in that order as its batch has room"
+        f"the {tail} samples ranked longest wait in one queue, for the instances of the tail, the others in "
+        f"another, for the regular instances, each {order}; {take}"
     )
 
 
