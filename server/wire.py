@@ -5,17 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Annotated, Any, TypeVar, cast
 
-from pydantic import BaseModel, BeforeValidator, Field, create_model
+from pydantic import BaseModel, Field, create_model
 
 Request = TypeVar("Request", bound=BaseModel)
-
-
-def _whole_number(value: Any) -> Any:
-    """5.0 is an integer to JSON Schema."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-WholeNumber = BeforeValidator(_whole_number)
 
 
 def limited(model: type[Request], field: str, max_items: int) -> type[Request]:

@@ -88,12 +88,13 @@ def answer(
     with _bar(kind.name) if on_terminal() and searches else nullcontext(None) as listen:
         if remote and url is not None:
             return request, solve_remotely(kind, value, url, listen or (lambda _: None))
-        prices, watch = _prices(request, model, url), Watch(request.budget, listen)
+        prices, watch = priced(request, model, url), Watch(request.budget, listen)
         with interruptible(watch) if searches else nullcontext():
             return request, finish(request, prices, watch)
 
 
-def _prices(request: Request, model: Path | None, url: str | None) -> list[Prediction]:
+def priced(request: Request, model: Path | None, url: str | None) -> list[Prediction]:
+    """The prices of a request's programs, by the service at ``url`` or by a model here."""
     from cdmpp.compose.solve import price
 
     asked = request.asked()

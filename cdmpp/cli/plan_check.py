@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from cdmpp.cli.output import JsonOption, ModelOption, print_json
-from cdmpp.cli.plan import UrlOption, read_json
+from cdmpp.cli.plan import UrlOption, priced, read_json
 from cdmpp.errors import FieldError
 from cdmpp.planning.kinds import KINDS, load
-
-if TYPE_CHECKING:
-    from cdmpp.compose.request import Asked
-    from cdmpp.prediction import Prediction
 
 #: Field that only this form of a pipeline request has -> ``check(request, answer, prices)``.
 CHECKS: dict[str, str] = {
@@ -43,7 +39,7 @@ def check(
     read = KINDS["pipeline"].read(value)
     claimed = read_json(answer)
     judge: Callable[..., list[str]] = load(CHECKS[form])
-    faults = judge(read, claimed, _prices(read.asked(), model, url))
+    faults = judge(read, claimed, priced(read, model, url))
     named = ("makespan_s", "lower_bound_s", "gap", "peak_activations")
     figures = {name: claimed[name] for name in named if isinstance(claimed, Mapping) and name in claimed}
     if json:
@@ -54,18 +50,3 @@ def check(
         print("ok", " ".join(f"{name}={value:.9g}" for name, value in figures.items()))
     if faults:
         raise typer.Exit(1)
-
-
-def _prices(asked: Sequence[Asked], model: Path | None, url: str | None) -> list[Prediction]:
-    from cdmpp.compose.solve import price
-
-    if not asked:
-        return []
-    if url is not None:
-        from cdmpp.client import PredictorClient
-
-        with PredictorClient(url) as client:
-            return price(asked, client)
-    from cdmpp.predictor import LatencyPredictor
-
-    return price(asked, LatencyPredictor.load(model))

@@ -16,12 +16,11 @@ from cdmpp.devices.loading import from_mapping
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, FieldError
 from cdmpp.frontends.request import program_from_request
-from cdmpp.nn.domain import Label
+from cdmpp.nn.domain import worst
 from cdmpp.prediction import Prediction, Predictor, Question
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.question import Backend
 
-_DOMAINS: tuple[Label, ...] = ("in", "near", "out")
 _MOST_NAMED = 8
 R = TypeVar("R", bound=Request)
 
@@ -113,8 +112,7 @@ def _finite(value: Any) -> bool:
 def signed(found: dict[str, Any], prices: Sequence[Prediction]) -> dict[str, Any]:
     """An answer with the model that priced it and how far to trust it; also a search's best so far."""
     found["model_id"] = prices[0].model_id if prices else None
-    domains = [price.domain for price in prices if price.domain is not None]
-    found["domain"] = max(domains, key=_DOMAINS.index) if domains else None
+    found["domain"] = worst(price.domain for price in prices)
     return found
 
 

@@ -14,7 +14,7 @@ from cdmpp.curves.template import MAX_POINTS, Axes, Grid, Template, Value
 from cdmpp.devices.loading import from_mapping
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError
-from cdmpp.nn.domain import Label
+from cdmpp.nn.domain import worst
 from cdmpp.prediction import (
     DEFAULT_QUANTILES,
     ErrorInfo,
@@ -26,8 +26,6 @@ from cdmpp.prediction import (
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.question import DEFAULT_PROTOCOL, Backend, Protocol
 
-#: Worst last.
-_DOMAINS: tuple[Label, ...] = ("in", "near", "out")
 Device = DeviceSpec | Mapping[str, Any] | str
 Programs = Template | str | Mapping[str, Any] | Sequence[Template]
 
@@ -163,7 +161,7 @@ def _point(
         latency_s=total("latency_s"),
         lower_s=total("lower_s"),
         upper_s=total("upper_s"),
-        domain=max((answer.domain for answer, _ in found if answer.domain), key=_DOMAINS.index),
+        domain=worst(answer.domain for answer, _ in found),
         domain_score=max(answer.domain_score for answer, _ in found if answer.domain_score is not None),
         roofline_s=total("roofline_s"),
     )

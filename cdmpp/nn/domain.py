@@ -7,7 +7,7 @@ what no training row had (this device with this operator, type and protocol; thi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -17,6 +17,8 @@ from cdmpp.nn.inputs import SUMMARY_COLUMNS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Label = Literal["in", "near", "out"]
+#: Best first.
+LABELS: tuple[Label, ...] = ("in", "near", "out")
 
 #: Columns of the summary in which distance is measured.
 _COLUMNS = tuple(
@@ -31,6 +33,11 @@ _BLOCK = 512
 NEAR_STEP, OUT_STEP, PART_STEP = 1.0, 2.0, 0.5
 #: Scores up to the first are "in", up to the second "near".
 THRESHOLDS = (1.0, 2.0)
+
+
+def worst(labels: Iterable[Label | None]) -> Label | None:
+    """The one of several answers that a figure made of all of them has; None without any."""
+    return max((label for label in labels if label is not None), key=LABELS.index, default=None)
 
 
 class Context(NamedTuple):

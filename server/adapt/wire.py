@@ -7,10 +7,11 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from cdmpp.adaptation.samplers import Sampler
+from cdmpp.compose.request import WholeNumber
 from cdmpp.evaluation.tables import BELIEVABLE_S
 from cdmpp.programs.question import DEFAULT_PROTOCOL, Backend, Framework, Protocol
 from server.predict.wire import Device, RegisteredProgram
-from server.wire import WholeNumber, limited
+from server.wire import limited
 
 _CLOSED = ConfigDict(extra="forbid", strict=True)
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from cdmpp.compose.request import WholeNumber
 from cdmpp.curves.template import (
     MAX_AXES,
     MAX_COUNT,
@@ -22,7 +23,6 @@ from cdmpp.errors import DataError
 from cdmpp.prediction import DEFAULT_QUANTILES
 from cdmpp.programs.question import DEFAULT_PROTOCOL, Backend, Framework, Protocol
 from server.predict.wire import MAX_QUANTILES, Device, ErrorInfo, Level, OperatorProgram, Seconds
-from server.wire import WholeNumber
 
 MAX_DEVICES = 100
 _CLOSED = ConfigDict(extra="forbid", strict=True)

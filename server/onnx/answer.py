@@ -7,13 +7,12 @@ from typing import Any
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError
+from cdmpp.nn.domain import Label, worst
 from cdmpp.prediction import ErrorInfo, Prediction, Question
 from server.observe.ids import make_id
 from server.onnx.query import ModelQuery
 from server.sandbox.answers import ModelSummary
 
-#: Worst last.
-_DOMAINS = ("in", "near", "out")
 Named = tuple[str, DeviceSpec | CdmppError]
 
 
@@ -96,17 +95,18 @@ def _predicted(row: Sequence[Prediction | ErrorInfo]) -> list[Prediction]:
 
 def _total(device: str, counts: Sequence[int], column: Sequence[Prediction | ErrorInfo]) -> dict[str, Any]:
     sums: dict[str, float | None] = dict.fromkeys(("latency_s", "lower_s", "upper_s"))
-    worst: str | None = None
+    domains: list[Label] = []
     launches = 0
     for count, said in zip(counts, column, strict=True):
         if isinstance(said, ErrorInfo) or said.error is not None or said.domain is None:
             continue
         for key in sums:
             sums[key] = (sums[key] or 0.0) + count * getattr(said, key)
-        worst = said.domain if worst is None else max(worst, said.domain, key=_DOMAINS.index)
+        domains.append(said.domain)
         launches += count
     return {
-        "device": device, **sums, "domain": worst, "launches": sum(counts), "launches_predicted": launches,
+        "device": device, **sums, "domain": worst(domains), "launches": sum(counts),
+        "launches_predicted": launches,
     }  # fmt: skip
 
 

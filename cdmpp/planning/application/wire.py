@@ -85,7 +85,7 @@ class ApplicationRequest(Request):
         split, split_ids = _application(engines, primitives, True)
         if split_ids == ids:
             split = whole
-        lowest = whole_bound({id(app): app for app in (whole, split)}.values(), self.arrivals_s)
+        lowest = whole_bound((whole, split), self.arrivals_s)
 
         def answer(found: Found) -> dict[str, Any]:
             names = split_ids if found.app is split else ids
