@@ -25,7 +25,7 @@ JOBS ?= 2
 # Folder of the public tables (docs/data.md); only to measure accuracy anew.
 PUBLIC_DATA ?=
 
-.PHONY: help setup demo test test-native test-browser serve check accuracy figures templates clean
+.PHONY: help setup demo test test-native test-browser serve check accuracy figures templates stored-answers clean
 
 help:
 	@echo 'make setup         .venv with every extra and the cdmpp command'
@@ -38,6 +38,7 @@ help:
 	@echo 'make accuracy      docs/accuracy.md and its figures (PUBLIC_DATA=DIR measures what is missing)'
 	@echo 'make figures       the pictures of the README from the metrics of models/base'
 	@echo 'make templates     the shipped lowered operators anew, with TVM'
+	@echo 'make stored-answers  the answers that tests/stored_answers compares with'
 
 setup: $(READY)
 
@@ -80,6 +81,10 @@ figures: $(READY)
 
 templates: $(READY)
 	$(BIN)/python -m cdmpp.programs.make_templates
+
+# Commit the new answers alone, with the reason.
+stored-answers: $(READY)
+	$(BIN)/python -m tests.stored_answers
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -1,0 +1,1 @@
+"""Answers of an earlier commit, which a change of structure must reproduce."""
