@@ -20,17 +20,29 @@ from cdmpp.features.encode import encode_shapes
 
 T = TypeVar("T")
 _ARRAYS = (
-    "leaves", "leaf_count", "positions", "totals", "kind", "device", "backend", "protocol", "framework",
-)  # fmt: skip
+    "leaves",
+    "leaf_count",
+    "positions",
+    "totals",
+    "kind",
+    "device",
+    "backend",
+    "protocol",
+    "framework",
+)
 
 
 def questions(rows: int) -> FeatureQuestions:
     """Distinct attention programs, the operators with most leaves."""
     ones = np.ones(rows, dtype=np.int64)
     sizes = {
-        "batch": ones, "q_len": np.arange(2, rows + 2), "past_len": 0 * ones, "heads": 8 * ones,
-        "kv_heads": 2 * ones, "head_dim": 64 * ones,
-    }  # fmt: skip
+        "batch": ones,
+        "q_len": np.arange(2, rows + 2),
+        "past_len": 0 * ones,
+        "heads": 8 * ones,
+        "kv_heads": 2 * ones,
+        "head_dim": 64 * ones,
+    }
     parts = [
         FeaturePart(encoded, "attention_prefill", "t4")
         for _, encoded in encode_shapes("attention_prefill", "float16", {}, sizes)
@@ -70,11 +82,14 @@ def measure(rows: int, repeats: int) -> dict[str, Any]:
     return {
         "rows": rows,
         "leaves": int(asked.leaves.shape[1]),
-        "json_bytes": len(text), "binary_bytes": len(body),
-        "write_json_s": write_json_s, "write_binary_s": write_binary_s,
-        "read_json_s": read_json_s, "read_binary_s": read_binary_s,
+        "json_bytes": len(text),
+        "binary_bytes": len(body),
+        "write_json_s": write_json_s,
+        "write_binary_s": write_binary_s,
+        "read_json_s": read_json_s,
+        "read_binary_s": read_binary_s,
         "times_faster": (write_json_s + read_json_s) / (write_binary_s + read_binary_s),
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

@@ -31,9 +31,16 @@ NETWORKS = ("bert-tiny", "resnet18", "mobilenet-v2", "llama-block", "vae-3d", "m
 #: Programs over which the one-time start is spread.
 AMORTISED = 1000
 COLUMNS = (
-    "network", "programs", "wall s", "programs/s", "lower and sample s", "start s", "timed s",
-    "building and loading s", "outside s",
-)  # fmt: skip
+    "network",
+    "programs",
+    "wall s",
+    "programs/s",
+    "lower and sample s",
+    "start s",
+    "timed s",
+    "building and loading s",
+    "outside s",
+)
 
 
 def timed_s(measurement: StoredMeasurement) -> float:
@@ -59,9 +66,18 @@ def networks_part(names: tuple[str, ...], chosen: tuple[Configuration, ...], sch
             start = min(m.measured_at for m in good) - begun
             overhead = statistics.median(m.overhead_s for m in good)
             rows.append(
-                (name, len(found), ended - started, len(found) / (ended - started), once, start,
-                 sum(map(timed_s, good)), overhead, overhead + (once + start) / AMORTISED)
-            )  # fmt: skip
+                (
+                    name,
+                    len(found),
+                    ended - started,
+                    len(found) / (ended - started),
+                    once,
+                    start,
+                    sum(map(timed_s, good)),
+                    overhead,
+                    overhead + (once + start) / AMORTISED,
+                )
+            )
             print(f"  {name}: {len(found)} programs, {len(found) - len(good)} failed", flush=True)
     return rows
 
@@ -159,9 +175,15 @@ def main() -> None:
             + (f"; cdmpp is {count / seconds / rate:.1f} times as fast" if rate else "")
         )
         figures["tvm"] = [
-            {"candidates": len(texts), "cdmpp": count, "cdmpp_s": seconds, "capped": capped,
-             "tvm": done.value, "tvm_s": theirs}
-        ]  # fmt: skip
+            {
+                "candidates": len(texts),
+                "cdmpp": count,
+                "cdmpp_s": seconds,
+                "capped": capped,
+                "tvm": done.value,
+                "tvm_s": theirs,
+            }
+        ]
     if given.json:
         given.json.write_text(json.dumps(figures, indent=1) + "\n")
 

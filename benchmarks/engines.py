@@ -89,9 +89,13 @@ def batch(rows: int, leaves: int) -> dict[str, Any]:
     summary = np.concatenate([summarise(each) for each in encoded])
     inputs, logs, _ = question_inputs(summary, matrix, codes, codes, codes)
     return {
-        "leaves": features, "positions": positions, "mask": mask, "inputs": inputs, "logs": logs,
+        "leaves": features,
+        "positions": positions,
+        "mask": mask,
+        "inputs": inputs,
+        "logs": logs,
         "device": device + 1,
-    }  # fmt: skip
+    }
 
 
 def engines(

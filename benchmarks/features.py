@@ -67,8 +67,11 @@ def sample(count: int, intrinsics: bool) -> tuple[Any, list[Any]]:
     context = ms.TuneContext(
         tvm.IRModule({"main": te.create_prim_func([a, b, c])}),
         target=tvm.target.Target({"kind": "llvm", "num-cores": 2}),
-        space_generator="post-order-apply", search_strategy="replay-trace", num_threads=1, rand_state=1,
-    )  # fmt: skip
+        space_generator="post-order-apply",
+        search_strategy="replay-trace",
+        num_threads=1,
+        rand_state=1,
+    )
     spaces = context.generate_design_space()
     context.pre_tuning(max_trials=count, num_trials_per_iter=count, design_spaces=spaces)
     candidates = list(context.generate_measure_candidates())
@@ -115,9 +118,7 @@ def main() -> None:
         print(f"| {name} | {milliseconds:.2f} |")
     print(f"| **all** | **{whole:.2f}** |\n")
     started = time.perf_counter()
-    ours, save, theirs, ratio = scheduled(
-        options.candidates, options.repeats, not options.without_intrinsics
-    )
+    ours, save, theirs, ratio = scheduled(options.candidates, options.repeats, not options.without_intrinsics)
     print(f"| {options.candidates} scheduled modules, one thread | ms a candidate |\n| --- | ---: |")
     print(f"| ours, from the module object | {ours:.2f} |\n| of that tvm.ir.save_json | {save:.2f} |")
     print(f"| TVM's PerStoreFeature (C++) | {theirs:.2f} |\n| **ours is faster by** | **{ratio:.2f}x** |")

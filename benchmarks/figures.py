@@ -66,10 +66,15 @@ def error_by_device(errors: dict[str, Any], path: Path) -> None:
         return float((n * np.array([pick(g) for g in groups])).sum() / n.sum())
 
     table = sorted(
-        (mean(g, lambda x: x["mape"]), mean(g, lambda x: x["baselines"]["xgboost"]["mape"]),
-         mean(g, lambda x: x["baselines"]["roofline"]["mape"]), name)
-        for name, g in devices.items() if sum(x["n"] for x in g) >= 50
-    )  # fmt: skip
+        (
+            mean(g, lambda x: x["mape"]),
+            mean(g, lambda x: x["baselines"]["xgboost"]["mape"]),
+            mean(g, lambda x: x["baselines"]["roofline"]["mape"]),
+            name,
+        )
+        for name, g in devices.items()
+        if sum(x["n"] for x in g) >= 50
+    )
     figure, axis = plt.subplots(figsize=(9, 0.28 * len(table) + 1.4), constrained_layout=True)
     y = np.arange(len(table))
     shown = (("cdmpp", "#1f6f8b"), ("XGBoost", "#e0a458"), ("roofline", "0.6"))

@@ -95,10 +95,18 @@ def training_config() -> TrainConfig:
             width=32, layers=1, heads=2, feed_forward=64, head_width=64, head_layers=2, schedule=True
         ),
         optimiser=OptimiserConfig(
-            steps=STEPS, batch_rows=128, learning_rate=3e-3, warmup_steps=10, average_decay=0.95, threads=1,
-            hide_device=0.1, hide_framework=0.0, ranking_weight=0.05, group_tasks=8,
+            steps=STEPS,
+            batch_rows=128,
+            learning_rate=3e-3,
+            warmup_steps=10,
+            average_decay=0.95,
+            threads=1,
+            hide_device=0.1,
+            hide_framework=0.0,
+            ranking_weight=0.05,
+            group_tasks=8,
         ),
-    )  # fmt: skip
+    )
 
 
 def training_figures(table: MeasurementTable, config: TrainConfig) -> dict[str, Any]:

@@ -33,12 +33,16 @@ def batch(rows: int, seed: int = 0) -> dict[str, torch.Tensor]:
     """Padded 3x3 convolutions in float16: five leaves (pad, initial value, product, bias, rounding)."""
     rng = np.random.default_rng(seed)
     sizes = {
-        "n": 2 ** rng.integers(0, 6, rows), "c_in": 2 ** rng.integers(4, 9, rows),
-        "h": 2 ** rng.integers(3, 8, rows), "w": 2 ** rng.integers(3, 8, rows),
-        "c_out": 2 ** rng.integers(4, 9, rows), "kh": np.full(rows, 3), "kw": np.full(rows, 3),
+        "n": 2 ** rng.integers(0, 6, rows),
+        "c_in": 2 ** rng.integers(4, 9, rows),
+        "h": 2 ** rng.integers(3, 8, rows),
+        "w": 2 ** rng.integers(3, 8, rows),
+        "c_out": 2 ** rng.integers(4, 9, rows),
+        "kh": np.full(rows, 3),
+        "kw": np.full(rows, 3),
         **dict.fromkeys(("stride_h", "stride_w", "pad_h", "pad_w"), np.ones(rows)),
         **dict.fromkeys(("dil_h", "dil_w", "groups"), np.ones(rows)),
-    }  # fmt: skip
+    }
     sizes = {name: values.astype(np.int64) for name, values in sizes.items()}
     store = ProgramStore(rows)
     for members, encoded in encode_shapes("conv2d", "float16", {"direction": "fwd", "bias": True}, sizes):
@@ -55,9 +59,10 @@ def batch(rows: int, seed: int = 0) -> dict[str, torch.Tensor]:
     return {
         "leaves": torch.from_numpy(np.ascontiguousarray(bucket.leaves[slots][:, :LEAVES])),
         "positions": torch.from_numpy(np.ascontiguousarray(bucket.positions[slots][:, :LEAVES])),
-        "inputs": torch.from_numpy(inputs), "logs": torch.from_numpy(logs),
+        "inputs": torch.from_numpy(inputs),
+        "logs": torch.from_numpy(logs),
         "device": torch.from_numpy(device + 1),
-    }  # fmt: skip
+    }
 
 
 def forward_of(network: torch.nn.Module, inputs: dict[str, Any]) -> Callable[[], object]:

@@ -75,9 +75,8 @@ class Race:
             return config
         weight = 1.0 if term != "none" else 0.0
         domain = DomainConfig(
-            loss=term if term != "none" else "cmd",
-            weight=weight, rows=2048, target_networks=self.target,
-        )  # fmt: skip
+            loss=term if term != "none" else "cmd", weight=weight, rows=2048, target_networks=self.target
+        )
         return config.model_copy(update={"domain": domain})
 
     def original(self, seconds: float, term: str, preset: TrainConfig | None = None) -> dict[str, Any]:
@@ -86,10 +85,11 @@ class Race:
         model = ReferenceModel(self.dataset, config, self.features, self.first_key)
         model.fit(training_rows(self.dataset, config)[0])
         return {
-            **model.summary, "parameters": parameter_count(model.network),
+            **model.summary,
+            "parameters": parameter_count(model.network),
             "test": self.figures(model.predict_log(self.test)),
             "untrained_leaf_counts": model.untrained(self.test),
-        }  # fmt: skip
+        }
 
     def network(self, seconds: float) -> dict[str, Any]:
         """Our network for so long."""
@@ -98,10 +98,12 @@ class Race:
             network, summary = train(self.dataset, config, Path(folder))
         samples = summary["steps"] * config.optimiser.batch_rows
         return {
-            **summary, "parameters": parameter_count(network), "samples": samples,
+            **summary,
+            "parameters": parameter_count(network),
+            "samples": samples,
             "samples_per_s": round(samples / summary["train_seconds"], 1),
             "test": self.figures(predict_rows(network, self.inputs, self.test)[0]),
-        }  # fmt: skip
+        }
 
     def others(self) -> dict[str, Any]:
         """Baselines, without a limit of time."""
@@ -169,9 +171,12 @@ def main() -> None:
         "command": f"python -m benchmarks.reference_preset --seconds {options.seconds:g} "
         f"--threads {options.threads} --split {options.split} --terms {options.terms}"
         + (f" --target-networks {options.target_networks}" if target else ""),
-        "split": options.split, "test_rows": len(race.test), "load_1min": round(os.getloadavg()[0], 1),
-        "samples_per_s_ratio": round(rates[0] / rates[1], 1), "methods": found,
-    }  # fmt: skip
+        "split": options.split,
+        "test_rows": len(race.test),
+        "load_1min": round(os.getloadavg()[0], 1),
+        "samples_per_s_ratio": round(rates[0] / rates[1], 1),
+        "methods": found,
+    }
     out = Path(options.out)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

@@ -92,9 +92,14 @@ class Contest:
     def packed(self) -> dict[str, Callable[[], Predict]]:
         """XGBoost on one row per store, summed over a program's stores, with both labels."""
         options = {
-            "max_depth": 9, "eta": 0.1, "subsample": 0.8, "colsample_bytree": 0.6, "tree_method": "hist",
-            "nthread": 2, "seed": self.config.seed,
-        }  # fmt: skip
+            "max_depth": 9,
+            "eta": 0.1,
+            "subsample": 0.8,
+            "colsample_bytree": 0.6,
+            "tree_method": "hist",
+            "nthread": 2,
+            "seed": self.config.seed,
+        }
         rows = self.dataset.rows.take(self.train)
 
         def make(label: Label) -> Predict:
@@ -152,9 +157,10 @@ def main() -> None:
     parser.add_argument("--splits", default="task,network", help="of task, network and device")
     parser.add_argument("--test-networks", help="a,b; by default those of splits.parquet")
     parser.add_argument(
-        "--runs", default="runs",
+        "--runs",
+        default="runs",
         help="for checkpoints; finished runs are not repeated, runs on other data found there refused",
-    )  # fmt: skip
+    )
     parser.add_argument("--out", type=Path, default=OUT, help="result file; other splits in it stay")
     options = parser.parse_args()
     config = load_config(options.config)

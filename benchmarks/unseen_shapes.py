@@ -156,8 +156,9 @@ def domain_of(rows: Answered) -> dict[str, Any]:
     error = np.abs(np.expm1(rows.point - rows.log_measured))
     by_label = {
         name: rows.take(np.flatnonzero(labels == name)).figures()
-        for name in ("in", "near", "out") if (labels == name).any()
-    }  # fmt: skip
+        for name in ("in", "near", "out")
+        if (labels == name).any()
+    }
     area = auc(rows.score, error > FAR_OFF)
     return {"labels": by_label, "auc": None if area is None else round(area, 4)}
 

@@ -40,9 +40,15 @@ if TYPE_CHECKING:
     from cdmpp.adaptation.records import Records
 
 __all__ = [
-    "CHUNK_ROWS", "DEFAULT_QUANTILES", "ErrorInfo", "LatencyPredictor", "Prediction", "Question",
-    "check_quantiles", "default_model",
-]  # fmt: skip
+    "CHUNK_ROWS",
+    "DEFAULT_QUANTILES",
+    "ErrorInfo",
+    "LatencyPredictor",
+    "Prediction",
+    "Question",
+    "check_quantiles",
+    "default_model",
+]
 
 
 class LatencyPredictor:
@@ -202,11 +208,20 @@ class LatencyPredictor:
                 items.append((str(program)[:200], error))
         asked = iter(self.predict_questions([q for q in items if isinstance(q, Question)], quantiles))
         return [
-            next(asked) if isinstance(item, Question)
-            else Prediction(item[0], None, spec.name, "library", protocol, framework, self.model_id,
-                            error=ErrorInfo.of(item[1]))
+            next(asked)
+            if isinstance(item, Question)
+            else Prediction(
+                item[0],
+                None,
+                spec.name,
+                "library",
+                protocol,
+                framework,
+                self.model_id,
+                error=ErrorInfo.of(item[1]),
+            )
             for item in items
-        ]  # fmt: skip
+        ]
 
     def _as_device(self, device: DeviceSpec | Mapping[str, Any] | str) -> DeviceSpec:
         if isinstance(device, str):

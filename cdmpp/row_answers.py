@@ -266,9 +266,12 @@ class RowAnswers:
             )
         kind_of, device_of, backend, protocol, framework_of = np.array(numbers).T
         asked = Asked(
-            store, list(kinds), kind_of, devices,
+            store,
+            list(kinds),
+            kind_of,
+            devices,
             Questions(np.arange(len(rows)), device_of, backend, protocol, framework_of),
-        )  # fmt: skip
+        )
         said = self.answerer.answer(asked)
         bound = np.maximum(*roofline_s(store.summary, stack_devices(devices)[device_of]))
         table = np.column_stack([said.point, said.factor, said.score, said.coverage, bound, said.levels])
@@ -276,9 +279,12 @@ class RowAnswers:
         return [row.copy() for row in table]
 
     def _read(
-        self, questions: Sequence[Question], answered: Sequence[tuple[int, Key]], figures: dict[Key, Array],
+        self,
+        questions: Sequence[Question],
+        answered: Sequence[tuple[int, Key]],
+        figures: dict[Key, Array],
         levels: tuple[float, ...],
-    ) -> list[Prediction]:  # fmt: skip
+    ) -> list[Prediction]:
         """Predictions of answered questions, their quantiles read together."""
         if not answered:
             return []
@@ -293,12 +299,23 @@ class RowAnswers:
         bounds, seconds = table[:, _ROOFLINE].tolist(), points.tolist()
         return [
             Prediction(
-                questions[i].program.name, key.program, key.name, key.backend, key.protocol, key.framework,
-                model_id, seconds[row], lower[row], upper[row], dict(zip(names, each, strict=True)),
-                label(coverage[row]), round(scores[row], 4), bounds[row],
+                questions[i].program.name,
+                key.program,
+                key.name,
+                key.backend,
+                key.protocol,
+                key.framework,
+                model_id,
+                seconds[row],
+                lower[row],
+                upper[row],
+                dict(zip(names, each, strict=True)),
+                label(coverage[row]),
+                round(scores[row], 4),
+                bounds[row],
             )
             for row, ((i, key), each) in enumerate(zip(answered, values.tolist(), strict=True))
-        ]  # fmt: skip
+        ]
 
     def _failed(self, question: Question, error: CdmppError) -> Prediction:
         program = question.program
@@ -308,6 +325,12 @@ class RowAnswers:
         except CdmppError:
             digest = None
         return Prediction(
-            program.name, digest, device, program.backend, question.protocol, question.framework,
-            self.artifact.model_id, error=ErrorInfo.of(error),
-        )  # fmt: skip
+            program.name,
+            digest,
+            device,
+            program.backend,
+            question.protocol,
+            question.framework,
+            self.artifact.model_id,
+            error=ErrorInfo.of(error),
+        )

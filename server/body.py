@@ -79,7 +79,5 @@ def _media_type(header: str | None, media: Set[str]) -> str:
 
 def _too_large(limit: int) -> ProblemError:
     return ProblemError(
-        "body_too_large",
-        f"the request body exceeds {limit} bytes",
-        "split the items over several requests",
+        "body_too_large", f"the request body exceeds {limit} bytes", "split the items over several requests"
     )

@@ -90,11 +90,7 @@ def add_body(operation: Schema, schema: Schema, example: Any = None, media: str 
 
 
 def add_answer(
-    operation: Schema,
-    schema: Schema,
-    description: str,
-    media: str = "application/json",
-    status: int = 200,
+    operation: Schema, schema: Schema, description: str, media: str = "application/json", status: int = 200
 ) -> None:
     """Document an answer; once for each media type."""
     answer = operation["responses"].setdefault(str(status), {})

@@ -21,9 +21,14 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def metrics(mape: float, coverage: float | None = 0.8, n: int = 100) -> dict[str, Any]:
     return {
-        "n": n, "mape": mape, "median_ape": mape / 2, "within_10": 0.5, "within_20": 0.75,
-        "kendall_tau": 0.9, "coverage": coverage,
-    }  # fmt: skip
+        "n": n,
+        "mape": mape,
+        "median_ape": mape / 2,
+        "within_10": 0.5,
+        "within_20": 0.75,
+        "kendall_tau": 0.9,
+        "coverage": coverage,
+    }
 
 
 def figures(gemm: float, conv: float) -> dict[str, Any]:
@@ -36,53 +41,76 @@ def left_out(device: str, source: str, error: float) -> dict[str, Any]:
     """A table of one device whose error falls by a tenth of itself from one k to the next."""
     runs = [
         {
-            "k": k, "sampler": sampler, "seed": seed, "before": figures(error, error),
+            "k": k,
+            "sampler": sampler,
+            "seed": seed,
+            "before": figures(error, error),
             "after": figures(*[error * (0.8 - 0.2 * i) + 0.001 * seed] * 2),
-            "weight": 1, "tuned": False, "width": 1.0,
+            "weight": 1,
+            "tuned": False,
+            "width": 1.0,
         }
-        for i, k in enumerate((10, 40, 100)) for sampler in ("kmeans", "random") for seed in (0, 1)
-    ]  # fmt: skip
+        for i, k in enumerate((10, 40, 100))
+        for sampler in ("kmeans", "random")
+        for seed in (0, 1)
+    ]
     return {
-        "device": device, "source": source, "available": 1000, "rows": 100,
-        "specification": figures(error, error), "ceilings": None, "sustained": None,
+        "device": device,
+        "source": source,
+        "available": 1000,
+        "rows": 100,
+        "specification": figures(error, error),
+        "ceilings": None,
+        "sustained": None,
         "coverage_curve": {"nominal": [0.5, 0.8, 0.9], "empirical": [0.4, 0.7, 0.8]},
-        "baselines": {"roofline": figures(0.5, 0.5), "xgboost": figures(0.3, 0.3)}, "adapted": runs,
-    }  # fmt: skip
+        "baselines": {"roofline": figures(0.5, 0.5), "xgboost": figures(0.3, 0.3)},
+        "adapted": runs,
+    }
 
 
 @pytest.fixture
 def results() -> Results:
     """Two of four groups, and every other study, small."""
     domain = {
-        "auc_held_out": 0.6, "auc_pooled": 0.8, "n_held_out": 1, "n_known": 1, "off_held_out": 0.2,
+        "auc_held_out": 0.6,
+        "auc_pooled": 0.8,
+        "n_held_out": 1,
+        "n_known": 1,
+        "off_held_out": 0.2,
         "off_known": 0.01,
-    }  # fmt: skip
+    }
     groups = {
         "a100": {
-            "held_out": ["a100-x", "a100-y"], "domain": domain,
+            "held_out": ["a100-x", "a100-y"],
+            "domain": domain,
             "tables": [left_out("a100-x", "neusight", 0.20), left_out("a100-y", "neusight", 0.30)],
         },
         "v100-l40s": {
-            "held_out": ["v100", "l40s"], "domain": domain,
+            "held_out": ["v100", "l40s"],
+            "domain": domain,
             "tables": [left_out("v100", "neusight", 0.10), left_out("l40s", "aiconfigurator_gemm", 0.2)],
         },
-    }  # fmt: skip
+    }
     part = {"source": "neusight", "filtered": True, "device": "", "family": "gemm"}
     shapes = {
-        "model_id": "base-1", "n": 3,
+        "model_id": "base-1",
+        "n": 3,
         "parts": [
-            part | metrics(0.0456), {**part, "filtered": False, "family": ""} | metrics(0.05),
+            part | metrics(0.0456),
+            {**part, "filtered": False, "family": ""} | metrics(0.05),
             {**part, "device": "t4", "family": ""} | metrics(0.0567),
         ],
         "coverage": {"nominal": [0.5, 0.8, 0.9], "sources": {"neusight": [0.5, 0.79, 0.9]}},
         "domain": {"labels": {"in": metrics(0.04)}, "auc": 0.77},
-    }  # fmt: skip
+    }
     entry = metrics(0.0444) | {"baselines": {"xgboost": {"mape": 0.0555}, "roofline": {"mape": 0.6}}}
     group = {"source": "vidur", "device": "a40", "op": "linear"}
     model = {
-        "overall": entry, "by_source": {"vidur": entry}, "groups": [group | entry],
+        "overall": entry,
+        "by_source": {"vidur": entry},
+        "groups": [group | entry],
         "sample": {"source": ["vidur"] * 2, "measured_s": [1e-5, 2e-5], "predicted_s": [1e-5, 3e-5]},
-    }  # fmt: skip
+    }
     ranked = {"task_kendall_tau": 0.61, "top1_score": 0.82, "top5_score": 0.99, "ranked_groups": 7}
     methods = {"cdmpp": metrics(0.4) | ranked, "XGBoost, PerStoreFeature (packed)": metrics(0.5) | ranked}
     race = {
@@ -92,11 +120,15 @@ def results() -> Results:
     seeds = [{"seed": i, "figures": {"ns_zero_shot": value}} for i, value in enumerate((0.20, 0.22))]
     return Results(
         {
-            "model": model, "shapes": shapes,
+            "model": model,
+            "shapes": shapes,
             "devices": {"groups": groups},
             "schedules": {"command": "run me", "splits": {"network": methods}},
             "reference": {
-                "command": "race", "test_rows": 5, "split": "task", "samples_per_s_ratio": 30.0,
+                "command": "race",
+                "test_rows": 5,
+                "split": "task",
+                "samples_per_s_ratio": 30.0,
                 "methods": race,
             },
             "ablations": {
@@ -108,7 +140,7 @@ def results() -> Results:
             },
         },
         model_id="base-1",
-    )  # fmt: skip
+    )
 
 
 def test_the_committed_documents_are_what_the_committed_results_say() -> None:

@@ -58,11 +58,13 @@ def test_the_decoder_launches_what_the_source_lists() -> None:
     traced, wanted = transformers.traced_kernels(trace.launches), transformers.listed_kernels(ROWS)
     assert wanted == Counter(
         {
-            ("layernorm", (4096, 1280)): 2, ("linear", (4096, 3840, 1280)): 1,
+            ("layernorm", (4096, 1280)): 2,
+            ("linear", (4096, 3840, 1280)): 1,
             ("bmm", (80, 1024, 1024, 64)): 1,
-            ("softmax", (81920, 1024)): 1, ("linear", (4096, 50257, 1280)): 1,
+            ("softmax", (81920, 1024)): 1,
+            ("linear", (4096, 50257, 1280)): 1,
         }
-    )  # fmt: skip
+    )
     assert wanted - traced == Counter()
 
 
@@ -84,12 +86,18 @@ def test_the_sources_own_kernels_are_summed_with_the_layer_as_often_as_it_is_the
 @pytest.mark.parametrize(
     ("name", "millions"),
     [
-        ("resnet50", 25.557), ("resnext50_32x4d", 25.029), ("wide_resnet50_2", 68.883), ("vgg16", 138.358),
-        ("squeezenet1_1", 1.235), ("mnasnet1_0", 4.383), ("shufflenet_v2_x1_0", 2.279),
+        ("resnet50", 25.557),
+        ("resnext50_32x4d", 25.029),
+        ("wide_resnet50_2", 68.883),
+        ("vgg16", 138.358),
+        ("squeezenet1_1", 1.235),
+        ("mnasnet1_0", 4.383),
+        ("shufflenet_v2_x1_0", 2.279),
         ("densenet121", 7.979),
-        ("vit_base_patch16_224", 86.568), ("mobilenetv2_100", 3.505),
+        ("vit_base_patch16_224", 86.568),
+        ("mobilenetv2_100", 3.505),
     ],
-)  # fmt: skip
+)
 def test_image_networks_have_the_published_number_of_parameters(name: str, millions: float) -> None:
     network = images.make(name, False, 224)
     assert sum(p.numel() for p in network.parameters()) / 1e6 == pytest.approx(millions, abs=1e-3)

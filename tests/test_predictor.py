@@ -21,13 +21,17 @@ from cdmpp.programs.question import Protocol
 from tests.features.builder import Builder
 
 TEXTS = [
-    "linear:m=512,n=4096,k=1024,dtype=float16", "linear:m=1,n=1,k=1", "bmm:batch=8,m=128,n=128,k=64",
-    "conv2d:n=8,c_in=64,h=56,w=56,c_out=64,kh=3,kw=3,pad_h=1,pad_w=1", "softmax:rows=4096,cols=1024",
+    "linear:m=512,n=4096,k=1024,dtype=float16",
+    "linear:m=1,n=1,k=1",
+    "bmm:batch=8,m=128,n=128,k=64",
+    "conv2d:n=8,c_in=64,h=56,w=56,c_out=64,kh=3,kw=3,pad_h=1,pad_w=1",
+    "softmax:rows=4096,cols=1024",
     "relu:rows=16384,cols=1024",
     "attention_decode:batch=4,past_len=1024,heads=32,kv_heads=8,head_dim=128,dtype=bfloat16",
-    "rmsnorm:rows=512,cols=4096,dtype=float16", "copy:rows=128,cols=128",
+    "rmsnorm:rows=512,cols=4096,dtype=float16",
+    "copy:rows=128,cols=128",
     "max_pool2d:n=1,c=64,h=112,w=112,kh=3,kw=3",
-]  # fmt: skip
+]
 DEVICES = ["t4", "a100-sxm4-80gb", "l40s", "h200", "mi210", "p4"]
 
 
@@ -93,8 +97,13 @@ def test_an_unseen_device_is_near_and_several_new_things_are_out(predictor: Late
 
 def test_one_bad_program_spares_the_others(predictor: LatencyPredictor) -> None:
     programs: list[Any] = [
-        "linear:m=-1,n=2,k=3", "nonsense:m=1", None, 5, {"operator": "linear"}, "linear:m=2,n=2,k=2",
-    ]  # fmt: skip
+        "linear:m=-1,n=2,k=3",
+        "nonsense:m=1",
+        None,
+        5,
+        {"operator": "linear"},
+        "linear:m=2,n=2,k=2",
+    ]
     got = predictor.predict(programs, "t4")
     codes = [p.error.code if p.error else None for p in got]
     assert codes == ["invalid_program", "unsupported_operator", *["invalid_program"] * 3, None]

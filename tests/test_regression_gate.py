@@ -52,6 +52,8 @@ def test_the_gate_closes(gate: dict[str, Any]) -> None:
         for worse in (
             {"mape": held["mape"] * (1.01 + margins["mape"])},
             {"task_kendall_tau": held["task_kendall_tau"] - 0.01 - margins["task_kendall_tau"]},
-            {"mape": np.nan}, {"task_kendall_tau": np.nan}, {"n": held["n"] - 1},
-        ):  # fmt: skip
+            {"mape": np.nan},
+            {"task_kendall_tau": np.nan},
+            {"n": held["n"] - 1},
+        ):
             assert len(complaints(held | worse, held, margins)) == 1

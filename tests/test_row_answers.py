@@ -113,6 +113,8 @@ def test_what_is_remembered_of_programs_is_bounded(predictor: LatencyPredictor) 
     held = sum(value.leaves.nbytes for value, _ in rows._encoded._items.values())
     assert 0 < held < rows._encoded._sum
     # What is remembered owns its arrays: no block of a call stays alive for one of its rows.
-    assert all(value.leaves.base is None or value.leaves.base.nbytes == value.leaves.nbytes
-               for value, _ in rows._encoded._items.values())  # fmt: skip
+    assert all(
+        value.leaves.base is None or value.leaves.base.nbytes == value.leaves.nbytes
+        for value, _ in rows._encoded._items.values()
+    )
     assert np.isfinite(held)

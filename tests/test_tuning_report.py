@@ -16,15 +16,21 @@ def search(
 ) -> dict[str, Any]:
     """A search whose trials took these seconds, each at a cost of two."""
     return {
-        "task": task, "hash": "0" * 32, "method": method, "seed": seed,
+        "task": task,
+        "hash": "0" * 32,
+        "method": method,
+        "seed": seed,
         "rounds": [
             {
                 "trials": [(f"{seed}-{i}-{j}-{s}", s, 2.0) for j, s in enumerate(latencies)],
-                "search_s": 1.0, "predict_s": 0.5, "update_s": 0.25, "predicted": 100,
+                "search_s": 1.0,
+                "predict_s": 0.5,
+                "update_s": 0.25,
+                "predicted": 100,
             }
             for i, latencies in enumerate(rounds)
         ],
-    }  # fmt: skip
+    }
 
 
 FAST = [[None, 4e-3], [2e-3, 3e-3]]
@@ -35,9 +41,16 @@ def result() -> dict[str, Any]:
     made = [search(m, r, s) for s in (0, 1) for m, r in (("xgboost", SLOW), ("frozen", FAST))]
     alone = search("xgboost", SLOW, 2)  # whose rival has not ended
     about = {
-        "command": "python -m benchmarks.tuning", "model_id": "m", "device": "d", "target": "{}", "asked": 6,
-        "trials_per_round": 2, "population": 8, "generations": 1, "programs": 7,
-    }  # fmt: skip
+        "command": "python -m benchmarks.tuning",
+        "model_id": "m",
+        "device": "d",
+        "target": "{}",
+        "asked": 6,
+        "trials_per_round": 2,
+        "population": 8,
+        "generations": 1,
+        "programs": 7,
+    }
     return about | summarise([*made, alone], 32)
 
 

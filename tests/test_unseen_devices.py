@@ -31,11 +31,14 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     latency_us = 2e6 * (2.0 * m * n * k / np.array([PEAK[name] for name in device])) + 5.0
     path = tmp_path_factory.mktemp("data") / "gemm.parquet"
     columns = {
-        "op": ["linear"] * ROWS, "device": device, "framework": ["vllm"] * ROWS, "version": ["1"] * ROWS,
+        "op": ["linear"] * ROWS,
+        "device": device,
+        "framework": ["vllm"] * ROWS,
+        "version": ["1"] * ROWS,
         "dtype": ["bfloat16"] * ROWS,
         **{name: size.astype(np.int32) for name, size in (("m", m), ("n", n), ("k", k))},
         "latency_us": latency_us.astype(np.float32),
-    }  # fmt: skip
+    }
     pq.write_table(pa.table(columns), path)
     return path
 

@@ -28,9 +28,14 @@ def made_up(rows: int = 60) -> Answered:
         device=np.where(np.arange(rows) % 2 == 0, "x", "y").astype(object),
         family=np.where(np.arange(rows) % 4 < 2, "gemm", "conv").astype(object),
         filtered=np.arange(rows) >= 6,
-        task=np.full(rows, -1), program=np.arange(rows), log_measured=measured, point=point,
-        levels=point[:, None] + spread, factor=np.ones(rows), score=np.where(of_b, 1.5, 0.5),
-    )  # fmt: skip
+        task=np.full(rows, -1),
+        program=np.arange(rows),
+        log_measured=measured,
+        point=point,
+        levels=point[:, None] + spread,
+        factor=np.ones(rows),
+        score=np.where(of_b, 1.5, 0.5),
+    )
 
 
 def test_every_cut_counts_its_rows() -> None:

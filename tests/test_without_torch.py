@@ -39,8 +39,11 @@ print(answer.latency_s)
 def run(code: str, *blocked: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", BLOCK.format(blocked=blocked) + code],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.strip()
 

@@ -33,9 +33,10 @@ class _Residual(nn.Module):
         inner = int(width * base / 64) * groups
         if bottleneck:
             self.body = nn.Sequential(
-                conv_norm(inputs, inner, 1), conv_norm(inner, inner, 3, stride, groups),
+                conv_norm(inputs, inner, 1),
+                conv_norm(inner, inner, 3, stride, groups),
                 conv_norm(inner, outputs, 1, act=None),
-            )  # fmt: skip
+            )
         else:
             self.body = nn.Sequential(
                 conv_norm(inputs, width, 3, stride), conv_norm(width, width, 3, act=None)
@@ -111,9 +112,10 @@ class _Inverted(nn.Module):
         super().__init__()
         width = inputs * expand
         self.body = nn.Sequential(
-            conv_norm(inputs, width, 1), conv_norm(width, width, kernel, stride, width),
+            conv_norm(inputs, width, 1),
+            conv_norm(width, width, kernel, stride, width),
             conv_norm(width, outputs, 1, act=None),
-        )  # fmt: skip
+        )
         self.residual = stride == 1 and inputs == outputs
 
     def forward(self, x: Tensor) -> Tensor:
@@ -129,8 +131,10 @@ def mnasnet(alpha: float) -> nn.Module:
 
     first, second = wide(32), wide(16)
     body: list[nn.Module] = [
-        conv_norm(3, first, 3, 2), conv_norm(first, first, 3, 1, first), conv_norm(first, second, 1, act=None)
-    ]  # fmt: skip
+        conv_norm(3, first, 3, 2),
+        conv_norm(first, first, 3, 1, first),
+        conv_norm(first, second, 1, act=None),
+    ]
     channels = second
     stages = (
         (24, 3, 2, 3, 3),
@@ -188,9 +192,13 @@ class _Dense(nn.Module):
     def __init__(self, inputs: int, growth: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.BatchNorm2d(inputs), relu(), nn.Conv2d(inputs, 4 * growth, 1, bias=False),
-            nn.BatchNorm2d(4 * growth), relu(), nn.Conv2d(4 * growth, growth, 3, padding=1, bias=False),
-        )  # fmt: skip
+            nn.BatchNorm2d(inputs),
+            relu(),
+            nn.Conv2d(inputs, 4 * growth, 1, bias=False),
+            nn.BatchNorm2d(4 * growth),
+            relu(),
+            nn.Conv2d(4 * growth, growth, 3, padding=1, bias=False),
+        )
 
     def forward(self, features: list[Tensor]) -> Tensor:
         made: Tensor = self.body(torch.cat(features, 1))
@@ -302,14 +310,18 @@ def _networks() -> dict[str, Build]:
     for name, alpha in (("0_5", 0.5), ("0_75", 0.75), ("1_0", 1.0), ("1_3", 1.3)):
         found[f"mnasnet{name}"] = partial(mnasnet, alpha)
     for name, widths in (
-        ("0_5", (48, 96, 192, 1024)), ("1_0", (116, 232, 464, 1024)), ("1_5", (176, 352, 704, 1024)),
+        ("0_5", (48, 96, 192, 1024)),
+        ("1_0", (116, 232, 464, 1024)),
+        ("1_5", (176, 352, 704, 1024)),
         ("2_0", (244, 488, 976, 2048)),
-    ):  # fmt: skip
+    ):
         found[f"shufflenet_v2_x{name}"] = partial(shufflenet, widths)
     for name, arguments in (
-        ("densenet121", ((6, 12, 24, 16),)), ("densenet169", ((6, 12, 32, 32),)),
-        ("densenet201", ((6, 12, 48, 32),)), ("densenet161", ((6, 12, 36, 24), 48, 96)),
-    ):  # fmt: skip
+        ("densenet121", ((6, 12, 24, 16),)),
+        ("densenet169", ((6, 12, 32, 32),)),
+        ("densenet201", ((6, 12, 48, 32),)),
+        ("densenet161", ((6, 12, 36, 24), 48, 96)),
+    ):
         found[name] = partial(densenet, *arguments)
     found["tv_densenet121"] = found["densenet121"]
     found["mobilenetv2_100"] = lambda: parse_network("mobilenet-v2").module

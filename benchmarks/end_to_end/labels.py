@@ -90,9 +90,16 @@ def _neusight(folder: Path) -> Iterator[Label | tuple[str, str]]:
             forward, backward = float(row["fw_ms"]) / 1e3, float(row["bwall_ms"]) / 1e3
             mode = {"inf": "inference", "train": "training"}[row["mode"]]
             yield Label(
-                source, row["model"], device, mode, "float32", int(row["batch"]), int(row["seqlen"]),
-                float(row["e2e_ms"]) / 1e3, (forward, backward) if mode == "training" else None,
-            )  # fmt: skip
+                source,
+                row["model"],
+                device,
+                mode,
+                "float32",
+                int(row["batch"]),
+                int(row["seqlen"]),
+                float(row["e2e_ms"]) / 1e3,
+                (forward, backward) if mode == "training" else None,
+            )
 
 
 def _torchvision(folder: Path) -> Iterator[Label | tuple[str, str]]:
@@ -109,9 +116,16 @@ def _torchvision(folder: Path) -> Iterator[Label | tuple[str, str]]:
             mean_s, spread_s = float(row["mean_ms"]) / 1e3, float(row["std_ms"]) / 1e3
             mode = {"inf": "inference", "train": "training"}[row["mode"]]
             yield Label(
-                source, row["model"], device, mode, row["precision"], int(row["batch"]), 224, mean_s,
+                source,
+                row["model"],
+                device,
+                mode,
+                row["precision"],
+                int(row["batch"]),
+                224,
+                mean_s,
                 spread=spread_s / mean_s,
-            )  # fmt: skip
+            )
 
 
 def _timm(folder: Path) -> Iterator[Label | tuple[str, str]]:

@@ -35,11 +35,13 @@ def figures(answers: Sequence[Answer]) -> dict[str, Any]:
         errors = [error(a) for a in answers]
         absolute = [abs(e) for e in errors]
         found[name] = {
-            "mape": statistics.fmean(absolute), "median_ape": statistics.median(absolute),
+            "mape": statistics.fmean(absolute),
+            "median_ape": statistics.median(absolute),
             "within_10": sum(e <= 0.1 for e in absolute) / len(absolute),
             "within_20": sum(e <= 0.2 for e in absolute) / len(absolute),
-            "worst": max(errors, key=abs), "bias": statistics.median(errors),
-        }  # fmt: skip
+            "worst": max(errors, key=abs),
+            "bias": statistics.median(errors),
+        }
     listed = [abs(a.error("listed")) for a in answers if a.listed_s is not None]
     if listed:
         found["listed"] = {"n": len(listed), "mape": statistics.fmean(listed)}
@@ -65,7 +67,10 @@ def result(
         ],
         "by_device": [
             {
-                "source": source, "mode": mode, "precision": precision, "device": device,
+                "source": source,
+                "mode": mode,
+                "precision": precision,
+                "device": device,
                 **rounded(
                     figures(_some(answers, source=source, mode=mode, precision=precision, device=device))
                 ),
@@ -74,15 +79,20 @@ def result(
         ],
         "four_gpus": [
             {
-                "model": p.model, "device": p.device, "variant": p.variant, "batch": p.batch,
+                "model": p.model,
+                "device": p.device,
+                "variant": p.variant,
+                "batch": p.batch,
                 "link": LINK_WORDS,
-                "measured_ms": _ms(p.measured_s), "replayed_ms": _ms(p.replayed_s),
-                "compute_ms": _ms(p.compute_s), "error": round(p.error, 4),
+                "measured_ms": _ms(p.measured_s),
+                "replayed_ms": _ms(p.replayed_s),
+                "compute_ms": _ms(p.compute_s),
+                "error": round(p.error, 4),
             }
             for p in parallel
         ],
         "rows": [_row(a) for a in answers],
-    }  # fmt: skip
+    }
     return everything
 
 
@@ -93,13 +103,22 @@ def _some(answers: Iterable[Answer], **wanted: str) -> list[Answer]:
 def _row(a: Answer) -> dict[str, Any]:
     label = a.label
     row = {
-        "source": label.source, "model": label.model, "device": label.device, "mode": label.mode,
-        "precision": label.precision, "batch": label.batch, "size": label.size,
-        "measured_ms": _ms(label.measured_s), "called_ms": _ms(a.called_s), "queued_ms": _ms(a.queued_s),
-        "issued_ms": _ms(a.issued_s), "roofline_ms": _ms(a.roofline_s), "kernels": a.kernels,
+        "source": label.source,
+        "model": label.model,
+        "device": label.device,
+        "mode": label.mode,
+        "precision": label.precision,
+        "batch": label.batch,
+        "size": label.size,
+        "measured_ms": _ms(label.measured_s),
+        "called_ms": _ms(a.called_s),
+        "queued_ms": _ms(a.queued_s),
+        "issued_ms": _ms(a.issued_s),
+        "roofline_ms": _ms(a.roofline_s),
+        "kernels": a.kernels,
         "in_share": round(a.in_share, 3),
         "largest": [[text, round(share, 3)] for text, share in a.largest],
-    }  # fmt: skip
+    }
     if a.listed_s is not None:
         row["listed_ms"] = _ms(a.listed_s)
     if label.parts_s is not None:
@@ -123,13 +142,17 @@ def summary_table(answers: Sequence[Answer]) -> str:
         listed = found.get("listed")
         rows.append(
             [
-                f"{TITLES[source]}, {mode}", str(found["n"]), f"**{percent(found['called']['mape'])}**",
-                percent(found["called"]["median_ape"]), percent(found["called"]["within_10"], 0),
-                percent(found["queued"]["mape"]), percent(found["issued"]["mape"]),
+                f"{TITLES[source]}, {mode}",
+                str(found["n"]),
+                f"**{percent(found['called']['mape'])}**",
+                percent(found["called"]["median_ape"]),
+                percent(found["called"]["within_10"], 0),
+                percent(found["queued"]["mape"]),
+                percent(found["issued"]["mape"]),
                 percent(found["roofline"]["mape"]),
                 f"{percent(listed['mape'])} ({listed['n']})" if listed else "-",
             ]
-        )  # fmt: skip
+        )
     header = ("labels", "n", "MAPE", "median", "within 10 %", "queued", "issued", "roofline", "their kernels")
     return table(header, rows)
 
@@ -142,12 +165,17 @@ def device_table(answers: Sequence[Answer]) -> str:
         found = figures(_some(answers, source=source, device=device, precision=precision, mode=mode))
         rows.append(
             [
-                source, device, f"{precision} {mode}", str(found["n"]),
+                source,
+                device,
+                f"{precision} {mode}",
+                str(found["n"]),
                 f"**{percent(found['called']['mape'])}**",
-                f"{100 * found['called']['bias']:+.1f} %", percent(found["queued"]["mape"]),
-                percent(found["issued"]["mape"]), percent(found["roofline"]["mape"]),
+                f"{100 * found['called']['bias']:+.1f} %",
+                percent(found["queued"]["mape"]),
+                percent(found["issued"]["mape"]),
+                percent(found["roofline"]["mape"]),
             ]
-        )  # fmt: skip
+        )
     header = ("source", "device", "run", "n", "MAPE", "median error", "queued", "issued", "roofline")
     return table(header, rows, left=3)
 
@@ -162,13 +190,16 @@ def model_table(answers: Sequence[Answer]) -> str:
         label = a.label
         rows.append(
             [
-                label.model, label.device, f"{label.mode}, batch {label.batch}",
+                label.model,
+                label.device,
+                f"{label.mode}, batch {label.batch}",
                 f"{1e3 * label.measured_s:,.1f}",
-                f"{1e3 * a.called_s:,.1f}", f"**{100 * a.error('called'):+.1f} %**",
+                f"{1e3 * a.called_s:,.1f}",
+                f"**{100 * a.error('called'):+.1f} %**",
                 f"{100 * a.error('roofline'):+.1f} %",
                 "-" if a.listed_s is None else f"{100 * a.error('listed'):+.1f} %",
             ]
-        )  # fmt: skip
+        )
     header = ("model", "device", "run", "measured, ms", "predicted, ms", "error", "roofline", "their kernels")
     return table(header, rows, left=3)
 
@@ -178,13 +209,15 @@ def parallel_table(parallel: Sequence[Parallel]) -> str:
     ways = {"dp4": "data parallel", "pp4_1": "pipeline, one micro-batch"}
     rows = [
         [
-            f"{p.model} on 4 x {p.device}", f"{ways[p.variant]}, batch {p.batch}",
+            f"{p.model} on 4 x {p.device}",
+            f"{ways[p.variant]}, batch {p.batch}",
             f"{1e3 * p.measured_s:,.1f}",
-            f"{1e3 * p.replayed_s:,.1f}", f"{1e3 * (p.replayed_s - p.compute_s):,.1f}",
+            f"{1e3 * p.replayed_s:,.1f}",
+            f"{1e3 * (p.replayed_s - p.compute_s):,.1f}",
             f"**{100 * p.error:+.1f} %**",
         ]
         for p in parallel
-    ]  # fmt: skip
+    ]
     header = ("training", "how", "measured, ms", "replayed, ms", "of it exposed communication", "error")
     return table(header, rows, left=2)
 
@@ -216,15 +249,22 @@ def draw(answers: Sequence[Answer], path: Path) -> None:
         )
         axis.plot(ends, ends, color="0.3", linewidth=1, label="y = x")
         axis.scatter(
-            [1e3 * a.label.measured_s for a in own], [1e3 * a.roofline_s for a in own], s=10, color="0.65",
-            marker="v", label="roofline",
-        )  # fmt: skip
+            [1e3 * a.label.measured_s for a in own],
+            [1e3 * a.roofline_s for a in own],
+            s=10,
+            color="0.65",
+            marker="v",
+            label="roofline",
+        )
         for device in sorted({a.label.device for a in own}):
             at = _some(own, device=device)
             axis.scatter(
-                [1e3 * a.label.measured_s for a in at], [1e3 * a.called_s for a in at], s=14, label=device,
+                [1e3 * a.label.measured_s for a in at],
+                [1e3 * a.called_s for a in at],
+                s=14,
+                label=device,
                 alpha=0.8,
-            )  # fmt: skip
+            )
         axis.set(
             xscale="log", yscale="log", xlabel="measured, ms", ylabel="predicted, ms", title=TITLES[source]
         )

@@ -151,11 +151,17 @@ def _answer(label: Label, prices: Mapping[str, Prices], host_s: float, listed_s:
     for one, seconds in pairs:
         by_spec[one.spec] += seconds  # type: ignore[assignment]
     return Answer(
-        label, called_s, queued_s, issued_s, sum(called[one.spec].roofline_s or 0.0 for one in launches),
+        label,
+        called_s,
+        queued_s,
+        issued_s,
+        sum(called[one.spec].roofline_s or 0.0 for one in launches),
         listed_s,
-        (forward_s, called_s - forward_s), len(launches), inside_s / called_s,
+        (forward_s, called_s - forward_s),
+        len(launches),
+        inside_s / called_s,
         tuple((spec.text(), seconds / called_s) for spec, seconds in by_spec.most_common(3)),
-    )  # fmt: skip
+    )
 
 
 def _one_stream(latencies_s: Sequence[float]) -> float:

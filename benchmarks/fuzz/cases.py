@@ -210,9 +210,13 @@ SURFACES = (
     Surface("ONNX", "/models/predict", 0.10, _onnx),
     Surface("bodies of /curve", "/curve", 0.03, _body("/curve", seeds.curve_body)),
     Surface("bodies of /observe", "/observe", 0.03, _body("/observe", seeds.observe_body)),
-    Surface("bodies of /programs", "/programs", 0.02,
-            _body("/programs", lambda: {"programs": [dict(p) for p in seeds.operators()[:3]]})),
+    Surface(
+        "bodies of /programs",
+        "/programs",
+        0.02,
+        _body("/programs", lambda: {"programs": [dict(p) for p in seeds.operators()[:3]]}),
+    ),
     Surface("bodies of plans", "/replay", 0.03, _plan),
     # Adapting is work, not an answer: it takes as long as it takes.
     Surface("bodies of /adapt", "/adapt", 0.01, _adapt, limit_s=60.0),
-)  # fmt: skip
+)

@@ -22,11 +22,12 @@ def _model(
     nodes: Nodes, constants: dict[str, Any] | None = None, *, shape: tuple[Any, ...] = (2, 8)
 ) -> onnx.ModelProto:
     graph = helper.make_graph(
-        nodes, "g",
+        nodes,
+        "g",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, list(shape))],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
         [numpy_helper.from_array(np.asarray(v), k) for k, v in (constants or {}).items()],
-    )  # fmt: skip
+    )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
 
 
@@ -101,44 +102,76 @@ def adversarial() -> tuple[bytes, ...]:
     """Each is small enough to send thousands of times."""
     huge, i32 = 2**62, 2**31 - 1
     models = [
-        _chain(2), _chain(3000), _doubling(20), _doubling(70), _nested(5), _nested(20), _functions(3, 3),
-        _functions(20, 10), _recursive(), _external(),
-        _claims(8, i32), _claims(huge, huge), _claims(-8, 8), _claims(8, 8, 8), _claims(),
+        _chain(2),
+        _chain(3000),
+        _doubling(20),
+        _doubling(70),
+        _nested(5),
+        _nested(20),
+        _functions(3, 3),
+        _functions(20, 10),
+        _recursive(),
+        _external(),
+        _claims(8, i32),
+        _claims(huge, huge),
+        _claims(-8, 8),
+        _claims(8, 8, 8),
+        _claims(),
         _model([_node("Expand", ["x", "s"])], {"s": _sizes(i32, 2, 8)}),
-        _model([_node("ConstantOfShape", ["s"], ["t"]), _node("Add", ["x", "t"])],
-               {"s": _sizes(2**20, 2**20)}),
-        _model([_node("Range", ["a", "b", "c"], ["t"]), _node("Reshape", ["x", "t"])],
-               {"a": np.int64(0), "b": np.int64(2**40), "c": np.int64(1)}),
-        _model([_node("Range", ["a", "b", "c"], ["t"]), _node("Reshape", ["x", "t"])],
-               {"a": np.int64(0), "b": np.int64(5), "c": np.int64(0)}),
+        _model(
+            [_node("ConstantOfShape", ["s"], ["t"]), _node("Add", ["x", "t"])], {"s": _sizes(2**20, 2**20)}
+        ),
+        _model(
+            [_node("Range", ["a", "b", "c"], ["t"]), _node("Reshape", ["x", "t"])],
+            {"a": np.int64(0), "b": np.int64(2**40), "c": np.int64(1)},
+        ),
+        _model(
+            [_node("Range", ["a", "b", "c"], ["t"]), _node("Reshape", ["x", "t"])],
+            {"a": np.int64(0), "b": np.int64(5), "c": np.int64(0)},
+        ),
         _model([_node("Tile", ["x", "s"])], {"s": _sizes(2**30, 2**30)}),
         _model([_node("Tile", ["x", "s"])], {"s": _sizes(-1, 3)}),
         _model([_node("Reshape", ["x", "s"])], {"s": _sizes(-1, -1)}),
         _model([_node("Reshape", ["x", "s"])], {"s": _sizes(*[1] * 5000)}),
         _model([_node("Split", ["x"], [f"o{i}" for i in range(500)] + ["y"], num_outputs=501)]),
         _model([_node("Split", ["x"], ["y"], num_outputs=2**40)]),
-        _model([_node("Conv", ["x", "w"], kernel_shape=[0, 0], strides=[0, 0])],
-               {"w": np.zeros((1, 1, 1, 1), np.float32)}, shape=(1, 1, 8, 8)),
-        _model([_node("Conv", ["x", "w"], pads=[2**40] * 4, dilations=[2**40] * 2)],
-               {"w": np.zeros((1, 1, 3, 3), np.float32)}, shape=(1, 1, 8, 8)),
+        _model(
+            [_node("Conv", ["x", "w"], kernel_shape=[0, 0], strides=[0, 0])],
+            {"w": np.zeros((1, 1, 1, 1), np.float32)},
+            shape=(1, 1, 8, 8),
+        ),
+        _model(
+            [_node("Conv", ["x", "w"], pads=[2**40] * 4, dilations=[2**40] * 2)],
+            {"w": np.zeros((1, 1, 3, 3), np.float32)},
+            shape=(1, 1, 8, 8),
+        ),
         _model([_node("MaxPool", ["x"], kernel_shape=[2**31, 2**31])], shape=(1, 1, 8, 8)),
         _model([_node("Transpose", ["x"], perm=[0, 0])]),
         _model([_node("Einsum", ["x", "x"], equation="a" * 5000 + ",b->c")]),
         _model([_node("Gather", ["x", "i"], axis=99)], {"i": _sizes(5)}),
         _model([_node("Pad", ["x", "p"])], {"p": _sizes(2**40, 2**40, -(2**40), 0)}),
-        _model([_node("Resize", ["x", "", "", "s"], mode="nearest")], {"s": _sizes(1, 1, i32, i32)},
-               shape=(1, 1, 8, 8)),
-        _model([_node("Resize", ["x", "", "f"], mode="nearest")],
-               {"f": np.asarray([1, 1, 1e30, np.nan], np.float32)}, shape=(1, 1, 8, 8)),
-        _model([_node("OneHot", ["i", "d", "v"])],
-               {"i": _sizes(1), "d": _sizes(2**50), "v": np.zeros(2, np.float32)}),
+        _model(
+            [_node("Resize", ["x", "", "", "s"], mode="nearest")],
+            {"s": _sizes(1, 1, i32, i32)},
+            shape=(1, 1, 8, 8),
+        ),
+        _model(
+            [_node("Resize", ["x", "", "f"], mode="nearest")],
+            {"f": np.asarray([1, 1, 1e30, np.nan], np.float32)},
+            shape=(1, 1, 8, 8),
+        ),
+        _model(
+            [_node("OneHot", ["i", "d", "v"])],
+            {"i": _sizes(1), "d": _sizes(2**50), "v": np.zeros(2, np.float32)},
+        ),
         _model([_node("Mystery", ["x"], domain="x" * 3000)]),
         _model([_node("Relu", ["x"], name="n" * 100_000)]),
         _model([_node("Relu", ["y"])]),
         _model([_node("Cast", ["x"], to=999)]),
-        _model([_node("Loop", ["m", "", "x"], body=helper.make_graph([], "b", [], []))],
-               {"m": np.int64(2**60)}),
-    ]  # fmt: skip
+        _model(
+            [_node("Loop", ["m", "", "x"], body=helper.make_graph([], "b", [], []))], {"m": np.int64(2**60)}
+        ),
+    ]
     return tuple(made.SerializeToString() for made in models)
 
 
@@ -179,9 +212,25 @@ def _rewire(rng: random.Random, model: onnx.ModelProto, node: Any) -> None:
 
 
 _OPERATORS = (
-    "MatMul", "Conv", "Reshape", "Softmax", "Expand", "If", "Loop", "Scan", "Gemm", "LSTM",
-    "LayerNormalization", "Einsum", "Concat", "Split", "Shape", "NonZero", "TopK", "",
-)  # fmt: skip
+    "MatMul",
+    "Conv",
+    "Reshape",
+    "Softmax",
+    "Expand",
+    "If",
+    "Loop",
+    "Scan",
+    "Gemm",
+    "LSTM",
+    "LayerNormalization",
+    "Einsum",
+    "Concat",
+    "Split",
+    "Shape",
+    "NonZero",
+    "TopK",
+    "",
+)
 
 
 def _operator(rng: random.Random, model: onnx.ModelProto, node: Any) -> None:
@@ -234,5 +283,13 @@ def _nodes(rng: random.Random, model: onnx.ModelProto, node: Any) -> None:
 
 
 _STRUCTURE: tuple[Callable[[random.Random, onnx.ModelProto, Any], None], ...] = (
-    _rewire, _rewire, _operator, _attribute, _attribute, _dims, _dims, _type, _nodes,
-)  # fmt: skip
+    _rewire,
+    _rewire,
+    _operator,
+    _attribute,
+    _attribute,
+    _dims,
+    _dims,
+    _type,
+    _nodes,
+)

@@ -18,18 +18,31 @@ from server.plan.warm import REQUESTS
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PLANS = Path(__file__).resolve().parents[2] / "docs" / "examples"
 OPERATORS = (
-    "linear:m=512,n=4096,k=1024,dtype=float16", "linear:m=4,n=8,k=16,bias=true", "bmm:batch=8,m=64,n=64,k=64",
-    "conv2d:n=1,c_in=64,h=56,w=56,c_out=64,kh=3,kw=3,pad_h=1,pad_w=1", "softmax:rows=4096,cols=1024",
-    "layernorm:rows=512,cols=768", "rmsnorm:rows=512,cols=768", "add:rows=512,cols=4096",
+    "linear:m=512,n=4096,k=1024,dtype=float16",
+    "linear:m=4,n=8,k=16,bias=true",
+    "bmm:batch=8,m=64,n=64,k=64",
+    "conv2d:n=1,c_in=64,h=56,w=56,c_out=64,kh=3,kw=3,pad_h=1,pad_w=1",
+    "softmax:rows=4096,cols=1024",
+    "layernorm:rows=512,cols=768",
+    "rmsnorm:rows=512,cols=768",
+    "add:rows=512,cols=4096",
     "attention_encoder:batch=1,q_len=256,heads=16,kv_heads=4,head_dim=64",
     "attention_decode:batch=4,heads=16,kv_heads=4,head_dim=64,past_len=511",
-)  # fmt: skip
+)
 DEVICES = ("t4", "l4", "a100-pcie-40gb", "rtx-4090")
 DEVICE = {
-    "name": "my-gpu", "vendor": "Example", "arch": "imaginary", "kind": "gpu", "compute_units": 64,
-    "cores_per_unit": 128, "clock_hz": 1.8e9, "mem_bandwidth_bytes_per_s": 640e9, "peak_flops_fp32": 29.5e12,
-    "peak_flops_fp16_matrix": 118e12, "l2_bytes": 32e6,
-}  # fmt: skip
+    "name": "my-gpu",
+    "vendor": "Example",
+    "arch": "imaginary",
+    "kind": "gpu",
+    "compute_units": 64,
+    "cores_per_unit": 128,
+    "clock_hz": 1.8e9,
+    "mem_bandwidth_bytes_per_s": 640e9,
+    "peak_flops_fp32": 29.5e12,
+    "peak_flops_fp16_matrix": 118e12,
+    "l2_bytes": 32e6,
+}
 
 
 @cache
@@ -93,14 +106,36 @@ class Module:
 """,
 )
 HOSTILE_LINES = (
-    "import os", "__import__('os').system('true')", "T.evaluate(open('/etc/passwd'))", "while True: pass",
-    "x = 2 ** 10 ** 9", "for q in T.grid(1000000, 1000000): pass", "@T.prim_func", "def g(): pass",
-    "T.evaluate(" + "(" * 150 + "1" + ")" * 150 + ")", "T.evaluate(" + "1 + " * 3000 + "1)", "class K: pass",
-    "lambda: 0", "T.evaluate(T.__dict__)", "T.func_attr({'a': 'b' * 10})", "B = A", "A[0, 0] = A",
-    "exec('1')", "return", "assert False", "T.launch_thread('x', 3)", "with T.sblock('B'): pass", "# x",
-    "\t\tpass", "'''", "T.call_extern('int32', 'system', 'true')", "for q in T.vectorized(99999999): pass",
-    "x: T.Buffer((10**9,), 'float32') = 1", "T.evaluate(1 // 0)", "T.evaluate(1 << 100)",
-)  # fmt: skip
+    "import os",
+    "__import__('os').system('true')",
+    "T.evaluate(open('/etc/passwd'))",
+    "while True: pass",
+    "x = 2 ** 10 ** 9",
+    "for q in T.grid(1000000, 1000000): pass",
+    "@T.prim_func",
+    "def g(): pass",
+    "T.evaluate(" + "(" * 150 + "1" + ")" * 150 + ")",
+    "T.evaluate(" + "1 + " * 3000 + "1)",
+    "class K: pass",
+    "lambda: 0",
+    "T.evaluate(T.__dict__)",
+    "T.func_attr({'a': 'b' * 10})",
+    "B = A",
+    "A[0, 0] = A",
+    "exec('1')",
+    "return",
+    "assert False",
+    "T.launch_thread('x', 3)",
+    "with T.sblock('B'): pass",
+    "# x",
+    "\t\tpass",
+    "'''",
+    "T.call_extern('int32', 'system', 'true')",
+    "for q in T.vectorized(99999999): pass",
+    "x: T.Buffer((10**9,), 'float32') = 1",
+    "T.evaluate(1 // 0)",
+    "T.evaluate(1 << 100)",
+)
 
 
 @cache

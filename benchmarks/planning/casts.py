@@ -23,12 +23,7 @@ from cdmpp.devices.bandwidth import measure_copy
 
 OUT = Path("benchmarks/results/casts.json")
 SMALL, SIZES = 64, tuple(2**k for k in range(18, 25))
-TYPES = {
-    "int8": torch.int8,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float32": torch.float32,
-}
+TYPES = {"int8": torch.int8, "float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 _ROUNDS, _ROUND_S = 15, 5e-4
 
 
@@ -76,10 +71,13 @@ def main() -> None:
         )
         rows.append(
             {
-                "source": source, "target": target, "s_per_element": float(f"{per_element:.3g}"),
-                "overhead_s": float(f"{overhead:.3g}"), "mean_relative_error": round(error, 3),
+                "source": source,
+                "target": target,
+                "s_per_element": float(f"{per_element:.3g}"),
+                "overhead_s": float(f"{overhead:.3g}"),
+                "mean_relative_error": round(error, 3),
             }
-        )  # fmt: skip
+        )
         print(
             f"{source:>8} -> {target:<8} {per_element * 1e9:.3f} ns an element + {overhead * 1e6:.2f} µs "
             f"(the line is off by {100 * error:.0f} % on average)"

@@ -32,9 +32,15 @@ def main() -> None:
         found[load] = row
         print(load + ": " + ", ".join(f"{name} {seconds:,.0f} s" for name, seconds in row.items()))
     result = {
-        "synthetic": True, "jobs": JOBS, "seeds": SEEDS, "gpus": GPUS, "lent": LENT, "mean_work_s": WORK_S,
-        "mean_gap_s": LOADS, "mean_completion_s": found,
-    }  # fmt: skip
+        "synthetic": True,
+        "jobs": JOBS,
+        "seeds": SEEDS,
+        "gpus": GPUS,
+        "lent": LENT,
+        "mean_work_s": WORK_S,
+        "mean_gap_s": LOADS,
+        "mean_completion_s": found,
+    }
     RESULT.write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -112,8 +112,10 @@ def without_a_compiler(repeats: int) -> int:
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return int(done.stdout)
 
 

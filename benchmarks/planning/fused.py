@@ -71,8 +71,11 @@ def through_the_command_line(at: int, folder: Path, cold: bool = False) -> dict[
     began = time.perf_counter()
     done = subprocess.run(
         [*_CLI, "pipeline", str(request), "--json"],
-        capture_output=True, text=True, check=True, env=environment,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+    )
     wall_s = time.perf_counter() - began
     answer.write_text(done.stdout)
     subprocess.run([*_CLI, "check", str(request), str(answer)], capture_output=True, check=True)
@@ -105,11 +108,13 @@ def random_problem(random: np.random.Generator) -> Problem:
         forward = float(random.choice([1.0, 2.0, 3.0, 5.0, 0.37]))
         models.append(
             Model(
-                int(random.choice(depths)), int(random.choice([2, 4, 7, 8, 12, 16, 24, 32])),
-                forward, forward * float(random.choice([0.8, 1.0, 1.5, 2.0, 3.0])),
+                int(random.choice(depths)),
+                int(random.choice([2, 4, 7, 8, 12, 16, 24, 32])),
+                forward,
+                forward * float(random.choice([0.8, 1.0, 1.5, 2.0, 3.0])),
                 "down" if random.random() < 0.5 else "up",
             )
-        )  # fmt: skip
+        )
     return Problem(ranks, tuple(models))
 
 
@@ -183,11 +188,13 @@ def main() -> None:
         "load_average": os.getloadavg()[0],
         "instances": rows,
         "cold_start": {
-            "instance": 2, "makespan_s": cold["makespan_s"], "command_took_s": round(cold["wall_s"], 1),
+            "instance": 2,
+            "makespan_s": cold["makespan_s"],
+            "command_took_s": round(cold["wall_s"], 1),
         },
         "other_instances": others(),
         "limited": {"instance": LIMITED, "budget_s": LIMITED_BUDGET_S, "rows": limited()},
-    }  # fmt: skip
+    }
     write_result(OUT, values)
     from cdmpp.planning.fused.picture import draw
 

@@ -257,9 +257,10 @@ def replays(one: Round) -> dict[str, Callable[[int], Iteration]]:
         return lambda size: simulate(layers, setup, size, None, factor * one.update_s)
 
     return {
-        "replayed": way(shared, skew), "without_waiting": way(shared, 1.0),
+        "replayed": way(shared, skew),
+        "without_waiting": way(shared, 1.0),
         "without_contention": way(apart, skew),
-    }  # fmt: skip
+    }
 
 
 def compare(name: str, rounds: Sequence[Round]) -> dict[str, Any]:
@@ -272,19 +273,27 @@ def compare(name: str, rounds: Sequence[Round]) -> dict[str, Any]:
     table = {str(int(c[0][0])): _ms(statistics.fmean(seconds for _, seconds in c)) for c in columns}
     layers = rounds[0].layers
     found: dict[str, Any] = {
-        "network": name, "layers": len(layers), "gradient_bytes": sum(sum(x.gradient_bytes) for x in layers),
-        "alone_ms": _ms(mean("alone_s")), "slower_ms": _ms(mean("slower_s")),
-        "update_ms": _ms(mean("update_s")), "compute_slowdown": round(mean("compute_slowdown"), 3),
-        "comm_slowdown": round(mean("comm_slowdown"), 3), "all_reduce_ms": table, "buckets": [],
-    }  # fmt: skip
+        "network": name,
+        "layers": len(layers),
+        "gradient_bytes": sum(sum(x.gradient_bytes) for x in layers),
+        "alone_ms": _ms(mean("alone_s")),
+        "slower_ms": _ms(mean("slower_s")),
+        "update_ms": _ms(mean("update_s")),
+        "compute_slowdown": round(mean("compute_slowdown"), 3),
+        "comm_slowdown": round(mean("comm_slowdown"), 3),
+        "all_reduce_ms": table,
+        "buckets": [],
+    }
     for bucket_bytes in BUCKETS_BYTES:
         each = [typical(one.iterations_s[bucket_bytes]) for one in rounds]
         own = [[int(b.bytes) for b in fill_buckets(one.layers, bucket_bytes)] for one in rounds]
         row: dict[str, Any] = {
-            "bucket_bytes": bucket_bytes, "buckets": len(own[0]),
+            "bucket_bytes": bucket_bytes,
+            "buckets": len(own[0]),
             "same_as_ddp": own == [one.bucket_bytes[bucket_bytes] for one in rounds],
-            "measured_ms": _ms(statistics.median(each)), "rounds_ms": [_ms(s) for s in each],
-        }  # fmt: skip
+            "measured_ms": _ms(statistics.median(each)),
+            "rounds_ms": [_ms(s) for s in each],
+        }
         for way in ("replayed", "without_waiting", "without_contention"):
             replayed_s = [replays(one)[way](bucket_bytes).iteration_s for one in rounds]
             errors = [a / b - 1 for a, b in zip(replayed_s, each, strict=True)]
@@ -303,7 +312,9 @@ def document(result: Mapping[str, Any]) -> str:
             each = one["rounds_ms"]
             rows.append(
                 [
-                    network["network"], f"{one['bucket_bytes'] // MIB} MiB", str(one["buckets"]),
+                    network["network"],
+                    f"{one['bucket_bytes'] // MIB} MiB",
+                    str(one["buckets"]),
                     f"{one['measured_ms']:.1f} ({min(each):.1f}-{max(each):.1f})",
                     f"{one['replayed_ms']:.1f}",
                     f"**{100 * one['replayed_error']:+.1f} %**",
@@ -311,11 +322,18 @@ def document(result: Mapping[str, Any]) -> str:
                     f"{100 * one['without_waiting_error']:+.1f} %",
                     f"{100 * one['without_contention_error']:+.1f} %",
                 ]
-            )  # fmt: skip
+            )
     header = (
-        "network", "bucket", "all-reduces", "measured, ms (rounds)", "replayed, ms", "error",
-        "by round, %", "no waiting", "no contention",
-    )  # fmt: skip
+        "network",
+        "bucket",
+        "all-reduces",
+        "measured, ms (rounds)",
+        "replayed, ms",
+        "error",
+        "by round, %",
+        "no waiting",
+        "no contention",
+    )
     slow = "; ".join(
         f"{n['network']}: {n['alone_ms']:.1f} ms alone, {n['slower_ms']:.1f} ms the slower of the two, "
         f"computation {n['compute_slowdown']:.2f} times as long beside transfers, "
@@ -339,11 +357,15 @@ def main() -> None:
     before = os.getloadavg()
     networks = [compare(name, measure(name, options.rounds)) for name in NETWORKS]
     result = {
-        "command": "python -m benchmarks.planning.gloo", "cores": os.cpu_count(), "rounds": options.rounds,
+        "command": "python -m benchmarks.planning.gloo",
+        "cores": os.cpu_count(),
+        "rounds": options.rounds,
         "load_before": [round(one, 2) for one in before],
         "load_after": [round(one, 2) for one in os.getloadavg()],
-        "torch": torch.__version__, "fastest": FASTEST, "networks": networks,
-    }  # fmt: skip
+        "torch": torch.__version__,
+        "fastest": FASTEST,
+        "networks": networks,
+    }
     write_result(options.out, result)
     if options.out == OUT:
         put_parts(ROOT / "docs" / "replay.md", {"gloo": document(result)})

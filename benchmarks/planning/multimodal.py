@@ -79,15 +79,22 @@ def layer(
     rows = f"batch*{tokens}"
     attention: dict[str, Any] = {
         "operator": "attention_prefill" if causal else "attention_encoder",
-        "batch": "batch", "q_len": tokens, "heads": heads, "kv_heads": heads, "head_dim": hidden // heads,
+        "batch": "batch",
+        "q_len": tokens,
+        "heads": heads,
+        "kv_heads": heads,
+        "head_dim": hidden // heads,
         "dtype": "float16",
-    }  # fmt: skip
+    }
     norm = {"operator": "rmsnorm" if gated else "layernorm", "rows": rows, "cols": hidden, "dtype": "float16"}
     act = {"operator": "silu_and_mul" if gated else "gelu", "rows": rows, "cols": inner, "dtype": "float16"}
     add = {"operator": "add", "rows": rows, "cols": hidden, "dtype": "float16"}
     forward = [{"program": linear(tokens, n, k)} for n, k in products] + [
-        {"program": attention}, {"program": norm, "count": 2}, {"program": act}, {"program": add, "count": 2},
-    ]  # fmt: skip
+        {"program": attention},
+        {"program": norm, "count": 2},
+        {"program": act},
+        {"program": add, "count": 2},
+    ]
     backward = [
         {"program": program}
         for n, k in products
@@ -96,9 +103,11 @@ def layer(
             {"operator": "linear", "m": n, "n": k, "k": rows, "dtype": "float16"},
         )
     ] + [
-        {"program": attention, "count": 3}, {"program": norm, "count": 4}, {"program": act, "count": 2},
+        {"program": attention, "count": 3},
+        {"program": norm, "count": 4},
+        {"program": act, "count": 2},
         {"program": add, "count": 2},
-    ]  # fmt: skip
+    ]
     return forward, backward
 
 
@@ -109,10 +118,13 @@ def request() -> dict[str, Any]:
         ("vision", 24, [], [1, 2, 4, 8, 16, 32], layer(577, 1024, 4096, 16, gated=False, causal=False)),
         ("language", 32, ["vision"], [1, 2, 4, 8], layer(2048, 4096, 11008, 32, gated=True, causal=True)),
         (
-            "diffusion", 28, ["language"], [1, 2, 4, 8, 16, 32],
+            "diffusion",
+            28,
+            ["language"],
+            [1, 2, 4, 8, 16, 32],
             layer(1024, 1152, 4608, 16, gated=False, causal=False),
         ),
-    ):  # fmt: skip
+    ):
         forward, backward = shape
         cost = {
             "forward": {"batch": sizes, "programs": forward, "device": DEVICE},
@@ -173,9 +185,12 @@ def main() -> None:
         spent.append(time.process_time() - began)
         alone.append(plan)
         print(
-            number, mix, f"1F1B {plan.baselines_s['1f1b']:.3f} s, plan {plan.schedule.makespan_s:.3f} s, "
-            f"bound {plan.bound_s:.3f} s, {plan.steps} orders", flush=True,
-        )  # fmt: skip
+            number,
+            mix,
+            f"1F1B {plan.baselines_s['1f1b']:.3f} s, plan {plan.schedule.makespan_s:.3f} s, "
+            f"bound {plan.bound_s:.3f} s, {plan.steps} orders",
+            flush=True,
+        )
     median = sorted(alone, key=lambda plan: plan.baselines_s["1f1b"] / plan.schedule.makespan_s)[
         len(alone) // 2
     ]
@@ -232,10 +247,15 @@ def main() -> None:
         memory = Memory(limit, ("keep", "recompute"))
         within.append(
             plan_step(
-                modules, plan.batch, RANKS, memory=memory, watch=Watch(600.0), seed=SEED,
+                modules,
+                plan.batch,
+                RANKS,
+                memory=memory,
+                watch=Watch(600.0),
+                seed=SEED,
                 max_steps=3 * given.steps,
             )
-        )  # fmt: skip
+        )
     result["within_1f1b_memory"] = {"mixes": len(within)} | figures(within)
     print({name: result[name] for name in ("each_alone", "one_placement", "within_1f1b_memory")})
     write_result(OUT, result)

@@ -57,20 +57,25 @@ def main() -> None:
         for i, correlation in enumerate(CORRELATIONS):
             rows.append(
                 {
-                    "source": source, "mode": mode, "labels": len(found), "correlation": correlation,
+                    "source": source,
+                    "mode": mode,
+                    "labels": len(found),
+                    "correlation": correlation,
                     "coverage": statistics.mean(one[i][0] for one in found),
                     "median_width": statistics.median(one[i][1] for one in found),
                 }
-            )  # fmt: skip
+            )
             print(rows[-1])
     write_result(
         RESULT,
         {
             "command": "python -m benchmarks.planning.replay_intervals --public-data DIR",
-            "model_id": predictor.model_id, "nominal": LEVELS[1] - LEVELS[0], "samples": SAMPLES,
+            "model_id": predictor.model_id,
+            "nominal": LEVELS[1] - LEVELS[0],
+            "samples": SAMPLES,
             "rows": rows,
         },
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

@@ -38,11 +38,14 @@ def make_request(nodes: int, seed: int = 0) -> dict[str, Any]:
         deps = {f"n{draw.randrange(max(0, i - REACH), i)}" for _ in range(DEPS)} if i else set()
         made.append(
             {
-                "id": f"n{i}", "device": f"rank{i % DEVICES}", "stream": str(i % STREAMS),
-                "duration_s": draw.random() * 1e-3, "deps": sorted(deps),
+                "id": f"n{i}",
+                "device": f"rank{i % DEVICES}",
+                "stream": str(i % STREAMS),
+                "duration_s": draw.random() * 1e-3,
+                "deps": sorted(deps),
                 "class": "comm" if i % 5 == 0 else "compute",
             }
-        )  # fmt: skip
+        )
     return {"nodes": made}
 
 

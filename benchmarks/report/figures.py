@@ -79,9 +79,14 @@ def error_by_operator(errors: Mapping[str, Any], path: Path) -> None:
     axis.set_yticks(y, labels, fontsize=8)
     for source, place in heads.items():
         axis.text(
-            0.008, place, title(source), transform=axis.get_yaxis_transform(), fontsize=8.5, weight="bold",
+            0.008,
+            place,
+            title(source),
+            transform=axis.get_yaxis_transform(),
+            fontsize=8.5,
+            weight="bold",
             va="center",
-        )  # fmt: skip
+        )
     axis.set_ylim(at - 1.2, -0.8)
     _error_axis(axis, "x", _TICKS)
     axis.set_xlabel("mean absolute percentage error on unseen shapes of known devices (%)")
@@ -96,9 +101,14 @@ def error_by_k(devices: Mapping[str, Any], path: Path) -> None:
     columns = min(4, len(panels))
     rows = -(-len(panels) // columns)
     figure, axes = plt.subplots(
-        rows, columns, figsize=(3.0 * columns, 2.35 * rows + 0.7), sharex=True, sharey=True, squeeze=False,
+        rows,
+        columns,
+        figsize=(3.0 * columns, 2.35 * rows + 0.7),
+        sharex=True,
+        sharey=True,
+        squeeze=False,
         constrained_layout=True,
-    )  # fmt: skip
+    )
     for axis, (source, entry) in zip(axes.flat, panels, strict=False):
         zero = figure_of(source, entry["specification"])
         ceilings = figure_of(source, entry["ceilings"])
@@ -110,17 +120,27 @@ def error_by_k(devices: Mapping[str, Any], path: Path) -> None:
                 continue
             x = [0, *(KS.index(k) + 1 for k in found)]
             axis.plot(
-                x, [100 * zero, *(100 * mean(v) for v in found.values())], color=color, linewidth=1.6,
-                label=f"sampler {sampler}", zorder=4 if sampler == "kmeans" else 3,
-            )  # fmt: skip
+                x,
+                [100 * zero, *(100 * mean(v) for v in found.values())],
+                color=color,
+                linewidth=1.6,
+                label=f"sampler {sampler}",
+                zorder=4 if sampler == "kmeans" else 3,
+            )
             for place, values in zip(x[1:], found.values(), strict=True):
                 axis.scatter([place] * len(values), [100 * v for v in values], color=color, s=9, zorder=5)
         axis.scatter([0], [100 * zero], color="0.15", s=22, zorder=6, label="specification only")
         if ceilings is not None:
             axis.scatter(
-                [0], [100 * ceilings], marker="D", facecolor="white", edgecolor="0.15", s=22, zorder=6,
+                [0],
+                [100 * ceilings],
+                marker="D",
+                facecolor="white",
+                edgecolor="0.15",
+                s=22,
+                zorder=6,
                 label="and measured ceilings",
-            )  # fmt: skip
+            )
         axis.set_title(f"{HEADLINES[source]}: {entry['device']}", fontsize=9)
         axis.set_xticks(range(len(KS) + 1), ["0", *map(str, KS)])
         _error_axis(axis, "y", _FINE_TICKS)
@@ -132,9 +152,13 @@ def error_by_k(devices: Mapping[str, Any], path: Path) -> None:
     for axis in axes.flat:
         handles |= {str(label): h for h, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     figure.legend(
-        handles.values(), handles.keys(), loc="outside upper center", ncols=len(handles), frameon=False,
+        handles.values(),
+        handles.keys(),
+        loc="outside upper center",
+        ncols=len(handles),
+        frameon=False,
         fontsize=8.5,
-    )  # fmt: skip
+    )
     figure.savefig(path, dpi=_DPI)
     plt.close(figure)
 
@@ -160,9 +184,15 @@ def interval_coverage(
             for number, (_, entry) in enumerate(tables_of(devices, source)):
                 curve = entry["coverage_curve"]
                 right.plot(
-                    100 * np.array(curve["nominal"]), 100 * np.array(curve["empirical"]), "o-", ms=3, lw=1,
-                    alpha=0.75, color=colors[source], label=title(source) if number == 0 else None,
-                )  # fmt: skip
+                    100 * np.array(curve["nominal"]),
+                    100 * np.array(curve["empirical"]),
+                    "o-",
+                    ms=3,
+                    lw=1,
+                    alpha=0.75,
+                    color=colors[source],
+                    label=title(source) if number == 0 else None,
+                )
     right.set_title("devices left out of training, each a line; specification only", fontsize=10)
     for axis, floor in ((left, (75, 85)), (right, (70, 100))):
         axis.plot([0, 100], [0, 100], color="0.3", linewidth=1, zorder=1)

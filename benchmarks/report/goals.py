@@ -60,18 +60,25 @@ class Goal:
 #: Source -> (name, best of the study and target for each stage of :func:`readers`).
 _UNSEEN = {
     "neusight": (
-        "NS", {
-            "specification": ("22 %", 0.16), "ceilings": ("17.3 %", 0.13), "k = 10": ("13.9 %", 0.11),
-            "k = 40": ("12.2 %", 0.085), "k = 100": ("11.3 %", 0.07),
+        "NS",
+        {
+            "specification": ("22 %", 0.16),
+            "ceilings": ("17.3 %", 0.13),
+            "k = 10": ("13.9 %", 0.11),
+            "k = 40": ("12.2 %", 0.085),
+            "k = 100": ("11.3 %", 0.07),
         },
     ),
     "aiconfigurator_gemm": (
-        "AIC", {
-            "specification": ("19 %", 0.13), "k = 10": ("13.3 %", 0.10), "k = 40": ("11.9 %", 0.075),
+        "AIC",
+        {
+            "specification": ("19 %", 0.13),
+            "k = 10": ("13.3 %", 0.10),
+            "k = 40": ("11.9 %", 0.075),
             "k = 100": ("10.4 %", 0.06),
         },
     ),
-}  # fmt: skip
+}
 
 
 def _unseen(results: Results) -> Iterator[Goal]:
@@ -106,9 +113,10 @@ def _shapes(results: Results) -> Iterator[Goal]:
     yield Goal(f"vidur, {what}", "all rows", "3.9 %", 0.03, source("vidur"))
     mio = source("miopen")
     devices = [
-        p["mape"] for p in (shapes["parts"] if shapes else ())
+        p["mape"]
+        for p in (shapes["parts"] if shapes else ())
         if p["source"] == "miopen" and p["device"] and not p["family"]
-    ]  # fmt: skip
+    ]
     note = f" ({100 * min(devices):.1f}-{percent(max(devices))} by device)" if devices else ""
     yield Goal(f"MIOpen conv, {what}", "all rows; 12-20 % by device", "14-37 %", 0.20, mio, note=note)
 
@@ -126,22 +134,31 @@ def _trust(results: Results) -> Iterator[Goal]:
         area = found.get("domain", {}).get("auc_pooled")
         areas += [] if area is None else [area]
     yield Goal(
-        "80 % interval covers, unseen devices", "specification only, mean over devices and sources", "-",
-        0.70, mean(covered) if covered else None, higher=True,
+        "80 % interval covers, unseen devices",
+        "specification only, mean over devices and sources",
+        "-",
+        0.70,
+        mean(covered) if covered else None,
+        higher=True,
         note=f" (least {percent(min(covered))})" if covered else "",
-    )  # fmt: skip
+    )
     yield Goal(
-        "domain score, AUC for off by more than 30 %", "left-out beside known rows, mean over groups", "-",
-        0.75, mean(areas) if areas else None, higher=True, show=lambda v: number(v, 2),
+        "domain score, AUC for off by more than 30 %",
+        "left-out beside known rows, mean over groups",
+        "-",
+        0.75,
+        mean(areas) if areas else None,
+        higher=True,
+        show=lambda v: number(v, 2),
         note=f" (least {min(areas):.2f})" if areas else "",
-    )  # fmt: skip
+    )
 
 
 def part_rows(shapes: dict[str, Any]) -> float:
     """Coverage on unseen shapes, the mean over sources."""
     covered: float = mean(
         p["coverage"] for p in shapes["parts"] if not (p["device"] or p["family"] or p["filtered"])
-    )  # fmt: skip
+    )
     return covered
 
 
@@ -153,8 +170,9 @@ def _programs(results: Results) -> Iterator[Goal]:
     what = "own programs, unseen networks"
     yield Goal(f"{what}: MAPE", "all rows", "-", 0.12, ours.get("mape"))
     for key, name, target in (
-        ("task_kendall_tau", "Kendall tau in a task", 0.85), ("top1_score", "top-1 score", 0.95),
-    ):  # fmt: skip
+        ("task_kendall_tau", "Kendall tau in a task", 0.85),
+        ("top1_score", "top-1 score", 0.95),
+    ):
         yield Goal(f"{what}: {name}", "mean over tasks", "-", target, ours.get(key), True, number)
     less = 1 - ours["mape"] / trees["mape"] if ours and trees else None
     yield Goal(f"{what}: less error than XGBoost", "on PerStoreFeature, same rows", "-", 0.30, less, True)
@@ -164,9 +182,14 @@ def _race(results: Results) -> Iterator[Goal]:
     found = results.get("reference")
     ratio = found["samples_per_s_ratio"] if found else None
     yield Goal(
-        "samples a second in training", "the original's on the same machine", "-", 10.0, ratio, True,
+        "samples a second in training",
+        "the original's on the same machine",
+        "-",
+        10.0,
+        ratio,
+        True,
         lambda v: f"{number(v, 0)} times",
-    )  # fmt: skip
+    )
     methods = found["methods"] if found else {}
     theirs = [m["test"]["mape"] for name, m in methods.items() if name.startswith("original")]
     tenth = methods.get("ours, a tenth of the time", {}).get("test", {}).get("mape")
@@ -178,11 +201,7 @@ def _race(results: Results) -> Iterator[Goal]:
 
 def goals(results: Results) -> str:
     """The table "Figures to reach"."""
-    rows = [
-        goal.cells()
-        for part in (_unseen, _shapes, _trust, _programs, _race)
-        for goal in part(results)
-    ]  # fmt: skip
+    rows = [goal.cells() for part in (_unseen, _shapes, _trust, _programs, _race) for goal in part(results)]
     header = ("figure", "protocol", "best of the study", "to reach", "ours", "reached")
     left = [not_measured(name) for name in results.missing()]
     return "\n\n".join(filter(None, [table(header, rows, left=2), "  \n".join(left)]))
@@ -199,16 +218,35 @@ def headlines(results: Results) -> str:
 
     names = sorted({t["device"] for s in _UNSEEN for _, t in tables_of(devices, s)}) if devices else []
     lines = [
-        ["cross-model", "14.03 %", "TenSet; a network left out, the model of its device", percent(network),
-         "own measured programs, four networks left out, CPU"],
-        ["cross-device", "10.85 %", "TenSet; trained on other devices, then on tasks of the target",
-         f"{of('neusight', 'k = 40')} / {of('aiconfigurator_gemm', 'k = 40')}",
-         "NS / AIC, whole device groups left out, k = 40"],
-        ["", "", "", f"{of('neusight', 'k = 100')} / {of('aiconfigurator_gemm', 'k = 100')}",
-         "the same, k = 100"],
-        ["", "", "", f"{of('neusight', 'specification')} / {of('aiconfigurator_gemm', 'specification')}",
-         "the same, no measurement"],
-    ]  # fmt: skip
+        [
+            "cross-model",
+            "14.03 %",
+            "TenSet; a network left out, the model of its device",
+            percent(network),
+            "own measured programs, four networks left out, CPU",
+        ],
+        [
+            "cross-device",
+            "10.85 %",
+            "TenSet; trained on other devices, then on tasks of the target",
+            f"{of('neusight', 'k = 40')} / {of('aiconfigurator_gemm', 'k = 40')}",
+            "NS / AIC, whole device groups left out, k = 40",
+        ],
+        [
+            "",
+            "",
+            "",
+            f"{of('neusight', 'k = 100')} / {of('aiconfigurator_gemm', 'k = 100')}",
+            "the same, k = 100",
+        ],
+        [
+            "",
+            "",
+            "",
+            f"{of('neusight', 'specification')} / {of('aiconfigurator_gemm', 'specification')}",
+            "the same, no measurement",
+        ],
+    ]
     header = ("", "CDMPP", "its protocol", "ours", "our protocol")
     after = f"\n\nDevices left out: {', '.join(names)}." if names else ""
     text = [" | ".join(header), " | ".join("---" for _ in header), *(" | ".join(line) for line in lines)]

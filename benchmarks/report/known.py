@@ -21,9 +21,11 @@ TITLES = {
     "cdmpp_collect": "scheduled programs of our own, 3 CPU configurations",
 }
 BASELINES = {
-    "xgboost": "XGBoost", "utilisation": "bounded utilisation", "mean": "mean per operator",
+    "xgboost": "XGBoost",
+    "utilisation": "bounded utilisation",
+    "mean": "mean per operator",
     "roofline": "roofline",
-}  # fmt: skip
+}
 
 
 def title(source: str) -> str:
@@ -73,23 +75,26 @@ def details(results: Results) -> str:
     blocks = [
         table(
             ("source", "family", *ERROR_COLUMNS),
-            ([_source(p), p["family"], *error_cells(p)] for p in families), left=2,
+            ([_source(p), p["family"], *error_cells(p)] for p in families),
+            left=2,
         ),
         folded(
             "Every device",
             table(
                 ("source", "device", *ERROR_COLUMNS),
-                ([_source(p), p["device"], *error_cells(p)] for p in by_device), left=2,
+                ([_source(p), p["device"], *error_cells(p)] for p in by_device),
+                left=2,
             ),
         ),
         folded(
             "Every device and family",
             table(
                 ("source", "device", "family", *ERROR_COLUMNS),
-                ([_source(p), p["device"], p["family"], *error_cells(p)] for p in by_both), left=3,
+                ([_source(p), p["device"], p["family"], *error_cells(p)] for p in by_both),
+                left=3,
             ),
         ),
-    ]  # fmt: skip
+    ]
     if stale := results.stale():
         blocks.insert(0, f"*{stale}*")
     return "\n\n".join(blocks)
@@ -118,19 +123,30 @@ def readme_rows(results: Results) -> str:
         return not_measured("model")
     left_out = {"neusight", "aiconfigurator_gemm", "aiconfigurator_attention"}
     shown = {
-        name: m for name, m in errors["by_source"].items()
+        name: m
+        for name, m in errors["by_source"].items()
         if not (name in left_out and any(n.startswith(f"{name}_") for n in errors["by_source"]))
-    }  # fmt: skip
+    }
     rows = (
         [
-            title(name), f"{m['n']:,}", f"**{percent(m['mape'])}**", percent(m["median_ape"]),
-            percent(m["within_20"]), percent(m["coverage"]),
+            title(name),
+            f"{m['n']:,}",
+            f"**{percent(m['mape'])}**",
+            percent(m["median_ape"]),
+            percent(m["within_20"]),
+            percent(m["coverage"]),
             *(percent(m["baselines"].get(b, {}).get("mape")) for b in ("xgboost", "roofline")),
         ]
         for name, m in sorted(shown.items())
-    )  # fmt: skip
+    )
     header = (
-        "unseen shapes on known devices", "n", "MAPE", "median", "within 20 %", "80 % interval covers",
-        "XGBoost", "roofline",
-    )  # fmt: skip
+        "unseen shapes on known devices",
+        "n",
+        "MAPE",
+        "median",
+        "within 20 %",
+        "80 % interval covers",
+        "XGBoost",
+        "roofline",
+    )
     return table(header, rows)

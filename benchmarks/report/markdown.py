@@ -9,9 +9,7 @@ from typing import Any
 from cdmpp.errors import DataError
 
 #: Columns of every table of errors.
-ERROR_COLUMNS = (
-    "n", "MAPE", "median", "within 10 %", "within 20 %", "Kendall tau", "80 % interval covers",
-)  # fmt: skip
+ERROR_COLUMNS = ("n", "MAPE", "median", "within 10 %", "within 20 %", "Kendall tau", "80 % interval covers")
 
 _PART = re.compile(r"(<!-- generated:([\w-]+) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
 
@@ -29,9 +27,14 @@ def number(value: float | None, digits: int = 3) -> str:
 def error_cells(m: Mapping[str, Any]) -> list[str]:
     """:data:`ERROR_COLUMNS` of metrics as :func:`cdmpp.evaluation.metrics.measure` has them."""
     return [
-        f"{m['n']:,}", f"**{percent(m['mape'])}**", percent(m["median_ape"]), percent(m["within_10"]),
-        percent(m["within_20"]), number(m["kendall_tau"]), percent(m.get("coverage")),
-    ]  # fmt: skip
+        f"{m['n']:,}",
+        f"**{percent(m['mape'])}**",
+        percent(m["median_ape"]),
+        percent(m["within_10"]),
+        percent(m["within_20"]),
+        number(m["kendall_tau"]),
+        percent(m.get("coverage")),
+    ]
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:

@@ -44,13 +44,11 @@ _PUBLIC = "--public-data DIR"
 #: In the order in which they are run: the model before what reads it.
 STUDIES: dict[str, Study] = {
     "model": Study(
-        "models/base/errors.json",
-        f"cdmpp train --config configs/base.toml {_PUBLIC} --out models/base",
+        "models/base/errors.json", f"cdmpp train --config configs/base.toml {_PUBLIC} --out models/base"
     ),
     "shapes": Study("benchmarks/results/unseen_shapes.json", f"python -m benchmarks.unseen_shapes {_PUBLIC}"),
     "devices": Study(
-        "benchmarks/results/leave_one_device_out.json",
-        f"python -m benchmarks.leave_one_device_out {_PUBLIC}",
+        "benchmarks/results/leave_one_device_out.json", f"python -m benchmarks.leave_one_device_out {_PUBLIC}"
     ),
     "schedules": Study("benchmarks/results/schedules.json", "python -m benchmarks.schedules"),
     "reference": Study("benchmarks/results/reference.json", "python -m benchmarks.reference_preset"),

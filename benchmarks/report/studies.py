@@ -21,17 +21,30 @@ def schedules(results: Results) -> str:
         return not_measured("schedules")
     rows = [
         [
-            SPLITS.get(split, f"configuration {split}"), method, f"{m['n']:,}", f"**{percent(m['mape'])}**",
-            percent(m["median_ape"]), percent(m["within_20"]), *(number(m.get(key)) for key in _RANKS),
+            SPLITS.get(split, f"configuration {split}"),
+            method,
+            f"{m['n']:,}",
+            f"**{percent(m['mape'])}**",
+            percent(m["median_ape"]),
+            percent(m["within_20"]),
+            *(number(m.get(key)) for key in _RANKS),
             str(m.get("ranked_groups", "-")),
         ]
         for split, methods in found["splits"].items()
         for method, m in methods.items()
-    ]  # fmt: skip
+    ]
     header = (
-        "what is unseen", "method", "n", "MAPE", "median", "within 20 %", "tau in a task", "top-1", "top-5",
+        "what is unseen",
+        "method",
+        "n",
+        "MAPE",
+        "median",
+        "within 20 %",
+        "tau in a task",
+        "top-1",
+        "top-5",
         "groups",
-    )  # fmt: skip
+    )
     held = ", ".join(found.get("held_out_networks", ())) or "none"
     return f"`{found['command']}`. Networks left out: {held}.\n\n{table(header, rows, left=2)}"
 
@@ -47,16 +60,30 @@ def reference(results: Results) -> str:
         parameters = f"{m['parameters']:,}" if "parameters" in m else "-"
         rows.append(
             [
-                name, parameters, number(m.get("train_seconds"), 0),
-                f"{m['samples']:,}" if "samples" in m else "-", number(m.get("samples_per_s"), 0),
-                f"**{percent(test['mape'])}**", percent(test["median_ape"]),
-                percent(test["within_20"]), number(test["task_kendall_tau"]), number(test["top1_score"]),
+                name,
+                parameters,
+                number(m.get("train_seconds"), 0),
+                f"{m['samples']:,}" if "samples" in m else "-",
+                number(m.get("samples_per_s"), 0),
+                f"**{percent(test['mape'])}**",
+                percent(test["median_ape"]),
+                percent(test["within_20"]),
+                number(test["task_kendall_tau"]),
+                number(test["top1_score"]),
             ]
-        )  # fmt: skip
+        )
     header = (
-        "method", "parameters", "seconds", "samples", "a second", "MAPE", "median", "within 20 %",
-        "tau in a task", "top-1",
-    )  # fmt: skip
+        "method",
+        "parameters",
+        "seconds",
+        "samples",
+        "a second",
+        "MAPE",
+        "median",
+        "within 20 %",
+        "tau in a task",
+        "top-1",
+    )
     return (
         f"`{found['command']}`: {found['test_rows']:,} test rows, split by {found['split']}. "
         f"Ours trains on {found['samples_per_s_ratio']:.0f} times the samples a second.\n\n"
@@ -65,10 +92,12 @@ def reference(results: Results) -> str:
 
 
 FIGURES = {
-    "ns_zero_shot": "NS, device unseen", "aic_zero_shot": "AIC, device unseen",
-    "ns_shapes": "NS, shapes unseen", "aic_shapes": "AIC, shapes unseen",
+    "ns_zero_shot": "NS, device unseen",
+    "aic_zero_shot": "AIC, device unseen",
+    "ns_shapes": "NS, shapes unseen",
+    "aic_shapes": "AIC, shapes unseen",
     "unseen_networks": "own programs, networks unseen",
-}  # fmt: skip
+}
 
 
 def ablations(results: Results) -> str:

@@ -114,9 +114,13 @@ def zero_shot(results: Results) -> str:
             rows.append(["**mean over groups**", "", *map(percent, means)])
         what = "mean of GEMM, conv and vector" if source == "neusight" else "MAPE over rows"
         header = (
-            "left out", "n", "specification only", "measured ceilings", *(f"k = {k}" for k in KS),
+            "left out",
+            "n",
+            "specification only",
+            "measured ceilings",
+            *(f"k = {k}" for k in KS),
             *baseline_header(names),
-        )  # fmt: skip
+        )
         blocks.append(f"**{title(source)}**, {what}:\n\n{table(header, rows)}")
     blocks.append(_every_device(devices))
     return "\n\n".join(filter(None, blocks))
@@ -147,8 +151,9 @@ def _every_device(devices: Mapping[str, Any]) -> str:
                 named |= found["families"] if len(found["families"]) > 1 else {}
                 rows += [
                     [title(source), entry["device"], stage, family, *error_cells(m)]
-                    for family, m in named.items() if m["n"]
-                ]  # fmt: skip
+                    for family, m in named.items()
+                    if m["n"]
+                ]
     header = ("source", "left out", "what is known", "family", *ERROR_COLUMNS)
     return folded("Every device, stage and family", table(header, rows, left=4))
 
@@ -190,9 +195,9 @@ def trust(results: Results) -> str:
         rows = [[name, *error_cells(m)] for name, m in shapes["domain"]["labels"].items()]
         auc = number(shapes["domain"]["auc"], 2)
         blocks.append(
-            "Test rows of known devices by their label; AUC of the score for \"off by more than 30 %\": "
+            'Test rows of known devices by their label; AUC of the score for "off by more than 30 %": '
             f"{auc}.\n\n" + table(("domain", *ERROR_COLUMNS), rows)
-        )  # fmt: skip
+        )
     if devices is None:
         return "\n\n".join([*blocks, not_measured("devices"), *([] if shapes is None else [_INTERVALS])])
     rows = []
@@ -202,20 +207,27 @@ def trust(results: Results) -> str:
         if "domain" in found:
             domain = found["domain"]
             shares = [t["specification"]["overall"]["coverage"] for t in found["tables"]]
-            after = [
-                run["after"]["overall"]["coverage"] for t in found["tables"] for run in adapted(t, 40)
-            ]  # fmt: skip
+            after = [run["after"]["overall"]["coverage"] for t in found["tables"] for run in adapted(t, 40)]
             rows.append(
                 [
-                    ", ".join(found["held_out"]), _range(shares), _range(after),
-                    number(domain["auc_pooled"], 2), number(domain["auc_held_out"], 2),
-                    percent(domain["off_held_out"]), percent(domain["off_known"]),
+                    ", ".join(found["held_out"]),
+                    _range(shares),
+                    _range(after),
+                    number(domain["auc_pooled"], 2),
+                    number(domain["auc_held_out"], 2),
+                    percent(domain["off_held_out"]),
+                    percent(domain["off_known"]),
                 ]
-            )  # fmt: skip
+            )
     header = (
-        "left out", "80 % interval covers, by source", "after k = 40", "AUC, with known devices' rows",
-        "AUC, left-out rows alone", "off by more than 30 %: left out", "known",
-    )  # fmt: skip
+        "left out",
+        "80 % interval covers, by source",
+        "after k = 40",
+        "AUC, with known devices' rows",
+        "AUC, left-out rows alone",
+        "off by more than 30 %: left out",
+        "known",
+    )
     return "\n\n".join([*blocks, table(header, rows), _INTERVALS])
 
 

@@ -87,8 +87,9 @@ def _recovery(served: Served) -> float:
     first = started
     while good < 10 and time.perf_counter() - started < 30:
         began = time.perf_counter()
-        answer = asyncio.run(closed_loop(served.port, "/predict", iter([next(questions)]), connections=1,
-                                         seconds=5))  # fmt: skip
+        answer = asyncio.run(
+            closed_loop(served.port, "/predict", iter([next(questions)]), connections=1, seconds=5)
+        )
         quick = answer.count(200) == 1 and time.perf_counter() - began < 0.05
         if good == 0 and quick:
             first = began
@@ -124,8 +125,13 @@ def kill_nine(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
     with running(environment=settings) as served:
         _, summary = served.ask("GET", "/observe")
     stored = sum(row["count"] for row in summary["devices"])
-    return {"rounds": rounds, "sent": sent, "accepted": len(accepted), "stored": stored,
-            "lost": max(0, len(accepted) - stored)}  # fmt: skip
+    return {
+        "rounds": rounds,
+        "sent": sent,
+        "accepted": len(accepted),
+        "stored": stored,
+        "lost": max(0, len(accepted) - stored),
+    }
 
 
 async def _until_dead(port: int, source: Iterator[bytes]) -> Tally:

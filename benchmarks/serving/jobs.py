@@ -25,8 +25,11 @@ SEARCH: dict[str, Any] = {
         {"stages": 16, "micro_batches": 33, "forward_s": 5, "backward_s": 11, "direction": "down"},
         {"stages": 8, "micro_batches": 27, "forward_s": 3, "backward_s": 7.3, "direction": "up"},
     ],
-    "ranks": 16, "max_activations": 18, "budget_s": 600, "seed": 0,
-}  # fmt: skip
+    "ranks": 16,
+    "max_activations": 18,
+    "budget_s": 600,
+    "seed": 0,
+}
 
 
 def begin(served: Served) -> str:

@@ -17,9 +17,15 @@ def program(kind: int, size: int, width: int, batch: int = 1) -> dict[str, Any]:
         {"operator": "linear", "m": size, "n": width, "k": 1024, "dtype": "float16"},
         {"operator": "softmax", "rows": size, "cols": width},
         {"operator": "add", "rows": size, "cols": width},
-        {"operator": "attention_encoder", "batch": batch, "q_len": size, "heads": 16, "kv_heads": 4,
-         "head_dim": 64},
-    )[kind]  # fmt: skip
+        {
+            "operator": "attention_encoder",
+            "batch": batch,
+            "q_len": size,
+            "heads": 16,
+            "kv_heads": 4,
+            "head_dim": 64,
+        },
+    )[kind]
 
 
 def repeated(count: int = 256) -> list[dict[str, Any]]:

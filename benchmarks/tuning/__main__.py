@@ -68,10 +68,15 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     about = {
         "command": f"python -m benchmarks.tuning --tasks {len(tasks)} --seeds {options.seeds} "
         f"--trials {options.trials}",
-        "model_id": predictor.model_id, "device": configuration.name, "target": configuration.target_text,
-        "trials_per_round": ROUND, "population": POPULATION, "generations": GENERATIONS,
-        "asked": len(tasks) * options.seeds * len(methods), "programs": None,
-    }  # fmt: skip
+        "model_id": predictor.model_id,
+        "device": configuration.name,
+        "target": configuration.target_text,
+        "trials_per_round": ROUND,
+        "population": POPULATION,
+        "generations": GENERATIONS,
+        "asked": len(tasks) * options.seeds * len(methods),
+        "programs": None,
+    }
     programs = {h for s in searches for r in s["rounds"] for h, _, _ in r["trials"]}
     return about | {"programs": len(programs)} | summarise(searches, options.trials)
 

@@ -80,11 +80,16 @@ def rounds(result: Mapping[str, Any]) -> str:
     """Seconds of a round."""
     rows = [
         [
-            NAMES[m], f"{r['candidates']:.0f}", f"{r['predict_s']:.2f}", f"{r['update_s']:.2f}",
-            f"**{r['cost_model_s']:.2f}**", f"**{r['search_s']:.2f}**", f"{r['measuring_s']:.2f}",
+            NAMES[m],
+            f"{r['candidates']:.0f}",
+            f"{r['predict_s']:.2f}",
+            f"{r['update_s']:.2f}",
+            f"**{r['cost_model_s']:.2f}**",
+            f"**{r['search_s']:.2f}**",
+            f"{r['measuring_s']:.2f}",
         ]
         for m, r in result["per_round"].items()
-    ]  # fmt: skip
+    ]
     header = ["seconds a round", "candidates", "predict", "update", "cost model", "search", "build and time"]
     return table(header, rows)
 
@@ -144,9 +149,12 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
     names = [each["task"] for each in result["tasks"]]
     blocks = max(1, -(-len(names) // _ACROSS))
     figure, axes = plt.subplots(
-        2 * blocks, _ACROSS + 1, figsize=(3.4 * (_ACROSS + 1), 5.6 * blocks), constrained_layout=True,
+        2 * blocks,
+        _ACROSS + 1,
+        figsize=(3.4 * (_ACROSS + 1), 5.6 * blocks),
+        constrained_layout=True,
         squeeze=False,
-    )  # fmt: skip
+    )
     for axis in axes.flat:
         axis.set_axis_off()
     for i, name in enumerate(names):

@@ -65,14 +65,16 @@ def summarise(searches: Sequence[Mapping[str, Any]], trials: int) -> dict[str, A
     names = list(dict.fromkeys(task for task, _ in pairs))
     tasks = [
         {
-            "task": name, "hash": by[name, seeds[0], methods[0]]["hash"], "seeds": seeds,
+            "task": name,
+            "hash": by[name, seeds[0], methods[0]]["hash"],
+            "seeds": seeds,
             "best_s": {
                 m: {str(n): geometric(best_at(by[name, s, m], n) for s in seeds) for n in at} for m in methods
             },
         }
         for name in names
         if (seeds := [s for t, s in pairs if t == name])
-    ]  # fmt: skip
+    ]
     summary, per_round = {}, {}
     for m in methods:
         if AGAINST in methods:
@@ -94,18 +96,26 @@ def summarise(searches: Sequence[Mapping[str, Any]], trials: int) -> dict[str, A
             "measuring_s": mean(sum(cost for _, _, cost in r["trials"]) for r in rounds),
         }
     return {
-        "trials": trials, "methods": methods, "against": f"{AGAINST} at {last} trials",
-        "searches": len(pairs) * len(methods), "tasks": tasks, "summary": summary, "per_round": per_round,
+        "trials": trials,
+        "methods": methods,
+        "against": f"{AGAINST} at {last} trials",
+        "searches": len(pairs) * len(methods),
+        "tasks": tasks,
+        "summary": summary,
+        "per_round": per_round,
         "reached": reached(by, pairs, last) if AGAINST in methods else {},
         "curves": [
             {
-                "task": t, "seed": s, "method": m,
+                "task": t,
+                "seed": s,
+                "method": m,
                 "best_s": [_short(b) for b in best_so_far(by[t, s, m])],
                 "time_s": [[_short(clock), _short(b)] for clock, b in over_time(by[t, s, m])],
             }
-            for t, s in pairs for m in methods
+            for t, s in pairs
+            for m in methods
         ],
-    }  # fmt: skip
+    }
 
 
 def reached(

@@ -172,8 +172,12 @@ def run_search(
             seed=seed + 1,
         )
     return {
-        "task": task.name, "hash": task.hash, "method": method, "seed": seed, "trials": trials,
+        "task": task.name,
+        "hash": task.hash,
+        "method": method,
+        "seed": seed,
+        "trials": trials,
         "wall_s": time.perf_counter() - started,
         "unencoded": getattr(model, "unencoded", 0),
         "rounds": [asdict(r) for r in clock.rounds],
-    }  # fmt: skip
+    }

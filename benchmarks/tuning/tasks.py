@@ -84,9 +84,7 @@ def _bmm(a: Any, b: Any, name: str) -> Any:
     heads, rows, inner = a.shape
     step = te.reduce_axis((0, inner), name="k")
     return te.compute(
-        (heads, rows, b.shape[2]),
-        lambda h, i, j: te.sum(a[h, i, step] * b[h, step, j], axis=step),
-        name=name,
+        (heads, rows, b.shape[2]), lambda h, i, j: te.sum(a[h, i, step] * b[h, step, j], axis=step), name=name
     )
 
 

@@ -15,9 +15,17 @@ from cdmpp.nn.artifact import Artifact
 
 
 def adapted(
-    artifact: Artifact, records: DeviceRecords, known: Survey, log_measured: Array, family: Array,
-    cache: FeatureCache, *, sampler: str, k: int, seed: int,
-) -> dict[str, Any]:  # fmt: skip
+    artifact: Artifact,
+    records: DeviceRecords,
+    known: Survey,
+    log_measured: Array,
+    family: Array,
+    cache: FeatureCache,
+    *,
+    sampler: str,
+    k: int,
+    seed: int,
+) -> dict[str, Any]:
     """One entry of "adapted" in the results file: before and after on the rows that were not chosen.
 
     Parameters

@@ -133,16 +133,22 @@ class Group:
                 chosen = rows[records.origin[known.rows]]
                 logs, family = self.dataset.rows.log_latency[chosen], self.study.family[chosen]
                 entry: dict[str, Any] = {
-                    "device": device, "source": source, "available": len(available), "rows": len(chosen)
-                }  # fmt: skip
+                    "device": device,
+                    "source": source,
+                    "available": len(available),
+                    "rows": len(chosen),
+                }
                 asked = Asked(device, source, records, known, chosen, logs, family, entry)
                 point, levels, factor = asked.said()
                 curve = coverage_curve(logs, point, levels, factor)
                 entry |= {
                     "specification": figures(logs, point, family, levels, factor),
                     "coverage_curve": {"nominal": list(NOMINAL), "empirical": curve},
-                    "ceilings": None, "sustained": None, "baselines": {}, "adapted": [],
-                }  # fmt: skip
+                    "ceilings": None,
+                    "sustained": None,
+                    "baselines": {},
+                    "adapted": [],
+                }
                 self._say(asked, "specification", entry["specification"])
                 yield asked
 
@@ -157,9 +163,15 @@ class Group:
         known = survey(self._answerer, records, self.cache)
         chosen = rows[records.origin[known.rows]]
         again = Asked(
-            asked.device, asked.source, records, known, chosen,
-            self.dataset.rows.log_latency[chosen], self.study.family[chosen], {},
-        )  # fmt: skip
+            asked.device,
+            asked.source,
+            records,
+            known,
+            chosen,
+            self.dataset.rows.log_latency[chosen],
+            self.study.family[chosen],
+            {},
+        )
         point, levels, factor = again.said()
         found = figures(again.log_measured, point, again.family, levels, factor)
         self._say(asked, "ceilings", found)
@@ -168,9 +180,16 @@ class Group:
     def _adapt(self, asked: Asked, sampler: str, counts: Sequence[int]) -> None:
         for seed, k in itertools.product(SEEDS, counts):
             found = adapted(
-                self.artifact, asked.records, asked.known, asked.log_measured, asked.family, self.cache,
-                sampler=sampler, k=k, seed=seed,
-            )  # fmt: skip
+                self.artifact,
+                asked.records,
+                asked.known,
+                asked.log_measured,
+                asked.family,
+                self.cache,
+                sampler=sampler,
+                k=k,
+                seed=seed,
+            )
             asked.entry["adapted"].append(found)
             self._say(asked, f"{sampler} k = {k} seed {seed}", found["after"])
 

@@ -33,18 +33,22 @@ def network_of(config: TrainConfig, dataset: Dataset, folder: Path) -> Artifact:
     if not (folder / MANIFEST).is_file():
         print(f"{config.name}: training {config.optimiser.steps} steps", flush=True)
         network, summary = train(
-            dataset, config, folder.with_name(folder.name + ".run"),
+            dataset,
+            config,
+            folder.with_name(folder.name + ".run"),
             progress=lambda step, steps, m: print(f"\r{step}/{steps} {m['loss']}", end="", flush=True),
-        )  # fmt: skip
+        )
         held = config.data.holdout_devices
         save_artifact(
-            folder, network, fit_domain(dataset, training_rows(dataset, config)[0], config.seed),
+            folder,
+            network,
+            fit_domain(dataset, training_rows(dataset, config)[0], config.seed),
             name=config.name,
             devices=["" if d.name in held else d.name for d in dataset.devices],
             calibration=calibrate(network, Inputs(dataset.store, dataset.device_matrix), dataset, config),
             device_specs=dataset.devices,
             details={"config": config.model_dump(mode="json"), "train": summary},
-        )  # fmt: skip
+        )
     artifact = load_artifact(folder)
     seen = set(config.data.holdout_devices) & set(artifact.devices)
     if seen:

@@ -9,13 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.adaptation.checks import (
-    Warning_,
-    check_physics,
-    family_warnings,
-    protocol_warnings,
-    warning,
-)
+from cdmpp.adaptation.checks import Warning_, check_physics, family_warnings, protocol_warnings, warning
 from cdmpp.adaptation.fit import CHECKED_FROM, TUNED_FROM, Checked, Measured, TunedFit, fit_process
 from cdmpp.adaptation.records import DeviceRecords
 from cdmpp.adaptation.samplers import choose
@@ -62,10 +56,17 @@ class Adaptation:
 
 
 def adapt(
-    artifact: Artifact, records: DeviceRecords, *, k: int | None = None, sampler: str = "kmeans",
-    seed: int = 0, settings: ResidualSettings | None = None, cache: FeatureCache | None = None,
-    progress: Callable[[int], None] | None = None, known: Survey | None = None,
-) -> Adaptation:  # fmt: skip
+    artifact: Artifact,
+    records: DeviceRecords,
+    *,
+    k: int | None = None,
+    sampler: str = "kmeans",
+    seed: int = 0,
+    settings: ResidualSettings | None = None,
+    cache: FeatureCache | None = None,
+    progress: Callable[[int], None] | None = None,
+    known: Survey | None = None,
+) -> Adaptation:
     """Adapt a model to the device of some records.
 
     Parameters
@@ -137,9 +138,14 @@ def adapt(
         "warnings": warnings,
     }
     adapter = Adapter(
-        records.device, checked.process, known.names, weight, checked.width,
-        tuned.weights if tuned is not None and tuned.kept and weight else None, report,
-    )  # fmt: skip
+        records.device,
+        checked.process,
+        known.names,
+        weight,
+        checked.width,
+        tuned.weights if tuned is not None and tuned.kept and weight else None,
+        report,
+    )
     made = adapted(artifact, adapter)
     result = {"model_id": made.model_id, **report, "selected": None, "before": None, "after": None}
     if k is not None:
@@ -195,9 +201,16 @@ def _thinned(measured: Measured, seed: int) -> Array:
 
 
 def _tune(
-    artifact: Artifact, records: DeviceRecords, cache: FeatureCache, rows: Array, measured: Measured,
-    alone: Checked, settings: ResidualSettings | None, seed: int, warnings: list[Warning_],
-) -> TunedFit | None:  # fmt: skip
+    artifact: Artifact,
+    records: DeviceRecords,
+    cache: FeatureCache,
+    rows: Array,
+    measured: Measured,
+    alone: Checked,
+    settings: ResidualSettings | None,
+    seed: int,
+    warnings: list[Warning_],
+) -> TunedFit | None:
     """:func:`cdmpp.adaptation.tune.tune`; without torch a warning in its place."""
     try:
         import cdmpp.adaptation.tune as tuning

@@ -61,9 +61,13 @@ class DeviceRecords:
 
 
 def device_records(
-    records: Records, device: DeviceSpec | str | None, artifact: Artifact, *,
-    protocol: str = DEFAULT_PROTOCOL, framework: str | None = None,
-) -> DeviceRecords:  # fmt: skip
+    records: Records,
+    device: DeviceSpec | str | None,
+    artifact: Artifact,
+    *,
+    protocol: str = DEFAULT_PROTOCOL,
+    framework: str | None = None,
+) -> DeviceRecords:
     """The rows that a model is adapted on.
 
     Parameters

@@ -190,9 +190,14 @@ def default_kernel(points: Array, families: Array) -> Kernel:
 
 
 def _variance(
-    points: Array, families: Array, counts: Array, rows: Array, k: int, rng: np.random.Generator,
+    points: Array,
+    families: Array,
+    counts: Array,
+    rows: Array,
+    k: int,
+    rng: np.random.Generator,
     kernel: Kernel | None,
-) -> Array:  # fmt: skip
+) -> Array:
     """Greedy choice: the candidate whose measurement most reduces the summed posterior variance."""
     limit = max(VARIANCE_ROWS, k)
     seen = np.sort(rng.choice(len(points), min(len(points), limit), replace=False))

@@ -63,10 +63,17 @@ class Selection:
 
 
 def select(
-    artifact: Artifact, device: DeviceSpec, pool: Sequence[OperatorSpec], k: int, *,
-    sampler: str = "kmeans", seed: int = 0, protocol: str = "kernel", framework: str = "",
+    artifact: Artifact,
+    device: DeviceSpec,
+    pool: Sequence[OperatorSpec],
+    k: int,
+    *,
+    sampler: str = "kmeans",
+    seed: int = 0,
+    protocol: str = "kernel",
+    framework: str = "",
     settings: ResidualSettings | None = None,
-) -> Selection:  # fmt: skip
+) -> Selection:
     """Choose k programs of a pool to measure on a device.
 
     The choice sees what adapting will see of the measurements (:func:`cdmpp.adaptation.survey.survey`), all
@@ -92,11 +99,17 @@ def select(
     # Nothing was measured yet: the latency is there to make them records, and is not looked at.
     rows = [
         Measurement(
-            spec.text(), "operator", device.name, 1.0, program_hash=spec.hash(), protocol=protocol,
-            framework=framework, device_spec=device,
+            spec.text(),
+            "operator",
+            device.name,
+            1.0,
+            program_hash=spec.hash(),
+            protocol=protocol,
+            framework=framework,
+            device_spec=device,
         )
         for spec in fitting
-    ]  # fmt: skip
+    ]
     records = device_records(rows, device, artifact)
     known = survey(Answerer(artifact), records, FeatureCache(schedule=artifact.config.schedule))
     expected = np.exp(known.point[known.question])

@@ -54,9 +54,11 @@ class Survey:
 
 
 def survey(
-    answerer: Answerer, records: DeviceRecords, cache: FeatureCache,
+    answerer: Answerer,
+    records: DeviceRecords,
+    cache: FeatureCache,
     progress: Callable[[int], None] | None = None,
-) -> Survey:  # fmt: skip
+) -> Survey:
     """Ask the base model about every record of a device; no latency is read.
 
     Raises
@@ -101,6 +103,14 @@ def survey(
         )
     point, levels, factor, score, roofline = (np.concatenate(c) for c in zip(*said, strict=True))
     return Survey(
-        np.concatenate(rows), np.concatenate(question), point, levels, factor, score, roofline,
-        AdapterFeatures.concat(features), maker.names, lost,
-    )  # fmt: skip
+        np.concatenate(rows),
+        np.concatenate(question),
+        point,
+        levels,
+        factor,
+        score,
+        roofline,
+        AdapterFeatures.concat(features),
+        maker.names,
+        lost,
+    )

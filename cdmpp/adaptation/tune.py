@@ -58,9 +58,15 @@ class _Sample:
 
 
 def tune(
-    artifact: Artifact, records: DeviceRecords, cache: FeatureCache, rows: Array, measured: Measured,
-    alone: Checked, settings: ResidualSettings | None, seed: int,
-) -> TunedFit:  # fmt: skip
+    artifact: Artifact,
+    records: DeviceRecords,
+    cache: FeatureCache,
+    rows: Array,
+    measured: Measured,
+    alone: Checked,
+    settings: ResidualSettings | None,
+    seed: int,
+) -> TunedFit:
     """Tune on measured questions and say whether it pays.
 
     Parameters
@@ -119,9 +125,13 @@ def _start(artifact: Artifact, records: DeviceRecords) -> LatencyNetwork:
 
 @torch.no_grad()
 def _sample(
-    artifact: Artifact, network: LatencyNetwork, records: DeviceRecords, cache: FeatureCache, rows: Array,
+    artifact: Artifact,
+    network: LatencyNetwork,
+    records: DeviceRecords,
+    cache: FeatureCache,
+    rows: Array,
     measured: Measured,
-) -> tuple[_Sample, Array]:  # fmt: skip
+) -> tuple[_Sample, Array]:
     """The measured rows at the head, and log(latency / reference) as the network gives it there."""
     latents, questions, references = [], [], []
     known = known_devices(artifact.trained_devices)

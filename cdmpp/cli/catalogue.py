@@ -21,12 +21,17 @@ def devices(json: JsonOption = False) -> None:
     header = ("name", "vendor", "architecture", "units", "fp32", "fp16 matrix", "memory", "bandwidth")
     rows = [
         (
-            spec.name, spec.vendor, spec.arch, str(spec.compute_units), shown(spec.peak_flops_fp32, "flop/s"),
-            shown(spec.peak_flops_fp16_matrix, "flop/s"), shown(spec.memory_bytes, "B"),
+            spec.name,
+            spec.vendor,
+            spec.arch,
+            str(spec.compute_units),
+            shown(spec.peak_flops_fp32, "flop/s"),
+            shown(spec.peak_flops_fp16_matrix, "flop/s"),
+            shown(spec.memory_bytes, "B"),
             shown(spec.mem_bandwidth_bytes_per_s, "B/s"),
         )
         for spec in found
-    ]  # fmt: skip
+    ]
     print_table(header, rows, right=(3, 4, 5, 6, 7))
 
 

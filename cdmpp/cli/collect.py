@@ -116,9 +116,14 @@ def collect(
     if (tracker is None) != (key is None):
         raise typer.BadParameter("--tracker and --key go together", param_hint="--tracker")
     settings = CollectSettings(
-        schedules=schedules, seed=seed, tune=tune, time_limit_s=time_limit_s, memory_gib=memory_gib,
-        repeat_gap_s=repeat_gap_s, timing=TimingSettings(flush_cache=flush_cache),
-    )  # fmt: skip
+        schedules=schedules,
+        seed=seed,
+        tune=tune,
+        time_limit_s=time_limit_s,
+        memory_gib=memory_gib,
+        repeat_gap_s=repeat_gap_s,
+        timing=TimingSettings(flush_cache=flush_cache),
+    )
     remote = tracker is not None or build_only
     known: dict[str, Any] = {}
     if out.exists() and not build_only:
@@ -139,9 +144,15 @@ def collect(
 
 
 def _measure(
-    wanted: list[str], chosen: tuple[Configuration, ...], out: Path, settings: CollectSettings,
-    sizes: dict[str, int], tracker: str | None, key: str | None, json: bool,
-) -> None:  # fmt: skip
+    wanted: list[str],
+    chosen: tuple[Configuration, ...],
+    out: Path,
+    settings: CollectSettings,
+    sizes: dict[str, int],
+    tracker: str | None,
+    key: str | None,
+    json: bool,
+) -> None:
     from cdmpp.measure.collect import collect
     from cdmpp.measure.store import Store
     from cdmpp.measure.timers import LocalTimers
@@ -186,9 +197,13 @@ def print_summary(out: Path, json: bool) -> None:
 
 
 def _build_only(
-    wanted: list[str], chosen: tuple[Configuration, ...], out: Path, settings: CollectSettings,
-    sizes: dict[str, int], json: bool,
-) -> None:  # fmt: skip
+    wanted: list[str],
+    chosen: tuple[Configuration, ...],
+    out: Path,
+    settings: CollectSettings,
+    sizes: dict[str, int],
+    json: bool,
+) -> None:
     from cdmpp.measure.archive import write_job
 
     with progress_bars() as progress:
@@ -222,9 +237,13 @@ def progress_bars() -> Iterator[Progress]:
     from rich.progress import Progress as Bars
 
     columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"), TimeRemainingColumn(), TextColumn("{task.fields[failed]}"),
-    )  # fmt: skip
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[failed]}"),
+    )
     with Bars(*columns, console=Console(stderr=True), speed_estimate_period=120) as bars:
         yield _Bars(bars)
 

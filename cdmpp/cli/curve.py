@@ -79,10 +79,16 @@ def curve(
 
     devices = [load_device(d) if d.lower().endswith((".json", ".toml")) else d for d in device]
     found = predict_curve(
-        LatencyPredictor.load(model), [_template(text) for text in program], _axes(axis), devices,
-        backend=backend, protocol=protocol, framework=framework, quantiles=quantile or DEFAULT_QUANTILES,
+        LatencyPredictor.load(model),
+        [_template(text) for text in program],
+        _axes(axis),
+        devices,
+        backend=backend,
+        protocol=protocol,
+        framework=framework,
+        quantiles=quantile or DEFAULT_QUANTILES,
         monotone=monotone,
-    )  # fmt: skip
+    )
     if json:
         print_json(found.to_dict())
     else:

@@ -12,9 +12,7 @@ from cdmpp.units import format_latency
 
 data = typer.Typer(help="Measurement tables.", no_args_is_help=True, rich_markup_mode=None)
 
-_COUNTED = (
-    "source", "op", "device", "backend", "protocol", "framework", "splits", "excluded", "unsupported",
-)  # fmt: skip
+_COUNTED = ("source", "op", "device", "backend", "protocol", "framework", "splits", "excluded", "unsupported")
 
 FileArgument = Annotated[
     Path,

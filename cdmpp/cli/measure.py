@@ -44,8 +44,7 @@ def measure(
         int | None, typer.Option(min=1, help="Threads, if not as built.", show_default=False)
     ] = None,
     device: Annotated[
-        str | None,
-        typer.Option(metavar="NAME|FILE", help="The device, if not as built.", show_default=False),
+        str | None, typer.Option(metavar="NAME|FILE", help="The device, if not as built.", show_default=False)
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -84,20 +83,27 @@ def _measure_todo(
     try:
         with timer.ready(), steps("programs", len(todo.programs)) as step:
             done = measure_programs(
-                todo.programs, lambda spec: timer.record(spec, "selected"), path,
-                device=place.device.name, protocol=todo.protocol, step=step,
-            )  # fmt: skip
+                todo.programs,
+                lambda spec: timer.record(spec, "selected"),
+                path,
+                device=place.device.name,
+                protocol=todo.protocol,
+                step=step,
+            )
     except KeyboardInterrupt:
         print(f"stopped; the same command goes on with {path}", file=sys.stderr)
         raise typer.Exit(130) from None
     if json:
         print_json(
             {
-                "path": str(path), "device": place.device.name, "protocol": todo.protocol,
-                "records": done.records, "new": done.new,
+                "path": str(path),
+                "device": place.device.name,
+                "protocol": todo.protocol,
+                "records": done.records,
+                "new": done.new,
                 "failed": [{"program": text, "reason": why} for text, why in done.failed.items()],
             }
-        )  # fmt: skip
+        )
     else:
         for text, why in done.failed.items():
             print(f"failed: {text}: {why}")

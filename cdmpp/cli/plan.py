@@ -35,8 +35,7 @@ UrlOption = Annotated[
     str | None, typer.Option("--url", help="Let the service there price programs, instead of a model here.")
 ]
 RemoteOption = Annotated[
-    bool,
-    typer.Option("--remote", help="With --url: the service searches too, as a job; Ctrl-C cancels it."),
+    bool, typer.Option("--remote", help="With --url: the service searches too, as a job; Ctrl-C cancels it.")
 ]
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE.json", help="The request; - for stdin.")]
 
@@ -137,9 +136,13 @@ def _bar(name: str) -> Iterator[Callable[[Progress], None]]:
     from rich.progress import Progress as Bar
 
     with Bar(
-        TextColumn(name), BarColumn(), TextColumn("{task.fields[found]}"), TimeElapsedColumn(),
-        console=Console(stderr=True), transient=True,
-    ) as bar:  # fmt: skip
+        TextColumn(name),
+        BarColumn(),
+        TextColumn("{task.fields[found]}"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    ) as bar:
         task = bar.add_task(name, total=1.0, found="")
 
         def listen(progress: Progress) -> None:

@@ -140,9 +140,13 @@ def _programs(sources: Sequence[str], backend: Backend | None, sizes: dict[str, 
 
 
 def _predict(
-    predictor: LatencyPredictor, programs: _Programs, devices: Sequence[str], protocol: Protocol,
-    framework: Framework | None, levels: tuple[float, ...],
-) -> list[_Result]:  # fmt: skip
+    predictor: LatencyPredictor,
+    programs: _Programs,
+    devices: Sequence[str],
+    protocol: Protocol,
+    framework: Framework | None,
+    levels: tuple[float, ...],
+) -> list[_Result]:
     """Every program on every device, programs first."""
     from cdmpp.devices import load_device
     from cdmpp.predictor import ErrorInfo, Prediction, Question
@@ -163,12 +167,15 @@ def _predict(
                 results.append(None)
                 continue
             failed = Prediction(
-                source if isinstance(program, CdmppError) else program.name, None,
+                source if isinstance(program, CdmppError) else program.name,
+                None,
                 name if isinstance(spec, CdmppError) else spec.name,
                 "library" if isinstance(program, CdmppError) else program.backend,
-                protocol, framework, predictor.model_id,
+                protocol,
+                framework,
+                predictor.model_id,
                 error=ErrorInfo.of(program if isinstance(program, CdmppError) else spec),  # type: ignore[arg-type]
-            )  # fmt: skip
+            )
             results.append(_Result(source, failed, count))
     answers = predictor.predict_questions([q for *_, q in questions], levels)
     for (place, source, count, _), answer in zip(questions, answers, strict=True):
@@ -192,9 +199,12 @@ def _totals(results: list[_Result]) -> list[dict[str, Any]]:
 
 
 def _print(
-    results: list[_Result], unsupported: list[tuple[str, Unsupported]],
-    model_id: str, protocol: Protocol, levels: tuple[float, ...],
-) -> None:  # fmt: skip
+    results: list[_Result],
+    unsupported: list[tuple[str, Unsupported]],
+    model_id: str,
+    protocol: Protocol,
+    levels: tuple[float, ...],
+) -> None:
     rows = []
     for r in results:
         p = r.prediction

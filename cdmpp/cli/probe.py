@@ -100,14 +100,17 @@ def _summary(result: ProbeResult, out: Path) -> dict[str, Any]:
         "path": os.fspath(out),
         "programs": [
             {
-                "program": r.program, "latency_s": r.latency_s, "repeats": len(r.repeats_s),
-                "excluded_reason": r.excluded_reason, "failure": r.failure,
+                "program": r.program,
+                "latency_s": r.latency_s,
+                "repeats": len(r.repeats_s),
+                "excluded_reason": r.excluded_reason,
+                "failure": r.failure,
             }
             for r in result.records
         ],
         "sustained": ceilings.figures() if ceilings else {},
         "warnings": [{"code": w.code, "message": w.message} for w in result.warnings],
-    }  # fmt: skip
+    }
 
 
 def _print(result: ProbeResult, out: Path) -> None:

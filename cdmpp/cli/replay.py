@@ -96,8 +96,11 @@ def replay(
     if overrides:
         request["overrides"] = [*_list(request.get("overrides", [])), *overrides]
     for name, value in (
-        ("protocol", protocol), ("framework", framework), ("samples", samples), ("seed", seed)
-    ):  # fmt: skip
+        ("protocol", protocol),
+        ("framework", framework),
+        ("samples", samples),
+        ("seed", seed),
+    ):
         if value is not None:
             request[name] = value
     if save_graph is not None:

@@ -16,8 +16,7 @@ _MOST_SHOWN = 10
 
 def select(
     device: Annotated[
-        str,
-        typer.Option(metavar="NAME|FILE", help="Device that will be measured.", show_default=False),
+        str, typer.Option(metavar="NAME|FILE", help="Device that will be measured.", show_default=False)
     ],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="New folder.", show_default=False)],
     model: ModelOption = None,
@@ -79,9 +78,13 @@ def select(
         artifact, spec, programs, k, sampler=sampler, seed=seed, protocol=timed, framework=framework
     )
     about = {
-        "model": str(folder), "model_id": artifact.model_id, "k": k, "sampler": sampler, "seed": seed,
+        "model": str(folder),
+        "model_id": artifact.model_id,
+        "k": k,
+        "sampler": sampler,
+        "seed": seed,
         "pool": str(pool or folder),
-    }  # fmt: skip
+    }
     todo = Todo(
         found.programs, tuple(found.expected_s.tolist()), spec, timed, framework, about, found.estimate_s
     )
@@ -90,16 +93,22 @@ def select(
     if json:
         print_json(
             {
-                **about, "device": spec.name, "protocol": timed, "framework": framework, "path": str(out),
-                "estimate_s": round(found.estimate_s, 2), "pool_programs": found.pool,
-                "left_out": dict(found.left_out), "operators": dict(operators),
+                **about,
+                "device": spec.name,
+                "protocol": timed,
+                "framework": framework,
+                "path": str(out),
+                "estimate_s": round(found.estimate_s, 2),
+                "pool_programs": found.pool,
+                "left_out": dict(found.left_out),
+                "operators": dict(operators),
                 "families": dict(Counter(operator_family(p.operator) for p in found.programs)),
                 "programs": [
                     {"program": p.text(), "expected_latency_s": float(f"{s:.6g}")}
                     for p, s in zip(found.programs, found.expected_s.tolist(), strict=True)
                 ],
             }
-        )  # fmt: skip
+        )
         return
     rows = list(zip(found.programs, found.expected_s.tolist(), strict=True))
     print_table(

@@ -185,7 +185,11 @@ class AsyncPredictorClient:
 
     async def _send(self, call: Call, attempts: Attempts) -> Answer:
         response = await self._http.request(
-            call.method, call.path, content=call.body, params=list(call.params) or None,
-            headers=attempts.headers(call), timeout=attempts.left_s(),
-        )  # fmt: skip
+            call.method,
+            call.path,
+            content=call.body,
+            params=list(call.params) or None,
+            headers=attempts.headers(call),
+            timeout=attempts.left_s(),
+        )
         return Answer(response.status_code, response.headers, response.content)

@@ -45,13 +45,7 @@ from cdmpp.curves.template import Axes
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError, ServiceError, UnknownDeviceError
 from cdmpp.features.bulk import MEDIA_TYPE, FeatureAnswers, FeatureQuestions
-from cdmpp.prediction import (
-    ErrorInfo,
-    Prediction,
-    Question,
-    check_quantiles,
-    check_settings,
-)
+from cdmpp.prediction import ErrorInfo, Prediction, Question, check_quantiles, check_settings
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.question import Backend, Protocol
 
@@ -119,11 +113,13 @@ class Operations:
         model_id = yield from self.model_id()
         left = iter(answers)
         return [
-            next(left) if isinstance(item, Item)
-            else ServedPrediction(item[0], None, named, "library", protocol, framework, model_id,
-                                  error=ErrorInfo.of(item[1]))
+            next(left)
+            if isinstance(item, Item)
+            else ServedPrediction(
+                item[0], None, named, "library", protocol, framework, model_id, error=ErrorInfo.of(item[1])
+            )
             for item in items
-        ]  # fmt: skip
+        ]
 
     def predict_questions(
         self, questions: Sequence[Question], quantiles: Sequence[float]

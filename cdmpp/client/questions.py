@@ -68,17 +68,36 @@ class Item:
     def failed(self, error: ErrorInfo, model_id: str) -> ServedPrediction:
         """An answer that is an error."""
         return ServedPrediction(
-            self.name or "", self.hash, self.device, self.backend, self.protocol, self.framework, model_id,
+            self.name or "",
+            self.hash,
+            self.device,
+            self.backend,
+            self.protocol,
+            self.framework,
+            model_id,
             error=error,
-        )  # fmt: skip
+        )
 
 
 #: Made once: json.dumps makes an encoder for every value.
 _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 _FIELDS = (
-    "name", "program_hash", "device", "backend", "protocol", "framework", "model_id", "latency_s", "lower_s",
-    "upper_s", "quantiles", "domain", "domain_score", "roofline_s", "prediction_id",
-)  # fmt: skip
+    "name",
+    "program_hash",
+    "device",
+    "backend",
+    "protocol",
+    "framework",
+    "model_id",
+    "latency_s",
+    "lower_s",
+    "upper_s",
+    "quantiles",
+    "domain",
+    "domain_score",
+    "roofline_s",
+    "prediction_id",
+)
 
 
 class Texts:

@@ -244,9 +244,13 @@ class PredictorClient:
 
     def _send(self, call: Call, attempts: Attempts) -> Answer:
         request = self._http.build_request(
-            call.method, call.path, content=call.body, params=list(call.params) or None,
-            headers=attempts.headers(call), timeout=attempts.left_s(),
-        )  # fmt: skip
+            call.method,
+            call.path,
+            content=call.body,
+            params=list(call.params) or None,
+            headers=attempts.headers(call),
+            timeout=attempts.left_s(),
+        )
         response = self._http.send(request, stream=True)
         try:
             body = bytearray()

@@ -57,7 +57,13 @@ def predict_curve(
     >>> predict_curve(predictor, "linear:n=4096,k=1024", {"m": [1, 2, 4, 8]}, ["t4"])      # doctest: +SKIP
     """
     plan = CurvePlan(
-        programs, axes, devices, backend=backend, protocol=protocol, framework=framework,
-        quantiles=quantiles, monotone=monotone,
-    )  # fmt: skip
+        programs,
+        axes,
+        devices,
+        backend=backend,
+        protocol=protocol,
+        framework=framework,
+        quantiles=quantiles,
+        monotone=monotone,
+    )
     return plan.curve(predictor.model_id, predictor.predict_questions(plan.questions, plan.levels))

@@ -132,16 +132,27 @@ def _devices(table: MeasurementTable, summary: dict[str, Any]) -> str:
             continue
         rows.append(
             (
-                name, f"{spec.vendor} {spec.arch}", f"{spec.compute_units} x {spec.cores_per_unit}",
-                f"{spec.clock_hz / 1e9:.3g} GHz", f"{spec.peak_flops_fp32 / 1e9:,.4g} Gflop/s",
-                f"{spec.mem_bandwidth_bytes_per_s / 1e9:.3g} GB/s", *_conditions(one),
+                name,
+                f"{spec.vendor} {spec.arch}",
+                f"{spec.compute_units} x {spec.cores_per_unit}",
+                f"{spec.clock_hz / 1e9:.3g} GHz",
+                f"{spec.peak_flops_fp32 / 1e9:,.4g} Gflop/s",
+                f"{spec.mem_bandwidth_bytes_per_s / 1e9:.3g} GB/s",
+                *_conditions(one),
             )
-        )  # fmt: skip
+        )
         sources.append(f"{name}: {spec.source}")
     header = (
-        "device", "CPU or board", "units x lanes", "clock", "fp32 peak", "memory",
-        "threads", "cores", "target",
-    )  # fmt: skip
+        "device",
+        "CPU or board",
+        "units x lanes",
+        "clock",
+        "fp32 peak",
+        "memory",
+        "threads",
+        "cores",
+        "target",
+    )
     return f"{_markdown(header, rows)}\n\n{_bullets(sources)}"
 
 
@@ -196,16 +207,26 @@ def _latency(table: MeasurementTable, summary: dict[str, Any]) -> str:
             noise = (f"{floor['n']:,}", _percent(floor["median"]), _percent(floor["p90"]))
         rows.append(
             (
-                name, f"{int(here.sum()):,}", f"{low} to {high}", middle,
+                name,
+                f"{int(here.sum()):,}",
+                f"{low} to {high}",
+                middle,
                 _percent(np.median(within)) if len(within) else "-",
                 _percent(np.quantile(within, 0.9)) if len(within) else "-",
                 *noise,
             )
-        )  # fmt: skip
+        )
     header = (
-        "device", "records", "range", "median", "spread, median", "spread, 90 %", "measured twice",
-        "noise, median", "noise, 90 %",
-    )  # fmt: skip
+        "device",
+        "records",
+        "range",
+        "median",
+        "spread, median",
+        "spread, 90 %",
+        "measured twice",
+        "noise, median",
+        "noise, 90 %",
+    )
     said = (
         "Spread: interquartile range / median of the raw repeats of a record (4 or more). Noise: relative "
         "difference |a - b| / mean of two measurements of a program, some time apart."

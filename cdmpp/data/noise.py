@@ -67,8 +67,10 @@ def noise_floor(records: MeasurementTable, repeats: MeasurementTable | None) -> 
         "noise_floor": float(np.median(every)) if every else None,
         "noise_floor_by_device": {
             device: {
-                "n": len(values), "median": float(np.median(values)), "p90": float(np.quantile(values, 0.9)),
+                "n": len(values),
+                "median": float(np.median(values)),
+                "p90": float(np.quantile(values, 0.9)),
             }
             for device, values in sorted(by_device.items())
         },
-    }  # fmt: skip
+    }

@@ -41,10 +41,25 @@ LONG_FACTOR = 20.0
 FAST_FACTOR = 0.1  # winograd and reads from cache reach 0.2 to 0.5
 
 _PER_ELEMENT = {
-    "softmax": 5.0, "layernorm": 8.0, "rmsnorm": 4.0, "reduce_mean": 1.0, "silu_and_mul": 5.0,
-    "gelu": 8.0, "tanh": 6.0, "sigmoid": 4.0, "silu": 5.0, "pow": 8.0, "pow_scalar": 8.0, "erf": 6.0,
-    "exp": 4.0, "log": 4.0, "sqrt": 2.0, "copy": 0.0, "embedding": 0.0, "batch_norm": 2.0,
-}  # fmt: skip
+    "softmax": 5.0,
+    "layernorm": 8.0,
+    "rmsnorm": 4.0,
+    "reduce_mean": 1.0,
+    "silu_and_mul": 5.0,
+    "gelu": 8.0,
+    "tanh": 6.0,
+    "sigmoid": 4.0,
+    "silu": 5.0,
+    "pow": 8.0,
+    "pow_scalar": 8.0,
+    "erf": 6.0,
+    "exp": 4.0,
+    "log": 4.0,
+    "sqrt": 2.0,
+    "copy": 0.0,
+    "embedding": 0.0,
+    "batch_norm": 2.0,
+}
 
 
 def uses_matrix_units(operator: str) -> bool:

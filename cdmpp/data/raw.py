@@ -139,9 +139,7 @@ def read_raw(path: Path, columns: Collection[str]) -> RawTable:
             return RawTable(pq.read_table(path, columns=wanted), path)
         # As text: pyarrow guesses types from the first block alone, and a column may be empty there.
         options = pa_csv.ConvertOptions(
-            include_columns=wanted,
-            column_types=dict.fromkeys(wanted, pa.string()),
-            strings_can_be_null=True,
+            include_columns=wanted, column_types=dict.fromkeys(wanted, pa.string()), strings_can_be_null=True
         )
         with _csv_stream(path) as stream:
             return RawTable(pa_csv.read_csv(stream, convert_options=options), path)

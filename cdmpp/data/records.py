@@ -113,9 +113,18 @@ class Measurement:
 def from_measurements(rows: list[Measurement]) -> MeasurementTable:
     """Build a checked table from single measurements; each distinct text is kept once."""
     names = (
-        "program_hash", "program_kind", "program", "task", "device", "backend", "protocol", "framework",
-        "source", "excluded_reason", "failure",
-    )  # fmt: skip
+        "program_hash",
+        "program_kind",
+        "program",
+        "task",
+        "device",
+        "backend",
+        "protocol",
+        "framework",
+        "source",
+        "excluded_reason",
+        "failure",
+    )
     texts: dict[str, Iterable[str]] = {n: map(attrgetter(n), rows) for n in names}
     specs = {id(r.device_spec): spec_text(r.device_spec) for r in rows if r.device_spec is not None}
     texts["device_spec"] = (specs.get(id(r.device_spec), "") for r in rows)

@@ -31,11 +31,23 @@ TEST_SHARE, VALIDATION_SHARE = 0.10, 0.05
 _SHAPE = {
     "gemm": ("m", "n", "k"),
     "conv": (
-        "n", "c_in", "h", "w", "c_out", "kh", "kw", "stride_h", "stride_w",
-        "pad_h", "pad_w", "dil_h", "dil_w", "groups",
+        "n",
+        "c_in",
+        "h",
+        "w",
+        "c_out",
+        "kh",
+        "kw",
+        "stride_h",
+        "stride_w",
+        "pad_h",
+        "pad_w",
+        "dil_h",
+        "dil_w",
+        "groups",
     ),
     "attention": ("batch", "q_len", "past_len", "heads", "kv_heads", "head_dim"),
-}  # fmt: skip
+}
 _SEED = {"gemm": 1, "conv": 2, "attention": 3, "vector": 4}
 _TVM_SEED = 5
 

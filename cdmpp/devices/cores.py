@@ -14,9 +14,11 @@ from typing import Final
 USUAL_LANES: Final = {"sse4.2": 4, "avx2": 16, "neon": 8}
 #: Flags (Linux names) that an instruction set needs.
 NEEDED_FLAGS: Final = {
-    "sse4.2": ("sse4_2",), "avx2": ("avx2", "fma"), "avx512": ("avx512f", "avx512dq", "avx512bw", "avx512vl"),
+    "sse4.2": ("sse4_2",),
+    "avx2": ("avx2", "fma"),
+    "avx512": ("avx512f", "avx512dq", "avx512bw", "avx512vl"),
     "neon": ("asimd",),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)

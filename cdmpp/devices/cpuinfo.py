@@ -91,10 +91,17 @@ def read_macos() -> CpuInfo:
     cache = next(((name, size) for name, size in caches if size), ("", None))
     vendor = "Apple" if brand.startswith("Apple") else "Intel"
     return CpuInfo(
-        vendor, brand, family, model, stepping, frozenset(flags),
-        clock_hz=float(clock) if clock else None, clock_source="sysctl hw.cpufrequency_max",
-        cache_bytes=float(cache[1]) if cache[1] else None, cache_source=f"sysctl {cache[0]}",
-    )  # fmt: skip
+        vendor,
+        brand,
+        family,
+        model,
+        stepping,
+        frozenset(flags),
+        clock_hz=float(clock) if clock else None,
+        clock_source="sysctl hw.cpufrequency_max",
+        cache_bytes=float(cache[1]) if cache[1] else None,
+        cache_source=f"sysctl {cache[0]}",
+    )
 
 
 def _blocks(text: str) -> list[dict[str, str]]:

@@ -24,11 +24,7 @@ _NOISE = re.compile(r"\((r|tm|c)\)|@.*|\bcpu\b|\bprocessor\b|\b[0-9]+-core\b|\bw
 
 
 def host_device(
-    threads: int,
-    isa: str,
-    bandwidth_bytes_per_s: float | None = None,
-    *,
-    cores: Sequence[int] | None = None,
+    threads: int, isa: str, bandwidth_bytes_per_s: float | None = None, *, cores: Sequence[int] | None = None
 ) -> DeviceSpec:
     """Describe this machine's CPU as programs will use it.
 

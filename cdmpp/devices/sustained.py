@@ -21,19 +21,37 @@ ENERGY_PER_NM_J = 1.25e-12
 
 #: Name of the process in nm, by the beginning of DeviceSpec.arch; the longest match counts.
 _PROCESS_NM = {
-    "Maxwell": 28, "Pascal": 16, "Volta": 12, "Turing": 12, "Ampere sm_80": 7, "Ampere sm_86": 8,
-    "Ada": 4, "Hopper": 4, "Blackwell": 4, "GCN5": 14, "GCN5.1": 7, "CDNA1": 7, "CDNA2": 6, "CDNA3": 5,
-    "RDNA2": 7, "RDNA3": 5,
-}  # fmt: skip
+    "Maxwell": 28,
+    "Pascal": 16,
+    "Volta": 12,
+    "Turing": 12,
+    "Ampere sm_80": 7,
+    "Ampere sm_86": 8,
+    "Ada": 4,
+    "Hopper": 4,
+    "Blackwell": 4,
+    "GCN5": 14,
+    "GCN5.1": 7,
+    "CDNA1": 7,
+    "CDNA2": 6,
+    "CDNA3": 5,
+    "RDNA2": 7,
+    "RDNA3": 5,
+}
 
 #: Measured over nominal, the middle of the GPUs of the public tables (their training rows). They only say
 #: which measured share counts as 1, so a few per cent more or less are learned by the network.
 TYPICAL = {
-    "gemm_flops_fp32": 0.85, "gemm_flops_fp16": 0.75, "gemm_flops_bf16": 0.79,
-    "conv_flops_fp32": 1.25, "conv_flops_fp16": 0.60, "conv_flops_bf16": 0.55,
-    "attention_flops_bf16": 0.57, "attention_flops_fp16": 0.57,
+    "gemm_flops_fp32": 0.85,
+    "gemm_flops_fp16": 0.75,
+    "gemm_flops_bf16": 0.79,
+    "conv_flops_fp32": 1.25,
+    "conv_flops_fp16": 0.60,
+    "conv_flops_bf16": 0.55,
+    "attention_flops_bf16": 0.57,
+    "attention_flops_fp16": 0.57,
     "bytes_per_s": 0.84,
-}  # fmt: skip
+}
 #: A ceiling from a few odd rows shall not move a device further than this.
 _LIMITS = (0.55, 1.4)
 

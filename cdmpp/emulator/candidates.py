@@ -101,15 +101,22 @@ class Candidates:
         begin = self.structure.begin
         evaluate(
             order, begin, self._duration, self.structure.deps, self._lag, self._turn, self.start_s, self.end_s
-        )  # fmt: skip
+        )
         return float(latest(order, begin, self.end_s))
 
     def _rest(self, order: Ints) -> float:
         begin, before = self.structure.begin, self._before
         ran, kept = evaluate_again(
-            order, before, begin, self._duration, self.structure.deps, self._lag, self._turn, self.start_s,
+            order,
+            before,
+            begin,
+            self._duration,
+            self.structure.deps,
+            self._lag,
+            self._turn,
+            self.start_s,
             self.end_s,
-        )  # fmt: skip
+        )
         before[:] = order
         self.kept += kept
         self.run += ran - kept

@@ -133,9 +133,13 @@ def evaluate(
 
 
 def _evaluate_table(
-    artifact: Artifact, table: MeasurementTable, wanted: set[str] | None, cache: FeatureCache,
-    scores: _Scores, progress: Callable[[int], None],
-) -> None:  # fmt: skip
+    artifact: Artifact,
+    table: MeasurementTable,
+    wanted: set[str] | None,
+    cache: FeatureCache,
+    scores: _Scores,
+    progress: Callable[[int], None],
+) -> None:
     chosen = np.ones(len(table), dtype=np.bool_)
     if wanted is not None:
         chosen = rows_of(table, wanted)
@@ -151,9 +155,13 @@ def _evaluate_table(
 
 
 def _score_rows(
-    answerer: Answerer, table: MeasurementTable, rows: Array, parts: Iterable[AskedPart], scores: _Scores,
+    answerer: Answerer,
+    table: MeasurementTable,
+    rows: Array,
+    parts: Iterable[AskedPart],
+    scores: _Scores,
     progress: Callable[[int], None],
-) -> None:  # fmt: skip
+) -> None:
     for part in parts:
         _count(scores, table, rows[part.lost], np.array(part.why, dtype=object))
         if len(part.index):

@@ -243,7 +243,7 @@ class FeatureQuestions:
                 "quantiles": json.dumps(self.quantiles),
                 "model": json.dumps(self.model),
             },
-        )  # fmt: skip
+        )
 
     @classmethod
     def from_bytes(cls, body: bytes | bytearray | memoryview) -> FeatureQuestions:

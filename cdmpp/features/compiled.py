@@ -33,22 +33,66 @@ PAGES = (64, 1024)
 STACK = 1024
 
 MAGNITUDES = (
-    "vector_ops", "vector_trips", "vector_loads", "vector_stores", "chained_ops",
-    *(f"lines_{c}" for c in CACHES), *(f"{a}_lines_{c}" for c in _EACH for a in _ACCESSES),
-    *(f"pages_{p}" for p in PAGES), "bodies", "library_calls", "split_indices", "branches",
-    "all_stores", "odd_updates", "accumulator_vectors", "kept_over", "loads_per_op", "lanes", "body",
-    "iterations", "hoisted", "inside", "repeats", "repeats_parallel", "compact_store_bytes",
-    "intermediate_bytes", "footprint", "footprint_in_sets", "task_trips", "regions",
-)  # fmt: skip
+    "vector_ops",
+    "vector_trips",
+    "vector_loads",
+    "vector_stores",
+    "chained_ops",
+    *(f"lines_{c}" for c in CACHES),
+    *(f"{a}_lines_{c}" for c in _EACH for a in _ACCESSES),
+    *(f"pages_{p}" for p in PAGES),
+    "bodies",
+    "library_calls",
+    "split_indices",
+    "branches",
+    "all_stores",
+    "odd_updates",
+    "accumulator_vectors",
+    "kept_over",
+    "loads_per_op",
+    "lanes",
+    "body",
+    "iterations",
+    "hoisted",
+    "inside",
+    "repeats",
+    "repeats_parallel",
+    "compact_store_bytes",
+    "intermediate_bytes",
+    "footprint",
+    "footprint_in_sets",
+    "task_trips",
+    "regions",
+)
 FLAGS = (
-    "vector_by_schedule", "vector_by_compiler", "contiguous_reads", "gathered_reads", "store_contiguous",
-    "store_scattered", "accumulates_in_registers", "register_pressure", "promoted", "imbalance_2",
-    "whole_vectors", "vector_multiple", "odd_rows", "conditional", "set_conflict", "on_stack",
-)  # fmt: skip
+    "vector_by_schedule",
+    "vector_by_compiler",
+    "contiguous_reads",
+    "gathered_reads",
+    "store_contiguous",
+    "store_scattered",
+    "accumulates_in_registers",
+    "register_pressure",
+    "promoted",
+    "imbalance_2",
+    "whole_vectors",
+    "vector_multiple",
+    "odd_rows",
+    "conditional",
+    "set_conflict",
+    "on_stack",
+)
 _ARITHMETIC = (
-    "float_add", "float_mul", "float_compare", "float_div", "select", "float_cast", "int_add", "int_mul",
+    "float_add",
+    "float_mul",
+    "float_compare",
+    "float_div",
+    "select",
+    "float_cast",
+    "int_add",
+    "int_mul",
     "int_compare",
-)  # fmt: skip
+)
 
 
 def contiguous_loops(ast: CompactAST, where: dict[int, Place]) -> set[int]:
@@ -93,10 +137,14 @@ class CompiledLeaf:
         simple = sum(counts[k] for k in _ARITHMETIC) - counts["float_compare"] - counts["int_compare"]
         #: What the compiler takes one evaluation for when it decides on unrolling.
         self.weight = max(
-            len(leaf.reads) + simple + 3.0 * (counts["float_compare"] + counts["int_compare"])
-            + 10.0 * leaf.library_calls + (0.0 if leaf.reduce_loops else 1.0) + 4.0 * (leaf.predicated > 0),
+            len(leaf.reads)
+            + simple
+            + 3.0 * (counts["float_compare"] + counts["int_compare"])
+            + 10.0 * leaf.library_calls
+            + (0.0 if leaf.reduce_loops else 1.0)
+            + 4.0 * (leaf.predicated > 0),
             1.0,
-        )  # fmt: skip
+        )
         #: Loops that the leaf computes something else in; the others repeat.
         self.needed = set(leaf.reduce_loops).union(
             *(index.steps for access in (leaf.store, *leaf.reads) for index in access.indices)
@@ -144,9 +192,11 @@ class CompiledLeaf:
         found = [
             p
             for p in candidates
-            if p in self.needed and p not in self.leaf.reduce_loops and p not in split
+            if p in self.needed
+            and p not in self.leaf.reduce_loops
+            and p not in split
             and (store.steps.get(p) == store.width or (scalar and p in contiguous and p not in store.steps))
-        ]  # fmt: skip
+        ]
         return max(found, key=self.extent.__getitem__, default=None), False
 
     def _repeated(self) -> tuple[float, float, float, float]:
@@ -231,13 +281,17 @@ class CompiledLeaf:
         parallel = [p for p in self.path if self.kind[p] == "parallel"]
         tasks = self.extent[parallel[0]] if parallel else 1.0
         return {
-            "lanes": self.lanes, "body": straight, "iterations": total / straight,
-            "hoisted": self.hoisted, "inside": self.inside,
-            "repeats": self.repeats, "repeats_parallel": self.repeats_parallel,
+            "lanes": self.lanes,
+            "body": straight,
+            "iterations": total / straight,
+            "hoisted": self.hoisted,
+            "inside": self.inside,
+            "repeats": self.repeats,
+            "repeats_parallel": self.repeats_parallel,
             "task_trips": float(self.trips[self.path.index(parallel[0])]) if parallel else total,
             "regions": self.regions,
             "imbalance_2": math.ceil(tasks / 2) * 2 / tasks if parallel else 2.0,
-        }  # fmt: skip
+        }
 
     def _layout(self) -> dict[str, float]:
         """How the accesses lie along the vector."""

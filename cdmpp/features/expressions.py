@@ -29,11 +29,22 @@ from cdmpp.programs.tvm_json import HINT, Nodes
 
 _OP = {name: i for i, name in enumerate(OPERATIONS)}
 _ARITHMETIC = {
-    "Add": "add", "Sub": "add", "Mul": "mul",
-    "Div": "div", "Mod": "div", "FloorDiv": "div", "FloorMod": "div",
-    "Min": "compare", "Max": "compare", "EQ": "compare", "NE": "compare", "LT": "compare", "LE": "compare",
-    "GT": "compare", "GE": "compare",
-}  # fmt: skip
+    "Add": "add",
+    "Sub": "add",
+    "Mul": "mul",
+    "Div": "div",
+    "Mod": "div",
+    "FloorDiv": "div",
+    "FloorMod": "div",
+    "Min": "compare",
+    "Max": "compare",
+    "EQ": "compare",
+    "NE": "compare",
+    "LT": "compare",
+    "LE": "compare",
+    "GT": "compare",
+    "GE": "compare",
+}
 _INTEGER = frozenset({"Add", "Sub", "Mul", "FloorDiv", "Div", "FloorMod", "Mod", "Min", "Max"})
 _COMPARISONS = frozenset({"EQ", "NE", "LT", "LE", "GT", "GE", "And", "Or"})
 _LOGIC = frozenset({"And", "Or", "Not"})
@@ -117,10 +128,12 @@ class Expressions:
             shape = [self.expression(i).high for i in self.array(kind["shape"])]
             check_extents(shape, "a buffer")
             known = Buffer(
-                str(self.data(data["name"])), str(self.data(kind["dtype"])["dtype"]),
+                str(self.data(data["name"])),
+                str(self.data(kind["dtype"])["dtype"]),
                 str(self.data(kind["storage_scope"])).partition(".")[0] or "global",
-                shape, var in self.parameters,
-            )  # fmt: skip
+                shape,
+                var in self.parameters,
+            )
             self.buffers[var] = known
             self.ast.buffers.append(known)
         return known

@@ -119,16 +119,33 @@ def leaf_values(ast: CompactAST, leaf: Leaf) -> list[Num]:
     indirect = any(i.indirect for a in (leaf.store, *reads) for i in a.indices)
     return [
         *(counts[name] * trips for name in OPERATIONS),
-        trips, spatial, reduce, len(path) / 4, extents[inner] if inner is not None else 1.0,
-        vectorized, unrolled, parallel, float(unroll_step),
-        *_slots(spatial_slots, SPATIAL_SLOTS), *_slots(reduce_slots, REDUCE_SLOTS),
-        float(is_gpu), blocks, threads, vthreads,
+        trips,
+        spatial,
+        reduce,
+        len(path) / 4,
+        extents[inner] if inner is not None else 1.0,
+        vectorized,
+        unrolled,
+        parallel,
+        float(unroll_step),
+        *_slots(spatial_slots, SPATIAL_SLOTS),
+        *_slots(reduce_slots, REDUCE_SLOTS),
+        float(is_gpu),
+        blocks,
+        threads,
+        vthreads,
         *_contraction(leaf, extents, reduce),
         *(value for columns in access_columns for value in columns),
-        flops, leaf_bytes, intensity, float(max(len(reads) - READ_SLOTS, 0)), float(indirect),
-        (leaf.predicated > 0) * 1.0, float(leaf.is_init), float(bool(leaf.intrinsic)),
+        flops,
+        leaf_bytes,
+        intensity,
+        float(max(len(reads) - READ_SLOTS, 0)),
+        float(indirect),
+        (leaf.predicated > 0) * 1.0,
+        float(leaf.is_init),
+        float(bool(leaf.intrinsic)),
         *(float(leaf.compute_dtype.startswith(d)) for d in COMPUTE_DTYPES),
-    ]  # fmt: skip
+    ]
 
 
 def _slots(extents: list[Num], count: int) -> list[Num]:
@@ -187,9 +204,15 @@ def _access_values(
         stride = where(extents[inner] > 1, stride, 0.0)
     scope = access.buffer.scope
     return [
-        trips * width, unique * width, trips / unique, stride * width, run * width, width,
-        float(access.buffer.is_parameter), *(float(scope == s) for s in SCOPES),
-    ], unique * width  # fmt: skip
+        trips * width,
+        unique * width,
+        trips / unique,
+        stride * width,
+        run * width,
+        width,
+        float(access.buffer.is_parameter),
+        *(float(scope == s) for s in SCOPES),
+    ], unique * width
 
 
 def _contraction(leaf: Leaf, extents: dict[int, Num], reduce: Num) -> list[Num]:

@@ -35,16 +35,33 @@ _EACH = (512, 32768)
 
 #: Columns that are no magnitudes; they come last.
 SCHEDULE_FLAGS = (
-    "vector_align", "tile_align", "fully_unrolled", "inner_is_reduce", "inner_is_vector", *compiled.FLAGS,
-)  # fmt: skip
+    "vector_align",
+    "tile_align",
+    "fully_unrolled",
+    "inner_is_reduce",
+    "inner_is_vector",
+    *compiled.FLAGS,
+)
 SCHEDULE_COLUMNS: tuple[str, ...] = (
     *(f"traffic_{c}" for c in CAPACITIES),
     *(f"{a}_traffic_{c}" for c in _EACH for a in _ACCESSES),
-    "working_set_1", "working_set_2", "working_set_3", "working_set_4",
-    "accumulators", "inner_reduce", "next_reduce", "inner_spatial", "vector_extent", "unrolled_body",
-    "launches", "iterations_each", "store_visits", "outer_reduce",
-    *compiled.MAGNITUDES, *SCHEDULE_FLAGS,
-)  # fmt: skip
+    "working_set_1",
+    "working_set_2",
+    "working_set_3",
+    "working_set_4",
+    "accumulators",
+    "inner_reduce",
+    "next_reduce",
+    "inner_spatial",
+    "vector_extent",
+    "unrolled_body",
+    "launches",
+    "iterations_each",
+    "store_visits",
+    "outer_reduce",
+    *compiled.MAGNITUDES,
+    *SCHEDULE_FLAGS,
+)
 SCHEDULE_WIDTH = len(SCHEDULE_COLUMNS)
 SCHEDULE_HASH = hashlib.sha256(f"{SCHEDULE_VERSION}\n{','.join(SCHEDULE_COLUMNS)}".encode()).hexdigest()[:16]
 
@@ -120,13 +137,24 @@ def _leaf(ast: CompactAST, leaf: Leaf) -> tuple[list[float], list[float]]:
         *(float(sum(by_capacity[c])) for c in CAPACITIES),
         *each,
         *(float(total[min(n, len(path))]) for n in (1, 2, 3, 4)),
-        accumulators, inner_reduce, next_reduce, inner_spatial, vector, unrolled,
-        float(launches), float(each_iteration), float(visits), outer_reduce,
-    ]  # fmt: skip
+        accumulators,
+        inner_reduce,
+        next_reduce,
+        inner_spatial,
+        vector,
+        unrolled,
+        float(launches),
+        float(each_iteration),
+        float(visits),
+        outer_reduce,
+    ]
     return magnitudes, [
-        _alignment(vector), _alignment(accumulators), float(whole),
-        float(bool(reduces and reduces[0])), float(bool(kinds and kinds[0] == "vectorized")),
-    ]  # fmt: skip
+        _alignment(vector),
+        _alignment(accumulators),
+        float(whole),
+        float(bool(reduces and reduces[0])),
+        float(bool(kinds and kinds[0] == "vectorized")),
+    ]
 
 
 def _working_sets(access: Access, path: list[int], extents: list[float]) -> list[float]:

@@ -19,9 +19,7 @@ REDUCE_SLOTS = 3
 COMPUTE_DTYPES = ("float32", "float16", "bfloat16", "int8")
 SCOPES = ("global", "shared", "local")
 
-_ACCESS = (
-    "touched_bytes", "unique_bytes", "reuse", "stride", "run_bytes", "element_bytes",
-)  # fmt: skip
+_ACCESS = ("touched_bytes", "unique_bytes", "reuse", "stride", "run_bytes", "element_bytes")
 _ACCESS_FLAGS = ("is_parameter", *(f"scope_{s}" for s in SCOPES))
 
 
@@ -33,30 +31,51 @@ def _access(slot: str) -> tuple[str, ...]:
 GROUPS: dict[str, tuple[str, ...]] = {
     "arithmetic": OPERATIONS,
     "loops": (
-        "trips", "spatial_trips", "reduce_trips", "loop_count", "inner_extent", "vectorized", "unrolled",
-        "parallel", "unroll_step", *(f"spatial_{i}" for i in range(SPATIAL_SLOTS)),
+        "trips",
+        "spatial_trips",
+        "reduce_trips",
+        "loop_count",
+        "inner_extent",
+        "vectorized",
+        "unrolled",
+        "parallel",
+        "unroll_step",
+        *(f"spatial_{i}" for i in range(SPATIAL_SLOTS)),
         *(f"reduce_{i}" for i in range(REDUCE_SLOTS)),
     ),
     "threads": ("is_gpu", "blocks", "threads", "vthreads"),
     "contraction": (
-        "is_contraction", "contraction_batch", "contraction_m", "contraction_n", "contraction_k",
-        "align_m", "align_n", "align_k",
+        "is_contraction",
+        "contraction_batch",
+        "contraction_m",
+        "contraction_n",
+        "contraction_k",
+        "align_m",
+        "align_n",
+        "align_k",
     ),
     "store": (*_access("store"), "store_also_read", "store_buffer_bytes"),
     **{f"read_{i}": _access(f"read_{i}") for i in range(READ_SLOTS)},
     "totals": (
-        "flops", "leaf_bytes", "intensity", "other_reads", "indirect", "predicated", "is_init", "intrinsic",
+        "flops",
+        "leaf_bytes",
+        "intensity",
+        "other_reads",
+        "indirect",
+        "predicated",
+        "is_init",
+        "intrinsic",
         *(f"computes_{d}" for d in COMPUTE_DTYPES),
     ),
-}  # fmt: skip
+}
 
 COLUMNS: tuple[str, ...] = tuple(name for group in GROUPS.values() for name in group)
 COLUMN: dict[str, int] = {name: i for i, name in enumerate(COLUMNS)}
 WIDTH = len(COLUMNS)
 
-_COUNTS = frozenset({
-    "predicated", "intrinsic", "indirect", "store_also_read", "loop_count", "other_reads", "intensity",
-})  # fmt: skip
+_COUNTS = frozenset(
+    {"predicated", "intrinsic", "indirect", "store_also_read", "loop_count", "other_reads", "intensity"}
+)
 
 #: Columns that are not magnitudes: flags and small counts, kept linear.
 LINEAR: frozenset[str] = frozenset(

@@ -317,21 +317,40 @@ class _Walker(Expressions):
         rank = self._enter()
         self.ast.leaves.append(
             Leaf(
-                self._block or store.buffer.name, path, store, distinct, counts, dtype, rank, self._depth,
-                self._in_init, self.predicates > 0, intrinsic, reduces,
+                self._block or store.buffer.name,
+                path,
+                store,
+                distinct,
+                counts,
+                dtype,
+                rank,
+                self._depth,
+                self._in_init,
+                self.predicates > 0,
+                intrinsic,
+                reduces,
             )
-        )  # fmt: skip
+        )
         self.ast.outline.append((rank, self._depth, None, len(self.ast.leaves) - 1))
         self._depth -= 1
 
 
 _STATEMENTS: dict[str, Callable[[_Walker, dict[str, Any]], None]] = {
-    "SeqStmt": _Walker.sequence, "For": _Walker.for_loop, "While": _Walker.while_loop,
-    "SBlockRealize": _Walker.block_realize, "SBlock": _Walker.body, "IfThenElse": _Walker.if_then_else,
-    "AttrStmt": _Walker.attribute, "Bind": _Walker.bind, "LetStmt": _Walker.bind,
-    "AllocBuffer": _Walker.allocate, "DeclBuffer": _Walker.allocate, "AssertStmt": _Walker.body,
-    "Evaluate": _Walker.evaluate, "BufferStore": _Walker.store,
-}  # fmt: skip
+    "SeqStmt": _Walker.sequence,
+    "For": _Walker.for_loop,
+    "While": _Walker.while_loop,
+    "SBlockRealize": _Walker.block_realize,
+    "SBlock": _Walker.body,
+    "IfThenElse": _Walker.if_then_else,
+    "AttrStmt": _Walker.attribute,
+    "Bind": _Walker.bind,
+    "LetStmt": _Walker.bind,
+    "AllocBuffer": _Walker.allocate,
+    "DeclBuffer": _Walker.allocate,
+    "AssertStmt": _Walker.body,
+    "Evaluate": _Walker.evaluate,
+    "BufferStore": _Walker.store,
+}
 
 
 def _same(a: list[Linear], b: list[Linear]) -> bool:

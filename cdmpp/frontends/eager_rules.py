@@ -208,8 +208,11 @@ def batch_norm(call: Call) -> Outcome:
         return one(transform, "one pass by its bytes")
     channels = x.shape[1]
     statistics = {
-        "operator": "reduce_mean", "dtype": number_type(x), "rows": channels, "cols": x.numel() // channels
-    }  # fmt: skip
+        "operator": "reduce_mean",
+        "dtype": number_type(x),
+        "rows": channels,
+        "cols": x.numel() // channels,
+    }
     return Outcome((statistics, transform), "two passes by their bytes")
 
 
@@ -249,10 +252,14 @@ def bmm(call: Call) -> Outcome:
     a, b = (t for t in call.tensors if len(t.shape) == 3 and t is not None)
     return one(
         {
-            "operator": "bmm", "dtype": number_type(a), "batch": a.shape[0], "m": a.shape[1],
-            "n": b.shape[2], "k": a.shape[2],
+            "operator": "bmm",
+            "dtype": number_type(a),
+            "batch": a.shape[0],
+            "m": a.shape[1],
+            "n": b.shape[2],
+            "k": a.shape[2],
         }
-    )  # fmt: skip
+    )
 
 
 def _conv_fields(
@@ -272,11 +279,25 @@ def _conv_fields(
     pad_h, pad_w = (0, pads[0]) if flat else (pads[0], pads[-1])
     (stride_h, stride_w), (dil_h, dil_w) = two(stride), two(dilation)
     return {
-        "operator": "conv2d", "direction": direction, "dtype": number_type(x), "n": x.shape[0],
-        "c_in": x.shape[1], "h": 1 if flat else x.shape[2], "w": x.shape[-1], "c_out": w.shape[0],
-        "kh": 1 if flat else w.shape[2], "kw": w.shape[-1], "stride_h": stride_h, "stride_w": stride_w,
-        "pad_h": pad_h, "pad_w": pad_w, "dil_h": dil_h, "dil_w": dil_w, "groups": groups, **more,
-    }  # fmt: skip
+        "operator": "conv2d",
+        "direction": direction,
+        "dtype": number_type(x),
+        "n": x.shape[0],
+        "c_in": x.shape[1],
+        "h": 1 if flat else x.shape[2],
+        "w": x.shape[-1],
+        "c_out": w.shape[0],
+        "kh": 1 if flat else w.shape[2],
+        "kw": w.shape[-1],
+        "stride_h": stride_h,
+        "stride_w": stride_w,
+        "pad_h": pad_h,
+        "pad_w": pad_w,
+        "dil_h": dil_h,
+        "dil_w": dil_w,
+        "groups": groups,
+        **more,
+    }
 
 
 def convolution(call: Call) -> Outcome:
@@ -301,10 +322,12 @@ def convolution_backward(call: Call) -> Outcome:
         channels = gradient.shape[1]
         launches.append(
             {
-                "operator": "reduce_mean", "dtype": number_type(gradient), "rows": channels,
+                "operator": "reduce_mean",
+                "dtype": number_type(gradient),
+                "rows": channels,
                 "cols": gradient.numel() // channels,
             }
-        )  # fmt: skip
+        )
     return Outcome(tuple(launches))
 
 
@@ -315,18 +338,20 @@ def embedding(call: Call) -> Outcome:
     table, indices = call.tensors[:2]
     return one(
         {
-            "operator": "embedding", "dtype": number_type(table), "rows": indices.numel(),
-            "cols": table.shape[1], "table_rows": table.shape[0],
+            "operator": "embedding",
+            "dtype": number_type(table),
+            "rows": indices.numel(),
+            "cols": table.shape[1],
+            "table_rows": table.shape[0],
         }
-    )  # fmt: skip
+    )
 
 
 def embedding_backward(call: Call) -> Outcome:
     """A table of zeros is written, then the rows are added to it."""
     gradient, table = call.tensors[0], call.results[0]
     return Outcome(
-        (traffic(size_bytes(table), table), over("add", gradient)),
-        "zeros and added rows, by their bytes",
+        (traffic(size_bytes(table), table), over("add", gradient)), "zeros and added rows, by their bytes"
     )
 
 
@@ -340,10 +365,20 @@ def pool(operator: str) -> Callable[[Call], Outcome]:
         n, c, h, w = x.shape
         return one(
             {
-                "operator": operator, "dtype": number_type(x), "n": n, "c": c, "h": h, "w": w, "kh": kh,
-                "kw": kw, "stride_h": stride_h, "stride_w": stride_w, "pad_h": pad_h, "pad_w": pad_w,
+                "operator": operator,
+                "dtype": number_type(x),
+                "n": n,
+                "c": c,
+                "h": h,
+                "w": w,
+                "kh": kh,
+                "kw": kw,
+                "stride_h": stride_h,
+                "stride_w": stride_w,
+                "pad_h": pad_h,
+                "pad_w": pad_w,
             }
-        )  # fmt: skip
+        )
 
     return rule
 
@@ -511,8 +546,12 @@ RULES: dict[str, Callable[[Call], Outcome]] = {
     **dict.fromkeys(("sum", "mean", "amax", "amin", "_adaptive_avg_pool2d", "var_mean"), reduce_to),
     **dict.fromkeys(("slice_backward", "select_backward", "constant_pad_nd", "pad"), gradient_of_view),
     **dict.fromkeys(
-        ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training",
-         "cudnn_batch_norm"),
+        (
+            "native_batch_norm",
+            "_native_batch_norm_legit",
+            "_native_batch_norm_legit_no_training",
+            "cudnn_batch_norm",
+        ),
         batch_norm,
     ),
     "native_layer_norm": layernorm("layernorm"),
@@ -530,7 +569,7 @@ RULES: dict[str, Callable[[Call], Outcome]] = {
     "embedding_dense_backward": embedding_backward,
     "max_pool2d_with_indices": pool("max_pool2d"),
     "avg_pool2d": pool("avg_pool2d"),
-}  # fmt: skip
+}
 
 
 def outcome(call: Call) -> Outcome:

@@ -21,10 +21,20 @@ MAX_ELEMENTS = 1 << 22
 
 #: TensorProto.DataType -> numpy name, for the types that constants are computed in.
 NUMPY_TYPES = {
-    1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 9: "bool",
-    10: "float16", 11: "float64", 12: "uint32", 13: "uint64",
+    1: "float32",
+    2: "uint8",
+    3: "int8",
+    4: "uint16",
+    5: "int16",
+    6: "int32",
+    7: "int64",
+    9: "bool",
+    10: "float16",
+    11: "float64",
+    12: "uint32",
+    13: "uint64",
     16: "float32",  # numpy has no bfloat16; float32 holds its values exactly
-}  # fmt: skip
+}
 
 
 class NotFoldable(Exception):  # noqa: N818 - an outcome, not an error

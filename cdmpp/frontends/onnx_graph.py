@@ -13,17 +13,44 @@ from cdmpp.frontends.onnx_fold import MAX_ELEMENTS, NUMPY_TYPES, Array, NotFolda
 
 #: TensorProto.DataType -> name, for the types that programs may have, and the others by their ONNX name.
 TYPE_NAMES = {
-    0: "unknown", 1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64",
-    8: "string", 9: "bool", 10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 14: "complex64",
-    15: "complex128", 16: "bfloat16", 17: "float8e4m3fn", 18: "float8e4m3fnuz", 19: "float8e5m2",
-    20: "float8e5m2fnuz", 21: "uint4", 22: "int4", 23: "float4e2m1",
-}  # fmt: skip
+    0: "unknown",
+    1: "float32",
+    2: "uint8",
+    3: "int8",
+    4: "uint16",
+    5: "int16",
+    6: "int32",
+    7: "int64",
+    8: "string",
+    9: "bool",
+    10: "float16",
+    11: "float64",
+    12: "uint32",
+    13: "uint64",
+    14: "complex64",
+    15: "complex128",
+    16: "bfloat16",
+    17: "float8e4m3fn",
+    18: "float8e4m3fnuz",
+    19: "float8e5m2",
+    20: "float8e5m2fnuz",
+    21: "uint4",
+    22: "int4",
+    23: "float4e2m1",
+}
 
 #: Operators whose result differs from run to run, and ones that a runtime does not fold away.
 _NEVER_CONSTANT = {
-    "RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial",
-    "DequantizeLinear", "QuantizeLinear", "DynamicQuantizeLinear",
-}  # fmt: skip
+    "RandomNormal",
+    "RandomUniform",
+    "RandomNormalLike",
+    "RandomUniformLike",
+    "Bernoulli",
+    "Multinomial",
+    "DequantizeLinear",
+    "QuantizeLinear",
+    "DynamicQuantizeLinear",
+}
 
 
 @dataclass(frozen=True)
@@ -208,9 +235,11 @@ class OnnxGraph:
         import numpy as np
 
         for key, kind in (
-            ("value_float", np.float32), ("value_floats", np.float32),
-            ("value_int", np.int64), ("value_ints", np.int64),
-        ):  # fmt: skip
+            ("value_float", np.float32),
+            ("value_floats", np.float32),
+            ("value_int", np.int64),
+            ("value_ints", np.int64),
+        ):
             if key in node.attrs:
                 return np.asarray(node.attrs[key], dtype=kind)
         if "value" not in node.attrs:

@@ -263,10 +263,17 @@ def _nodes(model: onnx.ModelProto, onnx: Any) -> list[OnnxNode]:
         domain = "" if proto.domain in ("", "ai.onnx") else proto.domain
         nodes.append(
             OnnxNode(
-                index, node_id, proto.op_type, domain, tuple(proto.input), tuple(proto.output), attrs,
-                tuple(captured), opset.get(domain or "ai.onnx", 1),
+                index,
+                node_id,
+                proto.op_type,
+                domain,
+                tuple(proto.input),
+                tuple(proto.output),
+                attrs,
+                tuple(captured),
+                opset.get(domain or "ai.onnx", 1),
             )
-        )  # fmt: skip
+        )
     return nodes
 
 

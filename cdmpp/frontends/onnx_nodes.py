@@ -176,11 +176,13 @@ def _gather(graph: OnnxGraph, node: OnnxNode) -> Outcome:
     outer = math.prod(data[:axis])
     return Launch(
         {
-            "operator": "embedding", "dtype": dtype_of(graph, node.outputs[0]),
-            "rows": outer * math.prod(indices), "cols": math.prod(data[axis + 1 :]),
+            "operator": "embedding",
+            "dtype": dtype_of(graph, node.outputs[0]),
+            "rows": outer * math.prod(indices),
+            "cols": math.prod(data[axis + 1 :]),
             "table_rows": outer * data[axis],
         }
-    )  # fmt: skip
+    )
 
 
 def _dropout(graph: OnnxGraph, node: OnnxNode) -> Outcome:
@@ -199,9 +201,15 @@ def attention_fields(
     past = k_len - q_len
     kind = "decode" if q_len == 1 and past else "prefill" if causal else "encoder"
     return {
-        "operator": f"attention_{kind}", "dtype": dtype, "batch": batch, "q_len": q_len, "past_len": past,
-        "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim,
-    }  # fmt: skip
+        "operator": f"attention_{kind}",
+        "dtype": dtype,
+        "batch": batch,
+        "q_len": q_len,
+        "past_len": past,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+    }
 
 
 def _attention(graph: OnnxGraph, node: OnnxNode) -> Outcome:

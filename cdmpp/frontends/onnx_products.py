@@ -33,9 +33,13 @@ def _gemm(graph: OnnxGraph, node: OnnxNode) -> Outcome:
     m, k = reversed(a) if node.attrs.get("transA") else a
     n = b[0] if node.attrs.get("transB") else b[1]
     fields = {
-        "operator": "linear", "dtype": dtype_of(graph, node.outputs[0]), "m": m, "n": n, "k": k,
+        "operator": "linear",
+        "dtype": dtype_of(graph, node.outputs[0]),
+        "m": m,
+        "n": n,
+        "k": k,
         "bias": False,
-    }  # fmt: skip
+    }
     remark = ""
     if node.input(2) and node.attrs.get("beta", 1.0) != 0:
         fields["bias"] = True
@@ -107,13 +111,26 @@ def _conv(graph: OnnxGraph, node: OnnxNode) -> Outcome:
     n, c_in, h, w = _nchw(x)
     return Launch(
         {
-            "operator": "conv2d", "dtype": dtype_of(graph, node.outputs[0]), "direction": "fwd", "n": n,
-            "c_in": c_in, "h": h, "w": w, "c_out": weight[0], "kh": kernel[0], "kw": kernel[1],
-            "stride_h": strides[0], "stride_w": strides[1], "pad_h": pads[0], "pad_w": pads[1],
-            "dil_h": dilations[0], "dil_w": dilations[1], "groups": int(node.attrs.get("group", 1)),
+            "operator": "conv2d",
+            "dtype": dtype_of(graph, node.outputs[0]),
+            "direction": "fwd",
+            "n": n,
+            "c_in": c_in,
+            "h": h,
+            "w": w,
+            "c_out": weight[0],
+            "kh": kernel[0],
+            "kw": kernel[1],
+            "stride_h": strides[0],
+            "stride_w": strides[1],
+            "pad_h": pads[0],
+            "pad_w": pads[1],
+            "dil_h": dilations[0],
+            "dil_w": dilations[1],
+            "groups": int(node.attrs.get("group", 1)),
             "bias": bool(node.input(2)),
         }
-    )  # fmt: skip
+    )
 
 
 def _conv_transpose(graph: OnnxGraph, node: OnnxNode) -> Outcome:
@@ -132,11 +149,24 @@ def _conv_transpose(graph: OnnxGraph, node: OnnxNode) -> Outcome:
         raise Unsupported("output padding beyond the stride")
     dtype = dtype_of(graph, node.outputs[0])
     fields = {
-        "operator": "conv2d", "dtype": dtype, "direction": "bwd_data", "n": n, "c_in": c_in, "h": h, "w": w,
-        "c_out": weight[0], "kh": kernel[0], "kw": kernel[1], "stride_h": strides[0],
-        "stride_w": strides[1], "pad_h": pads[0], "pad_w": pads[1], "dil_h": dilations[0],
-        "dil_w": dilations[1], "groups": int(node.attrs.get("group", 1)),
-    }  # fmt: skip
+        "operator": "conv2d",
+        "dtype": dtype,
+        "direction": "bwd_data",
+        "n": n,
+        "c_in": c_in,
+        "h": h,
+        "w": w,
+        "c_out": weight[0],
+        "kh": kernel[0],
+        "kw": kernel[1],
+        "stride_h": strides[0],
+        "stride_w": strides[1],
+        "pad_h": pads[0],
+        "pad_w": pads[1],
+        "dil_h": dilations[0],
+        "dil_w": dilations[1],
+        "groups": int(node.attrs.get("group", 1)),
+    }
     bias = (("bias", over(graph, "add", node.outputs[0])),) if node.input(2) else ()
     return Launch(fields, then=bias)
 
@@ -156,11 +186,20 @@ def _pool(operator: str) -> Callable[[OnnxGraph, OnnxNode], Outcome]:
             raise Unsupported("output size rounded up (ceil_mode)")
         return Launch(
             {
-                "operator": operator, "dtype": dtype_of(graph, node.outputs[0]), "n": n, "c": c, "h": h,
-                "w": w, "kh": kernel[0], "kw": kernel[1], "stride_h": strides[0], "stride_w": strides[1],
-                "pad_h": pads[0], "pad_w": pads[1],
+                "operator": operator,
+                "dtype": dtype_of(graph, node.outputs[0]),
+                "n": n,
+                "c": c,
+                "h": h,
+                "w": w,
+                "kh": kernel[0],
+                "kw": kernel[1],
+                "stride_h": strides[0],
+                "stride_w": strides[1],
+                "pad_h": pads[0],
+                "pad_w": pads[1],
             }
-        )  # fmt: skip
+        )
 
     return rule
 

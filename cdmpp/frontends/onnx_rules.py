@@ -78,8 +78,11 @@ def rows_cols(shape: Shape) -> Fields:
 def over(graph: OnnxGraph, operator: str, value: str, **more: Any) -> Fields:
     """Fields of an operator on all elements of ``value``."""
     return {
-        "operator": operator, "dtype": dtype_of(graph, value), **rows_cols(shape_of(graph, value)), **more
-    }  # fmt: skip
+        "operator": operator,
+        "dtype": dtype_of(graph, value),
+        **rows_cols(shape_of(graph, value)),
+        **more,
+    }
 
 
 def constant_ints(graph: OnnxGraph, node: OnnxNode, index: int, attribute: str) -> list[int] | None:

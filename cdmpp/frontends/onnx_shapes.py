@@ -51,9 +51,13 @@ def stripped_model(model: onnx.ModelProto, onnx: Any) -> onnx.ModelProto:
 
 def _has_data(tensor: onnx.TensorProto) -> bool:
     return bool(
-        tensor.raw_data or tensor.float_data or tensor.int32_data or tensor.int64_data
-        or tensor.double_data or tensor.uint64_data
-    )  # fmt: skip
+        tensor.raw_data
+        or tensor.float_data
+        or tensor.int32_data
+        or tensor.int64_data
+        or tensor.double_data
+        or tensor.uint64_data
+    )
 
 
 def infer_shapes(model: onnx.ModelProto, graph: OnnxGraph, declared: Mapping[str, Any], onnx: Any) -> None:

@@ -136,17 +136,23 @@ def fused(module: Any) -> Any:
     if attributes and "num_input" in attributes:
         # What weights alone determine becomes a function of its own, which runs before the model does.
         before = (
-            transform.DecomposeOpsForInference(), transform.CanonicalizeBindings(),
+            transform.DecomposeOpsForInference(),
+            transform.CanonicalizeBindings(),
             transform.LiftTransformParams(),
-        )  # fmt: skip
+        )
         module = tvm.transform.Sequential(list(before))(module)
         module = tvm.IRModule({"main": module["main"], **_prim_funcs(tvm, module)})
     # DeadCodeElimination comes last: fusion leaves the unfused functions behind.
     passes = (
-        transform.DecomposeOpsForInference(), transform.CanonicalizeBindings(), transform.LegalizeOps(),
-        transform.AnnotateTIROpPattern(), transform.FoldConstant(), transform.FuseOps(),
-        transform.FuseTIR(), transform.DeadCodeElimination(),
-    )  # fmt: skip
+        transform.DecomposeOpsForInference(),
+        transform.CanonicalizeBindings(),
+        transform.LegalizeOps(),
+        transform.AnnotateTIROpPattern(),
+        transform.FoldConstant(),
+        transform.FuseOps(),
+        transform.FuseTIR(),
+        transform.DeadCodeElimination(),
+    )
     return tvm.transform.Sequential(list(passes))(module)
 
 

@@ -165,9 +165,10 @@ def _give_gradients(module: nn.Module) -> None:
 def _run_backward(result: Any, recorder: _Recorder) -> None:
     values = result.values() if isinstance(result, dict) else result
     outputs = [
-        t for t in (values if not isinstance(values, Tensor) else (values,))
+        t
+        for t in (values if not isinstance(values, Tensor) else (values,))
         if isinstance(t, Tensor) and t.requires_grad
-    ]  # fmt: skip
+    ]
     if not outputs:
         raise InvalidProgramError(
             "backward: no output of the module requires a gradient",
@@ -283,14 +284,30 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 _LOWER = {
-    nn.functional.linear, nn.functional.conv1d, nn.functional.conv2d, torch.conv2d, torch.matmul, torch.bmm,
-    torch.mm, torch.addmm, torch.baddbmm, Tensor.matmul, Tensor.__matmul__,
+    nn.functional.linear,
+    nn.functional.conv1d,
+    nn.functional.conv2d,
+    torch.conv2d,
+    torch.matmul,
+    torch.bmm,
+    torch.mm,
+    torch.addmm,
+    torch.baddbmm,
+    Tensor.matmul,
+    Tensor.__matmul__,
     nn.functional.scaled_dot_product_attention,
-}  # fmt: skip
+}
 _UPPER = {
-    nn.functional.layer_norm, torch.layer_norm, nn.functional.softmax, torch.softmax, Tensor.softmax,
-    nn.functional.log_softmax, nn.functional.group_norm, torch.pow, Tensor.pow,
-}  # fmt: skip
+    nn.functional.layer_norm,
+    torch.layer_norm,
+    nn.functional.softmax,
+    torch.softmax,
+    Tensor.softmax,
+    nn.functional.log_softmax,
+    nn.functional.group_norm,
+    torch.pow,
+    Tensor.pow,
+}
 
 
 class _AsOnGpu(TorchFunctionMode):
@@ -333,11 +350,15 @@ class _AsOnGpu(TorchFunctionMode):
             "scaled_dot_product_attention",
             {
                 "operator": "attention_prefill" if causal else "attention_encoder",
-                "dtype": str(q.dtype).removeprefix("torch."), "batch": q.shape[0], "q_len": q.shape[2],
-                "past_len": k.shape[2] - q.shape[2] if causal else 0, "heads": q.shape[1],
-                "kv_heads": k.shape[1], "head_dim": q.shape[3],
+                "dtype": str(q.dtype).removeprefix("torch."),
+                "batch": q.shape[0],
+                "q_len": q.shape[2],
+                "past_len": k.shape[2] - q.shape[2] if causal else 0,
+                "heads": q.shape[1],
+                "kv_heads": k.shape[1],
+                "head_dim": q.shape[3],
             },
-        )  # fmt: skip
+        )
         return out
 
 

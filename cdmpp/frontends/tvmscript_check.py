@@ -64,18 +64,63 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 _SIGNATURE_STRING = re.compile(r"[A-Za-z][\w.\-]{0,63}")
 
 _STATEMENTS = (
-    ast.For, ast.With, ast.If, ast.While, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.Pass,
-    ast.Assert, ast.Return,
-)  # fmt: skip
+    ast.For,
+    ast.With,
+    ast.If,
+    ast.While,
+    ast.Assign,
+    ast.AnnAssign,
+    ast.AugAssign,
+    ast.Expr,
+    ast.Pass,
+    ast.Assert,
+    ast.Return,
+)
 _EXPRESSIONS = (
-    ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Call, ast.Attribute, ast.Subscript,
-    ast.Name, ast.Constant, ast.Tuple, ast.List, ast.Dict, ast.Slice, ast.keyword, ast.withitem,
-)  # fmt: skip
+    ast.BinOp,
+    ast.UnaryOp,
+    ast.BoolOp,
+    ast.Compare,
+    ast.IfExp,
+    ast.Call,
+    ast.Attribute,
+    ast.Subscript,
+    ast.Name,
+    ast.Constant,
+    ast.Tuple,
+    ast.List,
+    ast.Dict,
+    ast.Slice,
+    ast.keyword,
+    ast.withitem,
+)
 _OPERATORS = (
-    ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.LShift, ast.BitAnd, ast.BitOr,
-    ast.BitXor, ast.Invert, ast.Not, ast.UAdd, ast.USub, ast.And, ast.Or, ast.Eq, ast.NotEq, ast.Lt,
-    ast.LtE, ast.Gt, ast.GtE, ast.RShift, ast.Load, ast.Store,
-)  # fmt: skip
+    ast.Add,
+    ast.Sub,
+    ast.Mult,
+    ast.Div,
+    ast.FloorDiv,
+    ast.Mod,
+    ast.LShift,
+    ast.BitAnd,
+    ast.BitOr,
+    ast.BitXor,
+    ast.Invert,
+    ast.Not,
+    ast.UAdd,
+    ast.USub,
+    ast.And,
+    ast.Or,
+    ast.Eq,
+    ast.NotEq,
+    ast.Lt,
+    ast.LtE,
+    ast.Gt,
+    ast.GtE,
+    ast.RShift,
+    ast.Load,
+    ast.Store,
+)
 #: Parents under which a string or a display (list, tuple, dictionary) is only handed on.
 _HOLDERS = (ast.Call, ast.keyword, ast.Tuple, ast.List, ast.Dict, ast.Subscript, ast.Assert, ast.Expr)
 

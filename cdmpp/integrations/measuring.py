@@ -193,10 +193,19 @@ class Workbench:
         timing = run.timing
         self._add(
             StoredMeasurement(
-                digest, self.configuration.name, FIRST, timing.repeats_s, timing.latency_s, timing.spread,
-                timing.number, timing.once, "", time.time(), library.build_s + run.elapsed_s - run.timed_s,
+                digest,
+                self.configuration.name,
+                FIRST,
+                timing.repeats_s,
+                timing.latency_s,
+                timing.spread,
+                timing.number,
+                timing.once,
+                "",
+                time.time(),
+                library.build_s + run.elapsed_s - run.timed_s,
             )
-        )  # fmt: skip
+        )
 
     def _fail(self, digest: str, step: str, why: str, limit_s: float) -> None:
         # How long the others took nobody knows; it is not much.

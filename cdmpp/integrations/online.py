@@ -175,9 +175,7 @@ def write_state(
         save_file(tensors, aside, {"format": FORMAT, "model_id": model_id, "about": json.dumps(about)})
 
 
-def read_state(
-    path: str | os.PathLike[str],
-) -> tuple[dict[str, OnlineResiduals], dict[str, float], str]:
+def read_state(path: str | os.PathLike[str]) -> tuple[dict[str, OnlineResiduals], dict[str, float], str]:
     """What :func:`write_state` wrote.
 
     Raises

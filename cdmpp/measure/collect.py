@@ -233,9 +233,12 @@ class Collector:
         return int(digest[:8], 16) < self.settings.repeat_share * 2**32
 
     def _first(
-        self, programs: Sequence[StoredProgram], names: Sequence[str], builders: WorkerPool,
+        self,
+        programs: Sequence[StoredProgram],
+        names: Sequence[str],
+        builders: WorkerPool,
         timers: dict[str, Timers],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """First measurements that some programs lack on the named configurations."""
         done = self.store.measured(names, FIRST)
         pairs = {(p.hash, name) for p in programs for name in names} - done
@@ -252,9 +255,14 @@ class Collector:
             self._group(programs, set(pairs), SECOND, names, builders, timers)
 
     def _group(
-        self, programs: Sequence[StoredProgram], pairs: set[tuple[str, str]], turn: int, names: Sequence[str],
-        builders: WorkerPool, timers: dict[str, Timers],
-    ) -> None:  # fmt: skip
+        self,
+        programs: Sequence[StoredProgram],
+        pairs: set[tuple[str, str]],
+        turn: int,
+        names: Sequence[str],
+        builders: WorkerPool,
+        timers: dict[str, Timers],
+    ) -> None:
         """Build some programs for the named configurations, then time the pairs on one after the other."""
         chosen = [c for c in self.configurations if c.name in names]
         wanted = {name: [p for p in programs if (p.hash, name) in pairs] for name in names}
@@ -321,10 +329,19 @@ class Collector:
         timing = run.timing
         self._keep(
             StoredMeasurement(
-                program.hash, configuration.name, turn, timing.repeats_s, timing.latency_s, timing.spread,
-                timing.number, timing.once, "", time.time(), library.build_s + run.elapsed_s - run.timed_s,
+                program.hash,
+                configuration.name,
+                turn,
+                timing.repeats_s,
+                timing.latency_s,
+                timing.spread,
+                timing.number,
+                timing.once,
+                "",
+                time.time(),
+                library.build_s + run.elapsed_s - run.timed_s,
             )
-        )  # fmt: skip
+        )
 
     def _keep(self, measurement: StoredMeasurement) -> None:
         self.store.add_measurements([measurement])

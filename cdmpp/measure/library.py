@@ -44,9 +44,12 @@ class LibraryTimer:
     """
 
     def __init__(
-        self, place: Place, protocol: str, settings: TimingSettings | None = None,
+        self,
+        place: Place,
+        protocol: str,
+        settings: TimingSettings | None = None,
         memory_bytes: float | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if protocol not in EVALUATORS:
             raise MeasurementError(f"no protocol {protocol!r}", hint="one of: " + ", ".join(EVALUATORS))
         if protocol != "eager" and place.torch_device.type != "cuda":
@@ -115,10 +118,18 @@ class LibraryTimer:
             failure = error.message
         noisy = timing is not None and timing.spread > self.settings.max_spread
         return Measurement(
-            program=spec.text(), program_kind="operator", program_hash=spec.hash(),
-            device=place.device.name, device_spec=place.device,
+            program=spec.text(),
+            program_kind="operator",
+            program_hash=spec.hash(),
+            device=place.device.name,
+            device_spec=place.device,
             latency_s=None if timing is None else timing.latency_s,
             repeats_s=() if timing is None else timing.repeats_s,
-            backend="library", protocol=self.protocol, framework="pytorch", source=source,
-            excluded_reason=UNSTABLE if noisy else "", failure=failure, provenance=provenance,
-        )  # fmt: skip
+            backend="library",
+            protocol=self.protocol,
+            framework="pytorch",
+            source=source,
+            excluded_reason=UNSTABLE if noisy else "",
+            failure=failure,
+            provenance=provenance,
+        )

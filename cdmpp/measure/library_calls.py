@@ -36,20 +36,39 @@ Call = Callable[[], Any]
 _Shape = tuple[int, ...]
 
 _TORCH: Mapping[str, torch.dtype] = {
-    "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.int8,
-}  # fmt: skip
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "int8": torch.int8,
+}
 _UNARY: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "relu": torch.relu, "gelu": nn.gelu, "tanh": torch.tanh, "sigmoid": torch.sigmoid, "silu": nn.silu,
-    "exp": torch.exp, "sqrt": torch.sqrt, "erf": torch.erf, "abs": torch.abs, "neg": torch.neg,
+    "relu": torch.relu,
+    "gelu": nn.gelu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "silu": nn.silu,
+    "exp": torch.exp,
+    "sqrt": torch.sqrt,
+    "erf": torch.erf,
+    "abs": torch.abs,
+    "neg": torch.neg,
     "log": torch.log,
-}  # fmt: skip
+}
 _BINARY: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "pow": torch.pow,
-    "maximum": torch.maximum, "minimum": torch.minimum,
-}  # fmt: skip
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": torch.div,
+    "pow": torch.pow,
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+}
 _SCALAR: Mapping[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
-    "add_scalar": torch.add, "mul_scalar": torch.mul, "div_scalar": torch.div, "pow_scalar": torch.pow,
-}  # fmt: skip
+    "add_scalar": torch.add,
+    "mul_scalar": torch.mul,
+    "div_scalar": torch.div,
+    "pow_scalar": torch.pow,
+}
 #: Positive inputs only: a logarithm of a negative number takes another path in some kernels.
 _POSITIVE = ("sqrt", "log", "pow", "div", "pow_scalar")
 _HINT = "choose other programs, or measure it with a tool that has it and put the latency into the CSV"
@@ -225,7 +244,17 @@ def _attention(spec: Attention, tensors: Tensors) -> Call:
 
 
 _MAKERS: tuple[tuple[type[OperatorSpec], Callable[[Any, Tensors], Call]], ...] = (
-    (Linear, _linear), (BatchMatmul, _bmm), (Conv2d, _conv2d), (Unary, _unary), (Binary, _binary),
-    (Scalar, _scalar), (RowWise, _row_wise), (SiluAndMul, _silu_and_mul), (Copy, _copy),
-    (Embedding, _embedding), (Pool2d, _pool), (BatchNorm, _batch_norm), (Attention, _attention),
-)  # fmt: skip
+    (Linear, _linear),
+    (BatchMatmul, _bmm),
+    (Conv2d, _conv2d),
+    (Unary, _unary),
+    (Binary, _binary),
+    (Scalar, _scalar),
+    (RowWise, _row_wise),
+    (SiluAndMul, _silu_and_mul),
+    (Copy, _copy),
+    (Embedding, _embedding),
+    (Pool2d, _pool),
+    (BatchNorm, _batch_norm),
+    (Attention, _attention),
+)

@@ -128,5 +128,7 @@ def _kernel(call: Call, device: torch.device) -> Evaluate:
 
 #: Protocol -> how a call is timed on a device.
 EVALUATORS: Mapping[str, Callable[[Call, torch.device], Evaluate]] = {
-    "eager": _eager, "graph": _graph, "kernel": _kernel,
-}  # fmt: skip
+    "eager": _eager,
+    "graph": _graph,
+    "kernel": _kernel,
+}

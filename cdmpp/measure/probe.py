@@ -31,16 +31,27 @@ _BEYOND_CACHES = 2.5
 #: Seconds of traffic that an eager launch is little beside.
 _TRAFFIC_S = 250e-6
 _IMAGE: dict[str, Any] = {
-    "operator": "conv2d", "c_in": 128, "h": 56, "w": 56, "c_out": 128, "kh": 3, "kw": 3,
-    "pad_h": 1, "pad_w": 1,
-}  # fmt: skip
+    "operator": "conv2d",
+    "c_in": 128,
+    "h": 56,
+    "w": 56,
+    "c_out": 128,
+    "kh": 3,
+    "kw": 3,
+    "pad_h": 1,
+    "pad_w": 1,
+}
 _ATTENTION: dict[str, dict[str, Any]] = {
     kind: {
-        "operator": "attention_prefill", "batch": batch, "q_len": q_len, "heads": heads, "kv_heads": heads,
+        "operator": "attention_prefill",
+        "batch": batch,
+        "q_len": q_len,
+        "heads": heads,
+        "kv_heads": heads,
         "head_dim": dim,
     }
     for kind, batch, q_len, heads, dim in (("gpu", 4, 4096, 32, 128), ("cpu", 1, 1024, 8, 64))
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -126,9 +137,11 @@ def _side(device: DeviceSpec, dtype: str, large_s: float, memory_bytes: float) -
 
 
 def probe(
-    device: DeviceSpec, programs: list[OperatorSpec], measure: Callable[[OperatorSpec], Measurement],
+    device: DeviceSpec,
+    programs: list[OperatorSpec],
+    measure: Callable[[OperatorSpec], Measurement],
     step: Callable[[], None] = lambda: None,
-) -> ProbeResult:  # fmt: skip
+) -> ProbeResult:
     """Measure the programs and derive the ceilings.
 
     Parameters

@@ -311,11 +311,22 @@ class Store:
             self._db.executemany(
                 "INSERT OR IGNORE INTO measurements VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 [
-                    (m.program, m.device, m.turn, json.dumps(m.repeats_s), m.latency_s, m.spread, m.number,
-                     int(m.once), m.failure, m.measured_at, m.overhead_s)
+                    (
+                        m.program,
+                        m.device,
+                        m.turn,
+                        json.dumps(m.repeats_s),
+                        m.latency_s,
+                        m.spread,
+                        m.number,
+                        int(m.once),
+                        m.failure,
+                        m.measured_at,
+                        m.overhead_s,
+                    )
                     for m in found
                 ],
-            )  # fmt: skip
+            )
 
     def measurements(self, turn: int | None = None) -> Iterator[StoredMeasurement]:
         """All measurements, or those of one turn."""
@@ -323,9 +334,18 @@ class Store:
         rows = self._db.execute(f"SELECT * FROM measurements {where} ORDER BY rowid", values)
         for program, device, at, repeats, latency, spread, number, once, failure, when, overhead in rows:
             yield StoredMeasurement(
-                program, device, at, tuple(json.loads(repeats)), latency, spread, number, bool(once), failure,
-                when, overhead,
-            )  # fmt: skip
+                program,
+                device,
+                at,
+                tuple(json.loads(repeats)),
+                latency,
+                spread,
+                number,
+                bool(once),
+                failure,
+                when,
+                overhead,
+            )
 
     def once_measured(self, devices: Sequence[str]) -> list[tuple[str, str, float]]:
         """(program, device, seconds since the epoch) of good first measurements without a second one."""

@@ -312,8 +312,13 @@ def _cuda_target(spec: DeviceSpec) -> dict[str, Any]:
             f"{spec.name} does not say its CUDA architecture", hint='arch must name it, as in "Ampere sm_80"'
         )
     return {
-        "kind": "cuda", "arch": match[0], "max_threads_per_block": 1024, "max_shared_memory_per_block": 49152,
-        "registers_per_block": 65536, "thread_warp_size": 32, "max_num_threads": 1024,
+        "kind": "cuda",
+        "arch": match[0],
+        "max_threads_per_block": 1024,
+        "max_shared_memory_per_block": 49152,
+        "registers_per_block": 65536,
+        "thread_warp_size": 32,
+        "max_num_threads": 1024,
         **({"l2_cache_size_bytes": int(spec.l2_bytes)} if spec.l2_bytes else {}),
         "host": {"kind": "llvm", "mcpu": "x86-64-v2"},
-    }  # fmt: skip
+    }

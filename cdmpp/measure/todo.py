@@ -21,8 +21,15 @@ from cdmpp.units import format_latency
 
 PROGRAMS, ABOUT, DEVICE, README = "programs.csv", "select.json", "device.toml", "README.md"
 COLUMNS = (
-    "program", "operator", "family", "expected_latency_s", "latency_us", "protocol", "framework", "device",
-)  # fmt: skip
+    "program",
+    "operator",
+    "family",
+    "expected_latency_s",
+    "latency_us",
+    "protocol",
+    "framework",
+    "device",
+)
 
 
 @dataclass(frozen=True)
@@ -76,10 +83,16 @@ def write_todo(todo: Todo, folder: Path) -> None:
     for spec, expected in zip(todo.programs, todo.expected_s, strict=True):
         writer.writerow(
             (
-                spec.text(), spec.operator, operator_family(spec.operator), f"{expected:.4g}", "",
-                todo.protocol, todo.framework, todo.device.name,
+                spec.text(),
+                spec.operator,
+                operator_family(spec.operator),
+                f"{expected:.4g}",
+                "",
+                todo.protocol,
+                todo.framework,
+                todo.device.name,
             )
-        )  # fmt: skip
+        )
     about = {
         **todo.about,
         "device": json.loads(spec_text(todo.device)),
@@ -88,9 +101,11 @@ def write_todo(todo: Todo, folder: Path) -> None:
         "estimate_s": round(todo.estimate_s, 1),
     }
     for name, text in (
-        (PROGRAMS, rows.getvalue()), (README, _readme(todo, folder)),
-        (DEVICE, specification_toml(todo.device)), (ABOUT, json.dumps(about, indent=1) + "\n"),
-    ):  # fmt: skip
+        (PROGRAMS, rows.getvalue()),
+        (README, _readme(todo, folder)),
+        (DEVICE, specification_toml(todo.device)),
+        (ABOUT, json.dumps(about, indent=1) + "\n"),
+    ):
         with replacing(folder / name) as aside:
             aside.write_text(text, encoding="utf-8")
 

@@ -46,9 +46,12 @@ class Search:
         self._workload = self._database.commit_workload(self._context.mod)
         self._model = ms.cost_model.XGBModel(num_warmup_samples=ROUND)
         self._context.search_strategy.pre_tuning(
-            max_trials=trials, num_trials_per_iter=min(ROUND, trials), design_spaces=spaces,
-            database=self._database, cost_model=self._model,
-        )  # fmt: skip
+            max_trials=trials,
+            num_trials_per_iter=min(ROUND, trials),
+            design_spaces=spaces,
+            database=self._database,
+            cost_model=self._model,
+        )
         self._candidates: list[Any] = []
 
     def propose(self) -> list[SampledProgram]:

@@ -20,9 +20,22 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 #: Inputs of the network in which two questions of one device are near or far.
 NUMERIC = (
-    "flops", "bytes", "output_elements", "batch", "m", "n", "k", "spatial_0", "spatial_1", "spatial_2",
-    "reduce_0", "log_compute_us", "log_memory_us", "cache_ratio", "outputs_per_unit",
-)  # fmt: skip
+    "flops",
+    "bytes",
+    "output_elements",
+    "batch",
+    "m",
+    "n",
+    "k",
+    "spatial_0",
+    "spatial_1",
+    "spatial_2",
+    "reduce_0",
+    "log_compute_us",
+    "log_memory_us",
+    "cache_ratio",
+    "outputs_per_unit",
+)
 _COLUMNS = [(*SUMMARY_COLUMNS, *QUESTION_COLUMNS).index(name) for name in NUMERIC]
 _FIRST_FAMILY = SUMMARY_COLUMNS.index(f"family_{FAMILIES[0]}")
 
@@ -74,9 +87,12 @@ class FeatureMaker:
         for start in range(0, len(rows), 65_536):
             part = rows.take(np.arange(start, min(start + 65_536, len(rows))))
             inputs = question_inputs(
-                asked.store.summary[part.program], matrix[part.device],
-                part.backend, part.protocol, part.framework,
-            )[0]  # fmt: skip
+                asked.store.summary[part.program],
+                matrix[part.device],
+                part.backend,
+                part.protocol,
+                part.framework,
+            )[0]
             numeric[start : start + len(part)] = self._weights.standardise(inputs)[:, _COLUMNS]
         one_hot = asked.store.summary[:, _FIRST_FAMILY : _FIRST_FAMILY + len(FAMILIES)]
         return AdapterFeatures(

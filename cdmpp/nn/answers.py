@@ -293,9 +293,11 @@ class Answerer:
         features = maker.features(part, base.peers[members], base.view[members])
         delta = self.tuning(part) if self._tuned is not None else np.zeros(len(members))
         point, levels, unsure = adapter.apply(
-            base.point[members] + delta, base.levels[members] + delta[:, None], features,
+            base.point[members] + delta,
+            base.levels[members] + delta[:, None],
+            features,
             one_by_one=self._one_by_one,
-        )  # fmt: skip
+        )
         answers.point[members], answers.levels[members] = point, levels
         answers.factor[members] = adapter.width
         answers.coverage[members] = base.strangeness[members] + base.step[members] * unsure

@@ -142,10 +142,17 @@ def library_versions() -> dict[str, str]:
 
 
 def save_artifact(
-    folder: Path, network: LatencyNetwork, domain: Domain, *, name: str, devices: list[str],
-    calibration: dict[str, float], details: dict[str, Any], extra: Mapping[str, bytes] | None = None,
+    folder: Path,
+    network: LatencyNetwork,
+    domain: Domain,
+    *,
+    name: str,
+    devices: list[str],
+    calibration: dict[str, float],
+    details: dict[str, Any],
+    extra: Mapping[str, bytes] | None = None,
     device_specs: Iterable[DeviceSpec] = (),
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Write a model folder, replacing an older one; returns the manifest.
 
     ``device_specs``: specifications of the devices; those that no table knows, and those with ceilings,
@@ -282,8 +289,10 @@ def _load_trained(path: Path, manifest: dict[str, Any]) -> Artifact:
     except OSError as error:
         raise no_model_folder(path, error) from None
     for key, mine in (
-        ("feature_schema", SCHEMA_HASH), ("input_schema", INPUT_HASH), ("schedule_schema", SCHEDULE_HASH),
-    ):  # fmt: skip
+        ("feature_schema", SCHEMA_HASH),
+        ("input_schema", INPUT_HASH),
+        ("schedule_schema", SCHEDULE_HASH),
+    ):
         if key == "schedule_schema" and key not in manifest:
             continue  # the network does not read these columns
         if manifest.get(key) != mine:
@@ -302,9 +311,10 @@ def _load_trained(path: Path, manifest: dict[str, Any]) -> Artifact:
                 )
         tensors = load(payload)
         weights = Weights(
-            NetworkConfig(**manifest["network"]), len(manifest["devices"]),
+            NetworkConfig(**manifest["network"]),
+            len(manifest["devices"]),
             {k[8:]: v for k, v in tensors.items() if k.startswith("network.")},
-        )  # fmt: skip
+        )
         domain = Domain.load(
             {k[7:]: v for k, v in tensors.items() if k.startswith("domain.")}, manifest["domain"]
         )

@@ -58,9 +58,14 @@ class Inputs(RowInputs):
 
 @torch.inference_mode()
 def predict_rows(
-    network: LatencyNetwork, inputs: Inputs, rows: QuestionRows, *,
-    known: bool = True, embedding: Array | None = None, batch: int = 8192,
-) -> tuple[Array, Array]:  # fmt: skip
+    network: LatencyNetwork,
+    inputs: Inputs,
+    rows: QuestionRows,
+    *,
+    known: bool = True,
+    embedding: Array | None = None,
+    batch: int = 8192,
+) -> tuple[Array, Array]:
     """Predict rows, in their order.
 
     Parameters

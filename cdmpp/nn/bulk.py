@@ -43,7 +43,10 @@ def answer_features(answerer: Answerer, questions: FeatureQuestions) -> FeatureA
         return FeatureAnswers.none(levels, artifact.model_id)
     store = _store(questions, artifact.config.leaf_width)
     asked = Asked(
-        store, questions.kinds, questions.kind, specs,
+        store,
+        questions.kinds,
+        questions.kind,
+        specs,
         Questions(
             program=np.arange(len(questions)),
             device=questions.device.astype(np.int64),
@@ -51,7 +54,7 @@ def answer_features(answerer: Answerer, questions: FeatureQuestions) -> FeatureA
             protocol=questions.protocol.astype(np.int64),
             framework=questions.framework.astype(np.int64),
         ),
-    )  # fmt: skip
+    )
     # Features of nobody knows where may be finite and yet add up to none of this world's latencies.
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         said = answerer.answer(asked)

@@ -10,10 +10,18 @@ MAX_DISTANCE = 24
 OVERLAP = {"vector_ops": 1.2, "vector_loads": 0.35, "vector_stores": 0.4, "chained_ops": 0.8}
 #: Counts whose costs add up, in cycles.
 ADD = {
-    "lines_32768": 0.4, "lines_1048576": 1.5, "lines_16777216": 1.2, "pages_1024": 6.0, "pages_64": 0.4,
-    "bodies": 0.06, "library_calls": 12.0, "split_indices": 3.0, "branches": 1.0, "regions": 50.0,
+    "lines_32768": 0.4,
+    "lines_1048576": 1.5,
+    "lines_16777216": 1.2,
+    "pages_1024": 6.0,
+    "pages_64": 0.4,
+    "bodies": 0.06,
+    "library_calls": 12.0,
+    "split_indices": 3.0,
+    "branches": 1.0,
+    "regions": 50.0,
     "odd_updates": 8.0,
-}  # fmt: skip
+}
 #: Cycles of a call, seconds of a cycle: where training starts.
 CALL_CYCLES, CYCLE_S = 40.0, 0.4e-9
 #: A multiply-add of 8 lanes, in operations.

@@ -24,10 +24,20 @@ LABELS: tuple[Label, ...] = ("in", "near", "out")
 _COLUMNS = tuple(
     SUMMARY_COLUMNS.index(name)
     for name in (
-        "flops", "bytes", "output_elements", "batch", "m", "n", "k", "spatial_0", "spatial_1", "spatial_2",
-        "reduce_0", "leaves",
+        "flops",
+        "bytes",
+        "output_elements",
+        "batch",
+        "m",
+        "n",
+        "k",
+        "spatial_0",
+        "spatial_1",
+        "spatial_2",
+        "reduce_0",
+        "leaves",
     )
-)  # fmt: skip
+)
 #: Points whose distances are computed together.
 _BLOCK = 512
 NEAR_STEP, OUT_STEP, PART_STEP = 1.0, 2.0, 0.5
@@ -94,11 +104,7 @@ class Domain:
 
     def manifest(self) -> dict[str, Any]:
         """What goes into the manifest."""
-        return {
-            "reach": self.reach,
-            "thresholds": list(THRESHOLDS),
-            "contexts": sorted(self.contexts),
-        }
+        return {"reach": self.reach, "thresholds": list(THRESHOLDS), "contexts": sorted(self.contexts)}
 
     @classmethod
     def load(cls, tensors: dict[str, Array], manifest: dict[str, Any]) -> Domain:
@@ -154,7 +160,7 @@ class Domain:
             dtype not in self.contexts,
             protocol not in self.contexts,
             bool(context.framework) and device in self.contexts and launched not in self.contexts,
-        ]  # fmt: skip
+        ]
         if operator not in self.contexts:
             return OUT_STEP + PART_STEP * sum(new)
         if exact in self.contexts and not any(new):

@@ -48,11 +48,7 @@ class EncoderLayer(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
         self.norm_feed = nn.LayerNorm(width)
-        self.feed = nn.Sequential(
-            nn.Linear(width, feed_forward),
-            nn.GELU(),
-            nn.Linear(feed_forward, width),
-        )
+        self.feed = nn.Sequential(nn.Linear(width, feed_forward), nn.GELU(), nn.Linear(feed_forward, width))
 
     def forward(self, tokens: Tensor, parts: Sequence[Part], biases: Sequence[Tensor | None]) -> Tensor:
         """tokens (tokens, width): the leaves of all parts one below the other, padding rows at the end."""

@@ -122,9 +122,14 @@ class Engine:
         self._columns = view.shape[1]
 
     def predict(
-        self, inputs: RowInputs, rows: QuestionRows, *, embedding: Array, alone: bool = False,
+        self,
+        inputs: RowInputs,
+        rows: QuestionRows,
+        *,
+        embedding: Array,
+        alone: bool = False,
         view: bool = False,
-    ) -> Said:  # fmt: skip
+    ) -> Said:
         """Predict rows, in their order.
 
         Parameters
@@ -146,9 +151,13 @@ class Engine:
         for bucket, chosen, padded in _chunks(inputs, rows, alone):
             slots = inputs.store.slot[rows.program[padded]]
             feed = {
-                "leaves": bucket.leaves[slots], "mask": bucket.mask[slots], "inputs": questions[padded],
-                "logs": logs[padded], "device": known[padded], **self._places(bucket.positions[slots]),
-            }  # fmt: skip
+                "leaves": bucket.leaves[slots],
+                "mask": bucket.mask[slots],
+                "inputs": questions[padded],
+                "logs": logs[padded],
+                "device": known[padded],
+                **self._places(bucket.positions[slots]),
+            }
             found = self._session.run(names, feed)
             count = len(chosen)
             point[chosen] = found[0][:count].astype(np.float64) + reference[chosen]

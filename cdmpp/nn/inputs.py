@@ -28,12 +28,36 @@ TILES = ((32, 32), (64, 64), (128, 64), (128, 128), (256, 128))
 FAMILIES = ("gemm", "conv", "attention", "vector", "tir")
 
 SUMMARY_COLUMNS = (
-    "flops", "bytes", "output_elements", "matrix", "work_fraction", "leaves", "blocks",
-    "batch", "m", "n", "k", "align_m", "align_n", "align_k",
-    "spatial_0", "spatial_1", "spatial_2", "spatial_3", "reduce_0", "reduce_1", "reduce_2",
-    "leaf_bytes", "reuse_0", "reuse_1", "run_0", "run_1", "element_bytes",
-    *(f"dtype_{d}" for d in DTYPE_BYTES), *(f"family_{f}" for f in FAMILIES),
-)  # fmt: skip
+    "flops",
+    "bytes",
+    "output_elements",
+    "matrix",
+    "work_fraction",
+    "leaves",
+    "blocks",
+    "batch",
+    "m",
+    "n",
+    "k",
+    "align_m",
+    "align_n",
+    "align_k",
+    "spatial_0",
+    "spatial_1",
+    "spatial_2",
+    "spatial_3",
+    "reduce_0",
+    "reduce_1",
+    "reduce_2",
+    "leaf_bytes",
+    "reuse_0",
+    "reuse_1",
+    "run_0",
+    "run_1",
+    "element_bytes",
+    *(f"dtype_{d}" for d in DTYPE_BYTES),
+    *(f"family_{f}" for f in FAMILIES),
+)
 _S = {name: i for i, name in enumerate(SUMMARY_COLUMNS)}
 #: log2 of peak flop/s, bytes/s, bytes of last-level cache, compute units: subtracted from leaf magnitudes.
 DEVICE_LOGS = ("peak", "bandwidth", "cache", "units")
@@ -50,12 +74,24 @@ CPU_FLOOR_S = 5e-8
 _CENTRE = np.array([20.0, 20.0, 0.0, 10.0])
 
 QUESTION_COLUMNS = (
-    "log_compute_us", "log_memory_us", "log_ratio", "log_reference_us", "floor_share", "cache_ratio",
-    "outputs_per_unit", "flops_per_unit", "units_per_program", "rows_per_unit", "balance",
+    "log_compute_us",
+    "log_memory_us",
+    "log_ratio",
+    "log_reference_us",
+    "floor_share",
+    "cache_ratio",
+    "outputs_per_unit",
+    "flops_per_unit",
+    "units_per_program",
+    "rows_per_unit",
+    "balance",
     *(f"{what}_{a}x{b}" for a, b in TILES for what in ("waves", "wave_fill", "tile_fill")),
-    *(f"protocol_{p}" for p in PROTOCOLS), *(f"framework_{f}" for f in FRAMEWORKS),
-    *(f"backend_{b}" for b in BACKENDS), "gpu", "has_cache_size",
-)  # fmt: skip
+    *(f"protocol_{p}" for p in PROTOCOLS),
+    *(f"framework_{f}" for f in FRAMEWORKS),
+    *(f"backend_{b}" for b in BACKENDS),
+    "gpu",
+    "has_cache_size",
+)
 #: Columns of :func:`question_inputs`.
 INPUT_WIDTH = len(SUMMARY_COLUMNS) + len(QUESTION_COLUMNS)
 
@@ -77,14 +113,21 @@ def summarise(encoded: EncodedPrograms) -> Array:
     out[:, _S["blocks"]] = np.log2(1 + totals[:, 5])
     for name, column in (
         ("batch", "contraction_batch"),
-        ("m", "contraction_m"), ("n", "contraction_n"), ("k", "contraction_k"),
-        ("align_m", "align_m"), ("align_n", "align_n"), ("align_k", "align_k"),
+        ("m", "contraction_m"),
+        ("n", "contraction_n"),
+        ("k", "contraction_k"),
+        ("align_m", "align_m"),
+        ("align_n", "align_n"),
+        ("align_k", "align_k"),
         *((f"spatial_{i}", f"spatial_{i}") for i in range(4)),
         *((f"reduce_{i}", f"reduce_{i}") for i in range(3)),
-        ("leaf_bytes", "leaf_bytes"), ("reuse_0", "read_0_reuse"), ("reuse_1", "read_1_reuse"),
-        ("run_0", "read_0_run_bytes"), ("run_1", "read_1_run_bytes"),
+        ("leaf_bytes", "leaf_bytes"),
+        ("reuse_0", "read_0_reuse"),
+        ("reuse_1", "read_1_reuse"),
+        ("run_0", "read_0_run_bytes"),
+        ("run_1", "read_1_run_bytes"),
         ("element_bytes", "store_element_bytes"),
-    ):  # fmt: skip
+    ):
         out[:, _S[name]] = pick[:, COLUMN[column]]
     if encoded.dtype in DTYPE_BYTES:
         out[:, _S[f"dtype_{encoded.dtype}"]] = 1
@@ -184,14 +227,18 @@ def question_inputs(
     m = np.where(contracts, np.maximum(m, 1), np.exp2(summary[:, _S["output_elements"]].astype(np.float64)))
     n, batch = np.where(contracts, np.maximum(n, 1), 1), np.where(contracts, np.maximum(batch, 1), 1)
     columns = [
-        np.log2(compute * 1e6 + 1e-4), np.log2(memory * 1e6 + 1e-4),
+        np.log2(compute * 1e6 + 1e-4),
+        np.log2(memory * 1e6 + 1e-4),
         np.log2((compute + 1e-12) / (memory + 1e-12)),
-        np.log2(reference * 1e6), floor / reference, traffic_log - np.log2(cache),
-        output_log - np.log2(units), summary[:, _S["flops"]] - np.log2(units),
+        np.log2(reference * 1e6),
+        floor / reference,
+        traffic_log - np.log2(cache),
+        output_log - np.log2(units),
+        summary[:, _S["flops"]] - np.log2(units),
         np.minimum(output_log - np.log2(units * 256), 4.0),
         summary[:, _S["spatial_1"]] - np.log2(units),
         np.tanh(np.log2((compute + 1e-12) / (memory + 1e-12)) / 2),
-    ]  # fmt: skip
+    ]
     for tm, tn in TILES:
         tiles_m, tiles_n = np.ceil(m / tm), np.ceil(n / tn)
         waves = tiles_m * tiles_n * batch / units

@@ -15,21 +15,20 @@ from torch import Tensor, nn
 
 from cdmpp.nn.config import NetworkConfig
 from cdmpp.nn.encoder import EncoderLayer, Part, attention_bias, split_parts
-from cdmpp.nn.inputs import (
-    DEVICE_LOGS,
-    INPUT_WIDTH,
-    LEAF_MEETS_DEVICE,
-    QUESTION_COLUMNS,
-    SUMMARY_COLUMNS,
-)
+from cdmpp.nn.inputs import DEVICE_LOGS, INPUT_WIDTH, LEAF_MEETS_DEVICE, QUESTION_COLUMNS, SUMMARY_COLUMNS
 from cdmpp.nn.leaf_times import LeafTimes
 from cdmpp.nn.levels import LEVELS
 from cdmpp.nn.positions import PositionEncoding, StructuralBias
 
 __all__ = [
-    "INPUT_WIDTH", "LEVELS", "TIMED_MULTIPLE",
-    "LatencyNetwork", "NetworkConfig", "Residual", "parameter_count",
-]  # fmt: skip
+    "INPUT_WIDTH",
+    "LEVELS",
+    "TIMED_MULTIPLE",
+    "LatencyNetwork",
+    "NetworkConfig",
+    "Residual",
+    "parameter_count",
+]
 
 #: Rows of scheduled programs are filled up to a multiple of this in training.
 TIMED_MULTIPLE = 32

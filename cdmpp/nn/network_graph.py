@@ -28,13 +28,7 @@ from cdmpp.nn.constants import (
     VECTOR_FLOPS,
 )
 from cdmpp.nn.graph import Graph, Value
-from cdmpp.nn.inputs import (
-    DEVICE_LOGS,
-    INPUT_WIDTH,
-    LEAF_MEETS_DEVICE,
-    QUESTION_COLUMNS,
-    SUMMARY_COLUMNS,
-)
+from cdmpp.nn.inputs import DEVICE_LOGS, INPUT_WIDTH, LEAF_MEETS_DEVICE, QUESTION_COLUMNS, SUMMARY_COLUMNS
 from cdmpp.nn.levels import LEVELS
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -118,9 +118,14 @@ def as_peers(rows: Rows, peers: Sequence[int]) -> Rows:
 
 
 def ask_peers(
-    rows: QuestionRows, point: Array, levels: Array, peers: Sequence[int], weight: Array,
-    efficiency: Callable[[QuestionRows], Array], own: Array,
-) -> tuple[Array, Array]:  # fmt: skip
+    rows: QuestionRows,
+    point: Array,
+    levels: Array,
+    peers: Sequence[int],
+    weight: Array,
+    efficiency: Callable[[QuestionRows], Array],
+    own: Array,
+) -> tuple[Array, Array]:
     """Mix the peers' opinion into predictions of rows that share device kind and kind of question.
 
     Parameters

@@ -58,6 +58,9 @@ class RowInputs:
     def questions(self, rows: QuestionRows, device: Array | None = None) -> tuple[Array, Array, Array]:
         """:func:`question_inputs` of rows; ``device``, (rows, .), in place of their devices' figures."""
         return question_inputs(
-            self.store.summary[rows.program], self.device_matrix[rows.device] if device is None else device,
-            rows.backend, rows.protocol, rows.framework,
-        )  # fmt: skip
+            self.store.summary[rows.program],
+            self.device_matrix[rows.device] if device is None else device,
+            rows.backend,
+            rows.protocol,
+            rows.framework,
+        )

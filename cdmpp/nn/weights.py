@@ -164,9 +164,12 @@ def shapes(config: NetworkConfig, devices: int) -> dict[str, Shape]:
     absolute = len(DEVICE_LOGS) if config.device_inputs == "absolute" else 0
     timed = config.schedule and config.leaf_times
     out: dict[str, Shape] = {
-        "leaf_mean": (leaf,), "leaf_scale": (leaf,), "input_mean": (INPUT_WIDTH,),
-        "input_scale": (INPUT_WIDTH,), "device.weight": (devices + 1, config.device_width),
-    }  # fmt: skip
+        "leaf_mean": (leaf,),
+        "leaf_scale": (leaf,),
+        "input_mean": (INPUT_WIDTH,),
+        "input_scale": (INPUT_WIDTH,),
+        "device.weight": (devices + 1, config.device_width),
+    }
 
     def linear(name: str, inputs: int, outputs: int) -> None:
         out[f"{name}.weight"], out[f"{name}.bias"] = (outputs, inputs), (outputs,)

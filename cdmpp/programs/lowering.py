@@ -115,13 +115,20 @@ def _conv2d(s: Sizes, dtype: str, flags: Sizes) -> list[Any]:
         y = te.compute(
             y_shape,
             lambda b, o, i, j: te.sum(
-                _wide(padded[b, (te.floordiv(o, co) * ci + rc) if grouped else rc,
-                             i * sh + ry * dh, j * sw + rx * dw], dtype)
+                _wide(
+                    padded[
+                        b,
+                        (te.floordiv(o, co) * ci + rc) if grouped else rc,
+                        i * sh + ry * dh,
+                        j * sw + rx * dw,
+                    ],
+                    dtype,
+                )
                 * _wide(f[o, rc, ry, rx], dtype),
                 axis=[rc, ry, rx],
             ),
             name="conv",
-        )  # fmt: skip
+        )
         inputs = [x, f]
         if flags["bias"]:
             bias = te.placeholder((c_out,), name="bias", dtype=dtype)
@@ -142,9 +149,11 @@ def _conv2d(s: Sizes, dtype: str, flags: Sizes) -> list[Any]:
             cc = te.floormod(c, ci) if grouped else c
             yi, yj = i + ph - ry * dh, j + pw - rx * dw
             valid = te.all(
-                inside(te.floordiv(yi, sh), oh), inside(te.floordiv(yj, sw), ow),
-                te.floormod(yi, sh) == 0, te.floormod(yj, sw) == 0,
-            )  # fmt: skip
+                inside(te.floordiv(yi, sh), oh),
+                inside(te.floordiv(yj, sw), ow),
+                te.floormod(yi, sh) == 0,
+                te.floormod(yj, sw) == 0,
+            )
             value = dy[b, o, te.floordiv(yi, sh), te.floordiv(yj, sw)]
             grad = te.if_then_else(valid, value, te.const(0, dtype))
             return te.sum(_wide(grad, dtype) * _wide(f[o, cc, ry, rx], dtype), axis=[ro, ry, rx])
@@ -245,11 +254,14 @@ def _rowwise(s: Sizes, dtype: str, flags: Sizes) -> list[Any]:
     total = reduce(lambda i, r: v[i, r], "total")
     y = te.compute(
         (rows, cols),
-        lambda i, j: (v[i, j] - total[i] * factor)
-        * te.rsqrt(squares[i] * factor - total[i] * total[i] * factor + factor) * _float(gamma[j])
-        + _float(beta[j]),
+        lambda i, j: (
+            (v[i, j] - total[i] * factor)
+            * te.rsqrt(squares[i] * factor - total[i] * total[i] * factor + factor)
+            * _float(gamma[j])
+            + _float(beta[j])
+        ),
         name="layernorm",
-    )  # fmt: skip
+    )
     return [x, gamma, beta, _narrow(y, dtype)]
 
 
@@ -360,13 +372,23 @@ def _attention(s: Sizes, dtype: str, flags: Sizes) -> list[Any]:
 
 
 _BUILDERS: dict[str, Callable[[Sizes, str, Sizes], list[Any]]] = {
-    "linear": _linear, "bmm": _bmm, "conv2d": _conv2d, "silu_and_mul": _silu_and_mul, "copy": _copy,
-    "embedding": _embedding, "max_pool2d": _pool2d, "avg_pool2d": _pool2d, "batch_norm": _batch_norm,
-    "attention_prefill": _attention, "attention_decode": _attention, "attention_encoder": _attention,
+    "linear": _linear,
+    "bmm": _bmm,
+    "conv2d": _conv2d,
+    "silu_and_mul": _silu_and_mul,
+    "copy": _copy,
+    "embedding": _embedding,
+    "max_pool2d": _pool2d,
+    "avg_pool2d": _pool2d,
+    "batch_norm": _batch_norm,
+    "attention_prefill": _attention,
+    "attention_decode": _attention,
+    "attention_encoder": _attention,
     **dict.fromkeys(("softmax", "layernorm", "rmsnorm", "reduce_mean"), _rowwise),
-    **dict.fromkeys(_UNARY, _elementwise), **dict.fromkeys(_BINARY, _elementwise),
+    **dict.fromkeys(_UNARY, _elementwise),
+    **dict.fromkeys(_BINARY, _elementwise),
     **dict.fromkeys(("add_scalar", "mul_scalar", "div_scalar", "pow_scalar"), _elementwise),
-}  # fmt: skip
+}
 
 
 def _prim_func(operator: str, dtype: str, flags: Mapping[str, Any], sizes: Sizes) -> Any:

@@ -309,9 +309,20 @@ class Attention(OperatorSpec):
 
 
 SPEC_TYPES: tuple[type[OperatorSpec], ...] = (
-    Linear, BatchMatmul, Conv2d, Unary, Binary, Scalar, RowWise, SiluAndMul, Copy, Embedding, Pool2d,
-    BatchNorm, Attention,
-)  # fmt: skip
+    Linear,
+    BatchMatmul,
+    Conv2d,
+    Unary,
+    Binary,
+    Scalar,
+    RowWise,
+    SiluAndMul,
+    Copy,
+    Embedding,
+    Pool2d,
+    BatchNorm,
+    Attention,
+)
 
 
 @cache

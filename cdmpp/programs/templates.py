@@ -68,9 +68,11 @@ def all_classes() -> Iterator[tuple[str, str, dict[str, Any]]]:
             axes = {"bias": (False, True)}
         elif operator == "conv2d":
             axes = {
-                "direction": ("fwd", "bwd_data", "bwd_weight"), "bias": (False, True),
-                "padded": (False, True), "grouped": (False, True),
-            }  # fmt: skip
+                "direction": ("fwd", "bwd_data", "bwd_weight"),
+                "bias": (False, True),
+                "padded": (False, True),
+                "grouped": (False, True),
+            }
         elif operator in ("add", "sub", "mul", "div", "pow", "maximum", "minimum"):
             axes = {"inputs": (2, 3, 4)}
         elif operator == "copy":

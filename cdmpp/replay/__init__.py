@@ -10,5 +10,13 @@ from cdmpp.replay.links import COLLECTIVES, Link, collective_s
 from cdmpp.replay.timeline import StreamUse, Timeline
 
 __all__ = [
-    "COLLECTIVES", "Graph", "Link", "Node", "Replayer", "StreamUse", "Timeline", "collective_s", "replay",
-]  # fmt: skip
+    "COLLECTIVES",
+    "Graph",
+    "Link",
+    "Node",
+    "Replayer",
+    "StreamUse",
+    "Timeline",
+    "collective_s",
+    "replay",
+]

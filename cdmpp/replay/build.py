@@ -69,10 +69,9 @@ class Plan:
                 gap_s = entry.gap_s if entry is not None else 0.0
             made.append(
                 Node(
-                    form.id, device, self.seconds[i], self.deps[i], stream, self.kinds[i], gap_s,
-                    tuple(also),
+                    form.id, device, self.seconds[i], self.deps[i], stream, self.kinds[i], gap_s, tuple(also)
                 )
-            )  # fmt: skip
+            )
         parallel = frozenset(name for name, entry in self.devices.items() if entry.parallel)
         return Graph(made, parallel, order)
 
@@ -125,20 +124,23 @@ def _cost(node: NodeForm, path: str) -> str:
     if len(given) != 1:
         what = " and ".join(given) if given else "none of " + ", ".join(_COSTS)
         raise FieldError(
-            f"node {node.id!r} has {what}", path=f"{path}.{given[1]}" if given else path,
+            f"node {node.id!r} has {what}",
+            path=f"{path}.{given[1]}" if given else path,
             hint="what it costs is said once",
-        )  # fmt: skip
+        )
     if node.count is not None and given[0] != "program":
         raise FieldError(
-            f"node {node.id!r}: count goes with program", path=f"{path}.count",
+            f"node {node.id!r}: count goes with program",
+            path=f"{path}.count",
             hint="each of programs has a count of its own",
-        )  # fmt: skip
+        )
     if (node.link is not None) != (given[0] == "bytes"):
         missing = given[0] == "bytes"
         raise FieldError(
             f"node {node.id!r}: " + ("bytes need a link" if missing else "a link goes with bytes"),
-            path=f"{path}.link", hint='name one of links: {"id": "c", "bytes": 1e6, "link": "nvlink", ...}',
-        )  # fmt: skip
+            path=f"{path}.link",
+            hint='name one of links: {"id": "c", "bytes": 1e6, "link": "nvlink", ...}',
+        )
     return given[0]
 
 
@@ -146,22 +148,25 @@ def _devices(node: NodeForm, path: str) -> list[str]:
     if node.collective is None:
         if node.device is None:
             raise FieldError(
-                f"node {node.id!r} has no device", path=f"{path}.device",
+                f"node {node.id!r} has no device",
+                path=f"{path}.device",
                 hint="a known device, or a name of your own, such as rank0",
-            )  # fmt: skip
+            )
         return [node.device]
     ranks = node.collective.ranks
     if node.device is not None:
         raise FieldError(
-            f"node {node.id!r} has a device, and is a collective", path=f"{path}.device",
+            f"node {node.id!r} has a device, and is a collective",
+            path=f"{path}.device",
             hint="a collective runs on its ranks",
-        )  # fmt: skip
+        )
     if len(set(ranks)) < len(ranks):
         twice = next(i for i, rank in enumerate(ranks) if rank in ranks[:i])
         raise FieldError(
             f"node {node.id!r}: rank {ranks[twice]!r} is there twice",
-            path=f"{path}.collective.ranks.{twice}", hint="name each rank once",
-        )  # fmt: skip
+            path=f"{path}.collective.ranks.{twice}",
+            hint="name each rank once",
+        )
     return list(ranks)
 
 
@@ -191,9 +196,10 @@ def read_link(form: LinkForm, path: str) -> Link:
         raise FieldError(f"{path} has {rates[0]} and {rates[1]}", path=f"{path}.{rates[1]}", hint="give one")
     if form.table is None and not figures:
         raise FieldError(
-            f"{path} has no figures", path=path,
+            f"{path} has no figures",
+            path=path,
             hint='{"alpha_s": 1e-5, "bandwidth_bytes_per_s": 1e10}, or a table',
-        )  # fmt: skip
+        )
     beta = form.beta_s_per_byte or 0.0
     if form.bandwidth_bytes_per_s is not None:
         beta = 1.0 / form.bandwidth_bytes_per_s
@@ -210,9 +216,10 @@ def _transfer(node: NodeForm, links: Mapping[str, Link], path: str) -> tuple[flo
     where = f"{path}.collective" if collective is not None else path
     if name not in links:
         raise FieldError(
-            f"node {node.id!r}: no link is called {name!r}", path=f"{where}.link",
+            f"node {node.id!r}: no link is called {name!r}",
+            path=f"{where}.link",
             hint="one of: " + ", ".join(sorted(links)[:20]) if links else "links is empty",
-        )  # fmt: skip
+        )
     link = links[name]
     try:
         if collective is None:
@@ -256,8 +263,9 @@ def _dependencies(nodes: Sequence[NodeForm]) -> list[tuple[str, ...]]:
             if event in recorded:
                 raise FieldError(
                     f"event {event!r} is recorded by {recorded[event]!r} and {node.id!r}",
-                    path=f"nodes.{i}.records.{k}", hint="each event is recorded once",
-                )  # fmt: skip
+                    path=f"nodes.{i}.records.{k}",
+                    hint="each event is recorded once",
+                )
             recorded[event] = node.id
     found = []
     for i, node in enumerate(nodes):
@@ -268,8 +276,9 @@ def _dependencies(nodes: Sequence[NodeForm]) -> list[tuple[str, ...]]:
             if event not in recorded:
                 raise FieldError(
                     f"node {node.id!r} waits for event {event!r}, which nothing records",
-                    path=f"nodes.{i}.waits.{k}", hint="name it in the records of a node",
-                )  # fmt: skip
+                    path=f"nodes.{i}.waits.{k}",
+                    hint="name it in the records of a node",
+                )
         found.append((*node.deps, *(recorded[event] for event in node.waits)))
     return found
 
@@ -279,9 +288,10 @@ def _check_devices(plan: Plan) -> None:
     for name in plan.devices:
         if name not in used:
             raise FieldError(
-                f"devices has {name!r}, and no node runs there", path=f"devices.{name}",
+                f"devices has {name!r}, and no node runs there",
+                path=f"devices.{name}",
                 hint="nodes run on: " + ", ".join(sorted(used)[:20]),
-            )  # fmt: skip
+            )
 
 
 @dataclass(frozen=True)

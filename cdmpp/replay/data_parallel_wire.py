@@ -62,11 +62,12 @@ class DataParallelRequest(Request):
     bucket_bytes: Annotated[
         list[Annotated[float, Field(ge=0, le=MAX_BYTES)]],
         Field(
-            min_length=1, max_length=MAX_CHOICES,
+            min_length=1,
+            max_length=MAX_CHOICES,
             description="Sizes to choose from, beside PyTorch's own default; a bucket closes when it "
             "holds so many bytes or more.",
         ),
-    ] = [2.0**20, 4.0 * 2**20, 25.0 * 2**20, 100.0 * 2**20]  # fmt: skip # noqa: RUF012
+    ] = [2.0**20, 4.0 * 2**20, 25.0 * 2**20, 100.0 * 2**20]  # noqa: RUF012
     first_bucket_bytes: Annotated[
         Annotated[float, Field(ge=0, le=MAX_BYTES)] | None,
         Field(description="Of the first bucket; default: like the others."),
@@ -87,8 +88,9 @@ class DataParallelRequest(Request):
         if work > MAX_WORK:
             raise FieldError(
                 f"{work:,} gradients at all bucket sizes together are too much work",
-                path="bucket_bytes", hint=f"gradients times bucket sizes: at most {MAX_WORK:,}",
-            )  # fmt: skip
+                path="bucket_bytes",
+                hint=f"gradients times bucket sizes: at most {MAX_WORK:,}",
+            )
         found: list[Asked] = []
         for index, layer in enumerate(self.layers):
             found += asked_of(layer.forward, f"layers.{index}.forward")
@@ -109,9 +111,12 @@ class DataParallelRequest(Request):
         update = cost_of(self.update, left)
         layers, update_s = self._layers(costs, "latency_s"), update.latency_s
         setup = Setup(
-            self.ranks, read_link(self.link, "link"), self.algorithm, self.compute_slowdown,
+            self.ranks,
+            read_link(self.link, "link"),
+            self.algorithm,
+            self.compute_slowdown,
             self.comm_slowdown,
-        )  # fmt: skip
+        )
         first = self.first_bucket_bytes
         asked = [(size, first) for size in self.bucket_bytes]
         # PyTorch's own sizes are always among them.
@@ -206,8 +211,7 @@ class DataParallelAnswer(Explained):
     choices: list[ChoiceAnswer]
     transfers: list[TransferAnswer]
     lower_bound_s: Annotated[
-        float,
-        Field(description="No bucket size gives less: computation, or gradients sent as they come."),
+        float, Field(description="No bucket size gives less: computation, or gradients sent as they come.")
     ]
 
 
@@ -245,10 +249,13 @@ def _least_s(setup: Setup, size: float) -> float:
 
 def _choice(size: float, first: float | None, one: Iteration) -> dict[str, Any]:
     return {
-        "bucket_bytes": size, "first_bucket_bytes": first, "buckets": len(one.buckets),
+        "bucket_bytes": size,
+        "first_bucket_bytes": first,
+        "buckets": len(one.buckets),
         "iteration_s": one.iteration_s,
-        "comm_s": one.comm_s, "exposed_comm_s": one.exposed_comm_s,
-    }  # fmt: skip
+        "comm_s": one.comm_s,
+        "exposed_comm_s": one.exposed_comm_s,
+    }
 
 
 def _transfers(layers: Sequence[Layer], one: Iteration) -> list[dict[str, Any]]:
@@ -257,13 +264,16 @@ def _transfers(layers: Sequence[Layer], one: Iteration) -> list[dict[str, Any]]:
     sent = [i for i, node in enumerate(line.graph.nodes) if node.stream == COMM]
     return [
         {
-            "bytes": bucket.bytes, "gradients": len(bucket.parameters),
-            "first_layer": layers[bucket.parameters[0][0]].name, "last_layer": layers[bucket.ready].name,
-            "ready_s": ends[2 * len(layers) - 1 - bucket.ready], "start_s": float(line.start_s[i]),
+            "bytes": bucket.bytes,
+            "gradients": len(bucket.parameters),
+            "first_layer": layers[bucket.parameters[0][0]].name,
+            "last_layer": layers[bucket.ready].name,
+            "ready_s": ends[2 * len(layers) - 1 - bucket.ready],
+            "start_s": float(line.start_s[i]),
             "end_s": ends[i],
         }
         for bucket, i in zip(one.buckets, sent, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def _explained(

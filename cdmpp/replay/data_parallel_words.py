@@ -27,9 +27,11 @@ def show(request: DataParallelRequest, answer: dict[str, Any]) -> None:
     sizes = Table("bucket", "all-reduces", "iteration", "exposed", box=None, pad_edge=False)
     for one in answer["choices"]:
         sizes.add_row(
-            _size(one), str(one["buckets"]), format_latency(one["iteration_s"]),
+            _size(one),
+            str(one["buckets"]),
+            format_latency(one["iteration_s"]),
             format_latency(one["exposed_comm_s"]),
-        )  # fmt: skip
+        )
     others = Table("instead", "iteration", box=None, pad_edge=False)
     for name, seconds in sorted(answer["baselines"].items(), key=lambda item: item[1]):
         others.add_row(name.replace("_", " "), format_latency(seconds))
@@ -71,9 +73,11 @@ def draw(request: DataParallelRequest, answer: dict[str, Any]) -> Figure:
     right.axvline(1e3 * answer["compute_s"], color="#4269d0", label="computation alone")
     right.axvline(1e3 * answer["iteration_s"], color="0.2", label="end of the iteration")
     right.set(
-        xlabel="time since the start, ms", ylabel="all-reduce", title="waiting (grey) and travelling",
+        xlabel="time since the start, ms",
+        ylabel="all-reduce",
+        title="waiting (grey) and travelling",
         xlim=(0, None),
-    )  # fmt: skip
+    )
     right.invert_yaxis()
     right.legend(loc="lower left", fontsize=8)
     return figure

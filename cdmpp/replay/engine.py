@@ -180,9 +180,18 @@ def _prepared(a: Arrays, edges: Follow, uses_start: Ints, uses: Ints) -> tuple[A
 
 @jit
 def _walk(
-    duration_s: Any, gap_s: Any, waits: Any, next_start: Any, following: Any, uses_start: Any, uses: Any,
-    streams: int, start: Any, end: Any, cause: Any,
-) -> float:  # fmt: skip
+    duration_s: Any,
+    gap_s: Any,
+    waits: Any,
+    next_start: Any,
+    following: Any,
+    uses_start: Any,
+    uses: Any,
+    streams: int,
+    start: Any,
+    end: Any,
+    cause: Any,
+) -> float:
     """Fill start, end and cause (the node that one waited for last, -1: none); returns the makespan."""
     n = len(duration_s)
     left = waits.copy()
@@ -227,9 +236,15 @@ def _walk(
 
 @jit
 def _many(
-    durations: Floats, gap_s: Floats, waits: Ints, next_start: Ints, following: Ints, uses_start: Ints,
-    uses: Ints, streams: int,
-) -> Floats:  # fmt: skip
+    durations: Floats,
+    gap_s: Floats,
+    waits: Ints,
+    next_start: Ints,
+    following: Ints,
+    uses_start: Ints,
+    uses: Ints,
+    streams: int,
+) -> Floats:
     replays, n = durations.shape
     found = np.zeros(replays)
     start, end, cause = np.zeros(n), np.zeros(n), np.zeros(n, dtype=np.int64)
@@ -259,5 +274,6 @@ def _cycle(graph: Graph, a: Arrays, edges: Follow, reached: npt.NDArray[np.bool_
     why = "" if edges is a.depends else "; in their streams nodes run in the order of the list"
     return FieldError(
         f"{len(around)} nodes wait for each other: " + " -> ".join(shown) + why,
-        path=f"nodes.{a.place[around[0]]}.deps", hint="take one of these dependencies out",
-    )  # fmt: skip
+        path=f"nodes.{a.place[around[0]]}.deps",
+        hint="take one of these dependencies out",
+    )

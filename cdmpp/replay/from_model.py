@@ -78,16 +78,14 @@ def request_of(
             deps = [*deps, launch]
         nodes.append(
             {
-                "id": ids[node.id], "device": name, "program": forms[node.program or 0], "deps": deps,
+                "id": ids[node.id],
+                "device": name,
+                "program": forms[node.program or 0],
+                "deps": deps,
                 "class": node.operator[:MAX_NAME],
             }
-        )  # fmt: skip
-    made: dict[str, Any] = {
-        "nodes": nodes,
-        "devices": {name: entry},
-        "order": "listed",
-        "protocol": protocol,
-    }
+        )
+    made: dict[str, Any] = {"nodes": nodes, "devices": {name: entry}, "order": "listed", "protocol": protocol}
     backends = {program.backend for program in graph.programs}
     if len(backends) == 1:
         made["backend"] = next(iter(backends))
@@ -112,6 +110,7 @@ def _form(program: TensorProgram) -> dict[str, Any]:
     if program.function is not None:
         raise FieldError(
             f"{program.name}: one function of a module with several cannot be sent by itself",
-            path="nodes", hint="save each function as a module of its own",
-        )  # fmt: skip
+            path="nodes",
+            hint="save each function as a module of its own",
+        )
     return {"tvm_json": program.tvm_json}

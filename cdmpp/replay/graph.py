@@ -145,9 +145,10 @@ def to_arrays(graph: Graph) -> Arrays:
         if not (np.isfinite(values) & (values >= 0)).all():
             i = order[int(np.argmin(np.isfinite(values) & (values >= 0)))]
             raise FieldError(
-                f"node {nodes[i].id!r}: {what} is {getattr(nodes[i], what)}", path=f"nodes.{i}.{what}",
+                f"node {nodes[i].id!r}: {what} is {getattr(nodes[i], what)}",
+                path=f"nodes.{i}.{what}",
                 hint="seconds, 0 or more",
-            )  # fmt: skip
+            )
     sources, targets = _edges(nodes, order, rank)
     uses_start, uses, streams = _uses(graph, order)
     depends = walked = _follow(sources, targets, len(nodes))
@@ -169,9 +170,10 @@ def _refuse_twice(nodes: Sequence[Node]) -> None:
     for i, node in enumerate(nodes):
         if node.id in seen:
             raise FieldError(
-                f"nodes {seen[node.id]} and {i} are both called {node.id!r}", path=f"nodes.{i}.id",
+                f"nodes {seen[node.id]} and {i} are both called {node.id!r}",
+                path=f"nodes.{i}.id",
                 hint="each node needs an id of its own",
-            )  # fmt: skip
+            )
         seen[node.id] = i
 
 
@@ -186,8 +188,9 @@ def _edges(nodes: Sequence[Node], order: Iterable[int], rank: Mapping[str, int])
             if source is None:
                 raise FieldError(
                     f"node {nodes[i].id!r} depends on {dep!r}, which is not there",
-                    path=f"nodes.{i}.deps.{k}", hint="deps are ids of nodes of this graph",
-                )  # fmt: skip
+                    path=f"nodes.{i}.deps.{k}",
+                    hint="deps are ids of nodes of this graph",
+                )
             sources.append(source)
             targets.append(position)
     return np.array(sources, dtype=np.int64), np.array(targets, dtype=np.int64)

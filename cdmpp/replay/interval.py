@@ -66,9 +66,11 @@ def spread_of(asked: Sequence[Asked], prices: Sequence[Prediction]) -> Spread:
         below[numbers[key]], above[numbers[key]] = _slopes(price)
     devices = {name: i for i, name in enumerate(sorted({key[0] for key in keys}))}
     return Spread(
-        below, above, np.array([numbers[key] for key in keys], dtype=np.int64),
+        below,
+        above,
+        np.array([numbers[key] for key in keys], dtype=np.int64),
         np.array([devices[key[0]] for key in numbers], dtype=np.int64),
-    )  # fmt: skip
+    )
 
 
 def _slopes(price: Prediction) -> tuple[float, float]:

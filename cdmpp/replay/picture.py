@@ -55,10 +55,15 @@ def draw(request: ReplayRequest, answer: dict[str, Any]) -> Figure:
                 if (device, node["stream"]) in row
             ]
             axes.barh(
-                [bar[0] for bar in bars], [bar[2] for bar in bars], left=[bar[1] for bar in bars], height=0.7,
-                color=colours[name], edgecolor="black" if outlined else "white",
-                linewidth=1.2 if outlined else 0.3, zorder=2 if outlined else 1,
-            )  # fmt: skip
+                [bar[0] for bar in bars],
+                [bar[2] for bar in bars],
+                left=[bar[1] for bar in bars],
+                height=0.7,
+                color=colours[name],
+                edgecolor="black" if outlined else "white",
+                linewidth=1.2 if outlined else 0.3,
+                zorder=2 if outlined else 1,
+            )
     if len(nodes) <= _MOST_LABELS:
         _label(axes, nodes, row, held, scale, answer["makespan_s"])
     axes.set_yticks(range(len(streams)), [f"{device} / {stream}" for device, stream in streams])
@@ -76,18 +81,27 @@ def draw(request: ReplayRequest, answer: dict[str, Any]) -> Figure:
 
 
 def _label(
-    axes: Any, nodes: list[dict[str, Any]], row: dict[tuple[str, str], int], held: dict[str, list[str]],
-    scale: float, makespan: float,
-) -> None:  # fmt: skip
+    axes: Any,
+    nodes: list[dict[str, Any]],
+    row: dict[tuple[str, str], int],
+    held: dict[str, list[str]],
+    scale: float,
+    makespan: float,
+) -> None:
     """Names in bars that are wide enough."""
     for node in nodes:
         wide = node["end_s"] - node["start_s"]
         for device in held.get(node["id"], [node["device"]]):
             if wide > makespan * 0.011 * len(node["id"]) and (device, node["stream"]) in row:
                 axes.text(
-                    (node["start_s"] + wide / 2) * scale, row[device, node["stream"]], node["id"],
-                    ha="center", va="center", fontsize=8, zorder=3,
-                )  # fmt: skip
+                    (node["start_s"] + wide / 2) * scale,
+                    row[device, node["stream"]],
+                    node["id"],
+                    ha="center",
+                    va="center",
+                    fontsize=8,
+                    zorder=3,
+                )
 
 
 def _unit(seconds: float) -> tuple[float, str]:

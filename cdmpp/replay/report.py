@@ -44,16 +44,24 @@ def describe(
         "baselines": {"serial": serial_s(found), "longest_path": min(replayer.longest_path_s, makespan)},
         "critical_path": [
             {
-                "id": nodes[i].id, "device": nodes[i].device, "stream": nodes[i].stream,
-                "class": plan.classes[i], "start_s": float(found.start_s[i]), "end_s": float(found.end_s[i]),
-                "share": float(found.duration_s[i]) / makespan if makespan else 0.0, "program": programs[i],
+                "id": nodes[i].id,
+                "device": nodes[i].device,
+                "stream": nodes[i].stream,
+                "class": plan.classes[i],
+                "start_s": float(found.start_s[i]),
+                "end_s": float(found.end_s[i]),
+                "share": float(found.duration_s[i]) / makespan if makespan else 0.0,
+                "program": programs[i],
             }
             for i in found.critical_path
         ],
         "by_program": shares,
         "streams": [
             {
-                "device": use.device, "stream": use.stream, "busy_s": use.busy_s, "idle_s": use.idle_s,
+                "device": use.device,
+                "stream": use.stream,
+                "busy_s": use.busy_s,
+                "idle_s": use.idle_s,
                 "nodes": use.nodes,
             }
             for use in found.streams
@@ -65,7 +73,7 @@ def describe(
         "exposed_comm_s": found.exposed_comm_s,
         "explanation": explain(shares, found),
         "remarks": list(plan.remarks),
-    }  # fmt: skip
+    }
 
 
 def serial_s(found: Timeline) -> float:
@@ -104,11 +112,16 @@ def by_program(
     makespan = found.makespan_s
     made = [
         {
-            "program": program, "device": device, "class": class_, "nodes": int(nodes), "runs": int(runs),
-            "seconds": seconds, "share": seconds / makespan if makespan else 0.0,
+            "program": program,
+            "device": device,
+            "class": class_,
+            "nodes": int(nodes),
+            "runs": int(runs),
+            "seconds": seconds,
+            "share": seconds / makespan if makespan else 0.0,
         }
         for (program, device, class_), (nodes, runs, seconds) in totals.items()
-    ]  # fmt: skip
+    ]
     return sorted(
         made, key=lambda one: (-one["seconds"], one["program"] or "", one["device"] or "", one["class"])
     )
@@ -119,11 +132,15 @@ def timeline(plan: Plan, found: Timeline) -> list[dict[str, Any]]:
     starts, ends = found.start_s.tolist(), found.end_s.tolist()
     return [
         {
-            "id": node.id, "device": node.device, "stream": node.stream, "class": plan.classes[i],
-            "start_s": starts[i], "end_s": ends[i],
+            "id": node.id,
+            "device": node.device,
+            "stream": node.stream,
+            "class": plan.classes[i],
+            "start_s": starts[i],
+            "end_s": ends[i],
         }
         for i, node in enumerate(found.graph.nodes)
-    ]  # fmt: skip
+    ]
 
 
 def explain(shares: Sequence[dict[str, Any]], found: Timeline) -> list[str]:

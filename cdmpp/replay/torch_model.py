@@ -76,11 +76,13 @@ def data_parallel_request(
 
     layers = [
         {
-            "name": one.name, "forward": cost(one.forward), "backward": cost(one.backward),
+            "name": one.name,
+            "forward": cost(one.forward),
+            "backward": cost(one.backward),
             "gradient_bytes": list(one.gradient_bytes),
         }
         for one in layers_of(module, trace)
-    ]  # fmt: skip
+    ]
     return {"layers": layers, "ranks": ranks, "link": dict(link), **more}
 
 
@@ -138,11 +140,13 @@ def layers_of(module: nn.Module, trace: EagerTrace) -> list[TracedLayer]:
         forward[at][launch.spec] += 1
     return [
         TracedLayer(
-            layer or type(module).__name__, forward[layer], backward[layer],
+            layer or type(module).__name__,
+            forward[layer],
+            backward[layer],
             tuple(sizes[parameter] for parameter in reversed(arrived[layer])),
         )
         for layer in reversed(finished)
-    ]  # fmt: skip
+    ]
 
 
 @dataclass
@@ -309,13 +313,13 @@ def _summary(module: nn.Module, names: Mapping[str, list[str]], found: Sequence[
     )
     layers = [
         Layer(
-            name, forward_s[name], backward_s[name],
+            name,
+            forward_s[name],
+            backward_s[name],
             tuple(sizes[n] for n in sorted(names[name], key=arrived.index, reverse=True)),
         )
         for name in reversed(finished)
-    ]  # fmt: skip
+    ]
     return Measured(
-        layers,
-        mean(one.end - one.start for one in found),
-        mean(one.updated - one.end for one in found),
+        layers, mean(one.end - one.start for one in found), mean(one.updated - one.end for one in found)
     )

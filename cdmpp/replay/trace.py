@@ -44,8 +44,14 @@ def trace_events(timeline: Timeline, programs: Sequence[str | None]) -> dict[str
         for where in dict.fromkeys(((node.device, node.stream), *node.also)):
             events.append(
                 {
-                    "ph": "X", "name": node.id, "cat": node.kind, "pid": process[where[0]],
-                    "tid": thread[where], "ts": starts[i], "dur": lengths[i], "args": arguments,
+                    "ph": "X",
+                    "name": node.id,
+                    "cat": node.kind,
+                    "pid": process[where[0]],
+                    "tid": thread[where],
+                    "ts": starts[i],
+                    "dur": lengths[i],
+                    "args": arguments,
                 }
-            )  # fmt: skip
+            )
     return {"traceEvents": events, "displayTimeUnit": "ms"}

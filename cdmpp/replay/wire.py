@@ -135,9 +135,10 @@ class ReplayRequest(Request):
             )
         if self.trace and size > MAX_EVENTS:
             raise FieldError(
-                f"a trace of {size} nodes, edges and held streams is too large", path="trace",
+                f"a trace of {size} nodes, edges and held streams is too large",
+                path="trace",
                 hint=f"at most {MAX_EVENTS:,}; the timeline has the same times",
-            )  # fmt: skip
+            )
         self._matches()
         return asked
 
@@ -212,9 +213,10 @@ class ReplayRequest(Request):
             selectors = override.selectors()
             if not selectors:
                 raise FieldError(
-                    "an override selects nothing", path=f"overrides.{k}",
+                    "an override selects nothing",
+                    path=f"overrides.{k}",
                     hint="give node, device, stream or class",
-                )  # fmt: skip
+                )
             sets = [having.get(selector, set()) for selector in selectors.items()]
             matched = set.intersection(*sets)
             if not matched:
@@ -223,9 +225,10 @@ class ReplayRequest(Request):
                 asked = empty[0] if empty else next(iter(selectors))
                 there = sorted(value for name, value in having if name == asked)
                 raise FieldError(
-                    f"no node has {said}", path=f"overrides.{k}" + (f".{empty[0]}" if empty else ""),
+                    f"no node has {said}",
+                    path=f"overrides.{k}" + (f".{empty[0]}" if empty else ""),
                     hint=f"of {asked} there is: " + ", ".join(there[:20]) + (", ..." if there[20:] else ""),
-                )  # fmt: skip
+                )
             found.append(sorted(matched))
         return found
 
@@ -237,8 +240,12 @@ class ReplayRequest(Request):
             then = float(replayer.makespans(changed[None])[0])
             answers.append(
                 {
-                    **forms.as_json(override), "ratio": override.ratio, "delay_s": override.delay_s,
-                    "nodes": len(matched), "makespan_s": then, "saving_s": makespan - then,
+                    **forms.as_json(override),
+                    "ratio": override.ratio,
+                    "delay_s": override.delay_s,
+                    "nodes": len(matched),
+                    "makespan_s": then,
+                    "saving_s": makespan - then,
                 }
-            )  # fmt: skip
+            )
         return answers

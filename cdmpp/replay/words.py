@@ -33,12 +33,14 @@ def show(request: ReplayRequest, answer: dict[str, Any]) -> None:
         ("stream", "nodes", "busy", "idle"),
         [
             (
-                f"{one['device']} {one['stream']}", str(one["nodes"]), format_latency(one["busy_s"]),
+                f"{one['device']} {one['stream']}",
+                str(one["nodes"]),
+                format_latency(one["busy_s"]),
                 format_latency(one["idle_s"]),
             )
             for one in answer["streams"]
         ],
-    )  # fmt: skip
+    )
     if any(node["class"] == "comm" for node in answer["timeline"] or []) or answer["exposed_comm_s"]:
         print(f"communication that nothing hides: {format_latency(answer['exposed_comm_s'])}")
     if answer["what_if"]:

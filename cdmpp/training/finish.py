@@ -60,10 +60,17 @@ def calibrate(
 
 
 def error_table(
-    network: LatencyNetwork, inputs: Inputs, dataset: Dataset, rows: Rows, calibration: dict[str, float],
-    baselines: Mapping[str, Baseline], *, known: bool = True, interval: str = "in",
+    network: LatencyNetwork,
+    inputs: Inputs,
+    dataset: Dataset,
+    rows: Rows,
+    calibration: dict[str, float],
+    baselines: Mapping[str, Baseline],
+    *,
+    known: bool = True,
+    interval: str = "in",
     peers: Peers | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Errors of the model and the baselines on the same rows.
 
     Returns
@@ -114,8 +121,9 @@ def tabulate(
         figures = figures_of(point, chosen, *(bound[chosen] for bound in bounds))
         figures["baselines"] = {
             name: {k: v for k, v in figures_of(values, chosen).items() if k in _BESIDE}
-            for name, values in columns.items() if name != "model"
-        }  # fmt: skip
+            for name, values in columns.items()
+            if name != "model"
+        }
         return figures
 
     present = np.unique(rows.source)
@@ -135,8 +143,10 @@ def tabulate(
     distinct, inverse = np.unique(codes, axis=0, return_inverse=True)
     for i, (source, device, op) in enumerate(distinct):
         labels = {
-            "source": dataset.sources[source], "device": dataset.devices[device].name, "op": dataset.ops[op],
-        }  # fmt: skip
+            "source": dataset.sources[source],
+            "device": dataset.devices[device].name,
+            "op": dataset.ops[op],
+        }
         groups.append({**labels, **entry(inverse.ravel() == i)})
     return {
         "overall": entry(np.ones(len(rows), dtype=bool)),
@@ -147,9 +157,14 @@ def tabulate(
 
 
 def _with_peers(
-    network: LatencyNetwork, inputs: Inputs, dataset: Dataset, rows: Rows, point: Array, levels: Array,
+    network: LatencyNetwork,
+    inputs: Inputs,
+    dataset: Dataset,
+    rows: Rows,
+    point: Array,
+    levels: Array,
     peers: Peers,
-) -> tuple[Array, Array]:  # fmt: skip
+) -> tuple[Array, Array]:
     """Predictions of unseen devices with the known devices' opinion, as the predictor gives them."""
     point, levels = point.copy(), levels.copy()
     codes = np.stack([rows.device, dataset.kind[rows.program], rows.protocol, rows.backend], axis=1)
@@ -169,10 +184,14 @@ def _with_peers(
             continue
         part = rows.take(members)
         point[members], levels[members] = ask_peers(
-            part, point[members], levels[members], [index - 1 for index, _ in known],
-            weights(spec, dtype, [peer for _, peer in known]), efficiency,
+            part,
+            point[members],
+            levels[members],
+            [index - 1 for index, _ in known],
+            weights(spec, dtype, [peer for _, peer in known]),
+            efficiency,
             point[members] - inputs.reference(part),
-        )  # fmt: skip
+        )
     return point, levels
 
 

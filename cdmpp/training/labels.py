@@ -61,9 +61,13 @@ class Label:
             exponent = float(boxcox_normmax(np.exp(sample), method="mle"))
         values = _box_cox(sample, exponent)
         return Label(
-            kind, float(values.mean()), float(max(values.std(), 1e-9)), exponent,
-            float(log_latency.min()), float(log_latency.max()),
-        )  # fmt: skip
+            kind,
+            float(values.mean()),
+            float(max(values.std(), 1e-9)),
+            exponent,
+            float(log_latency.min()),
+            float(log_latency.max()),
+        )
 
     def encode(self, log_latency: Array, reference: Array) -> Array:
         """Labels of rows, (rows,); ``reference`` is log(reference seconds)."""

@@ -178,9 +178,14 @@ def _schedule(opt: OptimiserConfig, step: int, share: float) -> float:
 
 
 def _save(
-    out: Path, identity: dict[str, str], network: LatencyNetwork, optimiser: torch.optim.AdamW,
-    average: dict[str, torch.Tensor], step: int, seconds: float,
-) -> None:  # fmt: skip
+    out: Path,
+    identity: dict[str, str],
+    network: LatencyNetwork,
+    optimiser: torch.optim.AdamW,
+    average: dict[str, torch.Tensor],
+    step: int,
+    seconds: float,
+) -> None:
     """Write the whole state aside, then rename: a kill leaves the old checkpoint or the new one."""
     tensors = {f"network.{k}": v.detach().clone() for k, v in network.state_dict().items()}
     tensors |= {f"average.{k}": v.clone() for k, v in average.items()}
@@ -195,9 +200,12 @@ def _save(
 
 
 def _resume(
-    out: Path, identity: dict[str, str], network: LatencyNetwork, optimiser: torch.optim.AdamW,
+    out: Path,
+    identity: dict[str, str],
+    network: LatencyNetwork,
+    optimiser: torch.optim.AdamW,
     average: dict[str, torch.Tensor],
-) -> tuple[int, float]:  # fmt: skip
+) -> tuple[int, float]:
     path = out / CHECKPOINT
     if not path.exists():
         return 0, 0.0

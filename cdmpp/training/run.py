@@ -47,10 +47,14 @@ def load_training_table(
 
 
 def train_model(
-    config: TrainConfig, *, out: str | Path, run: str | Path | None = None,
-    public_data: str | Path | None = None, records: Sequence[str | Path] = (),
+    config: TrainConfig,
+    *,
+    out: str | Path,
+    run: str | Path | None = None,
+    public_data: str | Path | None = None,
+    records: Sequence[str | Path] = (),
     progress: Progress | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Train, calibrate, evaluate on the test part, write the model folder.
 
     Parameters
@@ -111,7 +115,9 @@ def train_model(
         )
     summary["parameters"] = parameter_count(network)
     manifest = save_artifact(
-        Path(out), network, domain,
+        Path(out),
+        network,
+        domain,
         name=config.name,
         # A held-out device keeps its place in the embedding and loses its name: it was not trained on.
         devices=["" if i in held else d.name for i, d in enumerate(dataset.devices)],
@@ -127,8 +133,11 @@ def train_model(
             ERROR_TABLE: (json.dumps(metrics, indent=1) + "\n").encode(),
             POOL: pool_of(table, dataset.rows.program[index]),
         },
-    )  # fmt: skip
+    )
     return {
-        "model_id": manifest["model_id"], "out": str(out), "train": summary,
-        "calibration": calibration, "metrics": metrics,
-    }  # fmt: skip
+        "model_id": manifest["model_id"],
+        "out": str(out),
+        "train": summary,
+        "calibration": calibration,
+        "metrics": metrics,
+    }

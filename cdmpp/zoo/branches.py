@@ -52,9 +52,14 @@ def _mobilenet_v2(batch: int = 1, image: int = 224) -> tuple[nn.Module, tuple[Te
     body: list[nn.Module] = [ConvNorm(3, 32, 3, 2, act=nn.ReLU6)]
     channels = 32
     stages = (
-        (1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2),
+        (1, 16, 1, 1),
+        (6, 24, 2, 2),
+        (6, 32, 3, 2),
+        (6, 64, 4, 2),
+        (6, 96, 3, 1),
+        (6, 160, 3, 2),
         (6, 320, 1, 1),
-    )  # fmt: skip
+    )
     for expand, width, depth, stride in stages:
         for index in range(depth):
             body.append(_Inverted(channels, width, 1 if index else stride, expand))

@@ -59,11 +59,18 @@ def _plan(asked: CurveRequest | CurvesRequest, artifact: Artifact, most: int) ->
         templates = [Template(asked.program)]
     try:
         return CurvePlan(
-            templates, asked.axes, asked.devices, backend=asked.backend, protocol=asked.protocol,
-            framework=asked.framework, quantiles=asked.quantiles, monotone=asked.monotone,
+            templates,
+            asked.axes,
+            asked.devices,
+            backend=asked.backend,
+            protocol=asked.protocol,
+            framework=asked.framework,
+            quantiles=asked.quantiles,
+            monotone=asked.monotone,
             # By name and never load_device: a client's text is not a path on this machine.
-            find=artifact.device, most=most,
-        )  # fmt: skip
+            find=artifact.device,
+            most=most,
+        )
     except CdmppError as error:
         # The form is right; that its parts do not fit together, no schema can say.
         raise ProblemError(error.code, error.message, error.hint, status=409) from None

@@ -31,13 +31,7 @@ _NAME = {"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_]{0,31}$", "not": {"
 
 
 def _values(items: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "array",
-        "items": items,
-        "minItems": 1,
-        "maxItems": MAX_VALUES,
-        "uniqueItems": True,
-    }
+    return {"type": "array", "items": items, "minItems": 1, "maxItems": MAX_VALUES, "uniqueItems": True}
 
 
 AXES_SCHEMA: dict[str, Any] = {

@@ -97,9 +97,7 @@ async def _ask(call: object, job_id: str) -> Shown | None:
 def _answer(job_id: str, found: Shown | None) -> Response:
     if found is None:
         raise ProblemError(
-            "unknown_job",
-            f"no job {job_id[:64]!r} is known",
-            "finished jobs are dropped after a while",
+            "unknown_job", f"no job {job_id[:64]!r} is known", "finished jobs are dropped after a while"
         )
     return Response(to_json(found), media_type=JSON)
 

@@ -22,9 +22,17 @@ LEASE_S = 6.0
 #: A job that so many processes have died of is given up.
 MAX_ATTEMPTS = 3
 _SHOWN = (
-    jobs.c.id, jobs.c.kind, jobs.c.state, jobs.c.progress, jobs.c.best, jobs.c.bound, jobs.c.answer,
-    jobs.c.error, jobs.c.created_at, jobs.c.updated_at,
-)  # fmt: skip
+    jobs.c.id,
+    jobs.c.kind,
+    jobs.c.state,
+    jobs.c.progress,
+    jobs.c.best,
+    jobs.c.bound,
+    jobs.c.answer,
+    jobs.c.error,
+    jobs.c.created_at,
+    jobs.c.updated_at,
+)
 
 
 @dataclass(frozen=True)
@@ -87,9 +95,17 @@ class JobStore:
         """
         id, now = secrets.token_hex(16), time.time()
         row = {
-            "id": id, "kind": kind, "state": "queued", "request": request, "prices": prices,
-            "budget_s": budget_s, "progress": 0.0, "created_at": now, "updated_at": now, "attempts": 0,
-        }  # fmt: skip
+            "id": id,
+            "kind": kind,
+            "state": "queued",
+            "request": request,
+            "prices": prices,
+            "budget_s": budget_s,
+            "progress": 0.0,
+            "created_at": now,
+            "updated_at": now,
+            "attempts": 0,
+        }
 
         def work(connection: Connection) -> None:
             self._drop_old(connection, now)
@@ -210,8 +226,14 @@ def _shown(row: Row[Any]) -> Shown:
 def to_json(job: Shown) -> bytes:
     """What a client is sent: the answer goes in as it was stored."""
     fields = {
-        "job_id": job.id, "kind": job.kind, "state": job.state, "progress": job.progress, "best": job.best,
-        "bound": job.bound, "created_at": job.created_at, "updated_at": job.updated_at,
-    }  # fmt: skip
+        "job_id": job.id,
+        "kind": job.kind,
+        "state": job.state,
+        "progress": job.progress,
+        "best": job.best,
+        "bound": job.bound,
+        "created_at": job.created_at,
+        "updated_at": job.updated_at,
+    }
     text = json.dumps(fields, allow_nan=False, separators=(",", ":"))
     return f'{text[:-1]},"answer":{job.answer or "null"},"error":{job.error or "null"}}}'.encode()

@@ -105,9 +105,12 @@ def _total(device: str, counts: Sequence[int], column: Sequence[Prediction | Err
         domains.append(said.domain)
         launches += count
     return {
-        "device": device, **sums, "domain": worst(domains), "launches": sum(counts),
+        "device": device,
+        **sums,
+        "domain": worst(domains),
+        "launches": sum(counts),
         "launches_predicted": launches,
-    }  # fmt: skip
+    }
 
 
 def _answer(device: Named, said: Prediction | ErrorInfo) -> dict[str, Any]:

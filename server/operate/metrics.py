@@ -48,23 +48,30 @@ class Metrics:
         # An application's own: a process may hold several, and tests do.
         self.registry = registry = CollectorRegistry()
         self._request_seconds = Histogram(
-            "cdmpp_request_seconds", "Time from a request's head to the end of its answer.",
-            ["method", "route", "status"], registry=registry, buckets=_SECONDS,
-        )  # fmt: skip
+            "cdmpp_request_seconds",
+            "Time from a request's head to the end of its answer.",
+            ["method", "route", "status"],
+            registry=registry,
+            buckets=_SECONDS,
+        )
         # By labels: the library's own look-up takes a lock and checks every time.
         self._request_children: dict[tuple[str, str, int], Histogram] = {}
         self._in_flight = Gauge(
-            "cdmpp_requests_in_flight", "Requests being answered.", registry=registry,
+            "cdmpp_requests_in_flight",
+            "Requests being answered.",
+            registry=registry,
             multiprocess_mode="livesum",
-        )  # fmt: skip
+        )
         self._refusals = Counter(
             "cdmpp_refusals", "Requests answered with a problem, by its code.", ["code"], registry=registry
         )
         self._items = Counter("cdmpp_items", "Predicted items by domain.", ["domain"], registry=registry)
         self._out_of_domain = Counter(
-            "cdmpp_out_of_domain_items", "Predicted items out of the model's domain, by device.", ["device"],
+            "cdmpp_out_of_domain_items",
+            "Predicted items out of the model's domain, by device.",
+            ["device"],
             registry=registry,
-        )  # fmt: skip
+        )
         self._item_errors = Counter(
             "cdmpp_item_errors", "Items answered with an error, by its code.", ["code"], registry=registry
         )
@@ -75,37 +82,50 @@ class Metrics:
             "cdmpp_batch_seconds", "Time to compute a batch.", registry=registry, buckets=_SECONDS
         )
         self._queue_rows = Gauge(
-            "cdmpp_queue_rows", "Rows that wait to be computed.", registry=registry,
+            "cdmpp_queue_rows",
+            "Rows that wait to be computed.",
+            registry=registry,
             multiprocess_mode="livesum",
-        )  # fmt: skip
+        )
         self._hits = Counter("cdmpp_cache_hits", "Found in a cache.", ["cache"], registry=registry)
         self._misses = Counter("cdmpp_cache_misses", "Not found in a cache.", ["cache"], registry=registry)
         self._model = Gauge(
-            "cdmpp_model_info", "1 for the loaded model.", ["model_id", "version"], registry=registry,
+            "cdmpp_model_info",
+            "1 for the loaded model.",
+            ["model_id", "version"],
+            registry=registry,
             multiprocess_mode="livemax",
-        )  # fmt: skip
+        )
         self._observations = Counter(
             "cdmpp_observations", "Measured latencies that were accepted and kept.", registry=registry
         )
         self._store_up = Gauge(
-            "cdmpp_store_up", "1 while the database of observations can be used.", registry=registry,
+            "cdmpp_store_up",
+            "1 while the database of observations can be used.",
+            registry=registry,
             multiprocess_mode="livemin",
-        )  # fmt: skip
+        )
         self._sandbox_queue = Gauge(
-            "cdmpp_sandbox_queue", "Programs that wait for the process that reads them.", registry=registry,
+            "cdmpp_sandbox_queue",
+            "Programs that wait for the process that reads them.",
+            registry=registry,
             multiprocess_mode="livesum",
-        )  # fmt: skip
+        )
         self._sandbox_restarts = Counter(
             "cdmpp_sandbox_restarts", "Times that process was started anew.", registry=registry
         )
         self._plans = Counter(
-            "cdmpp_plans", "Requests for plans by kind, and what became of them.", ["kind", "outcome"],
+            "cdmpp_plans",
+            "Requests for plans by kind, and what became of them.",
+            ["kind", "outcome"],
             registry=registry,
-        )  # fmt: skip
+        )
         self._jobs = Counter(
-            "cdmpp_jobs", "Jobs that were submitted here, and those that ended here.", ["state"],
+            "cdmpp_jobs",
+            "Jobs that were submitted here, and those that ended here.",
+            ["state"],
             registry=registry,
-        )  # fmt: skip
+        )
         self._sandbox_restarts_seen = 0
         self._model_id: str | None = None
         self._devices = frozenset(spec.name for spec in known())

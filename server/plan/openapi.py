@@ -30,7 +30,7 @@ _PARAMETERS: list[dict[str, Any]] = [
         "required": False,
         "description": "`respond-async`: make it a job, whatever its budget (RFC 7240).",
         "schema": {"type": "string"},
-    },
+    }
 ]
 
 

@@ -29,32 +29,39 @@ REQUESTS: dict[str, list[dict[str, Any]]] = {
                 {"id": "b", "device": "gpu", "duration_s": 0.004, "deps": ["a"]},
             ],
             "links": {"net": {"alpha_s": 1e-5, "bandwidth_bytes_per_s": 1e9}},
-        },
+        }
     ],
     "simulate": [
         {
             "stages": [{"forward_s": 0.005, "backward_s": 0.01}, {"forward_s": 0.006, "backward_s": 0.01}],
-            "micro_batches": 4, "schedule": "1f1b",
-        },
+            "micro_batches": 4,
+            "schedule": "1f1b",
+        }
     ],
     "pipeline": [
         {
             "models": [{**_STAGES, "direction": "down"}, {**_STAGES, "direction": "up"}],
-            "ranks": 2, "max_activations": 2, "max_steps": 20,
+            "ranks": 2,
+            "max_activations": 2,
+            "max_steps": 20,
         },
         {
             "modules": [
                 {"name": "vision", "layers": 4, "cost": _CURVES},
                 {"name": "language", "layers": 4, "cost": _CURVES, "after": ["vision"]},
             ],
-            "batch": {"vision": 4, "language": 2}, "ranks": 2, "max_steps": 20,
+            "batch": {"vision": 4, "language": 2},
+            "ranks": 2,
+            "max_steps": 20,
         },
         {  # short enough to be solved exactly, for which compiling the others leaves no time
             "modules": [
                 {"name": "vision", "layers": 2, "cost": _CURVES},
                 {"name": "language", "layers": 2, "cost": _CURVES, "after": ["vision"]},
             ],
-            "batch": {"vision": 1, "language": 3}, "ranks": 2, "max_steps": 20,
+            "batch": {"vision": 1, "language": 3},
+            "ranks": 2,
+            "max_steps": 20,
         },
     ],
     "rl": [
@@ -65,38 +72,44 @@ REQUESTS: dict[str, list[dict[str, Any]]] = {
             "kv": {"max_batch": 8},
             "pools": [{"name": "near", "units": 4}],
             "training": {"seconds_per_token": 0.0003},
-            "draws": 2, "max_steps": 4,
-        },
+            "draws": 2,
+            "max_steps": 4,
+        }
     ],
     "precision": [
         {
             "devices": [{"name": "gpu", "dtypes": ["float16", "float32"]}],
             "operators": [
                 {
-                    "id": "fc", "output_elements": 4096, "weight_elements": 65536,
+                    "id": "fc",
+                    "output_elements": 4096,
+                    "weight_elements": 65536,
                     "costs": [
                         {"dtype": "float16", "forward_s": 0.001, "backward_s": 0.002},
                         {"dtype": "float32", "forward_s": 0.003, "backward_s": 0.006},
                     ],
                     "sensitivity": {"float16": 0.1},
-                },
+                }
             ],
             "max_steps": 20,
-        },
+        }
     ],
     "compress": [
         {
             "tensors": [{"name": "fc", "bytes": 1e6, "backward": 0.001}],
             "compressors": [
                 {
-                    "name": "top1%", "ratio": 0.02,
+                    "name": "top1%",
+                    "ratio": 0.02,
                     "gpu": {"compress_s_per_byte": 1e-10, "decompress_s_per_byte": 1e-11},
-                },
+                }
             ],
-            "workers": 4, "link": {"alpha_s": 1e-5, "bandwidth_bytes_per_s": 1e9}, "max_steps": 20,
-        },
+            "workers": 4,
+            "link": {"alpha_s": 1e-5, "bandwidth_bytes_per_s": 1e9},
+            "max_steps": 20,
+        }
     ],
-}  # fmt: skip
+}
 
 
 class Warmth:

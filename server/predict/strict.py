@@ -43,12 +43,7 @@ def refusal(position: int, item: Item, error: ErrorInfo, status: int | None = No
     if status is None:
         status = 404 if error.code in ("unknown_device", "unknown_program") else 409
     return ProblemError(
-        error.code,
-        f"items.{position}: {error.message}",
-        error.hint,
-        status=status,
-        item=position,
-        id=item.id,
+        error.code, f"items.{position}: {error.message}", error.hint, status=status, item=position, id=item.id
     )
 
 

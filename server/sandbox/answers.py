@@ -10,12 +10,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from cdmpp.errors import (
-    CdmppError,
-    InvalidProgramError,
-    MissingDependencyError,
-    UnsupportedOperatorError,
-)
+from cdmpp.errors import CdmppError, InvalidProgramError, MissingDependencyError, UnsupportedOperatorError
 from cdmpp.features.bulk import MAX_COLUMN, MAX_POSITION, MAX_TOTAL
 from cdmpp.features.encode import PROGRAM_COLUMNS, EncodedPrograms
 from cdmpp.features.encoded import TIR, EncodedProgram

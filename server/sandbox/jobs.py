@@ -42,9 +42,7 @@ def run(header: dict[str, Any], payload: bytes) -> Reply:
 
 
 def _error(error: CdmppError) -> dict[str, str]:
-    return {
-        "code": error.code, "message": error.message[:MAX_MESSAGE], "hint": error.hint[:MAX_MESSAGE],
-    }  # fmt: skip
+    return {"code": error.code, "message": error.message[:MAX_MESSAGE], "hint": error.hint[:MAX_MESSAGE]}
 
 
 def _tir(header: dict[str, Any], payload: bytes) -> Reply:

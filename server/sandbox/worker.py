@@ -105,11 +105,16 @@ class Worker:
         program = self.program
         command = [sys.executable, "-P", "-m", program.module, str(self.memory_bytes), str(os.getpid())]
         self._process = await asyncio.create_subprocess_exec(
-            *command, *program.options,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-            env=_environment(self._folder.name) | dict(program.environment), cwd=self._folder.name,
-            limit=2**20, start_new_session=True,  # what it starts ends with it
-        )  # fmt: skip
+            *command,
+            *program.options,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=_environment(self._folder.name) | dict(program.environment),
+            cwd=self._folder.name,
+            limit=2**20,
+            start_new_session=True,  # what it starts ends with it
+        )
         self._reader = asyncio.create_task(self._keep_tail())
         try:
             ready, _ = await self._exchange(b"", START_S)

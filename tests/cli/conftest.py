@@ -47,8 +47,14 @@ def spawn(tmp_path: Path) -> Spawn:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **options.pop("env", {})}  # type: ignore[dict-item]
         return subprocess.run(
             [sys.executable, "-m", "cdmpp.cli.main", *map(str, arguments)],
-            cwd=tmp_path, env=environment, capture_output=True, text=True, encoding="utf-8", timeout=120,
-            check=False, **options,
-        )  # type: ignore[call-overload,no-any-return]  # fmt: skip
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            timeout=120,
+            check=False,
+            **options,
+        )  # type: ignore[call-overload,no-any-return]
 
     return invoke

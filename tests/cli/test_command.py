@@ -16,9 +16,20 @@ from cdmpp.predictor import LatencyPredictor
 from tests.cli.conftest import LINEAR, ROOT, Run, Spawn
 
 COMMANDS = [
-    ("predict",), ("inspect",), ("eval",), ("train",), ("serve",), ("devices",), ("support",),
-    ("data", "import"), ("data", "info"), ("collect",), ("measure",), ("probe",), ("select",),
-]  # fmt: skip
+    ("predict",),
+    ("inspect",),
+    ("eval",),
+    ("train",),
+    ("serve",),
+    ("devices",),
+    ("support",),
+    ("data", "import"),
+    ("data", "info"),
+    ("collect",),
+    ("measure",),
+    ("probe",),
+    ("select",),
+]
 
 
 @pytest.mark.parametrize("command", [(), *COMMANDS])

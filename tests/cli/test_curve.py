@@ -17,11 +17,31 @@ TEMPLATE = "linear:n=4096,k=1024,dtype=float16"
 
 def test_json_is_the_curve(run: Run, predictor: LatencyPredictor) -> None:
     result = run(
-        "curve", "3*linear:m=batch*ceil(tokens*0.5),n=64,k=max(64,batch)", "softmax:rows=tokens,cols=64",
-        "--axis", "batch=1,2", "--axis", "tokens=1,8", "--axis", "dtype=float16,float32",
-        "--device", "t4", "-d", "l4", "--protocol", "eager", "--framework", "pytorch", "--monotone", "tokens",
-        "--quantile", 0.25, "--quantile", 0.75, "--json",
-    )  # fmt: skip
+        "curve",
+        "3*linear:m=batch*ceil(tokens*0.5),n=64,k=max(64,batch)",
+        "softmax:rows=tokens,cols=64",
+        "--axis",
+        "batch=1,2",
+        "--axis",
+        "tokens=1,8",
+        "--axis",
+        "dtype=float16,float32",
+        "--device",
+        "t4",
+        "-d",
+        "l4",
+        "--protocol",
+        "eager",
+        "--framework",
+        "pytorch",
+        "--monotone",
+        "tokens",
+        "--quantile",
+        0.25,
+        "--quantile",
+        0.75,
+        "--json",
+    )
     assert result.exit_code == 0, result.output
     expected = predict_curve(
         predictor,
@@ -31,8 +51,11 @@ def test_json_is_the_curve(run: Run, predictor: LatencyPredictor) -> None:
         ],
         {"batch": [1, 2], "tokens": [1, 8], "dtype": ["float16", "float32"]},
         ["t4", "l4"],
-        protocol="eager", framework="pytorch", quantiles=(0.25, 0.75), monotone=["tokens"],
-    )  # fmt: skip
+        protocol="eager",
+        framework="pytorch",
+        quantiles=(0.25, 0.75),
+        monotone=["tokens"],
+    )
     assert json.loads(result.stdout) == expected.to_dict()
 
 

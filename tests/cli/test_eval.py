@@ -98,9 +98,7 @@ def test_an_unknown_device_shows_before_the_first_table_is_evaluated(
     assert "evaluated first" in run("eval", "--records", gemm, "--devices", "NVIDIA Foo").stderr
 
 
-@pytest.mark.parametrize(
-    ("device", "says"), [("t4", "no row of t4 can"), ("NVIDIA Foo", "unknown_device 1")]
-)
+@pytest.mark.parametrize(("device", "says"), [("t4", "no row of t4 can"), ("NVIDIA Foo", "unknown_device 1")])
 def test_an_empty_selection_is_an_error(run: Run, gemm: Path, device: str, says: str) -> None:
     result = run("eval", "--records", gemm, "--devices", device)
     assert result.exit_code == 1 and result.stdout == ""

@@ -19,9 +19,23 @@ MODEL = ROOT / "examples" / "transformer_block.onnx"
 def test_json_has_the_predictors_figures(run: Run, predictor: LatencyPredictor) -> None:
     softmax = "softmax:rows=4096,cols=512"
     result = run(
-        "predict", LINEAR, softmax, "--device", "t4", "--device", "l4", "--protocol", "eager", "--framework",
-        "pytorch", "--quantile", 0.25, "--quantile", 0.75, "--json",
-    )  # fmt: skip
+        "predict",
+        LINEAR,
+        softmax,
+        "--device",
+        "t4",
+        "--device",
+        "l4",
+        "--protocol",
+        "eager",
+        "--framework",
+        "pytorch",
+        "--quantile",
+        0.25,
+        "--quantile",
+        0.75,
+        "--json",
+    )
     assert result.exit_code == 0, result.output
     assert result.stderr == ""
     found = json.loads(result.stdout)
@@ -76,10 +90,13 @@ def test_a_bad_item_does_not_stop_the_others(run: Run) -> None:
     found = json.loads(result.stdout)
     codes = [(r["source"], r["device"], r.get("error", {}).get("code")) for r in found["results"]]
     assert codes == [
-        (LINEAR, "t4", None), (LINEAR, "foo", "unknown_device"),
-        ("nothing.onnx", "t4", "invalid_program"), ("nothing.onnx", "foo", "invalid_program"),
-        ("linear:m=0,n=1,k=1", "t4", "invalid_program"), ("linear:m=0,n=1,k=1", "foo", "invalid_program"),
-    ]  # fmt: skip
+        (LINEAR, "t4", None),
+        (LINEAR, "foo", "unknown_device"),
+        ("nothing.onnx", "t4", "invalid_program"),
+        ("nothing.onnx", "foo", "invalid_program"),
+        ("linear:m=0,n=1,k=1", "t4", "invalid_program"),
+        ("linear:m=0,n=1,k=1", "foo", "invalid_program"),
+    ]
     assert all("latency_s" not in r for r in found["results"] if "error" in r)
     assert {t["device"]: t["failed"] for t in found["totals"]} == {"t4": 2, "foo": 3}
     assert found["totals"][1]["latency_s"] is None  # never 0
@@ -108,9 +125,15 @@ def test_own_device(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("--protocol", "slow"), ("--framework", "x"), ("--backend", "x"), ("--dim", "n"), ("--dim", "n=0"),
-     ("--quantile", "many")],
-)  # fmt: skip
+    [
+        ("--protocol", "slow"),
+        ("--framework", "x"),
+        ("--backend", "x"),
+        ("--dim", "n"),
+        ("--dim", "n=0"),
+        ("--quantile", "many"),
+    ],
+)
 def test_wrong_usage(run: Run, option: str, value: str) -> None:
     result = run("predict", LINEAR, "--device", "t4", option, value)
     assert result.exit_code == 2

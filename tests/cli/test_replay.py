@@ -24,10 +24,24 @@ def test_json_is_the_python_answer(run: Run, predictor: LatencyPredictor) -> Non
 def test_options_change_the_request(run: Run, predictor: LatencyPredictor, tmp_path: Path) -> None:
     saved, trace = tmp_path / "saved.json", tmp_path / "trace.json"
     result = run(
-        "replay", EXAMPLE, "--json", "--what-if", "device=rank0,class=compute:ratio=2,delay_s=1e-4",
-        "--samples", 10, "--seed", 3, "--protocol", "eager", "--framework", "pytorch",
-        "--save-graph", saved, "--trace", trace,
-    )  # fmt: skip
+        "replay",
+        EXAMPLE,
+        "--json",
+        "--what-if",
+        "device=rank0,class=compute:ratio=2,delay_s=1e-4",
+        "--samples",
+        10,
+        "--seed",
+        3,
+        "--protocol",
+        "eager",
+        "--framework",
+        "pytorch",
+        "--save-graph",
+        saved,
+        "--trace",
+        trace,
+    )
     assert result.exit_code == 0, result.output
     request = json.loads(saved.read_text())
     assert request["overrides"][-1] == {"device": "rank0", "class": "compute", "ratio": 2.0, "delay_s": 1e-4}
@@ -82,9 +96,11 @@ def test_unsupported_operators_are_named(run: Run, tmp_path: Path) -> None:
         onnx.helper.make_node("Det", ["y"], ["z"], name="odd"),
     ]
     graph = onnx.helper.make_graph(
-        nodes, "g", [onnx.helper.make_tensor_value_info("x", kind, shape)],
+        nodes,
+        "g",
+        [onnx.helper.make_tensor_value_info("x", kind, shape)],
         [onnx.helper.make_tensor_value_info("z", kind, [1, 8])],
-    )  # fmt: skip
+    )
     path = tmp_path / "odd.onnx"
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
     onnx.save(model, path)

@@ -43,10 +43,15 @@ def gemm(tmp_path: Path) -> Path:
     n = 600
     m, cols, k = (2 ** rng.integers(4, 12, n) for _ in range(3))
     columns = {
-        "op": ["linear"] * n, "device": rng.choice(["NVIDIA L40S", "NVIDIA B200"], n),
-        "framework": ["vllm"] * n, "dtype": ["bfloat16"] * n, "m": m, "n": cols, "k": k,
+        "op": ["linear"] * n,
+        "device": rng.choice(["NVIDIA L40S", "NVIDIA B200"], n),
+        "framework": ["vllm"] * n,
+        "dtype": ["bfloat16"] * n,
+        "m": m,
+        "n": cols,
+        "k": k,
         "latency_us": 4e-9 * m * cols * k + 5.0,
-    }  # fmt: skip
+    }
     pq.write_table(pa.table(columns), tmp_path / "gemm.parquet")
     return tmp_path / "gemm.parquet"
 
@@ -60,9 +65,11 @@ def test_train(run: Run, gemm: Path, tmp_path: Path) -> None:
     assert lines[1].split()[:4] == ["source", "device", "operator", "n"]
     assert lines[1].endswith("roofline MAPE  mean MAPE  xgboost MAPE")
     assert [line.split()[:3] for line in lines[2:6]] == [
-        ["aiconfigurator_gemm", "b200", "linear"], ["aiconfigurator_gemm", "l40s", "linear"],
-        ["aiconfigurator_gemm", "all", "all"], ["all", "all", "all"],
-    ]  # fmt: skip
+        ["aiconfigurator_gemm", "b200", "linear"],
+        ["aiconfigurator_gemm", "l40s", "linear"],
+        ["aiconfigurator_gemm", "all", "all"],
+        ["all", "all", "all"],
+    ]
     # The same command again: the finished run is evaluated and written, not trained once more.
     again = json.loads(run("train", *common, "--out", tmp_path / "again", "--json").stdout)
     assert again["model_id"] in lines[-1]
@@ -85,9 +92,14 @@ def test_train_mistakes(run: Run, tmp_path: Path, content: str) -> None:
 
 def test_held_out_devices_are_a_table_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
     figures = {
-        "n": 2, "mape": 0.0731, "median_ape": 0.05, "within_10": 1.0, "within_20": 1.0, "kendall_tau": None,
+        "n": 2,
+        "mape": 0.0731,
+        "median_ape": 0.05,
+        "within_10": 1.0,
+        "within_20": 1.0,
+        "kendall_tau": None,
         "coverage": None,
-    }  # fmt: skip
+    }
     print_errors({"groups": [], "by_source": {"s": figures}, "overall": figures}, "unseen")
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "errors: unseen"

@@ -71,9 +71,13 @@ def test_the_model_has_a_name(implementation: Predictor, predictor: LatencyPredi
 
 def test_programs_on_a_device(implementation: Predictor, predictor: LatencyPredictor) -> None:
     programs = [
-        LINEAR, SOFTMAX, parse_operator("add:rows=7,cols=9"), TensorProgram.from_operator(LINEAR, "tvm"),
-        {"tvm_json": TVM_JSON}, TensorProgram.from_tvm_json(TVM_JSON, name="mine"),
-    ]  # fmt: skip
+        LINEAR,
+        SOFTMAX,
+        parse_operator("add:rows=7,cols=9"),
+        TensorProgram.from_operator(LINEAR, "tvm"),
+        {"tvm_json": TVM_JSON},
+        TensorProgram.from_tvm_json(TVM_JSON, name="mine"),
+    ]
     for device, more in (
         ("t4", {}),
         ("Tesla T4", {"protocol": "eager", "framework": "pytorch", "quantiles": (0.05, 0.5, 0.95)}),
@@ -88,9 +92,15 @@ def test_programs_on_a_device(implementation: Predictor, predictor: LatencyPredi
 
 def test_a_program_that_is_none_is_an_answer(implementation: Predictor, predictor: LatencyPredictor) -> None:
     programs = [
-        "linear:m=0,n=1,k=1", LINEAR, {"operator": "lstm"}, {"operator": "softmax"}, {"nonsense": 1}, "relu",
-        {"tvm_json": "{}"}, TensorProgram.from_tvm_json("not json"),
-    ]  # fmt: skip
+        "linear:m=0,n=1,k=1",
+        LINEAR,
+        {"operator": "lstm"},
+        {"operator": "softmax"},
+        {"nonsense": 1},
+        "relu",
+        {"tvm_json": "{}"},
+        TensorProgram.from_tvm_json("not json"),
+    ]
     found = implementation.predict(programs, "t4")  # type: ignore[arg-type]
     assert plain(found) == plain(predictor.predict(programs, "t4"))  # type: ignore[arg-type]
     assert [p.error is None for p in found] == [False, True, *[False] * 6]
@@ -102,9 +112,12 @@ def test_questions_of_all_kinds(implementation: Predictor, predictor: LatencyPre
         Question(linear, device, protocol, framework)  # type: ignore[arg-type]
         for device in ("t4", MINE, "l4")
         for protocol, framework in (
-            ("kernel", None), ("eager", "pytorch"), ("nonsense", None), ("graph", "x"),
+            ("kernel", None),
+            ("eager", "pytorch"),
+            ("nonsense", None),
+            ("graph", "x"),
         )
-    ]  # fmt: skip
+    ]
     questions += [Question(TensorProgram.from_tvm_json("[]"), "t4"), Question(linear, "no-such-gpu")]
     found = implementation.predict_questions(questions, (0.25, 0.75))
     assert plain(found) == plain(predictor.predict_questions(questions, (0.25, 0.75)))
@@ -133,7 +146,7 @@ def test_features_in_bulk(implementation: Any, predictor: LatencyPredictor) -> N
         FeaturePart(encode_operator(parse_operator(text)), text.split(":")[0], device, protocol="eager")
         for text in (LINEAR, "softmax:rows=3,cols=4", "avg_pool2d:n=1,c=8,h=9,w=9,kh=3,kw=3")
         for device in ("t4", MINE)
-    ]  # fmt: skip
+    ]
     questions = FeatureQuestions.of(parts, quantiles=(0.1, 0.6))
     found, expected = implementation.predict_features(questions), predictor.predict_features(questions)
     assert (found.model_id, found.levels) == (expected.model_id, expected.levels)

@@ -26,8 +26,10 @@ REQUEST: dict[str, Any] = {
         {"stages": 2, "micro_batches": 3, "forward_s": 1, "backward_s": 2, "direction": "down"},
         {"stages": 2, "micro_batches": 3, "forward_s": 1, "backward_s": 2, "direction": "up"},
     ],
-    "ranks": 2, "max_steps": 50, "budget_s": 20,
-}  # fmt: skip
+    "ranks": 2,
+    "max_steps": 50,
+    "budget_s": 20,
+}
 
 
 def call(handler: Handler, asynchronous: bool, method: str, *arguments: Any, **options: Any) -> Any:
@@ -170,8 +172,10 @@ def test_an_interrupt_cancels_the_job(url: str, monkeypatch: pytest.MonkeyPatch)
             {"stages": 16, "micro_batches": 33, "forward_s": 5, "backward_s": 11, "direction": "down"},
             {"stages": 8, "micro_batches": 27, "forward_s": 3, "backward_s": 7.3, "direction": "up"},
         ],
-        "ranks": 16, "max_activations": 18, "budget_s": 60,
-    }  # fmt: skip
+        "ranks": 16,
+        "max_activations": 18,
+        "budget_s": 60,
+    }
     monkeypatch.setattr(remote, "_LOOK_S", 0.02)
     monkeypatch.setattr(remote, "_LAST_S", 30.0)
 

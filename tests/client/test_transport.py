@@ -16,13 +16,7 @@ import numpy as np
 import pytest
 
 from cdmpp.client import AsyncPredictorClient, PredictorClient, transport
-from cdmpp.errors import (
-    CdmppError,
-    DataError,
-    DeadlineExceededError,
-    OverloadedError,
-    ServiceError,
-)
+from cdmpp.errors import CdmppError, DataError, DeadlineExceededError, OverloadedError, ServiceError
 from cdmpp.features.bulk import MEDIA_TYPE, FeaturePart, FeatureQuestions
 from cdmpp.features.encode import encode_operator
 from cdmpp.predictor import LatencyPredictor
@@ -33,11 +27,23 @@ URL = "http://service.invalid"
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 Handler = Callable[[httpx2.Request], httpx2.Response]
 RESULT: dict[str, Any] = {
-    "id": None, "name": "x", "program_hash": "0" * 32, "device": "t4", "backend": "library",
-    "protocol": "kernel", "framework": None, "model_id": "m", "latency_s": 1.0, "lower_s": 0.5,
-    "upper_s": 2.0, "quantiles": {"0.1": 0.5, "0.9": 2.0}, "domain": "in", "domain_score": 0.0,
-    "roofline_s": 0.1, "prediction_id": "abc",
-}  # fmt: skip
+    "id": None,
+    "name": "x",
+    "program_hash": "0" * 32,
+    "device": "t4",
+    "backend": "library",
+    "protocol": "kernel",
+    "framework": None,
+    "model_id": "m",
+    "latency_s": 1.0,
+    "lower_s": 0.5,
+    "upper_s": 2.0,
+    "quantiles": {"0.1": 0.5, "0.9": 2.0},
+    "domain": "in",
+    "domain_score": 0.0,
+    "roofline_s": 0.1,
+    "prediction_id": "abc",
+}
 
 
 def problem(status: int, code: str, headers: dict[str, str] | None = None, **more: Any) -> httpx2.Response:
@@ -144,8 +150,12 @@ def test_one_that_stays_busy_is_an_error_of_its_own(asynchronous: bool, waits: l
     with pytest.raises(OverloadedError):
         call(
             lambda r: problem(503, "overloaded", {"retry-after": "60"}),
-            asynchronous, "predict", linears(1), "t4", timeout_s=5.0,
-        )  # fmt: skip
+            asynchronous,
+            "predict",
+            linears(1),
+            "t4",
+            timeout_s=5.0,
+        )
     assert waits == []
 
 
@@ -405,10 +415,13 @@ def test_everything_else_of_a_real_service(url: str) -> None:
         assert registered.error is None and wrong.error is not None and wrong.error.code == "invalid_program"
         (answer,) = client.predict([{"hash": registered.hash}], "t4")
         assert (answer.name, answer.program_hash) == (registered.name, registered.hash)
-        kept, bad, other = client.observe([
-            (answer, 1e-4), ("nonsense", 1e-4),
-            {"program": "linear:m=31,n=32,k=33", "device": "l4", "latency_s": 2e-4},
-        ])  # fmt: skip
+        kept, bad, other = client.observe(
+            [
+                (answer, 1e-4),
+                ("nonsense", 1e-4),
+                {"program": "linear:m=31,n=32,k=33", "device": "l4", "latency_s": 2e-4},
+            ]
+        )
         assert kept.observation_id and other.observation_id
         assert bad.error is not None and bad.error.code == "invalid_prediction_id"
         assert {row["device"] for row in client.observed()} == {"t4", "l4"}

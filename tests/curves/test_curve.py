@@ -29,11 +29,13 @@ def texts(template: Any, axes: dict[str, list[Any]]) -> list[str]:
 
 def test_an_axis_replaces_the_field_of_its_name() -> None:
     assert texts({**LINEAR, "m": 3}, {"m": [1, 2]}) == [
-        "linear:dtype=float16,m=1,n=4096,k=1024", "linear:dtype=float16,m=2,n=4096,k=1024",
-    ]  # fmt: skip
+        "linear:dtype=float16,m=1,n=4096,k=1024",
+        "linear:dtype=float16,m=2,n=4096,k=1024",
+    ]
     assert texts(LINEAR, {"m": [1], "dtype": ["float32", "int8"], "bias": [True]}) == [
-        "linear:dtype=float32,m=1,n=4096,k=1024,bias=true", "linear:dtype=int8,m=1,n=4096,k=1024,bias=true",
-    ]  # fmt: skip
+        "linear:dtype=float32,m=1,n=4096,k=1024,bias=true",
+        "linear:dtype=int8,m=1,n=4096,k=1024,bias=true",
+    ]
 
 
 def test_the_last_axis_is_fastest() -> None:
@@ -42,14 +44,25 @@ def test_the_last_axis_is_fastest() -> None:
 
 
 def test_an_expression_is_exact() -> None:
-    made = texts(Template.parse("linear:m=ceil(max(tokens, 1)*density),n=4,k=4"),
-                 {"tokens": [10], "density": [0.7, 0.1]})  # fmt: skip
+    made = texts(
+        Template.parse("linear:m=ceil(max(tokens, 1)*density),n=4,k=4"),
+        {"tokens": [10], "density": [0.7, 0.1]},
+    )
     assert [text.split("m=")[1].split(",")[0] for text in made] == ["7", "1"]
 
 
 def test_a_point_whose_sizes_are_impossible_is_an_error_of_its_own() -> None:
-    made = texts({"operator": "attention_decode", "batch": 1, "past_len": 5, "heads": 8, "kv_heads": "kv",
-                  "head_dim": 64}, {"kv": [8, 9, 0.5]})  # fmt: skip
+    made = texts(
+        {
+            "operator": "attention_decode",
+            "batch": 1,
+            "past_len": 5,
+            "heads": 8,
+            "kv_heads": "kv",
+            "head_dim": 64,
+        },
+        {"kv": [8, 9, 0.5]},
+    )
     assert made[0].startswith("attention_decode:")
     assert "kv_heads=9 exceeds heads=8" in made[1]
     assert "not a whole number" in made[2]
@@ -76,7 +89,7 @@ def test_a_point_whose_sizes_are_impossible_is_an_error_of_its_own() -> None:
         (LINEAR, {"é": [1]}, DataError, "not the name"),
         (LINEAR, {f"a{i}": [1] for i in range(7)}, DataError, "7 axes"),
     ],
-)  # fmt: skip
+)
 def test_what_makes_no_grid(fields: Any, axes: Any, error: type[CdmppError], says: str) -> None:
     with pytest.raises(error, match=says):
         Grid([Template(fields)], axes)
@@ -91,20 +104,32 @@ def test_a_template_text_that_is_none(text: str) -> None:
 def test_points_are_the_predictions(predictor: LatencyPredictor) -> None:
     mine = lookup("t4").model_copy(update={"name": "mine", "mem_bandwidth_bytes_per_s": 2.0e11})
     curve = predict_curve(
-        predictor, LINEAR, {"m": [8, 1, 64], "dtype": ["float16", "float32"]}, ["Tesla T4", mine],
-        protocol="eager", framework="pytorch", quantiles=(0.25, 0.75),
-    )  # fmt: skip
+        predictor,
+        LINEAR,
+        {"m": [8, 1, 64], "dtype": ["float16", "float32"]},
+        ["Tesla T4", mine],
+        protocol="eager",
+        framework="pytorch",
+        quantiles=(0.25, 0.75),
+    )
     assert [p.device for p in curve.points] == ["t4"] * 6 + ["mine"] * 6
     assert curve.points[1].at == {"m": 8, "dtype": "float32"}
     assert curve.monotone == ["m"]
     for point in curve.points:
         (alone,) = predictor.predict(
-            [{**LINEAR, **point.at}], "t4" if point.device == "t4" else mine, protocol="eager",
-            framework="pytorch", quantiles=(0.25, 0.75),
-        )  # fmt: skip
+            [{**LINEAR, **point.at}],
+            "t4" if point.device == "t4" else mine,
+            protocol="eager",
+            framework="pytorch",
+            quantiles=(0.25, 0.75),
+        )
         assert (point.latency_s, point.lower_s, point.upper_s, point.domain, point.domain_score) == (
-            alone.latency_s, alone.lower_s, alone.upper_s, alone.domain, alone.domain_score,
-        )  # fmt: skip
+            alone.latency_s,
+            alone.lower_s,
+            alone.upper_s,
+            alone.domain,
+            alone.domain_score,
+        )
     assert Curve.from_dict(json.loads(json.dumps(curve.to_dict()))) == curve
 
 
@@ -134,8 +159,9 @@ def test_several_programs_are_summed(predictor: LatencyPredictor) -> None:
         assert point.latency_s == pytest.approx(3 * one.latency_s + two.latency_s + three.latency_s)  # type: ignore[operator]
         assert point.upper_s == pytest.approx(3 * one.upper_s + two.upper_s + three.upper_s)  # type: ignore[operator]
         assert point.domain == max(
-            (p.domain for p in (one, two, three)), key=["in", "near", "out"].index  # type: ignore[arg-type]
-        )  # fmt: skip
+            (p.domain for p in (one, two, three)),
+            key=["in", "near", "out"].index,  # type: ignore[arg-type]
+        )
         assert point.domain_score == max(p.domain_score for p in (one, two, three))  # type: ignore[type-var]
 
 
@@ -145,10 +171,16 @@ def test_errors_stand_at_their_points(predictor: LatencyPredictor) -> None:
     )
     codes = [p.error.code if p.error else None for p in curve.points]
     assert codes == [
-        "unknown_device", "invalid_program", "unknown_device",
-        None, "invalid_program", None,
-        "invalid_device", "invalid_program", "invalid_device",
-    ]  # fmt: skip
+        "unknown_device",
+        "invalid_program",
+        "unknown_device",
+        None,
+        "invalid_program",
+        None,
+        "invalid_device",
+        "invalid_program",
+        "invalid_device",
+    ]
     assert curve.points[-1].device == "half"
     assert set(curve.points[1].to_dict()) == {"device", "at", "error"}
     assert "error" not in curve.points[3].to_dict()

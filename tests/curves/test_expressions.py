@@ -17,13 +17,28 @@ AT = {"batch": 4, "tokens": Fraction(10), "density": exact(0.7), "zero": 0}
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("batch", 4), ("batch*tokens", 40), ("batch+tokens*2", 24), ("(batch+tokens)*2", 28),
-        ("tokens//3", 3), ("tokens-batch-1", 5), ("-batch+5", 1), ("12/batch", 3), ("tokens//3*3", 9),
-        ("ceil(tokens*density)", 7), ("floor(tokens*0.75)", 7), ("ceil(tokens/batch)", 3),
-        ("max(batch, tokens, 3)", 10), ("min(batch,tokens)", 4), ("max(batch)", 4), (" 7 ", 7),
-        ("ceil( max(1, tokens * 0.001) )", 1), ("--batch", 4), ("2*-3+10", 4), ("0.5*batch", 2),
+        ("batch", 4),
+        ("batch*tokens", 40),
+        ("batch+tokens*2", 24),
+        ("(batch+tokens)*2", 28),
+        ("tokens//3", 3),
+        ("tokens-batch-1", 5),
+        ("-batch+5", 1),
+        ("12/batch", 3),
+        ("tokens//3*3", 9),
+        ("ceil(tokens*density)", 7),
+        ("floor(tokens*0.75)", 7),
+        ("ceil(tokens/batch)", 3),
+        ("max(batch, tokens, 3)", 10),
+        ("min(batch,tokens)", 4),
+        ("max(batch)", 4),
+        (" 7 ", 7),
+        ("ceil( max(1, tokens * 0.001) )", 1),
+        ("--batch", 4),
+        ("2*-3+10", 4),
+        ("0.5*batch", 2),
     ],
-)  # fmt: skip
+)
 def test_arithmetic(text: str, value: int) -> None:
     assert Expression(text)(AT) == value
 
@@ -35,12 +50,40 @@ def test_names_are_known() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "", " ", "batch tokens", "batch**2", "batch %2", "(batch", "batch)", "max()", "ceil(1,2)", "1_000",
-        "2x", "batch.real", "batch[0]", "'a'", "batch=1", "ceil", "0x10", "1e9", "٣", "*2", "batch*",
-        "batch,tokens", "__import__('os')", "lambda: 0", "batch if tokens else 3", "5 and 3", "not 3",
-        "x" * (MAX_LENGTH + 1), "(" * 100 + "1" + ")" * 100, "-" * 150 + "1", "1 2", "1+" * 45 + "1",
+        "",
+        " ",
+        "batch tokens",
+        "batch**2",
+        "batch %2",
+        "(batch",
+        "batch)",
+        "max()",
+        "ceil(1,2)",
+        "1_000",
+        "2x",
+        "batch.real",
+        "batch[0]",
+        "'a'",
+        "batch=1",
+        "ceil",
+        "0x10",
+        "1e9",
+        "٣",
+        "*2",
+        "batch*",
+        "batch,tokens",
+        "__import__('os')",
+        "lambda: 0",
+        "batch if tokens else 3",
+        "5 and 3",
+        "not 3",
+        "x" * (MAX_LENGTH + 1),
+        "(" * 100 + "1" + ")" * 100,
+        "-" * 150 + "1",
+        "1 2",
+        "1+" * 45 + "1",
     ],
-)  # fmt: skip
+)
 def test_what_is_no_expression(text: str) -> None:
     with pytest.raises(InvalidProgramError) as caught:
         Expression(text)({**AT, "x": Fraction(1)})

@@ -25,9 +25,14 @@ def cells(card: str, name: str) -> list[str]:
 def folder(tmp_path: Path) -> Path:
     def said(networks: str, origin: str, moment: str) -> dict[str, str]:
         return {
-            "networks": networks, "origin": origin, "measured_at": moment, "tvm": "0.27.0", "threads": "1",
-            "target": '{"kind": "llvm"}', "affinity": "1",
-        }  # fmt: skip
+            "networks": networks,
+            "origin": origin,
+            "measured_at": moment,
+            "tvm": "0.27.0",
+            "threads": "1",
+            "target": '{"kind": "llvm"}',
+            "affinity": "1",
+        }
 
     both, one = ("resnet18;vgg11", "vgg11")
     rows = [
@@ -35,9 +40,10 @@ def folder(tmp_path: Path) -> Path:
         schedule(2, provenance=said(both, "sampled", "2026-11-01"), excluded_reason="unstable"),
         schedule(11, provenance=said(one, "sampled", "2026-11-03"), repeats_s=(1.0, 1.0, 1.0, 1.0)),
         schedule(11, TWO, provenance=said(one, "sampled", "2026-11-03")),
-        schedule(12, latency_s=None, failure="stopped after\n10 s | killed",
-                 provenance=said(one, "sampled", "")),
-    ]  # fmt: skip
+        schedule(
+            12, latency_s=None, failure="stopped after\n10 s | killed", provenance=said(one, "sampled", "")
+        ),
+    ]
     place = tmp_path / "my-cpu"
     place.mkdir()
     write_records(from_measurements(rows), place / "records.parquet")

@@ -53,8 +53,10 @@ def test_rates_and_floor_of_a_few_programs() -> None:
 
 
 def test_one_slip_among_many_does_not_count() -> None:
-    rows = [(f"linear:dtype=float16,m=4096,n=4096,k={4096 + 64 * i}", FLOPS / 4e13 * (4096 + 64 * i) / 4096)
-            for i in range(200)]  # fmt: skip
+    rows = [
+        (f"linear:dtype=float16,m=4096,n=4096,k={4096 + 64 * i}", FLOPS / 4e13 * (4096 + 64 * i) / 4096)
+        for i in range(200)
+    ]
     rows[7] = (rows[7][0], rows[7][1] / 3)
     assert derive_ceilings(table(*rows), "t4").gemm_flops_fp16 == pytest.approx(4e13, rel=1e-3)
 
@@ -93,8 +95,10 @@ def test_what_contradicts_the_data_sheet_is_left_out() -> None:
     kept, warnings = check_ceilings(Ceilings(**good, **wrong, source="probe"), T4)
     assert kept == Ceilings(**good, source="probe")
     assert [w.code for w in warnings] == [
-        "ceiling_above_nominal", "ceiling_far_below_nominal", "floor_not_believable",
-    ]  # fmt: skip
+        "ceiling_above_nominal",
+        "ceiling_far_below_nominal",
+        "floor_not_believable",
+    ]
     assert "gemm_flops_fp32" in warnings[0].message and "8.1e+12" in warnings[0].message
 
 

@@ -22,10 +22,18 @@ from cdmpp.errors import DataError, InvalidDeviceError, UnknownDeviceError
 
 def cpu(name: str = "my-cpu-1t", **changes: object) -> DeviceSpec:
     values = {
-        "name": name, "vendor": "Intel", "arch": "x86-64", "kind": "cpu", "compute_units": 1,
-        "cores_per_unit": 16, "clock_hz": 2.6e9, "mem_bandwidth_bytes_per_s": 11.25e9,
-        "peak_flops_fp32": 2 * 16 * 2.6e9, "l2_bytes": 2.0**25, "source": "detected",
-    }  # fmt: skip
+        "name": name,
+        "vendor": "Intel",
+        "arch": "x86-64",
+        "kind": "cpu",
+        "compute_units": 1,
+        "cores_per_unit": 16,
+        "clock_hz": 2.6e9,
+        "mem_bandwidth_bytes_per_s": 11.25e9,
+        "peak_flops_fp32": 2 * 16 * 2.6e9,
+        "l2_bytes": 2.0**25,
+        "source": "detected",
+    }
     return DeviceSpec.model_validate(values | changes)
 
 
@@ -33,9 +41,12 @@ def row(device: DeviceSpec | str, /, **changes: object) -> Measurement:
     spec = device if isinstance(device, DeviceSpec) else None
     name = device.name if isinstance(device, DeviceSpec) else device
     fields = {
-        "program": "softmax:rows=4096,cols=512", "program_kind": "operator", "device": name,
-        "latency_s": 1e-2, "device_spec": spec,
-    }  # fmt: skip
+        "program": "softmax:rows=4096,cols=512",
+        "program_kind": "operator",
+        "device": name,
+        "latency_s": 1e-2,
+        "device_spec": spec,
+    }
     return Measurement(**(fields | changes))
 
 

@@ -90,8 +90,11 @@ def test_block_needs_every_required_size():
 
 def test_output_extents_count_the_places_of_the_kernel():
     rng = np.random.default_rng(0)
-    names = [f"{name}_{axis}" if len(name) > 1 else name + axis for axis in "hw" for name in
-             ("k", "stride", "pad", "dil")]  # fmt: skip
+    names = [
+        f"{name}_{axis}" if len(name) > 1 else name + axis
+        for axis in "hw"
+        for name in ("k", "stride", "pad", "dil")
+    ]
     sizes = {name: rng.integers(1, 5, 200) for name in names}
     sizes |= {axis: rng.integers(16, 40, 200) for axis in "hw"}
     sizes |= dict.fromkeys(("n", "c_in", "c_out"), np.ones(200, dtype=np.int64))

@@ -25,11 +25,16 @@ ONE, TWO = cpu("cpu-1t"), cpu("cpu-2t", compute_units=2, peak_flops_fp32=4 * 16 
 
 def schedule(number: int, device=ONE, latency_s: float | None = 1e-3, **changes: Any) -> Measurement:
     fields: dict[str, Any] = {
-        "program": json.dumps({"nodes": [number]}), "program_kind": "tvm_json",
-        "program_hash": f"{number:032x}", "device": device.name, "device_spec": device,
-        "backend": "tvm", "latency_s": latency_s, "task": f"task{number // 10}",
+        "program": json.dumps({"nodes": [number]}),
+        "program_kind": "tvm_json",
+        "program_hash": f"{number:032x}",
+        "device": device.name,
+        "device_spec": device,
+        "backend": "tvm",
+        "latency_s": latency_s,
+        "task": f"task{number // 10}",
         "provenance": {"networks": "vgg11;resnet18" if number < 10 else "vgg11"},
-    }  # fmt: skip
+    }
     return Measurement(**(fields | changes))
 
 
@@ -64,9 +69,17 @@ def folder(tmp_path: Path) -> Path:
 def test_counts(folder: Path) -> None:
     found = json.loads(json.dumps(info(folder), allow_nan=False))
     wanted = {
-        "rows": 7, "records": 5, "programs": 4, "tasks": 2, "networks": ["resnet18", "vgg11"],
-        "devices": ["cpu-1t", "cpu-2t"], "failed": 2, "flagged": 1, "duplicates": 1, "repeats": 4,
-    }  # fmt: skip
+        "rows": 7,
+        "records": 5,
+        "programs": 4,
+        "tasks": 2,
+        "networks": ["resnet18", "vgg11"],
+        "devices": ["cpu-1t", "cpu-2t"],
+        "failed": 2,
+        "flagged": 1,
+        "duplicates": 1,
+        "repeats": 4,
+    }
     assert {name: found[name] for name in wanted} == wanted
     assert {name: type(found[name]) for name in ("records", "failed", "duplicates")} == dict.fromkeys(
         ("records", "failed", "duplicates"), int

@@ -39,9 +39,19 @@ def test_optional_columns_are_never_read(layout):
     importer = next(i for i in IMPORTERS if i.name == name)
     assert not importer.columns() & optional.keys()
     forbidden = {
-        "mean_us", "min_us", "std_us", "n_rep", "split", "torch_version", "kernel_name", "n_kernels",
-        "kernel_source", "best_solver", "n_solvers", "version",
-    }  # fmt: skip
+        "mean_us",
+        "min_us",
+        "std_us",
+        "n_rep",
+        "split",
+        "torch_version",
+        "kernel_name",
+        "n_kernels",
+        "kernel_source",
+        "best_solver",
+        "n_solvers",
+        "version",
+    }
     assert not importer.columns() & forbidden
 
 
@@ -153,15 +163,26 @@ def test_neusight_linear_folds_leading_rows(columns_of, save):
 def test_aiconfigurator_mapping(columns_of, save):
     gemm = load_table(save(columns_of("aiconfigurator_gemm")))
     assert specs(gemm)[1] == {
-        "operator": "linear", "dtype": "bfloat16", "m": 64, "n": 4096, "k": 8192, "bias": False,
-    }  # fmt: skip
+        "operator": "linear",
+        "dtype": "bfloat16",
+        "m": 64,
+        "n": 4096,
+        "k": 8192,
+        "bias": False,
+    }
     assert gemm.framework.array().tolist() == ["vllm", "sglang", "trtllm"]
     assert gemm.protocol.used() == ("graph",)
     attention = load_table(save(columns_of("aiconfigurator_attention"), "attention.parquet"))
     assert specs(attention)[0] == {
-        "operator": "attention_decode", "dtype": "bfloat16", "batch": 4, "q_len": 1, "past_len": 1023,
-        "heads": 32, "kv_heads": 8, "head_dim": 128,
-    }  # fmt: skip
+        "operator": "attention_decode",
+        "dtype": "bfloat16",
+        "batch": 4,
+        "q_len": 1,
+        "past_len": 1023,
+        "heads": 32,
+        "kv_heads": 8,
+        "head_dim": 128,
+    }
 
 
 def test_miopen_mapping_and_its_absurd_row(columns_of, save):

@@ -39,8 +39,10 @@ def cells_in(table: MeasurementTable, parts: np.ndarray, *wanted: int) -> set[st
 def test_names(table: MeasurementTable) -> None:
     assert network_names(table) == ["bert", "net.onnx:batch=1", "vgg11", "vit", "vit:image=32"]
     assert [without_sizes(name) for name in ("vit", "vit:image=32,batch=2", "net.onnx:n=1")] == [
-        "vit", "vit", "net.onnx",
-    ]  # fmt: skip
+        "vit",
+        "vit",
+        "net.onnx",
+    ]
 
 
 def test_a_network_is_held_out_whole(table: MeasurementTable) -> None:

@@ -31,8 +31,9 @@ def test_counts_by_hand():
     assert counted("conv2d", **strided) == (2 * 8 * 4 * 4, 4 * (4 * 4 + 32 + 8 * 4))
     heads = {"batch": 2, "heads": 4, "kv_heads": 2, "head_dim": 8}
     assert counted("attention_decode", "float16", q_len=1, past_len=9, **heads) == (
-        4 * 2 * 4 * 10 * 8, 2 * 2 * 2 * 8 * (4 + 10 * 2),
-    )  # fmt: skip
+        4 * 2 * 4 * 10 * 8,
+        2 * 2 * 2 * 8 * (4 + 10 * 2),
+    )
     assert counted("attention_prefill", q_len=3, past_len=0, **heads)[0] == 4 * 2 * 4 * 6 * 8
     assert counted("attention_encoder", q_len=3, past_len=0, **heads)[0] == 4 * 2 * 4 * 9 * 8
     assert counted("add", flags={"inputs": 3}, rows=2, cols=5) == (20, 4 * 40)

@@ -53,8 +53,9 @@ def test_pools_of_ones_own(tmp_path: Path) -> None:
     lines = tmp_path / "mine.txt"
     lines.write_text("# a comment\n\nlinear:m=1,n=2,k=3\nlinear:k=3,m=1,n=2\n  relu:rows=1,cols=1\n")
     assert [s.text() for s in read_pool(lines)] == [
-        "linear:dtype=float32,m=1,n=2,k=3", "relu:dtype=float32,rows=1,cols=1",
-    ]  # fmt: skip
+        "linear:dtype=float32,m=1,n=2,k=3",
+        "relu:dtype=float32,rows=1,cols=1",
+    ]
     write_records(table(), tmp_path / "records.parquet")
     assert len(read_pool(tmp_path / "records.parquet")) == 1003
     assert len(read_pool(tmp_path)) == 1003

@@ -33,8 +33,11 @@ def test_every_unit_is_read(tmp_path: Path, column: str, cell: str) -> None:
     assert table.latency_s.tolist() == pytest.approx([1.2e-4])
     assert table.program_hashes == (parse_operator(LINEAR).hash(),)
     assert (table.device[0], table.backend[0], table.protocol[0], table.framework[0]) == (
-        "t4", "library", "kernel", "",
-    )  # fmt: skip
+        "t4",
+        "library",
+        "kernel",
+        "",
+    )
     assert table.trainable.all()
 
 

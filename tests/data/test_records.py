@@ -33,9 +33,14 @@ from tests.data.test_device_specs import cpu
 
 def tvm(number=0, task="", **changes):
     fields = {
-        "program": json.dumps({"nodes": [number]}), "program_kind": "tvm_json",
-        "program_hash": f"{number:032x}", "device": "t4", "backend": "tvm", "latency_s": 1e-3, "task": task,
-    }  # fmt: skip
+        "program": json.dumps({"nodes": [number]}),
+        "program_kind": "tvm_json",
+        "program_hash": f"{number:032x}",
+        "device": "t4",
+        "backend": "tvm",
+        "latency_s": 1e-3,
+        "task": task,
+    }
     return Measurement(**(fields | changes))
 
 
@@ -240,21 +245,32 @@ def test_texts_are_kept_once_however_many_records_they_have(monkeypatch):
     spec = cpu("cpu-1t")
     rows = [
         tvm(
-            n % 4, task=f"task{n % 2}", program="x" * 30_000 + str(n % 4), source=f"run{n % 3}",
+            n % 4,
+            task=f"task{n % 2}",
+            program="x" * 30_000 + str(n % 4),
+            source=f"run{n % 3}",
             provenance={"networks": "a;b" if n % 4 < 2 else "b", **({"note": "warm"} if n % 5 else {})},
             **({"device": spec.name, "device_spec": spec} if n % 2 else {}),
             **({"latency_s": None, "failure": f"ended with {n % 7}"} if n % 100 == 0 else {}),
         )
         for n in range(4000)
-    ]  # fmt: skip
+    ]
     table = from_measurements(rows)
     assert seen[0].nbytes < 2_000_000  # one text of 30 kB for each row would be 120 MB
     assert len(table.tvm.texts) == 4
     arrow = to_arrow(table)
     for name in (
-        "program", "program_hash", "program_kind", "task", "device", "backend", "protocol", "framework",
-        "failure", "source",
-    ):  # fmt: skip
+        "program",
+        "program_hash",
+        "program_kind",
+        "task",
+        "device",
+        "backend",
+        "protocol",
+        "framework",
+        "failure",
+        "source",
+    ):
         assert arrow.column(name).to_pylist() == [getattr(row, name) for row in rows], name
     for name in ("networks", "note"):
         assert arrow.column(name).to_pylist() == [row.provenance.get(name, "") for row in rows]

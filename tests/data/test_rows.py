@@ -46,9 +46,17 @@ def test_reasons(columns_of, save, changes, reason):
 
 @pytest.mark.parametrize(
     ("value", "reason"),
-    [("12", ""), ("12.0", ""), ("12.5", "invalid_size"), ("many", "invalid_size"), ("inf", "invalid_size"),
-     ("", "missing_size"), ("NaN", "missing_size"), ("1e300", "invalid_size")],
-)  # fmt: skip
+    [
+        ("12", ""),
+        ("12.0", ""),
+        ("12.5", "invalid_size"),
+        ("many", "invalid_size"),
+        ("inf", "invalid_size"),
+        ("", "missing_size"),
+        ("NaN", "missing_size"),
+        ("1e300", "invalid_size"),
+    ],
+)
 def test_text_cells(columns_of, save, value, reason):
     columns = columns_of("aiconfigurator_gemm")
     columns["m"] = [value, "64", "128"]
@@ -84,9 +92,16 @@ def test_program_of_an_unknown_device_is_kept(columns_of, save):
 
 @pytest.mark.parametrize(
     ("latency", "reason"),
-    [(None, "no_latency"), (float("nan"), "no_latency"), (float("inf"), "no_latency"),
-     (0.0, "latency_not_positive"), (-1.0, "latency_not_positive"), (1e9, "too_slow"), (1e-6, "too_fast")],
-)  # fmt: skip
+    [
+        (None, "no_latency"),
+        (float("nan"), "no_latency"),
+        (float("inf"), "no_latency"),
+        (0.0, "latency_not_positive"),
+        (-1.0, "latency_not_positive"),
+        (1e9, "too_slow"),
+        (1e-6, "too_fast"),
+    ],
+)
 def test_physics_flags(columns_of, save, latency, reason):
     columns = columns_of("aiconfigurator_gemm")
     columns["latency_us"] = [2.5, latency, 9000.0]

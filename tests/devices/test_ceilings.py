@@ -33,8 +33,11 @@ def test_the_source_of_ceilings_is_no_figure() -> None:
 def test_files_and_requests_have_them_as_a_table() -> None:
     values = with_ceilings().model_dump(mode="json", exclude_none=True)
     assert values["sustained"] == {
-        "gemm_flops_fp16": 5e13, "bytes_per_s": 2.5e11, "floor_eager_s": 2e-5, "source": "probe",
-    }  # fmt: skip
+        "gemm_flops_fp16": 5e13,
+        "bytes_per_s": 2.5e11,
+        "floor_eager_s": 2e-5,
+        "source": "probe",
+    }
     assert from_mapping(values) == with_ceilings()
 
 

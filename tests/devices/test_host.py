@@ -39,40 +39,72 @@ def arm(part: str, implementer: str = "0x41") -> str:
 CPUS = {
     "masked number on a virtual machine": (
         x86("GenuineIntel", 6, 167, "Intel(R) Xeon(R) Processor", f"{AVX512} amx_bf16 avx512_fp16 amx_tile"),
-        None, "avx512", "intel-xeon-amx", 32, 2.6e9,
+        None,
+        "avx512",
+        "intel-xeon-amx",
+        32,
+        2.6e9,
     ),
     "sapphire rapids in a cloud": (
         x86("GenuineIntel", 6, 143, "Intel(R) Xeon(R) Processor @ 2.70GHz", f"{AVX512} amx_tile", "2699.998"),
-        None, "avx512", "intel-xeon-sapphire-rapids", 32, 2.7e9,
+        None,
+        "avx512",
+        "intel-xeon-sapphire-rapids",
+        32,
+        2.7e9,
     ),
     "skylake or later in a cloud": (
         x86("GenuineIntel", 6, 85, "Intel(R) Xeon(R) CPU @ 2.00GHz", AVX512, "2000.178", stepping=3),
-        None, "avx2", "intel-xeon-skylake", 16, 2.0e9,
+        None,
+        "avx2",
+        "intel-xeon-skylake",
+        16,
+        2.0e9,
     ),
     "cascade lake by stepping": (
         x86("GenuineIntel", 6, 85, "Intel(R) Xeon(R) CPU", AVX512, "2800.2", stepping=7),
-        None, "avx512", "intel-xeon-cascade-lake", 32, 2.8e9,
+        None,
+        "avx512",
+        "intel-xeon-cascade-lake",
+        32,
+        2.8e9,
     ),
     "notebook with a frequency driver": (
         x86("GenuineIntel", 6, 142, "Intel(R) Core(TM) i7-8550U CPU @ 1.80GHz", AVX2, "800.1"),
-        4_000_000, "avx2", "intel-core-i7-8550u", 16, 4.0e9,
+        4_000_000,
+        "avx2",
+        "intel-core-i7-8550u",
+        16,
+        4.0e9,
     ),
     "zen 4 server": (
         x86("AuthenticAMD", 25, 17, "AMD EPYC 9654 96-Core Processor", AVX512, "2396.5"),
-        3_707_812, "avx512", "amd-epyc-9654", 16, 3.707812e9,
+        3_707_812,
+        "avx512",
+        "amd-epyc-9654",
+        16,
+        3.707812e9,
     ),
     "zen 3 without a number": (
         x86("AuthenticAMD", 25, 1, "AMD EPYC-Milan Processor", AVX2, "2445.404"),
-        None, "avx2", "amd-zen3", 16, 2.45e9,
+        None,
+        "avx2",
+        "amd-zen3",
+        16,
+        2.45e9,
     ),
     "zen 1 has half the lanes": (
         x86("AuthenticAMD", 23, 1, "AMD Ryzen 7 1800X Eight-Core Processor", AVX2, "3600.0"),
-        3_600_000, "avx2", "amd-ryzen-7-1800x-eight-core", 8, 3.6e9,
+        3_600_000,
+        "avx2",
+        "amd-ryzen-7-1800x-eight-core",
+        8,
+        3.6e9,
     ),
     "neoverse n1": (arm("0xd0c"), 3_000_000, "neon", "arm-neoverse-n1", 8, 3.0e9),
     "raspberry pi 4": (arm("0xd08"), 1_800_000, "neon", "arm-cortex-a72", 4, 1.8e9),
     "an arm core of later days": (arm("0xd99"), 2_000_000, "neon", "arm-d99", 8, 2.0e9),
-}  # fmt: skip
+}
 
 
 def machine(root: Path, text: str, khz: int | None = None, cores: int = 2) -> Path:
@@ -182,11 +214,15 @@ def test_no_cpuinfo(tmp_path: Path) -> None:
 
 def test_macos(monkeypatch: pytest.MonkeyPatch) -> None:
     says = {
-        "machdep.cpu.brand_string": "Intel(R) Core(TM) i7-9750H CPU @ 2.60GHz", "machdep.cpu.family": "6",
-        "machdep.cpu.model": "158", "machdep.cpu.stepping": "10", "machdep.cpu.features": "FPU SSE4.2 FMA",
-        "machdep.cpu.leaf7_features": "AVX2 BMI2", "hw.cpufrequency_max": "2600000000",
+        "machdep.cpu.brand_string": "Intel(R) Core(TM) i7-9750H CPU @ 2.60GHz",
+        "machdep.cpu.family": "6",
+        "machdep.cpu.model": "158",
+        "machdep.cpu.stepping": "10",
+        "machdep.cpu.features": "FPU SSE4.2 FMA",
+        "machdep.cpu.leaf7_features": "AVX2 BMI2",
+        "hw.cpufrequency_max": "2600000000",
         "hw.l3cachesize": "12582912",
-    }  # fmt: skip
+    }
     monkeypatch.setattr("cdmpp.devices.cpuinfo._sysctl", lambda name: says.get(name, ""))
     fields = describe(read_macos(), 1, "avx2")
     assert (fields["name"], fields["l2_bytes"]) == ("intel-core-i7-9750h-1t-avx2", 12 * 2**20)

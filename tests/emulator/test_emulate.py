@@ -164,9 +164,12 @@ def test_without_a_compiler_the_times_are_the_same():
     code = "from tests.emulator.test_emulate import figures; print(figures())"
     done = subprocess.run(
         [sys.executable, "-W", "error::RuntimeWarning", "-c", code],
-        check=True, capture_output=True, text=True, cwd=Path(__file__).parents[2],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
         env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
-    )  # fmt: skip
+    )
     assert done.stdout.strip() == str(figures())
 
 

@@ -37,9 +37,7 @@ def test_the_figures_of_a_step() -> None:
     assert answer["bubble"] == pytest.approx(3 / 11)
     passes = answer["timeline"]
     assert len(passes) == 4 * 8 * 2
-    assert passes[0] == {
-        "rank": 0, "stage": 0, "pass": "F", "micro_batch": 0, "start_s": 0.0, "end_s": 5.0,
-    }  # fmt: skip
+    assert passes[0] == {"rank": 0, "stage": 0, "pass": "F", "micro_batch": 0, "start_s": 0.0, "end_s": 5.0}
     for rank in range(4):
         row = [one for one in passes if one["rank"] == rank]
         assert all(a["end_s"] <= b["start_s"] for a, b in pairwise(row))
@@ -91,9 +89,11 @@ def test_equal_replicas_are_simulated_once() -> None:
     stage = {**STAGE, "classes": [{"forward_s": 10, "backward_s": 20}]}
     alone = ask(stages=[stage] * 4, micro_batches=[0, 0, 0, 1])
     answer = ask(
-        stages=[stage] * 4, micro_batches=[0, 0, 0, 1], replicas=[[0, 0, 0, 1]] * 3 + [[1, 1, 0, 1], 4],
+        stages=[stage] * 4,
+        micro_batches=[0, 0, 0, 1],
+        replicas=[[0, 0, 0, 1]] * 3 + [[1, 1, 0, 1], 4],
         gradient_sync_s=2,
-    )  # fmt: skip
+    )
     assert answer["replicas_s"][:3] == [alone["makespan_s"]] * 3 and answer["replicas_s"][4] == 105.0
     assert answer["replicas_s"][3] > alone["makespan_s"]
     assert answer["step_s"] == answer["replicas_s"][3] + 2

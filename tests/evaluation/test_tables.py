@@ -96,9 +96,17 @@ def test_several_tables_are_one(predictor: LatencyPredictor, save: Save) -> None
 
 
 FORBIDDEN = {
-    "mean_us": 1.0, "min_us": 2.0, "std_us": 3.0, "n_rep": 4, "split": "train", "kernel_name": "sgemm",
-    "n_kernels": 5, "kernel_source": "flash", "best_solver": "winograd", "n_solvers": 6,
-}  # fmt: skip
+    "mean_us": 1.0,
+    "min_us": 2.0,
+    "std_us": 3.0,
+    "n_rep": 4,
+    "split": "train",
+    "kernel_name": "sgemm",
+    "n_kernels": 5,
+    "kernel_source": "flash",
+    "best_solver": "winograd",
+    "n_solvers": 6,
+}
 
 
 def test_optional_columns_are_never_inputs(predictor: LatencyPredictor, columns: Columns, save: Save) -> None:
@@ -125,9 +133,15 @@ def test_every_row_is_predicted_or_counted(predictor: LatencyPredictor, save: Sa
     assert lost[(columns["op"][0], "NVIDIA Foo 9000")] == "unknown_device"
     reasons = [u["reason"] for u in result["unsupported"]]
     assert sorted(set(reasons)) == [
-        "invalid_size", "latency_not_believable", "latency_not_positive", "missing_size", "no_latency",
-        "unknown_device", "unknown_dtype", "unknown_operator",
-    ]  # fmt: skip
+        "invalid_size",
+        "latency_not_believable",
+        "latency_not_positive",
+        "missing_size",
+        "no_latency",
+        "unknown_device",
+        "unknown_dtype",
+        "unknown_operator",
+    ]
     assert sum(u["n"] for u in result["unsupported"]) == 9
     assert all(tuple(u) == ("source", "device", "op", "reason", "n") for u in result["unsupported"])
 

@@ -40,9 +40,11 @@ class Builder:
 
     def buffer(self, name: str, shape: list[Any], dtype: str = "float32") -> int:
         kind = self.add(
-            "tirx.BufferType", dtype=self.add("ir.PrimType", dtype=dtype), storage_scope=self.scope,
+            "tirx.BufferType",
+            dtype=self.add("ir.PrimType", dtype=dtype),
+            storage_scope=self.scope,
             shape=self.array(*map(self.integer, shape)),
-        )  # fmt: skip
+        )
         return self.add("ir.Var", ty=kind, name=self.plain("ffi.String", name))
 
     def loop(self, extent: int, body: int, variable: int | None = None, **more: Any) -> int:
@@ -53,10 +55,11 @@ class Builder:
     def store(self, index: int | None = None, value: int | None = None, buffer: int | None = None) -> int:
         zero = self.number(0.0)
         return self.add(
-            "tirx.BufferStore", buffer=self.x if buffer is None else buffer,
+            "tirx.BufferStore",
+            buffer=self.x if buffer is None else buffer,
             indices=self.array(self.integer(0) if index is None else index),
             value=zero if value is None else value,
-        )  # fmt: skip
+        )
 
     def load(self, index: int, buffer: int | None = None) -> int:
         source = self.x if buffer is None else buffer

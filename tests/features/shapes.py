@@ -43,29 +43,47 @@ def _fields(name: str, rng: np.random.Generator) -> dict[str, Any]:
         groups = _extent(rng, 16)
         fields |= {
             "direction": str(rng.choice(["fwd", "bwd_data", "bwd_weight"])),
-            "n": _extent(rng, 32), "c_in": groups * _extent(rng, 16), "c_out": groups * _extent(rng, 16),
-            "h": _extent(rng, 64), "w": _extent(rng, 64), "kh": _extent(rng, 7), "kw": _extent(rng, 7),
-            "stride_h": _extent(rng, 4), "stride_w": _extent(rng, 4),
-            "pad_h": int(rng.integers(0, 4)), "pad_w": int(rng.integers(0, 4)),
-            "dil_h": _extent(rng, 3), "dil_w": _extent(rng, 3), "groups": groups,
-        }  # fmt: skip
+            "n": _extent(rng, 32),
+            "c_in": groups * _extent(rng, 16),
+            "c_out": groups * _extent(rng, 16),
+            "h": _extent(rng, 64),
+            "w": _extent(rng, 64),
+            "kh": _extent(rng, 7),
+            "kw": _extent(rng, 7),
+            "stride_h": _extent(rng, 4),
+            "stride_w": _extent(rng, 4),
+            "pad_h": int(rng.integers(0, 4)),
+            "pad_w": int(rng.integers(0, 4)),
+            "dil_h": _extent(rng, 3),
+            "dil_w": _extent(rng, 3),
+            "groups": groups,
+        }
         fields["bias"] = fields["direction"] == "fwd" and bool(rng.random() < 0.3)
         if rng.random() < 0.4:
             fields["pad_h"] = fields["pad_w"] = 0
     elif name.startswith("attention"):
         kv = _extent(rng, 8)
         fields |= {
-            "batch": _extent(rng, 16), "q_len": _extent(rng, 64),
-            "past_len": int(rng.integers(0, 3)) * _extent(rng), "kv_heads": kv,
-            "heads": kv * _extent(rng, 8) + int(rng.integers(0, 2)), "head_dim": _extent(rng, 128),
-        }  # fmt: skip
+            "batch": _extent(rng, 16),
+            "q_len": _extent(rng, 64),
+            "past_len": int(rng.integers(0, 3)) * _extent(rng),
+            "kv_heads": kv,
+            "heads": kv * _extent(rng, 8) + int(rng.integers(0, 2)),
+            "head_dim": _extent(rng, 128),
+        }
     elif "pool" in name:
         fields |= {
-            "n": _extent(rng, 8), "c": _extent(rng, 64), "h": _extent(rng, 64), "w": _extent(rng, 64),
-            "kh": _extent(rng, 5), "kw": _extent(rng, 5),
-            "stride_h": _extent(rng, 3), "stride_w": _extent(rng, 3),
-            "pad_h": int(rng.integers(0, 3)), "pad_w": int(rng.integers(0, 3)),
-        }  # fmt: skip
+            "n": _extent(rng, 8),
+            "c": _extent(rng, 64),
+            "h": _extent(rng, 64),
+            "w": _extent(rng, 64),
+            "kh": _extent(rng, 5),
+            "kw": _extent(rng, 5),
+            "stride_h": _extent(rng, 3),
+            "stride_w": _extent(rng, 3),
+            "pad_h": int(rng.integers(0, 3)),
+            "pad_w": int(rng.integers(0, 3)),
+        }
     else:
         for field, info in operator_types()[name].model_fields.items():
             if field == "inputs":

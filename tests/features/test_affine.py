@@ -81,9 +81,13 @@ def combine(children: st.SearchStrategy[Both]) -> st.SearchStrategy[Both]:
 
     pairs, divided = st.tuples(children, children), st.tuples(children, divisors())
     return st.one_of(
-        pairs.map(sum_of), children.map(minus), pairs.map(product), divided.map(quotient), divided.map(rest),
+        pairs.map(sum_of),
+        children.map(minus),
+        pairs.map(product),
+        divided.map(quotient),
+        divided.map(rest),
         pairs.map(smaller),
-    )  # fmt: skip
+    )
 
 
 EXPRESSIONS = st.recursive(st.one_of(constants(), loops()), combine, max_leaves=6)
@@ -138,8 +142,12 @@ def test_arrays_and_integers_give_the_same(one: Both, two: Both) -> None:
 
     three = Linear(3, 3)
     operations: list[Callable[[Linear, Linear], Linear]] = [
-        add, multiply, hull, lambda a, _: floor_divide(a, three), lambda a, _: floor_modulo(a, three),
-    ]  # fmt: skip
+        add,
+        multiply,
+        hull,
+        lambda a, _: floor_divide(a, three),
+        lambda a, _: floor_modulo(a, three),
+    ]
     for operation in operations:
         plain = operation(one.linear, two.linear)
         arrays = operation(as_array(one.linear), as_array(two.linear))

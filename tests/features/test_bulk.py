@@ -137,7 +137,7 @@ def put(place: Any, value: float) -> Any:
         ("quantiles", "[]", "quantiles"),
         ("model", "3", "model"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_is_refused(name: str, value: Any, says: str) -> None:
     with pytest.raises(DataError, match=says):
         FeatureQuestions.from_bytes(changed(name, value))
@@ -187,9 +187,16 @@ def answers(rows: int, model_id: str = "base-x") -> FeatureAnswers:
     drawn = np.random.default_rng(0)
     point = drawn.lognormal(-9.0, 1.0, rows)
     return FeatureAnswers(
-        point, point * 0.9, point * 1.1, np.stack([point * 0.9, point * 1.1], 1),
-        drawn.integers(0, 3, rows).astype(np.int8), point, point * 0.5, (0.1, 0.9), model_id,
-    )  # fmt: skip
+        point,
+        point * 0.9,
+        point * 1.1,
+        np.stack([point * 0.9, point * 1.1], 1),
+        drawn.integers(0, 3, rows).astype(np.int8),
+        point,
+        point * 0.5,
+        (0.1, 0.9),
+        model_id,
+    )
 
 
 def test_answers_travel() -> None:

@@ -113,8 +113,10 @@ def test_many_operators_equal_each_alone() -> None:
         one = encode_operator(spec)
         assert isinstance(found, EncodedPrograms)
         assert (found.positions.tolist(), found.family, found.dtype) == (
-            one.positions.tolist(), one.family, one.dtype
-        )  # fmt: skip
+            one.positions.tolist(),
+            one.family,
+            one.dtype,
+        )
         np.testing.assert_array_equal(found.leaves, one.leaves, err_msg=spec.text())
         np.testing.assert_array_equal(found.totals, one.totals, err_msg=spec.text())
     assert encode_operators([]) == []

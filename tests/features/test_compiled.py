@@ -51,9 +51,15 @@ def matmul(order: str, kinds: dict[str, str] | None = None, step: int = 0, n: in
     i, j, k = (order.index(name) for name in "ijk")
     a, b, c = tensor("a", 64, 64), tensor("b", 64, n), tensor("c", 64, n)
     body = leaf(
-        (0, 1, 2), at(c, {i: 1}, {j: 1}), at(a, {i: 1}, {k: 1}), at(b, {k: 1}, {j: 1}),
-        reduces=(k,), float_add=1, float_mul=1, float_fma=1,
-    )  # fmt: skip
+        (0, 1, 2),
+        at(c, {i: 1}, {j: 1}),
+        at(a, {i: 1}, {k: 1}),
+        at(b, {k: 1}, {j: 1}),
+        reduces=(k,),
+        float_add=1,
+        float_mul=1,
+        float_fma=1,
+    )
     return CompactAST([body], loops, [a, b, c])
 
 

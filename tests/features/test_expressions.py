@@ -56,9 +56,17 @@ def test_arithmetic_of_a_named_value_is_counted_where_it_is_stored() -> None:
         found.append(leaf)
     # Per element one product of two differences, each with a product of its own: as written out.
     assert_columns(
-        found[0], trips=8, float_add=16, float_mul=24, flops=40, read_0_touched_bytes=32,
-        read_0_unique_bytes=32, read_1_touched_bytes=32, read_1_unique_bytes=4, other_reads=0,
-    )  # fmt: skip
+        found[0],
+        trips=8,
+        float_add=16,
+        float_mul=24,
+        flops=40,
+        read_0_touched_bytes=32,
+        read_0_unique_bytes=32,
+        read_1_touched_bytes=32,
+        read_1_unique_bytes=4,
+        other_reads=0,
+    )
     assert found[0] == found[1]
 
 
@@ -111,10 +119,20 @@ def test_the_nearest_neighbour_of_an_image(how: str, rounding: str) -> None:
     (leaf,) = leaves(b, b.loop(b.integer(8), b.store(i, b.load(index, y)), i))
     # Eight outputs read four elements twice each, half an element further each time.
     assert_columns(
-        leaf, trips=8, flops=0, float_math=0, float_cast=0, indirect=0, predicated=0,
-        read_0_touched_bytes=32, read_0_unique_bytes=16, read_0_reuse=2, read_0_stride=2, read_0_run_bytes=16,
+        leaf,
+        trips=8,
+        flops=0,
+        float_math=0,
+        float_cast=0,
+        indirect=0,
+        predicated=0,
+        read_0_touched_bytes=32,
+        read_0_unique_bytes=16,
+        read_0_reuse=2,
+        read_0_stride=2,
+        read_0_run_bytes=16,
         store_unique_bytes=32,
-    )  # fmt: skip
+    )
 
 
 def test_a_window_of_a_large_image_is_not_all_of_it() -> None:
@@ -142,10 +160,20 @@ def test_linear_interpolation() -> None:
     # A coordinate: an addition, a subtraction, a product, a cast. A share: two coordinates, a subtraction and
     # a floor. The value: two shares, two products, a subtraction and an addition.
     assert_columns(
-        leaf, float_add=8 * (2 + 2 * (1 + 2 * 2)), float_mul=8 * (2 + 2 * 2), float_math=8 * 2,
-        float_cast=8 * 2 * 2, float_fma=8, flops=8 * (12 + 6 + 2), other_reads=0, indirect=0,
-        read_0_touched_bytes=32, read_0_unique_bytes=16, read_1_touched_bytes=32, read_1_unique_bytes=16,
-    )  # fmt: skip
+        leaf,
+        float_add=8 * (2 + 2 * (1 + 2 * 2)),
+        float_mul=8 * (2 + 2 * 2),
+        float_math=8 * 2,
+        float_cast=8 * 2 * 2,
+        float_fma=8,
+        flops=8 * (12 + 6 + 2),
+        other_reads=0,
+        indirect=0,
+        read_0_touched_bytes=32,
+        read_0_unique_bytes=16,
+        read_1_touched_bytes=32,
+        read_1_unique_bytes=16,
+    )
 
 
 def test_arithmetic_on_a_loaded_index_stays_unknown() -> None:
@@ -199,6 +227,12 @@ def test_resize2d() -> None:
     # operations, a subtraction and a floor.
     flops = 3 * (4 + 2 * (2 * 3 + 2))
     assert_columns(
-        leaf, trips=128, flops=128 * flops, other_reads=1, indirect=0,
-        read_0_touched_bytes=128 * 4, read_0_unique_bytes=2 * 4 * 4 * 4, read_2_unique_bytes=2 * 4 * 4 * 4,
-    )  # fmt: skip
+        leaf,
+        trips=128,
+        flops=128 * flops,
+        other_reads=1,
+        indirect=0,
+        read_0_touched_bytes=128 * 4,
+        read_0_unique_bytes=2 * 4 * 4 * 4,
+        read_2_unique_bytes=2 * 4 * 4 * 4,
+    )

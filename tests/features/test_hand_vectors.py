@@ -53,17 +53,20 @@ def test_copy() -> None:
         assert_leaf(
             leaf,
             {
-                "trips": 4 * 8, "spatial_trips": 4 * 8,
+                "trips": 4 * 8,
+                "spatial_trips": 4 * 8,
                 "loop_count": 2 / 4,  # two loops, in units of four
                 "inner_extent": 8,
-                "spatial_0": 8, "spatial_1": 4,  # innermost first
+                "spatial_0": 8,
+                "spatial_1": 4,  # innermost first
                 # 32 elements of 4 bytes, each once; j moves by one element; a row of 8 is swept.
-                **access("store", 128, 128, 1, 4, 32, 4), "store_buffer_bytes": 128,
+                **access("store", 128, 128, 1, 4, 32, 4),
+                "store_buffer_bytes": 128,
                 **access("read_0", 128, 128, 1, 4, 32, 4),
                 "leaf_bytes": 128 + 128,
                 "computes_float32": 1,
             },
-        )  # fmt: skip
+        )
         # Root 0, i: rank 1 depth 1, j: rank 2 depth 2, the store: rank 3 depth 3; 2 * 3 - 3.
         assert encoded.positions.tolist() == [3]
         found = totals(encoded)
@@ -79,33 +82,55 @@ def test_matmul() -> None:
         assert_leaf(
             init,
             {
-                "trips": 32, "spatial_trips": 32, "loop_count": 2 / 4, "inner_extent": 8,
-                "spatial_0": 8, "spatial_1": 4,
-                **access("store", 128, 128, 1, 4, 32, 4), "store_buffer_bytes": 128,
-                "leaf_bytes": 128, "is_init": 1, "computes_float32": 1,
+                "trips": 32,
+                "spatial_trips": 32,
+                "loop_count": 2 / 4,
+                "inner_extent": 8,
+                "spatial_0": 8,
+                "spatial_1": 4,
+                **access("store", 128, 128, 1, 4, 32, 4),
+                "store_buffer_bytes": 128,
+                "leaf_bytes": 128,
+                "is_init": 1,
+                "computes_float32": 1,
             },
-        )  # fmt: skip
+        )
         trips = 4 * 8 * 16
         distinct = 4 * 32 + 4 * 64 + 4 * 128  # y, x, w
         assert_leaf(
             update,
             {
-                "float_add": trips, "float_mul": trips, "float_fma": trips,
-                "trips": trips, "spatial_trips": 32, "reduce_trips": 16, "loop_count": 3 / 4,
+                "float_add": trips,
+                "float_mul": trips,
+                "float_fma": trips,
+                "trips": trips,
+                "spatial_trips": 32,
+                "reduce_trips": 16,
+                "loop_count": 3 / 4,
                 "inner_extent": 16,
-                "spatial_0": 8, "spatial_1": 4, "reduce_0": 16,
-                "is_contraction": 1, "contraction_batch": 1,
-                "contraction_m": 4, "contraction_n": 8, "contraction_k": 16,
-                "align_m": bits(4), "align_n": bits(8), "align_k": bits(16),
+                "spatial_0": 8,
+                "spatial_1": 4,
+                "reduce_0": 16,
+                "is_contraction": 1,
+                "contraction_batch": 1,
+                "contraction_m": 4,
+                "contraction_n": 8,
+                "contraction_k": 16,
+                "align_m": bits(4),
+                "align_n": bits(8),
+                "align_k": bits(16),
                 # The innermost loop is r: y stays where it is, x and w move by one element.
                 **access("store", 4 * trips, 128, 16, 0, 32, 4),
-                "store_also_read": 1, "store_buffer_bytes": 128,
+                "store_also_read": 1,
+                "store_buffer_bytes": 128,
                 **access("read_0", 4 * trips, 256, 8, 4, 64, 4),
                 **access("read_1", 4 * trips, 512, 4, 4, 64, 4),
-                "flops": 2 * trips, "leaf_bytes": distinct, "intensity": np.log2(1 + 2 * trips / distinct),
+                "flops": 2 * trips,
+                "leaf_bytes": distinct,
+                "intensity": np.log2(1 + 2 * trips / distinct),
                 "computes_float32": 1,
             },
-        )  # fmt: skip
+        )
         # i 1, j 2, r 3; init: rank 4 depth 4; update: rank 5 depth 4.
         assert encoded.positions.tolist() == [2 * 4 - 4, 2 * 5 - 4]
         found = totals(encoded)
@@ -122,46 +147,79 @@ def test_convolution() -> None:
         assert_leaf(
             pad,
             {
-                "trips": 98, "spatial_trips": 98, "loop_count": 4 / 4, "inner_extent": 7,
-                "spatial_0": 7, "spatial_1": 7, "spatial_2": 2,  # the batch of 1 comes last
-                **access("store", padded, padded, 1, 4, 28, 4, argument=False), "store_buffer_bytes": padded,
+                "trips": 98,
+                "spatial_trips": 98,
+                "loop_count": 4 / 4,
+                "inner_extent": 7,
+                "spatial_0": 7,
+                "spatial_1": 7,
+                "spatial_2": 2,  # the batch of 1 comes last
+                **access("store", padded, padded, 1, 4, 28, 4, argument=False),
+                "store_buffer_bytes": padded,
                 # x[b, c, i - 1, j - 1] under a condition: at most the 5 x 5 that are there.
                 **access("read_0", padded, image, 98 / 50, 4, 20, 4),
-                "leaf_bytes": padded + image, "predicated": 1, "computes_float32": 1,
+                "leaf_bytes": padded + image,
+                "predicated": 1,
+                "computes_float32": 1,
             },
-        )  # fmt: skip
+        )
         assert_leaf(
             init,
             {
-                "trips": 27, "spatial_trips": 27, "loop_count": 4 / 4, "inner_extent": 3,
-                "spatial_0": 3, "spatial_1": 3, "spatial_2": 3,
-                **access("store", 108, 108, 1, 4, 12, 4), "store_buffer_bytes": 108,
-                "leaf_bytes": 108, "is_init": 1, "computes_float32": 1,
+                "trips": 27,
+                "spatial_trips": 27,
+                "loop_count": 4 / 4,
+                "inner_extent": 3,
+                "spatial_0": 3,
+                "spatial_1": 3,
+                "spatial_2": 3,
+                **access("store", 108, 108, 1, 4, 12, 4),
+                "store_buffer_bytes": 108,
+                "leaf_bytes": 108,
+                "is_init": 1,
+                "computes_float32": 1,
             },
-        )  # fmt: skip
+        )
         trips = 27 * 18
         distinct = 108 + padded + 4 * 54
         assert_leaf(
             update,
             {
-                "float_add": trips, "float_mul": trips, "float_fma": trips,
-                "trips": trips, "spatial_trips": 27, "reduce_trips": 2 * 3 * 3, "loop_count": 7 / 4,
+                "float_add": trips,
+                "float_mul": trips,
+                "float_fma": trips,
+                "trips": trips,
+                "spatial_trips": 27,
+                "reduce_trips": 2 * 3 * 3,
+                "loop_count": 7 / 4,
                 "inner_extent": 3,
-                "spatial_0": 3, "spatial_1": 3, "spatial_2": 3,
-                "reduce_0": 3, "reduce_1": 3, "reduce_2": 2,
+                "spatial_0": 3,
+                "spatial_1": 3,
+                "spatial_2": 3,
+                "reduce_0": 3,
+                "reduce_1": 3,
+                "reduce_2": 2,
                 # A GEMM of pixels by output channels by taps: 9 x 3 x 18.
-                "is_contraction": 1, "contraction_batch": 1,
-                "contraction_m": 9, "contraction_n": 3, "contraction_k": 18,
-                "align_m": bits(9), "align_n": bits(3), "align_k": bits(18),
+                "is_contraction": 1,
+                "contraction_batch": 1,
+                "contraction_m": 9,
+                "contraction_n": 3,
+                "contraction_k": 18,
+                "align_m": bits(9),
+                "align_n": bits(3),
+                "align_k": bits(18),
                 **access("store", 4 * trips, 108, 18, 0, 12, 4),
-                "store_also_read": 1, "store_buffer_bytes": 108,
+                "store_also_read": 1,
+                "store_buffer_bytes": 108,
                 # pad[b, rc, 2 i + ry, 2 j + rx]: 2 * 2 + 2 = 6 is the last of 7 rows and columns.
                 **access("read_0", 4 * trips, padded, trips / 98, 4, 28, 4, argument=False),
                 **access("read_1", 4 * trips, 4 * 54, 9, 4, 12, 4),
-                "flops": 2 * trips, "leaf_bytes": distinct, "intensity": np.log2(1 + 2 * trips / distinct),
+                "flops": 2 * trips,
+                "leaf_bytes": distinct,
+                "intensity": np.log2(1 + 2 * trips / distinct),
                 "computes_float32": 1,
             },
-        )  # fmt: skip
+        )
         # pad: loops 1-4, store rank 5 depth 5. conv: loops 6-12, then init 13 and update 14 at depth 8.
         assert encoded.positions.tolist() == [2 * 5 - 5, 2 * 13 - 8, 2 * 14 - 8]
         found = totals(encoded)
@@ -174,36 +232,59 @@ def test_softmax() -> None:
     for encoded in operator("softmax:rows=4,cols=8"):
         init_max, largest, exponent, init_sum, total, norm = raw_leaves(encoded)
         row_init = {
-            "trips": 4, "spatial_trips": 4, "loop_count": 1 / 4, "inner_extent": 4, "spatial_0": 4,
-            **access("store", 16, 16, 1, 4, 16, 4, argument=False), "store_buffer_bytes": 16,
-            "leaf_bytes": 16, "is_init": 1, "computes_float32": 1,
-        }  # fmt: skip
+            "trips": 4,
+            "spatial_trips": 4,
+            "loop_count": 1 / 4,
+            "inner_extent": 4,
+            "spatial_0": 4,
+            **access("store", 16, 16, 1, 4, 16, 4, argument=False),
+            "store_buffer_bytes": 16,
+            "leaf_bytes": 16,
+            "is_init": 1,
+            "computes_float32": 1,
+        }
         assert_leaf(init_max, row_init)
         assert_leaf(init_sum, row_init)
 
         def reduction(argument: bool) -> dict[str, float]:
             return {
-                "trips": 32, "spatial_trips": 4, "reduce_trips": 8, "loop_count": 2 / 4, "inner_extent": 8,
-                "spatial_0": 4, "reduce_0": 8,
+                "trips": 32,
+                "spatial_trips": 4,
+                "reduce_trips": 8,
+                "loop_count": 2 / 4,
+                "inner_extent": 8,
+                "spatial_0": 4,
+                "reduce_0": 8,
                 **access("store", 128, 16, 8, 0, 16, 4, argument=False),
-                "store_also_read": 1, "store_buffer_bytes": 16,
+                "store_also_read": 1,
+                "store_buffer_bytes": 16,
                 **access("read_0", 128, 128, 1, 4, 32, 4, argument=argument),
-                "flops": 32, "leaf_bytes": 144, "intensity": np.log2(1 + 32 / 144), "computes_float32": 1,
-            }  # fmt: skip
+                "flops": 32,
+                "leaf_bytes": 144,
+                "intensity": np.log2(1 + 32 / 144),
+                "computes_float32": 1,
+            }
 
         assert_leaf(largest, {**reduction(argument=True), "float_compare": 32})
         assert_leaf(total, {**reduction(argument=False), "float_add": 32})
 
         def pointwise(flops: float, *, reads_argument: bool, writes_argument: bool) -> dict[str, float]:
             return {
-                "trips": 32, "spatial_trips": 32, "loop_count": 2 / 4, "inner_extent": 8,
-                "spatial_0": 8, "spatial_1": 4,
-                **access("store", 128, 128, 1, 4, 32, 4, argument=writes_argument), "store_buffer_bytes": 128,
+                "trips": 32,
+                "spatial_trips": 32,
+                "loop_count": 2 / 4,
+                "inner_extent": 8,
+                "spatial_0": 8,
+                "spatial_1": 4,
+                **access("store", 128, 128, 1, 4, 32, 4, argument=writes_argument),
+                "store_buffer_bytes": 128,
                 **access("read_0", 128, 128, 1, 4, 32, 4, argument=reads_argument),
                 **access("read_1", 128, 16, 8, 0, 16, 4, argument=False),  # the row's maximum or sum
-                "flops": flops, "leaf_bytes": 272, "intensity": np.log2(1 + flops / 272),
+                "flops": flops,
+                "leaf_bytes": 272,
+                "intensity": np.log2(1 + flops / 272),
                 "computes_float32": 1,
-            }  # fmt: skip
+            }
 
         shifted = pointwise(64, reads_argument=True, writes_argument=False)
         assert_leaf(exponent, {**shifted, "float_add": 32, "float_math": 32})
@@ -240,41 +321,65 @@ def test_scheduled_and_tiled_matmul() -> None:
     encoded = encode_tvm_json(str(tvm.ir.save_json(tiled_matmul().mod)))
     init, update = raw_leaves(encoded)
     tile_loops = {
-        "inner_extent": 16, "vectorized": 16, "parallel": 8, "unroll_step": 16,
+        "inner_extent": 16,
+        "vectorized": 16,
+        "parallel": 8,
+        "unroll_step": 16,
         # innermost first: j1, i1, j0, i0
-        "spatial_trips": 4096, "spatial_0": 16, "spatial_1": 8, "spatial_2": 4, "spatial_3": 8,
+        "spatial_trips": 4096,
+        "spatial_0": 16,
+        "spatial_1": 8,
+        "spatial_2": 4,
+        "spatial_3": 8,
         "computes_float32": 1,
-    }  # fmt: skip
+    }
     whole = 4 * 64 * 64
     # i0 8 (parallel), j0 4, i1 8, j1 16 (vectorized): c[8 i0 + i1, 16 j0 + j1] = 0
     assert_leaf(
         init,
         {
-            **tile_loops, "trips": 4096, "loop_count": 4 / 4,
+            **tile_loops,
+            "trips": 4096,
+            "loop_count": 4 / 4,
             # 16 j0 + j1 sweeps the whole row of 64.
-            **access("store", whole, whole, 1, 4, 256, 4), "store_buffer_bytes": whole, "leaf_bytes": whole,
+            **access("store", whole, whole, 1, 4, 256, 4),
+            "store_buffer_bytes": whole,
+            "leaf_bytes": whole,
         },
-    )  # fmt: skip
+    )
     # i0, j0, k0 16, i1, k1 4, j1: c[..] += a[8 i0 + i1, 4 k0 + k1] * b[4 k0 + k1, 16 j0 + j1]
     trips = 64**3
     assert_leaf(
         update,
         {
-            **tile_loops, "trips": trips, "loop_count": 6 / 4,
-            "float_add": trips, "float_mul": trips, "float_fma": trips,
-            "reduce_trips": 64, "reduce_0": 4, "reduce_1": 16,
-            "is_contraction": 1, "contraction_batch": 1,
-            "contraction_m": 64, "contraction_n": 64, "contraction_k": 64,
-            "align_m": bits(64), "align_n": bits(64), "align_k": bits(64),
+            **tile_loops,
+            "trips": trips,
+            "loop_count": 6 / 4,
+            "float_add": trips,
+            "float_mul": trips,
+            "float_fma": trips,
+            "reduce_trips": 64,
+            "reduce_0": 4,
+            "reduce_1": 16,
+            "is_contraction": 1,
+            "contraction_batch": 1,
+            "contraction_m": 64,
+            "contraction_n": 64,
+            "contraction_k": 64,
+            "align_m": bits(64),
+            "align_n": bits(64),
+            "align_k": bits(64),
             # j1 is the innermost: c and b move by one element, a stays.
             **access("store", 4 * trips, whole, 64, 4, 256, 4),
-            "store_also_read": 1, "store_buffer_bytes": whole,
+            "store_also_read": 1,
+            "store_buffer_bytes": whole,
             **access("read_0", 4 * trips, whole, 64, 0, 256, 4),
             **access("read_1", 4 * trips, whole, 64, 4, 256, 4),
-            "flops": 2 * trips, "leaf_bytes": 3 * whole,
+            "flops": 2 * trips,
+            "leaf_bytes": 3 * whole,
             "intensity": np.log2(1 + 2 * trips / (3 * whole)),
         },
-    )  # fmt: skip
+    )
     # i0 1, j0 2, i1 3, j1 4, init 5 (depth 5); k0 6 (depth 3), i1 7, k1 8, j1 9, update 10 (depth 7).
     assert encoded.positions.tolist() == [2 * 5 - 5, 2 * 10 - 7]
     assert totals(encoded)["bytes"] == 3 * whole
@@ -358,23 +463,42 @@ def test_a_tensor_intrinsic_counts_as_the_loops_that_it_replaced() -> None:
     assert_leaf(
         leaf,
         {
-            "intrinsic": 1, "float_add": trips, "float_mul": trips, "float_fma": trips,
+            "intrinsic": 1,
+            "float_add": trips,
+            "float_mul": trips,
+            "float_fma": trips,
             # i 2, j 3, k 4 around 16 x 16 x 16
-            "trips": trips, "spatial_trips": 32 * 48, "reduce_trips": 64, "loop_count": 6 / 4,
-            "inner_extent": 16, "spatial_0": 16, "spatial_1": 16, "spatial_2": 3, "spatial_3": 2,
-            "reduce_0": 16, "reduce_1": 4,
-            "is_contraction": 1, "contraction_batch": 1,
-            "contraction_m": 32, "contraction_n": 48, "contraction_k": 64,
-            "align_m": bits(32), "align_n": bits(48), "align_k": bits(64),
+            "trips": trips,
+            "spatial_trips": 32 * 48,
+            "reduce_trips": 64,
+            "loop_count": 6 / 4,
+            "inner_extent": 16,
+            "spatial_0": 16,
+            "spatial_1": 16,
+            "spatial_2": 3,
+            "spatial_3": 2,
+            "reduce_0": 16,
+            "reduce_1": 4,
+            "is_contraction": 1,
+            "contraction_batch": 1,
+            "contraction_m": 32,
+            "contraction_n": 48,
+            "contraction_k": 64,
+            "align_m": bits(32),
+            "align_n": bits(48),
+            "align_k": bits(64),
             **access("store", 4 * trips, 4 * 32 * 48, 64, 0, 4 * 48, 4),
-            "store_also_read": 1, "store_buffer_bytes": 4 * 32 * 48,
+            "store_also_read": 1,
+            "store_buffer_bytes": 4 * 32 * 48,
             # The innermost loop is k: one element of a, one row of 48 of b.
             **access("read_0", 2 * trips, 2 * 32 * 64, 48, 2, 2 * 64, 2),
             **access("read_1", 2 * trips, 2 * 64 * 48, 32, 2 * 48, 2 * 48, 2),
-            "flops": 2 * trips, "leaf_bytes": distinct, "intensity": np.log2(1 + 2 * trips / distinct),
+            "flops": 2 * trips,
+            "leaf_bytes": distinct,
+            "intensity": np.log2(1 + 2 * trips / distinct),
             "computes_float16": 1,
         },
-    )  # fmt: skip
+    )
     assert totals(encoded)["matrix"] == 1
     assert totals(encoded)["bytes"] == distinct
 

@@ -66,13 +66,24 @@ def test_the_document_itself_is_valid() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "", "null", "[]", "{}", '"text"', "{", "\x00", "NaN", '{"nodes": []}',
+        "",
+        "null",
+        "[]",
+        "{}",
+        '"text"',
+        "{",
+        "\x00",
+        "NaN",
+        '{"nodes": []}',
         '{"nodes": {}, "root_index": 0}',
-        '{"nodes": [1], "root_index": 0}', '{"nodes": [{}], "root_index": 0}',
+        '{"nodes": [1], "root_index": 0}',
+        '{"nodes": [{}], "root_index": 0}',
         '{"nodes": [{"type": 3}], "root_index": 0}',
         '{"nodes": [{"type": "ir.IRModule"}], "root_index": 0}',
-        '{"nodes": [{"type": "x"}], "root_index": 1}', '{"nodes": [{"type": "x"}], "root_index": -1}',
-        '{"nodes": [{"type": "x"}], "root_index": true}', '{"nodes": [{"type": "x"}], "root_index": "0"}',
+        '{"nodes": [{"type": "x"}], "root_index": 1}',
+        '{"nodes": [{"type": "x"}], "root_index": -1}',
+        '{"nodes": [{"type": "x"}], "root_index": true}',
+        '{"nodes": [{"type": "x"}], "root_index": "0"}',
         '{"nodes": [{"type": "x"}], "root_index": 0}',
         '{"nodes": [{"type": "tirx.PrimFunc"}], "root_index": 0}',
         '{"nodes": [{"type": "tirx.PrimFunc", "data": 0}], "root_index": 0}',
@@ -80,7 +91,7 @@ def test_the_document_itself_is_valid() -> None:
         '{"nodes": [{"type": "tirx.PrimFunc", "data": {"body": "0", "params": null}}], "root_index": 0}',
         '{"nodes": [{"type": "ir.IRModule", "data": {"functions": 0}}], "root_index": 0}',
     ],
-)  # fmt: skip
+)
 def test_not_a_program(text: str) -> None:
     assert_refused(text)
 
@@ -398,21 +409,55 @@ def a_reference_that_is_a_list(b: Builder) -> int:
 
 
 HOSTILE: list[Callable[[Builder], int]] = [
-    statements_in_each_other, loops_in_each_other, a_statement_in_itself, an_expression_in_itself,
-    a_value_in_itself, statements_shared_exponentially, stores_shared_exponentially,
-    indices_shared_exponentially, values_shared_exponentially, conditions_shared_exponentially,
-    many_different_reads, indices_of_a_thousand_loops, squares_of_squares, too_many_computations,
-    a_name_for_itself, a_name_for_itself_alone, an_index_named_after_itself, two_names_for_each_other,
-    names_shared_exponentially, squares_of_numbers, a_number_by_next_to_nothing, steps_beyond_all_numbers,
+    statements_in_each_other,
+    loops_in_each_other,
+    a_statement_in_itself,
+    an_expression_in_itself,
+    a_value_in_itself,
+    statements_shared_exponentially,
+    stores_shared_exponentially,
+    indices_shared_exponentially,
+    values_shared_exponentially,
+    conditions_shared_exponentially,
+    many_different_reads,
+    indices_of_a_thousand_loops,
+    squares_of_squares,
+    too_many_computations,
+    a_name_for_itself,
+    a_name_for_itself_alone,
+    an_index_named_after_itself,
+    two_names_for_each_other,
+    names_shared_exponentially,
+    squares_of_numbers,
+    a_number_by_next_to_nothing,
+    steps_beyond_all_numbers,
     *(a_number_as_index(value) for value in (float("nan"), float("inf"), -1e300, "x", [0], None)),
-    no_iteration, minus_five_iterations, more_iterations_than_time, an_extent_of_a_hundred_digits,
-    an_extent_that_is_text, an_extent_that_is_not_whole, an_extent_that_is_true,
-    a_buffer_larger_than_any_memory, a_buffer_of_no_elements, a_buffer_of_text,
-    an_element_type_of_many_lanes, an_element_type_that_is_none, a_symbolic_size, a_while_loop,
-    an_unknown_statement, an_unknown_index, an_unknown_loop_kind, a_thread_without_a_binding,
-    annotations_of_odd_length, a_step_of_zero, nothing_stored, a_missing_field,
-    a_reference_before_the_first, a_reference_beyond_the_last, a_reference_that_is_a_list,
-]  # fmt: skip
+    no_iteration,
+    minus_five_iterations,
+    more_iterations_than_time,
+    an_extent_of_a_hundred_digits,
+    an_extent_that_is_text,
+    an_extent_that_is_not_whole,
+    an_extent_that_is_true,
+    a_buffer_larger_than_any_memory,
+    a_buffer_of_no_elements,
+    a_buffer_of_text,
+    an_element_type_of_many_lanes,
+    an_element_type_that_is_none,
+    a_symbolic_size,
+    a_while_loop,
+    an_unknown_statement,
+    an_unknown_index,
+    an_unknown_loop_kind,
+    a_thread_without_a_binding,
+    annotations_of_odd_length,
+    a_step_of_zero,
+    nothing_stored,
+    a_missing_field,
+    a_reference_before_the_first,
+    a_reference_beyond_the_last,
+    a_reference_that_is_a_list,
+]
 
 
 @pytest.mark.parametrize("make", HOSTILE, ids=lambda make: make.__name__)
@@ -470,9 +515,24 @@ def damaged(rng: random.Random, document: Document) -> Document:
     broken = copy.deepcopy(document)
     nodes = broken["nodes"]
     junk: list[Any] = [
-        None, True, -1, 0, 1, 2**31, 2**63, 10**30, 0.5, float("nan"), "", "x", [], [0], {}, {"a": 1},
+        None,
+        True,
+        -1,
+        0,
+        1,
+        2**31,
+        2**63,
+        10**30,
+        0.5,
+        float("nan"),
+        "",
+        "x",
+        [],
+        [0],
+        {},
+        {"a": 1},
         len(nodes),
-    ]  # fmt: skip
+    ]
     for _ in range(rng.randint(1, 3)):
         node = rng.choice(nodes)
         data = node.get("data")

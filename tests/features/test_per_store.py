@@ -21,21 +21,55 @@ tvm = pytest.importorskip("tvm")
 pytestmark = pytest.mark.tvm
 
 _BUFFER = (
-    "read", "write", "readwrite", "bytes", "unique_bytes", "lines", "unique_lines",
-    "multiple", "serial", "none", "distance_iter", "distance_bytes", "reuse",
-    "bytes_r", "unique_bytes_r", "lines_r", "unique_lines_r", "stride",
-)  # fmt: skip
+    "read",
+    "write",
+    "readwrite",
+    "bytes",
+    "unique_bytes",
+    "lines",
+    "unique_lines",
+    "multiple",
+    "serial",
+    "none",
+    "distance_iter",
+    "distance_bytes",
+    "reuse",
+    "bytes_r",
+    "unique_bytes_r",
+    "lines_r",
+    "unique_lines_r",
+    "stride",
+)
 _KINDS = ("mad", "addsub", "mul", "divmod", "cmp", "math", "other")
 _POSITIONS = tuple(f"position_{i}" for i in range(8))
 NAMES = (
-    *(f"float_{k}" for k in _KINDS), *(f"int_{k}" for k in _KINDS), "bool", "select",
-    *(f"{kind}_{what}" for kind in ("vectorize", "unroll", "parallel")
-      for what in ("count", "product", "innermost", *_POSITIONS)),
-    "is_gpu", "block_x", "block_y", "block_z", "thread_x", "thread_y", "thread_z", "vthread",
+    *(f"float_{k}" for k in _KINDS),
+    *(f"int_{k}" for k in _KINDS),
+    "bool",
+    "select",
+    *(
+        f"{kind}_{what}"
+        for kind in ("vectorize", "unroll", "parallel")
+        for what in ("count", "product", "innermost", *_POSITIONS)
+    ),
+    "is_gpu",
+    "block_x",
+    "block_y",
+    "block_z",
+    "thread_x",
+    "thread_y",
+    "thread_z",
+    "vthread",
     *(f"buffer_{i}_{what}" for i in range(5) for what in _BUFFER),
     *(f"intensity_{i}" for i in range(10)),
-    "alloc_size", "alloc_product", "alloc_outer", "alloc_inner", "trips", "loops", "unroll_step",
-)  # fmt: skip
+    "alloc_size",
+    "alloc_product",
+    "alloc_outer",
+    "alloc_inner",
+    "trips",
+    "loops",
+    "unroll_step",
+)
 
 
 def per_store(schedule: Any, target: Any, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, float]]:
@@ -102,10 +136,15 @@ def test_single_stores_agree(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     (theirs,) = per_store(schedule, target, monkeypatch)
     ours = raw_leaves(encode_tvm_json(str(tvm.ir.save_json(schedule.mod))))[-1]
     same = {
-        "float_addsub": "float_add", "float_mul": "float_mul", "float_divmod": "float_div",
-        "float_cmp": "float_compare", "float_math": "float_math", "trips": "trips",
-        "is_gpu": "is_gpu", "unroll_step": "unroll_step",
-    }  # fmt: skip
+        "float_addsub": "float_add",
+        "float_mul": "float_mul",
+        "float_divmod": "float_div",
+        "float_cmp": "float_compare",
+        "float_math": "float_math",
+        "trips": "trips",
+        "is_gpu": "is_gpu",
+        "unroll_step": "unroll_step",
+    }
     for theirs_name, ours_name in same.items():
         assert ours[ours_name] == pytest.approx(theirs[theirs_name], rel=1e-4, abs=1e-4), ours_name
     for kind, column in (("vectorize", "vectorized"), ("unroll", "unrolled"), ("parallel", "parallel")):

@@ -9,13 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cdmpp.errors import InvalidProgramError
-from cdmpp.features.encode import (
-    PROGRAM_COLUMNS,
-    EncodedPrograms,
-    encode_operator,
-    operator_ast,
-    pad_leaves,
-)
+from cdmpp.features.encode import PROGRAM_COLUMNS, EncodedPrograms, encode_operator, operator_ast, pad_leaves
 from cdmpp.features.leaf import element_bytes
 from cdmpp.features.schema import COLUMN, COLUMNS
 from cdmpp.programs.operators import DTYPE_BYTES, OperatorSpec, make_operator
@@ -110,7 +104,18 @@ def test_padding_marks_what_is_real() -> None:
 
 def test_bytes_of_element_types() -> None:
     known = {
-        "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "int64": 8, "bool": 1, "uint1": 1, "int4": 1,
-        "float32x4": 16, "float8_e4m3fn": 1, "float8_e5m2x4": 4, "float4_e2m1fn": 1, "handle": 4,
-    }  # fmt: skip
+        "float32": 4,
+        "float16": 2,
+        "bfloat16": 2,
+        "int8": 1,
+        "int64": 8,
+        "bool": 1,
+        "uint1": 1,
+        "int4": 1,
+        "float32x4": 16,
+        "float8_e4m3fn": 1,
+        "float8_e5m2x4": 4,
+        "float4_e2m1fn": 1,
+        "handle": 4,
+    }
     assert {name: element_bytes(name) for name in known} == known

@@ -36,7 +36,7 @@ def test_every_column_is_explained() -> None:
     for name in (*COLUMNS, *PROGRAM_COLUMNS, *GROUPS):
         slot = next((s for s in slots if name.startswith(s + "_")), None)
         written = f"`{name}`" in text or name in slots or (name in GROUPS and f"### {name}" in text)
-        if not written and name not in ranges and not (slot and f"`{name[len(slot):]}`" in text):
+        if not written and name not in ranges and not (slot and f"`{name[len(slot) :]}`" in text):
             missing.append(name)
     assert not missing
     assert f"{sum(1 for _ in all_classes())} classes" in text

@@ -69,10 +69,18 @@ def test_operator_texts_with_mistakes_say_so() -> None:
 @pytest.mark.parametrize(
     ("name", "data"),
     [
-        ("a.txt", b"hello"), ("a.json", b"{}"), ("a.json", b""), ("a.json", b"\xff\xfe"), ("a.json", b"[1"),
-        ("a.py", b"import os"), ("a.py", b""), ("a.py", b"\xff"), ("a.onnx", b""), ("a.onnx", b"x"),
+        ("a.txt", b"hello"),
+        ("a.json", b"{}"),
+        ("a.json", b""),
+        ("a.json", b"\xff\xfe"),
+        ("a.json", b"[1"),
+        ("a.py", b"import os"),
+        ("a.py", b""),
+        ("a.py", b"\xff"),
+        ("a.onnx", b""),
+        ("a.onnx", b"x"),
     ],
-)  # fmt: skip
+)
 def test_files_that_are_no_programs(tmp_path: Path, name: str, data: bytes) -> None:
     (tmp_path / name).write_bytes(data)
     with pytest.raises(InvalidProgramError):

@@ -48,11 +48,21 @@ def test_matmul_ranks(a: list[int], b: list[int], text: str) -> None:
 
 NODES = [
     ("Gemm", {"x": [4, 8]}, {"w": weight(8, 16)}, {}, "linear:m=4,n=16,k=8"),
-    ("Gemm", {"x": [4, 8]}, {"w": weight(16, 8), "c": weight(16)}, {"transB": 1},
-     "linear:m=4,n=16,k=8,bias=true"),
+    (
+        "Gemm",
+        {"x": [4, 8]},
+        {"w": weight(16, 8), "c": weight(16)},
+        {"transB": 1},
+        "linear:m=4,n=16,k=8,bias=true",
+    ),
     ("Gemm", {"x": [8, 4]}, {"w": weight(8, 16)}, {"transA": 1}, "linear:m=4,n=16,k=8"),
-    ("Einsum", {"a": [2, 3, 5, 7], "b": [2, 3, 11, 7]}, {}, {"equation": "bhqd,bhkd->bhqk"},
-     "bmm:batch=6,m=5,n=11,k=7"),
+    (
+        "Einsum",
+        {"a": [2, 3, 5, 7], "b": [2, 3, 11, 7]},
+        {},
+        {"equation": "bhqd,bhkd->bhqk"},
+        "bmm:batch=6,m=5,n=11,k=7",
+    ),
     ("Einsum", {"a": [3, 5, 7], "b": [7, 11]}, {}, {"equation": "abk,kn->abn"}, "linear:m=15,n=11,k=7"),
     ("Relu", {"x": [2, 3, 5]}, {}, {}, "relu:rows=6,cols=5"),
     ("Gelu", {"x": [2, 3]}, {}, {"opset": 20}, "gelu:rows=2,cols=3"),
@@ -80,31 +90,84 @@ NODES = [
     ("Transpose", {"x": [2, 3, 5]}, {}, {"perm": [1, 0, 2]}, "copy:rows=6,cols=5"),
     ("Concat", {"a": [2, 3], "b": [2, 4]}, {}, {"axis": 1}, "copy:rows=2,cols=7"),
     ("Gather", {"i": [4]}, {}, {}, None),
-    ("Conv", {"x": [2, 4, 9, 9]}, {"w": weight(8, 4, 3, 3), "b": weight(8)},
-     {"pads": [1, 1, 1, 1], "strides": [2, 2]},
-     "conv2d:n=2,c_in=4,h=9,w=9,c_out=8,kh=3,kw=3,stride_h=2,stride_w=2,pad_h=1,pad_w=1,bias=true"),
-    ("Conv", {"x": [2, 4, 9, 9]}, {"w": weight(4, 1, 3, 3)}, {"group": 4, "dilations": [2, 2]},
-     "conv2d:n=2,c_in=4,h=9,w=9,c_out=4,kh=3,kw=3,dil_h=2,dil_w=2,groups=4"),
-    ("Conv", {"x": [2, 4, 9]}, {"w": weight(8, 4, 3)}, {"pads": [1, 1]},
-     "conv2d:n=2,c_in=4,h=1,w=9,c_out=8,kh=1,kw=3,pad_w=1"),
-    ("Conv", {"x": [2, 4, 9, 9]}, {"w": weight(8, 4, 3, 3)}, {"auto_pad": "SAME_UPPER"},
-     "conv2d:n=2,c_in=4,h=9,w=9,c_out=8,kh=3,kw=3,pad_h=1,pad_w=1"),
-    ("ConvTranspose", {"x": [1, 8, 5, 5]}, {"w": weight(8, 4, 3, 3)}, {"strides": [2, 2]},
-     "conv2d:direction=bwd_data,n=1,c_in=4,h=11,w=11,c_out=8,kh=3,kw=3,stride_h=2,stride_w=2"),
-    ("MaxPool", {"x": [2, 4, 9, 9]}, {}, {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]},
-     "max_pool2d:n=2,c=4,h=9,w=9,kh=3,kw=3,stride_h=2,stride_w=2,pad_h=1,pad_w=1"),
-    ("AveragePool", {"x": [2, 4, 8, 8]}, {}, {"kernel_shape": [2, 2], "strides": [2, 2]},
-     "avg_pool2d:n=2,c=4,h=8,w=8,kh=2,kw=2,stride_h=2,stride_w=2"),
-    ("BatchNormalization", {"x": [2, 4, 8, 8]}, {k: weight(4) for k in "abcd"}, {},
-     "batch_norm:n=2,c=4,h=8,w=8"),
-    ("Attention", {"q": [2, 8, 16, 32], "k": [2, 4, 24, 32], "v": [2, 4, 24, 32]}, {}, {"opset": 23},
-     "attention_encoder:batch=2,q_len=16,past_len=8,heads=8,kv_heads=4,head_dim=32"),
-    ("Attention", {"q": [2, 16, 256], "k": [2, 16, 128], "v": [2, 16, 128]}, {},
-     {"opset": 23, "q_num_heads": 8, "kv_num_heads": 4, "is_causal": 1},
-     "attention_prefill:batch=2,q_len=16,heads=8,kv_heads=4,head_dim=32"),
-    ("Attention", {"q": [2, 8, 1, 32], "k": [2, 4, 24, 32], "v": [2, 4, 24, 32]}, {}, {"opset": 23},
-     "attention_decode:batch=2,q_len=1,past_len=23,heads=8,kv_heads=4,head_dim=32"),
-]  # fmt: skip
+    (
+        "Conv",
+        {"x": [2, 4, 9, 9]},
+        {"w": weight(8, 4, 3, 3), "b": weight(8)},
+        {"pads": [1, 1, 1, 1], "strides": [2, 2]},
+        "conv2d:n=2,c_in=4,h=9,w=9,c_out=8,kh=3,kw=3,stride_h=2,stride_w=2,pad_h=1,pad_w=1,bias=true",
+    ),
+    (
+        "Conv",
+        {"x": [2, 4, 9, 9]},
+        {"w": weight(4, 1, 3, 3)},
+        {"group": 4, "dilations": [2, 2]},
+        "conv2d:n=2,c_in=4,h=9,w=9,c_out=4,kh=3,kw=3,dil_h=2,dil_w=2,groups=4",
+    ),
+    (
+        "Conv",
+        {"x": [2, 4, 9]},
+        {"w": weight(8, 4, 3)},
+        {"pads": [1, 1]},
+        "conv2d:n=2,c_in=4,h=1,w=9,c_out=8,kh=1,kw=3,pad_w=1",
+    ),
+    (
+        "Conv",
+        {"x": [2, 4, 9, 9]},
+        {"w": weight(8, 4, 3, 3)},
+        {"auto_pad": "SAME_UPPER"},
+        "conv2d:n=2,c_in=4,h=9,w=9,c_out=8,kh=3,kw=3,pad_h=1,pad_w=1",
+    ),
+    (
+        "ConvTranspose",
+        {"x": [1, 8, 5, 5]},
+        {"w": weight(8, 4, 3, 3)},
+        {"strides": [2, 2]},
+        "conv2d:direction=bwd_data,n=1,c_in=4,h=11,w=11,c_out=8,kh=3,kw=3,stride_h=2,stride_w=2",
+    ),
+    (
+        "MaxPool",
+        {"x": [2, 4, 9, 9]},
+        {},
+        {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]},
+        "max_pool2d:n=2,c=4,h=9,w=9,kh=3,kw=3,stride_h=2,stride_w=2,pad_h=1,pad_w=1",
+    ),
+    (
+        "AveragePool",
+        {"x": [2, 4, 8, 8]},
+        {},
+        {"kernel_shape": [2, 2], "strides": [2, 2]},
+        "avg_pool2d:n=2,c=4,h=8,w=8,kh=2,kw=2,stride_h=2,stride_w=2",
+    ),
+    (
+        "BatchNormalization",
+        {"x": [2, 4, 8, 8]},
+        {k: weight(4) for k in "abcd"},
+        {},
+        "batch_norm:n=2,c=4,h=8,w=8",
+    ),
+    (
+        "Attention",
+        {"q": [2, 8, 16, 32], "k": [2, 4, 24, 32], "v": [2, 4, 24, 32]},
+        {},
+        {"opset": 23},
+        "attention_encoder:batch=2,q_len=16,past_len=8,heads=8,kv_heads=4,head_dim=32",
+    ),
+    (
+        "Attention",
+        {"q": [2, 16, 256], "k": [2, 16, 128], "v": [2, 16, 128]},
+        {},
+        {"opset": 23, "q_num_heads": 8, "kv_num_heads": 4, "is_causal": 1},
+        "attention_prefill:batch=2,q_len=16,heads=8,kv_heads=4,head_dim=32",
+    ),
+    (
+        "Attention",
+        {"q": [2, 8, 1, 32], "k": [2, 4, 24, 32], "v": [2, 4, 24, 32]},
+        {},
+        {"opset": 23},
+        "attention_decode:batch=2,q_len=1,past_len=23,heads=8,kv_heads=4,head_dim=32",
+    ),
+]
 
 
 @pytest.mark.parametrize(
@@ -218,13 +281,20 @@ def test_constant_parts_are_folded() -> None:
         make("MatMul", ["flat", "wt"], ["y"]),
     ]
     constants = {
-        "zero": np.asarray(0), "axis": np.asarray([0]), "minus": np.asarray([-1]), "w": weight(7, 12)
-    }  # fmt: skip
+        "zero": np.asarray(0),
+        "axis": np.asarray([0]),
+        "minus": np.asarray([-1]),
+        "w": weight(7, 12),
+    }
     graph = onnx_library_graph(model(nodes, {"x": [5, 3, 4]}, ["y"], constants))
     assert texts(graph) == {parse_operator("linear:m=5,n=7,k=12").text(): 1}
     assert [n.operator for n in graph.nodes if n.reason.startswith("constant")] == [
-        "Shape", "Gather", "Unsqueeze", "Concat", "Transpose"
-    ]  # fmt: skip
+        "Shape",
+        "Gather",
+        "Unsqueeze",
+        "Concat",
+        "Transpose",
+    ]
 
 
 def test_transposed_convolution_with_bias_launches_two_kernels() -> None:

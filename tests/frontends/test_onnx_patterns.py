@@ -37,20 +37,30 @@ def test_attention_is_one_program() -> None:
     ("options", "text"),
     [
         ({"mask": low((8, 8))}, "attention_prefill:batch=2,heads=4,kv_heads=4,q_len=8,head_dim=16"),
-        ({"mask": low((8, 8))[None, None]},
-         "attention_prefill:batch=2,heads=4,kv_heads=4,q_len=8,head_dim=16"),
-        ({"condition": np.tril(np.ones((8, 8), bool))},
-         "attention_prefill:batch=2,heads=4,kv_heads=4,q_len=8,head_dim=16"),
-        ({"mask": low((8, 12), 4), "k_len": 12},
-         "attention_prefill:batch=2,heads=4,kv_heads=4,q_len=8,past_len=4,head_dim=16"),
-        ({"mask": np.zeros((8, 8), np.float32)},
-         "attention_encoder:batch=2,heads=4,kv_heads=4,q_len=8,head_dim=16"),
+        (
+            {"mask": low((8, 8))[None, None]},
+            "attention_prefill:batch=2,heads=4,kv_heads=4,q_len=8,head_dim=16",
+        ),
+        (
+            {"condition": np.tril(np.ones((8, 8), bool))},
+            "attention_prefill:batch=2,heads=4,kv_heads=4,q_len=8,head_dim=16",
+        ),
+        (
+            {"mask": low((8, 12), 4), "k_len": 12},
+            "attention_prefill:batch=2,heads=4,kv_heads=4,q_len=8,past_len=4,head_dim=16",
+        ),
+        (
+            {"mask": np.zeros((8, 8), np.float32)},
+            "attention_encoder:batch=2,heads=4,kv_heads=4,q_len=8,head_dim=16",
+        ),
         ({"mask": low((8, 8)).T}, "attention_encoder:batch=2,heads=4,kv_heads=4,q_len=8,head_dim=16"),
-        ({"q_len": 1, "k_len": 9},
-         "attention_decode:batch=2,heads=4,kv_heads=4,q_len=1,past_len=8,head_dim=16"),
+        (
+            {"q_len": 1, "k_len": 9},
+            "attention_decode:batch=2,heads=4,kv_heads=4,q_len=1,past_len=8,head_dim=16",
+        ),
         ({"kv_heads": 2}, "attention_encoder:batch=2,heads=4,kv_heads=2,q_len=8,head_dim=16"),
     ],
-)  # fmt: skip
+)
 def test_masks_caches_and_grouped_heads(options: dict[str, Any], text: str) -> None:
     assert texts(onnx_library_graph(attention(**options))) == only(text)
 
@@ -71,25 +81,52 @@ def test_attention_whose_scores_are_read_elsewhere_stays_apart() -> None:
 
 GELU = {
     "erf, half last": [
-        ("Div", ["x", "root2"]), ("Erf", [0]), ("Add", [1, "one"]), ("Mul", ["x", 2]), ("Mul", [3, "half"])
+        ("Div", ["x", "root2"]),
+        ("Erf", [0]),
+        ("Add", [1, "one"]),
+        ("Mul", ["x", 2]),
+        ("Mul", [3, "half"]),
     ],
     "erf, half on x": [
-        ("Mul", ["x", "root_half"]), ("Erf", [0]), ("Add", ["one", 1]), ("Mul", ["x", "half"]),
+        ("Mul", ["x", "root_half"]),
+        ("Erf", [0]),
+        ("Add", ["one", 1]),
+        ("Mul", ["x", "half"]),
         ("Mul", [3, 2]),
     ],
     "tanh": [
-        ("Pow", ["x", "three"]), ("Mul", [0, "c"]), ("Add", ["x", 1]), ("Mul", [2, "pi"]), ("Tanh", [3]),
-        ("Add", [4, "one"]), ("Mul", ["x", "half"]), ("Mul", [6, 5]),
+        ("Pow", ["x", "three"]),
+        ("Mul", [0, "c"]),
+        ("Add", ["x", 1]),
+        ("Mul", [2, "pi"]),
+        ("Tanh", [3]),
+        ("Add", [4, "one"]),
+        ("Mul", ["x", "half"]),
+        ("Mul", [6, 5]),
     ],
     "tanh, products": [
-        ("Mul", ["x", "x"]), ("Mul", [0, "x"]), ("Mul", ["c", 1]), ("Add", [2, "x"]), ("Mul", ["pi", 3]),
-        ("Tanh", [4]), ("Add", ["one", 5]), ("Mul", ["half", 6]), ("Mul", [7, "x"]),
+        ("Mul", ["x", "x"]),
+        ("Mul", [0, "x"]),
+        ("Mul", ["c", 1]),
+        ("Add", [2, "x"]),
+        ("Mul", ["pi", 3]),
+        ("Tanh", [4]),
+        ("Add", ["one", 5]),
+        ("Mul", ["half", 6]),
+        ("Mul", [7, "x"]),
     ],
-}  # fmt: skip
+}
 SCALARS = {
-    "root2": math.sqrt(2), "root_half": math.sqrt(0.5), "one": 1.0, "half": 0.5, "three": 3.0, "c": 0.044715,
-    "pi": math.sqrt(2 / math.pi), "two": 2.0, "eps": 1e-5,
-}  # fmt: skip
+    "root2": math.sqrt(2),
+    "root_half": math.sqrt(0.5),
+    "one": 1.0,
+    "half": 0.5,
+    "three": 3.0,
+    "c": 0.044715,
+    "pi": math.sqrt(2 / math.pi),
+    "two": 2.0,
+    "eps": 1e-5,
+}
 
 
 def chain(steps: list[tuple[str, list[str | int]]], constants: dict[str, Any], shape: list[int]) -> bytes:
@@ -127,13 +164,22 @@ def test_silu_written_out() -> None:
 
 
 LAYER = [
-    ("ReduceMean", ["x"]), ("Sub", ["x", 0]), ("Pow", [1, "two"]), ("ReduceMean", [2]), ("Add", [3, "eps"]),
-    ("Sqrt", [4]), ("Div", [1, 5]),
-]  # fmt: skip
+    ("ReduceMean", ["x"]),
+    ("Sub", ["x", 0]),
+    ("Pow", [1, "two"]),
+    ("ReduceMean", [2]),
+    ("Add", [3, "eps"]),
+    ("Sqrt", [4]),
+    ("Div", [1, 5]),
+]
 RMS = [
-    ("Mul", ["x", "x"]), ("ReduceMean", [0]), ("Add", [1, "eps"]), ("Sqrt", [2]), ("Div", ["one", 3]),
+    ("Mul", ["x", "x"]),
+    ("ReduceMean", [0]),
+    ("Add", [1, "eps"]),
+    ("Sqrt", [2]),
+    ("Div", ["one", 3]),
     ("Mul", ["x", 4]),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
@@ -154,8 +200,9 @@ def test_matmul_and_constant_vector_are_one_linear() -> None:
     steps: list[tuple[str, list[str | int]]] = [("MatMul", ["x", "w"]), ("Add", ["b", 0]), ("Relu", [1])]
     graph = onnx_library_graph(chain(steps, {"w": weight(7, 9), "b": weight(9)}, [3, 5, 7]))
     assert list(texts(graph)) == [
-        parse_operator("linear:m=15,n=9,k=7,bias=true").text(), parse_operator("relu:rows=15,cols=9").text()
-    ]  # fmt: skip
+        parse_operator("linear:m=15,n=9,k=7,bias=true").text(),
+        parse_operator("relu:rows=15,cols=9").text(),
+    ]
     assert graph.edges == (("n1", "n2"),)
 
 

@@ -30,13 +30,23 @@ def test_a_linear_layer_has_one_product_forward_and_two_backward() -> None:
 
 def test_a_convolution_and_what_stands_around_it() -> None:
     net = nn.Sequential(
-        nn.Conv2d(4, 8, 3, stride=2, padding=1, groups=2, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
-        nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5),
-    ).eval()  # fmt: skip
+        nn.Conv2d(4, 8, 3, stride=2, padding=1, groups=2, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 5),
+    ).eval()
     trace = eager_trace(net, [torch.empty(2, 4, 16, 16)])
     assert [one.call for one in trace.launches] == [
-        "convolution", "native_batch_norm", "relu", "max_pool2d_with_indices", "mean", "addmm",
-    ]  # fmt: skip
+        "convolution",
+        "native_batch_norm",
+        "relu",
+        "max_pool2d_with_indices",
+        "mean",
+        "addmm",
+    ]
     first = trace.launches[0]
     wanted = "conv2d:dtype=float32,n=2,c_in=4,h=16,w=16,c_out=8,kh=3,kw=3,stride_h=2,stride_w=2"
     assert first.spec.text() == wanted + ",pad_h=1,pad_w=1,groups=2"

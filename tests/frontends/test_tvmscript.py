@@ -304,9 +304,17 @@ def test_several_functions_give_several_programs() -> None:
 @pytest.mark.tvm
 @pytest.mark.parametrize(
     "statement",
-    ["T.evaluate(1 // 0)", "b[0, 0, 0] = 1.0", "T.block('x')", "T.float32('abc')", "a[0] = T.Cast('nope', 1)",
-     "for i in T.thread_binding(4, thread='bogus.q'): pass", "x = T.axis.spatial(4, a)", "pass"],
-)  # fmt: skip
+    [
+        "T.evaluate(1 // 0)",
+        "b[0, 0, 0] = 1.0",
+        "T.block('x')",
+        "T.float32('abc')",
+        "a[0] = T.Cast('nope', 1)",
+        "for i in T.thread_binding(4, thread='bogus.q'): pass",
+        "x = T.axis.spatial(4, a)",
+        "pass",
+    ],
+)
 def test_nonsense_that_is_harmless_is_refused_or_read(statement: str) -> None:
     from cdmpp.frontends.tir import programs_from_tvmscript
 

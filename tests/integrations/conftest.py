@@ -36,9 +36,16 @@ class Simple:
         traffic = questions.leaves[:, :, COLUMN["leaf_bytes"] :].sum(axis=(1, 2))
         seconds = 1e-6 * (1 + np.abs(traffic).astype(np.float64))
         return FeatureAnswers(
-            seconds, 0.9 * seconds, 1.1 * seconds, np.stack([seconds, seconds], axis=1),
-            np.zeros(len(seconds), dtype=np.int8), np.zeros(len(seconds)), seconds, (0.1, 0.9), self.model_id,
-        )  # fmt: skip
+            seconds,
+            0.9 * seconds,
+            1.1 * seconds,
+            np.stack([seconds, seconds], axis=1),
+            np.zeros(len(seconds), dtype=np.int8),
+            np.zeros(len(seconds)),
+            seconds,
+            (0.1, 0.9),
+            self.model_id,
+        )
 
 
 @pytest.fixture(scope="session")
@@ -75,9 +82,16 @@ def draw(tvm: Any, function: Any) -> Draw:
 def device() -> DeviceSpec:
     """Some CPU."""
     return DeviceSpec(
-        name="test-cpu-1t", vendor="Intel", arch="x86-64", kind="cpu", compute_units=1, cores_per_unit=8,
-        clock_hz=3e9, peak_flops_fp32=4.8e10, mem_bandwidth_bytes_per_s=1e10,
-    )  # fmt: skip
+        name="test-cpu-1t",
+        vendor="Intel",
+        arch="x86-64",
+        kind="cpu",
+        compute_units=1,
+        cores_per_unit=8,
+        clock_hz=3e9,
+        peak_flops_fp32=4.8e10,
+        mem_bandwidth_bytes_per_s=1e10,
+    )
 
 
 @pytest.fixture

@@ -112,12 +112,19 @@ def test_tune_tir(
     simple = Simple()
     with Workbench(tmp_path / "trials", configuration, quick) as bench:
         database = ms.tune_tir(
-            tvm.IRModule({"main": function}), tvm.target.Target(TARGET), str(tmp_path / "work"), 8,
-            num_trials_per_iter=4, builder=bench.builder, runner=bench.runner, database="memory",
+            tvm.IRModule({"main": function}),
+            tvm.target.Target(TARGET),
+            str(tmp_path / "work"),
+            8,
+            num_trials_per_iter=4,
+            builder=bench.builder,
+            runner=bench.runner,
+            database="memory",
             cost_model=CdmppCostModel(simple, device=configuration.device, update=update),
             strategy=small(),
-            num_tuning_cores=1, seed=1,
-        )  # fmt: skip
+            num_tuning_cores=1,
+            seed=1,
+        )
         assert len(bench.asked) == 8
         measured = [bench.trial(d).latency_s for d in bench.asked]
     assert len(database) == 8 and all(s is not None and s > 0 for s in measured)
@@ -145,12 +152,19 @@ def test_tune_relax(tvm: Any, configuration: Configuration, quick: CollectSettin
     simple = Simple()
     with Workbench(tmp_path / "trials", configuration, quick) as bench:
         database = ms.relax_integration.tune_relax(
-            module, {}, tvm.target.Target(TARGET), str(tmp_path / "work"), 8, num_trials_per_iter=4,
-            builder=bench.builder, runner=bench.runner, database="memory",
+            module,
+            {},
+            tvm.target.Target(TARGET),
+            str(tmp_path / "work"),
+            8,
+            num_trials_per_iter=4,
+            builder=bench.builder,
+            runner=bench.runner,
+            database="memory",
             cost_model=CdmppCostModel(simple, device=configuration.device, update="fine-tune"),
             strategy=small(),
             seed=1,
-        )  # fmt: skip
+        )
         assert 4 <= len(bench.asked) <= 16  # two tasks, one of which has a single program
     assert len(database) == len(bench.asked) and simple.asked
 

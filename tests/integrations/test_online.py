@@ -18,10 +18,13 @@ def programs(count: int, seed: int = 0, at: float = 0.0) -> list[EncodedPrograms
     return [
         EncodedPrograms(
             (at + 10 * rng.random((1, 1 + i % 3, 6))).astype(np.float32),
-            np.zeros(1 + i % 3, dtype=np.int32), np.ones((1, len(PROGRAM_COLUMNS))), "float32", "tir",
+            np.zeros(1 + i % 3, dtype=np.int32),
+            np.ones((1, len(PROGRAM_COLUMNS))),
+            "float32",
+            "tir",
         )
         for i in range(count)
-    ]  # fmt: skip
+    ]
 
 
 def truth(encoded: list[EncodedPrograms]) -> np.ndarray:

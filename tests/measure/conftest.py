@@ -79,8 +79,15 @@ def one_thread() -> Configuration:
     import os
 
     spec = DeviceSpec(
-        name="test-cpu-1t", vendor="Intel", arch="x86-64", kind="cpu", compute_units=1,
-        cores_per_unit=8, clock_hz=3e9, peak_flops_fp32=4.8e10, mem_bandwidth_bytes_per_s=1e10,
-    )  # fmt: skip
+        name="test-cpu-1t",
+        vendor="Intel",
+        arch="x86-64",
+        kind="cpu",
+        compute_units=1,
+        cores_per_unit=8,
+        clock_hz=3e9,
+        peak_flops_fp32=4.8e10,
+        mem_bandwidth_bytes_per_s=1e10,
+    )
     cores = (max(os.sched_getaffinity(0)),)
     return Configuration({"kind": "llvm", "mcpu": "x86-64-v2", "num-cores": 1}, 1, cores, spec)

@@ -40,9 +40,12 @@ def built(tmp_path_factory: pytest.TempPathFactory, tiny_programs: list[str]) ->
 
 @pytest.fixture
 def job(
-    built: Path, tmp_path: Path, fill: Callable[[Path], list[str]], quick: CollectSettings,
+    built: Path,
+    tmp_path: Path,
+    fill: Callable[[Path], list[str]],
+    quick: CollectSettings,
     one_thread: Configuration,
-) -> Path:  # fmt: skip
+) -> Path:
     """A complete job, each test with a copy of its own."""
     if not built.exists():
         fill(built / "work")

@@ -67,8 +67,12 @@ def test_a_collection_gives_records_repeats_and_a_card(
     assert "cdmpp collect ..." in (tmp_path / "README.md").read_text()
     left = {path.name for path in tmp_path.iterdir()}
     assert left - {LOG} == {
-        "README.md", "collect.lock", "collect.sqlite", "records.parquet", "repeats.parquet",
-    }  # fmt: skip
+        "README.md",
+        "collect.lock",
+        "collect.sqlite",
+        "records.parquet",
+        "repeats.parquet",
+    }
 
 
 def test_the_same_call_again_measures_nothing_anew(
@@ -232,10 +236,11 @@ def test_only_pairs_that_are_old_enough_are_measured_again(
         collector.prepare([TINY])
         for configuration, age_s in ((one_thread, 2000.0), (other, 1.0)):
             store.add_measurements(
-                StoredMeasurement(p.hash, configuration.name, FIRST, (1e-3,), 1e-3, 0.0, 1,
-                                  measured_at=time.time() - age_s)
+                StoredMeasurement(
+                    p.hash, configuration.name, FIRST, (1e-3,), 1e-3, 0.0, 1, measured_at=time.time() - age_s
+                )
                 for p in store.all_programs()
-            )  # fmt: skip
+            )
         due = collector._due(time.time() - later.repeat_gap_s)
         assert {name for _, name in due} == {one_thread.name} and len(due) == 6
 
@@ -291,10 +296,24 @@ def test_a_killed_command_goes_on_when_it_is_given_again(tmp_path: Path, fill: F
     hashes = fill(out)
     device.write_text(DEVICE)
     command = [
-        sys.executable, "-m", "cdmpp.cli.main", "collect", "--network", TINY, "--schedules", "0",
-        "--target", "x86-64-v2@1", "--device", str(device), "--repeat-gap-s", "0", "--out", str(out),
+        sys.executable,
+        "-m",
+        "cdmpp.cli.main",
+        "collect",
+        "--network",
+        TINY,
+        "--schedules",
+        "0",
+        "--target",
+        "x86-64-v2@1",
+        "--device",
+        str(device),
+        "--repeat-gap-s",
+        "0",
+        "--out",
+        str(out),
         "--json",
-    ]  # fmt: skip
+    ]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     killed = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
@@ -322,11 +341,26 @@ def test_a_second_collector_is_refused(tmp_path: Path, fill: Fill) -> None:
     device.write_text(DEVICE)
     with Store(out):
         done = subprocess.run(
-            [sys.executable, "-m", "cdmpp.cli.main", "collect", "--network", TINY, "--target", "x86-64-v2@1",
-             "--device", str(device), "--out", str(out)],
+            [
+                sys.executable,
+                "-m",
+                "cdmpp.cli.main",
+                "collect",
+                "--network",
+                TINY,
+                "--target",
+                "x86-64-v2@1",
+                "--device",
+                str(device),
+                "--out",
+                str(out),
+            ],
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-            capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
     assert done.returncode == 1
     assert f"belongs to process {os.getpid()}" in done.stderr and "Traceback" not in done.stderr
 

@@ -21,10 +21,15 @@ _ELF, _EM_CUDA = b"\x7fELF", 190
 
 def _target(arch: str) -> dict[str, Any]:
     return {
-        "kind": "cuda", "arch": arch, "max_threads_per_block": 1024, "max_shared_memory_per_block": 49152,
-        "registers_per_block": 65536, "thread_warp_size": 32, "max_num_threads": 1024,
+        "kind": "cuda",
+        "arch": arch,
+        "max_threads_per_block": 1024,
+        "max_shared_memory_per_block": 49152,
+        "registers_per_block": 65536,
+        "thread_warp_size": 32,
+        "max_num_threads": 1024,
         "host": {"kind": "llvm", "mcpu": "x86-64-v2"},
-    }  # fmt: skip
+    }
 
 
 def _architectures(library: bytes) -> list[int]:
@@ -92,9 +97,15 @@ def _packed(cuda: bytes) -> bytes:
 
 
 _FUNCTIONS = (
-    struct.pack("<Q", 1) + _sized(b"main_kernel") * 2 + struct.pack("<Q", 2) + b"\3@\1\0" * 2
-    + struct.pack("<Q", 1) + _sized(b"blockIdx.x") + struct.pack("<Q", 2) + b"\0" * 8
-)  # fmt: skip
+    struct.pack("<Q", 1)
+    + _sized(b"main_kernel") * 2
+    + struct.pack("<Q", 2)
+    + b"\3@\1\0" * 2
+    + struct.pack("<Q", 1)
+    + _sized(b"blockIdx.x")
+    + struct.pack("<Q", 2)
+    + b"\0" * 8
+)
 
 
 def test_source_is_replaced_and_the_rest_stays() -> None:

@@ -30,9 +30,14 @@ def synthetic(device: DeviceSpec, share: float = 0.8) -> list[tuple[OperatorSpec
         for row, f, m in zip(block.row_index, flops, moved, strict=True):
             latency = 1e-5 + max(f / peak, m / (share * device.mem_bandwidth_bytes_per_s))
             found[int(row)] = Measurement(
-                specs[row].text(), "operator", device.name, latency, protocol="eager",
-                device_spec=device, provenance={"date": "2026-11-21"},
-            )  # fmt: skip
+                specs[row].text(),
+                "operator",
+                device.name,
+                latency,
+                protocol="eager",
+                device_spec=device,
+                provenance={"date": "2026-11-21"},
+            )
     return [(spec, found[row]) for row, spec in enumerate(specs)]
 
 

@@ -212,11 +212,7 @@ def test_without_its_tracker_a_collection_stops_and_goes_on_later(
 
 
 def test_bad_programs_cost_one_record_each(
-    farm: Farm,
-    libraries: list[Library],
-    quick: CollectSettings,
-    one_thread: Configuration,
-    tmp_path: Path,
+    farm: Farm, libraries: list[Library], quick: CollectSettings, one_thread: Configuration, tmp_path: Path
 ) -> None:
     good = libraries[0]
     text = tmp_path / "text.so"

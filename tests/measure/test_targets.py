@@ -18,8 +18,11 @@ def cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU of the table, so that no test measures this machine's bandwidth."""
     from cdmpp.devices.registry import lookup
 
-    names = {(1, "avx2"): "intel-xeon-amx-1t-avx2", (2, "avx2"): "intel-xeon-amx-2t-avx2",
-             (1, "sse4.2"): "intel-xeon-amx-1t-sse42"}  # fmt: skip
+    names = {
+        (1, "avx2"): "intel-xeon-amx-1t-avx2",
+        (2, "avx2"): "intel-xeon-amx-2t-avx2",
+        (1, "sse4.2"): "intel-xeon-amx-1t-sse42",
+    }
     monkeypatch.setattr(targets, "this_cpu", lambda threads, isa, known: lookup(names[threads, isa]))
     monkeypatch.setattr(targets, "host_isa", lambda: "avx2")
     monkeypatch.setattr(targets, "available_cores", lambda: (0, 1))
@@ -28,8 +31,10 @@ def cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_threads_and_level_make_the_device() -> None:
     one, two, old = configurations(("x86-64-v3@1", "x86-64-v3@2", "x86-64-v2@1"))
     assert [c.name for c in (one, two, old)] == [
-        "intel-xeon-amx-1t-avx2", "intel-xeon-amx-2t-avx2", "intel-xeon-amx-1t-sse42",
-    ]  # fmt: skip
+        "intel-xeon-amx-1t-avx2",
+        "intel-xeon-amx-2t-avx2",
+        "intel-xeon-amx-1t-sse42",
+    ]
     assert (one.cores, two.cores) == ((1,), (0, 1))
     assert two.target == {"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 2}
     # Threads steer sampling, not compiling: the library is shared.

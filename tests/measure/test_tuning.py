@@ -50,8 +50,11 @@ def test_programs_of_a_search_do_not_hide_those_of_a_draw(tmp_path: Path) -> Non
         more = [SampledProgram(f"p{i}", str(i), "sampled") for i in range(3)]
         store.add_programs("task", more, 3)
         assert {p.hash: p.origin for p in store.all_programs()} == {
-            "p0": "default", "p1": "sampled", "p2": "sampled", "p9": "tuned",
-        }  # fmt: skip
+            "p0": "default",
+            "p1": "sampled",
+            "p2": "sampled",
+            "p9": "tuned",
+        }
 
 
 def test_without_xgboost_a_search_says_what_to_install(tmp_path: Path) -> None:

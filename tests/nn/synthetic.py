@@ -21,9 +21,15 @@ from cdmpp.training.dataset import Dataset, Rows
 from tests.features.shapes import random_specs
 
 TINY = NetworkConfig(
-    width=16, layers=2, heads=2, feed_forward=24, head_width=32, head_layers=2, device_width=4,
+    width=16,
+    layers=2,
+    heads=2,
+    feed_forward=24,
+    head_width=32,
+    head_layers=2,
+    device_width=4,
     head="structured",
-)  # fmt: skip
+)
 DEVICES = ("t4", "l4", "a100-pcie-40gb")
 
 
@@ -66,13 +72,21 @@ def dataset(rows: int = 600, programs: int = 120, seed: int = 0) -> Dataset:
     return Dataset(
         store=store,
         rows=Rows(
-            program=program, device=device, log_latency=log_latency, part=part,
-            report=np.ones(rows, dtype=bool), **codes,
+            program=program,
+            device=device,
+            log_latency=log_latency,
+            part=part,
+            report=np.ones(rows, dtype=bool),
+            **codes,
         ),
-        devices=devices, sources=("synthetic",), ops=("any",),
-        kinds=(("linear", "float32"),), kind=np.zeros(programs, dtype=np.int16),
-        task=np.full(programs, -1), fingerprint=f"synthetic{seed}",
-    )  # fmt: skip
+        devices=devices,
+        sources=("synthetic",),
+        ops=("any",),
+        kinds=(("linear", "float32"),),
+        kind=np.zeros(programs, dtype=np.int16),
+        task=np.full(programs, -1),
+        fingerprint=f"synthetic{seed}",
+    )
 
 
 def training(steps: int = 12, **optimiser: Any) -> TrainConfig:
@@ -87,7 +101,11 @@ def write_artifact(folder: Path, seed: int = 0) -> dict[str, Any]:
     trained = [Context(d, "linear", "float32", "kernel", "library") for d in DEVICES]
     contexts = frozenset(key for c in trained for key in (*c.keys(), f"{c.device}&"))
     return save_artifact(
-        folder, network(seed), Domain.fit(data.store.summary, contexts, seed, centres=8),
-        name="synthetic", devices=list(DEVICES), calibration={"in": 1.0, "near": 2.0, "out": 3.0},
+        folder,
+        network(seed),
+        Domain.fit(data.store.summary, contexts, seed, centres=8),
+        name="synthetic",
+        devices=list(DEVICES),
+        calibration={"in": 1.0, "near": 2.0, "out": 3.0},
         details={"metrics": {}},
-    )  # fmt: skip
+    )

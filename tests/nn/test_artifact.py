@@ -46,9 +46,15 @@ def test_a_device_that_no_table_knows_goes_with_the_model(folder: Path) -> None:
     mine = lookup("l4").model_copy(update={"name": "my-card", "compute_units": 44})
     artifact = load_artifact(folder)
     save_artifact(
-        folder, artifact.network, artifact.domain, name="own", devices=["t4", "my-card", ""],
-        calibration=artifact.calibration, details={}, device_specs=[lookup("t4"), mine, lookup("l4")],
-    )  # fmt: skip
+        folder,
+        artifact.network,
+        artifact.domain,
+        name="own",
+        devices=["t4", "my-card", ""],
+        calibration=artifact.calibration,
+        details={},
+        device_specs=[lookup("t4"), mine, lookup("l4")],
+    )
     predictor = LatencyPredictor.load(folder)
     assert set(predictor.artifact.manifest["device_specs"]) == {"my-card"}
     assert predictor.artifact.trained_devices == [(1, lookup("t4")), (2, mine)]

@@ -41,11 +41,15 @@ def asked() -> list[Question]:
 def as_features(predictor: LatencyPredictor, questions: list[Question]) -> FeatureQuestions:
     parts = [
         FeaturePart(
-            predictor.encode(q.program), operator_name(q.program), q.device, q.program.backend, q.protocol,
+            predictor.encode(q.program),
+            operator_name(q.program),
+            q.device,
+            q.program.backend,
+            q.protocol,
             q.framework,
         )
         for q in questions
-    ]  # fmt: skip
+    ]
     return FeatureQuestions.of(parts, quantiles=LEVELS)
 
 
@@ -53,8 +57,10 @@ def assert_same(predictor: LatencyPredictor, questions: list[Question], answers:
     for i, one in enumerate(predictor.predict_questions(questions, LEVELS)):
         assert one.error is None
         assert (one.latency_s, one.lower_s, one.upper_s) == (
-            answers.latency_s[i], answers.lower_s[i], answers.upper_s[i],
-        )  # fmt: skip
+            answers.latency_s[i],
+            answers.lower_s[i],
+            answers.upper_s[i],
+        )
         assert list(one.quantiles.values()) == answers.quantiles[i].tolist()
         assert one.domain == DOMAINS[answers.domain[i]]
         assert (one.domain_score, one.roofline_s) == (answers.domain_score[i], answers.roofline_s[i])

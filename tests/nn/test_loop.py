@@ -118,9 +118,11 @@ def test_lower_precision_ends_with_the_training(tmp_path: Path) -> None:
     before = torch.get_float32_matmul_precision()
     exact, _ = train(data, training(steps=60), tmp_path / "a")
     fast, _ = train(
-        data, training(steps=60, precision="medium"), tmp_path / "b",
+        data,
+        training(steps=60, precision="medium"),
+        tmp_path / "b",
         progress=lambda *_: seen.append(torch.get_float32_matmul_precision()),
-    )  # fmt: skip
+    )
     assert seen == [before] * len(seen) != []
     assert torch.get_float32_matmul_precision() == before
     inputs = Inputs(data.store, data.device_matrix)

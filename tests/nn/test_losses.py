@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from cdmpp.nn.losses import (
-    RANKING_SCALE,
-    pinball_loss,
-    ranking_loss,
-    relative_error_loss,
-)
+from cdmpp.nn.losses import RANKING_SCALE, pinball_loss, ranking_loss, relative_error_loss
 from cdmpp.nn.network import LEVELS
 from tests.nn.synthetic import TINY, network, random_inputs
 

@@ -32,9 +32,12 @@ GIVEN: dict[str, Any] = {
 
 @settings(max_examples=40, deadline=None)
 @given(
-    slope=st.floats(0, 2), floor=st.floats(0.1, 3), price=st.floats(0.2, 5), goal=st.floats(1, 40),
+    slope=st.floats(0, 2),
+    floor=st.floats(0.1, 3),
+    price=st.floats(0.2, 5),
+    goal=st.floats(1, 40),
     moved=st.floats(0.01, 2),
-)  # fmt: skip
+)
 def test_the_choice_is_the_best_of_all(
     slope: float, floor: float, price: float, goal: float, moved: float
 ) -> None:
@@ -101,12 +104,19 @@ def test_the_colocated_baseline_is_both_layers_in_turn() -> None:
         ({"layers": 0}, FieldError, "layers"),
         ({"tpot_s": -1.0}, FieldError, "tpot_s"),
         (
-            {"attention": {"layer": {"batch": [1], "seconds": [1e-3]}, "instances": 64, "max_tokens": 8192},
-             "ffn": {"layer": {"batch": [1], "seconds": [1e-3]}, "instances": 64, "max_tokens": 8192}},
-            FieldError, "attention.max_tokens",
+            {
+                "attention": {
+                    "layer": {"batch": [1], "seconds": [1e-3]},
+                    "instances": 64,
+                    "max_tokens": 8192,
+                },
+                "ffn": {"layer": {"batch": [1], "seconds": [1e-3]}, "instances": 64, "max_tokens": 8192},
+            },
+            FieldError,
+            "attention.max_tokens",
         ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_answered_names_the_field(
     change: dict[str, Any], error: type[FieldError], path: str
 ) -> None:

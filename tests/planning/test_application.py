@@ -69,15 +69,24 @@ def test_engines_of_one_device_take_turns() -> None:
 @st.composite
 def applications(draw: st.DrawFn) -> Application:
     engines = tuple(
-        engine(str(e), draw(st.integers(1, 4)), draw(st.integers(0, 4)), draw(st.integers(2, 3)),
-               draw(st.sampled_from(["gpu", f"own {e}"])))
+        engine(
+            str(e),
+            draw(st.integers(1, 4)),
+            draw(st.integers(0, 4)),
+            draw(st.integers(2, 3)),
+            draw(st.sampled_from(["gpu", f"own {e}"])),
+        )
         for e in range(2)
-    )  # fmt: skip
+    )
     primitives = tuple(
-        Primitive(str(i), draw(st.integers(0, 1)), draw(st.integers(1, 2)),
-                  tuple(draw(st.sets(st.integers(0, i - 1), max_size=2)) if i else ()))
+        Primitive(
+            str(i),
+            draw(st.integers(0, 1)),
+            draw(st.integers(1, 2)),
+            tuple(draw(st.sets(st.integers(0, i - 1), max_size=2)) if i else ()),
+        )
         for i in range(draw(st.integers(1, 3)))
-    )  # fmt: skip
+    )
     return Application(engines, primitives)
 
 
@@ -129,10 +138,13 @@ def exhaustive(app: Application, arrivals: tuple[float, ...]) -> float:
             if one.device in busy:
                 continue
             ready = [
-                (r, p) for r, p in tasks
-                if (r, p) not in taken and app.primitives[p].engine == e and arrivals[r] <= now
+                (r, p)
+                for r, p in tasks
+                if (r, p) not in taken
+                and app.primitives[p].engine == e
+                and arrivals[r] <= now
                 and all((r, q) in done for q in app.primitives[p].after)
-            ]  # fmt: skip
+            ]
             for size in range(1, len(ready) + 1):
                 for members in itertools.combinations(ready, size):
                     items = sum(app.primitives[p].items for _, p in members)
@@ -180,17 +192,23 @@ def test_a_split_prefill_begins_before_the_search_ends() -> None:
         ],
         "primitives": [
             {"id": "search", "engine": "search"},
-            {"id": "prefill", "engine": "prefill", "items": 4,
-             "parts": [{"items": 3, "after": []}, {"items": 1, "after": ["search"]}]},
+            {
+                "id": "prefill",
+                "engine": "prefill",
+                "items": 4,
+                "parts": [{"items": 3, "after": []}, {"items": 1, "after": ["search"]}],
+            },
         ],
         "arrivals_s": [0],
-    }  # fmt: skip
+    }
     answer = make_plan("application", request)
     assert answer["baselines"]["first_come"] == 9.0
     assert answer["mean_latency_s"] == 6.0
     assert [m["primitive"] for b in answer["batches"] for m in b["members"]] == [
-        "search", "prefill#0", "prefill#1",
-    ]  # fmt: skip
+        "search",
+        "prefill#0",
+        "prefill#1",
+    ]
 
 
 ONE: dict[str, Any] = {
@@ -206,21 +224,33 @@ ONE: dict[str, Any] = {
         ({"primitives": [{"id": "a", "engine": "f"}]}, "primitives.0.engine"),
         ({"primitives": [{"id": "a", "engine": "e", "after": ["b"]}]}, "primitives.0.after"),
         (
-            {"primitives": [{"id": "a", "engine": "e", "after": ["b"]},
-                            {"id": "b", "engine": "e", "after": ["a"]}]},
+            {
+                "primitives": [
+                    {"id": "a", "engine": "e", "after": ["b"]},
+                    {"id": "b", "engine": "e", "after": ["a"]},
+                ]
+            },
             "primitives.0.after",
         ),
         ({"primitives": [{"id": "a", "engine": "e"}] * 2}, "primitives.1.id"),
         ({"engines": ONE["engines"] * 2}, "engines.1.name"),
         (
-            {"primitives": [{"id": "a", "engine": "e", "items": 3,
-                             "parts": [{"items": 1, "after": []}, {"items": 1, "after": []}]}]},
+            {
+                "primitives": [
+                    {
+                        "id": "a",
+                        "engine": "e",
+                        "items": 3,
+                        "parts": [{"items": 1, "after": []}, {"items": 1, "after": []}],
+                    }
+                ]
+            },
             "primitives.0.parts",
         ),
         ({"arrivals_s": []}, "arrivals_s"),
         ({"arrivals_s": [-1.0]}, "arrivals_s.0"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_answered_names_the_field(change: dict[str, Any], path: str) -> None:
     with pytest.raises(FieldError) as caught:
         make_plan("application", {**ONE, **change})

@@ -123,12 +123,15 @@ JOB: dict[str, Any] = {"name": "a", "workers": [2, 4], "remaining_samples": 10, 
         ({"gpus": 4, "jobs": [{**JOB, "samples_per_s": [1]}]}, FieldError, "jobs.0.samples_per_s"),
         ({"gpus": 4, "jobs": [{**JOB, "samples_per_s": None}]}, FieldError, "jobs.0"),
         ({"gpus": 4, "jobs": [JOB], "reclaim": 1}, FieldError, "reclaim"),
-        ({"gpus": 4, "jobs": [JOB], "loans": [{"name": "s", "gpus": 1, "running": {"b": 1}}]}, FieldError,
-         "loans.0.running"),
+        (
+            {"gpus": 4, "jobs": [JOB], "loans": [{"name": "s", "gpus": 1, "running": {"b": 1}}]},
+            FieldError,
+            "loans.0.running",
+        ),
         ({"gpus": -1, "jobs": [JOB]}, FieldError, "gpus"),
         ({"gpus": 1, "jobs": []}, FieldError, "jobs"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_answered_names_the_field(
     request_: dict[str, Any], error: type[FieldError], path: str
 ) -> None:

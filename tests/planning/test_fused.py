@@ -26,11 +26,19 @@ from cdmpp.planning.kinds import make_plan
 # Stages and micro-batches of both models, their forward seconds (backward takes twice as long), and the lower
 # bound: the instances in the results folder of the FlexFusion repository (RLHFuse, NSDI'25).
 PUBLISHED = [
-    (8, 4, 32, 16, 5, 4, 708), (8, 4, 16, 8, 5, 4, 372), (8, 4, 8, 4, 5, 4, 225),
-    (8, 8, 32, 32, 5, 2, 702), (8, 8, 16, 16, 5, 2, 366), (8, 8, 8, 8, 5, 2, 225),
-    (16, 8, 64, 32, 2, 2, 618), (16, 8, 32, 16, 2, 2, 330), (16, 8, 16, 8, 2, 2, 186),
-    (16, 16, 64, 64, 2, 1, 606), (16, 16, 32, 32, 2, 1, 318), (16, 16, 16, 16, 2, 1, 186),
-]  # fmt: skip
+    (8, 4, 32, 16, 5, 4, 708),
+    (8, 4, 16, 8, 5, 4, 372),
+    (8, 4, 8, 4, 5, 4, 225),
+    (8, 8, 32, 32, 5, 2, 702),
+    (8, 8, 16, 16, 5, 2, 366),
+    (8, 8, 8, 8, 5, 2, 225),
+    (16, 8, 64, 32, 2, 2, 618),
+    (16, 8, 32, 16, 2, 2, 330),
+    (16, 8, 16, 8, 2, 2, 186),
+    (16, 16, 64, 64, 2, 1, 606),
+    (16, 16, 32, 32, 2, 1, 318),
+    (16, 16, 16, 16, 2, 1, 186),
+]
 SERIAL = [813, 477, 309, 819, 483, 315, 708, 420, 276, 711, 423, 279]
 
 
@@ -296,11 +304,25 @@ def test_compiled_and_plain_construction_are_equal() -> None:
         for function in (construct, construct.py_func):  # type: ignore[attr-defined]
             start, peak = np.zeros(tasks.size), np.zeros(problem.ranks)
             makespan = function(
-                tasks.rank_groups, tasks.rank_start, tasks.rank, tasks.duration, tasks.count, tasks.offset,
-                tasks.before, tasks.after, tasks.forward, tasks.partner, tasks.activation,
-                np.full(len(tasks.count), 4), np.full(problem.ranks, limit), limit < 10,
-                priority, patience, start, peak,
-            )  # fmt: skip
+                tasks.rank_groups,
+                tasks.rank_start,
+                tasks.rank,
+                tasks.duration,
+                tasks.count,
+                tasks.offset,
+                tasks.before,
+                tasks.after,
+                tasks.forward,
+                tasks.partner,
+                tasks.activation,
+                np.full(len(tasks.count), 4),
+                np.full(problem.ranks, limit),
+                limit < 10,
+                priority,
+                patience,
+                start,
+                peak,
+            )
             ends.append((makespan, start.tolist(), peak.tolist()))
         assert ends[0] == ends[1]
 

@@ -47,14 +47,16 @@ def form(
 ) -> dict[str, Any]:
     sizes = [1, 2, 4, 8]
     return {
-        "name": name, "layers": layers, "after": after or [],
+        "name": name,
+        "layers": layers,
+        "after": after or [],
         "cost": {
             "sizes": sizes,
             "forward_s": [forward_s * (0.25 + n) for n in sizes],
             "backward_s": [2 * forward_s * (0.25 + n) for n in sizes],
         },
         **more,
-    }  # fmt: skip
+    }
 
 
 def request(**more: Any) -> dict[str, Any]:
@@ -65,8 +67,10 @@ def request(**more: Any) -> dict[str, Any]:
             form("diffusion", 10, 0.75, ["language"]),
         ],
         "batch": {"vision": 12, "language": 8, "diffusion": 5},
-        "ranks": 4, "budget_s": 60.0, "max_steps": 250,
-    }  # fmt: skip
+        "ranks": 4,
+        "budget_s": 60.0,
+        "max_steps": 250,
+    }
     return {name: value for name, value in (base | more).items() if value is not None}
 
 
@@ -149,8 +153,9 @@ def test_odd_layers_of_segments_and_modules_level_out() -> None:
     assert load == [5, 5, 5, 5]
     packed = contiguous(modules, [9.0, 11.0], 4)
     assert [[(c.rank, c.layers) for c in row] for row in packed.chunks] == [
-        [(0, 5), (1, 4)], [(1, 1), (2, 5), (3, 5)],
-    ]  # fmt: skip
+        [(0, 5), (1, 4)],
+        [(1, 1), (2, 5), (3, 5)],
+    ]
 
 
 # Memory
@@ -263,9 +268,11 @@ def test_plans_hold_what_they_say_and_are_not_longer_than_1f1b(
         form("diffusion", 9, 0.75, ["language"]),
     ]
     value = request(
-        modules=modules, batch=dict(zip(("vision", "language", "diffusion"), batch, strict=True)),
-        ranks=ranks, max_steps=40,
-    )  # fmt: skip
+        modules=modules,
+        batch=dict(zip(("vision", "language", "diffusion"), batch, strict=True)),
+        ranks=ranks,
+        max_steps=40,
+    )
     answer = make_plan("pipeline", value)
     assert faults(value, answer) == []
     assert answer["makespan_s"] <= min(answer["baselines"].values())

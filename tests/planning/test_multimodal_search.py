@@ -175,17 +175,36 @@ def test_compiled_loops_are_the_plain_ones() -> None:
         bound = loops[1](ways[0][by_head], tasks.duration_s[by_head], ways[1][by_head])
         sequence = np.empty(tasks.segments, np.int64)
         loops[2](
-            np.empty(0, np.int64), tasks.first_segment, tasks.need_ptr, tasks.need_class, tasks.need_count,
-            key, sequence,
-        )  # fmt: skip
+            np.empty(0, np.int64),
+            tasks.first_segment,
+            tasks.need_ptr,
+            tasks.need_class,
+            tasks.need_count,
+            key,
+            sequence,
+        )
         made = []
         for rule in RULES[::5]:
             start, place = np.empty(2 * tasks.half), np.empty(2 * tasks.half, np.int64)
             span = loops[3](
-                tasks.half, tasks.ranks, tasks.rank, *graph, tasks.first_task, *tasks.lanes, sequence,
-                ways[1], rule.back_rule, rule.preference, rule.strict, tasks.kept, tasks.more_forward,
-                tasks.more_backward, tasks.room, start, place,
-            )  # fmt: skip
+                tasks.half,
+                tasks.ranks,
+                tasks.rank,
+                *graph,
+                tasks.first_task,
+                *tasks.lanes,
+                sequence,
+                ways[1],
+                rule.back_rule,
+                rule.preference,
+                rule.strict,
+                tasks.kept,
+                tasks.more_forward,
+                tasks.more_backward,
+                tasks.room,
+                start,
+                place,
+            )
             rank = np.concatenate([tasks.rank, tasks.rank])
             in_turn = np.argsort(place)
             flat = in_turn[np.argsort(rank[in_turn], kind="stable")]

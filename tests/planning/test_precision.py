@@ -72,10 +72,7 @@ def test_by_hand() -> None:
 
 def test_two_devices_meet_in_each_exchange_as_published() -> None:
     """QSync's rule for communication nodes, written as it is published, on both devices' timelines."""
-    buckets = [
-        {"operators": ["second"], "duration_s": 0.03},
-        {"operators": ["first"], "duration_s": 0.01},
-    ]
+    buckets = [{"operators": ["second"], "duration_s": 0.03}, {"operators": ["first"], "duration_s": 0.01}]
     answer = make_plan("precision", small(iteration_limit_s=0.16, communication={"buckets": buckets}))
     ready = {}
     for device in answer["devices"]:

@@ -11,12 +11,7 @@ import torch
 from torch import nn
 
 from cdmpp.errors import DataError
-from cdmpp.planning.precision.indicator import (
-    OperatorStatistics,
-    TensorStatistics,
-    indicator,
-    variances,
-)
+from cdmpp.planning.precision.indicator import OperatorStatistics, TensorStatistics, indicator, variances
 from cdmpp.planning.precision.torch_statistics import operator_statistics
 
 

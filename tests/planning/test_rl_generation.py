@@ -111,18 +111,25 @@ def by_turns(one: Engine, lengths: list[int], instances: int) -> tuple[list[floa
 
 @settings(max_examples=200, deadline=None)
 @given(
-    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=14), batch=st.integers(1, 5),
-    prompt=st.integers(0, 3), prefill=st.sampled_from([0.0, 0.75]), spare=st.integers(0, 25),
-    reserve=st.integers(0, 6), instances=st.integers(1, 5),
-)  # fmt: skip
+    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=14),
+    batch=st.integers(1, 5),
+    prompt=st.integers(0, 3),
+    prefill=st.sampled_from([0.0, 0.75]),
+    spare=st.integers(0, 25),
+    reserve=st.integers(0, 6),
+    instances=st.integers(1, 5),
+)
 def test_a_shared_queue_is_equal_to_turns_token_by_token(
     lengths: list[int], batch: int, prompt: int, prefill: float, spare: int, reserve: int, instances: int
 ) -> None:
     # A token of refilling takes an exact part of a second: ties are ties in both.
     one = engine(
-        batch, prompt_tokens=prompt, prefill_s=prefill * max(prompt, 1), reserve_tokens=reserve,
+        batch,
+        prompt_tokens=prompt,
+        prefill_s=prefill * max(prompt, 1),
+        reserve_tokens=reserve,
         memory_tokens=max(lengths) + prompt + spare,
-    )  # fmt: skip
+    )
     found = generate(one, ints(*lengths), Queues.shared(len(lengths), instances))
     finish, home, preemptions = by_turns(one, lengths, instances)
     assert found.finish_s.tolist() == finish
@@ -204,17 +211,23 @@ def test_instances_do_not_disturb_each_other() -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(
-    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=12), batch=st.integers(1, 5),
-    prompt=st.integers(0, 3), prefill=st.sampled_from([0.0, 0.75]), spare=st.integers(0, 25),
+    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=12),
+    batch=st.integers(1, 5),
+    prompt=st.integers(0, 3),
+    prefill=st.sampled_from([0.0, 0.75]),
+    spare=st.integers(0, 25),
     reserve=st.integers(0, 6),
-)  # fmt: skip
+)
 def test_equal_to_decoding_token_by_token(
     lengths: list[int], batch: int, prompt: int, prefill: float, spare: int, reserve: int
 ) -> None:
     one = engine(
-        batch, prompt_tokens=prompt, prefill_s=prefill, reserve_tokens=reserve,
+        batch,
+        prompt_tokens=prompt,
+        prefill_s=prefill,
+        reserve_tokens=reserve,
         memory_tokens=max(lengths) + prompt + spare,
-    )  # fmt: skip
+    )
     found = generate(one, ints(*lengths), Queues.dealt(len(lengths), 1))
     finish, preemptions = by_token(one, lengths)
     assert found.preemptions == preemptions
@@ -224,9 +237,10 @@ def test_equal_to_decoding_token_by_token(
 
 @settings(max_examples=60, deadline=None)
 @given(
-    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=10), batch=st.integers(1, 4),
+    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=10),
+    batch=st.integers(1, 4),
     share=st.floats(0, 1),
-)  # fmt: skip
+)
 def test_stopped_and_resumed_it_is_at_most_a_token_later(
     lengths: list[int], batch: int, share: float
 ) -> None:
@@ -241,9 +255,13 @@ def test_stopped_and_resumed_it_is_at_most_a_token_later(
     assert (half.left[~ended] > 0).all()
     left = np.flatnonzero(~ended)
     rest = generate(
-        one, half.left, Queues.of([left]), done=row - half.left, resident=half.left < row,
+        one,
+        half.left,
+        Queues.of([left]),
+        done=row - half.left,
+        resident=half.left < row,
         start_s=np.array([stop]),
-    )  # fmt: skip
+    )
     # The token that was being decoded is begun again.
     token = float(one.seconds_per_token[-1])
     assert (rest.finish_s[left] >= whole.finish_s[left] - 1e-9).all()

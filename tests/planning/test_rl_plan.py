@@ -138,9 +138,12 @@ def test_units_that_do_both_take_one_stage_after_the_other() -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(
-    inference=st.sampled_from([0.0, 0.4]), mode=st.sampled_from(["sync", "async"]), seed=st.integers(0, 99),
-    samples=st.integers(1, 70), layout=st.sampled_from(["any", "separate", "shared"]),
-)  # fmt: skip
+    inference=st.sampled_from([0.0, 0.4]),
+    mode=st.sampled_from(["sync", "async"]),
+    seed=st.integers(0, 99),
+    samples=st.integers(1, 70),
+    layout=st.sampled_from(["any", "separate", "shared"]),
+)
 def test_no_plan_is_below_its_bound(
     inference: float, mode: Any, seed: int, samples: int, layout: Any
 ) -> None:
@@ -169,15 +172,18 @@ def test_on_two_sites_the_faster_stage_gives_units_back_until_both_take_equally_
     assert (sizes.generation, sizes.training) == (0, 1)
     judge = problem.dispatcher(here.generates(), problem.drawn(0), 0)
     all_steps = [
-        one for units in range(1, 5) for split in {Split(0, units), judge.best(units)}
+        one
+        for units in range(1, 5)
+        for split in {Split(0, units), judge.best(units)}
         for one in steps_of(terms, 0, judge, split)
-    ]  # fmt: skip
+    ]
     shortest = min(one.step_s for one in all_steps)
     chosen = next(
-        one for one in all_steps
+        one
+        for one in all_steps
         if (one.generation_units, one.training_units, one.split)
         == (sizes.generation_units, sizes.training_units, sizes.split)
-    )  # fmt: skip
+    )
     assert chosen.step_s == shortest
     # Nobody is as fast with fewer units.
     assert chosen.units == min(one.units for one in all_steps if one.step_s == shortest)
@@ -209,9 +215,12 @@ def test_few_instances_are_enough_where_the_batch_costs_nothing() -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(
-    threshold=st.integers(1, 40), remaining=st.integers(1, 4), seed=st.integers(0, 9),
-    bytes_each=st.sampled_from([0.0, 1e6]), inference=st.sampled_from([0.0, 0.5]),
-)  # fmt: skip
+    threshold=st.integers(1, 40),
+    remaining=st.integers(1, 4),
+    seed=st.integers(0, 9),
+    bytes_each=st.sampled_from([0.0, 1e6]),
+    inference=st.sampled_from([0.0, 0.5]),
+)
 def test_migration_loses_no_sample_and_none_is_ready_before_it_ends(
     threshold: int, remaining: int, seed: int, bytes_each: float, inference: float
 ) -> None:
@@ -270,9 +279,16 @@ def test_the_front_is_who_none_beats() -> None:
 
 @pytest.mark.parametrize(
     ("gap", "saving", "loss", "action"),
-    [(5, 4, 9, "add"), (3, 4, 9, "keep"), (-9.5, 4, 9, "give back"), (-8, 4, 9, "keep"), 
-     (-99, 4, None, "keep"), (5, 0.5, 9, "keep"), (0, 0, 0, "keep")],
-)  # fmt: skip
+    [
+        (5, 4, 9, "add"),
+        (3, 4, 9, "keep"),
+        (-9.5, 4, 9, "give back"),
+        (-8, 4, 9, "keep"),
+        (-99, 4, None, "keep"),
+        (5, 0.5, 9, "keep"),
+        (0, 0, 0, "keep"),
+    ],
+)
 def test_a_unit_is_added_when_the_gap_is_what_it_saves(
     gap: float, saving: float, loss: float | None, action: str
 ) -> None:

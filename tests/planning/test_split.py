@@ -88,9 +88,13 @@ def test_a_large_split_is_improved_within_its_steps_and_reported() -> None:
     table, ranks = LayerTable(layers, 16), [Rank()] * 8
     heard: list[Progress] = []
     found = split(
-        table, ranks, "step", watch=Watch(30, heard.append, every_s=0.0), max_steps=300,
+        table,
+        ranks,
+        "step",
+        watch=Watch(30, heard.append, every_s=0.0),
+        max_steps=300,
         answer=lambda so_far: {"value_s": so_far.value_s},
-    )  # fmt: skip
+    )
     assert 4 < found.steps <= 300
     assert found.bound_s <= found.value_s <= split(table, ranks).split.step(EMULATOR).makespan_s
     assert heard and heard[-1].answer is not None and heard[-1].answer() == {"value_s": heard[-1].best}
@@ -235,5 +239,6 @@ def test_predicted_layers_words_and_picture(
     show(request, answer)
     assert "lower bound" in capsys.readouterr().out
     assert [axes.get_xlabel() for axes in draw(request, answer).axes] == [
-        "one micro-batch (ms)", "peak memory (GB)",
-    ]  # fmt: skip
+        "one micro-batch (ms)",
+        "peak memory (GB)",
+    ]

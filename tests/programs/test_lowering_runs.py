@@ -56,8 +56,13 @@ def test_convolution_and_its_gradients(sizes: str, direction: str) -> None:
     x = torch.from_numpy(random(s["n"], s["c_in"], s["h"], s["w"])).requires_grad_()
     w = torch.from_numpy(random(s["c_out"], s["c_in"] // s["groups"], s["kh"], s["kw"])).requires_grad_()
     y = torch.nn.functional.conv2d(
-        x, w, None, (s["stride_h"], s["stride_w"]), (s["pad_h"], s["pad_w"]),
-        (s["dil_h"], s["dil_w"]), s["groups"],
+        x,
+        w,
+        None,
+        (s["stride_h"], s["stride_w"]),
+        (s["pad_h"], s["pad_w"]),
+        (s["dil_h"], s["dil_w"]),
+        s["groups"],
     )
     dy = torch.from_numpy(random(*y.shape))
     y.backward(dy)
@@ -111,17 +116,19 @@ def test_softmax_relu_and_gated_unit() -> None:
     gate, up = torch.from_numpy(x).chunk(2, dim=1)
     np.testing.assert_allclose(
         run(parse_operator("silu_and_mul:rows=4,cols=3"), x, output=(4, 3)),
-        (torch.nn.functional.silu(gate) * up).numpy(), rtol=1e-5,
-    )  # fmt: skip
+        (torch.nn.functional.silu(gate) * up).numpy(),
+        rtol=1e-5,
+    )
 
 
 def test_max_pool_matches_torch_inside() -> None:
     x = np.abs(random(1, 2, 7, 7))  # positive: the template pads with 0
     expected = torch.nn.functional.max_pool2d(torch.from_numpy(x), 3, 2, 1).numpy()
     got = run(
-        parse_operator("max_pool2d:n=1,c=2,h=7,w=7,kh=3,kw=3,stride_h=2,stride_w=2,pad_h=1,pad_w=1"), x,
+        parse_operator("max_pool2d:n=1,c=2,h=7,w=7,kh=3,kw=3,stride_h=2,stride_w=2,pad_h=1,pad_w=1"),
+        x,
         output=expected.shape,
-    )  # fmt: skip
+    )
     np.testing.assert_allclose(got, expected, rtol=1e-6)
 
 

@@ -40,8 +40,13 @@ def test_text_reads_back(seed: int) -> None:
 
 
 def test_other_sizes_dtypes_and_operators_have_other_hashes() -> None:
-    texts = ["linear:m=1,n=2,k=3", "linear:m=2,n=1,k=3", "linear:m=1,n=2,k=3,bias=true",
-             "linear:m=1,n=2,k=3,dtype=int8", "bmm:batch=1,m=1,n=2,k=3"]  # fmt: skip
+    texts = [
+        "linear:m=1,n=2,k=3",
+        "linear:m=2,n=1,k=3",
+        "linear:m=1,n=2,k=3,bias=true",
+        "linear:m=1,n=2,k=3,dtype=int8",
+        "bmm:batch=1,m=1,n=2,k=3",
+    ]
     assert len({parse_operator(t).hash() for t in texts}) == len(texts)
 
 
@@ -127,5 +132,6 @@ def test_flags_that_select_a_structure() -> None:
     assert flags(f"attention_prefill:{heads},kv_heads=8") == {"kv": "same", "causal": True}
     assert flags(f"attention_encoder:{heads},kv_heads=1") == {"kv": "one", "causal": False}
     assert flags(f"attention_prefill:{heads.replace('q_len=4', 'q_len=1')},kv_heads=2") == {
-        "kv": "grouped", "causal": False,
-    }  # fmt: skip
+        "kv": "grouped",
+        "causal": False,
+    }

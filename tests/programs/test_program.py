@@ -121,19 +121,31 @@ def test_forms_of_an_operator() -> None:
     text = "linear:m=8,n=8,k=8"
     fields = {"operator": "linear", "m": 8, "n": 8, "k": 8}
     programs = [
-        TensorProgram.from_operator(text), TensorProgram.from_operator(fields),
-        TensorProgram.from_operator(parse_operator(text)), TensorProgram.from_request(fields),
+        TensorProgram.from_operator(text),
+        TensorProgram.from_operator(fields),
+        TensorProgram.from_operator(parse_operator(text)),
+        TensorProgram.from_request(fields),
         program_from_request(fields),
-    ]  # fmt: skip
+    ]
     assert len({p.hash for p in programs}) == 1
     assert programs[0].name == "linear:dtype=float32,m=8,n=8,k=8"
 
 
 @pytest.mark.parametrize(
     "request_body",
-    [None, 3, "linear:m=8,n=8,k=8", [], {}, {"tvm_json": 3}, {"tvm_json": "{}", "more": 1}, {"tvmscript": 3},
-     {"tvmscript": "x = 1", "more": 1}, {"onnx": "model"}],
-)  # fmt: skip
+    [
+        None,
+        3,
+        "linear:m=8,n=8,k=8",
+        [],
+        {},
+        {"tvm_json": 3},
+        {"tvm_json": "{}", "more": 1},
+        {"tvmscript": 3},
+        {"tvmscript": "x = 1", "more": 1},
+        {"onnx": "model"},
+    ],
+)
 def test_requests_that_are_no_program(request_body: Any) -> None:
     with pytest.raises(InvalidProgramError) as caught:
         program_from_request(request_body)

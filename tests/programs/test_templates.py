@@ -9,14 +9,7 @@ import pytest
 
 from cdmpp.errors import UnsupportedOperatorError
 from cdmpp.programs.operators import operator_types, structural_flags
-from cdmpp.programs.templates import (
-    _shipped,
-    all_classes,
-    class_name,
-    partition,
-    size_names,
-    template_json,
-)
+from cdmpp.programs.templates import _shipped, all_classes, class_name, partition, size_names, template_json
 from cdmpp.programs.tvm_json import load, prim_funcs
 from tests.features.shapes import random_specs
 

@@ -59,8 +59,9 @@ def test_contention_by_hand() -> None:
 @settings(max_examples=25, deadline=None)
 @given(
     st.lists(st.lists(st.integers(1, 40), max_size=3), min_size=1, max_size=8),
-    st.integers(1, 100), st.none() | st.integers(1, 100),
-)  # fmt: skip
+    st.integers(1, 100),
+    st.none() | st.integers(1, 100),
+)
 def test_buckets_are_those_of_pytorch(sizes: list[list[int]], cap: int, first: int | None) -> None:
     layers = [Layer(str(i), 1.0, 1.0, tuple(4.0 * n for n in own)) for i, own in enumerate(sizes)]
     ours = [bucket.bytes for bucket in fill_buckets(layers, cap, first)]
@@ -77,8 +78,9 @@ def test_buckets_are_those_of_pytorch(sizes: list[list[int]], cap: int, first: i
 costs = st.floats(0.0, 4.0).map(lambda x: round(x, 2))
 layers = st.lists(
     st.builds(Layer, st.just("x"), costs, costs, st.lists(costs.map(lambda x: x + 1), max_size=2).map(tuple)),
-    min_size=1, max_size=6,
-)  # fmt: skip
+    min_size=1,
+    max_size=6,
+)
 
 
 @settings(max_examples=30, deadline=None)
@@ -97,25 +99,35 @@ def _layer(name: str) -> dict[str, Any]:
 
 def request(**changes: Any) -> dict[str, Any]:
     return {
-        "layers": [_layer("a"), _layer("b")], "ranks": 2, "algorithm": "measured",
-        "link": {"beta_s_per_byte": 0.5}, "bucket_bytes": [8, 1], **changes,
-    }  # fmt: skip
+        "layers": [_layer("a"), _layer("b")],
+        "ranks": 2,
+        "algorithm": "measured",
+        "link": {"beta_s_per_byte": 0.5},
+        "bucket_bytes": [8, 1],
+        **changes,
+    }
 
 
 def test_the_request_chooses_a_bucket_size() -> None:
     answer = make_plan("data-parallel", request())
     assert (answer["iteration_s"], answer["bucket_bytes"], answer["exposed_comm_s"]) == (8.0, 1.0, 2.0)
     assert [(one["bucket_bytes"], one["buckets"], one["iteration_s"]) for one in answer["choices"]] == [
-        (8.0, 1, 10.0), (1.0, 2, 8.0), (25 * 2**20, 1, 10.0),
-    ]  # fmt: skip
+        (8.0, 1, 10.0),
+        (1.0, 2, 8.0),
+        (25 * 2**20, 1, 10.0),
+    ]
     assert answer["baselines"] == {
-        "no_overlap": 10.0, "one_bucket": 10.0, "bucket_per_gradient": 8.0, "pytorch_default": 10.0
-    }  # fmt: skip
+        "no_overlap": 10.0,
+        "one_bucket": 10.0,
+        "bucket_per_gradient": 8.0,
+        "pytorch_default": 10.0,
+    }
     # Forward 2 and backward 4, then a's gradients alone, 2; b's at 4 and both, 4, are as long.
     assert (answer["lower_bound_s"], answer["gap"]) == (8.0, 0.0)
     assert [(one["ready_s"], one["start_s"], one["end_s"]) for one in answer["transfers"]] == [
-        (4.0, 4.0, 6.0), (6.0, 6.0, 8.0),
-    ]  # fmt: skip
+        (4.0, 4.0, 6.0),
+        (6.0, 6.0, 8.0),
+    ]
     assert "gradients of a" in answer["explanation"][1]
 
 
@@ -124,11 +136,13 @@ def test_the_request_chooses_a_bucket_size() -> None:
 def test_no_choice_is_below_the_bound(own: list[Layer], sizes: list[float], alpha: float) -> None:
     forms = [
         {
-            "name": str(i), "forward": one.forward_s, "backward": one.backward_s,
+            "name": str(i),
+            "forward": one.forward_s,
+            "backward": one.backward_s,
             "gradient_bytes": list(one.gradient_bytes),
         }
         for i, one in enumerate(own)
-    ]  # fmt: skip
+    ]
     links = [{"alpha_s": alpha, "beta_s_per_byte": 0.5}, {"table": [[2, 1.0], [4, 1.1], [8, 4.0]]}]
     for link, algorithm in ((links[0], "ring"), (links[1], "measured"), (links[1], "ring")):
         changes = {"layers": forms, "bucket_bytes": sizes, "link": link, "algorithm": algorithm, "ranks": 3}
@@ -156,14 +170,16 @@ def test_answers_keep_their_model_and_are_drawn_and_shown(capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("changes", "path"),
     [
-        ({"ranks": 0}, "ranks"), ({"bucket_bytes": []}, "bucket_bytes"), ({"link": {}}, "link"),
+        ({"ranks": 0}, "ranks"),
+        ({"bucket_bytes": []}, "bucket_bytes"),
+        ({"link": {}}, "link"),
         ({"link": {"table": [[2, 1], [1, 2]]}}, "link.table"),
         ({"link": {"table": [[1, 1e-9], [2, 1e9]]}}, "link"),
         ({"compute_slowdown": 0.5}, "compute_slowdown"),
         ({"layers": []}, "layers"),
         ({"layers": [{**_layer("x"), "gradient_bytes": [1.0] * 256}] * 200}, "bucket_bytes"),
     ],
-)  # fmt: skip
+)
 def test_what_is_refused(changes: dict[str, Any], path: str) -> None:
     with pytest.raises(FieldError) as caught:
         make_plan("data-parallel", request(**changes))

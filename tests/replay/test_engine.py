@@ -18,10 +18,8 @@ def ends(graph: Graph) -> dict[str, tuple[float, float]]:
     found = replay(graph)
     return {
         node.id: (start, end)
-        for node, start, end in zip(
-            graph.nodes, found.start_s.tolist(), found.end_s.tolist(), strict=True
-        )
-    }  # fmt: skip
+        for node, start, end in zip(graph.nodes, found.start_s.tolist(), found.end_s.tolist(), strict=True)
+    }
 
 
 def test_forward_backward_and_overlapped_all_reduce() -> None:
@@ -43,28 +41,32 @@ def test_forward_backward_and_overlapped_all_reduce() -> None:
     assert found.exposed_comm_s == 2.5
     assert found.exposed_comm_by_device_s == {"gpu": 2.5}
     assert [(s.stream, s.busy_s, s.idle_s, s.nodes) for s in found.streams] == [
-        ("0", 9.5, 2.5, 5), ("comm", 4.5, 7.5, 2),
-    ]  # fmt: skip
+        ("0", 9.5, 2.5, 5),
+        ("comm", 4.5, 7.5, 2),
+    ]
 
 
 def test_a_stream_serves_what_is_ready_first_and_ties_by_id() -> None:
     nodes = [
-        Node("z", "a", 1.0), Node("y", "a", 2.0),  # ready together: y first, by id
-        Node("slow", "b", 5.0), Node("late", "a", 1.0, ("slow",)),
-        Node("soon", "c", 4.0), Node("early", "a", 3.0, ("soon",)),
-    ]  # fmt: skip
+        Node("z", "a", 1.0),
+        Node("y", "a", 2.0),  # ready together: y first, by id
+        Node("slow", "b", 5.0),
+        Node("late", "a", 1.0, ("slow",)),
+        Node("soon", "c", 4.0),
+        Node("early", "a", 3.0, ("soon",)),
+    ]
     assert ends(Graph(nodes)) == {
-        "y": (0.0, 2.0), "z": (2.0, 3.0), "slow": (0.0, 5.0), "soon": (0.0, 4.0), "early": (4.0, 7.0),
+        "y": (0.0, 2.0),
+        "z": (2.0, 3.0),
+        "slow": (0.0, 5.0),
+        "soon": (0.0, 4.0),
+        "early": (4.0, 7.0),
         "late": (7.0, 8.0),
-    }  # fmt: skip
+    }
 
 
 def test_listed_order_lets_nothing_overtake() -> None:
-    nodes = [
-        Node("slow", "b", 5.0),
-        Node("first", "a", 1.0, ("slow",)),
-        Node("second", "a", 3.0),
-    ]
+    nodes = [Node("slow", "b", 5.0), Node("first", "a", 1.0, ("slow",)), Node("second", "a", 3.0)]
     assert ends(Graph(nodes))["second"] == (0.0, 3.0)
     assert ends(Graph(nodes, order="listed"))["second"] == (6.0, 9.0)
 
@@ -88,16 +90,21 @@ def test_a_collective_waits_for_all_its_streams_and_nothing_overtakes_it() -> No
         Node("zz", "r0", 1.0, stream="comm"),
     ]
     assert ends(Graph(nodes)) == {  # at 0 in the order of ids: all, x, y, zz
-        "all": (0.0, 1.0), "x": (1.0, 3.0), "y": (1.0, 6.0), "zz": (3.0, 4.0),
-    }  # fmt: skip
+        "all": (0.0, 1.0),
+        "x": (1.0, 3.0),
+        "y": (1.0, 6.0),
+        "zz": (3.0, 4.0),
+    }
     waiting = [nodes[0], nodes[1], Node("all", "r0", 1.0, ("x", "y"), "comm", "comm", 0.0, (("r1", "comm"),))]
     assert ends(Graph(waiting))["all"] == (5.0, 6.0)
 
 
 def test_a_node_without_duration_passes_on_at_once() -> None:
     assert ends(Graph([Node("a", "g", 0.0), Node("b", "g", 0.0, ("a",)), Node("c", "g", 1.0, ("b",))])) == {
-        "a": (0.0, 0.0), "b": (0.0, 0.0), "c": (0.0, 1.0),
-    }  # fmt: skip
+        "a": (0.0, 0.0),
+        "b": (0.0, 0.0),
+        "c": (0.0, 1.0),
+    }
 
 
 def test_a_graph_without_nodes_takes_no_time() -> None:
@@ -116,12 +123,18 @@ def test_a_graph_without_nodes_takes_no_time() -> None:
         ([Node("a", "g", 1, gap_s=float("nan"))], "gap_s is nan", "nodes.0.gap_s"),
         ([Node("a", "g", 1, ("a",))], "a -> a", "nodes.0.deps"),
         (
-            [Node("d", "g", 1, ("c",)), Node("c", "g", 1, ("a",)), Node("a", "g", 1, ("b",)),
-             Node("b", "g", 1, ("c",)), Node("e", "g", 1)],
-            "3 nodes wait for each other: a -> c -> b -> a", "nodes.2.deps",
+            [
+                Node("d", "g", 1, ("c",)),
+                Node("c", "g", 1, ("a",)),
+                Node("a", "g", 1, ("b",)),
+                Node("b", "g", 1, ("c",)),
+                Node("e", "g", 1),
+            ],
+            "3 nodes wait for each other: a -> c -> b -> a",
+            "nodes.2.deps",
         ),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_graph_is_refused(nodes: list[Node], says: str, path: str) -> None:
     with pytest.raises(FieldError) as error:
         replay(Graph(nodes))
@@ -151,10 +164,16 @@ def graphs(draw: st.DrawFn, order: Order = "ready", streams: int = 3, parallel: 
         also = draw(st.lists(st.integers(0, streams - 1), max_size=2, unique=True))
         nodes.append(
             Node(
-                names[i], f"d{first}", draw(seconds), tuple(deps), "s", draw(st.sampled_from(KINDS)),
-                draw(st.sampled_from([0.0, 0.0, 0.25])), tuple((f"d{k}", "s") for k in also if k != first),
+                names[i],
+                f"d{first}",
+                draw(seconds),
+                tuple(deps),
+                "s",
+                draw(st.sampled_from(KINDS)),
+                draw(st.sampled_from([0.0, 0.0, 0.25])),
+                tuple((f"d{k}", "s") for k in also if k != first),
             )
-        )  # fmt: skip
+        )
     everywhere = frozenset(f"d{i}" for i in range(streams)) if parallel else frozenset()
     return Graph(nodes, everywhere, order)
 
@@ -244,10 +263,13 @@ def test_with_queues_by_readiness_it_can_as_graham_showed() -> None:
     def graph(x: float) -> Graph:
         return Graph(
             [
-                Node("x", "f", x), Node("a", "g", 4.0, ("x",)), Node("y", "h", 2.0),
-                Node("b", "g", 1.0, ("y",)), Node("c", "h", 6.0, ("b",)),
+                Node("x", "f", x),
+                Node("a", "g", 4.0, ("x",)),
+                Node("y", "h", 2.0),
+                Node("b", "g", 1.0, ("y",)),
+                Node("c", "h", 6.0, ("b",)),
             ]
-        )  # fmt: skip
+        )
 
     assert replay(graph(1.0)).makespan_s == 12.0
     assert replay(graph(2.5)).makespan_s == 9.0

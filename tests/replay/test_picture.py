@@ -32,8 +32,11 @@ def test_bars_are_the_timeline_and_collectives_are_on_all_ranks() -> None:
     bars = sorted((bar.get_x(), bar.get_width(), bar.get_y() + 0.35) for bar in axes.patches)
     assert bars == [(0.0, 1.0, 2.0), (0.0, 2.0, 0.0), (2.0, 1.0, 1.0), (2.0, 1.0, 3.0)]
     assert [label.get_text() for label in axes.get_yticklabels()] == [
-        "r0 / 0", "r0 / comm", "r1 / 0", "r1 / comm",
-    ]  # fmt: skip
+        "r0 / 0",
+        "r0 / comm",
+        "r1 / 0",
+        "r1 / comm",
+    ]
     assert axes.get_xlabel() == "time (s)"
     assert "part" not in axes.get_title()
 

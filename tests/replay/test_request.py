@@ -47,21 +47,25 @@ def ask(request: dict[str, Any], predictor: LatencyPredictor | None = None) -> d
 def test_two_ranks_by_hand() -> None:
     answer = ask({**TWO_RANKS, "trace": True})
     assert {node["id"]: (node["start_s"], node["end_s"]) for node in answer["timeline"]} == {
-        "a0": (0.0, 0.010), "a1": (0.0, 0.030), "b0": (0.010, pytest.approx(0.045)),
-        "reduce": (0.030, pytest.approx(0.040)), "end0": (pytest.approx(0.045), pytest.approx(0.050)),
+        "a0": (0.0, 0.010),
+        "a1": (0.0, 0.030),
+        "b0": (0.010, pytest.approx(0.045)),
+        "reduce": (0.030, pytest.approx(0.040)),
+        "end0": (pytest.approx(0.045), pytest.approx(0.050)),
         "end1": (pytest.approx(0.040), pytest.approx(0.045)),
-    }  # fmt: skip
+    }
     assert answer["makespan_s"] == pytest.approx(0.050)
     assert [one["id"] for one in answer["critical_path"]] == ["a0", "b0", "end0"]
     assert [one["share"] for one in answer["critical_path"]] == pytest.approx([0.2, 0.7, 0.1])
     assert answer["lower_bound_s"] == pytest.approx(0.050)
     assert answer["gap"] == pytest.approx(0)
-    assert answer["baselines"] == {
-        "serial": pytest.approx(0.095), "longest_path": pytest.approx(0.050)
-    }  # fmt: skip
+    assert answer["baselines"] == {"serial": pytest.approx(0.095), "longest_path": pytest.approx(0.050)}
     assert [(one["device"], one["stream"], one["nodes"]) for one in answer["streams"]] == [
-        ("r0", "0", 3), ("r0", "comm", 1), ("r1", "0", 2), ("r1", "comm", 1),
-    ]  # fmt: skip
+        ("r0", "0", 3),
+        ("r0", "comm", 1),
+        ("r1", "0", 2),
+        ("r1", "comm", 1),
+    ]
     assert [one["busy_s"] for one in answer["streams"]] == pytest.approx([0.050, 0.010, 0.035, 0.010])
     # On r1 nothing hides the all-reduce; somewhere something computes all the time.
     assert answer["exposed_comm_s"] == 0
@@ -69,9 +73,12 @@ def test_two_ranks_by_hand() -> None:
     assert answer["model_id"] is None
     assert answer["domain"] is None
     assert answer["interval"] == {
-        "lower_s": answer["makespan_s"], "upper_s": answer["makespan_s"], "mean_s": answer["makespan_s"],
-        "quantiles": {"0.1": answer["makespan_s"], "0.9": answer["makespan_s"]}, "samples": 0,
-    }  # fmt: skip
+        "lower_s": answer["makespan_s"],
+        "upper_s": answer["makespan_s"],
+        "mean_s": answer["makespan_s"],
+        "quantiles": {"0.1": answer["makespan_s"], "0.9": answer["makespan_s"]},
+        "samples": 0,
+    }
     events = [event for event in answer["trace"]["traceEvents"] if event["ph"] == "X"]
     assert len(events) == 7  # the all-reduce on both ranks
     first = next(event for event in events if event["name"] == "b0")
@@ -91,14 +98,20 @@ def test_overrides_are_answered_each_by_itself() -> None:
     assert answer["makespan_s"] == pytest.approx(0.050)
     found = [(one["nodes"], one["makespan_s"]) for one in answer["what_if"]]
     assert found == [
-        (1, pytest.approx(0.065)), (1, pytest.approx(0.045)), (3, pytest.approx(0.045)),
-        (1, pytest.approx(0.050)), (1, pytest.approx(0.050)),
-    ]  # fmt: skip
+        (1, pytest.approx(0.065)),
+        (1, pytest.approx(0.045)),
+        (3, pytest.approx(0.045)),
+        (1, pytest.approx(0.050)),
+        (1, pytest.approx(0.050)),
+    ]
     assert [one["saving_s"] for one in answer["what_if"]] == pytest.approx([-0.015, 0.005, 0.005, 0, 0])
     assert answer["what_if"][0] == {
-        **overrides[0], "delay_s": 0.0, "nodes": 1, "makespan_s": answer["what_if"][0]["makespan_s"],
+        **overrides[0],
+        "delay_s": 0.0,
+        "nodes": 1,
+        "makespan_s": answer["what_if"][0]["makespan_s"],
         "saving_s": answer["what_if"][0]["saving_s"],
-    }  # fmt: skip
+    }
 
 
 def test_events_are_edges_between_streams() -> None:
@@ -272,7 +285,8 @@ SEND = {"op": "send", "ranks": ["r0", "r1"], "bytes": 1, "link": "net"}
         ({"nodes": [{**NODE, "deps": ["b"]}]}, "nodes.0.deps.0", "'b', which is not there"),
         (
             {"nodes": [{**NODE, "deps": ["b"]}, {**NODE, "id": "b", "deps": ["a"]}]},
-            "nodes.0.deps", "wait for each other: a -> b -> a",
+            "nodes.0.deps",
+            "wait for each other: a -> b -> a",
         ),
         ({"nodes": [{"id": "a", "device": "g"}]}, "nodes.0", "none of duration_s"),
         ({"nodes": [{**NODE, "program": LINEAR}]}, "nodes.0.program", "duration_s and program"),
@@ -281,36 +295,38 @@ SEND = {"op": "send", "ranks": ["r0", "r1"], "bytes": 1, "link": "net"}
         ({"nodes": [{"id": "a", "device": "g", "bytes": 1}], "links": NET}, "nodes.0.link", "need a link"),
         (
             {"nodes": [{"id": "a", "device": "g", "bytes": 1, "link": "wire"}], "links": NET},
-            "nodes.0.link", "no link is called 'wire'",
+            "nodes.0.link",
+            "no link is called 'wire'",
         ),
         ({"nodes": [{"id": "a", "duration_s": 1}]}, "nodes.0.device", "no device"),
         (
             {"nodes": [{"id": "a", "device": "g", "collective": SEND}], "links": NET},
-            "nodes.0.device", "is a collective",
+            "nodes.0.device",
+            "is a collective",
         ),
         (
             {"nodes": [{"id": "a", "collective": {**SEND, "ranks": ["r0", "r0"]}}], "links": NET},
-            "nodes.0.collective.ranks.1", "twice",
+            "nodes.0.collective.ranks.1",
+            "twice",
         ),
         (
             {"nodes": [{"id": "a", "collective": {**SEND, "ranks": ["r0"]}}], "links": NET},
-            "nodes.0.collective", "two ranks, not 1",
+            "nodes.0.collective",
+            "two ranks, not 1",
         ),
-        (
-            {"nodes": [{"id": "a", "collective": {**SEND, "link": "x"}}]},
-            "nodes.0.collective.link", "no link",
-        ),
+        ({"nodes": [{"id": "a", "collective": {**SEND, "link": "x"}}]}, "nodes.0.collective.link", "no link"),
         ({"nodes": [{**NODE, "waits": ["e"]}]}, "nodes.0.waits.0", "nothing records"),
         (
             {"nodes": [{**NODE, "records": ["e"]}, {**NODE, "id": "b", "records": ["e"]}]},
-            "nodes.1.records.0", "recorded by 'a' and 'b'",
+            "nodes.1.records.0",
+            "recorded by 'a' and 'b'",
         ),
         ({"nodes": [NODE], "devices": {"h": {}}}, "devices.h", "no node runs there"),
         ({"nodes": [NODE], "overrides": [{"ratio": 2}]}, "overrides.0", "selects nothing"),
         ({"nodes": [NODE], "overrides": [{"class": "c"}]}, "overrides.0.class", "no node has class 'c'"),
         ({"nodes": [NODE], "overrides": [{"node": "a", "ratio": -1}]}, "overrides.0.ratio", "greater"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_named(request_: dict[str, Any], path: str, says: str) -> None:
     with pytest.raises(FieldError) as error:
         make_plan("replay", request_)

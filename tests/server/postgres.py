@@ -36,10 +36,22 @@ class Postgres:
     def start(self) -> None:
         """Start the server and wait until it answers."""
         self._server = subprocess.Popen(
-            [*self._as_user, self._binaries / "postgres", "-D", self._folder / "data", "-k", self._folder,
-             "-h", "127.0.0.1", "-p", str(self._port)],
-            cwd="/", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            [
+                *self._as_user,
+                self._binaries / "postgres",
+                "-D",
+                self._folder / "data",
+                "-k",
+                self._folder,
+                "-h",
+                "127.0.0.1",
+                "-p",
+                str(self._port),
+            ],
+            cwd="/",
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         ask = [self._binaries / "pg_isready", "-h", "127.0.0.1", "-p", str(self._port)]
         give_up = time.monotonic() + 60
         while subprocess.run(ask, capture_output=True).returncode:
@@ -84,10 +96,23 @@ def running_postgres() -> Iterator[Postgres]:
     try:
         shutil.chown(folder, user)
         subprocess.run(
-            [*as_user, binaries / "initdb", "-D", folder / "data", "-A", "trust", "-U", "cdmpp",
-             "-E", "UTF8"],
-            cwd="/", check=True, capture_output=True, timeout=60,
-        )  # fmt: skip
+            [
+                *as_user,
+                binaries / "initdb",
+                "-D",
+                folder / "data",
+                "-A",
+                "trust",
+                "-U",
+                "cdmpp",
+                "-E",
+                "UTF8",
+            ],
+            cwd="/",
+            check=True,
+            capture_output=True,
+            timeout=60,
+        )
         server = Postgres(binaries, folder, as_user)
         try:
             server.start()

@@ -129,8 +129,12 @@ def test_keys_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_command_makes_a_key_that_fits_its_hash() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "server", "hash-key"],
-        cwd=ROOT, capture_output=True, text=True, timeout=60, env={**os.environ},
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ},
+    )
     assert done.returncode == 0, done.stderr
     lines = dict(line.split(": ", 1) for line in done.stdout.splitlines())
     assert hash_key(lines["key"].strip()) == lines["hash"].strip()

@@ -63,8 +63,12 @@ def test_an_adapted_model_is_one_that_predict_takes(client: TestClient, predicto
     assert listed[body["adapted_model"]]["adapted_device"] == DEVICE
     assert listed[body["base_model_id"]]["default"] and not listed[body["adapted_model"]]["default"]
     # The same figures as in process.
-    mine = predictor.adapt([(r["program"], r["latency_s"]) for r in records(predictor)], DEVICE,
-                           protocol="eager", framework="pytorch")  # fmt: skip
+    mine = predictor.adapt(
+        [(r["program"], r["latency_s"]) for r in records(predictor)],
+        DEVICE,
+        protocol="eager",
+        framework="pytorch",
+    )
     here = mine.predict(
         [{**LINEAR, "m": 100, "dtype": "float32"}], DEVICE, protocol="eager", framework="pytorch"
     )
@@ -117,8 +121,9 @@ def test_what_is_refused(client: TestClient, predictor: LatencyPredictor) -> Non
         problem(post(client, "/adapt", **body), status, code)
     body = problem(
         post(client, "/adapt", device=DEVICE, records=[*good, {**good[0], "program": {"operator": "frob"}}]),
-        409, "unsupported_operator",
-    )  # fmt: skip
+        409,
+        "unsupported_operator",
+    )
     assert body["item"] == 12 and body["detail"].startswith("records.12")
 
 

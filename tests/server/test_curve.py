@@ -30,21 +30,32 @@ def test_one_template(client: TestClient, predictor: LatencyPredictor) -> None:
         "program": {**LINEAR, "m": "ceil(batch*tokens*density)"},
         "axes": {"batch": [4, 1], "tokens": [1, 3], "density": [0.5, 1], "dtype": ["float32", "int8"]},
         "devices": ["Tesla T4", spec.model_dump(mode="json", exclude_none=True)],
-        "protocol": "eager", "framework": "pytorch", "quantiles": [0.2, 0.6], "monotone": ["batch", "tokens"],
-    }  # fmt: skip
+        "protocol": "eager",
+        "framework": "pytorch",
+        "quantiles": [0.2, 0.6],
+        "monotone": ["batch", "tokens"],
+    }
     response = post(client, body)
     assert response.status_code == 200, response.text
     expected = predict_curve(
-        predictor, body["program"], body["axes"], ["t4", spec], protocol="eager", framework="pytorch",
-        quantiles=(0.2, 0.6), monotone=["batch", "tokens"],
-    )  # fmt: skip
+        predictor,
+        body["program"],
+        body["axes"],
+        ["t4", spec],
+        protocol="eager",
+        framework="pytorch",
+        quantiles=(0.2, 0.6),
+        monotone=["batch", "tokens"],
+    )
     assert response.json() == expected.to_dict()
     assert Curve.from_dict(response.json()) == expected
 
 
 def test_several_templates(client: TestClient, predictor: LatencyPredictor) -> None:
-    programs = [{"program": {**LINEAR, "m": "b*16"}, "count": 3.0},
-                {"program": {"operator": "softmax", "rows": "b", "cols": 128}}]  # fmt: skip
+    programs = [
+        {"program": {**LINEAR, "m": "b*16"}, "count": 3.0},
+        {"program": {"operator": "softmax", "rows": "b", "cols": 128}},
+    ]
     response = post(client, {"programs": programs, "axes": {"b": [1, 2]}, "devices": ["t4"]})
     assert response.status_code == 200, response.text
     templates = [Template(p["program"], int(p.get("count", 1))) for p in programs]  # type: ignore[call-overload]
@@ -56,10 +67,16 @@ def test_errors_stand_at_their_points(client: TestClient) -> None:
     assert response.status_code == 200, response.text
     points = response.json()["points"]
     assert [p.get("error", {}).get("code") for p in points] == [
-        "unknown_device", "invalid_program", "invalid_program",
-        None, "invalid_program", "invalid_program",
-        "invalid_device", "invalid_program", "invalid_program",
-    ]  # fmt: skip
+        "unknown_device",
+        "invalid_program",
+        "invalid_program",
+        None,
+        "invalid_program",
+        "invalid_program",
+        "invalid_device",
+        "invalid_program",
+        "invalid_program",
+    ]
     assert [p["device"] for p in points[::3]] == ["nope", "t4", "x"]
 
 
@@ -84,14 +101,31 @@ def test_parts_that_do_not_fit_together(client: TestClient, change: Any, says: s
 @pytest.mark.parametrize(
     "change",
     [
-        {"axes": {"m": []}}, {"axes": {"m": [1, "a"]}}, {"axes": {"m": [1, 1.0]}}, {"axes": {"m": [1, None]}},
-        {"axes": {"max": [1]}}, {"axes": {"m m": [1]}}, {"axes": {"m": 1}}, {"axes": [1]},
-        {"axes": {"m": [1e16]}}, {"axes": {"m": [[1]]}}, {"axes": None},
-        {"devices": []}, {"devices": "t4"}, {"devices": [3]},
-        {"programs": [{"program": LINEAR}]}, {"program": {"tvm_json": "{}"}}, {"program": None}, {"x": 1},
-        {"monotone": "m"}, {"quantiles": []}, {"backend": "cuda"}, {"protocol": None}, {"framework": "x"},
+        {"axes": {"m": []}},
+        {"axes": {"m": [1, "a"]}},
+        {"axes": {"m": [1, 1.0]}},
+        {"axes": {"m": [1, None]}},
+        {"axes": {"max": [1]}},
+        {"axes": {"m m": [1]}},
+        {"axes": {"m": 1}},
+        {"axes": [1]},
+        {"axes": {"m": [1e16]}},
+        {"axes": {"m": [[1]]}},
+        {"axes": None},
+        {"devices": []},
+        {"devices": "t4"},
+        {"devices": [3]},
+        {"programs": [{"program": LINEAR}]},
+        {"program": {"tvm_json": "{}"}},
+        {"program": None},
+        {"x": 1},
+        {"monotone": "m"},
+        {"quantiles": []},
+        {"backend": "cuda"},
+        {"protocol": None},
+        {"framework": "x"},
     ],
-)  # fmt: skip
+)
 def test_a_body_that_breaks_the_schema(client: TestClient, change: Any) -> None:
     problem(post(client, {**GOOD, **change}), 422, "invalid_request")
 

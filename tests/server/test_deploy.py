@@ -21,9 +21,23 @@ DEPLOY = ROOT / "deploy"
 CONTAINERFILE = (DEPLOY / "Containerfile").read_text()
 #: Keys of the compose specification that are used here; a slip of the pen is none of them.
 SERVICE_KEYS = {
-    "build", "cap_drop", "command", "depends_on", "environment", "healthcheck", "image", "init", "mem_limit",
-    "ports", "read_only", "restart", "security_opt", "stop_grace_period", "tmpfs", "volumes",
-}  # fmt: skip
+    "build",
+    "cap_drop",
+    "command",
+    "depends_on",
+    "environment",
+    "healthcheck",
+    "image",
+    "init",
+    "mem_limit",
+    "ports",
+    "read_only",
+    "restart",
+    "security_opt",
+    "stop_grace_period",
+    "tmpfs",
+    "volumes",
+}
 
 
 def load(name: str) -> Any:
@@ -152,6 +166,9 @@ def test_the_compose_client_reads_the_file() -> None:
         pytest.skip("needs docker compose")
     done = subprocess.run(
         [docker, "compose", "-f", DEPLOY / "compose.yaml", "config", "--quiet"],
-        capture_output=True, text=True, timeout=60, env={"PATH": "/usr/bin:/bin", "POSTGRES_PASSWORD": "x"},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={"PATH": "/usr/bin:/bin", "POSTGRES_PASSWORD": "x"},
+    )
     assert done.returncode == 0, done.stderr

@@ -78,8 +78,11 @@ def test_a_job_from_its_beginning_to_its_end(store: Store) -> None:
     assert not kept.beat(first, "other", {"progress": 0.9})
     on_the_way = shown(kept, first)
     assert (on_the_way.state, on_the_way.progress, on_the_way.best, on_the_way.bound) == (
-        "running", 0.5, 7.0, 6.0
-    )  # fmt: skip
+        "running",
+        0.5,
+        7.0,
+        6.0,
+    )
     assert json.loads(to_json(on_the_way))["answer"] == {"a": 1}
     assert not kept.finish(first, "other", "failed", {})
     assert kept.finish(first, "me", "done", {"progress": 1.0, "answer": '{"a":2}'})
@@ -207,8 +210,15 @@ def test_a_runner_does_jobs_one_after_the_other(kept: JobStore) -> None:
         assert payload[: header["body"]] == b"body"
         assert payload[header["body"] :] == b"prices"
         if header["kind"] == "bad":
-            return {"refused": {"status": 409, "code": "infeasible", "message": "no", "hint": "more",
-                                "errors": [{"path": "a.b", "message": "no"}]}}, b""  # fmt: skip
+            return {
+                "refused": {
+                    "status": 409,
+                    "code": "infeasible",
+                    "message": "no",
+                    "hint": "more",
+                    "errors": [{"path": "a.b", "message": "no"}],
+                }
+            }, b""
         return {"best": 4.5, "bound": 4.5}, b'{"x":4.5}'
 
     good, bad = kept.add("good", b"body", b"prices", 1.0), kept.add("bad", b"body", b"prices", None)
@@ -216,8 +226,12 @@ def test_a_runner_does_jobs_one_after_the_other(kept: JobStore) -> None:
     assert [header["kind"] for header, _ in search.asked] == ["good", "bad"]
     done = shown(kept, good)
     assert (done.state, done.progress, done.best, done.bound, done.answer) == (
-        "done", 1.0, 4.5, 4.5, '{"x":4.5}'
-    )  # fmt: skip
+        "done",
+        1.0,
+        4.5,
+        4.5,
+        '{"x":4.5}',
+    )
     failed = json.loads(to_json(shown(kept, bad)))
     assert failed["state"] == "failed" and failed["answer"] == {"x": 5}
     assert failed["error"] == {"code": "infeasible", "message": "no", "hint": "more", "path": "a.b"}

@@ -66,9 +66,10 @@ def test_a_refusal_says_its_code_and_paths_are_routes(
     client.get("/no/such/path?secret=1")
     client.get("/predict")
     assert [(x["route"], x["status"], x["code"]) for x in lines] == [
-        ("/predict", 400, "malformed_json"), ("none", 404, "not_found"),
+        ("/predict", 400, "malformed_json"),
+        ("none", 404, "not_found"),
         ("/predict", 405, "method_not_allowed"),
-    ]  # fmt: skip
+    ]
     assert "secret" not in json.dumps(lines)
 
 
@@ -151,9 +152,13 @@ def test_the_format_follows_the_reader(
 def test_a_process_writes_json_to_stderr(tmp_path: Path) -> None:
     port = free_port()
     with subprocess.Popen(
-        [sys.executable, "-m", "server", "--port", str(port)], cwd=ROOT, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "CDMPP_LOG_FORMAT": "json"},
-    ) as process:  # fmt: skip
+        [sys.executable, "-m", "server", "--port", str(port)],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "CDMPP_LOG_FORMAT": "json"},
+    ) as process:
         try:
             assert process.stderr is not None and process.stdout is not None
             seen = []

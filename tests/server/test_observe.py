@@ -121,8 +121,13 @@ def test_a_bad_observation_harms_no_other(client: TestClient, database: str) -> 
     assert "results" in answer, answer
     codes = [result.get("error", {}).get("code") for result in answer["results"]]
     assert codes == [
-        "invalid_prediction_id", None, "unsupported_operator", "unknown_device", "unknown_program", None,
-    ]  # fmt: skip
+        "invalid_prediction_id",
+        None,
+        "unsupported_operator",
+        "unknown_device",
+        "unknown_program",
+        None,
+    ]
     assert answer["accepted"] == 2
     assert len(kept(database)) == count + 2
 

@@ -16,9 +16,20 @@ from cdmpp.programs.question import BACKENDS, FRAMEWORKS, PROTOCOLS
 from server.observe.ids import MAX_ID, make_id, read_id
 
 ANSWER = Prediction(
-    "linear:m=1", "0123456789abcdef" * 2, "t4", "library", "eager", "pytorch", "base-3bd5108a65a3",
-    latency_s=1.1e-3, lower_s=1e-3, upper_s=2e-3, domain="in", domain_score=0.1, roofline_s=5e-4,
-)  # fmt: skip
+    "linear:m=1",
+    "0123456789abcdef" * 2,
+    "t4",
+    "library",
+    "eager",
+    "pytorch",
+    "base-3bd5108a65a3",
+    latency_s=1.1e-3,
+    lower_s=1e-3,
+    upper_s=2e-3,
+    domain="in",
+    domain_score=0.1,
+    roofline_s=5e-4,
+)
 DIGEST = "00ff" * 4
 seconds = st.floats(min_value=1e-9, max_value=1e6)
 hexadecimal = st.sampled_from("0123456789abcdef")
@@ -29,11 +40,20 @@ names = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_
 def answers(draw: st.DrawFn) -> Prediction:
     lower, latency, upper = sorted(draw(st.tuples(seconds, seconds, seconds)))
     return Prediction(
-        "p", draw(st.text(hexadecimal, min_size=32, max_size=32)), draw(names),
-        draw(st.sampled_from(BACKENDS)), draw(st.sampled_from(PROTOCOLS)),
-        draw(st.sampled_from([None, *FRAMEWORKS])), draw(names),
-        latency_s=latency, lower_s=lower, upper_s=upper, domain="in", domain_score=0.0, roofline_s=1e-6,
-    )  # fmt: skip
+        "p",
+        draw(st.text(hexadecimal, min_size=32, max_size=32)),
+        draw(names),
+        draw(st.sampled_from(BACKENDS)),
+        draw(st.sampled_from(PROTOCOLS)),
+        draw(st.sampled_from([None, *FRAMEWORKS])),
+        draw(names),
+        latency_s=latency,
+        lower_s=lower,
+        upper_s=upper,
+        domain="in",
+        domain_score=0.0,
+        roofline_s=1e-6,
+    )
 
 
 @given(answer=answers(), digest=st.text(hexadecimal, min_size=16, max_size=16))
@@ -46,9 +66,7 @@ def test_what_goes_in_comes_out(answer: Prediction, digest: str) -> None:
     same = ("program_hash", "backend", "protocol", "framework", "latency_s", "lower_s", "upper_s")
     assert [getattr(read, name) for name in same] == [getattr(answer, name) for name in same]
     assert read.device_digest == digest
-    for name, sent, limit in (
-        (read.device, answer.device, 120), (read.model_id, answer.model_id, 110)
-    ):  # fmt: skip
+    for name, sent, limit in ((read.device, answer.device, 120), (read.model_id, answer.model_id, 110)):
         assert name == sent if len(sent.encode()) <= limit else len(name.encode()) <= limit
 
 

@@ -25,9 +25,11 @@ SENDERS, EACH, ENOUGH = 4, 50, 60
 
 def start(database: Path, port: int) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "server", "--port", str(port)], cwd=ROOT, stderr=subprocess.DEVNULL,
+        [sys.executable, "-m", "server", "--port", str(port)],
+        cwd=ROOT,
+        stderr=subprocess.DEVNULL,
         env={**os.environ, "CDMPP_DATABASE": str(database)},
-    )  # fmt: skip
+    )
     give_up = time.monotonic() + 60
     while time.monotonic() < give_up:
         try:

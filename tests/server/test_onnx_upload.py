@@ -58,11 +58,24 @@ def test_the_figures_are_those_of_the_command_line(upload: Upload) -> None:
     sources = {f"examples/{name}.onnx": upload(example(name), query).json() for name in EXAMPLES}
     done = subprocess.run(
         [
-            sys.executable, "-m", "cdmpp.cli.main", "predict", *sources, "--json",
-            *(t for d in DEVICES for t in ("--device", d)), "--protocol", "eager", "--framework", "pytorch",
+            sys.executable,
+            "-m",
+            "cdmpp.cli.main",
+            "predict",
+            *sources,
+            "--json",
+            *(t for d in DEVICES for t in ("--device", d)),
+            "--protocol",
+            "eager",
+            "--framework",
+            "pytorch",
         ],
-        cwd=ROOT, capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     there = json.loads(done.stdout)
     rows = {(r["source"], r["program_hash"], r["device"]): r for r in there["results"]}
     keys = ("latency_s", "lower_s", "upper_s", "domain", "domain_score", "roofline_s")

@@ -22,9 +22,14 @@ from tests.server.conftest import LINEAR, problem
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 ARGUMENTS = (
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-)  # fmt: skip
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
 TEXT = "3 × linear:m=512,n=4096,k=1024,dtype=float16\nsoftmax:rows=4096,cols=1024"
 DEVICES = ["t4", "l4", "v100-pcie-32gb"]
 #: A small question to open the page with; without one it asks about a layer on seven devices.
@@ -145,9 +150,12 @@ def test_operators_show_what_the_service_answers(server: Server, opened: Callabl
     assert page.locator("#fastest").text_content() == format_latency(totals[fastest])
     # The same figures stand in the picture, and a unit that is chosen holds for both.
     for device, total in totals.items():
-        assert page.locator("#bars .row", has_text=device).locator(".value").text_content().startswith(
-            format_latency(total)
-        )  # fmt: skip
+        assert (
+            page.locator("#bars .row", has_text=device)
+            .locator(".value")
+            .text_content()
+            .startswith(format_latency(total))
+        )
     page.locator("#unit").select_option("ms")
     assert all(text.endswith(" ms") for text in shown(page, "#bars-table", "latency").values())
     # Where the time goes on another device than the fastest.
@@ -172,8 +180,11 @@ def test_the_curve_is_the_services(server: Server, opened: Callable[..., Any]) -
             {"program": {"operator": "linear", "m": "tokens*2", "n": 1024, "k": 1024, "dtype": "float16"}},
             {"program": {"operator": "add", "rows": "tokens", "cols": 1024}},
         ],
-        "axes": {"tokens": [256, 1024]}, "devices": DEVICES, "protocol": "eager", "framework": "pytorch",
-    }  # fmt: skip
+        "axes": {"tokens": [256, 1024]},
+        "devices": DEVICES,
+        "protocol": "eager",
+        "framework": "pytorch",
+    }
     points = server.request("POST", "/curve", body)["points"]
     for tokens in (256, 1024):
         here = {p["device"]: format_latency(p["latency_s"]) for p in points if p["at"] == {"tokens": tokens}}
@@ -199,9 +210,11 @@ def test_an_onnx_file_shows_what_the_service_answers(server: Server, opened: Cal
     query = "&".join(["protocol=eager", "framework=pytorch", *(f"device={d}" for d in DEVICES)])
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     connection.request(
-        "POST", f"/models/predict?{query}", (EXAMPLES / "transformer_block.onnx").read_bytes(),
+        "POST",
+        f"/models/predict?{query}",
+        (EXAMPLES / "transformer_block.onnx").read_bytes(),
         {"content-type": "application/octet-stream"},
-    )  # fmt: skip
+    )
     answer = json.loads(connection.getresponse().read())
     connection.close()
     totals = {d["device"]: format_latency(d["latency_s"]) for d in answer["devices"]}
@@ -225,11 +238,12 @@ def test_a_dynamic_batch_is_asked_for_and_drawn(opened: Callable[..., Any], tmp_
     onnx = pytest.importorskip("onnx", reason="needs onnx")
     float32, info = onnx.TensorProto.FLOAT, onnx.helper.make_tensor_value_info
     graph = onnx.helper.make_graph(
-        [onnx.helper.make_node("MatMul", ["x", "w"], ["y"])], "g",
+        [onnx.helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "g",
         [info("x", float32, ["batch", 64]), info("w", float32, [64, 64])],
         [info("y", float32, ["batch", 64])],
         [onnx.helper.make_tensor("w", float32, [64, 64], [0.0] * 4096)],
-    )  # fmt: skip
+    )
     path = tmp_path / "dynamic.onnx"
     onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)]), path)
     page = opened()

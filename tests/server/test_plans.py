@@ -35,8 +35,11 @@ LONG: dict[str, Any] = {
         {"stages": 16, "micro_batches": 33, "forward_s": 5, "backward_s": 11, "direction": "down"},
         {"stages": 8, "micro_batches": 27, "forward_s": 3, "backward_s": 7.3, "direction": "up"},
     ],
-    "ranks": 16, "max_activations": 18, "budget_s": 60, "seed": 0,
-}  # fmt: skip
+    "ranks": 16,
+    "max_activations": 18,
+    "budget_s": 60,
+    "seed": 0,
+}
 #: A computation, not a search: no budget cuts it.
 CLUSTER: dict[str, Any] = json.loads((EXAMPLES / "cluster.json").read_text())
 Post = Callable[..., httpx2.Response]

@@ -50,7 +50,14 @@ BAD_ITEMS: dict[str, tuple[dict[str, Any], str]] = {
         {
             **GOOD,
             "program": {
-                "operator": "conv2d", "n": 1, "c_in": 3, "c_out": 4, "h": 5, "w": 5, "kh": 9, "kw": 9,
+                "operator": "conv2d",
+                "n": 1,
+                "c_in": 3,
+                "c_out": 4,
+                "h": 5,
+                "w": 5,
+                "kh": 9,
+                "kw": 9,
             },
         },
         "invalid_program",
@@ -66,7 +73,7 @@ BAD_ITEMS: dict[str, tuple[dict[str, Any], str]] = {
     "not TVM JSON": ({**GOOD, "program": {"tvm_json": "{"}}, "invalid_program"),
     "other JSON": ({**GOOD, "program": {"tvm_json": '{"nodes": [1], "root_index": 0}'}}, "invalid_program"),
     "not TVMScript": ({**GOOD, "program": {"tvmscript": "import os"}}, "invalid_program"),
-}  # fmt: skip
+}
 
 
 def test_answers_come_in_order_with_ids(ask, predictor: LatencyPredictor) -> None:
@@ -91,9 +98,15 @@ def test_the_same_figures_as_in_process(ask, predictor: LatencyPredictor) -> Non
         LINEAR,
         {"operator": "softmax", "rows": 4096, "cols": 1024},
         {"operator": "conv2d", "n": 8, "c_in": 64, "c_out": 64, "h": 56, "w": 56, "kh": 3, "kw": 3},
-        {"operator": "attention_decode", "batch": 4, "past_len": 99, "heads": 8, "kv_heads": 2,
-         "head_dim": 64},
-    ]  # fmt: skip
+        {
+            "operator": "attention_decode",
+            "batch": 4,
+            "past_len": 99,
+            "heads": 8,
+            "kv_heads": 2,
+            "head_dim": 64,
+        },
+    ]
     for device in ("a100-pcie-40gb", "l4", OWN_DEVICE):
         items = [
             {"program": p, "device": device, "protocol": "eager", "framework": "pytorch"} for p in programs
@@ -128,10 +141,22 @@ def test_an_answer_given_before_is_the_same(ask, app: FastAPI, monkeypatch) -> N
 
 @pytest.mark.parametrize(
     "change",
-    [{"protocol": "Kernel"}, {"protocol": None}, {"protocol": ["kernel"]}, {"framework": 1}, {"id": 1},
-     {"id": "x" * 201}, {"backend": True}, {"device": ["t4"]}, {"device": None}, {"extra": 1},
-     {"program": [LINEAR]}, {"program": None}, {"program": {"hash": "0"}}],
-)  # fmt: skip
+    [
+        {"protocol": "Kernel"},
+        {"protocol": None},
+        {"protocol": ["kernel"]},
+        {"framework": 1},
+        {"id": 1},
+        {"id": "x" * 201},
+        {"backend": True},
+        {"device": ["t4"]},
+        {"device": None},
+        {"extra": 1},
+        {"program": [LINEAR]},
+        {"program": None},
+        {"program": {"hash": "0"}},
+    ],
+)
 def test_having_answered_the_like_lets_no_bad_item_through(change: dict[str, Any], ask) -> None:
     assert ask([GOOD]).status_code == 200
     body = problem(ask([GOOD, {**GOOD, **change}]), 422, "invalid_request")
@@ -262,8 +287,11 @@ def test_backend_and_protocol_are_part_of_the_question(ask) -> None:
     items = [{**GOOD, "protocol": p} for p in ("kernel", "graph", "eager")] + [{**GOOD, "backend": "tvm"}]
     results = ask(items).json()["results"]
     assert [(r["backend"], r["protocol"]) for r in results] == [
-        ("library", "kernel"), ("library", "graph"), ("library", "eager"), ("tvm", "kernel"),
-    ]  # fmt: skip
+        ("library", "kernel"),
+        ("library", "graph"),
+        ("library", "eager"),
+        ("tvm", "kernel"),
+    ]
     assert results[2]["latency_s"] > results[0]["latency_s"]
     explicit = ask([{"id": None, **GOOD, "backend": None, "protocol": "kernel", "framework": None}])
     assert explicit.json()["results"][0] == results[0]
@@ -299,9 +327,16 @@ def test_strict_refuses_the_request(what: str, ask) -> None:
     body = problem(response, response.status_code, code)
     assert (body["item"], body["id"]) == (1, "bad")
     no_schema_can_say = {
-        "unknown device", "a path as device", "several devices", "contradiction", "not TVM JSON",
-        "other JSON", "sizes whose product overflows", "device in wrong units", "not TVMScript",
-    }  # fmt: skip
+        "unknown device",
+        "a path as device",
+        "several devices",
+        "contradiction",
+        "not TVM JSON",
+        "other JSON",
+        "sizes whose product overflows",
+        "device in wrong units",
+        "not TVMScript",
+    }
     if what not in no_schema_can_say:
         assert response.status_code == 422
     else:

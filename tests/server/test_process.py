@@ -42,24 +42,44 @@ PLANS = "^(" + "|".join(["/plans", "/jobs.*", *(re.escape(kind.path) for kind in
         pytest.param(["--exclude-path-regex", PLANS, "--max-examples", "25"], id="predictions"),
         pytest.param(
             [
-                "--include-path-regex", PLANS, "--max-examples", "5", "--phases", "examples,fuzzing,stateful",
+                "--include-path-regex",
+                PLANS,
+                "--max-examples",
+                "5",
+                "--phases",
+                "examples,fuzzing,stateful",
                 # DELETE cancels a job, whose best answer can still be read.
-                "--exclude-checks", "use_after_free",
+                "--exclude-checks",
+                "use_after_free",
             ],
             id="plans",
         ),
     ],
-)  # fmt: skip
+)
 def test_schemathesis_finds_nothing(server: Server, tmp_path: Path, options: list[str]) -> None:
     """All of its checks at their defaults: the published schema is exact."""
     done = subprocess.run(
         [
-            sys.executable, "-m", "schemathesis.cli", "run", f"http://127.0.0.1:{server.port}/openapi.json",
+            sys.executable,
+            "-m",
+            "schemathesis.cli",
+            "run",
+            f"http://127.0.0.1:{server.port}/openapi.json",
             # This machine may be busy; how soon it answers is a benchmark's.
-            "--checks", "all", "--request-timeout", "60", "--seed", "1", "--no-color", *options,
+            "--checks",
+            "all",
+            "--request-timeout",
+            "60",
+            "--seed",
+            "1",
+            "--no-color",
+            *options,
         ],
-        cwd=tmp_path, capture_output=True, text=True, timeout=280,
-    )  # fmt: skip
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     # It may still warn, as of model names that it cannot guess.
     assert re.search(r"(\d{2,}) generated, \1 passed", done.stdout), done.stdout[-3000:]
@@ -116,9 +136,12 @@ def test_a_warm_cache_answers_quickly(server: Server) -> None:
 def test_the_demonstration(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "cdmpp.demo"],
-        cwd=ROOT, capture_output=True, encoding="utf-8", timeout=170,
+        cwd=ROOT,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=170,
         env={**os.environ, "PYTHONIOENCODING": "utf-8"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     figure = r"[\d.]+ (?:ns|µs|ms|s)"

@@ -276,8 +276,9 @@ def test_the_worker_knows_no_secret_and_dies_with_the_service(monkeypatch: pytes
         """)
     service = subprocess.Popen(
         [sys.executable, "-c", script, str(ROOT / "examples" / "small_resnet.onnx")],
-        stdout=subprocess.PIPE, cwd=ROOT,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+    )
     with service:
         assert service.stdout is not None
         pid = int(service.stdout.readline())
@@ -319,8 +320,11 @@ def test_confined_code_writes_no_file_and_takes_no_memory(tmp_path: Path) -> Non
         """)
     done = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path / "file")],
-        cwd=ROOT, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.stdout.split() == ["OSError", "MemoryError", "works", "OSError", "True"], done.stderr
 
 
@@ -351,8 +355,11 @@ def test_confined_code_reads_no_file_and_reaches_nobody(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         done = subprocess.run(
             [sys.executable, "-c", script, str(secret), str(server.getsockname()[1])],
-            cwd=ROOT, capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
     if done.stdout.split() == ["none"]:
         pytest.skip("this system has no Landlock")
     assert done.stdout.split() == ["denied"] * 6 + ["works"], done.stderr
@@ -441,7 +448,7 @@ def test_an_honest_answer_is_taken() -> None:
         ({"error": {"code": "invalid_program", "message": 3, "hint": ""}}, b""),
         ({"error": {"code": "invalid_program", "message": "x" * 2000, "hint": ""}}, b""),
     ],
-)  # fmt: skip
+)
 def test_features_that_no_reader_makes_are_not_believed(said: dict[str, Any], payload: bytes) -> None:
     with pytest.raises(DistrustedAnswerError):
         encoded_program(said, payload, "tvm")
@@ -541,8 +548,11 @@ def test_no_text_is_parsed_in_the_service() -> None:
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
             [sys.executable, "-c", script, SCRIPT, model, f"{folder}/db"],
-            cwd=ROOT, capture_output=True, text=True, timeout=250,
-        )  # fmt: skip
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=250,
+        )
     assert done.stdout.splitlines() == ["tvm", "200 True", "200", "[]"], done.stdout + done.stderr[-3000:]
 
 

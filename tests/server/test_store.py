@@ -105,8 +105,10 @@ def test_two_models_and_two_devices_of_one_name_are_kept_apart(store: Store) -> 
     other.predicted.__dict__["device_digest"] = "f" * 16
     store.add([observation(1e-4), observation(1e-4, model="n"), other])
     assert sorted((s.device_digest, s.model_id, s.figures.count) for s in store.summaries()) == [
-        ("0" * 16, "m", 1), ("0" * 16, "n", 1), ("f" * 16, "m", 1),
-    ]  # fmt: skip
+        ("0" * 16, "m", 1),
+        ("0" * 16, "n", 1),
+        ("f" * 16, "m", 1),
+    ]
 
 
 def test_writers_at_a_time_lose_nothing(store: Store, database: str) -> None:
@@ -329,9 +331,12 @@ threading.Event().wait(60)
 
 def test_what_was_accepted_survives_kill_9(database: str) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", KILLED, database], cwd=ROOT, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", KILLED, database],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-    ) as writer:  # fmt: skip
+    ) as writer:
         assert writer.stdout is not None
         accepted = [writer.stdout.readline().strip() for _ in range(700)]
         writer.kill()

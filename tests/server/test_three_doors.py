@@ -16,9 +16,21 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("linear:m=512,n=4096,k=1024,dtype=float16", str(ROOT / "examples" / "transformer_block.onnx"))
 DEVICES = ("a100-pcie-40gb", "l4")
 FIGURES = (
-    "name", "program_hash", "device", "backend", "protocol", "framework", "model_id",
-    "latency_s", "lower_s", "upper_s", "quantiles", "domain", "domain_score", "roofline_s",
-)  # fmt: skip
+    "name",
+    "program_hash",
+    "device",
+    "backend",
+    "protocol",
+    "framework",
+    "model_id",
+    "latency_s",
+    "lower_s",
+    "upper_s",
+    "quantiles",
+    "domain",
+    "domain_score",
+    "roofline_s",
+)
 
 
 def figures(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -45,10 +57,22 @@ def test_three_doors_give_one_answer(predictor: LatencyPredictor, monkeypatch) -
     options = [text for device in DEVICES for text in ("--device", device)]
     done = subprocess.run(
         [
-            sys.executable, "-m", "cdmpp.cli.main", "predict", *SOURCES, *options,
-            "--protocol", "eager", "--framework", "pytorch", "--json",
+            sys.executable,
+            "-m",
+            "cdmpp.cli.main",
+            "predict",
+            *SOURCES,
+            *options,
+            "--protocol",
+            "eager",
+            "--framework",
+            "pytorch",
+            "--json",
         ],
-        cwd=ROOT, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     assert figures(json.loads(done.stdout)["results"]) == here

@@ -52,8 +52,15 @@ def measured(tasks: int = 12, seed: int = 0) -> MeasurementTable:
                 latency_s = 2e-6 + size * KINDS[kind][1] * (1 + device) * (1 + 8 / inner)
                 rows.append(
                     Measurement(
-                        text, "tvm_json", name, latency_s, program_hash=digest(text), backend="tvm",
-                        task=f"task{task}", source="made-up", provenance={"networks": networks},
+                        text,
+                        "tvm_json",
+                        name,
+                        latency_s,
+                        program_hash=digest(text),
+                        backend="tvm",
+                        task=f"task{task}",
+                        source="made-up",
+                        provenance={"networks": networks},
                     )
-                )  # fmt: skip
+                )
     return from_measurements(rows)

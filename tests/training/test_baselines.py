@@ -84,9 +84,11 @@ def test_mean_is_the_geometric_mean_per_operator_and_protocol() -> None:
     kind = (np.arange(120) % 2).astype(np.int16)
     protocol = (np.arange(600) % 2).astype(np.int16)
     data = replace(
-        data, kind=kind, kinds=(("linear", "float32"), ("softmax", "float32")),
+        data,
+        kind=kind,
+        kinds=(("linear", "float32"), ("softmax", "float32")),
         rows=replace(data.rows, protocol=protocol),
-    )  # fmt: skip
+    )
     inputs = Inputs(data.store, data.device_matrix)
     rows = data.rows
     used = index(data)

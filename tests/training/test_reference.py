@@ -178,9 +178,10 @@ def test_it_learns_and_says_what_it_cannot_know() -> None:
 def test_latencies_of_the_target_are_not_read(loss: Any) -> None:
     data = dataset(rows=200)
     config = setting(
-        3, data=DataConfig(holdout_devices=("t4",)),
+        3,
+        data=DataConfig(holdout_devices=("t4",)),
         domain=DomainConfig(loss=loss, weight=1.0, target_devices=("t4",)),
-    )  # fmt: skip
+    )
     target = data.rows.device == [d.name for d in data.devices].index("t4")
     blind = replace(
         data, rows=replace(data.rows, log_latency=np.where(target, np.nan, data.rows.log_latency))
@@ -200,8 +201,7 @@ def test_latencies_of_the_target_are_not_read(loss: Any) -> None:
 
 def test_coral_is_not_among_its_terms() -> None:
     config = setting(
-        data=DataConfig(holdout_devices=("t4",)),
-        domain=DomainConfig(loss="coral", target_devices=("t4",)),
+        data=DataConfig(holdout_devices=("t4",)), domain=DomainConfig(loss="coral", target_devices=("t4",))
     )
     with pytest.raises(DataError, match="coral"):
         ReferenceModel(dataset(), config, [])

@@ -36,11 +36,16 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     latency = 2e6 * (2.0 * m * cols * k / peak) + 5.0
     path = tmp_path_factory.mktemp("data") / "gemm.parquet"
     columns = {
-        "op": ["linear"] * n, "device": device, "framework": ["vllm"] * n, "version": ["1"] * n,
+        "op": ["linear"] * n,
+        "device": device,
+        "framework": ["vllm"] * n,
+        "version": ["1"] * n,
         "dtype": ["bfloat16"] * n,
-        "m": m.astype(np.int32), "n": cols.astype(np.int32), "k": k.astype(np.int32),
+        "m": m.astype(np.int32),
+        "n": cols.astype(np.int32),
+        "k": k.astype(np.int32),
         "latency_us": latency.astype(np.float32),
-    }  # fmt: skip
+    }
     pq.write_table(pa.table(columns), path)
     return path
 
@@ -89,9 +94,15 @@ def check_error_table(folder: Path, metrics: dict[str, object]) -> None:
     for name in ("model.safetensors", "manifest.json", "../escape", "a/b", ""):
         with pytest.raises(ValueError, match="no name for a further file"):
             save_artifact(
-                folder, loaded.network, loaded.domain, name="x", devices=[], calibration={}, details={},
+                folder,
+                loaded.network,
+                loaded.domain,
+                name="x",
+                devices=[],
+                calibration={},
+                details={},
                 extra={name: b""},
-            )  # fmt: skip
+            )
     assert load_artifact(folder).model_id == loaded.model_id
 
 

@@ -16,9 +16,18 @@ from cdmpp.data.labels import Labels
 from cdmpp.data.raw import RawTable
 
 _CONV = {
-    "n": "batch", "c_in": "c_in", "h": "h", "w": "w", "c_out": "c_out", "kh": "kh", "kw": "kw",
-    "stride_h": "stride_h", "stride_w": "stride_w", "pad_h": "pad_h", "pad_w": "pad_w",
-}  # fmt: skip
+    "n": "batch",
+    "c_in": "c_in",
+    "h": "h",
+    "w": "w",
+    "c_out": "c_out",
+    "kh": "kh",
+    "kw": "kw",
+    "stride_h": "stride_h",
+    "stride_w": "stride_w",
+    "pad_h": "pad_h",
+    "pad_w": "pad_w",
+}
 
 
 def element_type(precision: str) -> str:

@@ -13,9 +13,21 @@ from cdmpp.data.labels import Labels
 from cdmpp.data.raw import RawTable
 
 _SIZES = (
-    "n", "c_in", "h", "w", "c_out", "kh", "kw", "pad_h", "pad_w",
-    "stride_h", "stride_w", "dil_h", "dil_w", "groups",
-)  # fmt: skip
+    "n",
+    "c_in",
+    "h",
+    "w",
+    "c_out",
+    "kh",
+    "kw",
+    "pad_h",
+    "pad_w",
+    "stride_h",
+    "stride_w",
+    "dil_h",
+    "dil_w",
+    "groups",
+)
 DIRECTIONS = ("fwd", "bwd_data", "bwd_weight")
 
 

@@ -24,11 +24,28 @@ from cdmpp.data.labels import Labels
 from cdmpp.data.raw import IntColumn, RawTable
 
 VECTOR = (
-    "add", "sub", "mul", "div", "pow", "maximum", "minimum",
-    "add_scalar", "mul_scalar", "div_scalar", "pow_scalar",
-    "relu", "gelu", "tanh", "sigmoid", "silu", "exp", "sqrt",
-    "softmax", "layernorm", "rmsnorm",
-)  # fmt: skip
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "pow",
+    "maximum",
+    "minimum",
+    "add_scalar",
+    "mul_scalar",
+    "div_scalar",
+    "pow_scalar",
+    "relu",
+    "gelu",
+    "tanh",
+    "sigmoid",
+    "silu",
+    "exp",
+    "sqrt",
+    "softmax",
+    "layernorm",
+    "rmsnorm",
+)
 
 
 def _groups(raw: RawTable, op: Labels) -> list[Group]:
@@ -38,10 +55,18 @@ def _groups(raw: RawTable, op: Labels) -> list[Group]:
     rows, cols = raw.ints("rows"), raw.ints("cols")
     extent, kernel, stride, pad = (raw.ints(name) for name in ("in_hw", "kernel_hw", "stride", "pad"))
     conv = {
-        "n": batch, "c_in": raw.ints("c_in"), "h": extent, "w": extent,
-        "c_out": raw.ints("c_out"), "kh": kernel, "kw": kernel,
-        "stride_h": stride, "stride_w": stride, "pad_h": pad, "pad_w": pad,
-    }  # fmt: skip
+        "n": batch,
+        "c_in": raw.ints("c_in"),
+        "h": extent,
+        "w": extent,
+        "c_out": raw.ints("c_out"),
+        "kh": kernel,
+        "kw": kernel,
+        "stride_h": stride,
+        "stride_w": stride,
+        "pad_h": pad,
+        "pad_w": pad,
+    }
     return [
         Group("linear", op.is_("linear"), {"m": m.times(folds), "n": n, "k": k}, {"bias": True}),
         Group("bmm", op.is_("bmm"), {"batch": batch, "m": m, "n": n, "k": k}),
@@ -60,11 +85,13 @@ IMPORTER = Importer(
     protocol="eager",
     needs=frozenset({"op", "device", "dtype"}),
     one_of=(
-        frozenset({"batch", "m", "n", "k"}), frozenset({"rows", "cols"}), frozenset({"in_hw", "kernel_hw"}),
+        frozenset({"batch", "m", "n", "k"}),
+        frozenset({"rows", "cols"}),
+        frozenset({"in_hw", "kernel_hw"}),
     ),
     lacks=frozenset({"framework", "precision", "q_len", "direction"}),
     reads=frozenset({"c_in", "c_out", "stride", "pad"}),
     groups=_groups,
     framework=always("pytorch"),
     row_filter="neusight_filter",
-)  # fmt: skip
+)

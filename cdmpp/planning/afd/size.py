@@ -155,9 +155,14 @@ def size(
             i = int(cost.argmin())
             if best is None or float(cost[i]) < best.price_s_per_token * (1 - 1e-12):
                 best = Sizing(
-                    x, y, int(batches[i]), float(layers * at_x[i]), float(layers * at_y[y - 1][i]),
-                    float(layers * moved[i]), float(cost[i]),
-                )  # fmt: skip
+                    x,
+                    y,
+                    int(batches[i]),
+                    float(layers * at_x[i]),
+                    float(layers * at_y[y - 1][i]),
+                    float(layers * moved[i]),
+                    float(cost[i]),
+                )
     if best is None:
         if not np.isfinite(fastest) or fastest > stage_limit:
             raise InfeasibleError(

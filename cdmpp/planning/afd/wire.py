@@ -73,9 +73,9 @@ class AfdRequest(Request):
         left = iter(prices)
         attention, a_costs = _side(self.attention, "attention", left)
         ffn, f_costs = _side(self.ffn, "ffn", left)
-        choices = attention.most * ffn.most * min(
-            attention.most * attention.max_tokens, ffn.most * ffn.max_tokens
-        )  # fmt: skip
+        choices = (
+            attention.most * ffn.most * min(attention.most * attention.max_tokens, ffn.most * ffn.max_tokens)
+        )
         if choices > MAX_CHOICES:
             raise FieldError(
                 f"attention.max_tokens: {choices:,} choices to try",
@@ -103,8 +103,9 @@ class AfdRequest(Request):
         explanation = [
             f"{slowest} is the slowest stage: {format_latency(stages[slowest])} of "
             f"{format_latency(self.tpot_s / IN_FLIGHT)}",
-            *_programs("attention", a_costs), *_programs("ffn", f_costs),
-        ]  # fmt: skip
+            *_programs("attention", a_costs),
+            *_programs("ffn", f_costs),
+        ]
         if dead:
             explanation.append(
                 "dead zone: the links hold both sides back, more instances do not help; "

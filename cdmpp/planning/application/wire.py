@@ -95,8 +95,12 @@ class ApplicationRequest(Request):
                 "latency_s": found.run.latency_s,
                 "policy": found.policy,
                 "batches": [
-                    {"engine": engines[b.engine].name, "start_s": b.start_s, "end_s": b.end_s,
-                     "members": [{"request": r, "primitive": names[p]} for r, p in b.members]}
+                    {
+                        "engine": engines[b.engine].name,
+                        "start_s": b.start_s,
+                        "end_s": b.end_s,
+                        "members": [{"request": r, "primitive": names[p]} for r, p in b.members],
+                    }
                     for b in found.run.batches
                 ],
                 "busy": _busy(engines, found),
@@ -105,7 +109,7 @@ class ApplicationRequest(Request):
                 "gap": found.run.mean_s / lowest - 1,
                 "steps": found.steps,
                 "explanation": _explain(engines, costs, found, self.arrivals_s),
-            }  # fmt: skip
+            }
 
         return answer(search(whole, split, self.arrivals_s, watch, self.seed, self.max_steps, answer))
 

@@ -11,15 +11,7 @@ from cdmpp.compose import Asked, Explained, Request, Watch
 from cdmpp.compose.costs import CostField, asked_of, cost_of
 from cdmpp.compose.request import Closed, Name, Seconds, WholeNumber
 from cdmpp.errors import FieldError, InfeasibleError
-from cdmpp.planning.cluster.allocate import (
-    Job,
-    allocate,
-    equal_share,
-    greedy,
-    least,
-    most_saved,
-    total_s,
-)
+from cdmpp.planning.cluster.allocate import Job, allocate, equal_share, greedy, least, most_saved, total_s
 from cdmpp.planning.cluster.reclaim import reclaim
 from cdmpp.prediction import Prediction
 
@@ -175,8 +167,12 @@ class ClusterRequest(Request):
             "mean_remaining_s": total / len(running),
             "workers": capacity,
             "jobs": [
-                {"name": job.name, "workers": n, "remaining_s": job.time_s(n) if n else None,
-                 "least_remaining_s": job.remaining_s[0]}
+                {
+                    "name": job.name,
+                    "workers": n,
+                    "remaining_s": job.time_s(n) if n else None,
+                    "least_remaining_s": job.remaining_s[0],
+                }
                 for job, n in zip(jobs, chosen, strict=True)
             ],
             "reclaimed": given_back,
@@ -184,7 +180,7 @@ class ClusterRequest(Request):
             "lower_bound_s": lowest,
             "gap": total / lowest - 1,
             "explanation": explanation,
-        }  # fmt: skip
+        }
 
     def _reclaimed(self) -> dict[str, Any] | None:
         if not self.reclaim:
@@ -195,10 +191,12 @@ class ClusterRequest(Request):
             for name, count in running.items():
                 workers[name] += count
         found = reclaim(
-            servers, self.reclaim, workers,
+            servers,
+            self.reclaim,
+            workers,
             {job.name: job.workers[0] for job in self.jobs},
             {job.name: job.preemption_cost_s for job in self.jobs},
-        )  # fmt: skip
+        )
         return {
             "servers": list(found.servers),
             "preempted": list(found.preempted),

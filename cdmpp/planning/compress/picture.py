@@ -22,9 +22,14 @@ def draw(request: CompressRequest, answer: dict[str, Any]) -> Figure:
     axes = figure.subplots()
     for span in answer["timeline"]:
         axes.barh(
-            _ROWS.index(span["stream"]), 1e3 * (span["end_s"] - span["start_s"]), left=1e3 * span["start_s"],
-            height=0.7, color=_COLOURS[span["stage"]], edgecolor="white", linewidth=0.5,
-        )  # fmt: skip
+            _ROWS.index(span["stream"]),
+            1e3 * (span["end_s"] - span["start_s"]),
+            left=1e3 * span["start_s"],
+            height=0.7,
+            color=_COLOURS[span["stage"]],
+            edgecolor="white",
+            linewidth=0.5,
+        )
     for name, style in (("none", ":"), ("bytecomp", "--")):
         axes.axvline(1e3 * answer["baselines"][name], color="#ff725c", linestyle=style, linewidth=1)
         axes.annotate(
@@ -35,6 +40,10 @@ def draw(request: CompressRequest, answer: dict[str, Any]) -> Figure:
     axes.set_xlabel("time from the start of the backward pass (ms)")
     axes.legend(
         handles=[Patch(color=colour, label=stage) for stage, colour in _COLOURS.items()],
-        frameon=False, ncols=4, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 1.18),
-    )  # fmt: skip
+        frameon=False,
+        ncols=4,
+        fontsize=8,
+        loc="upper center",
+        bbox_to_anchor=(0.5, 1.18),
+    )
     return figure

@@ -162,11 +162,13 @@ class CompressRequest(Request):
                         times = self.workers if gathers else 1
                         options.append(
                             Option(
-                                compressor.name, place, network_s,
+                                compressor.name,
+                                place,
+                                network_s,
                                 work.overhead_s + work.compress_s_per_byte * tensor.bytes,
                                 work.overhead_s + work.decompress_s_per_byte * tensor.bytes * times,
                             )
-                        )  # fmt: skip
+                        )
             out.append(Tensor(tensor.name, seconds, tuple(options)))
         return out
 

@@ -83,8 +83,23 @@ def _once(problem: Problem, priority: Floats, limit: float, window: Ints | None 
         window = np.full(len(tasks.count), np.iinfo(np.int64).max)
     start, peak = np.empty(tasks.size), np.empty(problem.ranks)
     makespan = construct(
-        tasks.rank_groups, tasks.rank_start, tasks.rank, tasks.duration, tasks.count, tasks.offset,
-        tasks.before, tasks.after, tasks.forward, tasks.partner, tasks.activation, window,
-        np.full(problem.ranks, limit), bool(np.isfinite(limit)), priority, 0.0, start, peak,
-    )  # fmt: skip
+        tasks.rank_groups,
+        tasks.rank_start,
+        tasks.rank,
+        tasks.duration,
+        tasks.count,
+        tasks.offset,
+        tasks.before,
+        tasks.after,
+        tasks.forward,
+        tasks.partner,
+        tasks.activation,
+        window,
+        np.full(problem.ranks, limit),
+        bool(np.isfinite(limit)),
+        priority,
+        0.0,
+        start,
+        peak,
+    )
     return None if makespan < 0 else Schedule(start, makespan, float(peak.max()), float(peak.sum()))

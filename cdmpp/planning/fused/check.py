@@ -168,7 +168,6 @@ def _figures(problem: Problem, claim: _Claim) -> Iterator[str]:
 
 
 def _name(task: Task) -> str:
-    return (
-        f"{task.way} of micro-batch {task.micro_batch}, model {task.model} copy {task.copy}"
-        + (f" stage {task.stage}" if task.stage >= 0 else "")
-    )  # fmt: skip
+    return f"{task.way} of micro-batch {task.micro_batch}, model {task.model} copy {task.copy}" + (
+        f" stage {task.stage}" if task.stage >= 0 else ""
+    )

@@ -293,25 +293,61 @@ def improve(
             backwards = turn % 2 == 1
             if backwards:
                 makespan = construct(
-                    rank_groups, rank_start, rank, duration, count, offset, after, before, closes, partner,
-                    activation, windows[row], limits[row], guarded, priority, patiences[row], turned, peak,
-                )  # fmt: skip
+                    rank_groups,
+                    rank_start,
+                    rank,
+                    duration,
+                    count,
+                    offset,
+                    after,
+                    before,
+                    closes,
+                    partner,
+                    activation,
+                    windows[row],
+                    limits[row],
+                    guarded,
+                    priority,
+                    patiences[row],
+                    turned,
+                    peak,
+                )
                 for t in range(tasks):
                     start[t] = makespan - (turned[mirror[t]] + duration[group[t]])
             else:
                 makespan = construct(
-                    rank_groups, rank_start, rank, duration, count, offset, before, after, opens, partner,
-                    activation, windows[row], limits[row], guarded, priority, patiences[row], start, peak,
-                )  # fmt: skip
+                    rank_groups,
+                    rank_start,
+                    rank,
+                    duration,
+                    count,
+                    offset,
+                    before,
+                    after,
+                    opens,
+                    partner,
+                    activation,
+                    windows[row],
+                    limits[row],
+                    guarded,
+                    priority,
+                    patiences[row],
+                    start,
+                    peak,
+                )
             if makespan < 0.0:
                 break
             most = peak.max()
             whole = peak.sum()
             old = figures[row, 0]
-            if old < 0.0 or makespan < old * (1 - 1e-12) or (
-                makespan <= old * (1 + 1e-12)
-                and (most < figures[row, 1] or (most == figures[row, 1] and whole < figures[row, 2]))
-            ):  # fmt: skip
+            if (
+                old < 0.0
+                or makespan < old * (1 - 1e-12)
+                or (
+                    makespan <= old * (1 + 1e-12)
+                    and (most < figures[row, 1] or (most == figures[row, 1] and whole < figures[row, 2]))
+                )
+            ):
                 figures[row, 0] = makespan
                 figures[row, 1] = most
                 figures[row, 2] = whole

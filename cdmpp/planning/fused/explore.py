@@ -221,9 +221,27 @@ def _improve(
     starts = np.empty_like(priorities)
     figures = np.empty((len(priorities), 3))
     improve(
-        tasks.rank_groups, tasks.rank_start, tasks.rank, tasks.duration, tasks.count, tasks.offset,
-        tasks.before, tasks.after, tasks.forward, ~tasks.forward, tasks.partner, tasks.activation,
-        tasks.group, tasks.mirror, windows, limits,
-        problem.max_activations is not None, priorities, patiences, _ROUNDS, starts, figures,
-    )  # fmt: skip
+        tasks.rank_groups,
+        tasks.rank_start,
+        tasks.rank,
+        tasks.duration,
+        tasks.count,
+        tasks.offset,
+        tasks.before,
+        tasks.after,
+        tasks.forward,
+        ~tasks.forward,
+        tasks.partner,
+        tasks.activation,
+        tasks.group,
+        tasks.mirror,
+        windows,
+        limits,
+        problem.max_activations is not None,
+        priorities,
+        patiences,
+        _ROUNDS,
+        starts,
+        figures,
+    )
     return starts, figures

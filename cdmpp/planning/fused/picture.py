@@ -13,9 +13,15 @@ if TYPE_CHECKING:
 
 #: Forward and backward of each model: light and dark of one hue.
 COLOURS = (
-    ("#9ecae9", "#4c78a8"), ("#ffbf79", "#f58518"), ("#8cd17d", "#3f8f3f"), ("#d4a6c8", "#9d5b94"),
-    ("#ff9d98", "#d33f49"), ("#bab0ac", "#6b625e"), ("#f2cf5b", "#b79a20"), ("#83bcb6", "#3a827c"),
-)  # fmt: skip
+    ("#9ecae9", "#4c78a8"),
+    ("#ffbf79", "#f58518"),
+    ("#8cd17d", "#3f8f3f"),
+    ("#d4a6c8", "#9d5b94"),
+    ("#ff9d98", "#d33f49"),
+    ("#bab0ac", "#6b625e"),
+    ("#f2cf5b", "#b79a20"),
+    ("#83bcb6", "#3a827c"),
+)
 
 
 def draw(request: FusedRequest, answer: dict[str, Any]) -> Figure:
@@ -34,9 +40,14 @@ def draw(request: FusedRequest, answer: dict[str, Any]) -> Figure:
         ends = np.array([step["end_s"] for step in row]) / scale
         colours = [COLOURS[step["model"]][step["pass"] == "B"] for step in row]
         timeline.barh(
-            np.full(len(row), rank), ends - starts, left=starts, height=0.86, color=colours,
-            edgecolor="white", linewidth=0.3 if len(row) < 300 else 0,
-        )  # fmt: skip
+            np.full(len(row), rank),
+            ends - starts,
+            left=starts,
+            height=0.86,
+            color=colours,
+            edgecolor="white",
+            linewidth=0.3 if len(row) < 300 else 0,
+        )
     bound = answer["lower_bound_s"] / scale
     timeline.axvline(bound, color="black", linewidth=1, linestyle="--")
     timeline.set_xlim(0, span / scale)

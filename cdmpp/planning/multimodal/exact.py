@@ -154,9 +154,17 @@ def best_of_all(variants: Sequence[Tasks], best: Schedule, watch: Watch) -> tupl
         order = np.full(2 * tasks.half, -1, np.int64)
         nodes = int(min(nodes, watch.left_s * _RATE))
         _, complete, nodes = branch_and_bound(
-            tasks.ranks, rank, tasks.duration_s, tasks.before, tasks.first_after, tasks.after,
-            tasks.ways_s[1], best.makespan_s, nodes, order,
-        )  # fmt: skip
+            tasks.ranks,
+            rank,
+            tasks.duration_s,
+            tasks.before,
+            tasks.first_after,
+            tasks.after,
+            tasks.ways_s[1],
+            best.makespan_s,
+            nodes,
+            order,
+        )
         proven = proven and bool(complete)
         if order[0] >= 0:
             found = followed(tasks, [order[rank[order] == r].tolist() for r in range(tasks.ranks)])

@@ -106,11 +106,7 @@ def segment_counts(modules: Sequence[Module], sizes: Sequence[int], ranks: int) 
 
 
 def in_segments(
-    modules: Sequence[Module],
-    counts: Sequence[int],
-    work_s: Sequence[float],
-    ranks: int,
-    lead_s: float = 0.0,
+    modules: Sequence[Module], counts: Sequence[int], work_s: Sequence[float], ranks: int, lead_s: float = 0.0
 ) -> Placement:
     """Every module over all ranks, ``counts`` times.
 

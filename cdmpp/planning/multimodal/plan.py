@@ -116,9 +116,17 @@ def plan_step(
 ) -> Plan:
     """Plan one step: :func:`plan_steps` of a single batch."""
     return plan_steps(
-        modules, [batch], ranks, memory=memory, share=share, samples=samples, watch=watch, seed=seed,
-        max_steps=max_steps, counter=counter,
-    )[0]  # fmt: skip
+        modules,
+        [batch],
+        ranks,
+        memory=memory,
+        share=share,
+        samples=samples,
+        watch=watch,
+        seed=seed,
+        max_steps=max_steps,
+        counter=counter,
+    )[0]
 
 
 def plan_steps(

@@ -83,10 +83,27 @@ def dispatched(tasks: Tasks, sequence: np.ndarray, rule: Rule, *, limited: bool 
     room = tasks.room if limited else np.full(tasks.ranks, np.inf)
     start_s, place = np.empty(2 * tasks.half), np.empty(2 * tasks.half, np.int64)
     makespan_s = dispatch(
-        tasks.half, tasks.ranks, tasks.rank, tasks.duration_s, tasks.before, tasks.first_after, tasks.after,
-        tasks.first_task, *tasks.lanes, sequence, tasks.ways_s[1], rule.back_rule, rule.preference,
-        rule.strict, tasks.kept, tasks.more_forward, tasks.more_backward, room, start_s, place,
-    )  # fmt: skip
+        tasks.half,
+        tasks.ranks,
+        tasks.rank,
+        tasks.duration_s,
+        tasks.before,
+        tasks.first_after,
+        tasks.after,
+        tasks.first_task,
+        *tasks.lanes,
+        sequence,
+        tasks.ways_s[1],
+        rule.back_rule,
+        rule.preference,
+        rule.strict,
+        tasks.kept,
+        tasks.more_forward,
+        tasks.more_backward,
+        room,
+        start_s,
+        place,
+    )
     return Schedule(tasks, float(makespan_s), start_s, place)
 
 

@@ -140,12 +140,7 @@ class Tasks:
             self.modules, self.placement, self.items, self.memory, knobs, self.ids, self.half
         )
         return replace(
-            self,
-            knobs=knobs,
-            duration_s=duration_s,
-            kept=kept,
-            more_forward=forward,
-            more_backward=backward,
+            self, knobs=knobs, duration_s=duration_s, kept=kept, more_forward=forward, more_backward=backward
         )
 
 

@@ -112,8 +112,7 @@ class MultimodalRequest(Request):
         ),
     ] = None
     efficiency: Annotated[
-        float,
-        Field(gt=0, le=1, description="Share of the peak items a second that sub-micro-batches keep."),
+        float, Field(gt=0, le=1, description="Share of the peak items a second that sub-micro-batches keep.")
     ] = SHARE
     memory_bytes: Annotated[PositiveBytes | None, Field(description="Of each rank.")] = None
     knobs: Annotated[

@@ -76,8 +76,10 @@ def read_job(
     if pairs > MAX_PAIRS:
         raise FieldError(
             f"operators: {len(operators):,} on {len(devices)} devices are {pairs:,} pairs; "
-            f"at most {MAX_PAIRS:,}", path="operators", hint="plan equal blocks of the network once",
-        )  # fmt: skip
+            f"at most {MAX_PAIRS:,}",
+            path="operators",
+            hint="plan equal blocks of the network once",
+        )
     for at, one in enumerate(operators):
         _check_costs(at, one)
     index = _order(operators, place)
@@ -101,8 +103,7 @@ def read_job(
             levels = job.dtypes(device, i)
             if not levels:
                 raise FieldError(
-                    f"operators.{at}.dtypes: {device.name!r} has none of them",
-                    path=f"operators.{at}.dtypes",
+                    f"operators.{at}.dtypes: {device.name!r} has none of them", path=f"operators.{at}.dtypes"
                 )
             lacking = [name for name in levels if name not in sensitivity[i]]
             if lacking:
@@ -201,24 +202,26 @@ def asked(job: Job) -> list[Asked]:
                         path = f"operators.{at}.{field}.{k}.program"
                         out.append(
                             Asked(
-                                path, _in_type(work.program, used, path), line.device, line.backend,
-                                line.protocol, line.framework,
+                                path,
+                                _in_type(work.program, used, path),
+                                line.device,
+                                line.backend,
+                                line.protocol,
+                                line.framework,
                             )
-                        )  # fmt: skip
+                        )
             if len(out) > MAX_ASKED:
                 raise FieldError(
-                    f"operators: more than {MAX_ASKED:,} programs to price", path="operators",
+                    f"operators: more than {MAX_ASKED:,} programs to price",
+                    path="operators",
                     hint="fewer operators, types or devices",
-                )  # fmt: skip
+                )
     return out
 
 
 def _works(one: OperatorForm, line: DeviceLine, dtype: str) -> list[tuple[str, list[Work], str]]:
     assert one.forward is not None
-    return [
-        ("forward", one.forward, dtype),
-        ("backward", one.backward or [], _gradient(dtype, line.dtypes)),
-    ]
+    return [("forward", one.forward, dtype), ("backward", one.backward or [], _gradient(dtype, line.dtypes))]
 
 
 def _gradient(dtype: str, allowed: Sequence[DType]) -> str:
@@ -231,9 +234,10 @@ def _gradient(dtype: str, allowed: Sequence[DType]) -> str:
 def _in_type(program: Mapping[str, Any], dtype: str, path: str) -> dict[str, Any]:
     if "operator" not in program:
         raise FieldError(
-            f"{path}: the type of this program cannot be changed", path=path,
+            f"{path}: the type of this program cannot be changed",
+            path=path,
             hint='give an operator object, such as {"operator": "linear", "m": 64, "n": 64, "k": 64}',
-        )  # fmt: skip
+        )
     return {**program, "dtype": dtype}
 
 
@@ -306,9 +310,11 @@ def _costs(
 
 def _times(cost: Cost, factor: float) -> Cost:
     return Cost(
-        factor * cost.latency_s, factor * cost.lower_s, factor * cost.upper_s,
+        factor * cost.latency_s,
+        factor * cost.lower_s,
+        factor * cost.upper_s,
         tuple(replace(part, latency_s=factor * part.latency_s) for part in cost.parts),
-    )  # fmt: skip
+    )
 
 
 def _device(
@@ -328,9 +334,10 @@ def _device(
             return 0.0
         if (a, b) not in casts:
             raise FieldError(
-                f"devices.{d}.casts: nothing from {a} to {b}", path=f"devices.{d}.casts",
+                f"devices.{d}.casts: nothing from {a} to {b}",
+                path=f"devices.{d}.casts",
                 hint="give each pair of types that can meet, float32 and the backward pass's included",
-            )  # fmt: skip
+            )
         return casts[a, b].seconds(elements)
 
     weights = [one.weight_elements for one in job.operators]

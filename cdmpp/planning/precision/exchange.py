@@ -53,9 +53,10 @@ def buckets(
     def exchange_s(size: float, path: str) -> float:
         if link is None:
             raise FieldError(
-                f"{path}: seconds of an exchange need a link", path=path,
+                f"{path}: seconds of an exchange need a link",
+                path=path,
                 hint="give communication.link, or duration_s of each bucket",
-            )  # fmt: skip
+            )
         try:
             return collective_s("all_reduce", workers, size, link) if workers > 1 else 0.0
         except FieldError as error:

@@ -119,8 +119,7 @@ class OperatorForm(Closed):
     output_elements: Elements
     weight_elements: Elements = 0
     kept_elements: Annotated[
-        Elements,
-        Field(description="Kept for the backward pass besides the inputs from other operators."),
+        Elements, Field(description="Kept for the backward pass besides the inputs from other operators.")
     ] = 0
     dtypes: Annotated[
         list[DType] | None, Field(min_length=1, max_length=4, description="null: what the device has.")

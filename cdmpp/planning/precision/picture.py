@@ -25,13 +25,19 @@ def draw(request: PrecisionRequest, answer: dict[str, Any]) -> Figure:
             continue
         seen.add((plan["iteration_s"], plan["sensitivity"]))
         left.plot(
-            1e3 * plan["iteration_s"], plan["sensitivity"], "o",
-            color="#9498a0", fillstyle="full" if plan["feasible"] else "none",
-        )  # fmt: skip
+            1e3 * plan["iteration_s"],
+            plan["sensitivity"],
+            "o",
+            color="#9498a0",
+            fillstyle="full" if plan["feasible"] else "none",
+        )
         left.annotate(
-            plan["name"], (1e3 * plan["iteration_s"], plan["sensitivity"]),
-            xytext=(4, 4), textcoords="offset points", fontsize=8,
-        )  # fmt: skip
+            plan["name"],
+            (1e3 * plan["iteration_s"], plan["sensitivity"]),
+            xytext=(4, 4),
+            textcoords="offset points",
+            fontsize=8,
+        )
     left.margins(x=0.25, y=0.15)  # room for the names
     left.plot(
         1e3 * answer["iteration_s"], answer["sensitivity"], "*", markersize=13, color="#3ca951", label="plan"
@@ -47,16 +53,23 @@ def draw(request: PrecisionRequest, answer: dict[str, Any]) -> Figure:
     for row, device in enumerate(devices):
         kinds = [device["dtypes"][name] for name in names]
         right.bar(
-            range(len(names)), [0.8] * len(names), bottom=row - 0.4, width=0.94,
+            range(len(names)),
+            [0.8] * len(names),
+            bottom=row - 0.4,
+            width=0.94,
             color=[_COLOURS[kind] for kind in kinds],
-        )  # fmt: skip
+        )
     used = [kind for kind in _COLOURS if any(kind in device["dtypes"].values() for device in devices)]
     right.set_yticks(range(len(devices)), [device["name"] for device in devices])
     few = len(names) <= 30
     right.set_xticks(range(len(names)) if few else [], names if few else [], rotation=90, fontsize=7)
     right.set_xlabel("operator, in the order of computation")
     right.legend(
-        handles=[Patch(color=_COLOURS[kind], label=kind) for kind in used], frameon=False, ncols=len(used),
-        loc="upper center", bbox_to_anchor=(0.5, 1.15), fontsize=8,
-    )  # fmt: skip
+        handles=[Patch(color=_COLOURS[kind], label=kind) for kind in used],
+        frameon=False,
+        ncols=len(used),
+        loc="upper center",
+        bbox_to_anchor=(0.5, 1.15),
+        fontsize=8,
+    )
     return figure

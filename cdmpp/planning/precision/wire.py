@@ -12,13 +12,7 @@ from cdmpp.compose import Asked, Explained, Request, Watch
 from cdmpp.compose.request import Budget, MaxSteps, PositiveSeconds, Seed
 from cdmpp.planning.precision.build import CastSource, Job, Tables, asked, read_job, tables
 from cdmpp.planning.precision.explain import Raise, explain, rejected_raises
-from cdmpp.planning.precision.forms import (
-    MAX_DEVICES,
-    MAX_OPERATORS,
-    DeviceLine,
-    ExchangeForm,
-    OperatorForm,
-)
+from cdmpp.planning.precision.forms import MAX_DEVICES, MAX_OPERATORS, DeviceLine, ExchangeForm, OperatorForm
 from cdmpp.planning.precision.plan import Plan, baselines, make_plan, total
 from cdmpp.planning.precision.pricing import Pricing
 from cdmpp.prediction import Prediction

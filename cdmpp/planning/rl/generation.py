@@ -201,10 +201,21 @@ def generate(
     finish, left = np.full(len(lengths), np.inf), lengths.astype(np.int64)
     home = np.full(len(lengths), -1, dtype=np.int64)
     preemptions = _run(
-        queues.members, queues.starts, queues.takers, held, fill, engine.refill_s(),
-        engine.seconds_per_token, engine.memory_tokens, engine.reserve_tokens, starts, until_s, finish, left,
+        queues.members,
+        queues.starts,
+        queues.takers,
+        held,
+        fill,
+        engine.refill_s(),
+        engine.seconds_per_token,
+        engine.memory_tokens,
+        engine.reserve_tokens,
+        starts,
+        until_s,
+        finish,
+        left,
         home,
-    )  # fmt: skip
+    )
     return Generated(finish, left, home, int(preemptions))
 
 

@@ -61,15 +61,23 @@ def _front(axes: Axes, request: RlRequest, answer: dict[str, Any]) -> None:
         )
 
     axes.plot(
-        [one["step_s"] for one in points], [height(one) for one in points], "o-", color=_REGULAR,
-        markersize=4, label="sizes that none beats, without migration",
-    )  # fmt: skip
+        [one["step_s"] for one in points],
+        [height(one) for one in points],
+        "o-",
+        color=_REGULAR,
+        markersize=4,
+        label="sizes that none beats, without migration",
+    )
     stage, training = answer["generation"], answer["training"]
     units = stage["instances"] + (0 if training is None or training["shared"] else training["units"])
     axes.plot(
-        [answer["step_s"]], [answer["price_per_step"] if priced else units], "*", color=_CHOSEN,
-        markersize=13, label="the plan",
-    )  # fmt: skip
+        [answer["step_s"]],
+        [answer["price_per_step"] if priced else units],
+        "*",
+        color=_CHOSEN,
+        markersize=13,
+        label="the plan",
+    )
     axes.axvline(
         answer["lower_bound_s"], color="black", linestyle=":", linewidth=1, label="lower bound of time"
     )

@@ -114,9 +114,14 @@ class PricedPool:
                 given.batch_overhead_s,
             )
         return Pool(
-            form.name, form.units, form.price_per_hour, form.site, engine, training,
+            form.name,
+            form.units,
+            form.price_per_hour,
+            form.site,
+            engine,
+            training,
             getattr(self.inference, figure),
-        )  # fmt: skip
+        )
 
 
 def memory_tokens(memory_bytes: float | None, kv: KvForm) -> int:

@@ -54,8 +54,7 @@ class RlRequest(Request):
     prompt_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS), WholeNumber] = 0
     pools: Annotated[list[PoolForm], Field(min_length=1, max_length=8)]
     decode: Annotated[
-        DecodeForm | None,
-        Field(description="Seconds for one token of every sample of a batch: PTL(batch)."),
+        DecodeForm | None, Field(description="Seconds for one token of every sample of a batch: PTL(batch).")
     ] = None
     prefill: Annotated[CostField, Field(description="Of one prompt; it stalls its instance.")] = 0.0
     inference: Annotated[

@@ -28,12 +28,15 @@ def show(request: RlRequest, answer: dict[str, Any]) -> None:
             ("responses", "generation", "training", "one more saves", "do"),
             [
                 (
-                    f"{one['growth']:g} x", format_latency(one["generation_s"]),
-                    format_latency(one["training_s"]), format_latency(one["saving_s"]), one["action"],
+                    f"{one['growth']:g} x",
+                    format_latency(one["generation_s"]),
+                    format_latency(one["training_s"]),
+                    format_latency(one["saving_s"]),
+                    one["action"],
                 )
                 for one in answer["elastic"]
             ],
-        )  # fmt: skip
+        )
     for remark in answer["explanation"]:
         print(remark)
     for name, why in answer["left_out"].items():

@@ -79,9 +79,13 @@ def _interval(
         migration = None
         if plan.applied and plan.migration is not None:
             migration = migrated(
-                judge, plan.sizes.split, plan.migration.threshold, plan.migration.remaining, problem.link,
+                judge,
+                plan.sizes.split,
+                plan.migration.threshold,
+                plan.migration.remaining,
+                problem.link,
                 inference_of(problem.terms, plan.sizes),
-            )  # fmt: skip
+            )
         found.append(_mean(evaluate(problem.terms, plan.sizes, judge, migration).step_s))
     return min(*found, plan.sizes.step_s), max(*found, plan.sizes.step_s)
 
@@ -277,9 +281,12 @@ def _curve(one: PricedPool, batch: int) -> dict[str, Any]:
         middle = np.unique(np.array([1, batch]))
         shown = np.interp(middle, sizes, [cost.latency_s for cost in costs]).tolist()
         return {
-            "pool": one.stages.pool.name, "batch": middle.tolist(), "seconds_per_token": shown,
-            "lower_s": shown, "upper_s": shown,
-        }  # fmt: skip
+            "pool": one.stages.pool.name,
+            "batch": middle.tolist(),
+            "seconds_per_token": shown,
+            "lower_s": shown,
+            "upper_s": shown,
+        }
     return {
         "pool": one.stages.pool.name,
         "batch": sizes.astype(int).tolist(),

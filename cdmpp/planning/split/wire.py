@@ -9,16 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from cdmpp.compose import Asked, Explained, Request, Watch
 from cdmpp.compose.costs import MAX_PARTS, Cost
-from cdmpp.compose.request import (
-    Budget,
-    Closed,
-    DeviceForm,
-    MaxSteps,
-    Name,
-    Seconds,
-    WholeNumber,
-    Work,
-)
+from cdmpp.compose.request import Budget, Closed, DeviceForm, MaxSteps, Name, Seconds, WholeNumber, Work
 from cdmpp.emulator.forms import Bytes
 from cdmpp.errors import FieldError
 from cdmpp.planning.split.dynamic import MAX_CELLS, cells

@@ -49,9 +49,14 @@ class TreeBaseline:
     """
 
     def __init__(
-        self, dataset: Dataset, inputs: Inputs, config: TrainConfig, *,
-        programs: Array | None = None, label: Literal["ratio", "latency"] = "ratio",
-    ) -> None:  # fmt: skip
+        self,
+        dataset: Dataset,
+        inputs: Inputs,
+        config: TrainConfig,
+        *,
+        programs: Array | None = None,
+        label: Literal["ratio", "latency"] = "ratio",
+    ) -> None:
         self.dataset, self.inputs, self.config, self.label = dataset, inputs, config, label
         self.own = programs is None
         self.summed = summed_leaves(dataset) if programs is None else programs
@@ -82,10 +87,16 @@ class TreeBaseline:
         rows = self.dataset.rows.take(chosen)
         target = rows.log_latency - self.base(rows)
         self.model = XGBRegressor(
-            n_estimators=finish.xgboost_trees, max_depth=9, learning_rate=0.1, subsample=0.8,
-            colsample_bytree=0.6, tree_method="hist", objective="reg:absoluteerror",
-            n_jobs=2, random_state=self.config.seed,
-        )  # fmt: skip
+            n_estimators=finish.xgboost_trees,
+            max_depth=9,
+            learning_rate=0.1,
+            subsample=0.8,
+            colsample_bytree=0.6,
+            tree_method="hist",
+            objective="reg:absoluteerror",
+            n_jobs=2,
+            random_state=self.config.seed,
+        )
         self.model.fit(self.features(rows), target)
         return self
 

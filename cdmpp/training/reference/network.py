@@ -26,9 +26,12 @@ def _block(inputs: int, outputs: int, *, activation: bool = True) -> list[nn.Mod
 
 def _flatten(leaves: int) -> nn.Sequential:
     return nn.Sequential(
-        *_block(LEAF_WIDTH * leaves, 716, activation=False), *_block(716, 985), *_block(985, 985),
-        *_block(985, 985), *_block(985, LATENT),
-    )  # fmt: skip
+        *_block(LEAF_WIDTH * leaves, 716, activation=False),
+        *_block(716, 985),
+        *_block(985, 985),
+        *_block(985, 985),
+        *_block(985, LATENT),
+    )
 
 
 class ReferenceNetwork(nn.Module):

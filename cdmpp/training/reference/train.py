@@ -105,9 +105,13 @@ class ReferenceModel:
         self._settle(index, counts)
         seconds = time.monotonic() - started
         self.summary = {
-            "steps": step, "samples": samples, "train_rows": len(index), "train_seconds": round(seconds, 1),
-            "samples_per_s": round(samples / seconds, 1), "leaf_counts": sorted(set(counts.tolist())),
-        }  # fmt: skip
+            "steps": step,
+            "samples": samples,
+            "train_rows": len(index),
+            "train_seconds": round(seconds, 1),
+            "samples_per_s": round(samples / seconds, 1),
+            "leaf_counts": sorted(set(counts.tolist())),
+        }
         return self
 
     @torch.no_grad()
