@@ -103,10 +103,7 @@ STUDIES: dict[str, dict[str, tuple[dict[str, Any], int]]] = {
     },
     "device inputs": {"absolute": ({"network": {"device_inputs": "absolute"}}, 1)},
     "source devices": {
-        "2 of each source fewer": (
-            {"data": {"holdout_devices": (*HELD, "p4", "p100-pcie-16gb", "b300", "gb300")}},
-            1,
-        )
+        "2 of each source fewer": ({"data": {"holdout_devices": (*HELD, "p4", "p100-pcie-16gb", "b300", "gb300")}}, 1)
     },
     "size": {
         "half": ({"network": {"width": 48, "feed_forward": 96, "head_width": 192, "head_layers": 2}}, 1),

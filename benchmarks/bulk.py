@@ -1,4 +1,4 @@
-"""Features in bulk: the same questions as JSON numbers and as the binary body of ``/predict``.
+"""Features in bulk: the same queries as JSON numbers and as the binary body of ``/predict``.
 
 ``python -m benchmarks.bulk [--rows 2000] [--repeats 5]``: what writing and reading a body takes each way (the
 median of the repeats, one thread), its size, and the ratio. Both ways are checked to give the same arrays.
@@ -15,24 +15,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from cdmpp.features.bulk import FeaturePart, FeatureQuestions
+from cdmpp.features.bulk import FeaturePart, FeatureQueries
 from cdmpp.features.encode import encode_shapes
 
 T = TypeVar("T")
-_ARRAYS = (
-    "leaves",
-    "leaf_count",
-    "positions",
-    "totals",
-    "kind",
-    "device",
-    "backend",
-    "protocol",
-    "framework",
-)
+_ARRAYS = ("leaves", "leaf_count", "positions", "totals", "kind", "device", "backend", "protocol", "framework")
 
 
-def questions(rows: int) -> FeatureQuestions:
+def queries(rows: int) -> FeatureQueries:
     """Distinct attention programs, the operators with most leaves."""
     ones = np.ones(rows, dtype=np.int64)
     sizes = {
@@ -47,10 +37,10 @@ def questions(rows: int) -> FeatureQuestions:
         FeaturePart(encoded, "attention_prefill", "t4")
         for _, encoded in encode_shapes("attention_prefill", "float16", {}, sizes)
     ]
-    return FeatureQuestions.of(parts)
+    return FeatureQueries.of(parts)
 
 
-def as_json(asked: FeatureQuestions) -> bytes:
+def as_json(asked: FeatureQueries) -> bytes:
     """What a JSON body of the same arrays would be."""
     return json.dumps({name: getattr(asked, name).tolist() for name in _ARRAYS}).encode()
 
@@ -72,11 +62,11 @@ def timed(work: Callable[[], T], repeats: int) -> tuple[T, float]:
 
 def measure(rows: int, repeats: int) -> dict[str, Any]:
     """Both ways, seconds and bytes."""
-    asked = questions(rows)
+    asked = queries(rows)
     text, write_json_s = timed(lambda: as_json(asked), repeats)
     read, read_json_s = timed(lambda: from_json(text), repeats)
     body, write_binary_s = timed(asked.to_bytes, repeats)
-    back, read_binary_s = timed(lambda: FeatureQuestions.from_bytes(body), repeats)
+    back, read_binary_s = timed(lambda: FeatureQueries.from_bytes(body), repeats)
     for name in _ARRAYS:
         np.testing.assert_array_equal(read[name].astype(getattr(back, name).dtype), getattr(back, name))
     return {

@@ -87,8 +87,7 @@ def coverage_table(lists: Mapping[str, Iterable[TaskList]], found: Measured) -> 
     """The whole table, one row for each network."""
     predictor = LatencyPredictor.load()
     head = (
-        "| network | what it is | parameters and defaults "
-        "| launches | programs | lowered | measured | predicted |",
+        "| network | what it is | parameters and defaults | launches | programs | lowered | measured | predicted |",
         "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: |",
     )
     return "\n".join((*head, *(coverage_row(name, own, found, predictor) for name, own in lists.items())))
@@ -105,8 +104,7 @@ def main() -> None:
     options = parser.parse_args()
     found = measured()
     table = coverage_table(
-        {name: [network_tasks(text) for text in sources(name, found.networks)] for name in network_names()},
-        found,
+        {name: [network_tasks(text) for text in sources(name, found.networks)] for name in network_names()}, found
     )
     print(table)
     if options.write:

@@ -30,11 +30,11 @@ from benchmarks.timing import interleaved, median_ratio
 from cdmpp.devices.registry import lookup
 from cdmpp.features.encode import encode_operator, encode_operators, encode_tvm_json, pad_leaves
 from cdmpp.nn.artifact import default_model, load_artifact
-from cdmpp.nn.inputs import question_inputs, stack_devices, summarise
+from cdmpp.nn.inputs import query_inputs, stack_devices, summarise
 from cdmpp.nn.network import LatencyNetwork
-from cdmpp.nn.places import encode_places
+from cdmpp.nn.positional_encoding_np import encode_places
 from cdmpp.nn.weights import Weights
-from cdmpp.predictor import LatencyPredictor, Question
+from cdmpp.predictor import LatencyPredictor, Query
 from cdmpp.programs.operators import OperatorSpec, parse_operator
 from cdmpp.programs.program import TensorProgram
 
@@ -87,7 +87,7 @@ def batch(rows: int, leaves: int) -> dict[str, Any]:
     device = np.arange(rows) % len(DEVICES)
     matrix = stack_devices([lookup(name) for name in DEVICES])[device]
     summary = np.concatenate([summarise(each) for each in encoded])
-    inputs, logs, _ = question_inputs(summary, matrix, codes, codes, codes)
+    inputs, logs, _ = query_inputs(summary, matrix, codes, codes, codes)
     return {
         "leaves": features,
         "positions": positions,
@@ -98,9 +98,7 @@ def batch(rows: int, leaves: int) -> dict[str, Any]:
     }
 
 
-def engines(
-    weights: Weights, exportable: Exportable, data: dict[str, Any], compiled: bool
-) -> dict[str, Says]:
+def engines(weights: Weights, exportable: Exportable, data: dict[str, Any], compiled: bool) -> dict[str, Says]:
     """Each engine on a batch: point and levels of its rows."""
     network = weights.network
     width = weights.config.leaf_width
@@ -155,13 +153,13 @@ def compare_engines(repeats: int, compiled: bool, leaf_counts: list[int], row_co
         print(f"| {leaves} | {rows} | {rates} | **{ratio:.1f}x** | {apart:.1e} |", flush=True)
 
 
-def items(first: int) -> list[Question]:
-    """Distinct questions: the operators of :data:`OPERATORS`' kinds in sizes that were not asked before."""
+def items(first: int) -> list[Query]:
+    """Distinct queries: the operators of :data:`OPERATORS`' kinds in sizes that were not asked before."""
     made = []
     for i in range(first, first + ITEMS):
         size = {"m": 1 + i % 8191, "n": 64 * (1 + i // 8191 + i % 127)}
         text = tuple(LEAVES.values())[i % len(LEAVES)].format(**size)
-        made.append(Question(TensorProgram.from_operator(text), DEVICES[i // len(LEAVES) % len(DEVICES)]))
+        made.append(Query(TensorProgram.from_operator(text), DEVICES[i // len(LEAVES) % len(DEVICES)]))
     return made
 
 
@@ -172,11 +170,11 @@ def in_process(repeats: int) -> None:
     for turn in range(repeats):
         predictor, asked = LatencyPredictor(artifact), items(turn * ITEMS)
         calls = [asked[i : i + CALL] for i in range(0, ITEMS, CALL)]
-        alone = [[question] for question in items((turn + repeats) * ITEMS)[:CALL]]
+        alone = [[query] for query in items((turn + repeats) * ITEMS)[:CALL]]
         for name, parts in (("new", calls), ("asked before", calls), ("new, alone", alone)):
             started = time.perf_counter()
             for part in parts:
-                predictor.predict_questions(part)
+                predictor.predict_queries(part)
             rate = sum(map(len, parts)) / (time.perf_counter() - started)
             rates.setdefault(name, []).append(rate)
     print("\n| predictor in this process | items/s |\n| --- | ---: |")

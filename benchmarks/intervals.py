@@ -25,7 +25,7 @@ def coverage_curve(
     log_measured, point : (n,)
         log of seconds.
     levels, factor : (n, len(LEVELS)), (n,)
-        As :class:`cdmpp.nn.answers.Answers` has them.
+        As :class:`cdmpp.nn.pipeline.Answers` has them.
     nominal : sequence of float
 
     Returns

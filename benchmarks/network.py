@@ -18,7 +18,7 @@ import torch
 from benchmarks.timing import interleaved, median_ratio
 from cdmpp.devices.registry import lookup
 from cdmpp.features.encode import encode_shapes
-from cdmpp.nn.inputs import question_inputs, stack_devices
+from cdmpp.nn.inputs import query_inputs, stack_devices
 from cdmpp.nn.losses import pinball_loss, relative_error_loss
 from cdmpp.nn.network import LatencyNetwork, parameter_count
 from cdmpp.nn.store import ProgramStore
@@ -52,7 +52,7 @@ def batch(rows: int, seed: int = 0) -> dict[str, torch.Tensor]:
     device = rng.integers(0, len(DEVICES), rows)
     matrix = stack_devices([lookup(name) for name in DEVICES])[device]
     zeros = np.zeros(rows, dtype=np.int16)
-    inputs, logs, _ = question_inputs(store.summary, matrix, zeros, zeros, zeros)
+    inputs, logs, _ = query_inputs(store.summary, matrix, zeros, zeros, zeros)
     # Five leaves share the bucket of six; the reference has no padding, so the padding is left out here.
     (bucket,) = store.buckets.values()
     slots = store.slot

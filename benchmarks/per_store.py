@@ -29,7 +29,7 @@ class PackedSum:
     """Trees over single stores whose outputs are summed over the stores of a program.
 
     What TVM's XGBModel does ("pack-sum"), with a squared error on the label at hand. Rows of one program may
-    be asked for on several devices: columns of the question are repeated for each of its stores.
+    be asked for on several devices: columns of the query are repeated for each of its stores.
 
     Parameters
     ----------
@@ -44,17 +44,17 @@ class PackedSum:
         self.features, self.options, self.trees = features, options, trees
         self.model: Any = None
 
-    def _rows(self, program: Array, question: Array) -> tuple[Array, Array]:
+    def _rows(self, program: Array, query: Array) -> tuple[Array, Array]:
         counts = np.array([len(self.features[key]) for key in program])
         owner = np.repeat(np.arange(len(program)), counts)
         stores = np.concatenate([self.features[key] for key in program])
-        return np.concatenate([stores, question[owner]], axis=1), owner
+        return np.concatenate([stores, query[owner]], axis=1), owner
 
-    def fit(self, program: Array, question: Array, target: Array) -> PackedSum:
-        """Fit on rows (program key, columns of the question) and their label."""
+    def fit(self, program: Array, query: Array, target: Array) -> PackedSum:
+        """Fit on rows (program key, columns of the query) and their label."""
         import xgboost
 
-        table, owner = self._rows(program, question)
+        table, owner = self._rows(program, query)
         share = 1.0 / np.bincount(owner)
 
         def gradient(predicted: Array, _: Any) -> tuple[Array, Array]:
@@ -69,11 +69,11 @@ class PackedSum:
         self.model = xgboost.train(self.options, data, num_boost_round=self.trees, obj=gradient)
         return self
 
-    def predict(self, program: Array, question: Array) -> Array:
+    def predict(self, program: Array, query: Array) -> Array:
         """Label of rows."""
         import xgboost
 
-        table, owner = self._rows(program, question)
+        table, owner = self._rows(program, query)
         margin = (self.base / np.bincount(owner))[owner]
         each = self.model.predict(xgboost.DMatrix(table, base_margin=margin), output_margin=True)
         return np.asarray(np.bincount(owner, weights=each))

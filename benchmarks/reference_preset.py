@@ -118,9 +118,7 @@ def line(name: str, found: dict[str, Any]) -> str:
     test = found["test"]
     tau = "-" if test["task_kendall_tau"] is None else f"{test['task_kendall_tau']:.3f}"
     speed = [str(found.get(key, "-")) for key in ("train_seconds", "samples", "samples_per_s")]
-    return (
-        f"| {name} | " + " | ".join((*speed, percent(test["mape"]), percent(test["median_ape"]), tau)) + " |"
-    )
+    return f"| {name} | " + " | ".join((*speed, percent(test["mape"]), percent(test["median_ape"]), tau)) + " |"
 
 
 def main() -> None:

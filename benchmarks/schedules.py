@@ -134,9 +134,7 @@ class Contest:
 
 def line(split: str, name: str, m: dict[str, Any]) -> str:
     """One row of the table."""
-    order = [
-        "-" if m[key] is None else f"{m[key]:.3f}" for key in ("task_kendall_tau", "top1_score", "top5_score")
-    ]
+    order = ["-" if m[key] is None else f"{m[key]:.3f}" for key in ("task_kendall_tau", "top1_score", "top5_score")]
     cells = (f"{m['n']:,}", percent(m["mape"]), percent(m["median_ape"]), percent(m["within_20"]), *order)
     return f"| {split} | {name} | " + " | ".join((*cells, str(m["ranked_groups"]))) + " |"
 
@@ -165,9 +163,7 @@ def main() -> None:
     options = parser.parse_args()
     config = load_config(options.config)
     if options.data:
-        config = config.model_copy(
-            update={"data": config.data.model_copy(update={"records": (options.data,)})}
-        )
+        config = config.model_copy(update={"data": config.data.model_copy(update={"records": (options.data,)})})
     table = load_training_table(config, None, ())
     if table.programs:
         raise SystemExit("the records hold operators; this benchmark is about scheduled programs")

@@ -1,4 +1,4 @@
-"""Error on shapes that training never saw, on known devices: the test part, as users' questions are answered.
+"""Error on shapes that training never saw, on known devices: the test part, as users' queries are answered.
 
 ``python -m benchmarks.unseen_shapes --public-data DIR [--model models/base] [--out FILE]`` answers every row
 of the test part once and writes ``benchmarks/results/unseen_shapes.json``:
@@ -27,15 +27,15 @@ import numpy as np
 from benchmarks.intervals import NOMINAL, auc, coverage_curve
 from benchmarks.report.results import rounded, write_result
 from cdmpp.data.table import MeasurementTable
-from cdmpp.evaluation.asked import asked_parts
 from cdmpp.evaluation.cache import FeatureCache
 from cdmpp.evaluation.metrics import measure
+from cdmpp.evaluation.query_batches import asked_parts
 from cdmpp.evaluation.ranking import rank
 from cdmpp.evaluation.tables import INTERVAL, reasons
-from cdmpp.nn.answers import Answerer
 from cdmpp.nn.artifact import Artifact, load_artifact
 from cdmpp.nn.calibration import read_quantiles
 from cdmpp.nn.domain import label
+from cdmpp.nn.pipeline import InferencePipeline
 from cdmpp.programs.operators import operator_family
 from cdmpp.training.config import TrainConfig
 from cdmpp.training.parts import choose_parts
@@ -92,7 +92,7 @@ def held_out_rows(table: MeasurementTable, config: TrainConfig) -> Array:
 
 def answer_rows(artifact: Artifact, table: MeasurementTable, rows: Array) -> Answered:
     """The model's answers for rows (ordered by program); those that cannot be encoded are left out."""
-    answerer = Answerer(artifact)
+    answerer = InferencePipeline(artifact)
     cache = FeatureCache(schedule=artifact.config.schedule)
     filtered = np.ones(len(table), dtype=bool) if table.row_filter is None else table.row_filter
     device = table.device.array()

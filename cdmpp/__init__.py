@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from cdmpp.errors import ServiceError as ServiceError
     from cdmpp.errors import UnknownDeviceError as UnknownDeviceError
     from cdmpp.errors import UnsupportedOperatorError as UnsupportedOperatorError
-    from cdmpp.planning.kinds import make_plan as make_plan
+    from cdmpp.planning.registry import make_plan as make_plan
     from cdmpp.prediction import Predictor as Predictor
     from cdmpp.predictor import LatencyPredictor as LatencyPredictor
     from cdmpp.predictor import Prediction as Prediction
-    from cdmpp.predictor import Question as Question
+    from cdmpp.predictor import Query as Query
     from cdmpp.programs.operators import OperatorSpec as OperatorSpec
     from cdmpp.programs.program import TensorProgram as TensorProgram
 
@@ -42,9 +42,9 @@ _HOMES = {
     "LatencyPredictor": "cdmpp.predictor",
     "Prediction": "cdmpp.prediction",
     "Predictor": "cdmpp.prediction",
-    "Question": "cdmpp.prediction",
+    "Query": "cdmpp.prediction",
     "predict_curve": "cdmpp.curves",
-    "make_plan": "cdmpp.planning.kinds",
+    "make_plan": "cdmpp.planning.registry",
     "PredictorClient": "cdmpp.client",
     "AsyncPredictorClient": "cdmpp.client",
     "DeviceSpec": "cdmpp.devices",

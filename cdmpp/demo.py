@@ -73,7 +73,7 @@ def running_server(*arguments: str, environment: Mapping[str, str] | None = None
     Parameters
     ----------
     *arguments : str
-        More of ``python -m server``.
+        More of ``python -m cdmpp_server``.
     environment : mapping, optional
         Variables to add.
     """
@@ -81,7 +81,7 @@ def running_server(*arguments: str, environment: Mapping[str, str] | None = None
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(_SETTINGS)}
-    command = [sys.executable, "-m", "server", "--host", "127.0.0.1", "--port", str(port), *arguments]
+    command = [sys.executable, "-m", "cdmpp_server", "--host", "127.0.0.1", "--port", str(port), *arguments]
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as log:
         # It leaves no database behind.
         own = {"CDMPP_DATABASE": str(Path(folder) / "service.sqlite")}
@@ -256,7 +256,7 @@ def main() -> int:
     # Without this a terminated demonstration would leave its server behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # Where µ cannot be written, a question mark is better than no table.
+        # Where µ cannot be written, a query mark is better than no table.
         sys.stdout.reconfigure(errors="replace")
     try:
         run(ROOT / "examples")

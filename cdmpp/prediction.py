@@ -14,14 +14,14 @@ from cdmpp.nn.domain import Label
 from cdmpp.nn.levels import LEVELS
 from cdmpp.programs.operators import OperatorSpec
 from cdmpp.programs.program import TensorProgram
-from cdmpp.programs.question import DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS, Protocol
+from cdmpp.programs.query_options import DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS, Protocol
 
 DEFAULT_QUANTILES = (0.1, 0.9)
 
 
 @dataclass(frozen=True)
 class ErrorInfo:
-    """Why one question has no answer."""
+    """Why one query has no answer."""
 
     code: str
     message: str
@@ -34,7 +34,7 @@ class ErrorInfo:
 
 
 @dataclass(frozen=True)
-class Question:
+class Query:
     """One row to predict.
 
     Attributes
@@ -67,7 +67,7 @@ class Prediction:
     quantiles : dict of str to float
         Requested level (as text, "0.1") to seconds.
     domain : {"in", "near", "out"}
-        Whether training covered the question. ``domain_score`` ranks questions by the error to expect: the
+        Whether training covered the query. ``domain_score`` ranks queries by the error to expect: the
         distance from what was trained on, and the width of the interval (0 is best).
     roofline_s : float
         max(arithmetic at peak, traffic at full bandwidth): a bound, not a prediction. Kernels that read
@@ -125,8 +125,8 @@ class Predictor(Interface):
     ) -> list[Prediction]:
         """Programs on one device, in order; a program that cannot be read is an answer with an error."""
 
-    def predict_questions(
-        self, questions: Sequence[Question], quantiles: Sequence[float] = DEFAULT_QUANTILES
+    def predict_queries(
+        self, queries: Sequence[Query], quantiles: Sequence[float] = DEFAULT_QUANTILES
     ) -> list[Prediction]:
         """Rows of different programs, devices and settings, in order; each may have an error of its own."""
 

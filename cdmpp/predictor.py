@@ -1,6 +1,6 @@
 """LatencyPredictor: load a model, ask it. The HTTP service and the command line go through here.
 
-One question is one row: a program, a device, a backend, a protocol, a framework. Rows are computed in
+One query is one row: a program, a device, a backend, a protocol, a framework. Rows are computed in
 chunks of a fixed shape that depends on the program alone, so an answer does not depend on what else was
 asked at the same time, in which order, or through which door.
 """
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cdmpp.devices.loading import from_mapping
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError, InvalidDeviceError
-from cdmpp.features.bulk import FeatureAnswers, FeatureQuestions
+from cdmpp.features.bulk import FeatureAnswers, FeatureQueries
 from cdmpp.features.encode import EncodedPrograms
 from cdmpp.features.encoded import EncodedProgram
 from cdmpp.frontends.request import program_from_request
@@ -23,17 +23,10 @@ from cdmpp.nn.artifact import Artifact, default_model, load_artifact
 from cdmpp.nn.bulk import answer_features
 from cdmpp.nn.engine import CHUNK_ROWS
 from cdmpp.nn.levels import LEVELS
-from cdmpp.prediction import (
-    DEFAULT_QUANTILES,
-    ErrorInfo,
-    Prediction,
-    Question,
-    check_quantiles,
-    check_settings,
-)
+from cdmpp.prediction import DEFAULT_QUANTILES, ErrorInfo, Prediction, Query, check_quantiles, check_settings
 from cdmpp.programs.operators import OperatorSpec, operator_types
 from cdmpp.programs.program import TensorProgram
-from cdmpp.programs.question import BACKENDS, DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS, Protocol
+from cdmpp.programs.query_options import BACKENDS, DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS, Protocol
 from cdmpp.row_answers import RowAnswers
 
 if TYPE_CHECKING:
@@ -45,7 +38,7 @@ __all__ = [
     "ErrorInfo",
     "LatencyPredictor",
     "Prediction",
-    "Question",
+    "Query",
     "check_quantiles",
     "default_model",
 ]
@@ -177,7 +170,7 @@ class LatencyPredictor:
         device : DeviceSpec, mapping of its fields, or str
             Target hardware, or the name of a known one; need not have been seen in training.
         protocol : {"kernel", "graph", "eager"}
-            Which latency is meant (see :class:`Question`).
+            Which latency is meant (see :class:`Query`).
         framework : str, optional
         quantiles : sequence of float
             Levels of the interval, between 0.02 and 0.98.
@@ -199,26 +192,19 @@ class LatencyPredictor:
             raise DataError("programs is one text, not a sequence of programs", hint="pass a list: [program]")
         spec = self._as_device(device)
         check_settings(protocol, framework)
-        items: list[Question | tuple[str, CdmppError]] = []
+        items: list[Query | tuple[str, CdmppError]] = []
         for program in programs:
             try:
                 ready = program if isinstance(program, TensorProgram) else _as_program(program)
-                items.append(Question(ready, spec, protocol, framework))
+                items.append(Query(ready, spec, protocol, framework))
             except CdmppError as error:
                 items.append((str(program)[:200], error))
-        asked = iter(self.predict_questions([q for q in items if isinstance(q, Question)], quantiles))
+        asked = iter(self.predict_queries([q for q in items if isinstance(q, Query)], quantiles))
         return [
             next(asked)
-            if isinstance(item, Question)
+            if isinstance(item, Query)
             else Prediction(
-                item[0],
-                None,
-                spec.name,
-                "library",
-                protocol,
-                framework,
-                self.model_id,
-                error=ErrorInfo.of(item[1]),
+                item[0], None, spec.name, "library", protocol, framework, self.model_id, error=ErrorInfo.of(item[1])
             )
             for item in items
         ]
@@ -230,23 +216,21 @@ class LatencyPredictor:
             return device
         if isinstance(device, Mapping):
             return from_mapping(dict(device))
-        raise InvalidDeviceError(
-            f"{device!r} is not a device", hint="pass a name, a DeviceSpec or its fields"
-        )
+        raise InvalidDeviceError(f"{device!r} is not a device", hint="pass a name, a DeviceSpec or its fields")
 
-    def predict_questions(
-        self, questions: Sequence[Question], quantiles: Sequence[float] = DEFAULT_QUANTILES
+    def predict_queries(
+        self, queries: Sequence[Query], quantiles: Sequence[float] = DEFAULT_QUANTILES
     ) -> list[Prediction]:
         """Predict rows of different programs, devices, protocols and frameworks; order is kept.
 
         Unlike :meth:`predict`, an unknown device, protocol or framework is an error of its row.
         """
-        return self._rows.predict(questions, check_quantiles(quantiles))
+        return self._rows.predict(queries, check_quantiles(quantiles))
 
-    def predict_features(self, questions: FeatureQuestions) -> FeatureAnswers:
+    def predict_features(self, queries: FeatureQueries) -> FeatureAnswers:
         """Predict programs that are encoded already, as arrays; order is kept.
 
-        The same rows get the same figures as from :meth:`predict_questions`; nothing is remembered.
+        The same rows get the same figures as from :meth:`predict_queries`; nothing is remembered.
 
         Raises
         ------
@@ -255,7 +239,7 @@ class LatencyPredictor:
         UnknownDeviceError
             A device's name is not known.
         """
-        return answer_features(self._rows.answerer, questions)
+        return answer_features(self._rows.answerer, queries)
 
     def encode(self, program: TensorProgram | EncodedProgram) -> EncodedPrograms:
         """Features of a program, remembered by its hash; of one that comes encoded, its own.

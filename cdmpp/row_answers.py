@@ -1,4 +1,4 @@
-"""From questions to predictions: what is encoded, computed and remembered on the way.
+"""From queries to predictions: what is encoded, computed and remembered on the way.
 
 Work is done once per call and not once per row wherever that changes no figure: operators that share a
 lowered structure are encoded together, rows go through the network together, quantiles are read together.
@@ -17,15 +17,15 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, InvalidProgramError
 from cdmpp.features.encode import EncodedPrograms, encode_operators, encode_tvm_json, finite, overflow
 from cdmpp.features.encoded import TIR, EncodedProgram, operator_name
-from cdmpp.nn.answers import Answerer, Asked, Questions
 from cdmpp.nn.artifact import Artifact
 from cdmpp.nn.calibration import read_quantiles
 from cdmpp.nn.domain import label
 from cdmpp.nn.inputs import roofline_s, stack_devices
+from cdmpp.nn.pipeline import InferencePipeline, Queries, QueryBatch
 from cdmpp.nn.store import ProgramStore
-from cdmpp.prediction import ErrorInfo, Prediction, Question, check_settings
+from cdmpp.prediction import ErrorInfo, Prediction, Query, check_settings
 from cdmpp.programs.program import TensorProgram
-from cdmpp.programs.question import BACKENDS, FRAMEWORKS, PROTOCOLS
+from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Value = TypeVar("Value")
@@ -96,28 +96,26 @@ class RowAnswers:
 
     def __init__(self, artifact: Artifact, cache_rows: int, threads: int = 1) -> None:
         self.artifact = artifact
-        self.answerer = Answerer(artifact, one_by_one=True, threads=threads)
+        self.answerer = InferencePipeline(artifact, one_by_one=True, threads=threads)
         self._encoded: Lru[EncodedPrograms] = Lru(ENCODED_BYTES)
         self._figures: Lru[Array] = Lru(cache_rows)
         self._named: Lru[tuple[DeviceSpec, str]] = Lru(NAMED_DEVICES)
 
-    def predict(self, questions: Sequence[Question], levels: tuple[float, ...]) -> list[Prediction]:
-        """Predictions in the order of the questions; what is wrong with a question is its answer's error."""
-        results: list[Prediction | None] = [None] * len(questions)
+    def predict(self, queries: Sequence[Query], levels: tuple[float, ...]) -> list[Prediction]:
+        """Predictions in the order of the queries; what is wrong with a query is its answer's error."""
+        results: list[Prediction | None] = [None] * len(queries)
         keys: dict[int, Key] = {}
         figures: dict[Key, Array] = {}
-        missing: dict[Key, tuple[Question, DeviceSpec]] = {}
+        missing: dict[Key, tuple[Query, DeviceSpec]] = {}
         device_of = self._devices()
-        for i, question in enumerate(questions):
+        for i, query in enumerate(queries):
             try:
-                spec, digest = device_of(question.device)
-                check_settings(question.protocol, question.framework)
-                program = question.program
-                key = Key(
-                    program.hash, program.backend, digest, spec.name, question.protocol, question.framework
-                )
+                spec, digest = device_of(query.device)
+                check_settings(query.protocol, query.framework)
+                program = query.program
+                key = Key(program.hash, program.backend, digest, spec.name, query.protocol, query.framework)
             except CdmppError as error:
-                results[i] = self._failed(question, error)
+                results[i] = self._failed(query, error)
                 continue
             keys[i] = key
             if key in figures or key in missing:
@@ -126,10 +124,10 @@ class RowAnswers:
             if known is not None:
                 figures[key] = known
             else:
-                missing[key] = (question, spec)
+                missing[key] = (query, spec)
         errors: dict[Key, CdmppError] = {}
         if missing:
-            encoded = self._encode_all([question.program for question, _ in missing.values()])
+            encoded = self._encode_all([query.program for query, _ in missing.values()])
             sound = []
             for key, found in zip(missing, encoded, strict=True):
                 if isinstance(found, CdmppError):
@@ -142,10 +140,8 @@ class RowAnswers:
         answered = [(i, key) for i, key in keys.items() if key not in errors]
         for i, key in keys.items():
             if key in errors:
-                results[i] = self._failed(questions[i], errors[key])
-        for (i, _), prediction in zip(
-            answered, self._read(questions, answered, figures, levels), strict=True
-        ):
+                results[i] = self._failed(queries[i], errors[key])
+        for (i, _), prediction in zip(answered, self._read(queries, answered, figures, levels), strict=True):
             results[i] = prediction
         return [result for result in results if result is not None]
 
@@ -168,7 +164,7 @@ class RowAnswers:
         seen: dict[int, tuple[DeviceSpec, str]] = {}
 
         def find(device: DeviceSpec | str) -> tuple[DeviceSpec, str]:
-            # The questions keep their devices alive, so no two of them share an id during the call.
+            # The queries keep their devices alive, so no two of them share an id during the call.
             place = id(device)
             if place not in seen:
                 named = self._named.get(device) if isinstance(device, str) else None
@@ -182,9 +178,7 @@ class RowAnswers:
 
         return find
 
-    def _encode_all(
-        self, programs: Sequence[TensorProgram | EncodedProgram]
-    ) -> list[EncodedPrograms | CdmppError]:
+    def _encode_all(self, programs: Sequence[TensorProgram | EncodedProgram]) -> list[EncodedPrograms | CdmppError]:
         """Features of programs, or why there are none."""
         found: dict[str, EncodedPrograms | CdmppError] = {}
         operators: dict[str, TensorProgram] = {}
@@ -222,9 +216,7 @@ class RowAnswers:
     def _one(self, program: TensorProgram) -> EncodedPrograms | CdmppError:
         """A program given as TIR."""
         try:
-            found = encode_tvm_json(
-                program.tvm_json or "", program.function, schedule=self.artifact.config.schedule
-            )
+            found = encode_tvm_json(program.tvm_json or "", program.function, schedule=self.artifact.config.schedule)
         except CdmppError as error:
             return error
         if not finite(found).all():
@@ -241,12 +233,11 @@ class RowAnswers:
         features, width = program.features, self.artifact.config.leaf_width
         if features.leaves.shape[2] < width and program.operator == TIR:
             return InvalidProgramError(
-                f"{program.name}: its features lack the schedule's columns",
-                hint="encode it with schedule=True",
+                f"{program.name}: its features lack the schedule's columns", hint="encode it with schedule=True"
             )
         return features.narrow(width)
 
-    def _compute(self, rows: Sequence[tuple[Key, Question, DeviceSpec, EncodedPrograms]]) -> Iterable[Array]:
+    def _compute(self, rows: Sequence[tuple[Key, Query, DeviceSpec, EncodedPrograms]]) -> Iterable[Array]:
         """Figures of rows as they are remembered."""
         if not rows:
             return []
@@ -255,22 +246,20 @@ class RowAnswers:
         specs: dict[tuple[str, str], int] = {}
         devices: list[DeviceSpec] = []
         numbers = []
-        for key, question, spec, encoded in rows:
+        for key, query, spec, encoded in rows:
             device = specs.setdefault((key.device, key.name), len(specs))
             if device == len(devices):
                 devices.append(spec)
-            kind = kinds.setdefault((operator_name(question.program), encoded.dtype), len(kinds))
+            kind = kinds.setdefault((operator_name(query.program), encoded.dtype), len(kinds))
             framework = FRAMEWORKS.index(key.framework) if key.framework else -1
-            numbers.append(
-                (kind, device, BACKENDS.index(key.backend), PROTOCOLS.index(key.protocol), framework)
-            )
+            numbers.append((kind, device, BACKENDS.index(key.backend), PROTOCOLS.index(key.protocol), framework))
         kind_of, device_of, backend, protocol, framework_of = np.array(numbers).T
-        asked = Asked(
+        asked = QueryBatch(
             store,
             list(kinds),
             kind_of,
             devices,
-            Questions(np.arange(len(rows)), device_of, backend, protocol, framework_of),
+            Queries(np.arange(len(rows)), device_of, backend, protocol, framework_of),
         )
         said = self.answerer.answer(asked)
         bound = np.maximum(*roofline_s(store.summary, stack_devices(devices)[device_of]))
@@ -280,12 +269,12 @@ class RowAnswers:
 
     def _read(
         self,
-        questions: Sequence[Question],
+        queries: Sequence[Query],
         answered: Sequence[tuple[int, Key]],
         figures: dict[Key, Array],
         levels: tuple[float, ...],
     ) -> list[Prediction]:
-        """Predictions of answered questions, their quantiles read together."""
+        """Predictions of answered queries, their quantiles read together."""
         if not answered:
             return []
         table = np.stack([figures[key] for _, key in answered])
@@ -299,7 +288,7 @@ class RowAnswers:
         bounds, seconds = table[:, _ROOFLINE].tolist(), points.tolist()
         return [
             Prediction(
-                questions[i].program.name,
+                queries[i].program.name,
                 key.program,
                 key.name,
                 key.backend,
@@ -317,9 +306,9 @@ class RowAnswers:
             for row, ((i, key), each) in enumerate(zip(answered, values.tolist(), strict=True))
         ]
 
-    def _failed(self, question: Question, error: CdmppError) -> Prediction:
-        program = question.program
-        device = question.device if isinstance(question.device, str) else question.device.name
+    def _failed(self, query: Query, error: CdmppError) -> Prediction:
+        program = query.program
+        device = query.device if isinstance(query.device, str) else query.device.name
         try:
             digest: str | None = program.hash
         except CdmppError:
@@ -329,8 +318,8 @@ class RowAnswers:
             digest,
             device,
             program.backend,
-            question.protocol,
-            question.framework,
+            query.protocol,
+            query.framework,
             self.artifact.model_id,
             error=ErrorInfo.of(error),
         )

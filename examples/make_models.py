@@ -97,9 +97,7 @@ def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
         kept.append(numpy_helper.from_array(np.asarray(tensor.dims, np.int64), shape))
         dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
         value = numpy_helper.from_array(np.full(1, 0.01, dtype))
-        made.append(
-            helper.make_node("ConstantOfShape", [shape], [tensor.name], f"{tensor.name}.fill", value=value)
-        )
+        made.append(helper.make_node("ConstantOfShape", [shape], [tensor.name], f"{tensor.name}.fill", value=value))
     nodes = [*made, *graph.node]
     del graph.node[:], graph.initializer[:], graph.value_info[:], model.metadata_props[:]
     graph.node.extend(nodes)

@@ -28,10 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip tests whose tools pip does not install, naming the tool."""
     needs = {
         "native": (("cc", "gcc", "clang"), "needs a C compiler (cc, gcc or clang); then: make test-native"),
-        "browser": (
-            ("chromium", "chromium-browser", "google-chrome"),
-            "needs chromium; then: make test-browser",
-        ),
+        "browser": (("chromium", "chromium-browser", "google-chrome"), "needs chromium; then: make test-browser"),
         "gpu": (("nvidia-smi", "rocm-smi"), "needs a GPU and its driver"),
     }
     for item in items:

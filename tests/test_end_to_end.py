@@ -28,14 +28,7 @@ LABEL = Label("torchvision", "resnet18", "rtx-2080-ti", "inference", "float16", 
 
 
 def listed(target: str, inputs: str, output: str) -> dict[str, str]:
-    return {
-        "target": target,
-        "input_shapes": inputs,
-        "output_shape": output,
-        "mode": "inf",
-        "fw_us": "2",
-        "bw_us": "0",
-    }
+    return {"target": target, "input_shapes": inputs, "output_shape": output, "mode": "inf", "fw_us": "2", "bw_us": "0"}
 
 
 #: GPT-2 large, batch 4, 1024 tokens: what the source lists of the layer's first half and of the head.

@@ -25,7 +25,7 @@ HEAVY = {
     "pydantic",
     "rich",
     "scipy",
-    "server",
+    "cdmpp_server",
     "sklearn",
     "torch",
     "tvm",

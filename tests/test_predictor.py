@@ -15,9 +15,9 @@ from cdmpp.devices import from_mapping, lookup
 from cdmpp.errors import DataError, InvalidDeviceError, UnknownDeviceError
 from cdmpp.features.encoded import EncodedProgram, operator_name
 from cdmpp.features.schema import WIDTH
-from cdmpp.predictor import LatencyPredictor, Question
+from cdmpp.predictor import LatencyPredictor, Query
 from cdmpp.programs.program import TensorProgram
-from cdmpp.programs.question import Protocol
+from cdmpp.programs.query_options import Protocol
 from tests.features.builder import Builder
 
 TEXTS = [
@@ -35,24 +35,24 @@ TEXTS = [
 DEVICES = ["t4", "a100-sxm4-80gb", "l40s", "h200", "mi210", "p4"]
 
 
-def questions() -> list[Question]:
+def queries() -> list[Query]:
     return [
-        Question(TensorProgram.from_operator(text), device, protocol)
+        Query(TensorProgram.from_operator(text), device, protocol)
         for text in TEXTS
         for device in DEVICES
         for protocol in ("kernel", "eager")
     ]  # type: ignore[misc]
 
 
-def figures(predictor: LatencyPredictor, asked: list[Question]) -> list[tuple[Any, ...]]:
-    answers = predictor.predict_questions(asked)
+def figures(predictor: LatencyPredictor, asked: list[Query]) -> list[tuple[Any, ...]]:
+    answers = predictor.predict_queries(asked)
     return [(p.latency_s, p.lower_s, p.upper_s, p.domain_score, p.roofline_s) for p in answers]
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32))
 def test_answers_do_not_depend_on_the_batch(predictor: LatencyPredictor, seed: int) -> None:
-    asked = questions()
+    asked = queries()
     expected = dict(zip(range(len(asked)), figures(LatencyPredictor(predictor.artifact), asked), strict=True))
     order = list(expected)
     random.Random(seed).shuffle(order)
@@ -64,7 +64,7 @@ def test_answers_do_not_depend_on_the_batch(predictor: LatencyPredictor, seed: i
 
 
 def test_every_answer_is_positive_and_inside_its_interval(predictor: LatencyPredictor) -> None:
-    for p in predictor.predict_questions(questions(), (0.05, 0.5, 0.95)):
+    for p in predictor.predict_queries(queries(), (0.05, 0.5, 0.95)):
         assert p.error is None and p.latency_s is not None and p.lower_s is not None and p.upper_s is not None
         assert 0 < p.lower_s <= p.latency_s <= p.upper_s
         assert list(p.quantiles.values()) == sorted(p.quantiles.values())
@@ -96,14 +96,7 @@ def test_an_unseen_device_is_near_and_several_new_things_are_out(predictor: Late
 
 
 def test_one_bad_program_spares_the_others(predictor: LatencyPredictor) -> None:
-    programs: list[Any] = [
-        "linear:m=-1,n=2,k=3",
-        "nonsense:m=1",
-        None,
-        5,
-        {"operator": "linear"},
-        "linear:m=2,n=2,k=2",
-    ]
+    programs: list[Any] = ["linear:m=-1,n=2,k=3", "nonsense:m=1", None, 5, {"operator": "linear"}, "linear:m=2,n=2,k=2"]
     got = predictor.predict(programs, "t4")
     codes = [p.error.code if p.error else None for p in got]
     assert codes == ["invalid_program", "unsupported_operator", *["invalid_program"] * 3, None]
@@ -140,12 +133,11 @@ def test_an_encoded_program_is_answered_as_the_program_itself(predictor: Latency
         features = LatencyPredictor(predictor.artifact).encode(one)
         encoded = EncodedProgram(one.name, one.hash, one.backend, operator_name(one), features)
         expected, got = (
-            LatencyPredictor(predictor.artifact).predict_questions([Question(p, "t4")])[0]
-            for p in (one, encoded)
+            LatencyPredictor(predictor.artifact).predict_queries([Query(p, "t4")])[0] for p in (one, encoded)
         )
         assert got == expected and got.latency_s
 
     assert encoded.operator == "tir"
     bare = replace(encoded, hash="other", features=replace(features, leaves=features.leaves[:, :, :WIDTH]))
-    refused = predictor.predict_questions([Question(bare, "t4")])[0]
+    refused = predictor.predict_queries([Query(bare, "t4")])[0]
     assert refused.error is not None and "schedule" in refused.error.message

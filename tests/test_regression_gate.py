@@ -31,9 +31,7 @@ def test_the_shipped_model_is_as_good_as_it_was(gate: dict[str, Any], predictor:
     table = read_tasks(gate["tasks"]["test"])
     data = TrainConfig.model_validate(predictor.artifact.manifest["config"]).data
     parts = part_of_tasks(table, data)
-    assert parts == dict.fromkeys(sorted(gate["tasks"]["test"]), 2), (
-        "the model was trained on the gate's rows"
-    )
+    assert parts == dict.fromkeys(sorted(gate["tasks"]["test"]), 2), "the model was trained on the gate's rows"
     now = model_figures(predictor.artifact, table)
     assert not complaints(now, gate["model"], gate["margins"]["model"])
 

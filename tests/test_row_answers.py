@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cdmpp.devices import from_mapping, lookup
-from cdmpp.predictor import LatencyPredictor, Question
+from cdmpp.predictor import LatencyPredictor, Query
 from cdmpp.programs.operators import parse_operator
 from cdmpp.programs.program import TensorProgram
 from cdmpp.row_answers import ENCODED_BYTES, Lru
@@ -18,11 +18,9 @@ from tests.features.shapes import random_specs
 DEVICES = ("t4", "l4", "a100-pcie-40gb", "h200")
 
 
-def questions(count: int, seed: int = 5) -> list[Question]:
+def queries(count: int, seed: int = 5) -> list[Query]:
     rng = random.Random(seed)
-    return [
-        Question(TensorProgram.from_operator(spec), rng.choice(DEVICES)) for spec in random_specs(count, seed)
-    ]
+    return [Query(TensorProgram.from_operator(spec), rng.choice(DEVICES)) for spec in random_specs(count, seed)]
 
 
 def test_what_was_put_last_is_kept_up_to_a_weight() -> None:
@@ -40,11 +38,11 @@ def test_what_was_put_last_is_kept_up_to_a_weight() -> None:
 
 
 def test_new_operators_in_one_call_equal_each_alone(predictor: LatencyPredictor) -> None:
-    asked = questions(70)
-    together = LatencyPredictor(predictor.artifact).predict_questions(asked)
+    asked = queries(70)
+    together = LatencyPredictor(predictor.artifact).predict_queries(asked)
     lonely = LatencyPredictor(predictor.artifact)
-    for question, answer in zip(asked, together, strict=True):
-        assert lonely.predict_questions([question]) == [answer]
+    for query, answer in zip(asked, together, strict=True):
+        assert lonely.predict_queries([query]) == [answer]
 
 
 def test_an_operator_that_cannot_be_encoded_spoils_no_other(
@@ -53,8 +51,8 @@ def test_an_operator_that_cannot_be_encoded_spoils_no_other(
     from cdmpp.errors import UnsupportedOperatorError
     from cdmpp.features import encode
 
-    asked = questions(12)
-    expected = LatencyPredictor(predictor.artifact).predict_questions(asked)
+    asked = queries(12)
+    expected = LatencyPredictor(predictor.artifact).predict_queries(asked)
     bad = asked[4].program.hash
     template = encode.template_json
     assert isinstance(asked[4].program, TensorProgram) and asked[4].program.operator is not None
@@ -67,10 +65,10 @@ def test_an_operator_that_cannot_be_encoded_spoils_no_other(
 
     monkeypatch.setattr(encode, "template_json", shipped)
     encode._template.cache_clear()
-    got = LatencyPredictor(predictor.artifact).predict_questions(asked)
+    got = LatencyPredictor(predictor.artifact).predict_queries(asked)
     encode._template.cache_clear()
-    for question, before, after in zip(asked, expected, got, strict=True):
-        operator = getattr(question.program, "operator", None)
+    for query, before, after in zip(asked, expected, got, strict=True):
+        operator = getattr(query.program, "operator", None)
         if operator is not None and operator.structural_class() == missing:
             assert after.error is not None and after.error.code == "unsupported_operator"
         else:
@@ -78,9 +76,9 @@ def test_an_operator_that_cannot_be_encoded_spoils_no_other(
     assert bad in {answer.program_hash for answer in got if answer.error}
 
 
-def test_one_question_many_times_is_one_answer(predictor: LatencyPredictor) -> None:
-    [question] = questions(1)
-    answers = LatencyPredictor(predictor.artifact).predict_questions([question] * 5)
+def test_one_query_many_times_is_one_answer(predictor: LatencyPredictor) -> None:
+    [query] = queries(1)
+    answers = LatencyPredictor(predictor.artifact).predict_queries([query] * 5)
     assert answers == [answers[0]] * 5 and answers[0].error is None
 
 
@@ -88,18 +86,18 @@ def test_devices_of_equal_figures_keep_their_names(predictor: LatencyPredictor) 
     fields = lookup("t4").model_dump() | {"aliases": ()}
     program = TensorProgram.from_operator("softmax:rows=128,cols=256")
     named = [from_mapping({**fields, "name": name}) for name in ("one", "two", "one")]
-    answers = predictor.predict_questions([Question(program, device) for device in (*named, "t4")])
+    answers = predictor.predict_queries([Query(program, device) for device in (*named, "t4")])
     assert [answer.device for answer in answers] == ["one", "two", "one", "t4"]
     assert len({answer.latency_s for answer in answers}) == 1
 
 
 def test_threads_share_a_predictor(predictor: LatencyPredictor) -> None:
-    asked = questions(60)
-    expected = LatencyPredictor(predictor.artifact).predict_questions(asked)
+    asked = queries(60)
+    expected = LatencyPredictor(predictor.artifact).predict_queries(asked)
     shared = LatencyPredictor(predictor.artifact, cache_rows=16)
     parts = [range(start, 60, 6) for start in range(6)]
     with ThreadPoolExecutor(4) as pool:
-        found = pool.map(lambda part: shared.predict_questions([asked[i] for i in part]), parts)
+        found = pool.map(lambda part: shared.predict_queries([asked[i] for i in part]), parts)
         for part, answers in zip(parts, found, strict=True):
             assert answers == [expected[i] for i in part]
 

@@ -11,9 +11,7 @@ from benchmarks.tuning.document import document, draw
 from benchmarks.tuning.results import best_at, best_so_far, over_time, summarise
 
 
-def search(
-    method: str, rounds: list[list[float | None]], seed: int = 0, task: str = "matmul"
-) -> dict[str, Any]:
+def search(method: str, rounds: list[list[float | None]], seed: int = 0, task: str = "matmul") -> dict[str, Any]:
     """A search whose trials took these seconds, each at a cost of two."""
     return {
         "task": task,

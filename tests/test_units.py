@@ -51,12 +51,7 @@ def test_printed_latency_is_within_half_a_percent(seconds: float) -> None:
 
 @pytest.mark.parametrize(
     ("value", "unit", "text"),
-    [
-        (1.555e12, "B/s", "1.55 TB/s"),
-        (312e12, "flop/s", "312 Tflop/s"),
-        (40.0, "W", "40.0 W"),
-        (0.0, "B", "0 B"),
-    ],
+    [(1.555e12, "B/s", "1.55 TB/s"), (312e12, "flop/s", "312 Tflop/s"), (40.0, "W", "40.0 W"), (0.0, "B", "0 B")],
 )
 def test_prefixes(value: float, unit: str, text: str) -> None:
     assert format_si(value, unit) == text

@@ -55,9 +55,7 @@ def config(table: Path, *held: str) -> TrainConfig:
     )
 
 
-def test_a_group_is_trained_measured_and_adapted(
-    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_group_is_trained_measured_and_adapted(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = {"ROWS_PER_TABLE": ASKED, "FEW": (10,), "MANY": (), "SEEDS": (0,), "OTHERS": ("random",)}
     for name, value in small.items():
         monkeypatch.setattr(group_module, name, value)
@@ -85,9 +83,7 @@ def test_a_group_is_trained_measured_and_adapted(
     assert entry["known"]["n"] == entry["domain"]["n_known"]
 
 
-def test_a_network_that_is_there_is_read_and_one_that_saw_the_device_refused(
-    table: Path, tmp_path: Path
-) -> None:
+def test_a_network_that_is_there_is_read_and_one_that_saw_the_device_refused(table: Path, tmp_path: Path) -> None:
     study, folder = Study.load(config(table), None), tmp_path / "tiny"
     first = network_of(config(table, "b200"), study.without(("b200",)), folder)
     written = (folder / "model.safetensors").stat().st_mtime_ns

@@ -137,8 +137,8 @@ print(adapted.predict(["linear:m=512,n=4096,k=1024,dtype=float16"], "rtx-4090")[
 def test_the_service_without_torch() -> None:
     code = """
 from fastapi import FastAPI
-from server.app import create_app
-from server.settings import Settings
+from cdmpp_server.app import create_app
+from cdmpp_server.settings import Settings
 assert isinstance(create_app(Settings()), FastAPI)
 """
     run(code + PREDICT.format(folder=None), *HEAVY, "sklearn", "scipy")

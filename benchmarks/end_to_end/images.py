@@ -25,9 +25,7 @@ def conv_norm(
 
 
 class _Residual(nn.Module):
-    def __init__(
-        self, inputs: int, width: int, stride: int, bottleneck: bool, groups: int, base: int
-    ) -> None:
+    def __init__(self, inputs: int, width: int, stride: int, bottleneck: bool, groups: int, base: int) -> None:
         super().__init__()
         outputs = 4 * width if bottleneck else width
         inner = int(width * base / 64) * groups
@@ -38,9 +36,7 @@ class _Residual(nn.Module):
                 conv_norm(inner, outputs, 1, act=None),
             )
         else:
-            self.body = nn.Sequential(
-                conv_norm(inputs, width, 3, stride), conv_norm(width, width, 3, act=None)
-            )
+            self.body = nn.Sequential(conv_norm(inputs, width, 3, stride), conv_norm(width, width, 3, act=None))
         same = stride == 1 and inputs == outputs
         self.shortcut = nn.Identity() if same else conv_norm(inputs, outputs, 1, stride, act=None)
 
@@ -102,9 +98,7 @@ def squeezenet(version: str) -> nn.Module:
             body.append(nn.MaxPool2d(3, 2, ceil_mode=True))
         body.append(_Fire(channels, squeeze, expand))
         channels = 2 * expand
-    return nn.Sequential(
-        *body, nn.Dropout(0.5), nn.Conv2d(512, 1000, 1), relu(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
-    )
+    return nn.Sequential(*body, nn.Dropout(0.5), nn.Conv2d(512, 1000, 1), relu(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
 class _Inverted(nn.Module):
@@ -158,9 +152,7 @@ class _Shuffle(nn.Module):
         half = outputs // 2
         self.split = stride == 1
         if not self.split:
-            self.left = nn.Sequential(
-                conv_norm(inputs, inputs, 3, stride, inputs, None), conv_norm(inputs, half, 1)
-            )
+            self.left = nn.Sequential(conv_norm(inputs, inputs, 3, stride, inputs, None), conv_norm(inputs, half, 1))
         into = half if self.split else inputs
         self.right = nn.Sequential(
             conv_norm(into, half, 1), conv_norm(half, half, 3, stride, half, None), conv_norm(half, half, 1)
@@ -302,10 +294,7 @@ def _networks() -> dict[str, Build]:
     found: dict[str, Build] = dict(_RESNETS)
     found |= {alias: _RESNETS[name] for alias, name in _SAME.items()}
     for depth, stages in _VGG.items():
-        found[f"vgg{depth}"], found[f"vgg{depth}_bn"] = (
-            partial(vgg, stages, False),
-            partial(vgg, stages, True),
-        )
+        found[f"vgg{depth}"], found[f"vgg{depth}_bn"] = (partial(vgg, stages, False), partial(vgg, stages, True))
     found |= {f"squeezenet{v}": partial(squeezenet, v) for v in ("1_0", "1_1")}
     for name, alpha in (("0_5", 0.5), ("0_75", 0.75), ("1_0", 1.0), ("1_3", 1.3)):
         found[f"mnasnet{name}"] = partial(mnasnet, alpha)

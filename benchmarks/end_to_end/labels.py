@@ -153,24 +153,11 @@ def _timm(folder: Path) -> Iterator[Label | tuple[str, str]]:
             key = (row["model"], device, row["batch_size"], row["img_size"])
             seen.setdefault(key, []).append(float(row["step_time_ms"]) / 1e3)
     for (model, device, batch, size), times_s in seen.items():
-        yield Label(
-            source,
-            model,
-            device,
-            "inference",
-            "amp",
-            int(float(batch)),
-            int(size),
-            statistics.median(times_s),
-        )
+        yield Label(source, model, device, "inference", "amp", int(float(batch)), int(size), statistics.median(times_s))
 
 
 def _wanted(row: Mapping[str, str]) -> bool:
-    return (
-        row["precision"] == TIMM_PRECISION
-        and row["layout"] == TIMM_LAYOUT
-        and row["compile"] in ("False", "")
-    )
+    return row["precision"] == TIMM_PRECISION and row["layout"] == TIMM_LAYOUT and row["compile"] in ("False", "")
 
 
 _COUNTS: dict[str, float] = {}

@@ -52,9 +52,7 @@ def check_lists(lists: Mapping[Key, Sequence[Row]]) -> int:
         listed = listed_kernels(own)
         differ: Counter[object] = (traced - listed) + (listed - traced)
         if differ:
-            raise AssertionError(
-                f"{model}, {mode}, batch {batch}: kernels differ from the source's: {dict(differ)}"
-            )
+            raise AssertionError(f"{model}, {mode}, batch {batch}: kernels differ from the source's: {dict(differ)}")
         compared += sum(listed.values())
     return compared
 

@@ -22,13 +22,7 @@ from cdmpp.frontends.torch_eager import eager_trace
 from cdmpp.prediction import Predictor
 from cdmpp.programs.operators import OperatorSpec
 from cdmpp.replay import Graph, Link, Node, replay
-from cdmpp.replay.data_parallel import (
-    PYTORCH_BUCKET_BYTES,
-    PYTORCH_FIRST_BUCKET_BYTES,
-    Layer,
-    Setup,
-    simulate,
-)
+from cdmpp.replay.data_parallel import PYTORCH_BUCKET_BYTES, PYTORCH_FIRST_BUCKET_BYTES, Layer, Setup, simulate
 from cdmpp.replay.torch_model import layers_of
 
 GPUS = 4

@@ -58,8 +58,7 @@ def result(
         "command": command,
         "n": len(answers),
         "left_out": [
-            {"source": source, "reason": reason, "rows": n}
-            for (source, reason), n in sorted(labels.left_out.items())
+            {"source": source, "reason": reason, "rows": n} for (source, reason), n in sorted(labels.left_out.items())
         ],
         "by_source": [
             {"source": source, "mode": mode, **rounded(figures(_some(answers, source=source, mode=mode)))}
@@ -71,9 +70,7 @@ def result(
                 "mode": mode,
                 "precision": precision,
                 "device": device,
-                **rounded(
-                    figures(_some(answers, source=source, mode=mode, precision=precision, device=device))
-                ),
+                **rounded(figures(_some(answers, source=source, mode=mode, precision=precision, device=device))),
             }
             for source, mode, precision, device in groups
         ],
@@ -184,8 +181,7 @@ def model_table(answers: Sequence[Answer]) -> str:
     """Every label of the transformers."""
     rows = []
     for a in sorted(
-        _some(answers, source="neusight"),
-        key=lambda a: (a.label.model, a.label.mode, a.label.device, a.label.batch),
+        _some(answers, source="neusight"), key=lambda a: (a.label.model, a.label.mode, a.label.device, a.label.batch)
     ):
         label = a.label
         rows.append(
@@ -244,9 +240,7 @@ def draw(answers: Sequence[Answer], path: Path) -> None:
         own = _some(answers, source=source)
         every = [1e3 * s for a in own for s in (a.label.measured_s, a.called_s)]
         ends = [min(every) / 1.2, max(every) * 1.2]
-        axis.fill_between(
-            ends, [0.8 * e for e in ends], [1.2 * e for e in ends], color="0.9", label="within 20 %"
-        )
+        axis.fill_between(ends, [0.8 * e for e in ends], [1.2 * e for e in ends], color="0.9", label="within 20 %")
         axis.plot(ends, ends, color="0.3", linewidth=1, label="y = x")
         axis.scatter(
             [1e3 * a.label.measured_s for a in own],
@@ -259,14 +253,8 @@ def draw(answers: Sequence[Answer], path: Path) -> None:
         for device in sorted({a.label.device for a in own}):
             at = _some(own, device=device)
             axis.scatter(
-                [1e3 * a.label.measured_s for a in at],
-                [1e3 * a.called_s for a in at],
-                s=14,
-                label=device,
-                alpha=0.8,
+                [1e3 * a.label.measured_s for a in at], [1e3 * a.called_s for a in at], s=14, label=device, alpha=0.8
             )
-        axis.set(
-            xscale="log", yscale="log", xlabel="measured, ms", ylabel="predicted, ms", title=TITLES[source]
-        )
+        axis.set(xscale="log", yscale="log", xlabel="measured, ms", ylabel="predicted, ms", title=TITLES[source])
         axis.legend(fontsize=7, loc="lower right")
     figure.savefig(path, dpi=110)

@@ -14,14 +14,11 @@ from benchmarks.end_to_end.labels import Label
 from cdmpp.frontends.torch_eager import EagerTrace, Launch, eager_trace
 from cdmpp.prediction import Prediction, Predictor
 from cdmpp.programs.operators import OperatorSpec, parse_operator
-from cdmpp.programs.question import Protocol
+from cdmpp.programs.query_options import Protocol
 from cdmpp.replay import Graph, Node, replay
 
 #: How each kernel is predicted: as one call from the host, whose launch cost is in it; or device time alone.
-PROTOCOLS: dict[str, tuple[Protocol, str | None]] = {
-    "called": ("eager", "pytorch"),
-    "queued": ("kernel", None),
-}
+PROTOCOLS: dict[str, tuple[Protocol, str | None]] = {"called": ("eager", "pytorch"), "queued": ("kernel", None)}
 #: The smallest call: what it takes longer as a call than on the device is the host's part of every call.
 SMALLEST = "add:rows=1,cols=1"
 _PRECISIONS = {"float32": torch.float32, "float16": torch.float16}
@@ -117,11 +114,7 @@ def answer_labels(
 
 
 def _priced(
-    wanted: Sequence[OperatorSpec],
-    device: str,
-    protocol: Protocol,
-    framework: str | None,
-    predictor: Predictor,
+    wanted: Sequence[OperatorSpec], device: str, protocol: Protocol, framework: str | None, predictor: Predictor
 ) -> Prices:
     found = predictor.predict(wanted, device, protocol=protocol, framework=framework)
     failed = [one for one in found if one.error is not None]

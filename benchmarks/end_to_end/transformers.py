@@ -54,9 +54,7 @@ class _Heads(nn.Module):
 
     def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
         batch, tokens, width = x.shape
-        parts = (
-            self.joint(x).split(width, dim=2) if self.causal else (self.query(x), self.key(x), self.value(x))
-        )
+        parts = self.joint(x).split(width, dim=2) if self.causal else (self.query(x), self.key(x), self.value(x))
         q, k, v = (part.view(batch, tokens, self.heads, self.dim).permute(0, 2, 1, 3) for part in parts)
         scores = torch.matmul(q, k.transpose(-1, -2)) / math.sqrt(self.dim)
         if self.causal:
@@ -134,9 +132,7 @@ class _GptLayer(nn.Module):
         x = self.dropout(self.attention(self.norm(x))) + x
         wide = self.up(self.last_norm(x))
         # "gelu_new": eight kernels.
-        wide = (
-            0.5 * wide * (1.0 + torch.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * torch.pow(wide, 3.0))))
-        )
+        wide = 0.5 * wide * (1.0 + torch.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * torch.pow(wide, 3.0))))
         return x + self.last_dropout(self.down(wide))
 
 
@@ -235,16 +231,7 @@ def listed_kernels(rows: Iterable[Mapping[str, str]]) -> Counter[Kernel]:
             if count > 1:
                 name = {"activation": "tanh", "pow": "pow_scalar"}.get(target, target)
                 found[name, (count,)] += 1
-        elif target in (
-            "query",
-            "key",
-            "value",
-            "dense",
-            "classifier",
-            "decoder",
-            "seq_relationship",
-            "lm_head",
-        ):
+        elif target in ("query", "key", "value", "dense", "classifier", "decoder", "seq_relationship", "lm_head"):
             found["linear", (count // output[-1], output[-1], inputs[0][-1])] += 1
         elif target in ("add", "mul", "truediv", "where") and len(output) > 2:
             found[{"truediv": "div"}.get(target, target), ()] += 1

@@ -39,11 +39,7 @@ def main() -> int:
         if options.again:
             return again(served, options.again)
         _, document = served.ask("GET", "/openapi.json")
-        known = [
-            s
-            for s in SURFACES
-            if s.path in document["paths"] and (not options.only or s.name in options.only)
-        ]
+        known = [s for s in SURFACES if s.path in document["paths"] and (not options.only or s.name in options.only)]
         for surface in SURFACES:
             if surface.path not in document["paths"]:
                 print(f"not asked: {surface.name}: this service has no {surface.path}")
@@ -59,9 +55,7 @@ def main() -> int:
 def warm_up(served: Served) -> None:
     """Load what is loaded once, so that it is no growth: readers, TVM, the way to adapt."""
     items = [{"program": {"tvmscript": seeds.SCRIPTS[0]}, "device": "t4"}]
-    items += [
-        {"program": {"tvm_json": json.dumps(document)}, "device": "t4"} for document in seeds.tir_documents()
-    ]
+    items += [{"program": {"tvm_json": json.dumps(document)}, "device": "t4"} for document in seeds.tir_documents()]
     served.ask("POST", "/predict", {"items": items})
     served.ask("POST", "/predict", seeds.predict_body(len(seeds.OPERATORS)))
     record = seeds.adapt_body()["records"][0]

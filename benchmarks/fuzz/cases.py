@@ -65,9 +65,7 @@ def _items(rng: random.Random) -> Request:
     items = []
     for item in seeds.predict_body(_ITEMS)["items"]:
         item["program"] = dict(rng.choice(seeds.operators()))
-        target = (
-            item["device"] if isinstance(item["device"], dict) and rng.random() < 0.5 else item["program"]
-        )
+        target = item["device"] if isinstance(item["device"], dict) and rng.random() < 0.5 else item["program"]
         for _ in range(rng.choice((1, 1, 2))):
             wild = mutate.scalar(rng)
             if rng.random() < 0.4:  # of a size that may be meant: these are computed
@@ -143,9 +141,7 @@ def _rewire(rng: random.Random, nodes: list[dict[str, Any]]) -> None:
     data = node.get("data")
     if isinstance(data, dict) and data:
         data = node["data"] = dict(data)
-        data[rng.choice(list(data))] = (
-            rng.randrange(-2, len(nodes) + 2) if rng.random() < 0.8 else mutate.value(rng)
-        )
+        data[rng.choice(list(data))] = rng.randrange(-2, len(nodes) + 2) if rng.random() < 0.8 else mutate.value(rng)
     elif isinstance(data, list) and data:
         data = node["data"] = list(data)
         data[rng.randrange(len(data))] = rng.randrange(-2, len(nodes) + 2)
@@ -183,9 +179,7 @@ def _onnx(rng: random.Random) -> Request:
 
 
 def _observe() -> dict[str, Any]:
-    return seeds.observe_body(
-        "AQAAAAIRy_3mscr_KKVXJopmEJFnU6sF5NMIGe0dPzUlnT-wap4_M0k4ZEaanT84GMSSfr6WdDRiYXNl"
-    )
+    return seeds.observe_body("AQAAAAIRy_3mscr_KKVXJopmEJFnU6sF5NMIGe0dPzUlnT-wap4_M0k4ZEaanT84GMSSfr6WdDRiYXNl")
 
 
 def _adapt(rng: random.Random) -> Request:

@@ -179,8 +179,4 @@ def _codes(body: bytes) -> list[str]:
     results = said.get("results")
     if not isinstance(results, list):
         return []
-    return [
-        str(r["error"].get("code"))
-        for r in results
-        if isinstance(r, dict) and isinstance(r.get("error"), dict)
-    ]
+    return [str(r["error"].get("code")) for r in results if isinstance(r, dict) and isinstance(r.get("error"), dict)]

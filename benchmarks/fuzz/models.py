@@ -118,9 +118,7 @@ def adversarial() -> tuple[bytes, ...]:
         _claims(8, 8, 8),
         _claims(),
         _model([_node("Expand", ["x", "s"])], {"s": _sizes(i32, 2, 8)}),
-        _model(
-            [_node("ConstantOfShape", ["s"], ["t"]), _node("Add", ["x", "t"])], {"s": _sizes(2**20, 2**20)}
-        ),
+        _model([_node("ConstantOfShape", ["s"], ["t"]), _node("Add", ["x", "t"])], {"s": _sizes(2**20, 2**20)}),
         _model(
             [_node("Range", ["a", "b", "c"], ["t"]), _node("Reshape", ["x", "t"])],
             {"a": np.int64(0), "b": np.int64(2**40), "c": np.int64(1)},
@@ -151,26 +149,19 @@ def adversarial() -> tuple[bytes, ...]:
         _model([_node("Gather", ["x", "i"], axis=99)], {"i": _sizes(5)}),
         _model([_node("Pad", ["x", "p"])], {"p": _sizes(2**40, 2**40, -(2**40), 0)}),
         _model(
-            [_node("Resize", ["x", "", "", "s"], mode="nearest")],
-            {"s": _sizes(1, 1, i32, i32)},
-            shape=(1, 1, 8, 8),
+            [_node("Resize", ["x", "", "", "s"], mode="nearest")], {"s": _sizes(1, 1, i32, i32)}, shape=(1, 1, 8, 8)
         ),
         _model(
             [_node("Resize", ["x", "", "f"], mode="nearest")],
             {"f": np.asarray([1, 1, 1e30, np.nan], np.float32)},
             shape=(1, 1, 8, 8),
         ),
-        _model(
-            [_node("OneHot", ["i", "d", "v"])],
-            {"i": _sizes(1), "d": _sizes(2**50), "v": np.zeros(2, np.float32)},
-        ),
+        _model([_node("OneHot", ["i", "d", "v"])], {"i": _sizes(1), "d": _sizes(2**50), "v": np.zeros(2, np.float32)}),
         _model([_node("Mystery", ["x"], domain="x" * 3000)]),
         _model([_node("Relu", ["x"], name="n" * 100_000)]),
         _model([_node("Relu", ["y"])]),
         _model([_node("Cast", ["x"], to=999)]),
-        _model(
-            [_node("Loop", ["m", "", "x"], body=helper.make_graph([], "b", [], []))], {"m": np.int64(2**60)}
-        ),
+        _model([_node("Loop", ["m", "", "x"], body=helper.make_graph([], "b", [], []))], {"m": np.int64(2**60)}),
     ]
     return tuple(made.SerializeToString() for made in models)
 

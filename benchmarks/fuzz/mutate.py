@@ -157,9 +157,7 @@ def dumps(rng: random.Random, document: Any) -> bytes:
     text = json.dumps(document, ensure_ascii=rng.random() < 0.5)
     data = text.encode("utf-8", "replace")
     if rng.random() < 0.03:
-        data = (
-            rng.choice((b"\xef\xbb\xbf", b" \r\n\t", b"")) + data + rng.choice((b" ", b"\x00", b"{}", b","))
-        )
+        data = rng.choice((b"\xef\xbb\xbf", b" \r\n\t", b"")) + data + rng.choice((b" ", b"\x00", b"{}", b","))
     return data
 
 
@@ -254,11 +252,7 @@ def tensors(rng: random.Random, data: bytes) -> bytes:
             key = rng.choice(list(words) or ["x"])
             old = words.get(key, "null")
             words[key] = rng.choice(
-                (
-                    str(scalar(rng)),
-                    json.dumps(value(rng)),
-                    octets(rng, old.encode()).decode("utf-8", "replace"),
-                )
+                (str(scalar(rng)), json.dumps(value(rng)), octets(rng, old.encode()).decode("utf-8", "replace"))
             )
     made = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     return bytes(safetensors.numpy.save(made, words))

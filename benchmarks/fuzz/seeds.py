@@ -8,12 +8,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cdmpp.planning.kinds import KINDS
+from cdmpp.planning.registry import PLANNERS
 from cdmpp.prediction import Prediction
 from cdmpp.programs.operators import parse_operator
 from cdmpp.programs.templates import template_json
-from server.observe.ids import make_id
-from server.plan.warm import REQUESTS
+from cdmpp_server.observe.ids import make_id
+from cdmpp_server.plan.warm import REQUESTS
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PLANS = Path(__file__).resolve().parents[2] / "docs" / "examples"
@@ -67,12 +67,7 @@ def concrete_tir(text: str) -> dict[str, Any]:
 @cache
 def tir_documents() -> tuple[dict[str, Any], ...]:
     """TVM JSON documents of different shapes."""
-    texts = (
-        "linear:m=4,n=8,k=16",
-        "softmax:rows=32,cols=16",
-        "layernorm:rows=8,cols=16",
-        "add:rows=8,cols=8",
-    )
+    texts = ("linear:m=4,n=8,k=16", "softmax:rows=32,cols=16", "layernorm:rows=8,cols=16", "add:rows=8,cols=8")
     return tuple(concrete_tir(text) for text in texts)
 
 
@@ -141,14 +136,14 @@ HOSTILE_LINES = (
 @cache
 def feature_body() -> bytes:
     """A binary body of three rows."""
-    from cdmpp.features.bulk import FeaturePart, FeatureQuestions
+    from cdmpp.features.bulk import FeaturePart, FeatureQueries
     from cdmpp.features.encode import encode_operator
 
     parts = [
         FeaturePart(encode_operator(parse_operator(text)), text.partition(":")[0], "t4")
         for text in ("linear:m=4,n=8,k=16", "softmax:rows=32,cols=16", "add:rows=8,cols=8")
     ]
-    return FeatureQuestions.of(parts).to_bytes()
+    return FeatureQueries.of(parts).to_bytes()
 
 
 def predict_body(items: int = 3) -> dict[str, Any]:
@@ -192,30 +187,21 @@ def plan_bodies() -> tuple[tuple[str, dict[str, Any]], ...]:
     """Valid requests of every kind of plan, each with its endpoint."""
     found = []
     for file in sorted(PLANS.glob("*.json")):
-        kind = KINDS.get(file.stem.partition("_")[0])
+        kind = PLANNERS.get(file.stem.partition("_")[0])
         if kind is not None:
             body = json.loads(file.read_text(encoding="utf-8"))
             if "max_steps" in body:
                 body |= {"budget_s": 0.2, "max_steps": 10}
             found.append((kind.path, body))
-    small = [(KINDS[name].path, body) for name, forms in REQUESTS.items() for body in forms]
+    small = [(PLANNERS[name].path, body) for name, forms in REQUESTS.items() for body in forms]
     return (*found, *small)
 
 
 @cache
 def prediction_id() -> str:
-    """What an answer of some model to some question is called."""
+    """What an answer of some model to some query is called."""
     prediction = Prediction(
-        "linear",
-        "0" * 32,
-        "t4",
-        "library",
-        "kernel",
-        None,
-        "base-1",
-        latency_s=2e-4,
-        lower_s=1e-4,
-        upper_s=3e-4,
+        "linear", "0" * 32, "t4", "library", "kernel", None, "base-1", latency_s=2e-4, lower_s=1e-4, upper_s=3e-4
     )
     return make_id(prediction, "0" * 16)
 
@@ -226,13 +212,7 @@ def observe_body() -> dict[str, Any]:
     return {
         "observations": [
             {"prediction_id": prediction_id(), "latency_s": 1e-4},
-            {
-                "program": program,
-                "device": "t4",
-                "protocol": "eager",
-                "framework": "pytorch",
-                "latency_s": 1e-4,
-            },
+            {"program": program, "device": "t4", "protocol": "eager", "framework": "pytorch", "latency_s": 1e-4},
         ]
     }
 
@@ -242,8 +222,7 @@ def adapt_body() -> dict[str, Any]:
     return {
         "device": "t4",
         "records": [
-            {"program": {"operator": "linear", "m": 64, "n": 64, "k": k}, "latency_s": 1e-5 * k}
-            for k in (8, 16, 32)
+            {"program": {"operator": "linear", "m": 64, "n": 64, "k": k}, "latency_s": 1e-5 * k} for k in (8, 16, 32)
         ],
         "k": None,
         "sampler": "kmeans",

@@ -66,9 +66,7 @@ def main() -> None:
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
     for source, target in permutations(TYPES, 2):
-        per_element, overhead, error = fit(
-            cast_s(source, target, SMALL), [cast_s(source, target, n) for n in SIZES]
-        )
+        per_element, overhead, error = fit(cast_s(source, target, SMALL), [cast_s(source, target, n) for n in SIZES])
         rows.append(
             {
                 "source": source,

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.timing import interleaved, median_ratio
-from cdmpp.compose import jit
+from cdmpp.compose.request import jit
 from cdmpp.emulator import Emulator, Stage
 from cdmpp.emulator.arrays import durations
 from cdmpp.emulator.as_graph import to_graph
@@ -44,8 +44,7 @@ TARGET_PER_S = 10_000
 def made_up(draw: random.Random, count: int = STAGES) -> list[Stage]:
     """Stages of about the same length."""
     return [
-        Stage(draw.uniform(0.8, 1.2), draw.uniform(1.6, 2.4), activation_bytes=draw.uniform(1, 2))
-        for _ in range(count)
+        Stage(draw.uniform(0.8, 1.2), draw.uniform(1.6, 2.4), activation_bytes=draw.uniform(1, 2)) for _ in range(count)
     ]
 
 
@@ -134,9 +133,7 @@ def annealed(structure: Structure, candidates: Candidates, count: int, walk: boo
     """The orders that simulated annealing with swaps of neighbours asks for; without ``walk`` it stays."""
     draw = random.Random(0)
     places = [
-        at
-        for rank in range(structure.ranks)
-        for at in range(structure.begin[rank], structure.begin[rank + 1] - 1)
+        at for rank in range(structure.ranks) for at in range(structure.begin[rank], structure.begin[rank + 1] - 1)
     ]
     order, asked = structure.order.copy(), []
     now_s, heat_s = candidates.makespan_s(order), 3.0
@@ -301,9 +298,7 @@ def main() -> None:
         "without_a_compiler_per_s": without_a_compiler(options.repeats),
         "other_orders": {
             "8 x 16, annealed": other_orders(options.repeats, options.candidates, 8, 16, True),
-            "8 x 16, neighbours of one order": other_orders(
-                options.repeats, options.candidates, 8, 16, False
-            ),
+            "8 x 16, neighbours of one order": other_orders(options.repeats, options.candidates, 8, 16, False),
             "32 x 128, annealed": other_orders(3, options.candidates // 10, 32, 128, True),
         },
         "memory_modes": memory_modes(options.repeats, options.candidates // 10),

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report.results import write_result
-from cdmpp.compose import Progress, Watch
+from cdmpp.compose.budget import Progress, SearchControl
 from cdmpp.planning.fused import Model, Problem, search
 from cdmpp.planning.fused.check import check
-from cdmpp.planning.fused.wire import FusedRequest
-from cdmpp.planning.kinds import make_plan
+from cdmpp.planning.fused.schema import FusedRequest
+from cdmpp.planning.registry import make_plan
 
 OUT = Path("benchmarks/results/fused.json")
 PICTURE = Path("docs/fused.png")
@@ -70,11 +70,7 @@ def through_the_command_line(at: int, folder: Path, cold: bool = False) -> dict[
         environment["NUMBA_CACHE_DIR"] = str(folder / "cache")
     began = time.perf_counter()
     done = subprocess.run(
-        [*_CLI, "pipeline", str(request), "--json"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=environment,
+        [*_CLI, "pipeline", str(request), "--json"], capture_output=True, text=True, check=True, env=environment
     )
     wall_s = time.perf_counter() - began
     answer.write_text(done.stdout)
@@ -94,7 +90,7 @@ def until_proven_s(at: int) -> float | None:
             reached.append(progress.spent_s)
             watch.stop()
 
-    watch = Watch(BUDGET_S, listen, every_s=0.0)
+    watch = SearchControl(BUDGET_S, listen, every_s=0.0)
     request.solve([], watch)
     return round(reached[0], 3) if reached else None
 
@@ -123,7 +119,7 @@ def others() -> dict[str, Any]:
     random = np.random.default_rng(7)
     gaps, gains = [], []
     for at in range(OTHERS):
-        found = search(random_problem(random), Watch(OTHERS_BUDGET_S), seed=at)
+        found = search(random_problem(random), SearchControl(OTHERS_BUDGET_S), seed=at)
         gaps.append(max(found.schedule.makespan_s / found.lower_bound_s - 1, 0.0))
         gains.append(found.baselines["serial_1f1b"] / found.schedule.makespan_s)
     return {
@@ -187,16 +183,12 @@ def main() -> None:
         "cores": os.cpu_count(),
         "load_average": os.getloadavg()[0],
         "instances": rows,
-        "cold_start": {
-            "instance": 2,
-            "makespan_s": cold["makespan_s"],
-            "command_took_s": round(cold["wall_s"], 1),
-        },
+        "cold_start": {"instance": 2, "makespan_s": cold["makespan_s"], "command_took_s": round(cold["wall_s"], 1)},
         "other_instances": others(),
         "limited": {"instance": LIMITED, "budget_s": LIMITED_BUDGET_S, "rows": limited()},
     }
     write_result(OUT, values)
-    from cdmpp.planning.fused.picture import draw
+    from cdmpp.planning.fused.plot import draw
 
     value = {**request_of(LIMITED), "budget_s": 10}
     request = FusedRequest.model_validate(value)

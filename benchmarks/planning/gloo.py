@@ -251,16 +251,10 @@ def replays(one: Round) -> dict[str, Callable[[int], Iteration]]:
     apart = Setup(RANKS, link, "measured")
 
     def way(setup: Setup, factor: float) -> Callable[[int], Iteration]:
-        layers = [
-            Layer(x.name, factor * x.forward_s, factor * x.backward_s, x.gradient_bytes) for x in one.layers
-        ]
+        layers = [Layer(x.name, factor * x.forward_s, factor * x.backward_s, x.gradient_bytes) for x in one.layers]
         return lambda size: simulate(layers, setup, size, None, factor * one.update_s)
 
-    return {
-        "replayed": way(shared, skew),
-        "without_waiting": way(shared, 1.0),
-        "without_contention": way(apart, skew),
-    }
+    return {"replayed": way(shared, skew), "without_waiting": way(shared, 1.0), "without_contention": way(apart, skew)}
 
 
 def compare(name: str, rounds: Sequence[Round]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ tokens an image) on eight pipeline ranks. The seconds of a layer forward and bac
 are predicted by the shipped model for one device (float16); nothing is measured on it here, so the gains are
 those of a simulation over predicted costs. The mixes are drawn with a seed.
 
-Three questions: each mix alone (placements balanced for that mix, of 1F1B too); the first of them as steps of
+Three queries: each mix alone (placements balanced for that mix, of 1F1B too); the first of them as steps of
 one run on one placement (weights stay where they are, of 1F1B too); and with no more memory on a rank than
 1F1B's fullest has. Writes
 ``benchmarks/results/multimodal.json``, and with ``--figure`` a picture of the median mix.
@@ -22,16 +22,17 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report.results import write_result
+from cdmpp.compose.budget import SearchControl
 from cdmpp.compose.jit import COMPILED
-from cdmpp.compose.solve import price, read_request
-from cdmpp.compose.watch import Watch
+from cdmpp.compose.pricing import price
+from cdmpp.compose.solve import read_request
 from cdmpp.planning.multimodal import Module, Plan, plan_step, plan_steps
 from cdmpp.planning.multimodal.answer import plan_answer
 from cdmpp.planning.multimodal.knobs import peaks_bytes
-from cdmpp.planning.multimodal.picture import timelines
+from cdmpp.planning.multimodal.plot import timelines
+from cdmpp.planning.multimodal.schema import MultimodalRequest
 from cdmpp.planning.multimodal.search import Counter
 from cdmpp.planning.multimodal.tasks import Memory
-from cdmpp.planning.multimodal.wire import MultimodalRequest
 from cdmpp.predictor import LatencyPredictor
 
 #: Mixes that share a placement, and that are planned within 1F1B's memory.
@@ -70,12 +71,7 @@ def layer(
     taken as three of its forward pass: 2.5 times the arithmetic, at a somewhat lower rate. That of what reads
     and writes once is taken as two of it.
     """
-    products = [
-        (3 * hidden, hidden),
-        (hidden, hidden),
-        ((2 if gated else 1) * inner, hidden),
-        (hidden, inner),
-    ]
+    products = [(3 * hidden, hidden), (hidden, hidden), ((2 if gated else 1) * inner, hidden), (hidden, inner)]
     rows = f"batch*{tokens}"
     attention: dict[str, Any] = {
         "operator": "attention_prefill" if causal else "attention_encoder",
@@ -98,10 +94,7 @@ def layer(
     backward = [
         {"program": program}
         for n, k in products
-        for program in (
-            linear(tokens, k, n),
-            {"operator": "linear", "m": n, "n": k, "k": rows, "dtype": "float16"},
-        )
+        for program in (linear(tokens, k, n), {"operator": "linear", "m": n, "n": k, "k": rows, "dtype": "float16"})
     ] + [
         {"program": attention, "count": 3},
         {"program": norm, "count": 4},
@@ -117,13 +110,7 @@ def request() -> dict[str, Any]:
     for name, layers, after, sizes, shape in (
         ("vision", 24, [], [1, 2, 4, 8, 16, 32], layer(577, 1024, 4096, 16, gated=False, causal=False)),
         ("language", 32, ["vision"], [1, 2, 4, 8], layer(2048, 4096, 11008, 32, gated=True, causal=True)),
-        (
-            "diffusion",
-            28,
-            ["language"],
-            [1, 2, 4, 8, 16, 32],
-            layer(1024, 1152, 4608, 16, gated=False, causal=False),
-        ),
+        ("diffusion", 28, ["language"], [1, 2, 4, 8, 16, 32], layer(1024, 1152, 4608, 16, gated=False, causal=False)),
     ):
         forward, backward = shape
         cost = {
@@ -174,13 +161,13 @@ def main() -> None:
     prices = price(asked.asked(), predictor)
     modules: list[Module] = asked.priced(prices)
     drawn = mixes(given.mixes)
-    plan_step(modules, drawn[0], RANKS, watch=Watch(600.0), max_steps=10)  # compiles
+    plan_step(modules, drawn[0], RANKS, watch=SearchControl(600.0), max_steps=10)  # compiles
     alone, spent, counter = [], [], Counter()
     for number, mix in enumerate(drawn):
         # Steps rather than seconds end a search here: the plans do not depend on how busy the machine is.
         began = time.process_time()
         plan = plan_step(
-            modules, mix, RANKS, watch=Watch(600.0), seed=SEED, max_steps=given.steps, counter=counter
+            modules, mix, RANKS, watch=SearchControl(600.0), seed=SEED, max_steps=given.steps, counter=counter
         )
         spent.append(time.process_time() - began)
         alone.append(plan)
@@ -191,9 +178,7 @@ def main() -> None:
             f"bound {plan.bound_s:.3f} s, {plan.steps} orders",
             flush=True,
         )
-    median = sorted(alone, key=lambda plan: plan.baselines_s["1f1b"] / plan.schedule.makespan_s)[
-        len(alone) // 2
-    ]
+    median = sorted(alone, key=lambda plan: plan.baselines_s["1f1b"] / plan.schedule.makespan_s)[len(alone) // 2]
     if given.figure is not None:
         draw(modules, median, given.figure)
     result: dict[str, Any] = {
@@ -236,7 +221,7 @@ def main() -> None:
     write_result(OUT, result)
     steps = drawn[:RUN]
     together = plan_steps(
-        modules, steps, RANKS, watch=Watch(6000.0), seed=SEED, max_steps=given.steps * len(steps)
+        modules, steps, RANKS, watch=SearchControl(6000.0), seed=SEED, max_steps=given.steps * len(steps)
     )
     result["one_placement"] = {"mixes": len(steps)} | figures(together)
     within = []
@@ -251,7 +236,7 @@ def main() -> None:
                 plan.batch,
                 RANKS,
                 memory=memory,
-                watch=Watch(600.0),
+                watch=SearchControl(600.0),
                 seed=SEED,
                 max_steps=3 * given.steps,
             )

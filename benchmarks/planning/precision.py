@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.planning.precision_cases import limited, make_costs
 from benchmarks.report.results import rounded, write_result
-from cdmpp.compose import Watch
+from cdmpp.compose.budget import SearchControl
 from cdmpp.planning.compress.search import exhaustive as every_strategy
 from cdmpp.planning.compress.search import search as compress
 from cdmpp.planning.compress.strategy import Option, Tensor, timeline
@@ -51,9 +51,9 @@ def small() -> dict[str, Any]:
                 continue  # everything in float32 keeps the limits
             first = simple(costs, lowest(costs), limit_s)
             began = time.process_time()
-            whole = search(costs, first, limit_s, Steps(Watch(30.0)))
+            whole = search(costs, first, limit_s, Steps(SearchControl(30.0)))
             seconds.append(time.process_time() - began)
-            short = search(costs, first, limit_s, Steps(Watch(30.0), 500))
+            short = search(costs, first, limit_s, Steps(SearchControl(30.0), 500))
             heaps.append(Pricing(costs, first.heap).sensitivity / best[1] - 1)
             found.append(whole.objective / best[1] - 1)
             quick.append(short.objective / best[1] - 1)
@@ -78,7 +78,7 @@ def large(count: int) -> dict[str, Any]:
             if not first.objective:
                 continue  # everything in float32 keeps the limits
             began = time.process_time()
-            found = search(costs, first, limit_s, Steps(Watch(None), most))
+            found = search(costs, first, limit_s, Steps(SearchControl(None), most))
             seconds.append(time.process_time() - began)
             gaps.append(found.objective / found.bound - 1)
             heaps.append(Pricing(costs, first.heap).sensitivity / found.bound - 1)
@@ -122,11 +122,7 @@ def forgotten() -> dict[str, Any]:
             changes += 1
             wrong += (full > 0) != (full + old > 0)
             errors.append(abs(old) / max(abs(full), 1e-12))
-    return {
-        "changes": changes,
-        "sign_wrong": float(wrong / changes),
-        "median_relative_error": float(np.median(errors)),
-    }
+    return {"changes": changes, "sign_wrong": float(wrong / changes), "median_relative_error": float(np.median(errors))}
 
 
 def pricing() -> dict[str, Any]:
@@ -180,7 +176,7 @@ def compression() -> dict[str, Any]:
         none.append(timeline(made, (0,) * 8).makespan_s / best_s - 1)
     gaps = []
     for seed in range(3):
-        plan = compress(tensors(50, seed), Steps(Watch(None), 10_000).go_on)
+        plan = compress(tensors(50, seed), Steps(SearchControl(None), 10_000).go_on)
         gaps.append(plan.iteration_s / plan.bound_s - 1)
     return {
         "problems": len(found),

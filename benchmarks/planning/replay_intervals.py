@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks.end_to_end.labels import Label, read_labels
 from benchmarks.end_to_end.study import launches_of
 from benchmarks.report.results import write_result
-from cdmpp.compose import Asked
+from cdmpp.compose.request import PriceRequest
 from cdmpp.data.public import public_data_dir
 from cdmpp.predictor import LatencyPredictor
 from cdmpp.replay.interval import spread_of
@@ -32,7 +32,7 @@ def intervals(label: Label, predictor: LatencyPredictor) -> list[tuple[bool, flo
     """For each correlation: whether the interval has the measured time, and its width over the prediction."""
     counts = Counter(launch.spec for launch in launches_of(label))
     prices = predictor.predict(list(counts), label.device, protocol="eager", framework="pytorch")
-    asked = [Asked("", {"operator": spec.operator}, label.device) for spec in counts]
+    asked = [PriceRequest("", {"operator": spec.operator}, label.device) for spec in counts]
     seconds = np.array([n * (p.latency_s or 0.0) for n, p in zip(counts.values(), prices, strict=True)])
     spread = spread_of(asked, prices)
     found = []

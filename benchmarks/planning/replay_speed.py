@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.compose import jit
+from cdmpp.compose.request import jit
 from cdmpp.compose.solve import read_request, solve
 from cdmpp.replay import Graph, Node, Replayer
-from cdmpp.replay.wire import ReplayRequest
+from cdmpp.replay.schema import ReplayRequest
 
 RESULT = Path(__file__).parents[1] / "results" / "replay_speed.json"
 DEVICES, STREAMS, REACH, DEPS = 16, 2, 200, 2
@@ -64,9 +64,7 @@ def measure(nodes: int, repeats: int) -> dict[str, Any]:
     """CPU seconds of each step, in this process."""
     value = make_request(nodes)
     text = json.dumps(value)
-    graph = Graph(
-        [Node(n["id"], n["device"], n["duration_s"], tuple(n["deps"]), n["stream"]) for n in value["nodes"]]
-    )
+    graph = Graph([Node(n["id"], n["device"], n["duration_s"], tuple(n["deps"]), n["stream"]) for n in value["nodes"]])
     replayer = Replayer(graph)
     own = np.array([node.duration_s for node in graph.nodes])
     request = read_request(ReplayRequest, value)
@@ -104,9 +102,7 @@ def main() -> None:
         "runpy.run_module('benchmarks.planning.replay_speed', run_name='__main__')"
     )
     options = ["--nodes", str(arguments.nodes), "--repeats", str(arguments.repeats), "--plain"]
-    output = subprocess.run(
-        [sys.executable, "-c", hide, *options], check=True, capture_output=True, text=True
-    ).stdout
+    output = subprocess.run([sys.executable, "-c", hide, *options], check=True, capture_output=True, text=True).stdout
     plain = json.loads(output)
     assert plain["makespan_s"] == compiled["makespan_s"]
     found = {"compiled": compiled, "plain": plain, "load_average": os.getloadavg()[0]}

@@ -67,9 +67,7 @@ def true_lengths(count: int, seed: int, kind: Kind = "heavy") -> np.ndarray[Any,
     return np.clip(np.rint(drawn), 1, 16_384 if kind == "cut" else CUT).astype(np.int64)
 
 
-def request(
-    regime: tuple[float, float, int, int, int], seed: int, misses: str, kind: Kind = "heavy"
-) -> dict[str, Any]:
+def request(regime: tuple[float, float, int, int, int], seed: int, misses: str, kind: Kind = "heavy") -> dict[str, Any]:
     """What the planner is asked: past lengths, not those of the step."""
     a_s, b_s, samples, instances, cap = regime
     return {
@@ -137,10 +135,7 @@ def splits() -> list[dict[str, Any]]:
                     found.append(
                         {"regime": list(regime), "seed": seed, "asked": misses, "ranker": truth}
                         | {"tail_instances": split.tail, "search_s": seconds, "ends_s": ends}
-                        | {
-                            "over_lpt": ends["plan"] / ends["lpt"] - 1,
-                            "over_best": ends["plan"] / ends["best"] - 1,
-                        }
+                        | {"over_lpt": ends["plan"] / ends["lpt"] - 1, "over_best": ends["plan"] / ends["best"] - 1}
                     )
     return found
 
@@ -237,15 +232,10 @@ def table(rows: list[dict[str, Any]], asked: str, ranker: str) -> str:
         "| --- |" + " ---: |" * (len(head) + 3),
     ]
     for regime in REGIMES:
-        ours = [
-            row
-            for row in rows
-            if (tuple(row["regime"]), row["asked"], row["ranker"]) == (regime, asked, ranker)
-        ]
+        ours = [row for row in rows if (tuple(row["regime"]), row["asked"], row["ranker"]) == (regime, asked, ranker)]
         means = [float(np.mean([row["ends_s"][name] for row in ours])) for name in names]
         cells = [
-            f"**{mean:.1f}**" if name == "plan" else f"{mean:.1f}"
-            for name, mean in zip(names, means, strict=True)
+            f"**{mean:.1f}**" if name == "plan" else f"{mean:.1f}" for name, mean in zip(names, means, strict=True)
         ]
         a_s, b_s, samples, instances, cap = regime
         tails = "/".join(str(row["tail_instances"]) for row in ours)
@@ -276,9 +266,7 @@ def main() -> None:
         print(table(rows, asked, ranker))
     for kind in KINDS:
         for regime in REGIMES[:2]:
-            ours = [
-                one for one in results["waves"] if (one["lengths"], one["regime"]) == (kind, list(regime))
-            ]
+            ours = [one for one in results["waves"] if (one["lengths"], one["regime"]) == (kind, list(regime))]
             means = {name: np.mean([one["ends_s"][name] for one in ours]) for name in ours[0]["ends_s"]}
             tails, worst = [one["tail_instances"] for one in ours], max(one["over_lpt"] for one in ours)
             print(kind, regime, tails, f"{worst:+.4f}", {name: f"{mean:.1f}" for name, mean in means.items()})

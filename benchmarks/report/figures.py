@@ -79,13 +79,7 @@ def error_by_operator(errors: Mapping[str, Any], path: Path) -> None:
     axis.set_yticks(y, labels, fontsize=8)
     for source, place in heads.items():
         axis.text(
-            0.008,
-            place,
-            title(source),
-            transform=axis.get_yaxis_transform(),
-            fontsize=8.5,
-            weight="bold",
-            va="center",
+            0.008, place, title(source), transform=axis.get_yaxis_transform(), fontsize=8.5, weight="bold", va="center"
         )
     axis.set_ylim(at - 1.2, -0.8)
     _error_axis(axis, "x", _TICKS)
@@ -152,20 +146,13 @@ def error_by_k(devices: Mapping[str, Any], path: Path) -> None:
     for axis in axes.flat:
         handles |= {str(label): h for h, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     figure.legend(
-        handles.values(),
-        handles.keys(),
-        loc="outside upper center",
-        ncols=len(handles),
-        frameon=False,
-        fontsize=8.5,
+        handles.values(), handles.keys(), loc="outside upper center", ncols=len(handles), frameon=False, fontsize=8.5
     )
     figure.savefig(path, dpi=_DPI)
     plt.close(figure)
 
 
-def interval_coverage(
-    shapes: Mapping[str, Any] | None, devices: Mapping[str, Any] | None, path: Path
-) -> None:
+def interval_coverage(shapes: Mapping[str, Any] | None, devices: Mapping[str, Any] | None, path: Path) -> None:
     """Share of measurements inside intervals against what they promise: known and left-out devices."""
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.9), sharex=True, sharey=True, constrained_layout=True)
     left, right = axes
@@ -174,9 +161,7 @@ def interval_coverage(
     if shapes is not None:
         nominal = np.array(shapes["coverage"]["nominal"])
         for source, found in shapes["coverage"]["sources"].items():
-            left.plot(
-                100 * nominal, 100 * np.array(found), "o-", ms=4, color=colors[source], label=title(source)
-            )
+            left.plot(100 * nominal, 100 * np.array(found), "o-", ms=4, color=colors[source], label=title(source))
     left.set_title("unseen shapes, known devices", fontsize=10)
     left.set_ylabel("measurements inside (%)")
     if devices is not None:

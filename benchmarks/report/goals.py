@@ -124,9 +124,7 @@ def _shapes(results: Results) -> Iterator[Goal]:
 def _trust(results: Results) -> Iterator[Goal]:
     devices, shapes = results.get("devices"), results.get("shapes")
     known = None if shapes is None else part_rows(shapes)
-    yield Goal(
-        "80 % interval covers, unseen shapes", "mean over sources; 75-85 %", "-", 0.75, known, higher=True
-    )
+    yield Goal("80 % interval covers, unseen shapes", "mean over sources; 75-85 %", "-", 0.75, known, higher=True)
     covered: list[float] = []
     areas: list[float] = []
     for found in (devices or {"groups": {}})["groups"].values():
@@ -156,9 +154,7 @@ def _trust(results: Results) -> Iterator[Goal]:
 
 def part_rows(shapes: dict[str, Any]) -> float:
     """Coverage on unseen shapes, the mean over sources."""
-    covered: float = mean(
-        p["coverage"] for p in shapes["parts"] if not (p["device"] or p["family"] or p["filtered"])
-    )
+    covered: float = mean(p["coverage"] for p in shapes["parts"] if not (p["device"] or p["family"] or p["filtered"]))
     return covered
 
 
@@ -169,10 +165,7 @@ def _programs(results: Results) -> Iterator[Goal]:
     trees = next((m for name, m in methods.items() if "PerStore" in name), None)
     what = "own programs, unseen networks"
     yield Goal(f"{what}: MAPE", "all rows", "-", 0.12, ours.get("mape"))
-    for key, name, target in (
-        ("task_kendall_tau", "Kendall tau in a task", 0.85),
-        ("top1_score", "top-1 score", 0.95),
-    ):
+    for key, name, target in (("task_kendall_tau", "Kendall tau in a task", 0.85), ("top1_score", "top-1 score", 0.95)):
         yield Goal(f"{what}: {name}", "mean over tasks", "-", target, ours.get(key), True, number)
     less = 1 - ours["mape"] / trees["mape"] if ours and trees else None
     yield Goal(f"{what}: less error than XGBoost", "on PerStoreFeature, same rows", "-", 0.30, less, True)
@@ -194,9 +187,7 @@ def _race(results: Results) -> Iterator[Goal]:
     theirs = [m["test"]["mape"] for name, m in methods.items() if name.startswith("original")]
     tenth = methods.get("ours, a tenth of the time", {}).get("test", {}).get("mape")
     if theirs:
-        yield Goal(
-            "error after a tenth of the time", "below the original's after all of it", "-", min(theirs), tenth
-        )
+        yield Goal("error after a tenth of the time", "below the original's after all of it", "-", min(theirs), tenth)
 
 
 def goals(results: Results) -> str:
@@ -232,13 +223,7 @@ def headlines(results: Results) -> str:
             f"{of('neusight', 'k = 40')} / {of('aiconfigurator_gemm', 'k = 40')}",
             "NS / AIC, whole device groups left out, k = 40",
         ],
-        [
-            "",
-            "",
-            "",
-            f"{of('neusight', 'k = 100')} / {of('aiconfigurator_gemm', 'k = 100')}",
-            "the same, k = 100",
-        ],
+        ["", "", "", f"{of('neusight', 'k = 100')} / {of('aiconfigurator_gemm', 'k = 100')}", "the same, k = 100"],
         [
             "",
             "",

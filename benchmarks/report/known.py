@@ -74,9 +74,7 @@ def details(results: Results) -> str:
     by_both = [p for p in parts if p["device"] and p["family"]]
     blocks = [
         table(
-            ("source", "family", *ERROR_COLUMNS),
-            ([_source(p), p["family"], *error_cells(p)] for p in families),
-            left=2,
+            ("source", "family", *ERROR_COLUMNS), ([_source(p), p["family"], *error_cells(p)] for p in families), left=2
         ),
         folded(
             "Every device",

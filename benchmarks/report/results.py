@@ -43,9 +43,7 @@ MANIFEST = "models/base/manifest.json"
 _PUBLIC = "--public-data DIR"
 #: In the order in which they are run: the model before what reads it.
 STUDIES: dict[str, Study] = {
-    "model": Study(
-        "models/base/errors.json", f"cdmpp train --config configs/base.toml {_PUBLIC} --out models/base"
-    ),
+    "model": Study("models/base/errors.json", f"cdmpp train --config configs/base.toml {_PUBLIC} --out models/base"),
     "shapes": Study("benchmarks/results/unseen_shapes.json", f"python -m benchmarks.unseen_shapes {_PUBLIC}"),
     "devices": Study(
         "benchmarks/results/leave_one_device_out.json", f"python -m benchmarks.leave_one_device_out {_PUBLIC}"

@@ -86,8 +86,7 @@ def reference(results: Results) -> str:
     )
     return (
         f"`{found['command']}`: {found['test_rows']:,} test rows, split by {found['split']}. "
-        f"Ours trains on {found['samples_per_s_ratio']:.0f} times the samples a second.\n\n"
-        + table(header, rows)
+        f"Ours trains on {found['samples_per_s_ratio']:.0f} times the samples a second.\n\n" + table(header, rows)
     )
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from benchmarks.serving.load import Connection, Tally, closed_loop, open_loop
 from benchmarks.serving.process import Served, running
-from benchmarks.serving.questions import bodies, distinct, program, repeated
+from benchmarks.serving.queries import bodies, distinct, program, repeated
 
-#: New questions that fill every cache of the service at its default bounds.
+#: New queries that fill every cache of the service at its default bounds.
 FILLING = 70_000
 
 
@@ -54,16 +54,12 @@ def memory(served: Served, requests: int, limit_s: float) -> dict[str, Any]:
 def overload(served: Served, seconds: float, items: int = 64, factor: float = 5.0) -> dict[str, Any]:
     """Capacity with new items in closed loops, then so many times as many requests a second."""
     source = bodies(distinct(20_000_000), items)
-    base = asyncio.run(
-        closed_loop(served.port, "/predict", source, connections=8, seconds=max(seconds / 2, 3.0))
-    )
+    base = asyncio.run(closed_loop(served.port, "/predict", source, connections=8, seconds=max(seconds / 2, 3.0)))
     capacity = base.count(200) / base.wall_s
     rate = factor * capacity
     # Made before: the client shares the cores with the server.
     prepared = list(itertools.islice(source, int(rate * seconds) + 1))
-    tally = asyncio.run(
-        open_loop(served.port, "/predict", iter(prepared), rate=rate, seconds=seconds, limit_s=30)
-    )
+    tally = asyncio.run(open_loop(served.port, "/predict", iter(prepared), rate=rate, seconds=seconds, limit_s=30))
     recovered = _recovery(served)
     known = sum(tally.count(status) for status in (200, 503, 504))
     return {
@@ -83,13 +79,11 @@ def overload(served: Served, seconds: float, items: int = 64, factor: float = 5.
 
 def _recovery(served: Served) -> float:
     """Seconds until ten single new items in a row are answered within 50 ms each."""
-    questions, started, good = bodies(distinct(40_000_000), 1), time.perf_counter(), 0
+    queries, started, good = bodies(distinct(40_000_000), 1), time.perf_counter(), 0
     first = started
     while good < 10 and time.perf_counter() - started < 30:
         began = time.perf_counter()
-        answer = asyncio.run(
-            closed_loop(served.port, "/predict", iter([next(questions)]), connections=1, seconds=5)
-        )
+        answer = asyncio.run(closed_loop(served.port, "/predict", iter([next(queries)]), connections=1, seconds=5))
         quick = answer.count(200) == 1 and time.perf_counter() - began < 0.05
         if good == 0 and quick:
             first = began

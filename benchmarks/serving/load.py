@@ -56,9 +56,7 @@ class Connection:
         except (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError):
             await self.close()
             return Answer(0, time.perf_counter() - started)
-        return Answer(
-            status, time.perf_counter() - started, text if keep else b"", b"retry-after:" in headers.lower()
-        )
+        return Answer(status, time.perf_counter() - started, text if keep else b"", b"retry-after:" in headers.lower())
 
     async def _exchange(self, path: str, body: bytes) -> tuple[int, bytes, bytes]:
         if self._writer is None:

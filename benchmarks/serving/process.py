@@ -77,17 +77,14 @@ class Served:
 
 @contextlib.contextmanager
 def running(
-    *arguments: str,
-    environment: Mapping[str, str] | None = None,
-    ready_s: float = 120.0,
-    log: Path | None = None,
+    *arguments: str, environment: Mapping[str, str] | None = None, ready_s: float = 120.0, log: Path | None = None
 ) -> Iterator[Served]:
-    """``python -m server`` on a free port with a database of its own, ended with the block.
+    """``python -m cdmpp_server`` on a free port with a database of its own, ended with the block.
 
     What it logs goes to the file ``log``, or nowhere.
     """
     port = free_port()
-    command = [sys.executable, "-m", "server", "--port", str(port), *arguments]
+    command = [sys.executable, "-m", "cdmpp_server", "--port", str(port), *arguments]
     with tempfile.TemporaryDirectory() as folder:
         settings = {"CDMPP_DATABASE": f"{folder}/service.sqlite", **(environment or {})}
         with open(log or os.devnull, "wb") as out:

@@ -10,10 +10,10 @@ from typing import Any
 
 from benchmarks.serving.load import closed_loop, open_loop
 from benchmarks.serving.process import Served
-from benchmarks.serving.questions import bodies, distinct, repeated
+from benchmarks.serving.queries import bodies, distinct, repeated
 from cdmpp import LatencyPredictor
 from cdmpp.frontends.request import program_from_request
-from cdmpp.prediction import Question
+from cdmpp.prediction import Query
 
 ITEMS = 256
 
@@ -74,21 +74,21 @@ def single(served: Served, seconds: float, rate: float) -> dict[str, Any]:
 
 
 def in_process(seconds: float) -> dict[str, Any]:
-    """The same questions to a predictor in this process, without HTTP."""
+    """The same queries to a predictor in this process, without HTTP."""
     predictor = LatencyPredictor.load()
 
-    def questions(items: list[dict[str, Any]]) -> list[Question]:
-        return [Question(program_from_request(item["program"]), item["device"]) for item in items]
+    def queries(items: list[dict[str, Any]]) -> list[Query]:
+        return [Query(program_from_request(item["program"]), item["device"]) for item in items]
 
     new = distinct(6_000_000)
     batches = [list(itertools.islice(new, ITEMS)) for _ in range(int(seconds * 60))]
     found = {}
     known = repeated(ITEMS)
-    predictor.predict_questions(questions(known))
+    predictor.predict_queries(queries(known))
     for name, source in (("cold", iter(batches)), ("warm", itertools.repeat(known))):
         started, count = time.perf_counter(), 0
         for batch in source:
-            predictor.predict_questions(questions(batch))
+            predictor.predict_queries(queries(batch))
             count += len(batch)
             if time.perf_counter() - started > seconds:
                 break

@@ -9,12 +9,7 @@ from typing import Any
 from benchmarks.report.markdown import fill, percent, table
 from benchmarks.tuning.results import AT, geometric
 
-NAMES = {
-    "random": "random",
-    "xgboost": "TVM's XGBModel",
-    "frozen": "cdmpp, frozen",
-    "fine-tuned": "cdmpp, fine-tuned",
-}
+NAMES = {"random": "random", "xgboost": "TVM's XGBModel", "frozen": "cdmpp, frozen", "fine-tuned": "cdmpp, fine-tuned"}
 #: Tasks beside each other in the figure.
 _ACROSS = 3
 COLOURS = {"random": "0.6", "xgboost": "#e0a458", "frozen": "#1f6f8b", "fine-tuned": "#7a1f5c"}
@@ -149,11 +144,7 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
     names = [each["task"] for each in result["tasks"]]
     blocks = max(1, -(-len(names) // _ACROSS))
     figure, axes = plt.subplots(
-        2 * blocks,
-        _ACROSS + 1,
-        figsize=(3.4 * (_ACROSS + 1), 5.6 * blocks),
-        constrained_layout=True,
-        squeeze=False,
+        2 * blocks, _ACROSS + 1, figsize=(3.4 * (_ACROSS + 1), 5.6 * blocks), constrained_layout=True, squeeze=False
     )
     for axis in axes.flat:
         axis.set_axis_off()

@@ -18,9 +18,7 @@ AGAINST, AGAINST_TRIALS = "xgboost", 128
 def best_so_far(search: Mapping[str, Any]) -> list[float]:
     """Least seconds of the first 1, 2, ... measured trials; infinite before the first that succeeded."""
     latencies = [
-        math.inf if latency is None else latency
-        for each in search["rounds"]
-        for _, latency, _ in each["trials"]
+        math.inf if latency is None else latency for each in search["rounds"] for _, latency, _ in each["trials"]
     ]
     return list(accumulate(latencies, min))
 
@@ -68,9 +66,7 @@ def summarise(searches: Sequence[Mapping[str, Any]], trials: int) -> dict[str, A
             "task": name,
             "hash": by[name, seeds[0], methods[0]]["hash"],
             "seeds": seeds,
-            "best_s": {
-                m: {str(n): geometric(best_at(by[name, s, m], n) for s in seeds) for n in at} for m in methods
-            },
+            "best_s": {m: {str(n): geometric(best_at(by[name, s, m], n) for s in seeds) for n in at} for m in methods},
         }
         for name in names
         if (seeds := [s for t, s in pairs if t == name])
@@ -79,9 +75,7 @@ def summarise(searches: Sequence[Mapping[str, Any]], trials: int) -> dict[str, A
     for m in methods:
         if AGAINST in methods:
             summary[m] = {
-                str(n): geometric(
-                    best_at(by[t, s, m], n) / best_at(by[t, s, AGAINST], last) for t, s in pairs
-                )
+                str(n): geometric(best_at(by[t, s, m], n) / best_at(by[t, s, AGAINST], last) for t, s in pairs)
                 for n in at
             }
         rounds = [r for t, s in pairs for r in by[t, s, m]["rounds"]]

@@ -41,12 +41,7 @@ def conv2d(channels: int, size: int, out: int, kernel: int, stride: int) -> list
     data = te.placeholder((1, channels, size, size), name="data")
     weight = te.placeholder((out, channels, kernel, kernel), name="weight")
     bias = te.placeholder((1, out, 1, 1), name="bias")
-    return [
-        data,
-        weight,
-        bias,
-        topi.nn.relu(topi.add(topi.nn.conv2d_nchw(data, weight, stride, kernel // 2, 1), bias)),
-    ]
+    return [data, weight, bias, topi.nn.relu(topi.add(topi.nn.conv2d_nchw(data, weight, stride, kernel // 2, 1), bias))]
 
 
 def depthwise(channels: int, size: int, kernel: int, stride: int) -> list[Any]:

@@ -36,9 +36,9 @@ def adapted(
     """
     made = adapt(artifact, records, k=k, sampler=sampler, seed=seed, cache=cache, known=known)
     rest = ~np.isin(records.origin[known.rows], made.report["selected"])
-    question = known.question[rest]
-    after = [column[question] for column in answers_after(made.artifact, records, known, cache)]
-    before = [column[question] for column in (known.point, known.levels, known.factor)]
+    query = known.query[rest]
+    after = [column[query] for column in answers_after(made.artifact, records, known, cache)]
+    before = [column[query] for column in (known.point, known.levels, known.factor)]
     adapter = made.artifact.adapter
     assert adapter is not None
     return {

@@ -24,7 +24,7 @@ def figures(
         log of seconds.
     family : (n,) str
     levels, factor : (n, len(LEVELS)), (n,), optional
-        As :class:`cdmpp.nn.answers.Answers` has them; without them ``coverage`` is None.
+        As :class:`cdmpp.nn.pipeline.Answers` has them; without them ``coverage`` is None.
 
     Returns
     -------

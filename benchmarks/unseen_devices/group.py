@@ -16,11 +16,11 @@ from benchmarks.unseen_devices.figures import Array, figures, rounded
 from benchmarks.unseen_devices.study import ENOUGH, ROWS_PER_TABLE, Study, sample
 from cdmpp.adaptation.records import DeviceRecords
 from cdmpp.adaptation.survey import Survey, survey
-from cdmpp.evaluation.asked import asked_parts
 from cdmpp.evaluation.cache import FeatureCache
-from cdmpp.nn.answers import Answerer
+from cdmpp.evaluation.query_batches import asked_parts
 from cdmpp.nn.artifact import Artifact
 from cdmpp.nn.batch import Inputs
+from cdmpp.nn.pipeline import InferencePipeline
 from cdmpp.training.baselines import fit_baselines
 from cdmpp.training.config import TrainConfig
 from cdmpp.training.dataset import Dataset
@@ -39,7 +39,7 @@ COMPARED = ("neusight", "aiconfigurator_gemm")
 
 
 @dataclass(frozen=True)
-class Asked:
+class QueryBatch:
     """Rows of one device and source, and what the network says of them.
 
     Attributes
@@ -65,7 +65,7 @@ class Asked:
     def said(self) -> tuple[Array, Array, Array]:
         """Point, quantiles and their factor per row."""
         known = self.known
-        return known.point[known.question], known.levels[known.question], known.factor[known.question]
+        return known.point[known.query], known.levels[known.query], known.factor[known.query]
 
 
 class Group:
@@ -86,13 +86,13 @@ class Group:
         self.study, self.config, self.dataset, self.artifact = study, config, dataset, artifact
         self.held_out = config.data.holdout_devices
         self.cache = FeatureCache(schedule=artifact.config.schedule)
-        self._answerer = Answerer(artifact)
+        self._answerer = InferencePipeline(artifact)
 
     def measure(self) -> Iterator[dict[str, Any]]:
         """The group's entry of the results file, again with every part that comes to it."""
         started = time.monotonic()
         train = self.artifact.manifest["train"]
-        tables: list[Asked] = []
+        tables: list[QueryBatch] = []
         entry: dict[str, Any] = {
             "model_id": self.artifact.model_id,
             "held_out": list(self.held_out),
@@ -119,7 +119,7 @@ class Group:
         entry["seconds"] = round(time.monotonic() - started)
         yield entry
 
-    def _tables(self) -> Iterator[Asked]:
+    def _tables(self) -> Iterator[QueryBatch]:
         """The group's tables with what is said of them without a measurement."""
         for device in self.held_out:
             for source in self.dataset.sources:
@@ -138,7 +138,7 @@ class Group:
                     "available": len(available),
                     "rows": len(chosen),
                 }
-                asked = Asked(device, source, records, known, chosen, logs, family, entry)
+                asked = QueryBatch(device, source, records, known, chosen, logs, family, entry)
                 point, levels, factor = asked.said()
                 curve = coverage_curve(logs, point, levels, factor)
                 entry |= {
@@ -152,7 +152,7 @@ class Group:
                 self._say(asked, "specification", entry["specification"])
                 yield asked
 
-    def _with_ceilings(self, asked: Asked) -> tuple[dict[str, Any] | None, dict[str, float] | None]:
+    def _with_ceilings(self, asked: QueryBatch) -> tuple[dict[str, Any] | None, dict[str, float] | None]:
         """Figures with what the device sustains in place of its sheet, and what that is; none where no
         training-part row tells it."""
         spec = self.study.device(asked.device)
@@ -162,7 +162,7 @@ class Group:
         records = self.study.records(rows, spec, self.artifact)
         known = survey(self._answerer, records, self.cache)
         chosen = rows[records.origin[known.rows]]
-        again = Asked(
+        again = QueryBatch(
             asked.device,
             asked.source,
             records,
@@ -177,7 +177,7 @@ class Group:
         self._say(asked, "ceilings", found)
         return found, spec.sustained.figures()
 
-    def _adapt(self, asked: Asked, sampler: str, counts: Sequence[int]) -> None:
+    def _adapt(self, asked: QueryBatch, sampler: str, counts: Sequence[int]) -> None:
         for seed, k in itertools.product(SEEDS, counts):
             found = adapted(
                 self.artifact,
@@ -193,7 +193,7 @@ class Group:
             asked.entry["adapted"].append(found)
             self._say(asked, f"{sampler} k = {k} seed {seed}", found["after"])
 
-    def _baselines(self, tables: list[Asked]) -> None:
+    def _baselines(self, tables: list[QueryBatch]) -> None:
         """Fit the baselines on the network's training rows and ask them about the tables."""
         inputs = Inputs(self.dataset.store, self.dataset.device_matrix)
         index = training_rows(self.dataset, self.config)[0]
@@ -205,7 +205,7 @@ class Group:
                 asked.entry["baselines"][name] = found
                 self._say(asked, name, found)
 
-    def _domain(self, tables: list[Asked]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _domain(self, tables: list[QueryBatch]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Error on known devices' validation rows; and how well the score ranks bad predictions."""
         rows, names = self.dataset.rows, [d.name for d in self.dataset.devices]
         held = [names.index(name) for name in self.held_out]
@@ -220,7 +220,7 @@ class Group:
         chosen, point, levels, factor, score = (np.concatenate(c) for c in zip(*columns, strict=True))
         logs = rows.log_latency[chosen]
         known = figures(logs, point, self.study.family[chosen], levels, factor)["overall"]
-        unseen = np.concatenate([asked.known.score[asked.known.question] for asked in tables])
+        unseen = np.concatenate([asked.known.score[asked.known.query] for asked in tables])
         off = np.concatenate([_off(asked.said()[0], asked.log_measured) for asked in tables])
         off_known = _off(point, logs)
         return known, rounded(
@@ -235,7 +235,7 @@ class Group:
             }
         )
 
-    def _say(self, asked: Asked, what: str, found: dict[str, Any]) -> None:
+    def _say(self, asked: QueryBatch, what: str, found: dict[str, Any]) -> None:
         """A line of progress."""
         error, macro = 100 * found["overall"]["mape"], 100 * found["macro"]
         print(f"{asked.device} {asked.source}, {what}: {error:.1f} % (macro {macro:.1f} %)", flush=True)

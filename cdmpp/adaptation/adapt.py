@@ -16,19 +16,19 @@ from cdmpp.adaptation.samplers import choose
 from cdmpp.adaptation.select import choose_rows
 from cdmpp.adaptation.survey import Survey, survey
 from cdmpp.errors import ArtifactError, DataError
-from cdmpp.evaluation.asked import asked_parts
 from cdmpp.evaluation.cache import FeatureCache
+from cdmpp.evaluation.query_batches import asked_parts
 from cdmpp.evaluation.tables import overall
 from cdmpp.nn.adapter import Adapter
 from cdmpp.nn.adapter_features import family_names
 from cdmpp.nn.adapter_files import adapted
-from cdmpp.nn.answers import Answerer, as_trained, known_devices
 from cdmpp.nn.artifact import Artifact
+from cdmpp.nn.pipeline import InferencePipeline, as_trained, known_devices
 from cdmpp.nn.residuals import ResidualSettings
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-#: Most measured questions in the residual process; more are thinned by KMeans, without their latencies.
+#: Most measured queries in the residual process; more are thinned by KMeans, without their latencies.
 PROCESS_MOST = 1000
 #: The base is kept where k errors left out were worse by more than this over k, relative.
 DOUBT = 3.0
@@ -100,11 +100,11 @@ def adapt(
             hint=f"adapt its base, {artifact.manifest['base']['model_id']}, with all records",
         )
     cache = cache or FeatureCache(schedule=artifact.config.schedule)
-    known = known or survey(Answerer(artifact), records, cache, progress)
+    known = known or survey(InferencePipeline(artifact), records, cache, progress)
     chosen = np.arange(len(known.rows)) if k is None else _choose(known, k, sampler, seed, settings)
     warnings, used = _usable(records, known, chosen)
-    measured, questions = _measured(records, known, used)
-    check_physics(records.device.name, np.exp(measured.log_s), known.roofline_s[questions])
+    measured, queries = _measured(records, known, used)
+    check_physics(records.device.name, np.exp(measured.log_s), known.roofline_s[queries])
     protocols = records.table.protocol.take(known.rows[used]).array().tolist()
     warnings += protocol_warnings(protocols)
     warnings += family_warnings(measured.features.family, known.features.family)
@@ -114,7 +114,7 @@ def adapt(
     checked = fit_process(measured.take(thin), settings)
     tuned: TunedFit | None = None
     if len(measured) >= TUNED_FROM:
-        rows = known.rows[used][np.unique(known.question[used], return_index=True)[1]]
+        rows = known.rows[used][np.unique(known.query[used], return_index=True)[1]]
         tuned = _tune(artifact, records, cache, rows, measured, checked, settings, seed, warnings)
         if tuned is not None and tuned.kept:
             checked = tuned.checked
@@ -167,9 +167,7 @@ def _choose(known: Survey, k: int, sampler: str, seed: int, settings: ResidualSe
     """Rows of the survey to use; latencies are not looked at."""
     rows = len(known.rows)
     if not 1 <= k <= rows:
-        raise DataError(
-            f"k = {k}, but {rows} records can be used", hint=f"k from 1 to {rows}, or bring more records"
-        )
+        raise DataError(f"k = {k}, but {rows} records can be used", hint=f"k from 1 to {rows}, or bring more records")
     return choose_rows(known, np.arange(rows), k, sampler, seed, settings)
 
 
@@ -185,12 +183,12 @@ def _usable(records: DeviceRecords, known: Survey, chosen: Array) -> tuple[list[
 
 
 def _measured(records: DeviceRecords, known: Survey, used: Array) -> tuple[Measured, Array]:
-    """Distinct measured questions (the geometric mean where one was measured several times)."""
-    questions, which = np.unique(known.question[used], return_inverse=True)
+    """Distinct measured queries (the geometric mean where one was measured several times)."""
+    queries, which = np.unique(known.query[used], return_inverse=True)
     logs = np.log(records.table.latency_s[known.rows[used]])
     mean = np.bincount(which, weights=logs) / np.bincount(which)
-    features = known.features.take(questions)
-    return Measured(mean, known.point[questions], known.levels[questions], features), questions
+    features = known.features.take(queries)
+    return Measured(mean, known.point[queries], known.levels[queries], features), queries
 
 
 def _thinned(measured: Measured, seed: int) -> Array:
@@ -270,21 +268,21 @@ def _compare(
     made: Artifact, records: DeviceRecords, known: Survey, rest: Array, cache: FeatureCache
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Figures of base and adapted model on the same rows."""
-    table, rows, question = records.table, known.rows[rest], known.question[rest]
-    before = overall(table, rows, known.point[question], known.levels[question], known.factor[question])
-    point, levels, factor = (column[question] for column in answers_after(made, records, known, cache))
+    table, rows, query = records.table, known.rows[rest], known.query[rest]
+    before = overall(table, rows, known.point[query], known.levels[query], known.factor[query])
+    point, levels, factor = (column[query] for column in answers_after(made, records, known, cache))
     return before, overall(table, rows, point, levels, factor)
 
 
 def answers_after(
     made: Artifact, records: DeviceRecords, known: Survey, cache: FeatureCache
 ) -> tuple[Array, Array, Array]:
-    """What the adapted model says of every surveyed question, the base's answers being at hand.
+    """What the adapted model says of every surveyed query, the base's answers being at hand.
 
     Returns
     -------
     point, levels, factor
-        As :class:`cdmpp.nn.answers.Answers` has them, per question of the survey.
+        As :class:`cdmpp.nn.pipeline.Answers` has them, per query of the survey.
     """
     adapter = made.adapter
     assert adapter is not None
@@ -293,7 +291,7 @@ def answers_after(
     delta = np.zeros(len(known.point))
     if adapter.tuned is not None:
         # Tuned weights need the programs once more, the peers do not.
-        answerer = Answerer(made)
+        answerer = InferencePipeline(made)
         parts = asked_parts(records.table, records.usable, cache, records.specs)
         delta = np.concatenate([answerer.tuning(part.asked) for part in parts if len(part.index)])
     point, levels, _ = adapter.apply(known.point + delta, known.levels + delta[:, None], known.features)

@@ -70,7 +70,7 @@ def family_warnings(measured: Array, asked: Array) -> list[Warning_]:
     Parameters
     ----------
     measured, asked : int
-        Family codes of the measured questions, and of all that are known to be asked.
+        Family codes of the measured queries, and of all that are known to be asked.
     """
     few = []
     for code in np.unique(asked).tolist():

@@ -1,4 +1,4 @@
-"""From measured questions of a device to an adapter, checked on measurements that were left out."""
+"""From measured queries of a device to an adapter, checked on measurements that were left out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WIDTH_BOUNDS = (0.5, 3.0)
 
 @dataclass(frozen=True)
 class Measured:
-    """Distinct questions that were measured, k rows: log of the seconds, the base's answers, features."""
+    """Distinct queries that were measured, k rows: log of the seconds, the base's answers, features."""
 
     log_s: Array
     point: Array
@@ -83,7 +83,7 @@ def fit_process(measured: Measured, settings: ResidualSettings | None = None) ->
     """Fit the residuals and leave each measurement out once (in closed form)."""
     process = ResidualProcess.fit(measured.features, measured.log_s - measured.point, settings)
     mean, variance = process.leave_one_out()
-    # A question not measured has no noise of its own; leave_one_out counts it in.
+    # A query not measured has no noise of its own; leave_one_out counts it in.
     hidden = np.maximum(variance - process.settings.noise**2, 0.0)
     point, levels = centre_and_spread(process, measured.point, measured.levels, mean, hidden)
     return Checked(

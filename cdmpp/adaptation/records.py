@@ -23,7 +23,7 @@ from cdmpp.frontends.request import program_from_request
 from cdmpp.nn.artifact import Artifact
 from cdmpp.programs.operators import OperatorSpec
 from cdmpp.programs.program import TensorProgram
-from cdmpp.programs.question import DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS
+from cdmpp.programs.query_options import DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 #: A program as the predictor takes it, and what it took.
@@ -99,9 +99,7 @@ def device_records(
     lost = Counter(why[why != ""].tolist())
     if not len(usable):
         left = ", ".join(f"{reason} {n:,}" for reason, n in lost.most_common(5))
-        raise DataError(
-            f"no record of {spec.name} can be used: {left}", hint="cdmpp data info FILE shows the reasons"
-        )
+        raise DataError(f"no record of {spec.name} can be used: {left}", hint="cdmpp data info FILE shows the reasons")
     usable = usable[np.argsort(given.program_key[usable], kind="stable")]
     return DeviceRecords(given, spec, np.flatnonzero(chosen), usable, lost)
 
@@ -118,10 +116,7 @@ def as_table(records: Records, protocol: str, framework: str | None) -> Measurem
         return records
     if isinstance(records, str | PathLike):
         return load_table(records)
-    rows = [
-        r if isinstance(r, Measurement) else _measurement(i, r, protocol, framework)
-        for i, r in enumerate(records)
-    ]
+    rows = [r if isinstance(r, Measurement) else _measurement(i, r, protocol, framework) for i, r in enumerate(records)]
     if not rows:
         raise DataError("the records are empty", hint="a program and its latency per row")
     return from_measurements(rows)
@@ -181,9 +176,7 @@ def _of_device(
     listed = ", ".join(f"{name} ({n:,})" for name, n in sorted(counts.items()))
     if device is None:
         if len(counts) > 1:
-            raise DataError(
-                f"the records are of {len(counts)} devices: {listed}", hint="say which: --device NAME"
-            )
+            raise DataError(f"the records are of {len(counts)} devices: {listed}", hint="say which: --device NAME")
         if not counts:
             raise DataError("the records do not say their device", hint="say which: --device NAME|FILE")
         name = next(iter(counts))

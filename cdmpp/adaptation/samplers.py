@@ -35,9 +35,7 @@ _COMMON, _FAMILY, _SHAPE, NOISE = 0.15, 0.2, 0.2, 0.1
 _LENGTH = 3.0
 
 
-def choose(
-    sampler: str, features: Array, families: Array, k: int, seed: int, kernel: Kernel | None = None
-) -> Array:
+def choose(sampler: str, features: Array, families: Array, k: int, seed: int, kernel: Kernel | None = None) -> Array:
     """Choose rows to measure by what is known before measuring.
 
     Rows of equal features and family are one program: all distinct programs come before a second row of one.
@@ -75,9 +73,7 @@ def choose(
     if sampler not in SAMPLERS:
         raise DataError(f"no sampler is called {sampler!r}", hint="one of: " + ", ".join(SAMPLERS))
     if not 1 <= k <= rows:
-        raise DataError(
-            f"cannot choose k = {k} of {rows} programs", hint=f"k from 1 to {rows}, or bring more programs"
-        )
+        raise DataError(f"cannot choose k = {k} of {rows} programs", hint=f"k from 1 to {rows}, or bring more programs")
     if sampler == "variance" and k > VARIANCE_MOST:
         raise DataError(
             f"variance reduction chooses at most {VARIANCE_MOST} programs, not {k}", hint="--sampler kmeans"
@@ -190,20 +186,12 @@ def default_kernel(points: Array, families: Array) -> Kernel:
 
 
 def _variance(
-    points: Array,
-    families: Array,
-    counts: Array,
-    rows: Array,
-    k: int,
-    rng: np.random.Generator,
-    kernel: Kernel | None,
+    points: Array, families: Array, counts: Array, rows: Array, k: int, rng: np.random.Generator, kernel: Kernel | None
 ) -> Array:
     """Greedy choice: the candidate whose measurement most reduces the summed posterior variance."""
     limit = max(VARIANCE_ROWS, k)
     seen = np.sort(rng.choice(len(points), min(len(points), limit), replace=False))
-    prior = (
-        kernel(rows[seen], rows[seen]) if kernel is not None else default_kernel(points, families)(seen, seen)
-    )
+    prior = kernel(rows[seen], rows[seen]) if kernel is not None else default_kernel(points, families)(seen, seen)
     posterior, weight = np.array(prior, dtype=np.float32), counts[seen].astype(np.float32)
     free = np.ones(len(seen), dtype=np.bool_)
     chosen = np.empty(k, dtype=np.int64)

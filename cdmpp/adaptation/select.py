@@ -18,8 +18,8 @@ from cdmpp.errors import DataError
 from cdmpp.evaluation.cache import FeatureCache
 from cdmpp.measure.needed_bytes import needed_bytes
 from cdmpp.measure.timing import TimingSettings
-from cdmpp.nn.answers import Answerer
 from cdmpp.nn.artifact import Artifact
+from cdmpp.nn.pipeline import InferencePipeline
 from cdmpp.nn.residuals import ResidualSettings, kernel
 from cdmpp.programs.operators import OperatorSpec
 
@@ -111,8 +111,8 @@ def select(
         for spec in fitting
     ]
     records = device_records(rows, device, artifact)
-    known = survey(Answerer(artifact), records, FeatureCache(schedule=artifact.config.schedule))
-    expected = np.exp(known.point[known.question])
+    known = survey(InferencePipeline(artifact), records, FeatureCache(schedule=artifact.config.schedule))
+    expected = np.exp(known.point[known.query])
     left_out["not predictable"] = len(fitting) - len(known.rows)
     short = np.flatnonzero(expected <= LONGEST_S)
     left_out["too long"] = len(expected) - len(short)
@@ -137,13 +137,13 @@ def choose_rows(
     KMeans sees what the residual process calls near: sizes and ratios, and the network's view. With the view
     ten programs of a device left out of training took the mean error to 16.7 %, without it to 18.5 %.
     """
-    question, scales = known.question[rows], settings or ResidualSettings()
+    query, scales = known.query[rows], settings or ResidualSettings()
 
     def covariance(a: Array, b: Array) -> Array:
-        one, other = (known.features.take(question[part]) for part in (a, b))
+        one, other = (known.features.take(query[part]) for part in (a, b))
         return kernel(one, other, scales)
 
-    features = known.features.take(question)
+    features = known.features.take(query)
     points = np.concatenate([features.numeric, scales.view * features.view], axis=1)
     return choose(sampler, points, features.family, k, seed, covariance)
 

@@ -10,11 +10,11 @@ import numpy as np
 
 from cdmpp.adaptation.records import DeviceRecords
 from cdmpp.errors import DataError
-from cdmpp.evaluation.asked import asked_parts
 from cdmpp.evaluation.cache import FeatureCache
+from cdmpp.evaluation.query_batches import asked_parts
 from cdmpp.nn.adapter_features import FeatureMaker, Names
-from cdmpp.nn.answers import Answerer
 from cdmpp.nn.inputs import roofline_s, stack_devices
+from cdmpp.nn.pipeline import InferencePipeline
 from cdmpp.nn.residuals import AdapterFeatures
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -22,27 +22,27 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True)
 class Survey:
-    """Base answers, per distinct question; a row is a measurement of one of them.
+    """Base answers, per distinct query; a row is a measurement of one of them.
 
     Attributes
     ----------
     rows : (n,) int
         Rows of the records' table that the model can answer.
-    question : (n,) int
-        Which question each row measured.
-    point, levels, factor, score : per question
-        As :class:`cdmpp.nn.answers.Answers`, of the base.
-    roofline_s : per question
+    query : (n,) int
+        Which query each row measured.
+    point, levels, factor, score : per query
+        As :class:`cdmpp.nn.pipeline.Answers`, of the base.
+    roofline_s : per query
         max(arithmetic at peak, traffic at full bandwidth).
     features : AdapterFeatures
-        Per question.
+        Per query.
     names : Names
     lost : int
         Rows whose program cannot be encoded.
     """
 
     rows: Array
-    question: Array
+    query: Array
     point: Array
     levels: Array
     factor: Array
@@ -54,7 +54,7 @@ class Survey:
 
 
 def survey(
-    answerer: Answerer,
+    answerer: InferencePipeline,
     records: DeviceRecords,
     cache: FeatureCache,
     progress: Callable[[int], None] | None = None,
@@ -68,7 +68,7 @@ def survey(
     """
     maker = FeatureMaker(answerer.artifact.weights)
     rows: list[Array] = []
-    question: list[Array] = []
+    query: list[Array] = []
     said: list[tuple[Array, ...]] = []
     features: list[AdapterFeatures] = []
     count, lost = 0, 0
@@ -78,33 +78,23 @@ def survey(
             base = answerer.base(part.asked)
             score = base.strangeness + base.step
             asked = part.asked.rows
-            bounds = roofline_s(
-                part.asked.store.summary[asked.program], stack_devices(part.asked.specs)[asked.device]
-            )
+            bounds = roofline_s(part.asked.store.summary[asked.program], stack_devices(part.asked.specs)[asked.device])
             said.append(
-                (
-                    base.point,
-                    base.levels.astype(np.float32),
-                    answerer.factor(score),
-                    score,
-                    np.maximum(*bounds),
-                )
+                (base.point, base.levels.astype(np.float32), answerer.factor(score), score, np.maximum(*bounds))
             )
             assert base.peers is not None and base.view is not None
             features.append(maker.features(part.asked, base.peers, base.view))
             rows.append(records.usable[part.index])
-            question.append(part.same + count)
+            query.append(part.same + count)
             count += len(asked)
         if progress is not None:
             progress(len(part.index) + len(part.lost))
     if not count:
-        raise DataError(
-            f"no program of the {lost} records can be encoded", hint="cdmpp inspect shows what is wrong"
-        )
+        raise DataError(f"no program of the {lost} records can be encoded", hint="cdmpp inspect shows what is wrong")
     point, levels, factor, score, roofline = (np.concatenate(c) for c in zip(*said, strict=True))
     return Survey(
         np.concatenate(rows),
-        np.concatenate(question),
+        np.concatenate(query),
         point,
         levels,
         factor,

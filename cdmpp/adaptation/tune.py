@@ -17,13 +17,13 @@ import torch
 
 from cdmpp.adaptation.fit import Checked, Measured, TunedFit, fit_process, mean_error
 from cdmpp.adaptation.records import DeviceRecords
-from cdmpp.evaluation.asked import asked_parts
 from cdmpp.evaluation.cache import FeatureCache
-from cdmpp.nn.answers import as_trained, known_devices
+from cdmpp.evaluation.query_batches import asked_parts
 from cdmpp.nn.artifact import Artifact
 from cdmpp.nn.batch import Inputs
 from cdmpp.nn.inputs import stack_devices
 from cdmpp.nn.network import LatencyNetwork
+from cdmpp.nn.pipeline import as_trained, known_devices
 from cdmpp.nn.residuals import ResidualSettings
 from cdmpp.nn.tuned import read_tuned, tunable
 from cdmpp.nn.weights import Tuned
@@ -67,7 +67,7 @@ def tune(
     settings: ResidualSettings | None,
     seed: int,
 ) -> TunedFit:
-    """Tune on measured questions and say whether it pays.
+    """Tune on measured queries and say whether it pays.
 
     Parameters
     ----------
@@ -98,8 +98,7 @@ def tune(
     best = int(np.argmin(errors))
     delta = left_out[best]
     both = fit_process(
-        Measured(measured.log_s, measured.point + delta, measured.levels + delta[:, None], measured.features),
-        settings,
+        Measured(measured.log_s, measured.point + delta, measured.levels + delta[:, None], measured.features), settings
     )
     weights = _train(network, sample, best * EVERY, rng, None)[0]
     worth = best > 0 and both.after < WORTH * alone.after
@@ -133,7 +132,7 @@ def _sample(
     measured: Measured,
 ) -> tuple[_Sample, Array]:
     """The measured rows at the head, and log(latency / reference) as the network gives it there."""
-    latents, questions, references = [], [], []
+    latents, queries, references = [], [], []
     known = known_devices(artifact.trained_devices)
     for part in asked_parts(records.table, rows, cache, records.specs):
         asked = part.asked
@@ -142,16 +141,16 @@ def _sample(
         specs = [spec for _, spec in as_trained(known, asked.specs)]
         inputs = Inputs(asked.store, stack_devices(specs))
         order = np.argsort(asked.store.bucket[asked.rows.program], kind="stable")
-        latent, question, reference = inputs.encode(network, asked.rows.take(order))
+        latent, query, reference = inputs.encode(network, asked.rows.take(order))
         back = np.argsort(order)[part.same]
         latents.append(latent[torch.from_numpy(back)])
-        questions.append(question[torch.from_numpy(back)])
+        queries.append(query[torch.from_numpy(back)])
         references.append(reference[back])
-    latent, question = torch.cat(latents), torch.cat(questions)
-    own = _ratio(network, latent, question).double().numpy()
+    latent, query = torch.cat(latents), torch.cat(queries)
+    own = _ratio(network, latent, query).double().numpy()
     # What the peers add stays: the network's own answer is to move by the residual.
     target = own + measured.log_s - measured.point
-    return _Sample(latent, question, torch.from_numpy(target).float()), own
+    return _Sample(latent, query, torch.from_numpy(target).float()), own
 
 
 def _ratio(network: LatencyNetwork, latent: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
@@ -179,9 +178,7 @@ def _train(
             part = sample.take(rng.choice(len(sample), BATCH, replace=False))
         for group in optimiser.param_groups:
             group["lr"] = LEARNING_RATE * min(1.0, (step + 1) / 20)
-        loss = torch.nn.functional.huber_loss(
-            _ratio(network, part.latent, part.inputs), part.target, delta=0.2
-        )
+        loss = torch.nn.functional.huber_loss(_ratio(network, part.latent, part.inputs), part.target, delta=0.2)
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()

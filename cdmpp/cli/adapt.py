@@ -40,9 +40,7 @@ def adapt(
             show_default=False,
         ),
     ],
-    out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Folder of the adapted model.", show_default=False)
-    ],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the adapted model.", show_default=False)],
     device: Annotated[
         str | None,
         typer.Option(
@@ -120,8 +118,7 @@ def _print(result: dict[str, Any], out: Path) -> None:
     families = ", ".join(f"{name} {count}" for name, count in result["families"].items())
     print(f"{result['model_id']}: {result['programs']} programs of {result['device']} ({families})")
     print(
-        f"mean error on measurements left out: {percent(checked['before'])} before, "
-        f"{percent(checked['after'])} after"
+        f"mean error on measurements left out: {percent(checked['before'])} before, {percent(checked['after'])} after"
     )
     if result["after"] is not None:
         rows = [(name, *error_cells(result[name]["overall"])) for name in ("before", "after")]

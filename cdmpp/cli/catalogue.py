@@ -56,9 +56,6 @@ def support(model: ModelOption = None, json: JsonOption = False) -> None:
     if accuracy:
         print_table(
             ("error on unseen shapes", "n", "MAPE", "median"),
-            [
-                (name, f"{m['n']:,}", percent(m["mape"]), percent(m["median_ape"]))
-                for name, m in accuracy.items()
-            ],
+            [(name, f"{m['n']:,}", percent(m["mape"]), percent(m["median_ape"])) for name, m in accuracy.items()],
             right=(1, 2, 3),
         )

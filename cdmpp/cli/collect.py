@@ -57,18 +57,13 @@ def collect(
     ] = None,
     schedules: Annotated[int, typer.Option(min=0, help="Random schedules of each task.")] = 64,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the schedules.")] = 0,
-    tune: Annotated[
-        int, typer.Option(min=0, help="Also search: so many measured trials a task (first target).")
-    ] = 0,
+    tune: Annotated[int, typer.Option(min=0, help="Also search: so many measured trials a task (first target).")] = 0,
     device: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME|FILE", help="The device, where this machine is not it.", show_default=False
-        ),
+        typer.Option(metavar="NAME|FILE", help="The device, where this machine is not it.", show_default=False),
     ] = None,
     tracker: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="Measure through TVM's RPC tracker.", show_default=False),
+        str | None, typer.Option(metavar="HOST:PORT", help="Measure through TVM's RPC tracker.", show_default=False)
     ] = None,
     key: Annotated[
         str | None, typer.Option(metavar="KEY", help="Key of the boards at the tracker.", show_default=False)
@@ -132,8 +127,7 @@ def collect(
     chosen = configurations(tuple(target or ("native",)), device=device, remote=remote, known=known)
     if remote and device is None and chosen[0].kind == "llvm":
         print(
-            f"note: what runs the programs is taken to be like this machine, {chosen[0].name}; "
-            "--device says otherwise",
+            f"note: what runs the programs is taken to be like this machine, {chosen[0].name}; --device says otherwise",
             file=sys.stderr,
         )
     sizes = parse_sizes(dim or [])
@@ -165,9 +159,7 @@ def _measure(
             timers = remote_timers(tracker, key)
         try:
             command = "cdmpp " + shlex.join(sys.argv[1:])
-            collect(
-                wanted, chosen, out, settings, timers=timers, progress=progress, dims=sizes, command=command
-            )
+            collect(wanted, chosen, out, settings, timers=timers, progress=progress, dims=sizes, command=command)
         except KeyboardInterrupt:
             print(f"stopped; the same command goes on with {out}", file=sys.stderr)
             raise typer.Exit(130) from None
@@ -283,9 +275,7 @@ class _Bars(_Counter):
         if self.name not in self._tasks:
             self._tasks[self.name] = self._bars.add_task(self.name, total=self.total, rate="", failed="")
         failed = f"{self.failed} failed" if self.failed else ""
-        self._bars.update(
-            self._tasks[self.name], completed=self.done, total=self.total, rate=self.rate, failed=failed
-        )
+        self._bars.update(self._tasks[self.name], completed=self.done, total=self.total, rate=self.rate, failed=failed)
 
 
 class _Lines(_Counter):

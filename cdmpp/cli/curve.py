@@ -10,7 +10,7 @@ import typer
 from cdmpp.cli.errors import FAILED, report
 from cdmpp.cli.output import JsonOption, ModelOption, print_json, print_table
 from cdmpp.errors import DataError
-from cdmpp.programs.question import DEFAULT_PROTOCOL, Backend, Framework, Protocol
+from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
 from cdmpp.units import format_latency
 
 if TYPE_CHECKING:
@@ -117,9 +117,7 @@ def _axes(texts: list[str]) -> dict[str, list[Any]]:
     for text in texts:
         name, equals, values = text.partition("=")
         if not equals or not values or name in axes:
-            raise DataError(
-                f"--axis {text!r} is not NAME=A,B,... or says an axis twice", hint="for example m=1,2,4,8"
-            )
+            raise DataError(f"--axis {text!r} is not NAME=A,B,... or says an axis twice", hint="for example m=1,2,4,8")
         read = [read_value(value.strip()) for value in values.split(",")]
         if any(isinstance(value, str) for value in read):
             read = [value.strip() for value in values.split(",")]
@@ -135,9 +133,7 @@ def _print(curve: Curve, protocol: Protocol) -> None:
             continue
         interval = f"{format_latency(p.lower_s)} – {format_latency(p.upper_s)}"
         at = (str(p.at[name]) for name in names)
-        rows.append(
-            (p.device, *at, format_latency(p.latency_s), format_latency(p.fitted_s), interval, p.domain or "")
-        )
+        rows.append((p.device, *at, format_latency(p.latency_s), format_latency(p.fitted_s), interval, p.domain or ""))
     if rows:
         header = ("device", *names, "latency", "fitted", "interval", "domain")
         print_table(header, rows, right=range(1, len(names) + 3))

@@ -28,9 +28,7 @@ FileArgument = Annotated[
 @data.command("import", epilog="example: cdmpp data import ops_deepbench.csv.gz --out deepbench.parquet")
 def import_file(
     file: FileArgument,
-    out: Annotated[
-        Path, typer.Option("--out", metavar="OUT", help="Parquet file to write.", show_default=False)
-    ],
+    out: Annotated[Path, typer.Option("--out", metavar="OUT", help="Parquet file to write.", show_default=False)],
     json: JsonOption = False,
 ) -> None:
     """Write any known table as project records; every row is kept, unusable ones with the reason."""
@@ -63,8 +61,7 @@ def split_folder(
         Path, typer.Argument(metavar="DIR", help="Folder that cdmpp collect filled.", show_default=False)
     ],
     test_network: Annotated[
-        list[str] | None,
-        typer.Option("--test-network", metavar="NAME", help="Network to hold out; repeatable."),
+        list[str] | None, typer.Option("--test-network", metavar="NAME", help="Network to hold out; repeatable.")
     ] = None,
     json: JsonOption = False,
 ) -> None:

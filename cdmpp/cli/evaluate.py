@@ -39,9 +39,7 @@ def evaluate(
         ),
     ],
     model: ModelOption = None,
-    devices: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Only these devices.", show_default=False)
-    ] = None,
+    devices: Annotated[str | None, typer.Option(metavar="A,B", help="Only these devices.", show_default=False)] = None,
     json: JsonOption = False,
 ) -> None:
     """Compare a model's predictions with measured tables.

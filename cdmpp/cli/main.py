@@ -62,9 +62,7 @@ def options(
 
 
 app.command(epilog="example: cdmpp predict model.onnx --device a100-pcie-40gb --device t4")(predict)
-app.command(epilog="example: cdmpp curve linear:n=4096,k=1024,dtype=float16 --axis m=1,2,4,8 --device t4")(
-    curve
-)
+app.command(epilog="example: cdmpp curve linear:n=4096,k=1024,dtype=float16 --axis m=1,2,4,8 --device t4")(curve)
 app.command(epilog="example: cdmpp inspect softmax:rows=4096,cols=1024")(inspect)
 app.command("eval", epilog="example: cdmpp eval --records ops_vidur_fp16.parquet --devices a40")(evaluate)
 app.command(epilog="example: cdmpp train --config configs/base.toml --public-data DIR --out mymodel")(train)

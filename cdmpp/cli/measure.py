@@ -40,9 +40,7 @@ def measure(
             show_default="by the device's kind",
         ),
     ] = None,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads, if not as built.", show_default=False)
-    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads, if not as built.", show_default=False)] = None,
     device: Annotated[
         str | None, typer.Option(metavar="NAME|FILE", help="The device, if not as built.", show_default=False)
     ] = None,
@@ -71,7 +69,7 @@ def _measure_todo(
     folder: Path, out: Path | None, on: str | None, threads: int | None, device: str | None, json: bool
 ) -> None:
     from cdmpp.measure.library import LibraryTimer
-    from cdmpp.measure.places import find_place
+    from cdmpp.measure.timing_devices import find_place
     from cdmpp.measure.todo import read_todo
     from cdmpp.measure.todo_run import measure_programs, records_path
 
@@ -107,9 +105,7 @@ def _measure_todo(
     else:
         for text, why in done.failed.items():
             print(f"failed: {text}: {why}")
-        print(
-            f"{done.records} records of {place.device.name} ({todo.protocol}), {done.new} of them new: {path}"
-        )
+        print(f"{done.records} records of {place.device.name} ({todo.protocol}), {done.new} of them new: {path}")
     if not done.records:
         print("error: no program could be measured", file=sys.stderr)
         raise typer.Exit(1)

@@ -10,10 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
+from cdmpp.compose.render import format_columns
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 ModelOption = Annotated[
-    Path | None,
-    typer.Option("--model", metavar="DIR", help="Model folder; by default the one that ships with cdmpp."),
+    Path | None, typer.Option("--model", metavar="DIR", help="Model folder; by default the one that ships with cdmpp.")
 ]
 
 
@@ -23,16 +24,8 @@ def print_json(value: Any) -> None:
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> None:
-    """Columns two spaces apart, each as wide as its widest cell; those named in ``right`` end together."""
-    lines = [list(map(str, header)), *(list(map(str, row)) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    flush = set(right)
-    for line in lines:
-        cells = [
-            cell.rjust(width) if i in flush else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        print("  ".join(cells).rstrip())
+    """Print a header and rows as columns (:func:`cdmpp.compose.render.format_columns`)."""
+    print("\n".join(format_columns([header, *rows], right)))
 
 
 def percent(fraction: float | None) -> str:

@@ -16,11 +16,11 @@ import typer
 from cdmpp.cli.output import JsonOption, ModelOption, on_terminal, print_json
 from cdmpp.cli.remote import solve_remotely
 from cdmpp.errors import DataError, FieldError
-from cdmpp.planning.kinds import KINDS, Kind, load
+from cdmpp.planning.registry import PLANNERS, PlannerSpec, load
 
 if TYPE_CHECKING:
-    from cdmpp.compose.request import Request
-    from cdmpp.compose.watch import Progress, Watch
+    from cdmpp.compose.budget import Progress, SearchControl
+    from cdmpp.compose.solve import AnyRequest
     from cdmpp.prediction import Prediction
 
 plan = typer.Typer(
@@ -28,9 +28,7 @@ plan = typer.Typer(
     rich_markup_mode=None,
     help="Plans over predicted latencies, each with its baselines and a lower bound (docs/planning.md).",
 )
-FigureOption = Annotated[
-    Path | None, typer.Option("--figure", metavar="PNG", help="Draw the answer (extra `plan`).")
-]
+FigureOption = Annotated[Path | None, typer.Option("--figure", metavar="PNG", help="Draw the answer (extra `plan`).")]
 UrlOption = Annotated[
     str | None, typer.Option("--url", help="Let the service there price programs, instead of a model here.")
 ]
@@ -69,7 +67,7 @@ def place_in(file: Path | str, error: FieldError) -> None:
 
 
 def answer(
-    kind: Kind, value: Any, model: Path | None = None, url: str | None = None, remote: bool = False
+    kind: PlannerSpec, value: Any, model: Path | None = None, url: str | None = None, remote: bool = False
 ) -> tuple[Any, dict[str, Any]]:
     """Read a request and solve it here or, ``remote``, at a service; with a progress bar for who looks.
 
@@ -77,8 +75,8 @@ def answer(
     -------
     request, answer
     """
+    from cdmpp.compose.budget import SearchControl
     from cdmpp.compose.solve import finish
-    from cdmpp.compose.watch import Watch
 
     if remote and url is None:
         raise DataError("--remote: where?", hint="give --url, such as http://127.0.0.1:8000")
@@ -87,16 +85,16 @@ def answer(
     with _bar(kind.name) if on_terminal() and searches else nullcontext(None) as listen:
         if remote and url is not None:
             return request, solve_remotely(kind, value, url, listen or (lambda _: None))
-        prices, watch = priced(request, model, url), Watch(request.budget, listen)
+        prices, watch = priced(request, model, url), SearchControl(request.budget, listen)
         with interruptible(watch) if searches else nullcontext():
             return request, finish(request, prices, watch)
 
 
-def priced(request: Request, model: Path | None, url: str | None) -> list[Prediction]:
+def priced(request: AnyRequest, model: Path | None, url: str | None) -> list[Prediction]:
     """The prices of a request's programs, by the service at ``url`` or by a model here."""
-    from cdmpp.compose.solve import price
+    from cdmpp.compose.pricing import price
 
-    asked = request.asked()
+    asked = request.price_requests()
     if not asked:
         return []
     if url is None:
@@ -110,7 +108,7 @@ def priced(request: Request, model: Path | None, url: str | None) -> list[Predic
 
 
 @contextmanager
-def interruptible(watch: Watch) -> Iterator[None]:
+def interruptible(watch: SearchControl) -> Iterator[None]:
     """Within, the first Ctrl-C ends the search with the best that it has, a second one the command."""
     if threading.current_thread() is not threading.main_thread():  # only that one is given signals
         yield
@@ -147,15 +145,13 @@ def _bar(name: str) -> Iterator[Callable[[Progress], None]]:
 
         def listen(progress: Progress) -> None:
             best, bound = progress.best, progress.bound
-            found = (
-                "" if best is None else f"best {best:.6g}" + ("" if bound is None else f", bound {bound:.6g}")
-            )
+            found = "" if best is None else f"best {best:.6g}" + ("" if bound is None else f", bound {bound:.6g}")
             bar.update(task, completed=progress.done, found=found)
 
         yield listen
 
 
-def present(kind: Kind, request: Any, found: dict[str, Any], as_json: bool, figure: Path | None) -> None:
+def present(kind: PlannerSpec, request: Any, found: dict[str, Any], as_json: bool, figure: Path | None) -> None:
     """Print the answer, and write its picture where one is wanted."""
     try:
         if figure is not None:
@@ -164,7 +160,24 @@ def present(kind: Kind, request: Any, found: dict[str, Any], as_json: bool, figu
         if as_json:
             print_json(found)
         else:
-            load(kind.show)(request, found)
+            _print_answer(kind, request, found)
+
+
+def _typed(request: Any, found: dict[str, Any]) -> Any:
+    from cdmpp.compose.request import Request
+
+    return request.answer_model().model_validate(found) if isinstance(request, Request) else found
+
+
+def _print_answer(kind: PlannerSpec, request: Any, found: dict[str, Any]) -> None:
+    from cdmpp.compose.render import render
+    from cdmpp.compose.request import Answer
+
+    answer = _typed(request, found)
+    if isinstance(answer, Answer):
+        print(render(answer.tables()))
+    else:
+        load(kind.show)(request, found)
 
 
 def check_figure(path: Path | None) -> None:
@@ -189,7 +202,7 @@ def check_figure(path: Path | None) -> None:
         )
 
 
-def draw_to(path: Path, kind: Kind, request: Any, found: dict[str, Any]) -> None:
+def draw_to(path: Path, kind: PlannerSpec, request: Any, found: dict[str, Any]) -> None:
     """Write the picture of an answer.
 
     Raises
@@ -197,14 +210,14 @@ def draw_to(path: Path, kind: Kind, request: Any, found: dict[str, Any]) -> None
     DataError
         The file cannot be written, or its ending names no format.
     """
-    drawn = load(kind.draw)(request, found)
+    drawn = load(kind.draw)(request, _typed(request, found))
     try:
         drawn.savefig(path, dpi=120, bbox_inches="tight")
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: {error}", hint="name a file that ends in .png, .svg or .pdf") from None
 
 
-def _command(kind: Kind) -> None:
+def _command(kind: PlannerSpec) -> None:
     def run(
         file: FileArgument,
         json: JsonOption = False,
@@ -225,6 +238,6 @@ def _command(kind: Kind) -> None:
     plan.command(kind.name, epilog=f"example: cdmpp plan {kind.name} request.json --json")(run)
 
 
-for _kind in KINDS.values():
+for _kind in PLANNERS.values():
     if _kind.path != "/replay":  # a command of its own
         _command(_kind)

@@ -11,7 +11,7 @@ import typer
 from cdmpp.cli.output import JsonOption, ModelOption, print_json
 from cdmpp.cli.plan import UrlOption, priced, read_json
 from cdmpp.errors import FieldError
-from cdmpp.planning.kinds import KINDS, load
+from cdmpp.planning.registry import PLANNERS, load
 
 #: Field that only this form of a pipeline request has -> ``check(request, answer, prices)``.
 CHECKS: dict[str, str] = {
@@ -33,10 +33,8 @@ def check(
     value = read_json(request)
     form = next((name for name in CHECKS if isinstance(value, Mapping) and name in value), None)
     if form is None:
-        raise FieldError(
-            f"{request}: no pipeline request", hint='it has "models" or "modules" (docs/pipelines.md)'
-        )
-    read = KINDS["pipeline"].read(value)
+        raise FieldError(f"{request}: no pipeline request", hint='it has "models" or "modules" (docs/pipelines.md)')
+    read = PLANNERS["pipeline"].read(value)
     claimed = read_json(answer)
     judge: Callable[..., list[str]] = load(CHECKS[form])
     faults = judge(read, claimed, priced(read, model, url))

@@ -12,7 +12,7 @@ from cdmpp.cli.dims import parse_sizes
 from cdmpp.cli.errors import FAILED, report
 from cdmpp.cli.output import JsonOption, ModelOption, print_json, print_table
 from cdmpp.errors import CdmppError
-from cdmpp.programs.question import DEFAULT_PROTOCOL, Backend, Framework, Protocol
+from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
 from cdmpp.units import format_latency
 
 if TYPE_CHECKING:
@@ -88,9 +88,7 @@ def predict(
         print_json(
             {
                 "model_id": predictor.model_id,
-                "results": [
-                    {**r.prediction.to_dict(), "count": r.count, "source": r.source} for r in results
-                ],
+                "results": [{**r.prediction.to_dict(), "count": r.count, "source": r.source} for r in results],
                 "totals": _totals(results),
                 "unsupported": [
                     {"source": source, "operator": u.operator, "count": u.count, "reason": u.reason}
@@ -149,7 +147,7 @@ def _predict(
 ) -> list[_Result]:
     """Every program on every device, programs first."""
     from cdmpp.devices import load_device
-    from cdmpp.predictor import ErrorInfo, Prediction, Question
+    from cdmpp.predictor import ErrorInfo, Prediction, Query
 
     specs: list[tuple[str, DeviceSpec | CdmppError]] = []
     for text in dict.fromkeys(devices):
@@ -159,11 +157,11 @@ def _predict(
         except CdmppError as error:
             specs.append((text, error))
     results: list[_Result | None] = []
-    questions: list[tuple[int, str, int, Question]] = []
+    queries: list[tuple[int, str, int, Query]] = []
     for source, program, count in programs.items:
         for name, spec in specs:
             if not isinstance(program, CdmppError) and not isinstance(spec, CdmppError):
-                questions.append((len(results), source, count, Question(program, spec, protocol, framework)))
+                queries.append((len(results), source, count, Query(program, spec, protocol, framework)))
                 results.append(None)
                 continue
             failed = Prediction(
@@ -177,8 +175,8 @@ def _predict(
                 error=ErrorInfo.of(program if isinstance(program, CdmppError) else spec),  # type: ignore[arg-type]
             )
             results.append(_Result(source, failed, count))
-    answers = predictor.predict_questions([q for *_, q in questions], levels)
-    for (place, source, count, _), answer in zip(questions, answers, strict=True):
+    answers = predictor.predict_queries([q for *_, q in queries], levels)
+    for (place, source, count, _), answer in zip(queries, answers, strict=True):
         results[place] = _Result(source, answer, count)
     return [r for r in results if r is not None]
 

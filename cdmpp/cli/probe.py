@@ -21,9 +21,7 @@ def probe(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write.", show_default=False)],
     device: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME|FILE", help="What device it is, if it is not known by itself.", show_default=False
-        ),
+        typer.Option(metavar="NAME|FILE", help="What device it is, if it is not known by itself.", show_default=False),
     ] = None,
     on: Annotated[
         str | None,
@@ -34,9 +32,7 @@ def probe(
             show_default="by the device's kind, else cpu",
         ),
     ] = None,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads on a CPU.", show_default="all cores")
-    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads on a CPU.", show_default="all cores")] = None,
     protocol: Annotated[
         str,
         typer.Option(
@@ -54,9 +50,9 @@ def probe(
     """
     from cdmpp.devices import load_device
     from cdmpp.measure.library import LibraryTimer
-    from cdmpp.measure.places import find_place, free_bytes, matrix_types
     from cdmpp.measure.probe import memory_limit, probe_programs
     from cdmpp.measure.probe import probe as run_probe
+    from cdmpp.measure.timing_devices import find_place, free_bytes, matrix_types
 
     spec = None if device is None else load_device(device)
     where = on or ("cuda" if spec is not None and spec.kind == "gpu" else "cpu")

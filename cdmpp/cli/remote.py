@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from cdmpp.planning.kinds import Kind
+from cdmpp.planning.registry import PlannerSpec
 
 if TYPE_CHECKING:
-    from cdmpp.compose.watch import Progress
+    from cdmpp.compose.budget import Progress
 
 #: Seconds between two looks, and for which the best answer of a cancelled job is waited for.
 _LOOK_S, _LAST_S = 0.5, 3.0
 
 
 def solve_remotely(
-    kind: Kind, value: dict[str, Any], url: str, listen: Callable[[Progress], None]
+    kind: PlannerSpec, value: dict[str, Any], url: str, listen: Callable[[Progress], None]
 ) -> dict[str, Any]:
     """The answer of a job at a service. Ctrl-C cancels the job, and gives the best answer so far.
 
@@ -32,7 +32,7 @@ def solve_remotely(
     """
     from cdmpp.client import PredictorClient
     from cdmpp.client.plans import FINAL, answer_of
-    from cdmpp.compose.watch import Progress
+    from cdmpp.compose.budget import Progress
 
     with PredictorClient(url) as client:
         began = time.monotonic()

@@ -12,8 +12,8 @@ from cdmpp.cli.dims import parse_sizes
 from cdmpp.cli.output import JsonOption, ModelOption
 from cdmpp.cli.plan import FigureOption, UrlOption, answer, check_figure, place_in, present, read_json
 from cdmpp.errors import DataError, FieldError
-from cdmpp.planning.kinds import KINDS
-from cdmpp.programs.question import Framework, Protocol
+from cdmpp.planning.registry import PLANNERS
+from cdmpp.programs.query_options import Framework, Protocol
 
 _SELECTORS = ("node", "device", "stream", "class")
 
@@ -37,14 +37,11 @@ def replay(
         ),
     ] = None,
     gap_us: Annotated[
-        float | None,
-        typer.Option(min=0, help="Of a model: idle µs between two kernels (launches). Default: 0."),
+        float | None, typer.Option(min=0, help="Of a model: idle µs between two kernels (launches). Default: 0.")
     ] = None,
     launch_us: Annotated[
         float | None,
-        typer.Option(
-            min=0, help="Of a model: µs of the host for each launch, ahead of the device. Default: 0."
-        ),
+        typer.Option(min=0, help="Of a model: µs of the host for each launch, ahead of the device. Default: 0."),
     ] = None,
     protocol: Annotated[
         Protocol | None, typer.Option(help="Which latency is predicted; overrides the graph's.")
@@ -56,9 +53,7 @@ def replay(
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="Size of a dynamic dimension of an ONNX model; repeatable."),
     ] = None,
-    save_graph: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the request that is answered.")
-    ] = None,
+    save_graph: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the request that is answered.")] = None,
     what_if: Annotated[
         list[str] | None,
         typer.Option(
@@ -95,19 +90,14 @@ def replay(
     overrides = [_override(text) for text in what_if or []]
     if overrides:
         request["overrides"] = [*_list(request.get("overrides", [])), *overrides]
-    for name, value in (
-        ("protocol", protocol),
-        ("framework", framework),
-        ("samples", samples),
-        ("seed", seed),
-    ):
+    for name, value in (("protocol", protocol), ("framework", framework), ("samples", samples), ("seed", seed)):
         if value is not None:
             request[name] = value
     if save_graph is not None:
         _write(save_graph, request)
     if trace is not None:
         request["trace"] = True
-    kind = KINDS["replay"]
+    kind = PLANNERS["replay"]
     try:
         read, found = answer(kind, request, model, url)
     except FieldError as error:
@@ -127,9 +117,7 @@ def _is_graph(source: str) -> bool:
     return isinstance(value, dict) and "nodes" in value and "root_index" not in value
 
 
-def _of_model(
-    source: str, device: str, gap_us: float, launch_us: float, sizes: dict[str, int]
-) -> dict[str, Any]:
+def _of_model(source: str, device: str, gap_us: float, launch_us: float, sizes: dict[str, int]) -> dict[str, Any]:
     from cdmpp.devices import load_device
     from cdmpp.frontends.load import load_programs
     from cdmpp.replay.from_model import request_of

@@ -15,15 +15,11 @@ _MOST_SHOWN = 10
 
 
 def select(
-    device: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="Device that will be measured.", show_default=False)
-    ],
+    device: Annotated[str, typer.Option(metavar="NAME|FILE", help="Device that will be measured.", show_default=False)],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="New folder.", show_default=False)],
     model: ModelOption = None,
     k: Annotated[int, typer.Option("--k", min=1, help="How many programs.")] = 40,
-    sampler: Annotated[
-        Literal["kmeans", "random", "variance"], typer.Option(help="How they are chosen.")
-    ] = "kmeans",
+    sampler: Annotated[Literal["kmeans", "random", "variance"], typer.Option(help="How they are chosen.")] = "kmeans",
     seed: Annotated[int, typer.Option(min=0)] = 0,
     pool: Annotated[
         Path | None,
@@ -57,7 +53,7 @@ def select(
     from cdmpp.nn.artifact import load_artifact
     from cdmpp.predictor import default_model
     from cdmpp.programs.operators import operator_family
-    from cdmpp.programs.question import FRAMEWORKS
+    from cdmpp.programs.query_options import FRAMEWORKS
 
     if backend == "tvm":
         raise DataError(
@@ -74,9 +70,7 @@ def select(
     spec = load_device(device) if is_file else artifact.device(device)
     programs = read_pool(pool) if pool is not None else model_pool(folder)
     timed = protocol or ("eager" if spec.kind == "cpu" else "kernel")
-    found = choose(
-        artifact, spec, programs, k, sampler=sampler, seed=seed, protocol=timed, framework=framework
-    )
+    found = choose(artifact, spec, programs, k, sampler=sampler, seed=seed, protocol=timed, framework=framework)
     about = {
         "model": str(folder),
         "model_id": artifact.model_id,
@@ -85,9 +79,7 @@ def select(
         "seed": seed,
         "pool": str(pool or folder),
     }
-    todo = Todo(
-        found.programs, tuple(found.expected_s.tolist()), spec, timed, framework, about, found.estimate_s
-    )
+    todo = Todo(found.programs, tuple(found.expected_s.tolist()), spec, timed, framework, about, found.estimate_s)
     write_todo(todo, out)
     operators = Counter(program.operator for program in found.programs)
     if json:
@@ -111,18 +103,11 @@ def select(
         )
         return
     rows = list(zip(found.programs, found.expected_s.tolist(), strict=True))
-    print_table(
-        ("program", "expected"), [(p.text(), format_latency(s)) for p, s in rows[:_MOST_SHOWN]], right=(1,)
-    )
+    print_table(("program", "expected"), [(p.text(), format_latency(s)) for p, s in rows[:_MOST_SHOWN]], right=(1,))
     if len(rows) > _MOST_SHOWN:
-        print(
-            f"... and {len(rows) - _MOST_SHOWN} more: "
-            + ", ".join(f"{n} {c}" for n, c in operators.most_common())
-        )
+        print(f"... and {len(rows) - _MOST_SHOWN} more: " + ", ".join(f"{n} {c}" for n, c in operators.most_common()))
     left = ", ".join(f"{reason} {count:,}" for reason, count in found.left_out.items())
     print(f"{len(rows)} of {found.pool:,} programs" + (f" (left out: {left})" if left else ""))
     print(f"measuring them on {spec.name} ({timed}) takes about {format_latency(found.estimate_s)}")
     on = "cuda:0" if spec.kind == "gpu" else "cpu"
-    print(
-        f"next: cdmpp measure {out} --on {on}, or fill {out / 'programs.csv'}; {out / 'README.md'} says more"
-    )
+    print(f"next: cdmpp measure {out} --on {on}, or fill {out / 'programs.csv'}; {out / 'README.md'} says more")

@@ -19,8 +19,7 @@ def serve(
         int | None, typer.Option(min=0, max=65535, help="Port. Default: 8000; 0: any.", show_default=False)
     ] = None,
     workers: Annotated[
-        int | None,
-        typer.Option(min=1, max=256, help="Processes that answer. Default: 1.", show_default=False),
+        int | None, typer.Option(min=1, max=256, help="Processes that answer. Default: 1.", show_default=False)
     ] = None,
     model: ModelOption = None,
 ) -> None:
@@ -32,7 +31,7 @@ def serve(
     chosen = {"--host": host, "--port": port, "--workers": workers, "--model": model}
     arguments = [text for name, value in chosen.items() if value is not None for text in (name, str(value))]
     # By name, as uvicorn loads its application: the package itself knows nothing of the server's code.
-    serve_forever = importlib.import_module("server.__main__").main
+    serve_forever = importlib.import_module("cdmpp_server.__main__").main
     try:
         code: int = serve_forever(arguments)
     except SystemExit as error:  # uvicorn has said why it could not start, with a status of its own

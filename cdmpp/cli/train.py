@@ -26,14 +26,9 @@ Progress = Callable[[int, int, dict[str, float]], None]
 
 def train(
     config: Annotated[
-        Path,
-        typer.Option(
-            "--config", metavar="TOML", help="Configuration, as configs/base.toml.", show_default=False
-        ),
+        Path, typer.Option("--config", metavar="TOML", help="Configuration, as configs/base.toml.", show_default=False)
     ],
-    out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Model folder to write.", show_default=False)
-    ],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Model folder to write.", show_default=False)],
     public_data: Annotated[
         Path | None,
         typer.Option(
@@ -51,8 +46,7 @@ def train(
         typer.Option(
             "--run",
             metavar="DIR",
-            help="Where the checkpoint lies; a run on the same data found there is continued. "
-            "Default: runs/NAME.",
+            help="Where the checkpoint lies; a run on the same data found there is continued. Default: runs/NAME.",
             show_default=False,
         ),
     ] = None,
@@ -68,12 +62,7 @@ def train(
     settings = load_config(config)
     with _progress() as progress:
         result = train_model(
-            settings,
-            out=out,
-            run=run,
-            public_data=public_data,
-            records=tuple(records or ()),
-            progress=progress,
+            settings, out=out, run=run, public_data=public_data, records=tuple(records or ()), progress=progress
         )
     if json:
         print_json(result)

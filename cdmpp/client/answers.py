@@ -38,9 +38,7 @@ def content(answer: Answer) -> Any:
     try:
         return json.loads(answer.body)
     except ValueError:
-        raise ServiceError(
-            "the answer is no JSON", hint="see whether a cdmpp service runs at this URL"
-        ) from None
+        raise ServiceError("the answer is no JSON", hint="see whether a cdmpp service runs at this URL") from None
 
 
 def check(answer: Answer) -> None:

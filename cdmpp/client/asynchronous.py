@@ -12,15 +12,15 @@ from typing import Any, Self, TypeVar
 from cdmpp.client.answers import Observed, Registered
 from cdmpp.client.operations import Operations, Steps
 from cdmpp.client.plans import Plans, seconds_of
-from cdmpp.client.questions import Observation, ProgramLike
+from cdmpp.client.queries import Observation, ProgramLike
 from cdmpp.client.transport import Answer, Attempts, Call, httpx2, options
 from cdmpp.curves import Curve
 from cdmpp.curves.plan import Device, Programs
 from cdmpp.curves.template import Axes
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.features.bulk import FeatureAnswers, FeatureQuestions
-from cdmpp.prediction import DEFAULT_QUANTILES, Prediction, Question
-from cdmpp.programs.question import DEFAULT_PROTOCOL, Backend, Protocol
+from cdmpp.features.bulk import FeatureAnswers, FeatureQueries
+from cdmpp.prediction import DEFAULT_QUANTILES, Prediction, Query
+from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Protocol
 
 T = TypeVar("T")
 
@@ -74,15 +74,15 @@ class AsyncPredictorClient:
         """Predict programs on one device, in order."""
         return await self._run(self._steps.predict(programs, device, protocol, framework, quantiles))
 
-    async def predict_questions(
-        self, questions: Sequence[Question], quantiles: Sequence[float] = DEFAULT_QUANTILES
+    async def predict_queries(
+        self, queries: Sequence[Query], quantiles: Sequence[float] = DEFAULT_QUANTILES
     ) -> list[Prediction]:
         """Predict rows of different programs, devices and settings, in order, each with its own error."""
-        return await self._run(self._steps.predict_questions(questions, quantiles))
+        return await self._run(self._steps.predict_queries(queries, quantiles))
 
-    async def predict_features(self, questions: FeatureQuestions) -> FeatureAnswers:
+    async def predict_features(self, queries: FeatureQueries) -> FeatureAnswers:
         """Predict programs that are encoded already, as arrays in a binary body; order is kept."""
-        return await self._run(self._steps.predict_features(questions))
+        return await self._run(self._steps.predict_features(queries))
 
     async def curve(
         self,
@@ -126,9 +126,7 @@ class AsyncPredictorClient:
         found: list[dict[str, Any]] = await self._run(self._steps.get("/observe", "devices"))
         return found
 
-    async def plan(
-        self, kind: str, request: Mapping[str, Any], *, timeout_s: float | None = None
-    ) -> dict[str, Any]:
+    async def plan(self, kind: str, request: Mapping[str, Any], *, timeout_s: float | None = None) -> dict[str, Any]:
         """Replay or plan by the service; a long search is waited for."""
         limit_s = self._timeout_s + seconds_of(request) if timeout_s is None else timeout_s
         return await self._run(self._plans.plan(kind, request), limit_s)

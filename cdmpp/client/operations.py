@@ -24,7 +24,7 @@ from cdmpp.client.answers import (
     registered,
     understood,
 )
-from cdmpp.client.questions import (
+from cdmpp.client.queries import (
     Item,
     Observation,
     ProgramLike,
@@ -44,10 +44,10 @@ from cdmpp.curves.plan import Device, Programs
 from cdmpp.curves.template import Axes
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError, ServiceError, UnknownDeviceError
-from cdmpp.features.bulk import MEDIA_TYPE, FeatureAnswers, FeatureQuestions
-from cdmpp.prediction import ErrorInfo, Prediction, Question, check_quantiles, check_settings
+from cdmpp.features.bulk import MEDIA_TYPE, FeatureAnswers, FeatureQueries
+from cdmpp.prediction import ErrorInfo, Prediction, Query, check_quantiles, check_settings
 from cdmpp.programs.program import TensorProgram
-from cdmpp.programs.question import Backend, Protocol
+from cdmpp.programs.query_options import Backend, Protocol
 
 T = TypeVar("T")
 Steps = Generator[Call, Answer, T]
@@ -121,32 +121,28 @@ class Operations:
             for item in items
         ]
 
-    def predict_questions(
-        self, questions: Sequence[Question], quantiles: Sequence[float]
-    ) -> Steps[list[Prediction]]:
-        """As :meth:`cdmpp.predictor.LatencyPredictor.predict_questions`."""
+    def predict_queries(self, queries: Sequence[Query], quantiles: Sequence[float]) -> Steps[list[Prediction]]:
+        """As :meth:`cdmpp.predictor.LatencyPredictor.predict_queries`."""
         levels = check_quantiles(quantiles)
         items: list[Item] = []
         texts = Texts()
         failed: dict[int, tuple[Item, CdmppError]] = {}
-        for place, question in enumerate(questions):
-            program = question.program
+        for place, query in enumerate(queries):
+            program = query.program
             try:
-                check_settings(question.protocol, question.framework)
-                items.append(texts.item(program, question.device, question.protocol, question.framework))
+                check_settings(query.protocol, query.framework)
+                items.append(texts.item(program, query.device, query.protocol, query.framework))
             except CdmppError as error:
-                device = question.device if isinstance(question.device, str) else question.device.name
+                device = query.device if isinstance(query.device, str) else query.device.name
                 own = program if isinstance(program, TensorProgram) else None
-                item = Item(
-                    "", program.name, own, device, program.backend, question.protocol, question.framework
-                )
+                item = Item("", program.name, own, device, program.backend, query.protocol, query.framework)
                 failed[place] = (item, error)
         answers = iter((yield from self._predict(items, levels)))
         if not failed:
             return list(answers)
         model_id = yield from self.model_id()
         out: list[Prediction] = []
-        for place in range(len(questions)):
+        for place in range(len(queries)):
             if place in failed:
                 item, reason = failed[place]
                 out.append(item.failed(ErrorInfo.of(reason), model_id))
@@ -154,24 +150,24 @@ class Operations:
                 out.append(next(answers))
         return out
 
-    def predict_features(self, questions: FeatureQuestions) -> Steps[FeatureAnswers]:
+    def predict_features(self, queries: FeatureQueries) -> Steps[FeatureAnswers]:
         """As :meth:`cdmpp.predictor.LatencyPredictor.predict_features`, by the binary body."""
-        if questions.model is None and self.model is not None:
-            questions = replace(questions, model=self.model)
-        if not len(questions):
+        if queries.model is None and self.model is not None:
+            queries = replace(queries, model=self.model)
+        if not len(queries):
             model_id = yield from self.model_id()
-            return FeatureAnswers.none(check_quantiles(questions.quantiles), model_id)
-        row_bytes = questions.leaves[:1].nbytes + questions.positions[:1].nbytes + 100
-        if len(questions) <= self._max_items and len(questions) * row_bytes <= self._max_bytes:
-            order = np.arange(len(questions))
+            return FeatureAnswers.none(check_quantiles(queries.quantiles), model_id)
+        row_bytes = queries.leaves[:1].nbytes + queries.positions[:1].nbytes + 100
+        if len(queries) <= self._max_items and len(queries) * row_bytes <= self._max_bytes:
+            order = np.arange(len(queries))
         else:
             # Programs of like leaf counts together: little is padded.
-            order = np.argsort(questions.leaf_count, kind="stable")
+            order = np.argsort(queries.leaf_count, kind="stable")
         parts: list[FeatureAnswers] = []
         start, most = 0, len(order)
         while start < len(order):
-            rows = order[start : start + min(most, self._feature_rows(questions, order, start))]
-            part = questions.take(rows)
+            rows = order[start : start + min(most, self._feature_rows(queries, order, start))]
+            part = queries.take(rows)
             longest = int(part.leaf_count.max(initial=1))
             part = replace(part, leaves=part.leaves[:, :longest], positions=part.positions[:, :longest])
             body = part.to_bytes()
@@ -184,7 +180,7 @@ class Operations:
             check(answer)
             parts.append(FeatureAnswers.from_bytes(answer.body))
             if len(parts[-1]) != len(rows):
-                raise ServiceError(f"{len(parts[-1])} answers to {len(rows)} questions")
+                raise ServiceError(f"{len(parts[-1])} answers to {len(rows)} queries")
             start += len(rows)
         answers = parts[0] if len(parts) == 1 else FeatureAnswers.concat(parts)
         self.answered_by = answers.model_id
@@ -281,14 +277,7 @@ class Operations:
             return [item.answered(result, model_id) for item, result in zip(items, results, strict=True)]
 
     def _in_parts(
-        self,
-        path: str,
-        name: str,
-        texts: Sequence[str],
-        rest: Mapping[str, Any],
-        answered: str,
-        *,
-        once: bool = False,
+        self, path: str, name: str, texts: Sequence[str], rest: Mapping[str, Any], answered: str, *, once: bool = False
     ) -> Steps[list[Any]]:
         """Send a list in as many requests as the service's limits ask for; order is kept."""
         out: list[Any] = []
@@ -320,11 +309,11 @@ class Operations:
             end += 1
         return end
 
-    def _feature_rows(self, questions: FeatureQuestions, order: Any, start: int) -> int:
+    def _feature_rows(self, queries: FeatureQueries, order: Any, start: int) -> int:
         """Rows of one body from a place on: leaf counts grow, so the last row is the widest."""
-        width = questions.leaves.shape[2]
+        width = queries.leaves.shape[2]
         budget = self._max_bytes - 2**17
-        counts = questions.leaf_count[order[start : start + self._max_items]].astype(np.int64)
+        counts = queries.leaf_count[order[start : start + self._max_items]].astype(np.int64)
         widest = np.maximum.accumulate(counts) * 4 * (width + 1) + 100
         fits = widest * np.arange(1, len(counts) + 1) <= budget
         return max(1, int(fits.sum()))

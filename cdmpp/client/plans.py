@@ -6,7 +6,7 @@ from collections.abc import Generator, Mapping
 from typing import Any, TypeVar
 
 from cdmpp.client.answers import content, listed, place_of, problem_of, understood
-from cdmpp.client.questions import to_json
+from cdmpp.client.queries import to_json
 from cdmpp.client.transport import Answer, Call, by_code
 from cdmpp.errors import CdmppError, DataError, FieldError, InvalidProgramError, ServiceError
 
@@ -98,9 +98,7 @@ def answer_of(job: Mapping[str, Any]) -> dict[str, Any]:
         The class whose code the job's error has; ServiceError where somebody cancelled it.
     """
     if job["state"] == "cancelled":
-        raise ServiceError(
-            "the job was cancelled", hint="its best answer so far: client.job(id)", problem="cancelled"
-        )
+        raise ServiceError("the job was cancelled", hint="its best answer so far: client.job(id)", problem="cancelled")
     error = job["error"]
     if error is not None:
         raise _raised(error["code"], error["message"], error["hint"], error["path"])
@@ -119,9 +117,7 @@ def _content(answer: Answer) -> Any:
     if answer.status == 422:
         problem = problem_of(answer)
         if problem.get("code") == "invalid_request":
-            raise FieldError(
-                str(problem.get("detail", "")), hint=str(problem.get("hint", "")), path=place_of(problem)
-            )
+            raise FieldError(str(problem.get("detail", "")), hint=str(problem.get("hint", "")), path=place_of(problem))
     return content(answer)
 
 

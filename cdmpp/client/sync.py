@@ -11,15 +11,15 @@ from typing import Any, Self, TypeVar
 from cdmpp.client.answers import Observed, Registered
 from cdmpp.client.operations import Operations, Steps
 from cdmpp.client.plans import Plans, seconds_of
-from cdmpp.client.questions import Observation, ProgramLike
+from cdmpp.client.queries import Observation, ProgramLike
 from cdmpp.client.transport import Answer, Attempts, Call, httpx2, options
 from cdmpp.curves import Curve
 from cdmpp.curves.plan import Device, Programs
 from cdmpp.curves.template import Axes
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.features.bulk import FeatureAnswers, FeatureQuestions
-from cdmpp.prediction import DEFAULT_QUANTILES, Prediction, Question
-from cdmpp.programs.question import DEFAULT_PROTOCOL, Backend, Protocol
+from cdmpp.features.bulk import FeatureAnswers, FeatureQueries
+from cdmpp.prediction import DEFAULT_QUANTILES, Prediction, Query
+from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Protocol
 
 T = TypeVar("T")
 
@@ -109,15 +109,15 @@ class PredictorClient:
         """
         return self._run(self._steps.predict(programs, device, protocol, framework, quantiles))
 
-    def predict_questions(
-        self, questions: Sequence[Question], quantiles: Sequence[float] = DEFAULT_QUANTILES
+    def predict_queries(
+        self, queries: Sequence[Query], quantiles: Sequence[float] = DEFAULT_QUANTILES
     ) -> list[Prediction]:
         """Predict rows of different programs, devices and settings, in order, each with its own error."""
-        return self._run(self._steps.predict_questions(questions, quantiles))
+        return self._run(self._steps.predict_queries(queries, quantiles))
 
-    def predict_features(self, questions: FeatureQuestions) -> FeatureAnswers:
+    def predict_features(self, queries: FeatureQueries) -> FeatureAnswers:
         """Predict programs that are encoded already, as arrays in a binary body; order is kept."""
-        return self._run(self._steps.predict_features(questions))
+        return self._run(self._steps.predict_features(queries))
 
     def curve(
         self,
@@ -132,9 +132,7 @@ class PredictorClient:
         monotone: Sequence[str] | None = None,
     ) -> Curve:
         """Predict a template over axes on devices; see :func:`cdmpp.curves.predict_curve`."""
-        return self._run(
-            self._steps.curve(programs, axes, devices, backend, protocol, framework, quantiles, monotone)
-        )
+        return self._run(self._steps.curve(programs, axes, devices, backend, protocol, framework, quantiles, monotone))
 
     def predict_onnx(
         self,
@@ -171,9 +169,7 @@ class PredictorClient:
         found: list[dict[str, Any]] = self._run(self._steps.get("/observe", "devices"))
         return found
 
-    def plan(
-        self, kind: str, request: Mapping[str, Any], *, timeout_s: float | None = None
-    ) -> dict[str, Any]:
+    def plan(self, kind: str, request: Mapping[str, Any], *, timeout_s: float | None = None) -> dict[str, Any]:
         """Replay or plan by the service, as :func:`cdmpp.make_plan` does here; a long search is waited for.
 
         Parameters

@@ -1,28 +1,24 @@
-"""The door for Python and the command line: read a request, price its programs, solve it."""
+"""Reading, pricing and solving a request."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from cdmpp.compose.places import places
-from cdmpp.compose.request import Asked, Request
-from cdmpp.compose.watch import Watch
-from cdmpp.devices.loading import from_mapping
-from cdmpp.devices.spec import DeviceSpec
-from cdmpp.errors import CdmppError, FieldError
-from cdmpp.frontends.request import program_from_request
-from cdmpp.nn.domain import worst
-from cdmpp.prediction import Prediction, Predictor, Question
-from cdmpp.programs.program import TensorProgram
-from cdmpp.programs.question import Backend
+from cdmpp.compose.budget import SearchControl
+from cdmpp.compose.pricing import price
+from cdmpp.compose.request import Answer, OldRequest, Request
+from cdmpp.compose.validation_errors import places
+from cdmpp.errors import FieldError
+from cdmpp.nn.domain import worst as worst_domain
+from cdmpp.prediction import Prediction, Predictor
 
 _MOST_NAMED = 8
-R = TypeVar("R", bound=Request)
+R = TypeVar("R", bound=BaseModel)
+AnyRequest = Request[Any] | OldRequest
 
 
 def read_request(model: type[R], value: Any) -> R:
@@ -44,56 +40,76 @@ def read_request(model: type[R], value: Any) -> R:
         ) from None
 
 
-def solve(request: Request, predictor: Predictor | None = None, watch: Watch | None = None) -> dict[str, Any]:
-    """Price the programs of a request and answer it.
+def solve_request(request: AnyRequest, predictor: Predictor | None = None, control: SearchControl | None = None) -> Any:
+    """Price the programs of a request and solve it.
 
     Parameters
     ----------
     request : Request
     predictor : Predictor, optional
         Prices the programs; may be left out where the request gives all its costs.
-    watch : Watch, optional
+    control : SearchControl, optional
         Default: one with the request's own budget.
 
     Returns
     -------
-    dict
-        JSON values: the fields of ``request.answer_model``.
+    Answer
+        Of the request's type.
 
     Raises
     ------
     FieldError, InfeasibleError
         Parts of the request do not fit together, or a program cannot be priced; ``path`` names the field.
     """
-    asked = request.asked()
-    if asked and predictor is None:
+    programs = request.price_requests()
+    if programs and predictor is None:
         raise FieldError(
-            f"{asked[0].path}: a program's cost has to be predicted",
-            path=asked[0].path,
-            hint="pass a predictor",
+            f"{programs[0].path}: a program's cost has to be predicted", path=programs[0].path, hint="pass a predictor"
         )
-    prices = price(asked, predictor) if asked and predictor is not None else []
-    return finish(request, prices, watch)
+    prices = price(programs, predictor) if programs and predictor is not None else []
+    return solve_priced(request, prices, control)
 
 
-def finish(request: Request, prices: Sequence[Prediction], watch: Watch | None = None) -> dict[str, Any]:
-    """The answer from prices that are there: what the doors have in common behind their predictors.
+def solve(
+    request: AnyRequest, predictor: Predictor | None = None, control: SearchControl | None = None
+) -> dict[str, Any]:
+    """:func:`solve_request` as JSON values."""
+    return to_json(solve_request(request, predictor, control))
+
+
+def solve_priced(request: AnyRequest, prices: Sequence[Prediction], control: SearchControl | None = None) -> Any:
+    """Solve a request whose programs are priced already.
 
     Raises
     ------
     FieldError, InfeasibleError
-        As :func:`solve`; also where figures that each may be are too far apart to be computed with.
+        As :func:`solve_request`; also where valid figures are too far apart to be computed with.
     """
+    control = control if control is not None else SearchControl(request.budget)
     try:
-        found = request.solve(prices, watch if watch is not None else Watch(request.budget))
+        if isinstance(request, OldRequest):
+            answer: Any = request.solve(prices, control)
+        else:
+            answer = request.with_prices(prices).solve(control)
     except ArithmeticError as error:
-        raise _beyond(str(error)) from error
-    if not _finite(found):
-        raise _beyond("the answer is not finite")
-    return signed(found, prices)
+        raise _out_of_range(str(error)) from error
+    answer = signed(answer, prices)
+    if not _finite(to_json(answer)):
+        raise _out_of_range("the answer is not finite")
+    return answer
 
 
-def _beyond(reason: str) -> FieldError:
+def finish(request: AnyRequest, prices: Sequence[Prediction], control: SearchControl | None = None) -> dict[str, Any]:
+    """:func:`solve_priced` as JSON values."""
+    return to_json(solve_priced(request, prices, control))
+
+
+def to_json(answer: Answer | dict[str, Any]) -> dict[str, Any]:
+    """An answer as JSON values."""
+    return answer.model_dump() if isinstance(answer, Answer) else answer
+
+
+def _out_of_range(reason: str) -> FieldError:
     return FieldError(
         f"figures of this request are too large, too small or too far apart ({reason})",
         hint="seconds, bytes and counts as they occur",
@@ -101,7 +117,7 @@ def _beyond(reason: str) -> FieldError:
 
 
 def _finite(value: Any) -> bool:
-    """Whether JSON can say it."""
+    """Whether all numbers in JSON values are finite."""
     if isinstance(value, float):
         return math.isfinite(value)
     if isinstance(value, dict):
@@ -109,77 +125,10 @@ def _finite(value: Any) -> bool:
     return all(map(_finite, value)) if isinstance(value, list | tuple) else True
 
 
-def signed(found: dict[str, Any], prices: Sequence[Prediction]) -> dict[str, Any]:
-    """An answer with the model that priced it and how far to trust it; also a search's best so far."""
-    found["model_id"] = prices[0].model_id if prices else None
-    found["domain"] = worst(price.domain for price in prices)
-    return found
-
-
-def price(asked: Sequence[Asked], predictor: Predictor) -> list[Prediction]:
-    """Predict each program; equal ones are asked for once.
-
-    Raises
-    ------
-    FieldError
-        A program or device cannot be read, or has no prediction.
-    """
-    # Read once, however often a request names it: whole models repeat their layers.
-    programs: dict[str, TensorProgram] = {}
-    devices: dict[str, DeviceSpec | str] = {}
-    keys: dict[tuple[Any, ...], int] = {}
-    questions: list[Question] = []
-    places: list[int] = []
-    for one in asked:
-        program = _once(programs, (one.program, one.backend), one.path, partial(_program, one))
-        device = _once(devices, one.device, one.path, partial(_device, one.device))
-        key = (id(program), id(device), one.protocol, one.framework)
-        if key not in keys:
-            keys[key] = len(questions)
-            questions.append(Question(program, device, one.protocol, one.framework))
-        places.append(keys[key])
-    answers = predictor.predict_questions(questions)
-    return [check_price(one, answers[place]) for one, place in zip(asked, places, strict=True)]
-
-
-def check_price(asked: Asked, answer: Prediction) -> Prediction:
-    """The answer, if it is one.
-
-    Raises
-    ------
-    FieldError
-        It is an error; this one names the field.
-    """
-    if answer.error is not None:
-        raise FieldError(f"{asked.path}: {answer.error.message}", path=asked.path, hint=answer.error.hint)
-    return answer
-
-
-def _program(asked: Asked) -> TensorProgram:
-    if set(asked.program) == {"hash"}:
-        raise FieldError(
-            f"{asked.path}: a hash names a program that a service knows",
-            path=asked.path,
-            hint="give the program itself",
-        )
-    backend: Backend | None = asked.backend
-    return program_from_request(asked.program, backend)
-
-
-def _device(device: str | Mapping[str, Any]) -> DeviceSpec | str:
-    return device if isinstance(device, str) else from_mapping(device)
-
-
-V = TypeVar("V")
-
-
-def _once(known: dict[str, V], named: Any, path: str, make: Callable[[], V]) -> V:
-    words = repr(named)
-    if words not in known:
-        try:
-            known[words] = make()
-        except FieldError:
-            raise
-        except CdmppError as error:
-            raise FieldError(f"{path}: {error.message}", path=path, hint=error.hint) from None
-    return known[words]
+def signed(answer: Any, prices: Sequence[Prediction]) -> Any:
+    """The answer with the model that priced it and the worst domain of its prices."""
+    marks = {
+        "model_id": prices[0].model_id if prices else None,
+        "domain": worst_domain(price.domain for price in prices),
+    }
+    return answer.model_copy(update=marks) if isinstance(answer, Answer) else {**answer, **marks}

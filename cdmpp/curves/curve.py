@@ -8,7 +8,7 @@ from cdmpp.curves.plan import CurvePlan, Device, Programs
 from cdmpp.curves.points import Curve
 from cdmpp.curves.template import Axes
 from cdmpp.prediction import DEFAULT_QUANTILES, Predictor
-from cdmpp.programs.question import DEFAULT_PROTOCOL, Backend, Protocol
+from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Protocol
 
 
 def predict_curve(
@@ -66,4 +66,4 @@ def predict_curve(
         quantiles=quantiles,
         monotone=monotone,
     )
-    return plan.curve(predictor.model_id, predictor.predict_questions(plan.questions, plan.levels))
+    return plan.curve(predictor.model_id, predictor.predict_queries(plan.queries, plan.levels))

@@ -1,4 +1,4 @@
-"""A curve before and after it is predicted: the questions of a grid, and what their answers make of it."""
+"""A curve before and after it is predicted: the queries of a grid, and what their answers make of it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,9 @@ from cdmpp.devices.loading import from_mapping
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError
 from cdmpp.nn.domain import worst
-from cdmpp.prediction import (
-    DEFAULT_QUANTILES,
-    ErrorInfo,
-    Prediction,
-    Question,
-    check_quantiles,
-    check_settings,
-)
+from cdmpp.prediction import DEFAULT_QUANTILES, ErrorInfo, Prediction, Query, check_quantiles, check_settings
 from cdmpp.programs.program import TensorProgram
-from cdmpp.programs.question import DEFAULT_PROTOCOL, Backend, Protocol
+from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Protocol
 
 Device = DeviceSpec | Mapping[str, Any] | str
 Programs = Template | str | Mapping[str, Any] | Sequence[Template]
@@ -38,11 +31,11 @@ class CurvePlan:
     find : callable, optional
         Looks the name of a device up, once for all points; without it the predictor does.
     most : int
-        Questions that may be asked.
+        Queries that may be asked.
 
     Attributes
     ----------
-    questions : list of Question
+    queries : list of Query
         For a predictor; their answers go to :meth:`curve`.
     levels : tuple of float
     """
@@ -77,8 +70,8 @@ class CurvePlan:
         self._places = [_device(device, find) for device in devices]
         self._points = list(grid.points())
         self._made = [grid.programs(at, backend or "library") for at in self._points]
-        self.questions = [
-            Question(program, device, protocol, framework)
+        self.queries = [
+            Query(program, device, protocol, framework)
             for _, device in self._places
             if not isinstance(device, CdmppError)
             for one in self._made
@@ -87,13 +80,11 @@ class CurvePlan:
         ]
 
     def curve(self, model_id: str, answers: Sequence[Prediction]) -> Curve:
-        """The curve that the answers to :attr:`questions` make."""
+        """The curve that the answers to :attr:`queries` make."""
         left = iter(answers)
         out: list[CurvePoint] = []
         for name, device in self._places:
-            row = [
-                _point(name, at, device, one, left) for at, one in zip(self._points, self._made, strict=True)
-            ]
+            row = [_point(name, at, device, one, left) for at, one in zip(self._points, self._made, strict=True)]
             # An alias of a known device becomes its name, at points with errors too.
             called = next((point.device for point in row if point.error is None), name)
             out += _fitted([replace(point, device=called) for point in row], self._grid, self._along)
@@ -118,9 +109,7 @@ def _along(grid: Grid, monotone: Sequence[str] | None) -> list[str]:
     return [name for name in grid.axes if name in monotone]
 
 
-def _device(
-    device: Device, find: Callable[[str], DeviceSpec] | None
-) -> tuple[str, DeviceSpec | str | CdmppError]:
+def _device(device: Device, find: Callable[[str], DeviceSpec] | None) -> tuple[str, DeviceSpec | str | CdmppError]:
     """What a device is called in the answer, and the device or why it is none."""
     if isinstance(device, str) and find is None:
         return device, device

@@ -13,7 +13,7 @@ from cdmpp.curves.expressions import FUNCTIONS, HINT, Expression, Number, exact
 from cdmpp.errors import CdmppError, DataError, InvalidProgramError
 from cdmpp.programs.operators import OperatorSpec, make_operator, operator_types
 from cdmpp.programs.program import TensorProgram
-from cdmpp.programs.question import Backend
+from cdmpp.programs.query_options import Backend
 
 #: Programs at points on devices: what is asked of the predictor at most.
 MAX_POINTS = 10_000
@@ -99,9 +99,7 @@ class Grid:
                 f'"m": "{unused[0]}*128"',
             )
 
-        cost = sum(
-            maker.size * math.prod(len(self.axes[name]) for name in maker.names) for maker in self._makers
-        )
+        cost = sum(maker.size * math.prod(len(self.axes[name]) for name in maker.names) for maker in self._makers)
         if cost > MAX_EVALUATIONS:
             raise DataError(
                 f"the expressions have {cost:,} parts to evaluate over all points",
@@ -131,9 +129,7 @@ class Grid:
         for values in itertools.product(*self.axes.values()):
             yield dict(zip(self.axes, values, strict=True))
 
-    def programs(
-        self, at: Mapping[str, Value], backend: Backend
-    ) -> list[tuple[TensorProgram, int]] | CdmppError:
+    def programs(self, at: Mapping[str, Value], backend: Backend) -> list[tuple[TensorProgram, int]] | CdmppError:
         """The point's programs with their counts, or why it has none."""
         try:
             return [(maker.program(at, backend), maker.count) for maker in self._makers]
@@ -187,9 +183,7 @@ class _Maker:
         for expression in self._expressions.values():
             strange = sorted(expression.names - {n for n, values in axes.items() if is_numeric(values)})
             if strange:
-                raise InvalidProgramError(
-                    f"{strange[0]!r} in {expression.text!r} is not an axis of numbers", hint=HINT
-                )
+                raise InvalidProgramError(f"{strange[0]!r} in {expression.text!r} is not an axis of numbers", hint=HINT)
         self._replaced = replaced
         self.names = frozenset(replaced).union(*(e.names for e in self._expressions.values()))
         self.size = sum(expression.size for expression in self._expressions.values())
@@ -203,9 +197,7 @@ class _Maker:
         if missing or unknown:
             what = f"needs {', '.join(missing)}" if missing else f"has no {', '.join(unknown[:4])}"
             takes = ", ".join(
-                f if info.is_required() else f"{f}={info.default}"
-                for f, info in known.items()
-                if f != "operator"
+                f if info.is_required() else f"{f}={info.default}" for f, info in known.items() if f != "operator"
             )
             raise InvalidProgramError(
                 f"{name} {what}", hint=f"{name} takes {takes}; an axis stands for the field of its name"

@@ -23,10 +23,7 @@ def as_device(table: MeasurementTable, device: DeviceSpec) -> MeasurementTable:
     rows = len(table)
     unsupported = table.unsupported.map(lambda reason: "" if reason in _OF_THE_DEVICE else reason)
     given = replace(
-        table,
-        device=Labels.constant(device.name, rows),
-        device_specs={device.name: device},
-        unsupported=unsupported,
+        table, device=Labels.constant(device.name, rows), device_specs={device.name: device}, unsupported=unsupported
     )
     derived = flag_rows(given)
     # The measurer's own reasons (unstable) are none of these rules' and stay.

@@ -27,7 +27,7 @@ from cdmpp.data.table import (
 from cdmpp.devices import lookup
 from cdmpp.errors import UnknownDeviceError
 from cdmpp.programs.operators import DTYPE_BYTES
-from cdmpp.programs.question import BACKENDS, FRAMEWORKS, PROTOCOLS
+from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
 
 Reasons: TypeAlias = NDArray[np.int32]
 

@@ -70,9 +70,7 @@ def write_card(
     return place / CARD
 
 
-def card_text(
-    folder: Path, *, command: str = "", faults: Sequence[str] = (), notes: Sequence[str] = ()
-) -> str:
+def card_text(folder: Path, *, command: str = "", faults: Sequence[str] = (), notes: Sequence[str] = ()) -> str:
     """The card as Markdown; parameters as :func:`write_card`."""
     table = load_table(folder)
     again = repeats_file(folder)
@@ -142,17 +140,7 @@ def _devices(table: MeasurementTable, summary: dict[str, Any]) -> str:
             )
         )
         sources.append(f"{name}: {spec.source}")
-    header = (
-        "device",
-        "CPU or board",
-        "units x lanes",
-        "clock",
-        "fp32 peak",
-        "memory",
-        "threads",
-        "cores",
-        "target",
-    )
+    header = ("device", "CPU or board", "units x lanes", "clock", "fp32 peak", "memory", "threads", "cores", "target")
     return f"{_markdown(header, rows)}\n\n{_bullets(sources)}"
 
 
@@ -165,9 +153,7 @@ def _conditions(table: MeasurementTable) -> tuple[str, str, str]:
 def _networks(table: MeasurementTable) -> str:
     networks, tasks = networks_of(table), task_of(table)
     names = sorted({name for found in networks for name in found})
-    good = np.bincount(
-        table.program_key[measured(table) & (table.program_key >= 0)], minlength=table.n_programs
-    )
+    good = np.bincount(table.program_key[measured(table) & (table.program_key >= 0)], minlength=table.n_programs)
     rows = []
     for name in names:
         keys = [key for key, found in enumerate(networks) if name in found]

@@ -20,7 +20,7 @@ from cdmpp.data.table import MeasurementTable
 from cdmpp.devices.ceilings import FAMILIES, Ceilings, flops_field
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.programs.operators import DTYPE_BYTES, operator_family
-from cdmpp.programs.question import FLOOR_S, PROTOCOLS
+from cdmpp.programs.query_options import FLOOR_S, PROTOCOLS
 
 Floats = NDArray[np.float64]
 
@@ -152,9 +152,7 @@ def check_ceilings(ceilings: Ceilings, device: DeviceSpec) -> tuple[Ceilings, li
     """
     kept, warnings = {}, []
     for name, value in ceilings.figures().items():
-        warning = (
-            _floor_warning(name, value) if name.startswith("floor_") else _rate_warning(name, value, device)
-        )
+        warning = _floor_warning(name, value) if name.startswith("floor_") else _rate_warning(name, value, device)
         if warning is None:
             kept[name] = value
         else:
@@ -183,8 +181,7 @@ def _rate_warning(name: str, value: float, device: DeviceSpec) -> CeilingWarning
     else:
         return None
     return CeilingWarning(
-        code,
-        f"{name} = {value:.3g} was measured, {words} the nominal {nominal:.3g} ({share:.2f} times): not used",
+        code, f"{name} = {value:.3g} was measured, {words} the nominal {nominal:.3g} ({share:.2f} times): not used"
     )
 
 

@@ -41,8 +41,7 @@ def records_file(path: str | PathLike[str]) -> Path:
             hint=f"give the same command again, it goes on: cdmpp collect ... --out {place}",
         )
     raise DataError(
-        f"{place} is a folder without {RECORDS}",
-        hint="cdmpp collect makes such folders; a file may be named, too",
+        f"{place} is a folder without {RECORDS}", hint="cdmpp collect makes such folders; a file may be named, too"
     )
 
 

@@ -78,8 +78,7 @@ def concat(tables: Sequence[MeasurementTable]) -> MeasurementTable:
         keys.append(np.where(table.program_key < 0, -1, mapped))
     provenance = sorted({name for t in tables for name in t.provenance})
     named = {
-        name: Labels.concat([getattr(t, name) for t in tables])
-        for name in (*TEXT_COLUMNS, "excluded", "unsupported")
+        name: Labels.concat([getattr(t, name) for t in tables]) for name in (*TEXT_COLUMNS, "excluded", "unsupported")
     }
     return MeasurementTable(
         programs=blocks,
@@ -99,9 +98,7 @@ def concat(tables: Sequence[MeasurementTable]) -> MeasurementTable:
     )
 
 
-def _merge_tvm(
-    tables: Sequence[MeasurementTable], offsets: NDArray[Any], first_key: int, key_of: Int64
-) -> TvmPrograms:
+def _merge_tvm(tables: Sequence[MeasurementTable], offsets: NDArray[Any], first_key: int, key_of: Int64) -> TvmPrograms:
     index: dict[str, int] = {}
     texts: list[str] = []
     tasks: list[str] = []
@@ -124,9 +121,7 @@ def _concat_failures(tables: Sequence[MeasurementTable]) -> Labels | None:
 def _concat_filters(tables: Sequence[MeasurementTable]) -> Mask | None:
     if all(t.row_filter is None for t in tables):
         return None
-    return np.concatenate(
-        [np.ones(len(t), dtype=np.bool_) if t.row_filter is None else t.row_filter for t in tables]
-    )
+    return np.concatenate([np.ones(len(t), dtype=np.bool_) if t.row_filter is None else t.row_filter for t in tables])
 
 
 def _concat_repeats(tables: Sequence[MeasurementTable]) -> Any:

@@ -29,7 +29,7 @@ def count_duplicates(table: MeasurementTable) -> int:
     return len(rows) - len(distinct_rows(columns)[0])
 
 
-def question_keys(table: MeasurementTable, rows: NDArray[np.int64]) -> list[Key]:
+def query_keys(table: MeasurementTable, rows: NDArray[np.int64]) -> list[Key]:
     """What was measured, and how: program hash, device, backend, protocol, framework of each of the rows."""
     hashes = (*table.program_hashes, "")  # -1, no program, is the last one
     program = [hashes[key] for key in table.program_key[rows].tolist()]
@@ -54,11 +54,11 @@ def noise_floor(records: MeasurementTable, repeats: MeasurementTable | None) -> 
         return {"noise_floor": None, "noise_floor_by_device": {}}
     first: dict[Key, float] = {}
     rows = np.flatnonzero(measured(records))
-    for key, latency_s in zip(question_keys(records, rows), records.latency_s[rows].tolist(), strict=True):
+    for key, latency_s in zip(query_keys(records, rows), records.latency_s[rows].tolist(), strict=True):
         first.setdefault(key, latency_s)
     again = np.flatnonzero(measured(repeats))
     by_device: dict[str, list[float]] = {}
-    for key, b in zip(question_keys(repeats, again), repeats.latency_s[again].tolist(), strict=True):
+    for key, b in zip(query_keys(repeats, again), repeats.latency_s[again].tolist(), strict=True):
         a = first.get(key)
         if a is not None:
             by_device.setdefault(key[1], []).append(abs(a - b) / ((a + b) / 2))
@@ -66,11 +66,7 @@ def noise_floor(records: MeasurementTable, repeats: MeasurementTable | None) -> 
     return {
         "noise_floor": float(np.median(every)) if every else None,
         "noise_floor_by_device": {
-            device: {
-                "n": len(values),
-                "median": float(np.median(values)),
-                "p90": float(np.quantile(values, 0.9)),
-            }
+            device: {"n": len(values), "median": float(np.median(values)), "p90": float(np.quantile(values, 0.9))}
             for device, values in sorted(by_device.items())
         },
     }

@@ -30,9 +30,7 @@ _KEY = "cdmpp_programs"
 _FORMAT = 1
 
 
-def pool_of(
-    table: MeasurementTable, keys: NDArray[Any], *, programs: int = POOL_PROGRAMS, seed: int = 0
-) -> bytes:
+def pool_of(table: MeasurementTable, keys: NDArray[Any], *, programs: int = POOL_PROGRAMS, seed: int = 0) -> bytes:
     """Content of :data:`POOL` for a model folder.
 
     Parameters
@@ -105,9 +103,7 @@ def read_pool(path: Path) -> list[OperatorSpec]:
         path = path / POOL
     found = _from_json(path) or _from_lines(path) or _from_table(path)
     if not found:
-        raise DataError(
-            f"{path} holds no operators", hint="programs are operators such as linear:m=1,n=2,k=3"
-        )
+        raise DataError(f"{path} holds no operators", hint="programs are operators such as linear:m=1,n=2,k=3")
     return list({spec.hash(): spec for spec in found}.values())
 
 

@@ -19,7 +19,7 @@ from cdmpp.data.records import COLUMNS, NEEDED, table_from_arrow
 from cdmpp.data.table import Float64, MeasurementTable
 from cdmpp.errors import CdmppError, DataError
 from cdmpp.programs.operators import OperatorSpec, make_operator, parse_operator
-from cdmpp.programs.question import BACKENDS, DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS
+from cdmpp.programs.query_options import BACKENDS, DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS
 
 #: Column -> its values and what stands for an empty cell.
 _SETTINGS = {
@@ -93,8 +93,7 @@ def _latency_s(raw: RawTable) -> Float64:
             found[name] = values
     if len(found) != 1:
         raise DataError(
-            f"{raw.path}: "
-            + (f"{' and '.join(found)} both hold latencies" if found else "no row has a latency"),
+            f"{raw.path}: " + (f"{' and '.join(found)} both hold latencies" if found else "no row has a latency"),
             hint="fill one of the columns " + ", ".join(LATENCY_UNITS),
         )
     return next(iter(found.values()))

@@ -84,9 +84,7 @@ def _operators(texts: Labels, codes: Int64) -> tuple[tuple[OperatorBlock, ...], 
     return blocks, key_of, reason, names
 
 
-def _group(
-    operator: str, flags: dict[str, Any], found: list[tuple[int, Mapping[str, Any]]], count: int
-) -> Group:
+def _group(operator: str, flags: dict[str, Any], found: list[tuple[int, Mapping[str, Any]]], count: int) -> Group:
     """Sizes of one operator as columns over all programs."""
     index = np.array([code for code, _ in found], dtype=np.int64)
     rows = np.zeros(count, dtype=np.bool_)

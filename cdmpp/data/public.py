@@ -54,9 +54,7 @@ def public_data_dir(option: str | PathLike[str] | None = None) -> Path:
         )
     folder = Path(given)
     if not folder.is_dir():
-        raise DataError(
-            f"no folder of public tables at {folder}", hint=f"check --public-data or {ENVIRONMENT}"
-        )
+        raise DataError(f"no folder of public tables at {folder}", hint=f"check --public-data or {ENVIRONMENT}")
     return folder
 
 
@@ -110,8 +108,6 @@ def find_public_tables(
     return tables
 
 
-def load_public(
-    folder: str | PathLike[str] | None = None, sources: Collection[str] | None = None
-) -> MeasurementTable:
+def load_public(folder: str | PathLike[str] | None = None, sources: Collection[str] | None = None) -> MeasurementTable:
     """All wanted public tables, one below the other; parameters as :func:`find_public_tables`."""
     return concat([table.load() for table in find_public_tables(folder, sources)])

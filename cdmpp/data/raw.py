@@ -35,9 +35,7 @@ class IntColumn:
 
     def times(self, other: IntColumn) -> IntColumn:
         """Product; missing or invalid where either is."""
-        return IntColumn(
-            self.values * other.values, self.missing | other.missing, self.invalid | other.invalid
-        )
+        return IntColumn(self.values * other.values, self.missing | other.missing, self.invalid | other.invalid)
 
 
 @dataclass(frozen=True)
@@ -187,10 +185,7 @@ def _encoded(column: Any) -> tuple[NDArray[np.int64], list[Any]]:
     codes = [np.zeros(0, dtype=np.int64)]
     for chunk in column.chunks:
         # A null inside the dictionary is a null cell.
-        remap = [
-            -1 if name is None else index.setdefault(name, len(index))
-            for name in chunk.dictionary.to_pylist()
-        ]
+        remap = [-1 if name is None else index.setdefault(name, len(index)) for name in chunk.dictionary.to_pylist()]
         local = _numpy(pc.fill_null(chunk.indices.cast(pa.int64()), -1))
         codes.append(np.array([*remap, -1], dtype=np.int64)[local])
     return np.concatenate(codes), list(index)

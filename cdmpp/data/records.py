@@ -105,9 +105,7 @@ class Measurement:
 
     def __post_init__(self) -> None:
         if self.failure and self.latency_s is not None:
-            raise DataError(
-                f"a failed measurement ({self.failure}) has a latency", hint="leave latency_s None"
-            )
+            raise DataError(f"a failed measurement ({self.failure}) has a latency", hint="leave latency_s None")
 
 
 def from_measurements(rows: list[Measurement]) -> MeasurementTable:
@@ -188,16 +186,12 @@ def to_arrow(table: MeasurementTable) -> Any:
         "device_spec": _dictionary(table.device.map(lambda name: specs.get(name, ""))),
         **{n: _dictionary(getattr(table, n)) for n in ("backend", "protocol", "framework")},
         "latency_s": pa.array(table.latency_s, from_pandas=True),
-        "repeats_s": pa.nulls(len(table), COLUMNS["repeats_s"][0])
-        if table.repeats_s is None
-        else table.repeats_s,
+        "repeats_s": pa.nulls(len(table), COLUMNS["repeats_s"][0]) if table.repeats_s is None else table.repeats_s,
         "failure": _dictionary(failure),
         "flagged": pa.array(~table.excluded.is_("")),
         "excluded_reason": _dictionary(table.excluded),
         "unsupported_reason": _dictionary(table.unsupported),
-        "row_filter": pa.nulls(len(table), pa.bool_())
-        if table.row_filter is None
-        else pa.array(table.row_filter),
+        "row_filter": pa.nulls(len(table), pa.bool_()) if table.row_filter is None else pa.array(table.row_filter),
         "source": _dictionary(table.source),
         "source_row": pa.array(table.source_row),
         "source_op": _dictionary(table.op),
@@ -272,9 +266,7 @@ def table_from_arrow(arrow: Any, path: Path) -> MeasurementTable:
         repeats_s=_repeats(arrow),
         failure=raw.labels("failure") if "failure" in raw.columns else None,
         device_specs=specs,
-        provenance={
-            name: raw.labels(name) for name in raw.columns if name not in COLUMNS and _is_text(arrow, name)
-        },
+        provenance={name: raw.labels(name) for name in raw.columns if name not in COLUMNS and _is_text(arrow, name)},
         tvm=parsed.tvm,
     )
     return replace(table, excluded=_merge_flags(raw.labels("excluded_reason"), flag_rows(table)))

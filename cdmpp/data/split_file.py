@@ -13,7 +13,7 @@ One row says into which part of one split one program or one device falls:
 
 ``task``: whole tasks, by the hash of the task. ``network``: everything that a test network contains, in any
 of its sizes, is test, and nothing of it is trained on, although other networks use it, too. ``device:NAME``:
-that device is test, the others are training; programs are in both, for the question is what a known program
+that device is test, the others are training; programs are in both, for the query is what a known program
 takes on a new device. Whatever is written or read is checked on hashes, not on names.
 """
 
@@ -154,14 +154,11 @@ def make_splits(
         programs[NETWORK] = network_parts(table, test_networks, validation=validation_share)
         if not (programs[NETWORK] == TRAIN).any():
             raise DataError(
-                "the test networks use every task: nothing is left to train on",
-                hint="hold fewer networks out",
+                "the test networks use every task: nothing is left to train on", hint="hold fewer networks out"
             )
     names = sorted(table.device.used())
     devices = {
-        f"{DEVICE}{held}": {name: TEST if name == held else TRAIN for name in names}
-        for held in names
-        if len(names) > 1
+        f"{DEVICE}{held}": {name: TEST if name == held else TRAIN for name in names} for held in names if len(names) > 1
     }
     networks = [";".join(sorted(found)) for found in networks_of(table)]
     splits = Splits(
@@ -169,11 +166,7 @@ def make_splits(
         devices=devices,
         tasks={digest: task for digest, task in zip(table.tvm.hashes, table.tvm.tasks, strict=True) if task},
         networks=dict(zip(hashes, networks, strict=True)),
-        about={
-            "test_networks": sorted(test_networks),
-            "test_share": test_share,
-            "validation_share": validation_share,
-        },
+        about={"test_networks": sorted(test_networks), "test_share": test_share, "validation_share": validation_share},
     )
     splits.check()
     return splits
@@ -223,15 +216,11 @@ def read_splits(path: str | PathLike[str]) -> Splits:
     found: dict[str, dict[str, dict[str, int]]] = {"program": {}, "device": {}}
     tasks: dict[str, str] = {}
     networks: dict[str, str] = {}
-    for split, unit, key, part, task, names in zip(
-        *(arrow.column(name).to_pylist() for name in _COLUMNS), strict=True
-    ):
+    for split, unit, key, part, task, names in zip(*(arrow.column(name).to_pylist() for name in _COLUMNS), strict=True):
         if unit not in found or part not in _PARTS:
             raise DataError(f"{path}: unknown unit {unit!r} or part {part!r}", hint="cdmpp data split DIR")
         if found[unit].setdefault(split, {}).setdefault(key, _PARTS[part]) != _PARTS[part]:
-            raise DataError(
-                f"{path}: {unit} {key} is in two parts of split {split}", hint="cdmpp data split DIR"
-            )
+            raise DataError(f"{path}: {unit} {key} is in two parts of split {split}", hint="cdmpp data split DIR")
         if unit == "program":
             networks[key] = names
             if task:

@@ -247,9 +247,7 @@ def _indices(rows: NDArray[Any]) -> NDArray[Any]:
     return np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
 
 
-def make_block(
-    operator: str, dtype: str, flags: Flags, sizes: Mapping[str, Int64], row_index: Int64
-) -> OperatorBlock:
+def make_block(operator: str, dtype: str, flags: Flags, sizes: Mapping[str, Int64], row_index: Int64) -> OperatorBlock:
     """Build a block with every integer field and structural field present, defaults filled in."""
     complete = {**flag_defaults(operator), **flags}
     columns: dict[str, Int64] = {}

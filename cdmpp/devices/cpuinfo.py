@@ -31,7 +31,7 @@ class CpuInfo:
     clock_hz : float or None
     clock_source : str
     cache_bytes : float or None
-        Last cache level of the cores in question, all its instances.
+        Last cache level of the cores in query, all its instances.
     cache_source : str
     """
 
@@ -48,7 +48,7 @@ class CpuInfo:
 
 
 def read_linux(cores: Sequence[int], root: Path = Path("/")) -> CpuInfo:
-    """Read ``/proc/cpuinfo`` and sysfs for the cores in question.
+    """Read ``/proc/cpuinfo`` and sysfs for the cores in query.
 
     Raises
     ------

@@ -75,10 +75,7 @@ def host_device(
         measured = f"measured {today}: a copy of {size / 2**20:.0f} MiB, pinned threads: {threads}"
     return DeviceSpec.model_validate(
         described
-        | {
-            "mem_bandwidth_bytes_per_s": bandwidth_bytes_per_s,
-            "source": f"{described['source']}; bandwidth {measured}",
-        }
+        | {"mem_bandwidth_bytes_per_s": bandwidth_bytes_per_s, "source": f"{described['source']}; bandwidth {measured}"}
     )
 
 

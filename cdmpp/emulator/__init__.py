@@ -1,6 +1,6 @@
 """Pipeline step emulator (SEMU): step time, bubbles and peak memory of pipeline-parallel training.
 
-:func:`simulate` answers once, an :class:`Emulator` remembers; :mod:`cdmpp.emulator.wire` is the request
+:func:`simulate` answers once, an :class:`Emulator` remembers; :mod:`cdmpp.emulator.schema` is the request
 around them, with programs to predict (docs/pipelines.md).
 """
 

@@ -48,21 +48,12 @@ def _by_class(values: Floats, classes: Sequence[int]) -> Floats:
 
 
 def peaks_over_time(
-    structure: Structure,
-    start: Floats,
-    end: Floats,
-    at_start: Floats,
-    at_end: Floats,
-    resident: Floats,
-    peak: Floats,
+    structure: Structure, start: Floats, end: Floats, at_start: Floats, at_end: Floats, resident: Floats, peak: Floats
 ) -> None:
     """As :func:`cdmpp.emulator.evaluate.peaks`, where host links give memory back beside the passes."""
     for rank in range(structure.ranks):
         both = np.concatenate(
-            [
-                structure.order[structure.begin[r] : structure.begin[r + 1]]
-                for r in (rank, rank + structure.ranks)
-            ]
+            [structure.order[structure.begin[r] : structure.begin[r + 1]] for r in (rank, rank + structure.ranks)]
         )
         when = np.concatenate((start[both], end[both]))
         change = np.concatenate((at_start[both], at_end[both]))

@@ -38,9 +38,7 @@ def to_graph(structure: Structure, duration_s: Floats, lag_s: Floats) -> Graph:
                     continue
                 deps.append(f"{_id(structure, before)}>{_id(structure, task)}")
                 transfers.append(Node(deps[-1], LINKS, lag, (_id(structure, before),), kind="comm"))
-            nodes.append(
-                Node(_id(structure, task), f"rank{rank}", float(duration_s[task]), tuple(deps), stream)
-            )
+            nodes.append(Node(_id(structure, task), f"rank{rank}", float(duration_s[task]), tuple(deps), stream))
     return Graph(nodes + transfers, frozenset({LINKS}), "listed")
 
 

@@ -99,23 +99,13 @@ class Candidates:
 
     def _all(self, order: Ints) -> float:
         begin = self.structure.begin
-        evaluate(
-            order, begin, self._duration, self.structure.deps, self._lag, self._turn, self.start_s, self.end_s
-        )
+        evaluate(order, begin, self._duration, self.structure.deps, self._lag, self._turn, self.start_s, self.end_s)
         return float(latest(order, begin, self.end_s))
 
     def _rest(self, order: Ints) -> float:
         begin, before = self.structure.begin, self._before
         ran, kept = evaluate_again(
-            order,
-            before,
-            begin,
-            self._duration,
-            self.structure.deps,
-            self._lag,
-            self._turn,
-            self.start_s,
-            self.end_s,
+            order, before, begin, self._duration, self.structure.deps, self._lag, self._turn, self.start_s, self.end_s
         )
         before[:] = order
         self.kept += kept

@@ -181,18 +181,12 @@ class Emulator:
         find = self.structures.find if self.reuse else anew
         found: Structure = find(
             (schedule, ranks, stages, micro_batches, offloaded),
-            lambda: build(
-                SCHEDULES[schedule](ranks, stages, micro_batches), stages, micro_batches, offloaded
-            ),
+            lambda: build(SCHEDULES[schedule](ranks, stages, micro_batches), stages, micro_batches, offloaded),
         )
         return found
 
     def run(
-        self,
-        structure: Structure,
-        costs: Table,
-        classes: Sequence[int],
-        transfer_s: float | Sequence[float] = 0.0,
+        self, structure: Structure, costs: Table, classes: Sequence[int], transfer_s: float | Sequence[float] = 0.0
     ) -> Step:
         """Simulate a structure with given costs; a whole step is not looked up here.
 
@@ -204,14 +198,7 @@ class Emulator:
         duration, lag, step = durations(structure, costs, classes, transfer_s)
         at_start, at_end = holdings(structure, costs, classes)
         return _simulate(
-            structure,
-            duration,
-            lag,
-            step,
-            at_start,
-            at_end,
-            costs.resident,
-            self.frames if self.reuse else None,
+            structure, duration, lag, step, at_start, at_end, costs.resident, self.frames if self.reuse else None
         )
 
     @property

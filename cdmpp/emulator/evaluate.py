@@ -77,14 +77,7 @@ def _run(
 
 @jit
 def evaluate(
-    order: Ints,
-    begin: Ints,
-    duration: Floats,
-    deps: Ints,
-    lag: Floats,
-    turn: Ints,
-    start: Floats,
-    end: Floats,
+    order: Ints, begin: Ints, duration: Floats, deps: Ints, lag: Floats, turn: Ints, start: Floats, end: Floats
 ) -> int:
     """Start and end of every task under given orders.
 

@@ -8,8 +8,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from cdmpp.compose.costs import Cost, PredictedCost
-from cdmpp.compose.request import Asked, Closed, Seconds, WholeNumber
+from cdmpp.compose.pricing import Cost, PredictedCost
+from cdmpp.compose.request import Closed, PriceRequest, Seconds, WholeNumber
 from cdmpp.emulator.orders import Pass, PassKind
 from cdmpp.emulator.stages import Memory, PassCost, Stage
 from cdmpp.errors import FieldError
@@ -30,9 +30,7 @@ class PassForm(Closed):
 
     forward_s: Seconds | None = None
     forward: Annotated[PredictedCost | None, Field(description="Predicted, instead of forward_s.")] = None
-    backward_s: Annotated[
-        Seconds | None, Field(description="Whole backward pass, weight gradients included.")
-    ] = None
+    backward_s: Annotated[Seconds | None, Field(description="Whole backward pass, weight gradients included.")] = None
     backward: Annotated[PredictedCost | None, Field(description="Predicted, instead of backward_s.")] = None
     weight_s: Annotated[
         Seconds | None,
@@ -42,9 +40,7 @@ class PassForm(Closed):
         ),
     ] = None
     weight: Annotated[PredictedCost | None, Field(description="Predicted, instead of weight_s.")] = None
-    activation_bytes: Annotated[
-        Bytes, Field(description="What the backward pass needs of the forward pass.")
-    ] = 0.0
+    activation_bytes: Annotated[Bytes, Field(description="What the backward pass needs of the forward pass.")] = 0.0
     boundary_bytes: Annotated[
         Bytes, Field(description="The stage's input: what stays where activations are recomputed.")
     ] = 0.0
@@ -62,14 +58,10 @@ class PassForm(Closed):
             given, predicted = getattr(self, f"{name}_s"), getattr(self, name)
             if given is not None and predicted is not None:
                 raise FieldError(
-                    f"{path}.{name}: {name}_s is there as well",
-                    path=f"{path}.{name}",
-                    hint="give one of the two",
+                    f"{path}.{name}: {name}_s is there as well", path=f"{path}.{name}", hint="give one of the two"
                 )
             if given is None and predicted is None and name != "weight":
-                raise FieldError(
-                    f"{path}.{name}_s: missing", path=f"{path}.{name}_s", hint=f"give {name}_s or {name}"
-                )
+                raise FieldError(f"{path}.{name}_s: missing", path=f"{path}.{name}_s", hint=f"give {name}_s or {name}")
             found.append((f"{path}.{name}", given if predicted is None else predicted))
         return found
 
@@ -77,9 +69,9 @@ class PassForm(Closed):
 class StageForm(PassForm):
     """A stage of the pipeline."""
 
-    weight_bytes: Annotated[
-        Bytes, Field(description="Weights, gradients and optimizer states: held all the time.")
-    ] = 0.0
+    weight_bytes: Annotated[Bytes, Field(description="Weights, gradients and optimizer states: held all the time.")] = (
+        0.0
+    )
     memory: Annotated[
         Memory,
         Field(
@@ -102,8 +94,7 @@ class PassStep(Closed):
 
     stage: StageNumber
     kind: Annotated[
-        PassKind,
-        Field(alias="pass", description="Forward; backward; backward for the weights, where it is apart."),
+        PassKind, Field(alias="pass", description="Forward; backward; backward for the weights, where it is apart.")
     ]
     micro_batch: MicroBatch
 
@@ -112,8 +103,7 @@ class OrderForm(Closed):
     """What each rank runs, one pass after the other. Where W is there, B is for the inputs alone."""
 
     order: Annotated[
-        list[Annotated[list[PassStep], Field(max_length=3 * MAX_CELLS)]],
-        Field(min_length=1, max_length=MAX_STAGES),
+        list[Annotated[list[PassStep], Field(max_length=3 * MAX_CELLS)]], Field(min_length=1, max_length=MAX_STAGES)
     ]
 
     def passes(self) -> list[list[Pass]]:
@@ -141,7 +131,7 @@ class Priced:
     backward: Cost
 
 
-def asked_of_stages(stages: list[StageForm]) -> list[Asked]:
+def asked_of_stages(stages: list[StageForm]) -> list[PriceRequest]:
     """The programs of all stages, in the order in which :func:`priced` takes their prices."""
     return [
         one
@@ -149,7 +139,7 @@ def asked_of_stages(stages: list[StageForm]) -> list[Asked]:
         for path, form in _passes(stage, s)
         for where, field in form.fields(path)
         if isinstance(field, PredictedCost)
-        for one in field.asked(where)
+        for one in field.price_requests(where)
     ]
 
 
@@ -188,7 +178,7 @@ def _passes(stage: StageForm, number: int) -> list[tuple[str, PassForm]]:
 
 
 def _cost(field: float | PredictedCost, prices: Iterator[Prediction]) -> Cost:
-    return field.cost(prices) if isinstance(field, PredictedCost) else Cost.given(field)
+    return field.with_prices(prices).cost if isinstance(field, PredictedCost) else Cost.given(field)
 
 
 def _stage(form: StageForm, costs: list[tuple[PassForm, Cost, Cost, Cost | None]], figure: str) -> Stage:
@@ -197,9 +187,7 @@ def _stage(form: StageForm, costs: list[tuple[PassForm, Cost, Cost, Cost | None]
         whole_s = getattr(backward, figure)
         # Bounds of parts do not know of each other: the part stays within the whole.
         weight_s = None if weight is None else min(getattr(weight, figure), whole_s)
-        passes.append(
-            PassCost(getattr(forward, figure), whole_s, weight_s, one.activation_bytes, one.boundary_bytes)
-        )
+        passes.append(PassCost(getattr(forward, figure), whole_s, weight_s, one.activation_bytes, one.boundary_bytes))
     own = passes[0]
     return Stage(
         own.forward_s,

@@ -67,9 +67,7 @@ class Frames:
     misses: int = 0
     _cuts: dict[int, tuple[Structure, Cut]] = field(default_factory=dict, repr=False)
 
-    def run(
-        self, structure: Structure, duration: Floats, lag: Floats, step: float, start: Floats, end: Floats
-    ) -> int:
+    def run(self, structure: Structure, duration: Floats, lag: Floats, step: float, start: Floats, end: Floats) -> int:
         """As :func:`cdmpp.emulator.evaluate.evaluate`; ``step`` is the grid that times lie on."""
         known = self._cuts.get(id(structure))
         if known is None:
@@ -147,7 +145,7 @@ def cut_into_frames(structure: Structure, level: Floats) -> Cut:
 def _as_long(tasks: Ints, begin: Ints, frame: int, other: int, duration: Floats) -> bool:
     """Whether the passes of two frames of one shape take as long."""
     shift = begin[other] - begin[frame]
-    for at in range(begin[frame], begin[frame + 1]):
+    for at in range(begin[frame], begin[frame + 1]):  # noqa: SIM110 (numba compiles no generator)
         if duration[tasks[at]] != duration[tasks[at + shift]]:
             return False
     return True

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.compose.costs import Cost, Part
+from cdmpp.compose.pricing import Cost, Part
 from cdmpp.emulator.bound import lower_bound
 from cdmpp.emulator.emulate import Emulator, Step
 from cdmpp.emulator.forms import Priced
@@ -34,7 +34,7 @@ def report(
     reuse: bool = True,
     timeline: bool = True,
 ) -> dict[str, Any]:
-    """Simulate a step and its baselines; JSON values, as in :class:`cdmpp.emulator.wire.SimulateAnswer`.
+    """Simulate a step and its baselines; JSON values, as in :class:`cdmpp.emulator.schema.SimulateAnswer`.
 
     Raises
     ------
@@ -46,9 +46,7 @@ def report(
     emulator = Emulator(reuse)
     stages = [one.stage for one in priced]
 
-    def simulate(
-        stages: Sequence[Stage], schedule: ScheduleName | Orders, of: Sequence[int] = classes
-    ) -> Step:
+    def simulate(stages: Sequence[Stage], schedule: ScheduleName | Orders, of: Sequence[int] = classes) -> Step:
         return emulator.simulate(
             stages,
             of,
@@ -87,9 +85,7 @@ def report(
         raise too_little(step, memory_bytes, least)
     interval = None
     if any(one.forward.parts or one.backward.parts for one in priced):
-        lower, upper = (
-            simulate([getattr(one, which) for one in priced], schedule) for which in ("lower", "upper")
-        )
+        lower, upper = (simulate([getattr(one, which) for one in priced], schedule) for which in ("lower", "upper"))
         interval = {"lower_s": lower.makespan_s, "upper_s": upper.makespan_s}
     serial_s = sum(_alone(stages, c, transfer_s, structure.rank_of) for c in classes)
     own = schedule if isinstance(schedule, str) else "order"
@@ -241,13 +237,8 @@ def programs(one: Priced) -> str:
 def beyond(slow: Priced, quick: Priced, number: int) -> str:
     """What a stage has that the quickest one has not, in words."""
     mine, other = parts(slow), parts(quick)
-    more = {
-        name: part.latency_s - (other[name].latency_s if name in other else 0.0)
-        for name, part in mine.items()
-    }
+    more = {name: part.latency_s - (other[name].latency_s if name in other else 0.0) for name, part in mine.items()}
     named = sorted((name for name in more if more[name] > 0), key=lambda name: -more[name])[:2]
     if not named or not other:
         return ""
-    return f"; beyond what stage {number} has: " + ", ".join(
-        f"{name} ({format_latency(more[name])})" for name in named
-    )
+    return f"; beyond what stage {number} has: " + ", ".join(f"{name} ({format_latency(more[name])})" for name in named)

@@ -107,9 +107,7 @@ def build(
     deps = np.full(((len(KINDS) if copies else 3) * size, 3), -1, np.int32)
     cut = np.full_like(deps, -1)
     number = np.arange(size, dtype=np.int32)
-    forward, backward, weight = (
-        deps[kind * size : (kind + 1) * size] for kind in (FORWARD, BACKWARD, WEIGHT)
-    )
+    forward, backward, weight = (deps[kind * size : (kind + 1) * size] for kind in (FORWARD, BACKWARD, WEIGHT))
     forward[micro_batches:, 0] = number[:-micro_batches]
     backward[:, 0] = number
     backward[:-micro_batches, 1] = number[micro_batches:] + BACKWARD * size
@@ -120,9 +118,7 @@ def build(
     if copies:
         rows += [_link(row, offloaded, size, micro_batches, deps) for row in rows]
     begin = np.concatenate(([0], np.cumsum([len(row) for row in rows]))).astype(np.int32)
-    return Structure(
-        len(orders), stages, micro_batches, rank_of, np.concatenate(rows), begin, deps, cut, split
-    )
+    return Structure(len(orders), stages, micro_batches, rank_of, np.concatenate(rows), begin, deps, cut, split)
 
 
 def deadlock(structure: Structure, end: Floats, path: str = "schedule") -> FieldError:
@@ -161,9 +157,7 @@ def _numbers(passes: list[Pass], stages: int, micro_batches: int, path: str) -> 
                 path=f"{path}.{at}",
                 hint=f"there are stages 0 to {stages - 1} and micro-batches 0 to {micro_batches - 1}",
             )
-    return np.array(
-        [(_NUMBER[kind] * stages + stage) * micro_batches + m for kind, stage, m in passes], np.int32
-    )
+    return np.array([(_NUMBER[kind] * stages + stage) * micro_batches + m for kind, stage, m in passes], np.int32)
 
 
 def _check(rows: list[Ints], orders: Orders, stages: int, micro_batches: int, path: str) -> Ints:
@@ -182,17 +176,14 @@ def _check(rows: list[Ints], orders: Orders, stages: int, micro_batches: int, pa
         once = np.zeros(len(row), bool)
         once[np.unique(row, return_index=True)[1]] = True
         for at in np.flatnonzero(~once | seen[row]):
-            raise FieldError(
-                f"{path}.{rank}.{at}: {_words(passes[at])} is there twice", path=f"{path}.{rank}.{at}"
-            )
+            raise FieldError(f"{path}.{rank}.{at}: {_words(passes[at])} is there twice", path=f"{path}.{rank}.{at}")
         seen[row] = True
     missing = np.flatnonzero(~seen[: 2 * stages * micro_batches])
     if len(missing):
         first = divmod(int(missing[0]), micro_batches)
         name = ("FB"[first[0] // stages], first[0] % stages, first[1])
         raise FieldError(
-            f"{path}: {_words(name)} is missing"
-            + (f", and {len(missing) - 1} more" if missing[1:].size else ""),
+            f"{path}: {_words(name)} is missing" + (f", and {len(missing) - 1} more" if missing[1:].size else ""),
             path=path,
             hint="every micro-batch passes every stage forward and backward",
         )

@@ -18,13 +18,13 @@ from cdmpp.data.table import MeasurementTable
 from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import UnknownDeviceError
-from cdmpp.evaluation.asked import AskedPart, asked_parts
 from cdmpp.evaluation.cache import FeatureCache
 from cdmpp.evaluation.metrics import measure
+from cdmpp.evaluation.query_batches import AskedPart, asked_parts
 from cdmpp.evaluation.ranking import rank
-from cdmpp.nn.answers import Answerer
 from cdmpp.nn.artifact import Artifact
 from cdmpp.nn.calibration import read_quantiles
+from cdmpp.nn.pipeline import InferencePipeline
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Group = tuple[str, str, str]
@@ -151,11 +151,11 @@ def _evaluate_table(
     if not len(rows):
         return
     rows = rows[np.argsort(table.program_key[rows], kind="stable")]
-    _score_rows(Answerer(artifact), table, rows, asked_parts(table, rows, cache), scores, progress)
+    _score_rows(InferencePipeline(artifact), table, rows, asked_parts(table, rows, cache), scores, progress)
 
 
 def _score_rows(
-    answerer: Answerer,
+    answerer: InferencePipeline,
     table: MeasurementTable,
     rows: Array,
     parts: Iterable[AskedPart],
@@ -171,9 +171,7 @@ def _score_rows(
         progress(len(part.index) + len(part.lost))
 
 
-def _score(
-    scores: _Scores, table: MeasurementTable, rows: Array, point: Array, levels: Array, factor: Array
-) -> None:
+def _score(scores: _Scores, table: MeasurementTable, rows: Array, point: Array, levels: Array, factor: Array) -> None:
     """Keep answers (log point, log quantiles and the factor on them) of rows beside what was measured."""
     low_s, high_s = np.exp(read_quantiles(levels, factor, INTERVAL)).T
     point_s = np.exp(point)
@@ -183,9 +181,7 @@ def _score(
     scores.columns.append((_groups(scores, table, rows), table.latency_s[rows], point_s, *bounds_s, *ranked))
 
 
-def overall(
-    table: MeasurementTable, rows: Array, point: Array, levels: Array, factor: Array
-) -> dict[str, Any]:
+def overall(table: MeasurementTable, rows: Array, point: Array, levels: Array, factor: Array) -> dict[str, Any]:
     """``overall`` of :func:`evaluate` from answers at hand.
 
     Parameters
@@ -193,7 +189,7 @@ def overall(
     rows : (n,) int
         Rows of the table.
     point, levels, factor : (n,), (n, len(LEVELS)), (n,)
-        As :class:`cdmpp.nn.answers.Answers` has them, per row.
+        As :class:`cdmpp.nn.pipeline.Answers` has them, per row.
     """
     scores = _Scores()
     _score(scores, table, rows, point, levels, factor)

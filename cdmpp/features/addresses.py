@@ -166,11 +166,7 @@ def _straight(access: Access, shape: list[float], fixed: frozenset[int]) -> set[
             if step and size > 1 and loop not in fixed:
                 by_loop.setdefault(loop, []).append(abs(float(step)) * pitch)
         pitch *= size
-    return {
-        loop
-        for loop, parts in by_loop.items()
-        if len(parts) > 1 and max(parts) - min(parts) <= 1e-6 * max(parts)
-    }
+    return {loop for loop, parts in by_loop.items() if len(parts) > 1 and max(parts) - min(parts) <= 1e-6 * max(parts)}
 
 
 def _within(loop: int, steps: dict[int, float], extent: float) -> bool:

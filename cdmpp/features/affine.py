@@ -97,9 +97,7 @@ def multiply(a: Linear, b: Linear) -> Linear:
     if b.is_number():
         factor = b.low
         one, two = a.low * factor, a.high * factor
-        return Linear(
-            minimum(one, two), maximum(one, two), {k: s * factor for k, s in a.steps.items()}, a.indirect
-        )
+        return Linear(minimum(one, two), maximum(one, two), {k: s * factor for k, s in a.steps.items()}, a.indirect)
     corners = (a.low * b.low, a.low * b.high, a.high * b.low, a.high * b.high)
     low, high = corners[0], corners[0]
     for corner in corners[1:]:

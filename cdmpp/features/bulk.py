@@ -1,6 +1,6 @@
-"""Questions and answers in bulk, as arrays: for those who have thousands of programs encoded already.
+"""Queries and answers in bulk, as arrays: for those who have thousands of programs encoded already.
 
-A :class:`FeatureQuestions` holds what the network reads of each program, so nothing is parsed or encoded
+A :class:`FeatureQueries` holds what the network reads of each program, so nothing is parsed or encoded
 on the way to an answer; as safetensors bytes it is the binary body of ``POST /predict``. The features belong
 to one version of the schema (:data:`cdmpp.features.schema.SCHEMA_HASH`), which is checked on reading.
 """
@@ -27,11 +27,11 @@ from cdmpp.features.schema import SCHEMA_HASH, WIDTH
 from cdmpp.features.tensor_bytes import Layout, expect_format, numbers, read, texts, within, write
 from cdmpp.features.walk import MAX_LEAVES
 from cdmpp.programs.operators import DTYPE_BYTES, operator_family, operator_types
-from cdmpp.programs.question import BACKENDS, DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS
+from cdmpp.programs.query_options import BACKENDS, DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-__all__ = ["DOMAINS", "MEDIA_TYPE", "TIR", "FeatureAnswers", "FeaturePart", "FeatureQuestions"]
+__all__ = ["DOMAINS", "MEDIA_TYPE", "TIR", "FeatureAnswers", "FeaturePart", "FeatureQueries"]
 
 MEDIA_TYPE = "application/vnd.safetensors"
 QUESTIONS_FORMAT = "cdmpp-feature-questions-1"
@@ -67,7 +67,7 @@ class FeaturePart:
         Its name, or "tir" for programs given as TIR.
     device : DeviceSpec or str
     backend, protocol, framework
-        As in :class:`cdmpp.prediction.Question`.
+        As in :class:`cdmpp.prediction.Query`.
     """
 
     encoded: EncodedPrograms
@@ -79,8 +79,8 @@ class FeaturePart:
 
 
 @dataclass(frozen=True)
-class FeatureQuestions:
-    """n questions as arrays, padded to one leaf count L.
+class FeatureQueries:
+    """n queries as arrays, padded to one leaf count L.
 
     Attributes
     ----------
@@ -93,7 +93,7 @@ class FeatureQuestions:
     kind, device : int32, (n,)
         Index into ``kinds`` and ``devices``.
     backend, protocol, framework : int8, (n,)
-        Index into BACKENDS, PROTOCOLS and FRAMEWORKS (-1: not known) of :mod:`cdmpp.programs.question`.
+        Index into BACKENDS, PROTOCOLS and FRAMEWORKS (-1: not known) of :mod:`cdmpp.programs.query_options`.
     kinds : tuple of (operator, dtype)
         Operator's name ("tir" for programs given as TIR) and the element type of the first argument.
     devices : tuple of DeviceSpec or str
@@ -122,12 +122,8 @@ class FeatureQuestions:
 
     @classmethod
     def of(
-        cls,
-        parts: Sequence[FeaturePart],
-        *,
-        quantiles: Sequence[float] = (0.1, 0.9),
-        model: str | None = None,
-    ) -> FeatureQuestions:
+        cls, parts: Sequence[FeaturePart], *, quantiles: Sequence[float] = (0.1, 0.9), model: str | None = None
+    ) -> FeatureQueries:
         """The rows of ``parts``, one below the other.
 
         Raises
@@ -194,7 +190,7 @@ class FeatureQuestions:
         """Coarse family of each of ``kinds``, as :class:`EncodedPrograms` names it."""
         return tuple(TIR if operator == TIR else operator_family(operator) for operator, _ in self.kinds)
 
-    def take(self, rows: Array) -> FeatureQuestions:
+    def take(self, rows: Array) -> FeatureQueries:
         """Some rows; kinds and devices stay as they are."""
         return replace(self, **{name: getattr(self, name)[rows] for name in _ROWS})
 
@@ -204,9 +200,7 @@ class FeatureQuestions:
         Names of devices are not looked up, and levels are not compared with a model's, here.
         """
         if self.leaves.shape[2:] not in [(width,) for width in SCHEMAS]:
-            raise DataError(
-                f"a leaf has {self.leaves.shape[2]} columns", hint=f"one of {', '.join(map(str, SCHEMAS))}"
-            )
+            raise DataError(f"a leaf has {self.leaves.shape[2]} columns", hint=f"one of {', '.join(map(str, SCHEMAS))}")
         longest = self.leaves.shape[1]
         if not 1 <= longest <= MAX_LEAVES:
             raise DataError(f"programs are padded to {longest} leaves", hint=f"1 to {MAX_LEAVES}")
@@ -246,7 +240,7 @@ class FeatureQuestions:
         )
 
     @classmethod
-    def from_bytes(cls, body: bytes | bytearray | memoryview) -> FeatureQuestions:
+    def from_bytes(cls, body: bytes | bytearray | memoryview) -> FeatureQueries:
         """Read what :meth:`to_bytes` wrote; everything is checked.
 
         Raises
@@ -291,8 +285,7 @@ def _code(what: str, value: str, known: Sequence[str]) -> int:
 
 def _kinds(value: Any) -> tuple[tuple[str, str], ...]:
     if not isinstance(value, list) or not all(
-        isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)
-        for pair in value
+        isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in value
     ):
         raise DataError("metadata 'kinds' is not a list of [operator, element type]")
     return tuple((operator, dtype) for operator, dtype in value)
@@ -300,9 +293,7 @@ def _kinds(value: Any) -> tuple[tuple[str, str], ...]:
 
 def _devices(value: Any) -> tuple[DeviceSpec | str, ...]:
     named = isinstance(value, list) and len(value) <= MAX_DEVICES
-    if not named or not all(
-        isinstance(d, dict) or (isinstance(d, str) and len(d) <= MAX_NAME) for d in value
-    ):
+    if not named or not all(isinstance(d, dict) or (isinstance(d, str) and len(d) <= MAX_NAME) for d in value):
         raise DataError(f"metadata 'devices' is not a list of at most {MAX_DEVICES} names or specifications")
     return tuple(d if isinstance(d, str) else from_mapping(d) for d in value)
 

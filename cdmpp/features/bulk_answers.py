@@ -28,7 +28,7 @@ _FIGURES: Layout = {
 
 @dataclass(frozen=True)
 class FeatureAnswers:
-    """Answers to :class:`FeatureQuestions`, arrays of their n rows in their order.
+    """Answers to :class:`FeatureQueries`, arrays of their n rows in their order.
 
     Attributes
     ----------
@@ -63,7 +63,7 @@ class FeatureAnswers:
 
     @classmethod
     def none(cls, levels: tuple[float, ...], model_id: str) -> FeatureAnswers:
-        """Answers to no questions."""
+        """Answers to no queries."""
         empty = np.zeros(0)
         return cls(
             latency_s=empty,
@@ -82,9 +82,7 @@ class FeatureAnswers:
         """Rows of ``parts``, which are answers of one model to the same levels and not empty."""
         if len({(part.model_id, part.levels) for part in parts}) != 1:
             raise DataError("answers of several models or levels do not make one table")
-        joined: dict[str, Any] = {
-            name: np.concatenate([getattr(part, name) for part in parts]) for name in _FIGURES
-        }
+        joined: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _FIGURES}
         return replace(parts[0], **joined)
 
     def take(self, rows: Array) -> FeatureAnswers:

@@ -347,9 +347,7 @@ class CompiledLeaf:
         for move in self.moves:
             levels = [move.touched(set(), self.extent)]
             for i, loop in enumerate(self.path):
-                levels.append(
-                    move.touched(set(self.path[: i + 1]), self.extent) if loop in move.steps else levels[-1]
-                )
+                levels.append(move.touched(set(self.path[: i + 1]), self.extent) if loop in move.steps else levels[-1])
             found.append(levels)
         return found
 

@@ -82,9 +82,7 @@ class EncodedPrograms:
         """One program, as arrays of its own."""
         one = slice(index, index + 1)
         where = self.positions if self.positions.ndim == 1 else self.positions[one].copy()
-        return EncodedPrograms(
-            self.leaves[one].copy(), where, self.totals[one].copy(), self.dtype, self.family
-        )
+        return EncodedPrograms(self.leaves[one].copy(), where, self.totals[one].copy(), self.dtype, self.family)
 
 
 @lru_cache(maxsize=512)
@@ -187,9 +185,7 @@ def finite(encoded: EncodedPrograms) -> Array:
 
 def overflow(name: str) -> InvalidProgramError:
     """What is said of a program whose features are no numbers."""
-    return InvalidProgramError(
-        f"{name}: its sizes overflow the features", hint="no loop nest of this size can run"
-    )
+    return InvalidProgramError(f"{name}: its sizes overflow the features", hint="no loop nest of this size can run")
 
 
 def encode_shapes(
@@ -216,17 +212,13 @@ def encode_shapes(
         yield rows, _encode_class(class_name(operator, dtype, flags), operator, dtype, bindings, len(rows))
 
 
-def _encode_class(
-    name: str, operator: str, dtype: str, sizes: Mapping[str, Array], count: int
-) -> EncodedPrograms:
+def _encode_class(name: str, operator: str, dtype: str, sizes: Mapping[str, Array], count: int) -> EncodedPrograms:
     """Shapes of one structural class."""
     ast = build_ast(*_template(name), bindings=sizes)
     return _of_class(ast, ast_matrix(ast, count), operator, dtype, sizes)
 
 
-def _of_class(
-    ast: CompactAST, matrix: Array, operator: str, dtype: str, sizes: Mapping[str, Any]
-) -> EncodedPrograms:
+def _of_class(ast: CompactAST, matrix: Array, operator: str, dtype: str, sizes: Mapping[str, Any]) -> EncodedPrograms:
     totals = _totals(ast, len(matrix), matrix)
     useful = useful_flops(operator, sizes)
     if useful is not None:

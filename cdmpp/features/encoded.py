@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cdmpp.features.encode import EncodedPrograms
 from cdmpp.programs.program import TensorProgram
-from cdmpp.programs.question import Backend
+from cdmpp.programs.query_options import Backend
 
 #: What :attr:`EncodedProgram.operator` says of a program given as TIR.
 TIR = "tir"
@@ -14,7 +14,7 @@ TIR = "tir"
 
 @dataclass(frozen=True, eq=False)
 class EncodedProgram:
-    """Stands in place of a :class:`~cdmpp.programs.program.TensorProgram` in a question.
+    """Stands in place of a :class:`~cdmpp.programs.program.TensorProgram` in a query.
 
     Texts of programs that nobody vouches for are parsed in a process of their own; this is what comes back.
     The features are trusted as they are.

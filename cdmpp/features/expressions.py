@@ -12,18 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cdmpp.errors import InvalidProgramError
-from cdmpp.features.affine import (
-    Linear,
-    Num,
-    add,
-    floor_divide,
-    floor_modulo,
-    hull,
-    maximum,
-    minimum,
-    multiply,
-    negate,
-)
+from cdmpp.features.affine import Linear, Num, add, floor_divide, floor_modulo, hull, maximum, minimum, multiply, negate
 from cdmpp.features.ast import OPERATIONS, Access, Buffer, CompactAST
 from cdmpp.programs.tvm_json import HINT, Nodes
 

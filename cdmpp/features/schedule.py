@@ -34,14 +34,7 @@ _ACCESSES = ("store", "read_0", "read_1")
 _EACH = (512, 32768)
 
 #: Columns that are no magnitudes; they come last.
-SCHEDULE_FLAGS = (
-    "vector_align",
-    "tile_align",
-    "fully_unrolled",
-    "inner_is_reduce",
-    "inner_is_vector",
-    *compiled.FLAGS,
-)
+SCHEDULE_FLAGS = ("vector_align", "tile_align", "fully_unrolled", "inner_is_reduce", "inner_is_vector", *compiled.FLAGS)
 SCHEDULE_COLUMNS: tuple[str, ...] = (
     *(f"traffic_{c}" for c in CAPACITIES),
     *(f"{a}_traffic_{c}" for c in _EACH for a in _ACCESSES),

@@ -87,6 +87,6 @@ LINEAR: frozenset[str] = frozenset(
     or name.endswith("is_parameter")
 )
 
-SCHEMA_HASH = hashlib.sha256(
-    f"{SCHEMA_VERSION}\n{','.join(COLUMNS)}\n{','.join(sorted(LINEAR))}".encode()
-).hexdigest()[:16]
+SCHEMA_HASH = hashlib.sha256(f"{SCHEMA_VERSION}\n{','.join(COLUMNS)}\n{','.join(sorted(LINEAR))}".encode()).hexdigest()[
+    :16
+]

@@ -26,9 +26,7 @@ Layout = Mapping[str, tuple[str, tuple[str | int, ...]]]
 
 def write(tensors: Mapping[str, Array], layout: Layout, metadata: Mapping[str, str]) -> bytes:
     """Arrays as safetensors bytes, each of the type that the layout gives it."""
-    cast = {
-        name: np.ascontiguousarray(tensors[name], dtype=_DTYPES[kind]) for name, (kind, _) in layout.items()
-    }
+    cast = {name: np.ascontiguousarray(tensors[name], dtype=_DTYPES[kind]) for name, (kind, _) in layout.items()}
     return bytes(save(cast, dict(metadata)))
 
 

@@ -121,9 +121,7 @@ class _Walker(Expressions):
         start = self.expression(data["min"]).low
         self.loop(data["loop_var"], extent, kind, data["body"], unroll, start, step)
 
-    def loop(
-        self, var: int, extent: Num, kind: str, body: int, unroll: int = 0, start: Num = 0, step: Num = 1
-    ) -> None:
+    def loop(self, var: int, extent: Num, kind: str, body: int, unroll: int = 0, start: Num = 0, step: Num = 1) -> None:
         """Enter a loop, walk its body, leave it."""
         loops = self.ast.loops
         shared = self._thread_loops.get(kind)
@@ -292,9 +290,7 @@ class _Walker(Expressions):
         self.ast.leaves[-1].library_calls = self.library_calls
         self.predicates = before
 
-    def _leaf(
-        self, store: Access, reads: list[Access], counts: list[int], dtype: str, *, intrinsic: str = ""
-    ) -> None:
+    def _leaf(self, store: Access, reads: list[Access], counts: list[int], dtype: str, *, intrinsic: str = "") -> None:
         loops = self.ast.loops
         if len(self.ast.leaves) >= MAX_LEAVES:
             raise InvalidProgramError(f"the program has more than {MAX_LEAVES} computations", hint=HINT)

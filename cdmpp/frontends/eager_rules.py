@@ -162,14 +162,7 @@ def small_or(rule: Callable[[Call], Outcome]) -> Callable[[Call], Outcome]:
 def softmax(call: Call) -> Outcome:
     x, axis = call.tensors[0], call.arg(1)
     cols = x.shape[axis]
-    return one(
-        {
-            "operator": "softmax",
-            "dtype": number_type(call.results[0]),
-            "rows": x.numel() // cols,
-            "cols": cols,
-        }
-    )
+    return one({"operator": "softmax", "dtype": number_type(call.results[0]), "rows": x.numel() // cols, "cols": cols})
 
 
 def layernorm(operator: str) -> Callable[[Call], Outcome]:
@@ -207,20 +200,13 @@ def batch_norm(call: Call) -> Outcome:
     if not training or call.name.endswith("no_training"):
         return one(transform, "one pass by its bytes")
     channels = x.shape[1]
-    statistics = {
-        "operator": "reduce_mean",
-        "dtype": number_type(x),
-        "rows": channels,
-        "cols": x.numel() // channels,
-    }
+    statistics = {"operator": "reduce_mean", "dtype": number_type(x), "rows": channels, "cols": x.numel() // channels}
     return Outcome((statistics, transform), "two passes by their bytes")
 
 
 def batch_norm_backward(call: Call) -> Outcome:
     gradient = call.tensors[0]
-    return Outcome(
-        (traffic(2 * size_bytes(gradient), gradient), over("mul", gradient)), "two passes by their bytes"
-    )
+    return Outcome((traffic(2 * size_bytes(gradient), gradient), over("mul", gradient)), "two passes by their bytes")
 
 
 # --- products -----------------------------------------------------------------------------------------
@@ -236,13 +222,7 @@ def mm(call: Call) -> Outcome:
 
 def addmm(call: Call) -> Outcome:
     bias, a, b = call.tensors[:3]
-    fields = {
-        "operator": "linear",
-        "dtype": number_type(a),
-        "m": a.shape[0],
-        "n": b.shape[1],
-        "k": a.shape[1],
-    }
+    fields = {"operator": "linear", "dtype": number_type(a), "m": a.shape[0], "n": b.shape[1], "k": a.shape[1]}
     if len(bias.shape) <= 1:
         return one({**fields, "bias": True})
     return Outcome((fields, over("add", call.results[0])), "the added matrix is a pass of its own")
@@ -350,9 +330,7 @@ def embedding(call: Call) -> Outcome:
 def embedding_backward(call: Call) -> Outcome:
     """A table of zeros is written, then the rows are added to it."""
     gradient, table = call.tensors[0], call.results[0]
-    return Outcome(
-        (traffic(size_bytes(table), table), over("add", gradient)), "zeros and added rows, by their bytes"
-    )
+    return Outcome((traffic(size_bytes(table), table), over("add", gradient)), "zeros and added rows, by their bytes")
 
 
 def pool(operator: str) -> Callable[[Call], Outcome]:
@@ -401,8 +379,7 @@ def gradient_of_view(call: Call) -> Outcome:
     """Zeros of the whole tensor, and the piece copied into them."""
     whole, piece = call.results[0], call.tensors[0]
     return one(
-        traffic(size_bytes(whole) + 2 * size_bytes(piece), whole),
-        f"aten.{call.name} as relu: the same bytes moved",
+        traffic(size_bytes(whole) + 2 * size_bytes(piece), whole), f"aten.{call.name} as relu: the same bytes moved"
     )
 
 
@@ -546,12 +523,7 @@ RULES: dict[str, Callable[[Call], Outcome]] = {
     **dict.fromkeys(("sum", "mean", "amax", "amin", "_adaptive_avg_pool2d", "var_mean"), reduce_to),
     **dict.fromkeys(("slice_backward", "select_backward", "constant_pad_nd", "pad"), gradient_of_view),
     **dict.fromkeys(
-        (
-            "native_batch_norm",
-            "_native_batch_norm_legit",
-            "_native_batch_norm_legit_no_training",
-            "cudnn_batch_norm",
-        ),
+        ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "cudnn_batch_norm"),
         batch_norm,
     ),
     "native_layer_norm": layernorm("layernorm"),

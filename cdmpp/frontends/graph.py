@@ -126,9 +126,7 @@ class GraphBuilder:
         for value in writes:
             self._origins[value] = (node,)
 
-    def skip(
-        self, node: str, operator: str, reason: str, *, reads: Sequence[str], writes: Sequence[str]
-    ) -> None:
+    def skip(self, node: str, operator: str, reason: str, *, reads: Sequence[str], writes: Sequence[str]) -> None:
         """Add a node that launches nothing."""
         self._nodes.append(GraphNode(node, operator, None, reason))
         origins = self._sources(reads)

@@ -9,7 +9,7 @@ from cdmpp.errors import InvalidProgramError
 from cdmpp.frontends.graph import ProgramGraph
 from cdmpp.programs.operators import operator_types
 from cdmpp.programs.program import TensorProgram
-from cdmpp.programs.question import BACKENDS, Backend
+from cdmpp.programs.query_options import BACKENDS, Backend
 
 FORMS = (
     "an operator (linear:m=512,n=4096,k=1024,dtype=float16), model.onnx, program.py (TVMScript), "
@@ -149,8 +149,7 @@ def _tvm_json(path: Path, backend: Backend | None) -> ProgramGraph:
         raise InvalidProgramError(f"{path.name}: the module has no PrimFunc", hint=f"pass {FORMS}")
     several = len(names) > 1
     programs = [
-        TensorProgram.from_tvm_json(text, backend or "tvm", name, function=name if several else None)
-        for name in names
+        TensorProgram.from_tvm_json(text, backend or "tvm", name, function=name if several else None) for name in names
     ]
     return ProgramGraph.of(programs, path.name)
 

@@ -11,7 +11,7 @@ from cdmpp.errors import InvalidProgramError
 from cdmpp.frontends.graph import GraphBuilder, ProgramGraph
 from cdmpp.frontends.tir import import_tvm
 from cdmpp.programs.program import TensorProgram
-from cdmpp.programs.question import Backend
+from cdmpp.programs.query_options import Backend
 
 WORKLOADS, RECORDS = "database_workload.json", "database_tuning_record.json"
 _HINT = f"pass the work_dir of a MetaSchedule run: a folder with {WORKLOADS} and {RECORDS}"
@@ -107,6 +107,4 @@ def _scheduled(tvm: Any, workload: Any, body: Any) -> list[tuple[str, Any]]:
 
 def _line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return next((line for line in reversed(lines) if "rror" in line), lines[-1] if lines else repr(error))[
-        :300
-    ]
+    return next((line for line in reversed(lines) if "rror" in line), lines[-1] if lines else repr(error))[:300]

@@ -187,9 +187,7 @@ def _output(graph: OnnxGraph, matmul: OnnxNode) -> list[OnnxNode]:
     return []
 
 
-def _causal(
-    graph: OnnxGraph, masks: list[tuple[str, bool | None]], q_len: int, k_len: int
-) -> tuple[bool, str]:
+def _causal(graph: OnnxGraph, masks: list[tuple[str, bool | None]], q_len: int, k_len: int) -> tuple[bool, str]:
     """Whether a constant mask lets each query see the keys up to its own position only."""
     remark = ""
     for name, kept in masks:
@@ -197,10 +195,7 @@ def _causal(
         if value is None:
             remark = "its mask is not constant: taken as not causal"
             continue
-        if kept is None:
-            visible = value > MASKED_AT_MOST
-        else:
-            visible = value.astype(bool) if kept else ~value.astype(bool)
+        visible = value > MASKED_AT_MOST if kept is None else value.astype(bool) if kept else ~value.astype(bool)
         if visible.size != q_len * k_len or visible.shape[-2:] != (q_len, k_len):
             continue
         seen = np.tril(np.ones((q_len, k_len), dtype=bool), k_len - q_len)

@@ -126,7 +126,7 @@ class OnnxGraph:
             return self.shape(node.inputs[0]) is not None
         return all(not value or value in self._constant for value in node.inputs)
 
-    # -- questions -----------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------
 
     def shape(self, value: str) -> tuple[int, ...] | None:
         """Static shape, or None when it is not known."""

@@ -45,9 +45,7 @@ def load_onnx(source: str | Path | bytes, dims: Mapping[str, int] | None = None)
     if model.functions:
         model = _inline(model, onnx, name)
     if len(model.graph.node) > MAX_NODES:
-        raise InvalidProgramError(
-            f"{name}: {len(model.graph.node)} nodes", hint=f"at most {MAX_NODES} nodes are read"
-        )
+        raise InvalidProgramError(f"{name}: {len(model.graph.node)} nodes", hint=f"at most {MAX_NODES} nodes are read")
     initializers = {t.name: t for t in model.graph.initializer}
     if model.graph.sparse_initializer:
         raise InvalidProgramError(
@@ -71,8 +69,7 @@ def import_onnx() -> Any:
         import onnx.shape_inference
     except ImportError as error:
         raise MissingDependencyError(
-            "reading an ONNX model needs the onnx package",
-            hint="pip install 'cdmpp[predict]' (or: pip install onnx)",
+            "reading an ONNX model needs the onnx package", hint="pip install 'cdmpp[predict]' (or: pip install onnx)"
         ) from error
     return onnx
 
@@ -124,8 +121,7 @@ def _inline(model: onnx.ModelProto, onnx: Any, name: str) -> onnx.ModelProto:
             )
         if key not in sizes:
             sizes[key] = sum(
-                size(inner, above | {key}) if (inner := (n.domain, n.op_type)) in bodies else 1
-                for n in bodies[key]
+                size(inner, above | {key}) if (inner := (n.domain, n.op_type)) in bodies else 1 for n in bodies[key]
             )
         return sizes[key]
 
@@ -192,15 +188,12 @@ def _check_names(model: onnx.ModelProto, initializers: Mapping[str, Any], name: 
     defined = set(initializers) | {i.name for i in model.graph.input}
     for node in model.graph.node:
         # Protobuf hands out text that is not UTF-8 as bytes.
-        if not all(
-            isinstance(t, str) for t in (node.op_type, node.name, node.domain, *node.input, *node.output)
-        ):
+        if not all(isinstance(t, str) for t in (node.op_type, node.name, node.domain, *node.input, *node.output)):
             raise InvalidProgramError(f"{name}: a node's name is not text", hint=CHECK_HINT)
         for value in node.input:
             if value and value not in defined:
                 raise InvalidProgramError(
-                    f"{name}: node {node.name or node.op_type!r} reads {value!r}, which nothing wrote",
-                    hint=CHECK_HINT,
+                    f"{name}: node {node.name or node.op_type!r} reads {value!r}, which nothing wrote", hint=CHECK_HINT
                 )
         for value in node.output:
             if value and value in defined:

@@ -76,9 +76,7 @@ def _variadic(operator: str, one: str) -> Callable[[OnnxGraph, OnnxNode], Outcom
     """Sum, Max and Min of any number of tensors; with a scalar alone it is a clamp (``one``)."""
 
     def rule(graph: OnnxGraph, node: OnnxNode) -> Outcome:
-        tensors = [
-            i for i in node.inputs if not (graph.is_constant(i) and math.prod(shape_of(graph, i)) == 1)
-        ]
+        tensors = [i for i in node.inputs if not (graph.is_constant(i) and math.prod(shape_of(graph, i)) == 1)]
         out = node.outputs[0]
         if len(tensors) == 1:
             if len(node.inputs) == 1:

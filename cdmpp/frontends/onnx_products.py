@@ -32,14 +32,7 @@ def _gemm(graph: OnnxGraph, node: OnnxNode) -> Outcome:
     a, b = shape_of(graph, node.inputs[0]), shape_of(graph, node.inputs[1])
     m, k = reversed(a) if node.attrs.get("transA") else a
     n = b[0] if node.attrs.get("transB") else b[1]
-    fields = {
-        "operator": "linear",
-        "dtype": dtype_of(graph, node.outputs[0]),
-        "m": m,
-        "n": n,
-        "k": k,
-        "bias": False,
-    }
+    fields = {"operator": "linear", "dtype": dtype_of(graph, node.outputs[0]), "m": m, "n": n, "k": k, "bias": False}
     remark = ""
     if node.input(2) and node.attrs.get("beta", 1.0) != 0:
         fields["bias"] = True
@@ -179,9 +172,7 @@ def _pool(operator: str) -> Callable[[OnnxGraph, OnnxNode], Outcome]:
         if dilations != [1, 1]:
             raise Unsupported(f"dilated window {dilations}")
         n, c, h, w = _nchw(x)
-        floor = [
-            (size + 2 * p - k) // s + 1 for size, p, k, s in zip((h, w), pads, kernel, strides, strict=True)
-        ]
+        floor = [(size + 2 * p - k) // s + 1 for size, p, k, s in zip((h, w), pads, kernel, strides, strict=True)]
         if tuple(floor) != _nchw(out)[2:]:
             raise Unsupported("output size rounded up (ceil_mode)")
         return Launch(

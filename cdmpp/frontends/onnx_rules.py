@@ -1,4 +1,4 @@
-"""What the rules for ONNX nodes share: their outcomes, and questions about shapes and types."""
+"""What the rules for ONNX nodes share: their outcomes, and queries about shapes and types."""
 
 from __future__ import annotations
 
@@ -77,12 +77,7 @@ def rows_cols(shape: Shape) -> Fields:
 
 def over(graph: OnnxGraph, operator: str, value: str, **more: Any) -> Fields:
     """Fields of an operator on all elements of ``value``."""
-    return {
-        "operator": operator,
-        "dtype": dtype_of(graph, value),
-        **rows_cols(shape_of(graph, value)),
-        **more,
-    }
+    return {"operator": operator, "dtype": dtype_of(graph, value), **rows_cols(shape_of(graph, value)), **more}
 
 
 def constant_ints(graph: OnnxGraph, node: OnnxNode, index: int, attribute: str) -> list[int] | None:

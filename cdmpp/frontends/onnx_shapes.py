@@ -35,9 +35,7 @@ def stripped_model(model: onnx.ModelProto, onnx: Any) -> onnx.ModelProto:
     for tensor in model.graph.initializer:
         external = tensor.data_location == onnx.TensorProto.EXTERNAL
         if external or math.prod(tensor.dims) > SMALL_TENSOR or not (tensor.dims or _has_data(tensor)):
-            graph.input.append(
-                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
-            )
+            graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
         else:
             graph.initializer.append(tensor)
     # Declared shapes of inner values and outputs may be symbolic; they are inferred anew.

@@ -205,9 +205,7 @@ def programs_of_fused(module: Any, name: str, weights: Iterable[Any] = ()) -> Pr
             operator, function = _callee(tvm, module, value)
             if all(r in fixed for r in read):
                 fixed.add(node)
-                builder.skip(
-                    node, operator, "constant: computed before the model runs", reads=(), writes=written
-                )
+                builder.skip(node, operator, "constant: computed before the model runs", reads=(), writes=written)
             elif function is None:
                 builder.unsupported(node, operator, "not lowered to a PrimFunc", reads=read, writes=written)
             elif relax.analysis.has_reshape_pattern(function):

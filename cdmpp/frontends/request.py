@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cdmpp.programs.program import TensorProgram
-from cdmpp.programs.question import Backend
+from cdmpp.programs.query_options import Backend
 
 
 def program_from_request(program: Any, backend: Backend | None = None) -> TensorProgram:

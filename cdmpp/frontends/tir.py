@@ -8,7 +8,7 @@ from typing import Any
 from cdmpp.errors import InvalidProgramError, MissingDependencyError
 from cdmpp.frontends.tvmscript_check import HINT, T_DOTTED, T_NAMES, checked_functions
 from cdmpp.programs.program import TensorProgram
-from cdmpp.programs.question import Backend
+from cdmpp.programs.query_options import Backend
 
 _DTYPES = [
     f"{kind}{bits}{lanes}"
@@ -24,8 +24,7 @@ def import_tvm() -> Any:
         import tvm
     except ImportError as error:
         raise MissingDependencyError(
-            "this program form needs TVM",
-            hint="pip install 'cdmpp[tvm]' (pins apache-tvm and apache-tvm-ffi)",
+            "this program form needs TVM", hint="pip install 'cdmpp[tvm]' (pins apache-tvm and apache-tvm-ffi)"
         ) from error
     return tvm
 
@@ -42,9 +41,7 @@ def prepare() -> None:
     _namespace()
 
 
-def programs_from_tir(
-    module: Any, backend: Backend = "tvm", *, name: str | None = None
-) -> list[TensorProgram]:
+def programs_from_tir(module: Any, backend: Backend = "tvm", *, name: str | None = None) -> list[TensorProgram]:
     """One program for each PrimFunc of an IRModule, or for a PrimFunc.
 
     Parameters

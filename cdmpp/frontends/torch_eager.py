@@ -171,8 +171,7 @@ def _run_backward(result: Any, recorder: _Recorder) -> None:
     ]
     if not outputs:
         raise InvalidProgramError(
-            "backward: no output of the module requires a gradient",
-            hint="leave requires_grad of parameters on",
+            "backward: no output of the module requires a gradient", hint="leave requires_grad of parameters on"
         )
     recorder.phase = "backward"
     torch.autograd.backward(outputs, [torch.empty_like(t) for t in outputs])
@@ -331,9 +330,7 @@ class _AsOnGpu(TorchFunctionMode):
         return func(*args, **kwargs)
 
     @staticmethod
-    def _dropout(
-        input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, **_: Any
-    ) -> Any:
+    def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, **_: Any) -> Any:
         train = _.get("train", training)
         return torch.ops.aten.native_dropout(input, p, True)[0] if train and p > 0 else input
 

@@ -96,9 +96,7 @@ def import_torch() -> Any:
         import torch
         import torch.export
     except ImportError as error:
-        raise MissingDependencyError(
-            "torch programs need torch", hint="pip install 'cdmpp[predict,tvm]'"
-        ) from error
+        raise MissingDependencyError("torch programs need torch", hint="pip install 'cdmpp[predict,tvm]'") from error
     return torch
 
 
@@ -117,11 +115,7 @@ def _buffers_as_parameters(tvm: Any, function: Any) -> tuple[Any, list[Any]]:
     @mutator
     class Lift(PyExprMutator):  # type: ignore[misc]
         def visit_generic_const_(self, op: Any) -> Any:
-            if (
-                not isinstance(op.value, tvm.runtime.Tensor)
-                or not op.value.shape
-                or "float" not in str(op.ty.dtype)
-            ):
+            if not isinstance(op.value, tvm.runtime.Tensor) or not op.value.shape or "float" not in str(op.ty.dtype):
                 return op
             if not any(op.value.same_as(value) for value in values):
                 parameters.append(relax.Var(f"buffer{len(values)}", op.ty))

@@ -18,13 +18,13 @@ import numpy as np
 from cdmpp.devices.loading import from_mapping
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import ArtifactError, DataError
-from cdmpp.features.bulk import TIR, FeaturePart, FeatureQuestions
+from cdmpp.features.bulk import TIR, FeaturePart, FeatureQueries
 from cdmpp.features.encode import EncodedPrograms
 from cdmpp.integrations.candidates import CandidateEncoder
 from cdmpp.integrations.needed import derived_object, ms
 from cdmpp.integrations.online import OnlineResiduals, read_state, write_state
 from cdmpp.integrations.sources import BulkPredictor, host_of, predictor_of
-from cdmpp.programs.question import DEFAULT_PROTOCOL, Protocol
+from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Protocol
 
 logger = logging.getLogger(__name__)
 
@@ -176,7 +176,7 @@ class CdmppCostModel(ms.cost_model.PyCostModel):  # type: ignore[misc]
     def _log_base(self, context: Any, encoded: Sequence[EncodedPrograms]) -> Array:
         device = self._device_of(context)
         parts = [FeaturePart(e, TIR, device, "tvm", self._protocol) for e in encoded]
-        return np.log(self._predictor.predict_features(FeatureQuestions.of(parts)).latency_s)
+        return np.log(self._predictor.predict_features(FeatureQueries.of(parts)).latency_s)
 
     def _device_of(self, context: Any) -> DeviceSpec | str:
         if self._device is not None:

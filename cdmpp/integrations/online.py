@@ -147,10 +147,7 @@ def _gaps(one: Array, other: Array) -> Array:
 
 
 def write_state(
-    path: str | os.PathLike[str],
-    online: Mapping[str, OnlineResiduals],
-    reference: Mapping[str, float],
-    model_id: str,
+    path: str | os.PathLike[str], online: Mapping[str, OnlineResiduals], reference: Mapping[str, float], model_id: str
 ) -> None:
     """Write what was learned of some tasks as safetensors, aside first.
 

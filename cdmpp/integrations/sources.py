@@ -7,7 +7,7 @@ from typing import Any, Protocol, cast
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import DataError, InvalidDeviceError
-from cdmpp.features.bulk import FeatureAnswers, FeatureQuestions
+from cdmpp.features.bulk import FeatureAnswers, FeatureQueries
 from cdmpp.measure.targets import configurations
 from cdmpp.predictor import LatencyPredictor
 
@@ -19,8 +19,8 @@ class BulkPredictor(Protocol):
     def model_id(self) -> str:
         """Identity of the model."""
 
-    def predict_features(self, questions: FeatureQuestions) -> FeatureAnswers:
-        """Answers to encoded questions, in their order."""
+    def predict_features(self, queries: FeatureQueries) -> FeatureAnswers:
+        """Answers to encoded queries, in their order."""
 
 
 def predictor_of(model: Any, api_key: str | None = None) -> BulkPredictor:

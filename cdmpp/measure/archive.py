@@ -169,9 +169,7 @@ def measure_job(
         raise DataError("the job itself is not the place for its results", hint="choose another --out")
     settings = CollectSettings.model_validate(manifest["settings"])
     with Store(result) as store:
-        store.settle(
-            {"seed": settings.seed, "target_kind": manifest["kind"], "timing": settings.timing.model_dump()}
-        )
+        store.settle({"seed": settings.seed, "target_kind": manifest["kind"], "timing": settings.timing.model_dump()})
         _take_programs(store, folder / PROGRAMS)
         configurations = _here(manifest, device, threads, store.devices())
         libraries = _libraries(folder, manifest)
@@ -227,8 +225,7 @@ class _Writer(Collector):
                 group = missing[start : start + GROUP]
                 paths = [f"{LIBRARIES}/{p.hash}-{_short(key)}.so" for p, key in group]
                 jobs = [
-                    (p.tvm_json, targets[key], str(folder / path))
-                    for (p, key), path in zip(group, paths, strict=True)
+                    (p.tvm_json, targets[key], str(folder / path)) for (p, key), path in zip(group, paths, strict=True)
                 ]
                 outcomes = builders.run(build_program, jobs)
                 for (program, key), path, outcome in zip(group, paths, outcomes, strict=True):
@@ -268,9 +265,7 @@ class _Collector(Collector):
         missing = self.store.missing(names, self.store.count_programs())
         due = self._due()
         needed = {program.hash for program in missing} | {program for program, _ in due}
-        if any(
-            (c.build_key, digest) not in self._libraries for digest in needed for c in self.configurations
-        ):
+        if any((c.build_key, digest) not in self._libraries for digest in needed for c in self.configurations):
             raise DataError(f"{self.store.folder} holds programs of another job", hint="choose another --out")
         return not needed
 
@@ -294,10 +289,7 @@ def _entry(folder: Path, path: str, outcome: Outcome) -> dict[str, Any]:
 
 
 def _manifest(
-    folder: Path,
-    configurations: Sequence[Configuration],
-    settings: CollectSettings,
-    built: Sequence[dict[str, Any]],
+    folder: Path, configurations: Sequence[Configuration], settings: CollectSettings, built: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
     from importlib.metadata import version
 
@@ -333,10 +325,7 @@ def _libraries(folder: Path, manifest: Mapping[str, Any]) -> dict[tuple[str, str
 
 
 def _here(
-    manifest: Mapping[str, Any],
-    device: str | None,
-    threads: int | None,
-    known: Mapping[str, Mapping[str, Any]],
+    manifest: Mapping[str, Any], device: str | None, threads: int | None, known: Mapping[str, Mapping[str, Any]]
 ) -> list[Configuration]:
     """The job's configurations on this machine; ``known`` devices are those of earlier calls."""
     entries = manifest["configurations"]

@@ -147,9 +147,7 @@ class _CrossLink:
 def _run(command: Sequence[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise MeasurementError(
-            f"linking failed: {done.stderr.strip()[:300]}", hint="see the linker's message"
-        )
+        raise MeasurementError(f"linking failed: {done.stderr.strip()[:300]}", hint="see the linker's message")
 
 
 @cache
@@ -158,9 +156,7 @@ def _system_libraries() -> tuple[str, ...]:
     found = []
     for name in ("libm.so.6", "libc.so.6", "libgcc.a"):
         try:
-            done = subprocess.run(
-                ["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True
-            )
+            done = subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True)
         except (OSError, subprocess.CalledProcessError):
             raise MissingDependencyError(
                 "gcc is needed to link built programs", hint="on Debian: apt install gcc"
@@ -187,9 +183,7 @@ def argument_list(function: Any) -> tuple[tuple[tuple[int, ...], str, bool], ...
     for parameter in function.params:
         shape = parameter.ty.shape
         if not all(isinstance(extent, tirx.IntImm) for extent in shape):
-            raise MeasurementError(
-                "its shapes are dynamic", hint="freeze the network's shapes before collecting"
-            )
+            raise MeasurementError("its shapes are dynamic", hint="freeze the network's shapes before collecting")
         # The result comes last, even where it is stored through another buffer of the same memory.
         stored = parameter.same_as(function.params[-1]) or any(b.same_as(parameter) for b in written)
         arguments.append((tuple(int(e) for e in shape), _dtype(parameter.ty.dtype), stored))

@@ -81,11 +81,7 @@ class Collector:
         """
         first = self.configurations[0]
         self.store.settle(
-            {
-                "seed": self.settings.seed,
-                "target_kind": first.kind,
-                "timing": self.settings.timing.model_dump(),
-            }
+            {"seed": self.settings.seed, "target_kind": first.kind, "timing": self.settings.timing.model_dump()}
         )
         self._same_devices()
         # Schedules are drawn for the first target that the folder was ever given, in whatever order they
@@ -101,8 +97,7 @@ class Collector:
         # No more workers than cores, each with a TVM of its own.
         with WorkerPool(self._builders(), limits, prepare_sampler, (first.kind,)) as pool:
             arguments = [
-                (text, digest, target, self.settings.schedules, self.settings.seed)
-                for digest, _, text in tasks
+                (text, digest, target, self.settings.schedules, self.settings.seed) for digest, _, text in tasks
             ]
             outcomes = pool.run(sample_programs, arguments)
             failed = []
@@ -233,20 +228,14 @@ class Collector:
         return int(digest[:8], 16) < self.settings.repeat_share * 2**32
 
     def _first(
-        self,
-        programs: Sequence[StoredProgram],
-        names: Sequence[str],
-        builders: WorkerPool,
-        timers: dict[str, Timers],
+        self, programs: Sequence[StoredProgram], names: Sequence[str], builders: WorkerPool, timers: dict[str, Timers]
     ) -> None:
         """First measurements that some programs lack on the named configurations."""
         done = self.store.measured(names, FIRST)
         pairs = {(p.hash, name) for p in programs for name in names} - done
         self._group(programs, pairs, FIRST, names, builders, timers)
 
-    def _again(
-        self, pairs: Sequence[tuple[str, str]], builders: WorkerPool, timers: dict[str, Timers]
-    ) -> None:
+    def _again(self, pairs: Sequence[tuple[str, str]], builders: WorkerPool, timers: dict[str, Timers]) -> None:
         """Second measurements of (program, device)."""
         hashes = sorted({program for program, _ in pairs})
         names = [c.name for c in self.configurations]
@@ -303,12 +292,7 @@ class Collector:
         return outcomes
 
     def _judge(
-        self,
-        program: StoredProgram,
-        library: Library,
-        configuration: Configuration,
-        turn: int,
-        outcome: Outcome,
+        self, program: StoredProgram, library: Library, configuration: Configuration, turn: int, outcome: Outcome
     ) -> None:
         """Keep a measurement or its failure; a program whose device was lost is tried again later."""
         if outcome.failure:

@@ -169,11 +169,7 @@ def _as_object(blob: bytes, folder: Path, compiler: str) -> str:
         f'.section .rodata\n.globl {_SYMBOL}\n.balign 16\n{_SYMBOL}:\n.incbin "{data}"\n'
         '.section .note.GNU-stack,"",%progbits\n'
     )
-    done = subprocess.run(
-        [compiler, "-c", "-o", str(out), str(text)], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([compiler, "-c", "-o", str(out), str(text)], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise MeasurementError(
-            f"assembling failed: {done.stderr.strip()[:300]}", hint="see the assembler's message"
-        )
+        raise MeasurementError(f"assembling failed: {done.stderr.strip()[:300]}", hint="see the assembler's message")
     return str(out)

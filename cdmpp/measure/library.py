@@ -18,8 +18,8 @@ from cdmpp.errors import CdmppError, MeasurementError
 from cdmpp.measure.library_calls import Tensors, make_call
 from cdmpp.measure.library_protocols import EVALUATORS
 from cdmpp.measure.needed_bytes import needed_bytes
-from cdmpp.measure.places import Place, free_bytes
 from cdmpp.measure.timing import Timing, TimingSettings, time_program
+from cdmpp.measure.timing_devices import Place, free_bytes
 from cdmpp.programs.operators import OperatorSpec
 
 #: Share of the free memory that a program's tensors may take.
@@ -44,11 +44,7 @@ class LibraryTimer:
     """
 
     def __init__(
-        self,
-        place: Place,
-        protocol: str,
-        settings: TimingSettings | None = None,
-        memory_bytes: float | None = None,
+        self, place: Place, protocol: str, settings: TimingSettings | None = None, memory_bytes: float | None = None
     ) -> None:
         if protocol not in EVALUATORS:
             raise MeasurementError(f"no protocol {protocol!r}", hint="one of: " + ", ".join(EVALUATORS))

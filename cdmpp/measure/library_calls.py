@@ -84,9 +84,7 @@ class Tensors:
     def floats(self, shape: _Shape, dtype: str, *, positive: bool = False) -> torch.Tensor:
         """Uniform in [-1, 1), or in [0.5, 1.5); int8: all its values."""
         if dtype == "int8":
-            return torch.randint(
-                -128, 128, shape, dtype=torch.int8, device=self.device, generator=self._generator
-            )
+            return torch.randint(-128, 128, shape, dtype=torch.int8, device=self.device, generator=self._generator)
         made = torch.empty(shape, dtype=_TORCH[dtype], device=self.device)
         low, high = (0.5, 1.5) if positive else (-1.0, 1.0)
         return made.uniform_(low, high, generator=self._generator)
@@ -222,8 +220,7 @@ def _batch_norm(spec: BatchNorm, tensors: Tensors) -> Call:
 def _attention(spec: Attention, tensors: Tensors) -> Call:
     if spec.heads % spec.kv_heads:
         raise MeasurementError(
-            f"PyTorch shares each key head among equally many heads, not {spec.heads} on {spec.kv_heads}",
-            hint=_HINT,
+            f"PyTorch shares each key head among equally many heads, not {spec.heads} on {spec.kv_heads}", hint=_HINT
         )
     keys = spec.q_len + spec.past_len
     q = tensors.floats((spec.batch, spec.heads, spec.q_len, spec.head_dim), spec.dtype)

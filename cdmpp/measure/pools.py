@@ -23,13 +23,7 @@ from typing import Any, NoReturn, Self
 
 from pebble import ProcessExpired, ProcessPool
 
-from cdmpp.errors import (
-    CdmppError,
-    InvalidDeviceError,
-    MeasurementError,
-    MissingDependencyError,
-    UnknownDeviceError,
-)
+from cdmpp.errors import CdmppError, InvalidDeviceError, MeasurementError, MissingDependencyError, UnknownDeviceError
 
 _PR_SET_PDEATHSIG = 1
 #: New pools in a row without a single task done, before that is an error.

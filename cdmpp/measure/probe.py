@@ -131,9 +131,7 @@ def _side(device: DeviceSpec, dtype: str, large_s: float, memory_bytes: float) -
     """Extent of a cubic product that takes long enough and fits."""
     peak = device.peak(dtype, matrix=True)
     fitting = [side for side in _EXTENTS if 3 * side**2 * DTYPE_BYTES[dtype] <= memory_bytes]
-    return next(
-        (side for side in fitting if 2.0 * side**3 >= large_s * peak), max(fitting, default=_EXTENTS[0])
-    )
+    return next((side for side in fitting if 2.0 * side**3 >= large_s * peak), max(fitting, default=_EXTENTS[0]))
 
 
 def probe(

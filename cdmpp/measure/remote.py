@@ -115,13 +115,7 @@ class _RemoteTimer:
     """Times libraries through a tracker; lives in a worker."""
 
     def __init__(
-        self,
-        tracker: Tracker,
-        kind: str,
-        processor: str,
-        threads: int,
-        time_limit_s: float,
-        settings: TimingSettings,
+        self, tracker: Tracker, kind: str, processor: str, threads: int, time_limit_s: float, settings: TimingSettings
     ) -> None:
         self.tracker, self.kind, self.processor, self.threads = tracker, kind, processor, threads
         self.time_limit_s, self.settings = time_limit_s, settings
@@ -191,7 +185,7 @@ class _RemoteTimer:
         last_seen = time.monotonic()
         while time.monotonic() < deadline:
             try:
-                # Asked anew each time: TVM's client would wait for ever for a key that nobody serves.
+                # PriceRequest anew each time: TVM's client would wait for ever for a key that nobody serves.
                 servers = self.tracker.servers()
                 last_seen = time.monotonic()
             except MeasurementError:
@@ -206,10 +200,7 @@ class _RemoteTimer:
             try:
                 client = rpc.connect_tracker(self.tracker.host, self.tracker.port)
                 return client.request(
-                    self.tracker.key,
-                    priority=self.tracker.priority,
-                    session_timeout=self.time_limit_s,
-                    max_retry=1,
+                    self.tracker.key, priority=self.tracker.priority, session_timeout=self.time_limit_s, max_retry=1
                 )
             except (RuntimeError, OSError):  # nobody was free, or the server has just died
                 time.sleep(0.1)

@@ -218,15 +218,12 @@ class Store:
                     "INSERT OR IGNORE INTO tasks (hash, name, program) VALUES (?, ?, ?)",
                     (task.hash, task.name, _pack(task.tvm_json)),
                 )
-                self._db.execute(
-                    "INSERT OR IGNORE INTO network_tasks VALUES (?, ?, ?)", (name, task.hash, task.calls)
-                )
+                self._db.execute("INSERT OR IGNORE INTO network_tasks VALUES (?, ?, ?)", (name, task.hash, task.calls))
 
     def unsampled(self, count: int) -> list[tuple[str, str, str]]:
         """Tasks (hash, name, TVM JSON) with fewer schedules drawn than ``count``."""
         rows = self._db.execute(
-            "SELECT hash, name, program FROM tasks WHERE sampled < ? AND failure = '' ORDER BY rowid",
-            (count,),
+            "SELECT hash, name, program FROM tasks WHERE sampled < ? AND failure = '' ORDER BY rowid", (count,)
         )
         return [(digest, name, _unpack(blob)) for digest, name, blob in rows]
 
@@ -421,9 +418,7 @@ def _disk(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise _full(folder) from None
-        raise DataError(
-            f"cannot write {folder}: {error.strerror or error}", hint="choose another --out"
-        ) from None
+        raise DataError(f"cannot write {folder}: {error.strerror or error}", hint="choose another --out") from None
 
 
 def is_disk_full(folder: Path) -> bool:

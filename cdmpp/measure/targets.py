@@ -252,9 +252,7 @@ def _resolved(content: Any) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(str(target))
     except Exception as error:  # TVM raises whatever its checks are made of
         line = str(error).strip().splitlines()[-1] if str(error).strip() else repr(error)
-        raise InvalidDeviceError(
-            f"TVM does not know the target {content!r}: {line[:200]}", hint=HINT
-        ) from None
+        raise InvalidDeviceError(f"TVM does not know the target {content!r}: {line[:200]}", hint=HINT) from None
     return {k: v for k, v in found.items() if k not in ("keys", "tag") and v not in ("", [])}
 
 
@@ -279,10 +277,7 @@ def host_isa() -> str:
 
 def _isa_here(target: Mapping[str, Any]) -> str:
     """Widest instruction set of a CPU target that this machine has, "" for targets of other machines."""
-    if (
-        target["kind"] != "llvm"
-        or target.get("mtriple", platform.machine()).split("-")[0] != platform.machine()
-    ):
+    if target["kind"] != "llvm" or target.get("mtriple", platform.machine()).split("-")[0] != platform.machine():
         return ""
     import tvm
 

@@ -142,9 +142,7 @@ class Clock:
         self.timed_s = 0.0
 
     def __call__(self, number: int, repeat: int) -> Sequence[float]:
-        run = self._module.time_evaluator(
-            "main", self._device, number=number, repeat=repeat, f_preproc=self._prepare
-        )
+        run = self._module.time_evaluator("main", self._device, number=number, repeat=repeat, f_preproc=self._prepare)
         figures = tuple(run(*self._arguments).results)
         self.timed_s += number * sum(figures)
         return figures
@@ -154,17 +152,13 @@ class Clock:
         return TimedRun(timing, time.perf_counter() - self._started, self.timed_s)
 
 
-def random_array(
-    shape: Sequence[int], dtype: str, bound: int, rng: np.random.Generator
-) -> np.ndarray[Any, Any]:
+def random_array(shape: Sequence[int], dtype: str, bound: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
     """Random values: floats in [-1, 1), integers in [0, bound), since integers may be indices."""
     if dtype == "bool":
         return rng.integers(0, 2, size=tuple(shape)).astype(bool)
     if _is_float(dtype):
         # bfloat16 is made of float32 by whoever fills the tensor.
-        return (rng.random(tuple(shape), dtype=np.float32) * 2 - 1).astype(
-            "float32" if dtype == "bfloat16" else dtype
-        )
+        return (rng.random(tuple(shape), dtype=np.float32) * 2 - 1).astype("float32" if dtype == "bfloat16" else dtype)
     highest = min(bound - 1, np.iinfo(dtype).max)
     return rng.integers(0, highest, size=tuple(shape), endpoint=True).astype(dtype)
 

@@ -16,20 +16,11 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.devices.writing import specification_toml
 from cdmpp.errors import CdmppError, DataError, UnknownDeviceError
 from cdmpp.programs.operators import OperatorSpec, operator_family
-from cdmpp.programs.question import PROTOCOLS
+from cdmpp.programs.query_options import PROTOCOLS
 from cdmpp.units import format_latency
 
 PROGRAMS, ABOUT, DEVICE, README = "programs.csv", "select.json", "device.toml", "README.md"
-COLUMNS = (
-    "program",
-    "operator",
-    "family",
-    "expected_latency_s",
-    "latency_us",
-    "protocol",
-    "framework",
-    "device",
-)
+COLUMNS = ("program", "operator", "family", "expected_latency_s", "latency_us", "protocol", "framework", "device")
 
 
 @dataclass(frozen=True)
@@ -163,13 +154,9 @@ def read_todo(folder: Path) -> Todo:
         estimate_s = float(about.pop("estimate_s"))
         text = (folder / PROGRAMS).read_text(encoding="utf-8-sig")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(
-            f"{folder} is no folder of cdmpp select: {error}", hint="select the programs again"
-        ) from None
+        raise DataError(f"{folder} is no folder of cdmpp select: {error}", hint="select the programs again") from None
     if protocol not in PROTOCOLS:
-        raise DataError(
-            f"{folder}: protocol {protocol!r} is not known", hint="one of: " + ", ".join(PROTOCOLS)
-        )
+        raise DataError(f"{folder}: protocol {protocol!r} is not known", hint="one of: " + ", ".join(PROTOCOLS))
     programs, expected = [], []
     for number, row in enumerate(csv.DictReader(io.StringIO(text)), 1):
         try:

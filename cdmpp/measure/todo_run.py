@@ -97,9 +97,7 @@ def measure_programs(
         if new:
             _write(path, done, new)
     failed = {row.program: row.failure for row in new if row.failure}
-    return Measured(
-        path, (0 if done is None else len(done)) + len(new) - len(failed), len(new) - len(failed), failed
-    )
+    return Measured(path, (0 if done is None else len(done)) + len(new) - len(failed), len(new) - len(failed), failed)
 
 
 def _done(path: Path, device: str, protocol: str) -> MeasurementTable | None:

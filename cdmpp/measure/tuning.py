@@ -33,9 +33,7 @@ class Search:
     seed : int
     """
 
-    def __init__(
-        self, tvm_json: str, task_hash: str, target: Mapping[str, Any], trials: int, seed: int
-    ) -> None:
+    def __init__(self, tvm_json: str, task_hash: str, target: Mapping[str, Any], trials: int, seed: int) -> None:
         from tvm.s_tir import meta_schedule as ms
 
         strategy = ms.search_strategy.EvolutionarySearch(
@@ -85,15 +83,12 @@ def prepare_search(kind: str) -> None:
         import xgboost  # noqa: F401
     except ImportError as error:
         raise MissingDependencyError(
-            "a search needs xgboost, TVM's cost model",
-            hint="pip install 'cdmpp[measure]', or leave --tune out",
+            "a search needs xgboost, TVM's cost model", hint="pip install 'cdmpp[measure]', or leave --tune out"
         ) from error
     prepare_sampler(kind)
 
 
-def begin(
-    tvm_json: str, task_hash: str, target: Mapping[str, Any], trials: int, seed: int
-) -> list[SampledProgram]:
+def begin(tvm_json: str, task_hash: str, target: Mapping[str, Any], trials: int, seed: int) -> list[SampledProgram]:
     """Begin a task's search in this worker: its first round."""
     global _search
     _search = Search(tvm_json, task_hash, target, trials, seed)

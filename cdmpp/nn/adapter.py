@@ -52,7 +52,7 @@ class Adapter:
     def apply(
         self, point: Array, levels: Array, features: AdapterFeatures, *, one_by_one: bool = False
     ) -> tuple[Array, Array, Array]:
-        """Adapted answers of questions.
+        """Adapted answers of queries.
 
         Parameters
         ----------
@@ -67,7 +67,7 @@ class Adapter:
         point, levels
             Adapted; ``levels`` are to be scaled by :attr:`width`.
         unsure : (n,)
-            Share of the process's prior deviation that is left: near 0 beside a measured question, 1 far off.
+            Share of the process's prior deviation that is left: near 0 beside a measured query, 1 far off.
         """
         mean, variance = self.process.mean_and_variance(features, one_by_one=one_by_one)
         adapted, spread = centre_and_spread(self.process, point, levels, mean, variance)
@@ -78,7 +78,7 @@ class Adapter:
 def centre_and_spread(
     process: ResidualProcess, point: Array, levels: Array, mean: Array, variance: Array
 ) -> tuple[Array, Array]:
-    """Point and quantiles of questions with a residual of this mean and variance (without noise).
+    """Point and quantiles of queries with a residual of this mean and variance (without noise).
 
     The median is the base's point with the mean residual. Each quantile keeps the network's distance from its
     median, which knows which programs scatter, and the process's deviation is added in quadrature.

@@ -1,4 +1,4 @@
-"""Questions as an adapter sees them: standardised sizes and ratios, names as codes, the peers' opinions."""
+"""Queries as an adapter sees them: standardised sizes and ratios, names as codes, the peers' opinions."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cdmpp.nn.inputs import FAMILIES, QUESTION_COLUMNS, SUMMARY_COLUMNS, question_inputs, stack_devices
+from cdmpp.nn.inputs import FAMILIES, QUESTION_COLUMNS, SUMMARY_COLUMNS, query_inputs, stack_devices
 from cdmpp.nn.residuals import AdapterFeatures
 from cdmpp.nn.weights import Weights
-from cdmpp.programs.question import BACKENDS, FRAMEWORKS, PROTOCOLS
+from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
 
 if TYPE_CHECKING:
-    from cdmpp.nn.answers import Asked
+    from cdmpp.nn.pipeline import QueryBatch
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-#: Inputs of the network in which two questions of one device are near or far.
+#: Inputs of the network in which two queries of one device are near or far.
 NUMERIC = (
     "flops",
     "bytes",
@@ -71,27 +71,23 @@ class FeatureMaker:
         """Texts by code."""
         return Names(tuple(self._operators), tuple(self._settings))
 
-    def features(self, asked: Asked, peers: Array, view: Array) -> AdapterFeatures:
-        """Features of questions.
+    def features(self, asked: QueryBatch, peers: Array, view: Array) -> AdapterFeatures:
+        """Features of queries.
 
         Parameters
         ----------
-        asked : Asked
-            n questions.
+        asked : QueryBatch
+            n queries.
         peers, view : (n, trained devices), (n, VIEW_COLUMNS)
-            As :class:`cdmpp.nn.answers.BaseAnswers` has them.
+            As :class:`cdmpp.nn.pipeline.BaseOutput` has them.
         """
         rows = asked.rows
         matrix = stack_devices(asked.specs)
         numeric = np.empty((len(rows), len(NUMERIC)), dtype=np.float32)
         for start in range(0, len(rows), 65_536):
             part = rows.take(np.arange(start, min(start + 65_536, len(rows))))
-            inputs = question_inputs(
-                asked.store.summary[part.program],
-                matrix[part.device],
-                part.backend,
-                part.protocol,
-                part.framework,
+            inputs = query_inputs(
+                asked.store.summary[part.program], matrix[part.device], part.backend, part.protocol, part.framework
             )[0]
             numeric[start : start + len(part)] = self._weights.standardise(inputs)[:, _COLUMNS]
         one_hot = asked.store.summary[:, _FIRST_FAMILY : _FIRST_FAMILY + len(FAMILIES)]
@@ -104,7 +100,7 @@ class FeatureMaker:
             view=view,
         )
 
-    def _operator(self, asked: Asked) -> Array:
+    def _operator(self, asked: QueryBatch) -> Array:
         """Operator code per program key."""
         used = np.unique(asked.kind[asked.rows.program])
         table = np.full(len(asked.kinds), -1, dtype=np.int32)
@@ -113,12 +109,8 @@ class FeatureMaker:
         return table[asked.kind]
 
     def _setting(self, protocol: Array, backend: Array, framework: Array) -> Array:
-        distinct, inverse = np.unique(
-            np.stack([protocol, backend, framework], axis=1), axis=0, return_inverse=True
-        )
-        codes = [
-            self._code(self._settings, setting_text(p, b, f)) for p, b, f in distinct.astype(int).tolist()
-        ]
+        distinct, inverse = np.unique(np.stack([protocol, backend, framework], axis=1), axis=0, return_inverse=True)
+        codes = [self._code(self._settings, setting_text(p, b, f)) for p, b, f in distinct.astype(int).tolist()]
         return np.array(codes, dtype=np.int32)[inverse.reshape(-1)]
 
     def _code(self, table: dict[str, int], name: str) -> int:
@@ -126,7 +118,7 @@ class FeatureMaker:
 
 
 def setting_text(protocol: int, backend: int, framework: int) -> str:
-    """Protocol, backend and framework of a question as one text."""
+    """Protocol, backend and framework of a query as one text."""
     launcher = FRAMEWORKS[framework] if framework >= 0 else ""
     return "|".join((PROTOCOLS[protocol], BACKENDS[backend], launcher))
 

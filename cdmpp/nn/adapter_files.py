@@ -96,9 +96,7 @@ def load_adapted(path: Path, manifest: dict[str, Any]) -> Artifact:
         raise no_model_folder(path, error) from None
     try:
         if hashlib.sha256(payload).hexdigest() != manifest["sha256"][ADAPTER]:
-            raise ArtifactError(
-                f"{path / ADAPTER} does not match its checksum", hint="copy the model folder again"
-            )
+            raise ArtifactError(f"{path / ADAPTER} does not match its checksum", hint="copy the model folder again")
         if manifest["numeric"] != list(NUMERIC):
             raise ArtifactError(
                 f"{path} was adapted with other features", hint="adapt again with this version of cdmpp"
@@ -123,9 +121,7 @@ def load_adapted(path: Path, manifest: dict[str, Any]) -> Artifact:
         raise
     except Exception as error:
         # Whatever a damaged or foreign file breaks (keys, shapes, header), it is the artifact's fault.
-        raise ArtifactError(
-            f"{path} is damaged: {error}", hint="copy the model folder again, or adapt again"
-        ) from None
+        raise ArtifactError(f"{path} is damaged: {error}", hint="copy the model folder again, or adapt again") from None
 
 
 def check_target(path: Path, artifact: Artifact) -> Path:
@@ -145,9 +141,7 @@ def check_target(path: Path, artifact: Artifact) -> Path:
     if path.resolve() == where:
         raise ArtifactError(f"{path} is the base model itself", hint="choose another folder")
     if path.exists() and not _replaceable(path):
-        raise ArtifactError(
-            f"{path} is there and no adapted model: it would be lost", hint="choose another folder"
-        )
+        raise ArtifactError(f"{path} is there and no adapted model: it would be lost", hint="choose another folder")
     return where
 
 

@@ -264,13 +264,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise no_model_folder(path, error) from None
     except ValueError as error:
-        raise ArtifactError(
-            f"{path / MANIFEST} is not JSON: {error}", hint="restore or retrain the model"
-        ) from None
+        raise ArtifactError(f"{path / MANIFEST} is not JSON: {error}", hint="restore or retrain the model") from None
     if not isinstance(manifest, dict) or manifest.get("format_version") != FORMAT_VERSION:
         raise ArtifactError(
-            f"{path} has another format than {FORMAT_VERSION}",
-            hint="use the cdmpp version that made it, or retrain",
+            f"{path} has another format than {FORMAT_VERSION}", hint="use the cdmpp version that made it, or retrain"
         )
     return manifest
 
@@ -306,32 +303,22 @@ def _load_trained(path: Path, manifest: dict[str, Any]) -> Artifact:
         further = [(file, _content(path / Path(file).name)) for file in digests if file != TENSORS]
         for file, found in ((TENSORS, payload), *further):
             if found is not None and hashlib.sha256(found).hexdigest() != digests[file]:
-                raise ArtifactError(
-                    f"{path / file} does not match its checksum", hint="copy the model folder again"
-                )
+                raise ArtifactError(f"{path / file} does not match its checksum", hint="copy the model folder again")
         tensors = load(payload)
         weights = Weights(
             NetworkConfig(**manifest["network"]),
             len(manifest["devices"]),
             {k[8:]: v for k, v in tensors.items() if k.startswith("network.")},
         )
-        domain = Domain.load(
-            {k[7:]: v for k, v in tensors.items() if k.startswith("domain.")}, manifest["domain"]
-        )
+        domain = Domain.load({k[7:]: v for k, v in tensors.items() if k.startswith("domain.")}, manifest["domain"])
     except ArtifactError:
         raise
     except Exception as error:
         # Whatever a damaged or foreign file breaks (keys, shapes, header), it is the artifact's fault.
-        raise ArtifactError(
-            f"{path} is damaged: {error}", hint="copy the model folder again, or retrain"
-        ) from None
-    artifact = Artifact(
-        weights, tuple(manifest["devices"]), domain, manifest["calibration"], manifest, folder=path
-    )
+        raise ArtifactError(f"{path} is damaged: {error}", hint="copy the model folder again, or retrain") from None
+    artifact = Artifact(weights, tuple(manifest["devices"]), domain, manifest["calibration"], manifest, folder=path)
     try:
         artifact.trained_devices  # noqa: B018 - looked up now, so that a model of unknown devices fails here
     except CdmppError as error:
-        raise ArtifactError(
-            f"{path}: {error}", hint="use the cdmpp version that made it, or retrain"
-        ) from None
+        raise ArtifactError(f"{path}: {error}", hint="use the cdmpp version that made it, or retrain") from None
     return artifact

@@ -9,7 +9,7 @@ import torch
 
 from cdmpp.nn.levels import LEVELS
 from cdmpp.nn.network import LatencyNetwork
-from cdmpp.nn.rows import QuestionRows, RowInputs
+from cdmpp.nn.rows import QueryRows, RowInputs
 from cdmpp.nn.store import ProgramStore
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -28,16 +28,16 @@ class Inputs(RowInputs):
         }
 
     def forward(
-        self, network: LatencyNetwork, rows: QuestionRows, device: torch.Tensor
+        self, network: LatencyNetwork, rows: QueryRows, device: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, Array]:
         """Point and quantiles of rows, which must be sorted by bucket; and log(reference)."""
         latent, inputs, reference = self.encode(network, rows)
         point, quantiles = network.decode(latent, inputs, device)
         return point, quantiles, reference
 
-    def encode(self, network: LatencyNetwork, rows: QuestionRows) -> tuple[torch.Tensor, torch.Tensor, Array]:
+    def encode(self, network: LatencyNetwork, rows: QueryRows) -> tuple[torch.Tensor, torch.Tensor, Array]:
         """Latents and standardised inputs of rows, which must be sorted by bucket; and log(reference)."""
-        inputs_np, logs_np, reference = self.questions(rows)
+        inputs_np, logs_np, reference = self.queries(rows)
         inputs, logs = network.standardise(torch.from_numpy(inputs_np)), torch.from_numpy(logs_np)
         sizes = self.store.bucket[rows.program]
         latents = []
@@ -50,9 +50,7 @@ class Inputs(RowInputs):
             where = slice(int(chunk[0]), int(chunk[-1]) + 1)
             real = mask[slots]
             padding = None if bool(real.all()) else real
-            latents.append(
-                network.encode(leaves[slots], positions[slots], padding, inputs[where], logs[where])
-            )
+            latents.append(network.encode(leaves[slots], positions[slots], padding, inputs[where], logs[where]))
         return torch.cat(latents), inputs, reference
 
 
@@ -60,7 +58,7 @@ class Inputs(RowInputs):
 def predict_rows(
     network: LatencyNetwork,
     inputs: Inputs,
-    rows: QuestionRows,
+    rows: QueryRows,
     *,
     known: bool = True,
     embedding: Array | None = None,
@@ -73,7 +71,7 @@ def predict_rows(
     network : LatencyNetwork
         In evaluation mode.
     inputs : Inputs
-    rows : QuestionRows
+    rows : QueryRows
     known : bool
         False hides the devices: what the network says of a device that it never saw.
     embedding : int array, optional

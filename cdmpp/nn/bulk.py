@@ -1,4 +1,4 @@
-"""Answers to questions that come as arrays: no object per row on the way.
+"""Answers to queries that come as arrays: no object per row on the way.
 
 The figures are those that a predictor gives for the same rows one by one, to the last digit.
 """
@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 
 from cdmpp.errors import DataError, InvalidProgramError
-from cdmpp.features.bulk import TIR, FeatureAnswers, FeatureQuestions
+from cdmpp.features.bulk import TIR, FeatureAnswers, FeatureQueries
 from cdmpp.features.encode import EncodedPrograms
-from cdmpp.nn.answers import Answerer, Asked, Questions
 from cdmpp.nn.calibration import read_quantiles
 from cdmpp.nn.domain import THRESHOLDS
 from cdmpp.nn.inputs import roofline_s, stack_devices
 from cdmpp.nn.levels import LEVELS
+from cdmpp.nn.pipeline import InferencePipeline, Queries, QueryBatch
 from cdmpp.nn.store import ProgramStore
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def answer_features(answerer: Answerer, questions: FeatureQuestions) -> FeatureAnswers:
+def answer_features(answerer: InferencePipeline, queries: FeatureQueries) -> FeatureAnswers:
     """Answer rows in their order.
 
     Raises
@@ -35,24 +35,24 @@ def answer_features(answerer: Answerer, questions: FeatureQuestions) -> FeatureA
         A device's name is not known.
     """
     artifact = answerer.artifact
-    levels = questions.quantiles
+    levels = queries.quantiles
     if not levels or not all(LEVELS[0] <= level <= LEVELS[-1] for level in levels):
         raise DataError(f"quantiles {list(levels)} are not levels between {LEVELS[0]} and {LEVELS[-1]}")
-    specs = [artifact.device(d) if isinstance(d, str) else d for d in questions.devices]
-    if not len(questions):
+    specs = [artifact.device(d) if isinstance(d, str) else d for d in queries.devices]
+    if not len(queries):
         return FeatureAnswers.none(levels, artifact.model_id)
-    store = _store(questions, artifact.config.leaf_width)
-    asked = Asked(
+    store = _store(queries, artifact.config.leaf_width)
+    asked = QueryBatch(
         store,
-        questions.kinds,
-        questions.kind,
+        queries.kinds,
+        queries.kind,
         specs,
-        Questions(
-            program=np.arange(len(questions)),
-            device=questions.device.astype(np.int64),
-            backend=questions.backend.astype(np.int64),
-            protocol=questions.protocol.astype(np.int64),
-            framework=questions.framework.astype(np.int64),
+        Queries(
+            program=np.arange(len(queries)),
+            device=queries.device.astype(np.int64),
+            backend=queries.backend.astype(np.int64),
+            protocol=queries.protocol.astype(np.int64),
+            framework=queries.framework.astype(np.int64),
         ),
     )
     # Features of nobody knows where may be finite and yet add up to none of this world's latencies.
@@ -82,27 +82,27 @@ def answer_features(answerer: Answerer, questions: FeatureQuestions) -> FeatureA
     )
 
 
-def _store(questions: FeatureQuestions, width: int) -> ProgramStore:
+def _store(queries: FeatureQueries, width: int) -> ProgramStore:
     """Rows as programs of a store, those of one leaf count and kind together."""
-    scheduled = np.array([operator == TIR for operator, _ in questions.kinds])[questions.kind]
-    if questions.leaves.shape[2] < width and scheduled.any():
+    scheduled = np.array([operator == TIR for operator, _ in queries.kinds])[queries.kind]
+    if queries.leaves.shape[2] < width and scheduled.any():
         raise InvalidProgramError(
             f"row {int(scheduled.argmax())}: its features lack the schedule's columns",
             hint="encode programs given as TIR with schedule=True",
         )
-    store = ProgramStore(len(questions), width)
-    groups = np.stack([questions.leaf_count, questions.kind], axis=1)
+    store = ProgramStore(len(queries), width)
+    groups = np.stack([queries.leaf_count, queries.kind], axis=1)
     distinct, inverse = np.unique(groups, axis=0, return_inverse=True)
-    families = questions.families
+    families = queries.families
     for group, (leaves, kind) in enumerate(distinct.tolist()):
         rows = np.flatnonzero(inverse.reshape(-1) == group)
         store.add(
             rows,
             EncodedPrograms(
-                questions.leaves[rows, :leaves, :width],
-                questions.positions[rows, :leaves],
-                questions.totals[rows],
-                questions.kinds[kind][1],
+                queries.leaves[rows, :leaves, :width],
+                queries.positions[rows, :leaves],
+                queries.totals[rows],
+                queries.kinds[kind][1],
                 families[kind],
             ),
         )

@@ -1,4 +1,4 @@
-"""How far a question lies from what was trained on.
+"""How far a query lies from what was trained on.
 
 The score adds two parts: the distance of the program's summary to the nearest of some hundred centres of
 the training programs, in units of the distance that 99 % of the training programs keep; and a step for
@@ -51,7 +51,7 @@ def worst(labels: Iterable[Label | None]) -> Label | None:
 
 
 class Context(NamedTuple):
-    """What a question has in common with training rows, or not."""
+    """What a query has in common with training rows, or not."""
 
     device: str
     operator: str
@@ -131,7 +131,7 @@ class Domain:
         return np.asarray(np.sqrt(out) / max(self.reach, 1e-9))
 
     def score(self, summary: Array, contexts: Sequence[Context]) -> Array:
-        """Domain score of questions.
+        """Domain score of queries.
 
         Parameters
         ----------

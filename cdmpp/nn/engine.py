@@ -17,8 +17,8 @@ import numpy as np
 from cdmpp.errors import MissingDependencyError
 from cdmpp.nn.config import NetworkConfig
 from cdmpp.nn.levels import LEVELS
-from cdmpp.nn.places import encode_places
-from cdmpp.nn.rows import QuestionRows, RowInputs
+from cdmpp.nn.positional_encoding_np import encode_places
+from cdmpp.nn.rows import QueryRows, RowInputs
 from cdmpp.nn.store import Bucket
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -31,7 +31,7 @@ BATCH_ROWS, MAX_LEAVES, MAX_PAIRS = 1024, 8192, 1 << 18
 
 
 @dataclass(frozen=True)
-class Said:
+class NetworkOutput:
     """What the network says of rows, arrays of one length.
 
     Attributes
@@ -51,13 +51,13 @@ class Said:
     view: Array | None
     reference: Array
 
-    def first(self, count: int) -> Said:
+    def first(self, count: int) -> NetworkOutput:
         """The first rows."""
         view = None if self.view is None else self.view[:count]
-        return Said(self.point[:count], self.levels[:count], view, self.reference[:count])
+        return NetworkOutput(self.point[:count], self.levels[:count], view, self.reference[:count])
 
     @classmethod
-    def concat(cls, parts: Sequence[Said]) -> Said:
+    def concat(cls, parts: Sequence[NetworkOutput]) -> NetworkOutput:
         """Rows of ``parts``, which is not empty and agrees about ``view``, one after the other."""
         if len(parts) == 1:
             return parts[0]
@@ -97,9 +97,7 @@ class Engine:
         ONNX Runtime or onnx is not installed.
     """
 
-    def __init__(
-        self, config: NetworkConfig, arrays: dict[str, Array], view: Array, *, threads: int = 1
-    ) -> None:
+    def __init__(self, config: NetworkConfig, arrays: dict[str, Array], view: Array, *, threads: int = 1) -> None:
         self.config = config
         try:
             import onnxruntime
@@ -122,28 +120,22 @@ class Engine:
         self._columns = view.shape[1]
 
     def predict(
-        self,
-        inputs: RowInputs,
-        rows: QuestionRows,
-        *,
-        embedding: Array,
-        alone: bool = False,
-        view: bool = False,
-    ) -> Said:
+        self, inputs: RowInputs, rows: QueryRows, *, embedding: Array, alone: bool = False, view: bool = False
+    ) -> NetworkOutput:
         """Predict rows, in their order.
 
         Parameters
         ----------
         inputs : RowInputs
-        rows : QuestionRows
+        rows : QueryRows
         embedding : int array
             Per row of the device matrix, the device's index in the network's embedding (0: not trained on).
         alone : bool
             Each row as if it were asked alone: equal to the last digit in any company.
         view : bool
-            Whether :attr:`Said.view` is wanted.
+            Whether :attr:`NetworkOutput.view` is wanted.
         """
-        questions, logs, reference = _question_inputs(inputs, rows)
+        queries, logs, reference = _query_inputs(inputs, rows)
         known = embedding[rows.device].astype(np.int64)
         point, levels = np.empty(len(rows)), np.empty((len(rows), len(LEVELS)))
         seen = np.empty((len(rows), self._columns), dtype=np.float32) if view else None
@@ -153,7 +145,7 @@ class Engine:
             feed = {
                 "leaves": bucket.leaves[slots],
                 "mask": bucket.mask[slots],
-                "inputs": questions[padded],
+                "inputs": queries[padded],
                 "logs": logs[padded],
                 "device": known[padded],
                 **self._places(bucket.positions[slots]),
@@ -164,7 +156,7 @@ class Engine:
             levels[chosen] = found[1][:count].astype(np.float64) + reference[chosen, None]
             if seen is not None:
                 seen[chosen] = found[2][:count]
-        return Said(point, levels, seen, reference)
+        return NetworkOutput(point, levels, seen, reference)
 
     def _places(self, positions: Array) -> dict[str, Array]:
         kind = self.config.positions
@@ -175,19 +167,17 @@ class Engine:
         return {"places": encode_places(kind, positions, self.config.width)}
 
 
-def _question_inputs(inputs: RowInputs, rows: QuestionRows) -> tuple[Array, Array, Array]:
-    """:meth:`RowInputs.questions`, some thousands of rows at a time."""
+def _query_inputs(inputs: RowInputs, rows: QueryRows) -> tuple[Array, Array, Array]:
+    """:meth:`RowInputs.queries`, some thousands of rows at a time."""
     if len(rows) <= BATCH_ROWS:
-        return inputs.questions(rows)
+        return inputs.queries(rows)
     starts = range(0, len(rows), BATCH_ROWS)
-    parts = [
-        inputs.questions(rows.take(np.arange(start, min(start + BATCH_ROWS, len(rows))))) for start in starts
-    ]
-    questions, logs, reference = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return questions, logs, reference
+    parts = [inputs.queries(rows.take(np.arange(start, min(start + BATCH_ROWS, len(rows))))) for start in starts]
+    queries, logs, reference = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return queries, logs, reference
 
 
-def _chunks(inputs: RowInputs, rows: QuestionRows, alone: bool) -> Iterator[tuple[Bucket, Array, Array]]:
+def _chunks(inputs: RowInputs, rows: QueryRows, alone: bool) -> Iterator[tuple[Bucket, Array, Array]]:
     """Rows of one leaf count that are computed together: which they are, and the same filled up."""
     sizes = inputs.store.bucket[rows.program]
     for size, bucket in inputs.store.buckets.items():

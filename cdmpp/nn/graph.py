@@ -76,9 +76,7 @@ class Graph:
         """Output of a node; numbers and arrays among its inputs become constants."""
         return self.several(kind, 1, *inputs, **attributes)[0]
 
-    def several(
-        self, kind: str, outputs: int, *inputs: Value | Array | float | int, **attributes: Any
-    ) -> list[Value]:
+    def several(self, kind: str, outputs: int, *inputs: Value | Array | float | int, **attributes: Any) -> list[Value]:
         """Outputs of a node that has several."""
         names = [each if isinstance(each, str) else self.constant(each) for each in inputs]
         made = [f"v{self._next()}" for _ in range(outputs)]
@@ -104,14 +102,9 @@ class Graph:
 
     def model(self) -> bytes:
         """The finished graph as an ONNX file, checked."""
-        graph = helper.make_graph(
-            self._nodes, "latency", self._inputs, self._outputs, list(self._stored.values())
-        )
+        graph = helper.make_graph(self._nodes, "latency", self._inputs, self._outputs, list(self._stored.values()))
         model = helper.make_model(
-            graph,
-            opset_imports=[helper.make_opsetid("", OPSET)],
-            ir_version=IR_VERSION,
-            producer_name="cdmpp",
+            graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="cdmpp"
         )
         onnx.checker.check_model(model)
         content: bytes = model.SerializeToString()

@@ -19,7 +19,7 @@ from cdmpp.devices.sustained import bandwidth_share, matrix_share, power_share
 from cdmpp.features.encode import EncodedPrograms
 from cdmpp.features.schema import COLUMN
 from cdmpp.programs.operators import DTYPE_BYTES
-from cdmpp.programs.question import BACKENDS, FLOOR_S, FRAMEWORKS, PROTOCOLS
+from cdmpp.programs.query_options import BACKENDS, FLOOR_S, FRAMEWORKS, PROTOCOLS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -92,7 +92,7 @@ QUESTION_COLUMNS = (
     "gpu",
     "has_cache_size",
 )
-#: Columns of :func:`question_inputs`.
+#: Columns of :func:`query_inputs`.
 INPUT_WIDTH = len(SUMMARY_COLUMNS) + len(QUESTION_COLUMNS)
 
 
@@ -136,7 +136,7 @@ def summarise(encoded: EncodedPrograms) -> Array:
 
 
 def device_numbers(device: DeviceSpec) -> Array:
-    """What :func:`question_inputs` needs of a device, float64: per dtype the matrix peaks, then the
+    """What :func:`query_inputs` needs of a device, float64: per dtype the matrix peaks, then the
     vector peak, bandwidth, cache bytes (NaN: not published), units, 1 for a GPU, clock in Hz, then what it
     sustains of vector peak, bandwidth, and of each matrix peak by family (:mod:`cdmpp.devices.sustained`)."""
     return np.array(
@@ -193,7 +193,7 @@ def roofline_s(summary: Array, device: Array) -> tuple[Array, Array]:
     return flops / peaks(summary, device), traffic / device[:, BANDWIDTH]
 
 
-def question_inputs(
+def query_inputs(
     summary: Array, device: Array, backend: Array, protocol: Array, framework: Array
 ) -> tuple[Array, Array, Array]:
     """Inputs of rows (program, device, backend, protocol, framework).
@@ -247,10 +247,10 @@ def question_inputs(
     columns += [framework == i for i in range(len(FRAMEWORKS))]
     columns += [backend == i for i in range(len(BACKENDS))]
     columns += [device[:, GPU], known]
-    question = np.stack([np.asarray(c, dtype=np.float32) for c in columns], axis=1)
+    query = np.stack([np.asarray(c, dtype=np.float32) for c in columns], axis=1)
     rates = np.stack([peak, bandwidth, cache, units], axis=1)
     logs = np.log2(rates) - _CENTRE
-    inputs = np.concatenate([summary, question], axis=1).astype(np.float32)
+    inputs = np.concatenate([summary, query], axis=1).astype(np.float32)
     return inputs, logs.astype(np.float32), np.log(reference)
 
 

@@ -37,7 +37,7 @@ class LeafTimes(nn.Module):
     width : int
         Of a token.
     inputs : int
-        Standardised inputs of the question.
+        Standardised inputs of the query.
     """
 
     _columns: Tensor
@@ -62,9 +62,7 @@ class LeafTimes(nn.Module):
         """Which programs, (rows,) bool, have schedule columns; ``leaves`` as in :meth:`forward`."""
         return (leaves[:, :, self._columns[0]] > 0).any(dim=1)
 
-    def forward(
-        self, leaves: Tensor, tokens: Tensor, mask: Tensor | None, inputs: Tensor, logs: Tensor
-    ) -> Tensor:
+    def forward(self, leaves: Tensor, tokens: Tensor, mask: Tensor | None, inputs: Tensor, logs: Tensor) -> Tensor:
         """Log seconds of programs, and whether they have a schedule.
 
         Parameters

@@ -20,15 +20,7 @@ from cdmpp.nn.leaf_times import LeafTimes
 from cdmpp.nn.levels import LEVELS
 from cdmpp.nn.positions import PositionEncoding, StructuralBias
 
-__all__ = [
-    "INPUT_WIDTH",
-    "LEVELS",
-    "TIMED_MULTIPLE",
-    "LatencyNetwork",
-    "NetworkConfig",
-    "Residual",
-    "parameter_count",
-]
+__all__ = ["INPUT_WIDTH", "LEVELS", "TIMED_MULTIPLE", "LatencyNetwork", "NetworkConfig", "Residual", "parameter_count"]
 
 #: Rows of scheduled programs are filled up to a multiple of this in training.
 TIMED_MULTIPLE = 32
@@ -53,7 +45,7 @@ class Residual(nn.Module):
 
 
 class LatencyNetwork(nn.Module):
-    """Leaves and question -> log(latency / reference): a point and quantiles.
+    """Leaves and query -> log(latency / reference): a point and quantiles.
 
     Device 0 of the embedding is "not one that was trained on"; training hides known devices behind it now
     and then, so that the rest of the network learns to do without.
@@ -87,9 +79,7 @@ class LatencyNetwork(nn.Module):
         )
         self.pool_norm = nn.LayerNorm(width)
         self.pool_score = nn.Linear(width, config.heads)
-        self.leaf_times = (
-            LeafTimes(width, INPUT_WIDTH + absolute) if config.schedule and config.leaf_times else None
-        )
+        self.leaf_times = LeafTimes(width, INPUT_WIDTH + absolute) if config.schedule and config.leaf_times else None
         self.device = nn.Embedding(devices + 1, config.device_width)
         nn.init.normal_(self.device.weight, std=0.1)
         latent = 2 * width + absolute + (2 if self.leaf_times else 0)
@@ -106,9 +96,7 @@ class LatencyNetwork(nn.Module):
             nn.init.zeros_(self.timed.weight)
             nn.init.zeros_(self.timed.bias)
 
-    def encode(
-        self, leaves: Tensor, positions: Tensor, mask: Tensor | None, inputs: Tensor, logs: Tensor
-    ) -> Tensor:
+    def encode(self, leaves: Tensor, positions: Tensor, mask: Tensor | None, inputs: Tensor, logs: Tensor) -> Tensor:
         """Latent of each program on its device.
 
         Parameters
@@ -121,9 +109,7 @@ class LatencyNetwork(nn.Module):
         """
         return self.encode_parts([Part(leaves, positions, mask)], inputs, logs)
 
-    def encode_parts(
-        self, parts: Sequence[Part], inputs: Tensor, logs: Tensor, *, multiple: int = 1
-    ) -> Tensor:
+    def encode_parts(self, parts: Sequence[Part], inputs: Tensor, logs: Tensor, *, multiple: int = 1) -> Tensor:
         """:meth:`encode` of rows with several leaf counts, the parts' rows one below the other.
 
         All leaves go through each matrix product together: one large product is faster than one for every
@@ -168,10 +154,7 @@ class LatencyNetwork(nn.Module):
             # What the tokens were filled up with comes last and belongs to no part.
             own = zip(parts, split_parts(tokens, parts), strict=False)
             each = zip(own, torch.split(inputs, rows), torch.split(logs, rows), strict=True)
-            times = [
-                self._timed(part, token.view(*part.shape, -1), asked, log)
-                for (part, token), asked, log in each
-            ]
+            times = [self._timed(part, token.view(*part.shape, -1), asked, log) for (part, token), asked, log in each]
             latent = torch.cat((latent, torch.cat(times)), dim=-1)
         return latent
 
@@ -222,11 +205,7 @@ class LatencyNetwork(nn.Module):
         """:meth:`decode`, and the last hidden layer, (rows, NetworkConfig.head_width)."""
         leaf_times = None
         if self.leaf_times is not None:
-            latent, leaf_times, timed = (
-                latent[:, :-2],
-                latent[:, -2] - self._log_reference(inputs),
-                latent[:, -1],
-            )
+            latent, leaf_times, timed = (latent[:, :-2], latent[:, -2] - self._log_reference(inputs), latent[:, -1])
             seen = torch.stack((0.2 * leaf_times * timed, timed), dim=1)
             latent = torch.cat((latent, seen), dim=-1)
         x = self.head_in(torch.cat((latent, inputs, self.device(device)), dim=-1))
@@ -265,13 +244,7 @@ class LatencyNetwork(nn.Module):
         return torch.logaddexp(both - reference, floor + raw[:, 3])
 
     def forward(
-        self,
-        leaves: Tensor,
-        positions: Tensor,
-        mask: Tensor | None,
-        inputs: Tensor,
-        logs: Tensor,
-        device: Tensor,
+        self, leaves: Tensor, positions: Tensor, mask: Tensor | None, inputs: Tensor, logs: Tensor, device: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Raw inputs to (point, quantiles); see :meth:`encode` and :meth:`decode`."""
         inputs = self.standardise(inputs)

@@ -42,7 +42,7 @@ def network_graph(config: NetworkConfig, weights: dict[str, Array], view: Array)
     """An ONNX file of a network.
 
     Inputs are ``leaves`` (rows, leaves, config.leaf_width), ``mask`` (rows, leaves) bool, ``inputs``
-    (rows, INPUT_WIDTH) as :func:`cdmpp.nn.inputs.question_inputs` gives them, ``logs`` (rows,
+    (rows, INPUT_WIDTH) as :func:`cdmpp.nn.inputs.query_inputs` gives them, ``logs`` (rows,
     len(DEVICE_LOGS)), ``device`` (rows,) int64, and by ``config.positions`` either ``places`` (rows, leaves,
     config.width), what is added to the leaves' tokens, or ``positions`` (rows, leaves) int64, or neither.
     Outputs are ``point`` (rows,), ``levels`` (rows, len(LEVELS)) and ``view``, (rows, columns).
@@ -180,21 +180,15 @@ class _Writer:
         real = g("And", g("Greater", first, 0.0), self._mask)
         known = g("ReduceMax", g("Cast", real, to=1), np.array([1]), keepdims=0)
         token = g.norm(tokens, "leaf_times.norm")
-        moved = g.linear(
-            g("Add", token, self._silu(g.linear(token, "leaf_times.hidden"))), "leaf_times.costs"
-        )
+        moved = g.linear(g("Add", token, self._silu(g.linear(token, "leaf_times.hidden"))), "leaf_times.costs")
         moved = g("Mul", g("Tanh", g("Div", moved, REACH)), REACH)
-        costs, factor = g.several(
-            "Split", 2, self._split(moved, len(names) + 1), np.array([len(names), 1]), axis=2
-        )
+        costs, factor = g.several("Split", 2, self._split(moved, len(names) + 1), np.array([len(names), 1]), axis=2)
         each = g("Mul", counts, g("Exp", g("Add", costs, base)))
         # Vector arithmetic goes with the device's peak, everything else with the number of its units.
         cycle = g("Sub", math.log(CYCLE_S), g("Mul", g.column(self._logs, UNITS_LOG), _LN2))
         peak = g("Mul", g("Add", g.column(self._logs, PEAK_LOG), PEAK_CENTRE), _LN2)
         ratio = g("Exp", g("Sub", g("Sub", math.log(VECTOR_FLOPS), peak), cycle))
-        vector, others, adding = g.several(
-            "Split", 3, each, np.array([1, len(OVERLAP) - 1, len(ADD)]), axis=2
-        )
+        vector, others, adding = g.several("Split", 3, each, np.array([1, len(OVERLAP) - 1, len(ADD)]), axis=2)
         overlap = g("Concat", g("Mul", vector, g("Unsqueeze", ratio, np.array([1, 2]))), others, axis=2)
         powers = g("Pow", g("Min", overlap, 1e12), POWER)
         last = np.array([2])
@@ -241,7 +235,7 @@ class _Writer:
         return g("Concat", g("Add", below, median), median, g("Add", above, median), axis=1)
 
     def _column(self, inputs: Value, place: int) -> Value:
-        """An input of the question before it was standardised, (rows,)."""
+        """An input of the query before it was standardised, (rows,)."""
         g = self._graph
         scale = g("Max", g("Gather", g.weight("input_scale"), place, axis=0), 1e-6)
         return g("Add", g("Div", g.column(inputs, place), scale), g("Gather", g.weight("input_mean"), place))

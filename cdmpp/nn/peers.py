@@ -2,7 +2,7 @@
 
 The network extrapolates along device ratios from some thirty devices, which is its weakest side: on devices
 left out of training most of its error is one bias per device and operator. A known device that was trained
-on the same kind of question has a second opinion: its own predicted efficiency (log of latency over *its*
+on the same kind of query has a second opinion: its own predicted efficiency (log of latency over *its*
 reference), carried over to the unseen device's reference. The mean opinion of all such peers, mixed with the
 network's own, beats both on devices left out (docs/accuracy.md).
 """
@@ -17,10 +17,10 @@ import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.nn.domain import Context, Domain
-from cdmpp.nn.rows import QuestionRows
+from cdmpp.nn.rows import QueryRows
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Rows = TypeVar("Rows", bound=QuestionRows)
+Rows = TypeVar("Rows", bound=QueryRows)
 
 #: Weight of the peers' mean beside the network's own answer (docs/accuracy.md).
 SHARE = 0.7
@@ -33,24 +33,22 @@ Trained = tuple[int, DeviceSpec]
 
 
 class Peers:
-    """Trained devices that can speak for an unseen one, per kind of question.
+    """Trained devices that can speak for an unseen one, per kind of query.
 
     Parameters
     ----------
     devices : sequence of (index, DeviceSpec)
         Trained devices with their index in the network's embedding.
     domain : Domain
-        Which device was trained on which kind of question.
+        Which device was trained on which kind of query.
     """
 
     def __init__(self, devices: Sequence[Trained], domain: Domain) -> None:
         self._devices, self._domain = list(devices), domain
         self._found: dict[tuple[str, ...], tuple[Trained, ...]] = {}
 
-    def of(
-        self, kind: str, vendor: str, operator: str, dtype: str, protocol: str, backend: str
-    ) -> tuple[Trained, ...]:
-        """Peers of a device of this kind ("gpu", "cpu") and maker for this question.
+    def of(self, kind: str, vendor: str, operator: str, dtype: str, protocol: str, backend: str) -> tuple[Trained, ...]:
+        """Peers of a device of this kind ("gpu", "cpu") and maker for this query.
 
         Where training had none of the maker's, other makers' of the kind; none where it had none at all.
         """
@@ -118,15 +116,15 @@ def as_peers(rows: Rows, peers: Sequence[int]) -> Rows:
 
 
 def ask_peers(
-    rows: QuestionRows,
+    rows: QueryRows,
     point: Array,
     levels: Array,
     peers: Sequence[int],
     weight: Array,
-    efficiency: Callable[[QuestionRows], Array],
+    efficiency: Callable[[QueryRows], Array],
     own: Array,
 ) -> tuple[Array, Array]:
-    """Mix the peers' opinion into predictions of rows that share device kind and kind of question.
+    """Mix the peers' opinion into predictions of rows that share device kind and kind of query.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What some measurements say of all other questions of a device: a Gaussian process on log residuals.
+"""What some measurements say of all other queries of a device: a Gaussian process on log residuals.
 
 The network stays as it is. Its log residuals (log of measured over predicted) on k measured programs are
 taken for samples of a smooth function of program and device: a constant, an offset per operator family, per
@@ -74,7 +74,7 @@ class ResidualSettings:
 
 @dataclass(frozen=True)
 class AdapterFeatures:
-    """What the process knows of questions, arrays of one length n.
+    """What the process knows of queries, arrays of one length n.
 
     Attributes
     ----------
@@ -84,7 +84,7 @@ class AdapterFeatures:
         Codes; equal codes share an offset. -1 equals nothing that was measured.
     peers : (n, peers) float
         log(latency / reference) as the network gives it for each known device; NaN where training had no
-        such question of the device.
+        such query of the device.
     view : (n, v) float
         The network's last hidden layer in few columns.
     """
@@ -114,7 +114,7 @@ def kernel(one: AdapterFeatures, other: AdapterFeatures, settings: ResidualSetti
     """Prior covariance of the residuals, (len(one), len(other)), without noise.
 
     Each element is computed from its own two rows alone, in an order that does not depend on how many
-    there are: the same question gets the same figure in any company.
+    there are: the same query gets the same figure in any company.
     """
     s = settings
     same_family = (one.family[:, None] == other.family[None, :]) & (one.family[:, None] >= 0)
@@ -127,10 +127,7 @@ def kernel(one: AdapterFeatures, other: AdapterFeatures, settings: ResidualSetti
             gap += weight**2 * step * step
     near = s.sizes**2 * np.exp(-np.sqrt(gap) / s.length)
     out: Array = (
-        s.constant**2
-        + same_family * (s.family**2 + near)
-        + s.operator**2 * same_operator
-        + s.setting**2 * same_setting
+        s.constant**2 + same_family * (s.family**2 + near) + s.operator**2 * same_operator + s.setting**2 * same_setting
     )
     if one.peers.shape[1]:
         mine, theirs = centred(one.peers), centred(other.peers)
@@ -142,7 +139,7 @@ def kernel(one: AdapterFeatures, other: AdapterFeatures, settings: ResidualSetti
 
 
 def prior_variance(features: AdapterFeatures, settings: ResidualSettings) -> Array:
-    """Diagonal of :func:`kernel` of questions with themselves, (n,); without noise."""
+    """Diagonal of :func:`kernel` of queries with themselves, (n,); without noise."""
     s = settings
     spread = (centred(features.peers) ** 2).sum(axis=1) if features.peers.shape[1] else 0.0
     return np.asarray(
@@ -163,12 +160,12 @@ def centred(peers: Array) -> Array:
 
 
 class ResidualProcess:
-    """Residuals of a device's questions given some that were measured.
+    """Residuals of a device's queries given some that were measured.
 
     Parameters
     ----------
     features : AdapterFeatures
-        Of the measured questions, k rows.
+        Of the measured queries, k rows.
     residual : (k,) float
         log(measured / predicted).
     settings : ResidualSettings
@@ -177,7 +174,7 @@ class ResidualProcess:
 
     def __init__(self, features: AdapterFeatures, residual: Array, settings: ResidualSettings) -> None:
         if not len(features):
-            raise ValueError("a residual process needs at least one measured question")
+            raise ValueError("a residual process needs at least one measured query")
         self.features, self.residual, self.settings = features, np.asarray(residual, float), settings
         middle = float(np.median(self.residual))
         self._used = np.clip(self.residual, middle - settings.clip, middle + settings.clip)
@@ -206,13 +203,11 @@ class ResidualProcess:
     def __len__(self) -> int:
         return len(self.residual)
 
-    def mean_and_variance(
-        self, features: AdapterFeatures, *, one_by_one: bool = False
-    ) -> tuple[Array, Array]:
-        """Expected residual of questions and its variance, both (n,); the variance is without noise.
+    def mean_and_variance(self, features: AdapterFeatures, *, one_by_one: bool = False) -> tuple[Array, Array]:
+        """Expected residual of queries and its variance, both (n,); the variance is without noise.
 
-        ``one_by_one``: every figure is computed as if its question were asked alone, equal to the last digit
-        whatever else is asked; otherwise matrix products, which are faster for many questions.
+        ``one_by_one``: every figure is computed as if its query were asked alone, equal to the last digit
+        whatever else is asked; otherwise matrix products, which are faster for many queries.
         """
         mean, variance = np.empty(len(features)), np.empty(len(features))
         for start in range(0, len(features), BLOCK_ROWS):
@@ -220,10 +215,7 @@ class ResidualProcess:
             rows = slice(start, start + len(part))
             cross = np.ascontiguousarray(kernel(part, self.features, self.settings))
             mean[rows] = (cross * self._weight).sum(axis=1)
-            if one_by_one:
-                carried = np.stack([self._inverse @ row for row in cross])
-            else:
-                carried = cross @ self._inverse
+            carried = np.stack([self._inverse @ row for row in cross]) if one_by_one else cross @ self._inverse
             known = (carried * cross).sum(axis=1)
             variance[rows] = np.maximum(prior_variance(part, self.settings) - known, 0.0)
         return mean, variance
@@ -234,7 +226,7 @@ class ResidualProcess:
         return self._used - self._weight / own, 1.0 / own
 
     def tensors(self) -> dict[str, Array]:
-        """What to store besides :meth:`manifest`: features and residuals of the measured questions."""
+        """What to store besides :meth:`manifest`: features and residuals of the measured queries."""
         return {
             "residual": self.residual,
             **{name: np.ascontiguousarray(value) for name, value in vars(self.features).items()},

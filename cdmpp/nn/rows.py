@@ -6,13 +6,13 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from cdmpp.nn.inputs import question_inputs
+from cdmpp.nn.inputs import query_inputs
 from cdmpp.nn.store import ProgramStore
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class QuestionRows(Protocol):
+class QueryRows(Protocol):
     """Rows as numbers, arrays of one length: keys into a store, indices of devices, codes."""
 
     @property
@@ -47,17 +47,17 @@ class RowInputs:
     def __init__(self, store: ProgramStore, device_matrix: Array) -> None:
         self.store, self.device_matrix = store, device_matrix
 
-    def reference(self, rows: QuestionRows) -> Array:
+    def reference(self, rows: QueryRows) -> Array:
         """log(reference seconds) of rows."""
         out = np.empty(len(rows))
         for start in range(0, len(rows), 65536):
             part = rows.take(np.arange(start, min(start + 65536, len(rows))))
-            out[start : start + len(part)] = self.questions(part)[2]
+            out[start : start + len(part)] = self.queries(part)[2]
         return out
 
-    def questions(self, rows: QuestionRows, device: Array | None = None) -> tuple[Array, Array, Array]:
-        """:func:`question_inputs` of rows; ``device``, (rows, .), in place of their devices' figures."""
-        return question_inputs(
+    def queries(self, rows: QueryRows, device: Array | None = None) -> tuple[Array, Array, Array]:
+        """:func:`query_inputs` of rows; ``device``, (rows, .), in place of their devices' figures."""
+        return query_inputs(
             self.store.summary[rows.program],
             self.device_matrix[rows.device] if device is None else device,
             rows.backend,

@@ -98,7 +98,5 @@ class ProgramStore:
             self.buckets[size] = (
                 parts[0]
                 if len(parts) == 1
-                else Bucket(
-                    *(np.concatenate([getattr(p, f) for p in parts]) for f in ("leaves", "positions", "mask"))
-                )
+                else Bucket(*(np.concatenate([getattr(p, f) for p in parts]) for f in ("leaves", "positions", "mask")))
             )

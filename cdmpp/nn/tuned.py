@@ -20,7 +20,4 @@ def tunable(network: LatencyNetwork) -> dict[str, torch.Tensor]:
 
 def read_tuned(network: LatencyNetwork) -> Tuned:
     """What :meth:`Weights.tuned` takes, of a network that was tuned."""
-    return {
-        name: (p[0] if name == "device" else p).detach().numpy().copy()
-        for name, p in tunable(network).items()
-    }
+    return {name: (p[0] if name == "device" else p).detach().numpy().copy() for name, p in tunable(network).items()}

@@ -103,7 +103,7 @@ class Weights:
             return self._network
 
     def standardise(self, inputs: Array) -> Array:
-        """Inputs of questions as the network sees them: in units of the training set's spread, clipped."""
+        """Inputs of queries as the network sees them: in units of the training set's spread, clipped."""
         mean, scale = self.arrays["input_mean"], self.arrays["input_scale"]
         return np.asarray(((inputs - mean) * scale).clip(-6.0, 6.0))
 

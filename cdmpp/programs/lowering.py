@@ -56,9 +56,7 @@ def _linear(s: Sizes, dtype: str, flags: Sizes) -> list[Any]:
     w = te.placeholder((s["n"], s["k"]), name="w", dtype=dtype)
     r = te.reduce_axis((0, s["k"]), name="r")
     y = te.compute(
-        (s["m"], s["n"]),
-        lambda i, j: te.sum(_wide(x[i, r], dtype) * _wide(w[j, r], dtype), axis=r),
-        name="dot",
+        (s["m"], s["n"]), lambda i, j: te.sum(_wide(x[i, r], dtype) * _wide(w[j, r], dtype), axis=r), name="dot"
     )
     inputs = [x, w]
     if flags["bias"]:
@@ -116,12 +114,7 @@ def _conv2d(s: Sizes, dtype: str, flags: Sizes) -> list[Any]:
             y_shape,
             lambda b, o, i, j: te.sum(
                 _wide(
-                    padded[
-                        b,
-                        (te.floordiv(o, co) * ci + rc) if grouped else rc,
-                        i * sh + ry * dh,
-                        j * sw + rx * dw,
-                    ],
+                    padded[b, (te.floordiv(o, co) * ci + rc) if grouped else rc, i * sh + ry * dh, j * sw + rx * dw],
                     dtype,
                 )
                 * _wide(f[o, rc, ry, rx], dtype),
@@ -134,9 +127,7 @@ def _conv2d(s: Sizes, dtype: str, flags: Sizes) -> list[Any]:
             bias = te.placeholder((c_out,), name="bias", dtype=dtype)
             inputs.append(bias)
             conv = y
-            y = te.compute(
-                y_shape, lambda b, o, i, j: conv[b, o, i, j] + _wide(bias[o], dtype), name="add_bias"
-            )
+            y = te.compute(y_shape, lambda b, o, i, j: conv[b, o, i, j] + _wide(bias[o], dtype), name="add_bias")
         return [*inputs, _narrow(y, dtype)]
 
     dy = te.placeholder(y_shape, name="dy", dtype=dtype)
@@ -176,9 +167,7 @@ def _conv2d(s: Sizes, dtype: str, flags: Sizes) -> list[Any]:
 
 _UNARY: dict[str, Callable[[Any], Any]] = {
     "relu": lambda v: te.max(v, te.const(0, _dtype(v))),
-    "gelu": lambda v: (
-        v * (te.erf(v * _const(_SLOPE, "float32")) * _const(0.5, "float32") + _const(0.5, "float32"))
-    ),
+    "gelu": lambda v: v * (te.erf(v * _const(_SLOPE, "float32")) * _const(0.5, "float32") + _const(0.5, "float32")),
     "tanh": te.tanh,
     "sigmoid": te.sigmoid,
     "silu": lambda v: v * te.sigmoid(v),
@@ -348,9 +337,7 @@ def _attention(s: Sizes, dtype: str, flags: Sizes) -> list[Any]:
     rd, rk = te.reduce_axis((0, d), name="rd"), te.reduce_axis((0, keys), name="rk")
     scores = te.compute(
         (b, heads, sq, keys),
-        lambda z, h, i, j: te.sum(
-            _wide(q[z, i, h, rd], dtype) * _wide(k[z, j, shared(h), rd], dtype), axis=rd
-        ),
+        lambda z, h, i, j: te.sum(_wide(q[z, i, h, rd], dtype) * _wide(k[z, j, shared(h), rd], dtype), axis=rd),
         name="scores",
     )
     factor = _const(_FACTOR, dtype)

@@ -14,14 +14,8 @@ from cdmpp.programs.lowering import lower_class, to_json
 from cdmpp.programs.templates import FILE_NAME, all_classes, class_name, size_names
 
 #: Node fields that no feature reads; dropping them (and what only they refer to) halves the file.
-_UNREAD = frozenset(
-    {"span", "reads", "writes", "source_map", "global_infos", "ret_type", "layout", "elem_offset"}
-)
-_UNREAD_OF = {
-    "tirx.PrimFunc": {"ty", "attrs"},
-    "ir.GlobalVar": {"ty"},
-    "ir.IRModule": {"attrs", "global_var_map_"},
-}
+_UNREAD = frozenset({"span", "reads", "writes", "source_map", "global_infos", "ret_type", "layout", "elem_offset"})
+_UNREAD_OF = {"tirx.PrimFunc": {"ty", "attrs"}, "ir.GlobalVar": {"ty"}, "ir.IRModule": {"attrs", "global_var_map_"}}
 #: Integer fields that are values and not references.
 _VALUES = frozenset({"iter_type", "kind", "data_alignment", "offset_factor", "ndim"})
 

@@ -159,8 +159,7 @@ class Conv2d(OperatorSpec):
     def check(self) -> None:
         if self.c_in % self.groups or self.c_out % self.groups:
             raise InvalidProgramError(
-                f"conv2d: groups={self.groups} divides neither or only one of "
-                f"c_in={self.c_in} and c_out={self.c_out}",
+                f"conv2d: groups={self.groups} divides neither or only one of c_in={self.c_in} and c_out={self.c_out}",
                 hint="groups must divide both channel counts",
             )
         if min(self.output_hw()) < 1:
@@ -383,9 +382,7 @@ def make_operator(fields: Mapping[str, Any]) -> OperatorSpec:
     try:
         spec = kind.model_validate(dict(fields))
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, e['loc'])) or name}: {e['msg']}" for e in error.errors()[:4]
-        )
+        problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or name}: {e['msg']}" for e in error.errors()[:4])
         wanted = ", ".join(
             f"{field}{'' if info.is_required() else f'={info.default}'}"
             for field, info in kind.model_fields.items()

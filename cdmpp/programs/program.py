@@ -9,7 +9,7 @@ from typing import Any
 
 from cdmpp.errors import InvalidProgramError
 from cdmpp.programs.operators import OperatorSpec, make_operator, parse_operator
-from cdmpp.programs.question import BACKENDS, Backend
+from cdmpp.programs.query_options import BACKENDS, Backend
 from cdmpp.programs.tvm_json import find_prim_func, load, structural_hash
 
 PROGRAM_FORMS = "an operator object, {'tvm_json': text} or {'tvmscript': text}"
@@ -42,13 +42,9 @@ class TensorProgram:
 
     def __post_init__(self) -> None:
         if (self.operator is None) == (self.tvm_json is None):
-            raise InvalidProgramError(
-                "a program is either an operator or TVM JSON", hint=f"pass {PROGRAM_FORMS}"
-            )
+            raise InvalidProgramError("a program is either an operator or TVM JSON", hint=f"pass {PROGRAM_FORMS}")
         if self.backend not in BACKENDS:
-            raise InvalidProgramError(
-                f"backend {self.backend!r} is unknown", hint="one of: " + ", ".join(BACKENDS)
-            )
+            raise InvalidProgramError(f"backend {self.backend!r} is unknown", hint="one of: " + ", ".join(BACKENDS))
 
     @classmethod
     def from_operator(

@@ -1,6 +1,6 @@
 """Replay of whole models over their programs (dPRO): what runs when, and what the whole waits for.
 
-:class:`Graph` and :func:`replay` are the engine; :mod:`cdmpp.replay.wire` is the request around it, with
+:class:`Graph` and :func:`replay` are the engine; :mod:`cdmpp.replay.schema` is the request around it, with
 programs to predict, links, collectives, what-ifs and intervals (docs/replay.md).
 """
 
@@ -9,14 +9,4 @@ from cdmpp.replay.graph import Graph, Node
 from cdmpp.replay.links import COLLECTIVES, Link, collective_s
 from cdmpp.replay.timeline import StreamUse, Timeline
 
-__all__ = [
-    "COLLECTIVES",
-    "Graph",
-    "Link",
-    "Node",
-    "Replayer",
-    "StreamUse",
-    "Timeline",
-    "collective_s",
-    "replay",
-]
+__all__ = ["COLLECTIVES", "Graph", "Link", "Node", "Replayer", "StreamUse", "Timeline", "collective_s", "replay"]

@@ -6,20 +6,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from cdmpp.compose import Explained
-from cdmpp.compose.request import Closed
+from cdmpp.compose.request import Closed, Explained
 from cdmpp.replay.forms import MissingForm, OverrideForm
 
 
 class IntervalAnswer(Closed):
     """Where the makespan lies if the predictions are off as their own intervals say."""
 
-    lower_s: Annotated[
-        float, Field(description="The lowest of the quantiles, or the makespan where that is lower.")
-    ]
-    upper_s: Annotated[
-        float, Field(description="The highest of the quantiles, or the makespan where that is higher.")
-    ]
+    lower_s: Annotated[float, Field(description="The lowest of the quantiles, or the makespan where that is lower.")]
+    upper_s: Annotated[float, Field(description="The highest of the quantiles, or the makespan where that is higher.")]
     quantiles: Annotated[dict[str, float], Field(description="Level to seconds, of the sampled makespans.")]
     mean_s: float
     samples: Annotated[int, Field(description="0: nothing was to be predicted, the makespan is certain.")]
@@ -35,9 +30,7 @@ class PathAnswer(Closed):
     start_s: float
     end_s: float
     share: Annotated[float, Field(description="Of the makespan.")]
-    program: Annotated[
-        str | None, Field(description="What it runs; of several programs the one that takes longest.")
-    ]
+    program: Annotated[str | None, Field(description="What it runs; of several programs the one that takes longest.")]
 
 
 class ShareAnswer(Closed):
@@ -66,9 +59,7 @@ class DeviceAnswer(Closed):
     """A device of the graph."""
 
     device: str
-    exposed_comm_s: Annotated[
-        float, Field(description="Seconds in which it transfers and does not compute itself.")
-    ]
+    exposed_comm_s: Annotated[float, Field(description="Seconds in which it transfers and does not compute itself.")]
 
 
 class NodeAnswer(Closed):
@@ -101,9 +92,7 @@ class ReplayAnswer(Explained):
     """When everything ran, what the whole waited for, and how sure that is."""
 
     makespan_s: float
-    lower_bound_s: Annotated[
-        float, Field(description="The longer of the longest path and the busiest stream's time.")
-    ]
+    lower_bound_s: Annotated[float, Field(description="The longer of the longest path and the busiest stream's time.")]
     interval: Annotated[
         IntervalAnswer | None, Field(description="null: samples is 0, and programs were to be predicted.")
     ]

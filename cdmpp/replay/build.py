@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.compose.request import Asked, Work
+from cdmpp.compose.request import PriceRequest, Work
 from cdmpp.errors import FieldError
 from cdmpp.prediction import Prediction
-from cdmpp.programs.question import Backend, Framework, Protocol
+from cdmpp.programs.query_options import Backend, Framework, Protocol
 from cdmpp.replay.forms import DeviceEntry, LinkForm, NodeForm
 from cdmpp.replay.graph import Floats, Graph, Ints, Node, NodeKind, Order
 from cdmpp.replay.links import Link, collective_steps
@@ -38,7 +38,7 @@ class Plan:
     seconds : list of float, length nodes
         Known durations; 0 where it is to be predicted.
     classes, kinds : list, length nodes
-    asked : list of Asked
+    asked : list of PriceRequest
         Distinct programs on distinct devices.
     parts : list of (node, asked, count)
         What the predicted nodes are made of.
@@ -53,7 +53,7 @@ class Plan:
     classes: list[str] = field(default_factory=list)
     kinds: list[NodeKind] = field(default_factory=list)
     held: list[list[tuple[str, str]]] = field(default_factory=list)
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[PriceRequest] = field(default_factory=list)
     parts: list[tuple[int, int, int]] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
@@ -67,20 +67,13 @@ class Plan:
             else:
                 entry = self.devices.get(device) if form.collective is None else None
                 gap_s = entry.gap_s if entry is not None else 0.0
-            made.append(
-                Node(
-                    form.id, device, self.seconds[i], self.deps[i], stream, self.kinds[i], gap_s, tuple(also)
-                )
-            )
+            made.append(Node(form.id, device, self.seconds[i], self.deps[i], stream, self.kinds[i], gap_s, tuple(also)))
         parallel = frozenset(name for name, entry in self.devices.items() if entry.parallel)
         return Graph(made, parallel, order)
 
 
 def plan_nodes(
-    nodes: Sequence[NodeForm],
-    devices: Mapping[str, DeviceEntry],
-    links: Mapping[str, LinkForm],
-    settings: Settings,
+    nodes: Sequence[NodeForm], devices: Mapping[str, DeviceEntry], links: Mapping[str, LinkForm], settings: Settings
 ) -> Plan:
     """Check the nodes of a request and gather what they cost.
 
@@ -185,9 +178,7 @@ def read_link(form: LinkForm, path: str) -> Link:
         It has a table and figures, or two rates, or a table whose bytes do not rise.
     """
     figures = [
-        name
-        for name in ("alpha_s", "beta_s_per_byte", "bandwidth_bytes_per_s")
-        if getattr(form, name) is not None
+        name for name in ("alpha_s", "beta_s_per_byte", "bandwidth_bytes_per_s") if getattr(form, name) is not None
     ]
     rates = [name for name in figures if name != "alpha_s"]
     if form.table is not None and figures:
@@ -196,9 +187,7 @@ def read_link(form: LinkForm, path: str) -> Link:
         raise FieldError(f"{path} has {rates[0]} and {rates[1]}", path=f"{path}.{rates[1]}", hint="give one")
     if form.table is None and not figures:
         raise FieldError(
-            f"{path} has no figures",
-            path=path,
-            hint='{"alpha_s": 1e-5, "bandwidth_bytes_per_s": 1e10}, or a table',
+            f"{path} has no figures", path=path, hint='{"alpha_s": 1e-5, "bandwidth_bytes_per_s": 1e10}, or a table'
         )
     beta = form.beta_s_per_byte or 0.0
     if form.bandwidth_bytes_per_s is not None:
@@ -225,9 +214,7 @@ def _transfer(node: NodeForm, links: Mapping[str, Link], path: str) -> tuple[flo
         if collective is None:
             steps, each = 1, float(node.bytes or 0.0)
         else:
-            steps, each = collective_steps(
-                collective.op, len(collective.ranks), collective.bytes, collective.algorithm
-            )
+            steps, each = collective_steps(collective.op, len(collective.ranks), collective.bytes, collective.algorithm)
         seconds = steps * link.seconds(each) if steps else 0.0
     except FieldError as error:
         raise FieldError(f"node {node.id!r}: {error.message}", path=where, hint=error.hint) from None
@@ -246,7 +233,7 @@ def _ask(plan: Plan, i: int, node: NodeForm, settings: Settings, numbers: dict[t
             numbers[key] = len(plan.asked)
             path = f"nodes.{i}.program" if node.programs is None else f"nodes.{i}.programs.{k}.program"
             plan.asked.append(
-                Asked(path, work.program, device, settings.backend, settings.protocol, settings.framework)
+                PriceRequest(path, work.program, device, settings.backend, settings.protocol, settings.framework)
             )
         plan.parts.append((i, numbers[key], work.count))
 

@@ -121,9 +121,7 @@ class Iteration:
         return math.fsum(seconds for node, seconds in found if node.kind == "comm")
 
 
-def fill_buckets(
-    layers: Sequence[Layer], bucket_bytes: float, first_bytes: float | None = None
-) -> tuple[Bucket, ...]:
+def fill_buckets(layers: Sequence[Layer], bucket_bytes: float, first_bytes: float | None = None) -> tuple[Bucket, ...]:
     """Divide the gradients into buckets, as ``torch.distributed._compute_bucket_assignment_by_size`` does.
 
     Parameters

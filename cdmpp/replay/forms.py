@@ -37,8 +37,7 @@ class CollectiveForm(Closed):
     bytes: Annotated[Bytes, Field(description="Of the whole buffer.")]
     link: Annotated[Name, Field(description="A name of links: between neighbours.")]
     algorithm: Annotated[
-        Algorithm,
-        Field(description='"measured": the link\'s figures are of the whole operation, not of a message.'),
+        Algorithm, Field(description='"measured": the link\'s figures are of the whole operation, not of a message.')
     ] = "ring"
 
 
@@ -47,9 +46,9 @@ class NodeForm(Closed):
 
     id: Name
     device: Annotated[Name | None, Field(description="Where it runs; a collective has ranks instead.")] = None
-    stream: Annotated[
-        StreamName | None, Field(description='Default: "0"; of a collective "comm", on each rank.')
-    ] = None
+    stream: Annotated[StreamName | None, Field(description='Default: "0"; of a collective "comm", on each rank.')] = (
+        None
+    )
     duration_s: Seconds | None = None
     program: ProgramForm | None = None
     count: Annotated[
@@ -57,29 +56,23 @@ class NodeForm(Closed):
         Field(description="How often program runs; default: once."),
     ] = None
     programs: Annotated[
-        list[Work] | None,
-        Field(min_length=1, max_length=MAX_PARTS, description="Several, one after the other."),
+        list[Work] | None, Field(min_length=1, max_length=MAX_PARTS, description="Several, one after the other.")
     ] = None
     bytes: Bytes | None = None
     link: Annotated[Name | None, Field(description="A name of links; comes with bytes.")] = None
     collective: CollectiveForm | None = None
     deps: Annotated[
-        list[Name],
-        Field(max_length=MAX_DEPS, description="Ids of nodes that must have ended.", default_factory=list),
+        list[Name], Field(max_length=MAX_DEPS, description="Ids of nodes that must have ended.", default_factory=list)
     ]
     records: Annotated[
-        list[Name],
-        Field(max_length=MAX_EVENTS, description="Events that its end records.", default_factory=list),
+        list[Name], Field(max_length=MAX_EVENTS, description="Events that its end records.", default_factory=list)
     ]
     waits: Annotated[
-        list[Name],
-        Field(max_length=MAX_EVENTS, description="Events that it waits for.", default_factory=list),
+        list[Name], Field(max_length=MAX_EVENTS, description="Events that it waits for.", default_factory=list)
     ]
     gap_s: Annotated[
         Seconds | None,
-        Field(
-            description="Idle time after it, for its stream and what depends on it; default: its device's."
-        ),
+        Field(description="Idle time after it, for its stream and what depends on it; default: its device's."),
     ] = None
     class_: Annotated[
         Name | None,
@@ -102,17 +95,14 @@ class DeviceEntry(Closed):
 
 
 Row = Annotated[
-    list[Annotated[float, Field(gt=0, le=MAX_BYTES)]],
-    Field(min_length=2, max_length=2, description="[bytes, seconds]"),
+    list[Annotated[float, Field(gt=0, le=MAX_BYTES)]], Field(min_length=2, max_length=2, description="[bytes, seconds]")
 ]
 
 
 class LinkForm(Closed):
     """Either a table, or alpha_s with at most one of beta_s_per_byte and bandwidth_bytes_per_s."""
 
-    alpha_s: Annotated[
-        Seconds | None, Field(description="Seconds of a message without bytes; default 0.")
-    ] = None
+    alpha_s: Annotated[Seconds | None, Field(description="Seconds of a message without bytes; default 0.")] = None
     beta_s_per_byte: Annotated[float, Field(ge=0, le=MAX_SECONDS)] | None = None
     bandwidth_bytes_per_s: Annotated[float, Field(ge=1, le=MAX_BYTES)] | None = None
     table: Annotated[

@@ -8,7 +8,7 @@ from cdmpp.compose.request import MAX_NAME, MAX_TEXT
 from cdmpp.errors import FieldError, UnsupportedOperatorError
 from cdmpp.frontends.graph import ProgramGraph
 from cdmpp.programs.program import TensorProgram
-from cdmpp.programs.question import DEFAULT_PROTOCOL, Framework, Protocol
+from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Framework, Protocol
 from cdmpp.replay.forms import MAX_NODES
 
 

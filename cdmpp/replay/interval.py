@@ -9,7 +9,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from cdmpp.compose.request import Asked
+from cdmpp.compose.request import PriceRequest
 from cdmpp.prediction import Prediction
 from cdmpp.replay.build import Priced
 from cdmpp.replay.engine import Replayer
@@ -54,7 +54,7 @@ class Spread:
         return factors[:, self.draw]
 
 
-def spread_of(asked: Sequence[Asked], prices: Sequence[Prediction]) -> Spread:
+def spread_of(asked: Sequence[PriceRequest], prices: Sequence[Prediction]) -> Spread:
     """How far the predictions may be off, from their intervals."""
     keys = [
         (json.dumps(one.device, sort_keys=True), price.name, str(price.program_hash), price.backend)

@@ -47,8 +47,7 @@ class Link:
         logs = [math.log(size) for size in sizes if size > 0]
         if len(sizes) < 2 or len(logs) < len(sizes) or any(a >= b for a, b in pairwise(logs)):
             raise FieldError(
-                "a table needs two rows at least, with rising bytes above 0",
-                hint="[[1024, 2e-5], [1048576, 3e-4]]",
+                "a table needs two rows at least, with rising bytes above 0", hint="[[1024, 2e-5], [1048576, 3e-4]]"
             )
         if any(seconds <= 0 for _, seconds in self.table):
             raise FieldError("a table's seconds are above 0", hint="[[1024, 2e-5], [1048576, 3e-4]]")
@@ -82,9 +81,7 @@ class Link:
 
 def _from_log(log_s: float) -> float:
     if log_s > _MOST_LOG_S:
-        raise FieldError(
-            "a transfer beyond the table would take more than 1e9 s", hint="measure a row of such a size"
-        )
+        raise FieldError("a transfer beyond the table would take more than 1e9 s", hint="measure a row of such a size")
     return math.exp(log_s)
 
 

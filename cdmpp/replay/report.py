@@ -57,18 +57,11 @@ def describe(
         ],
         "by_program": shares,
         "streams": [
-            {
-                "device": use.device,
-                "stream": use.stream,
-                "busy_s": use.busy_s,
-                "idle_s": use.idle_s,
-                "nodes": use.nodes,
-            }
+            {"device": use.device, "stream": use.stream, "busy_s": use.busy_s, "idle_s": use.idle_s, "nodes": use.nodes}
             for use in found.streams
         ],
         "devices": [
-            {"device": device, "exposed_comm_s": seconds}
-            for device, seconds in found.exposed_comm_by_device_s.items()
+            {"device": device, "exposed_comm_s": seconds} for device, seconds in found.exposed_comm_by_device_s.items()
         ],
         "exposed_comm_s": found.exposed_comm_s,
         "explanation": explain(shares, found),
@@ -82,9 +75,7 @@ def serial_s(found: Timeline) -> float:
     return float(found.duration_s.sum()) + sum(gaps) - max(gaps, default=0.0)
 
 
-def by_program(
-    plan: Plan, priced: Priced, prices: Sequence[Prediction], found: Timeline
-) -> list[dict[str, Any]]:
+def by_program(plan: Plan, priced: Priced, prices: Sequence[Prediction], found: Timeline) -> list[dict[str, Any]]:
     """The critical path by program and device; the rest of it by class. Shares of the makespan, sum 1."""
     path = found.critical_path
     there = set(path)
@@ -122,9 +113,7 @@ def by_program(
         }
         for (program, device, class_), (nodes, runs, seconds) in totals.items()
     ]
-    return sorted(
-        made, key=lambda one: (-one["seconds"], one["program"] or "", one["device"] or "", one["class"])
-    )
+    return sorted(made, key=lambda one: (-one["seconds"], one["program"] or "", one["device"] or "", one["class"]))
 
 
 def timeline(plan: Plan, found: Timeline) -> list[dict[str, Any]]:
@@ -158,7 +147,5 @@ def explain(shares: Sequence[dict[str, Any]], found: Timeline) -> list[str]:
             )
     if any(node.kind == "comm" for node in nodes):
         share = 100 * found.exposed_comm_s / found.makespan_s if found.makespan_s else 0.0
-        said.append(
-            f"communication that nothing hides: {format_latency(found.exposed_comm_s)} ({share:.0f} %)"
-        )
+        said.append(f"communication that nothing hides: {format_latency(found.exposed_comm_s)} ({share:.0f} %)")
     return said

@@ -107,9 +107,7 @@ class Timeline:
         found = {}
         for device, nodes in sorted(there.items()):
             kinds = np.array([self.graph.nodes[i].kind for i in nodes])
-            found[device] = exposed_s(
-                self.start_s[nodes], self.end_s[nodes], kinds == "comm", kinds == "compute"
-            )
+            found[device] = exposed_s(self.start_s[nodes], self.end_s[nodes], kinds == "comm", kinds == "compute")
         return found
 
 
@@ -123,9 +121,7 @@ def covered_s(start_s: Floats, end_s: Floats) -> float:
     return float(np.maximum(end - np.maximum(start, reached), 0.0).sum())
 
 
-def exposed_s(
-    start_s: Floats, end_s: Floats, ours: npt.NDArray[np.bool_], theirs: npt.NDArray[np.bool_]
-) -> float:
+def exposed_s(start_s: Floats, end_s: Floats, ours: npt.NDArray[np.bool_], theirs: npt.NDArray[np.bool_]) -> float:
     """Length of what the first intervals cover and the second do not."""
     either = ours | theirs
     both = covered_s(start_s[either], end_s[either])

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from cdmpp.errors import InvalidProgramError
 from cdmpp.frontends.torch_eager import EagerTrace, eager_trace
 from cdmpp.programs.operators import OperatorSpec
-from cdmpp.programs.question import Protocol
+from cdmpp.programs.query_options import Protocol
 from cdmpp.replay.data_parallel import Layer
 
 
@@ -231,9 +231,7 @@ def measure_layers(
             done = time.perf_counter()
             if index >= warm:
                 found.append(
-                    replace(
-                        stamps, forward=dict(stamps.forward), gradients=dict(stamps.gradients), updated=done
-                    )
+                    replace(stamps, forward=dict(stamps.forward), gradients=dict(stamps.gradients), updated=done)
                 )
     found.sort(key=lambda one: one.updated - one.start)
     return _summary(module, names, found[: max(round(fastest * repeats), 1)])
@@ -278,9 +276,7 @@ def _watching(module: nn.Module) -> Iterator[tuple[_Stamps, dict[str, list[str]]
 def _summary(module: nn.Module, names: Mapping[str, list[str]], found: Sequence[_Stamps]) -> Measured:
     sizes = {n: float(p.numel() * p.element_size()) for n, p in module.named_parameters()}
     # What did not run has no gradient and is no layer.
-    names = {
-        name: own for name, own in names.items() if all(n in one.gradients for one in found for n in own)
-    }
+    names = {name: own for name, own in names.items() if all(n in one.gradients for one in found for n in own)}
     if not names:
         raise InvalidProgramError("no layer had gradients", hint="the loss depends on no trained parameter")
 
@@ -307,10 +303,7 @@ def _summary(module: nn.Module, names: Mapping[str, list[str]], found: Sequence[
     forward[-2:] = [sum(forward[-2:])]
     backward = spans(lambda one: [one.gradients[last[n]] for n in finished], lambda one: one.turned)
     backward[-1] += mean(one.end - one.gradients[last[finished[-1]]] for one in found)
-    forward_s, backward_s = (
-        dict(zip(called, forward, strict=True)),
-        dict(zip(finished, backward, strict=True)),
-    )
+    forward_s, backward_s = (dict(zip(called, forward, strict=True)), dict(zip(finished, backward, strict=True)))
     layers = [
         Layer(
             name,
@@ -320,6 +313,4 @@ def _summary(module: nn.Module, names: Mapping[str, list[str]], found: Sequence[
         )
         for name in reversed(finished)
     ]
-    return Measured(
-        layers, mean(one.end - one.start for one in found), mean(one.updated - one.end for one in found)
-    )
+    return Measured(layers, mean(one.end - one.start for one in found), mean(one.updated - one.end for one in found))

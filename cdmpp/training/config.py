@@ -23,9 +23,7 @@ class DataConfig(BaseModel):
     public: bool = Field(True, description="all ops_* tables of the public data folder")
     records: tuple[str, ...] = Field((), description="further records or raw tables, paths")
     holdout_devices: tuple[str, ...] = Field((), description="devices whose rows are not trained on")
-    max_rows_per_source: int | None = Field(
-        None, ge=1, description="seeded subsample of each source's train rows"
-    )
+    max_rows_per_source: int | None = Field(None, ge=1, description="seeded subsample of each source's train rows")
     weights: dict[str, float] = Field(
         default_factory=dict, description="how often a source's rows are drawn, relative to 1"
     )
@@ -34,9 +32,7 @@ class DataConfig(BaseModel):
     )
     test_share: float = Field(TEST_SHARE, gt=0, lt=0.5, description="of shapes and tasks, split = shape")
     validation_share: float = Field(VALIDATION_SHARE, gt=0, lt=0.5)
-    test_networks: tuple[str, ...] = Field(
-        (), description="split = network: networks whose tasks are the test part"
-    )
+    test_networks: tuple[str, ...] = Field((), description="split = network: networks whose tasks are the test part")
 
     @model_validator(mode="after")
     def _networks_fit_the_split(self) -> Self:
@@ -127,9 +123,7 @@ class FinishConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    near_factor: float = Field(
-        2.0, ge=1, description="width of an interval outside the domain, relative to inside"
-    )
+    near_factor: float = Field(2.0, ge=1, description="width of an interval outside the domain, relative to inside")
     out_factor: float = Field(3.0, ge=1)
     xgboost_rows: int = Field(300_000, ge=100, description="seeded subsample that the baseline is fitted on")
     xgboost_trees: int = Field(400, ge=1)
@@ -163,9 +157,7 @@ class TrainConfig(BaseModel):
     def _parts_fit_together(self) -> Self:
         seen = set(self.domain.target_devices) - set(self.data.holdout_devices)
         if seen:
-            raise ValueError(
-                f"domain.target_devices has {', '.join(sorted(seen))}, which data.holdout_devices lacks"
-            )
+            raise ValueError(f"domain.target_devices has {', '.join(sorted(seen))}, which data.holdout_devices lacks")
         if self.label != "ratio" and (self.network.head != "ratio" or self.optimiser.ranking_weight):
             raise ValueError(f"label {self.label!r} goes with network.head = 'ratio' and no ranking_weight")
         return self

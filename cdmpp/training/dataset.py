@@ -21,7 +21,7 @@ from cdmpp.features.schedule import SCHEDULE_WIDTH
 from cdmpp.features.schema import WIDTH
 from cdmpp.nn.inputs import stack_devices
 from cdmpp.nn.store import ProgramStore
-from cdmpp.programs.question import BACKENDS, FRAMEWORKS, PROTOCOLS
+from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
 from cdmpp.training.config import DataConfig
 from cdmpp.training.parts import choose_parts
 
@@ -122,9 +122,7 @@ def code(names: Sequence[str], known: Sequence[str]) -> Array:
     return np.array([index.get(name, -1) for name in names], dtype=np.int16)
 
 
-def make_dataset(
-    table: MeasurementTable, data: DataConfig | None = None, *, schedule: bool = False
-) -> Dataset:
+def make_dataset(table: MeasurementTable, data: DataConfig | None = None, *, schedule: bool = False) -> Dataset:
     """Encode a table's programs and turn its trainable rows into numbers.
 
     Parameters

@@ -27,9 +27,7 @@ def training_rows(dataset: Dataset, config: TrainConfig) -> tuple[Array, Array]:
     names = {d.name for d in dataset.devices}
     unknown = set(config.data.holdout_devices) - names
     if unknown:
-        raise DataError(
-            f"holdout_devices not in the data: {', '.join(sorted(unknown))}", hint=", ".join(sorted(names))
-        )
+        raise DataError(f"holdout_devices not in the data: {', '.join(sorted(unknown))}", hint=", ".join(sorted(names)))
     held = [i for i, d in enumerate(dataset.devices) if d.name in config.data.holdout_devices]
     keep = (rows.part == 0) & ~np.isin(rows.device, held) & ~_of_networks(dataset, config)
     weight = np.array([config.data.weights.get(name, 1.0) for name in dataset.sources])[rows.source]

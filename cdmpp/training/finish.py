@@ -13,8 +13,8 @@ from cdmpp.nn.calibration import fit_factor, read_quantiles
 from cdmpp.nn.domain import Context, Domain
 from cdmpp.nn.network import LatencyNetwork
 from cdmpp.nn.peers import Peers, ask_peers, weights
-from cdmpp.nn.rows import QuestionRows
-from cdmpp.programs.question import BACKENDS, FRAMEWORKS, PROTOCOLS
+from cdmpp.nn.rows import QueryRows
+from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
 from cdmpp.training.baselines import Baseline
 from cdmpp.training.config import TrainConfig
 from cdmpp.training.dataset import Dataset, Rows
@@ -30,9 +30,7 @@ def fit_domain(dataset: Dataset, index: Array, seed: int) -> Domain:
     """Centres of the training programs, and every context that the training rows had."""
     rows = dataset.rows.take(index)
     contexts: set[str] = set()
-    codes = np.stack(
-        [rows.device, dataset.kind[rows.program], rows.protocol, rows.backend, rows.framework], axis=1
-    )
+    codes = np.stack([rows.device, dataset.kind[rows.program], rows.protocol, rows.backend, rows.framework], axis=1)
     for device, kind, protocol, backend, framework in np.unique(codes, axis=0):
         name = dataset.devices[device].name
         launcher = FRAMEWORKS[framework] if framework >= 0 else ""
@@ -43,9 +41,7 @@ def fit_domain(dataset: Dataset, index: Array, seed: int) -> Domain:
     return Domain.fit(dataset.store.summary[np.unique(rows.program)], frozenset(contexts), seed)
 
 
-def calibrate(
-    network: LatencyNetwork, inputs: Inputs, dataset: Dataset, config: TrainConfig
-) -> dict[str, float]:
+def calibrate(network: LatencyNetwork, inputs: Inputs, dataset: Dataset, config: TrainConfig) -> dict[str, float]:
     """Width factors per domain label: conformal on validation rows inside, stated multiples outside."""
     held = [i for i, d in enumerate(dataset.devices) if d.name in config.data.holdout_devices]
     index = np.flatnonzero((dataset.rows.part == 1) & ~np.isin(dataset.rows.device, held))
@@ -142,11 +138,7 @@ def tabulate(
     codes = np.stack([rows.source, rows.device, rows.op], axis=1)
     distinct, inverse = np.unique(codes, axis=0, return_inverse=True)
     for i, (source, device, op) in enumerate(distinct):
-        labels = {
-            "source": dataset.sources[source],
-            "device": dataset.devices[device].name,
-            "op": dataset.ops[op],
-        }
+        labels = {"source": dataset.sources[source], "device": dataset.devices[device].name, "op": dataset.ops[op]}
         groups.append({**labels, **entry(inverse.ravel() == i)})
     return {
         "overall": entry(np.ones(len(rows), dtype=bool)),
@@ -157,13 +149,7 @@ def tabulate(
 
 
 def _with_peers(
-    network: LatencyNetwork,
-    inputs: Inputs,
-    dataset: Dataset,
-    rows: Rows,
-    point: Array,
-    levels: Array,
-    peers: Peers,
+    network: LatencyNetwork, inputs: Inputs, dataset: Dataset, rows: Rows, point: Array, levels: Array, peers: Peers
 ) -> tuple[Array, Array]:
     """Predictions of unseen devices with the known devices' opinion, as the predictor gives them."""
     point, levels = point.copy(), levels.copy()
@@ -171,7 +157,7 @@ def _with_peers(
     distinct, inverse = np.unique(codes, axis=0, return_inverse=True)
     embedding = np.arange(1, len(dataset.devices) + 1)
 
-    def efficiency(asked: QuestionRows) -> Array:
+    def efficiency(asked: QueryRows) -> Array:
         said: Array = predict_rows(network, inputs, asked, embedding=embedding)[0]
         return said - inputs.reference(asked)
 
@@ -199,10 +185,7 @@ def _sample(dataset: Dataset, rows: Rows, point: Array, per_source: int = 700) -
     """A seeded sample of rows with both latencies, for the picture in the README."""
     rng = np.random.default_rng(7)
     chosen = np.concatenate(
-        [
-            rng.permutation(np.flatnonzero(rows.source == source))[:per_source]
-            for source in range(len(dataset.sources))
-        ]
+        [rng.permutation(np.flatnonzero(rows.source == source))[:per_source] for source in range(len(dataset.sources))]
     )
     return {
         "source": [dataset.sources[i] for i in rows.source[chosen]],

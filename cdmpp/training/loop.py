@@ -34,7 +34,7 @@ _ANOTHER = "choose another folder for this one (--run), or remove that folder"
 def fit_scalers(network: LatencyNetwork, inputs: Inputs, rows: Rows, rng: np.random.Generator) -> None:
     """Means and spreads from (a seeded sample of) the training rows only."""
     sample = rows.take(np.sort(rng.choice(len(rows), min(len(rows), 100_000), replace=False)))
-    features = inputs.questions(sample)[0]
+    features = inputs.queries(sample)[0]
     leaves = np.concatenate(
         [
             b.leaves[inputs.store.slot[sample.program[members]]].reshape(-1, b.leaves.shape[-1])
@@ -83,9 +83,7 @@ def train(
     inputs = Inputs(dataset.store, dataset.device_matrix)
     network = LatencyNetwork(config.network, len(dataset.devices))
     fit_scalers(network, inputs, dataset.rows.take(index), np.random.default_rng([config.seed, 3]))
-    optimiser = torch.optim.AdamW(
-        network.parameters(), lr=opt.learning_rate, weight_decay=opt.weight_decay, fused=True
-    )
+    optimiser = torch.optim.AdamW(network.parameters(), lr=opt.learning_rate, weight_decay=opt.weight_decay, fused=True)
     average = {k: v.detach().clone() for k, v in network.named_parameters()}
     objective = Objective(dataset, config, inputs)
     tasks = objective.tasks
@@ -101,9 +99,7 @@ def train(
         while (share := _share(opt, step, seconds + time.monotonic() - started)) < 1:
             while cursor + opt.batch_rows > len(order):
                 epoch += 1
-                drawn = epoch_order(
-                    index, weight, config.seed, epoch, group=tasks[index], together=opt.group_tasks
-                )
+                drawn = epoch_order(index, weight, config.seed, epoch, group=tasks[index], together=opt.group_tasks)
                 order = np.concatenate([order[cursor:], drawn])
                 cursor = 0
             if seen < skip:
@@ -189,9 +185,7 @@ def _save(
     """Write the whole state aside, then rename: a kill leaves the old checkpoint or the new one."""
     tensors = {f"network.{k}": v.detach().clone() for k, v in network.state_dict().items()}
     tensors |= {f"average.{k}": v.clone() for k, v in average.items()}
-    for (name, _), state in zip(
-        network.named_parameters(), optimiser.state_dict()["state"].values(), strict=True
-    ):
+    for (name, _), state in zip(network.named_parameters(), optimiser.state_dict()["state"].values(), strict=True):
         tensors |= {f"optimiser.{name}.{k}": v.clone() for k, v in state.items()}
     metadata = {"step": str(step), "seconds": str(seconds), **identity}
     aside = out / (CHECKPOINT + ".tmp")

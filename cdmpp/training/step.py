@@ -15,7 +15,7 @@ from cdmpp.nn.encoder import Part
 from cdmpp.nn.inputs import virtual_devices
 from cdmpp.nn.losses import pinball_loss, ranking_loss
 from cdmpp.nn.network import LatencyNetwork
-from cdmpp.programs.question import BACKENDS
+from cdmpp.programs.query_options import BACKENDS
 from cdmpp.training.config import TrainConfig
 from cdmpp.training.dataset import Dataset, Rows
 from cdmpp.training.draw import pairs_within, target_rows, training_rows
@@ -34,10 +34,10 @@ def latents(
     Returns
     -------
     latent : (rows, .)
-    questions : (rows, INPUT_WIDTH), standardised
+    queries : (rows, INPUT_WIDTH), standardised
     reference : float64, (rows,), log(reference seconds)
     """
-    asked, logs, reference = inputs.questions(rows, device)
+    asked, logs, reference = inputs.queries(rows, device)
     standard = network.standardise(torch.from_numpy(asked))
     sizes = inputs.store.bucket[rows.program]
     parts = []
@@ -101,10 +101,10 @@ class Objective:
             # A scheduled program's leaves are timed in seconds of their own device (cdmpp.nn.leaf_times).
             virtual = (rng.random(len(rows)) < share) & (rows.backend != BACKENDS.index("tvm"))
             figures[virtual] = virtual_devices(figures[virtual], rng)
-        latent, questions, reference = latents(network, self.inputs, rows, multiple=multiple, device=figures)
+        latent, queries, reference = latents(network, self.inputs, rows, multiple=multiple, device=figures)
         if virtual.any():
-            reference = self.inputs.questions(rows)[2]
-        point, quantiles = network.decode(latent, questions, device)
+            reference = self.inputs.queries(rows)[2]
+        point, quantiles = network.decode(latent, queries, device)
         target = torch.from_numpy(self.label.encode(rows.log_latency, reference).astype(np.float32))
         loss = self.label.loss(point, target) + opt.quantile_weight * pinball_loss(quantiles, target)
         if opt.ranking_weight:

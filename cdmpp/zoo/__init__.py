@@ -2,20 +2,6 @@
 
 from __future__ import annotations
 
-from cdmpp.zoo.registry import (
-    Network,
-    describe_network,
-    make_network,
-    network_names,
-    network_parameters,
-    parse_network,
-)
+from cdmpp.zoo.registry import Network, describe_network, make_network, network_names, network_parameters, parse_network
 
-__all__ = [
-    "Network",
-    "describe_network",
-    "make_network",
-    "network_names",
-    "network_parameters",
-    "parse_network",
-]
+__all__ = ["Network", "describe_network", "make_network", "network_names", "network_parameters", "parse_network"]

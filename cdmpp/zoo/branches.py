@@ -35,9 +35,7 @@ class _Inverted(nn.Module):
         width = inputs * expand
         widen = [ConvNorm(inputs, width, 1, act=nn.ReLU6)] if expand > 1 else []
         self.body = nn.Sequential(
-            *widen,
-            ConvNorm(width, width, 3, stride, groups=width, act=nn.ReLU6),
-            ConvNorm(width, outputs, 1, act=None),
+            *widen, ConvNorm(width, width, 3, stride, groups=width, act=nn.ReLU6), ConvNorm(width, outputs, 1, act=None)
         )
         self.residual = stride == 1 and inputs == outputs
 
@@ -51,15 +49,7 @@ def _mobilenet_v2(batch: int = 1, image: int = 224) -> tuple[nn.Module, tuple[Te
     """MobileNetV2: inverted residual blocks with depthwise convolutions."""
     body: list[nn.Module] = [ConvNorm(3, 32, 3, 2, act=nn.ReLU6)]
     channels = 32
-    stages = (
-        (1, 16, 1, 1),
-        (6, 24, 2, 2),
-        (6, 32, 3, 2),
-        (6, 64, 4, 2),
-        (6, 96, 3, 1),
-        (6, 160, 3, 2),
-        (6, 320, 1, 1),
-    )
+    stages = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
     for expand, width, depth, stride in stages:
         for index in range(depth):
             body.append(_Inverted(channels, width, 1 if index else stride, expand))

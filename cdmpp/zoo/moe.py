@@ -32,9 +32,7 @@ def route(tokens: int, experts: int, second: float) -> list[list[tuple[int, int]
 class Experts(nn.Module):
     """Gather each expert's tokens, run it, and add each token's results, weighted by the router."""
 
-    def __init__(
-        self, tokens: int, width: int, hidden: int, experts: int, second: float, shared: int
-    ) -> None:
+    def __init__(self, tokens: int, width: int, hidden: int, experts: int, second: float, shared: int) -> None:
         super().__init__()
         plan = route(tokens, experts, second)
         self.router = nn.Linear(width, experts, bias=False)

@@ -7,16 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from cdmpp.zoo.layers import (
-    RMSNorm,
-    attend,
-    check_divides,
-    merge_heads,
-    modulate,
-    rotary_tables,
-    rotate,
-    split_heads,
-)
+from cdmpp.zoo.layers import RMSNorm, attend, check_divides, merge_heads, modulate, rotary_tables, rotate, split_heads
 from cdmpp.zoo.registry import network
 from cdmpp.zoo.transformers import feed_forward
 
@@ -57,11 +48,7 @@ def _dit_3d(
     """Step-Video's DiT block on ``frames`` x ``side`` x ``side`` tokens."""
     check_divides(heads, width, "dit-3d: heads and width")
     tokens = torch.randn(batch, frames * side * side, width)
-    return _Dit3d(frames, side, width, heads), (
-        tokens,
-        torch.randn(batch, text, width),
-        torch.randn(batch, width),
-    )
+    return _Dit3d(frames, side, width, heads), (tokens, torch.randn(batch, text, width), torch.randn(batch, width))
 
 
 class _CausalConv3d(nn.Module):
@@ -94,9 +81,7 @@ class _VaeStage(nn.Module):
 
 
 @network("vae-3d")
-def _vae_3d(
-    batch: int = 1, frames: int = 4, image: int = 32, width: int = 32
-) -> tuple[nn.Module, tuple[Tensor, ...]]:
+def _vae_3d(batch: int = 1, frames: int = 4, image: int = 32, width: int = 32) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """A stage of Step-Video's VAE: causal conv3d; ``frames`` and ``image`` are even."""
     check_divides(2, frames, "vae-3d: frames")
     check_divides(2, image, "vae-3d: image")

@@ -17,14 +17,10 @@ class _Block(nn.Module):
         outputs = width * 4 if bottleneck else width
         if bottleneck:
             self.body = nn.Sequential(
-                ConvNorm(inputs, width, 1),
-                ConvNorm(width, width, 3, stride),
-                ConvNorm(width, outputs, 1, act=None),
+                ConvNorm(inputs, width, 1), ConvNorm(width, width, 3, stride), ConvNorm(width, outputs, 1, act=None)
             )
         else:
-            self.body = nn.Sequential(
-                ConvNorm(inputs, width, 3, stride), ConvNorm(width, outputs, 3, act=None)
-            )
+            self.body = nn.Sequential(ConvNorm(inputs, width, 3, stride), ConvNorm(width, outputs, 3, act=None))
         same = stride == 1 and inputs == outputs
         self.shortcut = nn.Identity() if same else ConvNorm(inputs, outputs, 1, stride, act=None)
 

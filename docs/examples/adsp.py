@@ -56,9 +56,7 @@ def main() -> dict[str, float]:
         "BSP, equal steps in a period": ([max(1, round(period / slowest))] * len(step_s), True),
         "ADSP, as many steps as fit": ([max(1, round(period / s)) for s in step_s], False),
     }
-    print(
-        "a step takes " + ", ".join(f"{1e3 * s:.1f} ms on {d}" for d, s in zip(WORKERS, step_s, strict=True))
-    )
+    print("a step takes " + ", ".join(f"{1e3 * s:.1f} ms on {d}" for d, s in zip(WORKERS, step_s, strict=True)))
     found = {}
     for name, (steps, synchronous) in policies.items():
         timeline = train(step_s, steps, rounds, synchronous)

@@ -17,11 +17,7 @@ VERTICES, FEATURE_BYTES = 400_000, 400
 SAMPLE_S = 0.012  # on 8 cores
 NETWORK, MEMORY, PCIE = 1.25e9, 2.0e10, 1.2e10  # bytes/s
 #: A GraphSAGE layer pair on the sampled blocks, forward and backward.
-TRAIN = [
-    ("linear:m=400000,n=256,k=100", 3),
-    ("linear:m=40000,n=256,k=256", 3),
-    ("linear:m=1000,n=47,k=256", 3),
-]
+TRAIN = [("linear:m=400000,n=256,k=100", 3), ("linear:m=40000,n=256,k=256", 3), ("linear:m=1000,n=47,k=256", 3)]
 STAGES = ("sample", "fetch", "gather", "copy", "train")
 
 
@@ -60,9 +56,7 @@ def main() -> dict[float, dict[str, float]]:
         stage_of = [node.device for node in replayer.graph.nodes]
         rates = {"as it is": batches / base.makespan_s}
         for stage in STAGES:
-            halved = [
-                s / 2 if name == stage else s for s, name in zip(base.duration_s, stage_of, strict=True)
-            ]
+            halved = [s / 2 if name == stage else s for s, name in zip(base.duration_s, stage_of, strict=True)]
             rates[f"{stage} halved"] = batches / float(replayer.makespans([halved])[0])
         found[hit_rate] = rates
         best = max(STAGES, key=lambda stage: rates[f"{stage} halved"])

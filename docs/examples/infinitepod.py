@@ -39,9 +39,7 @@ def all_reduce_s(members: list[tuple[int, int]], size: float) -> float:
             link = Link(ALPHA_S + (hops - 1) * HOP_S, 1 / BYTES_PER_S)
             # What a node sends on is what it received in the round before.
             deps = (f"{turn - 1}: {members[i - 1][0]}",) if turn else ()
-            nodes.append(
-                Node(f"{turn}: {node}", f"link of {node}", link.seconds(size / p), deps, kind="comm")
-            )
+            nodes.append(Node(f"{turn}: {node}", f"link of {node}", link.seconds(size / p), deps, kind="comm"))
     return replay(Graph(nodes)).makespan_s
 
 

@@ -18,7 +18,7 @@ from cdmpp.data.records import write_records
 from cdmpp.devices import lookup
 from cdmpp.errors import ArtifactError, DataError, UnknownDeviceError
 from cdmpp.evaluation.tables import evaluate
-from cdmpp.predictor import LatencyPredictor, Question
+from cdmpp.predictor import LatencyPredictor, Query
 from tests.adaptation.conftest import DEVICE, pairs, programs
 
 
@@ -29,9 +29,7 @@ def figures(predictor: LatencyPredictor, device: Any, asked: list[Any]) -> list[
 
 def mape(predictor: LatencyPredictor, measured: list[tuple[Any, float]]) -> float:
     answers = predictor.predict([p for p, _ in measured], DEVICE)
-    return float(
-        np.mean([abs((a.latency_s or 0) / s - 1) for a, (_, s) in zip(answers, measured, strict=True)])
-    )
+    return float(np.mean([abs((a.latency_s or 0) / s - 1) for a, (_, s) in zip(answers, measured, strict=True)]))
 
 
 def codes(predictor: LatencyPredictor) -> list[str]:
@@ -64,11 +62,11 @@ def test_intervals_hold_and_the_domain_is_nearer(base: LatencyPredictor) -> None
 
 def test_answers_of_an_adapted_model_do_not_depend_on_the_batch(base: LatencyPredictor) -> None:
     adapted = base.adapt(pairs(base, 30), DEVICE)
-    asked = [Question(p, d) for p in programs(35, 5) for d in (DEVICE, "l4")]
-    together = adapted.predict_questions(asked)
+    asked = [Query(p, d) for p in programs(35, 5) for d in (DEVICE, "l4")]
+    together = adapted.predict_queries(asked)
     order = random.Random(0).sample(range(len(asked)), len(asked))
     fresh = LatencyPredictor(adapted.artifact)
-    assert [fresh.predict_questions([asked[i]])[0] for i in order] == [together[i] for i in order]
+    assert [fresh.predict_queries([asked[i]])[0] for i in order] == [together[i] for i in order]
 
 
 def test_saved_and_loaded_it_says_the_same(base: LatencyPredictor, tmp_path: Path) -> None:
@@ -83,9 +81,7 @@ def test_saved_and_loaded_it_says_the_same(base: LatencyPredictor, tmp_path: Pat
 
 
 @pytest.mark.parametrize("sampler", ["kmeans", "random", "variance"])
-def test_k_chosen_records_and_the_errors_on_the_others(
-    base: LatencyPredictor, tmp_path: Path, sampler: str
-) -> None:
+def test_k_chosen_records_and_the_errors_on_the_others(base: LatencyPredictor, tmp_path: Path, sampler: str) -> None:
     measured = pairs(base, 80)
     rows = device_records(measured, lookup(DEVICE), base.artifact)
     made = adapt(base.artifact, rows, k=12, sampler=sampler, seed=3)
@@ -151,7 +147,7 @@ def test_fine_tuning_is_part_of_the_folder_when_it_pays(
     expected = evaluate(loaded, [rows.table.select(rest)])["overall"]
     assert made.report["after"]["overall"] == pytest.approx(expected, rel=1e-5)
     # The predictor and evaluation ask the tuned network in different ways, for the same answer.
-    answers = predictor.predict_questions([Question(p, DEVICE) for p, _ in pairs(base, 120)])
+    answers = predictor.predict_queries([Query(p, DEVICE) for p, _ in pairs(base, 120)])
     errors = [abs((answers[i].latency_s or 0) / rows.table.latency_s[i] - 1) for i in rest.tolist()]
     assert np.mean(errors) == pytest.approx(expected["mape"], rel=1e-4)
 
@@ -163,9 +159,7 @@ def test_where_nothing_is_gained_the_base_answers(base: LatencyPredictor) -> Non
     measured = [(p, (a.latency_s or 0) * float(e)) for p, a, e in zip(asked, said, noise, strict=True)]
     adapted = base.adapt(measured, DEVICE)
     report = adapted.adaptation or {}
-    assert (report["weight"] == 0) == (
-        report["cross_validated"]["after"] >= report["cross_validated"]["before"]
-    )
+    assert (report["weight"] == 0) == (report["cross_validated"]["after"] >= report["cross_validated"]["before"])
     forced = LatencyPredictor(
         replace(adapted.artifact, adapter=replace(adapted.artifact.adapter, weight=0))  # type: ignore[type-var]
     )
@@ -177,9 +171,7 @@ def test_a_residual_of_pure_disagreement_is_not_believed(base: LatencyPredictor)
     asked = programs(6)
     said = base.predict(asked, DEVICE)
     swing = (1.4, 0.7, 1.4, 0.7, 1.4, 0.7)
-    adapted = base.adapt(
-        [(p, (a.latency_s or 0) * s) for p, a, s in zip(asked, said, swing, strict=True)], DEVICE
-    )
+    adapted = base.adapt([(p, (a.latency_s or 0) * s) for p, a, s in zip(asked, said, swing, strict=True)], DEVICE)
     report = adapted.adaptation or {}
     if report["weight"] == 0:
         assert "no_gain" in codes(adapted)
@@ -264,11 +256,7 @@ def test_which_rows_are_the_devices(base: LatencyPredictor, tmp_path: Path) -> N
 
 
 def test_a_csv_of_ones_own(base: LatencyPredictor, tmp_path: Path) -> None:
-    lines = [
-        "program,latency_us",
-        *(f'"{p.name}",{s * 1e6!r}' for p, s in pairs(base, 20)),
-        '"linear:m=1,n=1,k=1",',
-    ]
+    lines = ["program,latency_us", *(f'"{p.name}",{s * 1e6!r}' for p, s in pairs(base, 20)), '"linear:m=1,n=1,k=1",']
     file = tmp_path / "mine.csv"
     file.write_text("\n".join(lines), encoding="utf-8")
     adapted = base.adapt(file, DEVICE, k=10)

@@ -8,13 +8,11 @@ import signal
 import pytest
 
 from cdmpp.cli.plan import interruptible
-from cdmpp.compose.watch import Watch
+from cdmpp.compose.budget import SearchControl
 
 
-def test_the_first_ctrl_c_ends_the_search_and_the_second_the_command(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    before, watch = signal.getsignal(signal.SIGINT), Watch(60.0)
+def test_the_first_ctrl_c_ends_the_search_and_the_second_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    before, watch = signal.getsignal(signal.SIGINT), SearchControl(60.0)
     with pytest.raises(KeyboardInterrupt), interruptible(watch):
         assert not watch.expired
         os.kill(os.getpid(), signal.SIGINT)

@@ -9,7 +9,7 @@ import pytest
 
 from cdmpp.devices import SPECIFICATION_EXAMPLE, load_device
 from cdmpp.frontends.load import load_programs
-from cdmpp.predictor import LatencyPredictor, Question
+from cdmpp.predictor import LatencyPredictor, Query
 from cdmpp.programs.program import TensorProgram
 from tests.cli.conftest import LINEAR, ROOT, Run
 
@@ -40,9 +40,9 @@ def test_json_has_the_predictors_figures(run: Run, predictor: LatencyPredictor) 
     assert result.stderr == ""
     found = json.loads(result.stdout)
     programs = [TensorProgram.from_operator(text) for text in (LINEAR, softmax)]
-    questions = [Question(p, d, "eager", "pytorch") for p in programs for d in ("t4", "l4")]
+    queries = [Query(p, d, "eager", "pytorch") for p in programs for d in ("t4", "l4")]
     fresh = LatencyPredictor.load()  # not one that has answers in its cache
-    for item, answer in zip(found["results"], fresh.predict_questions(questions, (0.25, 0.75)), strict=True):
+    for item, answer in zip(found["results"], fresh.predict_queries(queries, (0.25, 0.75)), strict=True):
         assert {k: v for k, v in item.items() if k not in ("count", "source")} == answer.to_dict()
         assert item["count"] == 1
     assert found["model_id"] == predictor.model_id

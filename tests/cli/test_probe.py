@@ -20,12 +20,7 @@ from tests.data.test_device_specs import cpu
 @pytest.fixture
 def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A CPU of one's own, and four small programs for a probe of it."""
-    texts = (
-        "linear:m=64,n=64,k=64",
-        "copy:rows=8,cols=8",
-        "relu:rows=1,cols=1",
-        "softmax:rows=4,cols=4,dtype=int8",
-    )
+    texts = ("linear:m=64,n=64,k=64", "copy:rows=8,cols=8", "relu:rows=1,cols=1", "softmax:rows=4,cols=4,dtype=int8")
     monkeypatch.setattr(probe_module, "probe_programs", lambda *_: [parse_operator(t) for t in texts])
     path = tmp_path / "mine.toml"
     path.write_text(specification_toml(cpu("mine")))

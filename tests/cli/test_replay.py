@@ -173,8 +173,7 @@ def test_files_that_are_no_graph(run: Run, tmp_path: Path, text: str, says: str)
     "command",
     [
         "cdmpp replay docs/examples/replay.json --figure docs/replay.png",
-        "cdmpp replay examples/transformer_block.onnx --device t4 --gap-us 2 "
-        "--what-if class=MatMul+Add:ratio=0.5",
+        "cdmpp replay examples/transformer_block.onnx --device t4 --gap-us 2 --what-if class=MatMul+Add:ratio=0.5",
     ],
 )
 def test_the_documentation_shows_what_is_printed(

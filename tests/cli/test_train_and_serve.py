@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 
 from cdmpp.cli.train import print_errors
-from server.settings import Settings
+from cdmpp_server.settings import Settings
 from tests.cli.conftest import ROOT, Run
 
 CONFIG = """
@@ -112,7 +112,7 @@ def test_serve(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CDMPP_MODEL", "")  # put back afterwards
     monkeypatch.delenv("CDMPP_MODEL")
     assert run("serve").exit_code == 0
-    assert calls[0][0] == ("server.app:create_app",)
+    assert calls[0][0] == ("cdmpp_server.app:create_app",)
     assert calls[0][1]["factory"] is True
     assert (calls[0][1]["host"], calls[0][1]["port"]) == ("127.0.0.1", 8000)
     run("serve", "--host", "0.0.0.0", "--port", "9", "--model", ROOT / "models" / "base")

@@ -11,8 +11,8 @@ import pytest
 import uvicorn
 
 from benchmarks.serving.process import free_port
-from server.app import create_app
-from server.settings import Settings
+from cdmpp_server.app import create_app
+from cdmpp_server.settings import Settings
 
 Serve = Callable[..., str]
 

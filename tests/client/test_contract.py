@@ -15,10 +15,10 @@ from cdmpp.client import AsyncPredictorClient, PredictorClient
 from cdmpp.curves import Template, predict_curve
 from cdmpp.devices import lookup
 from cdmpp.errors import DataError, InvalidDeviceError, InvalidProgramError, UnknownDeviceError
-from cdmpp.features.bulk import FeaturePart, FeatureQuestions
+from cdmpp.features.bulk import FeaturePart, FeatureQueries
 from cdmpp.features.encode import encode_operator, encode_tvm_json
 from cdmpp.features.encoded import EncodedProgram
-from cdmpp.prediction import Prediction, Predictor, Question
+from cdmpp.prediction import Prediction, Predictor, Query
 from cdmpp.predictor import LatencyPredictor
 from cdmpp.programs.operators import parse_operator
 from cdmpp.programs.program import TensorProgram
@@ -46,9 +46,7 @@ class Waiting:
 
 
 @pytest.fixture(scope="module", params=["in this process", "sync", "async"])
-def implementation(
-    request: pytest.FixtureRequest, predictor: LatencyPredictor, url: str
-) -> Iterator[Predictor]:
+def implementation(request: pytest.FixtureRequest, predictor: LatencyPredictor, url: str) -> Iterator[Predictor]:
     if request.param == "sync":
         with PredictorClient(url) as client:
             yield client
@@ -106,21 +104,16 @@ def test_a_program_that_is_none_is_an_answer(implementation: Predictor, predicto
     assert [p.error is None for p in found] == [False, True, *[False] * 6]
 
 
-def test_questions_of_all_kinds(implementation: Predictor, predictor: LatencyPredictor) -> None:
+def test_queries_of_all_kinds(implementation: Predictor, predictor: LatencyPredictor) -> None:
     linear = TensorProgram.from_operator(LINEAR)
-    questions = [
-        Question(linear, device, protocol, framework)  # type: ignore[arg-type]
+    queries = [
+        Query(linear, device, protocol, framework)  # type: ignore[arg-type]
         for device in ("t4", MINE, "l4")
-        for protocol, framework in (
-            ("kernel", None),
-            ("eager", "pytorch"),
-            ("nonsense", None),
-            ("graph", "x"),
-        )
+        for protocol, framework in (("kernel", None), ("eager", "pytorch"), ("nonsense", None), ("graph", "x"))
     ]
-    questions += [Question(TensorProgram.from_tvm_json("[]"), "t4"), Question(linear, "no-such-gpu")]
-    found = implementation.predict_questions(questions, (0.25, 0.75))
-    assert plain(found) == plain(predictor.predict_questions(questions, (0.25, 0.75)))
+    queries += [Query(TensorProgram.from_tvm_json("[]"), "t4"), Query(linear, "no-such-gpu")]
+    found = implementation.predict_queries(queries, (0.25, 0.75))
+    assert plain(found) == plain(predictor.predict_queries(queries, (0.25, 0.75)))
     codes = {p.error.code for p in found if p.error is not None}
     assert codes == {"unknown_device", "data_error", "invalid_program"}
 
@@ -138,7 +131,7 @@ def test_what_is_refused_as_a_whole(implementation: Predictor) -> None:
     with pytest.raises(DataError):
         implementation.predict(LINEAR, "t4")
     with pytest.raises(DataError):
-        implementation.predict_questions([], (2.0,))
+        implementation.predict_queries([], (2.0,))
 
 
 def test_features_in_bulk(implementation: Any, predictor: LatencyPredictor) -> None:
@@ -147,14 +140,14 @@ def test_features_in_bulk(implementation: Any, predictor: LatencyPredictor) -> N
         for text in (LINEAR, "softmax:rows=3,cols=4", "avg_pool2d:n=1,c=8,h=9,w=9,kh=3,kw=3")
         for device in ("t4", MINE)
     ]
-    questions = FeatureQuestions.of(parts, quantiles=(0.1, 0.6))
-    found, expected = implementation.predict_features(questions), predictor.predict_features(questions)
+    queries = FeatureQueries.of(parts, quantiles=(0.1, 0.6))
+    found, expected = implementation.predict_features(queries), predictor.predict_features(queries)
     assert (found.model_id, found.levels) == (expected.model_id, expected.levels)
     for name in ("latency_s", "lower_s", "upper_s", "quantiles", "domain", "domain_score", "roofline_s"):
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
-    empty = implementation.predict_features(FeatureQuestions.of([], quantiles=(0.1, 0.6)))
+    empty = implementation.predict_features(FeatureQueries.of([], quantiles=(0.1, 0.6)))
     assert (len(empty), empty.levels, empty.model_id) == (0, (0.1, 0.6), predictor.model_id)
-    unknown = FeatureQuestions.of([FeaturePart(parts[0].encoded, "linear", "no-such-gpu")])
+    unknown = FeatureQueries.of([FeaturePart(parts[0].encoded, "linear", "no-such-gpu")])
     with pytest.raises(UnknownDeviceError):
         implementation.predict_features(unknown)
 
@@ -182,9 +175,7 @@ def test_a_curve(implementation: Predictor, predictor: LatencyPredictor) -> None
 def test_features_do_not_travel_as_json(url: str) -> None:
     encoded = EncodedProgram("main", "0" * 32, "tvm", "tir", encode_tvm_json(TVM_JSON, schedule=True))
     with PredictorClient(url) as client:
-        alone, other = client.predict_questions(
-            [Question(encoded, "t4"), Question(TensorProgram.from_operator(LINEAR), "t4")]
-        )
+        alone, other = client.predict_queries([Query(encoded, "t4"), Query(TensorProgram.from_operator(LINEAR), "t4")])
     assert alone.error is not None and "predict_features" in alone.error.hint
     assert other.error is None
 

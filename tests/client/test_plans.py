@@ -17,7 +17,7 @@ from cdmpp.cli import remote
 from cdmpp.cli.main import app as command_line
 from cdmpp.client import AsyncPredictorClient, PredictorClient, plans
 from cdmpp.errors import DataError, DeadlineExceededError, FieldError, InfeasibleError, ServiceError
-from cdmpp.planning.kinds import make_plan
+from cdmpp.planning.registry import make_plan
 
 URL = "http://service.invalid"
 Handler = Callable[[httpx2.Request], httpx2.Response]
@@ -47,14 +47,7 @@ def call(handler: Handler, asynchronous: bool, method: str, *arguments: Any, **o
 
 
 def job(state: str, answer: Any = None, error: Any = None) -> httpx2.Response:
-    fields = {
-        "job_id": "a1",
-        "kind": "pipeline",
-        "state": state,
-        "progress": 0.5,
-        "best": None,
-        "bound": None,
-    }
+    fields = {"job_id": "a1", "kind": "pipeline", "state": state, "progress": 0.5, "best": None, "bound": None}
     return httpx2.Response(200, json={**fields, "answer": answer, "error": error})
 
 
@@ -129,10 +122,7 @@ def test_how_jobs_end_without_an_answer(asynchronous: bool) -> None:
     assert raised.value.path == "p"
     with pytest.raises(DeadlineExceededError):
         call(end("failed", code="deadline_exceeded"), asynchronous, "plan", "pipeline", REQUEST)
-    for ended, code in (
-        (end("failed", code="plan_too_large"), "plan_too_large"),
-        (end("cancelled"), "cancelled"),
-    ):
+    for ended, code in ((end("failed", code="plan_too_large"), "plan_too_large"), (end("cancelled"), "cancelled")):
         with pytest.raises(ServiceError) as failed:
             call(ended, asynchronous, "plan", "pipeline", REQUEST)
         assert failed.value.problem == code
@@ -165,7 +155,7 @@ def test_a_service_answers_as_python_does(url: str, tmp_path: Path, monkeypatch:
 
 
 def test_an_interrupt_cancels_the_job(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cdmpp.planning.kinds import KINDS
+    from cdmpp.planning.registry import PLANNERS
 
     long = {
         "models": [
@@ -183,5 +173,5 @@ def test_an_interrupt_cancels_the_job(url: str, monkeypatch: pytest.MonkeyPatch)
         if progress.done > 0:
             raise KeyboardInterrupt
 
-    found = remote.solve_remotely(KINDS["pipeline"], long, url, interrupt)
+    found = remote.solve_remotely(PLANNERS["pipeline"], long, url, interrupt)
     assert found["makespan_s"] >= found["lower_bound_s"] > 0

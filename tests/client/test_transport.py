@@ -17,7 +17,7 @@ import pytest
 
 from cdmpp.client import AsyncPredictorClient, PredictorClient, transport
 from cdmpp.errors import CdmppError, DataError, DeadlineExceededError, OverloadedError, ServiceError
-from cdmpp.features.bulk import MEDIA_TYPE, FeaturePart, FeatureQuestions
+from cdmpp.features.bulk import MEDIA_TYPE, FeaturePart, FeatureQueries
 from cdmpp.features.encode import encode_operator
 from cdmpp.predictor import LatencyPredictor
 from cdmpp.programs.operators import parse_operator
@@ -109,17 +109,12 @@ def test_a_busy_service_is_asked_again_later_each_time(asynchronous: bool, waits
 
 
 def test_retry_after_is_respected(asynchronous: bool, waits: list[float]) -> None:
-    left = [
-        problem(503, "overloaded", {"retry-after": "3"}),
-        problem(429, "rate_limited", {"retry-after": "7"}),
-    ]
+    left = [problem(503, "overloaded", {"retry-after": "3"}), problem(429, "rate_limited", {"retry-after": "7"})]
     call(lambda r: left.pop(0) if left else answered(r), asynchronous, "predict", linears(1), "t4")
     assert 3 <= waits[0] < 3.2 and 7 <= waits[1] < 7.4
 
 
-def test_measurements_that_may_have_arrived_are_not_sent_again(
-    asynchronous: bool, waits: list[float]
-) -> None:
+def test_measurements_that_may_have_arrived_are_not_sent_again(asynchronous: bool, waits: list[float]) -> None:
     asked: list[str] = []
 
     def handler(request: httpx2.Request) -> httpx2.Response:
@@ -162,9 +157,7 @@ def test_one_that_stays_busy_is_an_error_of_its_own(asynchronous: bool, waits: l
 @pytest.mark.parametrize(
     "error", [httpx2.ConnectError, httpx2.ReadError, httpx2.RemoteProtocolError, httpx2.WriteError]
 )
-def test_a_broken_connection_is_tried_again(
-    asynchronous: bool, waits: list[float], error: type[Exception]
-) -> None:
+def test_a_broken_connection_is_tried_again(asynchronous: bool, waits: list[float], error: type[Exception]) -> None:
     left = [error("gone")]
 
     def handler(request: httpx2.Request) -> httpx2.Response:
@@ -187,9 +180,7 @@ def test_a_service_that_is_not_there(asynchronous: bool, waits: list[float]) -> 
     assert len(waits) == 2
 
 
-def test_a_measurement_is_not_sent_twice_unless_it_was_refused(
-    asynchronous: bool, waits: list[float]
-) -> None:
+def test_a_measurement_is_not_sent_twice_unless_it_was_refused(asynchronous: bool, waits: list[float]) -> None:
     sent: list[Any] = []
 
     def handler(request: httpx2.Request) -> httpx2.Response:
@@ -258,9 +249,7 @@ def test_an_answer_that_drips_ends_too() -> None:
         (httpx2.Response(302, headers={"location": "http://elsewhere.invalid"}), ServiceError, "302"),
     ],
 )
-def test_what_is_no_answer(
-    asynchronous: bool, response: httpx2.Response, kind: type[CdmppError], says: str
-) -> None:
+def test_what_is_no_answer(asynchronous: bool, response: httpx2.Response, kind: type[CdmppError], says: str) -> None:
     def again(request: httpx2.Request) -> httpx2.Response:  # a response can be sent once
         return httpx2.Response(response.status_code, headers=response.headers, content=response.content)
 
@@ -291,9 +280,7 @@ def test_a_key_and_a_path_before(asynchronous: bool) -> None:
     assert json.loads(seen[0].content)["model"] == "adapted-1"
 
 
-LIMITS: dict[str, Any] = {
-    "components": {"schemas": {"PredictRequest": {"properties": {"items": {"maxItems": 3}}}}}
-}
+LIMITS: dict[str, Any] = {"components": {"schemas": {"PredictRequest": {"properties": {"items": {"maxItems": 3}}}}}}
 
 
 def test_a_long_list_goes_in_parts_as_the_service_takes_it(asynchronous: bool) -> None:
@@ -338,13 +325,7 @@ def test_what_a_busy_service_has_no_time_for_goes_in_halves(asynchronous: bool) 
     assert [p.latency_s for p in found] == list(range(1, 2001))
     assert sizes == [2000, 1000, 500, 500, 500, 500]
     with pytest.raises(DeadlineExceededError):
-        call(
-            lambda r: problem(504, "deadline_exceeded"),
-            asynchronous,
-            "predict",
-            linears(*range(1, 500)),
-            "t4",
-        )
+        call(lambda r: problem(504, "deadline_exceeded"), asynchronous, "predict", linears(*range(1, 500)), "t4")
 
 
 def test_one_that_is_too_large_alone_is_refused(asynchronous: bool) -> None:
@@ -356,31 +337,31 @@ def test_features_go_in_parts_of_like_programs(asynchronous: bool, predictor: La
     texts = ("linear:m=4,n=5,k=6", "attention_prefill:batch=1,q_len=9,heads=4,kv_heads=2,head_dim=8")
     encoded = [encode_operator(parse_operator(text)) for text in texts]
     parts = [FeaturePart(encoded[i % 2], texts[i % 2].split(":")[0], "t4") for i in range(60)]
-    questions = FeatureQuestions.of(parts)
+    queries = FeatureQueries.of(parts)
     rows: list[tuple[int, int]] = []
 
     def handler(request: httpx2.Request) -> httpx2.Response:
         assert request.headers["content-type"] == MEDIA_TYPE
         if len(request.content) > 140_000:
             return problem(413, "body_too_large")
-        part = FeatureQuestions.from_bytes(request.content)
+        part = FeatureQueries.from_bytes(request.content)
         rows.append(part.leaves.shape[:2])
         return httpx2.Response(200, content=predictor.predict_features(part).to_bytes())
 
-    found = call(handler, asynchronous, "predict_features", questions)
-    np.testing.assert_array_equal(found.latency_s, predictor.predict_features(questions).latency_s)
+    found = call(handler, asynchronous, "predict_features", queries)
+    np.testing.assert_array_equal(found.latency_s, predictor.predict_features(queries).latency_s)
     assert sum(count for count, _ in rows) == 60
     assert len(rows) > 1
-    assert rows[0][1] < questions.leaves.shape[1], "small programs are padded to the largest"
+    assert rows[0][1] < queries.leaves.shape[1], "small programs are padded to the largest"
 
 
 def test_a_real_service_that_takes_little_at_once(serve: Serve, predictor: LatencyPredictor) -> None:
     texts = [f"linear:m={m},n=8,k=8" for m in range(1, 12)]
     parts = [FeaturePart(encode_operator(parse_operator(text)), "linear", "t4") for text in texts]
-    questions = FeatureQuestions.of(parts)
+    queries = FeatureQueries.of(parts)
     with PredictorClient(serve(max_items=4)) as client:
-        found = client.predict_features(questions)
-        np.testing.assert_array_equal(found.latency_s, predictor.predict_features(questions).latency_s)
+        found = client.predict_features(queries)
+        np.testing.assert_array_equal(found.latency_s, predictor.predict_features(queries).latency_s)
     with PredictorClient(serve(max_items=4)) as client:
         answers = client.predict(texts, "t4")
         expected = predictor.predict(texts, "t4")

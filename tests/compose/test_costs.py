@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from cdmpp.compose.costs import BatchCurve, Cost, PredictedCost, asked_of, cost_of, interpolate
-from cdmpp.compose.solve import price, read_request
+from cdmpp.compose.pricing import BatchCurve, Cost, PredictedCost, interpolate, price
+from cdmpp.compose.solve import read_request
+from cdmpp.compose.transition import asked_of, cost_of
 from cdmpp.errors import FieldError
 from cdmpp.predictor import LatencyPredictor
 
@@ -41,7 +42,7 @@ def test_a_curve_from_programs_is_priced_at_each_size(predictor: LatencyPredicto
     curve = BatchCurve.model_validate(
         {"batch": [1, 8], "programs": [{"program": {**LINEAR, "m": "batch*64"}, "count": 2}], "device": "t4"}
     )
-    sizes, costs = curve.points(iter(price(curve.asked("decode"), predictor)))
+    sizes, costs = curve.with_prices(iter(price(curve.price_requests("decode"), predictor))).points()
     alone = predictor.predict([{**LINEAR, "m": 64 * b} for b in (1, 8)], "t4")
     assert sizes.tolist() == [1, 8]
     assert [cost.latency_s for cost in costs] == [2 * (one.latency_s or 0) for one in alone]
@@ -58,7 +59,7 @@ def test_curves_that_contradict_themselves_name_the_field() -> None:
         ({"batch": [1], "programs": [{"program": {"operator": "nope"}}], "device": "t4"}, "c.programs"),
     ):
         with pytest.raises(FieldError) as caught:
-            BatchCurve.model_validate(values).asked("c")
+            BatchCurve.model_validate(values).price_requests("c")
         assert caught.value.path == path
 
 
@@ -70,14 +71,14 @@ def test_interpolation_holds_below_and_is_proportional_beyond() -> None:
 def test_a_device_that_is_not_known_names_the_field(predictor: LatencyPredictor) -> None:
     field = PredictedCost.model_validate({"programs": [{"program": LINEAR}], "device": "no-such-gpu"})
     with pytest.raises(FieldError, match=r"a\.programs\.0: .*no-such-gpu") as caught:
-        price(field.asked("a"), predictor)
+        price(field.price_requests("a"), predictor)
     assert caught.value.path == "a.programs.0"
 
 
 def test_a_hash_is_known_to_services_alone(predictor: LatencyPredictor) -> None:
     field = PredictedCost.model_validate({"programs": [{"program": {"hash": "0" * 32}}], "device": "t4"})
     with pytest.raises(FieldError, match="a hash names a program"):
-        price(field.asked("a"), predictor)
+        price(field.price_requests("a"), predictor)
 
 
 def test_equal_programs_are_asked_for_once(predictor: LatencyPredictor) -> None:
@@ -88,16 +89,17 @@ def test_equal_programs_are_asked_for_once(predictor: LatencyPredictor) -> None:
         model_id = predictor.model_id
         predict = predictor.predict
 
-        def predict_questions(self, questions, quantiles=(0.1, 0.9)):  # type: ignore[no-untyped-def]
-            asked.append(len(questions))
-            return predictor.predict_questions(questions, quantiles)
+        def predict_queries(self, queries, quantiles=(0.1, 0.9)):  # type: ignore[no-untyped-def]
+            asked.append(len(queries))
+            return predictor.predict_queries(queries, quantiles)
 
-    assert len(price(field.asked("a"), Counting())) == 5
+    assert len(price(field.price_requests("a"), Counting())) == 5
     assert asked == [1]
 
 
 def test_a_breach_of_the_schema_names_its_places() -> None:
-    from cdmpp.compose.request import Request, Seconds
+    from cdmpp.compose.request import OldRequest as Request
+    from cdmpp.compose.request import Seconds
 
     class Tiny(Request):
         wait_s: Seconds

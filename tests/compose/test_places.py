@@ -8,8 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from cdmpp import FieldError, make_plan
-from cdmpp.compose.places import places
-from cdmpp.emulator.wire import SimulateRequest
+from cdmpp.compose.validation_errors import places
+from cdmpp.emulator.schema import SimulateRequest
 
 STAGE = {"forward_s": 1, "backward_s": 2}
 PASS = {"stage": 0, "pass": "F", "micro_batch": 0}

@@ -45,22 +45,14 @@ def test_the_last_axis_is_fastest() -> None:
 
 def test_an_expression_is_exact() -> None:
     made = texts(
-        Template.parse("linear:m=ceil(max(tokens, 1)*density),n=4,k=4"),
-        {"tokens": [10], "density": [0.7, 0.1]},
+        Template.parse("linear:m=ceil(max(tokens, 1)*density),n=4,k=4"), {"tokens": [10], "density": [0.7, 0.1]}
     )
     assert [text.split("m=")[1].split(",")[0] for text in made] == ["7", "1"]
 
 
 def test_a_point_whose_sizes_are_impossible_is_an_error_of_its_own() -> None:
     made = texts(
-        {
-            "operator": "attention_decode",
-            "batch": 1,
-            "past_len": 5,
-            "heads": 8,
-            "kv_heads": "kv",
-            "head_dim": 64,
-        },
+        {"operator": "attention_decode", "batch": 1, "past_len": 5, "heads": 8, "kv_heads": "kv", "head_dim": 64},
         {"kv": [8, 9, 0.5]},
     )
     assert made[0].startswith("attention_decode:")

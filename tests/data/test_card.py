@@ -40,9 +40,7 @@ def folder(tmp_path: Path) -> Path:
         schedule(2, provenance=said(both, "sampled", "2026-11-01"), excluded_reason="unstable"),
         schedule(11, provenance=said(one, "sampled", "2026-11-03"), repeats_s=(1.0, 1.0, 1.0, 1.0)),
         schedule(11, TWO, provenance=said(one, "sampled", "2026-11-03")),
-        schedule(
-            12, latency_s=None, failure="stopped after\n10 s | killed", provenance=said(one, "sampled", "")
-        ),
+        schedule(12, latency_s=None, failure="stopped after\n10 s | killed", provenance=said(one, "sampled", "")),
     ]
     place = tmp_path / "my-cpu"
     place.mkdir()
@@ -53,9 +51,7 @@ def folder(tmp_path: Path) -> Path:
 def test_counts_and_words(folder: Path) -> None:
     write_records(from_measurements([schedule(1, latency_s=1.2e-3)]), folder / "repeats.parquet")
     write_splits(make_splits(load_table(folder), test_networks=["resnet18"]), folder / "splits.parquet")
-    path = write_card(
-        folder, command="cdmpp collect --out data/my-cpu", faults=["The fan was loud."], notes=["Warm."]
-    )
+    path = write_card(folder, command="cdmpp collect --out data/my-cpu", faults=["The fan was loud."], notes=["Warm."])
     card = path.read_text()
     assert path == folder / "README.md"
     assert card.startswith("# my-cpu\n\n4 measurements of 4 programs (2 tasks, 2 networks) on 2 devices.")

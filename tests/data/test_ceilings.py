@@ -20,10 +20,7 @@ COPY_BYTES = 2 * 4 * 16384 * 4096
 
 def table(*rows: tuple[str, float], protocol: str = "eager", backend: str = "library") -> MeasurementTable:
     return from_measurements(
-        [
-            Measurement(text, "operator", "t4", latency, protocol=protocol, backend=backend)
-            for text, latency in rows
-        ]
+        [Measurement(text, "operator", "t4", latency, protocol=protocol, backend=backend) for text, latency in rows]
     )
 
 
@@ -47,9 +44,7 @@ def test_rates_and_floor_of_a_few_programs() -> None:
     assert found.conv_flops_fp32 == pytest.approx(20 * 2 * 64 * 56 * 56 * 256 * 256 * 9, rel=1e-3)
     assert found.bytes_per_s == pytest.approx(2.5e11, rel=1e-3)
     assert 2e-5 <= (found.floor_eager_s or 0) < 3e-5
-    assert (
-        found.floor_kernel_s is None and found.gemm_flops_bf16 is None and found.attention_flops_fp16 is None
-    )
+    assert found.floor_kernel_s is None and found.gemm_flops_bf16 is None and found.attention_flops_fp16 is None
 
 
 def test_one_slip_among_many_does_not_count() -> None:
@@ -94,11 +89,7 @@ def test_what_contradicts_the_data_sheet_is_left_out() -> None:
     wrong = {"gemm_flops_fp32": 2e13, "gemm_ops_int8": 1e12, "floor_graph_s": 0.5}
     kept, warnings = check_ceilings(Ceilings(**good, **wrong, source="probe"), T4)
     assert kept == Ceilings(**good, source="probe")
-    assert [w.code for w in warnings] == [
-        "ceiling_above_nominal",
-        "ceiling_far_below_nominal",
-        "floor_not_believable",
-    ]
+    assert [w.code for w in warnings] == ["ceiling_above_nominal", "ceiling_far_below_nominal", "floor_not_believable"]
     assert "gemm_flops_fp32" in warnings[0].message and "8.1e+12" in warnings[0].message
 
 

@@ -96,8 +96,7 @@ def test_a_second_measured_bandwidth_is_the_same_device() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"cores_per_unit": 4, "peak_flops_fp32": 2 * 4 * 2.6e9}, {"kind": "gpu"}, {"l2_bytes": 2.0**20}],
+    "changes", [{"cores_per_unit": 4, "peak_flops_fp32": 2 * 4 * 2.6e9}, {"kind": "gpu"}, {"l2_bytes": 2.0**20}]
 )
 def test_two_devices_of_one_name_are_refused(changes) -> None:
     first, second = row(cpu()), row(cpu(**changes))

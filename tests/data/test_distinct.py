@@ -21,15 +21,10 @@ def splitmix64_python(x: int) -> int:
 
 def test_published_vector():
     # First output of splitmix64 seeded with 0, and with 1234567 (the reference implementation's).
-    assert splitmix64(np.array([0, 1234567], dtype=np.uint64)).tolist() == [
-        0xE220A8397B1DCDAF,
-        6457827717110365317,
-    ]
+    assert splitmix64(np.array([0, 1234567], dtype=np.uint64)).tolist() == [0xE220A8397B1DCDAF, 6457827717110365317]
 
 
-@given(
-    st.lists(st.tuples(*[st.integers(-(2**63), 2**63 - 1)] * 2), min_size=1, max_size=20), st.integers(0, 9)
-)
+@given(st.lists(st.tuples(*[st.integers(-(2**63), 2**63 - 1)] * 2), min_size=1, max_size=20), st.integers(0, 9))
 def test_hash_equals_plain_integers(rows, seed):
     columns = [np.array(column, dtype=np.int64) for column in zip(*rows, strict=True)]
     for row, found in zip(rows, hash_rows(seed, columns).tolist(), strict=True):

@@ -83,17 +83,13 @@ def test_limit_of_elements_is_exact():
 
 def test_block_needs_every_required_size():
     with pytest.raises(ValueError, match="needs k"):
-        make_block(
-            "linear", "float32", {}, {"m": np.ones(1, np.int64), "n": np.ones(1, np.int64)}, np.arange(1)
-        )
+        make_block("linear", "float32", {}, {"m": np.ones(1, np.int64), "n": np.ones(1, np.int64)}, np.arange(1))
 
 
 def test_output_extents_count_the_places_of_the_kernel():
     rng = np.random.default_rng(0)
     names = [
-        f"{name}_{axis}" if len(name) > 1 else name + axis
-        for axis in "hw"
-        for name in ("k", "stride", "pad", "dil")
+        f"{name}_{axis}" if len(name) > 1 else name + axis for axis in "hw" for name in ("k", "stride", "pad", "dil")
     ]
     sizes = {name: rng.integers(1, 5, 200) for name in names}
     sizes |= {axis: rng.integers(16, 40, 200) for axis in "hw"}

@@ -109,11 +109,7 @@ def test_column_types_do_not_matter(layout, save, kind):
             column = column.dictionary_encode()
         elif pa.types.is_int64(field.type):
             small = kind == "int16" and field.name == "batch"
-            wanted = {
-                "float": pa.float64(),
-                "string": pa.string(),
-                "int16": pa.int16() if small else pa.int32(),
-            }
+            wanted = {"float": pa.float64(), "string": pa.string(), "int16": pa.int16() if small else pa.int32()}
             column = column.cast(wanted.get(kind, pa.int64()))
         table = table.set_column(index, field.name, column)
     assert fingerprint(load_table(save(table, "other.parquet"))) == fingerprint(load_table(save(needed)))
@@ -135,13 +131,7 @@ def test_neusight_mapping(columns_of, save):
     assert linear == {"operator": "linear", "dtype": "float32", "m": 128, "n": 256, "k": 512, "bias": True}
     assert (bmm["batch"], bmm["m"], bmm["n"], bmm["k"]) == (8, 64, 32, 16)
     assert (conv["n"], conv["c_in"], conv["h"], conv["w"], conv["kh"], conv["kw"]) == (4, 16, 28, 28, 3, 3)
-    assert (conv["stride_h"], conv["stride_w"], conv["pad_h"], conv["dil_w"], conv["groups"]) == (
-        2,
-        2,
-        1,
-        1,
-        1,
-    )
+    assert (conv["stride_h"], conv["stride_w"], conv["pad_h"], conv["dil_w"], conv["groups"]) == (2, 2, 1, 1, 1)
     assert (conv["direction"], conv["bias"]) == ("fwd", False)
     assert add == {"operator": "add", "dtype": "float32", "inputs": 2, "rows": 4096, "cols": 512}
     assert (power["operator"], softmax["cols"]) == ("pow_scalar", 1024)
@@ -162,14 +152,7 @@ def test_neusight_linear_folds_leading_rows(columns_of, save):
 
 def test_aiconfigurator_mapping(columns_of, save):
     gemm = load_table(save(columns_of("aiconfigurator_gemm")))
-    assert specs(gemm)[1] == {
-        "operator": "linear",
-        "dtype": "bfloat16",
-        "m": 64,
-        "n": 4096,
-        "k": 8192,
-        "bias": False,
-    }
+    assert specs(gemm)[1] == {"operator": "linear", "dtype": "bfloat16", "m": 64, "n": 4096, "k": 8192, "bias": False}
     assert gemm.framework.array().tolist() == ["vllm", "sglang", "trtllm"]
     assert gemm.protocol.used() == ("graph",)
     attention = load_table(save(columns_of("aiconfigurator_attention"), "attention.parquet"))

@@ -25,19 +25,12 @@ def read(folder: Path, *lines: str) -> MeasurementTable:
     return load_table(path)
 
 
-@pytest.mark.parametrize(
-    "column, cell", [("latency_us", "120"), ("latency_ms", "0.12"), ("latency_s", "1.2e-4")]
-)
+@pytest.mark.parametrize("column, cell", [("latency_us", "120"), ("latency_ms", "0.12"), ("latency_s", "1.2e-4")])
 def test_every_unit_is_read(tmp_path: Path, column: str, cell: str) -> None:
     table = read(tmp_path, f"program,{column},device", f'"{LINEAR}",{cell},Tesla T4')
     assert table.latency_s.tolist() == pytest.approx([1.2e-4])
     assert table.program_hashes == (parse_operator(LINEAR).hash(),)
-    assert (table.device[0], table.backend[0], table.protocol[0], table.framework[0]) == (
-        "t4",
-        "library",
-        "kernel",
-        "",
-    )
+    assert (table.device[0], table.backend[0], table.protocol[0], table.framework[0]) == ("t4", "library", "kernel", "")
     assert table.trainable.all()
 
 
@@ -81,11 +74,7 @@ def test_a_device_is_given_to_rows_that_name_none(tmp_path: Path) -> None:
         (["program,latency_us", f'"{SOFTMAX}",'], "no row has a latency", "latency_us"),
         (["program,latency_us,latency_ms", f'"{SOFTMAX}",5,5'], "both hold latencies", "one of"),
         (["program,latency_us", '"softmax:rows=4096",5'], "program in row 1: softmax: cols", "cols"),
-        (
-            ["program,latency_us", '"conv9d:a=1",5', '"softmax",5'],
-            "in rows 1, 2: operator 'conv9d'",
-            "linear",
-        ),
+        (["program,latency_us", '"conv9d:a=1",5', '"softmax",5'], "in rows 1, 2: operator 'conv9d'", "linear"),
         (["program,latency_us", '"{""tvm_json"": ""x""}",5'], "operator None", "linear"),
         (["program,latency_us", ",5"], "in row 1: the cell is empty", "linear"),
         (["program,latency_us,protocol", f'"{SOFTMAX}",5,cuda'], "protocol in row 1: 'cuda'", "graph"),

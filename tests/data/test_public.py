@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cdmpp.data.importers import IMPORTERS
-from cdmpp.data.public import (
-    ENVIRONMENT,
-    find_public_tables,
-    list_public_tables,
-    load_public,
-    public_data_dir,
-)
+from cdmpp.data.public import ENVIRONMENT, find_public_tables, list_public_tables, load_public, public_data_dir
 from cdmpp.errors import DataError
 
 

@@ -111,9 +111,7 @@ def test_long_texts_make_more_row_groups(tmp_path, monkeypatch):
 
 def test_tvm_programs_repeats_and_provenance(tmp_path):
     rows = [
-        tvm(
-            1, task="conv", repeats_s=(1e-3, 1.1e-3), provenance={"tvm_version": "0.27", "date": "2026-01-01"}
-        ),
+        tvm(1, task="conv", repeats_s=(1e-3, 1.1e-3), provenance={"tvm_version": "0.27", "date": "2026-01-01"}),
         tvm(2, task="conv", provenance={"tvm_version": "0.27"}, excluded_reason="throttled"),
         operator(protocol="eager", framework="pytorch"),
         tvm(1, task="conv", device="l4"),

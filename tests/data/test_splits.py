@@ -85,9 +85,7 @@ def test_what_shares_a_shape():
         block("conv2d", "float16", {"direction": "bwd_weight"}, **sizes)
     )
     assert shape_hash(block("conv2d", **sizes)) != shape_hash(block("conv2d", stride_h=2, **sizes))
-    assert shape_hash(block("add", rows=3, cols=4)) == shape_hash(
-        block("add", flags={"inputs": 3}, rows=3, cols=4)
-    )
+    assert shape_hash(block("add", rows=3, cols=4)) == shape_hash(block("add", flags={"inputs": 3}, rows=3, cols=4))
     assert shape_hash(block("relu", rows=3, cols=4)) == shape_hash(block("softmax", rows=3, cols=4))
 
 

@@ -8,7 +8,7 @@ from cdmpp.devices import DeviceSpec, from_mapping, lookup
 from cdmpp.devices.ceilings import FAMILIES, Ceilings, flops_field
 from cdmpp.errors import InvalidDeviceError
 from cdmpp.programs.operators import DTYPE_BYTES
-from cdmpp.programs.question import PROTOCOLS
+from cdmpp.programs.query_options import PROTOCOLS
 
 MEASURED = Ceilings(gemm_flops_fp16=5e13, bytes_per_s=2.5e11, floor_eager_s=2e-5, source="probe")
 

@@ -7,15 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdmpp.devices import (
-    DEVICE_FEATURES,
-    DeviceSpec,
-    encode_device,
-    encode_devices,
-    encoding_schema,
-    known,
-    lookup,
-)
+from cdmpp.devices import DEVICE_FEATURES, DeviceSpec, encode_device, encode_devices, encoding_schema, known, lookup
 
 
 def column(spec: DeviceSpec, name: str) -> float:

@@ -38,12 +38,7 @@ def steps(draw):
         backward = draw(SECONDS)
         weight = draw(st.sampled_from([None, 0.0, backward / 4, backward]))
         return make(
-            draw(SECONDS),
-            backward,
-            weight,
-            draw(st.integers(0, 9)) * 1.0,
-            draw(st.integers(0, 2)) * 1.0,
-            **more,
+            draw(SECONDS), backward, weight, draw(st.integers(0, 9)) * 1.0, draw(st.integers(0, 2)) * 1.0, **more
         )
 
     stages = [
@@ -57,9 +52,7 @@ def steps(draw):
     ]
     count = draw(st.integers(1, 4)) * ranks
     classes = draw(st.lists(st.integers(0, kinds - 1), min_size=count, max_size=count))
-    transfers = draw(
-        st.one_of(SECONDS, st.lists(SECONDS, min_size=len(stages) - 1, max_size=len(stages) - 1))
-    )
+    transfers = draw(st.one_of(SECONDS, st.lists(SECONDS, min_size=len(stages) - 1, max_size=len(stages) - 1)))
     return (stages, classes, name), {
         "ranks": ranks,
         "transfer_s": transfers,
@@ -205,9 +198,7 @@ def test_one_offloaded_stage_by_hand():
     away = Stage(1.0, 2.0, activation_bytes=4.0, memory="offload")
     step = simulate([away], 2, "gpipe", host_bandwidth_bytes_per_s=4.0)
     times = {
-        step.structure.name(task): (step.start_s[task], step.end_s[task])
-        for row in (0, 1)
-        for task in step.row(row)
+        step.structure.name(task): (step.start_s[task], step.end_s[task]) for row in (0, 1) for task in step.row(row)
     }
     assert times["F", 0, 0] == (0.0, 1.0) and times["F", 0, 1] == (1.0, 2.0)
     assert times["out", 0, 0] == (1.0, 2.0)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from cdmpp import FieldError, InfeasibleError, make_plan
-from cdmpp.emulator.picture import draw
-from cdmpp.emulator.wire import SimulateAnswer, SimulateRequest
-from cdmpp.emulator.words import show
+from cdmpp.emulator.plot import draw
+from cdmpp.emulator.render import show
+from cdmpp.emulator.schema import SimulateAnswer, SimulateRequest
 from cdmpp.predictor import LatencyPredictor
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "simulate.json"
@@ -62,9 +62,7 @@ def test_reuse_changes_the_count_alone() -> None:
 
 def test_interleaved_and_classes() -> None:
     stage = {**STAGE, "classes": [{"forward_s": 1, "backward_s": 2, "activation_bytes": 1}]}
-    answer = ask(
-        stages=[stage] * 4, micro_batches=[0, 1, 1, 0], schedule="interleaved", ranks=2, virtual_stages=2
-    )
+    answer = ask(stages=[stage] * 4, micro_batches=[0, 1, 1, 0], schedule="interleaved", ranks=2, virtual_stages=2)
     assert {(one["rank"], tuple(one["stages"])) for one in answer["ranks"]} == {(0, (0, 2)), (1, (1, 3))}
     assert answer["makespan_s"] >= answer["lower_bound_s"] > 0
     assert answer["ranks"][0]["busy_s"] == 2 * (15 + 3 + 3 + 15)
@@ -115,10 +113,7 @@ ONE = {"stage": 0, "pass": "F", "micro_batch": 0}
         ({"stages": [{**STAGE, "forward_s": -1}]}, "stages.0.forward_s"),
         ({"stages": [{"forward_s": 1}]}, "stages.0.backward_s"),
         ({"stages": [{**STAGE, "weight_s": 11}]}, "stages.0.weight_s"),
-        (
-            {"stages": [{**STAGE, "forward": {"device": "t4", "programs": [{"program": {"a": 1}}]}}]},
-            "stages.0.forward",
-        ),
+        ({"stages": [{**STAGE, "forward": {"device": "t4", "programs": [{"program": {"a": 1}}]}}]}, "stages.0.forward"),
         ({"stages": [STAGE] * 256, "micro_batches": 4096}, "micro_batches"),
         ({"ranks": 3}, "ranks"),
         ({"ranks": 2}, "schedule"),
@@ -152,9 +147,7 @@ def example(predictor: LatencyPredictor) -> tuple[SimulateRequest, dict[str, Any
     return SimulateRequest.model_validate(value), make_plan("simulate", value, predictor)
 
 
-def test_predicted_costs_are_explained_by_their_programs(
-    example: tuple[SimulateRequest, dict[str, Any]],
-) -> None:
+def test_predicted_costs_are_explained_by_their_programs(example: tuple[SimulateRequest, dict[str, Any]]) -> None:
     _, answer = example
     SimulateAnswer.model_validate(answer)
     assert answer["model_id"]
@@ -164,9 +157,7 @@ def test_predicted_costs_are_explained_by_their_programs(
     assert "beyond what stage 0 has: linear:dtype=float16,m=4096,n=2048,k=50304" in words
 
 
-def test_words_and_picture(
-    example: tuple[SimulateRequest, dict[str, Any]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_words_and_picture(example: tuple[SimulateRequest, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     show(*example)
     assert "bubble" in capsys.readouterr().out

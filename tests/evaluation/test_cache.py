@@ -35,9 +35,7 @@ def test_round_trip(tmp_path: Path, encoded: EncodedPrograms) -> None:
     assert cache.get("another") is None
 
 
-@pytest.mark.parametrize(
-    "damage", [lambda b: b[:20], lambda b: b[:-4] + b"oops", lambda b: b"", lambda b: b[::-1]]
-)
+@pytest.mark.parametrize("damage", [lambda b: b[:20], lambda b: b[:-4] + b"oops", lambda b: b"", lambda b: b[::-1]])
 def test_a_damaged_entry_is_none(tmp_path: Path, encoded: EncodedPrograms, damage: object) -> None:
     cache = FeatureCache(tmp_path)
     cache.put("p", encoded)

@@ -18,7 +18,7 @@ from cdmpp.errors import UnknownDeviceError
 from cdmpp.evaluation import chunks
 from cdmpp.evaluation.metrics import METRICS, measure
 from cdmpp.evaluation.tables import evaluate
-from cdmpp.predictor import LatencyPredictor, Question
+from cdmpp.predictor import LatencyPredictor, Query
 from cdmpp.programs.operators import parse_operator
 from cdmpp.programs.program import TensorProgram
 from tests.evaluation.conftest import Columns, vidur_columns
@@ -28,7 +28,7 @@ Save = Callable[..., Path]
 
 def by_hand(predictor: LatencyPredictor, table: MeasurementTable) -> dict[str, Any]:
     """The figures over all rows, row by row through the public interface."""
-    questions = []
+    queries = []
     for row in range(len(table)):
         key = int(table.program_key[row])
         if key >= table.tvm.first_key and table.tvm.texts:
@@ -38,11 +38,9 @@ def by_hand(predictor: LatencyPredictor, table: MeasurementTable) -> dict[str, A
             fields = table.program_fields(key)
             program = TensorProgram.from_operator(fields, table.backend[row])  # type: ignore[arg-type]
         framework = table.framework[row] or None
-        questions.append(Question(program, lookup(table.device[row]), table.protocol[row], framework))  # type: ignore[arg-type]
-    answers = predictor.predict_questions(questions)
-    point, low, high = (
-        np.array([getattr(a, n) for a in answers]) for n in ("latency_s", "lower_s", "upper_s")
-    )
+        queries.append(Query(program, lookup(table.device[row]), table.protocol[row], framework))  # type: ignore[arg-type]
+    answers = predictor.predict_queries(queries)
+    point, low, high = (np.array([getattr(a, n) for a in answers]) for n in ("latency_s", "lower_s", "upper_s"))
     return measure(point, table.latency_s, low, high)
 
 
@@ -186,13 +184,7 @@ def test_every_known_device(predictor: LatencyPredictor) -> None:
 def records() -> list[Measurement]:
     operators = ["softmax:rows=512,cols=64", "linear:m=64,n=128,k=32,dtype=float16", "relu:rows=7,cols=9"]
     return [
-        Measurement(
-            json.dumps(parse_operator(text).canonical()),
-            "operator",
-            device,
-            1e-5 * (i + 1),
-            protocol=protocol,
-        )
+        Measurement(json.dumps(parse_operator(text).canonical()), "operator", device, 1e-5 * (i + 1), protocol=protocol)
         for i, text in enumerate(operators)
         for device in ("t4", "a40")
         for protocol in ("kernel", "eager")
@@ -212,23 +204,17 @@ def test_tvm_programs_and_their_cache(
 ) -> None:
     from cdmpp.programs.lowering import lower, to_json
 
-    texts = [
-        to_json(lower(parse_operator(t))) for t in ("softmax:rows=512,cols=64", "linear:m=64,n=128,k=32")
-    ]
+    texts = [to_json(lower(parse_operator(t))) for t in ("softmax:rows=512,cols=64", "linear:m=64,n=128,k=32")]
     rows = [
         Measurement(text, "tvm_json", device, 1e-4, program_hash=f"p{i}", backend="tvm")
         for i, text in enumerate(texts)
         for device in ("t4", "a40")
     ]
-    broken = Measurement(
-        '{"nodes": [], "root_index": 0}', "tvm_json", "t4", 1e-4, program_hash="x", backend="tvm"
-    )
+    broken = Measurement('{"nodes": [], "root_index": 0}', "tvm_json", "t4", 1e-4, program_hash="x", backend="tvm")
     table = from_measurements([*rows, *records(), broken])
     result = evaluate(predictor, [table])
     assert result["overall"]["n"] == 16
-    assert [(u["n"], u["reason"].partition(":")[0]) for u in result["unsupported"]] == [
-        (1, "invalid_program")
-    ]
+    assert [(u["n"], u["reason"].partition(":")[0]) for u in result["unsupported"]] == [(1, "invalid_program")]
     assert_same(result["overall"], by_hand(predictor, table.select(np.arange(16))))
     stored = [path for path in own_cache.rglob("*") if path.is_file()]
     assert len(stored) == 2

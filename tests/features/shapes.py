@@ -35,10 +35,7 @@ def _extent(rng: np.random.Generator, most: int = 512) -> int:
 
 
 def _fields(name: str, rng: np.random.Generator) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "operator": name,
-        "dtype": str(rng.choice(["float32", "float16", "bfloat16", "int8"])),
-    }
+    fields: dict[str, Any] = {"operator": name, "dtype": str(rng.choice(["float32", "float16", "bfloat16", "int8"]))}
     if name == "conv2d":
         groups = _extent(rng, 16)
         fields |= {

@@ -15,7 +15,7 @@ from safetensors.numpy import save
 from benchmarks import bulk
 from cdmpp.devices import known
 from cdmpp.errors import CdmppError, DataError, InvalidDeviceError
-from cdmpp.features.bulk import FeatureAnswers, FeaturePart, FeatureQuestions
+from cdmpp.features.bulk import FeatureAnswers, FeaturePart, FeatureQueries
 from cdmpp.features.encode import encode_operator
 from cdmpp.features.tensor_bytes import MAX_HEADER_BYTES, read
 from cdmpp.programs.operators import parse_operator
@@ -27,16 +27,16 @@ TEXTS = (
 )
 
 
-def questions() -> FeatureQuestions:
+def queries() -> FeatureQueries:
     parts = []
     for text in TEXTS:
         spec = parse_operator(text)
         for device in ("t4", *known()[:2]):
             parts.append(FeaturePart(encode_operator(spec), spec.operator, device, framework="pytorch"))
-    return FeatureQuestions.of(parts, quantiles=(0.05, 0.5), model="base-x")
+    return FeatureQueries.of(parts, quantiles=(0.05, 0.5), model="base-x")
 
 
-GOOD = questions()
+GOOD = queries()
 BYTES = GOOD.to_bytes()
 
 
@@ -49,7 +49,7 @@ def taken_apart() -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, str]]:
 
 
 def test_what_is_written_is_read() -> None:
-    back = FeatureQuestions.from_bytes(BYTES)
+    back = FeatureQueries.from_bytes(BYTES)
     for field in fields(GOOD):
         mine, theirs = getattr(GOOD, field.name), getattr(back, field.name)
         if isinstance(mine, np.ndarray):
@@ -71,8 +71,8 @@ def test_rows_are_padded_with_what_nobody_reads() -> None:
 
 def test_every_known_device_travels() -> None:
     encoded = encode_operator(parse_operator(TEXTS[0]))
-    made = FeatureQuestions.of([FeaturePart(encoded, "linear", device) for device in known()])
-    assert FeatureQuestions.from_bytes(made.to_bytes()).devices == tuple(known())
+    made = FeatureQueries.of([FeaturePart(encoded, "linear", device) for device in known()])
+    assert FeatureQueries.from_bytes(made.to_bytes()).devices == tuple(known())
 
 
 def test_one_device_is_listed_once() -> None:
@@ -81,7 +81,7 @@ def test_one_device_is_listed_once() -> None:
 
 
 def test_no_rows_are_no_rows() -> None:
-    empty = FeatureQuestions.from_bytes(FeatureQuestions.of([]).to_bytes())
+    empty = FeatureQueries.from_bytes(FeatureQueries.of([]).to_bytes())
     assert len(empty) == 0
 
 
@@ -140,32 +140,32 @@ def put(place: Any, value: float) -> Any:
 )
 def test_what_cannot_be_is_refused(name: str, value: Any, says: str) -> None:
     with pytest.raises(DataError, match=says):
-        FeatureQuestions.from_bytes(changed(name, value))
+        FeatureQueries.from_bytes(changed(name, value))
 
 
 def test_a_device_that_is_none_is_named() -> None:
     with pytest.raises(InvalidDeviceError, match="clock_hz"):
-        FeatureQuestions.from_bytes(changed("devices", '["t4", "t4", {"name": "x"}]'))
+        FeatureQueries.from_bytes(changed("devices", '["t4", "t4", {"name": "x"}]'))
 
 
 def test_tensors_are_neither_missing_nor_unknown() -> None:
     tensors, metadata = taken_apart()
     tensors["extra"] = tensors.pop("totals")
     with pytest.raises(DataError, match=r"missing: totals; unknown: extra"):
-        FeatureQuestions.from_bytes(save(tensors, metadata))
+        FeatureQueries.from_bytes(save(tensors, metadata))
 
 
 @pytest.mark.parametrize("huge", [2**63, MAX_HEADER_BYTES + 1, 10**6])
 def test_a_header_that_lies_about_its_length(huge: int) -> None:
     with pytest.raises(DataError, match="header"):
-        FeatureQuestions.from_bytes(huge.to_bytes(8, "little") + BYTES[8:])
+        FeatureQueries.from_bytes(huge.to_bytes(8, "little") + BYTES[8:])
 
 
 @settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_refused_in_words(body: bytes) -> None:
     with pytest.raises(DataError):
-        FeatureQuestions.from_bytes(body)
+        FeatureQueries.from_bytes(body)
 
 
 @settings(deadline=None)
@@ -178,7 +178,7 @@ def test_a_damaged_body_is_refused_or_still_a_table(data: st.DataObject) -> None
     if data.draw(st.booleans()):
         body = body[: data.draw(st.integers(0, len(body)))]
     try:
-        FeatureQuestions.from_bytes(body).check()
+        FeatureQueries.from_bytes(body).check()
     except CdmppError as error:
         assert error.message
 

@@ -5,13 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cdmpp.features.encode import (
-    EncodedPrograms,
-    encode_operator,
-    encode_operators,
-    encode_shapes,
-    encode_tvm_json,
-)
+from cdmpp.features.encode import EncodedPrograms, encode_operator, encode_operators, encode_shapes, encode_tvm_json
 from cdmpp.features.schema import COLUMNS
 from cdmpp.programs.operators import OperatorSpec, operator_types, parse_operator
 from tests.features.shapes import random_specs, reads_only_padding
@@ -112,11 +106,7 @@ def test_many_operators_equal_each_alone() -> None:
     for spec, found in zip(specs, encode_operators(specs), strict=True):
         one = encode_operator(spec)
         assert isinstance(found, EncodedPrograms)
-        assert (found.positions.tolist(), found.family, found.dtype) == (
-            one.positions.tolist(),
-            one.family,
-            one.dtype,
-        )
+        assert (found.positions.tolist(), found.family, found.dtype) == (one.positions.tolist(), one.family, one.dtype)
         np.testing.assert_array_equal(found.leaves, one.leaves, err_msg=spec.text())
         np.testing.assert_array_equal(found.totals, one.totals, err_msg=spec.text())
     assert encode_operators([]) == []

@@ -33,21 +33,14 @@ def columns(ast: CompactAST, index: int = 0) -> dict[str, float]:
     return dict(zip((*MAGNITUDES, *FLAGS), (*found[0], *found[1]), strict=True))
 
 
-def leaf(
-    path: tuple[int, ...], store: Access, *reads: Access, reduces: tuple[int, ...] = (), **more: int
-) -> Leaf:
+def leaf(path: tuple[int, ...], store: Access, *reads: Access, reduces: tuple[int, ...] = (), **more: int) -> Leaf:
     given = counts(**more)
-    return Leaf(
-        "x", path, store, list(reads), given, "float32", 0, len(path), reduce_loops=frozenset(reduces)
-    )
+    return Leaf("x", path, store, list(reads), given, "float32", 0, len(path), reduce_loops=frozenset(reduces))
 
 
 def matmul(order: str, kinds: dict[str, str] | None = None, step: int = 0, n: int = 64) -> CompactAST:
     """C[i, j] += A[i, k] * B[k, j], 64 x n x 64; loops in the given order, outermost first."""
-    loops = [
-        Loop(name, n if name == "j" else 64, (kinds or {}).get(name, PLAIN), step, name == "k")
-        for name in order
-    ]
+    loops = [Loop(name, n if name == "j" else 64, (kinds or {}).get(name, PLAIN), step, name == "k") for name in order]
     i, j, k = (order.index(name) for name in "ijk")
     a, b, c = tensor("a", 64, 64), tensor("b", 64, n), tensor("c", 64, n)
     body = leaf(

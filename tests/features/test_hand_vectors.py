@@ -511,9 +511,7 @@ def test_a_tensor_intrinsic_counts_as_the_loops_that_it_replaced() -> None:
         (4, 32, 8, (4, 1, 8)),  # no contraction has these: out elements, each of sqrt(32 * 8 / 4) terms
     ],
 )
-def test_sizes_of_a_contraction_from_its_counts(
-    out: int, left: int, right: int, sizes: tuple[int, int, int]
-) -> None:
+def test_sizes_of_a_contraction_from_its_counts(out: int, left: int, right: int, sizes: tuple[int, int, int]) -> None:
     assert contraction_sizes(out, left, right) == sizes
 
 

@@ -468,9 +468,7 @@ def test_hostile_programs_are_refused_soon(make: Callable[[Builder], int]) -> No
 
 @pytest.mark.parametrize("make", [steps_without_end, number_steps_without_end])
 @pytest.mark.parametrize("schedule", [False, True])
-def test_steps_without_end_change_nothing_or_are_refused(
-    make: Callable[[Builder], int], schedule: bool
-) -> None:
+def test_steps_without_end_change_nothing_or_are_refused(make: Callable[[Builder], int], schedule: bool) -> None:
     b = Builder()
     text = json.dumps(b.program(make(b)))
     started = time.monotonic()

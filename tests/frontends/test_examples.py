@@ -56,14 +56,7 @@ def test_transformer_block() -> None:
 def test_small_resnet() -> None:
     graph = load_programs(EXAMPLES / "small_resnet.onnx")
     assert graph.unsupported == ()
-    assert counted(graph) == {
-        "conv2d": 20,
-        "relu": 17,
-        "max_pool2d": 1,
-        "add": 8,
-        "reduce_mean": 1,
-        "linear": 1,
-    }
+    assert counted(graph) == {"conv2d": 20, "relu": 17, "max_pool2d": 1, "add": 8, "reduce_mean": 1, "linear": 1}
     assert len(graph.edges) == 47 + 8  # a chain of 48 kernels, and a shortcut into each addition
     order = {n.id: i for i, n in enumerate(graph.nodes)}
     assert all(order[a] < order[b] for a, b in graph.edges)

@@ -147,16 +147,11 @@ def functions(count: int, own: bool = False) -> bytes:
     bodies = [helper.make_function("f", "f0", ["a"], ["b"], [helper.make_node("Relu", ["a"], ["b"])], opsets)]
     for i in range(1, count):
         called = f"f{i if own else i - 1}"
-        calls = [
-            helper.make_node(called, ["a"], ["t"], domain="f"),
-            helper.make_node(called, ["t"], ["b"], domain="f"),
-        ]
+        calls = [helper.make_node(called, ["a"], ["t"], domain="f"), helper.make_node(called, ["t"], ["b"], domain="f")]
         bodies.append(helper.make_function("f", f"f{i}", ["a"], ["b"], calls, opsets))
     node = helper.make_node(f"f{count - 1}", ["x"], ["y"], domain="f")
     value = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        [node], "g", [value("x", TensorProto.FLOAT, [4])], [value("y", TensorProto.FLOAT, None)]
-    )
+    graph = helper.make_graph([node], "g", [value("x", TensorProto.FLOAT, [4])], [value("y", TensorProto.FLOAT, None)])
     built = helper.make_model(graph, opset_imports=opsets, functions=bodies, ir_version=10)
     return built.SerializeToString()
 
@@ -171,14 +166,9 @@ def test_functions_that_explode_or_recur_are_refused() -> None:
 
 
 def test_huge_constants_are_not_built() -> None:
-    nodes = [
-        helper.make_node("ConstantOfShape", ["shape"], ["w"]),
-        helper.make_node("MatMul", ["x", "w"], ["y"]),
-    ]
+    nodes = [helper.make_node("ConstantOfShape", ["shape"], ["w"]), helper.make_node("MatMul", ["x", "w"], ["y"])]
     data = model(nodes, {"x": [2, 1 << 20]}, ["y"], {"shape": np.asarray([1 << 20, 1 << 20])})
-    assert texts(onnx_library_graph(data)) == {
-        parse_operator(f"linear:m=2,n={1 << 20},k={1 << 20}").text(): 1
-    }
+    assert texts(onnx_library_graph(data)) == {parse_operator(f"linear:m=2,n={1 << 20},k={1 << 20}").text(): 1}
 
 
 def test_shapes_by_the_exporters_word_reach_beyond_foreign_operators() -> None:

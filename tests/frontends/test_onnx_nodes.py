@@ -48,13 +48,7 @@ def test_matmul_ranks(a: list[int], b: list[int], text: str) -> None:
 
 NODES = [
     ("Gemm", {"x": [4, 8]}, {"w": weight(8, 16)}, {}, "linear:m=4,n=16,k=8"),
-    (
-        "Gemm",
-        {"x": [4, 8]},
-        {"w": weight(16, 8), "c": weight(16)},
-        {"transB": 1},
-        "linear:m=4,n=16,k=8,bias=true",
-    ),
+    ("Gemm", {"x": [4, 8]}, {"w": weight(16, 8), "c": weight(16)}, {"transB": 1}, "linear:m=4,n=16,k=8,bias=true"),
     ("Gemm", {"x": [8, 4]}, {"w": weight(8, 16)}, {"transA": 1}, "linear:m=4,n=16,k=8"),
     (
         "Einsum",
@@ -139,13 +133,7 @@ NODES = [
         {"kernel_shape": [2, 2], "strides": [2, 2]},
         "avg_pool2d:n=2,c=4,h=8,w=8,kh=2,kw=2,stride_h=2,stride_w=2",
     ),
-    (
-        "BatchNormalization",
-        {"x": [2, 4, 8, 8]},
-        {k: weight(4) for k in "abcd"},
-        {},
-        "batch_norm:n=2,c=4,h=8,w=8",
-    ),
+    ("BatchNormalization", {"x": [2, 4, 8, 8]}, {k: weight(4) for k in "abcd"}, {}, "batch_norm:n=2,c=4,h=8,w=8"),
     (
         "Attention",
         {"q": [2, 8, 16, 32], "k": [2, 4, 24, 32], "v": [2, 4, 24, 32]},
@@ -220,13 +208,7 @@ CEILED = {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1}
     [
         ("Conv", {"x": [1, 4, 9, 9]}, {"w": weight(8, 4, 3, 3)}, {"pads": [0, 0, 1, 1]}, "asymmetric"),
         ("Conv", {"x": [1, 4, 9, 9, 9]}, {"w": weight(8, 4, 3, 3, 3)}, {}, "3-D"),
-        (
-            "MaxPool",
-            {"x": [1, 4, 8, 8]},
-            {},
-            {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1},
-            "ceil",
-        ),
+        ("MaxPool", {"x": [1, 4, 8, 8]}, {}, {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1}, "ceil"),
         ("Cos", {"x": [4, 4]}, {}, {}, "no operator"),
         ("Add", {"a": [4], "b": [4]}, {}, {"dtype": onnx.TensorProto.DOUBLE}, "float64"),
         ("Einsum", {"a": [3, 4], "b": [4]}, {}, {"equation": "ij,j->j"}, "equation"),
@@ -280,12 +262,7 @@ def test_constant_parts_are_folded() -> None:
         make("Transpose", ["w"], ["wt"]),
         make("MatMul", ["flat", "wt"], ["y"]),
     ]
-    constants = {
-        "zero": np.asarray(0),
-        "axis": np.asarray([0]),
-        "minus": np.asarray([-1]),
-        "w": weight(7, 12),
-    }
+    constants = {"zero": np.asarray(0), "axis": np.asarray([0]), "minus": np.asarray([-1]), "w": weight(7, 12)}
     graph = onnx_library_graph(model(nodes, {"x": [5, 3, 4]}, ["y"], constants))
     assert texts(graph) == {parse_operator("linear:m=5,n=7,k=12").text(): 1}
     assert [n.operator for n in graph.nodes if n.reason.startswith("constant")] == [

@@ -37,10 +37,7 @@ def test_attention_is_one_program() -> None:
     ("options", "text"),
     [
         ({"mask": low((8, 8))}, "attention_prefill:batch=2,heads=4,kv_heads=4,q_len=8,head_dim=16"),
-        (
-            {"mask": low((8, 8))[None, None]},
-            "attention_prefill:batch=2,heads=4,kv_heads=4,q_len=8,head_dim=16",
-        ),
+        ({"mask": low((8, 8))[None, None]}, "attention_prefill:batch=2,heads=4,kv_heads=4,q_len=8,head_dim=16"),
         (
             {"condition": np.tril(np.ones((8, 8), bool))},
             "attention_prefill:batch=2,heads=4,kv_heads=4,q_len=8,head_dim=16",
@@ -49,15 +46,9 @@ def test_attention_is_one_program() -> None:
             {"mask": low((8, 12), 4), "k_len": 12},
             "attention_prefill:batch=2,heads=4,kv_heads=4,q_len=8,past_len=4,head_dim=16",
         ),
-        (
-            {"mask": np.zeros((8, 8), np.float32)},
-            "attention_encoder:batch=2,heads=4,kv_heads=4,q_len=8,head_dim=16",
-        ),
+        ({"mask": np.zeros((8, 8), np.float32)}, "attention_encoder:batch=2,heads=4,kv_heads=4,q_len=8,head_dim=16"),
         ({"mask": low((8, 8)).T}, "attention_encoder:batch=2,heads=4,kv_heads=4,q_len=8,head_dim=16"),
-        (
-            {"q_len": 1, "k_len": 9},
-            "attention_decode:batch=2,heads=4,kv_heads=4,q_len=1,past_len=8,head_dim=16",
-        ),
+        ({"q_len": 1, "k_len": 9}, "attention_decode:batch=2,heads=4,kv_heads=4,q_len=1,past_len=8,head_dim=16"),
         ({"kv_heads": 2}, "attention_encoder:batch=2,heads=4,kv_heads=2,q_len=8,head_dim=16"),
     ],
 )
@@ -66,11 +57,7 @@ def test_masks_caches_and_grouped_heads(options: dict[str, Any], text: str) -> N
 
 
 def test_attention_whose_scores_are_read_elsewhere_stays_apart() -> None:
-    nodes = [
-        make("MatMul", ["q", "k"], ["s"]),
-        make("Softmax", ["s"], ["p"]),
-        make("MatMul", ["p", "v"], ["y"]),
-    ]
+    nodes = [make("MatMul", ["q", "k"], ["s"]), make("Softmax", ["s"], ["p"]), make("MatMul", ["p", "v"], ["y"])]
     inputs = {"q": [2, 4, 8, 16], "k": [2, 4, 16, 8], "v": [2, 4, 8, 16]}
     assert list(texts(onnx_library_graph(model(nodes, inputs, ["y"])))) == list(
         only("attention_encoder:batch=2,heads=4,kv_heads=4,q_len=8,head_dim=16")
@@ -147,13 +134,7 @@ def test_gelu_written_out(steps: list[tuple[str, list[str | int]]]) -> None:
 
 
 def test_other_constants_are_no_gelu() -> None:
-    steps = [
-        ("Div", ["x", "two"]),
-        ("Erf", [0]),
-        ("Add", [1, "one"]),
-        ("Mul", ["x", 2]),
-        ("Mul", [3, "half"]),
-    ]
+    steps = [("Div", ["x", "two"]), ("Erf", [0]), ("Add", [1, "one"]), ("Mul", ["x", 2]), ("Mul", [3, "half"])]
     found = texts(onnx_library_graph(chain(steps, {}, [3, 5])))  # type: ignore[arg-type]
     assert [t.split(":")[0] for t in found] == ["div_scalar", "erf", "add_scalar", "mul", "mul_scalar"]
 

@@ -68,9 +68,7 @@ def test_backward_calls_know_the_module_that_they_differentiate() -> None:
 
 def test_gradients_that_are_there_are_added_to() -> None:
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    once, again = (
-        eager_trace(net, [torch.empty(2, 4)], backward=True, accumulate=more) for more in (False, True)
-    )
+    once, again = (eager_trace(net, [torch.empty(2, 4)], backward=True, accumulate=more) for more in (False, True))
     extra = Counter(one.call for one in again.launches) - Counter(one.call for one in once.launches)
     assert extra == {"add_": 4}
 
@@ -93,19 +91,9 @@ def test_tied_weights_stay_one() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.head(self.words(x))
 
-    calls = [
-        one.call for one in eager_trace(Tied(), [torch.zeros(3, dtype=torch.int64)], backward=True).launches
-    ]
+    calls = [one.call for one in eager_trace(Tied(), [torch.zeros(3, dtype=torch.int64)], backward=True).launches]
     # The table's gradient is made twice and added once.
-    assert calls == [
-        "embedding",
-        "mm",
-        "mm",
-        "mm",
-        "embedding_dense_backward",
-        "embedding_dense_backward",
-        "add",
-    ]
+    assert calls == ["embedding", "mm", "mm", "mm", "embedding_dense_backward", "embedding_dense_backward", "add"]
 
 
 def test_dropout_and_attention_are_one_kernel_each() -> None:
@@ -120,9 +108,7 @@ def test_dropout_and_attention_are_one_kernel_each() -> None:
         "attention_prefill:dtype=float32,batch=2,q_len=5,heads=3,kv_heads=3,head_dim=8"
     )
     masked = eager_trace(Masked(), [torch.empty(2, 3, 5, 8)])
-    assert [(one.operator, one.count) for one in masked.unsupported] == [
-        ("aten.scaled_dot_product_attention", 1)
-    ]
+    assert [(one.operator, one.count) for one in masked.unsupported] == [("aten.scaled_dot_product_attention", 1)]
 
 
 class Masked(nn.Module):

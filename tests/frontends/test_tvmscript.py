@@ -52,7 +52,7 @@ class Module:
                         T.reads(C[vi, vj], A[vi, vk], input[vk, vj])
                         T.writes(C[vi, vj])
                         C[vi, vj] = C[vi, vj] + A[vi, vk] * input[vk, vj]
-"""  # noqa: E501 - as TVM prints it
+"""
 
 STATEMENTS = [
     '__import__("os").system("true")',
@@ -274,9 +274,7 @@ def test_parsed_function_equals_what_tvm_itself_parses() -> None:
 
 
 @pytest.mark.tvm
-@pytest.mark.parametrize(
-    "expression", ["open('x')", "T.builder", "eval", "T.meta_var(1)", "T.cuda.func_call('f')"]
-)
+@pytest.mark.parametrize("expression", ["open('x')", "T.builder", "eval", "T.meta_var(1)", "T.cuda.func_call('f')"])
 def test_the_second_lock_holds_without_the_first(expression: str) -> None:
     import tvm
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.features.bulk import FeatureAnswers, FeatureQuestions
+from cdmpp.features.bulk import FeatureAnswers, FeatureQueries
 from cdmpp.features.schema import COLUMN
 from cdmpp.measure.sampling import prepare_sampler, tune_context
 from cdmpp.measure.settings import CollectSettings
@@ -28,12 +28,12 @@ class Simple:
     model_id = "simple"
 
     def __init__(self) -> None:
-        self.asked: list[FeatureQuestions] = []
+        self.asked: list[FeatureQueries] = []
 
-    def predict_features(self, questions: FeatureQuestions) -> FeatureAnswers:
+    def predict_features(self, queries: FeatureQueries) -> FeatureAnswers:
         """One microsecond, and some for each unit of traffic."""
-        self.asked.append(questions)
-        traffic = questions.leaves[:, :, COLUMN["leaf_bytes"] :].sum(axis=(1, 2))
+        self.asked.append(queries)
+        traffic = queries.leaves[:, :, COLUMN["leaf_bytes"] :].sum(axis=(1, 2))
         seconds = 1e-6 * (1 + np.abs(traffic).astype(np.float64))
         return FeatureAnswers(
             seconds,

@@ -35,9 +35,7 @@ def small() -> Any:
     """A search of a few candidates."""
     from tvm.s_tir import meta_schedule as ms
 
-    return ms.search_strategy.EvolutionarySearch(
-        population_size=16, genetic_num_iters=1, init_min_unmeasured=4
-    )
+    return ms.search_strategy.EvolutionarySearch(population_size=16, genetic_num_iters=1, init_min_unmeasured=4)
 
 
 def test_a_program_is_measured_once(
@@ -86,9 +84,7 @@ def test_a_program_that_cannot_be_built_says_so(
         assert trial.latency_s is None and trial.failure
 
 
-def test_a_folder_is_timed_in_one_way(
-    configuration: Configuration, quick: CollectSettings, tmp_path: Path
-) -> None:
+def test_a_folder_is_timed_in_one_way(configuration: Configuration, quick: CollectSettings, tmp_path: Path) -> None:
     from cdmpp.integrations.measuring import Workbench
 
     with Workbench(tmp_path / "trials", configuration, quick):

@@ -28,10 +28,7 @@ def model(predictor: Any, device: DeviceSpec, update: str = "frozen") -> Any:
 def results(seconds: list[float | None]) -> list[Any]:
     from tvm.s_tir import meta_schedule as ms
 
-    return [
-        ms.runner.RunnerResult(None, "crash") if s is None else ms.runner.RunnerResult([s], None)
-        for s in seconds
-    ]
+    return [ms.runner.RunnerResult(None, "crash") if s is None else ms.runner.RunnerResult([s], None) for s in seconds]
 
 
 def test_a_score_is_higher_where_the_predicted_latency_is_lower(
@@ -134,9 +131,7 @@ def test_what_was_learned_is_kept(draw: Draw, device: DeviceSpec, tmp_path: Path
     np.testing.assert_allclose(other.predict(context, candidates), made.predict(context, candidates))
 
 
-def test_files_of_another_model_and_damaged_ones_are_refused(
-    draw: Draw, device: DeviceSpec, tmp_path: Path
-) -> None:
+def test_files_of_another_model_and_damaged_ones_are_refused(draw: Draw, device: DeviceSpec, tmp_path: Path) -> None:
     path = tmp_path / "learned.safetensors"
     model(Simple(), device).save(str(path))
     other = Simple()

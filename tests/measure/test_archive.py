@@ -40,11 +40,7 @@ def built(tmp_path_factory: pytest.TempPathFactory, tiny_programs: list[str]) ->
 
 @pytest.fixture
 def job(
-    built: Path,
-    tmp_path: Path,
-    fill: Callable[[Path], list[str]],
-    quick: CollectSettings,
-    one_thread: Configuration,
+    built: Path, tmp_path: Path, fill: Callable[[Path], list[str]], quick: CollectSettings, one_thread: Configuration
 ) -> Path:
     """A complete job, each test with a copy of its own."""
     if not built.exists():
@@ -90,9 +86,7 @@ def test_a_job_says_what_it_holds(job: Path, tiny_programs: list[str]) -> None:
     assert not list(job.rglob("*.part*"))
 
 
-def test_building_goes_on_where_it_was_stopped(
-    job: Path, quick: CollectSettings, one_thread: Configuration
-) -> None:
+def test_building_goes_on_where_it_was_stopped(job: Path, quick: CollectSettings, one_thread: Configuration) -> None:
     before = {p.name: p.stat().st_mtime_ns for p in (job / "programs").iterdir()}
     log = job / "work" / "built.jsonl"
     lines = log.read_text().splitlines(keepends=True)

@@ -66,13 +66,7 @@ def test_a_collection_gives_records_repeats_and_a_card(
     assert seen.steps == {True: 12}
     assert "cdmpp collect ..." in (tmp_path / "README.md").read_text()
     left = {path.name for path in tmp_path.iterdir()}
-    assert left - {LOG} == {
-        "README.md",
-        "collect.lock",
-        "collect.sqlite",
-        "records.parquet",
-        "repeats.parquet",
-    }
+    assert left - {LOG} == {"README.md", "collect.lock", "collect.sqlite", "records.parquet", "repeats.parquet"}
 
 
 def test_the_same_call_again_measures_nothing_anew(
@@ -113,11 +107,7 @@ def test_bad_programs_cost_themselves(
 
 
 def test_builds_that_fail_on_a_full_disk_are_not_kept(
-    tmp_path: Path,
-    fill: Fill,
-    quick: CollectSettings,
-    one_thread: Configuration,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, fill: Fill, quick: CollectSettings, one_thread: Configuration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(tmp_path)
     with Store(tmp_path) as store:
@@ -185,9 +175,7 @@ def other_level(one_thread: Configuration, **changes: object) -> Configuration:
     return replace(one_thread, target={**one_thread.target, "mcpu": "x86-64-v3"}, device=device)
 
 
-def test_one_name_is_one_target(
-    tmp_path: Path, fill: Fill, quick: CollectSettings, one_thread: Configuration
-) -> None:
+def test_one_name_is_one_target(tmp_path: Path, fill: Fill, quick: CollectSettings, one_thread: Configuration) -> None:
     fill(tmp_path)
     collect([TINY], [one_thread], tmp_path, quick)
     same_name = other_level(one_thread, name=one_thread.name)

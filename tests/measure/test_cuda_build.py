@@ -47,9 +47,7 @@ def _architectures(library: bytes) -> list[int]:
 @pytest.mark.tvm
 @pytest.mark.native
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-def test_a_library_holds_machine_code_for_its_architecture(
-    arch: str, tmp_path: Path, tiny_programs: list[str]
-) -> None:
+def test_a_library_holds_machine_code_for_its_architecture(arch: str, tmp_path: Path, tiny_programs: list[str]) -> None:
     try:
         require_nvcc()
     except MissingDependencyError as error:
@@ -116,9 +114,7 @@ def test_source_is_replaced_and_the_rest_stays() -> None:
         seen.append(text)
         return b"code"
 
-    assert replace_code(_packed(source), compile_source) == _packed(
-        _sized(b"cubin") + _FUNCTIONS + _sized(b"code")
-    )
+    assert replace_code(_packed(source), compile_source) == _packed(_sized(b"cubin") + _FUNCTIONS + _sized(b"code"))
     assert seen == ["void f() {}"]
 
 

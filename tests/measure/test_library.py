@@ -11,8 +11,8 @@ from cdmpp.data.records import from_measurements, read_records, write_records
 from cdmpp.devices import lookup
 from cdmpp.errors import InvalidDeviceError, MeasurementError
 from cdmpp.measure.library import LibraryTimer
-from cdmpp.measure.places import Place, find_place, free_bytes, this_cpu
 from cdmpp.measure.timing import TimingSettings
+from cdmpp.measure.timing_devices import Place, find_place, free_bytes, this_cpu
 from cdmpp.programs.operators import parse_operator
 from tests.data.test_device_specs import cpu
 

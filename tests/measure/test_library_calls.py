@@ -65,10 +65,7 @@ def test_prefill_over_a_cache_lets_the_last_query_see_all() -> None:
     spec = parse_operator("attention_prefill:batch=1,q_len=2,past_len=2,heads=1,kv_heads=1,head_dim=8")
     both = parse_operator("attention_encoder:batch=1,q_len=2,heads=1,kv_heads=1,head_dim=8")
     tensors = Tensors(CPU)
-    q, k, v = (
-        tensors.floats((1, 1, 2, 8), "float32"),
-        *(tensors.floats((1, 1, 4, 8), "float32") for _ in range(2)),
-    )
+    q, k, v = (tensors.floats((1, 1, 2, 8), "float32"), *(tensors.floats((1, 1, 4, 8), "float32") for _ in range(2)))
     scores = (q @ k.transpose(-1, -2)) / 8**0.5
     scores[0, 0, 0, 3] = float("-inf")  # the first of two queries does not see the last of four keys
     expected = torch.softmax(scores, -1) @ v

@@ -20,9 +20,7 @@ from tests.measure import work
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[WorkerPool]:
-    settings = WorkerSettings(
-        time_limit_s=1.0, memory_bytes=2**30, cores=(0,), environment={"CDMPP_TEST": "seen"}
-    )
+    settings = WorkerSettings(time_limit_s=1.0, memory_bytes=2**30, cores=(0,), environment={"CDMPP_TEST": "seen"})
     with WorkerPool(1, settings) as made:
         yield made
 

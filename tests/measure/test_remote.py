@@ -178,11 +178,7 @@ def test_a_board_that_dies_is_replaced_by_the_others(
 
 
 def test_without_its_tracker_a_collection_stops_and_goes_on_later(
-    doomed: Farm,
-    tmp_path: Path,
-    fill: Callable[[Path], list[str]],
-    quick: CollectSettings,
-    one_thread: Configuration,
+    doomed: Farm, tmp_path: Path, fill: Callable[[Path], list[str]], quick: CollectSettings, one_thread: Configuration
 ) -> None:
     out = tmp_path / "data"
     fill(out)
@@ -236,9 +232,7 @@ def test_bad_programs_cost_one_record_each(
 def _compiled(folder: Path, name: str, body: str) -> str:
     source = folder / f"{name}.c"
     source.write_text(f"volatile int sink; int __tvm_ffi_main(void* s, void* a, int n, void* r) {{ {body} }}")
-    subprocess.run(
-        ["gcc", "-shared", "-fPIC", "-w", "-o", str(folder / f"{name}.so"), str(source)], check=True
-    )
+    subprocess.run(["gcc", "-shared", "-fPIC", "-w", "-o", str(folder / f"{name}.so"), str(source)], check=True)
     return str(folder / f"{name}.so")
 
 
@@ -250,9 +244,7 @@ def test_a_key_that_nobody_serves_is_said_at_once(
     assert "cdmpp.measure.board" in caught.value.hint
 
 
-def test_a_tracker_that_is_not_there_is_said_at_once(
-    quick: CollectSettings, one_thread: Configuration
-) -> None:
+def test_a_tracker_that_is_not_there_is_said_at_once(quick: CollectSettings, one_thread: Configuration) -> None:
     with socket.socket() as held:  # nobody listens there, and nobody else can
         held.bind(("127.0.0.1", 0))
         nowhere = Tracker("127.0.0.1", held.getsockname()[1], KEY)

@@ -44,9 +44,7 @@ def test_another_board_is_refused(names: tuple[str, ...], seen: str, reason: str
     assert "--device" in caught.value.hint
 
 
-def on_cpu(
-    monkeypatch: pytest.MonkeyPatch, name: str, named_as: str, one_thread: Configuration
-) -> Configuration:
+def on_cpu(monkeypatch: pytest.MonkeyPatch, name: str, named_as: str, one_thread: Configuration) -> Configuration:
     """A CPU of a name, of which a configuration thinks that it is another; no worker is started."""
 
     def host_device(threads: int, isa: str, bandwidth: float, **_: Any) -> SimpleNamespace:

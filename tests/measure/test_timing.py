@@ -10,15 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdmpp.errors import MeasurementError
-from cdmpp.measure.timing import (
-    Arguments,
-    Clock,
-    Timing,
-    TimingSettings,
-    index_bound,
-    random_array,
-    time_program,
-)
+from cdmpp.measure.timing import Arguments, Clock, Timing, TimingSettings, index_bound, random_array, time_program
 
 SETTINGS = TimingSettings()
 
@@ -43,9 +35,7 @@ def test_repeats_are_long_enough_for_the_clock_and_short_enough_together(run_s: 
     assert number == program.calls[-1][0]
     assert SETTINGS.min_repeats <= repeats <= SETTINGS.max_repeats
     assert number * run_s >= SETTINGS.repeat_s * 0.999 or number == 100_000
-    assert number * repeats * run_s <= max(
-        SETTINGS.total_s, SETTINGS.min_repeats * max(run_s, 2 * SETTINGS.repeat_s)
-    )
+    assert number * repeats * run_s <= max(SETTINGS.total_s, SETTINGS.min_repeats * max(run_s, 2 * SETTINGS.repeat_s))
     assert timing.latency_s == pytest.approx(run_s)
 
 

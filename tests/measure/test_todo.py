@@ -28,13 +28,7 @@ def todo() -> Todo:
 
 def measure(spec: OperatorSpec) -> Measurement:
     return Measurement(
-        spec.text(),
-        "operator",
-        "mine",
-        1e-3,
-        program_hash=spec.hash(),
-        protocol="eager",
-        device_spec=cpu("mine"),
+        spec.text(), "operator", "mine", 1e-3, program_hash=spec.hash(), protocol="eager", device_spec=cpu("mine")
     )
 
 
@@ -108,9 +102,7 @@ def test_a_stopped_run_goes_on(tmp_path: Path) -> None:
         measure_programs(PROGRAMS, stops, path, device="mine", protocol="eager")
     assert len(load_table(path)) == 2
     steps: list[None] = []
-    done = measure_programs(
-        PROGRAMS, measure, path, device="mine", protocol="eager", step=lambda: steps.append(None)
-    )
+    done = measure_programs(PROGRAMS, measure, path, device="mine", protocol="eager", step=lambda: steps.append(None))
     assert (done.records, done.new, done.failed, len(steps)) == (3, 1, {}, 3)
     assert load_table(path).op.array().tolist() == ["linear", "relu", "softmax"]
     assert load_table(path).device_spec("mine") == cpu("mine")

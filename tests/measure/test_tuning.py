@@ -21,9 +21,7 @@ from tests.measure.test_sampling import matmul
 pytestmark = [pytest.mark.native, pytest.mark.slow]
 
 
-def test_what_a_search_tried_is_kept(
-    tmp_path: Path, quick: CollectSettings, one_thread: Configuration
-) -> None:
+def test_what_a_search_tried_is_kept(tmp_path: Path, quick: CollectSettings, one_thread: Configuration) -> None:
     pytest.importorskip("tvm")
     text, digest = matmul()
     settings = quick.model_copy(update={"schedules": 4, "tune": 8, "repeat_share": 0.0})

@@ -13,7 +13,7 @@ from cdmpp.features.encode import encode_operator
 from cdmpp.features.schema import WIDTH
 from cdmpp.nn.artifact import save_artifact
 from cdmpp.nn.domain import Context, Domain
-from cdmpp.nn.inputs import DEVICE_LOGS, question_inputs, stack_devices
+from cdmpp.nn.inputs import DEVICE_LOGS, query_inputs, stack_devices
 from cdmpp.nn.network import INPUT_WIDTH, LatencyNetwork, NetworkConfig
 from cdmpp.nn.store import ProgramStore
 from cdmpp.training.config import OptimiserConfig, TrainConfig
@@ -21,14 +21,7 @@ from cdmpp.training.dataset import Dataset, Rows
 from tests.features.shapes import random_specs
 
 TINY = NetworkConfig(
-    width=16,
-    layers=2,
-    heads=2,
-    feed_forward=24,
-    head_width=32,
-    head_layers=2,
-    device_width=4,
-    head="structured",
+    width=16, layers=2, heads=2, feed_forward=24, head_width=32, head_layers=2, device_width=4, head="structured"
 )
 DEVICES = ("t4", "l4", "a100-pcie-40gb")
 
@@ -64,7 +57,7 @@ def dataset(rows: int = 600, programs: int = 120, seed: int = 0) -> Dataset:
     names = ("backend", "protocol", "framework", "source", "op")
     codes = {name: np.zeros(rows, dtype=np.int16) for name in names}
     matrix = stack_devices(devices)
-    reference = question_inputs(
+    reference = query_inputs(
         store.summary[program], matrix[device], codes["backend"], codes["protocol"], codes["framework"]
     )[2]
     log_latency = reference + np.log(2) + 0.1 * rng.standard_normal(rows)

@@ -25,9 +25,7 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
     write_artifact(base)
     predictor = LatencyPredictor.load(base)
     texts = [TEXT.format(m) for m in (16, 64, 256, 1024, 4096, 8192)]
-    measured = [
-        (t, 1.5 * (a.latency_s or 0)) for t, a in zip(texts, predictor.predict(texts, "h200"), strict=True)
-    ]
+    measured = [(t, 1.5 * (a.latency_s or 0)) for t, a in zip(texts, predictor.predict(texts, "h200"), strict=True)]
     predictor.adapt(measured, "h200").save(mine)
     return base, mine
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from cdmpp.nn.artifact import load_artifact
-from cdmpp.predictor import CHUNK_ROWS, LatencyPredictor, Question
+from cdmpp.predictor import CHUNK_ROWS, LatencyPredictor, Query
 from cdmpp.programs.program import TensorProgram
-from cdmpp.programs.question import Protocol
+from cdmpp.programs.query_options import Protocol
 from tests.features.shapes import random_specs
 from tests.nn.synthetic import write_artifact
 
@@ -29,32 +29,32 @@ def fresh(folder: Path) -> LatencyPredictor:
     return LatencyPredictor(load_artifact(folder))
 
 
-def questions(count: int) -> list[Question]:
+def queries(count: int) -> list[Query]:
     rng = random.Random(0)
     asked = []
     for spec in random_specs(count, 4):
         protocol: Protocol = "kernel" if rng.random() < 0.5 else "eager"
-        asked.append(Question(TensorProgram.from_operator(spec), rng.choice(DEVICES), protocol))
+        asked.append(Query(TensorProgram.from_operator(spec), rng.choice(DEVICES), protocol))
     return asked
 
 
 def test_batch_equals_one_by_one_to_the_last_digit(folder: Path) -> None:
-    asked = questions(5 * CHUNK_ROWS // 2)
-    together = fresh(folder).predict_questions(asked)
+    asked = queries(5 * CHUNK_ROWS // 2)
+    together = fresh(folder).predict_queries(asked)
     lonely = fresh(folder)
-    assert [lonely.predict_questions([q])[0] for q in asked] == together
-    backwards = fresh(folder).predict_questions(asked[::-1])[::-1]
+    assert [lonely.predict_queries([q])[0] for q in asked] == together
+    backwards = fresh(folder).predict_queries(asked[::-1])[::-1]
     assert backwards == together
     assert all(p.latency_s and p.latency_s > 0 for p in together)
 
 
 def test_memory_changes_nothing(folder: Path) -> None:
     predictor = fresh(folder)
-    asked = questions(40)
-    assert predictor.predict_questions(asked) == predictor.predict_questions(asked)
+    asked = queries(40)
+    assert predictor.predict_queries(asked) == predictor.predict_queries(asked)
     # Other quantiles are read from the same answer.
-    levels = predictor.predict_questions(asked, quantiles=(0.05, 0.5, 0.95))
-    assert levels == fresh(folder).predict_questions(asked, quantiles=(0.05, 0.5, 0.95))
+    levels = predictor.predict_queries(asked, quantiles=(0.05, 0.5, 0.95))
+    assert levels == fresh(folder).predict_queries(asked, quantiles=(0.05, 0.5, 0.95))
     for answer in levels:
         assert list(answer.quantiles) == ["0.05", "0.5", "0.95"]
         assert answer.lower_s is not None
@@ -63,7 +63,7 @@ def test_memory_changes_nothing(folder: Path) -> None:
 
 
 def test_the_shipped_model_too(predictor: LatencyPredictor) -> None:
-    asked = questions(CHUNK_ROWS + 3)
-    together = LatencyPredictor(predictor.artifact).predict_questions(asked)
+    asked = queries(CHUNK_ROWS + 3)
+    together = LatencyPredictor(predictor.artifact).predict_queries(asked)
     lonely = LatencyPredictor(predictor.artifact)
-    assert [lonely.predict_questions([q])[0] for q in asked] == together
+    assert [lonely.predict_queries([q])[0] for q in asked] == together

@@ -10,10 +10,10 @@ import pytest
 
 from cdmpp.devices import lookup
 from cdmpp.errors import DataError, InvalidProgramError, UnknownDeviceError
-from cdmpp.features.bulk import DOMAINS, FeatureAnswers, FeaturePart, FeatureQuestions
+from cdmpp.features.bulk import DOMAINS, FeatureAnswers, FeaturePart, FeatureQueries
 from cdmpp.features.encoded import operator_name
 from cdmpp.features.schema import WIDTH
-from cdmpp.prediction import Question
+from cdmpp.prediction import Query
 from cdmpp.predictor import LatencyPredictor
 from cdmpp.programs.program import TensorProgram
 from tests.features.test_hostile_json import concrete
@@ -29,32 +29,27 @@ TEXTS = (
 LEVELS = (0.05, 0.5, 0.9)
 
 
-def asked() -> list[Question]:
+def asked() -> list[Query]:
     programs = [TensorProgram.from_operator(text) for text in TEXTS]
     return [
-        Question(program, device, protocol, framework)  # type: ignore[arg-type]
+        Query(program, device, protocol, framework)  # type: ignore[arg-type]
         for program in programs
         for device, protocol, framework in (("t4", "kernel", None), (MINE, "eager", "pytorch"))
     ]
 
 
-def as_features(predictor: LatencyPredictor, questions: list[Question]) -> FeatureQuestions:
+def as_features(predictor: LatencyPredictor, queries: list[Query]) -> FeatureQueries:
     parts = [
         FeaturePart(
-            predictor.encode(q.program),
-            operator_name(q.program),
-            q.device,
-            q.program.backend,
-            q.protocol,
-            q.framework,
+            predictor.encode(q.program), operator_name(q.program), q.device, q.program.backend, q.protocol, q.framework
         )
-        for q in questions
+        for q in queries
     ]
-    return FeatureQuestions.of(parts, quantiles=LEVELS)
+    return FeatureQueries.of(parts, quantiles=LEVELS)
 
 
-def assert_same(predictor: LatencyPredictor, questions: list[Question], answers: FeatureAnswers) -> None:
-    for i, one in enumerate(predictor.predict_questions(questions, LEVELS)):
+def assert_same(predictor: LatencyPredictor, queries: list[Query], answers: FeatureAnswers) -> None:
+    for i, one in enumerate(predictor.predict_queries(queries, LEVELS)):
         assert one.error is None
         assert (one.latency_s, one.lower_s, one.upper_s) == (
             answers.latency_s[i],
@@ -66,12 +61,12 @@ def assert_same(predictor: LatencyPredictor, questions: list[Question], answers:
         assert (one.domain_score, one.roofline_s) == (answers.domain_score[i], answers.roofline_s[i])
 
 
-def test_arrays_and_questions_get_the_same_figures(predictor: LatencyPredictor) -> None:
-    questions = asked()
-    rows = as_features(predictor, questions)
-    answers = predictor.predict_features(FeatureQuestions.from_bytes(rows.to_bytes()))
+def test_arrays_and_queries_get_the_same_figures(predictor: LatencyPredictor) -> None:
+    queries = asked()
+    rows = as_features(predictor, queries)
+    answers = predictor.predict_features(FeatureQueries.from_bytes(rows.to_bytes()))
     assert answers.model_id == predictor.model_id
-    assert_same(predictor, questions, answers)
+    assert_same(predictor, queries, answers)
 
 
 def test_a_row_does_not_depend_on_its_company(predictor: LatencyPredictor) -> None:
@@ -86,16 +81,16 @@ def test_a_row_does_not_depend_on_its_company(predictor: LatencyPredictor) -> No
 def test_programs_given_as_tir(predictor: LatencyPredictor) -> None:
     texts = (json.dumps(concrete(f"linear:m={m},n=8,k=16")) for m in (4, 5, 6))
     programs = [TensorProgram.from_tvm_json(text) for text in texts]
-    questions = [Question(p, "t4") for p in programs]
-    rows = as_features(predictor, questions)
-    assert_same(predictor, questions, predictor.predict_features(rows))
+    queries = [Query(p, "t4") for p in programs]
+    rows = as_features(predictor, queries)
+    assert_same(predictor, queries, predictor.predict_features(rows))
     if rows.leaves.shape[2] > WIDTH:
         with pytest.raises(InvalidProgramError, match="schedule"):
             predictor.predict_features(replace(rows, leaves=rows.leaves[:, :, :WIDTH]))
 
 
 def test_no_rows(predictor: LatencyPredictor) -> None:
-    answers = predictor.predict_features(FeatureQuestions.of([]))
+    answers = predictor.predict_features(FeatureQueries.of([]))
     assert len(answers) == 0
     assert FeatureAnswers.from_bytes(answers.to_bytes()).quantiles.shape == (0, 2)
 

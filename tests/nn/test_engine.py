@@ -16,7 +16,7 @@ from cdmpp.nn.engine import Engine
 from cdmpp.nn.inputs import DEVICE_LOGS, INPUT_WIDTH
 from cdmpp.nn.network import LatencyNetwork
 from cdmpp.nn.network_graph import network_graph
-from cdmpp.nn.places import KEPT, encode_places
+from cdmpp.nn.positional_encoding_np import KEPT, encode_places
 from cdmpp.nn.positions import positional_encoding, published_encoding
 from cdmpp.nn.weights import VIEW_COLUMNS, Weights, shapes
 from cdmpp.predictor import LatencyPredictor

@@ -30,11 +30,7 @@ def seconds(*leaves: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Te
     times = LeafTimes(8, INPUT_WIDTH).eval()
     rows = torch.stack(leaves)[None]
     found: torch.Tensor = times(
-        rows,
-        torch.ones(1, len(leaves), 8),
-        mask,
-        torch.zeros(1, INPUT_WIDTH),
-        torch.zeros(1, len(DEVICE_LOGS)),
+        rows, torch.ones(1, len(leaves), 8), mask, torch.zeros(1, INPUT_WIDTH), torch.zeros(1, len(DEVICE_LOGS))
     )
     assert found.shape == (1, 2)
     return found[0]
@@ -82,9 +78,7 @@ def test_the_network_answers_scheduled_programs_by_their_leaves(head: str) -> No
     columns[2:, :, column] = 5.0
     slow = columns.clone()
     slow[2:, :, column] = 15.0
-    first, second = (
-        net(mask=None, **inputs | {"leaves": torch.cat((narrow, c), dim=2)})[0] for c in (columns, slow)
-    )
+    first, second = (net(mask=None, **inputs | {"leaves": torch.cat((narrow, c), dim=2)})[0] for c in (columns, slow))
     moved = (second - first).abs()
     assert (moved[:2] < 1e-6).all()  # operators
     assert (moved[2:] > 1.0).all()  # 2^10 times the work, as far as tokens do not undo it

@@ -63,8 +63,7 @@ def test_leaf_counts_together_are_as_one_by_one(config: NetworkConfig) -> None:
     parts = [Part(i["leaves"], i["positions"], m) for i, m in zip(several, masks, strict=True)]
     inputs, logs = (torch.cat([i[name] for i in several]) for name in ("inputs", "logs"))
     alone = [
-        net.encode(p.leaves, p.positions, p.mask, i["inputs"], i["logs"])
-        for p, i in zip(parts, several, strict=True)
+        net.encode(p.leaves, p.positions, p.mask, i["inputs"], i["logs"]) for p, i in zip(parts, several, strict=True)
     ]
     for multiple in (1, 64):
         together = net.encode_parts(parts, inputs, logs, multiple=multiple)

@@ -8,14 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cdmpp.nn.residuals import (
-    AdapterFeatures,
-    ResidualProcess,
-    ResidualSettings,
-    centred,
-    kernel,
-    prior_variance,
-)
+from cdmpp.nn.residuals import AdapterFeatures, ResidualProcess, ResidualSettings, centred, kernel, prior_variance
 
 Array = np.ndarray[Any, np.dtype[Any]]
 FIXED = ResidualSettings(amplitudes=(1.0,), noises=(1.0,))
@@ -43,10 +36,7 @@ def plain_kernel(a: AdapterFeatures, b: AdapterFeatures, s: ResidualSettings) ->
         for j in range(len(b)):
             value = s.constant**2 + s.peers**2 * float(one[i] @ other[j])
             if a.family[i] == b.family[j]:
-                apart = [
-                    a.numeric[i].astype(float) - b.numeric[j],
-                    s.view * (a.view[i].astype(float) - b.view[j]),
-                ]
+                apart = [a.numeric[i].astype(float) - b.numeric[j], s.view * (a.view[i].astype(float) - b.view[j])]
                 gap = np.linalg.norm(np.concatenate(apart))
                 value += s.family**2 + s.sizes**2 * np.exp(-gap / s.length)
             value += s.operator**2 * (a.operator[i] == b.operator[j] >= 0)
@@ -103,9 +93,7 @@ def test_an_outlier_is_clipped_and_a_constant_is_learned() -> None:
     known = features(40)
     residual = np.full(40, 0.3)
     residual[7] = 5.0
-    clipped, open_ = (
-        ResidualProcess.fit(known, residual, ResidualSettings(clip=clip)) for clip in (0.4, 10.0)
-    )
+    clipped, open_ = (ResidualProcess.fit(known, residual, ResidualSettings(clip=clip)) for clip in (0.4, 10.0))
     mean, variance = clipped.mean_and_variance(features(30, 8))
     assert np.abs(mean - 0.3).max() < 0.15 and np.abs(mean - 0.3).mean() < 0.05
     assert np.abs(mean - 0.3).mean() < 0.5 * np.abs(open_.mean_and_variance(features(30, 8))[0] - 0.3).mean()

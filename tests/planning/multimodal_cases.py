@@ -23,11 +23,7 @@ def module(
 
 
 def step(
-    modules: Sequence[Module],
-    units: Sequence[int],
-    segments: Sequence[int],
-    ranks: int,
-    memory: Memory | None = None,
+    modules: Sequence[Module], units: Sequence[int], segments: Sequence[int], ranks: int, memory: Memory | None = None
 ) -> Tasks:
     """One item in each unit, modules in segments."""
     batch = list(units)
@@ -85,11 +81,7 @@ def slowly(tasks: Tasks, sequence: Sequence[int], rule: Rule) -> float:
         ahead = not backward or (
             bool(forward) and (rule.preference == 2 or (rule.preference == 1 and last[rank] == "B"))
         )
-        task = (
-            min(forward, key=urgency.__getitem__)
-            if ahead
-            else min(backward, key=keys[rule.back_rule].__getitem__)
-        )
+        task = min(forward, key=urgency.__getitem__) if ahead else min(backward, key=keys[rule.back_rule].__getitem__)
         last[rank] = "F" if ahead else "B"
         ends[task] = now + float(tasks.duration_s[task])
         free[rank] = ends[task]

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdmpp import FieldError, InfeasibleError, make_plan
+from cdmpp.compose.render import render
 from cdmpp.planning.afd import Link, Side, size
-from cdmpp.planning.afd.picture import draw
-from cdmpp.planning.afd.wire import AfdAnswer, AfdRequest
-from cdmpp.planning.afd.words import show
+from cdmpp.planning.afd.schema import AfdPlan, AfdRequest
+from cdmpp.planning.afd.view import draw
 from cdmpp.predictor import LatencyPredictor
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "afd.json"
@@ -38,9 +38,7 @@ GIVEN: dict[str, Any] = {
     goal=st.floats(1, 40),
     moved=st.floats(0.01, 2),
 )
-def test_the_choice_is_the_best_of_all(
-    slope: float, floor: float, price: float, goal: float, moved: float
-) -> None:
+def test_the_choice_is_the_best_of_all(slope: float, floor: float, price: float, goal: float, moved: float) -> None:
     attention = Side(np.array([1.0, 5.0]), np.array([floor, floor + 4 * slope]), 3, price, 5)
     ffn = Side(np.array([1.0, 8.0]), np.array([1.0, 1.5]), 3, 1.0, 8)
     link, layers = Link(moved, 1.0, 0.1), 2
@@ -49,11 +47,7 @@ def test_the_choice_is_the_best_of_all(
         a, f = math.ceil(batch / x), math.ceil(batch / y)
         if a > 5 or f > 8:
             return math.inf
-        stages = (
-            floor + slope * (a - 1),
-            1.0 + 0.5 * (f - 1) / 7,
-            2 * (0.1 + moved * math.ceil(batch / min(x, y))),
-        )
+        stages = (floor + slope * (a - 1), 1.0 + 0.5 * (f - 1) / 7, 2 * (0.1 + moved * math.ceil(batch / min(x, y))))
         slowest = layers * max(stages)
         return math.inf if 3 * slowest > goal else (price * x + y) * slowest / batch
 
@@ -73,9 +67,7 @@ def test_a_balanced_choice_by_hand() -> None:
     assert answer["attention_instances"] == 4
     assert answer["ffn_instances"] == 1
     assert answer["micro_batch"] == 16
-    assert answer["stage_s"] == pytest.approx(
-        {"attention": 0.02, "ffn": 0.015, "communication": 10 * 2 * 16e3 / 1e9}
-    )
+    assert answer["stage_s"] == pytest.approx({"attention": 0.02, "ffn": 0.015, "communication": 10 * 2 * 16e3 / 1e9})
     assert answer["tokens_per_s"] == pytest.approx(16 / 0.02)
     assert answer["price_s_per_token"] == pytest.approx(5 * 0.02 / 16)
     assert answer["lower_bound_price_s_per_token"] == pytest.approx(0.02 / 4 + 0.015 / 16)
@@ -105,11 +97,7 @@ def test_the_colocated_baseline_is_both_layers_in_turn() -> None:
         ({"tpot_s": -1.0}, FieldError, "tpot_s"),
         (
             {
-                "attention": {
-                    "layer": {"batch": [1], "seconds": [1e-3]},
-                    "instances": 64,
-                    "max_tokens": 8192,
-                },
+                "attention": {"layer": {"batch": [1], "seconds": [1e-3]}, "instances": 64, "max_tokens": 8192},
                 "ffn": {"layer": {"batch": [1], "seconds": [1e-3]}, "instances": 64, "max_tokens": 8192},
             },
             FieldError,
@@ -117,9 +105,7 @@ def test_the_colocated_baseline_is_both_layers_in_turn() -> None:
         ),
     ],
 )
-def test_what_cannot_be_answered_names_the_field(
-    change: dict[str, Any], error: type[FieldError], path: str
-) -> None:
+def test_what_cannot_be_answered_names_the_field(change: dict[str, Any], error: type[FieldError], path: str) -> None:
     with pytest.raises(error) as caught:
         make_plan("afd", {**GIVEN, **change})
     assert caught.value.path == path
@@ -131,17 +117,14 @@ def test_the_smallest_goal_that_can_be_kept_is_said() -> None:
     make_plan("afd", {**GIVEN, "tpot_s": 0.0301})
 
 
-def test_the_example_is_answered_from_predictions(
-    predictor: LatencyPredictor, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_example_is_answered_from_predictions(predictor: LatencyPredictor, tmp_path: Path) -> None:
     value = json.loads(EXAMPLE.read_text())
     answer = make_plan("afd", value, predictor)
-    AfdAnswer.model_validate(answer)
+    plan = AfdPlan.model_validate(answer)
     assert answer["model_id"] == predictor.model_id
     assert answer["gap"] >= 0
     assert answer["tpot_s"] <= value["tpot_s"]
     assert any("attention_decode:" in line for line in answer["explanation"])
     request = AfdRequest.model_validate(value)
-    show(request, answer)
-    assert "attention and" in capsys.readouterr().out
-    draw(request, answer).savefig(tmp_path / "afd.png")
+    assert "attention and" in render(plan.tables())
+    draw(request, plan).savefig(tmp_path / "afd.png")

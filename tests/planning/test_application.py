@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdmpp import FieldError, make_plan
-from cdmpp.compose import Watch
+from cdmpp.compose.budget import SearchControl
 from cdmpp.planning.application import Application, Engine, Policy, Primitive, simulate
-from cdmpp.planning.application.picture import draw
+from cdmpp.planning.application.plot import draw
+from cdmpp.planning.application.render import show
+from cdmpp.planning.application.schema import ApplicationAnswer, ApplicationRequest
 from cdmpp.planning.application.search import replay_graph, search
-from cdmpp.planning.application.wire import ApplicationAnswer, ApplicationRequest
-from cdmpp.planning.application.words import show
 from cdmpp.predictor import LatencyPredictor
 from cdmpp.replay import replay
 
@@ -31,15 +31,10 @@ def engine(name: str, one_s: float, more_s: float, most: int = 4, device: str | 
 
 
 def test_a_batch_is_shared_and_a_chain_is_not_overlapped() -> None:
-    app = Application(
-        (engine("e", 2, 0), engine("f", 1, 3)), (Primitive("a", 0, 1, ()), Primitive("b", 1, 1, (0,)))
-    )
+    app = Application((engine("e", 2, 0), engine("f", 1, 3)), (Primitive("a", 0, 1, ()), Primitive("b", 1, 1, (0,))))
     run = simulate(app, [0.0, 0.0], Policy())
     # Both embed together until 2, then the other engine takes both in one batch of 1 + 3/3.
-    assert [(b.engine, b.start_s, b.end_s, len(b.members)) for b in run.batches] == [
-        (0, 0, 2, 2),
-        (1, 2, 4, 2),
-    ]
+    assert [(b.engine, b.start_s, b.end_s, len(b.members)) for b in run.batches] == [(0, 0, 2, 2), (1, 2, 4, 2)]
     assert run.latency_s == [4.0, 4.0]
     alone = simulate(app, [0.0, 0.0], Policy(batching=False))
     assert alone.latency_s == [3.0, 5.0]
@@ -101,10 +96,8 @@ def test_a_run_replayed_takes_as_long(app: Application, arrivals: list[float], b
 
 @settings(max_examples=30, deadline=None)
 @given(applications(), st.lists(st.integers(0, 3).map(float), min_size=1, max_size=2))
-def test_the_search_is_between_every_dispatch_and_its_baselines(
-    app: Application, arrivals: list[float]
-) -> None:
-    found = search(app, app, arrivals, Watch(), max_steps=100)
+def test_the_search_is_between_every_dispatch_and_its_baselines(app: Application, arrivals: list[float]) -> None:
+    found = search(app, app, arrivals, SearchControl(), max_steps=100)
     best = exhaustive(app, tuple(arrivals))
     assert app.bound_s(arrivals) <= best + 1e-9
     assert best <= found.run.mean_s + 1e-9
@@ -117,7 +110,7 @@ def test_the_search_finds_the_best_dispatch_where_nothing_is_to_be_gained_by_wai
         (engine("e", 2, 6), engine("f", 5, 0)),
         (Primitive("shallow", 0, 1, ()), Primitive("deep", 0, 2, ()), Primitive("end", 1, 1, (1,))),
     )
-    found = search(app, app, [0.0], Watch(), max_steps=100)
+    found = search(app, app, [0.0], SearchControl(), max_steps=100)
     assert found.run.mean_s == exhaustive(app, (0.0,)) == 9.0
     assert simulate(app, [0.0], Policy(batching=False)).mean_s == 11.0
 
@@ -204,11 +197,7 @@ def test_a_split_prefill_begins_before_the_search_ends() -> None:
     answer = make_plan("application", request)
     assert answer["baselines"]["first_come"] == 9.0
     assert answer["mean_latency_s"] == 6.0
-    assert [m["primitive"] for b in answer["batches"] for m in b["members"]] == [
-        "search",
-        "prefill#0",
-        "prefill#1",
-    ]
+    assert [m["primitive"] for b in answer["batches"] for m in b["members"]] == ["search", "prefill#0", "prefill#1"]
 
 
 ONE: dict[str, Any] = {
@@ -224,12 +213,7 @@ ONE: dict[str, Any] = {
         ({"primitives": [{"id": "a", "engine": "f"}]}, "primitives.0.engine"),
         ({"primitives": [{"id": "a", "engine": "e", "after": ["b"]}]}, "primitives.0.after"),
         (
-            {
-                "primitives": [
-                    {"id": "a", "engine": "e", "after": ["b"]},
-                    {"id": "b", "engine": "e", "after": ["a"]},
-                ]
-            },
+            {"primitives": [{"id": "a", "engine": "e", "after": ["b"]}, {"id": "b", "engine": "e", "after": ["a"]}]},
             "primitives.0.after",
         ),
         ({"primitives": [{"id": "a", "engine": "e"}] * 2}, "primitives.1.id"),

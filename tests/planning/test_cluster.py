@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from cdmpp import FieldError, InfeasibleError, make_plan
 from cdmpp.planning.cluster import Job, allocate, equal_share, greedy, least, most_saved, reclaim
 from cdmpp.planning.cluster.allocate import total_s
-from cdmpp.planning.cluster.picture import draw
+from cdmpp.planning.cluster.plot import draw
+from cdmpp.planning.cluster.render import show
+from cdmpp.planning.cluster.schema import ClusterAnswer, ClusterRequest
 from cdmpp.planning.cluster.trace import Arrival, mean_completion_s, synthetic_trace
-from cdmpp.planning.cluster.wire import ClusterAnswer, ClusterRequest
-from cdmpp.planning.cluster.words import show
 from cdmpp.predictor import LatencyPredictor
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "cluster.json"
@@ -132,9 +132,7 @@ JOB: dict[str, Any] = {"name": "a", "workers": [2, 4], "remaining_samples": 10, 
         ({"gpus": 1, "jobs": []}, FieldError, "jobs"),
     ],
 )
-def test_what_cannot_be_answered_names_the_field(
-    request_: dict[str, Any], error: type[FieldError], path: str
-) -> None:
+def test_what_cannot_be_answered_names_the_field(request_: dict[str, Any], error: type[FieldError], path: str) -> None:
     with pytest.raises(error) as caught:
         make_plan("cluster", request_)
     assert caught.value.path == path

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdmpp import FieldError, LatencyPredictor, make_plan
-from cdmpp.compose import Watch
-from cdmpp.planning.compress.picture import draw
+from cdmpp.compose.budget import SearchControl
+from cdmpp.planning.compress.plot import draw
+from cdmpp.planning.compress.render import show
+from cdmpp.planning.compress.schema import CompressAnswer, CompressRequest
 from cdmpp.planning.compress.search import Bound, exhaustive, improve, search
 from cdmpp.planning.compress.strategy import Option, Tensor, bytecomp, hidden, timeline
-from cdmpp.planning.compress.wire import CompressAnswer, CompressRequest
-from cdmpp.planning.compress.words import show
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "compress.json"
 
@@ -189,7 +189,7 @@ def test_the_example_is_predicted(predictor: LatencyPredictor) -> None:
 
 def test_progress_holds_on_to_what_it_was() -> None:
     told: list[Any] = []
-    CompressRequest.model_validate(given_costs()).solve([], Watch(30.0, told.append, every_s=0.0))
+    CompressRequest.model_validate(given_costs()).solve([], SearchControl(30.0, told.append, every_s=0.0))
     assert told
     for progress in told:
         assert progress.answer()["iteration_s"] == progress.best
@@ -204,9 +204,7 @@ def test_progress_holds_on_to_what_it_was() -> None:
         ("link", lambda r: r.update(link={})),
         (
             "link.table",
-            lambda r: (
-                r.update(link={"table": [[1.0, 1.0], [1.5, 1e8]]}) or r["tensors"][0].update(bytes=1e12)
-            ),
+            lambda r: r.update(link={"table": [[1.0, 1.0], [1.5, 1e8]]}) or r["tensors"][0].update(bytes=1e12),
         ),
         ("workers", lambda r: r.update(workers=1)),
     ],

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdmpp.compose import Progress, Watch
+from cdmpp.compose.budget import Progress, SearchControl
 from cdmpp.compose.jit import COMPILED
 from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.planning.fused import Model, Problem, lower_bound_s, search
 from cdmpp.planning.fused.baselines import serial_1f1b
 from cdmpp.planning.fused.check import check
 from cdmpp.planning.fused.construct import construct
+from cdmpp.planning.fused.schema import FusedAnswer, FusedRequest
 from cdmpp.planning.fused.timing import all_tasks, makespan_s, needed, peaks, run_order
-from cdmpp.planning.fused.wire import FusedAnswer, FusedRequest
-from cdmpp.planning.kinds import make_plan
+from cdmpp.planning.registry import make_plan
 
 # Stages and micro-batches of both models, their forward seconds (backward takes twice as long), and the lower
 # bound: the instances in the results folder of the FlexFusion repository (RLHFuse, NSDI'25).
@@ -226,9 +226,7 @@ def test_equal_requests_give_equal_answers_and_seeds_differ() -> None:
 
 def test_less_memory_takes_longer_down_to_the_least_that_works() -> None:
     request = published(5, budget_s=60, max_steps=300)
-    spans = [
-        make_plan("pipeline", {**request, "max_activations": most})["makespan_s"] for most in (8, 4, 2, 1)
-    ]
+    spans = [make_plan("pipeline", {**request, "max_activations": most})["makespan_s"] for most in (8, 4, 2, 1)]
     assert spans == sorted(spans)
     # One micro-batch of one model at a time: (5 + 10) * 8 stages and (2 + 4) * 8, eight times each.
     assert spans[-1] <= 8 * (15 * 8 + 6 * 8)
@@ -261,10 +259,7 @@ def test_memory_falls_to_that_of_the_large_model_alone() -> None:
         ({"ranks": 12}, "models.0.stages"),
         ({"models": []}, "models"),
         ({"models": [{"stages": 8, "micro_batches": 1, "forward_s": 1}]}, "models.0"),
-        (
-            {"models": [{"stages": 8, "micro_batches": 1, "forward_s": 1, "backward_s": 0}]},
-            "models.0.backward_s",
-        ),
+        ({"models": [{"stages": 8, "micro_batches": 1, "forward_s": 1, "backward_s": 0}]}, "models.0.backward_s"),
         ({"models": [{"stages": 8, "micro_batches": 4096, "forward_s": 1, "backward_s": 1}]}, "models"),
         ({"models": [{"stages": 8, "micro_batches": 1, "forward_s": 1e9, "backward_s": 1e-9}]}, "models"),
     ],
@@ -278,14 +273,14 @@ def test_what_cannot_be_scheduled_is_refused(change: dict[str, Any], path: str) 
 def test_who_listens_hears_of_better_and_better_plans() -> None:
     heard: list[Progress] = []
     request = FusedRequest.model_validate(published(4, budget_s=60, max_steps=400))
-    found = request.solve([], Watch(60, heard.append, every_s=0.0))
+    found = request.solve([], SearchControl(60, heard.append, every_s=0.0))
     bests = [one.best for one in heard if one.best is not None]
     assert bests == sorted(bests, reverse=True) and bests[-1] == found["makespan_s"]
     assert heard[-1].answer is not None and heard[-1].answer() == found
 
 
 def test_a_stopped_search_answers_with_what_it_has() -> None:
-    watch = Watch(60)
+    watch = SearchControl(60)
     watch.stop()
     request = FusedRequest.model_validate(published(4))
     found = request.solve([], watch)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from cdmpp.planning.fused.check import check
-from cdmpp.planning.fused.wire import FusedRequest
-from cdmpp.planning.kinds import make_plan
+from cdmpp.planning.fused.schema import FusedRequest
+from cdmpp.planning.registry import make_plan
 
 REQUEST: dict[str, Any] = {
     "models": [

@@ -17,34 +17,25 @@ from pydantic import TypeAdapter
 from typer.testing import CliRunner
 
 from cdmpp.cli.main import app
+from cdmpp.compose.budget import Progress, SearchControl
 from cdmpp.compose.solve import read_request
-from cdmpp.compose.watch import Progress, Watch
 from cdmpp.errors import FieldError, InfeasibleError
-from cdmpp.planning.kinds import KINDS, load, make_plan
 from cdmpp.planning.multimodal import Module, plan_step
 from cdmpp.planning.multimodal.check import check
 from cdmpp.planning.multimodal.knobs import choose_knobs, leanest_bytes, peaks_bytes
 from cdmpp.planning.multimodal.modules import links, spread
 from cdmpp.planning.multimodal.placement import balanced, contiguous, in_segments
-from cdmpp.planning.multimodal.schedule import (
-    RULES,
-    dispatched,
-    followed,
-    lean_orders,
-    natural_key,
-    sequence_of,
-)
+from cdmpp.planning.multimodal.schedule import RULES, dispatched, followed, lean_orders, natural_key, sequence_of
+from cdmpp.planning.multimodal.schema import MultimodalAnswer, MultimodalRequest
 from cdmpp.planning.multimodal.tasks import Memory, chunk_figures
-from cdmpp.planning.multimodal.wire import MultimodalAnswer, MultimodalRequest
+from cdmpp.planning.registry import PLANNERS, load, make_plan
 from cdmpp.predictor import LatencyPredictor
 from tests.planning.multimodal_cases import module, step
 
 EXAMPLE = Path("docs/examples/pipeline_modules.json")
 
 
-def form(
-    name: str, layers: Any, forward_s: float, after: list[str] | None = None, **more: Any
-) -> dict[str, Any]:
+def form(name: str, layers: Any, forward_s: float, after: list[str] | None = None, **more: Any) -> dict[str, Any]:
     sizes = [1, 2, 4, 8]
     return {
         "name": name,
@@ -127,9 +118,7 @@ def test_modules_that_wait_for_each_other_are_refused() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    st.lists(st.integers(1, 9), min_size=1, max_size=7), st.lists(st.integers(0, 9), min_size=1, max_size=4)
-)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=7), st.lists(st.integers(0, 9), min_size=1, max_size=4))
 def test_balanced_cuts_are_the_best_of_all_cuts(layers: list[int], load: list[int]) -> None:
     def value(cuts: tuple[int, ...]) -> int:
         ends = (0, *cuts, len(layers))
@@ -152,10 +141,7 @@ def test_odd_layers_of_segments_and_modules_level_out() -> None:
             load[chunk.rank] += chunk.layers
     assert load == [5, 5, 5, 5]
     packed = contiguous(modules, [9.0, 11.0], 4)
-    assert [[(c.rank, c.layers) for c in row] for row in packed.chunks] == [
-        [(0, 5), (1, 4)],
-        [(1, 1), (2, 5), (3, 5)],
-    ]
+    assert [[(c.rank, c.layers) for c in row] for row in packed.chunks] == [[(0, 5), (1, 4)], [(1, 1), (2, 5), (3, 5)]]
 
 
 # Memory
@@ -177,9 +163,7 @@ def test_knobs_are_those_of_least_added_time_of_all(seed: int) -> None:
     rng = np.random.default_rng(seed)
     figures = rng.integers(1, 8, (3, 5)).astype(float)
     modules = [
-        module(
-            f"m{i}", 4, f, b, (i - 1,) if i else (), activation_bytes=a, boundary_bytes=c / 4, weight_bytes=w
-        )
+        module(f"m{i}", 4, f, b, (i - 1,) if i else (), activation_bytes=a, boundary_bytes=c / 4, weight_bytes=w)
         for i, (f, b, a, c, w) in enumerate(figures)
     ]
     free = Memory(float("inf"), ("keep", "recompute", "offload"), 3.0)
@@ -226,12 +210,7 @@ def test_the_lean_order_holds_one_unit_of_a_chain_at_a_time() -> None:
 
 @pytest.mark.parametrize("knobs", [["keep"], ["keep", "recompute"], ["recompute", "keep", "offload"]])
 def test_limits_are_kept_and_the_least_is_named(knobs: list[str]) -> None:
-    more: dict[str, Any] = {
-        "modules": MEMORY,
-        "knobs": knobs,
-        "host_bandwidth_bytes_per_s": 30.0,
-        "max_steps": 60,
-    }
+    more: dict[str, Any] = {"modules": MEMORY, "knobs": knobs, "host_bandwidth_bytes_per_s": 30.0, "max_steps": 60}
     free = make_plan("pipeline", request(**more))
     most = max(rank["peak_bytes"] for rank in free["memory"])
     with pytest.raises(InfeasibleError, match="leanest that was found needs") as caught:
@@ -259,9 +238,7 @@ def test_limits_are_kept_and_the_least_is_named(knobs: list[str]) -> None:
     st.integers(1, 5),
     st.sampled_from([[], ["vision"]]),
 )
-def test_plans_hold_what_they_say_and_are_not_longer_than_1f1b(
-    batch: list[int], ranks: int, after: list[str]
-) -> None:
+def test_plans_hold_what_they_say_and_are_not_longer_than_1f1b(batch: list[int], ranks: int, after: list[str]) -> None:
     modules = [
         form("vision", 5, 0.5),
         form("language", [1, 2, 1, 1, 3, 1, 1], 1.0, after),
@@ -329,7 +306,7 @@ def test_progress_has_the_plan_so_far() -> None:
     heard: list[Progress] = []
     value = request(max_steps=120)
     asked = read_request(MultimodalRequest, value)
-    asked.solve([], Watch(60.0, heard.append, every_s=0.0))
+    asked.solve([], SearchControl(60.0, heard.append, every_s=0.0))
     assert heard
     last = heard[-1]
     assert last.answer is not None and last.best is not None and last.bound is not None
@@ -403,9 +380,9 @@ def test_the_example_is_priced_and_explained_down_to_its_programs(predictor: Lat
     said = next(line for line in answer["explanation"] if line.startswith("language:"))
     assert "forward: linear:" in said and "backward: linear:" in said
     request_ = read_request(MultimodalRequest, value)
-    from cdmpp.compose.solve import price
+    from cdmpp.compose.pricing import price
 
-    assert check(request_, answer, price(request_.asked(), predictor)) == []
+    assert check(request_, answer, price(request_.price_requests(), predictor)) == []
 
 
 def test_the_command_prints_draws_and_checks(tmp_path: Path) -> None:
@@ -428,7 +405,7 @@ def test_pictures_of_several_steps_and_the_schema_of_the_answer() -> None:
     one = {"vision": 2, "language": 2, "diffusion": 2}
     value = request(batch=None, batches=[one, {**one, "vision": 0}], max_steps=20)
     answer = make_plan("pipeline", value)
-    figure = load(KINDS["pipeline"].draw)(read_request(MultimodalRequest, value), answer)
+    figure = load(PLANNERS["pipeline"].draw)(read_request(MultimodalRequest, value), answer)
     assert isinstance(figure, Figure) and len(figure.axes) == 2
     assert [axis.get_xlabel() for axis in figure.axes] == ["", "time, s"]
     TypeAdapter(MultimodalAnswer).validate_python(answer)

@@ -64,9 +64,7 @@ def test_cuts_make_1f1b_short(layers, batch, ranks):
     modules = chain(*layers)
     for count in range(1, batch[1] + 1):
         items = micro_batches(batch, count)
-        work_s = [
-            sum(sum(m.layer_s(int(n))) for n in row if n) for m, row in zip(modules, items, strict=True)
-        ]
+        work_s = [sum(sum(m.layer_s(int(n))) for n in row if n) for m, row in zip(modules, items, strict=True)]
         even = contiguous(modules, [m.work * s for m, s in zip(modules, work_s, strict=True)], ranks)
         placement, seconds, left = recut(modules, even, items, ranks, 100_000)
         on = [sum(c.layers for row in placement.chunks for c in row if c.rank == r) for r in range(ranks)]

@@ -9,18 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cdmpp.compose.budget import SearchControl
 from cdmpp.compose.jit import COMPILED
-from cdmpp.compose.watch import Watch
 from cdmpp.planning.multimodal.dispatch import complete, dispatch, follow, longest_ways, preemptive_s
 from cdmpp.planning.multimodal.exact import best_of_all, branch_and_bound
-from cdmpp.planning.multimodal.schedule import (
-    RULES,
-    dispatched,
-    followed,
-    natural_key,
-    sequence_of,
-    start_keys,
-)
+from cdmpp.planning.multimodal.schedule import RULES, dispatched, followed, natural_key, sequence_of, start_keys
 from cdmpp.planning.multimodal.search import Counter, search
 from cdmpp.planning.multimodal.tasks import Memory, Tasks
 from tests.planning.multimodal_cases import module, orders, shortest, slowly, step
@@ -78,29 +71,23 @@ def test_the_search_finds_the_best_of_all_orders(units: tuple[int, int, int], ra
         module("diffusion", ranks, 0.75, 1.0, (1,)),
     ]
     tasks = step(modules, units, (1, 1, 1), ranks)
-    best = min(
-        dispatched(tasks, np.array(order), rule).makespan_s for order in orders(tasks) for rule in RULES
-    )
+    best = min(dispatched(tasks, np.array(order), rule).makespan_s for order in orders(tasks) for rule in RULES)
     first = dispatched(tasks, sequence_of(tasks, natural_key(tasks)), RULES[0])
     counter = Counter()
-    found = search([tasks], first, Watch(60.0), np.random.default_rng(0), counter=counter)
+    found = search([tasks], first, SearchControl(60.0), np.random.default_rng(0), counter=counter)
     assert found.complete
     assert found.best.makespan_s == best
     assert counter.hits + counter.misses == found.steps
 
 
 def test_three_segments_of_each_of_three_modules_are_tried_wholly() -> None:
-    modules = [
-        module("vision", 6, 0.5, 1.25),
-        module("language", 6, 1.0, 2.0, (0,)),
-        module("diffusion", 6, 0.75, 1.0),
-    ]
+    modules = [module("vision", 6, 0.5, 1.25), module("language", 6, 1.0, 2.0, (0,)), module("diffusion", 6, 0.75, 1.0)]
     tasks = step(modules, (1, 1, 1), (3, 3, 3), 2)
     everything = list(orders(tasks))
     assert len(everything) == 84  # of 9 places, 3 for diffusion; vision is before language
     best = min(dispatched(tasks, np.array(order), rule).makespan_s for order in everything for rule in RULES)
     first = dispatched(tasks, sequence_of(tasks, natural_key(tasks)), RULES[0])
-    found = search([tasks], first, Watch(60.0), np.random.default_rng(1))
+    found = search([tasks], first, SearchControl(60.0), np.random.default_rng(1))
     assert found.complete and found.best.makespan_s == best
 
 
@@ -118,13 +105,11 @@ def test_three_segments_of_each_of_three_modules_are_tried_wholly() -> None:
 def test_small_steps_are_the_shortest_of_all_schedules(
     units: tuple[int, ...], ranks: int, costs: tuple[float, ...]
 ) -> None:
-    chain = [
-        module(f"m{i}", ranks, cost, 1.5 * cost, (i - 1,) if i % 2 else ()) for i, cost in enumerate(costs)
-    ]
+    chain = [module(f"m{i}", ranks, cost, 1.5 * cost, (i - 1,) if i % 2 else ()) for i, cost in enumerate(costs)]
     tasks = step(chain, units, (1,) * len(units), ranks)
     first = dispatched(tasks, sequence_of(tasks, natural_key(tasks)), RULES[0])
-    found = search([tasks], first, Watch(60.0), np.random.default_rng(0))
-    best, proven = best_of_all([tasks], found.best, Watch(60.0))
+    found = search([tasks], first, SearchControl(60.0), np.random.default_rng(0))
+    best, proven = best_of_all([tasks], found.best, SearchControl(60.0))
     assert proven
     assert best.makespan_s == shortest(tasks)
 
@@ -138,8 +123,8 @@ def test_branch_and_bound_finds_what_no_order_of_segments_gives() -> None:
         modules = [module("a", 2, costs[0], costs[1]), module("b", 4, costs[2], costs[3])]
         tasks = step(modules, (1, 1), (1, 2), 2)
         first = dispatched(tasks, sequence_of(tasks, natural_key(tasks)), RULES[0])
-        found = search([tasks], first, Watch(60.0), rng)
-        best, proven = best_of_all([tasks], found.best, Watch(60.0))
+        found = search([tasks], first, SearchControl(60.0), rng)
+        best, proven = best_of_all([tasks], found.best, SearchControl(60.0))
         assert found.complete and proven
         assert tasks.bound_s <= best.makespan_s <= found.best.makespan_s
         assert best.makespan_s == shortest(tasks)
@@ -151,11 +136,11 @@ def test_a_search_by_steps_gives_equal_answers_and_one_by_time_ends() -> None:
     modules = [module("a", 4, 0.5, 1.25), module("b", 8, 1.0, 2.0, (0,))]
     tasks = step(modules, (8, 6), (1, 2), 4)
     first = dispatched(tasks, sequence_of(tasks, natural_key(tasks)), RULES[0])
-    runs = [search([tasks], first, Watch(60.0), np.random.default_rng(7), max_steps=300) for _ in range(2)]
+    runs = [search([tasks], first, SearchControl(60.0), np.random.default_rng(7), max_steps=300) for _ in range(2)]
     assert runs[0].best.makespan_s == runs[1].best.makespan_s
     assert (runs[0].best.start_s == runs[1].best.start_s).all()
     assert [run.steps for run in runs] == [300, 300]
-    watch = Watch(60.0)
+    watch = SearchControl(60.0)
     watch.stop()
     assert search([tasks], first, watch, np.random.default_rng(0)).best is first
 
@@ -167,9 +152,7 @@ def test_compiled_loops_are_the_plain_ones() -> None:
     key = np.random.default_rng(0).random(tasks.segments)
     graph = (tasks.duration_s, tasks.before, tasks.first_after, tasks.after)
     for compiled in (True, False):
-        loops = [
-            f if compiled else f.py_func for f in (longest_ways, preemptive_s, complete, dispatch, follow)
-        ]
+        loops = [f if compiled else f.py_func for f in (longest_ways, preemptive_s, complete, dispatch, follow)]
         ways = loops[0](*graph)
         by_head = np.argsort(ways[0], kind="stable")
         bound = loops[1](ways[0][by_head], tasks.duration_s[by_head], ways[1][by_head])
@@ -216,13 +199,7 @@ def test_compiled_loops_are_the_plain_ones() -> None:
         order = np.full(2 * tasks.half, -1, np.int64)
         loop = branch_and_bound if compiled else branch_and_bound.py_func
         exact = loop(
-            tasks.ranks,
-            np.concatenate([tasks.rank, tasks.rank]),
-            *graph,
-            ways[1],
-            made[0][0] * 2,
-            2000,
-            order,
+            tasks.ranks, np.concatenate([tasks.rank, tasks.rank]), *graph, ways[1], made[0][0] * 2, 2000, order
         )
         now = (ways[0].tolist(), ways[1].tolist(), bound, sequence.tolist(), made, exact, order.tolist())
         if compiled:

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from cdmpp import LatencyPredictor
-from cdmpp.compose import Watch
+from cdmpp.compose.budget import SearchControl
 from cdmpp.devices.registry import lookup
 from cdmpp.errors import FieldError, InfeasibleError
-from cdmpp.planning.kinds import KINDS, load, make_plan
 from cdmpp.planning.precision.casts import MEASURED, MEASURED_COPY_BYTES_PER_S, scaled
-from cdmpp.planning.precision.wire import PrecisionAnswer, PrecisionRequest
+from cdmpp.planning.precision.schema import PrecisionAnswer, PrecisionRequest
+from cdmpp.planning.registry import PLANNERS, load, make_plan
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "precision.json"
 
@@ -78,9 +78,7 @@ def test_two_devices_meet_in_each_exchange_as_published() -> None:
     for device in answer["devices"]:
         seconds = {"fast": {"float16": 0.010, "float32": 0.016}, "slow": {"float16": 0.010, "float32": 0.040}}
         first, second = (seconds[device["name"]][device["dtypes"][name]] for name in ("first", "second"))
-        weights = {
-            name: 0.0015 if device["dtypes"][name] == "float16" else 0.0 for name in ("first", "second")
-        }
+        weights = {name: 0.0015 if device["dtypes"][name] == "float16" else 0.0 for name in ("first", "second")}
         cast = 0.002 if device["dtypes"]["first"] != device["dtypes"]["second"] else 0.0
         after_second = first + cast + second + 2 * second + weights["first"] + 2 * weights["second"]
         ready[device["name"]] = [after_second, after_second + cast + 2 * first + weights["first"]]
@@ -106,8 +104,8 @@ def test_the_link_prices_a_ring_of_all_workers() -> None:
 
 def test_the_example_is_predicted_on_both_devices(predictor: LatencyPredictor) -> None:
     request = json.loads(EXAMPLE.read_text())
-    read = KINDS["precision"].read(request)
-    asked = read.asked()
+    read = PLANNERS["precision"].read(request)
+    asked = read.price_requests()
     assert {one.program["dtype"] for one in asked} == {"int8", "float16", "float32"}
     # Backward programs of int8 operators are float16.
     assert all(one.program["dtype"] != "int8" for one in asked if ".backward." in one.path)
@@ -119,13 +117,13 @@ def test_the_example_is_predicted_on_both_devices(predictor: LatencyPredictor) -
     assert answer["devices"][0]["memory_bytes"] <= request["devices"][0]["memory_bytes"]
     assert answer["model_id"] == predictor.model_id
     assert any("linear" in said for said in answer["explanation"])
-    figure = load(KINDS["precision"].draw)(read, answer)
+    figure = load(PLANNERS["precision"].draw)(read, answer)
     assert next(axes.get_xlabel() for axes in figure.axes) == "iteration (ms)"
 
 
 def test_words(capsys: pytest.CaptureFixture[str]) -> None:
     request = PrecisionRequest.model_validate(small())
-    load(KINDS["precision"].show)(request, make_plan("precision", small()))
+    load(PLANNERS["precision"].show)(request, make_plan("precision", small()))
     assert "sensitivity" in capsys.readouterr().out
 
 
@@ -146,7 +144,7 @@ def test_statistics_are_turned_into_sensitivities() -> None:
 def test_progress_holds_on_to_what_it_was() -> None:
     told: list[Any] = []
     request = PrecisionRequest.model_validate(small())
-    request.solve([], Watch(1.0, told.append, every_s=0.0))
+    request.solve([], SearchControl(1.0, told.append, every_s=0.0))
     answers = [one.answer() for one in told]
     assert answers
     for progress, answer in zip(told, answers, strict=True):
@@ -176,9 +174,7 @@ def broken(change: Any) -> dict[str, Any]:
         ("devices.0.casts", lambda r: r["devices"][0].update(casts=[])),
         (
             "devices.0.casts.0",
-            lambda r: r["devices"][0].update(
-                casts=[{"source": "int8", "target": "int8", "s_per_element": 0.0}]
-            ),
+            lambda r: r["devices"][0].update(casts=[{"source": "int8", "target": "int8", "s_per_element": 0.0}]),
         ),
         ("devices.0.device", lambda r: r["devices"][0].update(device="t5000", casts=None)),
         (
@@ -193,9 +189,7 @@ def broken(change: Any) -> dict[str, Any]:
         ("operators.0.backward", lambda r: r["operators"][0].update(costs=None, forward=[])),
         (
             "operators.0.sensitivity",
-            lambda r: r["operators"][0].update(
-                statistics={"input": {"elements": 1, "norm2": 1.0, "max_abs": 1.0}}
-            ),
+            lambda r: r["operators"][0].update(statistics={"input": {"elements": 1, "norm2": 1.0, "max_abs": 1.0}}),
         ),
         ("communication.link", lambda r: r.update(communication={})),
         ("communication.link", lambda r: r.update(communication={"link": {}})),
@@ -225,7 +219,7 @@ def test_a_program_that_has_no_type_is_refused() -> None:
     for device in request["devices"]:
         device["device"] = "t4"
     with pytest.raises(FieldError, match="cannot be changed") as caught:
-        KINDS["precision"].read(request).asked()
+        PLANNERS["precision"].read(request).price_requests()
     assert caught.value.path == "operators.0.forward.0.program"
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.planning.precision_cases import limited, make_costs
-from cdmpp.compose import Watch
+from cdmpp.compose.budget import SearchControl
 from cdmpp.errors import InfeasibleError
 from cdmpp.planning.precision.allocate import Steps, exhaustive, fastest, heap, search, simple
 from cdmpp.planning.precision.elimination import Elimination
@@ -19,7 +19,7 @@ from cdmpp.planning.precision.relaxation import Relaxation
 
 
 def steps(most: int | None = None) -> Steps:
-    return Steps(Watch(None), most)
+    return Steps(SearchControl(None), most)
 
 
 @pytest.mark.parametrize(("count", "types", "seed"), [(12, 2, 1), (12, 2, 2), (7, 3, 2), (9, 3, 3)])
@@ -58,9 +58,7 @@ def test_never_worse_than_the_heap_and_never_below_the_bound() -> None:
 
 def test_equal_steps_give_equal_plans() -> None:
     costs, limit_s = limited(make_costs(25, 5), 0.3, 0.4)
-    one, other = (
-        search(costs, simple(costs, lowest(costs), limit_s), limit_s, steps(2500), seed=3) for _ in range(2)
-    )
+    one, other = (search(costs, simple(costs, lowest(costs), limit_s), limit_s, steps(2500), seed=3) for _ in range(2))
     assert (one.levels, one.bound) == (other.levels, other.bound)
 
 
@@ -113,9 +111,7 @@ def test_elimination_finds_or_bounds_the_minimum(entries: int) -> None:
         assert bound == pytest.approx(every[0])
     seen: list[float] = []
     threshold = (every[5] + every[6]) / 2
-    done = eliminated.enumerate(
-        messages, bound, lambda: threshold, lambda at: seen.append(total(at)), lambda: True
-    )
+    done = eliminated.enumerate(messages, bound, lambda: threshold, lambda at: seen.append(total(at)), lambda: True)
     assert done
     assert sorted(v for v in seen if v < threshold) == pytest.approx(every[:6])
 
@@ -123,7 +119,7 @@ def test_elimination_finds_or_bounds_the_minimum(entries: int) -> None:
 def test_devices_share_one_limit() -> None:
     slow, limit_s = limited(make_costs(8, 1), 0.0, 0.7)
     fast = replace(slow, name="fast", workers=3, forward_s=[row / 4 for row in slow.forward_s])
-    plan = make_plan([slow, fast], None, Watch(None), max_steps=8000)
+    plan = make_plan([slow, fast], None, SearchControl(None), max_steps=8000)
     assert plan.limit_of == "start"
     assert plan.limit_s == pytest.approx(limit_s)
     first, second = (Pricing(c, f.levels) for c, f in zip([slow, fast], plan.found, strict=True))
@@ -139,7 +135,7 @@ def test_where_the_lowest_precision_does_not_fit_the_least_memory_is_the_start()
     """Copies of the weights can take more than their activations save."""
     costs, _ = limited(make_costs(12, 0, ("float16", "float32")), 0.45, 0.6)
     assert Pricing(costs, lowest(costs)).memory_bytes > costs.memory_bytes
-    plan = make_plan([costs], None, Watch(None), max_steps=60_000)
+    plan = make_plan([costs], None, SearchControl(None), max_steps=60_000)
     least = Pricing(costs, Relaxation(costs).least_memory()[0])
     assert plan.limit_s == least.iteration_s
     best = exhaustive(costs, plan.limit_s)
@@ -152,20 +148,20 @@ def test_memory_that_fits_no_plan_names_what_would() -> None:
     levels, _ = Relaxation(costs).least_memory()
     least = Pricing(costs, levels).memory_bytes
     with pytest.raises(InfeasibleError) as caught:
-        make_plan([replace(costs, memory_bytes=least * 0.9)], None, Watch(None))
+        make_plan([replace(costs, memory_bytes=least * 0.9)], None, SearchControl(None))
     assert caught.value.path == "devices.0.memory_bytes"
     need = float(caught.value.hint.split()[2].rstrip(","))
-    plan = make_plan([replace(costs, memory_bytes=need)], None, Watch(None), max_steps=500)
+    plan = make_plan([replace(costs, memory_bytes=need)], None, SearchControl(None), max_steps=500)
     assert Pricing(costs, plan.found[0].levels).memory_bytes <= need
 
 
 def test_time_that_fits_no_plan_names_what_would() -> None:
     costs = make_costs(8, 2)
     with pytest.raises(InfeasibleError) as caught:
-        make_plan([costs], 1e-5, Watch(None))
+        make_plan([costs], 1e-5, SearchControl(None))
     assert caught.value.path == "iteration_limit_s"
     need = float(caught.value.hint.split()[2])
-    plan = make_plan([costs], need, Watch(None), max_steps=500)
+    plan = make_plan([costs], need, SearchControl(None), max_steps=500)
     assert Pricing(costs, plan.found[0].levels).iteration_s <= need
 
 

@@ -200,12 +200,7 @@ def test_instances_do_not_disturb_each_other() -> None:
     both = generate(engine(), lengths, Queues.dealt(4, 2))
     left = generate(engine(), lengths[[0, 2]], Queues.dealt(2, 1))
     right = generate(engine(), lengths[[1, 3]], Queues.dealt(2, 1))
-    assert both.finish_s.tolist() == [
-        left.finish_s[0],
-        right.finish_s[0],
-        left.finish_s[1],
-        right.finish_s[1],
-    ]
+    assert both.finish_s.tolist() == [left.finish_s[0], right.finish_s[0], left.finish_s[1], right.finish_s[1]]
     assert generate(engine(), lengths, Queues.dealt(4, 9)).end_s == 9 * 1.5
 
 
@@ -236,14 +231,8 @@ def test_equal_to_decoding_token_by_token(
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=10),
-    batch=st.integers(1, 4),
-    share=st.floats(0, 1),
-)
-def test_stopped_and_resumed_it_is_at_most_a_token_later(
-    lengths: list[int], batch: int, share: float
-) -> None:
+@given(lengths=st.lists(st.integers(1, 12), min_size=1, max_size=10), batch=st.integers(1, 4), share=st.floats(0, 1))
+def test_stopped_and_resumed_it_is_at_most_a_token_later(lengths: list[int], batch: int, share: float) -> None:
     one, row = engine(batch), ints(*lengths)
     queues = Queues.dealt(len(row), 1)
     whole = generate(one, row, queues)
@@ -255,12 +244,7 @@ def test_stopped_and_resumed_it_is_at_most_a_token_later(
     assert (half.left[~ended] > 0).all()
     left = np.flatnonzero(~ended)
     rest = generate(
-        one,
-        half.left,
-        Queues.of([left]),
-        done=row - half.left,
-        resident=half.left < row,
-        start_s=np.array([stop]),
+        one, half.left, Queues.of([left]), done=row - half.left, resident=half.left < row, start_s=np.array([stop])
     )
     # The token that was being decoded is begun again.
     token = float(one.seconds_per_token[-1])
@@ -288,9 +272,7 @@ def test_memory_that_does_not_hold_the_longest_sample_is_refused_with_the_smalle
 def test_compiled_and_plain_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     lengths = np.rint(rng.lognormal(5, 1, 200)).astype(np.int64) + 1
-    one = engine(
-        16, prompt_tokens=30, prefill_s=0.3, memory_tokens=int(lengths.max()) + 900, reserve_tokens=9
-    )
+    one = engine(16, prompt_tokens=30, prefill_s=0.3, memory_tokens=int(lengths.max()) + 900, reserve_tokens=9)
     queues = Queues.of([np.arange(50), np.arange(50, 200)], [1, 3])
     compiled = generate(one, lengths, queues)
     monkeypatch.setattr(module, "_run", module._run.py_func)  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdmpp import FieldError, InfeasibleError, make_plan
-from cdmpp.compose import Progress, Watch
+from cdmpp.compose.budget import Progress, SearchControl
 from cdmpp.compose.solve import read_request
 from cdmpp.planning.rl import (
     Dispatcher,
@@ -38,11 +38,11 @@ from cdmpp.planning.rl.answer import RlAnswer
 from cdmpp.planning.rl.bounds import lower_bounds
 from cdmpp.planning.rl.elastic import action_of
 from cdmpp.planning.rl.migration import enough, inference_after, migrated
-from cdmpp.planning.rl.picture import draw
+from cdmpp.planning.rl.plot import draw
+from cdmpp.planning.rl.render import show
+from cdmpp.planning.rl.schema import RlRequest
 from cdmpp.planning.rl.sizes import Front, coarse_to_fine, steps_of
 from cdmpp.planning.rl.streaming import Mode, Ready
-from cdmpp.planning.rl.wire import RlRequest
-from cdmpp.planning.rl.words import show
 from cdmpp.predictor import LatencyPredictor
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "rl.json"
@@ -144,9 +144,7 @@ def test_units_that_do_both_take_one_stage_after_the_other() -> None:
     samples=st.integers(1, 70),
     layout=st.sampled_from(["any", "separate", "shared"]),
 )
-def test_no_plan_is_below_its_bound(
-    inference: float, mode: Any, seed: int, samples: int, layout: Any
-) -> None:
+def test_no_plan_is_below_its_bound(inference: float, mode: Any, seed: int, samples: int, layout: Any) -> None:
     terms = Terms(pools(inference), mode, 0.5, 2.0, 0.1, layout)
     problem = Problem(LENGTHS, Ranker(), samples, terms, draws=2, seed=seed, doubt=0.1)
     plan = search(problem)
@@ -308,9 +306,7 @@ def test_a_plan_says_all_that_it_promises() -> None:
     RlAnswer.model_validate(answer)
     assert answer == make_plan("rl", json.loads(json.dumps(GIVEN)))
     assert {"random", "lpt", "rule", "guesses", "floor", "colocated"} <= set(answer["baselines"])
-    assert answer["step_s"] <= 1.001 * min(
-        answer["baselines"][name] for name in ("random", "lpt", "colocated")
-    )
+    assert answer["step_s"] <= 1.001 * min(answer["baselines"][name] for name in ("random", "lpt", "colocated"))
     assert answer["gap"] == pytest.approx(answer["step_s"] / answer["lower_bound_s"] - 1)
     assert answer["complete"]
     assert [line["growth"] for line in answer["elastic"]] == [0.5, 0.75, 1, 1.25, 1.5, 2, 3]
@@ -350,7 +346,7 @@ def test_given_sizes_are_kept_and_few_steps_end_the_search() -> None:
     assert few["sizes_tried"] == 2
     assert not few["complete"]
     heard: list[Progress] = []
-    make_plan("rl", GIVEN, watch=Watch(60, heard.append, every_s=0))
+    make_plan("rl", GIVEN, watch=SearchControl(60, heard.append, every_s=0))
     assert heard[-1].answer is not None
     RlAnswer.model_validate({"model_id": None, "domain": None, **heard[-1].answer()})
 
@@ -418,7 +414,7 @@ def test_the_example_is_predicted_shown_and_drawn(
     assert answer["model_id"] == predictor.model_id
     assert answer["step_lower_s"] <= answer["step_s"] <= answer["step_upper_s"]
     curve = answer["decode"][0]
-    asked = request.asked()
+    asked = request.price_requests()
     batches, programs = value["decode"]["batch"], value["decode"]["programs"]
     assert len(asked) == len(value["pools"]) * len(batches) * len(programs)
     assert [one.program["m"] for one in asked[:: len(programs)]] == batches * 2

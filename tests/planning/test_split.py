@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdmpp import FieldError, InfeasibleError, make_plan
-from cdmpp.compose.watch import Progress, Watch
+from cdmpp.compose.budget import Progress, SearchControl
 from cdmpp.emulator import Emulator, Pass, Stage, simulate
 from cdmpp.planning.split import Layer, LayerTable, Rank, Split, split, stage_costs
-from cdmpp.planning.split.picture import draw
+from cdmpp.planning.split.plot import draw
+from cdmpp.planning.split.render import show
+from cdmpp.planning.split.schema import SplitAnswer, SplitRequest
 from cdmpp.planning.split.search import arrangements, every
 from cdmpp.planning.split.stages import equal_count, greedy
-from cdmpp.planning.split.wire import SplitAnswer, SplitRequest
-from cdmpp.planning.split.words import show
 from cdmpp.predictor import LatencyPredictor
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "split.json"
@@ -91,7 +91,7 @@ def test_a_large_split_is_improved_within_its_steps_and_reported() -> None:
         table,
         ranks,
         "step",
-        watch=Watch(30, heard.append, every_s=0.0),
+        watch=SearchControl(30, heard.append, every_s=0.0),
         max_steps=300,
         answer=lambda so_far: {"value_s": so_far.value_s},
     )
@@ -107,7 +107,7 @@ def test_equal_requests_with_steps_give_equal_splits() -> None:
 
 
 def test_without_time_the_baselines_are_reached() -> None:
-    watch = Watch(10)
+    watch = SearchControl(10)
     watch.stop()
     random = np.random.default_rng(1)
     layers = [Layer((1.0 + a,), (2.0 + 2 * a,)) for a in random.random(40).round(3)]
@@ -135,9 +135,7 @@ def test_pytorchs_schedule_with_these_costs_takes_as_long() -> None:
     # A simulator over PyTorch's own actions: their stages and micro-batches, our seconds.
     end: dict[tuple[str, int, int], float] = {}
     clock, at = [0.0] * 4, [0] * 4
-    rows = [
-        [op for op in row if op is not None and op.computation_type.name != "REDUCE_GRAD"] for row in rows
-    ]
+    rows = [[op for op in row if op is not None and op.computation_type.name != "REDUCE_GRAD"] for row in rows]
     while any(at[rank] < len(rows[rank]) for rank in range(4)):
         for rank in range(4):
             while at[rank] < len(rows[rank]):
@@ -155,10 +153,7 @@ def test_pytorchs_schedule_with_these_costs_takes_as_long() -> None:
     stages = [Stage(forward[s], backward[s]) for s in range(4)]
     assert max(clock) == simulate(stages, 8, "gpipe").makespan_s
     orders = [
-        [
-            Pass("F" if op.computation_type.name == "FORWARD" else "B", op.stage_index, op.microbatch_index)
-            for op in row
-        ]
+        [Pass("F" if op.computation_type.name == "FORWARD" else "B", op.stage_index, op.microbatch_index) for op in row]
         for row in rows
     ]
     assert simulate(stages, 8, orders).makespan_s == max(clock)
@@ -224,9 +219,7 @@ def test_what_is_refused(change: dict[str, Any], path: str) -> None:
     assert error.value.path == path or error.value.path.startswith(f"{path}.")
 
 
-def test_predicted_layers_words_and_picture(
-    predictor: LatencyPredictor, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_predicted_layers_words_and_picture(predictor: LatencyPredictor, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     value = json.loads(EXAMPLE.read_text())
     answer = make_plan("split", value, predictor)
@@ -238,7 +231,4 @@ def test_predicted_layers_words_and_picture(
     assert answer["value_s"] <= min(answer["baselines"].values())
     show(request, answer)
     assert "lower bound" in capsys.readouterr().out
-    assert [axes.get_xlabel() for axes in draw(request, answer).axes] == [
-        "one micro-batch (ms)",
-        "peak memory (GB)",
-    ]
+    assert [axes.get_xlabel() for axes in draw(request, answer).axes] == ["one micro-batch (ms)", "peak memory (GB)"]

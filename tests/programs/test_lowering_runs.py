@@ -56,13 +56,7 @@ def test_convolution_and_its_gradients(sizes: str, direction: str) -> None:
     x = torch.from_numpy(random(s["n"], s["c_in"], s["h"], s["w"])).requires_grad_()
     w = torch.from_numpy(random(s["c_out"], s["c_in"] // s["groups"], s["kh"], s["kw"])).requires_grad_()
     y = torch.nn.functional.conv2d(
-        x,
-        w,
-        None,
-        (s["stride_h"], s["stride_w"]),
-        (s["pad_h"], s["pad_w"]),
-        (s["dil_h"], s["dil_w"]),
-        s["groups"],
+        x, w, None, (s["stride_h"], s["stride_w"]), (s["pad_h"], s["pad_w"]), (s["dil_h"], s["dil_w"]), s["groups"]
     )
     dy = torch.from_numpy(random(*y.shape))
     y.backward(dy)
@@ -108,9 +102,7 @@ def test_attention(operator: str, heads: int, kv_heads: int, q_len: int, past_le
 def test_softmax_relu_and_gated_unit() -> None:
     x = random(4, 6)
     np.testing.assert_allclose(
-        run(parse_operator("softmax:rows=4,cols=6"), x, output=(4, 6)),
-        torch.softmax(torch.from_numpy(x), 1),
-        rtol=1e-5,
+        run(parse_operator("softmax:rows=4,cols=6"), x, output=(4, 6)), torch.softmax(torch.from_numpy(x), 1), rtol=1e-5
     )
     np.testing.assert_allclose(run(parse_operator("relu:rows=4,cols=6"), x, output=(4, 6)), np.maximum(x, 0))
     gate, up = torch.from_numpy(x).chunk(2, dim=1)

@@ -50,9 +50,7 @@ def test_other_sizes_dtypes_and_operators_have_other_hashes() -> None:
     assert len({parse_operator(t).hash() for t in texts}) == len(texts)
 
 
-@pytest.mark.parametrize(
-    "value", [0, -1, 1.5, "8", None, True, [], float("nan"), float("inf"), MAX_EXTENT + 1, 10**30]
-)
+@pytest.mark.parametrize("value", [0, -1, 1.5, "8", None, True, [], float("nan"), float("inf"), MAX_EXTENT + 1, 10**30])
 def test_impossible_sizes(value: Any) -> None:
     with pytest.raises(InvalidProgramError) as caught:
         make_operator(LINEAR | {"m": value})
@@ -80,8 +78,7 @@ def test_unknown_operators_list_the_known(name: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["linear", "linear:", "linear:m", "linear:m=1,m=2,n=1,k=1", "linear:m=1;n=1", "linear:m=1,n=1,k=x"],
+    "text", ["linear", "linear:", "linear:m", "linear:m=1,m=2,n=1,k=1", "linear:m=1;n=1", "linear:m=1,n=1,k=x"]
 )
 def test_text_that_is_no_operator(text: str) -> None:
     with pytest.raises(InvalidProgramError):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cdmpp import LatencyPredictor, make_plan
 from cdmpp.errors import FieldError
-from cdmpp.planning.kinds import KINDS, load
+from cdmpp.planning.registry import PLANNERS, load
 from cdmpp.replay import Link
 from cdmpp.replay.data_parallel import Layer, Setup, fill_buckets, simulate
 
@@ -152,13 +152,11 @@ def test_no_choice_is_below_the_bound(own: list[Layer], sizes: list[float], alph
 def _check_bound(answer: dict[str, Any]) -> None:
     least = min(one["iteration_s"] for one in answer["choices"])
     assert answer["iteration_s"] == least
-    assert all(
-        seconds >= answer["lower_bound_s"] - 1e-9 for seconds in (least, *answer["baselines"].values())
-    )
+    assert all(seconds >= answer["lower_bound_s"] - 1e-9 for seconds in (least, *answer["baselines"].values()))
 
 
 def test_answers_keep_their_model_and_are_drawn_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    kind = KINDS["data-parallel"]
+    kind = PLANNERS["data-parallel"]
     read, answer = kind.read(request()), make_plan("data-parallel", request())
     read.answer_model.model_validate(answer)
     load(kind.show)(read, answer)
@@ -189,14 +187,14 @@ def test_what_is_refused(changes: dict[str, Any], path: str) -> None:
 def test_a_program_needs_a_predictor_and_is_named_in_the_explanation() -> None:
     linear = {"operator": "linear", "m": 64, "n": 64, "k": 64}
     cost = {"programs": [{"program": linear, "count": 2}], "device": "t4"}
-    asked = KINDS["data-parallel"].read(request(update=cost)).asked()
+    asked = PLANNERS["data-parallel"].read(request(update=cost)).price_requests()
     assert [(one.path, one.device) for one in asked] == [("update.programs.0", "t4")]
 
 
 def test_the_documents_example_says_what_it_answers(capsys: pytest.CaptureFixture[str]) -> None:
     docs = Path(__file__).parents[2] / "docs"
     value = json.loads((docs / "examples" / "data-parallel.json").read_text(encoding="utf-8"))
-    kind = KINDS["data-parallel"]
+    kind = PLANNERS["data-parallel"]
     load(kind.show)(kind.read(value), make_plan("data-parallel", value, LatencyPredictor.load()))
     shown = [line.rstrip() for line in capsys.readouterr().out.splitlines() if not line.startswith("layer")]
     text = (docs / "replay.md").read_text(encoding="utf-8")

@@ -72,11 +72,7 @@ def test_listed_order_lets_nothing_overtake() -> None:
 
 
 def test_gaps_hold_up_the_stream_and_what_depends_but_not_the_makespan() -> None:
-    nodes = [
-        Node("a", "g", 1.0, gap_s=0.5),
-        Node("b", "g", 1.0, gap_s=0.25),
-        Node("c", "h", 2.0, ("a",), gap_s=9.0),
-    ]
+    nodes = [Node("a", "g", 1.0, gap_s=0.5), Node("b", "g", 1.0, gap_s=0.25), Node("c", "h", 2.0, ("a",), gap_s=9.0)]
     found = replay(Graph(nodes))
     assert found.start_s.tolist() == [0.0, 1.5, 1.5]
     assert found.makespan_s == 3.5
@@ -208,9 +204,7 @@ def test_equal_to_the_rules_taken_literally(graph: Graph) -> None:
 
 def one_queue() -> st.SearchStrategy[Graph]:
     """Graphs on one stream, without gaps."""
-    return graphs(streams=1).map(
-        lambda graph: Graph([Node(n.id, n.device, n.duration_s, n.deps) for n in graph.nodes])
-    )
+    return graphs(streams=1).map(lambda graph: Graph([Node(n.id, n.device, n.duration_s, n.deps) for n in graph.nodes]))
 
 
 @settings(max_examples=25, deadline=None)

@@ -10,7 +10,7 @@ from cdmpp.errors import FieldError, UnsupportedOperatorError
 from cdmpp.frontends.graph import GraphBuilder, GraphNode, ProgramGraph
 from cdmpp.programs.program import TensorProgram
 from cdmpp.replay.from_model import request_of
-from cdmpp.replay.wire import ReplayRequest
+from cdmpp.replay.schema import ReplayRequest
 
 
 def builder() -> GraphBuilder:
@@ -29,14 +29,14 @@ def test_long_names_are_shortened_and_stay_different() -> None:
     assert max(map(len, ids)) <= MAX_NAME
     kernels = [node for node in request.nodes if node.device == "t4"]
     assert kernels[1].deps[0] == kernels[0].id
-    assert len(request.asked()) == 1
+    assert len(request.price_requests()) == 1
 
 
 def test_a_device_of_ones_own_keeps_its_figures() -> None:
     figures = {"name": "mine", "clock_hz": 1e9}
     made = request_of(builder().build(), figures, gap_s=1e-6, protocol="eager", framework="pytorch")
     assert made["devices"] == {"mine": {"gap_s": 1e-6, "device": figures}}
-    assert {one.device["name"] for one in read_request(ReplayRequest, made).asked()} == {"mine"}  # type: ignore[index]
+    assert {one.device["name"] for one in read_request(ReplayRequest, made).price_requests()} == {"mine"}  # type: ignore[index]
     assert (made["protocol"], made["framework"], made["backend"]) == ("eager", "pytorch", "library")
 
 

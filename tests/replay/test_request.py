@@ -12,9 +12,9 @@ import pytest
 
 from cdmpp import FieldError, LatencyPredictor, make_plan
 from cdmpp.compose.solve import read_request
-from cdmpp.replay import wire
+from cdmpp.replay import schema
 from cdmpp.replay.answers import ReplayAnswer
-from cdmpp.replay.wire import ReplayRequest
+from cdmpp.replay.schema import ReplayRequest
 
 EXAMPLE = Path(__file__).parents[2] / "docs/examples/replay.json"
 LINEAR = {"operator": "linear", "m": 512, "n": 512, "k": 512}
@@ -155,9 +155,7 @@ def test_devices_may_be_parallel_and_have_gaps() -> None:
 
 
 def test_an_exclusive_link_carries_one_transfer_at_a_time() -> None:
-    nodes = [
-        {"id": f"t{i}", "device": f"r{i}", "bytes": 1e6, "link": "bus", "stream": "out"} for i in range(3)
-    ]
+    nodes = [{"id": f"t{i}", "device": f"r{i}", "bytes": 1e6, "link": "bus", "stream": "out"} for i in range(3)]
     table = {"table": [[1e5, 1e-3], [1e7, 1e-2]]}
     one = 1e-3 * 10**0.5
     assert ask({"nodes": nodes, "links": {"bus": table}})["makespan_s"] == pytest.approx(one)
@@ -181,11 +179,7 @@ def test_programs_are_predicted_once_and_add_up(predictor: LatencyPredictor) -> 
     request = {
         "nodes": [
             {"id": "a", "device": "t4", "program": LINEAR, "count": 3},
-            {
-                "id": "b",
-                "device": "rank1",
-                "programs": [{"program": SOFTMAX}, {"program": LINEAR, "count": 2}],
-            },
+            {"id": "b", "device": "rank1", "programs": [{"program": SOFTMAX}, {"program": LINEAR, "count": 2}]},
             {"id": "c", "device": "t4", "program": LINEAR, "deps": ["a", "b"]},
         ],
         "devices": {"rank1": "t4"},
@@ -194,7 +188,7 @@ def test_programs_are_predicted_once_and_add_up(predictor: LatencyPredictor) -> 
     }
     linear, softmax = predictor.predict([LINEAR, SOFTMAX], "t4", protocol="eager", framework="pytorch")
     assert linear.latency_s is not None and softmax.latency_s is not None
-    assert len(read_request(ReplayRequest, request).asked()) == 2
+    assert len(read_request(ReplayRequest, request).price_requests()) == 2
     answer = ask(request, predictor)
     long = max(3 * linear.latency_s, softmax.latency_s + 2 * linear.latency_s)
     assert answer["makespan_s"] == pytest.approx(long + linear.latency_s, rel=1e-12)
@@ -220,9 +214,7 @@ def test_equal_programs_are_wrong_together(predictor: LatencyPredictor) -> None:
     assert interval["samples"] == 4000
     # The errors of different programs add up, unless the request says that they are independent.
     mixed = [{"id": "m", "device": "t4", "programs": [{"program": LINEAR}, {"program": SOFTMAX}]}]
-    alone = [
-        ask({"nodes": [{"id": "m", "device": "t4", "program": p}]}, predictor) for p in (LINEAR, SOFTMAX)
-    ]
+    alone = [ask({"nodes": [{"id": "m", "device": "t4", "program": p}]}, predictor) for p in (LINEAR, SOFTMAX)]
     both = ask({"nodes": mixed, "correlation": 0}, predictor)
     together = ask({"nodes": mixed, "samples": 2000}, predictor)
 
@@ -253,13 +245,13 @@ def test_the_default_number_of_samples_falls_with_the_size(monkeypatch: pytest.M
         return read_request(ReplayRequest, {"nodes": many})._samples(True)
 
     assert samples(300) == 256
-    monkeypatch.setattr(wire, "_AUTO_WORK", 60_000)
+    monkeypatch.setattr(schema, "_AUTO_WORK", 60_000)
     assert (samples(1), samples(300), samples(2000)) == (256, 100, 16)
 
 
 def test_a_request_travels(predictor: LatencyPredictor) -> None:
     request = read_request(ReplayRequest, json.loads(EXAMPLE.read_text()))
-    request.asked()
+    request.price_requests()
     assert pickle.loads(pickle.dumps(request)) == request
 
 
@@ -372,12 +364,12 @@ def test_unknown_devices_and_programs_are_named(predictor: LatencyPredictor) -> 
     ],
 )
 def test_too_much_work_is_refused(monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], path: str) -> None:
-    monkeypatch.setattr(wire, "MAX_WORK", 2000)
-    monkeypatch.setattr(wire, "MAX_EVENTS", 28)
+    monkeypatch.setattr(schema, "MAX_WORK", 2000)
+    monkeypatch.setattr(schema, "MAX_EVENTS", 28)
     nodes = [{"id": str(i), "device": "t4", "program": LINEAR} for i in range(10)]
-    read_request(ReplayRequest, {"nodes": nodes, "samples": 100, "trace": True}).asked()
+    read_request(ReplayRequest, {"nodes": nodes, "samples": 100, "trace": True}).price_requests()
     with pytest.raises(FieldError, match="too ") as error:
-        read_request(ReplayRequest, {"nodes": nodes, **more}).asked()
+        read_request(ReplayRequest, {"nodes": nodes, **more}).price_requests()
     assert error.value.path == path
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cdmpp.compose import Asked
+from cdmpp.compose.request import PriceRequest
 from cdmpp.prediction import Prediction
 from cdmpp.replay.interval import spread_of
 
@@ -16,8 +16,8 @@ def price(name: str, lower: float, upper: float, device: str = "t4") -> Predicti
     )
 
 
-def asked(device: str = "t4") -> Asked:
-    return Asked("nodes.0.program", {"operator": "x"}, device)
+def asked(device: str = "t4") -> PriceRequest:
+    return PriceRequest("nodes.0.program", {"operator": "x"}, device)
 
 
 def test_quantiles_are_the_ends_of_the_interval() -> None:
@@ -27,12 +27,7 @@ def test_quantiles_are_the_ends_of_the_interval() -> None:
 
 @pytest.mark.parametrize("correlation", [0.0, 0.5, 1.0])
 def test_correlation_is_between_programs_of_a_device(correlation: float) -> None:
-    prices = [
-        price("a", 0.8, 1.25),
-        price("b", 0.8, 1.25),
-        price("a", 0.8, 1.25),
-        price("a", 0.8, 1.25, "l4"),
-    ]
+    prices = [price("a", 0.8, 1.25), price("b", 0.8, 1.25), price("a", 0.8, 1.25), price("a", 0.8, 1.25, "l4")]
     spread = spread_of([asked(), asked(), asked(), asked("l4")], prices)
     logs = np.log(spread.factors(50_000, 0, correlation))
     found = np.corrcoef(logs.T)

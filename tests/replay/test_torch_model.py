@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from cdmpp.errors import InvalidProgramError
-from cdmpp.planning.kinds import KINDS
+from cdmpp.planning.registry import PLANNERS
 from cdmpp.replay.data_parallel import fill_buckets
 from cdmpp.replay.torch_model import data_parallel_request, measure_layers
 
@@ -34,20 +34,15 @@ def programs(cost: dict[str, list[dict[str, dict[str, object]]]]) -> list[object
 
 
 def test_layers_of_a_module() -> None:
-    made = data_parallel_request(
-        Net(), [torch.empty(32, 8)], "t4", ranks=2, link={"alpha_s": 1e-5}, bucket_bytes=[64]
-    )
+    made = data_parallel_request(Net(), [torch.empty(32, 8)], "t4", ranks=2, link={"alpha_s": 1e-5}, bucket_bytes=[64])
     assert [layer["name"] for layer in made["layers"]] == ["body", "head"]
     assert [sorted(layer["gradient_bytes"]) for layer in made["layers"]] == [[64.0, 512.0], [16.0, 256.0]]
     body, head = made["layers"]
-    assert (programs(body["forward"]), programs(head["forward"])) == (
-        ["linear", "relu"],
-        ["linear", "softmax"],
-    )
+    assert (programs(body["forward"]), programs(head["forward"])) == (["linear", "relu"], ["linear", "softmax"])
     # The softmax' gradient comes before the head's, the relu's before the body's; the input needs none.
     assert programs(head["backward"]) == ["relu", "linear", "linear", "reduce_mean"]
     assert programs(body["backward"]) == ["relu", "linear", "reduce_mean"]
-    asked = KINDS["data-parallel"].read(made).asked()
+    asked = PLANNERS["data-parallel"].read(made).price_requests()
     assert len(asked) == 11 and {one.protocol for one in asked} == {"eager"}
 
 
@@ -56,9 +51,7 @@ def test_parameters_of_the_root_and_of_modules_that_are_not_called() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.token = nn.Parameter(torch.zeros(1, 1, 8))
-            self.body = nn.MultiheadAttention(
-                8, 2, batch_first=True
-            )  # reads out_proj's weights, does not call it
+            self.body = nn.MultiheadAttention(8, 2, batch_first=True)  # reads out_proj's weights, does not call it
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             x = torch.cat((self.token.expand(len(x), -1, -1), x), 1)

@@ -11,8 +11,8 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from server.app import create_app
-from server.settings import Settings
+from cdmpp_server.app import create_app
+from cdmpp_server.settings import Settings
 
 LINEAR: dict[str, Any] = {"operator": "linear", "m": 512, "n": 4096, "k": 1024, "dtype": "float16"}
 JSON = {"content-type": "application/json"}

@@ -62,15 +62,7 @@ class Postgres:
         """End it as a crash would; what was committed is on the disk."""
         if self._server is None:
             return
-        stop = [
-            *self._as_user,
-            self._binaries / "pg_ctl",
-            "-D",
-            self._folder / "data",
-            "-m",
-            "immediate",
-            "stop",
-        ]
+        stop = [*self._as_user, self._binaries / "pg_ctl", "-D", self._folder / "data", "-m", "immediate", "stop"]
         subprocess.run(stop, cwd="/", check=False, capture_output=True, timeout=60)
         self._server.wait(60)
         self._server = None
@@ -96,18 +88,7 @@ def running_postgres() -> Iterator[Postgres]:
     try:
         shutil.chown(folder, user)
         subprocess.run(
-            [
-                *as_user,
-                binaries / "initdb",
-                "-D",
-                folder / "data",
-                "-A",
-                "trust",
-                "-U",
-                "cdmpp",
-                "-E",
-                "UTF8",
-            ],
+            [*as_user, binaries / "initdb", "-D", folder / "data", "-A", "trust", "-U", "cdmpp", "-E", "UTF8"],
             cwd="/",
             check=True,
             capture_output=True,

@@ -15,10 +15,10 @@ import pytest
 from fastapi.testclient import TestClient
 from pydantic import ValidationError
 
-from server.app import create_app
-from server.operate.access import Keys, Rates, hash_key, new_key, sender_of
-from server.problems import ProblemError
-from server.settings import Settings
+from cdmpp_server.app import create_app
+from cdmpp_server.operate.access import Keys, Rates, hash_key, new_key, sender_of
+from cdmpp_server.problems import ProblemError
+from cdmpp_server.settings import Settings
 from tests.server.conftest import LINEAR, problem
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -128,7 +128,7 @@ def test_keys_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_command_makes_a_key_that_fits_its_hash() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "server", "hash-key"],
+        [sys.executable, "-m", "cdmpp_server", "hash-key"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -211,9 +211,7 @@ def test_off_is_off() -> None:
 def test_who_sends() -> None:
     assert sender_of("scheduler", "10.0.0.1") == "key scheduler"
     assert sender_of(None, "10.0.0.1") == "10.0.0.1"
-    assert (
-        sender_of(None, "2001:db8::1") == sender_of(None, "2001:db8::ffff") != sender_of(None, "2001:db9::1")
-    )
+    assert sender_of(None, "2001:db8::1") == sender_of(None, "2001:db8::ffff") != sender_of(None, "2001:db9::1")
     assert sender_of(None, None) == sender_of(None, "testclient") == "unknown"
 
 

@@ -11,8 +11,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from cdmpp.predictor import LatencyPredictor
-from server.app import create_app
-from server.settings import Settings
+from cdmpp_server.app import create_app
+from cdmpp_server.settings import Settings
 from tests.server.conftest import JSON, LINEAR, problem
 
 DEVICE = "h200"
@@ -64,14 +64,9 @@ def test_an_adapted_model_is_one_that_predict_takes(client: TestClient, predicto
     assert listed[body["base_model_id"]]["default"] and not listed[body["adapted_model"]]["default"]
     # The same figures as in process.
     mine = predictor.adapt(
-        [(r["program"], r["latency_s"]) for r in records(predictor)],
-        DEVICE,
-        protocol="eager",
-        framework="pytorch",
+        [(r["program"], r["latency_s"]) for r in records(predictor)], DEVICE, protocol="eager", framework="pytorch"
     )
-    here = mine.predict(
-        [{**LINEAR, "m": 100, "dtype": "float32"}], DEVICE, protocol="eager", framework="pytorch"
-    )
+    here = mine.predict([{**LINEAR, "m": 100, "dtype": "float32"}], DEVICE, protocol="eager", framework="pytorch")
     assert here[0].latency_s == h200[1]["latency_s"]
 
 

@@ -11,18 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdmpp.prediction import Prediction, Question
+from cdmpp.prediction import Prediction, Query
 from cdmpp.predictor import LatencyPredictor
 from cdmpp.programs.program import TensorProgram
-from server.deadline import Deadline
-from server.predict.batcher import Batcher
-from server.problems import ProblemError
+from cdmpp_server.deadline import Deadline
+from cdmpp_server.predict.batcher import Batcher
+from cdmpp_server.problems import ProblemError
 
 LEVELS = (0.1, 0.9)
 
 
-def question(rows: int, device: str = "t4") -> Question:
-    return Question(TensorProgram.from_operator({"operator": "relu", "rows": rows, "cols": 64}), device)
+def query(rows: int, device: str = "t4") -> Query:
+    return Query(TensorProgram.from_operator({"operator": "relu", "rows": rows, "cols": 64}), device)
 
 
 def answer(name: str) -> Prediction:
@@ -38,10 +38,8 @@ class Recorder:
         self.go.set()
         self.breaks_on = breaks_on
 
-    def predict_questions(
-        self, questions: Sequence[Question], quantiles: Sequence[float]
-    ) -> list[Prediction]:
-        names = [q.program.name for q in questions]
+    def predict_queries(self, queries: Sequence[Query], quantiles: Sequence[float]) -> list[Prediction]:
+        names = [q.program.name for q in queries]
         self.batches.append(names)
         self.entered.set()
         assert self.go.wait(20)
@@ -61,7 +59,7 @@ def run(scenario: Callable[[Batcher], Awaitable[None]], **limits: Any) -> None:
 
 
 def begin(batcher: Batcher, recorder: Recorder, rows: int) -> asyncio.Task[list[Prediction]]:
-    return asyncio.create_task(batcher.ask(recorder, [question(rows)], LEVELS, Deadline(20)))
+    return asyncio.create_task(batcher.ask(recorder, [query(rows)], LEVELS, Deadline(20)))
 
 
 def names(answers: Sequence[Prediction]) -> list[str]:
@@ -82,11 +80,9 @@ def names(answers: Sequence[Prediction]) -> list[str]:
     batch=st.integers(1, 20),
     threads=st.integers(1, 2),
 )
-def test_company_changes_no_answer(
-    predictor: LatencyPredictor, requests: list[Any], batch: int, threads: int
-) -> None:
+def test_company_changes_no_answer(predictor: LatencyPredictor, requests: list[Any], batch: int, threads: int) -> None:
     """To the last digit, in order, errors in their rows; a request that goes away harms nobody."""
-    asked = [([question(*row) for row in rows], levels, fate) for rows, levels, fate in requests]
+    asked = [([query(*row) for row in rows], levels, fate) for rows, levels, fate in requests]
     fresh = LatencyPredictor(predictor.artifact)
 
     async def scenario(batcher: Batcher) -> None:
@@ -96,9 +92,9 @@ def test_company_changes_no_answer(
             if fate == "cancel":
                 task.cancel()
         said = await asyncio.gather(*tasks, return_exceptions=True)
-        for answers, (questions, levels, fate) in zip(said, asked, strict=True):
-            if fate == "stay" or not questions:
-                assert answers == [predictor.predict_questions([q], levels)[0] for q in questions]
+        for answers, (queries, levels, fate) in zip(said, asked, strict=True):
+            if fate == "stay" or not queries:
+                assert answers == [predictor.predict_queries([q], levels)[0] for q in queries]
             else:
                 assert isinstance(answers, asyncio.CancelledError)
 
@@ -128,8 +124,8 @@ def test_a_long_request_does_not_hold_up_a_short_one() -> None:
         finished: list[str] = []
 
         async def ask(name: str, rows: range) -> None:
-            answers = await batcher.ask(recorder, [question(n) for n in rows], LEVELS, Deadline(20))
-            assert names(answers) == [question(n).program.name for n in rows]
+            answers = await batcher.ask(recorder, [query(n) for n in rows], LEVELS, Deadline(20))
+            assert names(answers) == [query(n).program.name for n in rows]
             finished.append(name)
 
         long = asyncio.create_task(ask("long", range(1, 65)))
@@ -149,9 +145,7 @@ def test_what_would_be_late_in_the_end_is_refused_at_once() -> None:
     async def scenario(batcher: Batcher) -> None:
         recorder = Recorder()
         recorder.go.clear()
-        first = asyncio.create_task(
-            batcher.ask(recorder, [question(n) for n in range(1, 400)], LEVELS, Deadline(20))
-        )
+        first = asyncio.create_task(batcher.ask(recorder, [query(n) for n in range(1, 400)], LEVELS, Deadline(20)))
         await asyncio.to_thread(recorder.entered.wait, 20)
         # At 1,000 rows a second the 391 rows that wait take 0.4 s.
         batcher.admit(Deadline(20))
@@ -170,17 +164,15 @@ def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
         recorder = Recorder()
         recorder.go.clear()
         # Alone any size is taken: nobody else waits.
-        first = asyncio.create_task(
-            batcher.ask(recorder, [question(n) for n in range(1, 30)], LEVELS, Deadline(20))
-        )
+        first = asyncio.create_task(batcher.ask(recorder, [query(n) for n in range(1, 30)], LEVELS, Deadline(20)))
         await asyncio.to_thread(recorder.entered.wait, 20)
         with pytest.raises(ProblemError) as refused:
-            await batcher.ask(recorder, [question(1)], LEVELS, Deadline(20))
+            await batcher.ask(recorder, [query(1)], LEVELS, Deadline(20))
         assert (refused.value.status, refused.value.problem.code) == (503, "overloaded")
         assert 1 <= int(refused.value.headers["retry-after"]) <= 60
         recorder.go.set()
         assert len(await first) == 29
-        assert len(await batcher.ask(recorder, [question(1)], LEVELS, Deadline(20))) == 1
+        assert len(await batcher.ask(recorder, [query(1)], LEVELS, Deadline(20))) == 1
 
     run(scenario, max_queued_rows=20)
 
@@ -192,7 +184,7 @@ def test_past_its_deadline_a_request_is_refused_and_not_computed() -> None:
         first = begin(batcher, recorder, 1)
         await asyncio.to_thread(recorder.entered.wait, 20)
         with pytest.raises(ProblemError) as refused:
-            await batcher.ask(recorder, [question(2)], LEVELS, Deadline(0.02))
+            await batcher.ask(recorder, [query(2)], LEVELS, Deadline(0.02))
         assert (refused.value.status, refused.value.problem.code) == (504, "deadline_exceeded")
         gone = begin(batcher, recorder, 3)
         await asyncio.sleep(0.01)
@@ -201,10 +193,8 @@ def test_past_its_deadline_a_request_is_refused_and_not_computed() -> None:
         assert batcher.queued_rows == 0
         recorder.go.set()
         await first
-        await batcher.ask(recorder, [question(4)], LEVELS, Deadline(20))
-        assert [name for batch in recorder.batches for name in batch] == [
-            question(n).program.name for n in (1, 4)
-        ]
+        await batcher.ask(recorder, [query(4)], LEVELS, Deadline(20))
+        assert [name for batch in recorder.batches for name in batch] == [query(n).program.name for n in (1, 4)]
 
     run(scenario)
 
@@ -218,11 +208,11 @@ def test_answers_are_heard_of_as_batches_end_also_where_the_request_is_refused()
             heard.append((start, names(answers)))
             recorder.go.clear()  # the next batch takes longer than the request has
 
-        questions = [question(n) for n in range(1, 13)]
+        queries = [query(n) for n in range(1, 13)]
         with pytest.raises(ProblemError) as refused:
-            await batcher.ask(recorder, questions, LEVELS, Deadline(1.0), on_answers)
+            await batcher.ask(recorder, queries, LEVELS, Deadline(1.0), on_answers)
         assert refused.value.status == 504
-        assert heard == [(0, [q.program.name for q in questions[:8]])]
+        assert heard == [(0, [q.program.name for q in queries[:8]])]
         recorder.go.set()
 
     run(scenario)
@@ -232,7 +222,7 @@ def test_a_deadline_that_has_passed_is_not_even_queued() -> None:
     async def scenario(batcher: Batcher) -> None:
         recorder = Recorder()
         with pytest.raises(ProblemError) as refused:
-            await batcher.ask(recorder, [question(1)], LEVELS, Deadline(-1))
+            await batcher.ask(recorder, [query(1)], LEVELS, Deadline(-1))
         assert refused.value.status == 504
         assert not recorder.batches
 
@@ -241,14 +231,14 @@ def test_a_deadline_that_has_passed_is_not_even_queued() -> None:
 
 def test_a_bug_reaches_the_request_that_met_it_and_no_other() -> None:
     async def scenario(batcher: Batcher) -> None:
-        recorder = Recorder(breaks_on=question(3).program.name)
+        recorder = Recorder(breaks_on=query(3).program.name)
         recorder.go.clear()
         tasks = [begin(batcher, recorder, n) for n in (1, 2, 3, 4)]
         await asyncio.sleep(0.01)
         recorder.go.set()
         said = await asyncio.gather(*tasks, return_exceptions=True)
         assert isinstance(said[2], RuntimeError)
-        assert [names(said[i]) for i in (0, 1, 3)] == [[question(n).program.name] for n in (1, 2, 4)]
+        assert [names(said[i]) for i in (0, 1, 3)] == [[query(n).program.name] for n in (1, 2, 4)]
 
     run(scenario)
 
@@ -263,7 +253,7 @@ def test_what_still_waits_when_the_service_ends_is_refused() -> None:
             await asyncio.to_thread(recorder.entered.wait, 20)
             threading.Timer(0.05, recorder.go.set).start()
         said = await asyncio.gather(*tasks, return_exceptions=True)
-        assert names(said[0]) == [question(1).program.name]  # what was begun is finished
+        assert names(said[0]) == [query(1).program.name]  # what was begun is finished
         assert isinstance(said[1], ProblemError) and said[1].status == 503
 
     asyncio.run(main())

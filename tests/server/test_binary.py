@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cdmpp.devices import lookup
-from cdmpp.features.bulk import MEDIA_TYPE, FeatureAnswers, FeaturePart, FeatureQuestions
+from cdmpp.features.bulk import MEDIA_TYPE, FeatureAnswers, FeaturePart, FeatureQueries
 from cdmpp.features.encode import encode_operator
 from cdmpp.predictor import LatencyPredictor
 from cdmpp.programs.operators import make_operator
@@ -27,15 +27,13 @@ PROGRAMS = [
 OWN = lookup("l4").model_copy(update={"name": "mine"})
 
 
-def questions(count: int = 3, **fields: Any) -> FeatureQuestions:
+def queries(count: int = 3, **fields: Any) -> FeatureQueries:
     parts = []
     for i in range(count):
         operator = make_operator({**PROGRAMS[i % 3], **({"m": 1 + i} if i % 3 == 0 else {})})
         device = ("t4", OWN)[i % 2]
-        parts.append(
-            FeaturePart(encode_operator(operator), operator.operator, device, "library", "eager", "pytorch")
-        )
-    return FeatureQuestions.of(parts, **fields)
+        parts.append(FeaturePart(encode_operator(operator), operator.operator, device, "library", "eager", "pytorch"))
+    return FeatureQueries.of(parts, **fields)
 
 
 def post(client: TestClient, body: bytes, media: str = MEDIA_TYPE) -> Any:
@@ -43,7 +41,7 @@ def post(client: TestClient, body: bytes, media: str = MEDIA_TYPE) -> Any:
 
 
 def test_the_same_figures_as_in_json(client: TestClient, predictor: LatencyPredictor) -> None:
-    sent = questions(300, quantiles=(0.05, 0.5, 0.95))
+    sent = queries(300, quantiles=(0.05, 0.5, 0.95))
     response = post(client, sent.to_bytes())
     assert response.status_code == 200, response.text
     assert response.headers["content-type"] == MEDIA_TYPE
@@ -68,7 +66,7 @@ def test_the_same_figures_as_in_json(client: TestClient, predictor: LatencyPredi
 
 
 def test_what_is_refused(client: TestClient) -> None:
-    good = questions()
+    good = queries()
     bad = good.leaves.copy()
     bad[0, 0, 0] = np.nan
     for body, status, code in (
@@ -89,10 +87,8 @@ def test_what_is_refused(client: TestClient) -> None:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(position=st.integers(0, 10**6), byte=st.integers(0, 255), cut=st.integers(0, 3))
-def test_a_changed_byte_is_an_answer_or_a_refusal(
-    client: TestClient, position: int, byte: int, cut: int
-) -> None:
-    body = bytearray(questions().to_bytes())
+def test_a_changed_byte_is_an_answer_or_a_refusal(client: TestClient, position: int, byte: int, cut: int) -> None:
+    body = bytearray(queries().to_bytes())
     body[position % len(body)] = byte
     response = post(client, bytes(body[: len(body) - cut]))
     assert response.status_code in (200, 404, 422), response.text
@@ -100,8 +96,8 @@ def test_a_changed_byte_is_an_answer_or_a_refusal(
 
 @pytest.mark.parametrize("rows", [1, 2])
 def test_the_number_of_rows_is_that_of_items(rows: int) -> None:
-    from server.app import create_app
-    from server.settings import Settings
+    from cdmpp_server.app import create_app
+    from cdmpp_server.settings import Settings
 
     with TestClient(create_app(Settings(model=None, max_items=1))) as client:
-        assert post(client, questions(rows).to_bytes()).status_code == (200 if rows == 1 else 422)
+        assert post(client, queries(rows).to_bytes()).status_code == (200 if rows == 1 else 422)

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from server.operate.metrics import Metrics
-from server.settings import Settings
+from cdmpp_server.operate.metrics import Metrics
+from cdmpp_server.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -87,11 +87,10 @@ def test_what_the_wheel_is_made_of_is_copied() -> None:
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
-    needed = {*wheel["packages"], *wheel["force-include"], project["project"]["readme"]}
+    packages = {package.partition("/")[0] for package in wheel["packages"]}
+    needed = {*packages, *wheel["force-include"], project["project"]["readme"]}
     needed |= set(project["project"]["license-files"])
-    assert needed <= {
-        line.lstrip("!") for line in (DEPLOY / "Containerfile.dockerignore").read_text().split()
-    }
+    assert needed <= {line.lstrip("!") for line in (DEPLOY / "Containerfile.dockerignore").read_text().split()}
 
 
 def test_every_setting_that_is_named_exists(services: dict[str, dict[str, Any]]) -> None:
@@ -139,9 +138,7 @@ def test_no_secret_has_a_default() -> None:
     assert not re.search(r"postgresql\+psycopg://[^@\s]*:[^@\s]*@", text)
 
 
-def test_prometheus_scrapes_the_service_and_its_alerts_name_real_metrics(
-    services: dict[str, dict[str, Any]],
-) -> None:
+def test_prometheus_scrapes_the_service_and_its_alerts_name_real_metrics(services: dict[str, dict[str, Any]]) -> None:
     scraped = load("prometheus.yml")
     (job,) = scraped["scrape_configs"]
     host, port = job["static_configs"][0]["targets"][0].split(":")

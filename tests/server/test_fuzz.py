@@ -30,13 +30,7 @@ def test_hostile_requests_find_nothing() -> None:
         document = served.ask("GET", "/openapi.json")[1]
         # TVM's start takes longer than all of this; the whole run has TVMScript as well.
         surfaces = [s for s in SURFACES if s.path in document["paths"] and s.name != "TVMScript"]
-        assert {s.path for s in surfaces} >= {
-            "/predict",
-            "/models/predict",
-            "/observe",
-            "/curve",
-            "/programs",
-        }
+        assert {s.path for s in surfaces} >= {"/predict", "/models/predict", "/observe", "/curve", "/programs"}
         report = Run(served, surfaces, cases=600, seed=1, seconds=60.0).run()
     assert not report.findings, report.findings[:5]
     assert report.total() >= 600
@@ -137,7 +131,4 @@ def test_a_service_that_does_not_answer_is_a_finding() -> None:
     gone = Served(free_port(), process)
     surface = replace(SURFACES[0], share=1.0)
     report = Run(gone, [surface], cases=64, seed=0, seconds=10.0, connections=1).run()
-    assert {finding.what.split(":")[0] for finding in report.findings} >= {
-        "no answer",
-        "it is not alive at the end",
-    }
+    assert {finding.what.split(":")[0] for finding in report.findings} >= {"no answer", "it is not alive at the end"}

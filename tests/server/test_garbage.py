@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 
-from server.garbage import THRESHOLDS, rare_searches
+from cdmpp_server.gc_tuning import THRESHOLDS, rare_searches
 
 
 def test_searches_are_rare_inside_and_as_before_outside() -> None:

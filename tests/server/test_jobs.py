@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text, update
 
-from server.jobs.runner import Runner
-from server.jobs.store import MAX_ATTEMPTS, FullError, JobStore, Shown, to_json
-from server.jobs.tables import jobs
-from server.jobs.wire import Job
-from server.observe.store import Store
-from server.operate.metrics import Metrics
-from server.sandbox.worker import OnProgress, Worker, WorkerDiedError
+from cdmpp_server.jobs.runner import Runner
+from cdmpp_server.jobs.schema import Job
+from cdmpp_server.jobs.store import MAX_ATTEMPTS, FullError, JobStore, Shown, to_json
+from cdmpp_server.jobs.tables import jobs
+from cdmpp_server.observe.store import Store
+from cdmpp_server.operate.metrics import Metrics
+from cdmpp_server.sandbox.worker import OnProgress, Worker, WorkerDiedError
 from tests.server.postgres import running_postgres
 
 
@@ -77,12 +77,7 @@ def test_a_job_from_its_beginning_to_its_end(store: Store) -> None:
     assert kept.beat(first, "me", {"progress": 0.5, "best": 7.0, "bound": 6.0, "answer": '{"a":1}'})
     assert not kept.beat(first, "other", {"progress": 0.9})
     on_the_way = shown(kept, first)
-    assert (on_the_way.state, on_the_way.progress, on_the_way.best, on_the_way.bound) == (
-        "running",
-        0.5,
-        7.0,
-        6.0,
-    )
+    assert (on_the_way.state, on_the_way.progress, on_the_way.best, on_the_way.bound) == ("running", 0.5, 7.0, 6.0)
     assert json.loads(to_json(on_the_way))["answer"] == {"a": 1}
     assert not kept.finish(first, "other", "failed", {})
     assert kept.finish(first, "me", "done", {"progress": 1.0, "answer": '{"a":2}'})
@@ -164,9 +159,7 @@ class Search(Worker):
         return await self._play(self, on_progress)
 
 
-def run_jobs(
-    kept: JobStore, play: Callable[[Search, OnProgress], Any], until: Callable[[Runner], Any]
-) -> list[Search]:
+def run_jobs(kept: JobStore, play: Callable[[Search, OnProgress], Any], until: Callable[[Runner], Any]) -> list[Search]:
     """A runner whose searches are played, until a coroutine says so."""
     made: list[Search] = []
 
@@ -225,13 +218,7 @@ def test_a_runner_does_jobs_one_after_the_other(kept: JobStore) -> None:
     (search,) = run_jobs(kept, play, ended(kept, bad))
     assert [header["kind"] for header, _ in search.asked] == ["good", "bad"]
     done = shown(kept, good)
-    assert (done.state, done.progress, done.best, done.bound, done.answer) == (
-        "done",
-        1.0,
-        4.5,
-        4.5,
-        '{"x":4.5}',
-    )
+    assert (done.state, done.progress, done.best, done.bound, done.answer) == ("done", 1.0, 4.5, 4.5, '{"x":4.5}')
     failed = json.loads(to_json(shown(kept, bad)))
     assert failed["state"] == "failed" and failed["answer"] == {"x": 5}
     assert failed["error"] == {"code": "infeasible", "message": "no", "hint": "more", "path": "a.b"}

@@ -14,12 +14,12 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 
-from server.app import create_app
-from server.deadline import Deadline
-from server.disconnect import unless_gone
-from server.gate import Gate
-from server.problems import ProblemError
-from server.settings import Settings
+from cdmpp_server.app import create_app
+from cdmpp_server.concurrency import Gate
+from cdmpp_server.deadline import Deadline
+from cdmpp_server.disconnect import unless_gone
+from cdmpp_server.problems import ProblemError
+from cdmpp_server.settings import Settings
 from tests.server.conftest import JSON, LINEAR, problem
 
 BODY = json.dumps({"items": [{"program": LINEAR, "device": "t4"}]}).encode()
@@ -27,10 +27,7 @@ Messages = list[dict[str, Any]]
 
 
 def call(
-    app: FastAPI,
-    receive: Callable[[], Awaitable[dict[str, Any]]],
-    headers: dict[str, str],
-    path: str = "/predict",
+    app: FastAPI, receive: Callable[[], Awaitable[dict[str, Any]]], headers: dict[str, str], path: str = "/predict"
 ) -> tuple[int, dict[str, Any]]:
     """One request straight into the application: the test decides what arrives, and when."""
     sent: Messages = []
@@ -247,24 +244,20 @@ def test_a_caller_that_is_cancelled_leaves_its_place_to_its_thread() -> None:
     asyncio.run(scenario())
 
 
-def test_healthz_answers_while_predictions_are_computed(
-    app: FastAPI, client: TestClient, monkeypatch
-) -> None:
+def test_healthz_answers_while_predictions_are_computed(app: FastAPI, client: TestClient, monkeypatch) -> None:
     entered, go = threading.Event(), threading.Event()
 
-    predict = app.state.service.predictor.predict_questions
+    predict = app.state.service.predictor.predict_queries
 
     def slow(*arguments: Any) -> Any:
         entered.set()
         assert go.wait(20)
         return predict(*arguments)
 
-    monkeypatch.setattr(app.state.service.predictor, "predict_questions", slow)
+    monkeypatch.setattr(app.state.service.predictor, "predict_queries", slow)
     answers: list[httpx2.Response] = []
     unseen = json.dumps({"items": [{"program": {**LINEAR, "m": 4004}, "device": "t4"}]})
-    thread = threading.Thread(
-        target=lambda: answers.append(client.post("/predict", content=unseen, headers=JSON))
-    )
+    thread = threading.Thread(target=lambda: answers.append(client.post("/predict", content=unseen, headers=JSON)))
     thread.start()
     try:
         assert entered.wait(20)

@@ -21,10 +21,10 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from benchmarks.serving.process import free_port
-from server.app import create_app
-from server.operate.access import new_key
-from server.operate.logs import JsonFormatter, TextFormatter, log_config, request_id, request_log
-from server.settings import Settings
+from cdmpp_server.app import create_app
+from cdmpp_server.operate.access import new_key
+from cdmpp_server.operate.logs import JsonFormatter, TextFormatter, log_config, request_id, request_log
+from cdmpp_server.settings import Settings
 from tests.server.conftest import JSON, LINEAR
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +41,7 @@ def lines() -> Iterator[list[dict[str, Any]]]:
             out.append(json.loads(JsonFormatter().format(record)))
 
     handler = Keep()
-    logger, before = logging.getLogger("server"), logging.getLogger("server").level
+    logger, before = logging.getLogger("cdmpp_server"), logging.getLogger("cdmpp_server").level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     yield out
@@ -59,9 +59,7 @@ def test_one_line_a_request(client: TestClient, lines: list[dict[str, Any]]) -> 
     assert "code" not in line and "key" not in line
 
 
-def test_a_refusal_says_its_code_and_paths_are_routes(
-    client: TestClient, lines: list[dict[str, Any]]
-) -> None:
+def test_a_refusal_says_its_code_and_paths_are_routes(client: TestClient, lines: list[dict[str, Any]]) -> None:
     client.post("/predict", content=b"{", headers=JSON)
     client.get("/no/such/path?secret=1")
     client.get("/predict")
@@ -90,7 +88,7 @@ def test_a_bug_has_an_identity_and_a_line_too(lines: list[dict[str, Any]]) -> No
 
     @app.get("/broken")
     async def broken() -> None:
-        logging.getLogger("server.test").info("inside")
+        logging.getLogger("cdmpp_server.test").info("inside")
         raise RuntimeError("secret detail")
 
     response = TestClient(app, raise_server_exceptions=False).get("/broken", headers={"x-request-id": "q"})
@@ -137,9 +135,7 @@ def test_text_names_the_request() -> None:
 
 
 @pytest.mark.parametrize(("terminal", "expected"), [(True, TextFormatter), (False, JsonFormatter)])
-def test_the_format_follows_the_reader(
-    monkeypatch: pytest.MonkeyPatch, terminal: bool, expected: type
-) -> None:
+def test_the_format_follows_the_reader(monkeypatch: pytest.MonkeyPatch, terminal: bool, expected: type) -> None:
     out = StringIO()
     monkeypatch.setattr(out, "isatty", lambda: terminal)
     monkeypatch.setattr(sys, "stderr", out)
@@ -152,7 +148,7 @@ def test_the_format_follows_the_reader(
 def test_a_process_writes_json_to_stderr(tmp_path: Path) -> None:
     port = free_port()
     with subprocess.Popen(
-        [sys.executable, "-m", "server", "--port", str(port)],
+        [sys.executable, "-m", "cdmpp_server", "--port", str(port)],
         cwd=ROOT,
         text=True,
         stdout=subprocess.PIPE,

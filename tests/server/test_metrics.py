@@ -11,9 +11,9 @@ import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from server.app import create_app
-from server.operate.metrics import FOLDER_VARIABLE, Metrics, shared_by_workers
-from server.settings import Settings
+from cdmpp_server.app import create_app
+from cdmpp_server.operate.metrics import FOLDER_VARIABLE, Metrics, shared_by_workers
+from cdmpp_server.settings import Settings
 from tests.server.conftest import JSON, LINEAR
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,8 +49,7 @@ def test_requests_items_and_refusals_are_counted(tmp_path: Path) -> None:
             client.get(path)
         client.request("BREW", "/predict")
         client.post(
-            "/observe",
-            json={"observations": [{"prediction_id": results[0]["prediction_id"], "latency_s": 1e-4}] * 4},
+            "/observe", json={"observations": [{"prediction_id": results[0]["prediction_id"], "latency_s": 1e-4}] * 4}
         )
         answer = client.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=")
@@ -68,9 +67,7 @@ def test_requests_items_and_refusals_are_counted(tmp_path: Path) -> None:
     assert seen[labelled("cdmpp_queue_rows")] == 0
     assert seen[labelled("cdmpp_item_errors_total", code="unsupported_operator")] == 1
     assert seen[labelled("cdmpp_item_errors_total", code="unknown_device")] == 1
-    by_domain = {
-        dict(labels)["domain"]: value for (name, labels), value in seen.items() if name == "cdmpp_items_total"
-    }
+    by_domain = {dict(labels)["domain"]: value for (name, labels), value in seen.items() if name == "cdmpp_items_total"}
     expected: dict[str, int] = {}
     for result in [*results[:3], results[0]]:
         expected[result["domain"]] = expected.get(result["domain"], 0) + 1
@@ -116,7 +113,7 @@ def test_restarts_are_counted_from_where_they_were() -> None:
 
 WORKER = """
 import sys
-from server.operate.metrics import Metrics
+from cdmpp_server.operate.metrics import Metrics
 metrics = Metrics()
 metrics.batch(32, 0.01)
 metrics.started(); metrics.ended("POST", "/predict", 200, 0.01, None)
@@ -134,7 +131,7 @@ def test_whoever_is_scraped_answers_for_all_workers(monkeypatch: pytest.MonkeyPa
     # A process of its own plays the supervisor: this one has made its choice when it imported the library.
     code = f"""
 import subprocess, sys
-from server.operate.metrics import shared_by_workers, worker_ended
+from cdmpp_server.operate.metrics import shared_by_workers, worker_ended
 with shared_by_workers():
     workers = [
         subprocess.Popen([sys.executable, "-c", {WORKER!r}], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -145,18 +142,13 @@ with shared_by_workers():
             pass
     workers[0].communicate()
     worker_ended(workers[0].pid)
-    code = "from server.operate.metrics import Metrics; print(Metrics().text().decode())"
+    code = "from cdmpp_server.operate.metrics import Metrics; print(Metrics().text().decode())"
     print(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
     for worker in workers[1:]:
         worker.communicate()
 """
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env={**os.environ},
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100, env={**os.environ}
     )
     assert done.returncode == 0, done.stderr
     seen = samples(done.stdout)

@@ -13,9 +13,9 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sqlalchemy import create_engine, select
 
-from server.app import create_app
-from server.observe.tables import database_url, observations
-from server.settings import Settings
+from cdmpp_server.app import create_app
+from cdmpp_server.observe.tables import database_url, observations
+from cdmpp_server.settings import Settings
 from tests.server.conftest import LINEAR, problem
 
 OTHER = {"operator": "softmax", "rows": 4096, "cols": 1024}
@@ -59,9 +59,7 @@ def test_a_measurement_needs_the_id_and_a_latency(client: TestClient, database: 
     before = predicted(client)
     response = client.post(
         "/observe",
-        json={
-            "observations": [{"prediction_id": before["prediction_id"], "latency_s": x} for x in (1e-3, 2e-3)]
-        },
+        json={"observations": [{"prediction_id": before["prediction_id"], "latency_s": x} for x in (1e-3, 2e-3)]},
     )
     assert response.status_code == 200
     answer = response.json()
@@ -120,14 +118,7 @@ def test_a_bad_observation_harms_no_other(client: TestClient, database: str) -> 
     ).json()
     assert "results" in answer, answer
     codes = [result.get("error", {}).get("code") for result in answer["results"]]
-    assert codes == [
-        "invalid_prediction_id",
-        None,
-        "unsupported_operator",
-        "unknown_device",
-        "unknown_program",
-        None,
-    ]
+    assert codes == ["invalid_prediction_id", None, "unsupported_operator", "unknown_device", "unknown_program", None]
     assert answer["accepted"] == 2
     assert len(kept(database)) == count + 2
 
@@ -163,10 +154,7 @@ def test_drift_is_seen(client: TestClient) -> None:
 
     def tell(factor: float, count: int) -> dict[str, Any]:
         observed = [
-            {
-                "prediction_id": before["prediction_id"],
-                "latency_s": before["latency_s"] * factor * (1 + i % 7 / 50),
-            }
+            {"prediction_id": before["prediction_id"], "latency_s": before["latency_s"] * factor * (1 + i % 7 / 50)}
             for i in range(count)
         ]
         assert client.post("/observe", json={"observations": observed}).json()["accepted"] == count
@@ -180,9 +168,7 @@ def test_drift_is_seen(client: TestClient) -> None:
 
 def test_ten_thousand_in_one_body(client: TestClient, database: str) -> None:
     before, count = predicted(client), len(kept(database))
-    body = json.dumps(
-        {"observations": [{"prediction_id": before["prediction_id"], "latency_s": 1e-3}] * 10_000}
-    )
+    body = json.dumps({"observations": [{"prediction_id": before["prediction_id"], "latency_s": 1e-3}] * 10_000})
     answer = client.post("/observe", content=body, headers={"content-type": "application/json"}).json()
     assert answer["accepted"] == 10_000
     assert len({result["observation_id"] for result in answer["results"]}) == 10_000

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.observe.figures import MIN_REFERENCE, RECENT, REFERENCE, Figures, Running
+from cdmpp_server.observe.figures import MIN_REFERENCE, RECENT, REFERENCE, Figures, Running
 
 
 def figures(ratios: np.ndarray, sizes: list[int] | None = None) -> Figures:
@@ -17,17 +17,11 @@ def figures(ratios: np.ndarray, sizes: list[int] | None = None) -> Figures:
     kept = Running()
     predicted = np.full(len(ratios), 1e-4)
     for part in np.split(np.arange(len(ratios)), np.cumsum(sizes or [])):
-        kept.add(
-            predicted[part] * ratios[part], predicted[part], 0.9 * predicted[part], 1.2 * predicted[part]
-        )
+        kept.add(predicted[part] * ratios[part], predicted[part], 0.9 * predicted[part], 1.2 * predicted[part])
     return kept.figures()
 
 
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    count=st.integers(1, 3000),
-    sizes=st.lists(st.integers(1, 700), max_size=6),
-)
+@given(seed=st.integers(0, 2**32 - 1), count=st.integers(1, 3000), sizes=st.lists(st.integers(1, 700), max_size=6))
 def test_any_batches_give_what_the_definitions_say(seed: int, count: int, sizes: list[int]) -> None:
     ratios = np.exp(np.random.default_rng(seed).normal(0.1, 0.2, count))
     found, logs = figures(ratios, sizes), np.log(ratios)

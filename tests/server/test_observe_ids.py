@@ -12,8 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cdmpp.prediction import ErrorInfo, Prediction
-from cdmpp.programs.question import BACKENDS, FRAMEWORKS, PROTOCOLS
-from server.observe.ids import MAX_ID, make_id, read_id
+from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
+from cdmpp_server.observe.ids import MAX_ID, make_id, read_id
 
 ANSWER = Prediction(
     "linear:m=1",

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from server.app import create_app
-from server.settings import Settings
+from cdmpp_server.app import create_app
+from cdmpp_server.settings import Settings
 from tests.server.conftest import LINEAR, problem
 from tests.server.postgres import Postgres, running_postgres
 

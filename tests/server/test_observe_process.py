@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import create_engine, select
 
 from benchmarks.serving.process import free_port
-from server.observe.tables import database_url, observations
+from cdmpp_server.observe.tables import database_url, observations
 from tests.server.conftest import LINEAR
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,7 +25,7 @@ SENDERS, EACH, ENOUGH = 4, 50, 60
 
 def start(database: Path, port: int) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "server", "--port", str(port)],
+        [sys.executable, "-m", "cdmpp_server", "--port", str(port)],
         cwd=ROOT,
         stderr=subprocess.DEVNULL,
         env={**os.environ, "CDMPP_DATABASE": str(database)},
@@ -60,9 +60,7 @@ def test_kill_9_under_load_loses_nothing_that_was_accepted(tmp_path: Path) -> No
         with httpx2.Client(timeout=30) as client:
             while True:
                 try:
-                    response = client.post(
-                        f"{url}/observe", content=body, headers={"content-type": "application/json"}
-                    )
+                    response = client.post(f"{url}/observe", content=body, headers={"content-type": "application/json"})
                 except httpx2.TransportError:
                     return  # killed: what was under way was not accepted
                 assert response.status_code == 200

@@ -17,8 +17,8 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from onnx import TensorProto, helper
 
-from server.observe.ids import read_id
-from server.onnx.wire import ModelResponse
+from cdmpp_server.observe.ids import read_id
+from cdmpp_server.onnx.schema import ModelResponse
 from tests.server.conftest import problem
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -215,15 +215,4 @@ def test_the_published_schema_is_that_of_the_answer(upload: Upload, client: Test
     for data in (example("small_resnet"), model(helper.make_node("Mystery", ["x"], ["y"], domain="nowhere"))):
         said = upload(data, "device=t4&device=t44").json()
         jsonschema.validate(said, {**schema, "components": document["components"]})
-    assert set(operation["responses"]) >= {
-        "200",
-        "404",
-        "408",
-        "409",
-        "413",
-        "415",
-        "422",
-        "500",
-        "503",
-        "504",
-    }
+    assert set(operation["responses"]) >= {"200", "404", "408", "409", "413", "415", "422", "500", "503", "504"}

@@ -17,7 +17,7 @@ from cdmpp.curves.expressions import Expression, exact
 from cdmpp.demo import Server, running_server
 from cdmpp.programs.operators import operator_types, parse_operator
 from cdmpp.units import format_latency
-from server.page.routes import FOLDER, files
+from cdmpp_server.page.routes import FOLDER, files
 from tests.server.conftest import LINEAR, problem
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -312,9 +312,7 @@ def test_a_key_is_asked_for_and_used(opened: Callable[..., Any]) -> None:
         if route.request.headers.get("authorization") == "Bearer sesame":
             route.fallback()
         else:
-            route.fulfill(
-                status=401, json={"code": "unauthorized", "detail": "this needs a key", "status": 401}
-            )
+            route.fulfill(status=401, json={"code": "unauthorized", "detail": "this needs a key", "status": 401})
 
     page.route(re.compile("/(support|devices|predict|curve)$"), guarded)
     page.reload()
@@ -451,16 +449,7 @@ def test_the_services_state(server: Server, opened: Callable[..., Any]) -> None:
 @pytest.mark.browser
 def test_scripts_read_as_python_does(opened: Callable[..., Any]) -> None:
     page = opened()
-    texts = [
-        "2*a+b",
-        "a-b-1",
-        "ceil(a/3)*4",
-        "a//4*2",
-        "ceil(10*0.7)",
-        "max(a, b, 3)",
-        "-(a-100)",
-        "min(a,2)",
-    ]
+    texts = ["2*a+b", "a-b-1", "ceil(a/3)*4", "a//4*2", "ceil(10*0.7)", "max(a, b, 3)", "-(a-100)", "min(a,2)"]
     values = {"a": 37, "b": 5}
     script = """async ([texts, values]) => {
       const m = await import('/page/expressions.js');

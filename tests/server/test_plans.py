@@ -19,13 +19,14 @@ from pydantic import TypeAdapter
 from typer.testing import CliRunner
 
 from cdmpp.cli.main import app as command_line
-from cdmpp.planning.kinds import KINDS, make_plan
+from cdmpp.compose.request import Request as PlanRequest
+from cdmpp.planning.registry import PLANNERS, make_plan
 from cdmpp.predictor import LatencyPredictor
-from server.deadline import Deadline
-from server.plan.pool import Planners, Slot
-from server.plan.routes import PlanKinds
-from server.problems import ProblemError
-from server.sandbox.worker import Worker, WorkerDiedError, WorkerMemoryError, WorkerTimeoutError
+from cdmpp_server.deadline import Deadline
+from cdmpp_server.plan.pool import Planners, Slot
+from cdmpp_server.plan.routes import PlanKinds
+from cdmpp_server.problems import ProblemError
+from cdmpp_server.sandbox.worker import Worker, WorkerDiedError, WorkerMemoryError, WorkerTimeoutError
 from tests.server.conftest import JSON, LINEAR, problem
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
@@ -49,7 +50,7 @@ Post = Callable[..., httpx2.Response]
 def post(client: TestClient) -> Post:
     def post(kind: str, value: Any, **headers: str) -> httpx2.Response:
         body = value if isinstance(value, str | bytes) else json.dumps(value)
-        found: httpx2.Response = client.post(KINDS[kind].path, content=body, headers={**JSON, **headers})
+        found: httpx2.Response = client.post(PLANNERS[kind].path, content=body, headers={**JSON, **headers})
         return found
 
     return post
@@ -61,14 +62,14 @@ def examples() -> list[Any]:
     return [
         pytest.param(file.stem.partition("_")[0], file, id=file.stem)
         for file in files
-        if file.stem.partition("_")[0] in KINDS
+        if file.stem.partition("_")[0] in PLANNERS
     ]
 
 
 def test_every_kind_has_an_example_and_an_endpoint(client: TestClient) -> None:
-    assert set(KINDS) <= {each.values[0] for each in examples()}
+    assert set(PLANNERS) <= {each.values[0] for each in examples()}
     told = PlanKinds.model_validate(client.get("/plans").json()).kinds
-    assert [(each.kind, each.path) for each in told] == [(k.name, k.path) for k in KINDS.values()]
+    assert [(each.kind, each.path) for each in told] == [(k.name, k.path) for k in PLANNERS.values()]
 
 
 @pytest.mark.parametrize(("kind", "file"), examples())
@@ -95,7 +96,8 @@ def test_three_doors_give_one_answer(
     assert said.exit_code == 0, said.output
     assert json.loads(said.stdout) == over_http
     # What is answered is what the schema says.
-    answers = KINDS[kind].model_of(value).answer_model
+    model = PLANNERS[kind].model_of(value)
+    answers = model.answer_model() if issubclass(model, PlanRequest) else model.answer_model
     TypeAdapter(answers).validate_python(over_http)
 
 
@@ -120,10 +122,7 @@ def test_a_request_that_is_none_is_refused_with_the_place(post: Post) -> None:
 
 def test_what_no_schema_can_say_is_a_conflict_with_the_place(post: Post) -> None:
     # A check of the model itself: two ways of one cost.
-    both = {
-        **LONG,
-        "models": [{**LONG["models"][0], "forward": {"programs": [{"program": LINEAR}], "device": "t4"}}],
-    }
+    both = {**LONG, "models": [{**LONG["models"][0], "forward": {"programs": [{"program": LINEAR}], "device": "t4"}}]}
     problem(post("pipeline", both), 409, "invalid_field")
     cost = {"programs": [{"program": LINEAR, "count": 2}], "device": "no-such-gpu"}
     model = {"stages": 2, "micro_batches": 2, "forward": cost, "backward_s": 1e-4}

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from cdmpp.devices import lookup
 from cdmpp.frontends.request import program_from_request
-from cdmpp.predictor import LatencyPredictor, Question
+from cdmpp.predictor import LatencyPredictor, Query
 from cdmpp.programs.operators import operator_types
-from server.app import create_app
-from server.observe.ids import read_id
-from server.settings import Settings
+from cdmpp_server.app import create_app
+from cdmpp_server.observe.ids import read_id
+from cdmpp_server.settings import Settings
 from tests.features.test_hostile_json import concrete
 from tests.server.conftest import JSON, LINEAR, problem
 
@@ -47,19 +47,7 @@ BAD_ITEMS: dict[str, tuple[dict[str, Any], str]] = {
         "invalid_program",
     ),
     "contradiction": (
-        {
-            **GOOD,
-            "program": {
-                "operator": "conv2d",
-                "n": 1,
-                "c_in": 3,
-                "c_out": 4,
-                "h": 5,
-                "w": 5,
-                "kh": 9,
-                "kw": 9,
-            },
-        },
+        {**GOOD, "program": {"operator": "conv2d", "n": 1, "c_in": 3, "c_out": 4, "h": 5, "w": 5, "kh": 9, "kw": 9}},
         "invalid_program",
     ),
     "unknown dtype": ({**GOOD, "program": {**LINEAR, "dtype": "float12"}}, "invalid_program"),
@@ -98,24 +86,13 @@ def test_the_same_figures_as_in_process(ask, predictor: LatencyPredictor) -> Non
         LINEAR,
         {"operator": "softmax", "rows": 4096, "cols": 1024},
         {"operator": "conv2d", "n": 8, "c_in": 64, "c_out": 64, "h": 56, "w": 56, "kh": 3, "kw": 3},
-        {
-            "operator": "attention_decode",
-            "batch": 4,
-            "past_len": 99,
-            "heads": 8,
-            "kv_heads": 2,
-            "head_dim": 64,
-        },
+        {"operator": "attention_decode", "batch": 4, "past_len": 99, "heads": 8, "kv_heads": 2, "head_dim": 64},
     ]
     for device in ("a100-pcie-40gb", "l4", OWN_DEVICE):
-        items = [
-            {"program": p, "device": device, "protocol": "eager", "framework": "pytorch"} for p in programs
-        ]
+        items = [{"program": p, "device": device, "protocol": "eager", "framework": "pytorch"} for p in programs]
         over_http = ask(items, quantiles=[0.05, 0.5, 0.95]).json()["results"]
         spec = lookup(device) if isinstance(device, str) else lookup("l4")
-        here = predictor.predict(
-            programs, spec, protocol="eager", framework="pytorch", quantiles=(0.05, 0.5, 0.95)
-        )
+        here = predictor.predict(programs, spec, protocol="eager", framework="pytorch", quantiles=(0.05, 0.5, 0.95))
         figures = [{k: v for k, v in r.items() if k not in ("id", "prediction_id")} for r in over_http]
         assert figures == [p.to_dict() for p in here]
         for result in over_http:
@@ -130,7 +107,7 @@ def test_an_answer_given_before_is_the_same(ask, app: FastAPI, monkeypatch) -> N
     def fail(*_: Any) -> None:
         raise AssertionError("this was asked before")
 
-    monkeypatch.setattr(app.state.service.predictor, "predict_questions", fail)
+    monkeypatch.setattr(app.state.service.predictor, "predict_queries", fail)
     for program in (LINEAR, words, {"hash": first["program_hash"]}):
         item = {"protocol": "kernel", "device": GOOD["device"], "id": None, "program": program}
         again = ask([item, {**item, "id": '"ü\\'}], quantiles=[0.2, 0.8]).json()["results"]
@@ -184,10 +161,7 @@ def test_programs_are_asked_about_by_their_hash(client: TestClient, ask) -> None
 
 def test_a_registered_program_outlives_the_process(tmp_path: Path, predictor: LatencyPredictor) -> None:
     chosen = Settings(model=None, database=str(tmp_path / "service.sqlite"))
-    forms = [
-        {"operator": "relu", "rows": 79, "cols": 3},
-        {"tvm_json": json.dumps(concrete("relu:rows=8,cols=8"))},
-    ]
+    forms = [{"operator": "relu", "rows": 79, "cols": 3}, {"tvm_json": json.dumps(concrete("relu:rows=8,cols=8"))}]
     with TestClient(create_app(chosen)) as client:
         response = client.post("/programs", content=json.dumps({"programs": forms}), headers=JSON)
         hashes = [known["hash"] for known in response.json()["programs"]]
@@ -244,9 +218,7 @@ def test_past_the_clients_deadline_it_is_refused(client: TestClient, app: FastAP
 
 def test_the_company_does_not_matter(ask) -> None:
     alone = ask([GOOD]).json()["results"][0]
-    crowd = [
-        {"program": {**LINEAR, "m": m, "n": n}, "device": "v100-pcie-32gb"} for m in (3, 5) for n in (7, 9)
-    ]
+    crowd = [{"program": {**LINEAR, "m": m, "n": n}, "device": "v100-pcie-32gb"} for m in (3, 5) for n in (7, 9)]
     assert ask([*crowd, GOOD, *crowd]).json()["results"][4] == alone
 
 
@@ -283,7 +255,7 @@ def test_equal_numbers_of_other_types_are_other_programs(ask) -> None:
     assert truth["error"]["code"] == "invalid_program"
 
 
-def test_backend_and_protocol_are_part_of_the_question(ask) -> None:
+def test_backend_and_protocol_are_part_of_the_query(ask) -> None:
     items = [{**GOOD, "protocol": p} for p in ("kernel", "graph", "eager")] + [{**GOOD, "backend": "tvm"}]
     results = ask(items).json()["results"]
     assert [(r["backend"], r["protocol"]) for r in results] == [
@@ -316,7 +288,7 @@ def test_tir_as_json_and_as_script(ask, predictor: LatencyPredictor) -> None:
     by_script, by_json = ask(items).json()["results"]
     assert by_script["backend"] == "tvm"
     assert by_script["program_hash"] == by_json["program_hash"] == program.hash
-    here = predictor.predict_questions([Question(program, "t4")])[0]
+    here = predictor.predict_queries([Query(program, "t4")])[0]
     assert by_script["latency_s"] == by_json["latency_s"] == here.latency_s
 
 
@@ -402,15 +374,7 @@ def test_a_body_that_breaks_the_schema_is_refused(what: str, ask) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "",
-        "{",
-        "nonsense",
-        '{"items": [}',
-        b'{"items": "\xff"}',
-        "[" * 100_000,
-        '{"items": [' + "9" * 5000 + "]}",
-    ],
+    ["", "{", "nonsense", '{"items": [}', b'{"items": "\xff"}', "[" * 100_000, '{"items": [' + "9" * 5000 + "]}"],
 )
 def test_a_body_that_is_no_json_is_refused(text: str | bytes, ask) -> None:
     problem(ask(text), 400, "malformed_json")
@@ -420,7 +384,7 @@ def test_a_bug_says_nothing_about_the_inside(ask, app: FastAPI, monkeypatch, cap
     def explode(*_: Any) -> None:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr(app.state.service.predictor, "predict_questions", explode)
+    monkeypatch.setattr(app.state.service.predictor, "predict_queries", explode)
     with caplog.at_level(logging.ERROR):
         response = ask([{**GOOD, "program": {**LINEAR, "m": 4001}}])
     problem(response, 500, "internal_error")
@@ -429,13 +393,13 @@ def test_a_bug_says_nothing_about_the_inside(ask, app: FastAPI, monkeypatch, cap
 
 
 def test_a_figure_that_is_no_number_is_never_sent(ask, app: FastAPI, monkeypatch) -> None:
-    predict = app.state.service.predictor.predict_questions
+    predict = app.state.service.predictor.predict_queries
 
     def broken(*arguments: Any) -> Any:
         answers = predict(*arguments)
         return [replace(answer, latency_s=math.nan) for answer in answers]
 
-    monkeypatch.setattr(app.state.service.predictor, "predict_questions", broken)
+    monkeypatch.setattr(app.state.service.predictor, "predict_queries", broken)
     problem(ask([{**GOOD, "program": {**LINEAR, "m": 4002}}]), 500, "internal_error")
 
 
@@ -445,9 +409,7 @@ scalars = st.one_of(
 
 
 @settings(
-    max_examples=150,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(data=st.data())
 def test_any_operator_object_is_answered_item_by_item(data: st.DataObject, ask) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from cdmpp.demo import DEVICES, Server, missing, running_server
 from cdmpp.frontends.graph import GraphBuilder
-from cdmpp.planning.kinds import KINDS
+from cdmpp.planning.registry import PLANNERS
 from cdmpp.programs.program import TensorProgram
 from tests.server.conftest import LINEAR
 
@@ -32,7 +32,7 @@ def server() -> Iterator[Server]:
         yield server
 
 
-PLANS = "^(" + "|".join(["/plans", "/jobs.*", *(re.escape(kind.path) for kind in KINDS.values())]) + ")$"
+PLANS = "^(" + "|".join(["/plans", "/jobs.*", *(re.escape(kind.path) for kind in PLANNERS.values())]) + ")$"
 
 
 @pytest.mark.slow
@@ -92,9 +92,7 @@ def test_a_huge_body_is_refused_while_it_arrives(server: Server) -> None:
     ):
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
             connection.sendall(
-                b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-                + framing
-                + b"\r\n\r\n"
+                b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" + framing + b"\r\n\r\n"
             )
             # A little over the limit of 16 MiB: the answer comes long before the 2 GiB have.
             for _ in range(264):

@@ -21,9 +21,9 @@ from fastapi.testclient import TestClient
 
 from cdmpp.demo import Server, running_server
 from cdmpp.predictor import LatencyPredictor, default_model
-from server.app import create_app
-from server.operate.access import new_key
-from server.settings import Settings
+from cdmpp_server.app import create_app
+from cdmpp_server.operate.access import new_key
+from cdmpp_server.settings import Settings
 from tests.server.conftest import JSON, LINEAR, problem
 
 
@@ -56,7 +56,7 @@ def model_id(folder: Path) -> str:
 
 
 class Trickle(threading.Thread):
-    """Asks all the time, on several connections, new and old questions; remembers every answer."""
+    """Asks all the time, on several connections, new and old queries; remembers every answer."""
 
     def __init__(self, port: int, number: int = 0) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ def test_without_an_administrator_there_is_no_administration(client: TestClient)
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_stopping_finishes_what_was_taken(workers: int) -> None:
-    """A request of thousands of new questions is in the queue when the service is told to end."""
+    """A request of thousands of new queries is in the queue when the service is told to end."""
     items = [{"program": {**LINEAR, "m": m, "n": workers}, "device": "t4"} for m in range(1, 1500)]
     answers: list[tuple[int, int]] = []
     with running_server("--workers", str(workers), environment={"CDMPP_DEADLINE_S": "120"}) as server:

@@ -31,10 +31,10 @@ from cdmpp.features.schedule import SCHEDULE_WIDTH
 from cdmpp.features.schema import WIDTH
 from cdmpp.frontends.load import load_programs
 from cdmpp.programs.program import TensorProgram
-from server.sandbox import frames, jobs
-from server.sandbox.answers import DistrustedAnswerError, encoded_program, model_summary
-from server.sandbox.sandbox import Sandbox, TirText
-from server.sandbox.worker import Worker, WorkerDiedError
+from cdmpp_server.sandbox import frames, jobs
+from cdmpp_server.sandbox.answers import DistrustedAnswerError, encoded_program, model_summary
+from cdmpp_server.sandbox.sandbox import Sandbox, TirText
+from cdmpp_server.sandbox.worker import Worker, WorkerDiedError
 from tests.features.test_hostile_json import concrete
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -139,12 +139,7 @@ def test_memory_time_and_depth_end_with_the_program() -> None:
         sandbox.timeout_s = 0.05
         late = await sandbox.encode_tirs([TirText("tvm_json", BOMB[:2_000_000], "tvm")])
         sandbox.timeout_s = 30.0
-        return (
-            refused(memory[0]),
-            refused(deep[0]),
-            refused(late[0]),
-            await sandbox.encode_tir("tvm_json", TEXTS[0]),
-        )
+        return (refused(memory[0]), refused(deep[0]), refused(late[0]), await sandbox.encode_tir("tvm_json", TEXTS[0]))
 
     memory, deep, late, after = inside(use, memory_bytes=64 * 2**20, timeout_s=30.0)
     assert "too much memory" in memory
@@ -197,9 +192,7 @@ def test_a_text_that_kills_its_reader_twice_is_refused(monkeypatch: pytest.Monke
 
 def test_a_full_queue_refuses_and_a_cancelled_request_harms_nobody() -> None:
     async def use(sandbox: Sandbox) -> None:
-        begun = [
-            asyncio.create_task(sandbox.encode_tirs([TirText("tvm_json", BOMB, "tvm")])) for _ in range(3)
-        ]
+        begun = [asyncio.create_task(sandbox.encode_tirs([TirText("tvm_json", BOMB, "tvm")])) for _ in range(3)]
         await asyncio.sleep(0)
         with pytest.raises(OverloadedError):
             await sandbox.encode_tir("tvm_json", TEXTS[0])
@@ -266,7 +259,7 @@ def test_the_worker_knows_no_secret_and_dies_with_the_service(monkeypatch: pytes
     # kill -9 of the service in the middle of a job: the worker must not outlive it.
     script = textwrap.dedent("""
         import asyncio, sys
-        from server.sandbox.sandbox import Sandbox
+        from cdmpp_server.sandbox.sandbox import Sandbox
         async def main():
             sandbox = Sandbox(timeout_s=600)
             await sandbox.read_onnx(open(sys.argv[1], "rb").read())
@@ -275,9 +268,7 @@ def test_the_worker_knows_no_secret_and_dies_with_the_service(monkeypatch: pytes
         asyncio.run(main())
         """)
     service = subprocess.Popen(
-        [sys.executable, "-c", script, str(ROOT / "examples" / "small_resnet.onnx")],
-        stdout=subprocess.PIPE,
-        cwd=ROOT,
+        [sys.executable, "-c", script, str(ROOT / "examples" / "small_resnet.onnx")], stdout=subprocess.PIPE, cwd=ROOT
     )
     with service:
         assert service.stdout is not None
@@ -301,7 +292,7 @@ def _alive(pid: int) -> bool:
 def test_confined_code_writes_no_file_and_takes_no_memory(tmp_path: Path) -> None:
     script = textwrap.dedent("""
         import resource, sys
-        from server.sandbox.confine import confine
+        from cdmpp_server.sandbox.confine import confine
         assert confine(256 * 2**20)
         def fails(what):
             try:
@@ -319,11 +310,7 @@ def test_confined_code_writes_no_file_and_takes_no_memory(tmp_path: Path) -> Non
         print(resource.getrlimit(resource.RLIMIT_AS)[1] < 2**40)
         """)
     done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "file")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
+        [sys.executable, "-c", script, str(tmp_path / "file")], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert done.stdout.split() == ["OSError", "MemoryError", "works", "OSError", "True"], done.stderr
 
@@ -334,7 +321,7 @@ def test_confined_code_reads_no_file_and_reaches_nobody(tmp_path: Path) -> None:
     secret.write_text("secret")
     script = textwrap.dedent("""
         import os, socket, sys
-        from server.sandbox.confine import keep_to_code
+        from cdmpp_server.sandbox.confine import keep_to_code
         if not keep_to_code():
             print("none")
             raise SystemExit
@@ -481,10 +468,7 @@ def test_models_that_no_reader_makes_are_not_believed(said: dict[str, Any]) -> N
 
 
 def test_errors_come_back_as_what_they_are() -> None:
-    for code, kind in (
-        ("invalid_program", InvalidProgramError),
-        ("unsupported_operator", UnsupportedOperatorError),
-    ):
+    for code, kind in (("invalid_program", InvalidProgramError), ("unsupported_operator", UnsupportedOperatorError)):
         error = {"code": code, "message": "what", "hint": "do"}
         with pytest.raises(CdmppError) as caught:
             encoded_program({"error": error}, b"", "tvm")
@@ -526,8 +510,8 @@ def test_no_text_is_parsed_in_the_service() -> None:
     script = textwrap.dedent("""
         import json, sys
         from fastapi.testclient import TestClient
-        from server.app import create_app
-        from server.settings import Settings
+        from cdmpp_server.app import create_app
+        from cdmpp_server.settings import Settings
         tvmscript, path, database = sys.argv[1:]
         with TestClient(create_app(Settings(model=None, database=database, deadline_s=100))) as client:
             program = {"tvmscript": tvmscript}

@@ -13,15 +13,16 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from pydantic import ValidationError
 
-import server.predict.routes
+import cdmpp_server.app
+import cdmpp_server.predict.routes
 from cdmpp.devices import known
 from cdmpp.errors import ArtifactError
 from cdmpp.predictor import LatencyPredictor
-from server.__main__ import main
-from server.app import create_app
-from server.predict.programs import Known, Programs, words
-from server.predict.service import check_golden
-from server.settings import FILE_VARIABLE, Settings
+from cdmpp_server.__main__ import main
+from cdmpp_server.app import create_app
+from cdmpp_server.predict.programs import Known, Programs, words
+from cdmpp_server.predict.service import check_golden
+from cdmpp_server.settings import FILE_VARIABLE, Settings
 from tests.server.conftest import LINEAR, problem
 
 
@@ -32,7 +33,7 @@ def test_alive_and_ready(client: TestClient, predictor: LatencyPredictor) -> Non
 
 
 def test_not_ready_when_the_golden_prediction_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server.predict.routes, "check_golden", lambda predictor: "figures are nonsense")
+    monkeypatch.setattr(cdmpp_server.predict.routes, "check_golden", lambda predictor: "figures are nonsense")
     with TestClient(create_app(Settings(model=None))) as client:
         body = problem(client.get("/readyz"), 503, "not_ready")
         assert "nonsense" in body["detail"]
@@ -42,18 +43,18 @@ def test_not_ready_when_the_golden_prediction_fails(monkeypatch: pytest.MonkeyPa
 def test_the_golden_prediction_sees_what_is_no_latency(predictor: LatencyPredictor, monkeypatch) -> None:
     assert check_golden(predictor) == ""
     fresh = LatencyPredictor(predictor.artifact)
-    predict = fresh.predict_questions
+    predict = fresh.predict_queries
 
     def wrong(*arguments: Any) -> Any:
         return [replace(answer, lower_s=1.0) for answer in predict(*arguments)]
 
-    monkeypatch.setattr(fresh, "predict_questions", wrong)
+    monkeypatch.setattr(fresh, "predict_queries", wrong)
     assert "bounds" in check_golden(fresh)
 
     def explode(*_: Any) -> None:
         raise RuntimeError
 
-    monkeypatch.setattr(fresh, "predict_questions", explode)
+    monkeypatch.setattr(fresh, "predict_queries", explode)
     assert check_golden(fresh)
 
 
@@ -145,17 +146,7 @@ def test_the_cache_of_programs_keeps_its_bound() -> None:
 
 
 def test_words_tell_apart_what_equality_does_not() -> None:
-    sent = [
-        {"m": 1},
-        {"m": 1.0},
-        {"m": True},
-        {"m": "1"},
-        {"m": 2**70},
-        {"m": 0.0},
-        {"m": -0.0},
-        {"n": 1},
-        {},
-    ]
+    sent = [{"m": 1}, {"m": 1.0}, {"m": True}, {"m": "1"}, {"m": 2**70}, {"m": 0.0}, {"m": -0.0}, {"n": 1}, {}]
     assert len({words(value) for value in sent}) == len(sent)
     name = "".join(["operator", "_" * 3])  # not the interned one
     assert words({name: "x"}) == words({"operator___": "x"})
@@ -175,6 +166,5 @@ def test_an_unexpected_error_is_logged_and_hidden(caplog) -> None:
 
 
 def test_nothing_happens_at_import(app: FastAPI) -> None:
-    import server.app
 
-    assert not any(isinstance(value, FastAPI) for value in vars(server.app).values())
+    assert not any(isinstance(value, FastAPI) for value in vars(cdmpp_server.app).values())

@@ -17,20 +17,18 @@ import pytest
 from sqlalchemy import create_engine, select, text
 
 from cdmpp.errors import MissingDependencyError
-from server.observe.figures import Running
-from server.observe.ids import PredictedBefore
-from server.observe.store import Observation, Store, StoreUnavailableError
-from server.observe.tables import database_url, observations
-from server.observe.writer import FullError, Writer
+from cdmpp_server.observe.figures import Running
+from cdmpp_server.observe.ids import PredictedBefore
+from cdmpp_server.observe.store import Observation, Store, StoreUnavailableError
+from cdmpp_server.observe.tables import database_url, observations
+from cdmpp_server.observe.writer import FullError, Writer
 from tests.server.postgres import running_postgres
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def observation(latency_s: float, device: str = "t4", model: str = "m", n: int = 0) -> Observation:
-    predicted = PredictedBefore(
-        f"{n:032x}", device, "0" * 16, "library", "kernel", None, model, 1e-4, 8e-5, 1.2e-4
-    )
+    predicted = PredictedBefore(f"{n:032x}", device, "0" * 16, "library", "kernel", None, model, 1e-4, 8e-5, 1.2e-4)
     return Observation(predicted, latency_s)
 
 
@@ -68,7 +66,7 @@ def rows(database: str) -> list[Any]:
     return found
 
 
-def test_observations_are_kept_with_their_question(store: Store, database: str) -> None:
+def test_observations_are_kept_with_their_query(store: Store, database: str) -> None:
     ids = store.add([observation(2e-4), observation(1e-4, "l4", n=1), observation(3e-4)])
     assert len(set(ids)) == 3
     kept = {row.id: row for row in rows(database)}
@@ -82,9 +80,7 @@ def test_observations_are_kept_with_their_question(store: Store, database: str) 
 def test_figures_are_those_of_all_that_was_kept(store: Store, database: str) -> None:
     random = np.random.default_rng(0)
     for size in (1, 250, 40, 1300):
-        store.add(
-            [observation(1e-4 * x, device) for device in ("t4", "l4") for x in random.lognormal(size=size)]
-        )
+        store.add([observation(1e-4 * x, device) for device in ("t4", "l4") for x in random.lognormal(size=size)])
     by_device = {s.device: s for s in store.summaries()}
     assert set(by_device) == {"t4", "l4"}
     for device, summary in by_device.items():
@@ -126,12 +122,11 @@ def test_writers_at_a_time_lose_nothing(store: Store, database: str) -> None:
 
 def test_processes_may_start_at_a_time(database: str) -> None:
     code = (
-        "import sys; from server.observe.store import Store; s = Store(sys.argv[1]);"
+        "import sys; from cdmpp_server.observe.store import Store; s = Store(sys.argv[1]);"
         "s.put_programs({32 * 'a': {'operator': 'relu'}}); s.check()"
     )
     started = [
-        subprocess.Popen([sys.executable, "-c", code, database], cwd=ROOT, stderr=subprocess.PIPE)
-        for _ in range(4)
+        subprocess.Popen([sys.executable, "-c", code, database], cwd=ROOT, stderr=subprocess.PIPE) for _ in range(4)
     ]
     for process in started:
         _, error = process.communicate(timeout=60)
@@ -196,7 +191,7 @@ def test_another_schema_version_is_not_touched(database: str) -> None:
 
 
 def test_a_database_that_comes_later_is_used_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.observe.store._RETRY_S", 0.0)
+    monkeypatch.setattr("cdmpp_server.observe.store._RETRY_S", 0.0)
     (tmp_path / "folder").write_text("in the way")
     store = Store(str(tmp_path / "folder" / "s.sqlite"))
     for call in (store.check, store.summaries, lambda: store.add([observation(1.0)])):
@@ -251,9 +246,7 @@ def test_where_the_database_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert database_url("postgresql+psycopg://u:p@h/n").host == "h"
 
 
-@pytest.mark.parametrize(
-    "database", ["mysql://u:secret@h/n", "://", ":memory:", "sqlite://", "", "oracle+x://"]
-)
+@pytest.mark.parametrize("database", ["mysql://u:secret@h/n", "://", ":memory:", "sqlite://", "", "oracle+x://"])
 def test_other_databases_are_refused(database: str) -> None:
     with pytest.raises(ValueError, match="database should be") as refused:
         database_url(database)
@@ -311,7 +304,7 @@ def test_all_of_a_failed_transaction_hear_of_it() -> None:
 
 KILLED = """
 import sys, threading
-from server.observe.store import Store
+from cdmpp_server.observe.store import Store
 from tests.server.test_store import observation
 store = Store(sys.argv[1])
 lock = threading.Lock()

@@ -40,9 +40,7 @@ def figures(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_three_doors_give_one_answer(predictor: LatencyPredictor, monkeypatch) -> None:
     monkeypatch.delenv("CDMPP_MODEL", raising=False)
     programs = [p for source in SOURCES for p in load_programs(source).programs]
-    by_device = [
-        predictor.predict(programs, device, protocol="eager", framework="pytorch") for device in DEVICES
-    ]
+    by_device = [predictor.predict(programs, device, protocol="eager", framework="pytorch") for device in DEVICES]
     here = figures([p.to_dict() for row in zip(*by_device, strict=True) for p in row])
 
     items = [

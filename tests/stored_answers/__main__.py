@@ -1,4 +1,4 @@
-"""``make stored-answers``: compute the stored answers again. Commit the result alone and say why it changed."""
+"""``make stored-answers`` computes the stored answers again. Commit them alone and say why they changed."""
 
 from tests.stored_answers.store import compute, write
 

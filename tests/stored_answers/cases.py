@@ -65,20 +65,12 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "pipeline": [
         {"seed": 3, "max_steps": 64},
         {"max_activations": None, "max_steps": 64},
-        {
-            "models": [{"stages": 4, "micro_batches": 6, "forward_s": 0.003, "backward_s": 0.007}],
-            "max_steps": 64,
-        },
+        {"models": [{"stages": 4, "micro_batches": 6, "forward_s": 0.003, "backward_s": 0.007}], "max_steps": 64},
     ],
     "pipeline_modules": [
         {"seed": 2, "max_steps": 200},
         {"memory_bytes": 12e9, "knobs": ["keep", "recompute"], "max_steps": 50},
-        {
-            "memory_bytes": 16e9,
-            "knobs": ["keep", "offload"],
-            "host_bandwidth_bytes_per_s": 2e10,
-            "max_steps": 50,
-        },
+        {"memory_bytes": 16e9, "knobs": ["keep", "offload"], "host_bandwidth_bytes_per_s": 2e10, "max_steps": 50},
     ],
     "precision": [{"max_steps": 2000}],
     "rl": [
@@ -123,9 +115,7 @@ def _tir_programs() -> list[dict[str, Any]]:
     """The first scheduled programs of the project's own measurements."""
     import pyarrow.parquet as pq
 
-    table = pq.read_table(
-        ROOT / "data" / "cdmpp-measured" / "records.parquet", columns=["program", "program_kind"]
-    )
+    table = pq.read_table(ROOT / "data" / "cdmpp-measured" / "records.parquet", columns=["program", "program_kind"])
     texts = [row["program"] for row in table.slice(0, 40).to_pylist() if row["program_kind"] == "tvm_json"]
     return [{"tvm_json": text} for text in dict.fromkeys(texts)][:8]
 

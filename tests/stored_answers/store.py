@@ -54,9 +54,11 @@ def differences(stored: Any, computed: Any, tolerance: float, path: str = "") ->
     Sentences are compared by the numbers in them: their words may be improved.
     """
     if isinstance(stored, dict) and isinstance(computed, dict):
-        for key in sorted(stored.keys() | computed.keys()):
-            yield from differences(stored.get(key), computed.get(key), tolerance, f"{path}.{key}")
-    elif isinstance(stored, list) and isinstance(computed, list) and len(stored) == len(computed):
+        for key in sorted(stored.keys() ^ computed.keys()):
+            yield f"{path}.{key}: only in {'the stored answer' if key in stored else 'this answer'}"
+        for key in sorted(stored.keys() & computed.keys()):
+            yield from differences(stored[key], computed[key], tolerance, f"{path}.{key}")
+    elif isinstance(stored, list | tuple) and isinstance(computed, list | tuple) and len(stored) == len(computed):
         for index, (before, after) in enumerate(zip(stored, computed, strict=True)):
             yield from differences(before, after, tolerance, f"{path}[{index}]")
     elif isinstance(stored, str) and isinstance(computed, str) and " " in stored:

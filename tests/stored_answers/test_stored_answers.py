@@ -28,9 +28,7 @@ def test_answer_equals_stored_answer(name: str, answers: dict[str, Any]) -> None
         pytest.skip("a search may decide otherwise where predictions differ in their last digits")
     tolerance = 0.0 if same_machine else OTHER_MACHINE_TOLERANCE
     found = list(differences(STORED["answers"][name], answers[name], tolerance))
-    assert not found, "make stored-answers computes them again, if the change is intended\n" + "\n".join(
-        found[:20]
-    )
+    assert not found, "make stored-answers computes them again, if the change is intended\n" + "\n".join(found[:20])
 
 
 def test_a_changed_number_is_found() -> None:

@@ -10,7 +10,7 @@ import torch
 
 from cdmpp.nn.batch import Inputs
 from cdmpp.nn.inputs import roofline_s
-from cdmpp.programs.question import FLOOR_S, PROTOCOLS
+from cdmpp.programs.query_options import FLOOR_S, PROTOCOLS
 from cdmpp.training.baselines import (
     BASELINES,
     BaselineName,
@@ -39,8 +39,7 @@ def test_every_baseline_answers_row_by_row_and_learns(name: BaselineName) -> Non
     data = dataset()
     inputs = Inputs(data.store, data.device_matrix)
     first, again = (
-        fit_baselines(data, inputs, setting(), index(data), [name])[name].predict_log(data.rows)
-        for _ in range(2)
+        fit_baselines(data, inputs, setting(), index(data), [name])[name].predict_log(data.rows) for _ in range(2)
     )
     assert first.shape == (len(data.rows),)
     assert np.isfinite(first).all()
@@ -50,8 +49,7 @@ def test_every_baseline_answers_row_by_row_and_learns(name: BaselineName) -> Non
     np.testing.assert_allclose(model.predict_log(data.rows.take(order)), first[order], rtol=1e-5)
     if name != "roofline":
         error, trivial = (
-            np.abs(p - data.rows.log_latency)[index(data)].mean()
-            for p in (first, roofline_log(data, data.rows))
+            np.abs(p - data.rows.log_latency)[index(data)].mean() for p in (first, roofline_log(data, data.rows))
         )
         # A launch floor is out of a utilisation's reach in so few steps.
         assert error < (0.9 if name == "utilisation" else 0.6) * trivial
@@ -61,12 +59,10 @@ def test_every_baseline_answers_row_by_row_and_learns(name: BaselineName) -> Non
 def test_only_training_rows_are_fitted_on(name: BaselineName) -> None:
     data = dataset()
     hidden = replace(
-        data,
-        rows=replace(data.rows, log_latency=np.where(data.rows.part == 0, data.rows.log_latency, np.nan)),
+        data, rows=replace(data.rows, log_latency=np.where(data.rows.part == 0, data.rows.log_latency, np.nan))
     )
     one, two = (
-        fit_baselines(d, Inputs(d.store, d.device_matrix), setting(20), index(d), [name])[name]
-        for d in (data, hidden)
+        fit_baselines(d, Inputs(d.store, d.device_matrix), setting(20), index(d), [name])[name] for d in (data, hidden)
     )
     np.testing.assert_array_equal(one.predict_log(data.rows), two.predict_log(data.rows))
 

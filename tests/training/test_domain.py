@@ -54,9 +54,7 @@ def test_the_target_is_the_training_part_of_the_held_out_device() -> None:
 
 def test_a_target_network_gives_its_programs_and_no_labels() -> None:
     data = with_networks()
-    config = training().model_copy(
-        update={"domain": DomainConfig(loss="cmd", target_networks=("b:image=32",))}
-    )
+    config = training().model_copy(update={"domain": DomainConfig(loss="cmd", target_networks=("b:image=32",))})
     labelled, unlabelled = training_rows(data, config)[0], target_rows(data, config)
     in_b = (data.rows.program >= 30) & (data.rows.program < 80)
     assert set(unlabelled) == set(np.flatnonzero(in_b & (data.rows.part == 0)))
@@ -70,9 +68,7 @@ def test_a_target_network_gives_its_programs_and_no_labels() -> None:
 def test_latencies_of_the_target_are_not_read(tmp_path: Path, loss: Discrepancy) -> None:
     data, config = dataset(), towards_t4(loss)
     target = data.rows.device == [d.name for d in data.devices].index("t4")
-    blind = replace(
-        data, rows=replace(data.rows, log_latency=np.where(target, np.nan, data.rows.log_latency))
-    )
+    blind = replace(data, rows=replace(data.rows, log_latency=np.where(target, np.nan, data.rows.log_latency)))
     one, two = (train(d, config, tmp_path / str(i))[0].state_dict() for i, d in enumerate((data, blind)))
     assert [name for name in one if not torch.equal(one[name], two[name])] == []
     none = train(data, towards_t4(loss, weight=0.0), tmp_path / "none")[0].state_dict()

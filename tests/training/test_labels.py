@@ -59,13 +59,9 @@ def test_what_has_no_inverse_stays_near_the_training_range(kind: LabelName) -> N
 @pytest.mark.parametrize("kind", ["latency", "box-cox"])
 def test_a_label_is_fitted_on_training_rows_alone(kind: LabelName) -> None:
     data = dataset()
-    config = training().model_copy(
-        update={"label": kind, "network": TINY.model_copy(update={"head": "ratio"})}
-    )
+    config = training().model_copy(update={"label": kind, "network": TINY.model_copy(update={"head": "ratio"})})
     changed = np.where(data.rows.part == 0, data.rows.log_latency, 5.0)
-    assert fit_label(data, config) == fit_label(
-        replace(data, rows=replace(data.rows, log_latency=changed)), config
-    )
+    assert fit_label(data, config) == fit_label(replace(data, rows=replace(data.rows, log_latency=changed)), config)
 
 
 @pytest.mark.parametrize("kind", KINDS)

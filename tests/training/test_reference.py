@@ -100,9 +100,7 @@ def test_the_rate_goes_up_and_down() -> None:
 
 def test_features_are_scaled_by_the_range_of_training_programs() -> None:
     rng = np.random.default_rng(0)
-    features = [
-        rng.random((1 + key % 2, 164)).astype(np.float32) * (9 if key == 7 else 1) for key in range(8)
-    ]
+    features = [rng.random((1 + key % 2, 164)).astype(np.float32) * (9 if key == 7 else 1) for key in range(8)]
     found = Programs.of(features, 2, np.array([2, 3, 4, 5, 6, 6]))
     assert found.count.tolist() == [0, 0, 1, 2, 1, 2, 1, 2, 1, 2]
     train = np.concatenate([features[i] for i in range(5)])
@@ -178,21 +176,13 @@ def test_it_learns_and_says_what_it_cannot_know() -> None:
 def test_latencies_of_the_target_are_not_read(loss: Any) -> None:
     data = dataset(rows=200)
     config = setting(
-        3,
-        data=DataConfig(holdout_devices=("t4",)),
-        domain=DomainConfig(loss=loss, weight=1.0, target_devices=("t4",)),
+        3, data=DataConfig(holdout_devices=("t4",)), domain=DomainConfig(loss=loss, weight=1.0, target_devices=("t4",))
     )
     target = data.rows.device == [d.name for d in data.devices].index("t4")
-    blind = replace(
-        data, rows=replace(data.rows, log_latency=np.where(target, np.nan, data.rows.log_latency))
-    )
+    blind = replace(data, rows=replace(data.rows, log_latency=np.where(target, np.nan, data.rows.log_latency)))
     weights = [
         ReferenceModel(d, c, stores(data)).fit(training_rows(d, c)[0]).network.state_dict()
-        for d, c in (
-            (data, config),
-            (blind, config),
-            (data, config.model_copy(update={"domain": DomainConfig()})),
-        )
+        for d, c in ((data, config), (blind, config), (data, config.model_copy(update={"domain": DomainConfig()})))
     ]
     assert [name for name in weights[0] if not torch.equal(weights[0][name], weights[1][name])] == []
     name = "encoder.layers.0.linear1.weight"
@@ -216,9 +206,7 @@ def test_train_runs_it_from_a_configuration(tmp_path: Path, monkeypatch: pytest.
         "cdmpp.training.reference.run.per_store_features",
         lambda texts: [rng.random((2, 164)).astype(np.float32) for _ in texts],
     )
-    data = DataConfig(
-        public=False, records=(str(tmp_path / "records.parquet"),), test_share=0.3, validation_share=0.2
-    )
+    data = DataConfig(public=False, records=(str(tmp_path / "records.parquet"),), test_share=0.3, validation_share=0.2)
     result = train_model(setting(2, data=data), out=tmp_path / "out")
     assert result["train"]["samples"] > 0
     overall = result["metrics"]["overall"]
@@ -232,9 +220,7 @@ def test_train_runs_it_from_a_configuration(tmp_path: Path, monkeypatch: pytest.
 
 def test_operators_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
-    path.write_text(
-        "program,latency_us,device\nlinear:m=8,n=8,k=8,5.0,t4\n".replace("m=8,n=8,k=8", "m=8;n=8")
-    )
+    path.write_text("program,latency_us,device\nlinear:m=8,n=8,k=8,5.0,t4\n".replace("m=8,n=8,k=8", "m=8;n=8"))
     path.write_text('program,latency_us,device\n"softmax:rows=512,cols=1024",5.0,t4\n')
     with pytest.raises(DataError, match="reads scheduled programs"):
         train_model(setting(data=DataConfig(public=False)), out=tmp_path / "out", records=[path])

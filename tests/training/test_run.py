@@ -122,9 +122,7 @@ def test_interrupted_run_ends_where_an_unbroken_one_does(table: Path, tmp_path: 
 
 
 def test_held_out_device_is_reported_and_not_known(table: Path, tmp_path: Path) -> None:
-    result = train_model(
-        config(holdout_devices=("b200",)), out=tmp_path / "m", run=tmp_path / "r", records=[table]
-    )
+    result = train_model(config(holdout_devices=("b200",)), out=tmp_path / "m", run=tmp_path / "r", records=[table])
     held = result["metrics"]["held_out_devices"]
     assert {g["device"] for g in held["groups"]} == {"b200"}
     assert {g["device"] for g in result["metrics"]["groups"]} == {"l40s"}

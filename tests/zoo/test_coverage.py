@@ -48,6 +48,4 @@ def test_measured_tasks_are_read_from_records(tmp_path: Path) -> None:
     pq.write_table(pa.table(columns), tmp_path / "records.parquet")
     found = measured(tmp_path / "records.parquet")
     assert found == Measured(frozenset({"a"}), frozenset({"vgg11", "vit:image=32"}))
-    assert sources("vit", found.networks) == ["vit:image=32"] and sources("resnet18", found.networks) == [
-        "resnet18"
-    ]
+    assert sources("vit", found.networks) == ["vit:image=32"] and sources("resnet18", found.networks) == ["resnet18"]

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from cdmpp.data.importers import (
-    aiconfigurator_attention,
-    aiconfigurator_gemm,
-    deepbench,
-    miopen,
-    neusight,
-    vidur,
-)
+from cdmpp.data.importers import aiconfigurator_attention, aiconfigurator_gemm, deepbench, miopen, neusight, vidur
 from cdmpp.data.importers.base import Importer
 
 IMPORTERS: tuple[Importer, ...] = (

@@ -84,11 +84,7 @@ IMPORTER = Importer(
     licence="MIT",
     protocol="eager",
     needs=frozenset({"op", "device", "dtype"}),
-    one_of=(
-        frozenset({"batch", "m", "n", "k"}),
-        frozenset({"rows", "cols"}),
-        frozenset({"in_hw", "kernel_hw"}),
-    ),
+    one_of=(frozenset({"batch", "m", "n", "k"}), frozenset({"rows", "cols"}), frozenset({"in_hw", "kernel_hw"})),
     lacks=frozenset({"framework", "precision", "q_len", "direction"}),
     reads=frozenset({"c_in", "c_out", "stride", "pad"}),
     groups=_groups,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cdmpp.compose.costs import interpolate
+from cdmpp.compose.pricing import interpolate
 from cdmpp.errors import InfeasibleError
 
 #: Micro-batches in flight: one in attention, one on the links, one in the feed-forward layer.
@@ -46,9 +46,7 @@ class Side:
 
     def layer_s(self, tokens: np.ndarray) -> np.ndarray:
         """Seconds of one layer; infinite beyond ``max_tokens``."""
-        out: np.ndarray = np.where(
-            tokens <= self.max_tokens, interpolate(self.sizes, self.seconds, tokens), np.inf
-        )
+        out: np.ndarray = np.where(tokens <= self.max_tokens, interpolate(self.sizes, self.seconds, tokens), np.inf)
         return out
 
 
@@ -166,8 +164,7 @@ def size(
     if best is None:
         if not np.isfinite(fastest) or fastest > stage_limit:
             raise InfeasibleError(
-                f"tpot_s: no choice reaches {tpot_s:g} s between tokens; the fastest takes "
-                f"{IN_FLIGHT * fastest:.6g} s",
+                f"tpot_s: no choice reaches {tpot_s:g} s between tokens; the fastest takes {IN_FLIGHT * fastest:.6g} s",
                 path="tpot_s",
                 hint="allow more time, more or faster instances, or a faster link",
             )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cdmpp.compose.costs import interpolate
+from cdmpp.compose.pricing import interpolate
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.compose.watch import Watch
+from cdmpp.compose.budget import SearchControl
 from cdmpp.planning.application.graph import Application
 from cdmpp.planning.application.simulate import Policy, Run, simulate
 from cdmpp.replay import Graph, Node
@@ -34,7 +34,7 @@ def search(
     whole: Application,
     split: Application,
     arrivals_s: Sequence[float],
-    watch: Watch,
+    watch: SearchControl,
     seed: int = 0,
     max_steps: int | None = None,
     answer: Callable[[Found], dict[str, Any]] | None = None,
@@ -48,7 +48,7 @@ def search(
     split : Application
         The same with primitives divided into parts that can begin earlier; may be ``whole`` itself.
     arrivals_s : sequence of float
-    watch : Watch
+    watch : SearchControl
     seed : int
         Of the random orders.
     max_steps : int, optional

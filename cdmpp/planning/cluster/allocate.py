@@ -148,9 +148,7 @@ def _concave(items: Sequence[tuple[int, float]]) -> list[tuple[float, int]]:
     at = 0
     while at < len(items) - 1:
         rates = [
-            ((value - items[at][1]) / (extra - items[at][0]), j)
-            for j, (extra, value) in enumerate(items)
-            if j > at
+            ((value - items[at][1]) / (extra - items[at][0]), j) for j, (extra, value) in enumerate(items) if j > at
         ]
         rate, to = max(rates)
         if rate <= 0:

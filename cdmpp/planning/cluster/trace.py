@@ -30,9 +30,7 @@ def synthetic_trace(jobs: int, seed: int, mean_gap_s: float, mean_work_s: float)
         work, exponent = float(random.exponential(mean_work_s)) + 1.0, float(random.uniform(0.6, 1.0))
         first = int(random.choice([1, 2, 4]))
         counts = tuple(first * k for k in range(1, 5))
-        out.append(
-            Arrival(at, Job(f"job-{i}", counts, tuple(work * (first / n) ** exponent for n in counts)))
-        )
+        out.append(Arrival(at, Job(f"job-{i}", counts, tuple(work * (first / n) ** exponent for n in counts))))
     return out
 
 

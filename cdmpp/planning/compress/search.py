@@ -25,9 +25,7 @@ class Bound:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         backward = np.cumsum([tensor.backward_s for tensor in tensors])
         most = max(len(tensor.options) for tensor in tensors)
-        spent = np.array(
-            [[t.options[min(k, len(t.options) - 1)].spent_s for k in range(most)] for t in tensors]
-        )
+        spent = np.array([[t.options[min(k, len(t.options) - 1)].spent_s for k in range(most)] for t in tensors])
         mixes = [(a, b, _MIXES - a - b) for a in range(_MIXES + 1) for b in range(_MIXES + 1 - a)]
         weights = np.array(mixes).T / _MIXES
         #: (tensors, options, mixes), and the least of it over the options.
@@ -136,11 +134,7 @@ _PROVE = 16
 
 
 def _complete(
-    tensors: Sequence[Tensor],
-    bound: Bound,
-    found: Found,
-    offer: Callable[[Choice], None],
-    go_on: Callable[[], bool],
+    tensors: Sequence[Tensor], bound: Bound, found: Found, offer: Callable[[Choice], None], go_on: Callable[[], bool]
 ) -> bool:
     """Try every strategy that may be shorter; whether that was finished."""
     if len(tensors) > _PROVE:

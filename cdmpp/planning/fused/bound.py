@@ -50,9 +50,7 @@ def held_bound_s(problem: Problem) -> float:
         # A micro-batch is held until it has been to the last stage and back, at least.
         least = tasks.tail[mine] - tasks.tail[tasks.partner[mine]] + tasks.duration[mine]
         held = float((tasks.count[mine] * tasks.activation[mine] * least).sum())
-        found = max(
-            found, float(tasks.head[mine].min() + held / limit + tasks.tail[tasks.partner[mine]].min())
-        )
+        found = max(found, float(tasks.head[mine].min() + held / limit + tasks.tail[tasks.partner[mine]].min()))
     return found
 
 

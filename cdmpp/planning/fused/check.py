@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from cdmpp.errors import FieldError
 from cdmpp.planning.fused.bound import lower_bound_s
 from cdmpp.planning.fused.problem import Problem
+from cdmpp.planning.fused.schema import FusedRequest
 from cdmpp.planning.fused.timing import Task, all_tasks, duration_s, needed, peaks, run_order
-from cdmpp.planning.fused.wire import FusedRequest
 from cdmpp.prediction import Prediction
 
 #: Of the makespan: how far a claimed time may be from the simulated one.
@@ -55,14 +55,14 @@ def check(request: FusedRequest, answer: Any, prices: Sequence[Prediction] = ())
     answer : JSON value
         Of any planner; fields beyond the contract are not looked at.
     prices : sequence of Prediction
-        Of ``request.asked()``.
+        Of ``request.price_requests()``.
 
     Raises
     ------
     FieldError, InfeasibleError
         The request itself is wrong.
     """
-    request.asked()
+    request.price_requests()
     problem = request.problem(request.costs(prices))
     try:
         claim = _Claim.model_validate(answer)

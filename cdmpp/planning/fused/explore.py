@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from cdmpp.compose.budget import SearchControl
 from cdmpp.compose.jit import COMPILED
-from cdmpp.compose.watch import Watch
 from cdmpp.planning.fused.baselines import EQUAL, Floats, Schedule, greedy, priced, serial_1f1b
 from cdmpp.planning.fused.bound import lower_bound_s
 from cdmpp.planning.fused.construct import improve
@@ -52,7 +52,7 @@ class Found:
 
 def search(
     problem: Problem,
-    watch: Watch | None = None,
+    watch: SearchControl | None = None,
     *,
     seed: int = 0,
     max_steps: int | None = None,
@@ -63,7 +63,7 @@ def search(
     Parameters
     ----------
     problem : Problem
-    watch : Watch, optional
+    watch : SearchControl, optional
         Budget; without one the search ends after ``max_steps`` or :data:`_PATIENCE_STEPS` fruitless steps.
     seed : int
     max_steps : int, optional
@@ -75,11 +75,11 @@ def search(
     -----
     It ends early when the makespan is at its lower bound and the memory has stopped falling.
     """
-    return _Search(problem, watch or Watch(), seed, max_steps).run(describe)
+    return _Search(problem, watch or SearchControl(), seed, max_steps).run(describe)
 
 
 class _Search:
-    def __init__(self, problem: Problem, watch: Watch, seed: int, max_steps: int | None) -> None:
+    def __init__(self, problem: Problem, watch: SearchControl, seed: int, max_steps: int | None) -> None:
         self.problem, self.watch = problem, watch
         self.tasks = problem.tasks
         self.rng = np.random.default_rng(seed)

@@ -35,9 +35,7 @@ class Proposals:
         tasks, rng = self.tasks, self.rng
         if np.isfinite(self.limit) and rng.random() < 0.5:
             parts = rng.dirichlet(np.ones(len(self.problem.models)))
-            held = [
-                int(s * self.limit / m.activation) for s, m in zip(parts, self.problem.models, strict=True)
-            ]
+            held = [int(s * self.limit / m.activation) for s, m in zip(parts, self.problem.models, strict=True)]
             return np.maximum(held, 1)[tasks.model].astype(np.int64)
         share = rng.choice([0.5, 1.0, 1.0, 1.5, 2.0], self.lanes)[tasks.lane]
         more = rng.integers(0, 4, self.lanes)[tasks.lane]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.compose.costs import Cost
+from cdmpp.compose.pricing import Cost
 from cdmpp.planning.multimodal.knobs import peaks_bytes
 from cdmpp.planning.multimodal.modules import Module
 from cdmpp.planning.multimodal.plan import SHARE, Plan
@@ -179,9 +179,7 @@ def explain(
                 seconds = float(tasks.duration_s[ids].sum() + tasks.duration_s[tasks.half + ids].sum())
                 knob = tasks.knobs[i][at]
                 said = "" if knob == "keep" else f", {knob}"
-                shares.append(
-                    (seconds, f"{module.name} segment {chunk.segment} ({chunk.layers} layers{said})")
-                )
+                shares.append((seconds, f"{module.name} segment {chunk.segment} ({chunk.layers} layers{said})"))
     shares.sort(reverse=True)
     out.append(
         f"rank {rank} has most to do, {100 * work_s[rank] / plan.schedule.makespan_s:.0f} % of its step: "

@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from cdmpp.planning.multimodal.modules import Module, links
+from cdmpp.planning.multimodal.schema import LayoutEntry, MultimodalAnswer, MultimodalRequest, StepPlan
 from cdmpp.planning.multimodal.tasks import Memory, chunk_figures
-from cdmpp.planning.multimodal.wire import LayoutEntry, MultimodalAnswer, MultimodalRequest, StepPlan
 from cdmpp.prediction import Prediction
 
 #: Of the makespan, and of the bytes: how far a claim may be from what was found.
@@ -32,7 +32,7 @@ def check(request: MultimodalRequest, answer: Any, prices: Sequence[Prediction] 
     request : MultimodalRequest
     answer : JSON value
     prices : sequence of Prediction
-        Of ``request.asked()``.
+        Of ``request.price_requests()``.
     """
     try:
         claim = MultimodalAnswer.model_validate(answer)
@@ -44,9 +44,7 @@ def check(request: MultimodalRequest, answer: Any, prices: Sequence[Prediction] 
     return [*faults[:_MOST_FAULTS], f"and {more} more"] if more > 0 else faults
 
 
-def _faults(
-    request: MultimodalRequest, claim: MultimodalAnswer, prices: Sequence[Prediction]
-) -> Iterator[str]:
+def _faults(request: MultimodalRequest, claim: MultimodalAnswer, prices: Sequence[Prediction]) -> Iterator[str]:
     modules = request.priced(prices)
     named = [batch for _, batch in request.named_batches()]
     plans = claim.plans

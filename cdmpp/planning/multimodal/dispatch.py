@@ -139,11 +139,7 @@ def dispatch(
                 continue
             if strict and turn[next_turn[r]] != t:
                 continue
-            if (
-                ready_s[t] <= soonest_s
-                and key[t] < best_key
-                and used[r] + kept[t] + more_forward[t] <= room[r]
-            ):
+            if ready_s[t] <= soonest_s and key[t] < best_key and used[r] + kept[t] + more_forward[t] <= room[r]:
                 best_key = key[t]
                 best_forward = lane
         best_backward = -1

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from cdmpp.compose.budget import SearchControl
 from cdmpp.compose.jit import COMPILED, jit
-from cdmpp.compose.watch import Watch
 from cdmpp.planning.multimodal.schedule import Schedule, followed
 from cdmpp.planning.multimodal.search import ROUNDING
 from cdmpp.planning.multimodal.tasks import Tasks
@@ -133,7 +133,7 @@ def branch_and_bound(
     return best_s, True, nodes
 
 
-def best_of_all(variants: Sequence[Tasks], best: Schedule, watch: Watch) -> tuple[Schedule, bool]:
+def best_of_all(variants: Sequence[Tasks], best: Schedule, watch: SearchControl) -> tuple[Schedule, bool]:
     """The shortest schedule of small variants without a memory limit.
 
     Returns

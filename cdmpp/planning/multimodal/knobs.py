@@ -124,9 +124,7 @@ def rank_memory(tasks: Tasks, rank: int, order: Sequence[int]) -> RankMemory:
         seconds, bytes_at = [], []
         for knob in tasks.memory.knobs:
             one = chunk_figures(module, layers, 1, knob, tasks.memory)
-            seconds.append(
-                sum(_pass_s(tasks, i, layers, n, knob) - _pass_s(tasks, i, layers, n) for n in sizes)
-            )
+            seconds.append(sum(_pass_s(tasks, i, layers, n, knob) - _pass_s(tasks, i, layers, n) for n in sizes))
             bytes_at.append(
                 moments[:, g] * one[2]
                 + np.where(moments[:, -3] == g, moments[:, -2] * one[3] + moments[:, -1] * one[4], 0.0)
@@ -169,9 +167,7 @@ def _moments(tasks: Tasks, place: dict[tuple[int, int], int], order: Sequence[in
     if len(unique) > 400:
         return unique
     # A moment that another of the same pass has at least as much of everything of is never the fullest.
-    alike = (unique[:, None, -3] == unique[None, :, -3]) & (
-        (unique[:, None, -2] > 0) == (unique[None, :, -2] > 0)
-    )
+    alike = (unique[:, None, -3] == unique[None, :, -3]) & ((unique[:, None, -2] > 0) == (unique[None, :, -2] > 0))
     under = (unique[:, None, :] <= unique[None, :, :]).all(axis=2) & alike
     np.fill_diagonal(under, False)
     kept: np.ndarray = unique[~under.any(axis=1)]
@@ -198,8 +194,7 @@ def choose_knobs(tasks: Tasks, orders: Sequence[Sequence[int]]) -> Knobs | None:
 def leanest_bytes(tasks: Tasks, orders: Sequence[Sequence[int]]) -> float:
     """The smallest limit under which some knobs let these orders fit on every rank."""
     return max(
-        float(tasks.static_bytes[rank]) + rank_memory(tasks, rank, order).leanest()
-        for rank, order in enumerate(orders)
+        float(tasks.static_bytes[rank]) + rank_memory(tasks, rank, order).leanest() for rank, order in enumerate(orders)
     )
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from cdmpp.compose.costs import interpolate
+from cdmpp.compose.pricing import interpolate
 from cdmpp.errors import FieldError
 
 
@@ -103,8 +103,7 @@ def ordered(modules: Sequence[Module]) -> list[int]:
         if ready is None:
             names = ", ".join(modules[i].name for i in left)
             raise FieldError(
-                f"modules.{left[0]}.after: modules wait for each other: {names}",
-                path=f"modules.{left[0]}.after",
+                f"modules.{left[0]}.after: modules wait for each other: {names}", path=f"modules.{left[0]}.after"
             )
         left.remove(ready)
         out.append(ready)

@@ -99,9 +99,7 @@ def segment_counts(modules: Sequence[Module], sizes: Sequence[int], ranks: int) 
     out = []
     for module, seconds in zip(modules, latency_s, strict=True):
         most = max(1, min(MAX_SEGMENTS, len(module.layers) // ranks))
-        out.append(
-            module.segments if module.segments is not None else min(max(round(seconds / least), 1), most)
-        )
+        out.append(module.segments if module.segments is not None else min(max(round(seconds / least), 1), most))
     return out
 
 

@@ -7,20 +7,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cdmpp.compose.watch import Watch
+from cdmpp.compose.budget import SearchControl
 from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.planning.multimodal.dispatch import ALTERNATE, BACKWARD_FIRST, LONGEST_WAIT
 from cdmpp.planning.multimodal.exact import best_of_all
 from cdmpp.planning.multimodal.knobs import choose_knobs, leanest_bytes
 from cdmpp.planning.multimodal.modules import Links, Module, links, spread
-from cdmpp.planning.multimodal.placement import (
-    MAX_SEGMENTS,
-    Placement,
-    contiguous,
-    in_segments,
-    recut,
-    segment_counts,
-)
+from cdmpp.planning.multimodal.placement import MAX_SEGMENTS, Placement, contiguous, in_segments, recut, segment_counts
 from cdmpp.planning.multimodal.schedule import (
     Rule,
     Schedule,
@@ -109,7 +102,7 @@ def plan_step(
     memory: Memory | None = None,
     share: float = SHARE,
     samples: int | None = None,
-    watch: Watch | None = None,
+    watch: SearchControl | None = None,
     seed: int = 0,
     max_steps: int | None = None,
     counter: Counter | None = None,
@@ -137,7 +130,7 @@ def plan_steps(
     memory: Memory | None = None,
     share: float = SHARE,
     samples: int | None = None,
-    watch: Watch | None = None,
+    watch: SearchControl | None = None,
     seed: int = 0,
     max_steps: int | None = None,
     counter: Counter | None = None,
@@ -157,7 +150,7 @@ def plan_steps(
         Of the peak efficiency that the rule's sub-micro-batches keep.
     samples : int, optional
         Module whose items are the samples, to which the others' belong; default: see :func:`links`.
-    watch : Watch, optional
+    watch : SearchControl, optional
         Default: a budget of one second.
     max_steps : int, optional
         Orders to try in all steps together.
@@ -183,7 +176,7 @@ def plan_steps(
     too, so that a plan is never longer than 1F1B on the same costs.
     """
     memory = memory if memory is not None else Memory()
-    watch = watch if watch is not None else Watch(1.0)
+    watch = watch if watch is not None else SearchControl(1.0)
     counter = counter if counter is not None else Counter()
     rng = np.random.default_rng(seed)
     total = [sum(column) for column in zip(*batches, strict=True)]
@@ -200,9 +193,7 @@ def plan_steps(
     ready: list[list[_Ready]] = []
     for placement in placements:
         # The rule's and the conventional placements always; more while there is time left to search them.
-        late = (
-            max_steps is None and bool(np.isfinite(memory.limit_bytes)) and watch.spent_s > PREPARE * budget_s
-        )
+        late = max_steps is None and bool(np.isfinite(memory.limit_bytes)) and watch.spent_s > PREPARE * budget_s
         fully = len(ready) <= len(conventional) or not late
         known = [one.best.makespan_s for row in ready for one in row if one.best is not None]
         best_s = min(known, default=float("inf")) if len(batches) == 1 else float("inf")
@@ -302,8 +293,7 @@ def _baselines(usual: _Ready | None, own: _Ready) -> dict[str, float]:
 def _work_s(modules: Sequence[Module], items: Sequence[Sequence[int]]) -> list[float]:
     """Seconds of all units in each module; a trace for one without, so that its layers are spread as well."""
     work = [
-        module.work * sum(sum(module.layer_s(n)) for n in units)
-        for module, units in zip(modules, items, strict=True)
+        module.work * sum(sum(module.layer_s(n)) for n in units) for module, units in zip(modules, items, strict=True)
     ]
     trace = 1e-6 * sum(work)
     return [seconds if seconds else trace for seconds in work]
@@ -317,9 +307,7 @@ def _sizes(modules: Sequence[Module], share: float, shrink: int) -> list[int]:
     return [max(int(module.sizes[0]), module.sub_batch(share) // shrink) for module in modules]
 
 
-def _segment_placements(
-    modules: Sequence[Module], batch: Sequence[int], ranks: int, share: float
-) -> list[Placement]:
+def _segment_placements(modules: Sequence[Module], batch: Sequence[int], ranks: int, share: float) -> list[Placement]:
     """The rule's segments, then one each, and more; balanced for the mix."""
     sizes = _sizes(modules, share, 1)
     items = _units(modules, batch, sizes)
@@ -412,9 +400,7 @@ def _prepare(
             tasks = make_tasks(modules, placement, items, ranks, memory, belong)
             usual = _fitted(tasks, one_f_one_b(tasks, where), ready)
             found.append(tasks)
-            if usual is not None and (
-                ready.one_f_one_b is None or usual.makespan_s < ready.one_f_one_b.makespan_s
-            ):
+            if usual is not None and (ready.one_f_one_b is None or usual.makespan_s < ready.one_f_one_b.makespan_s):
                 ready.one_f_one_b, ready.micro_batches = usual, count
         if ready.one_f_one_b is not None:  # of all counts the best is enough to search
             found = [tasks for tasks in found if tasks.items == ready.one_f_one_b.tasks.items]

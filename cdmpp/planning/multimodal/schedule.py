@@ -112,9 +112,7 @@ def followed(tasks: Tasks, orders: Sequence[Sequence[int]]) -> Schedule:
     start_s, place = np.empty(2 * tasks.half), np.empty(2 * tasks.half, np.int64)
     first_of = np.cumsum([0, *map(len, orders)])
     flat = np.concatenate([np.array(order, np.int64) for order in orders])
-    makespan_s = follow(
-        tasks.duration_s, tasks.before, tasks.first_after, tasks.after, first_of, flat, start_s, place
-    )
+    makespan_s = follow(tasks.duration_s, tasks.before, tasks.first_after, tasks.after, first_of, flat, start_s, place)
     return Schedule(tasks, float(makespan_s), start_s, place)
 
 

@@ -9,23 +9,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from cdmpp.compose.watch import Watch
-from cdmpp.planning.multimodal.dispatch import (
-    ALTERNATE,
-    BACKWARD_FIRST,
-    FORWARD_ORDER,
-    LONGEST_TAIL,
-    LONGEST_WAIT,
-)
-from cdmpp.planning.multimodal.schedule import (
-    RULES,
-    STRICT_RULES,
-    Rule,
-    Schedule,
-    dispatched,
-    sequence_of,
-    start_keys,
-)
+from cdmpp.compose.budget import SearchControl
+from cdmpp.planning.multimodal.dispatch import ALTERNATE, BACKWARD_FIRST, FORWARD_ORDER, LONGEST_TAIL, LONGEST_WAIT
+from cdmpp.planning.multimodal.schedule import RULES, STRICT_RULES, Rule, Schedule, dispatched, sequence_of, start_keys
 from cdmpp.planning.multimodal.tasks import Tasks
 
 #: Weight of what is little known against what is known to be good.
@@ -80,9 +66,7 @@ class _Node:
 class _Tree:
     """Orders of one variant's segments under one rule; ``memo`` is shared by the rules of a variant."""
 
-    def __init__(
-        self, tasks: Tasks, rule: Rule, memo: dict[tuple[Rule, bytes], float], keys: list[np.ndarray]
-    ) -> None:
+    def __init__(self, tasks: Tasks, rule: Rule, memo: dict[tuple[Rule, bytes], float], keys: list[np.ndarray]) -> None:
         self.tasks, self.rule, self.memo = tasks, rule, memo
         self.natural, self.keys = keys[0], keys  # keys: orders to try before others
         self.promised_s = math.inf
@@ -132,7 +116,7 @@ class Found:
 def search(
     variants: Sequence[Tasks],
     best: Schedule,
-    watch: Watch,
+    watch: SearchControl,
     rng: np.random.Generator,
     *,
     until_s: float = math.inf,

@@ -157,9 +157,7 @@ def make_tasks(
     waits = _waits(items, belong)
     # Classes in the order of data, so that a smaller class never waits for a larger one of the same share.
     classes = [(i, k) for i in topological if len(items[i]) for k in range(placement.segments(i))]
-    chunk_ids = {
-        (i, k): [at for at, chunk in enumerate(placement.chunks[i]) if chunk.segment == k] for i, k in classes
-    }
+    chunk_ids = {(i, k): [at for at, chunk in enumerate(placement.chunks[i]) if chunk.segment == k] for i, k in classes}
     ids = [np.empty((len(units), len(placement.chunks[i])), np.int64) for i, units in enumerate(items)]
     first_task, first_segment, count = [0], [0], 0
     for i, k in classes:

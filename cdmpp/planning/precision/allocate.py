@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from cdmpp.compose.watch import Watch
+from cdmpp.compose.budget import SearchControl
 from cdmpp.planning.precision.pricing import DeviceCosts, Levels, Pricing, uniform
 from cdmpp.planning.precision.relaxation import Relaxation, ascend
 from cdmpp.programs.operators import DTYPE_BYTES
@@ -32,7 +32,7 @@ class Steps:
 
     Parameters
     ----------
-    of : Watch or Steps
+    of : SearchControl or Steps
         What this is a part of: its end is this one's end.
     most : int, optional
         Steps that may be taken.
@@ -40,7 +40,7 @@ class Steps:
         Spent time of the watch at which these steps end.
     """
 
-    def __init__(self, of: Watch | Steps, most: int | None = None, until_s: float | None = None) -> None:
+    def __init__(self, of: SearchControl | Steps, most: int | None = None, until_s: float | None = None) -> None:
         self.taken = 0
         self._of, self._most, self._until_s = of, most, until_s
 

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from cdmpp.compose.costs import Cost
-from cdmpp.compose.request import Asked, Work
+from cdmpp.compose.pricing import Cost
+from cdmpp.compose.request import PriceRequest, Work
 from cdmpp.devices.loading import from_mapping
 from cdmpp.devices.registry import lookup
 from cdmpp.errors import CdmppError, FieldError
@@ -75,8 +75,7 @@ def read_job(
     pairs = len(operators) * len(devices)
     if pairs > MAX_PAIRS:
         raise FieldError(
-            f"operators: {len(operators):,} on {len(devices)} devices are {pairs:,} pairs; "
-            f"at most {MAX_PAIRS:,}",
+            f"operators: {len(operators):,} on {len(devices)} devices are {pairs:,} pairs; at most {MAX_PAIRS:,}",
             path="operators",
             hint="plan equal blocks of the network once",
         )
@@ -179,29 +178,28 @@ def _order(operators: Sequence[OperatorForm], place: Mapping[str, int]) -> list[
     return order
 
 
-def asked(job: Job) -> list[Asked]:
+def asked(job: Job) -> list[PriceRequest]:
     """Programs of all operators that leave their costs open, in every type of every device.
 
     Raises
     ------
     FieldError
     """
-    out: list[Asked] = []
+    out: list[PriceRequest] = []
     for i, (at, one) in enumerate(zip(job.index, job.operators, strict=True)):
         if one.forward is None:
             continue
         for d, line in enumerate(job.devices):
             if line.device is None:
                 raise FieldError(
-                    f"devices.{d}.device: programs of {one.id!r} are to be priced on it",
-                    path=f"devices.{d}.device",
+                    f"devices.{d}.device: programs of {one.id!r} are to be priced on it", path=f"devices.{d}.device"
                 )
             for dtype in job.dtypes(line, i):
                 for field, works, used in _works(one, line, dtype):
                     for k, work in enumerate(works):
                         path = f"operators.{at}.{field}.{k}.program"
                         out.append(
-                            Asked(
+                            PriceRequest(
                                 path,
                                 _in_type(work.program, used, path),
                                 line.device,
@@ -284,9 +282,7 @@ def tables(job: Job, communication: ExchangeForm | None, prices: Sequence[Predic
     ]
 
 
-def _costs(
-    one: OperatorForm, at: int, line: DeviceLine, dtype: str, prices: Iterator[Prediction]
-) -> tuple[Cost, Cost]:
+def _costs(one: OperatorForm, at: int, line: DeviceLine, dtype: str, prices: Iterator[Prediction]) -> tuple[Cost, Cost]:
     if one.costs is not None:
         named = [given for given in one.costs if given.dtype == dtype and given.device == line.name]
         common = [given for given in one.costs if given.dtype == dtype and given.device is None]
@@ -318,11 +314,7 @@ def _times(cost: Cost, factor: float) -> Cost:
 
 
 def _device(
-    job: Job,
-    d: int,
-    forward: list[list[Cost]],
-    backward: list[list[Cost]],
-    ends: tuple[np.ndarray, np.ndarray],
+    job: Job, d: int, forward: list[list[Cost]], backward: list[list[Cost]], ends: tuple[np.ndarray, np.ndarray]
 ) -> Tables:
     line = job.devices[d]
     casts, source = _casts(line, d)
@@ -343,8 +335,7 @@ def _device(
     weights = [one.weight_elements for one in job.operators]
     # Master weights are float32: a copy is made in the forward pass, and gradients are cast back.
     to_copy = [
-        np.array([cast_s("float32", name, n) for name in names])
-        for names, n in zip(levels, weights, strict=True)
+        np.array([cast_s("float32", name, n) for name in names]) for names, n in zip(levels, weights, strict=True)
     ]
     from_gradient = [
         np.array([cast_s(_gradient(name, line.dtypes), "float32", n) for name in names])
@@ -396,8 +387,7 @@ def _device(
         forward_s=middle[0],
         backward_s=middle[1],
         sensitivity=[
-            np.array([added[name] for name in names])
-            for added, names in zip(job.sensitivity, levels, strict=True)
+            np.array([added[name] for name in names]) for added, names in zip(job.sensitivity, levels, strict=True)
         ],
         own_bytes=own,
         edges=tuple(edges),

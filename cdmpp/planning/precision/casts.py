@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.programs.question import FLOOR_S, Protocol
+from cdmpp.programs.query_options import FLOOR_S, Protocol
 
 #: Bytes a second that a plain copy moved (read and written) where :data:`MEASURED` was measured.
 MEASURED_COPY_BYTES_PER_S = 1.75e10

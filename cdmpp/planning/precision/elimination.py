@@ -153,7 +153,7 @@ class Elimination:
             The threshold; may fall on the way.
         visit : callable
         go_on : callable
-            Asked at every step; False ends the walk.
+            PriceRequest at every step; False ends the walk.
 
         Returns
         -------

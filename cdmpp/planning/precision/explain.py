@@ -46,12 +46,8 @@ def rejected_raises(device: int, costs: DeviceCosts, priced: Pricing, limit_s: f
         memory_broken, time_broken = memory > costs.memory_bytes, seconds > limit_s
         if not (memory_broken or time_broken):
             continue  # the search ended before it came here
-        breaks: Breaks = (
-            "memory and time" if memory_broken and time_broken else "memory" if memory_broken else "time"
-        )
-        out.append(
-            Raise(device, i, costs.dtypes[i][at], costs.dtypes[i][at + 1], reduction, breaks, seconds, memory)
-        )
+        breaks: Breaks = "memory and time" if memory_broken and time_broken else "memory" if memory_broken else "time"
+        out.append(Raise(device, i, costs.dtypes[i][at], costs.dtypes[i][at + 1], reduction, breaks, seconds, memory))
     return out
 
 
@@ -100,8 +96,7 @@ def explain(
         if "memory" in refused.breaks:
             over.append(f"{format_si(refused.memory_bytes - costs.memory_bytes, 'B')} over the memory")
         said.append(
-            f"{names[refused.operator]} is not raised to {refused.target} on {costs.name}: "
-            + " and ".join(over)
+            f"{names[refused.operator]} is not raised to {refused.target} on {costs.name}: " + " and ".join(over)
         )
     return said
 
@@ -121,10 +116,7 @@ def _time(job: Job, one: Tables, pricing: Pricing) -> list[str]:
         f"{costs.name} decides the iteration by {what}: it computes {format_latency(computes)}, "
         f"{format_latency(pricing.casts_s)} of it casts"
     ]
-    both = [
-        (one.forward[i][at].latency_s + one.backward[i][at].latency_s, i)
-        for i, at in enumerate(pricing.levels)
-    ]
+    both = [(one.forward[i][at].latency_s + one.backward[i][at].latency_s, i) for i, at in enumerate(pricing.levels)]
     for seconds, i in sorted(both, key=lambda pair: (-pair[0], pair[1]))[:_MOST]:
         at = pricing.levels[i]
         programs = one.forward[i][at].largest() or ""

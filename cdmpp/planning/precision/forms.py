@@ -9,7 +9,7 @@ from pydantic import Field
 from cdmpp.compose.request import Closed, DeviceForm, Name, Seconds, WholeNumber, Work
 from cdmpp.planning.precision.indicator import OperatorStatistics, TensorStatistics
 from cdmpp.programs.operators import DType
-from cdmpp.programs.question import DEFAULT_PROTOCOL, Backend, Framework, Protocol
+from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
 from cdmpp.replay.forms import LinkForm
 
 MAX_OPERATORS, MAX_DEVICES, MAX_DEPS, MAX_WORKS, MAX_BUCKETS = 1000, 8, 64, 16, 256
@@ -44,9 +44,9 @@ class DeviceLine(Closed):
     workers: Annotated[int, Field(ge=1, le=100_000), WholeNumber] = 1
     dtypes: Annotated[list[DType], Field(min_length=1, max_length=4, description="What it computes in.")]
     memory_bytes: Annotated[float, Field(gt=0, le=MAX_BYTES)] | None = None
-    base_bytes: Annotated[
-        float, Field(ge=0, le=MAX_BYTES, description="Taken by context, workspace and the like.")
-    ] = 0.0
+    base_bytes: Annotated[float, Field(ge=0, le=MAX_BYTES, description="Taken by context, workspace and the like.")] = (
+        0.0
+    )
     update_s: Annotated[Seconds, Field(description="Optimizer step, after all gradients.")] = 0.0
     casts: Annotated[
         list[CastForm] | None,
@@ -113,8 +113,7 @@ class OperatorForm(Closed):
 
     id: Name
     deps: Annotated[
-        list[Name],
-        Field(default_factory=list, max_length=MAX_DEPS, description="Operators whose output it reads."),
+        list[Name], Field(default_factory=list, max_length=MAX_DEPS, description="Operators whose output it reads.")
     ]
     output_elements: Elements
     weight_elements: Elements = 0

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from cdmpp.compose.watch import Watch
+from cdmpp.compose.budget import SearchControl
 from cdmpp.errors import InfeasibleError
 from cdmpp.planning.precision.allocate import Found, Steps, fastest, search, simple
 from cdmpp.planning.precision.pricing import DeviceCosts, Levels, Pricing, lowest, uniform
@@ -44,7 +44,7 @@ class Plan:
 def make_plan(
     devices: Sequence[DeviceCosts],
     limit_s: float | None,
-    watch: Watch,
+    watch: SearchControl,
     *,
     max_steps: int | None = None,
     seed: int = 0,
@@ -58,7 +58,7 @@ def make_plan(
     limit_s : float or None
         Seconds an iteration may take; None: what it takes where every operator has its fewest bits, or,
         where those break a memory limit, in the plan of least memory (QSync's start).
-    watch : Watch
+    watch : SearchControl
     max_steps : int, optional
         Of the search, over all devices.
     seed : int
@@ -112,7 +112,7 @@ def _within_memory(costs: DeviceCosts, d: int) -> Levels:
 
 
 def _within_time(
-    devices: Sequence[DeviceCosts], starts: list[Levels], limit_s: float, watch: Watch
+    devices: Sequence[DeviceCosts], starts: list[Levels], limit_s: float, watch: SearchControl
 ) -> list[Levels]:
     out: list[Levels] = []
     slowest, bound_s, who = 0.0, 0.0, ""
@@ -120,7 +120,7 @@ def _within_time(
         if Pricing(costs, start).within(limit_s):
             out.append(start)
             continue
-        found = fastest(costs, start, Steps(Watch(None), _START_STEPS + 2 * costs.size).go_on, limit_s)
+        found = fastest(costs, start, Steps(SearchControl(None), _START_STEPS + 2 * costs.size).go_on, limit_s)
         out.append(found.levels)
         if found.iteration_s > slowest:
             slowest, who = found.iteration_s, costs.name

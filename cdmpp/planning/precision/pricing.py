@@ -208,9 +208,7 @@ class Pricing:
 
     def _price_kept(self, number: int) -> None:
         kept, costs = self.costs.kept[number], self.costs
-        copies = {
-            costs.dtypes[i][self.levels[i]]: costs.element_bytes[i][self.levels[i]] for i in kept.consumers
-        }
+        copies = {costs.dtypes[i][self.levels[i]]: costs.element_bytes[i][self.levels[i]] for i in kept.consumers}
         self._shared[number] = kept.elements * sum(copies[dtype] for dtype in sorted(copies))
 
 

@@ -87,8 +87,7 @@ class Relaxation:
             for i in range(count)
         ]
         tables += [
-            forward[edge.consumer] * edge.forward_s + backward[edge.producer] * edge.backward_s
-            for edge in costs.edges
+            forward[edge.consumer] * edge.forward_s + backward[edge.producer] * edge.backward_s for edge in costs.edges
         ]
         tables += [per_byte * table for _, table in self._shared]
         least, levels, messages = self._elimination.minimise(tables)

@@ -2,8 +2,8 @@
 
 from cdmpp.planning.rl.costs import Pool, TrainingCost, token_table
 from cdmpp.planning.rl.dispatch import Dispatcher, Split
+from cdmpp.planning.rl.evaluate import Outcome, evaluate
 from cdmpp.planning.rl.generation import Engine, Generated, Queues, generate
-from cdmpp.planning.rl.judging import Outcome, evaluate
 from cdmpp.planning.rl.lengths import Drawn, Lengths, Ranker, draw_steps
 from cdmpp.planning.rl.migration import Link, Migration
 from cdmpp.planning.rl.search import Plan, Problem, search

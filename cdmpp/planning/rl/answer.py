@@ -76,9 +76,7 @@ class SplitPart(Part):
     tail: GroupPart
     regular: GroupPart
     gain: Annotated[float, Field(description="Of generation over LPT without a split, on judged steps.")]
-    best_gain: Annotated[
-        float, Field(description="Of the best split into two groups, whether it is used or not.")
-    ]
+    best_gain: Annotated[float, Field(description="Of the best split into two groups, whether it is used or not.")]
     if_misses_any: Annotated[
         float | None,
         Field(description='The gain of the plan\'s split if the ranker misses any of the longest ("any").'),
@@ -107,9 +105,7 @@ class StreamingPart(Part):
 class MigrationPart(Part):
     """When few samples are left, they are gathered on few instances (RLHFuse)."""
 
-    applied: Annotated[
-        bool, Field(description="The step counts on it; false: an offer to free units for other work.")
-    ]
+    applied: Annotated[bool, Field(description="The step counts on it; false: an offer to free units for other work.")]
     threshold: Annotated[Count, Field(description="Unfinished samples, R_t.")]
     threshold_share: Figure
     remaining_instances: Annotated[Count, Field(description="That go on decoding, m.")]
@@ -191,8 +187,7 @@ class RlAnswer(Explained):
     mode: Mode
     step_s: Figure
     step_lower_s: Annotated[
-        Figure | None,
-        Field(description="With every predicted cost at its lower bound; null: none predicted."),
+        Figure | None, Field(description="With every predicted cost at its lower bound; null: none predicted.")
     ]
     step_upper_s: Figure | None
     lower_bound_s: Annotated[Figure, Field(description="Of a step, over all sizes.")]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cdmpp.compose.costs import interpolate
+from cdmpp.compose.pricing import interpolate
 from cdmpp.curves.isotonic import monotone_fit
 from cdmpp.errors import FieldError
 from cdmpp.planning.rl.generation import Engine, Floats

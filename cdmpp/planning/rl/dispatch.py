@@ -205,9 +205,7 @@ class Dispatcher:
 
     def work_s(self) -> Floats:
         """Unit-seconds that the tokens of each step take at the best batch, (draws,)."""
-        work: Floats = (
-            self.drawn.lengths.sum(1) / self.engine.tokens_per_s() + self.samples * self.engine.prefill_s
-        )
+        work: Floats = self.drawn.lengths.sum(1) / self.engine.tokens_per_s() + self.samples * self.engine.prefill_s
         return work
 
     @cached_property

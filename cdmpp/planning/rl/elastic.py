@@ -66,9 +66,7 @@ def action_of(gap_s: float, saving_s: float, loss_s: float | None, worth_s: floa
     return "keep"
 
 
-def triggers(
-    pool: Pool, split: Split, cost: TrainingCost, training_units: int, drawn: Drawn
-) -> list[Trigger]:
+def triggers(pool: Pool, split: Split, cost: TrainingCost, training_units: int, drawn: Drawn) -> list[Trigger]:
     """The table for a plan.
 
     Parameters
@@ -86,9 +84,7 @@ def triggers(
     return [_line(pool, split, cost, training_units, drawn, growth) for growth in GROWTH]
 
 
-def _line(
-    pool: Pool, split: Split, cost: TrainingCost, training_units: int, drawn: Drawn, growth: float
-) -> Trigger:
+def _line(pool: Pool, split: Split, cost: TrainingCost, training_units: int, drawn: Drawn, growth: float) -> Trigger:
     engine, units = pool.generates(), split.instances
     room = engine.memory_tokens - engine.prompt_tokens
     few = drawn.first(MOST_DRAWS)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from cdmpp.compose.costs import BatchCurve, CostField, PredictedCost
+from cdmpp.compose.pricing import BatchCurve, CostField, PredictedCost
 from cdmpp.compose.request import Closed, DeviceForm, Name, PositiveSeconds, Seconds, WholeNumber
 
 MAX_SAMPLES, MAX_TOKENS, MAX_UNITS, MAX_BATCH, MAX_OBSERVED = 65_536, 10_000_000, 512, 8192, 100_000
@@ -51,10 +51,7 @@ class RankerForm(Closed):
     """What is known of lengths before generation."""
 
     recall: Annotated[
-        float,
-        Field(
-            gt=0, le=1, description="Share of the longest that the ranker finds; at least `share` (chance)."
-        ),
+        float, Field(gt=0, le=1, description="Share of the longest that the ranker finds; at least `share` (chance).")
     ] = 0.87
     share: Annotated[float, Field(gt=0, lt=1, description="Share of samples taken for long.")] = 0.2
     misses: Annotated[
@@ -137,9 +134,9 @@ class PoolForm(Closed):
     units: Units
     price_per_hour: Annotated[float, Field(ge=0, le=1e9, description="Of one unit.")] = 0.0
     site: Annotated[str, Field(max_length=200)] = ""
-    stages: Annotated[
-        list[Stage], Field(min_length=1, max_length=2, json_schema_extra={"uniqueItems": True})
-    ] = Field(default=["generation", "training"])
+    stages: Annotated[list[Stage], Field(min_length=1, max_length=2, json_schema_extra={"uniqueItems": True})] = Field(
+        default=["generation", "training"]
+    )
     device: Annotated[DeviceForm | None, Field(description="For decode programs that name none.")] = None
     decode: Annotated[DecodeForm | None, Field(description="Instead of the request's.")] = None
     prefill: Annotated[CostField | None, Field(description="Instead of the request's.")] = None

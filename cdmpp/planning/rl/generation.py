@@ -61,9 +61,7 @@ class Engine:
 
     def slower(self, factor: float) -> Engine:
         """The same with every cost times ``factor``."""
-        return replace(
-            self, seconds_per_token=self.seconds_per_token * factor, prefill_s=self.prefill_s * factor
-        )
+        return replace(self, seconds_per_token=self.seconds_per_token * factor, prefill_s=self.prefill_s * factor)
 
     def check(self, longest: int) -> None:
         """Raise :class:`InfeasibleError` where the memory does not hold one sample of ``longest`` tokens."""

@@ -41,9 +41,7 @@ class Lengths:
         """From observed lengths; ``longest`` cuts them, as a limit of tokens does."""
         values = np.asarray(samples, dtype=np.int64)
         if len(values) == 0:
-            raise FieldError(
-                "no lengths", path="lengths.samples", hint="give the lengths of some past responses"
-            )
+            raise FieldError("no lengths", path="lengths.samples", hint="give the lengths of some past responses")
         most = int(values.max()) if longest is None else min(int(values.max()), longest)
         return cls(np.minimum(np.maximum(values, 1), most), np.zeros(0), np.zeros(0), most)
 

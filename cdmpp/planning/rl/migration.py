@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cdmpp.compose.watch import Watch
+from cdmpp.compose.budget import SearchControl
 from cdmpp.planning.rl.dispatch import Dispatcher, Split
 from cdmpp.planning.rl.generation import Engine, Floats, Generated, Ints, Queues, generate
 
@@ -123,7 +123,7 @@ def best_migration(
     split: Split,
     link: Link,
     inference_s: float,
-    watch: Watch,
+    watch: SearchControl,
     step_of: Callable[[Floats], float],
 ) -> Migration | None:
     """The threshold that makes the step shortest; None where none makes it shorter.
@@ -139,7 +139,7 @@ def best_migration(
     link : Link
     inference_s : float
         Seconds of one unit for one sample.
-    watch : Watch
+    watch : SearchControl
         Ends the search; what was found by then stands.
     step_of : callable
         Mean seconds of a step from when its samples are ready, (draws, samples).
@@ -275,9 +275,7 @@ def _gather(
     return finish, int((stop.held[moving] > 0).sum()), int(received.sum())
 
 
-def _inference(
-    finish: Floats, at_s: float, end_s: float, each_s: float, instances: int, remaining: int
-) -> Floats:
+def _inference(finish: Floats, at_s: float, end_s: float, each_s: float, instances: int, remaining: int) -> Floats:
     """When each sample is ready: inference on the freed instances, after generation on all."""
     if each_s == 0:
         return finish

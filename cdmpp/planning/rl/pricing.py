@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cdmpp.compose.costs import BatchCurve, Cost, CostField, asked_of, cost_of
-from cdmpp.compose.request import Asked, DeviceForm
+from cdmpp.compose.pricing import BatchCurve, Cost, CostField
+from cdmpp.compose.request import DeviceForm, PriceRequest
+from cdmpp.compose.transition import asked_of, cost_of
 from cdmpp.errors import FieldError
 from cdmpp.planning.rl.costs import Pool, TrainingCost, token_table
 from cdmpp.planning.rl.forms import DecodeForm, KvForm, PoolForm, TrainingForm
@@ -30,17 +31,17 @@ class Stages:
     training: tuple[str, TrainingForm] | None
     memory_bytes: float | None
 
-    def asked(self) -> list[Asked]:
+    def price_requests(self) -> list[PriceRequest]:
         """Programs to price, in the order in which :meth:`priced` takes them."""
-        found: list[Asked] = []
+        found: list[PriceRequest] = []
         if self.decode is not None:
             path, decode = self.decode
             if isinstance(decode, BatchCurve):
-                found += decode.asked(path)
+                found += decode.price_requests(path)
             found += asked_of(self.prefill[1], self.prefill[0])
         found += asked_of(self.inference[1], self.inference[0])
         if self.training is not None and self.training[1].sample is not None:
-            found += self.training[1].sample.asked(f"{self.training[0]}.sample")
+            found += self.training[1].sample.price_requests(f"{self.training[0]}.sample")
         return found
 
     def priced(self, prices: Iterator[Prediction]) -> PricedPool:
@@ -50,7 +51,7 @@ class Stages:
         if self.decode is not None:
             decode = self.decode[1]
             if isinstance(decode, BatchCurve):
-                curve = decode.points(prices)
+                curve = decode.with_prices(prices).points()
             else:
                 # A line: its two ends say all of it, up to the largest batch of any request.
                 sizes = np.array([1.0, 2.0**14])
@@ -59,7 +60,7 @@ class Stages:
         inference = cost_of(self.inference[1], prices)
         sample = None
         if self.training is not None and self.training[1].sample is not None:
-            sample = self.training[1].sample.cost(prices)
+            sample = self.training[1].sample.with_prices(prices).cost
         return PricedPool(self, curve, prefill, inference, sample)
 
 
@@ -114,13 +115,7 @@ class PricedPool:
                 given.batch_overhead_s,
             )
         return Pool(
-            form.name,
-            form.units,
-            form.price_per_hour,
-            form.site,
-            engine,
-            training,
-            getattr(self.inference, figure),
+            form.name, form.units, form.price_per_hour, form.site, engine, training, getattr(self.inference, figure)
         )
 
 

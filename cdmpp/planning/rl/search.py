@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.compose.watch import Watch
+from cdmpp.compose.budget import SearchControl
 from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.planning.rl.bounds import lower_bounds
 from cdmpp.planning.rl.dispatch import Dispatcher, Split
 from cdmpp.planning.rl.elastic import Trigger, triggers
+from cdmpp.planning.rl.evaluate import Outcome, colocated, evaluate, evaluate_ends, inference_of, trainer_of
 from cdmpp.planning.rl.generation import Engine, Floats
-from cdmpp.planning.rl.judging import Outcome, colocated, evaluate, evaluate_ends, inference_of, trainer_of
 from cdmpp.planning.rl.lengths import Drawn, Lengths, Ranker, draw_steps
 from cdmpp.planning.rl.migration import Link, Migration, best_migration, migrated
 from cdmpp.planning.rl.sizes import Front, Objective, Sizes, Terms, steps_of, with_step
@@ -167,7 +167,7 @@ class Found:
 
 def search(
     problem: Problem,
-    watch: Watch | None = None,
+    watch: SearchControl | None = None,
     max_steps: int | None = None,
     written: Callable[[Plan], dict[str, Any]] | None = None,
 ) -> Plan:
@@ -176,7 +176,7 @@ def search(
     Parameters
     ----------
     problem : Problem
-    watch : Watch, optional
+    watch : SearchControl, optional
         Ends the search for sizes early.
     max_steps : int, optional
         Generation sizes to simulate at most.
@@ -190,24 +190,22 @@ def search(
     InfeasibleError
         No memory holds the longest sample, or no step is as short as asked.
     """
-    watch = watch or Watch()
+    watch = watch or SearchControl()
     terms = problem.terms
     left_out = usable(problem)
     places = [
-        number
-        for number, pool in enumerate(terms.pools)
-        if pool.engine is not None and pool.name not in left_out
+        number for number, pool in enumerate(terms.pools) if pool.engine is not None and pool.name not in left_out
     ]
     engines = {number: terms.pools[number].generates() for number in places}
     chosen_on, judged_on = problem.drawn(0), problem.drawn(1)
     dispatchers = {number: problem.dispatcher(engine, chosen_on, 0) for number, engine in engines.items()}
     judges = {number: problem.dispatcher(engine, judged_on, 1) for number, engine in engines.items()}
 
-    def made(found: Found, watch: Watch) -> Plan:
+    def made(found: Found, watch: SearchControl) -> Plan:
         return _plan(problem, dispatchers, judges, left_out, found, watch)
 
     def answer(found: Found) -> dict[str, Any]:
-        over = Watch()
+        over = SearchControl()
         over.stop()
         plan = made(found, over)
         return {} if written is None else written(plan)
@@ -221,7 +219,7 @@ def _plan(
     judges: dict[int, Dispatcher],
     left_out: dict[str, str],
     found: Found,
-    watch: Watch,
+    watch: SearchControl,
 ) -> Plan:
     """The best of the sizes, judged, with what comes after: migration, baselines, the elastic table."""
     terms = problem.terms
@@ -280,7 +278,7 @@ def _plan(
 
 
 def _with_migration(
-    problem: Problem, dispatchers: dict[int, Dispatcher], found: Found, watch: Watch
+    problem: Problem, dispatchers: dict[int, Dispatcher], found: Found, watch: SearchControl
 ) -> tuple[Sizes, Migration | None]:
     """The best sizes with their migration: what has inference to run beside the tail may overtake others."""
     sizes = _choose(problem, found.front)
@@ -305,7 +303,7 @@ def _with_migration(
     return sizes, gathered
 
 
-def _gather(problem: Problem, dispatcher: Dispatcher, sizes: Sizes, watch: Watch) -> Migration | None:
+def _gather(problem: Problem, dispatcher: Dispatcher, sizes: Sizes, watch: SearchControl) -> Migration | None:
     def step_of(ready_s: Floats) -> float:
         return _recut(problem.terms, sizes, dispatcher, sizes.split, ready_s).step_s
 
@@ -313,9 +311,7 @@ def _gather(problem: Problem, dispatcher: Dispatcher, sizes: Sizes, watch: Watch
     return best_migration(dispatcher, sizes.split, problem.link, each, watch, step_of)
 
 
-def _recut(
-    terms: Terms, sizes: Sizes, dispatcher: Dispatcher, split: Split, ready_s: Floats | None = None
-) -> Sizes:
+def _recut(terms: Terms, sizes: Sizes, dispatcher: Dispatcher, split: Split, ready_s: Floats | None = None) -> Sizes:
     """The same sizes when samples are ready at other times: the step may be cut otherwise."""
     (found,) = steps_of(terms, sizes.generation, dispatcher, split, ready_s, sizes)
     return found
@@ -346,7 +342,7 @@ def usable(problem: Problem) -> dict[str, str]:
 def _sizes(
     problem: Problem,
     dispatchers: dict[int, Dispatcher],
-    watch: Watch,
+    watch: SearchControl,
     max_steps: int | None,
     answer: Callable[[Found], Any],
 ) -> Found:
@@ -358,9 +354,7 @@ def _sizes(
         orders = {number: sizes[:1] for number, sizes in orders.items()}
     longest = max(map(len, orders.values()))
     # Pool by pool at each place of the order, so that an early end has seen something of each.
-    queue = [
-        (number, orders[number][at]) for at in range(longest) for number in orders if at < len(orders[number])
-    ]
+    queue = [(number, orders[number][at]) for at in range(longest) for number in orders if at < len(orders[number])]
     best: dict[tuple[int, int], float] = {}
     tried, began_s = 0, watch.left_s
     for pool, units in queue:
@@ -381,9 +375,7 @@ def _sizes(
             limit = problem.most_step_s
             allowed = limit is None or any(one.step_s <= limit for one in front.found)
             watch.report(
-                done=tried / len(queue),
-                best=min(best.values()),
-                answer=partial(answer, so_far) if allowed else None,
+                done=tried / len(queue), best=min(best.values()), answer=partial(answer, so_far) if allowed else None
             )
     by_way: dict[bool, Sizes] = {}
     for place, (pool, units) in enumerate(sorted(best, key=lambda key: best[key])[:WITH_SPLIT]):
@@ -395,8 +387,7 @@ def _sizes(
         front.add(found)
         for one in found if terms.trains else []:
             if inference_of(terms, one) > 0 and (
-                one.shared not in by_way
-                or one.value(problem.objective) < by_way[one.shared].value(problem.objective)
+                one.shared not in by_way or one.value(problem.objective) < by_way[one.shared].value(problem.objective)
             ):
                 by_way[one.shared] = one
     return Found(front.found, tried, tried == len(queue), list(by_way.values()))

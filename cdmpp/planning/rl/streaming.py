@@ -121,7 +121,5 @@ def step_times(ready: Ready, cost: TrainingCost, units: Ints, mode: Mode, weight
     columns = np.arange(len(units))
     ends, idles = np.array([end for end, _ in tried]), np.array([idle for _, idle in tried])
     return Steps(
-        ends[best, :, columns].T + weights_s,
-        idles[best, :, columns].T,
-        np.array(ready.choices(), dtype=np.int64)[best],
+        ends[best, :, columns].T + weights_s, idles[best, :, columns].T, np.array(ready.choices(), dtype=np.int64)[best]
     )

@@ -1,7 +1,7 @@
 """Which layers go into which stage of a pipeline.
 
 :func:`split` finds the best contiguous stages, :func:`stage_costs` hands their costs to other people's
-schedule simulators; :mod:`cdmpp.planning.split.wire` is the request around them (docs/pipelines.md).
+schedule simulators; :mod:`cdmpp.planning.split.schema` is the request around them (docs/pipelines.md).
 """
 
 from cdmpp.planning.split.search import Found, split

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from cdmpp.compose.costs import Cost, Part
-from cdmpp.compose.watch import Watch
+from cdmpp.compose.budget import SearchControl
+from cdmpp.compose.pricing import Cost, Part
 from cdmpp.emulator.emulate import Emulator
 from cdmpp.planning.split.search import Found, Goal, split
 from cdmpp.planning.split.stages import Split, equal_count, greedy, stage_costs
@@ -23,10 +23,10 @@ def report(
     micro_batches: int,
     goal: Goal,
     any_order: bool,
-    watch: Watch,
+    watch: SearchControl,
     max_steps: int | None,
 ) -> dict[str, Any]:
-    """Split and explain; JSON values, as in :class:`cdmpp.planning.split.wire.SplitAnswer`.
+    """Split and explain; JSON values, as in :class:`cdmpp.planning.split.schema.SplitAnswer`.
 
     Parameters
     ----------

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from cdmpp.compose.watch import Watch
+from cdmpp.compose.budget import SearchControl
 from cdmpp.emulator.emulate import Emulator
 from cdmpp.emulator.evaluate import Floats
 from cdmpp.errors import InfeasibleError
@@ -55,7 +55,7 @@ def split(
     goal: Goal = "slowest",
     *,
     any_order: bool = False,
-    watch: Watch | None = None,
+    watch: SearchControl | None = None,
     max_steps: int | None = None,
     emulator: Emulator | None = None,
     answer: Callable[[Found], dict[str, Any]] | None = None,
@@ -71,7 +71,7 @@ def split(
     goal : {"slowest", "step"}
     any_order : bool
         Whether the ranks may change places.
-    watch : Watch, optional
+    watch : SearchControl, optional
     max_steps : int, optional
         Splits to simulate for the goal "step"; the first four are in any case.
     emulator : Emulator, optional
@@ -83,7 +83,7 @@ def split(
     InfeasibleError
         No split fits into the memory; the message says what would.
     """
-    watch, emulator = watch or Watch(), emulator or Emulator()
+    watch, emulator = watch or SearchControl(), emulator or Emulator()
     slowest = best_split(table, ranks, any_order, longest)
     if slowest is None:
         raise _too_little(table, ranks, any_order)

@@ -45,9 +45,7 @@ class Split:
     def bytes_held(self) -> list[float]:
         """What each rank holds at most under 1F1B."""
         count = len(self.ranks)
-        return [
-            self.table.bytes_held(self.table.ahead(s, count), a, b) for s, (_, a, b) in enumerate(self.runs())
-        ]
+        return [self.table.bytes_held(self.table.ahead(s, count), a, b) for s, (_, a, b) in enumerate(self.runs())]
 
     def fits(self) -> bool:
         """Whether every rank has the memory."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from cdmpp.nn.batch import Inputs
 from cdmpp.nn.inputs import roofline_s
-from cdmpp.programs.question import FLOOR_S, PROTOCOLS
+from cdmpp.programs.query_options import FLOOR_S, PROTOCOLS
 from cdmpp.training.config import TrainConfig
 from cdmpp.training.dataset import Dataset, Rows
 

@@ -14,9 +14,7 @@ from cdmpp.training.dataset import Dataset, Rows
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_LINEAR = np.array(
-    [*(name in LINEAR for name in COLUMNS), *(name in SCHEDULE_FLAGS for name in SCHEDULE_COLUMNS)]
-)
+_LINEAR = np.array([*(name in LINEAR for name in COLUMNS), *(name in SCHEDULE_FLAGS for name in SCHEDULE_COLUMNS)])
 
 
 def summed_leaves(dataset: Dataset) -> Array:
@@ -37,7 +35,7 @@ def summed_leaves(dataset: Dataset) -> Array:
 class TreeBaseline:
     """XGBoost on log(latency / reference), the network's own label, with everything the network gets.
 
-    Its columns: the summed leaf features, the network's question inputs, the device's numbers and, where
+    Its columns: the summed leaf features, the network's query inputs, the device's numbers and, where
     no device is held out, which device it is.
 
     Parameters
@@ -68,7 +66,7 @@ class TreeBaseline:
 
     def features(self, rows: Rows) -> Array:
         """Columns of rows, float32."""
-        asked = self.inputs.questions(rows)[:2] if self.own else ()
+        asked = self.inputs.queries(rows)[:2] if self.own else ()
         with np.errstate(divide="ignore"):
             device = np.log2(self.dataset.device_matrix[rows.device]).astype(np.float32)
         columns = [self.summed[rows.program], *asked, device]

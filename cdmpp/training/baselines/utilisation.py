@@ -27,9 +27,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 _COLUMN = {name: i for i, name in enumerate((*SUMMARY_COLUMNS, *QUESTION_COLUMNS))}
 _FAMILY = [_COLUMN[f"family_{name}"] for name in FAMILIES]
-_WAVES, _FILL, _TILE = (
-    [_COLUMN[f"{what}_{a}x{b}"] for a, b in TILES] for what in ("waves", "wave_fill", "tile_fill")
-)
+_WAVES, _FILL, _TILE = ([_COLUMN[f"{what}_{a}x{b}"] for a, b in TILES] for what in ("waves", "wave_fill", "tile_fill"))
 WIDTH, LAYERS = 128, 3
 BATCH_ROWS, LEARNING_RATE = 2048, 1e-3
 
@@ -67,7 +65,7 @@ class UtilisationBaseline:
 
     def _inputs(self, rows: Rows) -> tuple[Array, Array, Array]:
         """Columns, number of waves and log of the bound in seconds of rows."""
-        columns = self.inputs.questions(rows)[0]
+        columns = self.inputs.queries(rows)[0]
         roof = np.maximum(columns[:, _COLUMN["log_compute_us"]], columns[:, _COLUMN["log_memory_us"]])
         # Without a contraction a tile is a run of elements, of which none is wasted.
         waste = np.where(columns[:, [_COLUMN["m"]]] > 0.5, columns[:, _TILE], 1.0)

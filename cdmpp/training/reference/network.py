@@ -54,9 +54,7 @@ class ReferenceNetwork(nn.Module):
         )
         # One normalisation serves both latents.
         self.norm = nn.BatchNorm1d(LATENT, affine=False)
-        self.decoder = nn.Sequential(
-            *_block(LATENT, 930), *_block(930, 930), *_block(930, 930), nn.Linear(930, 1)
-        )
+        self.decoder = nn.Sequential(*_block(LATENT, 930), *_block(930, 930), *_block(930, 930), nn.Linear(930, 1))
         found = {name: sum(p.numel() for p in getattr(self, name).parameters()) for name in PARAMETERS}
         if counts == [LEAVES] and found != PARAMETERS:
             raise AssertionError(f"not the published dimensions: {found}, wanted {PARAMETERS}")

@@ -91,10 +91,4 @@ def train_reference(
     }
     text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
     write_folder(out, {TENSORS: tensors, ERROR_TABLE: errors, MANIFEST: text.encode()})
-    return {
-        "model_id": manifest["model_id"],
-        "out": str(out),
-        "train": summary,
-        "calibration": {},
-        "metrics": metrics,
-    }
+    return {"model_id": manifest["model_id"], "out": str(out), "train": summary, "calibration": {}, "metrics": metrics}

@@ -43,9 +43,7 @@ class ReferenceModel:
         After :meth:`fit`: steps, samples, seconds.
     """
 
-    def __init__(
-        self, dataset: Dataset, config: TrainConfig, features: list[Array], first_key: int = 0
-    ) -> None:
+    def __init__(self, dataset: Dataset, config: TrainConfig, features: list[Array], first_key: int = 0) -> None:
         if config.reference is None:
             raise DataError("the configuration has no section [reference]", hint="see configs/reference.toml")
         if config.domain.loss == "coral":
@@ -64,9 +62,7 @@ class ReferenceModel:
         if opt.threads:
             torch.set_num_threads(opt.threads)
         self._programs = Programs.of(self._features, self._first_key, rows.program[index])
-        self.label = Label.fit(
-            "box-cox", rows.log_latency[index], np.random.default_rng([self.config.seed, 7])
-        )
+        self.label = Label.fit("box-cox", rows.log_latency[index], np.random.default_rng([self.config.seed, 7]))
         self._median = float(np.median(rows.log_latency[index]))
         counts = self._programs.count[rows.program[index]]
         found, times = np.unique(counts, return_counts=True)

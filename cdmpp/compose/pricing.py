@@ -1,0 +1,356 @@
+"""Costs in requests: given in seconds, or predicted from programs.
+
+:func:`collect` walks a request and lists the programs of all its costs; :func:`price` predicts them; :func:`fill`
+returns a copy of the request whose costs are resolved.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, Self, TypeVar
+
+import numpy as np
+from pydantic import BaseModel, Field, PrivateAttr, model_validator
+
+from cdmpp.compose.request import (
+    MAX_COUNT,
+    MAX_SECONDS,
+    Closed,
+    DeviceForm,
+    PriceRequest,
+    ProgramForm,
+    WholeNumber,
+    Work,
+    exactly_one,
+)
+from cdmpp.curves.template import Grid, Template
+from cdmpp.devices.loading import from_mapping
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.errors import CdmppError, FieldError
+from cdmpp.frontends.request import program_from_request
+from cdmpp.prediction import Prediction, Predictor, Query
+from cdmpp.programs.program import TensorProgram
+from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
+
+MAX_PARTS, MAX_POINTS = 256, 64
+M = TypeVar("M", bound=BaseModel)
+V = TypeVar("V")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One program of a cost: what it is called, how often it runs, and its seconds altogether."""
+
+    name: str
+    count: int
+    latency_s: float
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A cost in seconds with bounds (sums of the parts' bounds) and what it is made of.
+
+    ``parts`` is empty for a cost that was given.
+    """
+
+    latency_s: float
+    lower_s: float
+    upper_s: float
+    parts: tuple[Part, ...] = ()
+
+    @classmethod
+    def given(cls, seconds: float) -> Cost:
+        """A cost that a request states: known exactly."""
+        return cls(seconds, seconds, seconds)
+
+    @classmethod
+    def of(cls, counts: Sequence[int], prices: Sequence[Prediction]) -> Cost:
+        """The sum of predictions, each times its count."""
+
+        def total(figure: str) -> float:
+            return float(sum(n * getattr(price, figure) for n, price in zip(counts, prices, strict=True)))
+
+        parts = tuple(
+            Part(price.name, n, n * (price.latency_s or 0.0)) for n, price in zip(counts, prices, strict=True)
+        )
+        return cls(total("latency_s"), total("lower_s"), total("upper_s"), parts)
+
+    def largest(self, most: int = 2) -> str:
+        """The programs that make most of it, in words: "linear:m=512,... 61 %, softmax:... 20 %"."""
+        whole = sum(part.latency_s for part in self.parts) or 1.0
+        by_size = sorted(self.parts, key=lambda part: (-part.latency_s, part.name))[:most]
+        return ", ".join(f"{part.name} {100 * part.latency_s / whole:.0f} %" for part in by_size)
+
+
+class Priced(Closed, ABC):
+    """Base of request fields whose cost is predicted."""
+
+    @abstractmethod
+    def price_requests(self, path: str) -> list[PriceRequest]:
+        """Programs to price; ``path`` is the dotted path of this field in the request."""
+
+    @abstractmethod
+    def with_prices(self, prices: Iterator[Prediction]) -> Self:
+        """A resolved copy; takes as many prices as :meth:`price_requests` lists programs."""
+
+
+def collect(request: BaseModel) -> list[PriceRequest]:
+    """Programs of all costs in a request, in the order of its fields."""
+    return [program for path, field in _priced_fields(request, "") for program in field.price_requests(path)]
+
+
+def fill(request: M, prices: Sequence[Prediction]) -> M:
+    """A copy of a request whose costs are resolved.
+
+    Parameters
+    ----------
+    request : pydantic model
+    prices : sequence of Prediction
+        One for each program of :func:`collect`, in its order, none with an error.
+    """
+    remaining = iter(prices)
+    filled: M = _filled(request, remaining)
+    if next(remaining, None) is not None:
+        raise ValueError("more prices than programs")
+    return filled
+
+
+def _priced_fields(value: Any, path: str) -> Iterator[tuple[str, Priced]]:
+    if isinstance(value, Priced):
+        yield path, value
+    else:
+        for key, item in _items(value):
+            yield from _priced_fields(item, f"{path}.{key}" if path else str(key))
+
+
+def _items(value: Any) -> Iterable[tuple[Any, Any]]:
+    """Parts of a value that may hold costs, with their keys."""
+    if isinstance(value, BaseModel):
+        return ((name, getattr(value, name)) for name in type(value).model_fields)
+    if isinstance(value, Mapping):
+        return value.items()
+    if isinstance(value, list | tuple):
+        return enumerate(value)
+    return ()
+
+
+def _filled(value: Any, prices: Iterator[Prediction]) -> Any:
+    if isinstance(value, Priced):
+        return value.with_prices(prices)
+    items = [(key, item, _filled(item, prices)) for key, item in _items(value)]
+    if all(before is after for _, before, after in items):
+        return value
+    if isinstance(value, BaseModel):
+        return value.model_copy(update={key: after for key, before, after in items if after is not before})
+    if isinstance(value, Mapping):
+        return {key: after for key, _, after in items}
+    return type(value)(after for _, _, after in items)
+
+
+class PredictedCost(Priced):
+    """Programs that run one after the other on a device; their predicted latencies are summed."""
+
+    programs: Annotated[list[Work], Field(min_length=1, max_length=MAX_PARTS)]
+    device: DeviceForm
+    backend: Backend | None = None
+    protocol: Protocol = DEFAULT_PROTOCOL
+    framework: Framework | None = None
+
+    _cost: Cost | None = PrivateAttr(None)
+
+    def price_requests(self, path: str) -> list[PriceRequest]:
+        """One for each program."""
+        return [
+            PriceRequest(f"{path}.programs.{i}", work.program, self.device, self.backend, self.protocol, self.framework)
+            for i, work in enumerate(self.programs)
+        ]
+
+    def with_prices(self, prices: Iterator[Prediction]) -> Self:
+        """A copy with :attr:`cost`."""
+        filled = self.model_copy()
+        counts = [work.count for work in self.programs]
+        filled._cost = Cost.of(counts, [next(prices) for _ in counts])
+        return filled
+
+    @property
+    def cost(self) -> Cost:
+        """The sum of the predictions; only after :meth:`with_prices`."""
+        assert self._cost is not None, "not priced"
+        return self._cost
+
+
+#: A field that is either given in seconds or left to the predictor.
+CostField = Annotated[float, Field(ge=0, le=MAX_SECONDS, description="Seconds.")] | PredictedCost
+
+
+def cost_of(field: float | PredictedCost) -> Cost:
+    """The cost of a :data:`CostField` of a resolved request."""
+    return field.cost if isinstance(field, PredictedCost) else Cost.given(float(field))
+
+
+class TemplateWork(Closed):
+    """An operator with expressions over ``batch`` ("m": "batch*128"), and how often it runs."""
+
+    program: ProgramForm
+    count: Annotated[int, Field(ge=1, le=MAX_COUNT), WholeNumber] = 1
+
+
+class BatchCurve(Priced):
+    """Seconds by batch size: given, or predicted from programs whose sizes depend on ``batch``.
+
+    Exactly one of ``seconds`` and ``programs``; ``device`` comes with ``programs``.
+    """
+
+    batch: Annotated[
+        list[Annotated[int, Field(ge=1, le=MAX_COUNT), WholeNumber]],
+        Field(min_length=1, max_length=MAX_POINTS, description="Batch sizes, growing."),
+    ]
+    seconds: Annotated[
+        list[Annotated[float, Field(gt=0, le=MAX_SECONDS)]] | None, Field(description="Seconds at each batch size.")
+    ] = None
+    programs: Annotated[
+        list[TemplateWork] | None,
+        Field(description='Predicted instead: operators with expressions over "batch", summed.'),
+    ] = None
+    device: DeviceForm | None = None
+    backend: Backend | None = None
+    protocol: Protocol = DEFAULT_PROTOCOL
+    framework: Framework | None = None
+
+    _costs: list[Cost] | None = PrivateAttr(None)
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Self:
+        return exactly_one(self, "seconds", "programs")
+
+    def check(self, path: str) -> None:
+        """Raise :class:`FieldError` where the parts contradict each other."""
+        if any(b <= a for a, b in zip(self.batch, self.batch[1:], strict=False)):
+            raise FieldError(f"{path}.batch: sizes must grow", path=f"{path}.batch")
+        if self.seconds is not None and len(self.seconds) != len(self.batch):
+            raise FieldError(
+                f"{path}.seconds: {len(self.seconds)} values for {len(self.batch)} batch sizes", path=f"{path}.seconds"
+            )
+        if self.programs is not None and self.device is None:
+            raise FieldError(f"{path}.device: programs need a device", path=f"{path}.device")
+
+    def price_requests(self, path: str) -> list[PriceRequest]:
+        """Programs at each batch size, sizes outermost; none where seconds are given.
+
+        Raises
+        ------
+        FieldError
+        """
+        self.check(path)
+        if self.programs is None:
+            return []
+        assert self.device is not None
+        templates = [Template(work.program, work.count) for work in self.programs]
+        try:
+            grid = Grid(templates, {"batch": self.batch})
+            made = [grid.programs(at, self.backend or "library") for at in grid.points()]
+        except CdmppError as error:
+            raise FieldError(f"{path}.programs: {error.message}", path=f"{path}.programs", hint=error.hint) from None
+        out: list[PriceRequest] = []
+        for point in made:
+            if isinstance(point, CdmppError):
+                raise FieldError(f"{path}.programs: {point.message}", path=f"{path}.programs", hint=point.hint)
+            for i, (program, _) in enumerate(point):
+                assert program.operator is not None
+                form: dict[str, Any] = program.operator.canonical()
+                out.append(
+                    PriceRequest(f"{path}.programs.{i}", form, self.device, self.backend, self.protocol, self.framework)
+                )
+        return out
+
+    def with_prices(self, prices: Iterator[Prediction]) -> Self:
+        """A copy with its costs."""
+        filled = self.model_copy()
+        if self.programs is not None:
+            counts = [work.count for work in self.programs]
+            filled._costs = [Cost.of(counts, [next(prices) for _ in counts]) for _ in self.batch]
+        return filled
+
+    def points(self) -> tuple[np.ndarray, list[Cost]]:
+        """Batch sizes (float64, growing) and the cost at each; only after :meth:`with_prices`."""
+        costs = self._costs if self.seconds is None else [Cost.given(s) for s in self.seconds]
+        assert costs is not None, "not priced"
+        return np.array(self.batch, dtype=np.float64), costs
+
+
+def interpolate(sizes: np.ndarray, seconds: np.ndarray, at: np.ndarray | float) -> Any:
+    """Seconds at any batch size: linear between the points, proportional beyond the last.
+
+    Below the first point the first point's seconds hold: a smaller batch is not faster than what was seen.
+    """
+    inside = np.interp(at, sizes, seconds)
+    return np.where(np.asarray(at) > sizes[-1], seconds[-1] * np.asarray(at) / sizes[-1], inside)
+
+
+def price(asked: Sequence[PriceRequest], predictor: Predictor) -> list[Prediction]:
+    """Predict each program; equal ones are asked for once.
+
+    Raises
+    ------
+    FieldError
+        A program or device cannot be read, or has no prediction.
+    """
+    # Read once, however often a request names it: whole models repeat their layers.
+    programs: dict[str, TensorProgram] = {}
+    devices: dict[str, DeviceSpec | str] = {}
+    keys: dict[tuple[Any, ...], int] = {}
+    queries: list[Query] = []
+    places: list[int] = []
+    for one in asked:
+        program = _once(programs, (one.program, one.backend), one.path, partial(_program, one))
+        device = _once(devices, one.device, one.path, partial(_device, one.device))
+        key = (id(program), id(device), one.protocol, one.framework)
+        if key not in keys:
+            keys[key] = len(queries)
+            queries.append(Query(program, device, one.protocol, one.framework))
+        places.append(keys[key])
+    answers = predictor.predict_queries(queries)
+    return [check_price(one, answers[place]) for one, place in zip(asked, places, strict=True)]
+
+
+def check_price(asked: PriceRequest, answer: Prediction) -> Prediction:
+    """The answer, if it is one.
+
+    Raises
+    ------
+    FieldError
+        It is an error; this one names the field.
+    """
+    if answer.error is not None:
+        raise FieldError(f"{asked.path}: {answer.error.message}", path=asked.path, hint=answer.error.hint)
+    return answer
+
+
+def _program(asked: PriceRequest) -> TensorProgram:
+    if set(asked.program) == {"hash"}:
+        raise FieldError(
+            f"{asked.path}: a hash names a program that a service knows",
+            path=asked.path,
+            hint="give the program itself",
+        )
+    backend: Backend | None = asked.backend
+    return program_from_request(asked.program, backend)
+
+
+def _device(device: str | Mapping[str, Any]) -> DeviceSpec | str:
+    return device if isinstance(device, str) else from_mapping(device)
+
+
+def _once(known: dict[str, V], named: Any, path: str, make: Callable[[], V]) -> V:
+    words = repr(named)
+    if words not in known:
+        try:
+            known[words] = make()
+        except FieldError:
+            raise
+        except CdmppError as error:
+            raise FieldError(f"{path}: {error.message}", path=path, hint=error.hint) from None
+    return known[words]

@@ -1,0 +1,184 @@
+"""Where library kernels are timed: PyTorch's device, what device that is, and how much memory it has free."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from cdmpp.devices.cpuinfo import HINT as CPU_HINT
+from cdmpp.devices.cpuinfo import read_linux, read_macos
+from cdmpp.devices.host import describe, host_device
+from cdmpp.devices.loading import load_device
+from cdmpp.devices.registry import lookup
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.errors import CdmppError, InvalidDeviceError, MeasurementError, UnknownDeviceError
+from cdmpp.measure.targets import available_cores
+
+#: The widest instruction set that a CPU has decides about its figures.
+_WIDEST_FIRST = ("avx512", "avx2", "sse4.2", "neon")
+#: How :func:`cdmpp.devices.host.host_device` ends the name of a CPU.
+_THREADS_AND_ISA = re.compile(r"-[0-9]+t-[a-z0-9]+$")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where programs run: PyTorch's device, what it is, and on a CPU how many threads."""
+
+    torch_device: torch.device
+    device: DeviceSpec
+    threads: int
+
+
+def find_place(on: str, device: str | DeviceSpec | None = None, threads: int | None = None) -> Place:
+    """The device to measure on.
+
+    Parameters
+    ----------
+    on : str
+        "cpu", "cuda" or "cuda:N".
+    device : str or DeviceSpec, optional
+        What it is: a known name, a specification file or a specification. By default the GPU that its driver
+        names, or this CPU as the operating system describes it (its bandwidth is measured, in some seconds).
+    threads : int, optional
+        On a CPU; by default as the specification's ``compute_units`` say, or all cores without one.
+
+    Raises
+    ------
+    MeasurementError
+        PyTorch sees no such device.
+    UnknownDeviceError, InvalidDeviceError
+        The device is not known, is of another kind, or the GPU is another one than ``device``.
+    """
+    try:
+        where = torch.device(on)
+    except RuntimeError:
+        where = torch.device("meta")
+    if where.type not in ("cpu", "cuda") or (where.type == "cpu" and where.index):
+        raise MeasurementError(f"cannot measure on {on!r}", hint="cpu, cuda or cuda:N")
+    spec = load_device(device) if isinstance(device, str) else device
+    if where.type == "cuda":
+        return _cuda_place(where, spec)
+    cores = len(available_cores())
+    count = threads or (min(spec.compute_units, cores) if spec is not None else cores)
+    if count > cores:
+        raise MeasurementError(f"{count} threads on a machine with {cores} cores", hint="--threads N")
+    found = spec or this_cpu(count)
+    if found.kind != "cpu":
+        raise InvalidDeviceError(f"{found.name} is a {found.kind}, not a CPU", hint="measure it with --on cuda")
+    if spec is not None and _is_known(spec.name):
+        _check_cpu(spec)
+    return Place(where, found, count)
+
+
+def _cuda_place(where: torch.device, spec: DeviceSpec | None) -> Place:
+    number = where.index or 0
+    if not torch.cuda.is_available() or number >= torch.cuda.device_count():
+        seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        raise MeasurementError(
+            f"PyTorch sees {seen} CUDA devices here, and none is number {number}",
+            hint="check the driver and that this PyTorch is built for CUDA; --on cpu measures this CPU",
+        )
+    name = torch.cuda.get_device_name(number)
+    try:
+        seen_as: DeviceSpec | None = lookup(name)
+    except UnknownDeviceError as error:
+        if spec is None:
+            raise UnknownDeviceError(
+                f"the driver calls this GPU {name!r}: {error.message}",
+                hint="describe it: --device FILE.toml (cdmpp devices shows the fields)",
+            ) from None
+        seen_as = None
+    found = spec or seen_as
+    assert found is not None
+    if found.kind != "gpu":
+        raise InvalidDeviceError(f"{found.name} is a {found.kind}, not a GPU", hint="measure it with --on cpu")
+    if seen_as is not None and _is_known(found.name) and lookup(found.name).name != seen_as.name:
+        raise InvalidDeviceError(
+            f"this GPU is a {seen_as.name}, not a {found.name}", hint="leave --device out, or correct it"
+        )
+    return Place(torch.device("cuda", number), found, 1)
+
+
+def _check_cpu(spec: DeviceSpec) -> None:
+    """Raise where this machine's CPU is seen to be another than a known one."""
+    try:
+        here = this_cpu_name(1)
+    except InvalidDeviceError:
+        return  # the machine does not say what it is
+    if _THREADS_AND_ISA.sub("", here) != _THREADS_AND_ISA.sub("", spec.name):
+        raise InvalidDeviceError(
+            f"this CPU is seen as {here}, not as {spec.name}",
+            hint="leave --device out, or describe the CPU in a file: --device FILE.toml",
+        )
+
+
+def _is_known(name: str) -> bool:
+    try:
+        lookup(name)
+    except UnknownDeviceError:
+        return False
+    return True
+
+
+def this_cpu(threads: int) -> DeviceSpec:
+    """This CPU with so many threads and its widest instruction set: what a library uses.
+
+    As the table of devices has it; otherwise looked at, its bandwidth measured.
+
+    Raises
+    ------
+    InvalidDeviceError
+        The operating system does not say enough of it.
+    """
+    name = this_cpu_name(threads)
+    return lookup(name) if _is_known(name) else host_device(threads, _widest(threads)[1])
+
+
+def this_cpu_name(threads: int) -> str:
+    """Its name alone: nothing is measured. Errors as :func:`this_cpu`."""
+    return _widest(threads)[0]
+
+
+def _widest(threads: int) -> tuple[str, str]:
+    """Name and instruction set of this CPU."""
+    info = read_macos() if platform.system() == "Darwin" else read_linux(available_cores()[-threads:])
+    problem: CdmppError = InvalidDeviceError("no known vector instructions on this CPU", hint=CPU_HINT)
+    for isa in _WIDEST_FIRST:
+        try:
+            return str(describe(info, threads, isa)["name"]), isa
+        except InvalidDeviceError as error:
+            problem = error
+    raise problem
+
+
+def free_bytes(place: Place) -> float:
+    """Memory of the device that nothing uses, in bytes."""
+    if place.torch_device.type == "cuda":
+        torch.cuda.empty_cache()  # what the last program left behind is free
+        return float(torch.cuda.mem_get_info(place.torch_device)[0])
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024.0 * float(line.split()[1])
+    return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
+def matrix_types(place: Place) -> tuple[str, ...]:
+    """Element types of matrix products that the device has instructions for, float32 first.
+
+    Others run too, converted or one by one; they tell nothing of what the device can do.
+    """
+    if place.torch_device.type == "cuda":
+        capability = torch.cuda.get_device_capability(place.torch_device)
+        found = [("float16", (7, 0)), ("bfloat16", (8, 0)), ("int8", (7, 5))]
+        return ("float32", *(name for name, least in found if capability >= least))
+    if platform.system() != "Linux":
+        return ("float32",)
+    flags = read_linux(available_cores()[-place.threads :]).flags
+    return ("float32", "bfloat16") if flags & {"amx_bf16", "avx512_bf16", "bf16"} else ("float32",)

@@ -1,0 +1,97 @@
+"""Request and plan of AFD sizing."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from cdmpp.compose.budget import SearchControl
+from cdmpp.compose.pricing import BatchCurve
+from cdmpp.compose.render import Table
+from cdmpp.compose.request import Closed, Plan, PositiveSeconds, Request, Seconds, WholeNumber
+from cdmpp.units import format_latency
+
+MAX_INSTANCES, MAX_TOKENS = 64, 8192
+#: Choices (counts times batches) of one request: a second or two.
+MAX_CHOICES = 40_000_000
+Count = Annotated[int, Field(ge=1, le=MAX_INSTANCES), WholeNumber]
+
+
+class SideForm(Closed):
+    """Instances of one kind: seconds of **one layer** by tokens on an instance, how many there are, price."""
+
+    layer: BatchCurve
+    instances: Annotated[Count, Field(description="As many may be used.")]
+    price: Annotated[float, Field(gt=0, le=1e9, description="Of one instance, in any unit.")] = 1.0
+    max_tokens: Annotated[
+        Annotated[int, Field(ge=1, le=MAX_TOKENS), WholeNumber] | None,
+        Field(description="Tokens (sequences) one instance may hold; null: the curve's last batch size."),
+    ] = None
+
+
+class LinkForm(Closed):
+    """The link of one instance; activations go there and back in each layer."""
+
+    bytes_per_token: Annotated[float, Field(gt=0, le=1e12)]
+    bandwidth_bytes_per_s: Annotated[float, Field(gt=0, le=1e15)]
+    alpha_s: Seconds = 0.0
+
+
+class AfdPlan(Plan):
+    """Baselines, bound and gap are of ``price_s_per_token``: price x seconds for one token."""
+
+    objective_field = "price_s_per_token"
+    bound_field = "lower_bound_price_s_per_token"
+
+    attention_instances: int
+    ffn_instances: int
+    micro_batch: Annotated[int, Field(description="Tokens in one of the three micro-batches in flight.")]
+    tpot_s: float
+    tokens_per_s: float
+    stage_s: Annotated[dict[str, float], Field(description="Seconds of a micro-batch in all layers, by stage.")]
+    price_s_per_token: float
+    lower_bound_price_s_per_token: float
+    dead_zone: Annotated[bool, Field(description="The links are the slowest stage.")]
+
+    def tables(self) -> list[Table]:
+        """The choice, its stages and its baselines."""
+        choice = (
+            f"{self.attention_instances} attention and {self.ffn_instances} FFN instances, "
+            f"micro-batches of {self.micro_batch}: {self.tokens_per_s:,.0f} tokens/s, "
+            f"{format_latency(self.tpot_s)} between tokens"
+        )
+        price = f"price x seconds per token: {self.objective:.4g}, {100 * self.gap:.1f} % above the lower bound"
+        return [
+            Table.lines(choice),
+            Table(("stage", "time"), [(name, format_latency(s)) for name, s in self.stage_s.items()], right=(1,)),
+            Table.lines(price),
+            Table(("baseline", "price x s"), [(name, f"{v:.4g}") for name, v in self.baselines.items()], right=(1,)),
+            Table.lines(*self.explanation),
+        ]
+
+
+class AfdRequest(Request[AfdPlan]):
+    """How many attention and feed-forward instances, and which micro-batch, keep a goal at least cost."""
+
+    layers: Annotated[int, Field(ge=1, le=10_000), WholeNumber]
+    attention: SideForm
+    ffn: SideForm
+    link: LinkForm
+    tpot_s: Annotated[PositiveSeconds, Field(description="Most seconds between two tokens of a sequence.")]
+    tokens_per_s: Annotated[float, Field(ge=0, le=1e12, description="Fewest tokens a second of the whole service.")] = (
+        0.0
+    )
+    colocated: Annotated[
+        SideForm | None,
+        Field(
+            description="The baseline: seconds of both layers in turn on one instance. null: the sum of the "
+            "two curves where both are of one device."
+        ),
+    ] = None
+
+    def solve(self, control: SearchControl) -> AfdPlan:
+        """Enumerate all instance counts and micro-batches (:mod:`cdmpp.planning.afd.solver`)."""
+        from cdmpp.planning.afd.solver import solve
+
+        return solve(self)

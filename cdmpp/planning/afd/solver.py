@@ -1,0 +1,96 @@
+"""Solving an AFD request: curves to sides, the enumeration of :mod:`cdmpp.planning.afd.size`, baselines, reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cdmpp.compose.pricing import Cost
+from cdmpp.errors import FieldError
+from cdmpp.planning.afd.schema import MAX_CHOICES, MAX_TOKENS, AfdPlan, AfdRequest, SideForm
+from cdmpp.planning.afd.size import IN_FLIGHT, Link, Side, bandwidth_needed, bound, colocated, size
+from cdmpp.units import format_latency, format_si
+
+
+def solve(request: AfdRequest) -> AfdPlan:
+    """The cheapest instance counts that meet the goal.
+
+    Raises
+    ------
+    FieldError
+        More choices than one request may try, or a curve that contradicts itself.
+    InfeasibleError
+        No choice meets the goal.
+    """
+    attention, attention_costs = _side(request.attention, "attention")
+    ffn, ffn_costs = _side(request.ffn, "ffn")
+    choices = attention.most * ffn.most * min(attention.most * attention.max_tokens, ffn.most * ffn.max_tokens)
+    if choices > MAX_CHOICES:
+        raise FieldError(
+            f"attention.max_tokens: {choices:,} choices to try",
+            path="attention.max_tokens",
+            hint=f"at most {MAX_CHOICES:,}: fewer instances, or fewer tokens for each",
+        )
+    layers, tpot_s, tokens_per_s = request.layers, request.tpot_s, request.tokens_per_s
+    link = Link(request.link.bytes_per_token, request.link.bandwidth_bytes_per_s, request.link.alpha_s)
+    best = size(attention, ffn, link, layers=layers, tpot_s=tpot_s, tokens_per_s=tokens_per_s)
+    baselines: dict[str, float] = {}
+    together = _colocated_sides(request, attention, ffn)
+    alone = None if together is None else colocated(*together, layers=layers, tpot_s=tpot_s)
+    if alone is not None:
+        baselines["colocated"] = alone
+    try:
+        even = size(attention, ffn, link, layers=layers, tpot_s=tpot_s, tokens_per_s=tokens_per_s, equal=True)
+        baselines["equal_counts"] = even.price_s_per_token
+    except FieldError:
+        pass  # equal counts cannot meet the goal
+    stages = {"attention": best.attention_s, "ffn": best.ffn_s, "communication": best.communication_s}
+    slowest = max(stages, key=lambda name: stages[name])
+    explanation = [
+        f"{slowest} is the slowest stage: {format_latency(stages[slowest])} of {format_latency(tpot_s / IN_FLIGHT)}",
+        *_dominating("attention", attention_costs),
+        *_dominating("ffn", ffn_costs),
+    ]
+    if slowest == "communication":
+        needed = bandwidth_needed(best, link, layers)
+        remedy = f"links of {format_si(needed, 'B/s')} would help" if np.isfinite(needed) else "latency limits them"
+        explanation.append(f"dead zone: the links limit both sides, and more instances do not help; {remedy}")
+    return AfdPlan(
+        attention_instances=best.attention,
+        ffn_instances=best.ffn,
+        micro_batch=best.micro_batch,
+        tpot_s=best.tpot_s,
+        tokens_per_s=best.tokens_per_s,
+        stage_s=stages,
+        price_s_per_token=best.price_s_per_token,
+        lower_bound_price_s_per_token=bound(attention, ffn, layers=layers, tpot_s=tpot_s),
+        baselines=baselines,
+        dead_zone=slowest == "communication",
+        explanation=explanation,
+    )
+
+
+def _colocated_sides(request: AfdRequest, attention: Side, ffn: Side) -> tuple[Side, ...] | None:
+    """Sides that one instance computes in turn where nothing is disaggregated; None where that is not known."""
+    if request.colocated is not None:
+        return (_side(request.colocated, "colocated")[0],)
+    same_device = request.attention.layer.device == request.ffn.layer.device
+    return (attention, ffn) if same_device and request.attention.price == request.ffn.price else None
+
+
+def _side(form: SideForm, name: str) -> tuple[Side, list[Cost]]:
+    form.layer.check(f"{name}.layer")
+    sizes, costs = form.layer.points()
+    most = form.max_tokens if form.max_tokens is not None else int(sizes[-1])
+    if most > MAX_TOKENS:
+        raise FieldError(
+            f"{name}.max_tokens: {most} tokens on an instance", path=f"{name}.max_tokens", hint=f"at most {MAX_TOKENS}"
+        )
+    seconds = np.array([cost.latency_s for cost in costs])
+    return Side(sizes, seconds, form.instances, form.price, most), costs
+
+
+def _dominating(name: str, costs: Sequence[Cost]) -> list[str]:
+    largest = costs[-1].largest()
+    return [f"{name} at its largest batch: {largest}"] if largest else []

@@ -1,0 +1,26 @@
+"""What exactly is asked about a program: backend, measuring protocol, framework.
+
+The same operator takes another time as a library kernel than as a TVM program, and another inside a
+CUDA graph than from an eager framework. A query states which one is meant.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+#: "library": the kernel that a vendor library picks. "tvm": the program run exactly as scheduled.
+Backend = Literal["library", "tvm"]
+#: "kernel": device time alone. "graph": inside a captured graph (a few microseconds of launch cost).
+#: "eager": one call from the host, launch cost inside.
+Protocol = Literal["kernel", "graph", "eager"]
+#: Who launches; None where it is not known.
+Framework = Literal["pytorch", "vllm", "sglang", "trtllm", "miopen", "vendor"]
+
+BACKENDS: tuple[str, ...] = get_args(Backend)
+PROTOCOLS: tuple[str, ...] = get_args(Protocol)
+FRAMEWORKS: tuple[str, ...] = get_args(Framework)
+DEFAULT_PROTOCOL: Protocol = "kernel"
+
+#: Seconds added to a program's roofline by launch and measurement: the head's starting point per
+#: protocol (accuracy grows from here; the network corrects it per device and program).
+FLOOR_S: dict[str, float] = {"kernel": 3e-6, "graph": 2e-6, "eager": 20e-6}

@@ -1,0 +1,140 @@
+"""What travels to and from ``/observe``: measured latencies, and how far predictions were from them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+from cdmpp.evaluation.tables import BELIEVABLE_S
+from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
+from cdmpp_server.observe.ids import MAX_ID
+from cdmpp_server.predict.schema import Device, Program
+from cdmpp_server.schema import limited
+
+_CLOSED = ConfigDict(extra="forbid", strict=True)
+_MEASURED = Field(ge=BELIEVABLE_S[0], le=BELIEVABLE_S[1], allow_inf_nan=False, description="Measured seconds.")
+
+
+class ObservedPrediction(BaseModel):
+    """A measurement of something that was predicted before."""
+
+    model_config = _CLOSED
+
+    prediction_id: Annotated[str, Field(max_length=MAX_ID, description="From a result of /predict.")]
+    latency_s: Annotated[float, _MEASURED]
+
+
+class ObservedProgram(BaseModel):
+    """A measurement of anything else: it is predicted first, by the loaded model."""
+
+    model_config = _CLOSED
+
+    program: Program
+    device: Device
+    latency_s: Annotated[float, _MEASURED]
+    backend: Backend | None = None
+    protocol: Annotated[Protocol, Field(description="As in an item of /predict.")] = DEFAULT_PROTOCOL
+    framework: Framework | None = None
+
+
+def _form(value: Any) -> str | None:
+    if not isinstance(value, dict):
+        return None
+    return "predicted" if "prediction_id" in value else "program"
+
+
+Observed = Annotated[
+    Annotated[ObservedPrediction, Tag("predicted")] | Annotated[ObservedProgram, Tag("program")],
+    Discriminator(
+        _form,
+        custom_error_type="observation_form",
+        custom_error_message="an observation has latency_s with prediction_id, or with program and device",
+    ),
+]
+
+
+class ObserveRequest(BaseModel):
+    """Measurements; each is kept or gets an error of its own."""
+
+    model_config = _CLOSED
+
+    observations: Annotated[list[Observed], Field(min_length=1, max_length=10_000)]
+
+
+def observe_request_model(max_items: int) -> type[ObserveRequest]:
+    """:class:`ObserveRequest` with another limit on the number of observations."""
+    return limited(ObserveRequest, "observations", max_items)
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Kept(_Answer):
+    """An observation that is on the disk."""
+
+    observation_id: str
+
+
+class ObservationError(_Answer):
+    """Why one was not kept."""
+
+    code: Annotated[
+        Literal[
+            "invalid_prediction_id",
+            "unknown_program",
+            "invalid_program",
+            "unsupported_operator",
+            "unknown_device",
+            "invalid_device",
+            "missing_dependency",
+            "data_error",
+        ],
+        Field(description="Stable identifier for machines."),
+    ]
+    message: str
+    hint: str
+
+
+class NotKept(_Answer):
+    """An observation that was not kept; the others are unaffected."""
+
+    error: ObservationError
+
+
+class ObserveResponse(_Answer):
+    """What became of each observation, in order."""
+
+    accepted: Annotated[int, Field(ge=0, description="Observations that were kept.")]
+    results: list[Kept | NotKept]
+
+
+class DeviceError(_Answer):
+    """Running error of one model on one device; all but count and drift are fractions."""
+
+    device: str
+    device_digest: Annotated[
+        str, Field(description="Hash of the device's figures: two devices of one name differ here.")
+    ]
+    model_id: str
+    count: Annotated[int, Field(ge=1, description="Observations.")]
+    mape: Annotated[float, Field(ge=0, description="Mean of |predicted / measured - 1|.")]
+    bias: Annotated[float, Field(description="exp(mean log(measured / predicted)) - 1; 0.1: things take 10 % longer.")]
+    coverage: Annotated[float, Field(ge=0, le=1, description="Share of measurements in their interval.")]
+    recent_bias: Annotated[float, Field(description="The bias of the last 200.")]
+    drift: Annotated[
+        float | None,
+        Field(
+            description="How far the last 200 are from the first observations, in standard errors of the "
+            "mean log ratio; null while there are too few."
+        ),
+    ]
+    drifting: Annotated[bool, Field(description="At least 5 standard errors and 5 % apart.")]
+    last_at: Annotated[float, Field(description="When the last was received, in seconds since 1970.")]
+
+
+class ObservedErrors(_Answer):
+    """Running error by device and model, the last observed first; at most 1,000."""
+
+    devices: list[DeviceError]

@@ -1,0 +1,153 @@
+"""What surrounds every request: its identity, its key, its rate, its line in the log, its metrics.
+
+The outermost layer, around the one that answers for bugs too, and plain ASGI: it costs a few
+microseconds, reads no body and buffers nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import re
+import time
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cdmpp_server.operate.access import Keys, Rates, forbidden, sender_of, unauthorized
+from cdmpp_server.operate.logs import log_request, request_id
+from cdmpp_server.operate.metrics import Metrics
+from cdmpp_server.problems import CODE_OF_PROBLEM, ProblemError
+from cdmpp_server.settings import Settings
+
+#: Taken from a client that has one, made otherwise, and in every answer.
+ID_HEADER = b"x-request-id"
+_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
+#: PriceRequest every few seconds by machines: in the log only where it is told to be thorough.
+_QUIET = frozenset(("/healthz", "/readyz", "/metrics"))
+#: What tells nothing but that a service is here; everything else needs a key where there are keys.
+OPEN = frozenset(("/", "/healthz", "/readyz", "/openapi.json", "/docs"))
+OPEN_FOLDERS = ("/page/",)
+_ITEMS = "cdmpp.items"
+_ACCESS = "cdmpp.access"
+
+
+def count_items(request: Request, items: int) -> None:
+    """Tell how many items a request has, for the log and for the rate of items."""
+    request.scope[_ITEMS] = items
+
+
+def require_administrator(request: Request) -> None:
+    """Raise :class:`ProblemError` (401, 403) unless the request came with an administrator's key."""
+    name, administrator = request.scope[_ACCESS]
+    if name is None:
+        raise unauthorized()
+    if not administrator:
+        raise forbidden()
+
+
+class Surround:
+    """The layer.
+
+    Parameters
+    ----------
+    app : ASGI application
+    settings : Settings
+    metrics : Metrics
+    """
+
+    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
+        self._app, self._metrics = app, metrics
+        self._keys = Keys(settings.api_key_hashes, settings.admin_key_hashes)
+        self._rates = Rates(settings.requests_per_s, settings.items_per_s)
+        self._open = OPEN | ({"/metrics"} if settings.open_metrics else set())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, or pass on."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        started = time.perf_counter()
+        self._metrics.started()
+        headers = dict(scope["headers"])
+        identity = headers.get(ID_HEADER, b"")
+        if not _ID.fullmatch(identity):
+            identity = b"%032x" % random.getrandbits(128)  # no secret: unlikely to come twice is enough
+        token = request_id.set(identity.decode())
+        status = 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (ID_HEADER, identity)]
+            await send(message)
+
+        key: str | None = None
+        sender: str | None = None
+        try:
+            try:
+                key, administrator = self._keys.find(_text(headers.get(b"authorization")))
+                scope[_ACCESS] = (key, administrator)
+                if not self._is_open(scope["path"]):
+                    if key is None and self._keys.required:
+                        raise unauthorized()
+                    if self._rates:
+                        client = scope.get("client")
+                        sender = sender_of(key, client[0] if client else None)
+                        self._rates.take(sender)
+            except ProblemError as error:
+                scope[CODE_OF_PROBLEM] = error.problem.code
+                await error.response()(scope, receive, send_with_id)
+            else:
+                await self._app(scope, receive, send_with_id)
+        finally:
+            self._ended(scope, status, time.perf_counter() - started, identity.decode(), key, sender)
+            request_id.reset(token)
+
+    def _is_open(self, path: str) -> bool:
+        return path in self._open or path.startswith(OPEN_FOLDERS)
+
+    def _ended(
+        self, scope: Scope, status: int, seconds: float, identity: str, key: str | None, sender: str | None
+    ) -> None:
+        # The route's own path, never the one that was sent: labels must stay few.
+        path = scope["path"]
+        route = getattr(scope.get("route"), "path", None) or (path if path in OPEN else "none")
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        code: str | None = scope.get(CODE_OF_PROBLEM)
+        # 499: the client went away before there was an answer (a convention of proxies).
+        status = status or 499
+        items: int | None = scope.get(_ITEMS)
+        self._metrics.ended(method, route, status, seconds, code)
+        if sender is not None and items:
+            self._rates.charge(sender, items)
+        fields: dict[str, Any] = {
+            "request_id": identity,
+            "method": method,
+            "route": route,
+            "status": status,
+            "duration_s": round(seconds, 6),
+        }
+        for name, value in (("items", items), ("key", key), ("code", code)):
+            if value is not None:
+                fields[name] = value
+        log_request(fields, logging.DEBUG if route in _QUIET and status < 400 else logging.INFO)
+
+
+def install(app: FastAPI, settings: Settings) -> None:
+    """Put the layer around the whole application, and its metrics into ``app.state.metrics``."""
+    metrics = app.state.metrics = Metrics()
+    inner = app.build_middleware_stack
+
+    def build() -> ASGIApp:
+        # Not `add_middleware`: that goes inside of what turns bugs into answers, which would then have no
+        # identity and no line in the log.
+        return Surround(inner(), settings, metrics)
+
+    app.build_middleware_stack = build  # type: ignore[method-assign]
+
+
+def _text(header: bytes | None) -> str | None:
+    return header.decode("latin-1") if header is not None else None

@@ -1,0 +1,74 @@
+"""``GET /`` and the few files that it loads.
+
+Scripts and styles are files of their own rather than parts of the page: the content security policy then
+names this server and nothing else, without a hash or a nonce that would have to follow every edit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+
+from fastapi import APIRouter, Request, Response
+
+from cdmpp_server.problems import ProblemError
+
+FOLDER = Path(__file__).parent
+MEDIA_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+#: Nothing from elsewhere is loaded, nothing is sent elsewhere, nobody frames the page.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    # PriceRequest for anew each time, answered 304 while it is the same: a new release shows at once.
+    "cache-control": "no-cache",
+}
+
+router = APIRouter()
+
+
+@cache
+def files() -> Mapping[str, tuple[bytes, str]]:
+    """The page's files by name, with their entity tags: read once, and none besides can be named."""
+    found = {}
+    for path in sorted(FOLDER.iterdir()):
+        if path.suffix in MEDIA_TYPES:
+            content = path.read_bytes()
+            found[path.name] = (content, f'"{hashlib.sha256(content).hexdigest()[:20]}"')
+    return MappingProxyType(found)
+
+
+def _answer(request: Request, name: str) -> Response:
+    if name not in files():
+        raise ProblemError("not_found", f"the page has no file {name[:80]!r}", "GET / is the page")
+    content, tag = files()[name]
+    headers = {**_HEADERS, "etag": tag}
+    if tag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(content, headers=headers, media_type=MEDIA_TYPES[Path(name).suffix])
+
+
+# Not in the schema: these are for people, and promise nothing to programs.
+@router.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+async def page(request: Request) -> Response:
+    """The page."""
+    return _answer(request, "index.html")
+
+
+@router.api_route("/page/{name}", methods=["GET", "HEAD"], include_in_schema=False)
+async def asset(request: Request, name: str) -> Response:
+    """A script, a style sheet or the icon of the page."""
+    return _answer(request, name)

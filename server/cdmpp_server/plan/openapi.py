@@ -1,0 +1,99 @@
+"""What the endpoints of plans add to the published schema."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import JsonSchemaMode, models_json_schema
+
+from cdmpp.compose.request import Answer, Request
+from cdmpp.planning.registry import PLANNERS
+from cdmpp_server.deadline import DESCRIPTION
+from cdmpp_server.feature import Schema
+from cdmpp_server.jobs.schema import Submitted
+from cdmpp_server.openapi import BODY_PROBLEMS, REF, add_answer, add_body, add_models, add_problems, ref
+from cdmpp_server.plan.warm import REQUESTS
+from cdmpp_server.settings import Settings
+
+_MEANING = {
+    409: "The request fits the schema, but parts of it do not fit together, or a program or device is none "
+    "(invalid_field); no plan keeps its limits (infeasible); or it needs more memory than a plan may use "
+    "(plan_too_large). `errors` names the field.",
+    503: "Too much work waits (overloaded), or the database of jobs or programs cannot be used "
+    "(store_unavailable); retry later.",
+}
+_PARAMETERS: list[dict[str, Any]] = [
+    {
+        "name": "Prefer",
+        "in": "header",
+        "required": False,
+        "description": "`respond-async`: make it a job, whatever its budget (RFC 7240).",
+        "schema": {"type": "string"},
+    }
+]
+
+
+def _answer_model(request: Any) -> Any:
+    return request.answer_model() if issubclass(request, Request) else request.answer_model
+
+
+def describe_plan(document: Schema, schemas: Schema, settings: Settings) -> None:
+    """Bodies, answers and problems of every kind."""
+    add_models(schemas, Submitted)
+    forms = {kind.name: kind.models() for kind in PLANNERS.values()}
+    answers = {name: list(dict.fromkeys(_answer_model(m) for m in models)) for name, models in forms.items()}
+    refs = _add_apart(schemas, [model for part in (forms, answers) for each in part.values() for model in each])
+    for kind in PLANNERS.values():
+        operation = document["paths"][kind.path]["post"]
+        operation["operationId"] = f"plan_{kind.name.replace('-', '_')}"
+        operation["description"] += (
+            f"\n\nAnswered at once where there is no search or `budget_s` is at most "
+            f"{settings.max_inline_s:g}; else, and with `Prefer: respond-async`, it becomes a job. "
+            f"{DESCRIPTION}"
+        )
+        operation["parameters"] = [dict(each) for each in _PARAMETERS]
+        example = next(iter(REQUESTS.get(kind.name, [])), None)
+        add_body(operation, _any_of([refs[model] for model in forms[kind.name]]), example)
+        add_answer(operation, _any_of([refs[model] for model in answers[kind.name]]), "The answer.")
+        add_answer(operation, ref("Submitted"), "A job: see GET /jobs/{job_id}.", status=202)
+        operation["responses"]["202"]["headers"] = {
+            "Location": {"description": "Of the job.", "schema": {"type": "string"}}
+        }
+        add_problems(operation, 409, *BODY_PROBLEMS, meaning=_MEANING)
+
+
+def _add_apart(schemas: Schema, models: Sequence[type[BaseModel]]) -> dict[type[BaseModel], Schema]:
+    """Put models among the components, where planners may have models of one name; how to refer to each."""
+    # In one go: then those of one name are told apart.
+    distinct = list(dict.fromkeys(models))
+    made, parts = models_json_schema([(model, _mode(model)) for model in distinct], ref_template="{model}")
+    # And from those of the other endpoints.
+    names = {name: name if name not in schemas else f"Plan{name}" for name in parts["$defs"]}
+
+    def renamed(value: Any) -> Any:
+        if isinstance(value, list):
+            return [renamed(each) for each in value]
+        if not isinstance(value, dict):
+            return value
+        return {
+            key: REF.format(model=names[each])
+            if key == "$ref"
+            else {value: REF.format(model=names[to]) for value, to in each.items()}
+            if key == "mapping" and all(isinstance(to, str) for to in each.values())
+            else renamed(each)
+            for key, each in value.items()
+        }
+
+    schemas.update({names[name]: renamed(schema) for name, schema in parts["$defs"].items()})
+    return {model: renamed(made[model, _mode(model)]) for model in distinct}
+
+
+def _mode(model: type[BaseModel]) -> JsonSchemaMode:
+    """Answers are described as they are written, computed fields included."""
+    return "serialization" if issubclass(model, Answer) else "validation"
+
+
+def _any_of(choices: list[Schema]) -> Schema:
+    return choices[0] if len(choices) == 1 else {"anyOf": choices}

@@ -1,0 +1,130 @@
+"""An endpoint for every kind of query above single programs, and what stays open for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Annotated
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from cdmpp.errors import CdmppError
+from cdmpp.planning.registry import PLANNERS, PlannerSpec
+from cdmpp_server.body import JSON, read_json_body
+from cdmpp_server.deadline import Deadline
+from cdmpp_server.disconnect import unless_gone
+from cdmpp_server.jobs.routes import submit
+from cdmpp_server.operate.middleware import count_items
+from cdmpp_server.plan.pool import Planners, planning
+from cdmpp_server.plan.pricing import price
+from cdmpp_server.predict.service import bugs_hidden
+from cdmpp_server.problems import ProblemError, SchemaViolation
+from cdmpp_server.settings import Settings
+
+router = APIRouter()
+#: Seconds after the start of the service when its planning process is started: others come first.
+_WARM_AFTER_S = 0.5
+
+
+@asynccontextmanager
+async def opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
+    """Keep planning processes; the first starts soon, so that no request waits for it."""
+    make = planning("inline", settings.plan_memory_bytes)
+    async with Planners(settings.plan_workers, make, settings.max_queued, settings.deadline_s) as planners:
+        app.state.planners = planners
+        warm = asyncio.create_task(_warm(planners)) if settings.warm_plans else None
+        try:
+            yield
+        finally:
+            if warm is not None:
+                warm.cancel()
+                with suppress(asyncio.CancelledError):
+                    await warm
+
+
+async def _warm(planners: Planners) -> None:
+    await asyncio.sleep(_WARM_AFTER_S)
+    planners.start()
+
+
+async def answer(kind: PlannerSpec, request: Request) -> Response:
+    """Read, price, and solve; or make it a job."""
+    state = request.app.state
+    body = bytes(await read_json_body(request, state.settings))
+    deadline = Deadline.of(request, state.settings)
+    try:
+        with bugs_hidden(kind.path):
+            found = await unless_gone(request, _plan(kind, request, body, deadline))
+    except ProblemError as error:
+        state.metrics.plan(kind.name, error.problem.code)
+        raise
+    state.metrics.plan(kind.name, "job" if found.status_code == 202 else "done")
+    return found
+
+
+async def _plan(kind: PlannerSpec, request: Request, body: bytes, deadline: Deadline) -> Response:
+    state = request.app.state
+    header = {"do": "read", "kind": kind.name, "body": len(body)}
+    said, asks = await state.planners.run(header, body, deadline)
+    count_items(request, max(said["asks"], 1))
+    predictor = state.service.predictor
+    prices = b""
+    if asks:
+        try:
+            prices = await price(asks, state.service, state.batcher, predictor, deadline)
+        except CdmppError as error:
+            # The form is right; that a program or device is none, no schema can say.
+            path = getattr(error, "path", "")
+            places = [SchemaViolation(path=path, message=error.message)]
+            raise ProblemError(error.code, error.message, error.hint, status=409, errors=places) from None
+    budget_s = said["budget_s"]
+    if (budget_s is not None and budget_s > state.settings.max_inline_s) or _wants_job(request):
+        return await submit(request.app, kind.name, body, prices, budget_s)
+    header = {"do": "solve", "kind": kind.name, "body": len(body), "progress": False}
+    _, text = await state.planners.run(header, body + prices, deadline)
+    return Response(text, media_type=JSON)
+
+
+def _wants_job(request: Request) -> bool:
+    """RFC 7240: ``Prefer: respond-async``."""
+    wishes = ",".join(request.headers.getlist("prefer")).lower().split(",")
+    return any(wish.partition(";")[0].strip() == "respond-async" for wish in wishes)
+
+
+class PlanKind(BaseModel):
+    """A query above single programs, and where it is asked."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Annotated[str, Field(description="As `cdmpp plan` and `cdmpp.make_plan` call it.")]
+    path: str
+    summary: str
+
+
+class PlanKinds(BaseModel):
+    """Every query above single programs."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kinds: list[PlanKind]
+
+
+@router.get("/plans", summary="Kinds of plans")
+async def plans() -> PlanKinds:
+    """What can be asked above single programs, and at which endpoint."""
+    return PlanKinds(kinds=[PlanKind(kind=k.name, path=k.path, summary=k.summary) for k in PLANNERS.values()])
+
+
+def _endpoint(kind: PlannerSpec) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        return await answer(kind, request)
+
+    endpoint.__doc__ = f"{kind.summary}\n\nThe same as `cdmpp plan {kind.name}` and `cdmpp.make_plan`."
+    endpoint.__name__ = kind.name.replace("-", "_")
+    return endpoint
+
+
+for _kind in PLANNERS.values():
+    router.add_api_route(_kind.path, _endpoint(_kind), methods=["POST"], summary=_kind.summary, response_class=Response)

@@ -1,0 +1,86 @@
+"""``POST /predict`` and ``POST /programs``, and what stays open for them: model, queue, caches."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+from anyio.to_thread import run_sync
+from fastapi import APIRouter, FastAPI, Request, Response
+
+from cdmpp.errors import CdmppError
+from cdmpp_server.body import JSON, read_body, read_json_body
+from cdmpp_server.concurrency import Gate
+from cdmpp_server.deadline import Deadline
+from cdmpp_server.disconnect import unless_gone
+from cdmpp_server.gc_tuning import rare_searches
+from cdmpp_server.models import Models, fingerprint, load_model
+from cdmpp_server.operate.middleware import count_items
+from cdmpp_server.predict.batcher import Batcher
+from cdmpp_server.predict.binary import MEDIA_TYPE, predict_features
+from cdmpp_server.predict.service import PredictionService, check_golden
+from cdmpp_server.settings import Settings
+
+router = APIRouter()
+_log = logging.getLogger(__name__)
+_SWITCH_S = 0.001
+
+
+@asynccontextmanager
+async def opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
+    """Load the model and try it with a golden prediction; a missing or damaged one ends the start."""
+    state = app.state
+    state.model_fingerprint = await run_sync(fingerprint, settings.model)
+    try:
+        predictor = await run_sync(load_model, settings.model)
+    except CdmppError as error:
+        state.start_error = f"{error.message} ({error.hint})" if error.hint else error.message
+        raise
+    state.models = Models(predictor, settings.max_adapted, settings.adapted_dir)
+    state.gate = Gate(settings.max_concurrent, settings.max_queued)
+    # What takes seconds has a place of its own, so that what takes milliseconds does not wait behind it.
+    state.slow_gate = Gate(1, settings.max_queued)
+    state.batcher = Batcher(
+        max_batch_rows=settings.max_batch_rows,
+        max_queued_rows=settings.max_queued_rows,
+        max_wait_s=settings.max_wait_s,
+        threads=settings.max_concurrent,
+        on_batch=state.metrics.batch,
+    )
+    state.metrics.model(predictor.model_id)
+    state.service = PredictionService(state.models, settings, state.batcher, state.sandbox, state.metrics, state.store)
+    state.not_ready = await run_sync(check_golden, predictor)
+    if state.not_ready:
+        _log.error("not ready: %s", state.not_ready)
+    # The thread that computes would otherwise keep the event loop waiting for 5 ms at each of its turns.
+    sys.setswitchinterval(_SWITCH_S)
+    async with state.batcher.running():
+        with rare_searches():
+            yield
+
+
+@router.post("/predict", summary="Predict latencies", response_class=Response)
+async def predict(request: Request) -> Response:
+    """Predict the latency of each item, in order. A bad item gets an error of its own."""
+    state = request.app.state
+    media, body = await read_body(request, state.settings, {JSON, MEDIA_TYPE})
+    deadline, on_items = Deadline.of(request, state.settings), partial(count_items, request)
+    if media == MEDIA_TYPE:
+        most = state.settings.max_items
+        work = predict_features(body, state.service, state.metrics, deadline, most, on_items)
+    else:
+        work = state.service.predict(body, deadline, on_items)
+    return Response(await unless_gone(request, work), media_type=media)
+
+
+@router.post("/programs", summary="Register programs", response_class=Response)
+async def programs(request: Request) -> Response:
+    """Keep programs, so that items can name them by their hash; order is kept."""
+    state = request.app.state
+    body = await read_json_body(request, state.settings)
+    deadline = Deadline.of(request, state.settings)
+    work = state.service.register(body, deadline, partial(count_items, request))
+    return Response(await unless_gone(request, work), media_type=JSON)

@@ -1,0 +1,363 @@
+"""Answering ``/predict`` and ``/programs``: from the bytes of a body to those of an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+from anyio.to_thread import run_sync
+
+from cdmpp.errors import CdmppError, OverloadedError
+from cdmpp.features.encoded import EncodedProgram
+from cdmpp.prediction import DEFAULT_QUANTILES, ErrorInfo, Prediction, Query
+from cdmpp.predictor import LatencyPredictor
+from cdmpp.programs.program import TensorProgram
+from cdmpp.programs.query_options import Backend
+from cdmpp_server.concurrency import Gate
+from cdmpp_server.deadline import Deadline
+from cdmpp_server.models import Models
+from cdmpp_server.observe.store import Store, StoreUnavailableError
+from cdmpp_server.operate.metrics import Metrics
+from cdmpp_server.parse import parse
+from cdmpp_server.predict.batcher import Batcher
+from cdmpp_server.predict.cache import ByteLru
+from cdmpp_server.predict.devices import Devices
+from cdmpp_server.predict.programs import Known, Programs, unknown_program, words
+from cdmpp_server.predict.reading import Open, Reader, Reading
+from cdmpp_server.predict.render import Answer, answer_of, encode, error_fields, error_fragment, response, with_id
+from cdmpp_server.predict.schema import register_request_model
+from cdmpp_server.problems import ProblemError, internal_error
+from cdmpp_server.sandbox.sandbox import Sandbox, TirText
+from cdmpp_server.settings import Settings
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+#: Words of a program, and what runs it where that was said.
+_Key = tuple[bytes, Backend | None]
+#: Bodies up to this size are read where they arrive: a thread would cost more than it frees.
+INLINE_BYTES = 64 * 1024
+#: As many answers are rendered where they arrive.
+_INLINE_ITEMS = 256
+#: Memory of an answer's key and its place in the cache, roughly.
+_KEY_BYTES = 600
+#: PriceRequest once at start; the service is ready when the answer is sound.
+GOLDEN = Query(TensorProgram.from_operator("linear:m=512,n=4096,k=1024,dtype=float16"), "t4")
+
+
+class PredictionService:
+    """The loaded models behind the wire format. Belongs to one event loop.
+
+    Parameters
+    ----------
+    models : Models
+    settings : Settings
+    batcher : Batcher
+        Computes what no cache knows.
+    sandbox : Sandbox
+        Reads TVM JSON and TVMScript.
+    metrics : Metrics
+        Told what was asked and what was known.
+    store : Store, optional
+        Keeps registered programs; without one they are known by hash until they are forgotten.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        settings: Settings,
+        batcher: Batcher,
+        sandbox: Sandbox,
+        metrics: Metrics,
+        store: Store | None = None,
+    ) -> None:
+        self.models, self.batcher = models, batcher
+        self.programs = Programs(settings.cache_bytes)
+        self.answers: ByteLru[Answer] = ByteLru(settings.answer_cache_bytes)
+        self.devices = Devices()
+        self._sandbox, self._metrics, self._store = sandbox, metrics, store
+        self._reader = Reader(settings, self.programs, self.devices, self.answers)
+        self._max_items = settings.max_items
+        self._apart = Gate(1, settings.max_queued)
+
+    @property
+    def predictor(self) -> LatencyPredictor:
+        """The loaded model."""
+        return self.models.base
+
+    async def predict(self, body: bytes | bytearray, deadline: Deadline, on_items: Callable[[int], None]) -> bytes:
+        """Answer a request body with a response body; ``on_items`` hears how many items it has.
+
+        Raises
+        ------
+        ProblemError
+            400 or 422 for the body, 4xx for an item of a strict request, 503 or 504 under load, 500 for
+            a bug.
+        """
+        with bugs_hidden("/predict"):
+            small = len(body) <= INLINE_BYTES
+            envelope = await self.do(small, partial(self._reader.parse, body), deadline)
+            on_items(len(envelope.items))
+            predictor = await self.model(envelope.model)
+            admit = partial(self.batcher.admit, deadline)
+            reading = await self.do(small, partial(self._reader.read, envelope, predictor, admit), deadline)
+            known = len(reading.kinds)
+            if reading.open:
+                await self._resolve(reading, deadline)
+                await self._compute(reading, deadline)
+            self._metrics.cache("answers", known, len(envelope.items) - known)
+            self._metrics.items(reading.kinds, [error.code for _, error in reading.failed.values()])
+            return await self.do(small, partial(_answer, reading), deadline)
+
+    async def register(self, body: bytes | bytearray, deadline: Deadline, on_items: Callable[[int], None]) -> bytes:
+        """Register programs; what is answered with a hash is known to every worker of the same store.
+
+        Raises
+        ------
+        ProblemError
+            400 or 422 for the body, 503 or 504 under load or without the store.
+        """
+        with bugs_hidden("/programs"):
+            model = register_request_model(self._max_items)
+            request = await self.do(len(body) <= INLINE_BYTES, partial(parse, model, body), deadline)
+            on_items(len(request.programs))
+            forms = [_fields(program) for program in request.programs]
+            found = await self.read_programs([(form, None) for form in forms], deadline)
+            named = {
+                known.identity[0]: form for form, known in zip(forms, found, strict=True) if isinstance(known, Known)
+            }
+            if self._store is not None and named:
+                try:
+                    async with asyncio.timeout_at(deadline.at):
+                        await run_sync(self._store.put_programs, named, abandon_on_cancel=True)
+                except StoreUnavailableError as error:
+                    raise ProblemError("store_unavailable", str(error), "retry later") from None
+                except TimeoutError:
+                    raise deadline.exceeded() from None
+            return encode(
+                {
+                    "programs": [
+                        {"hash": known.identity[0], "name": known.identity[2]}
+                        if isinstance(known, Known)
+                        else {"error": error_fields(ErrorInfo.of(known))}
+                        for known in found
+                    ]
+                }
+            ).encode()
+
+    async def model(self, model_id: str | None) -> LatencyPredictor:
+        """The model of this identity; raises :class:`ProblemError` (404) where there is none."""
+        found = self.models.in_memory(model_id)
+        return found if found is not None else await run_sync(self.models.get, model_id)
+
+    async def read_programs(
+        self, sent: Sequence[tuple[Mapping[str, Any], Backend | None]], deadline: Deadline
+    ) -> list[Known | CdmppError]:
+        """Programs that can be asked about, from any of their forms, each with an error of its own.
+
+        Raises
+        ------
+        ProblemError
+            503, 504.
+        """
+        keyed, found = await self.do(len(sent) <= _INLINE_ITEMS, partial(self._read, sent), deadline)
+        missing = {keyed[i][1:]: keyed[i][0] for i, known in enumerate(found) if known is None}
+        looked_up = await self._look_up(missing, deadline) if missing else {}
+        return [known if known is not None else looked_up[keyed[i][1:]] for i, known in enumerate(found)]
+
+    def _read(
+        self, sent: Sequence[tuple[Mapping[str, Any], Backend | None]]
+    ) -> tuple[list[tuple[Mapping[str, Any], bytes, Backend | None]], list[Known | CdmppError | None]]:
+        """Programs with their words, and what is known of each: nothing of TIR and hashes that are new."""
+        keyed = [(fields, words(fields), backend) for fields, backend in sent]
+        found: list[Known | CdmppError | None] = []
+        for fields, wording, backend in keyed:
+            known: Known | CdmppError | None = self.programs.worded(wording, backend)
+            if known is None and "operator" in fields:
+                try:
+                    known = self.programs.operator(fields, wording, backend)
+                except CdmppError as error:
+                    known = error
+            found.append(known)
+        return keyed, found
+
+    async def do(self, here: bool, work: Callable[[], T], deadline: Deadline) -> T:
+        """Run ``work`` here, or where it would hold up the event loop in a thread."""
+        return work() if here else await self._apart.run(work, deadline)
+
+    async def _resolve(self, reading: Reading, deadline: Deadline) -> None:
+        """Find the programs that were not read yet: TIR by the sandbox, hashes in the store."""
+        late = [each for each in reading.open if each.known is None]
+        if not late:
+            return
+        found = await self.read_programs([(_fields(each.item.program), each.item.backend) for each in late], deadline)
+        for each, known in zip(late, found, strict=True):
+            if isinstance(known, Known):
+                each.known = known
+            else:
+                reading.fail(each.position, each.item, ErrorInfo.of(known))
+        reading.open = [each for each in reading.open if each.known is not None]
+        reading.check_strict()
+
+    async def _look_up(
+        self, missing: Mapping[_Key, Mapping[str, Any]], deadline: Deadline
+    ) -> dict[_Key, Known | CdmppError]:
+        """TIR and hashes, by their words and backend."""
+        found: dict[_Key, Known | CdmppError] = {}
+        texts: dict[_Key, TirText] = {}
+        hashes: dict[str, list[_Key]] = {}
+        for key, fields in missing.items():
+            if "hash" in fields:
+                hashes.setdefault(fields["hash"], []).append(key)
+            else:
+                texts[key] = _tir(fields, key[1])
+        for hash in list(hashes):
+            here = self.programs.hashed(hash)
+            if here is not None:
+                for key in hashes.pop(hash):
+                    found[key] = here.run_by(key[1])
+        try:
+            async with asyncio.timeout_at(deadline.at):
+                stored = await self._stored(list(hashes))
+                work = partial(_registered, hashes, stored)
+                of_store, texts_of_store = await self.do(len(stored) <= _INLINE_ITEMS, work, deadline)
+                found |= of_store
+                texts |= texts_of_store
+                if texts:
+                    encoded = await self._sandbox.encode_tirs(list(texts.values()))
+                    for key, program in zip(texts, encoded, strict=True):
+                        found[key] = Known.of(program) if isinstance(program, EncodedProgram) else program
+        except TimeoutError:
+            raise deadline.exceeded() from None
+        except OverloadedError as error:
+            raise ProblemError("overloaded", error.message, error.hint, headers={"retry-after": "1"}) from None
+        for (wording, backend), known in found.items():
+            if isinstance(known, Known):
+                self.programs.remember(known, wording, backend)
+        return found
+
+    async def _stored(self, hashes: list[str]) -> dict[str, dict[str, Any]]:
+        if not hashes or self._store is None:
+            return {}
+        try:
+            return await run_sync(self._store.get_programs, hashes, abandon_on_cancel=True)
+        except StoreUnavailableError as error:
+            raise ProblemError("store_unavailable", str(error), "retry later, or send the program itself") from None
+
+    async def _compute(self, reading: Reading, deadline: Deadline) -> None:
+        """Ask for what no cache knows, each query once, and remember the answers."""
+        asked: dict[Any, list[Open]] = {}
+        context = reading.context
+        for each in reading.open:
+            key = each.key(context)
+            # PriceRequest before in other words, or by the hash.
+            before = self.answers.get(key)
+            if before is None:
+                asked.setdefault(key, []).append(each)
+            else:
+                reading.answer(each.position, before)
+        if not asked:
+            return
+        groups = list(asked.items())
+        answers: list[Answer | None] = [None] * len(groups)
+
+        def keep(start: int, predictions: Sequence[Prediction]) -> None:
+            # As batches end, not at the end: a request past its deadline, sent again, goes on where it was.
+            for position, prediction in enumerate(predictions, start):
+                if prediction.error is None:
+                    key, group = groups[position]
+                    answer = answer_of(prediction, group[0].device.identity[0])
+                    self.answers.put(key, answer, len(answer.text) + _KEY_BYTES)
+                    answers[position] = answer
+
+        queries = [_query(group[0]) for _, group in groups]
+        predictions = await self.batcher.ask(reading.predictor, queries, reading.levels, deadline, keep)
+        for (_, group), prediction, answer in zip(groups, predictions, answers, strict=True):
+            for each in group:
+                if answer is not None:
+                    reading.answer(each.position, answer)
+                elif prediction.error is not None:
+                    reading.fail(each.position, each.item, prediction.error)
+        reading.check_strict()
+
+
+def check_golden(predictor: LatencyPredictor) -> str:
+    """Make the golden prediction; empty when it is sound, else what is wrong."""
+    try:
+        (answer,) = predictor.predict_queries([GOLDEN], DEFAULT_QUANTILES)
+    except Exception:
+        _log.exception("the golden prediction failed")
+        return "the golden prediction failed; the service's log says more"
+    if answer.error is not None:
+        return answer.error.message
+    figures = [answer.lower_s or 0.0, answer.latency_s or 0.0, answer.upper_s or 0.0]
+    if not all(map(math.isfinite, figures)) or figures != sorted(figures) or figures[0] <= 0:
+        return f"the golden prediction is not a latency with its bounds: {figures}"
+    return ""
+
+
+@contextmanager
+def bugs_hidden(route: str) -> Iterator[None]:
+    """What is no problem of the request is logged, and the client hears of a bug only."""
+    try:
+        yield
+    except ProblemError:
+        raise
+    except Exception:
+        _log.exception("unexpected error in %s", route)
+        raise internal_error() from None
+
+
+def _answer(reading: Reading) -> bytes:
+    for position, (_, error) in reading.failed.items():
+        reading.results[position] = error_fragment(error)
+    results = [with_id(id, rest) for id, rest in zip(reading.ids, reading.results, strict=True) if rest]
+    if len(results) != len(reading.ids):
+        raise RuntimeError("an item was left without an answer")
+    return response(reading.predictor.model_id, results)
+
+
+def _query(open: Open) -> Query:
+    assert open.known is not None
+    return Query(open.known.program, open.device.spec, open.item.protocol, open.item.framework)
+
+
+def _fields(program: Any) -> dict[str, Any]:
+    fields: dict[str, Any] = program if isinstance(program, dict) else program.model_dump()
+    return fields
+
+
+def _operator(form: Mapping[str, Any], backend: Backend | None) -> Known | CdmppError:
+    """A stored operator; another version of the service may have known what this one does not."""
+    try:
+        return Known.of(TensorProgram.from_operator(form, backend or "library"))
+    except CdmppError as error:
+        return error
+
+
+def _registered(
+    hashes: Mapping[str, Sequence[_Key]], stored: Mapping[str, Mapping[str, Any]]
+) -> tuple[dict[_Key, Known | CdmppError], dict[_Key, TirText]]:
+    """What the store's forms are, and the texts among them, which are read elsewhere."""
+    found: dict[_Key, Known | CdmppError] = {}
+    texts: dict[_Key, TirText] = {}
+    for hash, keys in hashes.items():
+        for key in keys:
+            form = stored.get(hash)
+            if form is None:
+                found[key] = unknown_program(hash)
+            elif "operator" in form:
+                found[key] = _operator(form, key[1])
+            else:
+                texts[key] = _tir(form, key[1])
+    return found, texts
+
+
+def _tir(form: Mapping[str, Any], backend: Backend | None) -> TirText:
+    if "tvm_json" in form:
+        return TirText("tvm_json", form["tvm_json"], backend or "tvm")
+    return TirText("tvmscript", form["tvmscript"], backend or "tvm")

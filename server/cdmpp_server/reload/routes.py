@@ -1,0 +1,133 @@
+"""``SIGHUP``, and ``POST /models/reload`` where there are administrators."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import signal
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated
+
+from fastapi import APIRouter, FastAPI, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from cdmpp_server.feature import Schema
+from cdmpp_server.openapi import add_problems
+from cdmpp_server.operate.middleware import require_administrator
+from cdmpp_server.problems import ProblemError
+from cdmpp_server.reload.reloader import Reloader, ReloadRefusedError
+from cdmpp_server.reload.worker_status import Outcome, Siblings
+from cdmpp_server.sandbox.confine import die_with_parent
+from cdmpp_server.settings import Settings
+
+router = APIRouter()
+_log = logging.getLogger(__name__)
+#: For all workers together; a model is loaded in a second or two.
+_TIMEOUT_S = 60.0
+_PATH = "/models/reload"
+_MEANING = {
+    409: "The folder holds no model that works (reload_refused); the old one goes on.",
+    504: "Not every worker was done in time (deadline_exceeded); those that are not go on trying.",
+}
+
+
+class Reloaded(BaseModel):
+    """All workers answer with this model now."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model_id: str
+    workers: Annotated[int, Field(ge=1)]
+
+
+def install(app: FastAPI, settings: Settings) -> None:
+    """Without an administrator there is no administration."""
+    if settings.admin_key_hashes:
+        app.include_router(router)
+
+
+def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
+    """Problems of a reload."""
+    if _PATH in document["paths"]:
+        add_problems(document["paths"][_PATH]["post"], 409, 504, meaning=_MEANING)
+
+
+@asynccontextmanager
+async def opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
+    """Listen to SIGHUP while the application runs."""
+    state = app.state
+    state.reloader = Reloader(state, settings.model, state.model_fingerprint)
+    siblings = Siblings.of_this_process()
+    outcome = Outcome(0, state.models.base.model_id)
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def reload() -> None:
+        nonlocal outcome
+        error = ""
+        try:
+            await state.reloader.reload()
+        except ReloadRefusedError as refused:
+            error = str(refused)
+        except Exception as bug:  # the old model answers all the same, and whoever waits has to hear
+            _log.exception("reloading failed")
+            error = type(bug).__name__
+        outcome = Outcome(outcome.reloads + 1, state.models.base.model_id, error)
+        if siblings is not None:
+            siblings.tell(outcome)
+
+    def on_signal() -> None:
+        task = asyncio.get_running_loop().create_task(reload())
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    # Signals reach the main thread alone; an application inside a thread is a test's.
+    listening = threading.current_thread() is threading.main_thread()
+    if listening:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, on_signal)
+    if siblings is not None:
+        siblings.tell(outcome)
+        supervisor = multiprocessing.parent_process()
+        if supervisor is not None and supervisor.pid is not None:
+            # Else workers whose supervisor was killed would keep the port from the next one.
+            die_with_parent(supervisor.pid, signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if listening:
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
+        await asyncio.gather(*tasks)
+
+
+@router.post(_PATH, summary="Load the model again")
+async def reload_model(request: Request) -> Reloaded:
+    """Load the configured model folder again, in every worker; no request fails meanwhile."""
+    require_administrator(request)
+    try:
+        model_id: str = await request.app.state.reloader.reload()
+        siblings = Siblings.of_this_process()
+        if siblings is None:
+            return Reloaded(model_id=model_id, workers=1)
+        async with asyncio.timeout(_TIMEOUT_S):
+            outcomes = await siblings.reload_all(model_id, request.app.state.settings.workers)
+    except ReloadRefusedError as error:
+        raise _refused(str(error)) from None
+    except TimeoutError:
+        raise ProblemError(
+            "deadline_exceeded", f"not every worker has the model after {_TIMEOUT_S:g} s", "GET /models"
+        ) from None
+    errors = [outcome.error for outcome in outcomes.values() if outcome.error]
+    if errors:
+        raise _refused(f"{len(errors)} of {len(outcomes)} workers: {errors[0]}")
+    return Reloaded(model_id=model_id, workers=len(outcomes))
+
+
+def _refused(reason: str) -> ProblemError:
+    return ProblemError(
+        "reload_refused",
+        f"the model was not reloaded: {reason}",
+        "put a whole model folder in place; the old model goes on answering",
+        status=409,
+    )

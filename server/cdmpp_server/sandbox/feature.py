@@ -1,0 +1,25 @@
+"""The sandbox as a part of the service: open while the application runs, as ``app.state.sandbox``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from cdmpp_server.sandbox.sandbox import Sandbox
+from cdmpp_server.settings import Settings
+
+
+@asynccontextmanager
+async def opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
+    """Keep a sandbox; its workers start when something has to be read."""
+    sandbox = Sandbox(
+        workers=settings.sandbox_workers,
+        memory_bytes=settings.sandbox_memory_bytes,
+        timeout_s=settings.sandbox_timeout_s,
+        max_queued=settings.max_queued,
+    )
+    async with sandbox:
+        app.state.sandbox = sandbox
+        yield

@@ -1,0 +1,81 @@
+"""What a reading worker does: a text in, features or operator specifications out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+
+from cdmpp.errors import CdmppError, InvalidProgramError
+from cdmpp.features.bulk import MAX_TOTAL
+from cdmpp.features.encode import encode_tvm_json
+from cdmpp.frontends.onnx_library import onnx_library_graph
+from cdmpp.frontends.request import program_from_request
+from cdmpp_server.sandbox.frames import MAX_MESSAGE, MAX_NAME, ONNX_KIND, TIR_KINDS
+
+Reply = tuple[dict[str, Any], bytes]
+
+
+def run(header: dict[str, Any], payload: bytes) -> Reply:
+    """One job; whatever goes wrong is the reply, except that memory runs out.
+
+    Raises
+    ------
+    MemoryError
+        The process is near its limit and had better be replaced.
+    """
+    try:
+        if header["kind"] in TIR_KINDS:
+            return _tir(header, payload)
+        if header["kind"] == ONNX_KIND:
+            return _onnx(header, payload)
+        raise ValueError(f"no such job: {header['kind']!r}")
+    except CdmppError as error:
+        return {"error": _error(error)}, b""
+    except MemoryError:
+        raise
+    except Exception as error:
+        # A parser that trips over hostile bytes is a bug, but the bytes are at fault as well: the sender
+        # is told so, and the service logs this line.
+        return {"bug": f"{type(error).__name__}: {error}"[:MAX_MESSAGE]}, b""
+
+
+def _error(error: CdmppError) -> dict[str, str]:
+    return {"code": error.code, "message": error.message[:MAX_MESSAGE], "hint": error.hint[:MAX_MESSAGE]}
+
+
+def _tir(header: dict[str, Any], payload: bytes) -> Reply:
+    text = payload.decode("utf-8", "surrogatepass")
+    program = program_from_request({header["kind"]: text}, header["backend"])
+    if header.get("as_json"):
+        return {}, (program.tvm_json or "").encode("utf-8", "surrogatepass")
+    features = encode_tvm_json(program.tvm_json or "", program.function, schedule=True)
+    if not (features.totals <= MAX_TOTAL).all():
+        raise InvalidProgramError("the program's sizes overflow the features", hint="no loop nest of this size can run")
+    arrays = {
+        "leaves": np.ascontiguousarray(features.leaves),
+        "positions": np.ascontiguousarray(features.positions),
+        "totals": np.ascontiguousarray(features.totals),
+    }
+    said = {"name": program.name[:MAX_NAME], "hash": program.hash, "dtype": features.dtype}
+    return said, safetensors.numpy.save(arrays)
+
+
+def _onnx(header: dict[str, Any], payload: bytes) -> Reply:
+    graph = onnx_library_graph(payload, header["dims"])
+    if len(graph.programs) > header["max_programs"]:
+        raise InvalidProgramError(
+            f"the model has {len(graph.programs)} different programs",
+            hint=f"at most {header['max_programs']} are answered; split the model",
+        )
+    programs = [
+        {"program": program.operator.model_dump(), "count": count}
+        for program, count in zip(graph.programs, graph.counts, strict=True)
+        if program.operator is not None
+    ]
+    unsupported = [
+        {"operator": u.operator[:MAX_NAME], "count": u.count, "reason": u.reason[:MAX_MESSAGE]}
+        for u in graph.unsupported
+    ]
+    return {"programs": programs, "unsupported": unsupported}, b""
