@@ -75,7 +75,7 @@ try:
 except MissingDependencyError as error:
     print(error.hint)
 """
-    assert "cdmpp[train]" in run(code, "torch")
+    assert "'.[train]'" in run(code, "torch")
 
 
 @pytest.mark.parametrize("package", ["onnxruntime", "onnx"])
@@ -89,7 +89,7 @@ except MissingDependencyError as error:
     print(error.message, error.hint)
 """
     said = run(code, package)
-    assert package in said and "cdmpp[predict]" in said
+    assert package in said and "'.[predict]'" in said
 
 
 def test_adapting_without_torch(tmp_path: Path) -> None:

@@ -219,7 +219,7 @@ def _tune(
             warning(
                 "not_tuned",
                 f"{len(measured)} measured programs are enough to tune weights, which needs torch: it is not "
-                "installed (pip install 'cdmpp[train]'), so only the residuals are fitted",
+                "installed (pip install '.[train]' in a checkout of cdmpp), so only the residuals are fitted",
             )
         )
         return None

@@ -118,7 +118,7 @@ def _kmeans(points: Array, families: Array, counts: Array, k: int, rng: np.rando
     except ImportError:
         raise MissingDependencyError(
             "choosing by KMeans needs scikit-learn",
-            hint="pip install 'cdmpp[train]', or another sampler: random, variance",
+            hint="pip install '.[train]' in a checkout of cdmpp, or another sampler: random, variance",
         ) from None
 
     codes = np.unique(families)

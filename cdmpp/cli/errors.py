@@ -94,7 +94,9 @@ def _missing(error: Exception) -> CdmppError | None:
     extra = _EXTRAS.get(error.name.partition(".")[0])
     if extra is None:
         return None
-    return MissingDependencyError(f"this needs the package {error.name}", hint=f"pip install 'cdmpp[{extra}]'")
+    return MissingDependencyError(
+        f"this needs the package {error.name}", hint=f"pip install '.[{extra}]' in a checkout of cdmpp"
+    )
 
 
 def _one_line(text: str) -> str:

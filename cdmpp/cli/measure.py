@@ -126,7 +126,8 @@ def _measure_job(job: Path, out: Path, threads: int | None, device: str | None, 
     except MissingDependencyError as error:
         print(
             f"measured; {out} holds the figures. To write records.parquet ({error.message}): "
-            f"copy {job} and {out} to where cdmpp[train] is and give the same command there",
+            f"copy {job} and {out} to a machine with the extra 'train' (pip install '.[train]' in a checkout of cdmpp) "
+            "and run the same command there",
             file=sys.stderr,
         )
         if json:

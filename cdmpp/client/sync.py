@@ -49,7 +49,7 @@ class PredictorClient:
     Raises
     ------
     MissingDependencyError
-        httpx2 is not installed: ``pip install 'cdmpp[client]'``.
+        httpx2 is not installed: ``pip install '.[client]'`` in a checkout of cdmpp.
 
     Notes
     -----

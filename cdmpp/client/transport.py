@@ -14,7 +14,7 @@ try:
     import httpx2
 except ModuleNotFoundError:
     raise MissingDependencyError(
-        "asking a service needs the package httpx2", hint="pip install 'cdmpp[client]'"
+        "asking a service needs the package httpx2", hint="pip install '.[client]' in a checkout of cdmpp"
     ) from None
 
 __all__ = ["JSON", "Answer", "Attempts", "Call", "by_code", "httpx2", "options"]

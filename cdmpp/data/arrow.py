@@ -11,7 +11,7 @@ try:
     import pyarrow.parquet as pq
 except ImportError:  # pragma: no cover - the tests have it
     raise MissingDependencyError(
-        "reading measurement tables needs pyarrow", hint="pip install 'cdmpp[train]'"
+        "reading measurement tables needs pyarrow", hint="pip install '.[train]' in a checkout of cdmpp"
     ) from None
 
 __all__ = ["pa", "pa_csv", "pc", "pq"]

@@ -69,7 +69,8 @@ def import_onnx() -> Any:
         import onnx.shape_inference
     except ImportError as error:
         raise MissingDependencyError(
-            "reading an ONNX model needs the onnx package", hint="pip install 'cdmpp[predict]' (or: pip install onnx)"
+            "reading an ONNX model needs the onnx package",
+            hint="pip install '.[predict]' in a checkout of cdmpp (or: pip install onnx)",
         ) from error
     return onnx
 

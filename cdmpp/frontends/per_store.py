@@ -39,7 +39,8 @@ def extract(texts: Sequence[str]) -> list[Array]:
         import tvm
     except ImportError as error:
         raise MissingDependencyError(
-            "PerStoreFeature is TVM's", hint="pip install 'cdmpp[tvm]' (pins apache-tvm and apache-tvm-ffi)"
+            "PerStoreFeature is TVM's",
+            hint="pip install '.[tvm]' in a checkout of cdmpp (pins apache-tvm and apache-tvm-ffi)",
         ) from error
     with _without_intrinsics():
         return _extract(tvm, texts)

@@ -24,7 +24,8 @@ def import_tvm() -> Any:
         import tvm
     except ImportError as error:
         raise MissingDependencyError(
-            "this program form needs TVM", hint="pip install 'cdmpp[tvm]' (pins apache-tvm and apache-tvm-ffi)"
+            "this program form needs TVM",
+            hint="pip install '.[tvm]' in a checkout of cdmpp (pins apache-tvm and apache-tvm-ffi)",
         ) from error
     return tvm
 

@@ -96,7 +96,9 @@ def import_torch() -> Any:
         import torch
         import torch.export
     except ImportError as error:
-        raise MissingDependencyError("torch programs need torch", hint="pip install 'cdmpp[predict,tvm]'") from error
+        raise MissingDependencyError(
+            "torch programs need torch", hint="pip install '.[predict,tvm]' in a checkout of cdmpp"
+        ) from error
     return torch
 
 

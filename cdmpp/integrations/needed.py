@@ -11,7 +11,8 @@ try:
     from tvm.s_tir import meta_schedule as ms
 except ImportError as error:
     raise MissingDependencyError(
-        "TVM's search needs TVM", hint="pip install 'cdmpp[predict,measure]' (pins apache-tvm and apache-tvm-ffi)"
+        "TVM's search needs TVM",
+        hint="pip install '.[predict,measure]' in a checkout of cdmpp (pins apache-tvm and apache-tvm-ffi)",
     ) from error
 
 __all__ = ["derived_object", "ms", "tvm", "tvm_ffi"]

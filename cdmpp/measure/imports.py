@@ -16,7 +16,7 @@ def import_tvm_alone() -> Any:
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
             f"this needs the package {error.name}",
-            hint="pip install 'cdmpp[tvm]'; for timing alone its compiler library may be deleted",
+            hint="pip install '.[tvm]' in a checkout of cdmpp; for timing alone its compiler library may be deleted",
         ) from None
     return tvm
 

@@ -83,7 +83,8 @@ def prepare_search(kind: str) -> None:
         import xgboost  # noqa: F401
     except ImportError as error:
         raise MissingDependencyError(
-            "a search needs xgboost, TVM's cost model", hint="pip install 'cdmpp[measure]', or leave --tune out"
+            "a search needs xgboost, TVM's cost model",
+            hint="pip install '.[measure]' in a checkout of cdmpp, or leave --tune out",
         ) from error
     prepare_sampler(kind)
 

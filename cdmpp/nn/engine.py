@@ -105,7 +105,8 @@ class Engine:
             from cdmpp.nn.network_graph import network_graph
         except ImportError as error:
             raise MissingDependencyError(
-                f"predictions need {error.name or 'onnxruntime'}", hint="pip install 'cdmpp[predict]'"
+                f"predictions need {error.name or 'onnxruntime'}",
+                hint="pip install '.[predict]' in a checkout of cdmpp",
             ) from None
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1

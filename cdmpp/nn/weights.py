@@ -213,7 +213,7 @@ def _torch_network(weights: Weights) -> LatencyNetwork:
     except ImportError:
         raise MissingDependencyError(
             "the network itself needs torch: training, tuning and its layers",
-            hint="pip install 'cdmpp[train]'; predictions go without it",
+            hint="pip install '.[train]' in a checkout of cdmpp; predictions go without it",
         ) from None
     from cdmpp.nn.network import LatencyNetwork
 

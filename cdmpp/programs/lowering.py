@@ -20,7 +20,8 @@ try:
     from tvm import te, topi
 except ImportError as error:  # pragma: no cover - depends on the installation
     raise MissingDependencyError(
-        "lowering a program needs TVM", hint="pip install 'cdmpp[tvm]' (pins apache-tvm and apache-tvm-ffi)"
+        "lowering a program needs TVM",
+        hint="pip install '.[tvm]' in a checkout of cdmpp (pins apache-tvm and apache-tvm-ffi)",
     ) from error
 
 Sizes = Mapping[str, Any]

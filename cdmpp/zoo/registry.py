@@ -198,7 +198,7 @@ def _builders() -> dict[str, Build]:
         if error.name != "torch":
             raise
         raise MissingDependencyError(
-            "the networks are written in torch", hint="pip install 'cdmpp[predict]'"
+            "the networks are written in torch", hint="pip install '.[predict]' in a checkout of cdmpp"
         ) from error
     # In the order of the modules, whichever of them somebody imported first.
     place = {f"cdmpp.zoo.{module}": i for i, module in enumerate(_MODULES)}

@@ -85,7 +85,7 @@ def test_a_missing_package_names_the_extra(run: Run, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(predict_module, "_programs", missing)
     result = run("predict", LINEAR, "--device", "t4")
     assert result.exit_code == 1
-    assert "cdmpp[tvm]" in result.stderr and "internal" not in result.stderr
+    assert "'.[tvm]'" in result.stderr and "internal" not in result.stderr
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, BrokenPipeError])

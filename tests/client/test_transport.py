@@ -432,4 +432,4 @@ def test_without_httpx2_it_says_what_to_install() -> None:
         "except cdmpp.MissingDependencyError as error: print(error.hint)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "cdmpp[client]" in done.stdout
+    assert "'.[client]'" in done.stdout

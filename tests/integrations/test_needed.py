@@ -17,4 +17,4 @@ except ImportError as error:
 
 def test_what_to_install_without_tvm() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.startswith("MissingDependencyError | ") and "cdmpp[predict,measure]" in done.stdout
+    assert done.stdout.startswith("MissingDependencyError | ") and "'.[predict,measure]'" in done.stdout

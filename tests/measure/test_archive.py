@@ -147,7 +147,7 @@ def test_measured_where_there_is_no_compiler_no_torch_no_pyarrow(job: Path, tmp_
     assert where.stdout.strip() == str(bare / "tvm"), where.stderr
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "cdmpp[train]" in done.stderr
+    assert "'.[train]'" in done.stderr
     assert json.loads(done.stdout) == {"path": str(out), "dataset": False}
     assert not (out / "records.parquet").exists()
     # The same command, where pyarrow is; and where no device is needed any more.

@@ -62,4 +62,4 @@ def test_without_xgboost_a_search_says_what_to_install(tmp_path: Path) -> None:
         pytest.raises(MissingDependencyError, match="xgboost") as caught,
     ):
         pool.call(begin, "", "", {}, 1, 0)
-    assert "cdmpp[measure]" in caught.value.hint
+    assert "'.[measure]'" in caught.value.hint

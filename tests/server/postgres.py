@@ -71,7 +71,7 @@ class Postgres:
 @contextmanager
 def running_postgres() -> Iterator[Postgres]:
     """A server with an empty database; it is gone afterwards."""
-    pytest.importorskip("psycopg", reason="needs psycopg (pip install 'cdmpp[postgres]')")
+    pytest.importorskip("psycopg", reason="needs psycopg (pip install '.[postgres]')")
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
     if not found:
         pytest.skip("needs PostgreSQL's server (/usr/lib/postgresql/*/bin)")

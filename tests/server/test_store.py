@@ -214,7 +214,7 @@ def test_what_is_no_database_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_an_unreachable_server_is_said_so() -> None:
-    pytest.importorskip("psycopg", reason="needs psycopg (pip install 'cdmpp[postgres]')")
+    pytest.importorskip("psycopg", reason="needs psycopg (pip install '.[postgres]')")
     store = Store("postgresql+psycopg://nobody:secret@127.0.0.1:1/none")
     with pytest.raises(StoreUnavailableError) as refused:
         store.summaries()

@@ -37,7 +37,9 @@ def timelines(names: Sequence[str], panels: Sequence[tuple[str, float, list[list
     except ImportError as error:
         from cdmpp.errors import MissingDependencyError
 
-        raise MissingDependencyError("a picture needs matplotlib", hint="pip install 'cdmpp[plan]'") from error
+        raise MissingDependencyError(
+            "a picture needs matplotlib", hint="pip install '.[plan]' in a checkout of cdmpp"
+        ) from error
     ranks = max(len(order) for _, _, order in panels)
     figure = Figure(figsize=(11, 0.8 + len(panels) * (0.8 + 0.32 * ranks)), layout="constrained")
     axes = figure.subplots(len(panels), 1, squeeze=False, sharex=True)[:, 0]

@@ -170,7 +170,7 @@ def connect(url: URL) -> Engine:
         except ImportError as error:
             raise MissingDependencyError(
                 f"this database needs a driver: {error}",
-                hint="pip install 'cdmpp[postgres]', and a URL that begins with postgresql+psycopg://",
+                hint="pip install '.[postgres]' in a checkout of cdmpp, and a URL that begins with postgresql+psycopg://",
             ) from None
     engine = create_engine(url, connect_args={"timeout": WAIT_S}, pool_timeout=WAIT_S)
 
