@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, computed_field, model_validator
@@ -195,7 +196,7 @@ class Answer(BaseModel):
 class Plan(Answer):
     """A plan with its baselines, a lower bound of the objective, and the gap to it.
 
-    The JSON names of the objective and of its bound differ by planner: subclasses name them.
+    The JSON names of the objective and of its bound differ by planner: subclasses name them, as dotted paths.
     """
 
     objective_field: ClassVar[str] = "makespan_s"
@@ -208,21 +209,11 @@ class Plan(Answer):
         list[str], Field(description="Why the objective is what it is, down to the programs, in words.")
     ]
 
-    @property
-    def objective(self) -> float:
-        """Value that the planner minimises."""
-        return float(getattr(self, self.objective_field))
-
-    @property
-    def lower_bound(self) -> float:
-        """No plan has a smaller objective."""
-        return float(getattr(self, self.bound_field))
-
     @computed_field(description="Objective over its lower bound, less one.")  # type: ignore[prop-decorator]
     @property
     def gap(self) -> float:
         """Objective over its lower bound, less one."""
-        return self.objective / self.lower_bound - 1
+        return float(attrgetter(self.objective_field)(self) / attrgetter(self.bound_field)(self)) - 1
 
 
 # -- not yet converted: removed with the last planner that uses it ------------------------------------------

@@ -61,7 +61,7 @@ class AfdPlan(Plan):
             f"micro-batches of {self.micro_batch}: {self.tokens_per_s:,.0f} tokens/s, "
             f"{format_latency(self.tpot_s)} between tokens"
         )
-        price = f"price x seconds per token: {self.objective:.4g}, {100 * self.gap:.1f} % above the lower bound"
+        price = f"price x seconds per token: {self.price_s_per_token:.4g}, {100 * self.gap:.1f} % above the lower bound"
         return [
             Table.lines(choice),
             Table(("stage", "time"), [(name, format_latency(s)) for name, s in self.stage_s.items()], right=(1,)),
