@@ -1,9 +1,10 @@
-"""Jobs: kept by the same rules on SQLite and PostgreSQL, taken up by any worker, cancelled, given up."""
+"""Jobs on SQLite and PostgreSQL: stored, executed by any worker, cancelled, retried, failed."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,12 +15,15 @@ from sqlalchemy import create_engine, text, update
 
 from cdmpp_server.jobs.runner import Runner
 from cdmpp_server.jobs.schema import Job
-from cdmpp_server.jobs.store import MAX_ATTEMPTS, FullError, JobStore, Shown, to_json
+from cdmpp_server.jobs.store import FINISHED, MAX_ATTEMPTS, FullError, JobState, JobStore, to_json
 from cdmpp_server.jobs.tables import jobs
 from cdmpp_server.observe.store import Store
 from cdmpp_server.operate.metrics import Metrics
 from cdmpp_server.sandbox.worker import OnProgress, Worker, WorkerDiedError
 from tests.server.postgres import running_postgres
+
+#: Seconds until a wait counts as failed; no test needs them unless it fails.
+PATIENCE_S = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -47,99 +51,100 @@ def job_store(store: Store, max_jobs: int = 10, max_kept: int = 10, keep_s: floa
     return JobStore(store, max_jobs, max_kept, keep_s)
 
 
-def shown(kept: JobStore, id: str) -> Shown:
-    found = kept.get(id)
-    assert found is not None
-    # What a client is sent is what the schema says.
-    Job.model_validate_json(to_json(found), strict=True)
-    return found
+def state_of(jobs: JobStore, id: str) -> JobState:
+    """The state of a job; its JSON must match the response model."""
+    state = jobs.get(id)
+    assert state is not None
+    Job.model_validate_json(to_json(state), strict=True)
+    return state
 
 
 def expire(store: Store, id: str) -> None:
-    """As if the worker had not been heard of for a while."""
+    """End the lease of a job, as if its worker had stopped renewing it."""
     old = update(jobs).where(jobs.c.id == id).values(lease_until=time.time() - 1)
     store.write(lambda connection: connection.execute(old))
 
 
-def test_a_job_from_its_beginning_to_its_end(store: Store) -> None:
-    kept = job_store(store)
-    assert not kept.waiting() and kept.take("me") is None
-    first = kept.add("pipeline", b"{}", b"", 3.0)
-    second = kept.add("rl", b"[]", b"prices", None)
-    assert shown(kept, first).state == "queued" and kept.waiting()
-    taken = kept.take("me")
-    assert taken is not None
-    assert (taken.id, taken.kind, taken.request, taken.prices) == (first, "pipeline", b"{}", b"")
-    assert (taken.budget_s, taken.attempts) == (3.0, 1)
-    other = kept.take("other")
+def test_job_runs_from_submission_to_answer(store: Store) -> None:
+    queue = job_store(store)
+    assert not queue.waiting() and queue.take("worker") is None
+    first = queue.add("pipeline", b"{}", b"", 3.0)
+    second = queue.add("rl", b"[]", b"prices", None)
+    assert state_of(queue, first).state == "queued" and queue.waiting()
+    leased = queue.take("worker")
+    assert leased is not None
+    assert (leased.id, leased.kind, leased.request, leased.prices) == (first, "pipeline", b"{}", b"")
+    assert (leased.budget_s, leased.attempts) == (3.0, 1)
+    other = queue.take("other")
     assert other is not None and other.id == second and other.prices == b"prices"
-    assert kept.take("third") is None and not kept.waiting()
-    assert kept.beat(first, "me", {"progress": 0.5, "best": 7.0, "bound": 6.0, "answer": '{"a":1}'})
-    assert not kept.beat(first, "other", {"progress": 0.9})
-    on_the_way = shown(kept, first)
-    assert (on_the_way.state, on_the_way.progress, on_the_way.best, on_the_way.bound) == ("running", 0.5, 7.0, 6.0)
-    assert json.loads(to_json(on_the_way))["answer"] == {"a": 1}
-    assert not kept.finish(first, "other", "failed", {})
-    assert kept.finish(first, "me", "done", {"progress": 1.0, "answer": '{"a":2}'})
-    assert (shown(kept, first).state, shown(kept, first).answer) == ("done", '{"a":2}')
-    assert kept.cancel(first) == shown(kept, first)
-    assert kept.get("0" * 32) is None and kept.cancel("0" * 32) is None
+    assert queue.take("third") is None and not queue.waiting()
+    assert queue.beat(first, "worker", {"progress": 0.5, "best": 7.0, "bound": 6.0, "answer": '{"a":1}'})
+    assert not queue.beat(first, "other", {"progress": 0.9})
+    running = state_of(queue, first)
+    assert (running.state, running.progress, running.best, running.bound) == ("running", 0.5, 7.0, 6.0)
+    assert json.loads(to_json(running))["answer"] == {"a": 1}
+    assert not queue.finish(first, "other", "failed", {})
+    assert queue.finish(first, "worker", "done", {"progress": 1.0, "answer": '{"a":2}'})
+    assert (state_of(queue, first).state, state_of(queue, first).answer) == ("done", '{"a":2}')
+    assert queue.cancel(first) == state_of(queue, first)
+    assert queue.get("0" * 32) is None and queue.cancel("0" * 32) is None
 
 
-def test_cancelling(store: Store) -> None:
-    kept = job_store(store)
-    waiting, running = kept.add("a", b"", b"", 1.0), kept.add("b", b"", b"", 1.0)
-    cancelled = kept.cancel(waiting)
+def test_cancelled_job_keeps_its_best_answer(store: Store) -> None:
+    queue = job_store(store)
+    waiting, running = queue.add("a", b"", b"", 1.0), queue.add("b", b"", b"", 1.0)
+    cancelled = queue.cancel(waiting)
     assert cancelled is not None and cancelled.state == "cancelled"
-    taken = kept.take("me")
-    assert taken is not None and taken.id == running
-    kept.cancel(running)
-    assert not kept.beat(running, "me", {})
-    assert not kept.finish(running, "me", "done", {"answer": "{}"})
-    kept.keep(running, "me", {"answer": '{"best":1}'})
-    assert (shown(kept, running).state, shown(kept, running).answer) == ("cancelled", '{"best":1}')
-    assert kept.take("me") is None
+    leased = queue.take("worker")
+    assert leased is not None and leased.id == running
+    queue.cancel(running)
+    assert not queue.beat(running, "worker", {})
+    assert not queue.finish(running, "worker", "done", {"answer": "{}"})
+    queue.keep(running, "worker", {"answer": '{"best":1}'})
+    assert (state_of(queue, running).state, state_of(queue, running).answer) == ("cancelled", '{"best":1}')
+    assert queue.take("worker") is None
 
 
-def test_what_a_dead_worker_leaves_is_taken_up(store: Store) -> None:
-    kept = job_store(store)
-    id = kept.add("a", b"", b"", 1.0)
-    assert kept.take("dead") is not None
-    assert kept.take("me") is None
+def test_job_is_taken_again_when_its_lease_has_ended(store: Store) -> None:
+    queue = job_store(store)
+    id = queue.add("a", b"", b"", 1.0)
+    assert queue.take("dead") is not None
+    assert queue.take("worker") is None
     expire(store, id)
-    assert kept.waiting()
-    again = kept.take("me")
+    assert queue.waiting()
+    again = queue.take("worker")
     assert again is not None and (again.id, again.attempts) == (id, 2)
-    assert not kept.beat(id, "dead", {}) and not kept.finish(id, "dead", "done", {})
-    assert kept.beat(id, "me", {})
-    # Given back by a worker that is being stopped: no attempt that failed.
-    kept.give_back(id, "me")
-    third = kept.take("other")
+    assert not queue.beat(id, "dead", {}) and not queue.finish(id, "dead", "done", {})
+    assert queue.beat(id, "worker", {})
+    # A worker that is being stopped gives the job back: this is not counted as a failed attempt.
+    queue.give_back(id, "worker")
+    third = queue.take("other")
     assert third is not None and third.attempts == 2
 
 
-def test_what_is_kept_is_bounded(store: Store) -> None:
-    kept = job_store(store, max_jobs=3, max_kept=2)
-    ids = [kept.add("a", b"", b"", 1.0) for _ in range(3)]
+def test_open_and_finished_jobs_are_limited(store: Store) -> None:
+    queue = job_store(store, max_jobs=3, max_kept=2)
+    ids = [queue.add("a", b"", b"", 1.0) for _ in range(3)]
     with pytest.raises(FullError, match="3 jobs"):
-        kept.add("a", b"", b"", 1.0)
+        queue.add("a", b"", b"", 1.0)
     for id in ids:
-        kept.cancel(id)
-    newest = kept.add("a", b"", b"", 1.0)
-    assert [kept.get(id) is not None for id in [*ids, newest]] == [False, False, True, True]
-    late = job_store(store, keep_s=0.0)
-    time.sleep(0.01)
-    late.add("a", b"", b"", 1.0)
-    assert kept.get(ids[2]) is None and kept.get(newest) is not None
+        queue.cancel(id)
+    newest = queue.add("a", b"", b"", 1.0)
+    assert [queue.get(id) is not None for id in [*ids, newest]] == [False, False, True, True]
+    hour_ago = update(jobs).where(jobs.c.state == "cancelled").values(updated_at=time.time() - 3600)
+    store.write(lambda connection: connection.execute(hour_ago))
+    job_store(store, keep_s=1800.0).add("a", b"", b"", 1.0)
+    assert queue.get(ids[2]) is None and queue.get(newest) is not None
 
 
 class Search(Worker):
-    """A planning process that a test plays."""
+    """A planning process whose answers are scripted by a coroutine."""
 
-    def __init__(self, play: Callable[[Search, OnProgress], Any]) -> None:
+    def __init__(self, script: Callable[[Search, OnProgress], Any]) -> None:
         super().__init__(0)
-        self._play, self.alive, self.interrupted = play, False, asyncio.Event()
-        self.asked: list[tuple[dict[str, Any], bytes]] = []
+        self._script, self.alive = script, False
+        self.started, self.interrupted = asyncio.Event(), asyncio.Event()
+        self.requests: list[tuple[dict[str, Any], bytes]] = []
 
     @property
     def pid(self) -> int | None:
@@ -155,51 +160,55 @@ class Search(Worker):
         self.interrupted.set()
 
     async def run(self, header: Any, payload: bytes, timeout_s: float, on_progress: Any = None) -> Any:
-        self.asked.append((dict(header), payload))
-        return await self._play(self, on_progress)
+        self.requests.append((dict(header), payload))
+        self.started.set()
+        return await self._script(self, on_progress)
 
 
-def run_jobs(kept: JobStore, play: Callable[[Search, OnProgress], Any], until: Callable[[Runner], Any]) -> list[Search]:
-    """A runner whose searches are played, until a coroutine says so."""
-    made: list[Search] = []
+def run_jobs(
+    queue: JobStore, script: Callable[[Search, OnProgress], Any], scenario: Callable[[Runner, Search], Any]
+) -> Search:
+    """Run a runner with one scripted planning process; it is stopped when ``scenario`` returns."""
 
-    def make() -> Worker:
-        made.append(Search(play))
-        return made[-1]
-
-    async def main() -> None:
-        runner = Runner(kept, make, Metrics())
+    async def main() -> Search:
+        search = Search(script)
+        unused = [search]
+        runner = Runner(queue, lambda: unused.pop(), Metrics())
         serving = asyncio.create_task(runner.serve())
         try:
-            async with asyncio.timeout(20):
-                await until(runner)
+            async with asyncio.timeout(PATIENCE_S):
+                await scenario(runner, search)
         finally:
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
+        return search
 
-    asyncio.run(main())
-    return made
+    return asyncio.run(main())
 
 
-def ended(kept: JobStore, id: str, *states: str) -> Callable[[Runner], Any]:
-    async def wait(_: Runner) -> None:
-        while shown(kept, id).state not in (states or ("done", "failed", "cancelled")):
+def until_finished(queue: JobStore, id: str) -> Callable[[Runner, Search], Any]:
+    async def wait(runner: Runner, search: Search) -> None:
+        while state_of(queue, id).state not in FINISHED:
             await asyncio.sleep(0.01)
 
     return wait
 
 
+async def until_started(runner: Runner, search: Search) -> None:
+    await search.started.wait()
+
+
 @pytest.fixture
-def kept(tmp_path: Path) -> Iterator[JobStore]:
+def queue(tmp_path: Path) -> Iterator[JobStore]:
     store = Store(str(tmp_path / "s.sqlite"))
     yield job_store(store)
     store.close()
 
 
-def test_a_runner_does_jobs_one_after_the_other(kept: JobStore) -> None:
-    async def play(search: Search, tell: OnProgress) -> Any:
-        tell({"progress": 0.2, "best": 5.0, "bound": 4.0}, b'{"x":5}')
-        header, payload = search.asked[-1]
+def test_runner_executes_jobs_one_after_the_other(queue: JobStore) -> None:
+    async def script(search: Search, on_progress: OnProgress) -> Any:
+        on_progress({"progress": 0.2, "best": 5.0, "bound": 4.0}, b'{"x":5}')
+        header, payload = search.requests[-1]
         assert payload[: header["body"]] == b"body"
         assert payload[header["body"] :] == b"prices"
         if header["kind"] == "bad":
@@ -214,71 +223,98 @@ def test_a_runner_does_jobs_one_after_the_other(kept: JobStore) -> None:
             }, b""
         return {"best": 4.5, "bound": 4.5}, b'{"x":4.5}'
 
-    good, bad = kept.add("good", b"body", b"prices", 1.0), kept.add("bad", b"body", b"prices", None)
-    (search,) = run_jobs(kept, play, ended(kept, bad))
-    assert [header["kind"] for header, _ in search.asked] == ["good", "bad"]
-    done = shown(kept, good)
+    good, bad = queue.add("good", b"body", b"prices", 1.0), queue.add("bad", b"body", b"prices", None)
+    search = run_jobs(queue, script, until_finished(queue, bad))
+    assert [header["kind"] for header, _ in search.requests] == ["good", "bad"]
+    done = state_of(queue, good)
     assert (done.state, done.progress, done.best, done.bound, done.answer) == ("done", 1.0, 4.5, 4.5, '{"x":4.5}')
-    failed = json.loads(to_json(shown(kept, bad)))
+    failed = json.loads(to_json(state_of(queue, bad)))
     assert failed["state"] == "failed" and failed["answer"] == {"x": 5}
     assert failed["error"] == {"code": "infeasible", "message": "no", "hint": "more", "path": "a.b"}
 
 
-def test_a_cancelled_search_ends_and_keeps_its_best_answer(kept: JobStore) -> None:
-    async def play(search: Search, tell: OnProgress) -> Any:
-        tell({"progress": 0.2, "best": 5.0, "bound": 4.0}, b'{"x":5}')
+def test_cancelled_search_ends_and_keeps_its_best_answer(queue: JobStore) -> None:
+    async def script(search: Search, on_progress: OnProgress) -> Any:
+        on_progress({"progress": 0.2, "best": 5.0, "bound": 4.0}, b'{"x":5}')
         await search.interrupted.wait()
         return {}, b'{"x":4.8}'
 
-    id = kept.add("a", b"", b"", 60.0)
+    id = queue.add("a", b"", b"", 60.0)
 
-    async def cancel(runner: Runner) -> None:
-        await ended(kept, id, "running")(runner)
-        await asyncio.sleep(0.05)
-        kept.cancel(id)
-        runner.cancelled(id)
-        while shown(kept, id).answer != '{"x":4.8}':
+    async def cancel(runner: Runner, search: Search) -> None:
+        await search.started.wait()
+        queue.cancel(id)
+        runner.interrupt(id)
+        while state_of(queue, id).answer != '{"x":4.8}':
             await asyncio.sleep(0.01)
 
-    (search,) = run_jobs(kept, play, cancel)
+    search = run_jobs(queue, script, cancel)
     assert search.interrupted.is_set()
-    last = shown(kept, id)
+    last = state_of(queue, id)
     assert (last.state, last.progress, last.best) == ("cancelled", 0.2, 5.0)
 
 
-def test_a_runner_that_is_stopped_leaves_its_job_to_the_next(kept: JobStore) -> None:
-    async def play(search: Search, tell: OnProgress) -> Any:
-        await asyncio.Event().wait()
-
-    id = kept.add("a", b"", b"", 60.0)
-    (search,) = run_jobs(kept, play, ended(kept, id, "running"))
-    assert not search.alive
-    assert shown(kept, id).state == "queued"
-
-    async def quick(search: Search, tell: OnProgress) -> Any:
-        return {}, b"{}"
-
-    run_jobs(kept, quick, ended(kept, id))
-    assert shown(kept, id).state == "done"
+async def never_ends(search: Search, on_progress: OnProgress) -> Any:
+    await asyncio.Event().wait()
 
 
-def test_what_kills_its_process_is_given_up(tmp_path: Path) -> None:
+async def ends_at_once(search: Search, on_progress: OnProgress) -> Any:
+    return {}, b"{}"
+
+
+def test_a_runner_that_is_stopped_leaves_its_job_to_the_next(queue: JobStore) -> None:
+    id = queue.add("a", b"", b"", 60.0)
+    search = run_jobs(queue, never_ends, until_started)
+    assert len(search.requests) == 1 and not search.alive
+    assert state_of(queue, id).state == "queued"
+    run_jobs(queue, ends_at_once, until_finished(queue, id))
+    assert state_of(queue, id).state == "done"
+
+
+def test_job_leased_while_its_runner_stops_returns_to_the_queue(
+    queue: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runner is stopped after the database has leased it a job and before it can start the search."""
+    leased, stopped = threading.Event(), threading.Event()
+    take = queue.take
+
+    def slow_take(owner: str) -> Any:
+        job = take(owner)
+        leased.set()
+        assert stopped.wait(PATIENCE_S)
+        return job
+
+    async def stop_after_lease(runner: Runner, search: Search) -> None:
+        await asyncio.to_thread(leased.wait, PATIENCE_S)
+        asyncio.get_running_loop().call_soon(stopped.set)
+
+    id = queue.add("a", b"", b"", 60.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(queue, "take", slow_take)
+        search = run_jobs(queue, ends_at_once, stop_after_lease)
+    assert search.requests == []
+    assert state_of(queue, id).state == "queued"
+    leased_again = queue.take("next")
+    assert leased_again is not None and leased_again.attempts == 1
+
+
+def test_job_whose_process_dies_fails(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "s.sqlite"))
-    kept = job_store(store)
+    queue = job_store(store)
 
-    async def die(search: Search, tell: OnProgress) -> Any:
+    async def die(search: Search, on_progress: OnProgress) -> Any:
         search.alive = False
         raise WorkerDiedError("gone")
 
-    crashing = kept.add("a", b"", b"", 1.0)
-    assert len(run_jobs(kept, die, ended(kept, crashing))) == 1
-    error = json.loads(to_json(shown(kept, crashing)))["error"]
+    crashing = queue.add("a", b"", b"", 1.0)
+    assert len(run_jobs(queue, die, until_finished(queue, crashing)).requests) == 1
+    error = json.loads(to_json(state_of(queue, crashing)))["error"]
     assert error["code"] == "internal_error"
-    # And so is one that takes the whole service down with it, each time.
-    fatal = kept.add("a", b"", b"", 1.0)
+    # So does a job during which the whole service ended, in each attempt.
+    fatal = queue.add("a", b"", b"", 1.0)
     for _ in range(MAX_ATTEMPTS):
-        assert kept.take("dead") is not None
+        assert queue.take("dead") is not None
         expire(store, fatal)
-    assert run_jobs(kept, die, ended(kept, fatal)) == []
-    assert shown(kept, fatal).state == "failed"
+    assert run_jobs(queue, die, until_finished(queue, fatal)).requests == []
+    assert state_of(queue, fatal).state == "failed"
     store.close()

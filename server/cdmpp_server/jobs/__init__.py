@@ -1,1 +1,1 @@
-"""Searches that take longer than a request waits: kept in the database, done by whichever worker is free."""
+"""Long searches as jobs: stored in the database and executed by any free worker."""

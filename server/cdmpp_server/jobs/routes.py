@@ -1,10 +1,10 @@
-"""``GET`` and ``DELETE /jobs/{job_id}``, and the runners that are open while the application runs."""
+"""``GET`` and ``DELETE /jobs/{job_id}``, and the runners that execute jobs while the application runs."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from anyio.to_thread import run_sync
@@ -14,7 +14,7 @@ from cdmpp_server.body import JSON
 from cdmpp_server.feature import Schema
 from cdmpp_server.jobs.runner import Runner
 from cdmpp_server.jobs.schema import ID_PATTERN, Job, Submitted
-from cdmpp_server.jobs.store import FullError, JobStore, Shown, to_json
+from cdmpp_server.jobs.store import FullError, JobState, JobStore, to_json
 from cdmpp_server.observe.store import StoreUnavailableError
 from cdmpp_server.openapi import add_answer, add_models, add_problems, ref
 from cdmpp_server.plan.pool import planning
@@ -23,14 +23,14 @@ from cdmpp_server.settings import Settings
 
 router = APIRouter()
 _MEANING = {
-    404: "No such job: it never was, or was finished so long ago that it has been dropped (unknown_job).",
+    404: "No such job: the id is wrong, or the job finished long ago and was deleted (unknown_job).",
     503: "The database cannot be used (store_unavailable).",
 }
 
 
 @asynccontextmanager
 async def opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
-    """Take up jobs, those of other workers and of before a restart among them."""
+    """Execute jobs, including those that other workers or an earlier process left behind."""
     state = app.state
     state.jobs = JobStore(state.store, settings.max_jobs, settings.max_kept_jobs, settings.job_keep_s)
     state.runners = [
@@ -47,12 +47,12 @@ async def opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
 
 
 async def submit(app: FastAPI, kind: str, body: bytes, prices: bytes, budget_s: float | None) -> Response:
-    """Keep a request as a job; 202 once it is on the disk.
+    """Store a request as a job; the response is 202 once the job is on disk.
 
     Raises
     ------
     ProblemError
-        503: too many jobs, or no database.
+        503: too many jobs are open, or the database is unavailable.
     """
     try:
         id = await run_sync(app.state.jobs.add, kind, body, prices, budget_s)
@@ -60,44 +60,43 @@ async def submit(app: FastAPI, kind: str, body: bytes, prices: bytes, budget_s: 
         raise _unavailable(error) from None
     except FullError as error:
         raise ProblemError(
-            "overloaded", str(error), "come back when some have ended", headers={"retry-after": "10"}
+            "overloaded", str(error), "retry when some jobs have ended", headers={"retry-after": "10"}
         ) from None
     for runner in app.state.runners:
-        runner.look()
+        runner.wake()
     app.state.metrics.job("submitted")
-    answer = Submitted(job_id=id).model_dump_json()
-    return Response(answer, 202, headers={"location": f"/jobs/{id}"}, media_type=JSON)
+    body_json = Submitted(job_id=id).model_dump_json()
+    return Response(body_json, 202, headers={"location": f"/jobs/{id}"}, media_type=JSON)
 
 
-@router.get("/jobs/{job_id}", summary="How far a job is", response_class=Response)
+@router.get("/jobs/{job_id}", summary="State of a job", response_class=Response)
 async def job(job_id: str, request: Request) -> Response:
-    """State, progress, best and bound, and the best answer so far or the final one."""
-    return _answer(job_id, await _ask(request.app.state.jobs.get, job_id))
+    """Return state, progress, best objective, bound, and the best answer so far or the final one."""
+    return _response(job_id, await _call(request.app.state.jobs.get, job_id))
 
 
 @router.delete("/jobs/{job_id}", summary="Cancel a job", response_class=Response)
 async def cancel(job_id: str, request: Request) -> Response:
-    """End a job that waits or runs; it keeps its best answer. One that has ended stays as it is."""
-    found = await _ask(request.app.state.jobs.cancel, job_id)
+    """Cancel a queued or running job; it keeps its best answer. A finished job stays unchanged."""
+    state = await _call(request.app.state.jobs.cancel, job_id)
     for runner in request.app.state.runners:
-        runner.cancelled(job_id)
-    return _answer(job_id, found)
+        runner.interrupt(job_id)
+    return _response(job_id, state)
 
 
-async def _ask(call: object, job_id: str) -> Shown | None:
+async def _call(method: Callable[[str], JobState | None], job_id: str) -> JobState | None:
     if not re.fullmatch(ID_PATTERN, job_id):
         return None
     try:
-        found: Shown | None = await run_sync(call, job_id)  # type: ignore[arg-type]  # get or cancel
+        return await run_sync(method, job_id)
     except StoreUnavailableError as error:
         raise _unavailable(error) from None
-    return found
 
 
-def _answer(job_id: str, found: Shown | None) -> Response:
-    if found is None:
-        raise ProblemError("unknown_job", f"no job {job_id[:64]!r} is known", "finished jobs are dropped after a while")
-    return Response(to_json(found), media_type=JSON)
+def _response(job_id: str, state: JobState | None) -> Response:
+    if state is None:
+        raise ProblemError("unknown_job", f"no job has the id {job_id[:64]!r}", "finished jobs are deleted later")
+    return Response(to_json(state), media_type=JSON)
 
 
 def _unavailable(error: StoreUnavailableError) -> ProblemError:
@@ -105,11 +104,11 @@ def _unavailable(error: StoreUnavailableError) -> ProblemError:
 
 
 def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
-    """Answers and problems."""
+    """Add the responses and problems of the job endpoints to the OpenAPI document."""
     add_models(schemas, Job)
-    for method, said in (("get", "The job."), ("delete", "The job, cancelled unless it had ended.")):
+    for method, meaning in (("get", "The job."), ("delete", "The job, cancelled unless it had finished.")):
         operation = document["paths"]["/jobs/{job_id}"][method]
         for parameter in operation["parameters"]:
             parameter["schema"] = {"type": "string", "pattern": ID_PATTERN}
-        add_answer(operation, ref("Job"), said)
+        add_answer(operation, ref("Job"), meaning)
         add_problems(operation, 404, 503, meaning=_MEANING)

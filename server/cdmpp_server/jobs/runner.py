@@ -1,4 +1,4 @@
-"""Doing jobs: one planning process for each runner, which takes them up one after the other."""
+"""Execution of jobs: each runner has one planning process and takes one job after the other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from anyio.to_thread import run_sync
 
-from cdmpp_server.jobs.store import MAX_ATTEMPTS, JobStore, State, Taken
+from cdmpp_server.jobs.store import MAX_ATTEMPTS, JobStore, LeasedJob, State
 from cdmpp_server.observe.store import StoreUnavailableError
 from cdmpp_server.operate.metrics import Metrics
 from cdmpp_server.plan.pool import Slot, run_job
@@ -20,24 +20,24 @@ from cdmpp_server.problems import ProblemError, internal_error
 from cdmpp_server.sandbox.worker import Worker, WorkerDiedError, WorkerTimeoutError
 
 _log = logging.getLogger(__name__)
-#: How often the database is asked for jobs that other workers were told of, or have left behind.
-_LOOK_S = 1.0
-#: How often a running job's progress is written; far less than its lease.
+#: Seconds between two queries for jobs that were submitted to other workers or left behind by them.
+_POLL_S = 1.0
+#: Seconds between two writes of a running job's progress; much shorter than its lease.
 _BEAT_S = 2.0
-#: Seconds past its budget, or past being cancelled, after which a search is killed.
+#: Seconds after its budget, and after its cancellation, at which a search is killed.
 GRACE_S, CANCEL_S = 60.0, 5.0
-#: For what has no budget.
-MOST_S = 600.0
+#: Time limit of a search without a budget.
+DEFAULT_BUDGET_S = 600.0
 
 
 class Runner:
-    """Takes jobs until it is stopped. Belongs to one event loop.
+    """Executes jobs until it is stopped. Belongs to one event loop.
 
     Parameters
     ----------
     jobs : JobStore
     make : callable
-        Makes a planning process that is not started.
+        Creates a planning process that is not started.
     metrics : Metrics
     """
 
@@ -49,53 +49,62 @@ class Runner:
         self._running: str | None = None
         self._cancelled = asyncio.Event()
 
-    def look(self) -> None:
-        """There is a new job."""
+    def wake(self) -> None:
+        """Look for jobs now: one has been submitted."""
         self._wake.set()
 
-    def cancelled(self, id: str) -> None:
-        """This job has been cancelled: end it now where it is this runner's."""
+    def interrupt(self, id: str) -> None:
+        """End the search of a cancelled job now, if this runner executes it."""
         if id == self._running:
             self._cancelled.set()
 
     async def serve(self) -> None:
-        """Take jobs until cancelled; then the one under way is left for another."""
+        """Execute jobs until cancelled; an unfinished job then returns to the queue."""
         try:
             while True:
-                taken = await self._take()
-                if taken is None:
+                job = await self._take()
+                if job is None:
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(self._wake.wait(), _LOOK_S)
+                        await asyncio.wait_for(self._wake.wait(), _POLL_S)
                     self._wake.clear()
                     continue
                 try:
-                    await self._do(taken)
+                    await self._execute(job)
                 except StoreUnavailableError:
-                    # Its lease ends, and whoever can write then does it again.
-                    _log.warning("job left: the database is away")
+                    # After its lease has ended, any worker that reaches the database repeats the job.
+                    _log.warning("job left: the database is unavailable")
         finally:
             await self._slot.stop()
 
-    async def _take(self) -> Taken | None:
+    async def _take(self) -> LeasedJob | None:
         try:
-            if await run_sync(self._jobs.waiting):
-                return await run_sync(self._jobs.take, self._owner)
+            if not await run_sync(self._jobs.waiting):
+                return None
+            # Cancellation does not stop the thread: it may lease a job that nobody would execute.
+            taking = asyncio.ensure_future(run_sync(self._jobs.take, self._owner))
+            try:
+                return await asyncio.shield(taking)
+            except asyncio.CancelledError:
+                with suppress(StoreUnavailableError):
+                    job = await taking
+                    if job is not None:
+                        await run_sync(self._jobs.give_back, job.id, self._owner)
+                raise
         except StoreUnavailableError:
-            pass
-        return None
+            return None
 
-    async def _do(self, job: Taken) -> None:
+    async def _execute(self, job: LeasedJob) -> None:
         if job.attempts > MAX_ATTEMPTS:
             problem = internal_error()
-            problem.problem.detail = f"{MAX_ATTEMPTS} processes ended while they did this"
+            problem.problem.detail = f"the process ended in each of {MAX_ATTEMPTS} attempts"
             await self._finish(job, "failed", {"error": _error(problem)})
             return
-        told: dict[str, Any] = {}
+        progress: dict[str, Any] = {}
         self._running = job.id
         self._cancelled.clear()
-        search = asyncio.create_task(self._search(job, told))
+        search = asyncio.create_task(self._search(job, progress))
         try:
-            await self._watch(job, search, told)
+            await self._supervise(job, search, progress)
         except asyncio.CancelledError:
             with suppress(StoreUnavailableError):
                 await run_sync(self._jobs.give_back, job.id, self._owner)
@@ -105,56 +114,55 @@ class Runner:
             search.cancel()
             await asyncio.gather(search, return_exceptions=True)
 
-    async def _search(self, job: Taken, told: dict[str, Any]) -> tuple[State, dict[str, Any]]:
-        """The end of a job: its state and columns; ``told`` is kept up to date on the way."""
+    async def _search(self, job: LeasedJob, progress: dict[str, Any]) -> tuple[State, dict[str, Any]]:
+        """Return the final state of a job and its columns; ``progress`` is updated meanwhile."""
 
-        def hear(said: dict[str, Any], data: bytes) -> None:
-            told.update({name: said[name] for name in ("progress", "best", "bound")})
+        def on_progress(report: dict[str, Any], data: bytes) -> None:
+            progress.update({name: report[name] for name in ("progress", "best", "bound")})
             if data:
-                told["answer"] = data.decode()
+                progress["answer"] = data.decode()
 
         try:
             worker = await self._slot.ready()
         except (WorkerDiedError, WorkerTimeoutError, OSError):
-            return "failed", {"error": _error(ProblemError("overloaded", "plans cannot be made here"))}
+            return "failed", {"error": _error(ProblemError("overloaded", "the planning process did not start"))}
         header = {"do": "solve", "kind": job.kind, "body": len(job.request), "progress": True}
-        limit_s = (MOST_S if job.budget_s is None else job.budget_s) + GRACE_S
+        limit_s = (DEFAULT_BUDGET_S if job.budget_s is None else job.budget_s) + GRACE_S
         try:
-            said, data = await run_job(worker, header, job.request + job.prices, limit_s, hear)
+            reply, data = await run_job(worker, header, job.request + job.prices, limit_s, on_progress)
         except ProblemError as error:
-            return "failed", {**told, "error": _error(error)}
-        objective: dict[str, Any] = {name: said[name] for name in ("best", "bound") if name in said}
-        return "done", {**told, **objective, "answer": data.decode()}
+            return "failed", {**progress, "error": _error(error)}
+        objective: dict[str, Any] = {name: reply[name] for name in ("best", "bound") if name in reply}
+        return "done", {**progress, **objective, "answer": data.decode()}
 
-    async def _watch(
-        self, job: Taken, search: asyncio.Task[tuple[State, dict[str, Any]]], told: dict[str, Any]
+    async def _supervise(
+        self, job: LeasedJob, search: asyncio.Task[tuple[State, dict[str, Any]]], progress: dict[str, Any]
     ) -> None:
-        """Write progress while the search goes on, and its end."""
+        """Write the progress of a search until it ends, is cancelled or is lost to another worker."""
         written: dict[str, Any] = {}
-        wish = asyncio.create_task(self._cancelled.wait())
+        cancelled = asyncio.create_task(self._cancelled.wait())
         try:
             while True:
-                await asyncio.wait({search, wish}, timeout=_BEAT_S, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({search, cancelled}, timeout=_BEAT_S, return_when=asyncio.FIRST_COMPLETED)
                 if search.done():
                     state, columns = search.result()
                     columns |= {"progress": 1.0} if state == "done" else {}
                     await self._finish(job, state, columns)
                     return
-                new = {name: value for name, value in told.items() if written.get(name) != value}
-                if wish.done() or not await run_sync(self._jobs.beat, job.id, self._owner, new):
+                changes = {name: value for name, value in progress.items() if written.get(name) != value}
+                if cancelled.done() or not await run_sync(self._jobs.beat, job.id, self._owner, changes):
                     break
-                written |= new
+                written |= changes
         finally:
-            wish.cancel()
-        # Somebody cancelled it, or it is another's.
+            cancelled.cancel()
         if self._slot.worker is not None:
             self._slot.worker.interrupt()
         await asyncio.wait({search}, timeout=CANCEL_S)
-        found = search.result()[1] if search.done() else told
-        await run_sync(self._jobs.keep, job.id, self._owner, {**found, "error": None})
+        columns = search.result()[1] if search.done() else progress
+        await run_sync(self._jobs.keep, job.id, self._owner, {**columns, "error": None})
         self._metrics.job("cancelled")
 
-    async def _finish(self, job: Taken, state: State, columns: dict[str, Any]) -> None:
+    async def _finish(self, job: LeasedJob, state: State, columns: dict[str, Any]) -> None:
         if await run_sync(self._jobs.finish, job.id, self._owner, state, columns):
             self._metrics.job(state)
         elif state == "done":

@@ -1,4 +1,4 @@
-"""What travels of a job."""
+"""Response models of jobs."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class Submitted(_Answer):
 
 
 class JobError(_Answer):
-    """Why a job has no answer."""
+    """Reason why a job has no answer."""
 
     code: Annotated[str, Field(pattern="^[a-z_]+$", description="Stable identifier for machines.")]
     message: str
     hint: str
-    path: Annotated[str, Field(description="The field of the request that is wrong; may be empty.")]
+    path: Annotated[str, Field(description="The invalid field of the request; may be empty.")]
 
 
 class Job(_Answer):
-    """A search that goes on, or its end."""
+    """A queued, running or finished search."""
 
     job_id: Annotated[str, Field(pattern=ID_PATTERN)]
-    kind: Annotated[str, Field(description="As `cdmpp plan` calls it.")]
+    kind: Annotated[str, Field(description="Name of the planner, as in `cdmpp plan`.")]
     state: Annotated[
         Literal["queued", "running", "done", "cancelled", "failed"], Field(description="The last three are final.")
     ]
@@ -42,8 +42,8 @@ class Job(_Answer):
     bound: Annotated[float | None, Field(description="Its lower bound.")]
     answer: Annotated[
         dict[str, Any] | None,
-        Field(description="As the kind's endpoint answers; before the end, and of a cancelled job, the best."),
+        Field(description="The plan, as the planner's endpoint returns it; the best so far unless `done`."),
     ]
-    error: Annotated[JobError | None, Field(description="With `failed`.")]
+    error: Annotated[JobError | None, Field(description="Set if the state is `failed`.")]
     created_at: Annotated[float, Field(description="Seconds since 1970.")]
     updated_at: Annotated[float, Field(description="Seconds since 1970.")]

@@ -1,4 +1,4 @@
-"""Jobs in the database: any worker of it takes them up, and answers for all."""
+"""Jobs in the database: any worker can execute them and report on all of them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from cdmpp_server.observe.store import Store
 
 State = Literal["queued", "running", "done", "cancelled", "failed"]
 FINISHED: tuple[State, ...] = ("done", "cancelled", "failed")
-#: A job whose worker has said nothing for so long is anybody's.
+#: A job whose worker has not renewed its lease for this long can be taken by another worker.
 LEASE_S = 6.0
-#: A job that so many processes have died of is given up.
+#: A job fails after this many attempts whose process ended.
 MAX_ATTEMPTS = 3
 _SHOWN = (
     jobs.c.id,
@@ -36,8 +36,8 @@ _SHOWN = (
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A job as a client sees it; ``answer`` and ``error`` are JSON."""
+class JobState:
+    """A job as a client sees it; ``answer`` and ``error`` are JSON texts."""
 
     id: str
     kind: str
@@ -52,8 +52,8 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Taken:
-    """A job to be done."""
+class LeasedJob:
+    """A job that a worker has taken and executes."""
 
     id: str
     kind: str
@@ -64,22 +64,22 @@ class Taken:
 
 
 class FullError(Exception):
-    """As many jobs wait or run as may."""
+    """The limit of queued and running jobs is reached."""
 
 
 class JobStore:
-    """The jobs. Calls block and raise :class:`cdmpp_server.observe.store.StoreUnavailableError`, as the store's do.
+    """The queue of jobs. Calls block and raise :class:`cdmpp_server.observe.store.StoreUnavailableError`.
 
     Parameters
     ----------
     store : Store
-        Its database.
+        Holds the database connection.
     max_jobs : int
-        Jobs that may wait or run.
+        Limit of queued and running jobs.
     max_kept : int
-        Finished jobs that are kept; the oldest go first.
+        Limit of finished jobs; the oldest are deleted first.
     keep_s : float
-        How long a finished job is kept.
+        Seconds after which a finished job is deleted.
     """
 
     def __init__(self, store: Store, max_jobs: int, max_kept: int, keep_s: float) -> None:
@@ -87,7 +87,7 @@ class JobStore:
         self._max_jobs, self._max_kept, self._keep_s = max_jobs, max_kept, keep_s
 
     def add(self, kind: str, request: bytes, prices: bytes, budget_s: float | None) -> str:
-        """Keep a job; its identity: 128 random bits, which nobody else can guess.
+        """Store a job and return its id: 128 random bits, which nobody can guess.
 
         Raises
         ------
@@ -118,14 +118,14 @@ class JobStore:
         self._store.write(work)
         return id
 
-    def get(self, id: str) -> Shown | None:
-        """The job, or None."""
-        found = self._store.read(lambda connection: connection.execute(_one(id)).first())
-        return None if found is None else _shown(found)
+    def get(self, id: str) -> JobState | None:
+        """Return the state of a job; None if the id is unknown."""
+        row = self._store.read(lambda connection: connection.execute(_by_id(id)).first())
+        return None if row is None else _state(row)
 
-    def cancel(self, id: str) -> Shown | None:
-        """End a job that waits or runs, with what it has; any other stays as it is. None: unknown."""
-        out: list[Row[Any] | None] = []
+    def cancel(self, id: str) -> JobState | None:
+        """Cancel a queued or running job; a finished one stays unchanged. None if the id is unknown."""
+        rows: list[Row[Any] | None] = []
         end = (
             update(jobs)
             .where(jobs.c.id == id, jobs.c.state.in_(("queued", "running")))
@@ -134,63 +134,63 @@ class JobStore:
 
         def work(connection: Connection) -> None:
             connection.execute(end)
-            out.append(connection.execute(_one(id)).first())
+            rows.append(connection.execute(_by_id(id)).first())
 
         self._store.write(work)
-        found = out[-1]
-        return None if found is None else _shown(found)
+        row = rows[-1]
+        return None if row is None else _state(row)
 
     def waiting(self) -> bool:
-        """Whether there is a job to take; reads alone."""
+        """Return whether a job can be taken, without writing."""
         query = select(jobs.c.id).where(_free(time.time())).limit(1)
         return self._store.read(lambda connection: connection.execute(query).first()) is not None
 
-    def take(self, owner: str) -> Taken | None:
-        """Become the worker of the oldest job that has none."""
-        out: list[Taken | None] = []
+    def take(self, owner: str) -> LeasedJob | None:
+        """Lease the oldest job that has no worker; None if there is none."""
+        leased: list[LeasedJob | None] = []
 
         def work(connection: Connection) -> None:
             now = time.time()
             oldest = select(jobs).where(_free(now)).order_by(jobs.c.created_at).limit(1)
-            # SQLite knows no row locks and needs none: SQLAlchemy leaves them out there.
+            # SQLite has no row locks and needs none: SQLAlchemy omits them there.
             row = connection.execute(oldest.with_for_update(skip_locked=True)).first()
             if row is None:
-                out.append(None)
+                leased.append(None)
                 return
             values = {"owner": owner, "lease_until": now + LEASE_S, "updated_at": now}
-            mine = update(jobs).where(jobs.c.id == row.id)
-            connection.execute(mine.values(state="running", attempts=row.attempts + 1, **values))
-            out.append(Taken(row.id, row.kind, row.request, row.prices, row.budget_s, row.attempts + 1))
+            lease = update(jobs).where(jobs.c.id == row.id)
+            connection.execute(lease.values(state="running", attempts=row.attempts + 1, **values))
+            leased.append(LeasedJob(row.id, row.kind, row.request, row.prices, row.budget_s, row.attempts + 1))
 
         self._store.write(work)
-        return out[-1]
+        return leased[-1]
 
-    def beat(self, id: str, owner: str, told: Mapping[str, Any]) -> bool:
-        """Say that a job is being done, with what is new of it; False where it is not this worker's any more.
+    def beat(self, id: str, owner: str, changes: Mapping[str, Any]) -> bool:
+        """Renew the lease of a job and store what has changed; False if ``owner`` has lost the job.
 
         Parameters
         ----------
-        told : mapping
-            Columns: progress, best, bound, answer.
+        changes : mapping
+            New values of the columns progress, best, bound and answer.
         """
         now = time.time()
-        values = {**told, "lease_until": now + LEASE_S, "updated_at": now}
-        return self._set(and_(_mine(id, owner), jobs.c.state == "running"), values)
+        values = {**changes, "lease_until": now + LEASE_S, "updated_at": now}
+        return self._set(and_(_owned(id, owner), jobs.c.state == "running"), values)
 
-    def finish(self, id: str, owner: str, state: State, told: Mapping[str, Any]) -> bool:
-        """End a job; False where it has been cancelled or is not this worker's any more."""
-        values = {**told, "state": state, "updated_at": time.time(), "owner": None, "lease_until": None}
-        return self._set(and_(_mine(id, owner), jobs.c.state == "running"), values)
+    def finish(self, id: str, owner: str, state: State, changes: Mapping[str, Any]) -> bool:
+        """Finish a job; False if it was cancelled or ``owner`` has lost it."""
+        values = {**changes, "state": state, "updated_at": time.time(), "owner": None, "lease_until": None}
+        return self._set(and_(_owned(id, owner), jobs.c.state == "running"), values)
 
-    def keep(self, id: str, owner: str, told: Mapping[str, Any]) -> None:
-        """Put what was found to a job that has been cancelled meanwhile."""
-        values = {**told, "updated_at": time.time(), "owner": None, "lease_until": None}
-        self._set(and_(_mine(id, owner), jobs.c.state == "cancelled"), values)
+    def keep(self, id: str, owner: str, changes: Mapping[str, Any]) -> None:
+        """Store the results of a job that was cancelled meanwhile."""
+        values = {**changes, "updated_at": time.time(), "owner": None, "lease_until": None}
+        self._set(and_(_owned(id, owner), jobs.c.state == "cancelled"), values)
 
     def give_back(self, id: str, owner: str) -> None:
-        """Let somebody else do a job: this worker is being stopped."""
+        """Return a job to the queue, because its worker is being stopped; this does not count as an attempt."""
         values = {"state": "queued", "owner": None, "lease_until": None, "attempts": jobs.c.attempts - 1}
-        self._set(and_(_mine(id, owner), jobs.c.state == "running"), values)
+        self._set(and_(_owned(id, owner), jobs.c.state == "running"), values)
 
     def _set(self, where: Any, values: Mapping[str, Any]) -> bool:
         changed: list[int] = []
@@ -207,7 +207,7 @@ class JobStore:
             connection.execute(delete(jobs).where(jobs.c.id.in_(too_many)))
 
 
-def _one(id: str) -> Any:
+def _by_id(id: str) -> Any:
     return select(*_SHOWN).where(jobs.c.id == id)
 
 
@@ -215,16 +215,16 @@ def _free(now: float) -> Any:
     return or_(jobs.c.state == "queued", and_(jobs.c.state == "running", jobs.c.lease_until < now))
 
 
-def _mine(id: str, owner: str) -> Any:
+def _owned(id: str, owner: str) -> Any:
     return and_(jobs.c.id == id, jobs.c.owner == owner)
 
 
-def _shown(row: Row[Any]) -> Shown:
-    return Shown(**row._mapping)
+def _state(row: Row[Any]) -> JobState:
+    return JobState(**row._mapping)
 
 
-def to_json(job: Shown) -> bytes:
-    """What a client is sent: the answer goes in as it was stored."""
+def to_json(job: JobState) -> bytes:
+    """Encode the response to a client; the answer is inserted as it was stored."""
     fields = {
         "job_id": job.id,
         "kind": job.kind,

@@ -12,20 +12,20 @@ jobs = Table(
     Column("id", String(32), primary_key=True),
     Column("kind", String(64), nullable=False),
     Column("state", String(16), nullable=False),
-    # The body as sent and the prices of its programs (JSON): all that doing it again needs.
+    # The body as sent and the prices of its programs (JSON): enough to repeat the search.
     Column("request", LargeBinary, nullable=False),
     Column("prices", LargeBinary, nullable=False),
     Column("budget_s", Double),
     Column("progress", Double, nullable=False),
     Column("best", Double),
     Column("bound", Double),
-    # JSON: the best so far, then the answer.
+    # JSON: the best answer so far, at the end the final one.
     Column("answer", Text),
-    # JSON: why there is none.
+    # JSON: the reason of a failure.
     Column("error", Text),
     Column("created_at", Double, nullable=False),
     Column("updated_at", Double, nullable=False),
-    # The process that does it, and until when that is believed without a word from it.
+    # The runner that executes the job, and the time at which its lease ends unless it is renewed.
     Column("owner", String(32)),
     Column("lease_until", Double),
     Column("attempts", Integer, nullable=False),
