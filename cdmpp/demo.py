@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from cdmpp.compose.render import format_columns
 from cdmpp.errors import CdmppError
 from cdmpp.frontends.graph import ProgramGraph
 from cdmpp.frontends.load import load_programs
@@ -181,7 +182,7 @@ def report(name: str, graph: ProgramGraph, answers: Sequence[Sequence[dict[str, 
                 continue
             latency, low, high = (format_latency(result[k]) for k in ("latency_s", "lower_s", "upper_s"))
             rows.append((program.name, str(count), device, f"{latency} [{low}, {high}]", result["domain"]))
-    yield from _table(rows)
+    yield from (f"  {line}" for line in format_columns(rows))
     yield ""
     yield f"{name}: sum over its launches (times x latency)"
     sums = [("device", "sum", "launches in it")]
@@ -194,7 +195,7 @@ def report(name: str, graph: ProgramGraph, answers: Sequence[Sequence[dict[str, 
         covered = f"{sum(count for count, _ in parts)} of {_all_launches(graph)}"
         total = format_latency(sum(n * s for n, s in parts)) if parts else "not predicted"
         sums.append((device, total, covered))
-    yield from _table(sums)
+    yield from (f"  {line}" for line in format_columns(sums))
     yield from missing(graph, answers)
 
 
@@ -213,14 +214,6 @@ def missing(graph: ProgramGraph, answers: Sequence[Sequence[dict[str, Any]]]) ->
 
 def _all_launches(graph: ProgramGraph) -> int:
     return graph.launches + sum(u.count for u in graph.unsupported)
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    """Columns side by side, never cut: a line is as long as it has to be."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        yield "  " + "  ".join(cells).rstrip()
 
 
 def header(server: Server) -> Iterator[str]:

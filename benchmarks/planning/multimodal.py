@@ -24,7 +24,7 @@ import numpy as np
 from benchmarks.report.results import write_result
 from cdmpp.compose.budget import SearchControl
 from cdmpp.compose.jit import COMPILED
-from cdmpp.compose.pricing import price
+from cdmpp.compose.predict import predict_prices
 from cdmpp.compose.solve import read_request
 from cdmpp.planning.multimodal import Module, Plan, plan_step, plan_steps
 from cdmpp.planning.multimodal.answer import plan_answer
@@ -158,7 +158,7 @@ def main() -> None:
     given = parser.parse_args()
     asked = read_request(MultimodalRequest, request())
     predictor = LatencyPredictor.load()
-    prices = price(asked.asked(), predictor)
+    prices = predict_prices(asked.price_requests(), predictor)
     modules: list[Module] = asked.priced(prices)
     drawn = mixes(given.mixes)
     plan_step(modules, drawn[0], RANKS, watch=SearchControl(600.0), max_steps=10)  # compiles

@@ -92,7 +92,7 @@ def answer(
 
 def priced(request: AnyRequest, model: Path | None, url: str | None) -> list[Prediction]:
     """The prices of a request's programs, by the service at ``url`` or by a model here."""
-    from cdmpp.compose.pricing import price
+    from cdmpp.compose.predict import predict_prices
 
     asked = request.price_requests()
     if not asked:
@@ -100,11 +100,11 @@ def priced(request: AnyRequest, model: Path | None, url: str | None) -> list[Pre
     if url is None:
         from cdmpp.predictor import LatencyPredictor
 
-        return price(asked, LatencyPredictor.load(model))
+        return predict_prices(asked, LatencyPredictor.load(model))
     from cdmpp.client import PredictorClient
 
     with PredictorClient(url) as client:
-        return price(asked, client)
+        return predict_prices(asked, client)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A search's budget, its progress, and the wish of somebody else that it end."""
+"""Budget, progress and cancellation of searches."""
 
 from __future__ import annotations
 
@@ -11,60 +11,60 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a search is.
+    """Progress of a search.
 
     Attributes
     ----------
     spent_s : float
-        Seconds since it began.
+        Seconds since the start.
     done : float
         Share of the work or of the budget, 0 to 1.
     best, bound : float or None
-        Objective of the best answer so far and its lower bound, in the planner's unit (seconds, mostly).
+        Objective of the best plan so far and its lower bound, in the planner's unit (seconds, mostly).
     answer : callable or None
-        Makes the best answer so far, as JSON values; None before there is one.
+        Makes the best plan so far, an :class:`cdmpp.compose.request.Answer`; None before there is one.
     """
 
     spent_s: float
     done: float
     best: float | None = None
     bound: float | None = None
-    answer: Callable[[], dict[str, Any]] | None = None
+    answer: Callable[[], Any] | None = None
 
 
 class SearchControl:
-    """Tells a search when to end, and others how far it is. Safe between threads.
+    """Time limit and cancellation of a search, and a listener for its progress. Thread-safe.
 
     Parameters
     ----------
     budget_s : float, optional
-        Seconds from now; without one the search ends by itself.
+        Seconds from now; without it, the search ends when its work is done.
     listener : callable, optional
-        Given a :class:`Progress` at most every ``every_s`` seconds, in the search's thread.
+        Called with a :class:`Progress` at most every ``every_s`` seconds, in the thread of the search.
     every_s : float
 
     Notes
     -----
-    A search calls :meth:`report` in its loop and ends, with the best that it has, once :attr:`expired`.
+    A search calls :meth:`report` in its loop. When :attr:`expired` is true, it returns the best plan so far.
     """
 
     def __init__(
         self, budget_s: float | None = None, listener: Callable[[Progress], None] | None = None, every_s: float = 0.2
     ) -> None:
         self.budget_s = budget_s
-        self._began = time.monotonic()
+        self._started = time.monotonic()
         self._listener, self._every_s = listener, every_s
-        self._told_at = self._began
+        self._reported_at = self._started
         self._stopped = threading.Event()
 
     @property
     def spent_s(self) -> float:
-        """Seconds since the beginning."""
-        return time.monotonic() - self._began
+        """Seconds since the start."""
+        return time.monotonic() - self._started
 
     @property
     def left_s(self) -> float:
-        """Seconds of the budget that are left, 0 at least; infinite without a budget."""
+        """Remaining seconds of the budget; 0 once it is spent, infinite without a budget."""
         if self._stopped.is_set():
             return 0.0
         return float("inf") if self.budget_s is None else max(self.budget_s - self.spent_s, 0.0)
@@ -75,7 +75,7 @@ class SearchControl:
         return self.left_s <= 0.0
 
     def stop(self) -> None:
-        """Ask the search to end with the best that it has."""
+        """Ask the search to return the best plan so far."""
         self._stopped.set()
 
     def report(
@@ -84,25 +84,25 @@ class SearchControl:
         done: float | None = None,
         best: float | None = None,
         bound: float | None = None,
-        answer: Callable[[], dict[str, Any]] | None = None,
+        answer: Callable[[], Any] | None = None,
     ) -> None:
-        """Say how far the search is; cheap enough for every turn of a loop.
+        """Report progress; cheap enough for every iteration of a loop.
 
         Parameters
         ----------
         done : float, optional
-            Share of the work, 0 to 1; default: of the budget.
+            Share of the work, 0 to 1; default: share of the budget.
         best, bound, answer
-            As in :class:`Progress`. ``answer`` is called later or never, while the search goes on: it
-            must hold on to what it needs.
+            As in :class:`Progress`. ``answer`` may be called later, while the search continues: it must keep
+            references to data that does not change.
         """
         if self._listener is None:
             return
         now = time.monotonic()
-        if now - self._told_at < self._every_s:
+        if now - self._reported_at < self._every_s:
             return
-        self._told_at = now
-        spent = now - self._began
+        self._reported_at = now
+        spent = now - self._started
         if done is None:
             done = 0.0 if not self.budget_s else spent / self.budget_s
         self._listener(Progress(spent, min(max(done, 0.0), 1.0), best, bound, answer))

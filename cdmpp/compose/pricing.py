@@ -1,15 +1,15 @@
 """Costs in requests: given in seconds, or predicted from programs.
 
-:func:`collect` walks a request and lists the programs of all its costs; :func:`price` predicts them; :func:`fill`
-returns a copy of the request whose costs are resolved.
+:func:`collect` walks a request and lists the programs of all its costs;
+:func:`cdmpp.compose.predict.predict_prices` predicts them; :func:`fill` returns a copy of the request whose costs
+are resolved.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any, Self, TypeVar
 
 import numpy as np
@@ -27,22 +27,17 @@ from cdmpp.compose.request import (
     exactly_one,
 )
 from cdmpp.curves.template import Grid, Template
-from cdmpp.devices.loading import from_mapping
-from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, FieldError
-from cdmpp.frontends.request import program_from_request
-from cdmpp.prediction import Prediction, Predictor, Query
-from cdmpp.programs.program import TensorProgram
+from cdmpp.prediction import Prediction
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
 
 MAX_PARTS, MAX_POINTS = 256, 64
 M = TypeVar("M", bound=BaseModel)
-V = TypeVar("V")
 
 
 @dataclass(frozen=True)
 class Part:
-    """One program of a cost: what it is called, how often it runs, and its seconds altogether."""
+    """One program of a cost: name, number of runs, and the seconds of all runs."""
 
     name: str
     count: int
@@ -51,7 +46,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Cost:
-    """A cost in seconds with bounds (sums of the parts' bounds) and what it is made of.
+    """A cost in seconds, its bounds (sums of the parts' bounds) and its parts.
 
     ``parts`` is empty for a cost that was given.
     """
@@ -63,7 +58,7 @@ class Cost:
 
     @classmethod
     def given(cls, seconds: float) -> Cost:
-        """A cost that a request states: known exactly."""
+        """A cost that the request gives: its bounds are equal to it."""
         return cls(seconds, seconds, seconds)
 
     @classmethod
@@ -79,7 +74,7 @@ class Cost:
         return cls(total("latency_s"), total("lower_s"), total("upper_s"), parts)
 
     def largest(self, most: int = 2) -> str:
-        """The programs that make most of it, in words: "linear:m=512,... 61 %, softmax:... 20 %"."""
+        """The programs with the largest shares, as text: "linear:m=512,... 61 %, softmax:... 20 %"."""
         whole = sum(part.latency_s for part in self.parts) or 1.0
         by_size = sorted(self.parts, key=lambda part: (-part.latency_s, part.name))[:most]
         return ", ".join(f"{part.name} {100 * part.latency_s / whole:.0f} %" for part in by_size)
@@ -186,9 +181,13 @@ class PredictedCost(Priced):
 CostField = Annotated[float, Field(ge=0, le=MAX_SECONDS, description="Seconds.")] | PredictedCost
 
 
-def cost_of(field: float | PredictedCost) -> Cost:
-    """The cost of a :data:`CostField` of a resolved request."""
-    return field.cost if isinstance(field, PredictedCost) else Cost.given(float(field))
+def cost_of(field: float | PredictedCost | None, seconds: float | None = None) -> Cost:
+    """The cost of a :data:`CostField` of a resolved request, or of a pair of fields ``x`` and ``x_s``."""
+    if isinstance(field, PredictedCost):
+        return field.cost
+    given = seconds if field is None else field
+    assert given is not None, "exactly one is given"
+    return Cost.given(float(given))
 
 
 class TemplateWork(Closed):
@@ -213,7 +212,7 @@ class BatchCurve(Priced):
     ] = None
     programs: Annotated[
         list[TemplateWork] | None,
-        Field(description='Predicted instead: operators with expressions over "batch", summed.'),
+        Field(description='Instead of seconds: operators with expressions over "batch", predicted and summed.'),
     ] = None
     device: DeviceForm | None = None
     backend: Backend | None = None
@@ -284,73 +283,7 @@ class BatchCurve(Priced):
 def interpolate(sizes: np.ndarray, seconds: np.ndarray, at: np.ndarray | float) -> Any:
     """Seconds at any batch size: linear between the points, proportional beyond the last.
 
-    Below the first point the first point's seconds hold: a smaller batch is not faster than what was seen.
+    Below the first point the seconds of the first point hold: a smaller batch is not assumed to be faster.
     """
     inside = np.interp(at, sizes, seconds)
     return np.where(np.asarray(at) > sizes[-1], seconds[-1] * np.asarray(at) / sizes[-1], inside)
-
-
-def price(asked: Sequence[PriceRequest], predictor: Predictor) -> list[Prediction]:
-    """Predict each program; equal ones are asked for once.
-
-    Raises
-    ------
-    FieldError
-        A program or device cannot be read, or has no prediction.
-    """
-    # Read once, however often a request names it: whole models repeat their layers.
-    programs: dict[str, TensorProgram] = {}
-    devices: dict[str, DeviceSpec | str] = {}
-    keys: dict[tuple[Any, ...], int] = {}
-    queries: list[Query] = []
-    places: list[int] = []
-    for one in asked:
-        program = _once(programs, (one.program, one.backend), one.path, partial(_program, one))
-        device = _once(devices, one.device, one.path, partial(_device, one.device))
-        key = (id(program), id(device), one.protocol, one.framework)
-        if key not in keys:
-            keys[key] = len(queries)
-            queries.append(Query(program, device, one.protocol, one.framework))
-        places.append(keys[key])
-    answers = predictor.predict_queries(queries)
-    return [check_price(one, answers[place]) for one, place in zip(asked, places, strict=True)]
-
-
-def check_price(asked: PriceRequest, answer: Prediction) -> Prediction:
-    """The answer, if it is one.
-
-    Raises
-    ------
-    FieldError
-        It is an error; this one names the field.
-    """
-    if answer.error is not None:
-        raise FieldError(f"{asked.path}: {answer.error.message}", path=asked.path, hint=answer.error.hint)
-    return answer
-
-
-def _program(asked: PriceRequest) -> TensorProgram:
-    if set(asked.program) == {"hash"}:
-        raise FieldError(
-            f"{asked.path}: a hash names a program that a service knows",
-            path=asked.path,
-            hint="give the program itself",
-        )
-    backend: Backend | None = asked.backend
-    return program_from_request(asked.program, backend)
-
-
-def _device(device: str | Mapping[str, Any]) -> DeviceSpec | str:
-    return device if isinstance(device, str) else from_mapping(device)
-
-
-def _once(known: dict[str, V], named: Any, path: str, make: Callable[[], V]) -> V:
-    words = repr(named)
-    if words not in known:
-        try:
-            known[words] = make()
-        except FieldError:
-            raise
-        except CdmppError as error:
-            raise FieldError(f"{path}: {error.message}", path=path, hint=error.hint) from None
-    return known[words]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Table:
-    """One table, or lines of text, of an answer.
+    """A table, or lines of text.
 
     Attributes
     ----------
@@ -29,8 +29,8 @@ class Table:
 
     @classmethod
     def lines(cls, *lines: str) -> Table:
-        """Lines of text."""
-        return cls(rows=[(line,) for line in lines])
+        """Lines of text; empty ones are left out."""
+        return cls(rows=[(line,) for line in lines if line])
 
     def __str__(self) -> str:
         body = [self.header, *self.rows] if self.header else self.rows
@@ -38,12 +38,12 @@ class Table:
 
 
 def format_columns(lines: Iterable[Sequence[str]], right: Iterable[int] = ()) -> list[str]:
-    """Lines of cells as text: columns two spaces apart, each as wide as its widest cell. Nothing is cut.
+    """Format lines of cells as text: columns two spaces apart, as wide as their widest cell. Nothing is cut.
 
     Parameters
     ----------
     lines : iterable of sequences of str
-        All of one length.
+        All of equal length.
     right : iterable of int
         Columns that are aligned to the right.
     """
@@ -60,5 +60,10 @@ def format_columns(lines: Iterable[Sequence[str]], right: Iterable[int] = ()) ->
 
 
 def render(tables: Iterable[Table]) -> str:
-    """Tables as text, one after the other."""
-    return "\n".join(map(str, tables))
+    """Tables as text; an empty line before and after each table that has a header."""
+    text, after_table = "", False
+    for table in tables:
+        if table.header or table.rows:
+            separator = "\n\n" if table.header or after_table else "\n"
+            text, after_table = f"{text}{separator if text else ''}{table}", bool(table.header)
+    return text

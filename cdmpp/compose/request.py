@@ -6,24 +6,27 @@ predictor, and call :meth:`Request.solve`; so they give the same answer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, computed_field, model_validator
+from pydantic_core import PydanticCustomError
 
 from cdmpp.compose.budget import SearchControl
 from cdmpp.compose.render import Table
 from cdmpp.prediction import Prediction
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
+from cdmpp.units import format_latency
 
 A = TypeVar("A", bound="Answer")
 M = TypeVar("M", bound=BaseModel)
 
-#: Limits of what one request may hold: far above an honest one, and below what would fill the memory.
+#: Limits of one request: far above an honest one, and below what would fill the memory.
 MAX_NAME, MAX_TEXT, MAX_COUNT = 200, 2000, 1_000_000
-MAX_SECONDS = 1e9
+MAX_SECONDS, MAX_BYTES = 1e9, 1e18
 MAX_BUDGET_S = 600.0
 
 
@@ -38,6 +41,8 @@ WholeNumber = BeforeValidator(_whole_number)
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS)]
 PositiveSeconds = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
+Bytes = Annotated[float, Field(ge=0, le=MAX_BYTES)]
+PositiveBytes = Annotated[float, Field(gt=0, le=MAX_BYTES)]
 Seed = Annotated[int, Field(ge=0, lt=2**32), WholeNumber]
 Budget = Annotated[
     float,
@@ -46,8 +51,8 @@ Budget = Annotated[
 MaxSteps = Annotated[
     Annotated[int, Field(ge=1, le=10**9), WholeNumber] | None,
     Field(
-        description="Steps after which the search ends, however fast the machine: with a budget that is not "
-        "reached, equal requests give equal answers."
+        description="The search ends after so many steps. Where the budget is not reached before, equal requests "
+        "give equal answers on any machine."
     ),
 ]
 ProgramForm = Annotated[
@@ -60,7 +65,7 @@ ProgramForm = Annotated[
     ),
 ]
 DeviceForm = Annotated[
-    Name | dict[str, Any], Field(description="Name of a known device, or an object with the figures of one's own.")
+    Name | dict[str, Any], Field(description="Name of a known device, or the specification of another one.")
 ]
 
 
@@ -79,8 +84,13 @@ def exactly_one(model: M, *names: str) -> M:
         None or several are given.
     """
     if sum(getattr(model, name) is not None for name in names) != 1:
-        raise ValueError("give either " + " or ".join(names))
+        raise PydanticCustomError("value_error", "give either {names}", {"names": " or ".join(names)})
     return model
+
+
+def at_most_one(model: M, *names: str) -> M:
+    """Validate that not more than one of some optional fields is given; as :func:`exactly_one`."""
+    return exactly_one(model, *names) if any(getattr(model, name) is not None for name in names) else model
 
 
 class Work(Closed):
@@ -167,10 +177,19 @@ class Request(Closed, Generic[A]):
         raise NotImplementedError
 
 
-class Answer(BaseModel):
-    """Fields that all answers share."""
+class Row(BaseModel):
+    """Base of answers and of the rows of their lists: numbers are finite, keys are those of the JSON.
 
-    model_config = ConfigDict(extra="forbid")
+    A field whose JSON name is a Python keyword has an alias; code uses the field's own name.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid", allow_inf_nan=False, serialize_by_alias=True, validate_by_name=True, validate_by_alias=True
+    )
+
+
+class Answer(Row):
+    """Fields that all answers share."""
 
     model_id: Annotated[
         str | None, Field(description="Model that priced the programs; null where no program was to be priced.")
@@ -183,7 +202,7 @@ class Answer(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_computed(cls, values: Any) -> Any:
-        """Accept the JSON of an answer: what is computed from other fields is computed again."""
+        """Accept the JSON of an answer: fields that are computed from others are computed again."""
         if not isinstance(values, Mapping):
             return values
         return {name: value for name, value in values.items() if name not in cls.model_computed_fields}
@@ -193,10 +212,21 @@ class Answer(BaseModel):
         raise NotImplementedError
 
 
+class Interval(Row):
+    """The objective with all predictions at their lower bounds, and at their upper bounds."""
+
+    lower_s: float
+    upper_s: float
+
+    def __str__(self) -> str:
+        return f"{format_latency(self.lower_s)} to {format_latency(self.upper_s)}"
+
+
 class Plan(Answer):
     """A plan with its baselines, a lower bound of the objective, and the gap to it.
 
-    The JSON names of the objective and of its bound differ by planner: subclasses name them, as dotted paths.
+    The JSON names of the objective and of its bound differ by planner: subclasses name them, as dotted paths. A
+    subclass whose gap is defined otherwise overrides :attr:`gap` with a property.
     """
 
     objective_field: ClassVar[str] = "makespan_s"
@@ -212,8 +242,23 @@ class Plan(Answer):
     @computed_field(description="Objective over its lower bound, less one.")  # type: ignore[prop-decorator]
     @property
     def gap(self) -> float:
-        """Objective over its lower bound, less one."""
-        return float(attrgetter(self.objective_field)(self) / attrgetter(self.bound_field)(self)) - 1
+        """Objective over its lower bound, less one; 0 where the bound is 0."""
+        bound = float(attrgetter(self.bound_field)(self))
+        return float(attrgetter(self.objective_field)(self)) / bound - 1 if bound > 0 else 0.0
+
+    @model_validator(mode="after")
+    def _finite_gap(self) -> Self:
+        if not math.isfinite(self.gap):
+            raise PydanticCustomError("finite_number", "the lower bound is too small")
+        return self
+
+    def baseline_table(self) -> Table:
+        """The baselines, smallest first, for plans whose objective is in seconds."""
+        rows = [
+            (name.replace("_", " "), format_latency(seconds))
+            for name, seconds in sorted(self.baselines.items(), key=lambda item: item[1])
+        ]
+        return Table(("baseline", "time"), rows, right=(1,))
 
 
 # -- not yet converted: removed with the last planner that uses it ------------------------------------------

@@ -1,4 +1,4 @@
-"""Reading, pricing and solving a request."""
+"""Read, price and solve a request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from cdmpp.compose.budget import SearchControl
-from cdmpp.compose.pricing import price
+from cdmpp.compose.predict import predict_prices
 from cdmpp.compose.request import Answer, OldRequest, Request
 from cdmpp.compose.validation_errors import places
 from cdmpp.errors import FieldError
@@ -32,11 +32,12 @@ def read_request(model: type[R], value: Any) -> R:
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        found = places(error, value)
-        said = "; ".join(f"{path or 'request'}: {what}" for path, what in found[:_MOST_NAMED])
-        more = f"; and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+        breaches = places(error, value)
+        message = "; ".join(f"{path or 'request'}: {text}" for path, text in breaches[:_MOST_NAMED])
+        if len(breaches) > _MOST_NAMED:
+            message += f"; and {len(breaches) - _MOST_NAMED} more"
         raise FieldError(
-            said + more, path=found[0][0], hint="docs/planning.md and docs/examples have the forms"
+            message, path=breaches[0][0], hint="docs/planning.md describes requests, docs/examples has some"
         ) from None
 
 
@@ -47,9 +48,9 @@ def solve_request(request: AnyRequest, predictor: Predictor | None = None, contr
     ----------
     request : Request
     predictor : Predictor, optional
-        Prices the programs; may be left out where the request gives all its costs.
+        Prices the programs; not needed where the request gives all its costs.
     control : SearchControl, optional
-        Default: one with the request's own budget.
+        Default: the request's own budget.
 
     Returns
     -------
@@ -62,12 +63,12 @@ def solve_request(request: AnyRequest, predictor: Predictor | None = None, contr
         Parts of the request do not fit together, or a program cannot be priced; ``path`` names the field.
     """
     programs = request.price_requests()
-    if programs and predictor is None:
-        raise FieldError(
-            f"{programs[0].path}: a program's cost has to be predicted", path=programs[0].path, hint="pass a predictor"
-        )
-    prices = price(programs, predictor) if programs and predictor is not None else []
-    return solve_priced(request, prices, control)
+    if not programs:
+        return solve_priced(request, [], control)
+    if predictor is None:
+        path = programs[0].path
+        raise FieldError(f"{path}: the cost of a program must be predicted", path=path, hint="pass a predictor")
+    return solve_priced(request, predict_prices(programs, predictor), control)
 
 
 def solve(
@@ -83,20 +84,23 @@ def solve_priced(request: AnyRequest, prices: Sequence[Prediction], control: Sea
     Raises
     ------
     FieldError, InfeasibleError
-        As :func:`solve_request`; also where valid figures are too far apart to be computed with.
+        As :func:`solve_request`; also where numbers are so large, small or far apart that the answer is not finite.
     """
     control = control if control is not None else SearchControl(request.budget)
     try:
         if isinstance(request, OldRequest):
             answer: Any = request.solve(prices, control)
+            if not _finite(answer):
+                raise ArithmeticError("the answer is not finite")
         else:
             answer = request.with_prices(prices).solve(control)
     except ArithmeticError as error:
         raise _out_of_range(str(error)) from error
-    answer = signed(answer, prices)
-    if not _finite(to_json(answer)):
-        raise _out_of_range("the answer is not finite")
-    return answer
+    except ValidationError as error:
+        if any(problem["type"] != "finite_number" for problem in error.errors()):
+            raise
+        raise _out_of_range("the answer is not finite") from error
+    return signed(answer, prices)
 
 
 def finish(request: AnyRequest, prices: Sequence[Prediction], control: SearchControl | None = None) -> dict[str, Any]:
@@ -112,7 +116,7 @@ def to_json(answer: Answer | dict[str, Any]) -> dict[str, Any]:
 def _out_of_range(reason: str) -> FieldError:
     return FieldError(
         f"figures of this request are too large, too small or too far apart ({reason})",
-        hint="seconds, bytes and counts as they occur",
+        hint="give realistic seconds, bytes and counts",
     )
 
 
@@ -126,7 +130,7 @@ def _finite(value: Any) -> bool:
 
 
 def signed(answer: Any, prices: Sequence[Prediction]) -> Any:
-    """The answer with the model that priced it and the worst domain of its prices."""
+    """A copy of the answer with the model that priced it and the worst domain of the prices."""
     marks = {
         "model_id": prices[0].model_id if prices else None,
         "domain": worst_domain(price.domain for price in prices),

@@ -6,6 +6,7 @@ answer in the terminal) and ``draw`` (a picture of it). A new one needs a folder
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -178,28 +179,43 @@ PLANNERS: dict[str, PlannerSpec] = {kind.name: kind for kind in _ALL}
 
 
 def make_plan(
-    kind: str, request: Mapping[str, Any], predictor: Predictor | None = None, watch: SearchControl | None = None
+    kind: str,
+    request: Mapping[str, Any],
+    predictor: Predictor | None = None,
+    control: SearchControl | None = None,
+    *,
+    watch: SearchControl | None = None,
 ) -> dict[str, Any]:
-    """Answer a request given as JSON values: what the command line and the service answer.
+    """Solve a request given as JSON values; the command line and the service return the same plan.
 
     Parameters
     ----------
     kind : str
         A name of :data:`PLANNERS`: "pipeline", "rl", ...
     request : mapping
-        As in docs/planning.md.
+        Described in docs/planning.md.
     predictor : Predictor, optional
-        Prices the programs of the request; may be left out where it gives all its costs.
+        Prices the programs of the request; not needed where the request gives all its costs.
+    control : SearchControl, optional
+        Receives progress and can end the search; default: the request's own budget.
     watch : SearchControl, optional
-        Hears of progress and can end the search; default: the request's own budget.
+        Deprecated name of ``control``.
+
+    Returns
+    -------
+    dict
+        The plan as JSON values.
 
     Raises
     ------
     FieldError, InfeasibleError
-        ``path`` names the field that is wrong.
+        ``path`` names the wrong field.
     """
     from cdmpp.compose.solve import solve
 
+    if watch is not None:
+        warnings.warn("make_plan: watch is now called control", DeprecationWarning, stacklevel=2)
+        control = watch
     if kind not in PLANNERS:
         raise FieldError(f"no plan is called {kind!r}", hint="one of: " + ", ".join(PLANNERS))
-    return solve(PLANNERS[kind].read(request), predictor, watch)
+    return solve(PLANNERS[kind].read(request), predictor, control)

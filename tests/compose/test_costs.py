@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from cdmpp.compose.pricing import BatchCurve, Cost, PredictedCost, interpolate, price
+from cdmpp.compose.predict import predict_prices
+from cdmpp.compose.pricing import BatchCurve, Cost, PredictedCost, interpolate
 from cdmpp.compose.solve import read_request
 from cdmpp.compose.transition import asked_of, cost_of
 from cdmpp.errors import FieldError
@@ -22,7 +23,7 @@ def test_a_predicted_cost_is_the_sum_of_its_programs(predictor: LatencyPredictor
     )
     asked = asked_of(field, "stages.0.forward")
     assert [one.path for one in asked] == ["stages.0.forward.programs.0", "stages.0.forward.programs.1"]
-    cost = cost_of(field, iter(price(asked, predictor)))
+    cost = cost_of(field, iter(predict_prices(asked, predictor)))
     linear, softmax = predictor.predict([LINEAR, SOFTMAX], "t4")
     assert linear.latency_s is not None and softmax.latency_s is not None
     assert linear.upper_s is not None and softmax.upper_s is not None
@@ -42,7 +43,7 @@ def test_a_curve_from_programs_is_priced_at_each_size(predictor: LatencyPredicto
     curve = BatchCurve.model_validate(
         {"batch": [1, 8], "programs": [{"program": {**LINEAR, "m": "batch*64"}, "count": 2}], "device": "t4"}
     )
-    sizes, costs = curve.with_prices(iter(price(curve.price_requests("decode"), predictor))).points()
+    sizes, costs = curve.with_prices(iter(predict_prices(curve.price_requests("decode"), predictor))).points()
     alone = predictor.predict([{**LINEAR, "m": 64 * b} for b in (1, 8)], "t4")
     assert sizes.tolist() == [1, 8]
     assert [cost.latency_s for cost in costs] == [2 * (one.latency_s or 0) for one in alone]
@@ -71,14 +72,14 @@ def test_interpolation_holds_below_and_is_proportional_beyond() -> None:
 def test_a_device_that_is_not_known_names_the_field(predictor: LatencyPredictor) -> None:
     field = PredictedCost.model_validate({"programs": [{"program": LINEAR}], "device": "no-such-gpu"})
     with pytest.raises(FieldError, match=r"a\.programs\.0: .*no-such-gpu") as caught:
-        price(field.price_requests("a"), predictor)
+        predict_prices(field.price_requests("a"), predictor)
     assert caught.value.path == "a.programs.0"
 
 
 def test_a_hash_is_known_to_services_alone(predictor: LatencyPredictor) -> None:
     field = PredictedCost.model_validate({"programs": [{"program": {"hash": "0" * 32}}], "device": "t4"})
     with pytest.raises(FieldError, match="a hash names a program"):
-        price(field.price_requests("a"), predictor)
+        predict_prices(field.price_requests("a"), predictor)
 
 
 def test_equal_programs_are_asked_for_once(predictor: LatencyPredictor) -> None:
@@ -93,7 +94,7 @@ def test_equal_programs_are_asked_for_once(predictor: LatencyPredictor) -> None:
             asked.append(len(queries))
             return predictor.predict_queries(queries, quantiles)
 
-    assert len(price(field.price_requests("a"), Counting())) == 5
+    assert len(predict_prices(field.price_requests("a"), Counting())) == 5
     assert asked == [1]
 
 

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdmpp import FieldError, InfeasibleError, make_plan
+from cdmpp.compose.budget import SearchControl
 from cdmpp.compose.render import render
 from cdmpp.planning.afd import Link, Side, size
 from cdmpp.planning.afd.schema import AfdPlan, AfdRequest
@@ -128,3 +129,8 @@ def test_the_example_is_answered_from_predictions(predictor: LatencyPredictor, t
     request = AfdRequest.model_validate(value)
     assert "attention and" in render(plan.tables())
     draw(request, plan).savefig(tmp_path / "afd.png")
+
+
+def test_the_old_name_of_the_search_control_works_and_warns() -> None:
+    with pytest.warns(DeprecationWarning, match="control"):
+        assert make_plan("afd", GIVEN, watch=SearchControl(1.0)) == make_plan("afd", GIVEN, control=SearchControl(1.0))

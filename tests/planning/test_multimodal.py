@@ -380,9 +380,9 @@ def test_the_example_is_priced_and_explained_down_to_its_programs(predictor: Lat
     said = next(line for line in answer["explanation"] if line.startswith("language:"))
     assert "forward: linear:" in said and "backward: linear:" in said
     request_ = read_request(MultimodalRequest, value)
-    from cdmpp.compose.pricing import price
+    from cdmpp.compose.predict import predict_prices
 
-    assert check(request_, answer, price(request_.price_requests(), predictor)) == []
+    assert check(request_, answer, predict_prices(request_.price_requests(), predictor)) == []
 
 
 def test_the_command_prints_draws_and_checks(tmp_path: Path) -> None:

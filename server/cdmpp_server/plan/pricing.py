@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from cdmpp.compose.pricing import check_price
+from cdmpp.compose.predict import check_price
 from cdmpp.compose.request import PriceRequest
 from cdmpp.errors import CdmppError, FieldError
 from cdmpp.prediction import DEFAULT_QUANTILES, Query
