@@ -20,12 +20,14 @@ from typer.testing import CliRunner
 
 from cdmpp.cli.main import app as command_line
 from cdmpp.compose.request import Request as PlanRequest
+from cdmpp.errors import OverloadedError
 from cdmpp.planning.registry import PLANNERS, make_plan
 from cdmpp.predictor import LatencyPredictor
 from cdmpp_server.deadline import Deadline
-from cdmpp_server.plan.pool import Planners, Slot
+from cdmpp_server.plan.pool import Planners
 from cdmpp_server.plan.routes import PlanKinds
 from cdmpp_server.problems import ProblemError
+from cdmpp_server.sandbox.supervised import SupervisedWorker
 from cdmpp_server.sandbox.worker import Worker, WorkerDiedError, WorkerMemoryError, WorkerTimeoutError
 from tests.server.conftest import JSON, LINEAR, problem
 
@@ -197,8 +199,8 @@ def until(client: TestClient, id: str, state: str) -> dict[str, Any]:
 
 def test_a_planning_process_that_was_killed_is_replaced(post: Post, app: FastAPI) -> None:
     assert post("cluster", CLUSTER).status_code == 200
-    worker = app.state.planners._slots[0].worker
-    os.kill(worker.pid, signal.SIGKILL)
+    for pid in app.state.planners.pids:
+        os.kill(pid, signal.SIGKILL)
     assert post("cluster", CLUSTER).status_code == 200
 
 
@@ -302,10 +304,10 @@ def test_a_start_that_fails_is_tried_again() -> None:
     made: list[Worker] = [Broken([]), Played([])]
 
     async def main() -> None:
-        slot = Slot(lambda: made.pop(0))
-        with pytest.raises(WorkerDiedError):
-            await slot.ready()
-        assert (await slot.ready()).pid == 1
-        await slot.stop()
+        worker = SupervisedWorker(lambda: made.pop(0))
+        with pytest.raises(OverloadedError):
+            await worker.ready()
+        assert (await worker.ready()).pid == 1
+        await worker.stop()
 
     asyncio.run(main())

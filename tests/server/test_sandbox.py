@@ -166,14 +166,14 @@ def test_a_worker_killed_from_outside_is_replaced_and_nobody_notices() -> None:
     assert is_new
 
 
-def test_a_text_that_kills_its_reader_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_that_kills_two_readers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Worker.run
 
-    async def shot(self: Worker, header: Any, payload: bytes, timeout_s: float) -> Any:
+    async def shot(self: Worker, header: Any, payload: bytes, timeout_s: float, on_progress: Any = None) -> Any:
         if b"deadly" in payload:
             assert self.pid is not None
             os.kill(self.pid, signal.SIGSEGV)
-        return await run(self, header, payload, timeout_s)
+        return await run(self, header, payload, timeout_s, on_progress)
 
     monkeypatch.setattr(Worker, "run", shot)
 
@@ -540,8 +540,8 @@ def test_no_text_is_parsed_in_the_service() -> None:
     assert done.stdout.splitlines() == ["tvm", "200 True", "200", "[]"], done.stdout + done.stderr[-3000:]
 
 
-def test_last_words_are_one_printable_line() -> None:
+def test_stderr_tail_are_one_printable_line() -> None:
     worker = Worker(2**30)
     worker._tail = b"error:\n\x1b[2J\x00\xff 'quoted' \xe2\x80\xae"
-    assert worker.last_words.isprintable()
-    assert worker.last_words.startswith("error:\\n\\x1b[2J")
+    assert worker.stderr_tail.isprintable()
+    assert worker.stderr_tail.startswith("error:\\n\\x1b[2J")

@@ -12,12 +12,14 @@ from typing import Any
 
 from anyio.to_thread import run_sync
 
+from cdmpp.errors import OverloadedError
 from cdmpp_server.jobs.store import MAX_ATTEMPTS, JobStore, LeasedJob, State
 from cdmpp_server.observe.store import StoreUnavailableError
 from cdmpp_server.operate.metrics import Metrics
-from cdmpp_server.plan.pool import Slot, run_job
+from cdmpp_server.plan.pool import run_job
 from cdmpp_server.problems import ProblemError, internal_error
-from cdmpp_server.sandbox.worker import Worker, WorkerDiedError, WorkerTimeoutError
+from cdmpp_server.sandbox.supervised import SupervisedWorker
+from cdmpp_server.sandbox.worker import Worker
 
 _log = logging.getLogger(__name__)
 #: Seconds between two queries for jobs that were submitted to other workers or left behind by them.
@@ -43,7 +45,7 @@ class Runner:
 
     def __init__(self, jobs: JobStore, make: Callable[[], Worker], metrics: Metrics) -> None:
         self._jobs, self._metrics = jobs, metrics
-        self._slot = Slot(make)
+        self._worker = SupervisedWorker(make)
         self._owner = secrets.token_hex(16)
         self._wake = asyncio.Event()
         self._running: str | None = None
@@ -74,7 +76,7 @@ class Runner:
                     # After its lease has ended, any worker that reaches the database repeats the job.
                     _log.warning("job left: the database is unavailable")
         finally:
-            await self._slot.stop()
+            await self._worker.stop()
 
     async def _take(self) -> LeasedJob | None:
         try:
@@ -123,9 +125,9 @@ class Runner:
                 progress["answer"] = data.decode()
 
         try:
-            worker = await self._slot.ready()
-        except (WorkerDiedError, WorkerTimeoutError, OSError):
-            return "failed", {"error": _error(ProblemError("overloaded", "the planning process did not start"))}
+            worker = await self._worker.ready()
+        except OverloadedError as error:
+            return "failed", {"error": _error(ProblemError(error.code, error.message, error.hint))}
         header = {"do": "solve", "kind": job.kind, "body": len(job.request), "progress": True}
         limit_s = (DEFAULT_BUDGET_S if job.budget_s is None else job.budget_s) + GRACE_S
         try:
@@ -155,8 +157,8 @@ class Runner:
                 written |= changes
         finally:
             cancelled.cancel()
-        if self._slot.worker is not None:
-            self._slot.worker.interrupt()
+        if self._worker.worker is not None:
+            self._worker.worker.interrupt()
         await asyncio.wait({search}, timeout=CANCEL_S)
         columns = search.result()[1] if search.done() else progress
         await run_sync(self._jobs.keep, job.id, self._owner, {**columns, "error": None})

@@ -1,4 +1,4 @@
-"""A worker process with one job at a time, seen from the service: one that reads texts, or one that plans."""
+"""Start of a worker process, and the exchange of one job at a time with it; used by the sandbox and the planners."""
 
 from __future__ import annotations
 
@@ -20,41 +20,43 @@ _log = logging.getLogger(__name__)
 
 #: Seconds for a worker to start: imports, and TVM's on a busy machine.
 START_S = 120.0
-#: What the last lines on standard error may take in the log.
+#: Bytes of standard error kept for the log.
 _TAIL_BYTES = 4000
 
 
 class WorkerDiedError(Exception):
-    """The process ended in the middle of a job, or did not speak the protocol."""
+    """The process ended during a job, or sent bytes that break the protocol."""
 
 
 class WorkerTimeoutError(Exception):
-    """The job's time was up; the process has been killed."""
+    """The job exceeded its time limit; the process has been killed."""
 
 
 class WorkerMemoryError(Exception):
-    """The job needed more memory than the worker has; the process has ended."""
+    """The job exceeded the memory limit; the process has ended."""
 
 
-#: Told what a worker says before its answer, and the bytes behind it; in the event loop.
+#: A reply: its header, and raw bytes.
+WorkerReply = tuple[dict[str, Any], bytes]
+#: Called in the event loop with each reply that precedes the last one.
 OnProgress = Callable[[dict[str, Any], bytes], None]
 
 
 @dataclass(frozen=True)
 class Program:
-    """What a worker process runs.
+    """The command of a worker process.
 
     Attributes
     ----------
     module : str
         Run as ``python -m MODULE MEMORY_BYTES PARENT *options``.
     name : str
-        For the log.
+        Name in the log.
     options : tuple of str
     environment : mapping
-        Besides what every worker gets.
+        Environment variables beyond those of every worker.
     max_payload : int
-        Bytes that it may answer with.
+        Largest payload of a reply, in bytes.
     """
 
     module: str
@@ -69,12 +71,12 @@ READING_TVM = Program("cdmpp_server.sandbox", "reading worker", ("tvm",))
 
 
 class Worker:
-    """Starts a process and hands it one job at a time.
+    """A worker process that does one job at a time.
 
     Parameters
     ----------
     memory_bytes : int
-        Memory for what it works on, beyond the libraries.
+        Memory for jobs, beyond what the libraries map.
     program : Program
     """
 
@@ -87,7 +89,7 @@ class Worker:
 
     @property
     def pid(self) -> int | None:
-        """Process id while it runs."""
+        """Process id while the process runs, else None."""
         alive = self._process is not None and self._process.returncode is None
         return self._process.pid if alive and self._process is not None else None
 
@@ -97,61 +99,67 @@ class Worker:
         Raises
         ------
         WorkerDiedError, WorkerTimeoutError
-            It did not get ready; the log has its last words.
+            It did not become ready; the log has the end of its standard error.
         """
         begun = time.monotonic()
-        # Its current folder is empty: a relative path that it opens leads nowhere.
+        # The current folder is empty, so that a relative path opens nothing.
         self._folder = tempfile.TemporaryDirectory(prefix="cdmpp-sandbox-")
         program = self.program
         command = [sys.executable, "-P", "-m", program.module, str(self.memory_bytes), str(os.getpid())]
-        self._process = await asyncio.create_subprocess_exec(
-            *command,
-            *program.options,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=_environment(self._folder.name) | dict(program.environment),
-            cwd=self._folder.name,
-            limit=2**20,
-            start_new_session=True,  # what it starts ends with it
-        )
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *command,
+                *program.options,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=_environment(self._folder.name) | dict(program.environment),
+                cwd=self._folder.name,
+                limit=2**20,
+                start_new_session=True,  # its children are killed with it
+            )
+        except OSError:
+            await self.stop()
+            raise
         self._reader = asyncio.create_task(self._keep_tail())
         try:
             ready, _ = await self._exchange(b"", START_S)
         except (WorkerDiedError, WorkerTimeoutError) as error:
-            _log.error("a %s did not start: %s: %s", program.name, error, self.last_words)
+            _log.error("a %s did not start: %s: %s", program.name, error, self.stderr_tail)
             raise
         if not ready.get("memory_limited"):
-            _log.warning("the system does not tell how much memory is mapped: a %s has no limit", program.name)
+            _log.warning(
+                "the size of the mapped memory is unknown on this system: a %s has no memory limit", program.name
+            )
         if not ready.get("files_kept", True):
-            _log.info("the system has no Landlock: a %s could read files", program.name)
+            _log.info("this system has no Landlock: a %s is able to read files", program.name)
         _log.info("%s %s ready after %.2f s", program.name, self.pid, time.monotonic() - begun)
 
     async def run(
         self, header: Mapping[str, Any], payload: bytes, timeout_s: float, on_progress: OnProgress | None = None
-    ) -> tuple[dict[str, Any], bytes]:
-        """Have one job done; ``on_progress`` hears what is said before the answer.
+    ) -> WorkerReply:
+        """Run one job; ``on_progress`` is called with each progress reply.
 
         Raises
         ------
         WorkerTimeoutError, WorkerMemoryError, WorkerDiedError
-            After each of these the process is gone.
+            The process has ended after each of these.
         """
         message = frames.pack({**header, "timeout_s": timeout_s}, payload)
-        said, data = await self._exchange(message, timeout_s, on_progress)
-        if said.get("memory"):
+        reply, data = await self._exchange(message, timeout_s, on_progress)
+        if reply.get("memory"):
             await self.stop()
             raise WorkerMemoryError
-        return said, data
+        return reply, data
 
     def interrupt(self) -> None:
-        """Ask a planning process to end its search with what it has."""
+        """Ask a planning process to end its search and return its best plan."""
         if self.pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGUSR1)
 
     async def stop(self) -> None:
-        """Kill the process and what it started; nothing it holds is worth a goodbye."""
+        """Kill the process and its children."""
         process, self._process = self._process, None
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -166,9 +174,7 @@ class Worker:
             self._folder.cleanup()
             self._folder = None
 
-    async def _exchange(
-        self, message: bytes, timeout_s: float, on_progress: OnProgress | None = None
-    ) -> tuple[dict[str, Any], bytes]:
+    async def _exchange(self, message: bytes, timeout_s: float, on_progress: OnProgress | None = None) -> WorkerReply:
         process = self._process
         if process is None or process.stdin is None or process.stdout is None:
             raise WorkerDiedError("not started")
@@ -177,10 +183,10 @@ class Worker:
                 process.stdin.write(message)
                 await process.stdin.drain()
                 while True:
-                    said, data = await self._receive(process.stdout)
-                    if "progress" not in said or on_progress is None:
-                        return said, data
-                    on_progress(said, data)
+                    reply, data = await self._receive(process.stdout)
+                    if "progress" not in reply or on_progress is None:
+                        return reply, data
+                    on_progress(reply, data)
         except TimeoutError:
             await self.stop()
             raise WorkerTimeoutError(f"no answer within {timeout_s:g} s") from None
@@ -188,18 +194,18 @@ class Worker:
             code = await self._ended(process)
             raise WorkerDiedError(f"{type(error).__name__}, exit status {code}") from None
         except asyncio.CancelledError:
-            # Half a message may be on its way: the process cannot be used again.
+            # Half a message may have been sent: the process cannot be used again.
             await asyncio.shield(self.stop())
             raise
 
-    async def _receive(self, stream: asyncio.StreamReader) -> tuple[dict[str, Any], bytes]:
+    async def _receive(self, stream: asyncio.StreamReader) -> WorkerReply:
         prefix = await stream.readexactly(frames.PREFIX.size)
         header, payload = frames.lengths(prefix, frames.MAX_HEADER_BYTES, self.program.max_payload)
         text = await stream.readexactly(header)
         return frames.header_of(text), await stream.readexactly(payload)
 
     async def _ended(self, process: asyncio.subprocess.Process) -> int | None:
-        """Exit status of a process that closed its pipe; it is given a moment to end by itself."""
+        """Exit status of a process that closed its pipe; it has a second to end by itself."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1.0):
                 await process.wait()
@@ -208,23 +214,23 @@ class Worker:
         return code
 
     async def _keep_tail(self) -> None:
-        """Empty standard error, so that the worker never waits for it, and keep its last lines."""
+        """Read standard error, so that the worker never blocks on it, and keep its end."""
         assert self._process is not None and self._process.stderr is not None
         stream = self._process.stderr
         while chunk := await stream.read(2**16):
             self._tail = (self._tail + chunk)[-_TAIL_BYTES:]
 
     @property
-    def last_words(self) -> str:
-        """The end of what the process wrote to standard error, in one line of printable characters.
+    def stderr_tail(self) -> str:
+        """End of the process's standard error, as one line of printable characters.
 
-        Parsers may write what a stranger sent, and the log is read on terminals.
+        Parsers may print parts of a client's text, and the log may be shown in a terminal.
         """
         return ascii(self._tail.decode(errors="replace").strip()[-500:])[1:-1]
 
 
 def _environment(folder: str) -> dict[str, str]:
-    """What the worker needs to import the same code, and nothing of the service's secrets."""
+    """Environment that lets the worker import the same code; it holds no secret of the service."""
     path = [os.path.abspath(entry) for entry in sys.path]
     kept = {key: os.environ[key] for key in ("LD_LIBRARY_PATH", "SYSTEMROOT") if key in os.environ}
     return {
