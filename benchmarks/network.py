@@ -29,7 +29,7 @@ DEVICES = ("t4", "l4", "a100-pcie-40gb", "h100-sxm5-80gb")
 BATCHES = (512, 600)
 
 
-def batch(rows: int, seed: int = 0) -> dict[str, torch.Tensor]:
+def batch(rows: int, leaf_width: int, seed: int = 0) -> dict[str, torch.Tensor]:
     """Padded 3x3 convolutions in float16: five leaves (pad, initial value, product, bias, rounding)."""
     rng = np.random.default_rng(seed)
     sizes = {
@@ -44,7 +44,7 @@ def batch(rows: int, seed: int = 0) -> dict[str, torch.Tensor]:
         **dict.fromkeys(("dil_h", "dil_w", "groups"), np.ones(rows)),
     }
     sizes = {name: values.astype(np.int64) for name, values in sizes.items()}
-    store = ProgramStore(rows)
+    store = ProgramStore(rows, leaf_width)
     for members, encoded in encode_shapes("conv2d", "float16", {"direction": "fwd", "bias": True}, sizes):
         assert encoded.leaves.shape[1] == LEAVES
         store.add(members, encoded)
@@ -93,7 +93,7 @@ def step_of(
 def compare(config: TrainConfig, rows: int, repeats: int) -> list[tuple[str, float, float, float]]:
     """(what, our rows/s, their rows/s, ratio) for forward and training step."""
     torch.manual_seed(0)
-    data = batch(rows)
+    data = batch(rows, config.network.leaf_width)
     ours, theirs = LatencyNetwork(config.network, len(DEVICES)), ReferenceNetwork()
     their_data = {"leaves": torch.randn(rows, LEAVES, 164), "device": torch.rand(rows, 8)}
     our_data: dict[str, Any] = {**data, "mask": None}
@@ -134,6 +134,7 @@ def main() -> None:
     parser.add_argument("--config", default="configs/base.toml")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -143,7 +144,7 @@ def main() -> None:
     print(f"{size / 1e6:.2f} M parameters against 13.77 M, {threads} threads, torch {torch.__version__}\n")
     print("| what | batch | programs/s | published network, programs/s | ratio |")
     print("| --- | ---: | ---: | ---: | ---: |")
-    for rows in BATCHES:
+    for rows in options.batches:
         for what, ours, theirs, ratio in compare(config, rows, options.repeats):
             print(f"| {what} | {rows} | {ours:,.0f} | {theirs:,.0f} | **{ratio:.1f}x** |")
 

@@ -1,6 +1,6 @@
 """Our network beside the original on one split, data and budget of time, one after the other.
 
-``python -m benchmarks.reference_preset [--seconds 240] [--threads 1] [--split task|network] [--terms none]``
+``python -m benchmarks.reference_preset [--seconds 30] [--threads 1] [--split task|network] [--terms none]``
 trains the preset of ``configs/reference.toml`` for that long, our network of ``configs/cpu.toml`` for as long
 and for a tenth of it, and reports samples a second and the errors on the test part, XGBoost and the mean per
 operator on the same rows beside them. ``--terms`` adds the original with its domain terms: the tasks of
@@ -124,7 +124,7 @@ def line(name: str, found: dict[str, Any]) -> str:
 def main() -> None:
     """Print the table and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=240.0)
+    parser.add_argument("--seconds", type=float, default=30.0, help="training time of each method")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--config", default="configs/cpu.toml")
     parser.add_argument("--preset", default="configs/reference.toml")

@@ -26,7 +26,7 @@ SMALL = {"CDMPP_CACHE_BYTES": str(2**21), "CDMPP_ANSWER_CACHE_BYTES": str(2**21)
 def main() -> int:
     """Run and print; 1 where something was found."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=int, default=100_000)
+    parser.add_argument("--cases", type=int, default=50_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=1800.0)
     parser.add_argument("--connections", type=int, default=4)

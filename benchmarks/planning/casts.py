@@ -10,7 +10,9 @@ search for the largest magnitude, a multiplication and a rounding; from int8 a m
 
 from __future__ import annotations
 
+import argparse
 import time
+from collections.abc import Sequence
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -24,11 +26,11 @@ from cdmpp.devices.bandwidth import measure_copy
 OUT = Path("benchmarks/results/casts.json")
 SMALL, SIZES = 64, tuple(2**k for k in range(18, 25))
 TYPES = {"int8": torch.int8, "float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-_ROUNDS, _ROUND_S = 15, 5e-4
+_ROUND_S = 5e-4
 
 
-def cast_s(source: str, target: str, elements: int) -> float:
-    """Seconds of one cast: the best of some rounds, since other work only makes a round slower."""
+def cast_s(source: str, target: str, elements: int, rounds: int) -> float:
+    """Seconds of one cast: the fastest of ``rounds``, since other work only makes a round slower."""
     values = torch.randn(elements) * 40
     x, out = values.to(TYPES[source]), torch.zeros(elements, dtype=TYPES[target])
 
@@ -46,7 +48,7 @@ def cast_s(source: str, target: str, elements: int) -> float:
     cast()
     runs = max(1, int(_ROUND_S / (time.perf_counter() - began)))
     best = np.inf
-    for _ in range(_ROUNDS):
+    for _ in range(rounds):
         began = time.perf_counter()
         for _ in range(runs):
             cast()
@@ -54,19 +56,29 @@ def cast_s(source: str, target: str, elements: int) -> float:
     return float(best)
 
 
-def fit(small_s: float, seconds: list[float]) -> tuple[float, float, float]:
+def fit(small_s: float, elements: Sequence[int], seconds: list[float]) -> tuple[float, float, float]:
     """Seconds an element, overhead in seconds, and the mean relative error of the line over the sizes."""
-    sizes, times = np.array(SIZES, float), np.array(seconds)
+    sizes, times = np.array(elements, float), np.array(seconds)
     # Least squares of (overhead + slope x size) / time - 1.
     slope = float((sizes / times) @ (1 - small_s / times) / np.sum((sizes / times) ** 2))
     return slope, small_s, float(np.abs((small_s + slope * sizes) / times - 1).mean())
 
 
 def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15, help="timed rounds of each cast")
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="numbers of elements")
+    parser.add_argument("--out", type=Path, default=OUT)
+    options = parser.parse_args()
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
     for source, target in permutations(TYPES, 2):
-        per_element, overhead, error = fit(cast_s(source, target, SMALL), [cast_s(source, target, n) for n in SIZES])
+        per_element, overhead, error = fit(
+            cast_s(source, target, SMALL, options.rounds),
+            options.sizes,
+            [cast_s(source, target, n, options.rounds) for n in options.sizes],
+        )
         rows.append(
             {
                 "source": source,
@@ -82,7 +94,7 @@ def main() -> None:
         )
     copied = measure_copy([0], 2**28)
     print(f"a plain copy moves {copied / 1e9:.1f} GB/s")
-    write_result(OUT, {"threads": 1, "copy_bytes_per_s": float(f"{copied:.3g}"), "casts": rows})
+    write_result(options.out, {"threads": 1, "copy_bytes_per_s": float(f"{copied:.3g}"), "casts": rows})
 
 
 if __name__ == "__main__":

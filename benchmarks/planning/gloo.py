@@ -48,7 +48,7 @@ RANKS = 2
 MIB = 2**20
 BUCKETS_BYTES = (2 * MIB, 8 * MIB, 25 * MIB)
 SIZES_BYTES = tuple(2**power for power in range(12, 26))
-WARM, REPEATS = 5, 20
+WARM, REPEATS, ROUNDS = 5, 20, 5
 #: Share of all times that count, measured and parts alike: the fastest, because other work on the machine
 #: only makes them longer.
 FASTEST = 0.5
@@ -147,15 +147,15 @@ def _no_transfer(_, bucket):  # type: ignore[no-untyped-def]  # DDP reads annota
     return done
 
 
-def measure_round(name: str) -> Round:
-    """All measurements once; both processes call it together."""
+def measure_round(name: str, repeats: int) -> Round:
+    """All measurements once, ``repeats`` iterations each; both processes call it together."""
     silent = Trainer(name, 25 * MIB, silent=True)
     dist.barrier()
     found: Measured = measure_layers(
-        silent.network, silent.loss, silent.optimizer.step, repeats=REPEATS, warm=WARM, fastest=FASTEST
+        silent.network, silent.loss, silent.optimizer.step, repeats=repeats, warm=WARM, fastest=FASTEST
     )
     dist.barrier()
-    alone_s, slower_s = _alone(silent)
+    alone_s, slower_s = _alone(silent, repeats)
     times = [(float(size), _transfer_s(size)) for size in SIZES_BYTES]
     slowdowns = _slowdowns(silent, alone_s)
     iterations_s, buckets = {}, {}
@@ -164,17 +164,17 @@ def measure_round(name: str) -> Round:
         dist.barrier()
         for _ in range(WARM):
             trainer.iterate()
-        iterations_s[bucket_bytes] = [trainer.iterate() for _ in range(REPEATS)]
+        iterations_s[bucket_bytes] = [trainer.iterate() for _ in range(repeats)]
         said = trainer.module._get_ddp_logging_data()
         text = said.get("rebuilt_bucket_sizes") or said["bucket_sizes"]
         buckets[bucket_bytes] = [int(part) for part in str(text).split(",")]
     return Round(found.layers, found.update_s, alone_s, slower_s, times, *slowdowns, iterations_s, buckets)
 
 
-def _alone(silent: Trainer) -> tuple[float, float]:
+def _alone(silent: Trainer, repeats: int) -> tuple[float, float]:
     """Seconds of an iteration without transfers: of this process, and of the slower one of each iteration."""
     own, slower = [], []
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         dist.barrier()
         own.append(silent.iterate())
         both = torch.tensor(own[-1], dtype=torch.float64)
@@ -221,12 +221,12 @@ def _slowdowns(silent: Trainer, alone_s: float) -> tuple[float, float]:
     return max(times_s[1] / (iterations[1] * alone_s), 1.0), max(times_s[1] / times_s[0], 1.0)
 
 
-def _run(rank: int, name: str, store: str, rounds: int, out: str) -> None:
+def _run(rank: int, name: str, store: str, rounds: int, repeats: int, out: str) -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", f"file://{store}", timedelta(seconds=60), RANKS, rank)
     try:
-        found = [measure_round(name) for _ in range(rounds)]
+        found = [measure_round(name, repeats) for _ in range(rounds)]
         if rank == 0:
             torch.save([asdict(one) for one in found], out)
         dist.barrier()
@@ -234,11 +234,11 @@ def _run(rank: int, name: str, store: str, rounds: int, out: str) -> None:
         dist.destroy_process_group()
 
 
-def measure(name: str, rounds: int) -> list[Round]:
-    """Rounds of a network, measured in processes of their own."""
+def measure(name: str, rounds: int, repeats: int) -> list[Round]:
+    """Rounds of one network, measured in two worker processes."""
     with tempfile.TemporaryDirectory() as folder:
         out = str(Path(folder) / "rounds.pt")
-        arguments = (name, str(Path(folder) / "store"), rounds, out)
+        arguments = (name, str(Path(folder) / "store"), rounds, repeats, out)
         processes.spawn(_run, arguments, nprocs=RANKS)  # type: ignore[no-untyped-call]
         saved = torch.load(out, weights_only=True)
     return [Round(**{**one, "layers": [Layer(**layer) for layer in one["layers"]]}) for one in saved]
@@ -345,11 +345,13 @@ def _ms(seconds: float) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--repeats", type=int, default=REPEATS, help="iterations of each measurement")
+    parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS))
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
     before = os.getloadavg()
-    networks = [compare(name, measure(name, options.rounds)) for name in NETWORKS]
+    networks = [compare(name, measure(name, options.rounds, options.repeats)) for name in options.networks]
     result = {
         "command": "python -m benchmarks.planning.gloo",
         "cores": os.cpu_count(),

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.compose.request import jit
+from cdmpp.compose import jit
 from cdmpp.compose.solve import read_request, solve
 from cdmpp.replay import Graph, Node, Replayer
 from cdmpp.replay.schema import ReplayRequest
@@ -91,22 +91,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, default=100_000)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--plain", action="store_true", help="hide numba, print the figures, write nothing")
-    arguments = parser.parse_args()
-    if arguments.plain:
-        print(json.dumps(measure(arguments.nodes, arguments.repeats)))
+    options = parser.parse_args()
+    if options.plain:
+        print(json.dumps(measure(options.nodes, options.repeats)))
         return
-    compiled = measure(arguments.nodes, arguments.repeats)
+    compiled = measure(options.nodes, options.repeats)
     hide = (
         "import sys; sys.modules['numba'] = None; import runpy; "
         "runpy.run_module('benchmarks.planning.replay_speed', run_name='__main__')"
     )
-    options = ["--nodes", str(arguments.nodes), "--repeats", str(arguments.repeats), "--plain"]
-    output = subprocess.run([sys.executable, "-c", hide, *options], check=True, capture_output=True, text=True).stdout
+    same = ["--nodes", str(options.nodes), "--repeats", str(options.repeats), "--plain"]
+    output = subprocess.run([sys.executable, "-c", hide, *same], check=True, capture_output=True, text=True).stdout
     plain = json.loads(output)
     assert plain["makespan_s"] == compiled["makespan_s"]
     found = {"compiled": compiled, "plain": plain, "load_average": os.getloadavg()[0]}
-    RESULT.write_text(json.dumps(found, indent=1) + "\n")
+    options.out.write_text(json.dumps(found, indent=1) + "\n")
     for name, one in (("compiled", compiled), ("plain Python", plain)):
         print(
             f"{name}: {one['nodes']:,} nodes in {one['replay_s']:.2f} s ({one['nodes_per_s']:,.0f} nodes/s), "

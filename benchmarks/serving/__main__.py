@@ -23,13 +23,14 @@ PARTS = ("rates", "memory", "overload", "kill")
 def main() -> None:
     """Run the parts and print what was found."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each load")
+    parser.add_argument("--seconds", type=float, default=5.0, help="duration of each load")
     parser.add_argument("--connections", type=int, default=2)
     parser.add_argument("--workers", type=int, nargs="*", default=[1, 2])
-    parser.add_argument("--requests", type=int, default=200_000, help="of the memory run")
+    parser.add_argument("--requests", type=int, default=20_000, help="requests of the memory run; published: 200000")
+    parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--only", nargs="*", choices=PARTS, default=PARTS)
     options = parser.parse_args()
-    found: dict[str, Any] = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    found: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
     found["cores"] = len(os.sched_getaffinity(0))
     if "rates" in options.only:
         for workers in options.workers:
@@ -49,7 +50,7 @@ def main() -> None:
     if "kill" in options.only:
         with tempfile.TemporaryDirectory() as folder:
             found["kill"] = endurance.kill_nine(Path(folder), rounds=5, seconds=2.0)
-    RESULT.write_text(json.dumps(found, indent=1) + "\n")
+    options.out.write_text(json.dumps(found, indent=1) + "\n")
     print("\n".join(table(found)))
 
 

@@ -92,16 +92,17 @@ def compare(served: Served, seconds: float, rate: float, rounds: int) -> dict[st
 def main() -> None:
     """Compare at two rates, write and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each load")
+    parser.add_argument("--seconds", type=float, default=5.0, help="duration of each load")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--rates", type=float, nargs="*", default=[100.0, 200.0])
     options = parser.parse_args()
     found: dict[str, Any] = {"cores": len(os.sched_getaffinity(0)), "load_before": os.getloadavg()[0]}
     with running() as served:
         served.ask("POST", "/pipeline/search", {**SEARCH, "budget_s": 1, "max_steps": 1})  # compiles
-        rates.single(served, 10.0, 100.0)  # caches and connections
+        rates.single(served, options.seconds, 100.0)  # caches and connections
         found["rates"] = [compare(served, options.seconds, rate, options.rounds) for rate in options.rates]
-    RESULT.write_text(json.dumps(found, indent=1) + "\n")
+    options.out.write_text(json.dumps(found, indent=1) + "\n")
     for part in found["rates"]:
         print(
             f"{part['rate_per_s']:.0f} requests/s: p50 {1e3 * part['idle_p50_s']:.2f} -> "

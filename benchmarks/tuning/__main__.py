@@ -1,11 +1,11 @@
 """Cost models in one and the same search of MetaSchedule, compared by the programs that they find.
 
-``python -m benchmarks.tuning [--tasks 2] [--seeds 1] [--trials 64]``: for each seed, task and method (random
-scores, TVM's XGBModel, cdmpp frozen, cdmpp corrected online) a search of so many measured trials, 16 a round,
-through the project's builder and runner. What was measured and which searches are done lies in ``--work``:
-the same command goes on after a kill, and no program is measured twice, whoever proposes it. ``--render``
-only writes docs/tuning.md and its figure from the result file of the full table, which is what the command
-makes without options.
+``python -m benchmarks.tuning [--tasks 1] [--seeds 1] [--trials 32]``: for each seed, task and method (random
+scores, TVM's XGBModel, cdmpp frozen, cdmpp corrected online) one search with so many measured trials, 16 per round,
+through the project's builder and runner. The defaults take about two minutes. ``--full`` is the published table: 6
+tasks, 3 seeds, 128 trials, 4 methods, several hours. Measurements and finished searches are kept in ``--work``: the
+same command resumes after a kill, and no program is measured twice. ``--render`` only writes docs/tuning.md and its
+figure from the result file of the full table.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from benchmarks.report.results import write_result
 from cdmpp.measure.sampling import prepare_sampler
 
 OUT = Path("benchmarks/results/tuning.json")
+#: Tasks, seeds, trials and methods of the published table.
+FULL = ("6", 3, 128, "4")
 #: Some milliseconds a program: ten repeats of four milliseconds, of which the least counts. Other work on the
 #: machine lengthens some repeats, hardly ever all of them.
 REPEATS_S, SPREAD = 0.04, 0.5
@@ -94,20 +96,22 @@ def chosen(text: str, known: list[str]) -> list[str]:
 def main() -> None:
     """Run, write the result file, print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tasks", default="6", help="how many, or their names: a,b")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--trials", type=int, default=128)
-    parser.add_argument("--methods", default="4", help="how many, or their names: a,b")
+    parser.add_argument("--tasks", default="1", help="number of tasks, or their names: a,b")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--trials", type=int, default=32, help="measured programs of a search")
+    parser.add_argument("--full", action="store_true", help="the published table")
+    parser.add_argument("--methods", default="4", help="number of methods, or their names: a,b")
     parser.add_argument("--target", default="x86-64-v3@1", help="as cdmpp collect's")
     parser.add_argument("--model", help="folder; by default the shipped one")
     parser.add_argument("--data", default="data/cdmpp-measured", help="no task of these records is searched")
     parser.add_argument("--work", default="runs/tuning")
-    parser.add_argument("--minutes", type=float, default=24 * 60, help="no search is begun after these")
-    parser.add_argument("--out", type=Path, help=f"default: {OUT} for the full table, else in --work")
+    parser.add_argument("--minutes", type=float, default=24 * 60, help="minutes after which no search is started")
+    parser.add_argument("--out", type=Path, help=f"default: {OUT} with --full, otherwise in --work")
     parser.add_argument("--render", action="store_true", help="only write docs/tuning.md from the result")
     options = parser.parse_args()
-    full = (options.tasks, options.seeds, options.trials, options.methods) == ("6", 3, 128, "4")
-    out = options.out or (OUT if full or options.render else Path(options.work) / "result.json")
+    if options.full:
+        options.tasks, options.seeds, options.trials, options.methods = FULL
+    out = options.out or (OUT if options.full or options.render else Path(options.work) / "result.json")
     if not options.render:
         prepare_sampler("llvm")
         write_result(out, run(options))

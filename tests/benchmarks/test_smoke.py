@@ -1,0 +1,91 @@
+"""Every documented benchmark that needs no outside data runs on tiny sizes, and ``--help`` only prints the help."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Modules that need the public tables: only their help is tested.
+NEED_PUBLIC_DATA = [
+    "ablations",
+    "accuracy",
+    "end_to_end.__main__",
+    "leave_one_device_out",
+    "planning.replay_intervals",
+    "unseen_shapes",
+]
+#: Tiny sizes of the others; {out} is a result file, {folder} an empty folder.
+TINY = {
+    "bulk": "--rows 8 --repeats 1",
+    "coverage": None,
+    "engines": "--repeats 1 --skip-compile --skip-predictor --skip-tvm --leaves 1 --rows 1",
+    "features": "--candidates 2 --repeats 1 --without-intrinsics",
+    "figures": None,
+    "fuzz.__main__": "--cases 20 --seconds 30",
+    "gate": None,
+    "network": "--repeats 1 --batches 4 --threads 1",
+    "planning.casts": "--rounds 1 --sizes 64 128 --out {out}",
+    "planning.cluster": "--jobs 5 --seeds 1 --out {out}",
+    "planning.emulator": "--repeats 1 --candidates 40 --output {out}",
+    "planning.gloo": "--rounds 1 --repeats 2 --networks mlp --out {out}",
+    "planning.replay_speed": "--nodes 50 --repeats 1 --out {out}",
+    "reference_preset": "--seconds 1 --out {out}",
+    "serving.__main__": "--seconds 0.2 --workers 1 --requests 20 --only rates --out {out}",
+    "serving.jobs": "--seconds 0.3 --rounds 1 --rates 20 --out {out}",
+    "tuning.__main__": "--tasks 1 --trials 2 --methods 1 --work {folder}",
+    "collecting": "--network bert-tiny --schedules 1 --skip-tvm --json {out}",
+    "schedules": None,
+}
+#: Longer than a few seconds.
+SLOW = {
+    "collecting",
+    "engines",
+    "features",
+    "fuzz.__main__",
+    "network",
+    "planning.emulator",
+    "planning.gloo",
+    "reference_preset",
+    "serving.__main__",
+    "serving.jobs",
+    "tuning.__main__",
+}
+
+
+@pytest.mark.parametrize("name", sorted([*TINY, *NEED_PUBLIC_DATA]))
+def test_help_prints_the_help_and_runs_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = importlib.import_module(f"benchmarks.{name}")
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        module.main()
+    assert ended.value.code == 0
+    assert "--help" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
+        for name, options in TINY.items()
+        if options is not None
+    ],
+)
+def test_benchmark_runs_on_tiny_sizes(name: str, tmp_path: Path) -> None:
+    out, folder = tmp_path / "result.json", tmp_path / "work"
+    options = (TINY[name] or "").format(out=out, folder=folder).split()
+    # A process of its own, as it is documented: some set the number of threads before anything is imported.
+    command = [sys.executable, "-m", f"benchmarks.{name.removesuffix('.__main__')}", *options]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout
+    if out.exists():
+        assert json.loads(out.read_text())
