@@ -59,9 +59,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            for room in FEATURES:
-                if room.opened is not None:
-                    await stack.enter_async_context(room.opened(app, chosen))
+            for feature in FEATURES:
+                if feature.lifespan is not None:
+                    await stack.enter_async_context(feature.lifespan(app, chosen))
             yield
 
     app = _App(
@@ -74,11 +74,11 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.settings = chosen
     app.state.not_ready = "the model is being loaded"
     problems.install(app)
-    for room in FEATURES:
-        if room.router is not None:
-            app.include_router(room.router)
-        if room.install is not None:
-            room.install(app, chosen)
+    for feature in FEATURES:
+        if feature.router is not None:
+            app.include_router(feature.router)
+        if feature.install is not None:
+            feature.install(app, chosen)
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:

@@ -16,7 +16,7 @@ from cdmpp_server.problems import ProblemError
 T = TypeVar("T")
 
 
-class Gate:
+class ConcurrencyLimiter:
     """Runs work in threads, so that the event loop keeps answering; refuses what it cannot hold.
 
     Parameters

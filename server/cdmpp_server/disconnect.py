@@ -13,7 +13,7 @@ from cdmpp_server.problems import ProblemError
 T = TypeVar("T")
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """What ``work`` returns or raises, unless the client goes away before.
 
     Parameters

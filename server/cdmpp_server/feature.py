@@ -35,4 +35,4 @@ class Feature:
     router: APIRouter | None = None
     describe: Callable[[Schema, Schema, Settings], None] | None = None
     install: Callable[[FastAPI, Settings], None] | None = None
-    opened: Callable[[FastAPI, Settings], AbstractAsyncContextManager[None]] | None = None
+    lifespan: Callable[[FastAPI, Settings], AbstractAsyncContextManager[None]] | None = None

@@ -1,4 +1,4 @@
-"""All rooms of the service, in the order in which they are opened."""
+"""All rooms of the service, in the order in which they are lifespan."""
 
 from __future__ import annotations
 
@@ -9,42 +9,42 @@ from cdmpp_server.curve.openapi import describe_curve
 from cdmpp_server.curve.routes import router as curve_router
 from cdmpp_server.feature import Feature
 from cdmpp_server.jobs.routes import describe as describe_jobs
-from cdmpp_server.jobs.routes import opened as jobs_opened
+from cdmpp_server.jobs.routes import lifespan as jobs_lifespan
 from cdmpp_server.jobs.routes import router as jobs_router
 from cdmpp_server.observe.routes import describe as describe_observe
-from cdmpp_server.observe.routes import opened as observe_opened
+from cdmpp_server.observe.routes import lifespan as observe_lifespan
 from cdmpp_server.observe.routes import router as observe_router
 from cdmpp_server.onnx.openapi import describe_onnx
 from cdmpp_server.onnx.routes import router as onnx_router
-from cdmpp_server.operate.middleware import install as install_surround
+from cdmpp_server.operate.middleware import install as install_middleware
 from cdmpp_server.operate.routes import describe as describe_operate
-from cdmpp_server.operate.routes import opened as operate_opened
+from cdmpp_server.operate.routes import lifespan as operate_lifespan
 from cdmpp_server.operate.routes import router as operate_router
 from cdmpp_server.page.routes import router as page_router
 from cdmpp_server.plan.openapi import describe_plan
-from cdmpp_server.plan.routes import opened as plan_opened
+from cdmpp_server.plan.routes import lifespan as plan_lifespan
 from cdmpp_server.plan.routes import router as plan_router
 from cdmpp_server.predict.openapi import describe_predict
-from cdmpp_server.predict.routes import opened as predict_opened
+from cdmpp_server.predict.routes import lifespan as predict_lifespan
 from cdmpp_server.predict.routes import router as predict_router
 from cdmpp_server.reload.routes import describe as describe_reload
 from cdmpp_server.reload.routes import install as reload_install
-from cdmpp_server.reload.routes import opened as reload_opened
-from cdmpp_server.sandbox.feature import opened as sandbox_opened
+from cdmpp_server.reload.routes import lifespan as reload_lifespan
+from cdmpp_server.sandbox.feature import lifespan as sandbox_lifespan
 
 FEATURES: tuple[Feature, ...] = (
-    Feature(opened=sandbox_opened),
+    Feature(lifespan=sandbox_lifespan),
     # Before predictions: registered programs are in its database.
-    Feature(observe_router, describe_observe, opened=observe_opened),
-    Feature(predict_router, describe_predict, opened=predict_opened),
-    Feature(None, describe_reload, reload_install, reload_opened),
+    Feature(observe_router, describe_observe, lifespan=observe_lifespan),
+    Feature(predict_router, describe_predict, lifespan=predict_lifespan),
+    Feature(None, describe_reload, reload_install, reload_lifespan),
     Feature(adapt_router, describe_adapt),
     Feature(curve_router, describe_curve),
     Feature(onnx_router, describe_onnx),
-    Feature(plan_router, describe_plan, opened=plan_opened),
-    Feature(jobs_router, describe_jobs, opened=jobs_opened),
+    Feature(plan_router, describe_plan, lifespan=plan_lifespan),
+    Feature(jobs_router, describe_jobs, lifespan=jobs_lifespan),
     Feature(routes.router, routes.describe),
     Feature(page_router),
     # It describes what holds for all of them, and stands around them.
-    Feature(operate_router, describe_operate, install_surround, operate_opened),
+    Feature(operate_router, describe_operate, install_middleware, operate_lifespan),
 )

@@ -16,7 +16,7 @@ THRESHOLDS = (50_000, 10, 10)
 
 
 @contextmanager
-def rare_searches() -> Iterator[None]:
+def infrequent_gc() -> Iterator[None]:
     """Inside, what is loaded now is not looked at, and the rest seldom."""
     before = gc.get_threshold()
     gc.collect()

@@ -1,6 +1,6 @@
 """The published schema: exact, for what the server always refuses it forbids.
 
-Routes read raw bodies (one parser, limits first), so each room describes its requests and problems from
+Routes read raw bodies (one parser, limits first), so each feature describes its requests and problems from
 the same models that check them.
 """
 
@@ -37,7 +37,7 @@ _MEANING = {
 }
 
 
-def build_openapi(app: FastAPI, rooms: Iterable[Feature], settings: Settings) -> Schema:
+def build_openapi(app: FastAPI, features: Iterable[Feature], settings: Settings) -> Schema:
     """OpenAPI 3.1 document of the application."""
     document = get_openapi(
         title=app.title,
@@ -49,9 +49,9 @@ def build_openapi(app: FastAPI, rooms: Iterable[Feature], settings: Settings) ->
     )
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     add_models(schemas, Problem)
-    for room in rooms:
-        if room.describe is not None:
-            room.describe(document, schemas, settings)
+    for feature in features:
+        if feature.describe is not None:
+            feature.describe(document, schemas, settings)
     for methods in document["paths"].values():
         for operation in methods.values():
             # FastAPI's own description of 422 is for parameters that it parses, in another form.

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from cdmpp_server.problems import ProblemError, SchemaViolation
-from cdmpp_server.schema_errors import HINT, breaches
+from cdmpp_server.schema_errors import HINT, violations
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -56,7 +56,7 @@ def check(model: type[_Model], value: Any) -> _Model:
 
 def refused(error: ValidationError) -> ProblemError:
     """The problem that a breach of the schema becomes, with the first few places (422)."""
-    line, places = breaches(error)
+    line, places = violations(error)
     return ProblemError(
         "invalid_request", line, HINT, errors=[SchemaViolation(path=path, message=message) for path, message in places]
     )

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, create_model
 Request = TypeVar("Request", bound=BaseModel)
 
 
-def limited(model: type[Request], field: str, max_items: int) -> type[Request]:
+def with_max_items(model: type[Request], field: str, max_items: int) -> type[Request]:
     """``model`` with another limit on the length of its list ``field``, which has one element at least."""
     return cast("type[Request]", _limited(model, field, max_items))
 

@@ -12,7 +12,7 @@ _MAX_PLACES = 8
 HINT = "GET /openapi.json has the schema of a request"
 
 
-def breaches(error: ValidationError, value: Any = None) -> tuple[str, list[tuple[str, str]]]:
+def violations(error: ValidationError, value: Any = None) -> tuple[str, list[tuple[str, str]]]:
     """One line about a breach, and (path, message) of the first few places.
 
     With the ``value`` that was checked, paths are without the branches of unions.

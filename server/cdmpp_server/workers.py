@@ -16,7 +16,7 @@ from uvicorn import Config
 from uvicorn.supervisors.multiprocess import Multiprocess, Process
 
 from cdmpp_server.operate.metrics import shared_by_workers, worker_ended
-from cdmpp_server.reload.worker_status import FOLDER_VARIABLE, Siblings
+from cdmpp_server.reload.worker_status import FOLDER_VARIABLE, WorkerStatuses
 
 
 class Supervisor(Multiprocess):
@@ -27,13 +27,13 @@ class Supervisor(Multiprocess):
     config : Config
     sockets : list of socket
         All workers accept connections from them.
-    siblings : Siblings
+    statuses : WorkerStatuses
         What the workers say of themselves.
     """
 
-    def __init__(self, config: Config, sockets: list[socket], siblings: Siblings) -> None:
+    def __init__(self, config: Config, sockets: list[socket], statuses: WorkerStatuses) -> None:
         super().__init__(config, sockets)
-        self._siblings = siblings
+        self._siblings = statuses
         self._to_reload: list[Process] = []
 
     def terminate_all(self) -> None:
@@ -75,9 +75,9 @@ def serve_workers(config: Config) -> bool:
     """Serve with ``config.workers`` processes until interrupted; whether any was ever ready."""
     with tempfile.TemporaryDirectory(prefix="cdmpp-workers-") as folder, shared_by_workers():
         os.environ[FOLDER_VARIABLE] = folder
-        siblings = Siblings(Path(folder))
+        statuses = WorkerStatuses(Path(folder))
         try:
-            Supervisor(config, [config.bind_socket()], siblings).run()
-            return bool(siblings.outcomes())
+            Supervisor(config, [config.bind_socket()], statuses).run()
+            return bool(statuses.outcomes())
         finally:
             del os.environ[FOLDER_VARIABLE]

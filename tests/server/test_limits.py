@@ -15,9 +15,9 @@ from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 
 from cdmpp_server.app import create_app
-from cdmpp_server.concurrency import Gate
+from cdmpp_server.concurrency import ConcurrencyLimiter
 from cdmpp_server.deadline import Deadline
-from cdmpp_server.disconnect import unless_gone
+from cdmpp_server.disconnect import cancel_on_disconnect
 from cdmpp_server.problems import ProblemError
 from cdmpp_server.settings import Settings
 from tests.server.conftest import JSON, LINEAR, problem
@@ -131,9 +131,9 @@ def test_work_for_a_client_that_has_gone_is_given_up() -> None:
             return "an answer"
 
         request = Request({"type": "http"}, receive)
-        assert await unless_gone(request, quick()) == "an answer"
+        assert await cancel_on_disconnect(request, quick()) == "an answer"
         with pytest.raises(ProblemError) as refused:
-            await unless_gone(request, work())
+            await cancel_on_disconnect(request, work())
         assert refused.value.status == 499
         with anyio.fail_after(5):
             await ended.wait()
@@ -177,11 +177,11 @@ def test_the_number_of_items_is_a_setting_and_published() -> None:
 
 def test_a_full_gate_tells_the_next_to_come_back() -> None:
     async def scenario() -> None:
-        gate, go = Gate(max_concurrent=1, max_queued=1), threading.Event()
+        limiter, go = ConcurrencyLimiter(max_concurrent=1, max_queued=1), threading.Event()
         done: list[str] = []
 
         async def enter(name: str) -> None:
-            await gate.run(go.wait)
+            await limiter.run(go.wait)
             done.append(name)
 
         async with anyio.create_task_group() as tasks:
@@ -189,27 +189,27 @@ def test_a_full_gate_tells_the_next_to_come_back() -> None:
             tasks.start_soon(enter, "waiting")
             await anyio.sleep(0.05)
             with pytest.raises(ProblemError) as refused:
-                await gate.run(go.wait)
+                await limiter.run(go.wait)
             assert refused.value.status == 503
             assert refused.value.headers == {"retry-after": "1"}
             go.set()
         assert done == ["computing", "waiting"]
-        assert await gate.run(lambda: "free again") == "free again"
+        assert await limiter.run(lambda: "free again") == "free again"
 
     anyio.run(scenario)
 
 
 def test_who_waits_for_a_place_waits_no_longer_than_the_deadline() -> None:
     async def scenario() -> None:
-        gate, go = Gate(max_concurrent=1, max_queued=5), threading.Event()
+        limiter, go = ConcurrencyLimiter(max_concurrent=1, max_queued=5), threading.Event()
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(gate.run, go.wait)
+            tasks.start_soon(limiter.run, go.wait)
             await anyio.sleep(0.05)
             with pytest.raises(ProblemError) as refused:
-                await gate.run(lambda: None, Deadline(0.02))
+                await limiter.run(lambda: None, Deadline(0.02))
             assert (refused.value.status, refused.value.problem.code) == (504, "deadline_exceeded")
             go.set()
-        assert await gate.run(lambda: "in time", Deadline(20)) == "in time"
+        assert await limiter.run(lambda: "in time", Deadline(20)) == "in time"
 
     anyio.run(scenario)
 
@@ -217,20 +217,20 @@ def test_who_waits_for_a_place_waits_no_longer_than_the_deadline() -> None:
 def test_a_caller_that_is_cancelled_leaves_its_place_to_its_thread() -> None:
     # Or clients that go away would have any number of threads at work.
     async def scenario() -> None:
-        gate, go, begun = Gate(max_concurrent=1, max_queued=5), threading.Event(), threading.Event()
+        limiter, go, begun = ConcurrencyLimiter(max_concurrent=1, max_queued=5), threading.Event(), threading.Event()
 
         def work() -> None:
             begun.set()
             go.wait()
 
-        first = asyncio.ensure_future(gate.run(work))
+        first = asyncio.ensure_future(limiter.run(work))
         await asyncio.to_thread(begun.wait)
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
             await first
         ran = []
-        second = asyncio.ensure_future(gate.run(lambda: ran.append(2)))
-        waiting = asyncio.ensure_future(gate.run(lambda: ran.append(3)))
+        second = asyncio.ensure_future(limiter.run(lambda: ran.append(2)))
+        waiting = asyncio.ensure_future(limiter.run(lambda: ran.append(3)))
         await asyncio.sleep(0.05)
         assert not ran
         waiting.cancel()
@@ -239,7 +239,7 @@ def test_a_caller_that_is_cancelled_leaves_its_place_to_its_thread() -> None:
         go.set()
         await second
         assert ran == [2]
-        assert await gate.run(lambda: "free again") == "free again"
+        assert await limiter.run(lambda: "free again") == "free again"
 
     asyncio.run(scenario())
 

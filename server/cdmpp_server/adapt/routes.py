@@ -20,7 +20,7 @@ async def adapt(request: Request) -> Response:
     state = request.app.state
     body = await read_json_body(request, state.settings)
     deadline = Deadline.of(request, state.settings)
-    asked = await state.gate.run(lambda: parse(adapt_request_model(state.settings.max_items), body), deadline)
+    asked = await state.limiter.run(lambda: parse(adapt_request_model(state.settings.max_items), body), deadline)
     with bugs_hidden("/adapt"):
-        answer = await adapt_model(asked, state.service, state.sandbox, state.slow_gate, deadline)
+        answer = await adapt_model(asked, state.service, state.sandbox, state.slow_limiter, deadline)
     return Response(answer, media_type="application/json")

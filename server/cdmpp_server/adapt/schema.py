@@ -11,7 +11,7 @@ from cdmpp.compose.request import WholeNumber
 from cdmpp.evaluation.tables import BELIEVABLE_S
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
 from cdmpp_server.predict.schema import Device, RegisteredProgram
-from cdmpp_server.schema import limited
+from cdmpp_server.schema import with_max_items
 
 _CLOSED = ConfigDict(extra="forbid", strict=True)
 
@@ -50,7 +50,7 @@ class AdaptRequest(BaseModel):
 
 def adapt_request_model(max_items: int) -> type[AdaptRequest]:
     """:class:`AdaptRequest` with another limit on the number of records."""
-    return limited(AdaptRequest, "records", max_items)
+    return with_max_items(AdaptRequest, "records", max_items)
 
 
 class CrossValidated(BaseModel):

@@ -13,7 +13,7 @@ from cdmpp.devices import from_mapping
 from cdmpp.errors import CdmppError, OverloadedError
 from cdmpp.frontends.request import program_from_request
 from cdmpp_server.adapt.schema import AdaptRequest, Record
-from cdmpp_server.concurrency import Gate
+from cdmpp_server.concurrency import ConcurrencyLimiter
 from cdmpp_server.deadline import Deadline
 from cdmpp_server.models import Models
 from cdmpp_server.predict.service import PredictionService
@@ -22,7 +22,7 @@ from cdmpp_server.sandbox.sandbox import Sandbox
 
 
 async def adapt(
-    request: AdaptRequest, service: PredictionService, sandbox: Sandbox, gate: Gate, deadline: Deadline
+    request: AdaptRequest, service: PredictionService, sandbox: Sandbox, limiter: ConcurrencyLimiter, deadline: Deadline
 ) -> bytes:
     """Adapt the model to a device, keep the adapted one, and answer with what was gained.
 
@@ -41,7 +41,7 @@ async def adapt(
         if isinstance(program, CdmppError):
             raise _refused(position, program)
     forms = await _without_scripts(forms, sandbox, deadline)
-    return await gate.run(lambda: _adapt(request, forms, service.models), deadline)
+    return await limiter.run(lambda: _adapt(request, forms, service.models), deadline)
 
 
 async def _without_scripts(

@@ -28,10 +28,10 @@ async def curve(request: Request) -> Response:
     body = await read_json_body(request, state.settings)
     deadline = Deadline.of(request, state.settings)
     with bugs_hidden("/curve"):
-        asked = await state.gate.run(partial(_parse, body), deadline)
+        asked = await state.limiter.run(partial(_parse, body), deadline)
         predictor = await state.service.model(asked.model)
         most = state.settings.max_items
-        plan = await state.gate.run(partial(_plan, asked, predictor.artifact, most), deadline)
+        plan = await state.limiter.run(partial(_plan, asked, predictor.artifact, most), deadline)
         count_items(request, len(plan.queries))
         answers = await state.batcher.ask(predictor, plan.queries, plan.levels, deadline)
 
@@ -42,7 +42,7 @@ async def curve(request: Request) -> Response:
             state.metrics.items(answered, errors)
             return json.dumps(found.to_dict(), allow_nan=False, separators=(",", ":")).encode()
 
-        text = await state.gate.run(render, deadline)
+        text = await state.limiter.run(render, deadline)
     return Response(text, media_type="application/json")
 
 

@@ -29,7 +29,7 @@ _MEANING = {
 
 
 @asynccontextmanager
-async def opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
+async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     """Execute jobs, including those that other workers or an earlier process left behind."""
     state = app.state
     state.jobs = JobStore(state.store, settings.max_jobs, settings.max_kept_jobs, settings.job_keep_s)

@@ -50,7 +50,7 @@ _EXAMPLE = {
 
 
 @asynccontextmanager
-async def opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
+async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     """Open the database and its writer; without the database everything else goes on."""
     try:
         store = Store(settings.database, settings.max_programs, settings.max_program_bytes)

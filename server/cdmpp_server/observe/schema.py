@@ -10,7 +10,7 @@ from cdmpp.evaluation.tables import BELIEVABLE_S
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
 from cdmpp_server.observe.ids import MAX_ID
 from cdmpp_server.predict.schema import Device, Program
-from cdmpp_server.schema import limited
+from cdmpp_server.schema import with_max_items
 
 _CLOSED = ConfigDict(extra="forbid", strict=True)
 _MEASURED = Field(ge=BELIEVABLE_S[0], le=BELIEVABLE_S[1], allow_inf_nan=False, description="Measured seconds.")
@@ -64,7 +64,7 @@ class ObserveRequest(BaseModel):
 
 def observe_request_model(max_items: int) -> type[ObserveRequest]:
     """:class:`ObserveRequest` with another limit on the number of observations."""
-    return limited(ObserveRequest, "observations", max_items)
+    return with_max_items(ObserveRequest, "observations", max_items)
 
 
 class _Answer(BaseModel):

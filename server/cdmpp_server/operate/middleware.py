@@ -48,7 +48,7 @@ def require_administrator(request: Request) -> None:
         raise forbidden()
 
 
-class Surround:
+class RequestMiddleware:
     """The layer.
 
     Parameters
@@ -144,7 +144,7 @@ def install(app: FastAPI, settings: Settings) -> None:
     def build() -> ASGIApp:
         # Not `add_middleware`: that goes inside of what turns bugs into answers, which would then have no
         # identity and no line in the log.
-        return Surround(inner(), settings, metrics)
+        return RequestMiddleware(inner(), settings, metrics)
 
     app.build_middleware_stack = build  # type: ignore[method-assign]
 

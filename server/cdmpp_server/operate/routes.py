@@ -49,7 +49,7 @@ def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
 
 
 @asynccontextmanager
-async def opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
+async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     """Look at the queues from time to time, for a scrape of another worker."""
 
     async def look() -> None:

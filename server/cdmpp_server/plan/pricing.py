@@ -19,7 +19,7 @@ from cdmpp_server.predict.batcher import Batcher
 from cdmpp_server.predict.programs import Known
 from cdmpp_server.predict.schema import Device, Program
 from cdmpp_server.predict.service import PredictionService
-from cdmpp_server.schema_errors import breaches
+from cdmpp_server.schema_errors import violations
 
 _PROGRAM: TypeAdapter[Any] = TypeAdapter(Program)
 _DEVICE: TypeAdapter[Any] = TypeAdapter(Device)
@@ -56,7 +56,7 @@ def _program(asked: PriceRequest) -> Mapping[str, Any]:
     try:
         _PROGRAM.validate_python(asked.program)
     except ValidationError as error:
-        raise _no(asked, breaches(error)[0]) from None
+        raise _no(asked, violations(error)[0]) from None
     return asked.program
 
 
@@ -70,7 +70,7 @@ def _query(
         # By name and never by path: a client's text is not a file on this machine.
         device = service.devices.find(asked.device, predictor.artifact)
     except ValidationError as error:
-        raise _no(asked, breaches(error)[0]) from None
+        raise _no(asked, violations(error)[0]) from None
     except CdmppError as error:
         raise _no(asked, error.message, error.hint) from None
     return Query(known.program, device.spec, asked.protocol, asked.framework)

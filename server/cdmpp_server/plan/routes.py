@@ -14,7 +14,7 @@ from cdmpp.errors import CdmppError
 from cdmpp.planning.registry import PLANNERS, PlannerSpec
 from cdmpp_server.body import JSON, read_json_body
 from cdmpp_server.deadline import Deadline
-from cdmpp_server.disconnect import unless_gone
+from cdmpp_server.disconnect import cancel_on_disconnect
 from cdmpp_server.jobs.routes import submit
 from cdmpp_server.operate.middleware import count_items
 from cdmpp_server.plan.pool import Planners, planning
@@ -29,7 +29,7 @@ _WARM_AFTER_S = 0.5
 
 
 @asynccontextmanager
-async def opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
+async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     """Keep planning processes; the first starts soon, so that no request waits for it."""
     make = planning("inline", settings.plan_memory_bytes)
     async with Planners(settings.plan_workers, make, settings.max_queued, settings.deadline_s) as planners:
@@ -56,7 +56,7 @@ async def answer(kind: PlannerSpec, request: Request) -> Response:
     deadline = Deadline.of(request, state.settings)
     try:
         with bugs_hidden(kind.path):
-            found = await unless_gone(request, _plan(kind, request, body, deadline))
+            found = await cancel_on_disconnect(request, _plan(kind, request, body, deadline))
     except ProblemError as error:
         state.metrics.plan(kind.name, error.problem.code)
         raise

@@ -20,7 +20,7 @@ from cdmpp.compose.solve import AnyRequest, finish, signed, to_json
 from cdmpp.errors import CdmppError, FieldError
 from cdmpp.planning.registry import PLANNERS
 from cdmpp.prediction import Prediction
-from cdmpp_server.schema_errors import HINT, breaches
+from cdmpp_server.schema_errors import HINT, violations
 
 WorkerReply = tuple[dict[str, Any], bytes]
 #: Told progress, and the best answer so far as JSON where that is due.
@@ -73,7 +73,7 @@ class Reader:
         try:
             request = model.model_validate(value)
         except ValidationError as error:
-            line, places = breaches(error, value)
+            line, places = violations(error, value)
             # One is enough: the other places may be those of a union's other forms.
             if any(each["type"] in _CONTRADICTIONS for each in error.errors(include_url=False)):
                 raise RefusedError(409, FieldError.code, line, "", places) from None

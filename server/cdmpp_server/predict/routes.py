@@ -13,10 +13,10 @@ from fastapi import APIRouter, FastAPI, Request, Response
 
 from cdmpp.errors import CdmppError
 from cdmpp_server.body import JSON, read_body, read_json_body
-from cdmpp_server.concurrency import Gate
+from cdmpp_server.concurrency import ConcurrencyLimiter
 from cdmpp_server.deadline import Deadline
-from cdmpp_server.disconnect import unless_gone
-from cdmpp_server.gc_tuning import rare_searches
+from cdmpp_server.disconnect import cancel_on_disconnect
+from cdmpp_server.gc_tuning import infrequent_gc
 from cdmpp_server.models import Models, fingerprint, load_model
 from cdmpp_server.operate.middleware import count_items
 from cdmpp_server.predict.batcher import Batcher
@@ -30,7 +30,7 @@ _SWITCH_S = 0.001
 
 
 @asynccontextmanager
-async def opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
+async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     """Load the model and try it with a golden prediction; a missing or damaged one ends the start."""
     state = app.state
     state.model_fingerprint = await run_sync(fingerprint, settings.model)
@@ -40,9 +40,9 @@ async def opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
         state.start_error = f"{error.message} ({error.hint})" if error.hint else error.message
         raise
     state.models = Models(predictor, settings.max_adapted, settings.adapted_dir)
-    state.gate = Gate(settings.max_concurrent, settings.max_queued)
+    state.limiter = ConcurrencyLimiter(settings.max_concurrent, settings.max_queued)
     # What takes seconds has a place of its own, so that what takes milliseconds does not wait behind it.
-    state.slow_gate = Gate(1, settings.max_queued)
+    state.slow_limiter = ConcurrencyLimiter(1, settings.max_queued)
     state.batcher = Batcher(
         max_batch_rows=settings.max_batch_rows,
         max_queued_rows=settings.max_queued_rows,
@@ -58,7 +58,7 @@ async def opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     # The thread that computes would otherwise keep the event loop waiting for 5 ms at each of its turns.
     sys.setswitchinterval(_SWITCH_S)
     async with state.batcher.running():
-        with rare_searches():
+        with infrequent_gc():
             yield
 
 
@@ -73,7 +73,7 @@ async def predict(request: Request) -> Response:
         work = predict_features(body, state.service, state.metrics, deadline, most, on_items)
     else:
         work = state.service.predict(body, deadline, on_items)
-    return Response(await unless_gone(request, work), media_type=media)
+    return Response(await cancel_on_disconnect(request, work), media_type=media)
 
 
 @router.post("/programs", summary="Register programs", response_class=Response)
@@ -83,4 +83,4 @@ async def programs(request: Request) -> Response:
     body = await read_json_body(request, state.settings)
     deadline = Deadline.of(request, state.settings)
     work = state.service.register(body, deadline, partial(count_items, request))
-    return Response(await unless_gone(request, work), media_type=JSON)
+    return Response(await cancel_on_disconnect(request, work), media_type=JSON)

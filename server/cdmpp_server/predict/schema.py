@@ -16,7 +16,7 @@ from cdmpp.predictor import DEFAULT_QUANTILES
 from cdmpp.programs.program import PROGRAM_FORMS
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
 from cdmpp_server.observe.ids import MAX_ID as MAX_ID_TOKEN
-from cdmpp_server.schema import limited
+from cdmpp_server.schema import with_max_items
 
 #: Bounds on text and on the number of fields: what no honest request comes near.
 MAX_ID, MAX_NAME, MAX_TEXT, MAX_FIELDS, MAX_LIST = 200, 64, 200, 64, 32
@@ -260,7 +260,7 @@ class Envelope(PredictRequest):
 
 def request_model(max_items: int) -> type[PredictRequest]:
     """:class:`PredictRequest` with another limit on the number of items."""
-    return limited(PredictRequest, "items", max_items)
+    return with_max_items(PredictRequest, "items", max_items)
 
 
 Seconds = Annotated[float, Field(gt=0)]
@@ -338,7 +338,7 @@ class RegisterRequest(BaseModel):
 
 def register_request_model(max_items: int) -> type[RegisterRequest]:
     """:class:`RegisterRequest` with another limit on the number of programs."""
-    return limited(RegisterRequest, "programs", max_items)
+    return with_max_items(RegisterRequest, "programs", max_items)
 
 
 class Registered(BaseModel):

@@ -18,7 +18,7 @@ from cdmpp.prediction import DEFAULT_QUANTILES, ErrorInfo, Prediction, Query
 from cdmpp.predictor import LatencyPredictor
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import Backend
-from cdmpp_server.concurrency import Gate
+from cdmpp_server.concurrency import ConcurrencyLimiter
 from cdmpp_server.deadline import Deadline
 from cdmpp_server.models import Models
 from cdmpp_server.observe.store import Store, StoreUnavailableError
@@ -82,7 +82,7 @@ class PredictionService:
         self._sandbox, self._metrics, self._store = sandbox, metrics, store
         self._reader = Reader(settings, self.programs, self.devices, self.answers)
         self._max_items = settings.max_items
-        self._apart = Gate(1, settings.max_queued)
+        self._apart = ConcurrencyLimiter(1, settings.max_queued)
 
     @property
     def predictor(self) -> LatencyPredictor:

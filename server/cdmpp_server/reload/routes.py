@@ -19,7 +19,7 @@ from cdmpp_server.openapi import add_problems
 from cdmpp_server.operate.middleware import require_administrator
 from cdmpp_server.problems import ProblemError
 from cdmpp_server.reload.reloader import Reloader, ReloadRefusedError
-from cdmpp_server.reload.worker_status import Outcome, Siblings
+from cdmpp_server.reload.worker_status import Outcome, WorkerStatuses
 from cdmpp_server.sandbox.confine import die_with_parent
 from cdmpp_server.settings import Settings
 
@@ -56,11 +56,11 @@ def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
 
 
 @asynccontextmanager
-async def opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
+async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     """Listen to SIGHUP while the application runs."""
     state = app.state
     state.reloader = Reloader(state, settings.model, state.model_fingerprint)
-    siblings = Siblings.of_this_process()
+    statuses = WorkerStatuses.of_this_process()
     outcome = Outcome(0, state.models.base.model_id)
     tasks: set[asyncio.Task[None]] = set()
 
@@ -75,8 +75,8 @@ async def opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
             _log.exception("reloading failed")
             error = type(bug).__name__
         outcome = Outcome(outcome.reloads + 1, state.models.base.model_id, error)
-        if siblings is not None:
-            siblings.tell(outcome)
+        if statuses is not None:
+            statuses.tell(outcome)
 
     def on_signal() -> None:
         task = asyncio.get_running_loop().create_task(reload())
@@ -87,8 +87,8 @@ async def opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     listening = threading.current_thread() is threading.main_thread()
     if listening:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, on_signal)
-    if siblings is not None:
-        siblings.tell(outcome)
+    if statuses is not None:
+        statuses.tell(outcome)
         supervisor = multiprocessing.parent_process()
         if supervisor is not None and supervisor.pid is not None:
             # Else workers whose supervisor was killed would keep the port from the next one.
@@ -107,11 +107,11 @@ async def reload_model(request: Request) -> Reloaded:
     require_administrator(request)
     try:
         model_id: str = await request.app.state.reloader.reload()
-        siblings = Siblings.of_this_process()
-        if siblings is None:
+        statuses = WorkerStatuses.of_this_process()
+        if statuses is None:
             return Reloaded(model_id=model_id, workers=1)
         async with asyncio.timeout(_TIMEOUT_S):
-            outcomes = await siblings.reload_all(model_id, request.app.state.settings.workers)
+            outcomes = await statuses.reload_all(model_id, request.app.state.settings.workers)
     except ReloadRefusedError as error:
         raise _refused(str(error)) from None
     except TimeoutError:

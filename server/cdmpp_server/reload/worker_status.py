@@ -37,14 +37,14 @@ class Outcome:
     error: str = ""
 
 
-class Siblings:
+class WorkerStatuses:
     """The workers of a service, seen from one of them."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     @classmethod
-    def of_this_process(cls) -> Siblings | None:
+    def of_this_process(cls) -> WorkerStatuses | None:
         """None in a service of one process."""
         folder = os.environ.get(FOLDER_VARIABLE)
         return cls(Path(folder)) if folder else None

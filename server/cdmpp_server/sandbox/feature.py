@@ -12,7 +12,7 @@ from cdmpp_server.settings import Settings
 
 
 @asynccontextmanager
-async def opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
+async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     """Keep a sandbox; its workers start when something has to be read."""
     sandbox = Sandbox(
         workers=settings.sandbox_workers,
