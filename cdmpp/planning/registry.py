@@ -162,8 +162,8 @@ _ALL: tuple[PlannerSpec, ...] = (
         "/cluster/allocate",
         "Workers for elastic training jobs, with lent inference servers (Aryl).",
         {"": "cdmpp.planning.cluster.schema:ClusterRequest"},
-        "cdmpp.planning.cluster.render:show",
-        "cdmpp.planning.cluster.plot:draw",
+        "",
+        "cdmpp.planning.cluster.view:draw",
     ),
     PlannerSpec(
         "application",

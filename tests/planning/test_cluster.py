@@ -1,4 +1,4 @@
-"""Allocations: equal to trying everything, below no bound, and servers given back at least cost."""
+"""Allocation equals an exhaustive search and respects its lower bound; servers are returned at least cost."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdmpp import FieldError, InfeasibleError, make_plan
+from cdmpp.compose.render import render
 from cdmpp.planning.cluster import Job, allocate, equal_share, greedy, least, most_saved, reclaim
 from cdmpp.planning.cluster.allocate import total_s
-from cdmpp.planning.cluster.plot import draw
-from cdmpp.planning.cluster.render import show
-from cdmpp.planning.cluster.schema import ClusterAnswer, ClusterRequest
+from cdmpp.planning.cluster.schema import ClusterPlan, ClusterRequest
 from cdmpp.planning.cluster.trace import Arrival, mean_completion_s, synthetic_trace
+from cdmpp.planning.cluster.view import draw
 from cdmpp.predictor import LatencyPredictor
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "cluster.json"
@@ -36,7 +36,7 @@ def jobs(draw: st.DrawFn) -> list[Job]:
 
 @settings(max_examples=80, deadline=None)
 @given(jobs(), st.integers(0, 14))
-def test_no_allocation_of_the_extra_workers_is_better(given_jobs: list[Job], capacity: int) -> None:
+def test_allocation_equals_the_exhaustive_optimum(given_jobs: list[Job], capacity: int) -> None:
     first = least(given_jobs, capacity)
     options = [job.workers if n else (0,) for job, n in zip(given_jobs, first, strict=True)]
     feasible = [list(c) for c in itertools.product(*options) if sum(c) <= capacity]
@@ -60,12 +60,12 @@ def test_the_knapsack_beats_greedy_where_steps_are_unequal() -> None:
     assert allocate(pair, 4) == [1, 3]
 
 
-def test_a_job_that_does_not_fit_waits_behind_shorter_ones() -> None:
+def test_a_job_that_does_not_fit_waits() -> None:
     three = [Job("long", (4,), (100.0,)), Job("short", (2,), (1.0,)), Job("middle", (3,), (10.0,))]
     assert least(three, 6) == [0, 2, 3]
 
 
-def test_the_cheapest_servers_are_given_back() -> None:
+def test_the_cheapest_servers_are_returned() -> None:
     servers = {"s1": {"a": 2}, "s2": {"a": 1, "b": 1}, "s3": {}}
     workers, needed, cost = {"a": 4, "b": 1}, {"a": 2, "b": 1}, {"a": 50.0, "b": 5.0}
     one = reclaim(servers, 1, workers, needed, cost)
@@ -76,7 +76,7 @@ def test_the_cheapest_servers_are_given_back() -> None:
     assert (three.preempted, three.cost_s) == (("a", "b"), 55.0)
 
 
-def test_a_trace_by_hand() -> None:
+def test_completion_time_of_a_small_trace() -> None:
     job = Job("a", (1, 2), (10.0, 5.0))
     assert mean_completion_s([Arrival(0.0, job)], 2, allocate) == pytest.approx(5)
     assert mean_completion_s([Arrival(0.0, job)], 2, least) == pytest.approx(10)
@@ -88,17 +88,15 @@ def test_a_trace_by_hand() -> None:
         mean_completion_s(both, 0, allocate)
 
 
-def test_a_trace_is_drawn_from_its_seed() -> None:
+def test_equal_seeds_give_equal_traces() -> None:
     assert synthetic_trace(5, 1, 10, 100) == synthetic_trace(5, 1, 10, 100)
     assert synthetic_trace(5, 1, 10, 100) != synthetic_trace(5, 2, 10, 100)
 
 
-def test_the_example_is_answered_from_predictions(
-    predictor: LatencyPredictor, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_example_is_planned_with_predictions(predictor: LatencyPredictor, tmp_path: Path) -> None:
     value = json.loads(EXAMPLE.read_text())
     answer = make_plan("cluster", value, predictor)
-    ClusterAnswer.model_validate(answer)
+    plan = ClusterPlan.model_validate(answer)
     assert answer["reclaimed"]["servers"] == ["inference-1"]
     assert answer["workers"] == 16 + 4
     assert sum(job["workers"] for job in answer["jobs"]) <= 20
@@ -106,9 +104,8 @@ def test_the_example_is_answered_from_predictions(
     assert answer["gap"] >= -1e-9
     assert any("conv2d" in line for line in answer["explanation"])
     request = ClusterRequest.model_validate(value)
-    show(request, answer)
-    assert "above the bound" in capsys.readouterr().out
-    draw(request, answer).savefig(tmp_path / "cluster.png")
+    assert "above the lower bound" in render(plan.tables())
+    draw(request, plan).savefig(tmp_path / "cluster.png")
 
 
 JOB: dict[str, Any] = {"name": "a", "workers": [2, 4], "remaining_samples": 10, "samples_per_s": [1, 2]}
@@ -132,7 +129,7 @@ JOB: dict[str, Any] = {"name": "a", "workers": [2, 4], "remaining_samples": 10, 
         ({"gpus": 1, "jobs": []}, FieldError, "jobs"),
     ],
 )
-def test_what_cannot_be_answered_names_the_field(request_: dict[str, Any], error: type[FieldError], path: str) -> None:
+def test_error_names_the_field(request_: dict[str, Any], error: type[FieldError], path: str) -> None:
     with pytest.raises(error) as caught:
         make_plan("cluster", request_)
     assert caught.value.path == path
