@@ -146,8 +146,8 @@ _ALL: tuple[PlannerSpec, ...] = (
         "/comm/compress-plan",
         "Which gradients to compress, and where, over the timeline of a backward pass (ByteComp).",
         {"": "cdmpp.planning.compress.schema:CompressRequest"},
-        "cdmpp.planning.compress.render:show",
-        "cdmpp.planning.compress.plot:draw",
+        "",
+        "cdmpp.planning.compress.view:draw",
     ),
     PlannerSpec(
         "afd",

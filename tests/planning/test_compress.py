@@ -1,4 +1,4 @@
-"""ByteComp: by hand, against all strategies, bounds, and what is refused."""
+"""ByteComp against hand-computed and exhaustive results, the lower bound, and refused requests."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 from cdmpp import FieldError, LatencyPredictor, make_plan
 from cdmpp.compose.budget import SearchControl
-from cdmpp.planning.compress.plot import draw
-from cdmpp.planning.compress.render import show
-from cdmpp.planning.compress.schema import CompressAnswer, CompressRequest
+from cdmpp.compose.render import render
+from cdmpp.planning.compress.schema import CompressPlan, CompressRequest
 from cdmpp.planning.compress.search import Bound, exhaustive, improve, search
+from cdmpp.planning.compress.solver import tensors_of
 from cdmpp.planning.compress.strategy import Option, Tensor, bytecomp, hidden, timeline
+from cdmpp.planning.compress.view import draw
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "compress.json"
 
@@ -44,13 +45,13 @@ def make(count: int, seed: int, options: int = 3) -> list[Tensor]:
     return out
 
 
-def go_on() -> bool:
+def unlimited() -> bool:
     return True
 
 
-def limited(most: int) -> Any:
-    left = iter(range(most))
-    return lambda: next(left, None) is not None
+def limited(steps: int) -> Any:
+    remaining = iter(range(steps))
+    return lambda: next(remaining, None) is not None
 
 
 #: Two tensors: 1 s of backward pass each, exchanges of 4 s and 2 s; compressed a quarter of it.
@@ -84,7 +85,7 @@ TWO = [
         ((1, 1), 4.0),
     ],
 )
-def test_by_hand(choice: tuple[int, ...], expected: float) -> None:
+def test_timeline_equals_hand_computed_makespan(choice: tuple[int, ...], expected: float) -> None:
     assert timeline(TWO, choice).makespan_s == pytest.approx(expected)
 
 
@@ -94,28 +95,28 @@ def test_an_exchange_behind_the_backward_pass_is_hidden() -> None:
     assert hidden(tensors, (0, 0)) == [0]
 
 
-def test_what_is_hidden_stays_uncompressed() -> None:
+def test_hidden_tensors_stay_uncompressed() -> None:
     free = Option("c", "gpu", 0.1, 0.001, 0.001)
     tensors = [Tensor("a", 1.0, (Option(None, "none", 0.5), free)), Tensor("b", 5.0, TWO[1].options)]
-    assert bytecomp(tensors, go_on) == (0, 1)
+    assert bytecomp(tensors, unlimited) == (0, 1)
 
 
 @pytest.mark.parametrize(("count", "options", "seed"), [(8, 2, 0), (5, 3, 1), (5, 3, 2)])
-def test_equal_to_all_strategies(count: int, options: int, seed: int) -> None:
+def test_search_equals_exhaustive_search(count: int, options: int, seed: int) -> None:
     tensors = make(count, seed, options)
     best, seconds = exhaustive(tensors)
-    found = search(tensors, go_on)
-    assert found.proven
-    assert found.iteration_s == pytest.approx(seconds, rel=1e-9)
-    assert timeline(tensors, found.choice).makespan_s == found.iteration_s
+    result = search(tensors, unlimited)
+    assert result.proven
+    assert result.iteration_s == pytest.approx(seconds, rel=1e-9)
+    assert timeline(tensors, result.choice).makespan_s == result.iteration_s
     assert timeline(tensors, best).makespan_s == seconds
-    by_heuristic = timeline(tensors, found.heuristic).makespan_s
+    by_heuristic = timeline(tensors, result.heuristic).makespan_s
     assert seconds <= by_heuristic <= timeline(tensors, (0,) * count).makespan_s
 
 
 @settings(max_examples=8, deadline=None)
 @given(st.integers(1, 4), st.integers(0, 10_000))
-def test_bounds_lie_below_every_strategy(count: int, seed: int) -> None:
+def test_bound_is_below_every_strategy(count: int, seed: int) -> None:
     tensors = make(count, seed)
     bound = Bound(tensors)
     for choice in product(range(3), repeat=count):
@@ -123,23 +124,23 @@ def test_bounds_lie_below_every_strategy(count: int, seed: int) -> None:
         assert all(bound.value(choice[:k]) <= seconds for k in range(count + 1))
 
 
-def test_a_cut_search_is_honest() -> None:
+def test_interrupted_search_is_deterministic_and_not_proven() -> None:
     tensors = make(20, 4)
-    found = search(tensors, limited(300))
+    result = search(tensors, limited(300))
     again = search(tensors, limited(300))
-    assert found == again
-    assert found.bound_s < found.iteration_s
-    assert not found.proven
-    better = improve(tensors, found.choice, limited(1000))
-    assert timeline(tensors, better).makespan_s <= found.iteration_s
+    assert result == again
+    assert result.bound_s < result.iteration_s
+    assert not result.proven
+    better = improve(tensors, result.choice, limited(1000))
+    assert timeline(tensors, better).makespan_s <= result.iteration_s
 
 
-def test_without_steps_the_plan_is_the_best_of_the_simple_ones() -> None:
+def test_without_steps_the_best_uniform_strategy_is_returned() -> None:
     tensors = make(6, 1)
-    found = search(tensors, limited(0))
+    result = search(tensors, limited(0))
     every = [timeline(tensors, (k,) * 6).makespan_s for k in range(3)]
-    assert found.heuristic == (0,) * 6
-    assert found.iteration_s == min(every) < every[0]
+    assert result.heuristic == (0,) * 6
+    assert result.iteration_s == min(every) < every[0]
 
 
 def given_costs() -> dict[str, Any]:
@@ -154,8 +155,8 @@ def given_costs() -> dict[str, Any]:
     }
 
 
-def test_a_request_prices_its_collectives() -> None:
-    tensors = CompressRequest.model_validate(given_costs()).read([0.002] * 4)
+def test_options_have_exchange_and_compression_times() -> None:
+    tensors = tensors_of(CompressRequest.model_validate(given_costs()))
     plain, gpu, cpu = tensors[0].options
     assert plain.network_s == pytest.approx(6 * (1e-5 + 1e6 / 1e9))
     # A gather of four times a hundredth: three messages of 40 kB; each worker decompresses four.
@@ -163,36 +164,35 @@ def test_a_request_prices_its_collectives() -> None:
     assert (gpu.compress_s, gpu.decompress_s) == pytest.approx((1e-4 + 4e-3, 1e-4 + 4 * 4e-4))
     request = given_costs()
     request["compressors"][0].update(collective="all_reduce", gpu=None)
-    [_, summed] = CompressRequest.model_validate(request).read([0.002] * 4)[0].options
+    [_, summed] = tensors_of(CompressRequest.model_validate(request))[0].options
     assert summed.network_s == pytest.approx(6 * (1e-5 + 1e4 / 1e9))
     assert summed.decompress_s == pytest.approx(1e-4 + 4e-4)
 
 
-def test_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_has_timeline_baselines_and_bound() -> None:
     answer = make_plan("compress", given_costs())
-    CompressAnswer.model_validate(answer)
+    plan = CompressPlan.model_validate(answer)
     assert answer["iteration_s"] == max(span["end_s"] for span in answer["timeline"])
     assert set(answer["baselines"]) == {"none", "c on gpu", "c on cpu", "bytecomp"}
     assert answer["lower_bound_s"] <= answer["iteration_s"] <= min(answer["baselines"].values())
     request = CompressRequest.model_validate(given_costs())
-    show(request, answer)
-    assert "bytecomp" in capsys.readouterr().out
-    assert "(ms)" in draw(request, answer).axes[0].get_xlabel()
+    assert "bytecomp" in render(plan.tables())
+    assert "(ms)" in draw(request, plan).axes[0].get_xlabel()
 
 
-def test_the_example_is_predicted(predictor: LatencyPredictor) -> None:
+def test_example_is_planned_with_predictions(predictor: LatencyPredictor) -> None:
     answer = make_plan("compress", json.loads(EXAMPLE.read_text()), predictor)
     assert answer["proven"]
     assert answer["iteration_s"] < answer["baselines"]["none"]
-    assert any("linear" in said for said in answer["explanation"])
+    assert any("linear" in line for line in answer["explanation"])
 
 
-def test_progress_holds_on_to_what_it_was() -> None:
-    told: list[Any] = []
-    CompressRequest.model_validate(given_costs()).solve([], SearchControl(30.0, told.append, every_s=0.0))
-    assert told
-    for progress in told:
-        assert progress.answer()["iteration_s"] == progress.best
+def test_progress_keeps_its_plan() -> None:
+    reports: list[Any] = []
+    CompressRequest.model_validate(given_costs()).solve(SearchControl(30.0, reports.append, every_s=0.0))
+    assert reports
+    for progress in reports:
+        assert progress.answer().iteration_s == progress.best
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_progress_holds_on_to_what_it_was() -> None:
         ("workers", lambda r: r.update(workers=1)),
     ],
 )
-def test_what_is_refused_names_its_field(path: str, change: Any) -> None:
+def test_error_names_the_field(path: str, change: Any) -> None:
     request = copy.deepcopy(given_costs())
     change(request)
     with pytest.raises(FieldError) as caught:

@@ -1,1 +1,1 @@
-"""Which gradients to compress before their exchange, and where, after ByteComp."""
+"""Which gradients to compress before their exchange, and on which processor (ByteComp)."""

@@ -1,4 +1,4 @@
-"""Strategies near ByteComp's and beyond, and a bound that none falls below."""
+"""Local search and branch and bound over compression strategies, with a lower bound."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _SHAKEN = (2, 6)
 
 
 class Bound:
-    """Seconds that no strategy falls below.
+    """Lower bound of the iteration.
 
-    GPU, CPU and network each need the time of what they do; CPU and network cannot begin with the tensors
-    from k on before the backward passes up to k are done. Any weighted mean of the three is a bound, and in a
-    mean each tensor can take its best option alone; the best k and the best of a grid of weights count.
+    GPU, CPU and network each need the time of their work. CPU and network cannot start with the tensors from k
+    on before the backward passes up to k are done. Any weighted mean of the three times is a bound, and in a mean
+    each tensor can take its best option independently. The bound is the largest over k and over a grid of weights.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
@@ -34,7 +34,7 @@ class Bound:
         self._before = weights[0] * backward[-1] + (1 - weights[0]) * backward[:, None]
 
     def value(self, fixed: Choice = ()) -> float:
-        """The bound where the first tensors' options are given."""
+        """The bound with fixed options of the first tensors."""
         least = self._least
         if fixed:
             least = least.copy()
@@ -44,8 +44,8 @@ class Bound:
 
 
 @dataclass
-class Found:
-    """The best strategy, ByteComp's own, the bound, and whether nothing better exists."""
+class Incumbent:
+    """The best strategy so far, the strategy of ByteComp, the bound, and whether the best one is optimal."""
 
     choice: Choice
     iteration_s: float
@@ -56,53 +56,57 @@ class Found:
 
 def search(
     tensors: Sequence[Tensor],
-    go_on: Callable[[], bool],
+    may_continue: Callable[[], bool],
     seed: int = 0,
-    report: Callable[[Found], None] = lambda found: None,
-) -> Found:
-    """The shortest iteration: ByteComp's strategy, its neighbours and those of others, branch and bound."""
+    report: Callable[[Incumbent], None] = lambda incumbent: None,
+) -> Incumbent:
+    """The shortest iteration.
+
+    Improves the strategies of ByteComp and of :func:`everywhere`, then proves the best one by branch and bound
+    where there are few tensors, then improves random changes of it until the search has to stop.
+    """
     bound = Bound(tensors)
-    first = bytecomp(tensors, go_on)
+    first = bytecomp(tensors, may_continue)
     starts = list(dict.fromkeys([first, *everywhere(tensors).values()]))
     best = min(starts, key=lambda choice: timeline(tensors, choice).makespan_s)
-    found = Found(best, timeline(tensors, best).makespan_s, first, bound.value())
+    incumbent = Incumbent(best, timeline(tensors, best).makespan_s, first, bound.value())
 
     def offer(choice: Choice) -> None:
         seconds = timeline(tensors, choice).makespan_s
-        if seconds < found.iteration_s * (1 - CLOSE):
-            found.choice, found.iteration_s = choice, seconds
-            report(found)
+        if seconds < incumbent.iteration_s * (1 - CLOSE):
+            incumbent.choice, incumbent.iteration_s = choice, seconds
+            report(incumbent)
 
     def close() -> bool:
-        return found.iteration_s <= found.bound_s * (1 + CLOSE)
+        return incumbent.iteration_s <= incumbent.bound_s * (1 + CLOSE)
 
-    report(found)
+    report(incumbent)
     for start in starts:
-        if not close() and go_on():
-            offer(improve(tensors, start, go_on))
-    if not close() and _complete(tensors, bound, found, offer, go_on):
-        found.bound_s = found.iteration_s
+        if not close() and may_continue():
+            offer(improve(tensors, start, may_continue))
+    if not close() and _branch_and_bound(tensors, bound, incumbent, offer, may_continue):
+        incumbent.bound_s = incumbent.iteration_s
     chance = np.random.default_rng(seed)
-    while not close() and go_on():
-        offer(improve(tensors, _shaken(tensors, found.choice, chance), go_on))
-    found.proven = close()
-    return found
+    while not close() and may_continue():
+        offer(improve(tensors, _shaken(tensors, incumbent.choice, chance), may_continue))
+    incumbent.proven = close()
+    return incumbent
 
 
-def improve(tensors: Sequence[Tensor], start: Choice, go_on: Callable[[], bool]) -> Choice:
-    """Change single tensors, then two at once, while the iteration gets shorter."""
+def improve(tensors: Sequence[Tensor], start: Choice, may_continue: Callable[[], bool]) -> Choice:
+    """Change single tensors, then two at once, while the iteration becomes shorter."""
     choice, best_s = start, timeline(tensors, start).makespan_s
 
     def others() -> list[tuple[tuple[int, int], ...]]:
         single = [(i, k) for i, t in enumerate(tensors) for k in range(len(t.options)) if k != choice[i]]
         pairs = [(a, b) for n, a in enumerate(single) for b in single[n + 1 :] if a[0] != b[0]]
-        return [*((one,) for one in single), *pairs]
+        return [*((change,) for change in single), *pairs]
 
     moved = True
     while moved:
         moved = False
         for changes in others():
-            if not go_on():
+            if not may_continue():
                 return choice
             other = list(choice)
             for i, k in changes:
@@ -115,7 +119,7 @@ def improve(tensors: Sequence[Tensor], start: Choice, go_on: Callable[[], bool])
 
 
 def everywhere(tensors: Sequence[Tensor]) -> dict[str, Choice]:
-    """The strategies that treat all tensors alike, by name: "none", "top1% on gpu", ..."""
+    """The strategies with one option for all tensors, by name: "none", "top1% on gpu", ..."""
     out: dict[str, Choice] = {}
     for k, option in enumerate(tensors[0].options):
         name = "none" if option.compressor is None else f"{option.compressor} on {option.place}"
@@ -124,27 +128,31 @@ def everywhere(tensors: Sequence[Tensor]) -> dict[str, Choice]:
 
 
 def exhaustive(tensors: Sequence[Tensor]) -> tuple[Choice, float]:
-    """The best of all strategies, tried one and all; of equal ones the first."""
+    """The best strategy of all, by exhaustive search; the first of equal ones."""
     every = product(*(range(len(tensor.options)) for tensor in tensors))
-    return min(((choice, timeline(tensors, choice).makespan_s) for choice in every), key=lambda one: one[1])
+    return min(((choice, timeline(tensors, choice).makespan_s) for choice in every), key=lambda pair: pair[1])
 
 
-#: Tensors up to which a proof is tried.
+#: Most tensors for which a proof is tried.
 _PROVE = 16
 
 
-def _complete(
-    tensors: Sequence[Tensor], bound: Bound, found: Found, offer: Callable[[Choice], None], go_on: Callable[[], bool]
+def _branch_and_bound(
+    tensors: Sequence[Tensor],
+    bound: Bound,
+    incumbent: Incumbent,
+    offer: Callable[[Choice], None],
+    may_continue: Callable[[], bool],
 ) -> bool:
-    """Try every strategy that may be shorter; whether that was finished."""
+    """Try every strategy that may be shorter; return whether that was finished."""
     if len(tensors) > _PROVE:
         return False
     stack: list[Choice] = [()]
     while stack:
-        if not go_on():
+        if not may_continue():
             return False
         fixed = stack.pop()
-        if bound.value(fixed) >= found.iteration_s * (1 - CLOSE):
+        if bound.value(fixed) >= incumbent.iteration_s * (1 - CLOSE):
             continue
         if len(fixed) == len(tensors):
             offer(fixed)
@@ -154,7 +162,7 @@ def _complete(
 
 
 def _shaken(tensors: Sequence[Tensor], choice: Choice, chance: np.random.Generator) -> Choice:
-    """The strategy with a few tensors treated by chance."""
+    """The strategy with random options for a few tensors."""
     other = list(choice)
     size = min(len(tensors), int(chance.integers(*_SHAKEN)))
     for i in chance.choice(len(tensors), size=size, replace=False):
