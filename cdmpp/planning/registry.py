@@ -170,8 +170,8 @@ _ALL: tuple[PlannerSpec, ...] = (
         "/application/plan",
         "An application's primitives on batching engines (Teola).",
         {"": "cdmpp.planning.application.schema:ApplicationRequest"},
-        "cdmpp.planning.application.render:show",
-        "cdmpp.planning.application.plot:draw",
+        "",
+        "cdmpp.planning.application.view:draw",
     ),
 )
 

@@ -1,4 +1,4 @@
-"""Applications on batching engines: by hand, replayed, and beside every possible dispatch of tiny ones."""
+"""Applications on batching engines against hand-computed, replayed and exhaustive results."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from cdmpp import FieldError, make_plan
 from cdmpp.compose.budget import SearchControl
+from cdmpp.compose.render import render
 from cdmpp.planning.application import Application, Engine, Policy, Primitive, simulate
-from cdmpp.planning.application.plot import draw
-from cdmpp.planning.application.render import show
-from cdmpp.planning.application.schema import ApplicationAnswer, ApplicationRequest
+from cdmpp.planning.application.schema import ApplicationPlan, ApplicationRequest
 from cdmpp.planning.application.search import replay_graph, search
+from cdmpp.planning.application.view import draw
 from cdmpp.predictor import LatencyPredictor
 from cdmpp.replay import replay
 
@@ -56,7 +56,7 @@ def test_engines_of_one_device_take_turns() -> None:
         (Primitive("a", 0, 1, ()), Primitive("b", 1, 1, ())),
     )
     assert simulate(app, [0.0], Policy()).makespan_s == 5.0
-    # The longest path; that the device is one, only many requests make felt.
+    # One request: the longest path. Many requests: the work of the shared device.
     assert app.bound_s([0.0]) == 3.0
     assert app.bound_s([0.0] * 100) == pytest.approx((2 / 4 + 3 / 4) * 101 / 2)
 
@@ -87,7 +87,7 @@ def applications(draw: st.DrawFn) -> Application:
 
 @settings(max_examples=40, deadline=None)
 @given(applications(), st.lists(st.integers(0, 5).map(float), min_size=1, max_size=2), st.booleans())
-def test_a_run_replayed_takes_as_long(app: Application, arrivals: list[float], batching: bool) -> None:
+def test_replay_of_a_run_has_equal_times(app: Application, arrivals: list[float], batching: bool) -> None:
     run = simulate(app, arrivals, Policy(batching))
     timeline = replay(replay_graph(app, run, arrivals))
     assert timeline.start_s[len(arrivals) :].tolist() == pytest.approx([b.start_s for b in run.batches])
@@ -96,7 +96,7 @@ def test_a_run_replayed_takes_as_long(app: Application, arrivals: list[float], b
 
 @settings(max_examples=30, deadline=None)
 @given(applications(), st.lists(st.integers(0, 3).map(float), min_size=1, max_size=2))
-def test_the_search_is_between_every_dispatch_and_its_baselines(app: Application, arrivals: list[float]) -> None:
+def test_search_is_between_the_optimum_and_its_baselines(app: Application, arrivals: list[float]) -> None:
     found = search(app, app, arrivals, SearchControl(), max_steps=100)
     best = exhaustive(app, tuple(arrivals))
     assert app.bound_s(arrivals) <= best + 1e-9
@@ -104,7 +104,7 @@ def test_the_search_is_between_every_dispatch_and_its_baselines(app: Application
     assert all(found.run.mean_s <= other.mean_s + 1e-9 for other in found.baselines.values())
 
 
-def test_the_search_finds_the_best_dispatch_where_nothing_is_to_be_gained_by_waiting() -> None:
+def test_search_is_optimal_where_waiting_gains_nothing() -> None:
     # The deep branch has to go first on the engine that both begin with.
     app = Application(
         (engine("e", 2, 6), engine("f", 5, 0)),
@@ -161,23 +161,20 @@ def exhaustive(app: Application, arrivals: tuple[float, ...]) -> float:
     return (left(0.0, frozenset(), frozenset()) - sum(arrivals)) / len(arrivals)
 
 
-def test_the_example_is_answered_from_predictions(
-    predictor: LatencyPredictor, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_example_is_planned_with_predictions(predictor: LatencyPredictor, tmp_path: Path) -> None:
     value = json.loads(EXAMPLE.read_text())
     answer = make_plan("application", value, predictor)
-    ApplicationAnswer.model_validate(answer)
+    plan = ApplicationPlan.model_validate(answer)
     assert answer == make_plan("application", value, predictor)
     assert answer["mean_latency_s"] <= min(answer["baselines"].values())
     assert answer["gap"] >= 0
     assert any("linear:" in line for line in answer["explanation"])
     request = ApplicationRequest.model_validate(value)
-    show(request, answer)
-    assert "above the bound" in capsys.readouterr().out
-    draw(request, answer).savefig(tmp_path / "application.png")
+    assert "above the lower bound" in render(plan.tables())
+    draw(request, plan).savefig(tmp_path / "application.png")
 
 
-def test_a_split_prefill_begins_before_the_search_ends() -> None:
+def test_a_split_prefill_starts_before_the_search_ends() -> None:
     request = {
         "engines": [
             {"name": "search", "curve": {"batch": [1], "seconds": [5.0]}},
@@ -235,7 +232,7 @@ ONE: dict[str, Any] = {
         ({"arrivals_s": [-1.0]}, "arrivals_s.0"),
     ],
 )
-def test_what_cannot_be_answered_names_the_field(change: dict[str, Any], path: str) -> None:
+def test_error_names_the_field(change: dict[str, Any], path: str) -> None:
     with pytest.raises(FieldError) as caught:
         make_plan("application", {**ONE, **change})
     assert caught.value.path == path

@@ -12,16 +12,16 @@ from cdmpp.compose.pricing import interpolate
 
 @dataclass(frozen=True)
 class Engine:
-    """What runs primitives, several together.
+    """Runs primitives in batches.
 
     Attributes
     ----------
     name, device : str
-        Engines of one device take turns.
+        Engines on one device take turns.
     sizes, seconds : array, shape (points,)
         Seconds of a batch by its number of items.
     max_items : int
-        Of a batch; a primitive with more runs alone.
+        Largest batch; a primitive with more items runs alone.
     """
 
     name: str
@@ -31,18 +31,18 @@ class Engine:
     max_items: int
 
     def batch_s(self, items: float) -> float:
-        """Seconds of a batch of so many items."""
+        """Seconds of a batch by its number of items."""
         return float(interpolate(self.sizes, self.seconds, items))
 
     def item_s(self) -> float:
-        """Seconds an item at the most efficient batch size: nothing is faster."""
+        """Least seconds per item, at the most efficient batch size."""
         sizes = np.arange(1, self.max_items + 1)
         return float((interpolate(self.sizes, self.seconds, sizes) / sizes).min())
 
 
 @dataclass(frozen=True)
 class Primitive:
-    """One step of a request: ``items`` for its engine, once all of ``after`` are done."""
+    """One step of a request: ``items`` for its engine, which starts after all of ``after``."""
 
     id: str
     engine: int
@@ -52,38 +52,36 @@ class Primitive:
 
 @dataclass(frozen=True)
 class Application:
-    """Primitives in topological order, and the engines that they name by index."""
+    """Engines, and primitives in topological order that refer to them by index."""
 
     engines: tuple[Engine, ...]
     primitives: tuple[Primitive, ...]
 
     def depths(self) -> list[float]:
-        """Seconds from the start of each primitive to the end of the request, with nothing in the way."""
+        """Seconds from the start of each primitive to the end of the request on idle engines."""
         out = [0.0] * len(self.primitives)
         for i in reversed(range(len(self.primitives))):
-            one = self.primitives[i]
-            out[i] += self.engines[one.engine].batch_s(one.items)
-            for before in one.after:
+            primitive = self.primitives[i]
+            out[i] += self.engines[primitive.engine].batch_s(primitive.items)
+            for before in primitive.after:
                 out[before] = max(out[before], out[i])
         return out
 
     def chained(self) -> Application:
-        """The same, one primitive of a request after the other: modules called in turn."""
-        chain = tuple(replace(one, after=(i - 1,) if i else ()) for i, one in enumerate(self.primitives))
+        """A copy in which the primitives of a request run one after the other, as modules called in turn."""
+        chain = tuple(replace(primitive, after=(i - 1,) if i else ()) for i, primitive in enumerate(self.primitives))
         return replace(self, primitives=chain)
 
     def bound_s(self, arrivals_s: Sequence[float]) -> float:
-        """No policy has a lower mean latency: the longest path, or the busiest engine at its best batch size.
+        """Lower bound of the mean latency: the longest path, or the busiest engine at its best batch size.
 
-        When k requests are done, their items are; so the k-th is not done before k times an engine's work on
-        one request.
+        The k-th request cannot end before k times the work of an engine on one request.
         """
         longest = max((depth for depth in self.depths()), default=0.0)
         n, first, mean = len(arrivals_s), min(arrivals_s), sum(arrivals_s) / len(arrivals_s)
         work: dict[str, float] = {}
-        for one in self.primitives:
-            engine = self.engines[one.engine]
-            work[engine.device] = work.get(engine.device, 0.0) + min(
-                engine.item_s() * one.items, engine.batch_s(one.items)
-            )
-        return max(longest, *(first + each * (n + 1) / 2 - mean for each in work.values()))
+        for primitive in self.primitives:
+            engine = self.engines[primitive.engine]
+            least_s = min(engine.item_s() * primitive.items, engine.batch_s(primitive.items))
+            work[engine.device] = work.get(engine.device, 0.0) + least_s
+        return max(longest, *(first + busy_s * (n + 1) / 2 - mean for busy_s in work.values()))

@@ -1,4 +1,4 @@
-"""Which policy serves an application best: Teola's, the usual ones, and orders tried at random."""
+"""Search for the policy with the least mean latency: Teola's, common ones, and random orders."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from cdmpp.compose.budget import SearchControl
+from cdmpp.compose.request import Answer
 from cdmpp.planning.application.graph import Application
 from cdmpp.planning.application.simulate import Policy, Run, simulate
 from cdmpp.replay import Graph, Node
 
-#: Up to so many primitives all their orders are tried.
+#: Most primitives for which all orders are tried.
 EXHAUSTIVE_PRIMITIVES = 5
 
 
 @dataclass(frozen=True)
-class Found:
-    """The best run, what it ran, and the runs of the simpler ways by name."""
+class Incumbent:
+    """The best run so far, its application and policy, and the runs of the baselines by name."""
 
     run: Run
     app: Application
@@ -34,27 +34,27 @@ def search(
     whole: Application,
     split: Application,
     arrivals_s: Sequence[float],
-    watch: SearchControl,
+    control: SearchControl,
     seed: int = 0,
     max_steps: int | None = None,
-    answer: Callable[[Found], dict[str, Any]] | None = None,
-) -> Found:
-    """The policy of the least mean latency.
+    describe: Callable[[Incumbent], Answer] | None = None,
+) -> Incumbent:
+    """The policy with the least mean latency.
 
     Parameters
     ----------
     whole : Application
-        Primitives as modules have them.
+        Primitives that are not split.
     split : Application
-        The same with primitives divided into parts that can begin earlier; may be ``whole`` itself.
+        Primitives divided into parts that can start earlier; may be ``whole`` itself.
     arrivals_s : sequence of float
-    watch : SearchControl
+    control : SearchControl
     seed : int
-        Of the random orders.
+        Seed of the random orders.
     max_steps : int, optional
-        Orders to try.
-    answer : callable, optional
-        Makes the answer so far for the watch.
+        Largest number of orders to try.
+    describe : callable, optional
+        Makes the plan so far, for progress reports.
     """
     baselines = {
         "modules_in_turn": simulate(whole.chained(), arrivals_s, Policy()),
@@ -69,7 +69,7 @@ def search(
         if best is None or run.mean_s < best[0]:
             best = (run.mean_s, run, app, name)
 
-    # A simpler way may be the best one: batches that a chain holds back can be fuller.
+    # A baseline may be the best one: a chain delays primitives, so that batches can be fuller.
     consider(baselines["modules_in_turn"], whole.chained(), "modules in turn")
     consider(baselines["no_batching"], whole, "no batching")
     for suffix, app in apps.items():
@@ -79,53 +79,53 @@ def search(
             run = simulate(app, arrivals_s, Policy(priority=depths, by_request=by_request))
             consider(run, app, name + suffix)
     assert best is not None
-    bound, steps = whole_bound(apps.values(), arrivals_s), 0
+    bound, steps = least_bound_s(apps.values(), arrivals_s), 0
     for app, policy in _orders(list(apps.values()), seed):
-        if watch.expired or (max_steps is not None and steps >= max_steps) or best[0] <= bound * (1 + 1e-12):
+        if control.expired or (max_steps is not None and steps >= max_steps) or best[0] <= bound * (1 + 1e-12):
             break
         consider(simulate(app, arrivals_s, policy), app, "searched order")
         steps += 1
-        found = Found(best[1], best[2], best[3], baselines, steps)
-        watch.report(best=best[0], bound=bound, answer=answer and partial(answer, found))
-    return Found(best[1], best[2], best[3], baselines, steps)
+        incumbent = Incumbent(best[1], best[2], best[3], baselines, steps)
+        control.report(best=best[0], bound=bound, answer=describe and partial(describe, incumbent))
+    return Incumbent(best[1], best[2], best[3], baselines, steps)
 
 
-def whole_bound(apps: Iterable[Application], arrivals_s: Sequence[float]) -> float:
-    """The least of the ways' bounds: the search may choose between them."""
+def least_bound_s(apps: Iterable[Application], arrivals_s: Sequence[float]) -> float:
+    """The least bound of several applications that the search chooses from."""
     return min(app.bound_s(arrivals_s) for app in apps)
 
 
 def _orders(apps: Sequence[Application], seed: int) -> Iterator[tuple[Application, Policy]]:
-    """Priorities of the primitives: all orders of few primitives, else random ones without end."""
+    """Priorities of the primitives: all orders of few primitives, otherwise random ones without end."""
     random = np.random.default_rng(seed)
-    few = [app for app in apps if len(app.primitives) <= EXHAUSTIVE_PRIMITIVES]
-    for app in few:
+    small = [app for app in apps if len(app.primitives) <= EXHAUSTIVE_PRIMITIVES]
+    for app in small:
         for order in itertools.permutations(range(len(app.primitives))):
             for by_request, batching in itertools.product((True, False), (True, False)):
                 yield app, Policy(batching, tuple(map(float, order)), by_request)
-    many = [app for app in apps if len(app.primitives) > EXHAUSTIVE_PRIMITIVES]
-    while many:
-        for app in many:
+    large = [app for app in apps if len(app.primitives) > EXHAUSTIVE_PRIMITIVES]
+    while large:
+        for app in large:
             depths = np.array(app.depths())
-            # Around the topology-aware order: near it at first, anywhere in the end.
+            # Random distances from the topology-aware order.
             noise = random.normal(size=len(depths)) * random.exponential() * depths.max()
             yield app, Policy(True, tuple((depths + noise).tolist()), bool(random.integers(2)))
 
 
 def replay_graph(app: Application, run: Run, arrivals_s: Sequence[float]) -> Graph:
-    """A run as a graph to replay: batches in their order on their devices, arrivals as gaps before them.
+    """A run as a graph for replay: batches in their order on their devices, arrivals as gaps before them.
 
-    Replayed, its batches start and end when the simulation says.
+    In the replay, batches start and end as in the simulation.
     """
     batch_of = {member: b for b, batch in enumerate(run.batches) for member in batch.members}
     nodes = [Node(f"arrival {r}", f"arrival {r}", at, kind="gap") for r, at in enumerate(arrivals_s)]
     for b, batch in enumerate(run.batches):
         deps: dict[str, None] = {}
         for request, primitive in batch.members:
-            before = app.primitives[primitive].after
-            for one in before:
-                deps[f"batch {batch_of[request, one]}"] = None
-            if not before:
+            predecessors = app.primitives[primitive].after
+            for predecessor in predecessors:
+                deps[f"batch {batch_of[request, predecessor]}"] = None
+            if not predecessors:
                 deps[f"arrival {request}"] = None
         nodes.append(
             Node(

@@ -11,17 +11,17 @@ from cdmpp.planning.application.graph import Application
 
 @dataclass(frozen=True)
 class Policy:
-    """What an engine takes next when it is free; it never waits for company.
+    """What an engine runs next when it is free. It never waits for further primitives.
 
     Attributes
     ----------
     batching : bool
-        Fill the batch; else one primitive at a time.
+        Fill the batch; otherwise run one primitive at a time.
     priority : tuple of float, optional
-        Of each primitive, the largest first: topology-aware batching (Teola) with the seconds to
-        the request's end. None: in the order in which they became ready.
+        One for each primitive, largest first. Topology-aware batching (Teola) uses the seconds to the end of
+        the request. None: primitives run in the order in which they became ready.
     by_request : bool
-        Earlier requests first, then ``priority``; else ``priority`` alone.
+        Earlier requests first, then ``priority``; otherwise ``priority`` alone.
     """
 
     batching: bool = True
@@ -31,7 +31,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class Batch:
-    """What an engine ran together: (request, primitive) pairs."""
+    """Primitives that an engine ran together, as (request, primitive) pairs."""
 
     engine: int
     start_s: float
@@ -41,24 +41,24 @@ class Batch:
 
 @dataclass(frozen=True)
 class Run:
-    """A simulation: the batches in the order of their starts, and each request's latency."""
+    """Result of a simulation: batches in the order of their starts, and the latency of each request."""
 
     batches: list[Batch]
     latency_s: list[float]
 
     @property
     def mean_s(self) -> float:
-        """Mean latency of a request."""
+        """Mean latency of the requests."""
         return sum(self.latency_s) / len(self.latency_s)
 
     @property
     def makespan_s(self) -> float:
-        """End of the last batch, from time 0."""
+        """End of the last batch."""
         return max(batch.end_s for batch in self.batches)
 
 
 def simulate(app: Application, arrivals_s: Sequence[float], policy: Policy) -> Run:
-    """Run requests that arrive at given times.
+    """Simulate requests that arrive at given times.
 
     Parameters
     ----------
@@ -72,10 +72,10 @@ def simulate(app: Application, arrivals_s: Sequence[float], policy: Policy) -> R
     """
     primitives, engines = app.primitives, app.engines
     after: list[list[int]] = [[] for _ in primitives]
-    for i, one in enumerate(primitives):
-        for before in one.after:
+    for i, successor in enumerate(primitives):
+        for before in successor.after:
             after[before].append(i)
-    missing = [[len(one.after) for one in primitives] for _ in arrivals_s]
+    missing = [[len(primitive.after) for primitive in primitives] for _ in arrivals_s]
     left = [len(primitives)] * len(arrivals_s)
     latency = [0.0] * len(arrivals_s)
     ready: list[list[tuple[tuple[float, ...], int, int]]] = [[] for _ in engines]
@@ -100,8 +100,8 @@ def simulate(app: Application, arrivals_s: Sequence[float], policy: Policy) -> R
         while events and events[0][0] == now:
             _, kind, index = heapq.heappop(events)
             if kind == 0:
-                for i, one in enumerate(primitives):
-                    if not one.after:
+                for i, first in enumerate(primitives):
+                    if not first.after:
                         make_ready(now, index, i)
                 continue
             done = batches[index]
@@ -114,7 +114,7 @@ def simulate(app: Application, arrivals_s: Sequence[float], policy: Policy) -> R
                     missing[request][i] -= 1
                     if not missing[request][i]:
                         make_ready(now, request, i)
-        # Of the engines of a free device the one whose first primitive comes first takes its turn.
+        # Among the engines of a free device, the one whose first primitive has the highest priority runs.
         for e in sorted((e for e in range(len(engines)) if ready[e]), key=lambda e: (ready[e][0][0], e)):
             if engines[e].device not in free:
                 continue
