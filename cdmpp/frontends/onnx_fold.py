@@ -1,7 +1,8 @@
-"""Evaluate the small constant parts of an ONNX graph: shapes, axes, scales, masks.
+"""Evaluation of the small constant parts of an ONNX graph: shapes, axes, scales, masks.
 
-Only what decides sizes and patterns is evaluated, with numpy, under a limit on the number of
-elements. Weights are never read: their shape is all that a latency depends on.
+ONNX's own reference implementation computes the values. The size of a result is bounded before it is computed, and
+only operators that decide shapes and patterns are evaluated. Weights are never read: a latency depends on their
+shape alone.
 """
 
 from __future__ import annotations
@@ -14,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
-Attributes = Mapping[str, Any]
 
-#: Largest constant that is evaluated: a causal mask of 2048 x 2048.
+#: Largest number of elements of a constant that is evaluated: a causal mask of 2048 x 2048.
 MAX_ELEMENTS = 1 << 22
 
 #: TensorProto.DataType -> numpy name, for the types that constants are computed in.
@@ -38,257 +38,127 @@ NUMPY_TYPES = {
 
 
 class NotFoldable(Exception):  # noqa: N818 - an outcome, not an error
-    """The node cannot be, or is too large to be, evaluated here."""
+    """The node cannot be evaluated here, or its result is too large."""
 
 
-def fold(op: str, inputs: Sequence[Array | None], attrs: Attributes, outputs: int = 1) -> list[Array]:
-    """Evaluate one node on constant inputs.
+def fold(
+    op: str, opset: int, inputs: Sequence[Array | None], attrs: Mapping[str, Any], outputs: int = 1
+) -> list[Array]:
+    """Evaluate one node of the standard domain on constant inputs.
+
+    Parameters
+    ----------
+    op : str
+        Operator type.
+    opset : int
+        Version of the operator set that the model imports.
+    inputs : sequence of array or None
+        None for an optional input that is left out.
+    attrs : mapping of str to int, float, str, list of these, or array
+        Attributes of the node.
+    outputs : int
+        Number of outputs.
 
     Raises
     ------
     NotFoldable
-        For an operator without a rule, or a result beyond :data:`MAX_ELEMENTS`.
+        The operator is not evaluated here, its inputs do not fit it, or the result exceeds :data:`MAX_ELEMENTS`.
     """
-    if op == "Split":
-        return _split(_present(inputs), inputs, attrs, outputs)
-    rule = _RULES.get(op)
-    if rule is None:
+    bound = _BOUNDS.get(op)
+    if bound is None:
         raise NotFoldable(op)
     try:
+        if not 0 <= bound(inputs, attrs) <= MAX_ELEMENTS:
+            raise NotFoldable(f"{op}: too large")
         with np.errstate(all="ignore"):
-            value = np.asarray(rule(inputs, attrs))
+            values = _evaluate(op, opset, inputs, attrs, outputs)
     except NotFoldable:
         raise
     except Exception as error:  # a malformed constant part is reported where its value is needed
         raise NotFoldable(f"{op}: {error}") from error
-    if value.size > MAX_ELEMENTS:
-        raise NotFoldable(op)
-    return [value]
+    if sum(value.size for value in values) > MAX_ELEMENTS:
+        raise NotFoldable(f"{op}: too large")
+    return values
 
 
-def _limit(elements: int) -> None:
-    if not 0 <= elements <= MAX_ELEMENTS:
-        raise NotFoldable("too large")
+def _evaluate(
+    op: str, opset: int, inputs: Sequence[Array | None], attrs: Mapping[str, Any], outputs: int
+) -> list[Array]:
+    import onnx
+    from onnx.reference import ReferenceEvaluator
 
-
-def _present(inputs: Sequence[Array | None]) -> Array:
-    if not inputs or inputs[0] is None:
-        raise NotFoldable("missing input")
-    return inputs[0]
+    names = ["" if value is None else f"input_{i}" for i, value in enumerate(inputs)]
+    node = onnx.helper.make_node(op, names, [f"output_{i}" for i in range(outputs)])
+    for name, value in attrs.items():
+        tensor = isinstance(value, np.ndarray)
+        node.attribute.append(
+            onnx.helper.make_attribute(name, onnx.numpy_helper.from_array(value) if tensor else value)
+        )
+    feeds = {name: value for name, value in zip(names, inputs, strict=True) if value is not None}
+    graph = onnx.helper.make_graph(
+        [node], op, [onnx.ValueInfoProto(name=n) for n in feeds], [onnx.ValueInfoProto(name=n) for n in node.output]
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
+    values = [np.asarray(value) for value in ReferenceEvaluator(model).run(None, feeds)]
+    # Types that numpy does not have, such as bfloat16, come as extension types.
+    return [value if value.dtype.isbuiltin == 1 else value.astype(np.float32) for value in values]
 
 
 def _ints(value: Any) -> list[int]:
     return [int(v) for v in np.asarray(value).reshape(-1)]
 
 
-def _optional(inputs: Sequence[Array | None], index: int) -> Array | None:
-    return inputs[index] if index < len(inputs) else None
+def _given(inputs: Sequence[Array | None], index: int = 0) -> Array:
+    value = inputs[index] if index < len(inputs) else None
+    if value is None:
+        raise NotFoldable("missing input")
+    return value
 
 
-def _elementwise(
-    function: Callable[..., Any], arity: int | None = None
-) -> Callable[[Sequence[Array | None], Attributes], Any]:
-    def rule(inputs: Sequence[Array | None], attrs: Attributes) -> Any:
-        arrays = [a for a in inputs if a is not None]
-        if not arrays or (arity is not None and len(arrays) != arity):
-            raise NotFoldable("arity")
-        _limit(math.prod(np.broadcast_shapes(*(a.shape for a in arrays))))
-        result = arrays[0] if len(arrays) > 1 and arity is None else function(*arrays)
-        for array in arrays[1:] if arity is None else ():
-            result = function(result, array)
-        return result
-
-    return rule
+def _first(inputs: Sequence[Array | None], attrs: Mapping[str, Any]) -> int:
+    return _given(inputs).size
 
 
-def _divide(a: Array, b: Array) -> Array:
-    if np.issubdtype(a.dtype, np.integer):  # ONNX divides integers towards zero
-        quotient: Array = np.trunc(a / np.where(b == 0, 1, b)).astype(a.dtype)
-        return quotient
-    return np.asarray(a / b)
+def _broadcast(inputs: Sequence[Array | None], attrs: Mapping[str, Any]) -> int:
+    _given(inputs)
+    return math.prod(np.broadcast_shapes(*(value.shape for value in inputs if value is not None)))
 
 
-def _cast(inputs: Sequence[Array | None], attrs: Attributes) -> Array:
-    name = NUMPY_TYPES.get(int(attrs.get("to", 0)))
-    if name is None:
-        raise NotFoldable("type")
-    return _present(inputs).astype(name)
+def _range(inputs: Sequence[Array | None], attrs: Mapping[str, Any]) -> int:
+    start, limit, delta = (float(_given(inputs, i).reshape(-1)[0]) for i in range(3))
+    return max(0, math.ceil((limit - start) / delta))
 
 
-def _axes(inputs: Sequence[Array | None], attrs: Attributes) -> list[int] | None:
-    given = _optional(inputs, 1)
-    if given is not None:
-        return _ints(given)
-    return _ints(attrs["axes"]) if "axes" in attrs else None
+def _expand(inputs: Sequence[Array | None], attrs: Mapping[str, Any]) -> int:
+    return math.prod(np.broadcast_shapes(_given(inputs).shape, tuple(_ints(_given(inputs, 1)))))
 
 
-def _unsqueeze(inputs: Sequence[Array | None], attrs: Attributes) -> Array:
-    return np.expand_dims(_present(inputs), tuple(_axes(inputs, attrs) or ()))
+def _gather(inputs: Sequence[Array | None], attrs: Mapping[str, Any]) -> int:
+    data = _given(inputs)
+    return data.size // max(data.shape[int(attrs.get("axis", 0))], 1) * _given(inputs, 1).size
 
 
-def _squeeze(inputs: Sequence[Array | None], attrs: Attributes) -> Array:
-    axes = _axes(inputs, attrs)
-    return np.squeeze(_present(inputs), None if axes is None else tuple(axes))
-
-
-def _reshape(inputs: Sequence[Array | None], attrs: Attributes) -> Array:
-    data, shape = _present(inputs), _optional(inputs, 1)
-    wanted = _ints(shape) if shape is not None else _ints(attrs["shape"])
-    if not attrs.get("allowzero"):
-        wanted = [data.shape[i] if n == 0 else n for i, n in enumerate(wanted)]
-    return data.reshape(wanted)
-
-
-def _slice(inputs: Sequence[Array | None], attrs: Attributes) -> Array:
-    data = _present(inputs)
-    starts = _ints(inputs[1] if len(inputs) > 1 else attrs["starts"])
-    ends = _ints(inputs[2] if len(inputs) > 2 else attrs["ends"])
-    given_axes, given_steps = _optional(inputs, 3), _optional(inputs, 4)
-    axes = _ints(given_axes if given_axes is not None else attrs.get("axes", range(len(starts))))
-    steps = _ints(given_steps) if given_steps is not None else [1] * len(starts)
-    index = [slice(None)] * data.ndim
-    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
-        # An end below -size means "past the first element" when walking backwards.
-        past_first = step < 0 and end < -data.shape[axis]
-        index[axis] = slice(start, None if past_first else end, step)
-    return data[tuple(index)]
-
-
-def _range(inputs: Sequence[Array | None], attrs: Attributes) -> Array:
-    bounds = [a for a in inputs if a is not None]
-    start, limit, delta = (a.reshape(-1)[0] for a in bounds)
-    _limit(int(max(0, math.ceil((float(limit) - float(start)) / float(delta)))))
-    return np.arange(start, limit, delta, dtype=bounds[0].dtype)
-
-
-def _constant_of_shape(inputs: Sequence[Array | None], attrs: Attributes) -> Array:
-    shape = _ints(_present(inputs))
-    _limit(math.prod(shape))
-    value = attrs.get("value")
-    filler = np.float32(0) if value is None else np.asarray(value).reshape(-1)[0]
-    return np.full(shape, filler)
-
-
-def _expand(inputs: Sequence[Array | None], attrs: Attributes) -> Array:
-    data, shape = _present(inputs), _ints(inputs[1])
-    full = np.broadcast_shapes(data.shape, tuple(shape))
-    _limit(math.prod(full))
-    return np.broadcast_to(data, full)
-
-
-def _tile(inputs: Sequence[Array | None], attrs: Attributes) -> Array:
-    data, repeats = _present(inputs), _ints(inputs[1])
-    _limit(data.size * math.prod(repeats))
-    return np.tile(data, repeats)
-
-
-def _where(inputs: Sequence[Array | None], attrs: Attributes) -> Array:
-    arrays = [a for a in inputs if a is not None]
-    _limit(math.prod(np.broadcast_shapes(*(a.shape for a in arrays))))
-    return np.where(*arrays)
-
-
-def _concat(inputs: Sequence[Array | None], attrs: Attributes) -> Array:
-    arrays = [a for a in inputs if a is not None]
-    _limit(sum(a.size for a in arrays))
-    return np.concatenate(arrays, axis=int(attrs["axis"]))
-
-
-def _gather(inputs: Sequence[Array | None], attrs: Attributes) -> Array:
-    data, indices, axis = _present(inputs), inputs[1], int(attrs.get("axis", 0))
-    assert indices is not None
-    _limit(data.size // max(data.shape[axis], 1) * indices.size)
-    return np.take(data, indices, axis=axis)
-
-
-def _trilu(inputs: Sequence[Array | None], attrs: Attributes) -> Array:
-    offset = _optional(inputs, 1)
-    k = 0 if offset is None else _ints(offset)[0]
-    keep = np.triu if attrs.get("upper", 1) else np.tril
-    return keep(_present(inputs), k)
-
-
-def _transpose(inputs: Sequence[Array | None], attrs: Attributes) -> Array:
-    return np.transpose(_present(inputs), attrs.get("perm"))
-
-
-def _flatten(inputs: Sequence[Array | None], attrs: Attributes) -> Array:
-    data, axis = _present(inputs), int(attrs.get("axis", 1))
-    return data.reshape(math.prod(data.shape[:axis]), -1)
-
-
-def _reduce(function: Callable[..., Any]) -> Callable[[Sequence[Array | None], Attributes], Any]:
-    def rule(inputs: Sequence[Array | None], attrs: Attributes) -> Any:
-        axes = _axes(inputs, attrs)
-        keep = bool(attrs.get("keepdims", 1))
-        return function(_present(inputs), axis=None if axes is None else tuple(axes), keepdims=keep)
-
-    return rule
-
-
-def _cumsum(inputs: Sequence[Array | None], attrs: Attributes) -> Array:
-    if attrs.get("exclusive") or attrs.get("reverse"):
-        raise NotFoldable("CumSum")
-    return np.cumsum(_present(inputs), axis=_ints(inputs[1])[0])
-
-
-def _split(data: Array, inputs: Sequence[Array | None], attrs: Attributes, outputs: int) -> list[Array]:
-    axis, given = int(attrs.get("axis", 0)), _optional(inputs, 1)
-    sizes = _ints(given) if given is not None else attrs.get("split")
-    try:
-        if sizes is None:
-            return list(np.array_split(data, outputs, axis=axis))
-        return list(np.split(data, np.cumsum(sizes)[:-1], axis=axis))
-    except (ValueError, IndexError) as error:
-        raise NotFoldable("Split") from error
-
-
-_RULES: dict[str, Callable[[Sequence[Array | None], Attributes], Any]] = {
-    "Identity": lambda inputs, attrs: _present(inputs),
-    "Dropout": lambda inputs, attrs: _present(inputs),
-    "Size": lambda inputs, attrs: np.int64(_present(inputs).size),
-    "Cast": _cast,
-    "Unsqueeze": _unsqueeze,
-    "Squeeze": _squeeze,
-    "Reshape": _reshape,
-    "Flatten": _flatten,
-    "Slice": _slice,
+#: Operators that are evaluated, with the number of elements that their result has at most.
+_BOUNDS: dict[str, Callable[[Sequence[Array | None], Mapping[str, Any]], int]] = {
     "Range": _range,
-    "ConstantOfShape": _constant_of_shape,
     "Expand": _expand,
-    "Tile": _tile,
-    "Where": _where,
-    "Concat": _concat,
     "Gather": _gather,
-    "Trilu": _trilu,
-    "Transpose": _transpose,
-    "CumSum": _cumsum,
-    "ReduceProd": _reduce(np.prod),
-    "ReduceSum": _reduce(np.sum),
-    "ReduceMin": _reduce(np.min),
-    "ReduceMax": _reduce(np.max),
-    "Add": _elementwise(np.add, 2),
-    "Sub": _elementwise(np.subtract, 2),
-    "Mul": _elementwise(np.multiply, 2),
-    "Div": _elementwise(_divide, 2),
-    "Pow": _elementwise(np.power, 2),
-    "Mod": _elementwise(np.mod, 2),
-    "Max": _elementwise(np.maximum),
-    "Min": _elementwise(np.minimum),
-    "Sqrt": _elementwise(np.sqrt, 1),
-    "Reciprocal": _elementwise(np.reciprocal, 1),
-    "Neg": _elementwise(np.negative, 1),
-    "Abs": _elementwise(np.abs, 1),
-    "Floor": _elementwise(np.floor, 1),
-    "Ceil": _elementwise(np.ceil, 1),
-    "Exp": _elementwise(np.exp, 1),
-    "Log": _elementwise(np.log, 1),
-    "Not": _elementwise(np.logical_not, 1),
-    "And": _elementwise(np.logical_and, 2),
-    "Or": _elementwise(np.logical_or, 2),
-    "Equal": _elementwise(np.equal, 2),
-    "Less": _elementwise(np.less, 2),
-    "LessOrEqual": _elementwise(np.less_equal, 2),
-    "Greater": _elementwise(np.greater, 2),
-    "GreaterOrEqual": _elementwise(np.greater_equal, 2),
+    "ConstantOfShape": lambda inputs, attrs: math.prod(_ints(_given(inputs))),
+    "Tile": lambda inputs, attrs: _given(inputs).size * math.prod(_ints(_given(inputs, 1))),
+    "Concat": lambda inputs, attrs: sum(value.size for value in inputs if value is not None),
+    **dict.fromkeys(
+        (
+            *("Identity", "Dropout", "Cast", "Unsqueeze", "Squeeze", "Reshape", "Flatten", "Transpose", "Slice"),
+            *("Split", "Trilu", "CumSum", "ReduceProd", "ReduceSum", "ReduceMin", "ReduceMax"),
+            *("Sqrt", "Reciprocal", "Neg", "Abs", "Floor", "Ceil", "Exp", "Log", "Not"),
+        ),
+        _first,
+    ),
+    **dict.fromkeys(
+        (
+            *("Add", "Sub", "Mul", "Div", "Pow", "Mod", "Max", "Min", "Where"),
+            *("And", "Or", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"),
+        ),
+        _broadcast,
+    ),
 }

@@ -229,7 +229,7 @@ class OnnxGraph:
         attrs = dict(node.attrs)
         if node.op == "ConstantOfShape" and "value" in attrs:
             attrs["value"] = self._decode(attrs["value"], "value")
-        return fold(node.op, inputs, attrs, len(node.outputs))
+        return fold(node.op, node.opset, inputs, attrs, len(node.outputs))
 
     def _constant_node(self, node: OnnxNode) -> Array:
         import numpy as np
