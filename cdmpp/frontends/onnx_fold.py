@@ -135,7 +135,8 @@ def _expand(inputs: Sequence[Array | None], attrs: Mapping[str, Any]) -> int:
 
 def _gather(inputs: Sequence[Array | None], attrs: Mapping[str, Any]) -> int:
     data = _given(inputs)
-    return data.size // max(data.shape[int(attrs.get("axis", 0))], 1) * _given(inputs, 1).size
+    elements: int = data.size // max(data.shape[int(attrs.get("axis", 0))], 1) * _given(inputs, 1).size
+    return elements
 
 
 #: Operators that are evaluated, with the number of elements that their result has at most.
