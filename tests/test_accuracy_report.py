@@ -1,4 +1,4 @@
-"""The accuracy report says what the result files say, and says so where there are none."""
+"""The accuracy report shows the figures of the result files, and names the studies that were not run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def figures(gemm: float, conv: float) -> dict[str, Any]:
 
 
 def left_out(device: str, source: str, error: float) -> dict[str, Any]:
-    """A table of one device whose error falls by a tenth of itself from one k to the next."""
+    """Table of one device whose error falls with the number of measurements."""
     runs = [
         {
             "k": k,
@@ -70,7 +70,7 @@ def left_out(device: str, source: str, error: float) -> dict[str, Any]:
 
 @pytest.fixture
 def results() -> Results:
-    """Two of four groups, and every other study, small."""
+    """Small results of every study, with two of the four device groups."""
     domain = {
         "auc_held_out": 0.6,
         "auc_pooled": 0.8,
@@ -143,35 +143,38 @@ def results() -> Results:
     )
 
 
-def test_the_committed_documents_are_what_the_committed_results_say() -> None:
+def test_committed_documents_match_committed_results() -> None:
     for path, text in rendered(ROOT, Results.load(ROOT)).items():
         assert path.read_text(encoding="utf-8") == text, f"{path.name}: run make accuracy"
 
 
-def test_headlines_are_means_over_groups_of_means_over_boards(results: Results) -> None:
+def test_headline_is_mean_over_groups_of_means_over_devices(results: Results) -> None:
     devices = results.get("devices")
     assert devices is not None
     read = unseen.readers("neusight")
-    # The A100's two boards (20 and 30 %) are one group, beside the V100 (10 %).
-    value, groups = unseen.headline(devices, "neusight", read["specification"])
+    spec = unseen.SPECIFICATION
+    # The two boards of the A100 (20 and 30 %) are one group, the V100 (10 %) is another.
+    value, groups = unseen.headline(devices, "neusight", read[spec])
     assert value == pytest.approx(0.175) and groups == 2
-    # 60 % of it is left at k = 40, and the second seed adds 0.1 %.
+    # At k = 40 the error is 60 % of that; the second seed adds 0.1 %.
     assert unseen.headline(devices, "neusight", read["k = 40"])[0] == pytest.approx(0.175 * 0.6 + 0.0005)
-    assert unseen.headline(devices, "neusight", read["ceilings"]) == (None, 0)
+    assert unseen.headline(devices, "neusight", read[unseen.PEAK_RATES]) == (None, 0)
 
 
-def test_goals_are_reached_or_not_and_say_how_much_was_measured(results: Results) -> None:
+def test_goals_show_whether_they_are_reached_and_how_many_groups_were_measured(results: Results) -> None:
     rows = {tuple(line.split(" | ")[:2]): line for line in goals.goals(results).splitlines()}
-    zero = rows["| NS, device left out", "specification"]
+    zero = rows["| fp32 operators, device left out", unseen.SPECIFICATION]
     assert "**17.5 %** (2 of 4 groups)" in zero and zero.endswith("| no |")
-    assert rows["| NS GEMM, unseen shapes, known devices", "rows that the authors keep"].endswith("| yes |")
-    assert rows["| own programs, unseen networks: less error than XGBoost", "on PerStoreFeature, same rows"].endswith(
-        "| ≥ 30.0 % | **20.0 %** | no |"
+    assert rows["| fp32 GEMM, held-out shapes", "rows that pass NeuSight's own filter"].endswith("| yes |")
+    assert rows[
+        "| TVM programs of unseen networks: error reduction over XGBoost", "XGBoost on PerStoreFeature, same rows"
+    ].endswith("| ≥ 30.0 % | **20.0 %** | no |")
+    assert rows["| error after a tenth of the training time", "at most the original's after all of it"].endswith(
+        "| yes |"
     )
-    assert rows["| error after a tenth of the time", "below the original's after all of it"].endswith("| yes |")
 
 
-def test_every_table_shows_its_figures(results: Results) -> None:
+def test_tables_show_the_figures_of_the_results(results: Results) -> None:
     assert "| **4.4 %** |" in known.overview(results) and "| 5.5 %" in known.overview(results)
     assert "| t4 |" in known.details(results) and "**5.7 %**" in known.details(results)
     shown = unseen.zero_shot(results)
@@ -180,39 +183,39 @@ def test_every_table_shows_its_figures(results: Results) -> None:
     assert "random, k = 40" in unseen.samplers(results)
     assert "| a100-x, a100-y | 80 % | 80 % | 0.80 | 0.60 | 20.0 % | 1.0 % |" in unseen.trust(results)
     assert "0.820" in studies.schedules(results)
-    assert "30 times the samples" in studies.reference(results)
+    assert "30 times as many samples" in studies.reference(results)
     ablations = studies.ablations(results)
     assert "| **default** | 2 | 21.0 ± 1.4 % |" in ablations and "| ratio | 1 | 20.0 % |" in ablations
     assert "| 10.85 % |" in goals.headlines(results)
 
 
-def test_what_is_not_measured_is_named_with_its_command() -> None:
+def test_missing_studies_are_named_with_their_commands() -> None:
     nothing = Results({})
     for name, parts in DOCUMENTS.items():
         for part, make in parts.items():
             text = make(nothing)
             assert part == "headlines" or "Not measured yet: run `" in text, (name, part)
     assert nothing.missing() == list(STUDIES)
-    # Nothing may stand where our figures go.
+    # No figure of ours may appear.
     assert " no |" not in goals.goals(nothing) and " yes |" not in goals.goals(nothing)
     assert not draw(nothing, Path("nowhere"))
 
 
-def test_incomplete_and_outdated_studies_are_run_again(results: Results) -> None:
+def test_incomplete_and_outdated_studies_are_missing(results: Results) -> None:
     assert results.missing() == ["devices"]
     results.model_id = "base-2"
     assert results.missing() == ["shapes", "devices"]
-    assert "Measured with base-1, not with base-2" in known.details(results)
+    assert "Predicted with base-1, not with base-2" in known.details(results)
 
 
-def test_figures_are_drawn_of_what_is_there(results: Results, tmp_path: Path) -> None:
+def test_figures_are_drawn_for_existing_studies(results: Results, tmp_path: Path) -> None:
     names = {path.name for path in draw(results, tmp_path)}
     assert names >= {"error_by_k.png", "interval_coverage.png", "error_by_operator.png"}
     for name in names:
         assert (tmp_path / name).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
-def test_only_marked_parts_change() -> None:
+def test_only_generated_parts_change() -> None:
     text = "by hand\n<!-- generated:a -->\nold\n<!-- end -->\nby hand, too\n"
     made = fill(text, {"a": "new"})
     assert made == "by hand\n<!-- generated:a -->\n\nnew\n\n<!-- end -->\nby hand, too\n"
@@ -224,7 +227,7 @@ def test_only_marked_parts_change() -> None:
         fill(text.replace("<!-- end -->", ""), {"a": "new"})
 
 
-def test_result_files_are_read_as_they_were_written(tmp_path: Path) -> None:
+def test_result_files_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "results" / "x.json"
     content = {"a": 1, "parts": [{"b": [0.5], "c": {"d": None}}], "e": {"f": {"g": [1, 2]}}, "h": [], "i": {}}
     write_result(path, content)
@@ -232,15 +235,15 @@ def test_result_files_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert rounded({"a": [0.123456, (1, "x")]}) == {"a": [0.1235, [1, "x"]]}
 
 
-def test_a_damaged_result_file_is_named(tmp_path: Path) -> None:
+def test_error_names_a_damaged_result_file(tmp_path: Path) -> None:
     path = tmp_path / STUDIES["shapes"].path
     path.parent.mkdir(parents=True)
     path.write_text("{")
-    with pytest.raises(DataError, match=r"unseen_shapes\.json is no JSON"):
+    with pytest.raises(DataError, match=r"unseen_shapes\.json is not valid JSON"):
         Results.load(tmp_path)
 
 
-def test_commands_run_with_this_interpreter_and_folder() -> None:
+def test_commands_use_this_interpreter_and_folder() -> None:
     assert command_of("shapes", "/x y")[1:] == ["-m", "benchmarks.unseen_shapes", "--public-data", "/x y"]
     assert command_of("model", "d")[1:4] == ["-m", "cdmpp.cli.main", "train"]
     assert all(STUDIES[name].public == ("DIR" in STUDIES[name].command) for name in STUDIES)

@@ -1,14 +1,18 @@
-"""``python -m benchmarks.end_to_end --public-data DIR``: whole networks against public labels.
+"""``python -m benchmarks.end_to_end --public-data DIR``: whole networks against public measurements.
 
-Writes ``benchmarks/results/end_to_end.json``, ``docs/end_to_end.png`` and the marked tables of
-docs/replay.md, and prints the summary. Two minutes on one core. Nothing is fitted: kernels are listed by
-tracing the networks, predicted one by one, and put one after the other.
+Writes ``benchmarks/results/end_to_end.json``, ``docs/end_to_end.png`` and the generated tables of
+docs/replay.md, and prints the summary. It takes two minutes on one core. Nothing is fitted: the networks are
+traced, each kernel is predicted, and the kernel times are composed. ``--render`` draws the figure and fills
+the tables from the stored result.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from benchmarks.end_to_end import report
 from benchmarks.end_to_end.document import put_parts
@@ -16,7 +20,6 @@ from benchmarks.end_to_end.labels import read_labels
 from benchmarks.end_to_end.listed import check_lists, listed_sums, read_lists
 from benchmarks.end_to_end.parallel import answer_parallel
 from benchmarks.end_to_end.study import answer_labels
-from benchmarks.report.markdown import folded
 from benchmarks.report.results import write_result
 from cdmpp.data.public import public_data_dir
 from cdmpp.predictor import LatencyPredictor
@@ -27,32 +30,31 @@ COMMAND = "python -m benchmarks.end_to_end --public-data DIR"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--public-data", type=Path, help="folder of the public tables")
-    parser.add_argument("--model", type=Path, help="default: the model that ships")
+    parser.add_argument("--model", type=Path, help="model folder (default: the shipped model)")
     parser.add_argument("--out", type=Path, default=ROOT / OUT)
+    parser.add_argument("--render", action="store_true", help="render the stored result")
     options = parser.parse_args()
+    if options.render:
+        render(json.loads(options.out.read_text(encoding="utf-8")))
+        return
     folder = public_data_dir(options.public_data)
     labels, lists = read_labels(folder), read_lists(folder)
     print(f"{check_lists(lists)} kernels of the source's lists: the same here")
     predictor = LatencyPredictor.load(options.model)
     answers = answer_labels(labels.kept, predictor, listed_sums(labels.kept, lists))
     parallel = list(answer_parallel(folder, predictor))
-    write_result(options.out, report.result(answers, parallel, labels, predictor.model_id, COMMAND))
-    report.draw(answers, ROOT / PICTURE)
-    parts = {
-        "end-to-end": report.summary_table(answers),
-        "end-to-end-parallel": report.parallel_table(parallel),
-        "end-to-end-details": "\n\n".join(
-            (
-                folded("Every transformer", report.model_table(answers)),
-                folded("Every device", report.device_table(answers)),
-                folded("Labels that are not predicted", report.left_out_list(labels)),
-            )
-        ),
-    }
-    put_parts(ROOT / DOCUMENT, parts)
-    print(parts["end-to-end"], parts["end-to-end-parallel"], report.device_table(answers), sep="\n\n")
+    result = report.result(answers, parallel, labels, predictor.model_id, COMMAND)
+    write_result(options.out, result)
+    render(result)
+    print(report.summary_table(result), report.parallel_table(result), report.device_table(result), sep="\n\n")
+
+
+def render(result: Mapping[str, Any]) -> None:
+    """Draw the figure and fill the generated tables."""
+    report.draw(result["rows"], ROOT / PICTURE)
+    put_parts(ROOT / DOCUMENT, report.parts(result))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Puts tables into the marked parts of a document that has other marked parts too."""
+"""Fills some of the generated parts of a document, and leaves the others as they are."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from cdmpp.errors import DataError
 
 
 def put_parts(path: Path, parts: Mapping[str, str]) -> None:
-    """Replace what stands between ``<!-- generated:NAME -->`` and ``<!-- end -->``, for each name.
+    """Replace the text between ``<!-- generated:NAME -->`` and ``<!-- end -->``, for each name.
 
     Raises
     ------
     DataError
-        The document has no place for a part, or several.
+        The document does not have exactly one place for a part.
     """
     text = path.read_text(encoding="utf-8")
     for name, body in parts.items():
         mark = f"<!-- generated:{name} -->\n"
         pattern = re.compile(re.escape(mark) + r".*?<!-- end -->", flags=re.DOTALL)
         filled = f"{mark}\n{body}\n\n<!-- end -->"
-        text, found = pattern.subn(lambda _, filled=filled: filled, text)  # type: ignore[misc]
-        if found != 1:
-            raise DataError(f"{path.name}: {found} places for the part {name!r}", hint="there is one of each")
+        text, count = pattern.subn(lambda _, filled=filled: filled, text)  # type: ignore[misc]
+        if count != 1:
+            raise DataError(
+                f"{path.name} has {count} places for the part {name!r}", hint="mark exactly one place for each part"
+            )
     path.write_text(text, encoding="utf-8")

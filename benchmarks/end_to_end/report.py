@@ -1,4 +1,4 @@
-"""What the study found: a result file, tables of Markdown, a picture."""
+"""Report of the study of whole networks: result file, Markdown tables, figure."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 from benchmarks.end_to_end.labels import Labels
 from benchmarks.end_to_end.parallel import LINK_WORDS, Parallel
 from benchmarks.end_to_end.study import Answer
-from benchmarks.report.markdown import percent, table
+from benchmarks.report.markdown import folded, percent, table
 from benchmarks.report.results import rounded
 
-#: What a source's rows are called in tables.
+#: Names of the sources in tables and in the figure.
 TITLES = {
     "neusight": "transformers, fp32 (NeuSight)",
     "torchvision": "image networks, batch 12 (torchvision)",
     "timm": "image networks, fp16 autocast, batch 24 to 2048 (timm)",
 }
-#: Compositions that are shown beside each other, by name -> what it is an attribute of.
+#: Ways to compose kernel times, by name -> relative error of an answer.
 ERRORS: Mapping[str, Callable[[Answer], float]] = {
     "called": lambda a: a.error("called"),
     "queued": lambda a: a.error("queued"),
@@ -29,12 +29,12 @@ ERRORS: Mapping[str, Callable[[Answer], float]] = {
 
 
 def figures(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Errors over some answers: of each composition the mean, the median and the sign of the error."""
-    found: dict[str, Any] = {"n": len(answers)}
+    """Error statistics of each composition over ``answers``."""
+    statistics_of: dict[str, Any] = {"n": len(answers)}
     for name, error in ERRORS.items():
         errors = [error(a) for a in answers]
         absolute = [abs(e) for e in errors]
-        found[name] = {
+        statistics_of[name] = {
             "mape": statistics.fmean(absolute),
             "median_ape": statistics.median(absolute),
             "within_10": sum(e <= 0.1 for e in absolute) / len(absolute),
@@ -44,14 +44,14 @@ def figures(answers: Sequence[Answer]) -> dict[str, Any]:
         }
     listed = [abs(a.error("listed")) for a in answers if a.listed_s is not None]
     if listed:
-        found["listed"] = {"n": len(listed), "mape": statistics.fmean(listed)}
-    return found
+        statistics_of["listed"] = {"n": len(listed), "mape": statistics.fmean(listed)}
+    return statistics_of
 
 
 def result(
     answers: Sequence[Answer], parallel: Sequence[Parallel], labels: Labels, model_id: str, command: str
 ) -> dict[str, Any]:
-    """The result file's content."""
+    """Content of the result file."""
     groups = sorted({(a.label.source, a.label.mode, a.label.precision, a.label.device) for a in answers})
     everything: dict[str, Any] = {
         "model_id": model_id,
@@ -131,130 +131,134 @@ def _ms(seconds: float) -> float:
 # --- tables -----------------------------------------------------------------------------------------------
 
 
-def summary_table(answers: Sequence[Answer]) -> str:
+def parts(result: Mapping[str, Any]) -> dict[str, str]:
+    """Render the generated parts of docs/replay.md from the result file's content."""
+    details = (
+        folded("Every transformer", model_table(result)),
+        folded("Every device", device_table(result)),
+        folded("Measurements that are not predicted", left_out_list(result)),
+    )
+    return {
+        "end-to-end": summary_table(result),
+        "end-to-end-parallel": parallel_table(result),
+        "end-to-end-details": "\n\n".join(details),
+    }
+
+
+def summary_table(result: Mapping[str, Any]) -> str:
     """Errors by source and mode."""
     rows = []
-    for source, mode in sorted({(a.label.source, a.label.mode) for a in answers}):
-        found = figures(_some(answers, source=source, mode=mode))
-        listed = found.get("listed")
+    for entry in result["by_source"]:
+        kernels = entry.get("listed")
         rows.append(
             [
-                f"{TITLES[source]}, {mode}",
-                str(found["n"]),
-                f"**{percent(found['called']['mape'])}**",
-                percent(found["called"]["median_ape"]),
-                percent(found["called"]["within_10"], 0),
-                percent(found["queued"]["mape"]),
-                percent(found["issued"]["mape"]),
-                percent(found["roofline"]["mape"]),
-                f"{percent(listed['mape'])} ({listed['n']})" if listed else "-",
+                f"{TITLES[entry['source']]}, {entry['mode']}",
+                str(entry["n"]),
+                f"**{percent(entry['called']['mape'])}**",
+                percent(entry["called"]["median_ape"]),
+                percent(entry["called"]["within_10"], 0),
+                percent(entry["queued"]["mape"]),
+                percent(entry["issued"]["mape"]),
+                percent(entry["roofline"]["mape"]),
+                f"{percent(kernels['mape'])} ({kernels['n']})" if kernels else "-",
             ]
         )
-    header = ("labels", "n", "MAPE", "median", "within 10 %", "queued", "issued", "roofline", "their kernels")
+    header = ("networks", "n", "MAPE", "median", "within 10 %", "queued", "issued", "roofline", "measured kernels")
     return table(header, rows)
 
 
-def device_table(answers: Sequence[Answer]) -> str:
+def device_table(result: Mapping[str, Any]) -> str:
     """Errors by device."""
-    keys = sorted({(a.label.source, a.label.device, a.label.precision, a.label.mode) for a in answers})
-    rows = []
-    for source, device, precision, mode in keys:
-        found = figures(_some(answers, source=source, device=device, precision=precision, mode=mode))
-        rows.append(
-            [
-                source,
-                device,
-                f"{precision} {mode}",
-                str(found["n"]),
-                f"**{percent(found['called']['mape'])}**",
-                f"{100 * found['called']['bias']:+.1f} %",
-                percent(found["queued"]["mape"]),
-                percent(found["issued"]["mape"]),
-                percent(found["roofline"]["mape"]),
-            ]
-        )
+    rows = [
+        [
+            entry["source"],
+            entry["device"],
+            f"{entry['precision']} {entry['mode']}",
+            str(entry["n"]),
+            f"**{percent(entry['called']['mape'])}**",
+            f"{100 * entry['called']['bias']:+.1f} %",
+            percent(entry["queued"]["mape"]),
+            percent(entry["issued"]["mape"]),
+            percent(entry["roofline"]["mape"]),
+        ]
+        for entry in sorted(result["by_device"], key=lambda e: (e["source"], e["device"], e["precision"], e["mode"]))
+    ]
     header = ("source", "device", "run", "n", "MAPE", "median error", "queued", "issued", "roofline")
     return table(header, rows, left=3)
 
 
-def model_table(answers: Sequence[Answer]) -> str:
-    """Every label of the transformers."""
+def model_table(result: Mapping[str, Any]) -> str:
+    """Every transformer."""
+    runs = [row for row in result["rows"] if row["source"] == "neusight"]
     rows = []
-    for a in sorted(
-        _some(answers, source="neusight"), key=lambda a: (a.label.model, a.label.mode, a.label.device, a.label.batch)
-    ):
-        label = a.label
+    for row in sorted(runs, key=lambda r: (r["model"], r["mode"], r["device"], r["batch"])):
         rows.append(
             [
-                label.model,
-                label.device,
-                f"{label.mode}, batch {label.batch}",
-                f"{1e3 * label.measured_s:,.1f}",
-                f"{1e3 * a.called_s:,.1f}",
-                f"**{100 * a.error('called'):+.1f} %**",
-                f"{100 * a.error('roofline'):+.1f} %",
-                "-" if a.listed_s is None else f"{100 * a.error('listed'):+.1f} %",
+                row["model"],
+                row["device"],
+                f"{row['mode']}, batch {row['batch']}",
+                f"{row['measured_ms']:,.1f}",
+                f"{row['called_ms']:,.1f}",
+                f"**{_error(row, 'called_ms')}**",
+                _error(row, "roofline_ms"),
+                _error(row, "listed_ms") if "listed_ms" in row else "-",
             ]
         )
-    header = ("model", "device", "run", "measured, ms", "predicted, ms", "error", "roofline", "their kernels")
+    header = ("model", "device", "run", "measured, ms", "predicted, ms", "error", "roofline", "measured kernels")
     return table(header, rows, left=3)
 
 
-def parallel_table(parallel: Sequence[Parallel]) -> str:
-    """Iterations on four GPUs."""
+def _error(row: Mapping[str, Any], key: str) -> str:
+    return f"{100 * (row[key] / row['measured_ms'] - 1):+.1f} %"
+
+
+def parallel_table(result: Mapping[str, Any]) -> str:
+    """Training iterations on four GPUs."""
     ways = {"dp4": "data parallel", "pp4_1": "pipeline, one micro-batch"}
     rows = [
         [
-            f"{p.model} on 4 x {p.device}",
-            f"{ways[p.variant]}, batch {p.batch}",
-            f"{1e3 * p.measured_s:,.1f}",
-            f"{1e3 * p.replayed_s:,.1f}",
-            f"{1e3 * (p.replayed_s - p.compute_s):,.1f}",
-            f"**{100 * p.error:+.1f} %**",
+            f"{run['model']} on 4 x {run['device']}",
+            f"{ways[run['variant']]}, batch {run['batch']}",
+            f"{run['measured_ms']:,.1f}",
+            f"{run['replayed_ms']:,.1f}",
+            f"{run['replayed_ms'] - run['compute_ms']:,.1f}",
+            f"**{100 * run['error']:+.1f} %**",
         ]
-        for p in parallel
+        for run in result["four_gpus"]
     ]
-    header = ("training", "how", "measured, ms", "replayed, ms", "of it exposed communication", "error")
+    header = ("training", "parallelism", "measured, ms", "replayed, ms", "exposed communication, ms", "error")
     return table(header, rows, left=2)
 
 
-def left_out_list(labels: Labels) -> str:
-    """What is not predicted, and why."""
-    return "\n".join(
-        f"- {source}: {n:,} rows: {reason}"
-        for (source, reason), n in sorted(labels.left_out.items(), key=lambda item: (item[0][0], -item[1]))
-    )
+def left_out_list(result: Mapping[str, Any]) -> str:
+    """Measurements that are not predicted, and the reasons."""
+    entries = sorted(result["left_out"], key=lambda entry: (entry["source"], -entry["rows"]))
+    return "\n".join(f"- {entry['source']}: {entry['rows']:,} rows: {entry['reason']}" for entry in entries)
 
 
-# --- picture ----------------------------------------------------------------------------------------------
+# --- figure -----------------------------------------------------------------------------------------------
 
 
-def draw(answers: Sequence[Answer], path: Path) -> None:
-    """Predicted against measured, one panel for each source."""
+def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Predicted against measured latency of whole networks, one panel per source."""
     from matplotlib.figure import Figure
 
-    sources = [source for source in TITLES if any(a.label.source == source for a in answers)]
-    figure = Figure(figsize=(5.2 * len(sources), 5), constrained_layout=True)
+    sources = [source for source in TITLES if any(row["source"] == source for row in rows)]
+    figure = Figure(figsize=(5.2 * len(sources), 5.2), constrained_layout=True)
     for index, source in enumerate(sources):
         axis = figure.add_subplot(1, len(sources), index + 1)
-        own = _some(answers, source=source)
-        every = [1e3 * s for a in own for s in (a.label.measured_s, a.called_s)]
-        ends = [min(every) / 1.2, max(every) * 1.2]
+        own = [row for row in rows if row["source"] == source]
+        values = [row[key] for row in own for key in ("measured_ms", "called_ms")]
+        ends = [min(values) / 1.2, max(values) * 1.2]
         axis.fill_between(ends, [0.8 * e for e in ends], [1.2 * e for e in ends], color="0.9", label="within 20 %")
-        axis.plot(ends, ends, color="0.3", linewidth=1, label="y = x")
-        axis.scatter(
-            [1e3 * a.label.measured_s for a in own],
-            [1e3 * a.roofline_s for a in own],
-            s=10,
-            color="0.65",
-            marker="v",
-            label="roofline",
-        )
-        for device in sorted({a.label.device for a in own}):
-            at = _some(own, device=device)
-            axis.scatter(
-                [1e3 * a.label.measured_s for a in at], [1e3 * a.called_s for a in at], s=14, label=device, alpha=0.8
-            )
-        axis.set(xscale="log", yscale="log", xlabel="measured, ms", ylabel="predicted, ms", title=TITLES[source])
+        axis.plot(ends, ends, color="0.3", linewidth=1, label="predicted = measured")
+        measured, roofline = ([row[key] for row in own] for key in ("measured_ms", "roofline_ms"))
+        axis.scatter(measured, roofline, s=10, color="0.65", marker="v", label="roofline")
+        for device in sorted({row["device"] for row in own}):
+            runs = [row for row in own if row["device"] == device]
+            measured, predicted = ([row[key] for row in runs] for key in ("measured_ms", "called_ms"))
+            axis.scatter(measured, predicted, s=14, label=device, alpha=0.8)
+        axis.set(xscale="log", yscale="log", xlabel="measured (ms)", ylabel="predicted (ms)")
+        axis.set_title(TITLES[source].replace(", ", "\n", 1), fontsize=11)
         axis.legend(fontsize=7, loc="lower right")
     figure.savefig(path, dpi=110)

@@ -1,4 +1,4 @@
-"""The generated parts of docs/accuracy.md and README.md."""
+"""Generated parts of docs/accuracy.md and README.md."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from benchmarks.report.results import Results
 
 Part = Callable[[Results], str]
 
-#: File -> its marked parts.
+#: Document -> its generated parts.
 DOCUMENTS: dict[str, Mapping[str, Part]] = {
     "docs/accuracy.md": {
         "goals": goals.goals,
         "headlines": goals.headlines,
         "shapes": known.overview,
         "shapes-details": known.details,
+        "devices-summary": unseen.summary,
         "devices": unseen.zero_shot,
         "samplers": unseen.samplers,
         "trust": unseen.trust,
@@ -25,17 +26,17 @@ DOCUMENTS: dict[str, Mapping[str, Part]] = {
         "reference": studies.reference,
         "ablations": studies.ablations,
     },
-    "README.md": {"known": known.readme_rows, "unseen": unseen.readme_rows},
+    "README.md": {"known": known.readme_rows},
 }
 
 
 def rendered(root: Path, results: Results) -> dict[Path, str]:
-    """Every document as it should be, from its own text and the results.
+    """Render every document from its own text and the results.
 
     Raises
     ------
     DataError
-        A document's marked parts are not those that are generated.
+        A document's marked parts differ from the generated ones.
     """
     out = {}
     for name, parts in DOCUMENTS.items():

@@ -1,4 +1,4 @@
-"""The figures of docs/accuracy.md, from the result files; a study without results has no figure."""
+"""Figures of docs/accuracy.md from the result files. A study that was not run has no figure."""
 
 from __future__ import annotations
 
@@ -15,22 +15,29 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from benchmarks.figures import error_by_device, predicted_vs_measured
+from benchmarks.figures import OURS, error_by_device, predicted_vs_measured
 from benchmarks.report.known import title
 from benchmarks.report.results import Results
 from benchmarks.report.unseen import HEADLINES, KS, adapted_figures, figure_of, tables_of
 
 #: One colour per method or sampler, the same in every figure.
-OURS, TREES, ROOF = "#1f6f8b", "#e0a458", "0.6"
+TREES, ROOF = "#e0a458", "0.6"
 SAMPLERS = {"kmeans": OURS, "variance": "#7a4fa3", "random": "0.55"}
+_SAMPLER_NAMES = {
+    "kmeans": "chosen by k-means",
+    "variance": "chosen by variance reduction",
+    "random": "chosen at random",
+}
+#: Promised shares of the intervals that are shown, in per cent.
+INTERVALS = {50: "#8cb369", 80: OURS, 90: "#a23b72"}
 _DPI = 110
-#: Per cent: over decades, and within one.
+#: Ticks in per cent: over several decades, and within one.
 _TICKS = (0.5, 1, 2, 5, 10, 20, 50, 100, 200)
 _FINE_TICKS = (2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50)
 
 
 def draw(results: Results, folder: Path) -> list[Path]:
-    """Draw every figure whose results are there; the paths written."""
+    """Draw every figure whose results exist, and return the paths."""
     errors, shapes, devices = (results.get(name) for name in ("model", "shapes", "devices"))
     made: list[Path] = []
 
@@ -50,7 +57,7 @@ def draw(results: Results, folder: Path) -> list[Path]:
 
 
 def error_by_operator(errors: Mapping[str, Any], path: Path) -> None:
-    """MAPE by source and operator over all test rows of known devices, baselines beside."""
+    """MAPE by source and operator over all test rows of known devices, with the baselines."""
     names = ("model", "xgboost", "roofline")
     sums: dict[tuple[str, str], list[float]] = {}
     for group in errors["groups"]:
@@ -62,7 +69,7 @@ def error_by_operator(errors: Mapping[str, Any], path: Path) -> None:
     table = {key: [v / row[0] for v in row[1:]] for key, row in sums.items() if row[0] >= 30}
     keys = sorted(table, key=lambda key: (key[0], table[key][0]))
     sources = sorted({source for source, _ in keys})
-    # A line of room above each source for its name.
+    # One line above each source for its name.
     y, labels, heads = [], [], {}
     at = 0.0
     for source in sources:
@@ -83,14 +90,14 @@ def error_by_operator(errors: Mapping[str, Any], path: Path) -> None:
         )
     axis.set_ylim(at - 1.2, -0.8)
     _error_axis(axis, "x", _TICKS)
-    axis.set_xlabel("mean absolute percentage error on unseen shapes of known devices (%)")
+    axis.set_xlabel("mean absolute percentage error on held-out shapes of known devices (%)")
     figure.legend(frameon=False, loc="outside upper center", ncols=3, fontsize=9)
     figure.savefig(path, dpi=_DPI)
     plt.close(figure)
 
 
 def error_by_k(devices: Mapping[str, Any], path: Path) -> None:
-    """Error of every left-out device against the number of its measurements, one line per sampler."""
+    """Error on each left-out device by number of measurements, one line per sampler."""
     panels = [(source, entry) for source in HEADLINES for _, entry in tables_of(devices, source)]
     columns = min(4, len(panels))
     rows = -(-len(panels) // columns)
@@ -108,22 +115,22 @@ def error_by_k(devices: Mapping[str, Any], path: Path) -> None:
         ceilings = figure_of(source, entry["ceilings"])
         assert zero is not None
         for sampler, color in SAMPLERS.items():
-            found = {k: adapted_figures(source, entry, k, sampler) for k in KS}
-            found = {k: values for k, values in found.items() if values}
-            if not found:
+            by_k = {k: adapted_figures(source, entry, k, sampler) for k in KS}
+            by_k = {k: values for k, values in by_k.items() if values}
+            if not by_k:
                 continue
-            x = [0, *(KS.index(k) + 1 for k in found)]
+            x = [0, *(KS.index(k) + 1 for k in by_k)]
             axis.plot(
                 x,
-                [100 * zero, *(100 * mean(v) for v in found.values())],
+                [100 * zero, *(100 * mean(v) for v in by_k.values())],
                 color=color,
                 linewidth=1.6,
-                label=f"sampler {sampler}",
+                label=f"measurements chosen {_SAMPLER_NAMES[sampler]}",
                 zorder=4 if sampler == "kmeans" else 3,
             )
-            for place, values in zip(x[1:], found.values(), strict=True):
+            for place, values in zip(x[1:], by_k.values(), strict=True):
                 axis.scatter([place] * len(values), [100 * v for v in values], color=color, s=9, zorder=5)
-        axis.scatter([0], [100 * zero], color="0.15", s=22, zorder=6, label="specification only")
+        axis.scatter([0], [100 * zero], color="0.15", s=22, zorder=6, label="data sheet only")
         if ceilings is not None:
             axis.scatter(
                 [0],
@@ -133,71 +140,72 @@ def error_by_k(devices: Mapping[str, Any], path: Path) -> None:
                 edgecolor="0.15",
                 s=22,
                 zorder=6,
-                label="and measured ceilings",
+                label="data sheet and measured peak rates",
             )
-        axis.set_title(f"{HEADLINES[source]}: {entry['device']}", fontsize=9)
+        axis.set_title(f"{HEADLINES[source]} on {entry['device']}", fontsize=9)
         axis.set_xticks(range(len(KS) + 1), ["0", *map(str, KS)])
         _error_axis(axis, "y", _FINE_TICKS)
     for axis in axes.flat[len(panels) :]:
         axis.set_axis_off()
-    figure.supxlabel("measurements of the device, k", fontsize=9)
-    figure.supylabel("error on the other rows (%)", fontsize=9)
+    figure.supxlabel("number of measurements of the device", fontsize=9)
+    figure.supylabel("error on the remaining measurements (%)", fontsize=9)
     handles: dict[str, Any] = {}
     for axis in axes.flat:
         handles |= {str(label): h for h, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    figure.legend(
-        handles.values(), handles.keys(), loc="outside upper center", ncols=len(handles), frameon=False, fontsize=8.5
-    )
+    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=3, frameon=False, fontsize=8.5)
     figure.savefig(path, dpi=_DPI)
     plt.close(figure)
 
 
 def interval_coverage(shapes: Mapping[str, Any] | None, devices: Mapping[str, Any] | None, path: Path) -> None:
-    """Share of measurements inside intervals against what they promise: known and left-out devices."""
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4.9), sharex=True, sharey=True, constrained_layout=True)
-    left, right = axes
-    sources = sorted({*(shapes["coverage"]["sources"] if shapes else ()), *_sources(devices)})
-    colors = dict(zip(sources, plt.get_cmap("tab10").colors, strict=False))
+    """Share of measurements inside the 50, 80 and 90 % intervals, one named line per source or device."""
+    blocks: list[tuple[str, list[tuple[str, Sequence[float], Sequence[float]]]]] = []
     if shapes is not None:
-        nominal = np.array(shapes["coverage"]["nominal"])
-        for source, found in shapes["coverage"]["sources"].items():
-            left.plot(100 * nominal, 100 * np.array(found), "o-", ms=4, color=colors[source], label=title(source))
-    left.set_title("unseen shapes, known devices", fontsize=10)
-    left.set_ylabel("measurements inside (%)")
-    if devices is not None:
-        for source in sources:
-            for number, (_, entry) in enumerate(tables_of(devices, source)):
-                curve = entry["coverage_curve"]
-                right.plot(
-                    100 * np.array(curve["nominal"]),
-                    100 * np.array(curve["empirical"]),
-                    "o-",
-                    ms=3,
-                    lw=1,
-                    alpha=0.75,
-                    color=colors[source],
-                    label=title(source) if number == 0 else None,
-                )
-    right.set_title("devices left out of training, each a line; specification only", fontsize=10)
-    for axis, floor in ((left, (75, 85)), (right, (70, 100))):
-        axis.plot([0, 100], [0, 100], color="0.3", linewidth=1, zorder=1)
-        # The band that an 80 % interval is meant to reach.
-        axis.fill_between([78.5, 81.5], *floor, color="0.85", zorder=0)
-        axis.set(xlim=(48, 100), ylim=(20, 101), xlabel="promised (%)")
-        axis.grid(color="0.93", zorder=0)
-        if axis.get_legend_handles_labels()[0]:
-            axis.legend(frameon=False, fontsize=8, loc="lower right")
+        nominal = shapes["coverage"]["nominal"]
+        curves = [(title(source), nominal, shares) for source, shares in shapes["coverage"]["sources"].items()]
+        blocks.append(("known devices, held-out shapes", curves))
+    for source in sorted({entry["source"] for group in _groups(devices) for entry in group["tables"]}):
+        assert devices is not None
+        curves = [
+            (entry["device"], entry["coverage_curve"]["nominal"], entry["coverage_curve"]["empirical"])
+            for _, entry in tables_of(devices, source)
+        ]
+        if curves:
+            blocks.append((f"devices left out of training, {title(source)}", curves))
+    labels, heads, y, at = [], {}, [], 0.0
+    for head, curves in blocks:
+        heads[head] = at
+        for name, _, _ in curves:
+            at += 1
+            y.append(at)
+            labels.append(name)
+        at += 1.8
+    figure, axis = plt.subplots(figsize=(9.5, 0.23 * at + 1.3), constrained_layout=True)
+    for promised, color in INTERVALS.items():
+        shares = [
+            dict(zip((round(100 * n) for n in nominal), empirical, strict=True)).get(promised, np.nan)
+            for _, curves in blocks
+            for _, nominal, empirical in curves
+        ]
+        axis.axvline(promised, color=color, linewidth=1.2, linestyle="--", zorder=1)
+        axis.scatter(100 * np.array(shares), y, color=color, s=26, zorder=3, label=f"{promised} % interval")
+    axis.set_yticks(y, labels, fontsize=8)
+    for head, place in heads.items():
+        axis.text(0.008, place, head, transform=axis.get_yaxis_transform(), fontsize=8.5, weight="bold", va="center")
+    axis.set(xlim=(35, 100), ylim=(at - 1.2, -0.8))
+    axis.set_xlabel("measurements inside the interval (%); dashed: the promised share")
+    axis.grid(color="0.93", zorder=0)
+    figure.legend(frameon=False, loc="outside upper center", ncols=3, fontsize=9)
     figure.savefig(path, dpi=_DPI)
     plt.close(figure)
 
 
-def _sources(devices: Mapping[str, Any] | None) -> set[str]:
-    groups = (devices or {"groups": {}})["groups"].values()
-    return {entry["source"] for found in groups for entry in found["tables"]}
+def _groups(devices: Mapping[str, Any] | None) -> list[Any]:
+    return list((devices or {"groups": {}})["groups"].values())
 
 
 def _error_axis(axis: Axes, which: Literal["x", "y"], ticks: Sequence[float]) -> None:
-    """Logarithmic, in per cent, with ticks that are read as numbers."""
+    """Logarithmic axis in per cent with plain numbers as ticks."""
     shown = axis.xaxis if which == "x" else axis.yaxis
     (axis.set_xscale if which == "x" else axis.set_yscale)("log")
     shown.set_major_locator(FixedLocator(ticks))

@@ -1,4 +1,4 @@
-"""Figures to reach: what was aimed at, the best of the preceding study, and ours."""
+"""Goals: the target of each figure, the best result of the preceding study, and ours."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from typing import Any
 from benchmarks.report.known import part_of
 from benchmarks.report.markdown import number, percent, table
 from benchmarks.report.results import GROUPS, Results, not_measured
-from benchmarks.report.unseen import headline, readers, tables_of
+from benchmarks.report.unseen import HEADLINES, PEAK_RATES, SPECIFICATION, headline, readers, tables_of
 
 
 @dataclass(frozen=True)
 class Goal:
-    """One figure.
+    """A target for one figure.
 
     Attributes
     ----------
     name, protocol : str
-        What is measured, and how.
+        Quantity, and how it is measured.
     before : str
-        The best of the preceding study, as it states it.
+        Best result of the preceding study, as it reports it.
     target : float
     ours : float, optional
-        None where it was not measured.
+        None: not measured.
     higher : bool
-        Whether more is better.
+        Whether a higher value is better.
     show : callable
-        The figure for people.
+        Formats the figure.
     note : str
-        Behind our figure: what it is the mean of.
+        Remark after our figure, such as the groups that it averages.
     """
 
     name: str
@@ -45,50 +45,44 @@ class Goal:
 
     @property
     def reached(self) -> str:
-        """Yes, no, or - where nothing was measured."""
+        """``yes``, ``no``, or ``-`` if it was not measured."""
         if self.ours is None:
             return "-"
         return "yes" if (self.ours >= self.target if self.higher else self.ours <= self.target) else "no"
 
     def cells(self) -> list[str]:
-        """Its row."""
+        """Cells of its table row."""
         sign = "≥" if self.higher else "≤"
         ours = "-" if self.ours is None else f"**{self.show(self.ours)}**{self.note}"
         return [self.name, self.protocol, self.before, f"{sign} {self.show(self.target)}", ours, self.reached]
 
 
-#: Source -> (name, best of the study and target for each stage of :func:`readers`).
+#: Source -> best result of the preceding study and target, for each stage of :func:`readers`.
 _UNSEEN = {
-    "neusight": (
-        "NS",
-        {
-            "specification": ("22 %", 0.16),
-            "ceilings": ("17.3 %", 0.13),
-            "k = 10": ("13.9 %", 0.11),
-            "k = 40": ("12.2 %", 0.085),
-            "k = 100": ("11.3 %", 0.07),
-        },
-    ),
-    "aiconfigurator_gemm": (
-        "AIC",
-        {
-            "specification": ("19 %", 0.13),
-            "k = 10": ("13.3 %", 0.10),
-            "k = 40": ("11.9 %", 0.075),
-            "k = 100": ("10.4 %", 0.06),
-        },
-    ),
+    "neusight": {
+        SPECIFICATION: ("22 %", 0.16),
+        PEAK_RATES: ("17.3 %", 0.13),
+        "k = 10": ("13.9 %", 0.11),
+        "k = 40": ("12.2 %", 0.085),
+        "k = 100": ("11.3 %", 0.07),
+    },
+    "aiconfigurator_gemm": {
+        SPECIFICATION: ("19 %", 0.13),
+        "k = 10": ("13.3 %", 0.10),
+        "k = 40": ("11.9 %", 0.075),
+        "k = 100": ("10.4 %", 0.06),
+    },
 }
 
 
 def _unseen(results: Results) -> Iterator[Goal]:
     devices = results.get("devices")
-    for source, (name, stages) in _UNSEEN.items():
+    for source, stages in _UNSEEN.items():
         reading = readers(source)
         for stage, (before, target) in stages.items():
             value, groups = (None, 0) if devices is None else headline(devices, source, reading[stage])
             note = "" if groups in (0, len(GROUPS)) else f" ({groups} of {len(GROUPS)} groups)"
-            yield Goal(f"{name}, device left out", stage, before, target, value, note=note)
+            yield Goal(f"{HEADLINES[source]}, device left out", stage, before, target, value, note=note)
 
 
 def _shapes(results: Results) -> Iterator[Goal]:
@@ -99,18 +93,18 @@ def _shapes(results: Results) -> Iterator[Goal]:
         return part["mape"] if part else None
 
     def source(name: str) -> float | None:
-        # The study answers as users are answered; the table of the training run stands in for it.
-        found = shapes and part_of(shapes, name)
-        found = found or (errors or {"by_source": {}})["by_source"].get(name)
-        return found["mape"] if found else None
+        # The study predicts as users do; without it the error table of the training run is used.
+        entry = shapes and part_of(shapes, name)
+        entry = entry or (errors or {"by_source": {}})["by_source"].get(name)
+        return entry["mape"] if entry else None
 
-    what = "unseen shapes, known devices"
-    yield Goal(f"NS GEMM, {what}", "rows that the authors keep", "7.0 %", 0.05, family("gemm"))
-    yield Goal(f"NS conv, {what}", "rows that the authors keep", "17.3 %", 0.12, family("conv"))
-    yield Goal(f"NS vector, {what}", "rows that the authors keep", "1.5 %", 0.015, family("vector"))
-    yield Goal(f"AIC GEMM, {what}", "all rows", "5.2 %", 0.04, source("aiconfigurator_gemm"))
-    yield Goal(f"AIC attention, {what}", "all rows", "-", 0.05, source("aiconfigurator_attention"))
-    yield Goal(f"vidur, {what}", "all rows", "3.9 %", 0.03, source("vidur"))
+    what, filtered = "held-out shapes", "rows that pass NeuSight's own filter"
+    yield Goal(f"fp32 GEMM, {what}", filtered, "7.0 %", 0.05, family("gemm"))
+    yield Goal(f"fp32 convolutions, {what}", filtered, "17.3 %", 0.12, family("conv"))
+    yield Goal(f"fp32 vector operators, {what}", filtered, "1.5 %", 0.015, family("vector"))
+    yield Goal(f"bf16 GEMM, {what}", "all rows", "5.2 %", 0.04, source("aiconfigurator_gemm"))
+    yield Goal(f"bf16 attention, {what}", "all rows", "-", 0.05, source("aiconfigurator_attention"))
+    yield Goal(f"fp16 LLM layers, {what}", "all rows", "3.9 %", 0.03, source("vidur"))
     mio = source("miopen")
     devices = [
         p["mape"]
@@ -118,90 +112,99 @@ def _shapes(results: Results) -> Iterator[Goal]:
         if p["source"] == "miopen" and p["device"] and not p["family"]
     ]
     note = f" ({100 * min(devices):.1f}-{percent(max(devices))} by device)" if devices else ""
-    yield Goal(f"MIOpen conv, {what}", "all rows; 12-20 % by device", "14-37 %", 0.20, mio, note=note)
+    yield Goal(f"convolutions on AMD GPUs, {what}", "all rows; 12-20 % by device", "14-37 %", 0.20, mio, note=note)
 
 
 def _trust(results: Results) -> Iterator[Goal]:
     devices, shapes = results.get("devices"), results.get("shapes")
     known = None if shapes is None else part_rows(shapes)
-    yield Goal("80 % interval covers, unseen shapes", "mean over sources; 75-85 %", "-", 0.75, known, higher=True)
+    yield Goal("inside the 80 % interval, held-out shapes", "mean over sources; 75-85 %", "-", 0.75, known, higher=True)
     covered: list[float] = []
     areas: list[float] = []
-    for found in (devices or {"groups": {}})["groups"].values():
-        covered += [t["specification"]["overall"]["coverage"] for t in found["tables"]]
-        area = found.get("domain", {}).get("auc_pooled")
+    for group in (devices or {"groups": {}})["groups"].values():
+        covered += [t["specification"]["overall"]["coverage"] for t in group["tables"]]
+        area = group.get("domain", {}).get("auc_pooled")
         areas += [] if area is None else [area]
     yield Goal(
-        "80 % interval covers, unseen devices",
-        "specification only, mean over devices and sources",
+        "inside the 80 % interval, devices left out",
+        "data sheet only, mean over devices and sources",
         "-",
         0.70,
         mean(covered) if covered else None,
         higher=True,
-        note=f" (least {percent(min(covered))})" if covered else "",
+        note=f" (lowest {percent(min(covered))})" if covered else "",
     )
     yield Goal(
-        "domain score, AUC for off by more than 30 %",
-        "left-out beside known rows, mean over groups",
+        "domain score: AUC for errors above 30 %",
+        "rows of left-out and known devices, mean over groups",
         "-",
         0.75,
         mean(areas) if areas else None,
         higher=True,
         show=lambda v: number(v, 2),
-        note=f" (least {min(areas):.2f})" if areas else "",
+        note=f" (lowest {min(areas):.2f})" if areas else "",
     )
 
 
 def part_rows(shapes: dict[str, Any]) -> float:
-    """Coverage on unseen shapes, the mean over sources."""
+    """Interval coverage on held-out shapes, the mean over sources."""
     covered: float = mean(p["coverage"] for p in shapes["parts"] if not (p["device"] or p["family"] or p["filtered"]))
     return covered
 
 
 def _programs(results: Results) -> Iterator[Goal]:
-    found = results.get("schedules")
-    methods = found["splits"].get("network", {}) if found else {}
+    schedules = results.get("schedules")
+    methods = schedules["splits"].get("network", {}) if schedules else {}
     ours = methods.get("cdmpp", {})
     trees = next((m for name, m in methods.items() if "PerStore" in name), None)
-    what = "own programs, unseen networks"
+    what = "TVM programs of unseen networks"
     yield Goal(f"{what}: MAPE", "all rows", "-", 0.12, ours.get("mape"))
-    for key, name, target in (("task_kendall_tau", "Kendall tau in a task", 0.85), ("top1_score", "top-1 score", 0.95)):
+    for key, name, target in (
+        ("task_kendall_tau", "Kendall tau within a task", 0.85),
+        ("top1_score", "top-1 score", 0.95),
+    ):
         yield Goal(f"{what}: {name}", "mean over tasks", "-", target, ours.get(key), True, number)
     less = 1 - ours["mape"] / trees["mape"] if ours and trees else None
-    yield Goal(f"{what}: less error than XGBoost", "on PerStoreFeature, same rows", "-", 0.30, less, True)
+    yield Goal(f"{what}: error reduction over XGBoost", "XGBoost on PerStoreFeature, same rows", "-", 0.30, less, True)
 
 
 def _race(results: Results) -> Iterator[Goal]:
-    found = results.get("reference")
-    ratio = found["samples_per_s_ratio"] if found else None
+    reference = results.get("reference")
+    ratio = reference["samples_per_s_ratio"] if reference else None
     yield Goal(
-        "samples a second in training",
-        "the original's on the same machine",
+        "training samples per second",
+        "relative to the original, same machine",
         "-",
         10.0,
         ratio,
         True,
         lambda v: f"{number(v, 0)} times",
     )
-    methods = found["methods"] if found else {}
+    methods = reference["methods"] if reference else {}
     theirs = [m["test"]["mape"] for name, m in methods.items() if name.startswith("original")]
     tenth = methods.get("ours, a tenth of the time", {}).get("test", {}).get("mape")
     if theirs:
-        yield Goal("error after a tenth of the time", "below the original's after all of it", "-", min(theirs), tenth)
+        yield Goal(
+            "error after a tenth of the training time",
+            "at most the original's after all of it",
+            "-",
+            min(theirs),
+            tenth,
+        )
 
 
 def goals(results: Results) -> str:
-    """The table "Figures to reach"."""
+    """Table of all goals."""
     rows = [goal.cells() for part in (_unseen, _shapes, _trust, _programs, _race) for goal in part(results)]
-    header = ("figure", "protocol", "best of the study", "to reach", "ours", "reached")
+    header = ("figure", "protocol", "preceding study", "goal", "cdmpp", "reached")
     left = [not_measured(name) for name in results.missing()]
     return "\n\n".join(filter(None, [table(header, rows, left=2), "  \n".join(left)]))
 
 
 def headlines(results: Results) -> str:
-    """CDMPP's published headlines, ours beside them with the protocol named."""
-    devices, found = results.get("devices"), results.get("schedules")
-    network = found["splits"].get("network", {}).get("cdmpp", {}).get("mape") if found else None
+    """CDMPP's published headline errors and ours, each with its protocol."""
+    devices, schedules = results.get("devices"), results.get("schedules")
+    network = schedules["splits"].get("network", {}).get("cdmpp", {}).get("mape") if schedules else None
 
     def of(source: str, stage: str) -> str:
         value = headline(devices, source, readers(source)[stage])[0] if devices else None
@@ -212,27 +215,27 @@ def headlines(results: Results) -> str:
         [
             "cross-model",
             "14.03 %",
-            "TenSet; a network left out, the model of its device",
+            "TenSet; one network left out, model of the same device",
             percent(network),
-            "own measured programs, four networks left out, CPU",
+            "own measurements on CPUs; four networks left out",
         ],
         [
             "cross-device",
             "10.85 %",
-            "TenSet; trained on other devices, then on tasks of the target",
+            "TenSet; trained on other devices, fine-tuned on tasks of the target",
             f"{of('neusight', 'k = 40')} / {of('aiconfigurator_gemm', 'k = 40')}",
-            "NS / AIC, whole device groups left out, k = 40",
+            "fp32 operators / bf16 GEMM; device groups left out, k = 40",
         ],
         ["", "", "", f"{of('neusight', 'k = 100')} / {of('aiconfigurator_gemm', 'k = 100')}", "the same, k = 100"],
         [
             "",
             "",
             "",
-            f"{of('neusight', 'specification')} / {of('aiconfigurator_gemm', 'specification')}",
-            "the same, no measurement",
+            f"{of('neusight', SPECIFICATION)} / {of('aiconfigurator_gemm', SPECIFICATION)}",
+            "the same, without measurements",
         ],
     ]
-    header = ("", "CDMPP", "its protocol", "ours", "our protocol")
+    header = ("", "CDMPP (published)", "its protocol", "cdmpp", "our protocol")
     after = f"\n\nDevices left out: {', '.join(names)}." if names else ""
     text = [" | ".join(header), " | ".join("---" for _ in header), *(" | ".join(line) for line in lines)]
     return "\n".join(f"| {line} |" for line in text) + after

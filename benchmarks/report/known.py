@@ -1,4 +1,4 @@
-"""The report on shapes that training never saw, on known devices."""
+"""Report on shapes that were held out of training, on known devices."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from benchmarks.report.results import Results, not_measured
 
 TITLES = {
     "neusight": "fp32 PyTorch operators (NeuSight)",
-    "neusight_filtered": "fp32 PyTorch operators, the rows that the authors keep",
+    "neusight_filtered": "fp32 PyTorch operators, rows that pass NeuSight's own filter",
     "aiconfigurator_gemm": "bf16 GEMM (aiconfigurator)",
-    "aiconfigurator_gemm_without_b60": "bf16 GEMM, without the Intel card, whose repeats disagree by 23 %",
+    "aiconfigurator_gemm_without_b60": "bf16 GEMM, without the Intel Arc B60",
     "aiconfigurator_attention": "bf16 attention (aiconfigurator)",
-    "aiconfigurator_attention_without_b60": "bf16 attention, without the Intel card",
+    "aiconfigurator_attention_without_b60": "bf16 attention, without the Intel Arc B60",
     "vidur": "fp16 LLM layers (vidur)",
-    "miopen": "convolutions, AMD (MIOpen)",
-    "deepbench": "DeepBench, devices of 2014-2018",
-    "cdmpp_collect": "scheduled programs of our own, 3 CPU configurations",
+    "miopen": "convolutions on AMD GPUs (MIOpen)",
+    "deepbench": "operators on devices of 2014-2018 (DeepBench)",
+    "cdmpp_collect": "TVM programs on three CPU configurations (own measurements)",
 }
 BASELINES = {
     "xgboost": "XGBoost",
-    "utilisation": "bounded utilisation",
+    "utilisation": "bounded-utilisation formula",
     "mean": "mean per operator",
     "roofline": "roofline",
 }
 
 
 def title(source: str) -> str:
-    """A source for people."""
+    """Display name of a source."""
     return TITLES.get(source, source)
 
 
 def baseline_columns(entries: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Baselines that any of the entries has, in the order of :data:`BASELINES`."""
+    """Names of the baselines present in ``entries``, in the order of :data:`BASELINES`."""
     present = {name for entry in entries for name in entry.get("baselines", {})}
     return [*(name for name in BASELINES if name in present), *sorted(present - set(BASELINES))]
 
@@ -45,7 +45,7 @@ def baseline_header(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def overview(results: Results) -> str:
-    """One row per source, the baselines on the same rows beside."""
+    """Table of errors: one row per source, with the baselines on the same rows."""
     errors = results.get("model")
     if errors is None:
         return not_measured("model")
@@ -57,14 +57,14 @@ def overview(results: Results) -> str:
         for name, m in entries.items()
     )
     pictures = (
-        picture("predicted against measured", "predicted_vs_measured.png"),
-        picture("error by operator", "error_by_operator.png"),
+        picture("predicted against measured latency, one panel per source", "predicted_vs_measured.png"),
+        picture("error by operator, with XGBoost and the roofline", "error_by_operator.png"),
     )
     return "\n\n".join((table(("source", *ERROR_COLUMNS, *baseline_header(names)), rows), *pictures))
 
 
 def details(results: Results) -> str:
-    """Families, then every device: never only a mean."""
+    """Tables of errors by family, by device, and by both."""
     shapes = results.get("shapes")
     if shapes is None:
         return not_measured("shapes")
@@ -105,26 +105,26 @@ def _source(part: Mapping[str, Any]) -> str:
 def part_of(
     shapes: Mapping[str, Any], source: str, *, family: str = "", device: str = "", filtered: bool = False
 ) -> dict[str, Any] | None:
-    """One entry of ``parts``, None where there is none."""
+    """Entry of ``parts`` with these attributes, or None."""
     wanted = {"source": source, "family": family, "device": device, "filtered": filtered}
     for part in shapes["parts"]:
         if all(part[key] == value for key, value in wanted.items()):
-            found: dict[str, Any] = part
-            return found
+            match: dict[str, Any] = part
+            return match
     return None
 
 
 def readme_rows(results: Results) -> str:
-    """The README's table of known devices: less than :func:`overview`, the same figures."""
+    """README table of known devices.
+
+    It has the rows of every source, as the panels of ``predicted_vs_measured.png``; the subsets of a source
+    are in :func:`overview` only.
+    """
     errors = results.get("model")
     if errors is None:
         return not_measured("model")
-    left_out = {"neusight", "aiconfigurator_gemm", "aiconfigurator_attention"}
-    shown = {
-        name: m
-        for name, m in errors["by_source"].items()
-        if not (name in left_out and any(n.startswith(f"{name}_") for n in errors["by_source"]))
-    }
+    sources = set(errors["sample"]["source"])
+    shown = {name: m for name, m in errors["by_source"].items() if name in sources}
     rows = (
         [
             title(name),
@@ -135,16 +135,16 @@ def readme_rows(results: Results) -> str:
             percent(m["coverage"]),
             *(percent(m["baselines"].get(b, {}).get("mape")) for b in ("xgboost", "roofline")),
         ]
-        for name, m in sorted(shown.items())
+        for name, m in sorted(shown.items(), key=lambda item: item[1]["mape"])
     )
     header = (
-        "unseen shapes on known devices",
-        "n",
+        "held-out shapes on known devices",
+        "test rows",
         "MAPE",
-        "median",
+        "median error",
         "within 20 %",
-        "80 % interval covers",
-        "XGBoost",
-        "roofline",
+        "inside the 80 % interval",
+        "XGBoost MAPE",
+        "roofline MAPE",
     )
     return table(header, rows)

@@ -1,4 +1,4 @@
-"""Markdown of the report: cells, tables, and the marked parts of a file that are generated."""
+"""Markdown of the reports: cells, tables, and the generated parts of a document."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 from cdmpp.errors import DataError
 
 #: Columns of every table of errors.
-ERROR_COLUMNS = ("n", "MAPE", "median", "within 10 %", "within 20 %", "Kendall tau", "80 % interval covers")
+ERROR_COLUMNS = ("n", "MAPE", "median", "within 10 %", "within 20 %", "Kendall tau", "inside the 80 % interval")
 
 _PART = re.compile(r"(<!-- generated:([\w-]+) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
 
 
 def percent(value: float | None, digits: int = 1) -> str:
-    """A fraction for people."""
+    """A fraction as text, in per cent."""
     return "-" if value is None else f"{100 * value:.{digits}f} %"
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A plain figure for people."""
+    """A number as text."""
     return "-" if value is None else f"{value:.{digits}f}"
 
 
@@ -46,32 +46,32 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -
 
 
 def folded(summary: str, body: str) -> str:
-    """A part that opens when one clicks on it."""
+    """A collapsed section."""
     return f"<details><summary>{summary}</summary>\n\n{body}\n\n</details>"
 
 
 def picture(what: str, name: str) -> str:
-    """A figure beside the page."""
+    """A figure in the folder of the page; ``what`` describes it for readers who cannot see it."""
     return f"![{what}]({name})"
 
 
 def fill(text: str, parts: Mapping[str, str]) -> str:
-    """A file's text with its marked parts replaced.
+    """Replace the generated parts of a document.
 
-    A part starts with a line ``<!-- generated:NAME -->`` and ends with a line ``<!-- end -->``; everything
+    A part starts with a line ``<!-- generated:NAME -->`` and ends with a line ``<!-- end -->``. Everything
     else is written by hand and stays.
 
     Raises
     ------
     DataError
-        A marked part that nobody generates, or one that is generated for this file and has no place in it.
+        The document marks a part that ``parts`` lacks, or lacks one of ``parts``.
     """
     places = [match.group(2) for match in _PART.finditer(text)]
     unknown, absent = sorted(set(places) - set(parts)), sorted(set(parts) - set(places))
     if unknown or absent or text.count("<!-- generated:") != len(places):
         raise DataError(
-            f"marked parts: nobody writes {unknown or 'none'}, no place for {absent or 'none'}, "
-            f"{text.count('<!-- generated:')} starts for {len(places)} parts",
-            hint="each part is <!-- generated:NAME --> ... <!-- end -->",
+            f"the marked parts do not match: without a generator {unknown or 'none'}, missing from the document "
+            f"{absent or 'none'}; {text.count('<!-- generated:')} start marks, {len(places)} complete parts",
+            hint="write each part as <!-- generated:NAME --> ... <!-- end -->",
         )
     return _PART.sub(lambda match: f"{match[1]}\n{parts[match[2]]}\n\n{match[3]}", text)

@@ -1,4 +1,4 @@
-"""Result files of the studies: where each lies, which command writes it, reading and writing."""
+"""Result files of the accuracy studies: their paths, their commands, reading and writing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Study:
     path : str
         Relative to the repository.
     command : str
-        What writes it; ``DIR`` is the folder of the public tables.
+        Command that writes it; ``DIR`` is the folder of the public tables.
     """
 
     path: str
@@ -36,12 +36,12 @@ class Study:
         return " DIR" in self.command
 
 
-#: Groups of devices that are left out of training together, near twins in one.
+#: Groups of similar devices that are left out of training together.
 GROUPS = ("a100", "v100-l40s", "t4-bx00", "p100-rtx-pro")
 MANIFEST = "models/base/manifest.json"
 
 _PUBLIC = "--public-data DIR"
-#: In the order in which they are run: the model before what reads it.
+#: In the order in which they are run: the model first, for other studies read it.
 STUDIES: dict[str, Study] = {
     "model": Study("models/base/errors.json", f"cdmpp train --config configs/base.toml {_PUBLIC} --out models/base"),
     "shapes": Study("benchmarks/results/unseen_shapes.json", f"python -m benchmarks.unseen_shapes {_PUBLIC}"),
@@ -55,58 +55,58 @@ STUDIES: dict[str, Study] = {
 
 
 class Results:
-    """What has been measured so far.
+    """Results of the studies that have been run.
 
     Parameters
     ----------
-    found : mapping of str to dict
-        Content of result files by the names of :data:`STUDIES`; absent ones were not measured.
+    contents : mapping of str to dict
+        Contents of the result files, by study name (:data:`STUDIES`). A study that is absent was not run.
     model_id : str
-        The model that ships.
+        Identifier of the shipped model.
     """
 
-    def __init__(self, found: Mapping[str, dict[str, Any]], model_id: str = "") -> None:
-        self._found, self.model_id = dict(found), model_id
+    def __init__(self, contents: Mapping[str, dict[str, Any]], model_id: str = "") -> None:
+        self._contents, self.model_id = dict(contents), model_id
 
     @classmethod
     def load(cls, root: Path) -> Results:
-        """Read every result file that is there.
+        """Read every result file that exists.
 
         Raises
         ------
         DataError
-            A file is no JSON object.
+            A file does not hold a JSON object.
         """
-        found = {name: _read(root / s.path) for name, s in STUDIES.items() if (root / s.path).is_file()}
+        contents = {name: _read(root / s.path) for name, s in STUDIES.items() if (root / s.path).is_file()}
         manifest = root / MANIFEST
-        return cls(found, str(_read(manifest).get("model_id", "")) if manifest.is_file() else "")
+        return cls(contents, str(_read(manifest).get("model_id", "")) if manifest.is_file() else "")
 
     def get(self, name: str) -> dict[str, Any] | None:
-        """A study's result, None where it was not measured."""
-        return self._found.get(name)
+        """Result of a study, or None if it was not run."""
+        return self._contents.get(name)
 
     def stale(self) -> str:
-        """A sentence if the unseen shapes were measured with another model than the one that ships."""
+        """Warning if the held-out shapes were predicted with another model than the shipped one, else empty."""
         shapes = self.get("shapes")
         if shapes is None or shapes["model_id"] == self.model_id:
             return ""
-        return f"Measured with {shapes['model_id']}, not with {self.model_id}: {_again('shapes')}"
+        return f"Predicted with {shapes['model_id']}, not with {self.model_id}: {_again('shapes')}"
 
     def absent_groups(self) -> list[str]:
-        """Groups of devices that were not left out yet."""
+        """Groups of devices whose study is missing or incomplete."""
         devices = self.get("devices") or {"groups": {}}
         return [group for group in GROUPS if "domain" not in devices["groups"].get(group, {})]
 
     def missing(self) -> list[str]:
-        """Names of the studies to run, in their order: not measured, not complete, or of another model."""
-        lacking = {name for name in STUDIES if name not in self._found}
+        """Names of the studies to run, in their order: missing, incomplete, or of another model."""
+        lacking = {name for name in STUDIES if name not in self._contents}
         lacking |= {"devices"} if self.absent_groups() else set()
         lacking |= {"shapes"} if self.stale() else set()
         return [name for name in STUDIES if name in lacking]
 
 
 def not_measured(*names: str) -> str:
-    """A line in place of a table."""
+    """Text in place of a table whose studies were not run."""
     return "\n".join(f"*Not measured yet: {_again(name)}*" for name in names)
 
 
@@ -116,16 +116,16 @@ def _again(name: str) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise DataError(f"{path} is no JSON: {error}", hint="remove it and run its study again") from None
-    if not isinstance(found, dict):
-        raise DataError(f"{path} is no JSON object", hint="remove it and run its study again")
-    return found
+        raise DataError(f"{path} is not valid JSON: {error}", hint="delete it and run its study again") from None
+    if not isinstance(content, dict):
+        raise DataError(f"{path} does not hold a JSON object", hint="delete it and run its study again")
+    return content
 
 
 def rounded(value: Any) -> Any:
-    """A result with its fractions rounded to :data:`DIGITS`, at any depth."""
+    """Round the floats of a nested result to :data:`DIGITS` digits."""
     if isinstance(value, float):
         return round(value, DIGITS)
     if isinstance(value, Mapping):
@@ -134,7 +134,7 @@ def rounded(value: Any) -> Any:
 
 
 def write_result(path: Path, result: Mapping[str, Any]) -> None:
-    """Write a result file: one line for each member of a list, so that changes can be read."""
+    """Write a result file, with one line per list item so that differences are readable."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as aside:
         aside.write_text(_json(result) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The report on scheduled programs, on the original beside ours, and on what each choice is worth."""
+"""Reports on TVM programs, on the comparison with the original CDMPP, and on the ablations."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 from benchmarks.report.markdown import number, percent, table
 from benchmarks.report.results import Results, not_measured
 
-#: Splits of the scheduled programs and what is unseen in each.
+#: Split of the TVM programs -> what is unseen in it.
 SPLITS = {"task": "tasks", "network": "networks"}
 _RANKS = ("task_kendall_tau", "top1_score", "top5_score")
 
 
 def schedules(results: Results) -> str:
-    """Every method on every split of the scheduled programs."""
-    found = results.get("schedules")
-    if found is None:
+    """Every method on every split of the TVM programs."""
+    result = results.get("schedules")
+    if result is None:
         return not_measured("schedules")
     rows = [
         [
@@ -30,7 +30,7 @@ def schedules(results: Results) -> str:
             *(number(m.get(key)) for key in _RANKS),
             str(m.get("ranked_groups", "-")),
         ]
-        for split, methods in found["splits"].items()
+        for split, methods in result["splits"].items()
         for method, m in methods.items()
     ]
     header = (
@@ -40,22 +40,22 @@ def schedules(results: Results) -> str:
         "MAPE",
         "median",
         "within 20 %",
-        "tau in a task",
+        "tau within a task",
         "top-1",
         "top-5",
-        "groups",
+        "ranked tasks",
     )
-    held = ", ".join(found.get("held_out_networks", ())) or "none"
-    return f"`{found['command']}`. Networks left out: {held}.\n\n{table(header, rows, left=2)}"
+    held = ", ".join(result.get("held_out_networks", ())) or "none"
+    return f"`{result['command']}`. Networks left out: {held}.\n\n{table(header, rows, left=2)}"
 
 
 def reference(results: Results) -> str:
-    """The original beside ours on one split, data and budget of time."""
-    found = results.get("reference")
-    if found is None:
+    """The original and ours on the same split, data and training time."""
+    result = results.get("reference")
+    if result is None:
         return not_measured("reference")
     rows = []
-    for name, m in found["methods"].items():
+    for name, m in result["methods"].items():
         test = m["test"]
         parameters = f"{m['parameters']:,}" if "parameters" in m else "-"
         rows.append(
@@ -75,37 +75,38 @@ def reference(results: Results) -> str:
     header = (
         "method",
         "parameters",
-        "seconds",
+        "training (s)",
         "samples",
-        "a second",
+        "samples/s",
         "MAPE",
         "median",
         "within 20 %",
-        "tau in a task",
+        "tau within a task",
         "top-1",
     )
     return (
-        f"`{found['command']}`: {found['test_rows']:,} test rows, split by {found['split']}. "
-        f"Ours trains on {found['samples_per_s_ratio']:.0f} times the samples a second.\n\n" + table(header, rows)
+        f"`{result['command']}`: {result['test_rows']:,} test rows, split by {result['split']}. "
+        f"Ours trains on {result['samples_per_s_ratio']:.0f} times as many samples per second.\n\n"
+        + table(header, rows)
     )
 
 
 FIGURES = {
-    "ns_zero_shot": "NS, device unseen",
-    "aic_zero_shot": "AIC, device unseen",
-    "ns_shapes": "NS, shapes unseen",
-    "aic_shapes": "AIC, shapes unseen",
-    "unseen_networks": "own programs, networks unseen",
+    "ns_zero_shot": "fp32 operators, unseen device",
+    "aic_zero_shot": "bf16 GEMM, unseen device",
+    "ns_shapes": "fp32 operators, unseen shapes",
+    "aic_shapes": "bf16 GEMM, unseen shapes",
+    "unseen_networks": "TVM programs, unseen networks",
 }
 
 
 def ablations(results: Results) -> str:
-    """One table per study: the default and its variants, mean and spread over seeds."""
-    found = results.get("ablations")
-    if found is None:
+    """One table per ablation: the default and its variants, mean and spread over seeds."""
+    result = results.get("ablations")
+    if result is None:
         return not_measured("ablations")
     by_study: dict[str, list[Mapping[str, Any]]] = {}
-    for entry in found["studies"]:
+    for entry in result["studies"]:
         by_study.setdefault(entry["study"], []).append(entry)
     default = by_study.pop("default", [])
     blocks = []
@@ -122,9 +123,9 @@ def ablations(results: Results) -> str:
         blocks.append(f"**{study[:1].upper()}{study[1:]}**:\n\n{table(header, rows)}")
     if not blocks:
         return not_measured("ablations")
-    held = ", ".join(found.get("held_out", ()))
-    about = f"{found['steps']:,} steps a run" + (f"; left out: {held}" if held else "")
-    return f"{about}. MAPE, ± standard deviation over seeds.\n\n" + "\n\n".join(blocks)
+    held = ", ".join(result.get("held_out", ()))
+    about = f"{result['steps']:,} training steps per run" + (f"; devices left out: {held}" if held else "")
+    return f"{about}. The tables show the MAPE ± its standard deviation over seeds.\n\n" + "\n\n".join(blocks)
 
 
 def _over_seeds(values: list[float | None]) -> str:

@@ -1,4 +1,4 @@
-"""The report on devices that were left out of training, with and without measurements of them."""
+"""Report on devices that were left out of training, with and without measurements of them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from benchmarks.report.known import baseline_columns, baseline_header, title
 from benchmarks.report.markdown import ERROR_COLUMNS, error_cells, folded, number, percent, picture, table
 from benchmarks.report.results import GROUPS, Results, not_measured
 
-#: Sources with a headline; how their figure is read: the mean over families, or over rows.
-HEADLINES = {"neusight": "NS", "aiconfigurator_gemm": "AIC"}
+#: Sources with a headline figure, and their short names: the mean over families (NeuSight), or over rows.
+HEADLINES = {"neusight": "fp32 operators", "aiconfigurator_gemm": "bf16 GEMM"}
+#: Stages without measurements of the device: its data sheet alone, or with the peak rates of its own runs.
+SPECIFICATION, PEAK_RATES = "data sheet only", "measured peak rates"
 KS = (10, 40, 100)
 SAMPLER = "kmeans"
 
-_INTERVALS = picture("interval coverage", "interval_coverage.png")
+_INTERVALS = picture("share of measurements inside the predicted intervals", "interval_coverage.png")
 
 Table = Mapping[str, Any]
 
@@ -28,28 +30,28 @@ def tables_of(devices: Mapping[str, Any], source: str) -> Iterator[tuple[str, Ta
                 yield group, entry
 
 
-def figure_of(source: str, found: Mapping[str, Any] | None) -> float | None:
-    """The headline of a source: NS is the mean over families, the others over rows."""
-    if found is None:
+def figure_of(source: str, errors: Mapping[str, Any] | None) -> float | None:
+    """Headline error of a source: the mean over families for NeuSight, the MAPE over rows for the others."""
+    if errors is None:
         return None
-    value: float | None = found["macro"] if source == "neusight" else found["overall"]["mape"]
+    value: float | None = errors["macro"] if source == "neusight" else errors["overall"]["mape"]
     return value
 
 
 def adapted(entry: Table, k: int, sampler: str = SAMPLER) -> list[Mapping[str, Any]]:
-    """Runs with k measurements, one per seed."""
+    """Runs that adapt with ``k`` measurements, one per seed."""
     runs = [run for run in entry["adapted"] if run["k"] == k and run["sampler"] == sampler]
     return sorted(runs, key=lambda run: int(run["seed"]))
 
 
 def adapted_figures(source: str, entry: Table, k: int, sampler: str = SAMPLER) -> list[float]:
-    """Headline of each seed after adapting."""
+    """Headline error after adapting, for each seed."""
     values = (figure_of(source, run["after"]) for run in adapted(entry, k, sampler))
     return [value for value in values if value is not None]
 
 
 def spread(values: Sequence[float]) -> str:
-    """Mean over seeds and, from two on, their standard deviation, in per cent."""
+    """Mean over seeds in per cent, with the standard deviation if there are several."""
     if not values:
         return "-"
     text = f"{100 * mean(values):.1f}"
@@ -59,7 +61,7 @@ def spread(values: Sequence[float]) -> str:
 def headline(
     devices: Mapping[str, Any], source: str, read: Callable[[Table], float | None]
 ) -> tuple[float | None, int]:
-    """Mean over groups of the mean over a group's devices, and how many groups have one."""
+    """Mean over groups of the mean over a group's devices, and the number of groups with a value."""
     by_group: dict[str, list[float]] = {}
     for group, entry in tables_of(devices, source):
         value = read(entry)
@@ -71,11 +73,10 @@ def headline(
 
 
 def readers(source: str) -> dict[str, Callable[[Table], float | None]]:
-    """What is read of a table for each headline."""
-
+    """Functions that read each headline error from a table, by the name of the stage."""
     return {
-        "specification": lambda entry: figure_of(source, entry["specification"]),
-        "ceilings": lambda entry: figure_of(source, entry["ceilings"]),
+        SPECIFICATION: lambda entry: figure_of(source, entry["specification"]),
+        PEAK_RATES: lambda entry: figure_of(source, entry["ceilings"]),
         **{f"k = {k}": _after(source, k) for k in KS},
     }
 
@@ -93,7 +94,7 @@ def _baseline(source: str, name: str) -> Callable[[Table], float | None]:
 
 
 def zero_shot(results: Results) -> str:
-    """Per source one table: every device, baselines beside, and the mean over groups."""
+    """One table per source: every device, the baselines, and the mean over groups."""
     devices = results.get("devices")
     if devices is None:
         return not_measured("devices")
@@ -104,7 +105,7 @@ def zero_shot(results: Results) -> str:
         reading = readers(source)
         rows = []
         for _, entry in entries:
-            cells = [f"**{percent(reading['specification'](entry))}**", percent(reading["ceilings"](entry))]
+            cells = [f"**{percent(reading[SPECIFICATION](entry))}**", percent(reading[PEAK_RATES](entry))]
             cells += [spread(adapted_figures(source, entry, k)) for k in KS]
             cells += [percent(figure_of(source, entry["baselines"].get(name))) for name in names]
             rows.append([entry["device"], f"{entry['rows']:,}", *cells])
@@ -112,54 +113,49 @@ def zero_shot(results: Results) -> str:
         means += [headline(devices, source, _baseline(source, name))[0] for name in names]
         if len({group for group, _ in entries}) > 1:
             rows.append(["**mean over groups**", "", *map(percent, means)])
-        what = "mean of GEMM, conv and vector" if source == "neusight" else "MAPE over rows"
-        header = (
-            "left out",
-            "n",
-            "specification only",
-            "measured ceilings",
-            *(f"k = {k}" for k in KS),
-            *baseline_header(names),
+        what = (
+            "mean of the MAPEs of GEMM, convolution and vector operators" if source == "neusight" else "MAPE over rows"
         )
+        header = ("device left out", "n", SPECIFICATION, PEAK_RATES, *(f"k = {k}" for k in KS), *baseline_header(names))
         blocks.append(f"**{title(source)}**, {what}:\n\n{table(header, rows)}")
     blocks.append(_every_device(devices))
     return "\n\n".join(filter(None, blocks))
 
 
 def _sources(devices: Mapping[str, Any]) -> list[str]:
-    present = {entry["source"] for found in devices["groups"].values() for entry in found["tables"]}
+    present = {entry["source"] for group in devices["groups"].values() for entry in group["tables"]}
     return [*(s for s in HEADLINES if s in present), *sorted(present - set(HEADLINES))]
 
 
 def _incomplete(results: Results) -> str:
     absent = results.absent_groups()
-    return f"Groups not left out yet: {', '.join(absent)}. {not_measured('devices')}" if absent else ""
+    return f"Groups that were not left out yet: {', '.join(absent)}. {not_measured('devices')}" if absent else ""
 
 
 def _every_device(devices: Mapping[str, Any]) -> str:
-    """All metrics of every device, family by family."""
+    """All metrics of every device and family."""
     rows = []
     for source in _sources(devices):
         for _, entry in tables_of(devices, source):
-            stages = {"specification": entry["specification"], "ceilings": entry["ceilings"]}
+            stages = {SPECIFICATION: entry["specification"], PEAK_RATES: entry["ceilings"]}
             runs = adapted(entry, 40)
             stages["k = 40, seed 0"] = runs[0]["after"] if runs else None
-            for stage, found in stages.items():
-                if found is None:
+            for stage, errors in stages.items():
+                if errors is None:
                     continue
-                named = {"all": found["overall"]}
-                named |= found["families"] if len(found["families"]) > 1 else {}
+                named = {"all": errors["overall"]}
+                named |= errors["families"] if len(errors["families"]) > 1 else {}
                 rows += [
                     [title(source), entry["device"], stage, family, *error_cells(m)]
                     for family, m in named.items()
                     if m["n"]
                 ]
-    header = ("source", "left out", "what is known", "family", *ERROR_COLUMNS)
+    header = ("source", "device left out", "known about it", "family", *ERROR_COLUMNS)
     return folded("Every device, stage and family", table(header, rows, left=4))
 
 
 def samplers(results: Results) -> str:
-    """Error by sampler and k, every device and the mean over groups."""
+    """Error by sampler and number of measurements: every device, and the mean over groups."""
     devices = results.get("devices")
     if devices is None:
         return not_measured("devices")
@@ -175,18 +171,18 @@ def samplers(results: Results) -> str:
             for _, entry in entries
         ]
         means = [headline(devices, source, _after(source, k, name)) for name, k in columns]
-        # A mean over other groups than its neighbours' would mislead.
+        # Means over different groups cannot be compared.
         groups = len({group for group, _ in entries})
         cells = (percent(value) if count == groups else "-" for value, count in means)
         rows.append(["**mean over groups**", *cells])
-        header = ("left out", *(f"{name}, k = {k}" for name, k in columns))
+        header = ("device left out", *(f"{name}, k = {k}" for name, k in columns))
         blocks.append(f"**{title(source)}**:\n\n{table(header, rows)}")
     blocks.append(picture("error against the number of measurements", "error_by_k.png"))
     return "\n\n".join(blocks)
 
 
 def trust(results: Results) -> str:
-    """Coverage on unseen devices, and how well the domain score ranks errors."""
+    """Coverage of the intervals on unseen devices, and how well the domain score ranks errors."""
     devices, shapes = results.get("devices"), results.get("shapes")
     blocks = []
     if shapes is None:
@@ -195,22 +191,22 @@ def trust(results: Results) -> str:
         rows = [[name, *error_cells(m)] for name, m in shapes["domain"]["labels"].items()]
         auc = number(shapes["domain"]["auc"], 2)
         blocks.append(
-            'Test rows of known devices by their label; AUC of the score for "off by more than 30 %": '
-            f"{auc}.\n\n" + table(("domain", *ERROR_COLUMNS), rows)
+            "Held-out shapes of known devices by the predicted domain. The domain score separates errors above 30 % "
+            f"from smaller ones with an AUC of {auc}.\n\n" + table(("domain", *ERROR_COLUMNS), rows)
         )
     if devices is None:
         return "\n\n".join([*blocks, not_measured("devices"), *([] if shapes is None else [_INTERVALS])])
     rows = []
     for group in GROUPS:
-        found = devices["groups"].get(group, {})
-        # A study that was stopped has tables already and no domain yet.
-        if "domain" in found:
-            domain = found["domain"]
-            shares = [t["specification"]["overall"]["coverage"] for t in found["tables"]]
-            after = [run["after"]["overall"]["coverage"] for t in found["tables"] for run in adapted(t, 40)]
+        entry = devices["groups"].get(group, {})
+        # A study that was interrupted has tables, but no domain.
+        if "domain" in entry:
+            domain = entry["domain"]
+            shares = [t["specification"]["overall"]["coverage"] for t in entry["tables"]]
+            after = [run["after"]["overall"]["coverage"] for t in entry["tables"] for run in adapted(t, 40)]
             rows.append(
                 [
-                    ", ".join(found["held_out"]),
+                    ", ".join(entry["held_out"]),
                     _range(shares),
                     _range(after),
                     number(domain["auc_pooled"], 2),
@@ -220,27 +216,27 @@ def trust(results: Results) -> str:
                 ]
             )
     header = (
-        "left out",
-        "80 % interval covers, by source",
-        "after k = 40",
-        "AUC, with known devices' rows",
-        "AUC, left-out rows alone",
-        "off by more than 30 %: left out",
-        "known",
+        "devices left out",
+        "inside the 80 % interval, by source",
+        "the same after k = 40",
+        "AUC, with rows of known devices",
+        "AUC, rows of left-out devices alone",
+        "errors above 30 %: left-out devices",
+        "errors above 30 %: known devices",
     )
     return "\n\n".join([*blocks, table(header, rows), _INTERVALS])
 
 
 def _range(values: Sequence[float]) -> str:
-    """Smallest and largest."""
+    """Smallest and largest value as text, in per cent."""
     if not values:
         return "-"
     low, high = min(values), max(values)
     return percent(low, 0) if low == high else f"{100 * low:.0f}-{percent(high, 0)}"
 
 
-def readme_rows(results: Results) -> str:
-    """The README's table of unseen devices: means over groups, the range over devices."""
+def summary(results: Results) -> str:
+    """Table of left-out devices by source: means over groups, and the range over devices."""
     devices = results.get("devices")
     if devices is None:
         return not_measured("devices")
@@ -252,5 +248,5 @@ def readme_rows(results: Results) -> str:
             values = [v for _, entry in tables_of(devices, source) if (v := read(entry)) is not None]
             cells.append("-" if average is None else f"**{percent(average)}** ({_range(values)})")
         rows.append([title(source), *cells])
-    header = ("devices left out of training", *readers("").keys())
+    header = ("source", *readers("").keys())
     return table(header, rows)
