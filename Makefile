@@ -25,7 +25,7 @@ JOBS ?= 2
 # Folder of the public tables (docs/data.md); only to measure accuracy anew.
 PUBLIC_DATA ?=
 
-.PHONY: help setup demo test test-native test-browser serve check accuracy figures templates stored-answers clean
+.PHONY: help setup demo test test-native test-browser serve check docs wheel accuracy figures templates stored-answers clean
 
 help:
 	@echo 'make setup         .venv with every extra and the cdmpp command'
@@ -34,7 +34,9 @@ help:
 	@echo 'make test-native   tests that need a C compiler, a linker or nvcc'
 	@echo 'make test-browser  tests that need a browser'
 	@echo 'make serve         keep a server running (HOST=127.0.0.1 PORT=8000)'
-	@echo 'make check         ruff, mypy, import-linter'
+	@echo 'make check         ruff, mypy, import-linter, the CI workflow'
+	@echo 'make docs          documentation site in site/'
+	@echo 'make wheel         wheel and sdist in dist/, checked'
 	@echo 'make accuracy      docs/accuracy.md and its figures (PUBLIC_DATA=DIR measures what is missing)'
 	@echo 'make figures       the pictures of the README from the metrics of models/base'
 	@echo 'make templates     the shipped lowered operators anew, with TVM'
@@ -72,6 +74,18 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+
+# Warnings are errors. Needs no network connection.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo 'open site/index.html'
+
+# Builds in this environment, so it needs no network connection.
+wheel: $(READY)
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
+	$(BIN)/twine check --strict dist/*
 
 # PUBLIC_DATA=DIR runs the studies that were not measured first: hours, resumable.
 accuracy: $(READY)
@@ -88,4 +102,4 @@ stored-answers: $(READY)
 	$(BIN)/python -m tests.stored_answers
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
