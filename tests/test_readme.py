@@ -1,19 +1,24 @@
-"""The README's example runs and prints what the README says; its files exist."""
+"""The README is short, its example prints the output shown, and its links exist."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
 import re
 from pathlib import Path
 
 import pytest
 
+from benchmarks.figures import SOURCES
+from benchmarks.report.known import title
+from cdmpp.devices import known
+
 README = Path("README.md").read_text(encoding="utf-8")
 _NUMBER = re.compile(r"\d+\.\d+")
 
 
-def test_first_example_prints_what_stands_below_it() -> None:
+def test_first_example_prints_the_output_shown() -> None:
     code, shown = re.findall(r"```(?:python)?\n(.*?)```", README, flags=re.DOTALL)[:2]
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
@@ -29,3 +34,21 @@ def test_linked_and_named_files_exist() -> None:
     assert len(named) > 8
     missing = [name for name in named if not Path(name).exists()]
     assert not missing
+
+
+def test_readme_has_at_most_250_lines() -> None:
+    assert len(README.splitlines()) <= 250
+
+
+def test_table_and_figure_use_the_same_rows() -> None:
+    """The figure has one panel per source of the sample; the table has one row for each of them."""
+    errors = json.loads(Path("models/base/errors.json").read_text(encoding="utf-8"))
+    sources = set(errors["sample"]["source"])
+    assert sources == set(SOURCES)
+    rows = README.partition("<!-- generated:known -->")[2].partition("<!-- end -->")[0].strip().splitlines()[2:]
+    assert {row.split("|")[1].strip() for row in rows} == {title(source) for source in sources}
+
+
+def test_changelog_states_the_number_of_known_devices() -> None:
+    changelog = Path("CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"{len(known())} known devices" in changelog
