@@ -111,8 +111,8 @@ _ALL: tuple[PlannerSpec, ...] = (
         "/pipeline/split",
         "Layers to pipeline stages: the best contiguous split over like or unlike devices.",
         {"": "cdmpp.planning.split.schema:SplitRequest"},
-        "cdmpp.planning.split.render:show",
-        "cdmpp.planning.split.plot:draw",
+        "",
+        "cdmpp.planning.split.view:draw",
     ),
     PlannerSpec(
         "pipeline",

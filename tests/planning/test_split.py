@@ -1,4 +1,4 @@
-"""Stage splits: equal to trying all, within the memory, and exported for other simulators."""
+"""Stage splits equal an exhaustive search, respect memory limits, and are exported for other simulators."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 
 from cdmpp import FieldError, InfeasibleError, make_plan
 from cdmpp.compose.budget import Progress, SearchControl
+from cdmpp.compose.render import render
+from cdmpp.compose.request import Answer
 from cdmpp.emulator import Emulator, Pass, Stage, simulate
 from cdmpp.planning.split import Layer, LayerTable, Rank, Split, split, stage_costs
-from cdmpp.planning.split.plot import draw
-from cdmpp.planning.split.render import show
-from cdmpp.planning.split.schema import SplitAnswer, SplitRequest
+from cdmpp.planning.split.schema import SplitPlan, SplitRequest
 from cdmpp.planning.split.search import arrangements, every
 from cdmpp.planning.split.stages import equal_count, greedy
+from cdmpp.planning.split.view import draw
 from cdmpp.predictor import LatencyPredictor
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "split.json"
@@ -46,7 +47,7 @@ def problems(draw: st.DrawFn) -> tuple[LayerTable, list[Rank], bool]:
 
 @settings(max_examples=80, deadline=None)
 @given(problems())
-def test_no_split_is_better(problem: tuple[LayerTable, list[Rank], bool]) -> None:
+def test_split_equals_the_exhaustive_optimum(problem: tuple[LayerTable, list[Rank], bool]) -> None:
     table, ranks, any_order = problem
     orders = itertools.permutations(range(len(ranks))) if any_order else [tuple(range(len(ranks)))]
     fitting = [one for one in every(table, ranks, list(orders)) if one.fits()]
@@ -64,7 +65,7 @@ def test_no_split_is_better(problem: tuple[LayerTable, list[Rank], bool]) -> Non
 
 @settings(max_examples=30, deadline=None)
 @given(problems())
-def test_the_memory_that_would_do_does(problem: tuple[LayerTable, list[Rank], bool]) -> None:
+def test_memory_of_the_hint_is_enough_and_less_is_not(problem: tuple[LayerTable, list[Rank], bool]) -> None:
     table, ranks, any_order = problem
     tight = [Rank(rank.kind, 1.0 + 7.0 * r) for r, rank in enumerate(ranks)]
     try:
@@ -82,22 +83,26 @@ def test_ranks_that_only_swap_equal_ones_are_tried_once() -> None:
     assert len(arrangements([Rank(0)] * 40)) == 1
 
 
+class SplitObjective(Answer):
+    value_s: float
+
+
 def test_a_large_split_is_improved_within_its_steps_and_reported() -> None:
     random = np.random.default_rng(0)
     layers = [Layer((1.0 + a,), (2.0 + 2 * a,)) for a in random.random(60).round(3)]
     table, ranks = LayerTable(layers, 16), [Rank()] * 8
-    heard: list[Progress] = []
+    reports: list[Progress] = []
     found = split(
         table,
         ranks,
         "step",
-        watch=SearchControl(30, heard.append, every_s=0.0),
+        control=SearchControl(30, reports.append, every_s=0.0),
         max_steps=300,
-        answer=lambda so_far: {"value_s": so_far.value_s},
+        describe=lambda so_far: SplitObjective(value_s=so_far.value_s),
     )
     assert 4 < found.steps <= 300
     assert found.bound_s <= found.value_s <= split(table, ranks).split.step(EMULATOR).makespan_s
-    assert heard and heard[-1].answer is not None and heard[-1].answer() == {"value_s": heard[-1].best}
+    assert reports and reports[-1].answer is not None and reports[-1].answer().value_s == reports[-1].best
 
 
 def test_equal_requests_with_steps_give_equal_splits() -> None:
@@ -107,12 +112,12 @@ def test_equal_requests_with_steps_give_equal_splits() -> None:
 
 
 def test_without_time_the_baselines_are_reached() -> None:
-    watch = SearchControl(10)
-    watch.stop()
+    control = SearchControl(10)
+    control.stop()
     random = np.random.default_rng(1)
     layers = [Layer((1.0 + a,), (2.0 + 2 * a,)) for a in random.random(40).round(3)]
     table, ranks = LayerTable(layers, 8), [Rank()] * 5
-    found = split(table, ranks, "step", watch=watch)
+    found = split(table, ranks, "step", control=control)
     assert found.steps == 4
     by_hand = [make(table, ranks).step(EMULATOR).makespan_s for make in (equal_count, greedy)]
     assert found.value_s <= min(by_hand)
@@ -159,14 +164,14 @@ def test_pytorchs_schedule_with_these_costs_takes_as_long() -> None:
     assert simulate(stages, 8, orders).makespan_s == max(clock)
 
 
-def ask(**more: Any) -> dict[str, Any]:
+def plan_of(**more: Any) -> dict[str, Any]:
     answer = make_plan("split", {"layers": [LAYER] * 6, "ranks": 3, "micro_batches": 4, **more})
-    SplitAnswer.model_validate(answer)
+    SplitPlan.model_validate(answer)
     return answer
 
 
-def test_a_split_by_hand() -> None:
-    answer = ask(layers=[{**LAYER, "name": f"l{i}", "forward_s": i + 1} for i in range(6)])
+def test_split_equals_hand_computed_optimum() -> None:
+    answer = plan_of(layers=[{**LAYER, "name": f"l{i}", "forward_s": i + 1} for i in range(6)])
     # Layers take 3, 4, 5, 6, 7, 8: 12, 13 and 8 is the best, and 15 the longest of any other.
     assert answer["boundaries"] == [3, 5]
     assert answer["value_s"] == answer["lower_bound_s"] == 13.0 and answer["gap"] == 0.0
@@ -180,13 +185,13 @@ def test_a_split_by_hand() -> None:
 def test_unlike_devices_get_unlike_stages() -> None:
     layer = {"count": 6, "forward_s": {"fast": 1, "slow": 2}, "backward_s": {"fast": 2, "slow": 4}}
     ranks = [{"device": "slow"}, {"device": "fast"}]
-    answer = ask(layers=[layer], ranks=ranks)
+    answer = plan_of(layers=[layer], ranks=ranks)
     assert answer["boundaries"] == [2] and answer["value_s"] == 12.0
     limited = [{"device": "slow"}, {"device": "fast", "memory_bytes": 45}]
-    heavy = ask(layers=[{**layer, "weight_bytes": 10, "activation_bytes": 5}], ranks=limited)
+    heavy = plan_of(layers=[{**layer, "weight_bytes": 10, "activation_bytes": 5}], ranks=limited)
     assert heavy["boundaries"] == [3]
     assert heavy["stages"][1]["peak_bytes"] == 45.0
-    last = ask(layers=[{**layer, "transfer_s": 20}, LAYER], ranks=limited, any_order=True, goal="step")
+    last = plan_of(layers=[{**layer, "transfer_s": 20}, LAYER], ranks=limited, any_order=True, goal="step")
     assert {one["rank"] for one in last["stages"]} == {0, 1}
 
 
@@ -196,8 +201,8 @@ def test_unlike_devices_get_unlike_stages() -> None:
         ({"ranks": 7}, "ranks"),
         ({"ranks": 0}, "ranks"),
         ({"micro_batches": 0}, "micro_batches"),
-        ({"layers": [{"forward_s": 1}]}, "layers.0.backward_s"),
-        ({"layers": [{**LAYER, "forward": {"programs": [{"program": {"a": 1}}]}}]}, "layers.0.forward_s"),
+        ({"layers": [{"forward_s": 1}]}, "layers.0"),
+        ({"layers": [{**LAYER, "forward": {"programs": [{"program": {"a": 1}}]}}]}, "layers.0"),
         ({"layers": [{**LAYER, "count": 512}, LAYER]}, "layers.1.count"),
         ({"layers": [{**LAYER, "forward_s": {"t4": 1}}], "ranks": 1}, "layers.0.forward_s"),
         ({"layers": [{"backward_s": 1, "forward": {"programs": [{"program": {"a": 1}}]}}]}, "ranks"),
@@ -212,23 +217,22 @@ def test_unlike_devices_get_unlike_stages() -> None:
         ({"ranks": [{"memory_bytes": 1}], "layers": [{**LAYER, "weight_bytes": 5}]}, "ranks.0.memory_bytes"),
     ],
 )
-def test_what_is_refused(change: dict[str, Any], path: str) -> None:
+def test_error_names_the_field(change: dict[str, Any], path: str) -> None:
     with pytest.raises(FieldError) as error:
-        ask(**change)
+        plan_of(**change)
     # A union names its branch behind the field.
     assert error.value.path == path or error.value.path.startswith(f"{path}.")
 
 
-def test_predicted_layers_words_and_picture(predictor: LatencyPredictor, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predicted_layers_are_planned_printed_and_drawn(predictor: LatencyPredictor) -> None:
     pytest.importorskip("matplotlib")
     value = json.loads(EXAMPLE.read_text())
     answer = make_plan("split", value, predictor)
-    SplitAnswer.model_validate(answer)
+    plan = SplitPlan.model_validate(answer)
     request = SplitRequest.model_validate(value)
     counts = [one["last_layer"] - one["first_layer"] for one in answer["stages"]]
     assert min(counts[:2]) > max(counts[2:])  # the faster devices come first, and get more
     assert any("is long because of linear:" in line for line in answer["explanation"])
     assert answer["value_s"] <= min(answer["baselines"].values())
-    show(request, answer)
-    assert "lower bound" in capsys.readouterr().out
-    assert [axes.get_xlabel() for axes in draw(request, answer).axes] == ["one micro-batch (ms)", "peak memory (GB)"]
+    assert "lower bound" in render(plan.tables())
+    assert [axes.get_xlabel() for axes in draw(request, plan).axes] == ["one micro-batch (ms)", "peak memory (GB)"]

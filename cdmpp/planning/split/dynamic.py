@@ -11,26 +11,26 @@ from cdmpp.emulator.evaluate import Floats
 from cdmpp.planning.split.stages import Split
 from cdmpp.planning.split.table import LayerTable, Rank
 
-#: Cells of one request: a second or two.
+#: Most cells of one request: one or two seconds.
 MAX_CELLS = 100_000_000
 
 Join = Callable[[Floats, Floats, Floats, int], Floats]
 
 
 def longest(time_s: Floats, transfer_s: Floats, rest_s: Floats, micro_batches: int) -> Floats:
-    """The longest of a stage, the transfer behind it and what follows."""
+    """The longest of a stage, the transfer after it and the following stages."""
     return np.maximum(time_s, np.maximum(transfer_s, rest_s))
 
 
 def bound(time_s: Floats, transfer_s: Floats, rest_s: Floats, micro_batches: int) -> Floats:
-    """The lower bound of a step from a stage on: it has all its passes, or what follows waits for one."""
+    """Lower bound of a step from a stage on: all its passes, or one pass and then the following stages."""
     return np.maximum(micro_batches * time_s, time_s + 2 * transfer_s + rest_s)
 
 
 def states(ranks: Sequence[Rank], any_order: bool) -> tuple[list[Rank], list[tuple[int, ...]]]:
-    """Which ranks can be left: kinds of ranks, and how many of each, fewest first.
+    """States of the dynamic programming: kinds of ranks, and how many of each are left, fewest first.
 
-    In a given order every rank is a kind of its own, and the last ones are left.
+    In a given order every rank is a separate kind, and the last ones are left.
     """
     if not any_order:
         return list(ranks), [
@@ -44,7 +44,7 @@ def states(ranks: Sequence[Rank], any_order: bool) -> tuple[list[Rank], list[tup
 
 
 def cells(ranks: Sequence[Rank], any_order: bool) -> int:
-    """How much work the dynamic programming is, over the square of the layers."""
+    """Work of the dynamic programming, divided by the square of the number of layers."""
     if not any_order:
         return len(ranks)
     kinds = set(ranks)
@@ -63,7 +63,7 @@ def best_split(
 ) -> Split | None:
     """The split with the least value, from the last stage to the first; None where none fits.
 
-    ``weigh`` gives other figures than the time to be joined, of every run of layers on a rank.
+    ``weigh`` replaces the time of every run of layers on a rank by another figure.
     """
     kinds, left = states(ranks, any_order)
     count, layers = len(ranks), len(table)
@@ -76,7 +76,7 @@ def best_split(
     runs = {kind: table.times_s(kind.kind) for kind in kinds} if weigh is None else {}
     for state in left[1:]:
         position = count - sum(state)
-        # In a given order only the first of the ranks that are left can come next.
+        # In a given order, the next rank is the first of those that are left.
         nexts = [k for k, n in enumerate(state) if n] if any_order else [position]
         value = np.full(layers + 1, np.inf)
         which, until = np.zeros(layers + 1, np.int64), np.zeros(layers + 1, np.int64)
@@ -89,9 +89,9 @@ def best_split(
                 time_s = weigh(kinds[k], position)
             joined = join(time_s, transfer_s[None, :], rest_s[None, :], table.micro_batches)
             at = joined.argmin(axis=1)
-            found = joined[np.arange(layers + 1), at]
-            better = found < value
-            value[better], until[better], which[better] = found[better], at[better], k
+            least = joined[np.arange(layers + 1), at]
+            better = least < value
+            value[better], until[better], which[better] = least[better], at[better], k
         best[state], choice[state] = value, (which, until)
     if not np.isfinite(best[left[-1]][0]):
         return None
@@ -105,7 +105,7 @@ def best_split(
 
 
 def _order(ranks: Sequence[Rank], used: Sequence[Rank], any_order: bool) -> tuple[int, ...]:
-    """Which of the given ranks those in use are."""
+    """Index in the request of each rank in use."""
     if not any_order:
         return tuple(range(len(ranks)))
     free: dict[Rank, list[int]] = {}
@@ -115,5 +115,5 @@ def _order(ranks: Sequence[Rank], used: Sequence[Rank], any_order: bool) -> tupl
 
 
 def larger(share: Floats, transfer_s: Floats, rest: Floats, micro_batches: int) -> Floats:
-    """The larger of a stage's figure and what follows."""
+    """The larger of the figures of a stage and of the following ones."""
     return np.maximum(share, rest)

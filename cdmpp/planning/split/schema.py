@@ -1,44 +1,49 @@
-"""The request and the answer of the stage split."""
+"""Request and plan of the stage split."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field, PrivateAttr, model_validator
 
 from cdmpp.compose.budget import SearchControl
 from cdmpp.compose.pricing import MAX_PARTS, Cost
+from cdmpp.compose.render import Table
 from cdmpp.compose.request import (
     Budget,
+    Bytes,
     Closed,
     DeviceForm,
-    Explained,
     MaxSteps,
     Name,
+    Plan,
+    PositiveBytes,
     PriceRequest,
+    Request,
+    Row,
     Seconds,
     WholeNumber,
     Work,
+    exactly_one,
 )
-from cdmpp.compose.request import OldRequest as Request
-from cdmpp.emulator.forms import Bytes
 from cdmpp.errors import FieldError
-from cdmpp.planning.split.dynamic import MAX_CELLS, cells
-from cdmpp.planning.split.report import report
 from cdmpp.planning.split.search import Goal
-from cdmpp.planning.split.table import Layer, Rank
 from cdmpp.prediction import Prediction
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
+from cdmpp.units import format_latency, format_si
 
 MAX_LAYERS, MAX_RANKS, MAX_MICRO_BATCHES, MAX_DEVICES = 512, 64, 512, 16
 
 #: Seconds on any device, or by the name of the device.
 GivenSeconds = Seconds | Annotated[dict[Name, Seconds], Field(min_length=1, max_length=MAX_DEVICES)]
+PassName = Literal["forward", "backward"]
+PASSES: tuple[PassName, ...] = ("forward", "backward")
+DeviceValue = str | dict[str, Any]
 
 
 class Programs(Closed):
-    """Programs that run one after the other, on whatever device the layer is put."""
+    """Programs that run one after the other, on the device of the layer's stage."""
 
     programs: Annotated[list[Work], Field(min_length=1, max_length=MAX_PARTS)]
     backend: Backend | None = None
@@ -47,21 +52,31 @@ class Programs(Closed):
 
 
 class LayerForm(Closed):
-    """A layer, or several equal ones in a row. Of each pass exactly one of seconds and programs."""
+    """A layer, or several equal ones in a row. The cost of each pass is given in seconds or by programs."""
 
     name: Annotated[str, Field(max_length=200)] = ""
     count: Annotated[int, Field(ge=1, le=MAX_LAYERS), WholeNumber] = 1
     forward_s: Annotated[
-        GivenSeconds | None, Field(description="Of one micro-batch; a number, or one for each device by name.")
+        GivenSeconds | None, Field(description="For one micro-batch: a number, or one for each device by name.")
     ] = None
     forward: Annotated[Programs | None, Field(description="Predicted, instead of forward_s.")] = None
     backward_s: Annotated[GivenSeconds | None, Field(description="Whole backward pass.")] = None
     backward: Annotated[Programs | None, Field(description="Predicted, instead of backward_s.")] = None
     activation_bytes: Annotated[
-        Bytes, Field(description="Of one micro-batch, between its forward and its backward pass.")
+        Bytes, Field(description="For one micro-batch, between its forward and its backward pass.")
     ] = 0.0
     weight_bytes: Annotated[Bytes, Field(description="Weights, gradients and optimizer states.")] = 0.0
-    transfer_s: Annotated[Seconds, Field(description="Of the output to another rank, and of its gradient back.")] = 0.0
+    transfer_s: Annotated[Seconds, Field(description="Sending the output to another rank, and its gradient back.")] = (
+        0.0
+    )
+
+    @model_validator(mode="after")
+    def _costs(self) -> Self:
+        return exactly_one(exactly_one(self, "forward_s", "forward"), "backward_s", "backward")
+
+    def programs(self, name: PassName) -> Programs | None:
+        """Programs of a pass, where its cost is predicted."""
+        return self.forward if name == "forward" else self.backward
 
 
 class RankForm(Closed):
@@ -70,198 +85,37 @@ class RankForm(Closed):
     device: Annotated[DeviceForm | None, Field(description="For predictions, and for costs by device; null: any.")] = (
         None
     )
-    memory_bytes: Annotated[float | None, Field(gt=0, le=1e18, description="What it may hold; null: anything.")] = None
+    memory_bytes: Annotated[PositiveBytes | None, Field(description="Memory limit; null: no limit.")] = None
 
 
-class SplitRequest(Request):
-    """Which layers go into which stage of a pipeline: contiguous, at least one on each rank."""
-
-    layers: Annotated[
-        list[LayerForm], Field(min_length=1, max_length=MAX_LAYERS, description="In the order of the pass.")
-    ]
-    ranks: Annotated[
-        Annotated[int, Field(ge=1, le=MAX_RANKS), WholeNumber]
-        | Annotated[list[RankForm], Field(min_length=1, max_length=MAX_RANKS)],
-        Field(description="How many equal ones; or each, in the order of the pipeline."),
-    ]
-    micro_batches: Annotated[int, Field(ge=1, le=MAX_MICRO_BATCHES), WholeNumber]
-    goal: Annotated[
-        Goal, Field(description="What is to be short: the slowest stage (a long run's pace), or a whole 1F1B step.")
-    ] = "slowest"
-    any_order: Annotated[bool, Field(description="Whether the ranks may change places.")] = False
-    budget_s: Budget = 1.0
-    max_steps: MaxSteps = None
-
-    answer_model: ClassVar[type[BaseModel]]
-
-    def price_requests(self) -> list[PriceRequest]:
-        """The programs of all layers on every kind of device, kind after kind within a pass."""
-        return [
-            PriceRequest(f"{path}.programs.{i}", work.program, device, one.backend, one.protocol, one.framework)
-            for path, one in self._predicted()
-            for device in self._devices_for(path)
-            for i, work in enumerate(one.programs)
-        ]
-
-    def solve(self, prices: Sequence[Prediction], watch: SearchControl) -> dict[str, Any]:
-        """See :class:`SplitAnswer`."""
-        layers, parts = self._layers(iter(prices))
-        ranks = [Rank(self.kinds.index(form.device), form.memory_bytes or float("inf")) for form in self.rank_forms]
-        if len(ranks) > len(layers):
-            raise FieldError(
-                f"ranks: {len(ranks)}, and {len(layers)} layers", path="ranks", hint="each rank gets a layer at least"
-            )
-        work = (len(layers) + 1) ** 2 * cells(ranks, self.any_order)
-        if work > MAX_CELLS:
-            raise FieldError(
-                f"any_order: too many ways to arrange {len(ranks)} ranks for {len(layers)} layers",
-                path="any_order",
-                hint="give the order, or ranks of fewer kinds",
-            )
-        return report(
-            layers,
-            ranks,
-            [_words(device) for device in self.kinds],
-            parts,
-            self.micro_batches,
-            self.goal,
-            self.any_order,
-            watch,
-            self.max_steps,
-        )
-
-    @property
-    def rank_forms(self) -> list[RankForm]:
-        """Each rank."""
-        return [RankForm()] * self.ranks if isinstance(self.ranks, int) else self.ranks
-
-    @property
-    def kinds(self) -> list[str | dict[str, Any] | None]:
-        """The different devices, in the order in which they occur."""
-        found: list[str | dict[str, Any] | None] = []
-        for form in self.rank_forms:
-            if form.device not in found:
-                found.append(form.device)
-        return found
-
-    def _predicted(self) -> Iterator[tuple[str, Programs]]:
-        """The costs to predict, with their paths; raises where a cost is there twice or not at all."""
-        for number, layer in enumerate(self.layers):
-            for name in ("forward", "backward"):
-                given, programs = getattr(layer, f"{name}_s"), getattr(layer, name)
-                path = f"layers.{number}.{name}"
-                if (given is None) == (programs is None):
-                    raise FieldError(
-                        f"{path}_s: " + ("missing" if given is None else f"{name} is there as well"),
-                        path=f"{path}_s",
-                        hint=f"give either {name}_s or {name}",
-                    )
-                if programs is not None:
-                    yield path, programs
-
-    def _devices_for(self, path: str) -> list[str | dict[str, Any]]:
-        for r, form in enumerate(self.rank_forms):
-            if form.device is None:
-                where = f"ranks.{r}.device" if isinstance(self.ranks, list) else "ranks"
-                raise FieldError(
-                    f"{where}: {path} has to be predicted, and there is no device to predict it for",
-                    path=where,
-                    hint='give the ranks as a list: [{"device": "t4"}, ...]',
-                )
-        return [device for device in self.kinds if device is not None]
-
-    def _layers(self, prices: Iterator[Prediction]) -> tuple[list[Layer], list[list[Cost]]]:
-        """The layers, each by itself, and for each what its passes are made of on every kind."""
-        layers: list[Layer] = []
-        parts: list[list[Cost]] = []
-        # One list of each kind's costs for each predicted pass, as they were asked for.
-        predicted = {
-            path: [
-                Cost.of([work.count for work in one.programs], [next(prices) for _ in one.programs])
-                for _ in self._devices_for(path)
-            ]
-            for path, one in self._predicted()
-        }
-        for number, form in enumerate(self.layers):
-            forward, backward = (
-                predicted.get(f"layers.{number}.{name}") or self._given(number, name)
-                for name in ("forward", "backward")
-            )
-            layer = Layer(
-                tuple(cost.latency_s for cost in forward),
-                tuple(cost.latency_s for cost in backward),
-                form.activation_bytes,
-                form.weight_bytes,
-                form.transfer_s,
-                form.name or f"layer {number}",
-            )
-            both = [
-                Cost(f.latency_s + b.latency_s, f.lower_s + b.lower_s, f.upper_s + b.upper_s, f.parts + b.parts)
-                for f, b in zip(forward, backward, strict=True)
-            ]
-            layers += [layer] * form.count
-            parts += [both] * form.count
-            if len(layers) > MAX_LAYERS:
-                raise FieldError(
-                    f"layers.{number}.count: more than {MAX_LAYERS} layers",
-                    path=f"layers.{number}.count",
-                    hint="take several layers together",
-                )
-        return layers, parts
-
-    def _given(self, number: int, name: str) -> list[Cost]:
-        given = getattr(self.layers[number], f"{name}_s")
-        if not isinstance(given, dict):
-            return [Cost.given(given)] * len(self.kinds)
-        found = []
-        for device in self.kinds:
-            if not isinstance(device, str) or device not in given:
-                path = f"layers.{number}.{name}_s"
-                raise FieldError(
-                    f"{path}: there is nothing for {_words(device)}",
-                    path=path,
-                    hint="it has: " + ", ".join(given) + "; ranks name their device",
-                )
-            found.append(Cost.given(given[device]))
-        return found
-
-
-def _words(device: str | dict[str, Any] | None) -> str:
-    if device is None:
-        return "any device"
-    return device if isinstance(device, str) else str(device.get("name", "a device of its own"))
-
-
-class _Closed(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class StageAnswer(_Closed):
+class StagePlan(Row):
     """One stage."""
 
     stage: int
-    rank: Annotated[int, Field(description="Its number in the request.")]
+    rank: Annotated[int, Field(description="Index in the request.")]
     device: str | None
     first_layer: int
     last_layer: int
-    layers: Annotated[list[str], Field(description="Names of the first and the last one.")]
+    layers: Annotated[list[str], Field(description="Names of the first and the last layer.")]
     forward_s: float
     backward_s: float
     peak_bytes: Annotated[float, Field(description="Under 1F1B.")]
 
 
-class SplitAnswer(Explained):
-    """Baselines, bound and gap are of ``value_s``: the slowest stage or the step, as the goal says."""
+class SplitPlan(Plan):
+    """Baselines, bound and gap refer to ``value_s``: the slowest stage or the step, depending on the goal."""
+
+    objective_field = "value_s"
 
     goal: Goal
     value_s: float
     lower_bound_s: Annotated[
-        float, Field(description="What no contiguous split can go below: here the optimum, where gap is 0.")
+        float, Field(description="Lower bound of all contiguous splits; the optimum, where gap is 0.")
     ]
     divisible_bound_s: Annotated[
-        float, Field(description="What the slowest stage could not go below if layers could be cut anywhere.")
+        float, Field(description="Lower bound of the slowest stage, if layers could be cut anywhere.")
     ]
-    stages: list[StageAnswer]
+    stages: list[StagePlan]
     boundaries: Annotated[list[int], Field(description="First layer of every stage but the first.")]
     slowest_s: Annotated[float, Field(description="The longest stage or transfer.")]
     step_s: Annotated[float, Field(description="A 1F1B step of this split, emulated.")]
@@ -270,8 +124,154 @@ class SplitAnswer(Explained):
         dict[str, float], Field(description="Stage index to seconds of one micro-batch, for other schedule simulators.")
     ]
     bwd_costs: dict[str, float]
-    steps: Annotated[int, Field(description="Splits that were simulated.")]
+    steps: Annotated[int, Field(description="Simulated splits.")]
     cache: dict[str, float]
 
+    def tables(self) -> list[Table]:
+        """The objective, the stages, the baselines."""
+        objective = "slowest stage" if self.goal == "slowest" else "1F1B step"
+        stages = [
+            (
+                str(stage.stage),
+                str(stage.rank),
+                stage.device or "",
+                f"{stage.first_layer} to {stage.last_layer}",
+                format_latency(stage.forward_s),
+                format_latency(stage.backward_s),
+                format_si(stage.peak_bytes, "B"),
+            )
+            for stage in self.stages
+        ]
+        header = ("stage", "rank", "device", "layers", "forward", "backward", "peak memory")
+        return [
+            Table.lines(
+                f"{objective}: {format_latency(self.value_s)}, {100 * self.gap:.1f} % above the lower bound; "
+                f"a step takes {format_latency(self.step_s)}, {100 * self.bubble:.1f} % bubble"
+            ),
+            Table(header, stages, right=(4, 5, 6)),
+            self.baseline_table(),
+            Table.lines(*self.explanation),
+        ]
 
-SplitRequest.answer_model = SplitAnswer
+
+class SplitRequest(Request[SplitPlan]):
+    """Which layers form which stage of a pipeline: contiguous, at least one layer on each rank."""
+
+    layers: Annotated[
+        list[LayerForm], Field(min_length=1, max_length=MAX_LAYERS, description="In the order of the forward pass.")
+    ]
+    ranks: Annotated[
+        Annotated[int, Field(ge=1, le=MAX_RANKS), WholeNumber]
+        | Annotated[list[RankForm], Field(min_length=1, max_length=MAX_RANKS)],
+        Field(description="Number of equal ranks; or each rank, in the order of the pipeline."),
+    ]
+    micro_batches: Annotated[int, Field(ge=1, le=MAX_MICRO_BATCHES), WholeNumber]
+    goal: Annotated[
+        Goal, Field(description="Objective: the slowest stage (the rate of a long run), or a whole 1F1B step.")
+    ] = "slowest"
+    any_order: Annotated[bool, Field(description="Whether the order of the ranks may change.")] = False
+    budget_s: Budget = 1.0
+    max_steps: MaxSteps = None
+
+    #: Predicted cost on each device of :attr:`devices`, by layer and pass.
+    _predicted: dict[tuple[int, PassName], list[Cost]] = PrivateAttr(default_factory=dict)
+
+    def price_requests(self) -> list[PriceRequest]:
+        """The programs of all layers on every kind of device, device after device within a pass."""
+        return [
+            PriceRequest(
+                f"layers.{number}.{name}.programs.{i}",
+                work.program,
+                device,
+                programs.backend,
+                programs.protocol,
+                programs.framework,
+            )
+            for number, name, programs in self._predicted_passes()
+            for device in self._devices_for(f"layers.{number}.{name}")
+            for i, work in enumerate(programs.programs)
+        ]
+
+    def with_prices(self, prices: Sequence[Prediction]) -> Self:
+        """A copy with the predicted cost of each pass on each kind of device."""
+        filled = self.model_copy()
+        remaining = iter(prices)
+        filled._predicted = {
+            (number, name): [
+                Cost.of([work.count for work in programs.programs], [next(remaining) for _ in programs.programs])
+                for _ in self.devices
+            ]
+            for number, name, programs in self._predicted_passes()
+        }
+        return filled
+
+    def solve(self, control: SearchControl) -> SplitPlan:
+        """Search for the best split (:mod:`cdmpp.planning.split.solver`)."""
+        from cdmpp.planning.split.solver import solve
+
+        return solve(self, control)
+
+    @property
+    def rank_forms(self) -> list[RankForm]:
+        """Each rank."""
+        return [RankForm()] * self.ranks if isinstance(self.ranks, int) else self.ranks
+
+    @property
+    def devices(self) -> list[DeviceValue | None]:
+        """The different devices of the ranks, in the order of their first occurrence."""
+        devices: list[DeviceValue | None] = []
+        for form in self.rank_forms:
+            if form.device not in devices:
+                devices.append(form.device)
+        return devices
+
+    def costs(self, number: int, name: PassName) -> list[Cost]:
+        """Cost of one pass of a layer on each of :attr:`devices`; after :meth:`with_prices`.
+
+        Raises
+        ------
+        FieldError
+            Seconds are given by device, and a device is missing.
+        """
+        if (number, name) in self._predicted:
+            return self._predicted[number, name]
+        layer = self.layers[number]
+        given = layer.forward_s if name == "forward" else layer.backward_s
+        assert given is not None
+        if not isinstance(given, dict):
+            return [Cost.given(given)] * len(self.devices)
+        for device in self.devices:
+            if not isinstance(device, str) or device not in given:
+                path = f"layers.{number}.{name}_s"
+                raise FieldError(
+                    f"{path}: no value for {device_name(device)}",
+                    path=path,
+                    hint="it has: " + ", ".join(given) + "; each rank needs one of these as its device",
+                )
+        return [Cost.given(given[str(device)]) for device in self.devices]
+
+    def _predicted_passes(self) -> Iterator[tuple[int, PassName, Programs]]:
+        """Layer, pass and programs of each predicted cost."""
+        for number, layer in enumerate(self.layers):
+            for name in PASSES:
+                programs = layer.programs(name)
+                if programs is not None:
+                    yield number, name, programs
+
+    def _devices_for(self, path: str) -> list[DeviceValue]:
+        for r, form in enumerate(self.rank_forms):
+            if form.device is None:
+                where = f"ranks.{r}.device" if isinstance(self.ranks, list) else "ranks"
+                raise FieldError(
+                    f"{where}: {path} must be predicted, and there is no device to predict it for",
+                    path=where,
+                    hint='give the ranks as a list: [{"device": "t4"}, ...]',
+                )
+        return [device for device in self.devices if device is not None]
+
+
+def device_name(device: DeviceValue | None) -> str:
+    """The name of a device for messages."""
+    if device is None:
+        return "any device"
+    return device if isinstance(device, str) else str(device.get("name", "an unnamed device"))

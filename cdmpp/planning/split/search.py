@@ -1,9 +1,9 @@
-"""The best contiguous stages, by dynamic programming.
+"""Search for the best contiguous stages, by dynamic programming.
 
-Two goals. ``slowest``: the longest stage as short as can be, which is what a long run of micro-batches waits
-for; dynamic programming finds the best (as in PipeDream, SOSP '19, section 3.1, without replication).
-``step``: the time of a whole 1F1B step. There dynamic programming finds the split with the least lower bound,
-and moving its boundaries under the emulator does the rest; few splits are tried in full.
+There are two goals. ``slowest`` minimises the longest stage, which limits the rate of a long run of
+micro-batches; dynamic programming finds the optimum (as in PipeDream, SOSP '19, section 3.1, without
+replication). ``step`` minimises the time of a whole 1F1B step: dynamic programming finds the split with the least
+lower bound, then its boundaries are moved and the splits emulated. Where there are few splits, all are emulated.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import combinations, pairwise
 from math import comb
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from cdmpp.compose.budget import SearchControl
+from cdmpp.compose.request import Answer
 from cdmpp.emulator.emulate import Emulator
 from cdmpp.emulator.evaluate import Floats
 from cdmpp.errors import InfeasibleError
@@ -26,21 +27,21 @@ from cdmpp.planning.split.stages import Split, equal_count, greedy, step_bound_s
 from cdmpp.planning.split.table import LayerTable, Rank
 
 Goal = Literal["slowest", "step"]
-#: Splits up to this number are all simulated, where the goal is the step.
+#: Most splits that are all simulated, for the goal "step".
 FEW = 2000
 
 
 @dataclass(frozen=True)
-class Found:
-    """A split with what is known of it.
+class SplitResult:
+    """The best split of a search.
 
     Attributes
     ----------
     split : Split
     value_s, bound_s : float
-        What was to be made small, and what no contiguous split can go below.
+        The objective, and its lower bound over all contiguous splits.
     steps : int
-        Splits that were simulated.
+        Number of simulated splits.
     """
 
     split: Split
@@ -55,56 +56,56 @@ def split(
     goal: Goal = "slowest",
     *,
     any_order: bool = False,
-    watch: SearchControl | None = None,
+    control: SearchControl | None = None,
     max_steps: int | None = None,
     emulator: Emulator | None = None,
-    answer: Callable[[Found], dict[str, Any]] | None = None,
-) -> Found:
-    """Find the best contiguous split; each rank gets a layer at least.
+    describe: Callable[[SplitResult], Answer] | None = None,
+) -> SplitResult:
+    """Find the best contiguous split; each rank gets at least one layer.
 
     Parameters
     ----------
     table : LayerTable
-        With at least as many layers as there are ranks.
+        At least as many layers as ranks.
     ranks : sequence of Rank
         In the order of the pipeline.
     goal : {"slowest", "step"}
     any_order : bool
-        Whether the ranks may change places.
-    watch : SearchControl, optional
+        Whether the order of the ranks may change.
+    control : SearchControl, optional
     max_steps : int, optional
-        Splits to simulate for the goal "step"; the first four are in any case.
+        Most splits to simulate for the goal "step"; the first four are always simulated.
     emulator : Emulator, optional
-    answer : callable, optional
-        Makes JSON values of what was found so far, for those who watch.
+    describe : callable, optional
+        Makes the plan so far, for progress reports.
 
     Raises
     ------
     InfeasibleError
-        No split fits into the memory; the message says what would.
+        No split fits into the memory; the message has the memory that one needs.
     """
-    watch, emulator = watch or SearchControl(), emulator or Emulator()
+    control, emulator = control or SearchControl(), emulator or Emulator()
     slowest = best_split(table, ranks, any_order, longest)
     if slowest is None:
-        raise _too_little(table, ranks, any_order)
+        raise _infeasible(table, ranks, any_order)
     if goal == "slowest":
-        return Found(slowest, slowest.slowest_s, slowest.slowest_s)
+        return SplitResult(slowest, slowest.slowest_s, slowest.slowest_s)
     least = best_split(table, ranks, any_order, bound)
-    assert least is not None  # it fits where `slowest` does
+    assert least is not None  # the same splits fit
     bound_s = step_bound_s(least)
-    # Always all of these: however small the budget, the answer is no worse than the baselines.
-    seeds = [one for one in (least, slowest, equal_count(table, ranks), greedy(table, ranks)) if one.fits()]
-    values_s = [one.step(emulator).makespan_s for one in seeds]
+    # All of these, whatever the budget: the result is not worse than the baselines.
+    seeds = [s for s in (least, slowest, equal_count(table, ranks), greedy(table, ranks)) if s.fits()]
+    values_s = [seed.step(emulator).makespan_s for seed in seeds]
     best_s, steps = min(values_s), len(seeds)
     best = seeds[values_s.index(best_s)]
     orders = arrangements(ranks) if any_order else [tuple(range(len(ranks)))]
-    few = len(orders) * comb(len(table) - 1, len(ranks) - 1) <= FEW
-    candidates = every(table, ranks, orders) if few else moved(best)
-    while best_s > bound_s and not watch.expired and (max_steps is None or steps < max_steps):
+    exhaustive = len(orders) * comb(len(table) - 1, len(ranks) - 1) <= FEW
+    candidates = every(table, ranks, orders) if exhaustive else moved(best)
+    while best_s > bound_s and not control.expired and (max_steps is None or steps < max_steps):
         candidate = next(candidates, None)
         if candidate is None:
-            if few:
-                bound_s = best_s  # all have been tried
+            if exhaustive:
+                bound_s = best_s  # all were simulated
             break
         if not candidate.fits():
             continue
@@ -112,21 +113,21 @@ def split(
         value_s = candidate.step(emulator).makespan_s
         if value_s < best_s:
             best, best_s = candidate, value_s
-            candidates = candidates if few else moved(best)
-        so_far = Found(best, best_s, bound_s, steps)
-        watch.report(best=best_s, bound=bound_s, answer=partial(answer, so_far) if answer else None)
-    return Found(best, best_s, bound_s, steps)
+            candidates = candidates if exhaustive else moved(best)
+        so_far = SplitResult(best, best_s, bound_s, steps)
+        control.report(best=best_s, bound=bound_s, answer=partial(describe, so_far) if describe else None)
+    return SplitResult(best, best_s, bound_s, steps)
 
 
 def arrangements(ranks: Sequence[Rank]) -> list[tuple[int, ...]]:
-    """The orders of ranks, those that only swap equal ones but once; the first ``FEW`` and one more."""
-    found: list[tuple[int, ...]] = []
+    """The orders of the ranks that differ by more than a swap of equal ones; at most ``FEW`` and one more."""
+    orders: list[tuple[int, ...]] = []
 
     def extend(order: tuple[int, ...]) -> None:
-        if len(found) > FEW:
+        if len(orders) > FEW:
             return
         if len(order) == len(ranks):
-            found.append(order)
+            orders.append(order)
         tried = set()
         for r, rank in enumerate(ranks):
             if r not in order and rank not in tried:
@@ -134,38 +135,38 @@ def arrangements(ranks: Sequence[Rank]) -> list[tuple[int, ...]]:
                 extend((*order, r))
 
     extend(())
-    return found
+    return orders
 
 
 def every(table: LayerTable, ranks: Sequence[Rank], orders: Sequence[tuple[int, ...]]) -> Iterator[Split]:
-    """All contiguous splits for some orders of the ranks, whether they fit or not."""
+    """All contiguous splits for some orders of the ranks, including those that do not fit."""
     for order in orders:
         used = tuple(ranks[r] for r in order)
         for cuts in combinations(range(1, len(table)), len(ranks) - 1):
             yield Split(table, used, order, (0, *cuts, len(table)))
 
 
-def moved(one: Split) -> Iterator[Split]:
-    """Splits with one boundary, or two, a layer further."""
-    single = [(at, by) for at in range(1, len(one.begin) - 1) for by in (-1, 1)]
+def moved(base: Split) -> Iterator[Split]:
+    """Splits in which one or two boundaries are moved by one layer."""
+    single = [(at, by) for at in range(1, len(base.begin) - 1) for by in (-1, 1)]
     moves: list[tuple[tuple[int, int], ...]] = [(move,) for move in single]
     moves += [(a, b) for a, b in combinations(single, 2) if a[0] != b[0]]
     for move in moves:
-        begin = list(one.begin)
+        begin = list(base.begin)
         for at, by in move:
             begin[at] += by
         if all(a < b for a, b in pairwise(begin)):
-            yield Split(one.table, one.ranks, one.order, tuple(begin))
+            yield Split(base.table, base.ranks, base.order, tuple(begin))
 
 
-def _too_little(table: LayerTable, ranks: Sequence[Rank], any_order: bool) -> InfeasibleError:
-    """What to say where no split fits: by how much the memory would have to grow."""
+def _infeasible(table: LayerTable, ranks: Sequence[Rank], any_order: bool) -> InfeasibleError:
+    """The error where no split fits, with the factor by which the memory would have to grow."""
     count = len(ranks)
 
     def weigh(rank: Rank, position: int) -> Floats:
         held = table.all_bytes_held(table.ahead(position, count))
-        there = np.arange(len(table) + 1)
-        return np.where(there[None, :] > there[:, None], held / rank.memory_bytes, np.inf)
+        at = np.arange(len(table) + 1)
+        return np.where(at[None, :] > at[:, None], held / rank.memory_bytes, np.inf)
 
     least = best_split(table, ranks, any_order, larger, weigh)
     assert least is not None
@@ -174,10 +175,10 @@ def _too_little(table: LayerTable, ranks: Sequence[Rank], any_order: bool) -> In
         for s, (needed, rank) in enumerate(zip(least.bytes_held, least.ranks, strict=True))
         if needed > rank.memory_bytes
     ]
-    s, needed, limit = max(over, key=lambda one: one[1] / one[2])
+    s, needed, limit = max(over, key=lambda stage: stage[1] / stage[2])
     return InfeasibleError(
-        f"ranks.{least.order[s]}.memory_bytes: no split fits: the one that comes nearest needs {needed:.12g} "
+        f"ranks.{least.order[s]}.memory_bytes: no split fits: the closest one needs {needed:.12g} "
         f"bytes there, {needed / limit:.4g} times {limit:.12g}",
         path=f"ranks.{least.order[s]}.memory_bytes",
-        hint=f"with {needed / limit:.6g} times the memory on every rank one fits; or use more ranks",
+        hint=f"with {needed / limit:.6g} times the memory on every rank a split fits; or use more ranks",
     )

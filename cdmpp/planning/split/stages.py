@@ -1,4 +1,4 @@
-"""Layers on ranks: the stages of a split, what they cost, and the splits that one would make by hand."""
+"""A split of layers into stages, its costs, and the baseline splits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Split:
     ranks : tuple of Rank
         In the order of the pipeline.
     order : tuple of int
-        Which of the given ranks each of them is.
+        Index of each of them in the given ranks.
     begin : tuple of int, length ranks + 1
         Stage s holds layers ``begin[s]`` to ``begin[s + 1] - 1``.
     """
@@ -43,7 +43,7 @@ class Split:
 
     @property
     def bytes_held(self) -> list[float]:
-        """What each rank holds at most under 1F1B."""
+        """Peak memory of each rank under 1F1B."""
         count = len(self.ranks)
         return [self.table.bytes_held(self.table.ahead(s, count), a, b) for s, (_, a, b) in enumerate(self.runs())]
 
@@ -59,12 +59,12 @@ class Split:
         return emulator.simulate(stages, self.table.micro_batches, transfer_s=cuts)
 
     def runs(self) -> Iterator[tuple[Rank, int, int]]:
-        """Rank, first layer, and the layer behind the last one, of each stage."""
+        """Rank, first layer, and the layer after the last one, of each stage."""
         return zip(self.ranks, self.begin, self.begin[1:], strict=False)
 
 
 def stage_costs(split: Split) -> tuple[dict[int, float], dict[int, float]]:
-    """Costs of the stages for other people's schedule simulators.
+    """Costs of the stages for other schedule simulators.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def stage_costs(split: Split) -> tuple[dict[int, float], dict[int, float]]:
     -------
     fwd_costs, bwd_costs : dict of int to float
         Stage index to seconds of one micro-batch; the stages are numbered as in
-        ``torch.distributed.pipelining``. The backward costs are of the whole backward pass.
+        ``torch.distributed.pipelining``. Backward costs include weight gradients.
     """
     table = split.table
     forward, backward = (
@@ -84,35 +84,35 @@ def stage_costs(split: Split) -> tuple[dict[int, float], dict[int, float]]:
     return forward, backward
 
 
-def step_bound_s(one: Split) -> float:
-    """Seconds that no schedule of a split's whole passes can go below.
+def step_bound_s(split: Split) -> float:
+    """Lower bound of all schedules of a split with whole backward passes.
 
-    As :func:`cdmpp.emulator.bound.lower_bound`: each rank waits for its first micro-batch, has all its passes
-    and still waits for the gradients to go down; and one micro-batch goes up and down.
+    As :func:`cdmpp.emulator.bound.lower_bound`: each rank waits for its first micro-batch, runs all its passes and
+    waits until the gradients have reached stage 0; and one micro-batch passes all stages twice.
     """
-    before = found = 0.0
-    for s, time_s in enumerate(one.stage_s):
-        found = max(found, before + one.table.micro_batches * time_s)
+    before = bound_s = 0.0
+    for s, time_s in enumerate(split.stage_s):
+        bound_s = max(bound_s, before + split.table.micro_batches * time_s)
         before += time_s
-        if s + 2 < len(one.begin):
-            before += 2 * float(one.table.transfer_s[one.begin[s + 1] - 1])
-    return max(found, before)
+        if s + 2 < len(split.begin):
+            before += 2 * float(split.table.transfer_s[split.begin[s + 1] - 1])
+    return max(bound_s, before)
 
 
 def equal_count(table: LayerTable, ranks: Sequence[Rank]) -> Split:
-    """As many layers on each rank."""
+    """Baseline: equal numbers of layers on all ranks."""
     begin = [round(len(table) * s / len(ranks)) for s in range(len(ranks) + 1)]
     return Split(table, tuple(ranks), tuple(range(len(ranks))), tuple(begin))
 
 
 def greedy(table: LayerTable, ranks: Sequence[Rank]) -> Split:
-    """Each rank in turn takes layers until its share of what is left is reached."""
+    """Baseline: each rank in turn takes layers up to its share of the remaining time."""
     begin = [0]
     for s, rank in enumerate(ranks[:-1]):
         share_s = table.time_s(rank.kind, begin[-1], len(table)) / (len(ranks) - s)
         last = begin[-1] + 1
         most = len(table) - (len(ranks) - s - 1)
-        # The layer that crosses the share goes where it leaves less of a difference.
+        # The layer that crosses the share is taken if that leaves a smaller difference.
         while last < most and (
             abs(table.time_s(rank.kind, begin[-1], last + 1) - share_s)
             <= abs(table.time_s(rank.kind, begin[-1], last) - share_s)

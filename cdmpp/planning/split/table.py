@@ -1,4 +1,4 @@
-"""Layers and ranks as arrays: what any run of layers costs on any kind of device."""
+"""Layers and ranks as arrays: time and memory of any run of layers on any kind of device."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from cdmpp.emulator.stages import grid, on_grid
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer: the smallest thing that is not cut.
+    """One layer, which is not cut.
 
     Attributes
     ----------
     forward_s, backward_s : tuple of float
         Seconds of one micro-batch on each kind of device.
     activation_bytes : float
-        Of one micro-batch, between its forward and its backward pass.
+        For one micro-batch, between its forward and its backward pass.
     weight_bytes : float
         Weights, gradients and optimizer states.
     transfer_s : float
-        Seconds that its output takes to another rank, and the gradient back.
+        Seconds to send the output to another rank, and again for its gradient.
     name : str
     """
 
@@ -44,7 +44,7 @@ class Rank:
     Attributes
     ----------
     kind : int
-        Which of the costs of a layer are its.
+        Index into the costs of a layer.
     memory_bytes : float
     """
 
@@ -63,7 +63,7 @@ class LayerTable:
     Attributes
     ----------
     forward_s, backward_s : float64, shape (kinds, n + 1)
-        Sums over the first layers, rounded to a common grid: differences of them are exact.
+        Sums over the first layers, rounded to a common grid so that their differences are exact.
     transfer_s : float64, shape (n,)
     """
 
@@ -92,12 +92,12 @@ class LayerTable:
         return float(both[last] - both[first])
 
     def times_s(self, kind: int) -> Floats:
-        """:meth:`time_s` of all runs, shape (n + 1, n + 1); infinite where there is no layer."""
+        """:meth:`time_s` of all runs, shape (n + 1, n + 1); infinite for runs without a layer."""
         both = self.forward_s[kind] + self.backward_s[kind]
         return np.where(_runs(len(self)), both[None, :] - both[:, None], np.inf)
 
     def bytes_held(self, ahead: int, first: int, last: int) -> float:
-        """What a rank with these layers holds, with the activations of ``ahead`` micro-batches."""
+        """Memory of a rank with these layers and the activations of ``ahead`` micro-batches."""
         held = self._weights[last] - self._weights[first] + ahead * (self._held[last] - self._held[first])
         return float(held)
 
@@ -107,7 +107,7 @@ class LayerTable:
         return both[None, :] - both[:, None]
 
     def ahead(self, rank: int, ranks: int) -> int:
-        """Micro-batches whose activations a rank holds at most under 1F1B."""
+        """Most micro-batches whose activations a rank holds at a time under 1F1B."""
         return min(ranks - rank, self.micro_batches)
 
 
