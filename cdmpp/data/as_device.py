@@ -1,4 +1,4 @@
-"""Measurements that do not say their device, or say it by another name, given one."""
+"""Assign a device to measurements that name none or name it differently."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OF_THE_DEVICE = ("unknown_device", "invalid_device")
 
 
 def as_device(table: MeasurementTable, device: DeviceSpec) -> MeasurementTable:
-    """The same measurements as ones of ``device``, whatever they said; the rules of physics are applied anew.
+    """Assign all measurements to ``device`` and apply the physics rules again.
 
     ``device_name`` stays what the file calls it.
     """
@@ -26,7 +26,7 @@ def as_device(table: MeasurementTable, device: DeviceSpec) -> MeasurementTable:
         table, device=Labels.constant(device.name, rows), device_specs={device.name: device}, unsupported=unsupported
     )
     derived = flag_rows(given)
-    # The measurer's own reasons (unstable) are none of these rules' and stay.
+    # Reasons given by the measuring tool (unstable) are kept: no physics rule produces them.
     own = table.excluded.map(lambda reason: "" if reason in EXCLUDED else reason)
     both = Labels.concat([derived, own])
     first, second = both.codes[:rows], both.codes[rows:]

@@ -1,4 +1,4 @@
-"""From an importer's draft to a checked table: validity of every row, distinct programs, flags."""
+"""Checking of imported rows: validity of every row, distinct programs, flags."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Draft:
-    """What an importer makes of a file: labels per row, and rows by operator (all others are unknown)."""
+    """Output of an importer: labels per row, and row groups by operator; rows in no group are unknown."""
 
     source: str
     op: Labels
@@ -67,7 +67,7 @@ class Draft:
 
 
 def canonical_devices(names: Labels) -> tuple[Labels, Mask]:
-    """Look up each distinct device name; also says which rows' devices are known."""
+    """Look up each distinct device name; also return the mask of rows whose device is known."""
     canonical: dict[str, str] = {}
     known: set[str] = set()
     for name in names.names:
@@ -108,7 +108,7 @@ def assemble(draft: Draft) -> MeasurementTable:
 
 
 def settings_known(backend: Labels, protocol: Labels, framework: Labels) -> Mask:
-    """Rows whose backend, protocol and framework can be asked for."""
+    """Mask of rows whose backend, protocol and framework are supported."""
     allowed = ((backend, BACKENDS), (protocol, PROTOCOLS), (framework, ("", *FRAMEWORKS)))
     good = np.ones(len(backend), dtype=np.bool_)
     for labels, names in allowed:
@@ -129,7 +129,7 @@ def check_groups(groups: Sequence[Group], dtypes: Labels) -> tuple[tuple[Operato
     blocks : tuple of OperatorBlock
         Distinct operators.
     key : int64 array
-        Key of each row's operator; -1 where there is none.
+        Key of each row's operator; -1 for rows without one.
     reason : int32 array
         Code in :data:`REASONS`; ``unknown_operator`` for the rows of no group.
     """

@@ -1,7 +1,7 @@
 """The card of a dataset folder: ``README.md``, made from the data alone.
 
-Every figure is counted in the files; what cannot be counted (faults that the measurer knows of, the command
-that makes the data again) is passed in, or the card says nothing of it.
+Every figure is counted in the files. Known faults and the command that makes the data again cannot be counted:
+the caller passes them in, or the card leaves them out.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _what(table: MeasurementTable, summary: dict[str, Any]) -> str:
         lines.append(f"TVM {', '.join(versions)}.")
     lines.append(
         f"Fingerprint {summary['fingerprint']}; `cdmpp data info` shows the same counts, and docs/data.md "
-        "says what the columns are."
+        "describes the columns."
     )
     return "\n".join(filter(None, lines))
 
@@ -122,11 +122,11 @@ def _devices(table: MeasurementTable, summary: dict[str, Any]) -> str:
     sources = []
     for name in summary["devices"]:
         here = table.device.array() == name
-        one = table.select(here)
+        rows_of_device = table.select(here)
         try:
             spec = table.device_spec(name)
         except UnknownDeviceError:
-            rows.append((name, "not described", "", "", "", "", *_conditions(one)))
+            rows.append((name, "not described", "", "", "", "", *_conditions(rows_of_device)))
             continue
         rows.append(
             (
@@ -136,7 +136,7 @@ def _devices(table: MeasurementTable, summary: dict[str, Any]) -> str:
                 f"{spec.clock_hz / 1e9:.3g} GHz",
                 f"{spec.peak_flops_fp32 / 1e9:,.4g} Gflop/s",
                 f"{spec.mem_bandwidth_bytes_per_s / 1e9:.3g} GB/s",
-                *_conditions(one),
+                *_conditions(rows_of_device),
             )
         )
         sources.append(f"{name}: {spec.source}")
@@ -152,11 +152,11 @@ def _conditions(table: MeasurementTable) -> tuple[str, str, str]:
 
 def _networks(table: MeasurementTable) -> str:
     networks, tasks = networks_of(table), task_of(table)
-    names = sorted({name for found in networks for name in found})
+    names = sorted({name for names_of_row in networks for name in names_of_row})
     good = np.bincount(table.program_key[measured(table) & (table.program_key >= 0)], minlength=table.n_programs)
     rows = []
     for name in names:
-        keys = [key for key, found in enumerate(networks) if name in found]
+        keys = [key for key, names_of_row in enumerate(networks) if name in names_of_row]
         own = sum(networks[key] == {name} for key in keys)
         count = len({tasks[key] for key in keys})
         rows.append((name, f"{count:,}", f"{len(keys):,}", f"{own:,}", f"{int(good[keys].sum()):,}"))
@@ -173,7 +173,7 @@ def _origins(table: MeasurementTable) -> str:
     for origin in sorted(column.used()):
         here = column.is_(origin)
         programs = len(np.unique(table.program_key[here]))
-        rows.append((origin or "(not said)", f"{programs:,}", f"{int((here & good).sum()):,}"))
+        rows.append((origin or "(not given)", f"{programs:,}", f"{int((here & good).sum()):,}"))
     return _markdown(("origin", "programs", "records"), rows)
 
 

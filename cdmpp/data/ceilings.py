@@ -25,7 +25,7 @@ from cdmpp.programs.query_options import FLOOR_S, PROTOCOLS
 Floats = NDArray[np.float64]
 
 #: Arithmetic and traffic are large when they take so many launch floors; a program is small when all it does
-#: is this share of one. (Traffic has less: no board holds what an eager launch at a terabyte a second asks.)
+#: is this share of one. (Traffic has a lower limit: few boards hold the bytes of 20 eager launches.)
 LARGE, LARGE_TRAFFIC, SMALL = 20.0, 8.0, 0.1
 #: Arithmetic decides where it takes this many times as long as the traffic, and traffic where it is this many
 #: times the arithmetic.
@@ -60,14 +60,14 @@ class CeilingWarning:
 def derive_ceilings(table: MeasurementTable, device: str, rows: Mask | None = None) -> Ceilings:
     """Sustained ceilings of one device from its rows.
 
-    Rates: the median of the best fifth of the large programs. Floors: the lower tenth of the smallest
+    Rates: the median of the fastest fifth of the large programs. Floors: the lower tenth of the smallest
     programs' latencies.
 
     Parameters
     ----------
     table : MeasurementTable
     device : str
-        Canonical name; its specification (:meth:`MeasurementTable.device_spec`) says what is large.
+        Canonical name; its specification (:meth:`MeasurementTable.device_spec`) decides which programs are large.
     rows : bool array, optional
         Rows that may be used: pass the training rows where others are for testing.
 
@@ -80,7 +80,7 @@ def derive_ceilings(table: MeasurementTable, device: str, rows: Mask | None = No
     Raises
     ------
     UnknownDeviceError
-        Neither cdmpp nor the table knows the device.
+        The device is neither in the device table nor in ``table``.
     """
     spec = table.device_spec(device).nominal()
     usable = table.trainable & table.device.is_(device) & table.backend.is_("library")
@@ -111,13 +111,13 @@ def derive_ceilings(table: MeasurementTable, device: str, rows: Mask | None = No
         for code in np.unique(protocol[small]):
             field = f"floor_{table.protocol.names[code]}_s"
             least.setdefault(field, []).append(latency[small & (protocol == code)])
-    # Skinny products stream their weights, and a handful of them tells of their kernels, not of the bus.
+    # Skinny products stream their weights; a few of them measure their kernels rather than the memory bus.
     products = np.concatenate(rates.pop(_TRAFFIC["gemm"], [np.zeros(0)]))
     if "bytes_per_s" not in rates and len(products) >= _ENOUGH_PRODUCTS:
         rates["bytes_per_s"] = [products]
-    found = {name: _best(np.concatenate(parts)) for name, parts in rates.items()}
-    found |= {name: float(np.quantile(np.concatenate(parts), 0.1)) for name, parts in least.items()}
-    kept = {k: float(f"{v:.4g}") for k, v in found.items() if v is not None and k in Ceilings.model_fields}
+    rates_of_family = {name: _best(np.concatenate(parts)) for name, parts in rates.items()}
+    rates_of_family |= {name: float(np.quantile(np.concatenate(parts), 0.1)) for name, parts in least.items()}
+    kept = {k: float(f"{v:.4g}") for k, v in rates_of_family.items() if v is not None and k in Ceilings.model_fields}
     return Ceilings.model_validate(kept)
 
 
@@ -139,7 +139,7 @@ def _best(rates: Floats) -> float | None:
 def check_ceilings(ceilings: Ceilings, device: DeviceSpec) -> tuple[Ceilings, list[CeilingWarning]]:
     """Leave out what contradicts the nominal figures.
 
-    A rate above 1.2 times the nominal (convolutions: 2.5 times), or below a twentieth of it, says that the
+    A rate above 1.2 times the nominal (convolutions: 2.5 times), or below a twentieth of it, means that the
     program, the clock or the data sheet was wrong. Where the sheet states no rate for a type there is nothing
     to check.
 
@@ -148,7 +148,7 @@ def check_ceilings(ceilings: Ceilings, device: DeviceSpec) -> tuple[Ceilings, li
     Ceilings
         The believable figures.
     list of CeilingWarning
-        One for each figure that was left out.
+        One for each rejected figure.
     """
     kept, warnings = {}, []
     for name, value in ceilings.figures().items():

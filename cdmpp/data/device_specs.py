@@ -1,9 +1,9 @@
 """Devices that travel with their records: column ``device_spec``, and which figures are used for a name.
 
-A record may bring its device's specification, so that rows of a device that no table knows can be trained on
+A record may carry its device's specification, so that rows of a device outside the device table can be trained on
 and predicted. Three rules keep one name one device:
 
-- A name that :mod:`cdmpp.devices` knows has the figures of that table, whatever the file says: predictions by
+- A name in the table of :mod:`cdmpp.devices` always has the figures of that table: predictions by
   name use them, and a corrected table reaches old records.
 - Specifications of one name agree when kind and every figure that both state are within
   :data:`SAME_DEVICE_FACTOR`: bandwidth that is measured anew with every collection varies by some per cent,
@@ -74,15 +74,15 @@ def resolve(name: str, specs: Mapping[str, DeviceSpec]) -> DeviceSpec:
 
 
 def disagreement(one: DeviceSpec, other: DeviceSpec) -> str:
-    """In what two specifications contradict each other, in words; "" if they may be one device."""
+    """Description of how two specifications contradict each other; "" if they may be one device."""
     if one.kind != other.kind:
         return f"kind is {one.kind} and {other.kind}"
     for field in type(one).model_fields:
-        mine, theirs = getattr(one, field), getattr(other, field)
-        if field in _WORDS or mine is None or theirs is None:
+        value, other_value = getattr(one, field), getattr(other, field)
+        if field in _WORDS or value is None or other_value is None:
             continue
-        if abs(math.log(mine / theirs)) > math.log(SAME_DEVICE_FACTOR):
-            return f"{field} is {mine:.4g} and {theirs:.4g}"
+        if abs(math.log(value / other_value)) > math.log(SAME_DEVICE_FACTOR):
+            return f"{field} is {value:.4g} and {other_value:.4g}"
     return ""
 
 
@@ -109,7 +109,7 @@ def merge_specs(parts: Iterable[Mapping[str, DeviceSpec]]) -> dict[str, DeviceSp
 
 
 def read_specs(device: Labels, texts: Labels) -> tuple[dict[str, DeviceSpec], Mask]:
-    """Specifications that the rows bring.
+    """Specifications carried by the rows.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ def read_specs(device: Labels, texts: Labels) -> tuple[dict[str, DeviceSpec], Ma
     Returns
     -------
     specs : dict of str to DeviceSpec
-        Canonical device name -> specification, also for names that the table knows. It speaks for all rows of
+        Canonical device name -> specification, also for names in the device table. It applies to all rows of
         that name.
     wrong : bool array
         Rows whose text is no specification, or one of another device.
@@ -132,7 +132,7 @@ def read_specs(device: Labels, texts: Labels) -> tuple[dict[str, DeviceSpec], Ma
         As :func:`merge_specs`.
     """
     pairs = sorted({*zip(device.codes.tolist(), texts.codes.tolist(), strict=True)})
-    found: list[Mapping[str, DeviceSpec]] = []
+    parts: list[Mapping[str, DeviceSpec]] = []
     wrong = np.zeros(len(device), dtype=np.bool_)
     for device_code, text_code in pairs:
         name, text = device.names[device_code], texts.names[text_code]
@@ -146,10 +146,10 @@ def read_specs(device: Labels, texts: Labels) -> tuple[dict[str, DeviceSpec], Ma
             continue
         known = _lookup(name)
         if spec.name == name or (known is not None and _lookup(spec.name) is known):
-            found.append({name: spec})
+            parts.append({name: spec})
         else:
             wrong |= rows
-    return merge_specs(found), wrong
+    return merge_specs(parts), wrong
 
 
 def _lookup(name: str) -> DeviceSpec | None:

@@ -1,4 +1,4 @@
-"""What :class:`~cdmpp.programs.operators.OperatorSpec` says of its integer fields, and its checks on arrays.
+"""Integer fields of :class:`~cdmpp.programs.operators.OperatorSpec`, and its checks on arrays.
 
 The models in :mod:`cdmpp.programs.operators` stay the one definition: ranges and defaults are read from
 them, and a test compares :func:`contradictory` with ``spec.check()`` on random sizes of every operator.
@@ -32,7 +32,7 @@ class IntField:
 @cache
 def integer_fields(operator: str) -> tuple[IntField, ...]:
     """The integer fields of ``operator`` in declaration order (those of ``OperatorSpec.sizes()``)."""
-    found = []
+    fields = []
     for name, info in operator_types()[operator].model_fields.items():
         if info.annotation is not int:
             continue
@@ -42,8 +42,8 @@ def integer_fields(operator: str) -> tuple[IntField, ...]:
                 low = int(bound.ge)  # type: ignore[call-overload]
             elif isinstance(bound, annotated_types.Le):
                 high = int(bound.le)  # type: ignore[call-overload]
-        found.append(IntField(name, low, high, None if info.is_required() else int(info.default)))
-    return tuple(found)
+        fields.append(IntField(name, low, high, None if info.is_required() else int(info.default)))
+    return tuple(fields)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""A dataset folder, as ``cdmpp collect`` fills it: which file is where, and whether it is finished.
+"""Layout of a dataset folder that ``cdmpp collect`` writes.
 
 =================== =====================================================================================
 ``records.parquet`` project records (:mod:`cdmpp.data.records`): the data set
@@ -28,7 +28,7 @@ def records_file(path: str | PathLike[str]) -> Path:
     Raises
     ------
     DataError
-        A folder without records; the hint says how to go on where a collection was begun in it.
+        A folder without records; the hint tells how to resume a collection that was started in it.
     """
     place = Path(path)
     if not place.is_dir():
@@ -47,5 +47,5 @@ def records_file(path: str | PathLike[str]) -> Path:
 
 def repeats_file(path: str | PathLike[str]) -> Path | None:
     """The second measurements beside the records, if there are any."""
-    found = records_file(path).with_name(REPEATS)
-    return found if Path(path).is_dir() and found.is_file() else None
+    repeats = records_file(path).with_name(REPEATS)
+    return repeats if Path(path).is_dir() and repeats.is_file() else None

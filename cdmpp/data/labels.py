@@ -15,7 +15,7 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """A column of strings; the empty string stands for "not said".
+    """A column of strings; the empty string stands for "not given".
 
     Attributes
     ----------
@@ -76,7 +76,7 @@ class Labels:
         return Labels(self.codes[rows], self.names)
 
     def counts(self) -> dict[str, int]:
-        """How often each string occurs (those that occur)."""
+        """Number of occurrences of each string that occurs."""
         occurrences = np.bincount(self.codes, minlength=len(self.names))
         return {n: int(c) for n, c in zip(self.names, occurrences, strict=True) if c}
 

@@ -1,4 +1,4 @@
-"""Read any measurement table: project records, or a public table as it lies on disk."""
+"""Reading of any measurement table: project records or a public table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cdmpp.errors import DataError
 
 
 def load_table(path: str | PathLike[str]) -> MeasurementTable:
-    """Read a table, told by its columns.
+    """Read a table; its columns decide the format.
 
     Parameters
     ----------
@@ -69,11 +69,11 @@ def detect(columns: Collection[str]) -> Importer | None:
 
 
 def _unknown(path: Path, columns: list[str]) -> DataError:
-    found = ", ".join(columns[:40]) + (", ..." if len(columns) > 40 else "")
+    shown = ", ".join(columns[:40]) + (", ..." if len(columns) > 40 else "")
     nearest = min(IMPORTERS, key=lambda i: len(i.lacking(columns)) + len(i.lacks & set(columns)))
     lacking = ", ".join(sorted(nearest.lacking(columns)))
     return DataError(
-        f"{path}: no known table has these columns: {found}",
+        f"{path}: no known table has these columns: {shown}",
         hint=f"known: project records, program with latency_us, {', '.join(i.name for i in IMPORTERS)}; "
         + (f"nearest is {nearest.name}, which also needs {lacking}" if lacking else "see docs/data.md"),
     )

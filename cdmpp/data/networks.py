@@ -33,7 +33,7 @@ def without_sizes(name: str) -> str:
 
 
 def task_of(table: MeasurementTable) -> list[str]:
-    """What is never divided, by program key: a task, or a program of no task."""
+    """Unit of the split for each program key: a task, or a program without a task."""
     names = list(table.program_hashes)
     first = table.tvm.first_key
     names[first:] = [task or name for task, name in zip(table.tvm.tasks, names[first:], strict=True)]
@@ -46,12 +46,12 @@ def networks_of(table: MeasurementTable) -> list[frozenset[str]]:
     if column is None:
         return [frozenset()] * table.n_programs
     unit = task_of(table)
-    found: defaultdict[str, set[str]] = defaultdict(set)
+    networks: defaultdict[str, set[str]] = defaultdict(set)
     named = np.flatnonzero(table.program_key >= 0)
     pairs = np.unique(np.stack([table.program_key[named], column.codes[named]], axis=1), axis=0)
     for key, label in pairs.tolist():
-        found[unit[key]].update(split_names(column.names[label]))
-    return [frozenset(found[name]) for name in unit]
+        networks[unit[key]].update(split_names(column.names[label]))
+    return [frozenset(networks[name]) for name in unit]
 
 
 def network_parts(

@@ -30,7 +30,7 @@ def count_duplicates(table: MeasurementTable) -> int:
 
 
 def query_keys(table: MeasurementTable, rows: NDArray[np.int64]) -> list[Key]:
-    """What was measured, and how: program hash, device, backend, protocol, framework of each of the rows."""
+    """Identity of each row: program hash, device, backend, protocol, framework."""
     hashes = (*table.program_hashes, "")  # -1, no program, is the last one
     program = [hashes[key] for key in table.program_key[rows].tolist()]
     columns: list[Labels] = [table.device, table.backend, table.protocol, table.framework]

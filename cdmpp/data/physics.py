@@ -26,7 +26,7 @@ Float64 = NDArray[np.float64]
 #: Rules by which a row is kept, but left out of training. The constants are chosen from the real tables;
 #: docs/data.md has the distribution and the counts.
 EXCLUDED = {
-    "failed": "the program could not be built or run; column failure says why",
+    "failed": "the program could not be built or run; column failure has the reason",
     "no_latency": "the row has no latency, or it is not a number",
     "latency_not_positive": "the latency is zero or negative",
     "too_slow": "slower than 300 x its roofline + 10 ms, or over 5 s and slower than 20 x its roofline",

@@ -1,6 +1,6 @@
 """A pool of programs to choose from: what a model was trained on, in some thousand operator texts.
 
-A model folder carries one (:data:`POOL`), so that ``cdmpp select`` knows what is typical without the training
+A model folder carries one (:data:`POOL`), so that ``cdmpp select`` has typical programs without the training
 data.
 """
 
@@ -101,10 +101,10 @@ def read_pool(path: Path) -> list[OperatorSpec]:
     """
     if path.is_dir() and (path / POOL).is_file():
         path = path / POOL
-    found = _from_json(path) or _from_lines(path) or _from_table(path)
-    if not found:
+    operators = _from_json(path) or _from_lines(path) or _from_table(path)
+    if not operators:
         raise DataError(f"{path} holds no operators", hint="programs are operators such as linear:m=1,n=2,k=3")
-    return list({spec.hash(): spec for spec in found}.values())
+    return list({spec.hash(): spec for spec in operators}.values())
 
 
 def _from_json(path: Path) -> list[OperatorSpec]:
@@ -132,13 +132,13 @@ def _from_lines(path: Path) -> list[OperatorSpec]:
 
 
 def _parsed(path: Path, texts: Iterable[tuple[int, str]], what: str) -> list[OperatorSpec]:
-    found = []
+    operators = []
     for number, text in texts:
         try:
-            found.append(read_program(text))
+            operators.append(read_program(text))
         except CdmppError as error:
             raise DataError(f"{path}, {what} {number}: {error.message}", hint=error.hint) from None
-    return found
+    return operators
 
 
 def _from_table(path: Path) -> list[OperatorSpec]:

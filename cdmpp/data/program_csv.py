@@ -1,4 +1,4 @@
-"""Measurements of one's own: a table with a column ``program`` and a latency, whatever tool it comes from.
+"""User measurements: a table with a column ``program`` and a latency, from any tool.
 
 ``cdmpp select`` writes such a CSV with the latencies left empty. What cannot be read is an error that names
 the rows, not a row passed over: whoever typed forty figures wants to know of the one that is wrong.
@@ -57,10 +57,10 @@ def read_program_csv(path: Path) -> MeasurementTable:
     _complain(path, program, _unreadable, "program")
     settings = {}
     for name, (allowed, default) in _SETTINGS.items():
-        told = raw.labels(name).map(str.strip)
-        told = Labels(told.codes, tuple(cell or default for cell in told.names))
-        _complain(path, told, _not_one_of(allowed), name)
-        settings[name] = told
+        given = raw.labels(name).map(str.strip)
+        given = Labels(given.codes, tuple(cell or default for cell in given.names))
+        _complain(path, given, _not_one_of(allowed), name)
+        settings[name] = given
     rows = len(raw)
     columns = {
         "program": program,
@@ -75,28 +75,26 @@ def read_program_csv(path: Path) -> MeasurementTable:
 
 def _latency_s(raw: RawTable) -> Float64:
     """Seconds, NaN where a cell is empty, from the one column that holds figures."""
-    found: dict[str, Float64] = {}
+    columns_s: dict[str, Float64] = {}
     for name, per_second in LATENCY_UNITS.items():
         if name not in raw.columns:
             continue
         values = raw.floats(name) / per_second
-        told = ~raw.labels(name).map(str.strip).is_("")
+        given = ~raw.labels(name).map(str.strip).is_("")
         with np.errstate(invalid="ignore"):
-            wrong = np.flatnonzero(told & ~(np.isfinite(values) & (values > 0)))
+            wrong = np.flatnonzero(given & ~(np.isfinite(values) & (values > 0)))
         if len(wrong):
             cells = raw.labels(name)
             raise DataError(
-                f"{raw.path}: {name} {cells[int(wrong[0])]!r} is no time {_at(wrong)}",
+                f"{raw.path}: {name} {cells[int(wrong[0])]!r} is not a latency {_at(wrong)}",
                 hint="positive numbers, or an empty cell where nothing was measured",
             )
-        if told.any():
-            found[name] = values
-    if len(found) != 1:
-        raise DataError(
-            f"{raw.path}: " + (f"{' and '.join(found)} both hold latencies" if found else "no row has a latency"),
-            hint="fill one of the columns " + ", ".join(LATENCY_UNITS),
-        )
-    return next(iter(found.values()))
+        if given.any():
+            columns_s[name] = values
+    if len(columns_s) != 1:
+        problem = f"{' and '.join(columns_s)} both hold latencies" if columns_s else "no row has a latency"
+        raise DataError(f"{raw.path}: {problem}", hint="fill one of the columns " + ", ".join(LATENCY_UNITS))
+    return next(iter(columns_s.values()))
 
 
 def _complain(path: Path, cells: Labels, problem: Callable[[str], CdmppError | None], column: str) -> None:

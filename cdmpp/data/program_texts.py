@@ -1,4 +1,4 @@
-"""From the program texts of records to blocks of operators and TVM programs."""
+"""Parsing of the program texts of records into operator blocks and TVM programs."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def _tvm_programs(
     """Number the TVM programs by their hash; rows without text or hash keep their reason."""
     hashes, tasks = raw.labels("program_hash"), raw.labels("task")
     index: dict[str, int] = {}
-    found: list[tuple[str, str]] = []
+    pairs: list[tuple[str, str]] = []
     numbers = []
     for row in rows.tolist():
         digest, text = hashes[row], texts[row]
@@ -149,11 +149,11 @@ def _tvm_programs(
             numbers.append(-1)
             continue
         number = index.setdefault(digest, len(index))
-        if number == len(found):
-            found.append((text, tasks[row]))
+        if number == len(pairs):
+            pairs.append((text, tasks[row]))
         numbers.append(number)
     numbered = np.array(numbers, dtype=np.int64)
     good = rows[numbered >= 0]
     key[good] = first_key + numbered[numbered >= 0]
     reason[good] = 0
-    return TvmPrograms(first_key, tuple(index), tuple(t for t, _ in found), tuple(t for _, t in found))
+    return TvmPrograms(first_key, tuple(index), tuple(t for t, _ in pairs), tuple(t for _, t in pairs))

@@ -28,7 +28,7 @@ _SUFFIXES = (".parquet", ".csv", ".csv.gz")
 
 @dataclass(frozen=True)
 class PublicTable:
-    """One file of a folder of public data, and the importer that knows it."""
+    """One file of a folder of public data, and its importer."""
 
     path: Path
     importer: Importer
@@ -59,8 +59,8 @@ def public_data_dir(option: str | PathLike[str] | None = None) -> Path:
 
 
 def list_public_tables(folder: str | PathLike[str]) -> list[PublicTable]:
-    """The operator tables in a folder, told by their columns; other files are passed over."""
-    found = []
+    """The operator tables in a folder, recognised by their columns; other files are skipped."""
+    tables = []
     for path in sorted(Path(folder).iterdir()):
         if not path.is_file() or not path.name.endswith(_SUFFIXES):
             continue
@@ -70,8 +70,8 @@ def list_public_tables(folder: str | PathLike[str]) -> list[PublicTable]:
             logger.warning("passed over: %s", error)
             continue
         if importer is not None:
-            found.append(PublicTable(path, importer))
-    return found
+            tables.append(PublicTable(path, importer))
+    return tables
 
 
 def find_public_tables(
@@ -84,7 +84,7 @@ def find_public_tables(
     folder : path, optional
         As :func:`public_data_dir`.
     sources : collection of str, optional
-        Names of importers; all of them unless said.
+        Names of importers; default: all.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Tables as they lie on disk (Parquet, CSV, gzipped CSV), and their columns as arrays."""
+"""Raw tables on disk (Parquet, CSV, gzipped CSV) and their columns as arrays."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class IntColumn:
 
 @dataclass(frozen=True)
 class RawTable:
-    """Columns of one file, converted when asked for."""
+    """Columns of one file, converted on access."""
 
     table: Any  # pyarrow.Table
     path: Path
@@ -91,7 +91,7 @@ class RawTable:
         return np.array([*map(_number, names), math.nan], dtype=np.float64)[codes]
 
     def latency_s(self) -> NDArray[np.float64]:
-        """Seconds from ``latency_us``, ``latency_ms`` or ``latency_s``; NaN where there is none."""
+        """Seconds from ``latency_us``, ``latency_ms`` or ``latency_s``; NaN for missing values."""
         for name, per_second in LATENCY_UNITS.items():
             if name in self.columns:
                 return self.floats(name) / per_second

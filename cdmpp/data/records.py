@@ -46,7 +46,7 @@ COLUMNS: dict[str, tuple[Any, str, str]] = {
     "program": (pa.dictionary(pa.int32(), pa.large_string()), "the program itself", ""),
     "task": (_TEXT, "workload that a scheduled program belongs to; empty if none", ""),
     "device": (_TEXT, "canonical device name", ""),
-    "device_spec": (_TEXT, "JSON of the device's specification, for devices of one's own; empty if none", ""),
+    "device_spec": (_TEXT, "JSON of the device's specification, where the table has none", ""),
     "backend": (_TEXT, "library or tvm", ""),
     "protocol": (_TEXT, "kernel, graph or eager", ""),
     "framework": (_TEXT, "who launched it; empty if not known", ""),
@@ -67,7 +67,7 @@ NEEDED = frozenset({"program_hash", "program_kind", "program", "device", "backen
 
 @dataclass(frozen=True)
 class Measurement:
-    """One measurement, for those who measure.
+    """One measurement, as measuring tools write it.
 
     Attributes
     ----------
@@ -76,11 +76,11 @@ class Measurement:
     device : str
         Name of the device.
     latency_s : float or None
-        Seconds; None where there is none.
+        Seconds; None if the measurement failed.
     repeats_s : tuple of float
         Raw repeats in seconds.
     device_spec : DeviceSpec or None
-        What the device is; needed where :mod:`cdmpp.devices` does not know its name. It bears that name.
+        Specification of the device, required if its name is not in :mod:`cdmpp.devices`; its name equals ``device``.
     failure : str
         Why the program could not be built or run, "" if it ran; a failed one has no latency.
     provenance : mapping of str to str
@@ -292,16 +292,16 @@ def _stored_reasons(raw: RawTable, reason: Any, key: Int64) -> Any:
     """Rows without a program keep the reason for which the importer gave it up, if it is a known one."""
     stored = raw.labels("unsupported_reason")
     codes = np.array([CODE.get(n, 0) if n in UNSUPPORTED else 0 for n in stored.names], dtype=np.int32)
-    told = codes[stored.codes] if len(raw) else codes[:0]
-    return np.where((key < 0) & (told > 0), told, reason).astype(np.int32)
+    stored_codes = codes[stored.codes] if len(raw) else codes[:0]
+    return np.where((key < 0) & (stored_codes > 0), stored_codes, reason).astype(np.int32)
 
 
 def _merge_flags(stored: Labels, derived: Labels) -> Labels:
-    """Rules are applied again; reasons that are no rule of ours (the measurer's own) are kept."""
+    """Apply the rules again; keep stored reasons that come from the measuring tool."""
     both = Labels.concat([derived, stored.map(lambda r: "" if r in EXCLUDED else r)])
-    mine, theirs = both.codes[: len(derived)], both.codes[len(derived) :]
-    own = np.array([n == "" for n in both.names], dtype=np.bool_)
-    return Labels(np.where(own[mine], theirs, mine).astype(np.int32), both.names)
+    derived_codes, stored_codes = both.codes[: len(derived)], both.codes[len(derived) :]
+    empty = np.array([n == "" for n in both.names], dtype=np.bool_)
+    return Labels(np.where(empty[derived_codes], stored_codes, derived_codes).astype(np.int32), both.names)
 
 
 def _filter(raw: RawTable) -> Any:

@@ -1,10 +1,10 @@
 """Splits shipped as data: ``splits.parquet`` beside the records.
 
-One row says into which part of one split one program or one device falls:
+One row assigns one program or one device to a part of one split:
 
 =========== =============================================================================================
 ``split``   ``task``, ``network``, or ``device:NAME``
-``unit``    ``program`` or ``device``: what the row speaks of
+``unit``    ``program`` or ``device``: kind of ``key``
 ``key``     program hash, or device name
 ``part``    ``train``, ``validation``, ``test``, or ``unused``
 ``task``    task of a program (its hash), "" for a program of none and for devices
@@ -116,7 +116,7 @@ class Splits:
                 )
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """How many programs, or devices, each part of each split has."""
+        """Number of programs or devices in each part of each split."""
         every = {**self.programs, **self.devices}
         return {
             split: {name: sum(p == part for p in parts.values()) for name, part in _PARTS.items()}
@@ -213,18 +213,18 @@ def read_splits(path: str | PathLike[str]) -> Splits:
     lacking = sorted(set(_COLUMNS) - set(arrow.column_names))
     if lacking:
         raise DataError(f"{path}: splits lack {', '.join(lacking)}", hint="cdmpp data split DIR makes them")
-    found: dict[str, dict[str, dict[str, int]]] = {"program": {}, "device": {}}
+    parts: dict[str, dict[str, dict[str, int]]] = {"program": {}, "device": {}}
     tasks: dict[str, str] = {}
     networks: dict[str, str] = {}
     for split, unit, key, part, task, names in zip(*(arrow.column(name).to_pylist() for name in _COLUMNS), strict=True):
-        if unit not in found or part not in _PARTS:
+        if unit not in parts or part not in _PARTS:
             raise DataError(f"{path}: unknown unit {unit!r} or part {part!r}", hint="cdmpp data split DIR")
-        if found[unit].setdefault(split, {}).setdefault(key, _PARTS[part]) != _PARTS[part]:
+        if parts[unit].setdefault(split, {}).setdefault(key, _PARTS[part]) != _PARTS[part]:
             raise DataError(f"{path}: {unit} {key} is in two parts of split {split}", hint="cdmpp data split DIR")
         if unit == "program":
             networks[key] = names
             if task:
                 tasks[key] = task
-    splits = Splits(found["program"], found["device"], tasks, networks, about)
+    splits = Splits(parts["program"], parts["device"], tasks, networks, about)
     splits.check()
     return splits

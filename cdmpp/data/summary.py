@@ -1,4 +1,4 @@
-"""What a table holds: the figures of ``cdmpp data info``, and its fingerprint."""
+"""Summary of a table for ``cdmpp data info``, and its fingerprint."""
 
 from __future__ import annotations
 

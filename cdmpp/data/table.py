@@ -27,13 +27,13 @@ Float64: TypeAlias = NDArray[np.float64]
 #: Why a row cannot be predicted; the code stands in ``MeasurementTable.unsupported``.
 UNSUPPORTED = {
     "unknown_operator": "the operator is not one of cdmpp.programs.operator_types()",
-    "unknown_dtype": "the element type is none of float32, float16, bfloat16, int8",
+    "unknown_dtype": "the element type is not one of float32, float16, bfloat16, int8",
     "missing_size": "a size that the operator needs is null or its column is absent",
     "invalid_size": "a size is not a whole number or out of its range",
     "contradictory_sizes": "the sizes contradict each other (groups, heads, kernel size) or are absurd",
     "unknown_device": "the device is not in cdmpp.devices, and the record brings no specification",
     "invalid_device": "the record's device specification cannot be read, or is one of another device",
-    "unknown_setting": "backend, protocol or framework is not one that cdmpp knows",
+    "unknown_setting": "backend, protocol or framework is not supported by cdmpp",
     "missing_program": "the record has no program text, or one that cannot be read",
 }
 
@@ -65,7 +65,7 @@ class OperatorBlock:
 
     @property
     def group(self) -> tuple[Any, ...]:
-        """What the block shares, as a dictionary key."""
+        """Properties that all operators of the block share, as a dictionary key."""
         return (self.operator, self.dtype, *sorted(self.flags.items()))
 
     def fields(self, position: int) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class MeasurementTable:
         Each distinct operator once. ``row_index`` holds program keys, consecutive and ascending over the
         blocks; :attr:`tvm` programs follow.
     program_key : int64 array
-        Program of each row; -1 where the row has none (then :attr:`unsupported` says why).
+        Program of each row; -1 for rows without one (:attr:`unsupported` has the reason).
     latency_s : float64 array
         Seconds; NaN where none was given.
     device : Labels
@@ -167,7 +167,7 @@ class MeasurementTable:
 
     @property
     def n_programs(self) -> int:
-        """How many distinct programs there are (keys are below it)."""
+        """Number of distinct programs; keys are smaller."""
         return sum(map(len, self.programs)) + len(self.tvm.hashes)
 
     @property
@@ -208,8 +208,8 @@ class MeasurementTable:
             low, high = np.searchsorted(keys, first), np.searchsorted(keys, last, side="right")
             rows = np.sort(order[low:high])
             if len(rows):
-                found = block.take(self.program_key[rows] - first)
-                blocks.append(replace(found, row_index=rows))
+                selected = block.take(self.program_key[rows] - first)
+                blocks.append(replace(selected, row_index=rows))
         return tuple(blocks)
 
     @cached_property

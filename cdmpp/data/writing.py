@@ -22,7 +22,7 @@ def replacing(path: str | PathLike[str]) -> Iterator[Path]:
     Raises
     ------
     DataError
-        It cannot be written; whatever was at ``path`` is still there. A full disk is told as such.
+        The file cannot be written; a previous file at ``path`` is kept. The hint names a full disk.
     """
     target = Path(path)
     aside = target.with_name(f".{target.name}.{os.getpid()}.part")

@@ -1,4 +1,4 @@
-"""Device specifications: one table, lookup by name, files of one's own, and the encoding for the model."""
+"""Device specifications: device table, lookup by name, specification files, and the encoding for the model."""
 
 from __future__ import annotations
 

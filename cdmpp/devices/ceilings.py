@@ -72,8 +72,8 @@ class Ceilings(BaseModel):
 
     def figures(self) -> dict[str, float]:
         """The figures that there are, by field."""
-        found: dict[str, float] = self.model_dump(exclude={"source"}, exclude_none=True)
-        return found
+        rates: dict[str, float] = self.model_dump(exclude={"source"}, exclude_none=True)
+        return rates
 
 
 def flops_field(family: str, dtype: str) -> str:

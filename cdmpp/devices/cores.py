@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-#: Lanes where the core's own figure is not known, by instruction set; AVX-512 cannot be told that way.
+#: Lanes by instruction set, for cores that are not in the table; AVX-512 does not determine them.
 USUAL_LANES: Final = {"sse4.2": 4, "avx2": 16, "neon": 8}
 #: Flags (Linux names) that an instruction set needs.
 NEEDED_FLAGS: Final = {

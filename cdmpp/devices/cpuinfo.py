@@ -1,4 +1,4 @@
-"""What the operating system says of the CPU. Nothing is guessed: what it does not say is None."""
+"""CPU properties reported by the operating system. Nothing is guessed: a property that is not reported is None."""
 
 from __future__ import annotations
 
@@ -106,13 +106,13 @@ def read_macos() -> CpuInfo:
 
 def _blocks(text: str) -> list[dict[str, str]]:
     """The paragraphs of ``/proc/cpuinfo`` that describe a core."""
-    found = []
+    result = []
     for paragraph in re.split(r"\n\s*\n", text):
         pairs = (line.split(":", 1) for line in paragraph.splitlines() if ":" in line)
         block = {key.strip(): value.strip() for key, value in pairs}
         if block.get("processor", "").isdigit():
-            found.append(block)
-    return found
+            result.append(block)
+    return result
 
 
 def _kind(block: dict[str, str]) -> tuple[str, str, int | None, int | None, int | None]:
@@ -184,7 +184,7 @@ def _is_number(text: str) -> bool:
 def _sysctl(name: str) -> str:
     try:
         command = ["sysctl", "-n", name]
-        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return found.stdout.strip() if found.returncode == 0 else ""
+    return result.stdout.strip() if result.returncode == 0 else ""

@@ -106,7 +106,7 @@ def encode_devices(specs: Iterable[DeviceSpec]) -> NDArray[np.float32]:
 
 
 def encoding_schema() -> dict[str, Any]:
-    """What defines the encoding, for the schema hash of an artifact."""
+    """Definition of the encoding, for the schema hash of an artifact."""
     return {
         "version": DEVICE_ENCODING_VERSION,
         "clip": [CLIP_LOW, CLIP_HIGH],

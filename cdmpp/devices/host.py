@@ -1,7 +1,7 @@
 """The specification of this machine's CPU with a fixed number of threads and one instruction set.
 
 Found out: cores, clock and cache from the operating system; lanes from the core's kind
-(:mod:`cdmpp.devices.cores`). Measured: memory bandwidth. ``source`` of the result says which is which.
+(:mod:`cdmpp.devices.cores`). Memory bandwidth is measured. ``source`` of the result states the origin of each figure.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def host_device(
 
 
 def describe(info: CpuInfo, threads: int, isa: str) -> dict[str, object]:
-    """Fields of the specification, all but the bandwidth, from what the operating system says."""
+    """Fields of the specification except the bandwidth, from the operating system's report."""
     lacking = [flag for flag in NEEDED_FLAGS[isa] if flag not in info.flags]
     if lacking:
         raise InvalidDeviceError(
@@ -119,7 +119,7 @@ def _lanes(info: CpuInfo, core: Core | None, isa: str) -> tuple[int, str]:
 
 
 def _slug(info: CpuInfo, core: Core | None) -> str:
-    """By the model number where the CPU tells one, else by its microarchitecture, else what there is."""
+    """Name by model number if the CPU reports one, otherwise by microarchitecture."""
     plain = "-".join(re.findall(r"[a-z0-9]+", _NOISE.sub(" ", info.model_name).casefold()))
     if re.search(r"[0-9]", plain):
         return plain

@@ -1,4 +1,4 @@
-"""Devices of one's own: a specification as a mapping, a JSON file or a TOML file."""
+"""User-defined devices: a specification as a mapping, a JSON file or a TOML file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looking a device up by name.
+"""Lookup of devices by name.
 
 Names are compared without case, punctuation and the vendors' brand words, so ``"NVIDIA GeForce RTX
 3090"``, ``rtx3090`` and ``RTX-3090`` are one. A family name that several boards share (``a100``,
@@ -88,9 +88,9 @@ def lookup(name: str) -> DeviceSpec:
     >>> lookup("Tesla T4").name
     't4'
     """
-    found = _index().get(normalise(name[:200]))
-    if found is not None:
-        return table()[found]
+    spec = _index().get(normalise(name[:200]))
+    if spec is not None:
+        return table()[spec]
     shown = name if len(name) <= 80 else name[:77] + "..."
     boards = family(name[:200])
     if boards:

@@ -1,4 +1,4 @@
-"""DeviceSpec: what the model knows about a device, in base units.
+"""``DeviceSpec``: properties of a device that the model uses, in base units.
 
 A specification holds nominal figures (boost clocks, dense rates), so a device that nobody has timed can be
 described by its data sheet. The one figure that may be measured is a CPU's memory bandwidth

@@ -1,4 +1,4 @@
-"""What a device is expected to sustain of its nominal rates, relative to what is typical.
+"""Expected sustained share of a device's nominal rates, relative to a typical device.
 
 Two sources. Where ceilings were measured (``DeviceSpec.sustained``): they over the nominal rate, over the
 share that is typical of known devices. 1 stands for a device that keeps as much of its nominal rate as most

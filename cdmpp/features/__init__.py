@@ -1,1 +1,1 @@
-"""From TVM JSON to the compact AST, leaf vectors and batches (numpy only)."""
+"""Features of tensor programs: TVM JSON to the compact AST and its leaf vectors (numpy only)."""

@@ -1,4 +1,4 @@
-"""Where the accesses of a scheduled program go: byte steps of loops, cache lines, cache sets, pages.
+"""Memory addresses of a scheduled program's accesses: byte strides of loops, cache lines, cache sets, pages.
 
 Capacity is not all there is to a cache. Rows whose distance is a power of two share a few of its sets: a
 column of a 1024 x 1024 matrix, 64 KB of lines, does not fit a cache of 2 MB twice over. So the lines of an
@@ -23,7 +23,7 @@ SETS = PAGE_BYTES // LINE_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """How a buffer lies in memory.
+    """Memory layout of a buffer.
 
     Attributes
     ----------
@@ -48,12 +48,12 @@ def places(ast: CompactAST) -> dict[int, Place]:
             key = id(access.buffer)
             uses.setdefault(key, []).append(access)
             shared[key] = _common(shared[key], leaf.path) if key in shared else leaf.path
-    found = {}
+    moves = {}
     for key, accesses in uses.items():
         fixed = frozenset(shared[key])
         spans = [_spans(ast, access, fixed) for access in accesses]
-        found[key] = Place(tuple(max(sizes) for sizes in zip(*spans, strict=False)), fixed)
-    return found
+        moves[key] = Place(tuple(max(sizes) for sizes in zip(*spans, strict=False)), fixed)
+    return moves
 
 
 def _common(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
@@ -79,7 +79,7 @@ def _spans(ast: CompactAST, access: Access, fixed: frozenset[int]) -> list[float
 
 @dataclass(slots=True)
 class Moves:
-    """How the loops of a leaf move one of its accesses.
+    """Byte strides of one access along the loops of its leaf.
 
     Attributes
     ----------

@@ -50,7 +50,7 @@ class Linear:
         Smallest and largest value while the loops run.
     steps
         Loop (by its position in the program's loop table) -> change per iteration. A key's presence
-        says that the expression depends on that loop, whatever the extents.
+        means that the expression depends on that loop, whatever the extents.
     indirect
         The expression loads from memory: its values are not known before the run.
     """

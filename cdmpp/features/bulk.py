@@ -166,17 +166,17 @@ class FeatureQueries:
                 _code("protocol", part.protocol, PROTOCOLS),
                 -1 if part.framework is None else _code("framework", part.framework, FRAMEWORKS),
             )
-        each = np.repeat(codes, counts, axis=0)
+        repeated = np.repeat(codes, counts, axis=0)
         made = cls(
             leaves=leaves,
-            leaf_count=each[:, 0],
+            leaf_count=repeated[:, 0],
             positions=positions,
             totals=totals,
-            kind=each[:, 1],
-            device=each[:, 2],
-            backend=each[:, 3].astype(np.int8),
-            protocol=each[:, 4].astype(np.int8),
-            framework=each[:, 5].astype(np.int8),
+            kind=repeated[:, 1],
+            device=repeated[:, 2],
+            backend=repeated[:, 3].astype(np.int8),
+            protocol=repeated[:, 4].astype(np.int8),
+            framework=repeated[:, 5].astype(np.int8),
             kinds=tuple(kinds),
             devices=tuple(listed),
             quantiles=tuple(map(float, quantiles)),
@@ -225,7 +225,7 @@ class FeatureQueries:
             raise DataError(f"quantiles: 1 to {MAX_QUANTILES} levels between 0 and 1 are needed")
 
     def to_bytes(self) -> bytes:
-        """As safetensors: the arrays, and in the metadata what they refer to."""
+        """Serialise as safetensors; names and devices go into the metadata."""
         return write(
             {name: getattr(self, name) for name in _ROWS},
             _ROWS,
@@ -248,7 +248,7 @@ class FeatureQueries:
         DataError
             Not such bytes, of another version of the features, or a value that cannot be.
         InvalidDeviceError
-            A specification among the devices is none.
+            A device specification is invalid.
         """
         tensors, metadata = read(body, _ROWS)
         expect_format(metadata, QUESTIONS_FORMAT)

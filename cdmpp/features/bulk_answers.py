@@ -90,7 +90,7 @@ class FeatureAnswers:
         return replace(self, **{name: getattr(self, name)[rows] for name in _FIGURES})
 
     def to_bytes(self) -> bytes:
-        """As safetensors."""
+        """Serialise as safetensors."""
         return write(
             {name: getattr(self, name) for name in _FIGURES},
             _FIGURES,

@@ -1,4 +1,4 @@
-"""What a compiler makes of a scheduled leaf, in counts: vector instructions, cache lines, calls, branches.
+"""Counts of what a compiler makes of a scheduled leaf: vector instructions, cache lines, calls, branches.
 
 Estimates for LLVM behind TVM, found by reading measured programs: small inner loops are unrolled; a loop
 along which the store is contiguous is vectorised, by the schedule or by the compiler; a loop that neither the
@@ -97,11 +97,11 @@ _ARITHMETIC = (
 
 def contiguous_loops(ast: CompactAST, where: dict[int, Place]) -> set[int]:
     """Loops along which some leaf stores neighbours: what the compiler vectorises."""
-    found: set[int] = set()
+    counts: set[int] = set()
     for leaf in ast.leaves:
         store = moves(leaf.store, where, {p: float(ast.loops[p].extent) for p in leaf.path})
-        found |= {loop for loop, step in store.steps.items() if step == store.width}
-    return found
+        counts |= {loop for loop, step in store.steps.items() if step == store.width}
+    return counts
 
 
 class CompiledLeaf:
@@ -178,7 +178,7 @@ class CompiledLeaf:
         return body
 
     def _vectorised(self, contiguous: set[int]) -> tuple[int | None, bool]:
-        """The loop whose iterations share a vector, if any, and whether the schedule says so."""
+        """The loop whose iterations share a vector, if any, and whether the schedule vectorises it explicitly."""
         split = set().union(*(m.splits for m in self.moves))
         scheduled = [p for p in self.body if self.kind[p] == "vectorized" and p not in split]
         if scheduled and not self.leaf.predicated > 0:  # a condition in it has TVM write a loop in its place
@@ -189,7 +189,7 @@ class CompiledLeaf:
             candidates.append(self.path[after])
         store = self.moves[0]
         scalar = not self.leaf.store.buffer.is_parameter
-        found = [
+        counts = [
             p
             for p in candidates
             if p in self.needed
@@ -197,7 +197,7 @@ class CompiledLeaf:
             and p not in split
             and (store.steps.get(p) == store.width or (scalar and p in contiguous and p not in store.steps))
         ]
-        return max(found, key=self.extent.__getitem__, default=None), False
+        return max(counts, key=self.extent.__getitem__, default=None), False
 
     def _repeated(self) -> tuple[float, float, float, float]:
         """Iterations that compute the same again: how many of them the compiler saves, the iterations
@@ -218,8 +218,8 @@ class CompiledLeaf:
     # -- counts -------------------------------------------------------------------------------------------
     def values(self) -> tuple[list[float], list[float]]:
         """The columns :data:`MAGNITUDES` (as they are, not their logarithms) and :data:`FLAGS`."""
-        found = self._work() | self._traffic() | self._loops() | self._layout()
-        return [float(found[name]) for name in MAGNITUDES], [float(found[name]) for name in FLAGS]
+        counts = self._work() | self._traffic() | self._loops() | self._layout()
+        return [float(counts[name]) for name in MAGNITUDES], [float(counts[name]) for name in FLAGS]
 
     def _work(self) -> dict[str, float]:
         """Instructions: arithmetic, loads and stores, what waits for what."""
@@ -261,11 +261,11 @@ class CompiledLeaf:
         own = [m.bytes for m, a in zip(self.moves, self._accesses(), strict=True) if not a.is_parameter]
         store = self.moves[0].bytes
         stored_inside = not self.leaf.store.buffer.is_parameter
-        found = {f"lines_{c}": sum(lines[c]) for c in CACHES}
+        counts = {f"lines_{c}": sum(lines[c]) for c in CACHES}
         for capacity in _EACH:
-            each = [*lines[capacity], 0.0, 0.0]
-            found |= {f"{a}_lines_{capacity}": each[i] for i, a in enumerate(_ACCESSES)}
-        return found | {
+            per_access = [*lines[capacity], 0.0, 0.0]
+            counts |= {f"{a}_lines_{capacity}": per_access[i] for i, a in enumerate(_ACCESSES)}
+        return counts | {
             **{f"pages_{entries}": misses for entries, misses in zip(PAGES, pages, strict=True)},
             "compact_store_bytes": store,
             "intermediate_bytes": sum(own) - (store if stored_inside else 0.0),
@@ -294,7 +294,7 @@ class CompiledLeaf:
         }
 
     def _layout(self) -> dict[str, float]:
-        """How the accesses lie along the vector."""
+        """Strides of the accesses along the vector."""
         steps = [m.steps.get(self.vector, 0.0) if self.vector is not None else 0.0 for m in self.moves]
         near = [0 < step <= m.width + 1e-6 for m, step in zip(self.moves, steps, strict=True)]
         far = [step > m.width + 1e-6 for m, step in zip(self.moves, steps, strict=True)]
@@ -343,41 +343,41 @@ class CompiledLeaf:
 
     def _levels(self) -> list[list[tuple[float, float, float]]]:
         """Per access what the innermost 0, 1, ... all loops touch."""
-        found = []
+        counts = []
         for move in self.moves:
             levels = [move.touched(set(), self.extent)]
             for i, loop in enumerate(self.path):
                 levels.append(move.touched(set(self.path[: i + 1]), self.extent) if loop in move.steps else levels[-1])
-            found.append(levels)
-        return found
+            counts.append(levels)
+        return counts
 
     def _lines(self) -> dict[int, list[float]]:
         """Lines that each access brings into caches of the capacities, conflicts in their sets counted."""
         count = len(self.path)
         crowded = [[_in_sets(*level[:2]) for level in levels] for levels in self.levels]
         total = [_total([levels[i][0] for levels in self.levels]) * LINE_BYTES for i in range(count + 1)]
-        found = {}
+        counts = {}
         for capacity in CACHES:
             # The longest run of inner loops whose data fit; the loop around it finds them again.
             fits = last_within(total, capacity)
-            each = []
+            per_access = []
             for levels, sets in zip(self.levels, crowded, strict=True):
                 level = min(fits, last_within(sets, capacity)) + 1
                 level = min(level, count)
-                each.append(levels[level][0] * self.trips[-1] / self.trips[level])
-            found[capacity] = each
-        return found
+                per_access.append(levels[level][0] * self.trips[-1] / self.trips[level])
+            counts[capacity] = per_access
+        return counts
 
     def _pages(self) -> list[float]:
         """Pages that a buffer of so many translations misses; none while all of a leaf's pages fit."""
-        count, found = len(self.path), []
+        count, misses_by_size = len(self.path), []
         total = [_total([levels[i][2] for levels in self.levels]) for i in range(count + 1)]
         for entries in PAGES:
             level = min(last_within(total, entries) + 1, count)
             rate = self.trips[-1], self.trips[level]
             misses = _total([levels[level][2] * rate[0] / rate[1] for levels in self.levels])
-            found.append(misses if total[-1] > entries else 0.0)
-        return found
+            misses_by_size.append(misses if total[-1] > entries else 0.0)
+        return misses_by_size
 
 
 def last_within(values: Sequence[float], bound: float) -> int:

@@ -1,4 +1,4 @@
-"""Programs to arrays: leaf vectors, positions and whole-program quantities.
+"""Encoding of programs as arrays: leaf vectors, positions and whole-program quantities.
 
 Three ways in, one result: a TVM JSON (walked as it is), one operator specification, or columns of
 sizes (thousands of shapes of one operator at once). The last two evaluate the shipped template of the
@@ -104,7 +104,7 @@ def encode_tvm_json(text: str, function: str | None = None, *, schedule: bool = 
     Raises
     ------
     InvalidProgramError
-        The program cannot be encoded (the message says what is wrong).
+        The program cannot be encoded; the message gives the reason.
     """
     return encode_ast(build_ast(*load(text), function=function), schedule=schedule)
 
@@ -153,7 +153,7 @@ def encode_operators(specs: Sequence[OperatorSpec]) -> list[EncodedPrograms | In
     Returns
     -------
     list, in the order of ``specs``
-        In place of features that are no numbers: the error that says so.
+        An error in place of features that are not finite.
 
     Raises
     ------
@@ -163,19 +163,19 @@ def encode_operators(specs: Sequence[OperatorSpec]) -> list[EncodedPrograms | In
     classes: dict[str, list[int]] = {}
     for position, spec in enumerate(specs):
         classes.setdefault(spec.structural_class(), []).append(position)
-    found: dict[int, EncodedPrograms] = {}
+    parts: dict[int, EncodedPrograms] = {}
     sound: dict[int, bool] = {}
     for name, members in classes.items():
         if len(members) <= _ONE_BY_ONE:
-            found |= {position: encode_operator(specs[position]) for position in members}
-            sound |= {position: bool(finite(found[position])[0]) for position in members}
+            parts |= {position: encode_operator(specs[position]) for position in members}
+            sound |= {position: bool(finite(parts[position])[0]) for position in members}
             continue
         first, rows = specs[members[0]], [specs[position].sizes() for position in members]
         sizes = {field: np.array([row[field] for row in rows], dtype=np.int64) for field in rows[0]}
         together = _encode_class(name, first.operator, first.dtype, sizes, len(members))
-        found |= {position: together.row(row) for row, position in enumerate(members)}
+        parts |= {position: together.row(row) for row, position in enumerate(members)}
         sound |= zip(members, finite(together).tolist(), strict=True)
-    return [found[i] if sound[i] else overflow(spec.text()) for i, spec in enumerate(specs)]
+    return [parts[i] if sound[i] else overflow(spec.text()) for i, spec in enumerate(specs)]
 
 
 def finite(encoded: EncodedPrograms) -> Array:
@@ -184,7 +184,7 @@ def finite(encoded: EncodedPrograms) -> Array:
 
 
 def overflow(name: str) -> InvalidProgramError:
-    """What is said of a program whose features are no numbers."""
+    """The error for a program whose features are not finite."""
     return InvalidProgramError(f"{name}: its sizes overflow the features", hint="no loop nest of this size can run")
 
 

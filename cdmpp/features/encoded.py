@@ -1,4 +1,4 @@
-"""A program that was encoded elsewhere: its features and identity, without its text."""
+"""A program encoded elsewhere: features and identity, without its text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cdmpp.features.encode import EncodedPrograms
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import Backend
 
-#: What :attr:`EncodedProgram.operator` says of a program given as TIR.
+#: :attr:`EncodedProgram.operator` of a program given as TIR.
 TIR = "tir"
 
 

@@ -139,7 +139,7 @@ class Expressions:
             kind = "int"
         if kind == "int":
             if type(data) is not int or not -MAX_VALUE < data < MAX_VALUE:
-                raise InvalidProgramError("an integer is none, or too large", hint=HINT)
+                raise InvalidProgramError("an integer is not a whole number, or too large", hint=HINT)
             return Linear(data, data)
         if kind == "ir.Var":
             known = self.env.get(index)
@@ -194,7 +194,7 @@ class Expressions:
         if kind == "FloatImm":  # a coordinate of an interpolation, on its way to an index
             number = float(data["value"])
             if not abs(number) < MAX_VALUE:
-                raise InvalidProgramError("a number in an index is none, or too large", hint=HINT)
+                raise InvalidProgramError("a number in an index is not a whole number, or too large", hint=HINT)
             return Linear(number, number)
         if kind == "TensorLoad":
             inner = Linear(0, 0)

@@ -239,11 +239,11 @@ def _contraction(leaf: Leaf, extents: dict[int, Num], reduce: Num) -> list[Num]:
 
 def _depends(access: Access, loop: int) -> Num:
     """1 where the address changes with the loop, else 0; a dimension of size 1 has one address."""
-    found: Num = 0
+    result: Num = 0
     for index, size in zip(access.indices, access.buffer.shape, strict=False):
         if loop in index.steps:
-            found = maximum(found, (1 * (index.steps[loop] != 0)) * (1 * (size > 1)))
-    return found
+            result = maximum(result, (1 * (index.steps[loop] != 0)) * (1 * (size > 1)))
+    return result
 
 
 def _alignment(extent: Num) -> Num:

@@ -1,4 +1,4 @@
-"""What a schedule makes of a leaf: columns beside :mod:`cdmpp.features.leaf`, for programs given as TIR.
+"""Schedule features of a leaf: additional columns of :mod:`cdmpp.features.leaf`, for programs given as TIR.
 
 The 96 columns of a leaf say how large its loops and accesses are; how fast a scheduled program runs on a
 CPU depends as much on the order of the loops. Here, per leaf: the bytes that pass between levels of a memory
@@ -82,7 +82,7 @@ def schedule_matrix(ast: CompactAST) -> Array:
 
 def _leaf(ast: CompactAST, leaf: Leaf) -> tuple[list[float], list[float]]:
     """Magnitudes and flags of the order of a leaf's loops."""
-    # Innermost first; a loop of one iteration is none.
+    # Innermost first; loops of one iteration are skipped.
     path = [p for p in reversed(leaf.path) if ast.loops[p].extent > 1]
     extents = [float(ast.loops[p].extent) for p in path]
     kinds = [ast.loops[p].kind for p in path]
@@ -90,16 +90,16 @@ def _leaf(ast: CompactAST, leaf: Leaf) -> tuple[list[float], list[float]]:
     trips = list(accumulate(extents, mul, initial=1.0))
     accesses = [leaf.store, *leaf.reads]
     sets = [_working_sets(a, path, extents) for a in accesses]  # (accesses, loops + 1)
-    total = [float(sum(each)) for each in zip(*sets, strict=True)]
+    total = [float(sum(values)) for values in zip(*sets, strict=True)]
 
     def traffic(capacity: int) -> list[float]:
         # The longest run of inner loops whose data fit; the loop around it finds them again.
         level = min(compiled.last_within(total, capacity) + 1, len(path))
         rate = trips[-1] / trips[level]
-        return [each[level] * rate for each in sets]
+        return [values[level] * rate for values in sets]
 
     by_capacity = {c: traffic(c) for c in CAPACITIES}
-    each = [by_capacity[c][i] if i < len(accesses) else 0.0 for c in _EACH for i in range(len(_ACCESSES))]
+    values = [by_capacity[c][i] if i < len(accesses) else 0.0 for c in _EACH for i in range(len(_ACCESSES))]
     first_reduce = reduces.index(True) if True in reduces else None
     accumulators = _product(extents[:first_reduce]) if first_reduce is not None else 1.0
     inner_reduce = next_reduce = outer_reduce = 1.0
@@ -128,7 +128,7 @@ def _leaf(ast: CompactAST, leaf: Leaf) -> tuple[list[float], list[float]]:
     visits = trips[-1] / max(sets[0][-1] / element_bytes(leaf.store.buffer.dtype), 1.0)
     magnitudes = [
         *(float(sum(by_capacity[c])) for c in CAPACITIES),
-        *each,
+        *values,
         *(float(total[min(n, len(path))]) for n in (1, 2, 3, 4)),
         accumulators,
         inner_reduce,
@@ -161,7 +161,7 @@ def _working_sets(access: Access, path: list[int], extents: list[float]) -> list
     # Of the last dimension the lines count, of the others the rows; what does not move stays as it was.
     last, rows = sweeps[-1], [1.0] * (len(sweeps) - 1)
     lines = last.lines(width)
-    found = [float(math.prod(rows) * lines * LINE_BYTES)]
+    bytes_by_level = [float(math.prod(rows) * lines * LINE_BYTES)]
     for loop, extent in zip(path, extents, strict=True):
         moved = False
         for i, (index, sweep) in enumerate(zip(indices, sweeps, strict=True)):
@@ -174,8 +174,8 @@ def _working_sets(access: Access, path: list[int], extents: list[float]) -> list
                 lines = sweep.lines(width)
             else:
                 rows[i] = sweep.elements()
-        found.append(float(math.prod(rows) * lines * LINE_BYTES) if moved else found[-1])
-    return found
+        bytes_by_level.append(float(math.prod(rows) * lines * LINE_BYTES) if moved else bytes_by_level[-1])
+    return bytes_by_level
 
 
 @dataclass(slots=True)
@@ -211,7 +211,7 @@ class _Sweep:
 
 
 def _run(flags: list[bool], start: int) -> int:
-    """How many flags in a row are set from ``start`` on."""
+    """Number of consecutive flags that are set, from ``start`` on."""
     end = start
     while end < len(flags) and flags[end]:
         end += 1

@@ -1,4 +1,4 @@
-"""Named arrays with a few words of metadata as safetensors bytes, read with nothing taken on trust."""
+"""Named arrays and metadata as safetensors bytes; everything that is read is validated."""
 
 from __future__ import annotations
 
@@ -52,21 +52,21 @@ def read(body: bytes | bytearray | memoryview, layout: Layout) -> tuple[dict[str
     body = bytes(body)
     metadata = _metadata(body)
     try:
-        found = dict(deserialize(body))  # type: ignore[no-untyped-call]
+        arrays = dict(deserialize(body))  # type: ignore[no-untyped-call]
     except SafetensorError as error:
         raise DataError(f"the tensors cannot be read ({str(error)[:200]})", hint=_HINT) from None
-    if set(found) != set(layout):
-        missing, unknown = sorted(set(layout) - set(found)), sorted(set(found) - set(layout))
-        says = [f"missing: {', '.join(missing)}"] if missing else []
-        says += [f"unknown: {', '.join(name[:60] for name in unknown[:8])}"] if unknown else []
-        raise DataError(f"these are not the tensors that are read here ({'; '.join(says)})", hint=_HINT)
+    if set(arrays) != set(layout):
+        missing, unknown = sorted(set(layout) - set(arrays)), sorted(set(arrays) - set(layout))
+        problems = [f"missing: {', '.join(missing)}"] if missing else []
+        problems += [f"unknown: {', '.join(name[:60] for name in unknown[:8])}"] if unknown else []
+        raise DataError(f"unexpected tensors ({'; '.join(problems)})", hint=_HINT)
     lengths: dict[str, int] = {}
     tensors = {}
     for name, (kind, wanted) in layout.items():
-        shape = tuple(found[name]["shape"])
-        if found[name]["dtype"] != _NAMES[kind] or len(shape) != len(wanted):
+        shape = tuple(arrays[name]["shape"])
+        if arrays[name]["dtype"] != _NAMES[kind] or len(shape) != len(wanted):
             raise DataError(
-                f"tensor {name!r} is {found[name]['dtype']} with {len(shape)} dimensions; it should be "
+                f"tensor {name!r} is {arrays[name]['dtype']} with {len(shape)} dimensions; it should be "
                 f"{_NAMES[kind]} with {len(wanted)}",
                 hint=_HINT,
             )
@@ -74,7 +74,7 @@ def read(body: bytes | bytearray | memoryview, layout: Layout) -> tuple[dict[str
             expected = axis if isinstance(axis, int) else lengths.setdefault(axis, length)
             if length != expected:
                 raise DataError(f"tensor {name!r}: {axis} is {length}, not {expected}", hint=_HINT)
-        tensors[name] = np.frombuffer(found[name]["data"], dtype=_DTYPES[kind]).reshape(shape)
+        tensors[name] = np.frombuffer(arrays[name]["data"], dtype=_DTYPES[kind]).reshape(shape)
     return tensors, metadata
 
 

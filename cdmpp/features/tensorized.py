@@ -1,4 +1,4 @@
-"""Hardware intrinsics as the loop nests that they replaced.
+"""Hardware intrinsics, expanded into the loop nests that they replaced.
 
 A tensorised block holds one call in place of its inner loops; what it reads and writes stands in the
 block's regions. Loops of the kind ``tensorized`` are put in their place, so that a tensor-core tile of

@@ -1,4 +1,4 @@
-"""From TVM JSON to the compact AST: one walk over the statements of a PrimFunc.
+"""Compact AST of TVM JSON: one walk over the statements of a PrimFunc.
 
 Blocks of scheduled, not yet flattened TIR are followed by substituting their iteration variables, so no
 lowering pass is needed. A leaf is a ``BufferStore``, or an evaluated hardware intrinsic (a tensorised

@@ -1,1 +1,1 @@
-"""Tensor programs and operator specifications: what is asked about."""
+"""Tensor programs and operator specifications."""

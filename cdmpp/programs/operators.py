@@ -1,7 +1,7 @@
-"""Operator specifications: what a framework launches as one library call, by its sizes.
+"""Operator specifications: one library call of a framework, by its sizes.
 
 Every operator of the public tables and of the ONNX front end is one small frozen model here. A
-specification is a plain value: it knows its sizes, its canonical text (``linear:m=512,...``), its
+specification is a plain value: it has its sizes, its canonical text (``linear:m=512,...``), its
 structural class (which lowered TIR it shares with other sizes) and nothing about TVM.
 """
 
@@ -197,7 +197,7 @@ class Unary(_Rows):
 
 
 class Binary(_Rows):
-    """Element by element on ``inputs`` tensors of one shape (two, unless said)."""
+    """Elementwise operation on ``inputs`` tensors of one shape (default: two)."""
 
     operator: Literal["add", "sub", "mul", "div", "pow", "maximum", "minimum"]
     inputs: Annotated[int, BeforeValidator(_whole_number), Field(strict=True, ge=2, le=4)] = 2
@@ -344,7 +344,7 @@ def operator_family(operator: str) -> str:
 
 
 def structural_flags(operator: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What, besides operator and dtype, selects the lowered structure (see :mod:`.templates`).
+    """Fields besides operator and dtype that select the lowered structure (see :mod:`.templates`).
 
     ``fields`` may hold scalars or arrays of one value: only comparisons are made here.
     """
@@ -407,7 +407,7 @@ def parse_operator(text: str) -> OperatorSpec:
         key, equals, value = part.partition("=")
         if not equals or key.strip() in fields:
             raise InvalidProgramError(
-                f"{text!r}: {part!r} is not key=value or says a key twice",
+                f"{text!r}: {part!r} is not key=value, or repeats a key",
                 hint="write an operator as linear:m=512,n=4096,k=1024,dtype=float16",
             )
         fields[key.strip()] = read_value(value.strip())

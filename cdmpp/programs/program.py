@@ -17,7 +17,7 @@ PROGRAM_FORMS = "an operator object, {'tvm_json': text} or {'tvmscript': text}"
 
 @dataclass(frozen=True)
 class TensorProgram:
-    """What a latency is predicted for.
+    """A program whose latency is predicted.
 
     Exactly one of ``operator`` and ``tvm_json`` is set. Build one with the class methods.
 
@@ -50,7 +50,7 @@ class TensorProgram:
     def from_operator(
         cls, operator: OperatorSpec | Mapping[str, Any] | str, backend: Backend = "library"
     ) -> TensorProgram:
-        """From a specification, its fields, or its text (``linear:m=512,n=4096,k=1024``)."""
+        """Make a program from a specification, its fields, or its text (``linear:m=512,n=4096,k=1024``)."""
         if isinstance(operator, str):
             operator = parse_operator(operator)
         elif not isinstance(operator, OperatorSpec):
@@ -63,12 +63,12 @@ class TensorProgram:
     def from_tvm_json(
         cls, text: str, backend: Backend = "tvm", name: str | None = None, function: str | None = None
     ) -> TensorProgram:
-        """From TVM JSON of an IRModule with one PrimFunc (or ``function`` of several), or of a PrimFunc."""
+        """Make a program from TVM JSON of a PrimFunc, or of an IRModule (``function`` names one of several)."""
         return cls(name or function or "main", backend, tvm_json=text, function=function)
 
     @classmethod
     def from_request(cls, program: Any, backend: Backend | None = None) -> TensorProgram:
-        """From an operator object or ``{"tvm_json": text}``: what can be read without TVM.
+        """Make a program from an operator object or ``{"tvm_json": text}``; needs no TVM.
 
         :func:`cdmpp.frontends.request.program_from_request` also reads ``{"tvmscript": text}``.
         """

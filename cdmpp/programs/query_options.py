@@ -1,4 +1,4 @@
-"""What exactly is asked about a program: backend, measuring protocol, framework.
+"""Options that define which latency is predicted: backend, measuring protocol, framework.
 
 The same operator takes another time as a library kernel than as a TVM program, and another inside a
 CUDA graph than from an eager framework. A query states which one is meant.

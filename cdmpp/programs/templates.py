@@ -104,7 +104,7 @@ def partition(
     Yields
     ------
     flags, rows
-        As :func:`~cdmpp.programs.operators.structural_flags` gives for each of these rows.
+        Result of :func:`~cdmpp.programs.operators.structural_flags` for these rows.
     """
     count = len(next(iter(sizes.values())))
     choices: list[dict[str, np.ndarray]] = [{}]

@@ -1,4 +1,4 @@
-"""TVM's JSON, read in plain Python: no TVM, no C++ parser for a stranger's bytes.
+"""TVM's JSON, read in plain Python: no TVM, and no C++ parser on untrusted bytes.
 
 ``tvm.ir.save_json`` writes a flat list of nodes that refer to each other by index; an object that is
 shared (a loop variable, a buffer) is written once, so its index identifies it. Here the list is checked
@@ -74,14 +74,14 @@ def _functions(nodes: Nodes, root: int, of_type: str) -> dict[str, int]:
         raise InvalidProgramError(f"the root is a {kind[:80]}, neither an IRModule nor a PrimFunc", hint=HINT)
     try:
         pairs = nodes[nodes[root]["data"]["functions"]]["data"]
-        found: dict[str, int] = {}
+        functions: dict[str, int] = {}
         for key, value in zip(pairs[::2], pairs[1::2], strict=True):
             if nodes[value]["type"].endswith(of_type):
                 name = nodes[nodes[key]["data"]["name_hint"]]["data"]
-                found[name if type(name) is str else str(name)[:80]] = value
+                functions[name if type(name) is str else str(name)[:80]] = value
     except (KeyError, TypeError, ValueError):
         raise InvalidProgramError("the IRModule's function table is broken", hint=HINT) from None
-    return found
+    return functions
 
 
 def find_prim_func(nodes: Nodes, root: int, function: str | None = None) -> int:
@@ -90,7 +90,7 @@ def find_prim_func(nodes: Nodes, root: int, function: str | None = None) -> int:
     Raises
     ------
     InvalidProgramError
-        There is none, or several and no name, or none of this name.
+        No PrimFunc, several without ``function``, or none of this name.
     """
     functions = prim_funcs(nodes, root)
     if function is None and len(functions) != 1:
@@ -166,7 +166,7 @@ def _sorted_pairs(nodes: Nodes, pairs: list[int]) -> list[int]:
 
 
 def _fields(kind: str, data: Any) -> tuple[tuple[str, ...], list[int]]:
-    """What a node says itself, and the nodes that it refers to."""
+    """Data of a node, and the nodes that it refers to."""
     if type(data) is dict:
         own: list[str] = []
         children: list[int] = []

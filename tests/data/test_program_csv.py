@@ -68,9 +68,9 @@ def test_a_device_is_given_to_rows_that_name_none(tmp_path: Path) -> None:
     "lines, message, hint",
     [
         (["program,latency_us", f"{LINEAR},5"], "Expected 2 columns", "quotes"),
-        (["program,latency_us", f'"{SOFTMAX}",5', f'"{LINEAR}",fast'], "'fast' is no time in row 2", "empty"),
-        (["program,latency_us", f'"{SOFTMAX}",-5'], "'-5' is no time in row 1", "positive"),
-        (["program,latency_us", f'"{SOFTMAX}",inf'], "'inf' is no time", "positive"),
+        (["program,latency_us", f'"{SOFTMAX}",5', f'"{LINEAR}",fast'], "'fast' is not a latency in row 2", "empty"),
+        (["program,latency_us", f'"{SOFTMAX}",-5'], "'-5' is not a latency in row 1", "positive"),
+        (["program,latency_us", f'"{SOFTMAX}",inf'], "'inf' is not a latency", "positive"),
         (["program,latency_us", f'"{SOFTMAX}",'], "no row has a latency", "latency_us"),
         (["program,latency_us,latency_ms", f'"{SOFTMAX}",5,5'], "both hold latencies", "one of"),
         (["program,latency_us", '"softmax:rows=4096",5'], "program in row 1: softmax: cols", "cols"),

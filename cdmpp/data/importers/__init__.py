@@ -1,4 +1,4 @@
-"""Importers of the public operator tables, one module per source; each knows its table by its columns."""
+"""Importers of the public operator tables, one module per source; each recognises its table by its columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every importer of a public table says about itself, and how its rows become a table."""
+"""Base class of the importers of public tables."""
 
 from __future__ import annotations
 
