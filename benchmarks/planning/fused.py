@@ -1,12 +1,14 @@
-"""Fused pipelines: the twelve published instances through the command line, others, and memory against time.
+"""Fused pipelines: the twelve published instances, random instances, and makespan by memory limit.
 
-``python -m benchmarks.planning.fused`` writes ``benchmarks/results/fused.json`` and ``docs/fused.png``; some
-six minutes. The published makespans and peaks are those of the result files in the FlexFusion repository, the
-official implementation of RLHFuse (NSDI'25); their annealer is meant for 512 CPUs.
+``python -m benchmarks.planning.fused`` takes about two minutes and writes ``--out``. ``--full`` takes about six
+minutes and writes ``benchmarks/results/fused.json`` and ``docs/fused.png``. The published makespans and peaks are
+those of the result files in the FlexFusion repository, the official implementation of RLHFuse (NSDI'25), whose
+annealer is meant for 512 CPUs.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -27,8 +29,8 @@ from cdmpp.planning.registry import make_plan
 
 OUT = Path("benchmarks/results/fused.json")
 PICTURE = Path("docs/fused.png")
-#: Stages, micro-batches and forward seconds of both models (backward takes twice as long), activation sizes;
-#: published: greedy, annealed, seconds of annealing, peak memory of the plan (optimized where they did).
+#: Stages, micro-batches and forward seconds of both models (backward takes twice as long), activation sizes; then
+#: the published greedy makespan, annealed makespan, seconds of annealing, and peak memory of the plan.
 PUBLISHED = (
     (8, 4, 32, 16, 5, 4, 1.95, 2.0, 741, 708, 918, 19.70),
     (8, 4, 16, 8, 5, 4, 1.95, 2.0, 425, 372, 473, 15.75),
@@ -43,28 +45,30 @@ PUBLISHED = (
     (16, 16, 32, 32, 2, 1, 1.64, 1.0, 363, 318, 1564, 32.16),
     (16, 16, 16, 16, 2, 1, 1.64, 1.0, 219, 186, 249, 26.24),
 )
-BUDGET_S = 30.0
-OTHERS, OTHERS_BUDGET_S = 40, 2.0
-LIMITED, LIMITS, LIMITED_BUDGET_S = 4, (18, 16, 14, 12, 10, 8, 6, 4, 2, 1), 4.0
+RANDOM_INSTANCES = 40
+LIMITED, LIMITS = 4, (18, 16, 14, 12, 10, 8, 6, 4, 2, 1)
 _CLI = [sys.executable, "-c", "from cdmpp.cli.main import main; main()", "plan"]
 
 
-def request_of(at: int, *, sizes: bool = True) -> dict[str, Any]:
-    """A published instance as a request."""
-    p, q, m, n, f, g, a, b = PUBLISHED[at][:8]
+def request_of(instance: int, budget_s: float, *, sizes: bool = True) -> dict[str, Any]:
+    """Request of a published instance; ``sizes``: with its activation sizes."""
+    p, q, m, n, f, g, first_size, second_size = PUBLISHED[instance][:8]
     models = [
         {"stages": p, "micro_batches": m, "forward_s": f, "backward_s": 2 * f, "direction": "down"},
         {"stages": q, "micro_batches": n, "forward_s": g, "backward_s": 2 * g, "direction": "up"},
     ]
     if sizes:
-        models = [{**model, "activation": size} for model, size in zip(models, (a, b), strict=True)]
-    return {"models": models, "ranks": p, "budget_s": BUDGET_S, "seed": 0}
+        models = [{**model, "activation": size} for model, size in zip(models, (first_size, second_size), strict=True)]
+    return {"models": models, "ranks": p, "budget_s": budget_s, "seed": 0}
 
 
-def through_the_command_line(at: int, folder: Path, cold: bool = False) -> dict[str, Any]:
-    """Plan and check an instance in processes of their own; seconds of the plan's whole process."""
+def run_command(instance: int, budget_s: float, folder: Path, cold: bool = False) -> tuple[dict[str, Any], float]:
+    """Plan and check an instance by ``cdmpp plan``; the plan, and the seconds of the planning process.
+
+    ``cold``: with an empty folder of compiled code.
+    """
     request, answer = folder / "request.json", folder / "answer.json"
-    request.write_text(json.dumps(request_of(at)))
+    request.write_text(json.dumps(request_of(instance, budget_s)))
     environment = dict(os.environ)
     if cold:
         environment["NUMBA_CACHE_DIR"] = str(folder / "cache")
@@ -75,23 +79,22 @@ def through_the_command_line(at: int, folder: Path, cold: bool = False) -> dict[
     wall_s = time.perf_counter() - began
     answer.write_text(done.stdout)
     subprocess.run([*_CLI, "check", str(request), str(answer)], capture_output=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return {**found, "wall_s": wall_s}
+    return json.loads(done.stdout), wall_s
 
 
-def until_proven_s(at: int) -> float | None:
+def proven_after_s(instance: int, budget_s: float) -> float | None:
     """Seconds of the search alone until its makespan is the lower bound; None: not within the budget."""
-    request = FusedRequest.model_validate(request_of(at))
+    request = FusedRequest.model_validate(request_of(instance, budget_s))
     reached: list[float] = []
 
     def listen(progress: Progress) -> None:
         assert progress.best is not None and progress.bound is not None
         if progress.best <= progress.bound * (1 + 1e-9):
             reached.append(progress.spent_s)
-            watch.stop()
+            control.stop()
 
-    watch = SearchControl(BUDGET_S, listen, every_s=0.0)
-    request.solve([], watch)
+    control = SearchControl(budget_s, listen, every_s=0.0)
+    request.solve(control)
     return round(reached[0], 3) if reached else None
 
 
@@ -114,17 +117,17 @@ def random_problem(random: np.random.Generator) -> Problem:
     return Problem(ranks, tuple(models))
 
 
-def others() -> dict[str, Any]:
-    """Gaps to the lower bound, and gains over serial 1F1B, on instances nobody published."""
+def solve_random(instances: int, budget_s: float) -> dict[str, Any]:
+    """Gaps to the lower bound, and gains over serial 1F1B, on random instances."""
     random = np.random.default_rng(7)
     gaps, gains = [], []
-    for at in range(OTHERS):
-        found = search(random_problem(random), SearchControl(OTHERS_BUDGET_S), seed=at)
-        gaps.append(max(found.schedule.makespan_s / found.lower_bound_s - 1, 0.0))
-        gains.append(found.baselines["serial_1f1b"] / found.schedule.makespan_s)
+    for seed in range(instances):
+        result = search(random_problem(random), SearchControl(budget_s), seed=seed)
+        gaps.append(max(result.schedule.makespan_s / result.lower_bound_s - 1, 0.0))
+        gains.append(result.baselines["serial_1f1b"] / result.schedule.makespan_s)
     return {
-        "instances": OTHERS,
-        "budget_s": OTHERS_BUDGET_S,
+        "instances": instances,
+        "budget_s": budget_s,
         "proven_best": sum(gap <= 1e-9 for gap in gaps),
         "within_1.5_percent": sum(gap <= 0.015 for gap in gaps),
         "mean_gap": float(np.mean(gaps)),
@@ -134,65 +137,91 @@ def others() -> dict[str, Any]:
     }
 
 
-def limited() -> list[dict[str, Any]]:
-    """Makespan by activation limit, one activation of either model counting 1."""
+def solve_limited(budget_s: float) -> list[dict[str, Any]]:
+    """Makespan by memory limit; an activation of either model counts 1."""
     rows = []
     for limit in LIMITS:
-        request = {**request_of(LIMITED, sizes=False), "max_activations": limit, "budget_s": LIMITED_BUDGET_S}
-        found = make_plan("pipeline", request)
-        assert check(FusedRequest.model_validate(request), found) == []
+        value = {**request_of(LIMITED, budget_s, sizes=False), "max_activations": limit}
+        plan = make_plan("pipeline", value)
+        assert check(FusedRequest.model_validate(value), plan) == []
         rows.append(
             {
                 "max_activations": limit,
-                "makespan_s": found["makespan_s"],
-                "lower_bound_s": found["lower_bound_s"],
-                "serial_1f1b_s": found["baselines"]["serial_1f1b"],
+                "makespan_s": plan["makespan_s"],
+                "lower_bound_s": plan["lower_bound_s"],
+                "serial_1f1b_s": plan["baselines"]["serial_1f1b"],
             }
         )
     return rows
 
 
-def main() -> None:
+def solve_published(instances: int, budget_s: float, folder: Path) -> list[dict[str, Any]]:
+    """Plans of the published instances beside the published results."""
     rows = []
+    for instance, published in enumerate(PUBLISHED[:instances]):
+        plan, wall_s = run_command(instance, budget_s, folder)
+        greedy, annealed, annealed_s, peak = published[8:]
+        rows.append(
+            {
+                "instance": instance,
+                "serial_1f1b_s": plan["baselines"]["serial_1f1b"],
+                "greedy_s": plan["baselines"]["greedy"],
+                "published_greedy_s": greedy,
+                "published_annealed_s": annealed,
+                "published_annealing_took_s": annealed_s,
+                "published_peak": peak,
+                "lower_bound_s": plan["lower_bound_s"],
+                "makespan_s": plan["makespan_s"],
+                "gap": plan["gap"],
+                "peak_activations": round(plan["peak_activations"], 2),
+                "steps": plan["steps"],
+                "command_took_s": round(wall_s, 1),
+                "proven_after_s": proven_after_s(instance, budget_s),
+            }
+        )
+        print(rows[-1], flush=True)
+    return rows
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--instances", type=int, default=len(PUBLISHED), help="published instances to plan")
+    parser.add_argument("--random-instances", type=int, default=RANDOM_INSTANCES)
+    parser.add_argument("--budget", type=float, default=4.0, metavar="S", help="seconds for a published instance")
+    parser.add_argument("--random-budget", type=float, default=0.5, metavar="S", help="seconds for a random instance")
+    parser.add_argument("--limited-budget", type=float, default=1.0, metavar="S", help="seconds for a memory limit")
+    parser.add_argument("--out", type=Path, help="result file")
+    parser.add_argument("--figure", type=Path, help="plot of a plan")
+    parser.add_argument("--full", action="store_true", help="the budgets, result file and plot of the documentation")
+    options = parser.parse_args()
+    if options.full:
+        options.budget, options.random_budget, options.limited_budget = 30.0, 2.0, 4.0
+        options.out, options.figure = OUT, PICTURE
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        cold = through_the_command_line(2, folder, cold=True)
-        for at, instance in enumerate(PUBLISHED):
-            found = through_the_command_line(at, folder)
-            greedy, annealed, annealed_s, peak = instance[8:]
-            rows.append(
-                {
-                    "instance": at,
-                    "serial_1f1b_s": found["baselines"]["serial_1f1b"],
-                    "greedy_s": found["baselines"]["greedy"],
-                    "published_greedy_s": greedy,
-                    "published_annealed_s": annealed,
-                    "published_annealing_took_s": annealed_s,
-                    "published_peak": peak,
-                    "lower_bound_s": found["lower_bound_s"],
-                    "makespan_s": found["makespan_s"],
-                    "gap": found["gap"],
-                    "peak_activations": round(found["peak_activations"], 2),
-                    "steps": found["steps"],
-                    "command_took_s": round(found["wall_s"], 1),
-                    "proven_after_s": until_proven_s(at),
-                }
-            )
-            print(rows[-1], flush=True)
-    values = {
+        cold, cold_wall_s = run_command(2, options.budget, Path(name), cold=True)
+        rows = solve_published(options.instances, options.budget, Path(name))
+    results = {
         "cores": os.cpu_count(),
         "load_average": os.getloadavg()[0],
         "instances": rows,
-        "cold_start": {"instance": 2, "makespan_s": cold["makespan_s"], "command_took_s": round(cold["wall_s"], 1)},
-        "other_instances": others(),
-        "limited": {"instance": LIMITED, "budget_s": LIMITED_BUDGET_S, "rows": limited()},
+        "cold_start": {"instance": 2, "makespan_s": cold["makespan_s"], "command_took_s": round(cold_wall_s, 1)},
+        "other_instances": solve_random(options.random_instances, options.random_budget),
+        "limited": {
+            "instance": LIMITED,
+            "budget_s": options.limited_budget,
+            "rows": solve_limited(options.limited_budget),
+        },
     }
-    write_result(OUT, values)
-    from cdmpp.planning.fused.plot import draw
+    print(json.dumps({name: results[name] for name in ("cold_start", "other_instances", "limited")}, indent=1))
+    if options.out is not None:
+        write_result(options.out, results)
+    if options.figure is not None:
+        from cdmpp.planning.fused.view import draw
 
-    value = {**request_of(LIMITED), "budget_s": 10}
-    request = FusedRequest.model_validate(value)
-    draw(request, make_plan("pipeline", value)).savefig(PICTURE, dpi=110, bbox_inches="tight")
+        request = FusedRequest.model_validate(request_of(LIMITED, min(10.0, options.budget)))
+        plan = request.solve(SearchControl(request.budget))
+        draw(request, plan).savefig(options.figure, dpi=110, bbox_inches="tight")
 
 
 if __name__ == "__main__":

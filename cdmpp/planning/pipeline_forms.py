@@ -1,4 +1,4 @@
-"""What people see of a pipeline search, whichever form its request has: several models, or modules of one."""
+"""Text and plots of both forms of a pipeline plan: several models, or the modules of one model."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from cdmpp.planning.multimodal.schema import MultimodalRequest
 
 
 def show(request: Any, answer: dict[str, Any]) -> None:
-    """Print the answer."""
-    if isinstance(request, MultimodalRequest):
-        from cdmpp.planning.multimodal.render import show as say
-    else:
-        from cdmpp.planning.fused.render import show as say
-    say(request, answer)
+    """Print a plan."""
+    from cdmpp.planning.multimodal.render import show
+
+    show(request, answer)
 
 
-def draw(request: Any, answer: dict[str, Any]) -> Any:
-    """Draw the answer; returns a matplotlib figure."""
+def draw(request: Any, plan: Any) -> Any:
+    """Plot a plan as a matplotlib figure."""
     if isinstance(request, MultimodalRequest):
-        from cdmpp.planning.multimodal.plot import draw as paint
-    else:
-        from cdmpp.planning.fused.plot import draw as paint
-    return paint(request, answer)
+        from cdmpp.planning.multimodal.plot import draw as draw_multimodal
+
+        return draw_multimodal(request, plan)
+    from cdmpp.planning.fused.view import draw as draw_fused
+
+    return draw_fused(request, plan)

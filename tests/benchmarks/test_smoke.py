@@ -34,6 +34,8 @@ TINY = {
     "planning.casts": "--rounds 1 --sizes 64 128 --out {out}",
     "planning.cluster": "--jobs 5 --seeds 1 --out {out}",
     "planning.emulator": "--repeats 1 --candidates 40 --output {out}",
+    "planning.fused": "--instances 1 --random-instances 1 --budget 0.1 --random-budget 0.1 --limited-budget 0.02"
+    " --out {out}",
     "planning.gloo": "--rounds 1 --repeats 2 --networks mlp --out {out}",
     "planning.replay_speed": "--nodes 50 --repeats 1 --out {out}",
     "reference_preset": "--seconds 1 --out {out}",
@@ -51,6 +53,7 @@ SLOW = {
     "fuzz.__main__",
     "network",
     "planning.emulator",
+    "planning.fused",
     "planning.gloo",
     "reference_preset",
     "serving.__main__",

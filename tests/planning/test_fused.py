@@ -1,4 +1,4 @@
-"""Fused pipelines: published instances, brute force on tiny ones, limits, and what every schedule keeps."""
+"""Fused pipelines: published instances, brute force on tiny ones, memory limits, and properties of all plans."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.planning.fused import Model, Problem, lower_bound_s, search
 from cdmpp.planning.fused.baselines import serial_1f1b
 from cdmpp.planning.fused.check import check
-from cdmpp.planning.fused.construct import construct
-from cdmpp.planning.fused.schema import FusedAnswer, FusedRequest
-from cdmpp.planning.fused.timing import all_tasks, makespan_s, needed, peaks, run_order
+from cdmpp.planning.fused.list_scheduling import list_schedule
+from cdmpp.planning.fused.schema import FusedPlan, FusedRequest
+from cdmpp.planning.fused.timing import all_tasks, makespan_s, peaks, predecessor, run_order
 from cdmpp.planning.registry import make_plan
 
 # Stages and micro-batches of both models, their forward seconds (backward takes twice as long), and the lower
@@ -42,8 +42,8 @@ PUBLISHED = [
 SERIAL = [813, 477, 309, 819, 483, 315, 708, 420, 276, 711, 423, 279]
 
 
-def published(at: int, **more: Any) -> dict[str, Any]:
-    p, q, m, n, f, g, _ = PUBLISHED[at]
+def published(instance: int, **more: Any) -> dict[str, Any]:
+    p, q, m, n, f, g, _ = PUBLISHED[instance]
     return {
         "models": [
             {"stages": p, "micro_batches": m, "forward_s": f, "backward_s": 2 * f, "direction": "down"},
@@ -55,25 +55,24 @@ def published(at: int, **more: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("at", range(12))
-def test_the_bound_and_the_serial_baseline_of_the_published_instances(at: int) -> None:
-    request = FusedRequest.model_validate(published(at))
-    problem = request.problem(request.costs([]))
-    assert lower_bound_s(problem) == PUBLISHED[at][-1]
-    assert serial_1f1b(problem)[1] == SERIAL[at]
+@pytest.mark.parametrize("instance", range(12))
+def test_bound_and_serial_baseline_equal_those_of_the_published_instances(instance: int) -> None:
+    problem = FusedRequest.model_validate(published(instance)).problem()
+    assert lower_bound_s(problem) == PUBLISHED[instance][-1]
+    assert serial_1f1b(problem)[1] == SERIAL[instance]
 
 
-@pytest.mark.parametrize("at", [1, 5] if COMPILED else [5])
-def test_published_instances_are_solved_to_the_bound(at: int) -> None:
-    request = published(at, budget_s=60, max_steps=800)
-    found = make_plan("pipeline", request)
-    assert found["makespan_s"] == found["lower_bound_s"] == PUBLISHED[at][-1]
-    assert found["gap"] == 0
-    assert check(FusedRequest.model_validate(request), found) == []
-    FusedAnswer.model_validate(found)
+@pytest.mark.parametrize("instance", [1, 5] if COMPILED else [5])
+def test_published_instances_are_solved_to_the_bound(instance: int) -> None:
+    request = published(instance, budget_s=60, max_steps=800)
+    plan = make_plan("pipeline", request)
+    assert plan["makespan_s"] == plan["lower_bound_s"] == PUBLISHED[instance][-1]
+    assert plan["gap"] == 0
+    assert check(FusedRequest.model_validate(request), plan) == []
+    FusedPlan.model_validate(plan)
 
 
-def test_stages_are_where_the_request_says() -> None:
+def test_rank_of_follows_direction_and_replica() -> None:
     problem = Problem(6, (Model(3, 1, 1, 1, "down"), Model(2, 1, 1, 1, "up")))
     assert [problem.rank_of(problem.models[0], c, s) for c in (0, 1) for s in range(3)] == [0, 1, 2, 3, 4, 5]
     assert [problem.rank_of(problem.models[1], c, s) for c in range(3) for s in (0, 1)] == [5, 4, 3, 2, 1, 0]
@@ -103,16 +102,16 @@ def unlimited(draw: st.DrawFn) -> Problem:
 
 @settings(max_examples=20, deadline=None)
 @given(unlimited())
-def test_as_good_as_the_best_of_all_schedules(problem: Problem) -> None:
-    found = search(problem, seed=1, max_steps=800)
-    assert found.schedule.makespan_s == pytest.approx(best_of_all(problem), rel=1e-9)
-    assert found.lower_bound_s <= found.schedule.makespan_s * (1 + 1e-9)
+def test_search_finds_the_optimum_of_tiny_problems(problem: Problem) -> None:
+    result = search(problem, seed=1, max_steps=800)
+    assert result.schedule.makespan_s == pytest.approx(optimal_makespan_s(problem), rel=1e-9)
+    assert result.lower_bound_s <= result.schedule.makespan_s * (1 + 1e-9)
 
 
-def best_of_all(problem: Problem) -> float:
-    """Least makespan: every active schedule is visited, but those that cannot beat the best so far.
+def optimal_makespan_s(problem: Problem) -> float:
+    """Least makespan, by enumeration of all active schedules except those that cannot beat the best so far.
 
-    Giffler and Thompson (1960): of the rank where a task can end first, every task that can start before that
+    Giffler and Thompson (1960): on the rank where a task can end first, every task that can start before that
     end is tried. Micro-batches are equal, so they keep their order within a model, stage and pass.
     """
     tasks = problem.tasks
@@ -153,28 +152,28 @@ def best_of_all(problem: Problem) -> float:
 
 @pytest.mark.parametrize("limit", [1.0, 2.0, 3.0])
 @pytest.mark.parametrize("directions", [("down", "up"), ("down", "down")])
-def test_as_good_as_the_best_order_under_a_limit(limit: float, directions: tuple[Any, Any]) -> None:
+def test_search_finds_the_optimum_under_a_memory_limit(limit: float, directions: tuple[Any, Any]) -> None:
     models = (Model(2, 2, 2.0, 3.0, directions[0]), Model(2, 1, 1.0, 4.0, directions[1]))
     problem = Problem(2, models, limit)
     spans = []
-    for order in itertools.product(*(words(row) for row in all_tasks(problem))):
+    for order in itertools.product(*(rank_orders(row) for row in all_tasks(problem))):
         if max(peaks(problem, order)) <= limit:
             try:
                 spans.append(makespan_s(run_order(problem, order)))
             except FieldError:
-                continue  # these ranks wait for each other
-    found = search(problem, seed=0, max_steps=2000)
-    assert found.schedule.makespan_s == min(spans)
-    assert found.lower_bound_s <= min(spans)
+                continue  # a deadlock
+    result = search(problem, seed=0, max_steps=2000)
+    assert result.schedule.makespan_s == min(spans)
+    assert result.lower_bound_s <= min(spans)
 
 
-def words(row: list[Any]) -> Iterator[list[Any]]:
+def rank_orders(row: list[Any]) -> Iterator[list[Any]]:
     """Every order of a rank's tasks in which passes of a kind keep their order, and F comes before its B."""
     kinds = sorted({(task.model, task.way) for task in row})
-    letters = [kind for kind in kinds for task in row if (task.model, task.way) == kind]
-    for word in sorted(set(itertools.permutations(letters))):
+    repeated = [kind for kind in kinds for task in row if (task.model, task.way) == kind]
+    for sequence in sorted(set(itertools.permutations(repeated))):
         queues = {kind: iter(sorted(t for t in row if (t.model, t.way) == kind)) for kind in kinds}
-        order = [next(queues[letter]) for letter in word]
+        order = [next(queues[kind]) for kind in sequence]
         place = {task: at for at, task in enumerate(order)}
         if all(place[t._replace(way="F")] < place[t] for t in order if t.way == "B"):
             yield order
@@ -206,17 +205,17 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
 
 @settings(max_examples=20, deadline=None)
 @given(requests())
-def test_every_schedule_holds_what_it_says(request: dict[str, Any]) -> None:
-    found = make_plan("pipeline", request)
-    FusedAnswer.model_validate(found)
-    assert check(FusedRequest.model_validate(request), json.loads(json.dumps(found))) == []
-    assert found["makespan_s"] <= min(found["baselines"].values())
-    assert found["makespan_s"] >= found["lower_bound_s"]
+def test_every_plan_passes_the_check_and_beats_its_baselines(request: dict[str, Any]) -> None:
+    plan = make_plan("pipeline", request)
+    FusedPlan.model_validate(plan)
+    assert check(FusedRequest.model_validate(request), json.loads(json.dumps(plan))) == []
+    assert plan["makespan_s"] <= min(plan["baselines"].values())
+    assert plan["makespan_s"] >= plan["lower_bound_s"]
     if request["max_activations"] is not None:
-        assert max(found["rank_peak_activations"]) <= request["max_activations"] * (1 + 1e-9)
+        assert max(plan["rank_peak_activations"]) <= request["max_activations"] * (1 + 1e-9)
 
 
-def test_equal_requests_give_equal_answers_and_seeds_differ() -> None:
+def test_equal_requests_give_equal_plans_and_seeds_differ() -> None:
     request = published(4, budget_s=60, max_steps=200)
     first, again = (make_plan("pipeline", request) for _ in range(2))
     assert first == again
@@ -224,33 +223,37 @@ def test_equal_requests_give_equal_answers_and_seeds_differ() -> None:
     assert other["order"] != first["order"]
 
 
-def test_less_memory_takes_longer_down_to_the_least_that_works() -> None:
+def test_makespan_grows_as_memory_shrinks_to_one_activation() -> None:
     request = published(5, budget_s=60, max_steps=300)
     spans = [make_plan("pipeline", {**request, "max_activations": most})["makespan_s"] for most in (8, 4, 2, 1)]
     assert spans == sorted(spans)
     # One micro-batch of one model at a time: (5 + 10) * 8 stages and (2 + 4) * 8, eight times each.
     assert spans[-1] <= 8 * (15 * 8 + 6 * 8)
-    with pytest.raises(InfeasibleError, match="1 does") as error:
+    with pytest.raises(InfeasibleError, match="at least 1 is needed") as error:
         make_plan("pipeline", {**request, "max_activations": 0.99})
     assert error.value.path == "max_activations"
 
 
 @pytest.mark.parametrize(
-    ("at", "limit", "said"),
-    [(5, None, "model 0 alone takes as long"), (1, None, "is a rank's"), (5, 2, "the memory limit sets")],
+    ("instance", "limit", "text"),
+    [
+        (5, None, "model 0 alone takes as long"),
+        (1, None, "one rank sets the lower bound"),
+        (5, 2, "the memory limit sets the lower bound"),
+    ],
 )
-def test_the_explanation_names_what_binds(at: int, limit: float | None, said: str) -> None:
-    found = make_plan("pipeline", published(at, max_activations=limit, budget_s=60, max_steps=2))
-    assert any(said in line for line in found["explanation"])
+def test_explanation_names_what_determines_the_bound(instance: int, limit: float | None, text: str) -> None:
+    plan = make_plan("pipeline", published(instance, max_activations=limit, budget_s=60, max_steps=2))
+    assert any(text in line for line in plan["explanation"])
 
 
-def test_memory_falls_to_that_of_the_large_model_alone() -> None:
+def test_memory_falls_to_that_of_the_larger_model_alone() -> None:
     # The published plan of this instance holds 8 activations of the first model: what 1F1B holds.
     request = published(5, budget_s=60, max_steps=1500)
     request["models"][0]["activation"], request["models"][1]["activation"] = 1.95, 1.0
-    found = make_plan("pipeline", request)
-    assert found["makespan_s"] == 225
-    assert found["peak_activations"] == pytest.approx(8 * 1.95)
+    plan = make_plan("pipeline", request)
+    assert plan["makespan_s"] == 225
+    assert plan["peak_activations"] == pytest.approx(8 * 1.95)
 
 
 @pytest.mark.parametrize(
@@ -264,70 +267,58 @@ def test_memory_falls_to_that_of_the_large_model_alone() -> None:
         ({"models": [{"stages": 8, "micro_batches": 1, "forward_s": 1e9, "backward_s": 1e-9}]}, "models"),
     ],
 )
-def test_what_cannot_be_scheduled_is_refused(change: dict[str, Any], path: str) -> None:
+def test_invalid_requests_are_refused_with_their_path(change: dict[str, Any], path: str) -> None:
     with pytest.raises(FieldError) as error:
         make_plan("pipeline", {**published(1), **change})
     assert error.value.path == path
 
 
-def test_who_listens_hears_of_better_and_better_plans() -> None:
-    heard: list[Progress] = []
+def test_progress_reports_better_and_better_plans() -> None:
+    reports: list[Progress] = []
     request = FusedRequest.model_validate(published(4, budget_s=60, max_steps=400))
-    found = request.solve([], SearchControl(60, heard.append, every_s=0.0))
-    bests = [one.best for one in heard if one.best is not None]
-    assert bests == sorted(bests, reverse=True) and bests[-1] == found["makespan_s"]
-    assert heard[-1].answer is not None and heard[-1].answer() == found
+    plan = request.solve(SearchControl(60, reports.append, every_s=0.0))
+    makespans = [report.best for report in reports if report.best is not None]
+    assert makespans == sorted(makespans, reverse=True) and makespans[-1] == plan.makespan_s
+    assert reports[-1].answer is not None and reports[-1].answer() == plan
 
 
-def test_a_stopped_search_answers_with_what_it_has() -> None:
-    watch = SearchControl(60)
-    watch.stop()
+def test_stopped_search_returns_its_best_plan() -> None:
+    control = SearchControl(60)
+    control.stop()
     request = FusedRequest.model_validate(published(4))
-    found = request.solve([], watch)
-    assert check(request, found) == []
+    assert check(request, request.solve(control).model_dump()) == []
+
+
+def test_costs_are_given_once() -> None:
+    request = published(5)
+    request["models"][1]["forward"] = {"programs": [{"program": {"operator": "linear"}}], "device": "t4"}
+    with pytest.raises(FieldError, match="give either forward_s or forward") as error:
+        make_plan("pipeline", request)
+    assert error.value.path == "models.1"
 
 
 @pytest.mark.skipif(not COMPILED, reason="numba is not installed")
-def test_compiled_and_plain_construction_are_equal() -> None:
-    request = FusedRequest.model_validate(published(2))
-    problem = request.problem(request.costs([]))
+def test_compiled_and_interpreted_list_schedules_are_equal() -> None:
+    problem = FusedRequest.model_validate(published(2)).problem()
     tasks = problem.tasks
     rng = np.random.default_rng(0)
-    for limit, patience in ((np.inf, 0.5), (9.0, 0.5), (np.inf, -1.0)):
+    for limit, patience in ((np.inf, 0.5), (9.0, 0.5), (np.inf, -1.0), (9.0, -1.0)):
         priority = rng.normal(size=tasks.size)
-        ends = []
-        for function in (construct, construct.py_func):  # type: ignore[attr-defined]
+        window, limits = np.full(len(tasks.count), 4), np.full(problem.ranks, limit)
+        results = []
+        for function in (list_schedule, list_schedule.py_func):  # type: ignore[attr-defined]
             start, peak = np.zeros(tasks.size), np.zeros(problem.ranks)
-            makespan = function(
-                tasks.rank_groups,
-                tasks.rank_start,
-                tasks.rank,
-                tasks.duration,
-                tasks.count,
-                tasks.offset,
-                tasks.before,
-                tasks.after,
-                tasks.forward,
-                tasks.partner,
-                tasks.activation,
-                np.full(len(tasks.count), 4),
-                np.full(problem.ranks, limit),
-                limit < 10,
-                priority,
-                patience,
-                start,
-                peak,
-            )
-            ends.append((makespan, start.tolist(), peak.tolist()))
-        assert ends[0] == ends[1]
+            makespan = function(tasks.arrays, window, limits, limit < 10, priority, patience, start, peak)
+            results.append((makespan, start.tolist(), peak.tolist()))
+        assert results[0] == results[1]
 
 
-def test_needs_run_down_the_stages_and_back() -> None:
+def test_predecessors_run_down_the_stages_and_back() -> None:
     problem = Problem(2, (Model(2, 1, 1, 1),))
     forward = all_tasks(problem)[0][0]
     chain = []
     task = forward._replace(way="B")
     while task is not None:
         chain.append((task.way, task.stage))
-        task = needed(problem, task)  # type: ignore[assignment]
+        task = predecessor(problem, task)  # type: ignore[assignment]
     assert chain == [("B", 0), ("B", 1), ("F", 1), ("F", 0)]

@@ -1,11 +1,11 @@
-"""Fused pipelines (RLHFuse): several models trained at once on the same ranks, in both directions.
+"""Fused pipeline schedules (RLHFuse): several models train at once on the same ranks, in both directions.
 
-:mod:`problem` says what is scheduled, :mod:`bound` how good it can be, :mod:`construct` makes one schedule,
-:mod:`explore` the best of many, :mod:`check` believes none of them.
+:mod:`problem` defines the tasks, :mod:`bound` a lower bound of the makespan, :mod:`list_scheduling` the compiled
+list scheduler, :mod:`search` the search over its priorities, and :mod:`check` verifies a plan independently.
 """
 
 from cdmpp.planning.fused.bound import lower_bound_s
-from cdmpp.planning.fused.explore import Found, search
 from cdmpp.planning.fused.problem import Model, Problem
+from cdmpp.planning.fused.search import FusedSearchResult, search
 
-__all__ = ["Found", "Model", "Problem", "lower_bound_s", "search"]
+__all__ = ["FusedSearchResult", "Model", "Problem", "lower_bound_s", "search"]

@@ -1,11 +1,10 @@
-"""What a fused pipeline schedules: models, their copies on the ranks, and the tasks as arrays."""
+"""Models of a fused pipeline, their replicas on the ranks, and the tasks as arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -16,19 +15,19 @@ Direction = Literal["down", "up"]
 
 @dataclass(frozen=True)
 class Model:
-    """A pipeline-parallel model: equal stages, each micro-batch forward through all and back again.
+    """A pipeline-parallel model with equal stages; each micro-batch runs forward through all, then backward.
 
     Attributes
     ----------
     stages : int
     micro_batches : int
-        Of each of its copies.
+        Number of micro-batches of each replica.
     forward_s, backward_s : float
         Seconds of one stage for one micro-batch, > 0.
     direction : {"down", "up"}
-        Stage 0 of copy 0 is on rank 0, or on the last rank.
+        Stage 0 of replica 0 is on rank 0 (down) or on the last rank (up).
     activation : float
-        Memory that a stage holds for a micro-batch from the start of its forward to the end of its backward
+        Memory that a stage holds for a micro-batch, from the start of its forward pass to the end of its backward
         pass, in any unit.
     """
 
@@ -42,31 +41,31 @@ class Model:
 
 @dataclass(frozen=True)
 class Problem:
-    """Models on ranks.
+    """Models to schedule on the same ranks.
 
-    A model with fewer stages than ranks has ``ranks / stages`` equal copies side by side. Stage ``s`` of copy
-    ``c`` is on rank ``c * stages + s`` ("down") or ``ranks - 1 - (c * stages + s)`` ("up"); transfers take no
-    time (RLHFuse, section 5: fused pipelines).
+    A model with fewer stages than ranks has ``ranks / stages`` equal replicas side by side. Stage ``s`` of replica
+    ``c`` is on rank ``c * stages + s`` ("down") or ``ranks - 1 - (c * stages + s)`` ("up"). Transfers take no time
+    (RLHFuse, section 5: fused pipelines).
 
     Parameters
     ----------
     ranks : int
     models : sequence of Model
     max_activations : float, optional
-        Most that a rank may hold.
+        Memory limit of each rank, in the unit of ``Model.activation``.
 
     Raises
     ------
     FieldError
         The stages of a model do not divide the ranks.
     InfeasibleError
-        A single activation is above the limit.
+        A single activation is larger than the limit.
 
     Notes
     -----
-    Tasks come in *groups*: all micro-batches of one (model, copy, stage, pass). Micro-batches are equal, so
-    within a group they run in their order without loss: a schedule is, for each rank, a word of groups.
-    Task ``i`` of group ``g`` is number ``offset[g] + i``.
+    A *group* holds the tasks of all micro-batches of one (model, replica, stage, pass). Micro-batches are equal, so
+    running a group's tasks in micro-batch order loses nothing: a schedule is a sequence of groups for each rank.
+    Task ``i`` of group ``g`` has the number ``offset[g] + i``.
     """
 
     ranks: int
@@ -74,28 +73,28 @@ class Problem:
     max_activations: float | None = None
 
     def __post_init__(self) -> None:
-        for at, model in enumerate(self.models):
+        for index, model in enumerate(self.models):
             if self.ranks % model.stages:
                 raise FieldError(
-                    f"models.{at}.stages: {model.stages} stages do not divide {self.ranks} ranks",
-                    path=f"models.{at}.stages",
-                    hint="copies stand side by side and fill the ranks",
+                    f"models.{index}.stages: {model.stages} stages do not divide {self.ranks} ranks",
+                    path=f"models.{index}.stages",
+                    hint="the replicas of a model fill the ranks side by side",
                 )
         largest = max(model.activation for model in self.models)
         if self.max_activations is not None and self.max_activations < largest:
             raise InfeasibleError(
-                f"max_activations: {self.max_activations:g} holds no plan; {largest:g} does",
+                f"max_activations: {self.max_activations:g} is too small; at least {largest:g} is needed",
                 path="max_activations",
                 hint="a rank holds at least one micro-batch of the model with the largest activations",
             )
 
     def rank_of(self, model: Model, copy: int, stage: int) -> int:
-        """The rank of a stage."""
+        """Rank of a stage of a replica."""
         place = copy * model.stages + stage
         return place if model.direction == "down" else self.ranks - 1 - place
 
-    def lanes(self) -> list[tuple[int, int]]:
-        """(model, copy) of each copy, in order."""
+    def replicas(self) -> list[tuple[int, int]]:
+        """(model, copy) of each replica, model by model."""
         return [(m, c) for m, model in enumerate(self.models) for c in range(self.ranks // model.stages)]
 
     @cached_property
@@ -104,91 +103,140 @@ class Problem:
         return Tasks(self)
 
 
-class Tasks:
-    """Groups of tasks as arrays, one entry a group; see :class:`Problem`.
+class GroupArrays(NamedTuple):
+    """Arrays that the compiled list scheduler reads, in one direction of time.
 
     Attributes
     ----------
-    rank, lane, model, stage, count, offset : ndarray of int64, shape (groups,)
-    forward : ndarray of bool, shape (groups,)
-    duration, activation : ndarray of float64, shape (groups,)
-        Seconds of a task; memory it opens (forward) or closes (backward).
-    before, after : ndarray of int64, shape (groups,)
-        Group whose task of the same micro-batch comes before, or after; -1: none.
-    partner : ndarray of int64, shape (groups,)
-        The other pass of the same stage.
-    head, tail : ndarray of float64, shape (groups,)
-        Seconds of a micro-batch's tasks before, and after.
-    group, index : ndarray of int64, shape (tasks,)
-    mirror : ndarray of int64, shape (tasks,)
-        Number of the task that stands for a task when time runs backwards.
     rank_groups, rank_start : ndarray of int64
         Groups of rank r: ``rank_groups[rank_start[r]:rank_start[r + 1]]``.
+    rank, size, offset : ndarray of int64, shape (groups,)
+        Rank, number of tasks, and number of the first task.
+    duration : ndarray of float64, shape (groups,)
+        Seconds of a task.
+    before, after : ndarray of int64, shape (groups,)
+        Group of the same micro-batch's previous and next task; -1 where there is none.
+    opens : ndarray of bool, shape (groups,)
+        Whether a task allocates memory (the forward pass) or frees it.
+    partner : ndarray of int64, shape (groups,)
+        Group of the other pass of the same stage.
+    activation : ndarray of float64, shape (groups,)
+        Memory that a task allocates or frees.
+    """
+
+    rank_groups: np.ndarray
+    rank_start: np.ndarray
+    rank: np.ndarray
+    size: np.ndarray
+    offset: np.ndarray
+    duration: np.ndarray
+    before: np.ndarray
+    after: np.ndarray
+    opens: np.ndarray
+    partner: np.ndarray
+    activation: np.ndarray
+
+
+class Tasks:
+    """Groups of tasks as arrays, one entry per group; see :class:`Problem` and :class:`GroupArrays`.
+
+    Attributes
+    ----------
+    arrays, mirrored : GroupArrays
+        The groups, and the same with time reversed.
+    rank, replica, model, stage, count, offset, before, after : ndarray of int64, shape (groups,)
+    forward : ndarray of bool, shape (groups,)
+    duration, activation : ndarray of float64, shape (groups,)
+    head, tail : ndarray of float64, shape (groups,)
+        Seconds of a micro-batch's tasks before and after the group's.
+    partner : ndarray of int64, shape (groups,)
+    group, index : ndarray of int64, shape (tasks,)
+        Group of each task, and its micro-batch.
+    mirror : ndarray of int64, shape (tasks,)
+        Number of the task that takes a task's place when time is reversed.
     """
 
     def __init__(self, problem: Problem) -> None:
         rows: list[tuple[float, ...]] = []
         before: list[int] = []
-        for lane, (m, copy) in enumerate(problem.lanes()):
+        for replica, (m, copy) in enumerate(problem.replicas()):
             model = problem.models[m]
             base, last = len(rows), model.stages - 1
             for stage in range(model.stages):
                 rank = problem.rank_of(model, copy, stage)
-                common = (rank, lane, m, stage, model.micro_batches, model.activation)
+                common = (rank, replica, m, stage, model.micro_batches, model.activation)
                 rows.append((*common, 1, model.forward_s))
                 rows.append((*common, 0, model.backward_s))
                 before.append(base + 2 * (stage - 1) if stage else -1)
                 before.append(base + 2 * stage + (3 if stage < last else 0))
         columns = [np.array(column) for column in zip(*rows, strict=True)]
-        self.rank, self.lane, self.model, self.stage, self.count = (c.astype(np.int64) for c in columns[:5])
+        self.rank, self.replica, self.model, self.stage, self.count = (c.astype(np.int64) for c in columns[:5])
         self.activation = columns[5].astype(np.float64)
         self.forward = columns[6].astype(np.bool_)
         self.duration = columns[7].astype(np.float64)
         self.before = np.array(before, np.int64)
         groups = len(rows)
         self.after = np.full(groups, -1, np.int64)
-        has = self.before >= 0
-        self.after[self.before[has]] = np.arange(groups)[has]
+        has_previous = self.before >= 0
+        self.after[self.before[has_previous]] = np.arange(groups)[has_previous]
         self.partner = np.arange(groups, dtype=np.int64) ^ 1
         self.offset = np.cumsum(self.count) - self.count
         self.group = np.repeat(np.arange(groups, dtype=np.int64), self.count)
         self.index = np.arange(len(self.group), dtype=np.int64) - self.offset[self.group]
         self.mirror = self.offset[self.group] + self.count[self.group] - 1 - self.index
-        self.rank_groups = np.argsort(self.rank, kind="stable")
-        self.rank_start = np.searchsorted(self.rank[self.rank_groups], np.arange(problem.ranks + 1))
-        self.head, self.tail = self._along(self.before), self._along(self.after)
+        self.head, self.tail = self._sum_along(self.before), self._sum_along(self.after)
+        rank_groups = np.argsort(self.rank, kind="stable")
+        self.arrays = GroupArrays(
+            rank_groups=rank_groups,
+            rank_start=np.searchsorted(self.rank[rank_groups], np.arange(problem.ranks + 1)),
+            rank=self.rank,
+            size=self.count,
+            offset=self.offset,
+            duration=self.duration,
+            before=self.before,
+            after=self.after,
+            opens=self.forward,
+            partner=self.partner,
+            activation=self.activation,
+        )
+        self.mirrored = self.arrays._replace(before=self.after, after=self.before, opens=~self.forward)
 
     @property
     def size(self) -> int:
         """Number of tasks."""
         return len(self.group)
 
-    def _along(self, link: np.ndarray) -> np.ndarray:
-        found = np.zeros(len(link))
+    def _sum_along(self, link: np.ndarray) -> np.ndarray:
+        """Seconds of all groups that are reached from each group by following ``link``; shape (groups,)."""
+        seconds = np.zeros(len(link))
         for g in range(len(link)):
             at = link[g]
             while at >= 0:
-                found[g] += self.duration[at]
+                seconds[g] += self.duration[at]
                 at = link[at]
-        return found
+        return seconds
+
+    def by_rank(self) -> list[np.ndarray]:
+        """Task numbers of each rank, growing."""
+        rank = self.rank[self.group]
+        return [np.flatnonzero(rank == r) for r in range(len(self.arrays.rank_start) - 1)]
+
+    def memory_change(self) -> np.ndarray:
+        """Memory that a task of each group allocates (> 0) or frees (< 0); shape (groups,)."""
+        return np.where(self.forward, self.activation, -self.activation)
 
     def peaks(self, start_s: np.ndarray) -> np.ndarray:
-        """Most memory that each rank holds; shape (ranks,).
+        """Peak memory of each rank; shape (ranks,).
 
         Parameters
         ----------
         start_s : ndarray, shape (tasks,)
-            A valid schedule.
+            Start of each task in a valid schedule, in seconds.
         """
-        out = np.zeros(len(self.rank_start) - 1)
-        rank = self.rank[self.group]
-        change = np.where(self.forward, self.activation, -self.activation)[self.group]
-        for r in range(len(out)):
-            mine = np.flatnonzero(rank == r)
-            out[r] = np.cumsum(change[mine[np.argsort(start_s[mine], kind="stable")]]).max()
-        return out
-
-
-def models_of(rows: Sequence[tuple[int, int, float, float, Direction]]) -> tuple[Model, ...]:
-    """Models from (stages, micro_batches, forward_s, backward_s, direction)."""
-    return tuple(Model(*row) for row in rows)
+        change = self.memory_change()[self.group]
+        return np.array(
+            [
+                np.cumsum(change[numbers[np.argsort(start_s[numbers], kind="stable")]]).max()
+                for numbers in self.by_rank()
+            ]
+        )

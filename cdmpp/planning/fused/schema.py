@@ -1,198 +1,82 @@
-"""The request and the answer of fused pipelines."""
+"""Request and plan of fused pipelines: ``{"models": [...]}`` of ``cdmpp plan pipeline``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Sequence
+from typing import Annotated, Literal, Self
 
-import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from cdmpp.compose.budget import SearchControl
 from cdmpp.compose.pricing import Cost, PredictedCost
-from cdmpp.compose.request import Budget, Closed, Explained, MaxSteps, PositiveSeconds, PriceRequest, Seed, WholeNumber
-from cdmpp.compose.request import OldRequest as Request
+from cdmpp.compose.render import Table
+from cdmpp.compose.request import (
+    Budget,
+    Closed,
+    MaxSteps,
+    Plan,
+    PositiveSeconds,
+    Request,
+    Seed,
+    WholeNumber,
+    exactly_one,
+)
 from cdmpp.errors import FieldError
-from cdmpp.planning.fused.bound import held_bound_s
-from cdmpp.planning.fused.explore import Found, search
 from cdmpp.planning.fused.problem import Model, Problem
-from cdmpp.planning.fused.timing import Task, makespan_s, peaks, run_order
-from cdmpp.prediction import Prediction
+from cdmpp.units import format_latency
 
 MAX_RANKS, MAX_MICRO_BATCHES, MAX_MODELS = 128, 4096, 8
-#: Passes of one request altogether: some ten milliseconds for one schedule.
+#: Passes of one request: about ten milliseconds for one schedule.
 MAX_TASKS = 32_768
 MAX_ACTIVATION = 1e12
-#: Costs of one request differ by at most this factor: below it, sums keep every one of them.
+#: Largest ratio between two costs of one request: below it, sums of costs lose none of them to rounding.
 MAX_RATIO = 1e9
+Figure = Literal["latency_s", "lower_s", "upper_s"]
 
 
 class ModelForm(Closed):
-    """One model. Each of its two costs is given, or predicted from the programs of one stage."""
+    """One model. Each of its two costs is given in seconds, or predicted from the programs of one stage."""
 
     stages: Annotated[
         Annotated[int, Field(ge=1, le=MAX_RANKS), WholeNumber],
-        Field(description="Equal stages; divides the ranks, which its copies fill side by side."),
+        Field(description="Number of equal stages; divides the ranks, which the model's replicas fill side by side."),
     ]
     micro_batches: Annotated[
-        Annotated[int, Field(ge=1, le=MAX_MICRO_BATCHES), WholeNumber], Field(description="Of each copy.")
+        Annotated[int, Field(ge=1, le=MAX_MICRO_BATCHES), WholeNumber],
+        Field(description="Number of micro-batches of each replica."),
     ]
     forward_s: Annotated[PositiveSeconds | None, Field(description="Seconds of a stage for one micro-batch.")] = None
     backward_s: PositiveSeconds | None = None
     forward: Annotated[
-        PredictedCost | None, Field(description="Instead of forward_s: a stage's programs, forward.")
+        PredictedCost | None, Field(description="Instead of forward_s: the programs of a stage's forward pass.")
     ] = None
     backward: PredictedCost | None = None
     direction: Annotated[
-        Literal["down", "up"], Field(description="Stage 0 of copy 0: on rank 0 (down), or on the last (up).")
+        Literal["down", "up"], Field(description="Stage 0 of replica 0 is on rank 0 (down) or on the last rank (up).")
     ] = "down"
     activation: Annotated[
-        float, Field(gt=0, le=MAX_ACTIVATION, description="What a stage holds for a micro-batch, in any unit.")
+        float, Field(gt=0, le=MAX_ACTIVATION, description="Memory that a stage holds for a micro-batch, in any unit.")
     ] = 1.0
 
-    def check(self, path: str) -> None:
-        """Raise :class:`FieldError` where a cost is there twice, or not at all."""
-        for name in ("forward", "backward"):
-            if (getattr(self, name) is None) == (getattr(self, f"{name}_s") is None):
-                raise FieldError(
-                    f"{path}: give either {name}_s or {name}",
-                    path=path,
-                    hint="seconds, or the programs to predict them from",
-                )
+    @model_validator(mode="after")
+    def _one_of(self) -> Self:
+        exactly_one(self, "forward_s", "forward")
+        return exactly_one(self, "backward_s", "backward")
+
+    def costs(self) -> tuple[Cost, Cost]:
+        """Forward and backward cost of a stage; the request must be resolved."""
+        return _cost(self.forward_s, self.forward), _cost(self.backward_s, self.backward)
 
 
-class FusedRequest(Request):
-    """A schedule of one, two or more models trained at once on the same ranks (RLHFuse's fused pipelines)."""
-
-    models: Annotated[list[ModelForm], Field(min_length=1, max_length=MAX_MODELS)]
-    ranks: Annotated[int, Field(ge=1, le=MAX_RANKS), WholeNumber]
-    max_activations: Annotated[
-        Annotated[float, Field(gt=0, le=MAX_ACTIVATION)] | None,
-        Field(description="Most that a rank may hold at any time, in the unit of `activation`."),
-    ] = None
-    budget_s: Budget = 1.0
-    seed: Seed = 0
-    max_steps: MaxSteps = None
-
-    answer_model: ClassVar[type[BaseModel]]
-
-    def price_requests(self) -> list[PriceRequest]:
-        """Programs of the costs that are to be predicted, model by model, forward first.
-
-        Raises
-        ------
-        FieldError, InfeasibleError
-            The request is wrong whatever its programs cost.
-        """
-        tasks = sum(2 * model.micro_batches * self.ranks for model in self.models)
-        if tasks > MAX_TASKS:
-            raise FieldError(
-                f"models: {tasks:,} passes to schedule",
-                path="models",
-                hint=f"at most {MAX_TASKS:,}: 2 x micro_batches x ranks, summed over the models",
-            )
-        for at, model in enumerate(self.models):
-            model.check(f"models.{at}")
-        any_cost = Cost.given(1.0)
-        self.problem([(any_cost, any_cost)] * len(self.models))
-        return [
-            one
-            for at, model in enumerate(self.models)
-            for name in ("forward", "backward")
-            if (cost := getattr(model, name)) is not None
-            for one in cost.price_requests(f"models.{at}.{name}")
-        ]
-
-    def costs(self, prices: Sequence[Prediction]) -> list[tuple[Cost, Cost]]:
-        """Forward and backward cost of a stage, for each model; after :meth:`price_requests`."""
-        left = iter(prices)
-        return [(_cost(model, "forward", left), _cost(model, "backward", left)) for model in self.models]
-
-    def problem(self, costs: Sequence[tuple[Cost, Cost]], figure: str = "latency_s") -> Problem:
-        """What is to be scheduled.
-
-        Parameters
-        ----------
-        costs : sequence of (Cost, Cost)
-        figure : {"latency_s", "lower_s", "upper_s"}
-            Which seconds of the costs hold.
-
-        Raises
-        ------
-        FieldError, InfeasibleError
-        """
-        models = tuple(
-            Model(
-                form.stages,
-                form.micro_batches,
-                getattr(forward, figure),
-                getattr(backward, figure),
-                form.direction,
-                form.activation,
-            )
-            for form, (forward, backward) in zip(self.models, costs, strict=True)
-        )
-        return Problem(self.ranks, models, self.max_activations)
-
-    def solve(self, prices: Sequence[Prediction], watch: SearchControl) -> dict[str, Any]:
-        """See :class:`FusedAnswer`."""
-        costs = self.costs(prices)
-        problem = self.problem(costs)
-        seconds = [s for model in problem.models for s in (model.forward_s, model.backward_s)]
-        if max(seconds) > MAX_RATIO * min(seconds):
-            raise FieldError(
-                f"models: the longest pass takes more than {MAX_RATIO:g} times the shortest",
-                path="models",
-                hint="leave out what takes no time beside the rest",
-            )
-        describe = partial(self._answer, problem, costs)
-        return describe(search(problem, watch, seed=self.seed, max_steps=self.max_steps, describe=describe))
-
-    def _answer(self, problem: Problem, costs: Sequence[tuple[Cost, Cost]], found: Found) -> dict[str, Any]:
-        order = order_of(problem, found.schedule.start_s)
-        times = run_order(problem, order)
-        makespan = makespan_s(times)
-        # Sums of the same terms in another order may differ in their last digits, and in no more.
-        bound = _no_more_than(makespan, found.lower_bound_s)
-        baselines = {name: -_no_more_than(-makespan, -seconds) for name, seconds in found.baselines.items()}
-        held = peaks(problem, order)
-        interval = None
-        if self.price_requests():
-            ends = [makespan_s(run_order(self.problem(costs, which), order)) for which in ("lower_s", "upper_s")]
-            interval = {"lower_s": ends[0], "upper_s": ends[1]}
-        return {
-            "makespan_s": makespan,
-            "baselines": baselines,
-            "lower_bound_s": bound,
-            "gap": makespan / bound - 1,
-            "peak_activations": max(held),
-            "rank_peak_activations": held,
-            "interval": interval,
-            "costs": [
-                {"forward_s": forward.latency_s, "backward_s": backward.latency_s} for forward, backward in costs
-            ],
-            "steps": found.steps,
-            "order": [
-                [
-                    {
-                        "model": task.model,
-                        "copy": task.copy,
-                        "pass": task.way,
-                        "micro_batch": task.micro_batch,
-                        "start_s": times[task][0],
-                        "end_s": times[task][1],
-                    }
-                    for task in row
-                ]
-                for row in order
-            ],
-            "explanation": _explain(problem, found, makespan, costs),
-        }
+def _cost(seconds: float | None, predicted: PredictedCost | None) -> Cost:
+    if predicted is not None:
+        return predicted.cost
+    assert seconds is not None
+    return Cost.given(seconds)
 
 
 class Interval(BaseModel):
-    """The makespan of the same order when every predicted cost is at its lower, or its upper bound."""
+    """Makespan of the same order with every predicted cost at its lower bound, and with each at its upper bound."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -210,93 +94,111 @@ class StageCost(BaseModel):
 
 
 class Step(BaseModel):
-    """One pass of a micro-batch on a rank; the rank, model and copy tell its stage."""
+    """One pass of a micro-batch on a rank; rank, model and copy determine its stage."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", validate_by_name=True, serialize_by_alias=True)
 
-    model: Annotated[int, Field(description="Index in the request.")]
-    copy_: Annotated[int, Field(alias="copy")]
+    model: Annotated[int, Field(description="Index of the model in the request.")]
+    copy_: Annotated[int, Field(alias="copy", description="Index of the model's replica.")]
     pass_: Annotated[Literal["F", "B"], Field(alias="pass")]
     micro_batch: int
     start_s: float
     end_s: float
 
 
-class FusedAnswer(Explained):
-    """A schedule; baselines, bound and gap are of ``makespan_s``."""
-
-    model_config = ConfigDict(extra="forbid")
+class FusedPlan(Plan):
+    """A fused schedule; baselines, bound and gap refer to ``makespan_s``."""
 
     makespan_s: float
     lower_bound_s: float
     peak_activations: Annotated[
-        float, Field(description="Most that any rank holds; from a forward's start to its backward's end.")
+        float,
+        Field(description="Peak memory of all ranks; held from a forward pass's start to its backward pass's end."),
     ]
-    rank_peak_activations: Annotated[list[float], Field(description="The same for each rank.")]
+    rank_peak_activations: Annotated[list[float], Field(description="Peak memory of each rank.")]
     interval: Annotated[Interval | None, Field(description="null where all costs are given.")]
-    costs: Annotated[list[StageCost], Field(description="Of each model.")]
-    steps: Annotated[int, Field(description="Schedules that the search made.")]
-    order: Annotated[list[list[Step]], Field(description="For each rank what it runs, in order.")]
+    costs: Annotated[list[StageCost], Field(description="Costs of each model.")]
+    steps: Annotated[int, Field(description="Schedules that the search evaluated.")]
+    order: Annotated[list[list[Step]], Field(description="Passes of each rank, in order.")]
+
+    def tables(self) -> list[Table]:
+        """Makespan, baselines, and the work and memory of each rank."""
+        lines = [
+            f"makespan {format_latency(self.makespan_s)}, {100 * self.gap:.2f} % above the lower bound "
+            f"({format_latency(self.lower_bound_s)})"
+        ]
+        if self.interval is not None:
+            low, high = format_latency(self.interval.lower_s), format_latency(self.interval.upper_s)
+            lines.append(f"with all predictions at their bounds {low} to {high}")
+        baselines = [
+            (name, format_latency(seconds), f"{seconds / self.makespan_s:.2f} x")
+            for name, seconds in self.baselines.items()
+        ]
+        ranks = []
+        for rank, (row, peak) in enumerate(zip(self.order, self.rank_peak_activations, strict=True)):
+            busy = sum(step.end_s - step.start_s for step in row) / self.makespan_s
+            first = " ".join(f"{step.pass_}{step.micro_batch}.{step.model}" for step in row[:8])
+            ranks.append((str(rank), f"{100 * busy:.1f} %", f"{peak:g}", first + (" ..." if len(row) > 8 else "")))
+        return [
+            Table.lines(*lines),
+            Table(("baseline", "makespan", "ratio"), baselines, right=(1, 2)),
+            Table.lines(f"peak activations of a rank {self.peak_activations:g}"),
+            Table(("rank", "busy", "activations", "first passes"), ranks, right=(0, 1, 2)),
+            Table.lines("F0.1: forward pass of micro-batch 0 of model 1", *self.explanation),
+        ]
 
 
-FusedRequest.answer_model = FusedAnswer
+class FusedRequest(Request[FusedPlan]):
+    """A schedule of one or more models that train at once on the same ranks (RLHFuse's fused pipelines)."""
 
+    models: Annotated[list[ModelForm], Field(min_length=1, max_length=MAX_MODELS)]
+    ranks: Annotated[int, Field(ge=1, le=MAX_RANKS), WholeNumber]
+    max_activations: Annotated[
+        Annotated[float, Field(gt=0, le=MAX_ACTIVATION)] | None,
+        Field(description="Memory limit of each rank, in the unit of `activation`."),
+    ] = None
+    budget_s: Budget = 1.0
+    seed: Seed = 0
+    max_steps: MaxSteps = None
 
-def order_of(problem: Problem, start_s: np.ndarray) -> list[list[Task]]:
-    """The tasks of each rank by their starts."""
-    tasks = problem.tasks
-    lanes = problem.lanes()
-    rank = tasks.rank[tasks.group]
-    out: list[list[Task]] = []
-    for r in range(problem.ranks):
-        mine = np.flatnonzero(rank == r)
-        row = []
-        for number in mine[np.argsort(start_s[mine], kind="stable")]:
-            g = tasks.group[number]
-            model, copy = lanes[tasks.lane[g]]
-            way: Literal["F", "B"] = "F" if tasks.forward[g] else "B"
-            row.append(Task(model, copy, int(tasks.stage[g]), way, int(tasks.index[number])))
-        out.append(row)
-    return out
+    def check(self) -> None:
+        """Raise FieldError or InfeasibleError for a request that is wrong whatever its programs cost."""
+        tasks = sum(2 * model.micro_batches * self.ranks for model in self.models)
+        if tasks > MAX_TASKS:
+            raise FieldError(
+                f"models: {tasks:,} passes to schedule",
+                path="models",
+                hint=f"at most {MAX_TASKS:,}: 2 x micro_batches x ranks, summed over the models",
+            )
+        self._problem([(1.0, 1.0)] * len(self.models))
 
+    def costs(self) -> list[tuple[Cost, Cost]]:
+        """Forward and backward cost of a stage of each model; the request must be resolved."""
+        return [model.costs() for model in self.models]
 
-def _cost(model: ModelForm, name: str, prices: Iterator[Prediction]) -> Cost:
-    predicted: PredictedCost | None = getattr(model, name)
-    return predicted.with_prices(prices).cost if predicted is not None else Cost.given(getattr(model, f"{name}_s"))
+    def problem(self, figure: Figure = "latency_s") -> Problem:
+        """The scheduling problem; the request must be resolved.
 
+        Parameters
+        ----------
+        figure : {"latency_s", "lower_s", "upper_s"}
+            Which figure of the costs to use: the prediction or one of its bounds.
 
-def _explain(problem: Problem, found: Found, makespan: float, costs: Sequence[tuple[Cost, Cost]]) -> list[str]:
-    """Why the makespan is what it is: the share of the models, what holds it up, their programs."""
-    work = [m.micro_batches * (m.forward_s + m.backward_s) for m in problem.models]
-    chains = [(m.micro_batches + m.stages - 1) * (m.forward_s + m.backward_s) for m in problem.models]
-    busy = sum(work)
-    words = [
-        f"every rank works {busy:.6g} s of {makespan:.6g} s ({100 * busy / makespan:.1f} %): "
-        + ", ".join(f"model {m} {100 * s / makespan:.1f} %" for m, s in enumerate(work))
-    ]
-    longest = max(range(len(chains)), key=chains.__getitem__)
-    if chains[longest] >= found.lower_bound_s * (1 - 1e-9):
-        words.append(
-            f"model {longest} alone takes as long as the lower bound, (micro-batches + stages - 1) x "
-            f"(forward + backward) = {chains[longest]:.6g} s: the others run in its bubbles"
+        Raises
+        ------
+        FieldError, InfeasibleError
+        """
+        return self._problem([(getattr(f, figure), getattr(b, figure)) for f, b in self.costs()])
+
+    def _problem(self, seconds: Sequence[tuple[float, float]]) -> Problem:
+        models = tuple(
+            Model(form.stages, form.micro_batches, forward_s, backward_s, form.direction, form.activation)
+            for form, (forward_s, backward_s) in zip(self.models, seconds, strict=True)
         )
-    elif held_bound_s(problem) >= found.lower_bound_s * (1 - 1e-9):
-        words.append(
-            "the memory limit sets the lower bound: micro-batches are held until they have been to the last "
-            f"stage and back, at most {problem.max_activations:g} on a rank"
-        )
-    else:
-        words.append(
-            f"the lower bound is a rank's: its work of {busy:.6g} s, and {found.lower_bound_s - busy:.6g} s "
-            "until its first micro-batches can arrive and after its last ones have gone"
-        )
-    for m, pair in enumerate(costs):
-        for name, cost in zip(("forward", "backward"), pair, strict=True):
-            if cost.parts:
-                words.append(f"model {m} {name}, {cost.latency_s:.4g} s a stage: {cost.largest()}")
-    return words
+        return Problem(self.ranks, models, self.max_activations)
 
+    def solve(self, control: SearchControl) -> FusedPlan:
+        """Search for a short schedule (:mod:`cdmpp.planning.fused.solver`)."""
+        from cdmpp.planning.fused.solver import solve
 
-def _no_more_than(limit: float, value: float) -> float:
-    """The limit for a value that is above it by a rounding alone; else the value, whatever it is."""
-    return limit if limit < value <= limit + 1e-9 * abs(limit) else value
+        return solve(self, control)

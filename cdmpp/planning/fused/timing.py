@@ -1,4 +1,4 @@
-"""Times of a fixed order, and the check of an answer: plain Python that shares nothing with the search."""
+"""Times and memory of a fixed order of passes, in plain Python that shares no code with the search."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Pass = Literal["F", "B"]
 
 
 class Task(NamedTuple):
-    """A pass of one micro-batch through one stage of a model's copy."""
+    """A forward or backward pass of one micro-batch through one stage of a model's replica."""
 
     model: int
     copy: int
@@ -22,20 +22,20 @@ class Task(NamedTuple):
 
 
 def all_tasks(problem: Problem) -> list[list[Task]]:
-    """The tasks of each rank, in no particular order."""
-    out: list[list[Task]] = [[] for _ in range(problem.ranks)]
-    for m, copy in problem.lanes():
+    """Tasks of each rank, in no particular order."""
+    tasks: list[list[Task]] = [[] for _ in range(problem.ranks)]
+    ways: tuple[Pass, Pass] = ("F", "B")
+    for m, copy in problem.replicas():
         model = problem.models[m]
         for stage in range(model.stages):
-            ways: tuple[Pass, Pass] = ("F", "B")
-            out[problem.rank_of(model, copy, stage)] += [
+            tasks[problem.rank_of(model, copy, stage)] += [
                 Task(m, copy, stage, way, i) for way in ways for i in range(model.micro_batches)
             ]
-    return out
+    return tasks
 
 
-def needed(problem: Problem, task: Task) -> Task | None:
-    """The task that has to be over before this one."""
+def predecessor(problem: Problem, task: Task) -> Task | None:
+    """The task that must end before this one starts; None for the first stage's forward pass."""
     last = problem.models[task.model].stages - 1
     if task.way == "F":
         return task._replace(stage=task.stage - 1) if task.stage else None
@@ -43,58 +43,61 @@ def needed(problem: Problem, task: Task) -> Task | None:
 
 
 def duration_s(problem: Problem, task: Task) -> float:
-    """Seconds of a task."""
+    """Duration of a task in seconds."""
     model = problem.models[task.model]
     return model.forward_s if task.way == "F" else model.backward_s
 
 
 def run_order(problem: Problem, order: Sequence[Sequence[Task]]) -> dict[Task, tuple[float, float]]:
-    """Start and end of every task when each rank takes its tasks in order, each as soon as it can.
+    """Start and end of every task in seconds when each rank runs its tasks in order, as early as possible.
+
+    Parameters
+    ----------
+    order : sequence of sequence of Task
+        Tasks of each rank.
 
     Raises
     ------
     FieldError
-        No rank can go on: each waits for another.
+        Deadlock: each rank waits for another.
     """
     times: dict[Task, tuple[float, float]] = {}
-    at = [0] * len(order)
-    free = [0.0] * len(order)
-    left = sum(map(len, order))
-    while left:
-        before = left
+    position = [0] * len(order)
+    free_s = [0.0] * len(order)
+    remaining = sum(map(len, order))
+    while remaining:
+        before = remaining
         for rank, row in enumerate(order):
-            while at[rank] < len(row):
-                task = row[at[rank]]
-                earlier = needed(problem, task)
+            while position[rank] < len(row):
+                task = row[position[rank]]
+                earlier = predecessor(problem, task)
                 if earlier is not None and earlier not in times:
                     break
-                start = max(free[rank], times[earlier][1] if earlier is not None else 0.0)
-                free[rank] = start + duration_s(problem, task)
-                times[task] = (start, free[rank])
-                at[rank] += 1
-                left -= 1
-        if left == before:
-            rank = next(r for r, row in enumerate(order) if at[r] < len(row))
-            raise FieldError(
-                f"order.{rank}.{at[rank]}: waits for ever: the orders of the ranks lock each other",
-                path=f"order.{rank}.{at[rank]}",
-            )
+                start_s = max(free_s[rank], times[earlier][1] if earlier is not None else 0.0)
+                free_s[rank] = start_s + duration_s(problem, task)
+                times[task] = (start_s, free_s[rank])
+                position[rank] += 1
+                remaining -= 1
+        if remaining == before:
+            rank = next(r for r, row in enumerate(order) if position[r] < len(row))
+            path = f"order.{rank}.{position[rank]}"
+            raise FieldError(f"{path}: never starts: the orders of the ranks are in a deadlock", path=path)
     return times
 
 
 def peaks(problem: Problem, order: Sequence[Sequence[Task]]) -> list[float]:
-    """Most memory that each rank holds when it runs its tasks in order."""
-    out = []
+    """Peak memory of each rank when it runs its tasks in order."""
+    result = []
     for row in order:
-        held = most = 0.0
+        held = peak = 0.0
         for task in row:
             size = problem.models[task.model].activation
             held += size if task.way == "F" else -size
-            most = max(most, held)
-        out.append(most)
-    return out
+            peak = max(peak, held)
+        result.append(peak)
+    return result
 
 
 def makespan_s(times: Mapping[Task, tuple[float, float]]) -> float:
-    """End of the last task."""
+    """End of the last task, in seconds."""
     return max(end for _, end in times.values())
