@@ -138,8 +138,8 @@ _ALL: tuple[PlannerSpec, ...] = (
         "/rl/plan",
         "Pools, dispatch and streaming of an RL post-training step (StreamRL, RLHFuse).",
         {"": "cdmpp.planning.rl.schema:RlRequest"},
-        "cdmpp.planning.rl.render:show",
-        "cdmpp.planning.rl.plot:draw",
+        "",
+        "cdmpp.planning.rl.view:draw",
     ),
     PlannerSpec(
         "compress",

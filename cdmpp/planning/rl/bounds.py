@@ -1,80 +1,89 @@
-"""Lower bounds of a step over all sizes: what no dispatch and no pools beat."""
+"""Lower bounds of the step time and of its price over all sizes and dispatches."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from cdmpp.planning.rl.dispatch import Dispatcher
-from cdmpp.planning.rl.generation import Floats
-from cdmpp.planning.rl.sizes import Stage, Terms
+from cdmpp.planning.rl.engine import Floats
+from cdmpp.planning.rl.sizes import SizingProblem, Stage
 
-#: Draws times sizes of one stage times sizes of the other; beyond, means over the draws are compared.
+#: Largest array (draws x generation sizes x training sizes); above it, means over the draws are compared.
 MOST_CELLS = 2**20
 
 
-def lower_bounds(terms: Terms, dispatchers: dict[int, Dispatcher]) -> tuple[float, float]:
-    """No sizes and no dispatch make a mean step shorter, or cheaper, than these: seconds and price.
+def lower_bounds(problem: SizingProblem, dispatchers: dict[int, Dispatcher]) -> tuple[float, float]:
+    """Lower bounds of the mean step: seconds and price.
 
-    Over all sizes: the longest sample decoded alone, the tokens at the best batch on all instances, training
-    without waiting.
+    The bounds combine the longest sample decoded alone, all tokens at the batch with the highest throughput, and
+    training without waiting.
+
+    Parameters
+    ----------
+    problem : SizingProblem
+    dispatchers : dict of int to Dispatcher
+        By index of the generation pool.
     """
-    found = [bound for pool, dispatcher in dispatchers.items() for bound in _bounds(terms, pool, dispatcher)]
-    return min(seconds for seconds, _ in found), min(price for _, price in found)
+    bounds = [bound for pool, dispatcher in dispatchers.items() for bound in _bounds(problem, pool, dispatcher)]
+    return min(seconds for seconds, _ in bounds), min(price for _, price in bounds)
 
 
-def _bounds(terms: Terms, pool: int, dispatcher: Dispatcher) -> list[tuple[float, float]]:
-    """Least seconds and least price with generation by one pool, for each way to train."""
-    place, samples = terms.pools[pool], dispatcher.samples
-    units = np.array(sorted(terms.generation_sizes(pool)), dtype=np.int64)
+def _bounds(problem: SizingProblem, pool: int, dispatcher: Dispatcher) -> list[tuple[float, float]]:
+    """Seconds and price with generation in one pool, for each way to train."""
+    generation, samples = problem.pools[pool], dispatcher.samples
+    units = np.array(sorted(problem.generation_sizes(pool)), dtype=np.int64)
     if not len(units):
         return []
-    many = units.astype(np.float64)
-    floor, work, tokens = dispatcher.floor()[:, None], dispatcher.work_s()[:, None], dispatcher.tokens
-    alone = np.maximum(floor, work / many)
-    stage = np.maximum(alone + place.inference_s / many, (work + samples * place.inference_s) / many)
-    own = many * place.price_per_hour / 3600
-    found: list[tuple[float, float]] = []
+    counts = units.astype(np.float64)
+    longest, work, tokens = dispatcher.longest_alone_s()[:, None], dispatcher.work_s()[:, None], dispatcher.tokens
+    generated = np.maximum(longest, work / counts)
+    inferred = np.maximum(
+        generated + generation.inference_s / counts, (work + samples * generation.inference_s) / counts
+    )
+    generation_prices = counts * generation.price_per_hour / 3600
+    bounds: list[tuple[float, float]] = []
 
-    def add(means: Floats, rates: Floats) -> None:
+    def add(means: Floats, prices_per_s: Floats) -> None:
         if means.size:
-            found.append((float(means.min()), float((means * rates).min())))
+            bounds.append((float(means.min()), float((means * prices_per_s).min())))
 
-    if not terms.trains:
-        add(stage.mean(0), own)
-        return found
-    if terms.layout != "separate" and place.training is not None:
-        fits = np.full(len(units), True) if terms.training_units is None else units == terms.training_units
-        whole = place.training.whole_s(samples, tokens[:, None], many)
-        add((stage + whole).mean(0)[fits] + terms.shared_s, own[fits])
-    ways: list[tuple[Stage, Floats]] = [("generation", stage), ("training", alone)]
-    for by, least in ways if terms.layout != "shared" else []:
-        for other, trainer in enumerate(terms.pools):
-            # Sizes that stand beside the smallest generation stage; larger ones leave fewer.
-            sizes = terms.training_sizes(pool, int(units[0]), other)
-            cost = terms.training_cost(other, by)
+    if not problem.trains:
+        add(inferred.mean(0), generation_prices)
+        return bounds
+    if problem.layout != "separate" and generation.training is not None:
+        fits = np.full(len(units), True) if problem.training_units is None else units == problem.training_units
+        whole = generation.training.whole_s(samples, tokens[:, None], counts)
+        add((inferred + whole).mean(0)[fits] + problem.shared_s, generation_prices[fits])
+    ready_times: list[tuple[Stage, Floats]] = [("generation", inferred), ("training", generated)]
+    for inference_by, ready in ready_times if problem.layout != "shared" else []:
+        for training, trainer in enumerate(problem.pools):
+            # Sizes beside the smallest generation stage; larger ones leave fewer units.
+            sizes = problem.training_sizes(pool, int(units[0]), training)
+            cost = problem.training_cost(training, inference_by)
             if cost is None or not len(sizes):
                 continue
-            steps = _beside(least, cost.whole_s(samples, tokens[:, None], sizes.astype(np.float64)))
-            if terms.mode == "sync":
-                last = least.mean(0)[:, None] + cost.batch_overhead_s + cost.fixed_s
-                steps = np.maximum(steps, last) + terms.weights_s(pool, other)
+            steps = _mean_of_longer(ready, cost.whole_s(samples, tokens[:, None], sizes.astype(np.float64)))
+            weights_s = problem.weights_s(pool, training)
+            if problem.mode == "sync":
+                last_batch = ready.mean(0)[:, None] + cost.batch_overhead_s + cost.fixed_s
+                steps = np.maximum(steps, last_batch) + weights_s
             else:
-                steps = np.maximum(steps, terms.weights_s(pool, other))
-            fits = units[:, None] + sizes <= trainer.units if other == pool else np.full(steps.shape, True)
-            rates = own[:, None] + sizes * (trainer.price_per_hour / 3600)
-            add(steps[fits], rates[fits])
-    return found
+                steps = np.maximum(steps, weights_s)
+            fits = units[:, None] + sizes <= trainer.units if training == pool else np.full(steps.shape, True)
+            prices = generation_prices[:, None] + sizes * (trainer.price_per_hour / 3600)
+            add(steps[fits], prices[fits])
+    return bounds
 
 
-def _beside(stage_s: Floats, whole_s: Floats) -> Floats:
-    """The longer of both stages on average, (generation sizes, training sizes).
+def _mean_of_longer(stage_s: Floats, whole_s: Floats) -> Floats:
+    """Mean over the draws of the longer stage, (generation sizes, training sizes).
 
     Parameters
     ----------
     stage_s, whole_s : float64 arrays, (draws, sizes)
     """
     if stage_s.size * whole_s.shape[1] > MOST_CELLS:
-        # The mean of the longer ones is at least the longer of the means.
+        # The maximum of the means is at most the mean of the maxima.
         stage_s, whole_s = stage_s.mean(0, keepdims=True), whole_s.mean(0, keepdims=True)
     longer: Floats = np.maximum(stage_s[:, :, None], whole_s[:, None, :]).mean(0)
     return longer

@@ -1,4 +1,4 @@
-"""What the stages of a step cost: the decode curve, training, pools of units and their prices."""
+"""Costs that the search works with: the decode curve, training, and pools of units with prices."""
 
 from __future__ import annotations
 
@@ -9,46 +9,46 @@ import numpy as np
 from cdmpp.compose.pricing import interpolate
 from cdmpp.curves.isotonic import monotone_fit
 from cdmpp.errors import FieldError
-from cdmpp.planning.rl.generation import Engine, Floats
+from cdmpp.planning.rl.engine import Floats, GenerationEngine
 
 
-def token_table(sizes: Floats, seconds: Floats, batch: int) -> Floats:
-    """``PTL(batch)`` at 0 (unused), 1, ..., ``batch``.
+def token_table(sizes: Floats, seconds: Floats, max_batch: int) -> Floats:
+    """The decode curve at batch sizes 0 (unused), 1, ..., ``max_batch``.
 
     Parameters
     ----------
     sizes, seconds : float64 arrays
-        Points of the curve, sizes growing. Seconds that fall are fitted (a larger batch is not faster, the
-        difference is an error), as ``/curve`` does.
-    batch : int
+        Points of the curve, in order of growing size. Seconds that fall are replaced by a monotone fit, as in
+        ``/curve``: a larger batch is not faster.
+    max_batch : int
 
     Notes
     -----
-    Lines between the points; below the first its seconds stand, and beyond the last they grow in proportion.
+    Linear between the points, constant below the first, proportional to the batch beyond the last.
     """
     logs = np.log(np.maximum(seconds, 1e-15))
     fitted = monotone_fit(logs, [0])
     smooth = np.where(fitted == logs, np.maximum(seconds, 1e-15), np.exp(fitted))
-    table: Floats = np.asarray(interpolate(sizes, smooth, np.arange(batch + 1)), dtype=np.float64)
+    table: Floats = np.asarray(interpolate(sizes, smooth, np.arange(max_batch + 1)), dtype=np.float64)
     return table
 
 
 @dataclass(frozen=True)
 class TrainingCost:
-    """Seconds of training on a step's samples.
+    """Seconds of training on the samples of a step.
 
     Attributes
     ----------
     per_sample_s, per_token_s : float
-        On one unit, for each sample and for each token of prompt and response.
+        Seconds on one unit, per sample and per token of prompt and response.
     fixed_s : float
-        Once in a step, however many units: optimizer, synchronisation.
+        Seconds added once per step, for any number of units: optimizer, synchronisation.
     efficiency : float
-        Share of the ideal speed-up that a doubling of the units leaves, in (0.5, 1].
+        Share of the ideal speed-up that remains at each doubling of the units, in (0.5, 1].
     batch_overhead_s : float
-        What each batch of a streamed step adds.
+        Seconds added per batch of a streamed step.
     inference_s : float
-        Of each sample, where training's units run the rewards, references and critics; it scales ideally.
+        Seconds of inference per sample on one unit, if the training units run it. It scales ideally.
     """
 
     per_sample_s: float = 0.0
@@ -59,16 +59,16 @@ class TrainingCost:
     inference_s: float = 0.0
 
     def speedup(self, units: Floats | float) -> Floats:
-        """Of so many units over one."""
-        many = np.asarray(units, dtype=np.float64)
-        speed: Floats = many * self.efficiency ** np.log2(many)
+        """Speed-up of ``units`` over one unit."""
+        count = np.asarray(units, dtype=np.float64)
+        speed: Floats = count * self.efficiency ** np.log2(count)
         return speed
 
     def work_s(self, samples: Floats | float, tokens: Floats | float, units: Floats | float) -> Floats:
-        """Seconds of so many samples and tokens, without what is added once."""
-        each = self.per_sample_s * samples + self.per_token_s * np.asarray(tokens)
-        many = np.asarray(units, dtype=np.float64)
-        work: Floats = each / self.speedup(many) + self.inference_s * samples / many
+        """Seconds of work on samples and tokens, without ``fixed_s`` and ``batch_overhead_s``."""
+        on_one_unit = self.per_sample_s * samples + self.per_token_s * np.asarray(tokens)
+        count = np.asarray(units, dtype=np.float64)
+        work: Floats = on_one_unit / self.speedup(count) + self.inference_s * samples / count
         return work
 
     def whole_s(self, samples: Floats | float, tokens: Floats | float, units: Floats | float) -> Floats:
@@ -85,29 +85,29 @@ class Pool:
     ----------
     name : str
     units : int
-        How many may be used; one is an instance of generation or a data-parallel unit of training.
+        Number of units; one unit is a generation instance or a data-parallel training unit.
     price_per_hour : float
-        Of one unit.
+        Price of one unit.
     site : str
-        Between sites, weights take ``cross_site_s``.
-    engine : Engine or None
-        None: not for generation.
+        Transfers of weights between sites take ``cross_site_s``.
+    engine : GenerationEngine or None
+        None if the pool does not generate.
     training : TrainingCost or None
-        None: not for training.
+        None if the pool does not train.
     inference_s : float
-        Seconds that one unit takes for one sample's reward, reference and critic values.
+        Seconds of one unit for the reward, reference and critic values of one sample.
     """
 
     name: str
     units: int
     price_per_hour: float = 0.0
     site: str = ""
-    engine: Engine | None = None
+    engine: GenerationEngine | None = None
     training: TrainingCost | None = None
     inference_s: float = 0.0
 
-    def generates(self) -> Engine:
-        """Its engine; raises where it has none."""
+    def generation_engine(self) -> GenerationEngine:
+        """Return the engine; raise FieldError if the pool does not generate."""
         if self.engine is None:
             raise FieldError(f"pool {self.name!r} does not generate", path="pools")
         return self.engine

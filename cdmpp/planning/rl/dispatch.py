@@ -1,9 +1,9 @@
-"""Which instance gets which samples: all alike, or the tail on instances of its own.
+"""Dispatch of samples to generation instances: one group, or separate instances for the long tail.
 
-StreamRL (arXiv:2504.15930, section 5, algorithm 2) gives the samples that its ranker takes for long N_l of
-the instances, where smaller batches decode faster, and takes N_l by a quantile of the lengths. Here N_l is
-chosen by simulating steps that are drawn from the distribution and ranked with the stated recall: what a
-prediction says of single samples is not trusted.
+StreamRL (arXiv:2504.15930, section 5, algorithm 2) gives the samples that its ranker flags as long N_l instances of
+their own, where smaller batches decode faster, and computes N_l from a quantile of the lengths. Here N_l is chosen by
+simulation: steps are drawn from the length distribution and ranked with the given recall. No prediction of a single
+length is used.
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ from typing import Literal
 
 import numpy as np
 
-from cdmpp.planning.rl.generation import Engine, Floats, Ints, Queues, generate
-from cdmpp.planning.rl.lengths import Drawn
+from cdmpp.planning.rl.engine import Floats, GenerationEngine, Ints, SampleQueues
+from cdmpp.planning.rl.generation import generate
+from cdmpp.planning.rl.lengths import SampledSteps
 
-#: A split must gain so much on average, be no worse in more than this share of the steps (by more than the
-#: margin), and its mean gain be so many standard errors from nothing.
-LEAST_GAIN, MARGIN, LOSERS, ERRORS = 1e-3, 0.005, 0.05, 2.0
+#: A split is accepted if its mean gain is at least LEAST_GAIN and at least STANDARD_ERRORS standard errors, and if at
+#: most the share MOST_LOSERS of the steps become longer by more than LOSER_MARGIN.
+LEAST_GAIN, LOSER_MARGIN, MOST_LOSERS, STANDARD_ERRORS = 1e-3, 0.005, 0.05, 2.0
 
 
 @dataclass(frozen=True)
-class Split:
-    """Instances by group.
+class TailSplit:
+    """Number of instances of each group.
 
     Attributes
     ----------
     tail : int
-        Instances of the samples taken for long; 0: no split, every instance gets of all.
+        Instances for the samples flagged as long; 0: no split, all instances serve all samples.
     regular : int
         The other instances.
     """
@@ -39,91 +40,93 @@ class Split:
 
     @property
     def instances(self) -> int:
-        """Together."""
+        """Instances of both groups."""
         return self.tail + self.regular
 
-    def queues(self, samples: int, tail_samples: int) -> Queues:
-        """Samples in the ranker's order, one queue for each group: LPT as far as the ranker knows."""
+    def queues(self, samples: int, tail_samples: int) -> SampleQueues:
+        """One queue per group, in the ranker's order (LPT if the ranker is right)."""
         if self.tail == 0:
-            return Queues.shared(samples, self.regular)
+            return SampleQueues.shared(samples, self.regular)
         order = np.arange(samples, dtype=np.int64)
-        return Queues.of([order[:tail_samples], order[tail_samples:]], [self.tail, self.regular])
+        return SampleQueues.of([order[:tail_samples], order[tail_samples:]], [self.tail, self.regular])
 
 
 class Dispatcher:
-    """Makespans of dispatches on drawn steps, each simulated once.
+    """Simulated makespans of dispatches on sampled steps. Makespans are cached.
 
     Parameters
     ----------
-    engine : Engine
-    drawn : Drawn
-    rough : Drawn, optional
-        The same kind of steps, ranked by a ranker that misses any of the longest: what is feared.
+    engine : GenerationEngine
+    steps : SampledSteps
+    pessimistic : SampledSteps, optional
+        Steps from a ranker that misses any of the longest samples with equal chance.
     doubt : float
-        Chance that the ranker is such a one. A split is chosen for what it gains on average over both.
+        Probability that the ranker is the pessimistic one. Gains of a split are means over both.
     """
 
-    def __init__(self, engine: Engine, drawn: Drawn, rough: Drawn | None = None, doubt: float = 0.0) -> None:
-        self.engine, self.drawn, self.doubt = engine, drawn, doubt
-        self.rough = None if rough is None else Dispatcher(engine, rough)
-        self._ends: dict[tuple[str, int], Floats] = {}
+    def __init__(
+        self, engine: GenerationEngine, steps: SampledSteps, pessimistic: SampledSteps | None = None, doubt: float = 0.0
+    ) -> None:
+        self.engine, self.steps, self.doubt = engine, steps, doubt
+        self.pessimistic = None if pessimistic is None else Dispatcher(engine, pessimistic)
+        self._makespans: dict[tuple[str, int], Floats] = {}
 
     @property
     def samples(self) -> int:
-        """Of a step."""
-        return int(self.drawn.lengths.shape[1])
+        """Samples of a step."""
+        return int(self.steps.lengths.shape[1])
 
     @cached_property
     def tokens(self) -> Floats:
-        """Of prompts and responses of each step, (draws,)."""
-        tokens: Floats = (self.drawn.lengths + self.engine.prompt_tokens).sum(1).astype(np.float64)
+        """Tokens of prompts and responses of each step, (draws,)."""
+        tokens: Floats = (self.steps.lengths + self.engine.prompt_tokens).sum(1).astype(np.float64)
         return tokens
 
-    def finish(self, split: Split) -> Floats:
-        """When each sample ends, (draws, samples)."""
-        queues = split.queues(self.samples, self.drawn.tail)
-        return np.array([generate(self.engine, row, queues).finish_s for row in self.drawn.lengths])
+    def finish_times(self, split: TailSplit) -> Floats:
+        """Time at which each sample ends, (draws, samples)."""
+        queues = split.queues(self.samples, self.steps.tail_samples)
+        return np.array([generate(self.engine, row, queues).finish_s for row in self.steps.lengths])
 
-    def ends(self, split: Split) -> Floats:
-        """When generation ends, (draws,)."""
+    def makespans(self, split: TailSplit) -> Floats:
+        """Time at which generation ends, (draws,)."""
         if split.tail == 0:
-            return self._group("all", split.regular, self.drawn.lengths)
+            return self._group("all", split.regular, self.steps.lengths)
         return np.maximum(self._tail(split.tail), self._regular(split.regular))
 
-    def random_finish(self, instances: int) -> Floats:
-        """As :meth:`finish`, taken in an order that knows nothing of lengths: a baseline."""
-        queues = Queues.shared(self.samples, instances)
-        finish = np.empty(self.drawn.lengths.shape)
-        for place, (row, order) in enumerate(zip(self.drawn.lengths, self.drawn.shuffled, strict=True)):
-            finish[place, order] = generate(self.engine, row[order], queues).finish_s
+    def random_finish_times(self, instances: int) -> Floats:
+        """Baseline: :meth:`finish_times` in random order."""
+        queues = SampleQueues.shared(self.samples, instances)
+        finish = np.empty(self.steps.lengths.shape)
+        for draw, (row, order) in enumerate(zip(self.steps.lengths, self.steps.shuffled, strict=True)):
+            finish[draw, order] = generate(self.engine, row[order], queues).finish_s
         return finish
 
-    def best(self, instances: int) -> Split:
-        """The split of so many instances with the least mean, or none where its gain is not real."""
-        whole = Split(0, instances)
+    def choose_split(self, instances: int) -> TailSplit:
+        """:meth:`best_split` if its gain is significant, else no split."""
+        unsplit = TailSplit(0, instances)
         if instances < 2 or self.samples < 2:
-            return whole
-        found = self.best_split(instances)
-        gain = self.gains(found)
+            return unsplit
+        split = self.best_split(instances)
+        gain = self.gains(split)
         error = float(gain.std(ddof=1)) / len(gain) ** 0.5 if len(gain) > 1 else 0.0
-        losers = (1 - self.ends(found) / self.ends(whole) < -MARGIN).mean()
-        real = gain.mean() > max(LEAST_GAIN, ERRORS * error) and losers <= LOSERS
-        return found if real else whole
+        losers = (1 - self.makespans(split) / self.makespans(unsplit) < -LOSER_MARGIN).mean()
+        significant = gain.mean() > max(LEAST_GAIN, STANDARD_ERRORS * error) and losers <= MOST_LOSERS
+        return split if significant else unsplit
 
-    def gains(self, split: Split) -> Floats:
-        """Share by which a split ends each step sooner than none, doubt counted in, (draws,)."""
-        whole = Split(0, split.instances)
-        gain: Floats = 1 - self.ends(split) / self.ends(whole)
-        if self.rough is None or self.doubt == 0:
+    def gains(self, split: TailSplit) -> Floats:
+        """Relative reduction of each makespan by a split, with ``doubt`` taken into account, (draws,)."""
+        unsplit = TailSplit(0, split.instances)
+        gain: Floats = 1 - self.makespans(split) / self.makespans(unsplit)
+        if self.pessimistic is None or self.doubt == 0:
             return gain
-        rough: Floats = 1 - self.rough.ends(split) / self.rough.ends(whole)
-        both: Floats = gain + self.doubt * (rough - gain)
-        return both
+        pessimistic: Floats = 1 - self.pessimistic.makespans(split) / self.pessimistic.makespans(unsplit)
+        expected: Floats = gain + self.doubt * (pessimistic - gain)
+        return expected
 
-    def best_split(self, instances: int) -> Split:
-        """The split into two groups that gains most on average, whether it gains or not."""
-        # More instances for the tail: it ends sooner and the others later, so the best is where they cross;
-        # doubt moves it to fewer.
+    def best_split(self, instances: int) -> TailSplit:
+        """The split into two groups with the largest mean gain, which may be negative."""
+        # With more tail instances the tail ends sooner and the rest later: the best split is near the crossing.
+        # Doubt moves it to fewer tail instances.
         low, high = 1, instances - 1
         while low < high:
             middle = (low + high) // 2
@@ -131,103 +134,94 @@ class Dispatcher:
                 low = middle + 1
             else:
                 high = middle
-        means: dict[int, float] = {}
+        losses: dict[int, float] = {}
 
-        def try_near(middle: int, reach: int) -> int:
-            for count in range(max(middle - reach, 1), min(middle + reach, instances - 1) + 1):
-                if count not in means:
-                    means[count] = -float(self.gains(Split(count, instances - count)).mean())
-            return min(means, key=lambda count: (means[count], count))
+        def best_near(center: int, reach: int) -> int:
+            for tail in range(max(center - reach, 1), min(center + reach, instances - 1) + 1):
+                if tail not in losses:
+                    losses[tail] = -float(self.gains(TailSplit(tail, instances - tail)).mean())
+            return min(losses, key=lambda tail: (losses[tail], tail))
 
-        best = try_near(low, 3)
-        if self.rough is not None and self.doubt > 0:
-            for coarse in np.unique(np.linspace(1, low, 9).astype(int)).tolist():
-                best = try_near(coarse, 0)
-            best = try_near(best, 2)
-        return Split(best, instances - best)
+        best = best_near(low, 3)
+        if self.pessimistic is not None and self.doubt > 0:
+            for tail in np.unique(np.linspace(1, low, 9).astype(int)).tolist():
+                best = best_near(tail, 0)
+            best = best_near(best, 2)
+        return TailSplit(best, instances - best)
 
-    def by_rule(self, instances: int, combine: Literal["max", "sum"] = "max") -> Split:
-        """StreamRL's own rule (algorithm 2), by quantiles instead of simulation: a baseline.
+    def quantile_rule_split(self, instances: int, combine: Literal["max", "sum"] = "max") -> TailSplit:
+        """Baseline: StreamRL's rule (algorithm 2), computed from quantiles instead of by simulation.
 
-        An instance with M samples and batch B takes ``PTL(B) * L * ceil(M / B)``, with L the 90th percentile
-        of the lengths for the tail and the median for the others. The algorithm adds the two groups' times
-        up ("sum"); they run beside each other, so "max" is what a step takes.
+        An instance with M samples and batch B takes ``PTL(B) * L * ceil(M / B)`` seconds. L is the 90th percentile
+        of the lengths for the tail and the median for the others. The algorithm adds the times of both groups
+        ("sum"); they run in parallel, so the step takes their maximum ("max").
         """
         if instances < 2 or self.samples < 2:
-            return Split(0, instances)
-        median, high = np.quantile(self.drawn.lengths, [0.5, 0.9])
+            return TailSplit(0, instances)
+        median, high = np.quantile(self.steps.lengths, [0.5, 0.9])
 
         def seconds(samples: int, instances: int, length: float) -> float:
-            each = -(-samples // instances)
-            batch = min(each, self.engine.batch)
-            return float(self.engine.seconds_per_token[batch] * length * -(-each // batch))
+            samples_each = -(-samples // instances)
+            batch = min(samples_each, self.engine.max_batch)
+            return float(self.engine.seconds_per_token[batch] * length * -(-samples_each // batch))
 
-        def both(tail: int) -> tuple[float, int]:
-            long = seconds(self.drawn.tail, tail, high)
-            rest = seconds(self.samples - self.drawn.tail, instances - tail, median)
+        def combined(tail: int) -> tuple[float, int]:
+            long = seconds(self.steps.tail_samples, tail, high)
+            rest = seconds(self.samples - self.steps.tail_samples, instances - tail, median)
             return (max(long, rest) if combine == "max" else long + rest), tail
 
-        tail = min(range(1, instances), key=both)
-        return Split(tail, instances - tail)
+        tail = min(range(1, instances), key=combined)
+        return TailSplit(tail, instances - tail)
 
-    def guessed_finish(self, instances: int) -> Floats:
-        """As :meth:`finish`, with splits that trust a guess of every length: a baseline.
+    def guessed_finish_times(self, instances: int) -> Floats:
+        """Baseline: :meth:`finish_times` if a guess of each length is trusted.
 
-        Each step is grouped and ordered by the guesses, and its split is the best for them; then the true
-        lengths are generated.
+        The guesses of each step determine its groups, order and best split; the true lengths are generated.
         """
-        finish = np.empty(self.drawn.lengths.shape)
-        for place, (row, guess) in enumerate(zip(self.drawn.lengths, self.drawn.guesses, strict=True)):
+        finish = np.empty(self.steps.lengths.shape)
+        for draw, (row, guess) in enumerate(zip(self.steps.lengths, self.steps.guesses, strict=True)):
             order = np.argsort(-guess, kind="stable")
-            guessed = np.clip(np.rint(guess[order]), 1, self._longest).astype(np.int64)
-            one = Drawn(guessed[None], self.drawn.tail, order[None], guess[None])
-            inner = Dispatcher(self.engine, one)
-            whole = Split(0, instances)
-            chosen = whole
+            guessed = np.clip(np.rint(guess[order]), 1, self._longest_in_memory).astype(np.int64)
+            guessed_step = SampledSteps(guessed[None], self.steps.tail_samples, order[None], guess[None])
+            dispatcher = Dispatcher(self.engine, guessed_step)
+            split = unsplit = TailSplit(0, instances)
             if instances > 1 and self.samples > 1:
-                found = inner.best_split(instances)
-                chosen = found if inner.ends(found)[0] < inner.ends(whole)[0] else whole
-            queues = chosen.queues(self.samples, self.drawn.tail)
-            finish[place, order] = generate(self.engine, row[order], queues).finish_s
+                best = dispatcher.best_split(instances)
+                split = best if dispatcher.makespans(best)[0] < dispatcher.makespans(unsplit)[0] else unsplit
+            queues = split.queues(self.samples, self.steps.tail_samples)
+            finish[draw, order] = generate(self.engine, row[order], queues).finish_s
         return finish
 
-    def floor(self) -> Floats:
-        """No dispatch ends sooner than its longest sample alone, (draws,)."""
-        engine = self.engine
-        longest = self._longest_each.astype(np.float64)
-        least: Floats = longest * engine.seconds_per_token[1:].min() + engine.prefill_s
+    def longest_alone_s(self) -> Floats:
+        """Lower bound of any dispatch: the longest sample, decoded alone, (draws,)."""
+        longest = self.steps.lengths.max(1).astype(np.float64)
+        least: Floats = longest * self.engine.seconds_per_token[1:].min() + self.engine.prefill_s
         return least
 
-    def bound(self, instances: int) -> Floats:
-        """No dispatch over so many instances ends sooner, (draws,): the floor, and the work."""
-        bound: Floats = np.maximum(self.floor(), self.work_s() / instances)
+    def lower_bound_s(self, instances: int) -> Floats:
+        """Lower bound for ``instances`` instances, (draws,): the longest sample alone, or the work divided evenly."""
+        bound: Floats = np.maximum(self.longest_alone_s(), self.work_s() / instances)
         return bound
 
     def work_s(self) -> Floats:
-        """Unit-seconds that the tokens of each step take at the best batch, (draws,)."""
-        work: Floats = self.drawn.lengths.sum(1) / self.engine.tokens_per_s() + self.samples * self.engine.prefill_s
+        """Unit-seconds for the tokens of each step at the batch with the highest throughput, (draws,)."""
+        work: Floats = self.steps.lengths.sum(1) / self.engine.tokens_per_s() + self.samples * self.engine.prefill_s
         return work
 
     @cached_property
-    def _longest_each(self) -> Ints:
-        longest: Ints = self.drawn.lengths.max(1)
-        return longest
-
-    @cached_property
-    def _longest(self) -> int:
-        # A guess is cut where the memory ends, as a limit of tokens would.
+    def _longest_in_memory(self) -> int:
         return min(int(self.engine.memory_tokens) - self.engine.prompt_tokens, 2**31)
 
     def _tail(self, instances: int) -> Floats:
-        return self._group("tail", instances, self.drawn.lengths[:, : self.drawn.tail])
+        return self._group("tail", instances, self.steps.lengths[:, : self.steps.tail_samples])
 
     def _regular(self, instances: int) -> Floats:
-        return self._group("regular", instances, self.drawn.lengths[:, self.drawn.tail :])
+        return self._group("regular", instances, self.steps.lengths[:, self.steps.tail_samples :])
 
     def _group(self, name: str, instances: int, lengths: Ints) -> Floats:
         key = (name, instances)
-        if key not in self._ends:
-            queues = Queues.shared(lengths.shape[1], instances)
+        if key not in self._makespans:
+            queues = SampleQueues.shared(lengths.shape[1], instances)
             rows = np.ascontiguousarray(lengths)
-            self._ends[key] = np.array([generate(self.engine, row, queues).end_s for row in rows])
-        return self._ends[key]
+            self._makespans[key] = np.array([generate(self.engine, row, queues).end_s for row in rows])
+        return self._makespans[key]

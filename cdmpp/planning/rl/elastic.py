@@ -1,9 +1,8 @@
-"""When to give generation a unit more, or take one away, as responses grow longer over training.
+"""Elastic table: when to move a unit to or from generation as responses grow longer.
 
-StreamRL (section 5): with the gap ``T_gen - T_train``, one unit is added once the gap is at least what the
-unit is predicted to save; here also only if that is worth a unit, for where the longest sample alone takes
-the time, another instance saves nothing. The other way round, one is given back once training is behind by
-at least what its lack would cost.
+StreamRL (section 5) adds a unit to generation if the gap ``T_gen - T_train`` is at least the saving predicted for
+that unit. Here the saving must also be at least :data:`MIN_SAVING`: if the longest sample alone takes the time,
+another instance saves nothing. A unit is removed if training is behind by at least the predicted loss.
 """
 
 from __future__ import annotations
@@ -14,34 +13,34 @@ from typing import Literal
 import numpy as np
 
 from cdmpp.planning.rl.costs import Pool, TrainingCost
-from cdmpp.planning.rl.dispatch import Dispatcher, Split
-from cdmpp.planning.rl.lengths import Drawn
+from cdmpp.planning.rl.dispatch import Dispatcher, TailSplit
+from cdmpp.planning.rl.lengths import SampledSteps
 
-#: How long responses become, over what was planned for.
+#: Factors on the planned response lengths.
 GROWTH = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
-#: Steps to simulate for each.
+#: Steps to simulate per factor.
 MOST_DRAWS = 8
-#: A unit that saves less than this share of generation is not worth adding, whatever the gap.
-WORTH = 0.01
+#: A unit is added only if it saves this share of generation.
+MIN_SAVING = 0.01
 Action = Literal["add", "give back", "keep"]
 
 
 @dataclass(frozen=True)
-class Trigger:
-    """One line of the table, mean seconds of a step.
+class ElasticTrigger:
+    """One row of the table; seconds are means of a step.
 
     Attributes
     ----------
     growth : float
-        Of every response.
+        Factor on every response length.
     generation_s, training_s : float
-        Of the two stages with the planned units.
+        Both stages with the planned units.
     gap_s : float
-        Generation less training.
+        Generation minus training.
     saving_s : float
-        What one more unit saves generation.
+        Reduction of generation by one more unit.
     loss_s : float or None
-        What one unit less costs it; None where there is only one.
+        Increase of generation by one unit less; None if there is only one.
     action : {"add", "give back", "keep"}
     """
 
@@ -54,56 +53,57 @@ class Trigger:
     action: Action
 
 
-def action_of(gap_s: float, saving_s: float, loss_s: float | None, worth_s: float = 0.0) -> Action:
-    """Add a unit to generation, give one back, or neither.
-
-    ``worth_s``: a unit that saves less is not added.
-    """
-    if gap_s >= saving_s >= worth_s and gap_s > 0:
+def action_of(gap_s: float, saving_s: float, loss_s: float | None, min_saving_s: float = 0.0) -> Action:
+    """Whether to add a unit to generation, to give one back, or to keep the units."""
+    if gap_s >= saving_s >= min_saving_s and gap_s > 0:
         return "add"
     if loss_s is not None and -gap_s >= loss_s and gap_s < 0:
         return "give back"
     return "keep"
 
 
-def triggers(pool: Pool, split: Split, cost: TrainingCost, training_units: int, drawn: Drawn) -> list[Trigger]:
-    """The table for a plan.
+def elastic_table(
+    pool: Pool, split: TailSplit, cost: TrainingCost, training_units: int, steps: SampledSteps
+) -> list[ElasticTrigger]:
+    """The table of a plan.
 
     Parameters
     ----------
     pool : Pool
-        Generates.
-    split : Split
-        Of the planned units; with one more or less, and with other lengths, the tail's part of them stays,
-        or there is no split where that is better.
+        Generation pool.
+    split : TailSplit
+        Planned instances. With other units or lengths, the tail keeps its share of the instances, or there is no
+        split if that is better.
     cost : TrainingCost
-        Of ``training_units``.
-    drawn : Drawn
-        Steps as planned for; their lengths are scaled, and cut where memory ends.
+    training_units : int
+    steps : SampledSteps
+        Planned steps. Their lengths are scaled, and truncated at the memory limit.
     """
-    return [_line(pool, split, cost, training_units, drawn, growth) for growth in GROWTH]
+    return [_trigger(pool, split, cost, training_units, steps.first(MOST_DRAWS), growth) for growth in GROWTH]
 
 
-def _line(pool: Pool, split: Split, cost: TrainingCost, training_units: int, drawn: Drawn, growth: float) -> Trigger:
-    engine, units = pool.generates(), split.instances
-    room = engine.memory_tokens - engine.prompt_tokens
-    few = drawn.first(MOST_DRAWS)
-    lengths = np.clip(np.rint(few.lengths * growth), 1, room).astype(np.int64)
-    dispatcher = Dispatcher(engine, replace(few, lengths=lengths))
+def _trigger(
+    pool: Pool, split: TailSplit, cost: TrainingCost, training_units: int, steps: SampledSteps, growth: float
+) -> ElasticTrigger:
+    engine, units = pool.generation_engine(), split.instances
+    longest = engine.memory_tokens - engine.prompt_tokens
+    lengths = np.clip(np.rint(steps.lengths * growth), 1, longest).astype(np.int64)
+    dispatcher = Dispatcher(engine, replace(steps, lengths=lengths))
     samples = dispatcher.samples
 
-    def stage(count: int) -> float:
-        ends = [dispatcher.ends(Split(0, count))]
+    def stage_s(count: int) -> float:
+        makespans = [dispatcher.makespans(TailSplit(0, count))]
         if split.tail and count > 1:
             tail = min(max(round(split.tail * count / units), 1), count - 1)
-            ends.append(dispatcher.ends(Split(tail, count - tail)))
-        return min(float(each.mean()) for each in ends) + pool.inference_s * samples / count
+            makespans.append(dispatcher.makespans(TailSplit(tail, count - tail)))
+        return min(float(seconds.mean()) for seconds in makespans) + pool.inference_s * samples / count
 
-    now = stage(units)
+    generation = stage_s(units)
     tokens = float(dispatcher.tokens.mean())
     training = float(cost.whole_s(samples, tokens, float(training_units)))
-    # Simulated means of different dispatches may differ by a hair in the wrong direction.
-    saving = max(now - stage(units + 1), 0.0)
-    loss = max(stage(units - 1) - now, 0.0) if units > 1 else None
-    gap = now - training
-    return Trigger(growth, now, training, gap, saving, loss, action_of(gap, saving, loss, WORTH * now))
+    # Simulated means of different dispatches are not exactly monotone.
+    saving = max(generation - stage_s(units + 1), 0.0)
+    loss = max(stage_s(units - 1) - generation, 0.0) if units > 1 else None
+    gap = generation - training
+    action = action_of(gap, saving, loss, MIN_SAVING * generation)
+    return ElasticTrigger(growth, generation, training, gap, saving, loss, action)

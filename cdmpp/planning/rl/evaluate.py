@@ -1,4 +1,4 @@
-"""Steps of a plan, simulated: on drawn lengths, or on true ones in the order of a real ranker."""
+"""Simulation of the stages of a step with given sizes."""
 
 from __future__ import annotations
 
@@ -6,25 +6,29 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cdmpp.planning.rl.costs import TrainingCost
-from cdmpp.planning.rl.dispatch import Dispatcher, Split
-from cdmpp.planning.rl.generation import Floats
+from cdmpp.planning.rl.dispatch import Dispatcher, TailSplit
+from cdmpp.planning.rl.engine import Floats
 from cdmpp.planning.rl.migration import Migration, inference_after
-from cdmpp.planning.rl.sizes import Objective, Sizes, Terms
-from cdmpp.planning.rl.streaming import Ready
+from cdmpp.planning.rl.sizes import Objective, PoolSizes, SizingProblem
+from cdmpp.planning.rl.streaming import ReadyTimes
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """Seconds of each simulated step, (draws,).
+class StepOutcome:
+    """Seconds of each simulated step; all arrays are (draws,).
 
     Attributes
     ----------
-    generation_s : until the last sample is generated.
-    stage_s : until its inference is done.
-    training_s : work of training, without waiting; 0 where nothing is trained.
-    idle_s : training's waiting within the step.
-    step_s : until the next may begin.
+    generation_s : float64 array
+        Until the last sample is generated.
+    stage_s : float64 array
+        Until the inference of the last sample is done.
+    training_s : float64 array
+        Work of training, without waiting; 0 without training.
+    idle_s : float64 array
+        Waiting of training within the step.
+    step_s : float64 array
+        Until the next step can start.
     """
 
     generation_s: Floats
@@ -34,80 +38,76 @@ class Outcome:
     step_s: Floats
 
 
-def evaluate(terms: Terms, sizes: Sizes, judge: Dispatcher, migration: Migration | None = None) -> Outcome:
-    """Simulate a plan on steps.
+def evaluate(
+    problem: SizingProblem, sizes: PoolSizes, dispatcher: Dispatcher, migration: Migration | None = None
+) -> StepOutcome:
+    """Simulate steps with given sizes, split and number of batches.
 
     Parameters
     ----------
-    terms : Terms
-    sizes : Sizes
-    judge : Dispatcher
+    problem : SizingProblem
+    sizes : PoolSizes
+    dispatcher : Dispatcher
         Engine of the generation pool, and the steps.
     migration : Migration, optional
         On the same steps.
     """
     if migration is not None:
-        return _outcome(terms, sizes, judge, migration.ends_s, migration.ready_s, sizes.batches)
-    finish = judge.finish(sizes.split)
-    return _outcome(terms, sizes, judge, finish.max(1), _ready(terms, sizes, finish), sizes.batches)
+        return _outcome(problem, sizes, dispatcher, migration.ends_s, migration.ready_s, sizes.batches)
+    finish = dispatcher.finish_times(sizes.split)
+    return _outcome(problem, sizes, dispatcher, finish.max(1), _ready(problem, sizes, finish), sizes.batches)
 
 
-def evaluate_ends(terms: Terms, sizes: Sizes, judge: Dispatcher, finish_s: Floats) -> Outcome:
-    """Simulate the stages behind a generation with these ends, (draws, samples).
-
-    The step is cut into whatever number of batches is best on these steps.
-    """
-    return _outcome(terms, sizes, judge, finish_s.max(1), _ready(terms, sizes, finish_s), None)
+def evaluate_finish(problem: SizingProblem, sizes: PoolSizes, dispatcher: Dispatcher, finish_s: Floats) -> StepOutcome:
+    """Simulate the stages after a generation with finish times (draws, samples), with the best number of batches."""
+    return _outcome(problem, sizes, dispatcher, finish_s.max(1), _ready(problem, sizes, finish_s), None)
 
 
-def inference_of(terms: Terms, sizes: Sizes) -> float:
-    """Seconds of one generation unit for one sample's inference; 0 where training's units run it."""
-    return terms.pools[sizes.generation].inference_s if sizes.inference_by == "generation" else 0.0
+def colocated(
+    problem: SizingProblem, objective: Objective, dispatchers: dict[int, Dispatcher]
+) -> tuple[float, float] | None:
+    """Seconds and price of a step if all units of the best pool generate, then all train; None if none can."""
+    steps: list[tuple[float, float]] = []
+    for index, dispatcher in dispatchers.items():
+        pool = problem.pools[index]
+        if pool.training is None:
+            continue
+        unsplit = TailSplit(0, pool.units)
+        sizes = PoolSizes(index, pool.units, index, pool.units, unsplit, 1, 0.0, 0.0, shared=True)
+        seconds = float(evaluate(problem, sizes, dispatcher).step_s.mean())
+        steps.append((seconds, seconds * problem.price_per_s(sizes)))
+    return min(steps, key=lambda step: step[0 if objective == "time" else 1], default=None)
 
 
-def _ready(terms: Terms, sizes: Sizes, finish_s: Floats) -> Floats:
-    return inference_after(finish_s, inference_of(terms, sizes), sizes.generation_units)
+def _ready(problem: SizingProblem, sizes: PoolSizes, finish_s: Floats) -> Floats:
+    return inference_after(finish_s, problem.generation_inference_s(sizes), sizes.generation_units)
 
 
 def _outcome(
-    terms: Terms, sizes: Sizes, judge: Dispatcher, ends: Floats, ready_s: Floats, batches: int | None
-) -> Outcome:
+    problem: SizingProblem,
+    sizes: PoolSizes,
+    dispatcher: Dispatcher,
+    ends_s: Floats,
+    ready_s: Floats,
+    batches: int | None,
+) -> StepOutcome:
     stage = ready_s.max(1)
-    nothing = np.zeros(len(stage))
+    zeros = np.zeros(len(stage))
     if sizes.training is None:
-        return Outcome(ends, stage, nothing, nothing, stage)
-    cost = trainer_of(terms, sizes)
-    whole = cost.whole_s(judge.samples, judge.tokens, float(sizes.training_units))
+        return StepOutcome(ends_s, stage, zeros, zeros, stage)
+    cost = problem.cost_of(sizes)
+    whole = cost.whole_s(dispatcher.samples, dispatcher.tokens, float(sizes.training_units))
     if sizes.shared:
-        return Outcome(ends, stage, whole, nothing, stage + whole + terms.shared_s)
-    weights = terms.weights_s(sizes.generation, sizes.training)
-    if terms.mode == "async":
-        step = np.maximum(np.maximum(stage, whole), weights)
-        return Outcome(ends, stage, whole, step - whole, step)
-    ready = Ready.of(ready_s, judge.drawn.lengths, judge.engine.prompt_tokens)
+        return StepOutcome(ends_s, stage, whole, zeros, stage + whole + problem.shared_s)
+    weights_s = problem.weights_s(sizes.generation, sizes.training)
+    if problem.mode == "async":
+        step = np.maximum(np.maximum(stage, whole), weights_s)
+        return StepOutcome(ends_s, stage, whole, step - whole, step)
+    ready = ReadyTimes.of(ready_s, dispatcher.steps.lengths, dispatcher.engine.prompt_tokens)
     units = np.array([sizes.training_units])
-    choices = ready.choices() if batches is None else [min(batches, ready.choices()[-1])]
-    tried = [ready.trained(cost, units, count) for count in choices]
-    end, idle = min(tried, key=lambda each: float(each[0].mean()))
-    return Outcome(ends, stage, whole, idle[:, 0], end[:, 0] + weights)
-
-
-def trainer_of(terms: Terms, sizes: Sizes) -> TrainingCost:
-    """The cost of a plan's training."""
-    cost = None if sizes.training is None else terms.training_cost(sizes.training, sizes.inference_by)
-    if cost is None:
-        raise ValueError("nothing is trained")
-    return cost
-
-
-def colocated(terms: Terms, objective: Objective, judges: dict[int, Dispatcher]) -> tuple[float, float] | None:
-    """All units of the best pool generate, then all train, with no overlap: seconds and price of a step."""
-    found: list[tuple[float, float]] = []
-    for number, judge in judges.items():
-        pool = terms.pools[number]
-        if pool.training is None:
-            continue
-        sizes = Sizes(number, pool.units, number, pool.units, Split(0, pool.units), 1, 0.0, 0.0, shared=True)
-        seconds = float(evaluate(terms, sizes, judge).step_s.mean())
-        found.append((seconds, seconds * terms.rate_of(sizes)))
-    return min(found, key=lambda each: each[0 if objective == "time" else 1], default=None)
+    counts = ready.batch_counts()
+    if batches is not None:
+        counts = [min(batches, counts[-1])]
+    trained = [ready.trained(cost, units, count) for count in counts]
+    end, idle = min(trained, key=lambda times: float(times[0].mean()))
+    return StepOutcome(ends_s, stage, whole, idle[:, 0], end[:, 0] + weights_s)

@@ -1,148 +1,36 @@
-"""Generation of one step, sample by sample: instances with continuous batching under a KV memory.
+"""Event-driven simulation of one step's generation: continuous batching with a limited KV cache.
 
-StreamRL's model of decoding (arXiv:2504.15930, section 4): each token of a sample takes ``PTL(batch)``
-seconds, where ``batch`` is how many samples the instance decodes at that moment. Nothing is averaged: the
-batch shrinks as samples end and grows as waiting ones enter, and time advances from event to event.
+The latency model is StreamRL's (arXiv:2504.15930, section 4): one decoding step takes ``seconds_per_token[batch]``,
+where ``batch`` is the number of samples that the instance decodes at that moment. The batch shrinks when samples end
+and grows when waiting samples enter; time advances from event to event.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
 
 from cdmpp.compose.jit import jit
-from cdmpp.errors import InfeasibleError
-
-Floats = np.ndarray[Any, np.dtype[np.float64]]
-Ints = np.ndarray[Any, np.dtype[np.int64]]
-
-#: Stands for a memory without limit: more tokens than any request holds.
-UNLIMITED = 2**62
+from cdmpp.planning.rl.engine import Floats, GenerationEngine, Ints, SampleQueues
 
 
 @dataclass(frozen=True)
-class Engine:
-    """One generation instance.
-
-    Attributes
-    ----------
-    seconds_per_token : float64 array, (largest batch + 1,)
-        ``PTL(batch)`` at its index; index 0 is not used. Its length is the limit of the batch.
-    memory_tokens : int
-        Tokens whose keys and values fit; :data:`UNLIMITED` where only the batch is limited.
-    prompt_tokens : int
-        Tokens of a prompt, which stay in memory while its sample is decoded.
-    prefill_s : float
-        Seconds that one prompt stalls its instance when the sample enters.
-    reserve_tokens : int
-        A waiting sample enters while so many tokens are free beside its prompt (what it may be expected to
-        need). Where memory still runs out, the sample that entered last leaves, and its tokens are
-        computed again when it comes back, as serving engines do.
-    """
-
-    seconds_per_token: Floats
-    memory_tokens: int = UNLIMITED
-    prompt_tokens: int = 0
-    prefill_s: float = 0.0
-    reserve_tokens: int = 0
-
-    @property
-    def batch(self) -> int:
-        """Most samples at a time."""
-        return len(self.seconds_per_token) - 1
-
-    def limited(self, batch: int) -> Engine:
-        """The same with at most ``batch`` samples at a time."""
-        return replace(self, seconds_per_token=self.seconds_per_token[: min(batch, self.batch) + 1])
-
-    def slower(self, factor: float) -> Engine:
-        """The same with every cost times ``factor``."""
-        return replace(self, seconds_per_token=self.seconds_per_token * factor, prefill_s=self.prefill_s * factor)
-
-    def check(self, longest: int) -> None:
-        """Raise :class:`InfeasibleError` where the memory does not hold one sample of ``longest`` tokens."""
-        if self.memory_tokens < longest + self.prompt_tokens:
-            raise InfeasibleError(
-                f"a memory of {self.memory_tokens} tokens does not hold the longest sample, "
-                f"{self.prompt_tokens} of the prompt and {longest} generated; the smallest that would holds "
-                f"{longest + self.prompt_tokens} tokens",
-                hint="give that much, or a smaller max_tokens",
-            )
-
-    def tokens_per_s(self) -> float:
-        """Most tokens that an instance makes in a second, at its best batch."""
-        batches = np.arange(1, self.batch + 1)
-        return float(np.max(batches / self.seconds_per_token[1:]))
-
-    def refill_s(self) -> float:
-        """Seconds to compute one token's keys and values again."""
-        return self.prefill_s / self.prompt_tokens if self.prompt_tokens else 0.0
-
-
-@dataclass(frozen=True)
-class Queues:
-    """Which samples wait in which queue, in the order in which they are taken, and which instances take them.
-
-    Attributes
-    ----------
-    members : int64 array, (samples,)
-        Numbers of samples, queue by queue.
-    starts : int64 array, (queues + 1,)
-        Where each queue's part of ``members`` begins.
-    takers : int64 array, (queues + 1,)
-        Where each queue's instances begin, in the order of instances.
-    """
-
-    members: Ints
-    starts: Ints
-    takers: Ints
-
-    @classmethod
-    def shared(cls, samples: int, instances: int) -> Queues:
-        """Samples 0, 1, ... in one queue, from which whichever instance has room takes the next.
-
-        List scheduling; longest first, LPT (R. L. Graham, "Bounds on multiprocessing timing anomalies",
-        1969).
-        """
-        return cls.of([np.arange(samples, dtype=np.int64)], [instances])
-
-    @classmethod
-    def dealt(cls, samples: int, instances: int) -> Queues:
-        """Deal samples 0, 1, ... round the instances beforehand, a queue to each."""
-        return cls.of([np.arange(first, samples, instances, dtype=np.int64) for first in range(instances)])
-
-    @classmethod
-    def of(cls, parts: Sequence[Ints], instances: Sequence[int] | None = None) -> Queues:
-        """From one array of samples for each queue, and its number of instances (one)."""
-        starts, takers = (np.zeros(len(parts) + 1, dtype=np.int64) for _ in range(2))
-        np.cumsum([len(part) for part in parts], out=starts[1:])
-        np.cumsum([1] * len(parts) if instances is None else instances, out=takers[1:])
-        return cls(np.concatenate(parts).astype(np.int64), starts, takers)
-
-    @property
-    def instances(self) -> int:
-        """How many there are."""
-        return int(self.takers[-1])
-
-
-@dataclass(frozen=True)
-class Generated:
-    """What a simulation found.
+class GenerationResult:
+    """Result of a simulation.
 
     Attributes
     ----------
     finish_s : float64 array, (samples,)
-        When each sample ended; infinite where it had not by ``until_s``.
+        Time at which each sample ended; infinite if it had not ended by ``until_s``.
     left : int64 array, (samples,)
-        Tokens that it still lacks.
+        Tokens still to be generated.
     home : int64 array, (samples,)
-        The instance that took it; -1 where none had by ``until_s``.
+        Instance that took the sample; -1 if it was still waiting at ``until_s``.
     preemptions : int
-        How often a sample left for lack of memory.
+        Number of preemptions for lack of memory.
     """
 
     finish_s: Floats
@@ -152,41 +40,41 @@ class Generated:
 
     @property
     def end_s(self) -> float:
-        """When the last ended."""
+        """Time at which the last sample ended."""
         return float(self.finish_s.max()) if len(self.finish_s) else 0.0
 
 
 def generate(
-    engine: Engine,
+    engine: GenerationEngine,
     lengths: Ints,
-    queues: Queues,
+    queues: SampleQueues,
     *,
     done: Ints | None = None,
     resident: np.ndarray[Any, np.dtype[np.bool_]] | None = None,
     start_s: Floats | None = None,
     until_s: float = np.inf,
-) -> Generated:
+) -> GenerationResult:
     """Simulate the generation of a step.
 
-    An instance asks its queue when it begins and whenever a sample of its own has ended, and takes while it
-    has room. Of instances that ask at the same moment, the one with the fewest samples takes first, then
-    the one with the lowest number, one sample at a time.
+    An instance takes samples from its queue at its start and whenever one of its samples has ended, while it has
+    room. If several instances can take one at the same moment, the one with the fewest samples is first, then the
+    one with the lowest index; each takes one sample at a time.
 
     Parameters
     ----------
-    engine : Engine
-        Of every instance.
+    engine : GenerationEngine
+        Describes every instance.
     lengths : int64 array, (samples,)
-        Tokens that each sample (still) has to get.
-    queues : Queues
+        Tokens that each sample still has to generate.
+    queues : SampleQueues
     done : int64 array, (samples,), optional
-        Tokens that it has already. Default: none.
+        Tokens already generated. Default: 0.
     resident : bool array, (samples,), optional
-        Whose keys and values are there, so that entering costs nothing. Default: nobody's.
+        True for samples whose keys and values are in memory already: they enter without a prefill. Default: False.
     start_s : float64 array, (instances,), optional
-        When each instance begins. Default: 0.
+        Start of each instance. Default: 0.
     until_s : float
-        Stop then, between two tokens.
+        Time at which the simulation stops, between two tokens.
     """
     held = np.full(len(lengths), engine.prompt_tokens, dtype=np.int64)
     fill = np.full(len(lengths), engine.prefill_s)
@@ -201,7 +89,7 @@ def generate(
     preemptions = _run(
         queues.members,
         queues.starts,
-        queues.takers,
+        queues.first_instances,
         held,
         fill,
         engine.refill_s(),
@@ -214,14 +102,14 @@ def generate(
         left,
         home,
     )
-    return Generated(finish, left, home, int(preemptions))
+    return GenerationResult(finish, left, home, int(preemptions))
 
 
 @jit
 def _run(
     members: Ints,
-    bounds: Ints,
-    takers: Ints,
+    queue_starts: Ints,
+    first_instances: Ints,
     held: Ints,
     fill_s: Floats,
     refill_s: float,
@@ -234,111 +122,111 @@ def _run(
     left: Ints,
     home: Ints,
 ) -> int:
-    """All instances; writes all after ``until_s``, ``held`` and ``fill_s``; returns the preemptions."""
-    most = len(seconds_per_token) - 1
+    """Simulate all instances; writes ``held``, ``fill_s``, ``finish_s``, ``left`` and ``home``; returns preemptions."""
+    max_batch = len(seconds_per_token) - 1
     count, instances = len(left), len(start_s)
     entered = np.zeros(count, dtype=np.int64)
-    # The step at which a sample ends; -1 while it does not run. Tells stale entries of the heap apart.
+    # Decoding step at which a running sample ends, else -1. Entries of `ends` that differ from it are stale.
     due = np.full(count, -1, dtype=np.int64)
     preemptions = 0
-    # Of each instance, from one of its turns to the next.
+    # State of each instance between two of its turns.
     steps_made = np.zeros(instances, dtype=np.int64)
     memory_used = np.zeros(instances, dtype=np.int64)
-    blocks = np.zeros(instances, dtype=np.bool_)
-    heaps = [[0] for _ in range(instances)]
-    comings = [[0] for _ in range(instances)]
-    backs = [[0] for _ in range(instances)]
+    is_blocked = np.zeros(instances, dtype=np.bool_)
+    all_ends = [[0] for _ in range(instances)]
+    all_entries = [[0] for _ in range(instances)]
+    all_preempted = [[0] for _ in range(instances)]
     for instance in range(instances):
-        heaps[instance].clear()
-        comings[instance].clear()
-        backs[instance].clear()
-    for queue in range(len(bounds) - 1):
-        following, last = bounds[queue], bounds[queue + 1]
-        # By clock, then by samples, then by number: whose turn it is.
+        all_ends[instance].clear()
+        all_entries[instance].clear()
+        all_preempted[instance].clear()
+    for queue in range(len(queue_starts) - 1):
+        waiting, queue_end = queue_starts[queue], queue_starts[queue + 1]
+        # Heap of (time, running samples, instance): the smallest has the next turn.
         turns = [(start_s[0], 0, 0)]
         turns.clear()
-        for instance in range(takers[queue], takers[queue + 1]):
+        for instance in range(first_instances[queue], first_instances[queue + 1]):
             heappush(turns, (start_s[instance], 0, instance))
         while len(turns) > 0:
             now, active, instance = heappop(turns)
-            step, used, blocked = steps_made[instance], memory_used[instance], blocks[instance]
-            heap, came, back = heaps[instance], comings[instance], backs[instance]
+            step, used, blocked = steps_made[instance], memory_used[instance], is_blocked[instance]
+            ends, entries, preempted = all_ends[instance], all_entries[instance], all_preempted[instance]
             while True:
-                one = -1
-                if active < most and not blocked and now < until_s:
-                    if len(back) > 0:
-                        one = back[-1]
-                    elif following < last:
-                        one = members[following]
-                    if one >= 0 and active > 0 and used + held[one] + min(reserve, left[one]) > memory:
-                        one = -1
-                if one >= 0:
-                    if len(back) > 0:
-                        back.pop()
+                sample = -1
+                if active < max_batch and not blocked and now < until_s:
+                    if len(preempted) > 0:
+                        sample = preempted[-1]
+                    elif waiting < queue_end:
+                        sample = members[waiting]
+                    if sample >= 0 and active > 0 and used + held[sample] + min(reserve, left[sample]) > memory:
+                        sample = -1
+                if sample >= 0:
+                    if len(preempted) > 0:
+                        preempted.pop()
                     else:
-                        following += 1
-                        home[one] = instance
-                    now += fill_s[one]
-                    entered[one] = step
-                    due[one] = step + left[one]
-                    heappush(heap, due[one] * count + one)
-                    came.append(one)
-                    used += held[one]
+                        waiting += 1
+                        home[sample] = instance
+                    now += fill_s[sample]
+                    entered[sample] = step
+                    due[sample] = step + left[sample]
+                    heappush(ends, due[sample] * count + sample)
+                    entries.append(sample)
+                    used += held[sample]
                     active += 1
                 else:
                     if active == 0:
                         break
-                    while due[heap[0] % count] != heap[0] // count:
-                        heappop(heap)
-                    steps = heap[0] // count - step
-                    each = seconds_per_token[active]
-                    # A lone sample always fits (Engine.check).
-                    short = active > 1 and (memory - used) // active < steps
-                    if short:
+                    while due[ends[0] % count] != ends[0] // count:
+                        heappop(ends)
+                    steps = ends[0] // count - step
+                    step_s = seconds_per_token[active]
+                    # A single sample always fits (GenerationEngine.check).
+                    out_of_memory = active > 1 and (memory - used) // active < steps
+                    if out_of_memory:
                         steps = max((memory - used) // active, 0)
-                    if now + steps * each > until_s:
-                        # No token is cut in two: one that has begun is made elsewhere, from its beginning.
-                        step += int(max(until_s - now, 0.0) / each)
+                    if now + steps * step_s > until_s:
+                        # Tokens are not divided: a token in progress is generated again after the stop.
+                        step += int(max(until_s - now, 0.0) / step_s)
                         break
-                    now += steps * each
+                    now += steps * step_s
                     step += steps
                     used += steps * active
-                    if short:
-                        # The last that came and still runs.
-                        while due[came[-1]] < 0:
-                            came.pop()
-                        one = came.pop()
-                        made = step - entered[one]
-                        used -= held[one] + made
-                        held[one] += made
-                        left[one] -= made
-                        fill_s[one] += refill_s * made
-                        due[one] = -1
-                        # It comes back to its own instance, before others.
-                        back.append(one)
+                    if out_of_memory:
+                        # Preempt the running sample that entered last.
+                        while due[entries[-1]] < 0:
+                            entries.pop()
+                        sample = entries.pop()
+                        made = step - entered[sample]
+                        used -= held[sample] + made
+                        held[sample] += made
+                        left[sample] -= made
+                        fill_s[sample] += refill_s * made
+                        due[sample] = -1
+                        # It returns to the same instance, before samples of the queue.
+                        preempted.append(sample)
                         active -= 1
                         preemptions += 1
-                        # Nobody enters before somebody has ended: else the same sample would come and go.
+                        # No sample enters before another has ended, or this one would alternate.
                         blocked = True
                     else:
-                        # All that end with this token, before others enter.
-                        while len(heap) > 0 and heap[0] // count <= step:
-                            ended = heappop(heap)
-                            one = ended % count
-                            if due[one] != ended // count:
+                        # End all samples of this token before others enter.
+                        while len(ends) > 0 and ends[0] // count <= step:
+                            entry = heappop(ends)
+                            sample = entry % count
+                            if due[sample] != entry // count:
                                 continue
-                            finish_s[one] = now
-                            used -= held[one] + left[one]
-                            left[one] = 0
-                            due[one] = -1
+                            finish_s[sample] = now
+                            used -= held[sample] + left[sample]
+                            left[sample] = 0
+                            due[sample] = -1
                             active -= 1
                         blocked = False
-                # What is taken from a queue is taken in the order of time.
+                # Samples leave the queue in the order of time.
                 if len(turns) > 0 and turns[0] < (now, active, instance):
                     heappush(turns, (now, active, instance))
                     break
-            steps_made[instance], memory_used[instance], blocks[instance] = step, used, blocked
-    for one in range(count):
-        if due[one] >= 0:
-            left[one] -= steps_made[home[one]] - entered[one]
+            steps_made[instance], memory_used[instance], is_blocked[instance] = step, used, blocked
+    for sample in range(count):
+        if due[sample] >= 0:
+            left[sample] -= steps_made[home[sample]] - entered[sample]
     return preemptions

@@ -1,9 +1,9 @@
-"""When few samples are left: gather them on some instances, and give the others other work.
+"""Migration of the long tail: unfinished samples are gathered on few instances, the others run inference.
 
-RLHFuse (arXiv:2409.13221, section 4, inter-stage fusion): once at most R_t samples are unfinished, m
-instances keep decoding, enough that the batch does not slow decoding down and that the keys and values fit;
-those that hold most stay, the samples of the others migrate to them, and the freed instances run the
-inference of rewards, references and critics on what is finished. R_t is found by simulation.
+RLHFuse (arXiv:2409.13221, section 4, inter-stage fusion): when at most R_t samples are unfinished, m instances
+continue to decode. m is large enough that the batch does not slow decoding down and that the keys and values fit. The
+instances that hold most tokens stay; samples of the others migrate to them. The freed instances run the reward,
+reference and critic models on finished samples. R_t is found by simulation.
 """
 
 from __future__ import annotations
@@ -15,45 +15,62 @@ from dataclasses import dataclass
 import numpy as np
 
 from cdmpp.compose.budget import SearchControl
-from cdmpp.planning.rl.dispatch import Dispatcher, Split
-from cdmpp.planning.rl.generation import Engine, Floats, Generated, Ints, Queues, generate
+from cdmpp.planning.rl.dispatch import Dispatcher, TailSplit
+from cdmpp.planning.rl.engine import Floats, GenerationEngine, Ints, SampleQueues
+from cdmpp.planning.rl.generation import GenerationResult, generate
 
-#: Thresholds as shares of a step's samples.
-SHARES = (0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7)
-#: By how much a token may take longer on the instances that stay.
-SLOWER = (0.0, 0.05, 0.15)
-#: Shares of the instances that are tried besides, where the memory suffices: to be slower may be worth it.
-REMAINING = (0.125, 0.25, 0.5, 0.75)
-#: Without inference to run, generation may take so much longer for the units that it frees.
+#: Thresholds to try, as shares of a step's samples.
+THRESHOLD_SHARES = (0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7)
+#: Relative slow-downs of a token on the remaining instances.
+SLOWDOWNS = (0.0, 0.05, 0.15)
+#: Shares of the instances to keep that are tried besides, if the memory suffices.
+REMAINING_SHARES = (0.125, 0.25, 0.5, 0.75)
+#: Without inference, generation may take longer by this share to free instances.
 TOLERANCE = 0.005
-#: Steps that differ by less are equal.
+#: Steps whose relative difference is smaller count as equal.
 EQUAL = 0.001
 
 
 @dataclass(frozen=True)
+class MigrationLink:
+    """Cost of moving a sample.
+
+    Attributes
+    ----------
+    bytes_per_token : float
+        Keys and values of one token.
+    bytes_per_s : float
+        Bandwidth into one instance.
+    """
+
+    bytes_per_token: float
+    bytes_per_s: float
+
+
+@dataclass(frozen=True)
 class Migration:
-    """A threshold, and what it does on average.
+    """A migration threshold and its mean effect.
 
     Attributes
     ----------
     threshold : int
         Unfinished samples at which the tail is gathered (R_t).
     remaining : int
-        Instances that keep decoding (m).
+        Instances that continue to decode (m).
     at_s : float
-        When that is.
+        Time of the migration.
     moved, moved_bytes : float
-        Samples that migrate, and their keys and values.
+        Number of samples that migrate, and their keys and values.
     generation_s : float
         Until the last sample is generated.
     stage_s : float
-        Until inference is done as well.
+        Until the inference of the last sample is done.
     freed_s : float
-        Unit-seconds that the freed instances have for other work before generation ends.
+        Unit-seconds of the freed instances before generation ends.
     ready_s : float64 array, (draws, samples)
-        When each sample is ready for training, in the order of the drawn steps.
+        Time at which each sample is ready for training.
     ends_s : float64 array, (draws,)
-        When each generation ended.
+        End of each generation.
     """
 
     threshold: int
@@ -68,171 +85,172 @@ class Migration:
     ends_s: Floats
 
 
-@dataclass(frozen=True)
-class Link:
-    """What moving a sample takes.
-
-    Attributes
-    ----------
-    bytes_per_token : float
-        Keys and values of one token.
-    bytes_per_s : float
-        Into one instance.
-    """
-
-    bytes_per_token: float
-    bytes_per_s: float
-
-
-def inference_after(finish_s: Floats, each_s: float, instances: int) -> Floats:
-    """When each sample is ready if inference begins after generation, on all instances.
+def inference_after(finish_s: Floats, inference_s: float, instances: int) -> Floats:
+    """Time at which each sample is ready if inference runs after generation, on all instances.
 
     Parameters
     ----------
     finish_s : float64 array, (draws, samples)
-        Ends of generation; those that ended first go first.
-    each_s : float
+        Ends of generation. Inference runs in the same order.
+    inference_s : float
         Seconds of one instance for one sample.
+    instances : int
     """
-    if each_s == 0:
+    if inference_s == 0:
         return finish_s
     count = finish_s.shape[1]
-    ends = finish_s.max(1)[:, None] + each_s / instances * np.arange(1, count + 1)
+    ends = finish_s.max(1)[:, None] + inference_s / instances * np.arange(1, count + 1)
     ready = np.empty_like(finish_s)
     np.put_along_axis(ready, np.argsort(finish_s, axis=1, kind="stable"), ends, axis=1)
     return ready
 
 
-def enough(engine: Engine, threshold: int, instances: int, slower: float, tokens: float) -> int:
-    """Fewest instances that hold so many unfinished samples at nearly the speed that they have.
+def fewest_instances(
+    engine: GenerationEngine, threshold: int, instances: int, slowdown: float, held_tokens: float
+) -> int:
+    """Fewest instances that hold the unfinished samples and decode at nearly the same speed.
 
     Parameters
     ----------
-    tokens : float
-        That the unfinished samples have in memory together.
+    engine : GenerationEngine
+    threshold : int
+        Unfinished samples.
+    instances : int
+        Current instances.
+    slowdown : float
+        Relative slow-down of a token that is accepted.
+    held_tokens : float
+        Tokens that the unfinished samples have in memory.
     """
-    before = min(max(-(-threshold // instances), 1), engine.batch)
-    limit = engine.seconds_per_token[before] * (1 + slower)
-    widest = int(np.searchsorted(engine.seconds_per_token[1:], limit, side="right"))
-    by_batch = -(-threshold // max(widest, before))
-    return int(min(max(by_batch, np.ceil(tokens / engine.memory_tokens), 1), instances))
+    batch = min(max(-(-threshold // instances), 1), engine.max_batch)
+    limit_s = engine.seconds_per_token[batch] * (1 + slowdown)
+    largest_batch = int(np.searchsorted(engine.seconds_per_token[1:], limit_s, side="right"))
+    by_batch = -(-threshold // max(largest_batch, batch))
+    return int(min(max(by_batch, np.ceil(held_tokens / engine.memory_tokens), 1), instances))
 
 
 def best_migration(
     dispatcher: Dispatcher,
-    split: Split,
-    link: Link,
+    split: TailSplit,
+    link: MigrationLink,
     inference_s: float,
-    watch: SearchControl,
+    control: SearchControl,
     step_of: Callable[[Floats], float],
 ) -> Migration | None:
-    """The threshold that makes the step shortest; None where none makes it shorter.
+    """The threshold with the shortest step; None if none shortens it.
 
-    Of thresholds that differ by less than :data:`EQUAL`, the one that frees most. Without inference to run:
-    the one that frees most unit-seconds while generation takes at most :data:`TOLERANCE` longer.
+    Of thresholds within :data:`EQUAL`, the one that frees most unit-seconds. Without inference: the one that frees
+    most unit-seconds while generation takes at most :data:`TOLERANCE` longer.
 
     Parameters
     ----------
     dispatcher : Dispatcher
-    split : Split
-        How samples were dispatched.
-    link : Link
+    split : TailSplit
+    link : MigrationLink
     inference_s : float
         Seconds of one unit for one sample.
-    watch : SearchControl
-        Ends the search; what was found by then stands.
+    control : SearchControl
+        If it expires, the best threshold so far is returned.
     step_of : callable
-        Mean seconds of a step from when its samples are ready, (draws, samples).
+        Maps the ready time of each sample, (draws, samples), to the mean seconds of a step.
     """
     samples, instances = dispatcher.samples, split.instances
-    if instances < 2 or samples < 2 or watch.expired:
+    if instances < 2 or samples < 2 or control.expired:
         return None
-    finish = dispatcher.finish(split)
+    finish = dispatcher.finish_times(split)
     limit = float(finish.max(1).mean()) * (1 + TOLERANCE)
     if inference_s > 0:
         limit = step_of(inference_after(finish, inference_s, instances))
-    tried: list[tuple[float, Migration]] = []
-    for threshold in sorted({min(max(round(share * samples), 1), samples - 1) for share in SHARES}):
-        if watch.expired:
+    candidates: list[tuple[float, Migration]] = []
+    for threshold in sorted({min(max(round(share * samples), 1), samples - 1) for share in THRESHOLD_SHARES}):
+        if control.expired:
             break
-        stops = _stops(dispatcher, split, threshold)
-        held = float(np.mean([stop.held.sum() for stop in stops]))
-        for remaining in _sizes(dispatcher.engine, threshold, instances, held):
-            one = _migrate(dispatcher, split, stops, threshold, remaining, link, inference_s)
-            seconds = step_of(one.ready_s) if inference_s > 0 else one.generation_s
-            if seconds <= limit and one.freed_s > 0:
-                tried.append((seconds, one))
-    if not tried:
+        pauses = _pauses(dispatcher, split, threshold)
+        held = float(np.mean([pause.held.sum() for pause in pauses]))
+        for remaining in _remaining_counts(dispatcher.engine, threshold, instances, held):
+            migration = _migrate(dispatcher, split, pauses, threshold, remaining, link, inference_s)
+            seconds = step_of(migration.ready_s) if inference_s > 0 else migration.generation_s
+            if seconds <= limit and migration.freed_s > 0:
+                candidates.append((seconds, migration))
+    if not candidates:
         return None
-    least = min(seconds for seconds, _ in tried)
-    near = [one for seconds, one in tried if seconds <= (1 + EQUAL) * least or inference_s == 0]
-    return max(near, key=lambda one: one.freed_s)
+    least = min(seconds for seconds, _ in candidates)
+    equal = [migration for seconds, migration in candidates if seconds <= (1 + EQUAL) * least or inference_s == 0]
+    return max(equal, key=lambda migration: migration.freed_s)
 
 
-def migrated(
-    dispatcher: Dispatcher, split: Split, threshold: int, remaining: int, link: Link, inference_s: float
+def simulate_migration(
+    dispatcher: Dispatcher, split: TailSplit, threshold: int, remaining: int, link: MigrationLink, inference_s: float
 ) -> Migration:
-    """One threshold and number of remaining instances, simulated."""
-    stops = _stops(dispatcher, split, threshold)
-    return _migrate(dispatcher, split, stops, threshold, remaining, link, inference_s)
+    """Simulate one threshold and number of remaining instances."""
+    pauses = _pauses(dispatcher, split, threshold)
+    return _migrate(dispatcher, split, pauses, threshold, remaining, link, inference_s)
 
 
-def _sizes(engine: Engine, threshold: int, instances: int, tokens: float) -> Iterable[int]:
-    sizes = {enough(engine, threshold, instances, slower, tokens) for slower in SLOWER}
-    least = enough(engine, threshold, instances, np.inf, tokens)
-    sizes |= {max(round(share * instances), least) for share in REMAINING}
-    return sorted(size for size in sizes if size < instances)
+def _remaining_counts(engine: GenerationEngine, threshold: int, instances: int, held_tokens: float) -> Iterable[int]:
+    counts = {fewest_instances(engine, threshold, instances, slowdown, held_tokens) for slowdown in SLOWDOWNS}
+    least = fewest_instances(engine, threshold, instances, np.inf, held_tokens)
+    counts |= {max(round(share * instances), least) for share in REMAINING_SHARES}
+    return sorted(count for count in counts if count < instances)
 
 
 @dataclass(frozen=True)
-class _Stop:
-    """A step at the moment when few samples are left."""
+class _Pause:
+    """State of a step at the migration.
+
+    Attributes
+    ----------
+    at_s : float
+    result : GenerationResult
+    held : int64 array, (samples,)
+        Tokens of each sample in memory.
+    """
 
     at_s: float
-    state: Generated
+    result: GenerationResult
     held: Ints
 
 
-def _stops(dispatcher: Dispatcher, split: Split, threshold: int) -> list[_Stop]:
-    engine, prompt = dispatcher.engine, dispatcher.engine.prompt_tokens
-    queues = split.queues(dispatcher.samples, dispatcher.drawn.tail)
-    stops = []
-    for row in dispatcher.drawn.lengths:
+def _pauses(dispatcher: Dispatcher, split: TailSplit, threshold: int) -> list[_Pause]:
+    engine = dispatcher.engine
+    queues = split.queues(dispatcher.samples, dispatcher.steps.tail_samples)
+    pauses = []
+    for row in dispatcher.steps.lengths:
         whole = generate(engine, row, queues)
         at = float(np.sort(whole.finish_s)[max(len(row) - threshold - 1, 0)])
-        # A nanosecond more: the sample whose end is the moment has ended.
-        state = generate(engine, row, queues, until_s=at * (1 + 1e-12))
-        done = row - state.left
-        held = np.where((state.left > 0) & (done > 0), done + prompt, 0)
-        stops.append(_Stop(at, state, held))
-    return stops
+        # Slightly later, so that the sample that ends at this time counts as finished.
+        result = generate(engine, row, queues, until_s=at * (1 + 1e-12))
+        done = row - result.left
+        held = np.where((result.left > 0) & (done > 0), done + engine.prompt_tokens, 0)
+        pauses.append(_Pause(at, result, held))
+    return pauses
 
 
 def _migrate(
     dispatcher: Dispatcher,
-    split: Split,
-    stops: list[_Stop],
+    split: TailSplit,
+    pauses: list[_Pause],
     threshold: int,
     remaining: int,
-    link: Link,
+    link: MigrationLink,
     inference_s: float,
 ) -> Migration:
     instances, samples = split.instances, dispatcher.samples
-    ready, ends, freed, moved_count, moved_bytes = [], [], [], [], []
-    for row, stop in zip(dispatcher.drawn.lengths, stops, strict=True):
-        finish, moved, tokens = _gather(dispatcher.engine, row, stop, instances, remaining, link)
+    ready, ends, freed, moved_counts, moved_bytes = [], [], [], [], []
+    for row, pause in zip(dispatcher.steps.lengths, pauses, strict=True):
+        finish, moved, moved_tokens = _gather(dispatcher.engine, row, pause, instances, remaining, link)
         end = float(finish.max())
         ends.append(end)
-        freed.append((instances - remaining) * (end - stop.at_s))
-        moved_count.append(moved)
-        moved_bytes.append(tokens * link.bytes_per_token)
-        ready.append(_inference(finish, stop.at_s, end, inference_s, instances, remaining))
+        freed.append((instances - remaining) * (end - pause.at_s))
+        moved_counts.append(moved)
+        moved_bytes.append(moved_tokens * link.bytes_per_token)
+        ready.append(_inference_beside(finish, pause.at_s, end, inference_s, instances, remaining))
     count = float(len(ready))
     return Migration(
         threshold=threshold,
         remaining=remaining,
-        at_s=sum(stop.at_s for stop in stops) / count,
-        moved=sum(moved_count) / count,
+        at_s=sum(pause.at_s for pause in pauses) / count,
+        moved=sum(moved_counts) / count,
         moved_bytes=sum(moved_bytes) / count,
         generation_s=sum(ends) / count,
         stage_s=float(np.mean([row.max() for row in ready])),
@@ -243,48 +261,50 @@ def _migrate(
 
 
 def _gather(
-    engine: Engine, row: Ints, stop: _Stop, instances: int, remaining: int, link: Link
+    engine: GenerationEngine, row: Ints, pause: _Pause, instances: int, remaining: int, link: MigrationLink
 ) -> tuple[Floats, int, int]:
-    """Ends of all samples, how many with tokens moved, and these tokens."""
-    left, home = stop.state.left, stop.state.home
+    """Finish times of all samples, number of samples moved with tokens in memory, and these tokens."""
+    left, home = pause.result.left, pause.result.home
     unfinished = np.flatnonzero(left > 0)
-    # Those that wait in a queue are nobody's, and go where the fewest are.
-    taken = unfinished[home[unfinished] >= 0]
-    tokens = np.bincount(home[taken], weights=stop.held[taken], minlength=instances)
-    # Those that hold most keep it; of equals the first.
-    stay = np.argsort(-tokens, kind="stable")[:remaining]
-    place = np.full(instances, -1)
-    place[stay] = np.arange(remaining)
-    seat = np.where(home[unfinished] >= 0, place[home[unfinished]], -1)
-    queues = [unfinished[seat == number].tolist() for number in range(remaining)]
-    loads = [(len(queue), number) for number, queue in enumerate(queues)]
+    running = unfinished[home[unfinished] >= 0]
+    tokens = np.bincount(home[running], weights=pause.held[running], minlength=instances)
+    # The instances with most tokens stay; ties go to the lowest index.
+    staying = np.argsort(-tokens, kind="stable")[:remaining]
+    queue_of = np.full(instances, -1)
+    queue_of[staying] = np.arange(remaining)
+    # -1: samples that move, and samples that wait in a queue and have no instance yet.
+    queue = np.where(home[unfinished] >= 0, queue_of[home[unfinished]], -1)
+    queues = [unfinished[queue == index].tolist() for index in range(remaining)]
+    loads = [(len(samples), index) for index, samples in enumerate(queues)]
     heapq.heapify(loads)
     received = np.zeros(remaining)
-    moving = unfinished[seat < 0]
-    for one, tokens_held in zip(moving.tolist(), stop.held[moving].tolist(), strict=True):
-        load, number = heapq.heappop(loads)
-        queues[number].append(one)
-        received[number] += tokens_held
-        heapq.heappush(loads, (load + 1, number))
-    parts = [np.array(queue, dtype=np.int64) for queue in queues]
-    # Running samples first: what waits goes on waiting.
-    parts = [part[np.argsort(stop.held[part] == 0, kind="stable")] for part in parts]
-    start = stop.at_s + received * link.bytes_per_token / link.bytes_per_s
-    after = generate(engine, left, Queues.of(parts), done=row - left, resident=stop.held > 0, start_s=start)
-    finish = np.where(np.isfinite(stop.state.finish_s), stop.state.finish_s, after.finish_s)
-    return finish, int((stop.held[moving] > 0).sum()), int(received.sum())
+    moving = unfinished[queue < 0]
+    for sample, held in zip(moving.tolist(), pause.held[moving].tolist(), strict=True):
+        load, index = heapq.heappop(loads)
+        queues[index].append(sample)
+        received[index] += held
+        heapq.heappush(loads, (load + 1, index))
+    ordered = [np.array(samples, dtype=np.int64) for samples in queues]
+    # Running samples before waiting ones.
+    ordered = [samples[np.argsort(pause.held[samples] == 0, kind="stable")] for samples in ordered]
+    start = pause.at_s + received * link.bytes_per_token / link.bytes_per_s
+    rest = generate(engine, left, SampleQueues.of(ordered), done=row - left, resident=pause.held > 0, start_s=start)
+    finish = np.where(np.isfinite(pause.result.finish_s), pause.result.finish_s, rest.finish_s)
+    return finish, int((pause.held[moving] > 0).sum()), int(received.sum())
 
 
-def _inference(finish: Floats, at_s: float, end_s: float, each_s: float, instances: int, remaining: int) -> Floats:
-    """When each sample is ready: inference on the freed instances, after generation on all."""
-    if each_s == 0:
+def _inference_beside(
+    finish: Floats, at_s: float, end_s: float, inference_s: float, instances: int, remaining: int
+) -> Floats:
+    """Time at which each sample is ready: inference on the freed instances, after generation on all."""
+    if inference_s == 0:
         return finish
     order = np.argsort(finish, kind="stable")
-    slow, fast = each_s / (instances - remaining), each_s / instances
-    arrive = np.maximum(finish[order], at_s)
-    count = np.arange(len(order))
-    # end_i = max(arrive_i, end_{i-1}) + slow, written out.
-    ends = slow * (count + 1) + np.maximum.accumulate(arrive - slow * count)
+    slow, fast = inference_s / (instances - remaining), inference_s / instances
+    arrivals = np.maximum(finish[order], at_s)
+    index = np.arange(len(order))
+    # Closed form of end_i = max(arrival_i, end_{i-1}) + slow.
+    ends = slow * (index + 1) + np.maximum.accumulate(arrivals - slow * index)
     late = int(np.searchsorted(ends, end_s, side="right"))
     ends[late:] = end_s + fast * np.arange(1, len(order) - late + 1)
     ready = np.empty_like(ends)

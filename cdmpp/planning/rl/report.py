@@ -1,369 +1,315 @@
-"""From a plan to its answer: figures, and why they are what they are."""
+"""The typed plan of a search result."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from cdmpp.planning.rl.dispatch import Dispatcher, Split
-from cdmpp.planning.rl.evaluate import evaluate, inference_of
+from cdmpp.errors import FieldError
+from cdmpp.planning.rl.dispatch import Dispatcher, TailSplit
+from cdmpp.planning.rl.evaluate import evaluate
+from cdmpp.planning.rl.explanation import explain
 from cdmpp.planning.rl.generation import generate
-from cdmpp.planning.rl.lengths import Drawn
-from cdmpp.planning.rl.migration import migrated
-from cdmpp.planning.rl.pricing import PricedPool
-from cdmpp.planning.rl.search import Plan, Problem
-from cdmpp.planning.rl.sizes import Sizes
-from cdmpp.units import format_latency
+from cdmpp.planning.rl.lengths import SampledSteps
+from cdmpp.planning.rl.migration import simulate_migration
+from cdmpp.planning.rl.plan_schema import (
+    CurvePart,
+    DispatchPart,
+    ElasticPart,
+    GenerationPart,
+    GroupPart,
+    HistogramPart,
+    LengthsPart,
+    MigrationPart,
+    ObjectivePart,
+    RlPlan,
+    SizesPart,
+    SplitPart,
+    StreamingPart,
+    TrainingPart,
+)
+from cdmpp.planning.rl.problem import CostFigure, RlProblem, make_problem, pool_costs
+from cdmpp.planning.rl.schema import DecodeLine, PoolForm, RlRequest
+from cdmpp.planning.rl.search import SearchResult
+from cdmpp.planning.rl.sizes import PoolSizes
 
-if TYPE_CHECKING:
-    from cdmpp.planning.rl.schema import RlRequest
-
-BINS, MOST_POINTS, MOST_FRONT = 32, 64, 64
+#: Bins of the length histogram; most points of the Pareto front that a plan lists.
+BINS, MOST_FRONT = 32, 64
 
 
-def write(request: RlRequest, problem: Problem, plan: Plan, priced: Sequence[PricedPool]) -> dict[str, Any]:
-    """The answer's fields, less those that every answer has."""
-    sizes, terms = plan.sizes, problem.terms
-    pool = terms.pools[sizes.generation]
-    judge = problem.dispatcher(pool.generates(), plan.drawn, 1)
-    value = sizes.value(problem.objective)
-    bound = plan.bound_s if problem.objective == "time" else plan.bound_price
-    lower, upper = _interval(request, plan, priced)
-    split = _split(problem, plan, judge)
-    baselines = _baselines(problem, plan)
-    return {
-        "objective": {"name": problem.objective, "value": value, "lower_bound": bound},
-        "mode": terms.mode,
-        "step_s": sizes.step_s,
-        "step_lower_s": lower,
-        "step_upper_s": upper,
-        "lower_bound_s": plan.bound_s,
-        "price_per_step": sizes.price,
-        "generation": _generation(plan, pool.name, judge),
-        "training": _training(problem, plan),
-        "tail_split": split,
-        "dispatch": {"rule": "lpt", "words": _rule(sizes.split, plan.drawn.tail)},
-        "streaming": _streaming(problem, plan),
-        "migration": _migration(problem, plan),
-        "elastic": _elastic(problem, plan),
-        "pareto": [_front(problem, one) for one in _thinned(plan.front)],
-        "lengths": _lengths(problem, plan.drawn),
-        "decode": [_curve(one, request.kv.max_batch) for one in priced if one.curve is not None],
-        "draws": len(plan.drawn),
-        "sizes_tried": plan.tried,
-        "complete": plan.complete,
-        "left_out": plan.left_out,
-        "baselines": baselines,
-        "gap": value / bound - 1,
-        "explanation": _explanation(problem, plan, priced, split, judge),
-    }
+def make_plan(request: RlRequest, problem: RlProblem, result: SearchResult) -> RlPlan:
+    """The plan of a search result.
+
+    Parameters
+    ----------
+    request : RlRequest
+        With resolved costs.
+    problem : RlProblem
+        Made from the request.
+    result : SearchResult
+
+    Raises
+    ------
+    FieldError
+        The lower bound of the price is 0.
+    """
+    sizes, sizing = result.sizes, problem.sizing
+    pool = sizing.pools[sizes.generation]
+    held_out = problem.dispatcher(pool.generation_engine(), result.steps, held_out=True)
+    bound = result.bound_s if problem.objective == "time" else result.bound_price
+    if bound == 0:
+        raise FieldError(
+            "pools without a price can run the whole step, so that the lower bound of its price is 0",
+            path="pools",
+            hint='give every pool a price, or use "objective": "time"',
+        )
+    lower_s, upper_s = _interval(request, result)
+    split = _split(result, held_out)
+    return RlPlan(
+        objective=ObjectivePart(name=problem.objective, value=sizes.value(problem.objective), lower_bound=bound),
+        mode=sizing.mode,
+        step_s=sizes.step_s,
+        step_lower_s=lower_s,
+        step_upper_s=upper_s,
+        lower_bound_s=result.bound_s,
+        price_per_step=sizes.price,
+        generation=_generation(result, pool.name, held_out),
+        training=_training(problem, result),
+        tail_split=split,
+        dispatch=DispatchPart(rule="lpt", words=_dispatch_rule(sizes.split, result.steps.tail_samples)),
+        streaming=_streaming(problem, result),
+        migration=_migration(problem, result),
+        elastic=_elastic(problem, result),
+        pareto=[_front_sizes(problem, sizes) for sizes in _thinned(result.front)],
+        lengths=_lengths(problem, result.steps),
+        decode=[_curve(pool, request.kv.max_batch) for pool in request.pools if pool.decode is not None],
+        draws=len(result.steps),
+        sizes_tried=result.sizes_tried,
+        complete=result.complete,
+        left_out=result.left_out,
+        baselines=_baselines(problem, result),
+        explanation=explain(request, problem, result, split),
+    )
 
 
 def _mean(values: Any) -> float:
     return float(np.mean(values))
 
 
-def _interval(request: RlRequest, plan: Plan, priced: Sequence[PricedPool]) -> tuple[float | None, float | None]:
-    """The same plan with every predicted cost at its lower and at its upper bound."""
-    if not any(one.predicted for one in priced):
+def _interval(request: RlRequest, result: SearchResult) -> tuple[float | None, float | None]:
+    """Step time of the same plan with all predictions at their lower and at their upper bounds."""
+    if not any(cost.parts for pool in request.pools for cost in pool_costs(pool)):
         return None, None
-    found = []
-    for figure in ("lower_s", "upper_s"):
-        problem = request.problem(priced, figure)
-        pool = problem.terms.pools[plan.sizes.generation]
-        judge = Dispatcher(pool.generates(), plan.drawn)
+    sizes = result.sizes
+
+    def step_s(figure: CostFigure) -> float:
+        problem = make_problem(request, figure)
+        sizing = problem.sizing
+        dispatcher = Dispatcher(sizing.pools[sizes.generation].generation_engine(), result.steps)
         migration = None
-        if plan.applied and plan.migration is not None:
-            migration = migrated(
-                judge,
-                plan.sizes.split,
-                plan.migration.threshold,
-                plan.migration.remaining,
-                problem.link,
-                inference_of(problem.terms, plan.sizes),
-            )
-        found.append(_mean(evaluate(problem.terms, plan.sizes, judge, migration).step_s))
-    return min(*found, plan.sizes.step_s), max(*found, plan.sizes.step_s)
+        if result.migration_applied and result.migration is not None:
+            threshold, remaining = result.migration.threshold, result.migration.remaining
+            inference_s = sizing.generation_inference_s(sizes)
+            migration = simulate_migration(dispatcher, sizes.split, threshold, remaining, problem.link, inference_s)
+        return _mean(evaluate(sizing, sizes, dispatcher, migration).step_s)
+
+    bounds = step_s("lower_s"), step_s("upper_s")
+    return min(*bounds, sizes.step_s), max(*bounds, sizes.step_s)
 
 
-def _baselines(problem: Problem, plan: Plan) -> dict[str, float]:
+def _baselines(problem: RlProblem, result: SearchResult) -> dict[str, float]:
     """The objective of simpler plans with the same units."""
-    sizes, terms = plan.sizes, problem.terms
-    factor = 1.0 if problem.objective == "time" else terms.rate_of(sizes)
-    found = {
-        "random": _mean(plan.random.step_s) * factor,
-        "lpt": _mean(plan.plain.step_s) * factor,
-        "rule": _mean(plan.rule.step_s) * factor,
-        "guesses": _mean(plan.guesses.step_s) * factor,
-        "floor": plan.floor_s * factor,
+    factor = 1.0 if problem.objective == "time" else problem.sizing.price_per_s(result.sizes)
+    baselines = {
+        "random": _mean(result.random.step_s) * factor,
+        "lpt": _mean(result.lpt.step_s) * factor,
+        "rule": _mean(result.quantile_rule.step_s) * factor,
+        "guesses": _mean(result.guessed.step_s) * factor,
+        "floor": result.longest_alone_s * factor,
     }
-    if sizes.batches > 1:
-        found["not_streamed"] = _mean(plan.serial.step_s) * factor
-    if plan.applied:
-        found["not_migrated"] = _mean(plan.without.step_s) * factor
-    if plan.colocated is not None:
-        found["colocated"] = plan.colocated[0 if problem.objective == "time" else 1]
-    return found
+    if result.sizes.batches > 1:
+        baselines["not_streamed"] = _mean(result.unstreamed.step_s) * factor
+    if result.migration_applied:
+        baselines["not_migrated"] = _mean(result.unmigrated.step_s) * factor
+    if result.colocated is not None:
+        baselines["colocated"] = result.colocated[0 if problem.objective == "time" else 1]
+    return baselines
 
 
-def _generation(plan: Plan, name: str, judge: Dispatcher) -> dict[str, Any]:
-    queues = plan.sizes.split.queues(judge.samples, plan.drawn.tail)
-    preempted = [generate(judge.engine, row, queues).preemptions for row in plan.drawn.lengths]
-    return {
-        "pool": name,
-        "inference_by": plan.sizes.inference_by,
-        "instances": plan.sizes.generation_units,
-        "time_s": _mean(plan.outcome.generation_s),
-        "stage_s": _mean(plan.outcome.stage_s),
-        "lower_bound_s": plan.stage_bound_s,
-        "baselines_s": {
-            "random": _mean(plan.random.generation_s),
-            "lpt": _mean(plan.plain.generation_s),
-            "rule": _mean(plan.rule.generation_s),
-            "guesses": _mean(plan.guesses.generation_s),
-            "floor": plan.floor_s,
+def _generation(result: SearchResult, pool: str, held_out: Dispatcher) -> GenerationPart:
+    queues = result.sizes.split.queues(held_out.samples, result.steps.tail_samples)
+    preemptions = [generate(held_out.engine, row, queues).preemptions for row in result.steps.lengths]
+    return GenerationPart(
+        pool=pool,
+        inference_by=result.sizes.inference_by,
+        instances=result.sizes.generation_units,
+        time_s=_mean(result.outcome.generation_s),
+        stage_s=_mean(result.outcome.stage_s),
+        lower_bound_s=result.generation_bound_s,
+        baselines_s={
+            "random": _mean(result.random.generation_s),
+            "lpt": _mean(result.lpt.generation_s),
+            "rule": _mean(result.quantile_rule.generation_s),
+            "guesses": _mean(result.guessed.generation_s),
+            "floor": result.longest_alone_s,
         },
-        "preemptions": _mean(preempted),
-    }
-
-
-def _training(problem: Problem, plan: Plan) -> dict[str, Any] | None:
-    if plan.sizes.training is None:
-        return None
-    return {
-        "shared": plan.sizes.shared,
-        "pool": problem.terms.pools[plan.sizes.training].name,
-        "units": plan.sizes.training_units,
-        "time_s": _mean(plan.outcome.training_s),
-        "idle_s": _mean(plan.outcome.idle_s),
-    }
-
-
-def _split(problem: Problem, plan: Plan, judge: Dispatcher) -> dict[str, Any]:
-    used, units, samples = plan.sizes.split, plan.sizes.generation_units, judge.samples
-    tail = plan.drawn.tail
-    most = judge.engine.batch
-    plain = judge.ends(Split(0, units))
-    gain = 1 - _mean(judge.ends(used)) / _mean(plain)
-    best_gain = 1 - _mean(judge.ends(plan.candidate)) / _mean(plain)
-    other = None
-    if used.tail and judge.rough is not None:
-        other = 1 - _mean(judge.rough.ends(used)) / _mean(judge.rough.ends(Split(0, units)))
-    if used.tail:
-        reason = f"it gains {100 * gain:.1f} % on steps that it was not chosen on"
-    elif units < 2:
-        reason = "one instance cannot be split"
-    else:
-        reason = (
-            f"no split has a gain that is real, doubt of the ranker counted in: the best one's gain is "
-            f"{100 * best_gain:.1f} % if the ranker is as stated"
-        )
-
-    def group(count: int, instances: int) -> dict[str, int]:
-        batch = 0 if instances == 0 else min(-(-count // instances), most)
-        return {"samples": count, "instances": instances, "batch": batch}
-
-    return {
-        "used": used.tail > 0,
-        "tail": group(tail if used.tail else 0, used.tail),
-        "regular": group(samples - tail if used.tail else samples, used.regular),
-        "gain": gain,
-        "best_gain": best_gain,
-        "if_misses_any": other,
-        "reason": reason,
-    }
-
-
-def _rule(split: Split, tail: int) -> str:
-    order = "in the ranker's order, longest first"
-    take = "whichever instance has room takes the next, of several the one that decodes fewest"
-    if split.tail == 0:
-        return f"all samples wait in one queue {order}; {take}"
-    return (
-        f"the {tail} samples ranked longest wait in one queue, for the instances of the tail, the others in "
-        f"another, for the regular instances, each {order}; {take}"
+        preemptions=_mean(preemptions),
     )
 
 
-def _streaming(problem: Problem, plan: Plan) -> dict[str, Any] | None:
-    if plan.sizes.training is None or plan.sizes.shared:
+def _training(problem: RlProblem, result: SearchResult) -> TrainingPart | None:
+    if result.sizes.training is None:
         return None
-    step = plan.outcome.step_s
-    return {
-        "mode": problem.terms.mode,
-        "batches": plan.sizes.batches,
-        "samples_per_batch": problem.samples / plan.sizes.batches,
-        "training_bubble": _mean(plan.outcome.idle_s / step),
-        "generation_bubble": _mean(1 - plan.outcome.stage_s / step),
-        "serial_s": _mean(plan.serial.step_s),
-    }
+    return TrainingPart(
+        shared=result.sizes.shared,
+        pool=problem.sizing.pools[result.sizes.training].name,
+        units=result.sizes.training_units,
+        time_s=_mean(result.outcome.training_s),
+        idle_s=_mean(result.outcome.idle_s),
+    )
 
 
-def _migration(problem: Problem, plan: Plan) -> dict[str, Any] | None:
-    found = plan.migration
-    if found is None:
+def _split(result: SearchResult, held_out: Dispatcher) -> SplitPart:
+    split, tail_samples = result.sizes.split, result.steps.tail_samples
+    unsplit = TailSplit(0, split.instances)
+    makespan = _mean(held_out.makespans(unsplit))
+    gain = 1 - _mean(held_out.makespans(split)) / makespan
+    best_gain = 1 - _mean(held_out.makespans(result.best_split)) / makespan
+    pessimistic, pessimistic_gain = held_out.pessimistic, None
+    if split.tail and pessimistic is not None:
+        pessimistic_gain = 1 - _mean(pessimistic.makespans(split)) / _mean(pessimistic.makespans(unsplit))
+    if split.tail:
+        reason = f"it gains {100 * gain:.1f} % on held-out steps"
+    elif split.instances < 2:
+        reason = "one instance cannot be split"
+    else:
+        reason = (
+            f"no split has a significant gain, with doubt of the ranker; the best one gains {100 * best_gain:.1f} % if "
+            "the ranker is as stated"
+        )
+
+    def group(samples: int, instances: int) -> GroupPart:
+        batch = 0 if instances == 0 else min(-(-samples // instances), held_out.engine.max_batch)
+        return GroupPart(samples=samples, instances=instances, batch=batch)
+
+    return SplitPart(
+        used=split.tail > 0,
+        tail=group(tail_samples if split.tail else 0, split.tail),
+        regular=group(held_out.samples - tail_samples if split.tail else held_out.samples, split.regular),
+        gain=gain,
+        best_gain=best_gain,
+        if_misses_any=pessimistic_gain,
+        reason=reason,
+    )
+
+
+def _dispatch_rule(split: TailSplit, tail_samples: int) -> str:
+    order = "in the ranker's order, longest first"
+    take = "an instance with room takes the next sample; if several have room, the one with the smallest batch does"
+    if split.tail == 0:
+        return f"all samples wait in one queue {order}; {take}"
+    return (
+        f"the {tail_samples} samples ranked longest wait in the queue of the tail instances, the others in that of "
+        f"the regular instances, each {order}; {take}"
+    )
+
+
+def _streaming(problem: RlProblem, result: SearchResult) -> StreamingPart | None:
+    if result.sizes.training is None or result.sizes.shared:
         return None
-    return {
-        "applied": plan.applied,
-        "threshold": found.threshold,
-        "threshold_share": found.threshold / problem.samples,
-        "remaining_instances": found.remaining,
-        "at_s": found.at_s,
-        "moved_samples": found.moved,
-        "moved_bytes": found.moved_bytes,
-        "generation_s": found.generation_s,
-        "stage_s": found.stage_s,
-        "without_s": _mean(plan.without.stage_s),
-        "freed_unit_s": found.freed_s,
-    }
+    step_s = result.outcome.step_s
+    return StreamingPart(
+        mode=problem.sizing.mode,
+        batches=result.sizes.batches,
+        samples_per_batch=problem.samples / result.sizes.batches,
+        training_bubble=_mean(result.outcome.idle_s / step_s),
+        generation_bubble=_mean(1 - result.outcome.stage_s / step_s),
+        serial_s=_mean(result.unstreamed.step_s),
+    )
 
 
-def _elastic(problem: Problem, plan: Plan) -> list[dict[str, Any]]:
-    sizes = plan.sizes
+def _migration(problem: RlProblem, result: SearchResult) -> MigrationPart | None:
+    migration = result.migration
+    if migration is None:
+        return None
+    return MigrationPart(
+        applied=result.migration_applied,
+        threshold=migration.threshold,
+        threshold_share=migration.threshold / problem.samples,
+        remaining_instances=migration.remaining,
+        at_s=migration.at_s,
+        moved_samples=migration.moved,
+        moved_bytes=migration.moved_bytes,
+        generation_s=migration.generation_s,
+        stage_s=migration.stage_s,
+        without_s=_mean(result.unmigrated.stage_s),
+        freed_unit_s=migration.freed_s,
+    )
+
+
+def _elastic(problem: RlProblem, result: SearchResult) -> list[ElasticPart]:
+    sizes = result.sizes
     used = sizes.units if sizes.training == sizes.generation else sizes.generation_units
-    free = problem.terms.pools[sizes.generation].units - used
-    return [vars(line) | {"free_units": free} for line in plan.table]
+    free_units = problem.sizing.pools[sizes.generation].units - used
+    return [ElasticPart(**vars(trigger), free_units=free_units) for trigger in result.elastic]
 
 
-def _front(problem: Problem, one: Sizes) -> dict[str, Any]:
-    pools = problem.terms.pools
-    return {
-        "generation_pool": pools[one.generation].name,
-        "generation_units": one.generation_units,
-        "training_pool": None if one.training is None else pools[one.training].name,
-        "training_units": one.training_units,
-        "shared": one.shared,
-        "tail_instances": one.split.tail,
-        "batches": one.batches,
-        "step_s": one.step_s,
-        "price": one.price,
-    }
+def _front_sizes(problem: RlProblem, sizes: PoolSizes) -> SizesPart:
+    pools = problem.sizing.pools
+    return SizesPart(
+        generation_pool=pools[sizes.generation].name,
+        generation_units=sizes.generation_units,
+        training_pool=None if sizes.training is None else pools[sizes.training].name,
+        training_units=sizes.training_units,
+        shared=sizes.shared,
+        tail_instances=sizes.split.tail,
+        batches=sizes.batches,
+        step_s=sizes.step_s,
+        price=sizes.price,
+    )
 
 
-def _thinned(front: Sequence[Sizes]) -> list[Sizes]:
-    """At most :data:`MOST_FRONT` of them, the ends among them."""
+def _thinned(front: Sequence[PoolSizes]) -> list[PoolSizes]:
+    """At most :data:`MOST_FRONT` of them, evenly spaced, with both ends."""
     if len(front) <= MOST_FRONT:
         return list(front)
     places = np.unique(np.linspace(0, len(front) - 1, MOST_FRONT).round().astype(int))
     return [front[place] for place in places]
 
 
-def _lengths(problem: Problem, drawn: Drawn) -> dict[str, Any]:
-    rows = drawn.lengths
-    tail, regular = rows[:, : drawn.tail], rows[:, drawn.tail :]
-    border = np.sort(rows, axis=1)[:, -drawn.tail]
-    low, high = float(rows.min()), float(rows.max())
+def _lengths(problem: RlProblem, steps: SampledSteps) -> LengthsPart:
+    lengths = steps.lengths
+    tail, regular = lengths[:, : steps.tail_samples], lengths[:, steps.tail_samples :]
+    border = np.sort(lengths, axis=1)[:, -steps.tail_samples]
+    low, high = float(lengths.min()), float(lengths.max())
     edges = np.geomspace(low, max(high, low + 1), BINS + 1)
     edges[0], edges[-1] = low, max(high, low + 1)
-    return {
-        "mean": float(rows.mean()),
-        "longest": float(rows.max(1).mean()),
-        "limit": problem.lengths.longest,
-        "tail_border": float(border.mean()),
-        "recall": float((tail >= border[:, None]).mean()),
-        "histogram": {
-            "edges": edges.tolist(),
-            "tail": np.histogram(tail, edges)[0].tolist(),
-            "regular": np.histogram(regular, edges)[0].tolist(),
-        },
-    }
-
-
-def _curve(one: PricedPool, batch: int) -> dict[str, Any]:
-    assert one.curve is not None
-    sizes, costs = one.curve
-    if len(costs[0].parts) == 0 and len(sizes) == 2 and sizes[-1] > batch:
-        # A line, given by its ends.
-        middle = np.unique(np.array([1, batch]))
-        shown = np.interp(middle, sizes, [cost.latency_s for cost in costs]).tolist()
-        return {
-            "pool": one.stages.pool.name,
-            "batch": middle.tolist(),
-            "seconds_per_token": shown,
-            "lower_s": shown,
-            "upper_s": shown,
-        }
-    return {
-        "pool": one.stages.pool.name,
-        "batch": sizes.astype(int).tolist(),
-        "seconds_per_token": [cost.latency_s for cost in costs],
-        "lower_s": [cost.lower_s for cost in costs],
-        "upper_s": [cost.upper_s for cost in costs],
-    }
-
-
-def _explanation(
-    problem: Problem, plan: Plan, priced: Sequence[PricedPool], split: dict[str, Any], judge: Dispatcher
-) -> list[str]:
-    sizes, terms, outcome = plan.sizes, problem.terms, plan.outcome
-    pool = terms.pools[sizes.generation]
-    stage, whole = _mean(outcome.stage_s), _mean(outcome.training_s)
-    said = [
-        f"all times are simulated: means over {len(plan.drawn)} steps drawn from the lengths, which are not "
-        "those that the plan was chosen on"
-    ]
-    if sizes.training is not None:
-        trainer = terms.pools[sizes.training].name
-        longer = "generation" if stage >= whole else "training"
-        if sizes.shared:
-            said.append(
-                f"all {sizes.generation_units} units of {pool.name!r} generate and then train: better than "
-                "units of their own for each"
-            )
-        said.append(
-            f"{longer} is the longer stage: {format_latency(stage)} on {sizes.generation_units} of "
-            f"{pool.name!r} against {format_latency(whole)} of training on {sizes.training_units} of "
-            f"{trainer!r}"
-        )
-    generation = _mean(outcome.generation_s)
-    said.append(
-        f"the longest sample alone takes {format_latency(plan.floor_s)}, "
-        f"{100 * plan.floor_s / generation:.0f} % of the generation's {format_latency(generation)}"
-        + (": more instances hardly help" if plan.floor_s > 0.95 * generation else "")
+    return LengthsPart(
+        mean=float(lengths.mean()),
+        longest=float(lengths.max(1).mean()),
+        limit=problem.lengths.longest,
+        tail_border=float(border.mean()),
+        recall=float((tail >= border[:, None]).mean()),
+        histogram=HistogramPart(
+            edges=edges.tolist(),
+            tail=np.histogram(tail, edges)[0].tolist(),
+            regular=np.histogram(regular, edges)[0].tolist(),
+        ),
     )
-    said.append(f"tail split {'used' if split['used'] else 'not used'}: {split['reason']}")
-    if split["if_misses_any"] is not None and split["if_misses_any"] < -0.01:
-        said.append(
-            f"the split loses {-100 * split['if_misses_any']:.1f} % if the ranker misses any of the longest "
-            'with equal chance: raise "doubt", or ask with "misses": "any", if yours may'
-        )
-    ahead = 1.0 - _mean(plan.guesses.step_s) / _mean(outcome.step_s)
-    if ahead > 1e-3:
-        said.append(
-            f"guesses is {100 * ahead:.1f} % ahead here: it has a guess of every length, the ranker only "
-            "names the longest"
-        )
-    said += _programs(priced[sizes.generation], split, judge)
-    if sizes.training is not None and priced[sizes.training].sample is not None:
-        cost = priced[sizes.training].sample
-        assert cost is not None
-        said.append(f"training of a sample: {cost.largest()}")
-    if plan.migration is not None:
-        found = plan.migration
-        said.append(
-            f"at {found.threshold} unfinished samples, after {format_latency(found.at_s)}, "
-            f"{found.remaining} instances take over the rest: frees {found.freed_s:.3g} unit-seconds"
-        )
-    if not plan.complete:
-        said.append(f"the search ended after {plan.tried} generation sizes, before it had tried all")
-    return said
 
 
-def _programs(priced: PricedPool, split: dict[str, Any], judge: Dispatcher) -> list[str]:
-    """What a token's time is made of, at the batch that the long samples run in."""
-    if priced.curve is None:
-        return []
-    sizes, costs = priced.curve
-    said = []
-    batch = split["tail"]["batch"] or split["regular"]["batch"]
-    place = int(np.argmin(np.abs(sizes - batch)))
-    if costs[place].parts:
-        said.append(
-            f"a token at batch {int(sizes[place])} takes {format_latency(costs[place].latency_s)}: "
-            + costs[place].largest(3)
-        )
-        if max(split["tail"]["batch"], split["regular"]["batch"]) > sizes[-1]:
-            said.append(f"beyond batch {int(sizes[-1])} the decode curve grows in proportion")
-    return said
+def _curve(pool: PoolForm, max_batch: int) -> CurvePart:
+    assert pool.decode is not None
+    sizes, costs = pool.decode.points()
+    seconds = [cost.latency_s for cost in costs]
+    lower, upper = [cost.lower_s for cost in costs], [cost.upper_s for cost in costs]
+    if isinstance(pool.decode, DecodeLine):
+        # Its points are far apart; show the range of batches in use.
+        shown = np.unique(np.array([1, max_batch]))
+        seconds = lower = upper = np.interp(shown, sizes, seconds).tolist()
+        sizes = shown
+    return CurvePart(
+        pool=pool.name, batch=sizes.astype(int).tolist(), seconds_per_token=seconds, lower_s=lower, upper_s=upper
+    )

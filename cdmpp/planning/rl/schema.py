@@ -1,52 +1,211 @@
-"""The RL plan's request, as JSON gives it: ``POST /rl/plan``, ``cdmpp plan rl``."""
+"""Request of the RL planner: ``POST /rl/plan``, ``cdmpp plan rl``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Self, TypeVar
 
-from pydantic import Field
+import numpy as np
+from pydantic import Field, model_validator
 
 from cdmpp.compose.budget import SearchControl
-from cdmpp.compose.pricing import CostField
-from cdmpp.compose.request import Budget, MaxSteps, PositiveSeconds, PriceRequest, Seed, WholeNumber
-from cdmpp.compose.request import OldRequest as Request
-from cdmpp.errors import FieldError, InfeasibleError
-from cdmpp.planning.rl.answer import RlAnswer
-from cdmpp.planning.rl.forms import (
-    MAX_SAMPLES,
-    MAX_SIMULATED,
-    MAX_TOKENS,
-    Bytes,
-    DecodeForm,
-    KvForm,
-    ObservedLengths,
-    PoolForm,
-    QuantileLengths,
-    RankerForm,
-    TrainingForm,
-    Units,
-    WeightsForm,
+from cdmpp.compose.pricing import BatchCurve, Cost, CostField, PredictedCost, Priced
+from cdmpp.compose.request import (
+    Budget,
+    Closed,
+    DeviceForm,
+    MaxSteps,
+    Name,
+    PositiveBytes,
+    PositiveSeconds,
+    PriceRequest,
+    Request,
+    Seconds,
+    Seed,
+    WholeNumber,
 )
-from cdmpp.planning.rl.lengths import Lengths, Ranker
-from cdmpp.planning.rl.migration import Link
-from cdmpp.planning.rl.pricing import PricedPool, Stages, memory_tokens, stages_of
-from cdmpp.planning.rl.report import write
-from cdmpp.planning.rl.search import Plan, Problem, search
-from cdmpp.planning.rl.sizes import Layout, Objective, Terms
+from cdmpp.errors import FieldError, InfeasibleError
+from cdmpp.planning.rl.engine import UNLIMITED
+from cdmpp.planning.rl.lengths import LengthDistribution, LengthRanker, Misses
+from cdmpp.planning.rl.plan_schema import RlPlan
+from cdmpp.planning.rl.sizes import Layout, Objective, Stage
 from cdmpp.planning.rl.streaming import Mode
 from cdmpp.prediction import Prediction
 
-#: Programs that a request may have priced.
-MAX_ASKED = 10_000
+MAX_SAMPLES, MAX_TOKENS, MAX_UNITS, MAX_BATCH, MAX_OBSERVED = 65_536, 10_000_000, 512, 8192, 100_000
+#: Largest product of draws and samples: a second of plain Python, a tenth of it compiled.
+MAX_SIMULATED = 2**17
+#: Default number of draws: the first for small steps, down to the second for large ones.
 MOST_DRAWS, LEAST_DRAWS = 16, 2
+#: Largest number of programs to price.
+MAX_PROGRAMS = 10_000
+#: Costs that a pool inherits from the request, in the order in which they are priced.
+COST_FIELDS = ("decode", "prefill", "inference", "training")
+Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS), WholeNumber]
+Units = Annotated[int, Field(ge=1, le=MAX_UNITS), WholeNumber]
+Level = Annotated[str, Field(pattern=r"^(0(\.[0-9]{1,9})?|1(\.0{1,9})?)$", max_length=11)]
+V = TypeVar("V")
 
 
-class RlRequest(Request):
+class ObservedLengths(Closed):
+    """Lengths of past responses, in tokens; steps are drawn from them with replacement."""
+
+    samples: Annotated[list[Tokens], Field(min_length=1, max_length=MAX_OBSERVED)]
+    max_tokens: Annotated[Tokens | None, Field(description="Responses are truncated at this length.")] = None
+
+    def distribution(self, samples_per_step: int) -> LengthDistribution:
+        """The distribution of lengths."""
+        return LengthDistribution.of_samples(self.samples, self.max_tokens)
+
+
+class QuantileLengths(Closed):
+    """Quantiles of the lengths: level as text ("0.9") to tokens.
+
+    The distribution is log-normal between two levels; "0" and "1" are the shortest and longest response of a step.
+    """
+
+    quantiles: Annotated[
+        dict[Level, Annotated[float, Field(ge=1, le=MAX_TOKENS)]],
+        Field(min_length=2, max_length=64, json_schema_extra={"additionalProperties": False}),
+    ]
+    max_tokens: Annotated[
+        Tokens | None,
+        Field(
+            description='Responses are truncated at this length. Without it and without level "1", the distribution '
+            "ends at the longest response expected in a step."
+        ),
+    ] = None
+
+    def distribution(self, samples_per_step: int) -> LengthDistribution:
+        """The distribution of lengths."""
+        levels = {float(level): tokens for level, tokens in self.quantiles.items()}
+        return LengthDistribution.of_quantiles(levels, samples_per_step, self.max_tokens)
+
+
+class RankerForm(Closed):
+    """Quality of the length ranker, which flags long responses before generation."""
+
+    recall: Annotated[
+        float,
+        Field(gt=0, le=1, description="Share of the longest samples that the ranker flags; at least `share` (chance)."),
+    ] = 0.87
+    share: Annotated[float, Field(gt=0, lt=1, description="Share of samples that are flagged as long.")] = 0.2
+    misses: Annotated[
+        Misses,
+        Field(
+            description="near: missed samples lie near the border, as by a log-normal error of predicted "
+            "lengths; any: each of the longest is missed with equal chance."
+        ),
+    ] = "near"
+    doubt: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=1,
+            description='Probability that "near" is wrong and misses are "any": the recall does not determine which '
+            "samples are missed, and a split loses much if the very longest are. A split is chosen by its mean gain "
+            "over both.",
+        ),
+    ] = 0.1
+
+
+class DecodeLine(Closed):
+    """Seconds of one decoding step: ``a_s + b_s * batch``."""
+
+    a_s: PositiveSeconds
+    b_s: Seconds = 0.0
+
+    def points(self) -> tuple[np.ndarray, list[Cost]]:
+        """Batch sizes and costs at both ends of the line, beyond the largest batch of any request."""
+        sizes = np.array([1.0, 2.0**14])
+        return sizes, [Cost.given(self.a_s + self.b_s * size) for size in sizes.tolist()]
+
+
+DecodeForm = DecodeLine | BatchCurve
+
+
+class KvForm(Closed):
+    """Limits of the batch of one instance: KV-cache memory and number of samples."""
+
+    bytes_per_token: Annotated[PositiveBytes | None, Field(description="Keys and values of one token.")] = None
+    memory_bytes: Annotated[PositiveBytes | None, Field(description="KV-cache memory of one instance.")] = None
+    max_batch: Annotated[int, Field(ge=1, le=MAX_BATCH), WholeNumber] = 256
+
+    @model_validator(mode="after")
+    def _both(self) -> Self:
+        if self.memory_bytes is not None and self.bytes_per_token is None:
+            raise ValueError("memory_bytes needs bytes_per_token")
+        return self
+
+    def tokens_in(self, memory_bytes: float | None) -> int:
+        """Tokens whose keys and values fit into a memory."""
+        if memory_bytes is None or self.bytes_per_token is None:
+            return UNLIMITED
+        return int(min(memory_bytes // self.bytes_per_token, UNLIMITED))
+
+
+class TrainingForm(Closed):
+    """Cost of training on one unit; the given costs are added. At least one of the first four."""
+
+    step_s: Annotated[PositiveSeconds | None, Field(description="For all samples of a step.")] = None
+    seconds_per_sample: PositiveSeconds | None = None
+    seconds_per_token: Annotated[
+        PositiveSeconds | None, Field(description="For each token of prompt and response.")
+    ] = None
+    sample: Annotated[PredictedCost | None, Field(description="Predicted, for each sample.")] = None
+    fixed_s: Annotated[Seconds, Field(description="Once per step, for any number of units: optimizer.")] = 0.0
+    efficiency: Annotated[
+        float, Field(gt=0.5, le=1, description="Share of the ideal speed-up that remains at each doubling of units.")
+    ] = 1.0
+    batch_overhead_s: Annotated[Seconds, Field(description="Added for each batch of a streamed step.")] = 0.0
+
+    @model_validator(mode="after")
+    def _some(self) -> Self:
+        if (self.step_s or self.seconds_per_sample or self.seconds_per_token or self.sample) is None:
+            raise ValueError("give step_s, seconds_per_sample, seconds_per_token or sample")
+        return self
+
+
+class WeightsForm(Closed):
+    """Transfer of the new weights from training to generation."""
+
+    same_site_s: Seconds = 0.0
+    cross_site_s: Seconds = 0.0
+    shared_s: Annotated[Seconds, Field(description="If the same units generate and train.")] = 0.0
+
+
+class PoolForm(Closed):
+    """Equal units at one site: each is a generation instance or a data-parallel training unit.
+
+    Costs that a pool does not have are those of the request.
+    """
+
+    name: Name
+    units: Units
+    price_per_hour: Annotated[float, Field(ge=0, le=1e9, description="Of one unit.")] = 0.0
+    site: Annotated[str, Field(max_length=200)] = ""
+    stages: Annotated[list[Stage], Field(min_length=1, max_length=2, json_schema_extra={"uniqueItems": True})] = Field(
+        default=["generation", "training"]
+    )
+    device: Annotated[DeviceForm | None, Field(description="For decode programs that name none.")] = None
+    decode: Annotated[DecodeForm | None, Field(description="Replaces the request's.")] = None
+    prefill: Annotated[CostField | None, Field(description="Replaces the request's.")] = None
+    inference: Annotated[CostField | None, Field(description="Replaces the request's.")] = None
+    training: Annotated[TrainingForm | None, Field(description="Replaces the request's.")] = None
+    memory_bytes: Annotated[PositiveBytes | None, Field(description="Replaces the request's.")] = None
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        if len(set(self.stages)) != len(self.stages):
+            raise ValueError("a stage is named twice")
+        return self
+
+
+class RlRequest(Request[RlPlan]):
     """Plan one step of reinforcement learning: generation, inference, training.
 
-    A unit of a pool is one generation instance or one data-parallel unit of training. Costs that stand in the
-    request hold for every pool that has none of its own. Without ``training``, generation alone is planned.
+    A unit of a pool is one generation instance or one data-parallel training unit. Costs of the request hold for
+    every pool that has none of its own. Without ``training``, generation alone is planned.
     """
 
     lengths: ObservedLengths | QuantileLengths
@@ -55,147 +214,206 @@ class RlRequest(Request):
     prompt_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS), WholeNumber] = 0
     pools: Annotated[list[PoolForm], Field(min_length=1, max_length=8)]
     decode: Annotated[
-        DecodeForm | None, Field(description="Seconds for one token of every sample of a batch: PTL(batch).")
+        DecodeForm | None, Field(description="Decode curve: seconds of one decoding step by batch size.")
     ] = None
     prefill: Annotated[CostField, Field(description="Of one prompt; it stalls its instance.")] = 0.0
     inference: Annotated[
         CostField,
         Field(
-            description="Reward, reference and critic of one sample, on one unit: of generation, after it or "
-            "on instances that are free before its end, or of training; whichever is better."
+            description="Reward, reference and critic of one sample on one unit. It runs on the generation units, "
+            "after generation or on instances that are free before its end, or on the training units; the better is "
+            "chosen."
         ),
     ] = 0.0
     kv: KvForm = KvForm()
     training: TrainingForm | None = None
     weights: WeightsForm = WeightsForm()
-    link_bytes_per_s: Annotated[Bytes, Field(description="Into one instance, for samples that migrate.")] = 25e9
+    link_bytes_per_s: Annotated[
+        PositiveBytes, Field(description="Bandwidth into one instance, for samples that migrate.")
+    ] = 25e9
     mode: Annotated[
-        Mode, Field(description="sync: training takes this step's samples, streamed; async: those of the step before.")
+        Mode,
+        Field(
+            description="sync: training uses the samples of this step, streamed; async: those of the previous step "
+            "(one-step off-policy)."
+        ),
     ] = "sync"
     layout: Annotated[
         Layout,
         Field(
-            description="separate: units of their own for generation and training (StreamRL); shared: the "
-            "same generate, then train; any: whichever is better."
+            description="separate: different units generate and train (disaggregated); shared: the same units "
+            "generate, then train (colocated); any: the better is chosen."
         ),
     ] = "any"
-    objective: Annotated[Objective, Field(description="Seconds of a step, or its price.")] = "time"
+    objective: Annotated[Objective, Field(description="Minimise the seconds of a step, or its price.")] = "time"
     slack: Annotated[
-        float, Field(ge=0, le=1, description="A step may be longer by this share than the shortest if it is cheaper.")
+        float, Field(ge=0, le=1, description="A step may be longer than the shortest by this share if it is cheaper.")
     ] = 0.0
-    most_step_s: Annotated[PositiveSeconds | None, Field(description="A step must not be longer.")] = None
-    generation_units: Annotated[Units | None, Field(description="Given, not searched.")] = None
-    training_units: Annotated[Units | None, Field(description="Given, not searched.")] = None
+    most_step_s: Annotated[PositiveSeconds | None, Field(description="Upper limit of a step.")] = None
+    generation_units: Annotated[Units | None, Field(description="Fixed instead of searched.")] = None
+    training_units: Annotated[Units | None, Field(description="Fixed instead of searched.")] = None
     draws: Annotated[
         Annotated[int, Field(ge=2, le=64), WholeNumber] | None,
         Field(
-            description=f"Steps to simulate. Default: {MOST_DRAWS}, fewer for large steps; at most "
-            f"{MAX_SIMULATED} samples together."
+            description=f"Steps to simulate. Default: {MOST_DRAWS}, fewer for large steps. Draws times samples may "
+            f"be at most {MAX_SIMULATED}."
         ),
     ] = None
     budget_s: Budget = 1.0
     max_steps: MaxSteps = None
     seed: Seed = 0
 
-    answer_model: ClassVar[type[RlAnswer]] = RlAnswer
-
-    def price_requests(self) -> list[PriceRequest]:
-        """Programs of the pools, one pool after the other."""
-        found = [one for stages in self._stages() for one in stages.price_requests()]
-        if len(found) > MAX_ASKED:
-            raise FieldError(
-                f"{len(found):,} programs are to be priced",
-                path="pools",
-                hint=f"at most {MAX_ASKED:,}: give fewer batch sizes",
-            )
-        return found
-
-    def solve(self, prices: Sequence[Prediction], watch: SearchControl) -> dict[str, Any]:
-        """The plan, :class:`RlAnswer` as JSON values."""
-        left = iter(prices)
-        priced = [stages.priced(left) for stages in self._stages()]
-        problem = self.problem(priced)
-
-        def written(plan: Plan) -> dict[str, Any]:
-            return write(self, problem, plan, priced)
-
-        return written(search(problem, watch, self.max_steps, written))
-
-    def problem(self, priced: Sequence[PricedPool], figure: str = "latency_s") -> Problem:
-        """What is searched, with every predicted cost's ``latency_s``, ``lower_s`` or ``upper_s``."""
-        lengths = self._lengths()
-        # Kept free for a sample that enters.
-        reserve = lengths.median()
-        pools = tuple(one.pool(self.kv, self.prompt_tokens, reserve, self.samples_per_step, figure) for one in priced)
-        return Problem(
-            lengths,
-            self._ranker(),
-            self.samples_per_step,
-            Terms(
-                pools,
-                self.mode,
-                self.weights.same_site_s,
-                self.weights.cross_site_s,
-                self.weights.shared_s,
-                self.layout,
-                self.generation_units,
-                self.training_units,
-            ),
-            Link(self.kv.bytes_per_token or 0.0, self.link_bytes_per_s),
-            self.objective,
-            self.slack,
-            self.most_step_s,
-            self._draws(),
-            self.seed,
-            self.ranker.doubt,
-        )
-
-    def _stages(self) -> list[Stages]:
+    def check(self) -> None:
+        """Raise FieldError or InfeasibleError if parts of the request contradict each other."""
         if self.objective == "cost" and not any(pool.price_per_hour for pool in self.pools):
             raise FieldError(
-                "no pool has a price", path="pools.0.price_per_hour", hint='give prices, or ask for "objective": "time"'
+                "no pool has a price", path="pools.0.price_per_hour", hint='give prices, or use "objective": "time"'
             )
-        stages = stages_of(self.pools, self.decode, self.prefill, self.inference, self.training, self.kv)
-        self._check_memory(stages)
-        return stages
+        pools = self.with_pool_costs().pools
+        wanted = self.training is not None or any(pool.training is not None for pool in self.pools)
+        if wanted and not any(pool.training is not None for pool in pools):
+            raise FieldError(
+                "training has a cost, but no pool trains", path="pools", hint='add "training" to the stages of a pool'
+            )
+        generating = [pool for pool in pools if pool.decode is not None]
+        if not generating:
+            raise FieldError("no pool generates", path="pools", hint='add "generation" to the stages of a pool')
+        self._check_memory(generating)
+        self.length_ranker()
+        self.draw_count()
 
-    def _check_memory(self, stages: Sequence[Stages]) -> None:
-        """Some memory must hold the longest sample."""
-        generating = [each for each in stages if each.decode is not None]
-        need = self._lengths().longest + self.prompt_tokens
-        each = self.kv.bytes_per_token
-        if each is None or any(memory_tokens(one.memory_bytes, self.kv) >= need for one in generating):
-            return
-        raise InfeasibleError(
-            f"no memory holds the longest sample, {need - self.prompt_tokens} tokens and "
-            f"{self.prompt_tokens} of its prompt; the smallest that would is {need * each:.0f} bytes",
-            path="kv.memory_bytes" if self.kv.memory_bytes is not None else "pools.0.memory_bytes",
-            hint="give that much for keys and values, or set lengths.max_tokens",
+    def with_pool_costs(self) -> Self:
+        """A copy in which each pool has all costs of its stages, its own or the request's, and the request has none.
+
+        Raises
+        ------
+        FieldError
+            A generating pool has no decode curve, or a pool's name is not unique.
+        """
+        pools = [self._with_costs(index) for index in range(len(self.pools))]
+        return self.model_copy(
+            update={"pools": pools, "decode": None, "prefill": 0.0, "inference": 0.0, "training": None}
         )
 
-    def _lengths(self) -> Lengths:
-        given = self.lengths
-        if isinstance(given, ObservedLengths):
-            return Lengths.of_samples(given.samples, given.max_tokens)
-        levels = {float(level): tokens for level, tokens in given.quantiles.items()}
-        return Lengths.of_quantiles(levels, self.samples_per_step, given.max_tokens)
+    def price_requests(self) -> list[PriceRequest]:
+        """Programs of the pools, pool by pool; their paths name the field of the pool or of the request."""
+        self.check()
+        programs: list[PriceRequest] = []
+        for index, (given, pool) in enumerate(zip(self.pools, self.with_pool_costs().pools, strict=True)):
+            for name in COST_FIELDS:
+                path = name if getattr(given, name) is None else f"pools.{index}.{name}"
+                cost = getattr(pool, name)
+                if isinstance(cost, TrainingForm):
+                    cost, path = cost.sample, f"{path}.sample"
+                if isinstance(cost, Priced):
+                    programs += cost.price_requests(path)
+        if len(programs) > MAX_PROGRAMS:
+            raise FieldError(
+                f"{len(programs):,} programs would have to be priced",
+                path="pools",
+                hint=f"at most {MAX_PROGRAMS:,}: give fewer batch sizes",
+            )
+        return programs
 
-    def _ranker(self) -> Ranker:
+    def with_prices(self, prices: Sequence[Prediction]) -> Self:
+        """A copy with resolved costs in the pools (:meth:`with_pool_costs`)."""
+        return Request.with_prices(self.with_pool_costs(), prices)
+
+    def solve(self, control: SearchControl) -> RlPlan:
+        """Search sizes, dispatch, streaming and migration (:mod:`cdmpp.planning.rl.solver`)."""
+        from cdmpp.planning.rl.solver import solve
+
+        return solve(self, control)
+
+    def length_ranker(self) -> LengthRanker:
+        """The ranker.
+
+        Raises
+        ------
+        FieldError
+            Its recall is below chance.
+        """
         if self.ranker.recall < self.ranker.share:
             raise FieldError(
-                f"ranker.recall: {self.ranker.recall:g} is below ranker.share, which chance reaches",
+                f"ranker.recall: {self.ranker.recall:g} is below ranker.share = {self.ranker.share:g}, the recall of "
+                "a random order",
                 path="ranker.recall",
-                hint="give a recall of at least the share; equal means that the ranker knows nothing",
+                hint="give a recall of at least the share",
             )
-        return Ranker(self.ranker.recall, self.ranker.share, self.ranker.misses)
+        return LengthRanker(self.ranker.recall, self.ranker.share, self.ranker.misses)
 
-    def _draws(self) -> int:
+    def draw_count(self) -> int:
+        """Number of steps to simulate.
+
+        Raises
+        ------
+        FieldError
+            The request has more draws than can be simulated.
+        """
+        limit = max(MAX_SIMULATED // self.samples_per_step, LEAST_DRAWS)
         if self.draws is None:
-            return min(max(MAX_SIMULATED // self.samples_per_step, LEAST_DRAWS), MOST_DRAWS)
+            return min(limit, MOST_DRAWS)
         if self.draws * self.samples_per_step > MAX_SIMULATED:
             raise FieldError(
                 f"draws: {self.draws} steps of {self.samples_per_step} samples are too many to simulate",
                 path="draws",
-                hint=f"at most {max(MAX_SIMULATED // self.samples_per_step, 2)}, or leave it out",
+                hint=f"at most {limit}, or omit it",
             )
         return self.draws
+
+    def _with_costs(self, index: int) -> PoolForm:
+        pool, path = self.pools[index], f"pools.{index}"
+        if any(other.name == pool.name for other in self.pools[:index]):
+            raise FieldError(
+                f"{path}.name: {pool.name!r} is used twice", path=f"{path}.name", hint="give each pool its own name"
+            )
+        if pool.memory_bytes is not None and self.kv.bytes_per_token is None:
+            raise FieldError(
+                f"{path}.memory_bytes: needs kv.bytes_per_token",
+                path="kv.bytes_per_token",
+                hint="give the bytes of one token's keys and values",
+            )
+        generates = "generation" in pool.stages
+        costs = {
+            "decode": self._decode_of(pool, path) if generates else None,
+            "prefill": _own_or_common(pool.prefill, self.prefill) if generates else None,
+            "inference": _own_or_common(pool.inference, self.inference),
+            "training": _own_or_common(pool.training, self.training) if "training" in pool.stages else None,
+            "memory_bytes": _own_or_common(pool.memory_bytes, self.kv.memory_bytes),
+        }
+        return pool.model_copy(update=costs)
+
+    def _decode_of(self, pool: PoolForm, path: str) -> DecodeForm:
+        decode = _own_or_common(pool.decode, self.decode)
+        if decode is None:
+            raise FieldError(
+                f"{path}.decode: pool {pool.name!r} generates, but has no decode curve",
+                path=f"{path}.decode",
+                hint='give "decode" to the pool or to the request, or remove "generation" from the pool\'s stages',
+            )
+        if isinstance(decode, BatchCurve) and decode.programs is not None and decode.device is None:
+            if pool.device is None:
+                raise FieldError(
+                    f"{path}.device: programs need a device",
+                    path=f"{path}.device",
+                    hint='give "device" to the pool or to "decode"',
+                )
+            decode = decode.model_copy(update={"device": pool.device})
+        return decode
+
+    def _check_memory(self, generating: Sequence[PoolForm]) -> None:
+        """Raise InfeasibleError if the longest sample fits into the memory of no pool."""
+        longest = self.lengths.distribution(self.samples_per_step).longest
+        tokens, token_bytes = longest + self.prompt_tokens, self.kv.bytes_per_token
+        if token_bytes is None or any(self.kv.tokens_in(pool.memory_bytes) >= tokens for pool in generating):
+            return
+        raise InfeasibleError(
+            f"no memory holds the longest sample ({longest} tokens, and {self.prompt_tokens} of its prompt); the "
+            f"smallest that does has {tokens * token_bytes:.0f} bytes",
+            path="kv.memory_bytes" if self.kv.memory_bytes is not None else "pools.0.memory_bytes",
+            hint="give that much KV-cache memory, or set lengths.max_tokens",
+        )
+
+
+def _own_or_common(own: V | None, common: V) -> V:
+    return common if own is None else own

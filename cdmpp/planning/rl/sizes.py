@@ -1,8 +1,8 @@
-"""How many units generate and how many train: every pair simulated, the rest thrown away.
+"""Candidate sizes: the units of generation and of training, with the simulated step of each pair.
 
-StreamRL's allocation (section 5, algorithm 1): on one site every split of the units is tried; on two, the
-faster stage's pool is made smaller until the stages take equally long. Both are the same search here: of the
-sizes with the least step (or price), the cheapest.
+StreamRL's allocation (section 5, algorithm 1) tries every division of the units on one site. On two sites it shrinks
+the pool of the faster stage until both stages take equally long. Both cases are one search here: all pairs are
+simulated, and the cheapest of those with the shortest step (or the lowest price) is chosen.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Literal
 import numpy as np
 
 from cdmpp.planning.rl.costs import Pool, TrainingCost
-from cdmpp.planning.rl.dispatch import Dispatcher, Split
-from cdmpp.planning.rl.generation import Floats, Ints
+from cdmpp.planning.rl.dispatch import Dispatcher, TailSplit
+from cdmpp.planning.rl.engine import Floats, Ints
 from cdmpp.planning.rl.migration import inference_after
-from cdmpp.planning.rl.streaming import Mode, Ready, step_times
+from cdmpp.planning.rl.streaming import Mode, ReadyTimes, step_times
 
 Objective = Literal["time", "cost"]
 Stage = Literal["generation", "training"]
@@ -25,33 +25,34 @@ Layout = Literal["any", "separate", "shared"]
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """Units of the two stages, and the step that they make on average.
+class PoolSizes:
+    """Units of both stages, and the mean step that they give.
 
     Attributes
     ----------
-    generation, generation_units
-        Number of the pool, and units of it.
-    training, training_units
-        The same; None and 0 where nothing is trained.
-    split : Split
-        Of the generation instances.
+    generation, generation_units : int
+        Index of the generation pool, and its units.
+    training, training_units : int or None, int
+        Index of the training pool, and its units; None and 0 without training.
+    split : TailSplit
+        Groups of the generation instances.
     batches : int
-        Into how many the step is cut for training.
+        Number of batches in which samples are streamed to training.
     step_s : float
+        Seconds of a step.
     price : float
-        Of a step.
+        Price of a step.
     shared : bool
-        The same units generate and then train: nothing overlaps, and no unit waits for the other stage.
+        The same units generate and then train (colocated): nothing overlaps.
     inference_by : {"generation", "training"}
-        Whose units run the inference of rewards, references and critics.
+        Stage whose units run the reward, reference and critic models.
     """
 
     generation: int
     generation_units: int
     training: int | None
     training_units: int
-    split: Split
+    split: TailSplit
     batches: int
     step_s: float
     price: float
@@ -60,29 +61,29 @@ class Sizes:
 
     @property
     def units(self) -> int:
-        """Of both stages together."""
+        """Units of both stages."""
         return self.generation_units + (0 if self.shared else self.training_units)
 
     def value(self, objective: Objective) -> float:
-        """What is to be small."""
+        """The value to minimise."""
         return self.step_s if objective == "time" else self.price
 
 
 @dataclass(frozen=True)
-class Terms:
-    """What sizes are searched under.
+class SizingProblem:
+    """Pools and constraints of the search for sizes.
 
     Attributes
     ----------
     pools : tuple of Pool
     mode : {"sync", "async"}
     same_site_s, cross_site_s, shared_s : float
-        Transfer of the weights from training to generation: within a site, between sites, and where the same
-        units do both.
+        Seconds to transfer the weights from training to generation: within a site, between sites, and if the same
+        units run both stages.
     layout : {"any", "separate", "shared"}
-        Whether units may, or must, generate and then train.
+        Whether both stages run on separate units, on shared units, or on either.
     generation_units, training_units : int or None
-        Sizes that are given, not searched.
+        Fixed sizes; None: searched.
     """
 
     pools: tuple[Pool, ...]
@@ -100,146 +101,157 @@ class Terms:
         return any(pool.training is not None for pool in self.pools)
 
     def weights_s(self, generation: int, training: int) -> float:
-        """Transfer of the weights between two pools."""
+        """Seconds to transfer the weights between two pools."""
         same = self.pools[generation].site == self.pools[training].site
         return self.same_site_s if same else self.cross_site_s
 
-    def rate(self, generation: int, units: int, training: int | None, other: Ints | int) -> Floats:
-        """Price of a second with so many units of both."""
-        each = 0.0 if training is None else self.pools[training].price_per_hour
-        rate: Floats = (
-            units * self.pools[generation].price_per_hour + np.asarray(other, dtype=np.float64) * each
+    def prices_per_s(self, generation: int, units: int, training: int | None, training_units: Ints | int) -> Floats:
+        """Price of a second, by number of training units."""
+        training_price = 0.0 if training is None else self.pools[training].price_per_hour
+        prices: Floats = (
+            units * self.pools[generation].price_per_hour
+            + np.asarray(training_units, dtype=np.float64) * training_price
         ) / 3600
-        return rate
+        return prices
 
-    def rate_of(self, sizes: Sizes) -> float:
+    def price_per_s(self, sizes: PoolSizes) -> float:
         """Price of a second with these sizes."""
         training = None if sizes.shared else sizes.training
-        return float(self.rate(sizes.generation, sizes.generation_units, training, sizes.training_units))
+        return float(self.prices_per_s(sizes.generation, sizes.generation_units, training, sizes.training_units))
 
     def training_cost(self, pool: int, inference_by: Stage) -> TrainingCost | None:
-        """Of a pool, inference included where training's units run it; None where it does not train."""
-        cost, each_s = self.pools[pool].training, self.pools[pool].inference_s
-        if cost is None or inference_by == "generation" or each_s == 0:
+        """Training cost of a pool, with inference if its units run it; None if it does not train."""
+        cost, inference_s = self.pools[pool].training, self.pools[pool].inference_s
+        if cost is None or inference_by == "generation" or inference_s == 0:
             return cost
-        return replace(cost, inference_s=each_s)
+        return replace(cost, inference_s=inference_s)
+
+    def cost_of(self, sizes: PoolSizes) -> TrainingCost:
+        """Training cost of sizes that have a training stage."""
+        cost = None if sizes.training is None else self.training_cost(sizes.training, sizes.inference_by)
+        if cost is None:
+            raise ValueError("the sizes have no training stage")
+        return cost
+
+    def generation_inference_s(self, sizes: PoolSizes) -> float:
+        """Seconds of one generation unit per sample's inference; 0 if training units run it."""
+        return self.pools[sizes.generation].inference_s if sizes.inference_by == "generation" else 0.0
 
     def generation_sizes(self, pool: int) -> list[int]:
-        """Units to try, coarse to fine: whatever ends the search, they lie all over the range."""
+        """Numbers of generation units to try, coarse to fine: an early end of the search covers the whole range."""
         most = self.pools[pool].units
         if self.generation_units is not None:
             return [self.generation_units] if self.generation_units <= most else []
         return list(coarse_to_fine(most))
 
     def training_sizes(self, generation: int, units: int, training: int) -> Ints:
-        """Units of a training pool that are left beside a generation stage."""
+        """Possible numbers of training units beside a generation stage."""
         most = self.pools[training].units - (units if training == generation else 0)
         if self.training_units is not None:
-            given = [self.training_units] if self.training_units <= most else []
-            return np.array(given, dtype=np.int64)
+            fixed = [self.training_units] if self.training_units <= most else []
+            return np.array(fixed, dtype=np.int64)
         return np.arange(1, most + 1, dtype=np.int64)
 
 
 def coarse_to_fine(most: int) -> Iterator[int]:
-    """1 to ``most``, each once: the ends, then middles of what lies between."""
+    """The numbers 1 to ``most``: the ends, then repeatedly the middles of the remaining ranges."""
     yield most
     if most > 1:
         yield 1
-    spans = [(1, most)]
-    while spans:
+    ranges = [(1, most)]
+    while ranges:
         halves = []
-        for low, high in spans:
+        for low, high in ranges:
             middle = (low + high) // 2
             if low < middle < high:
                 yield middle
                 halves += [(low, middle), (middle, high)]
-        spans = halves
+        ranges = halves
 
 
-class Front:
-    """The sizes that no others beat in both time and price (or, where nothing has a price, units)."""
+class ParetoFront:
+    """Sizes that no other sizes beat in both step time and price (number of units if no pool has a price)."""
 
     def __init__(self, priced: bool) -> None:
         self._priced = priced
-        self.found: list[Sizes] = []
+        self.sizes: list[PoolSizes] = []
 
-    def _key(self, one: Sizes) -> tuple[float, float]:
-        return one.step_s, one.price if self._priced else float(one.units)
+    def _key(self, sizes: PoolSizes) -> tuple[float, float]:
+        return sizes.step_s, sizes.price if self._priced else float(sizes.units)
 
-    def add(self, more: list[Sizes]) -> None:
-        """Take new ones in, and leave out who is beaten."""
-        ordered = sorted(self.found + more, key=self._key)
-        self.found, least = [], np.inf
-        for one in ordered:
-            if self._key(one)[1] < least:
-                self.found.append(one)
-                least = self._key(one)[1]
+    def add(self, candidates: list[PoolSizes]) -> None:
+        """Add candidates and remove dominated sizes."""
+        ordered = sorted(self.sizes + candidates, key=self._key)
+        self.sizes, least = [], np.inf
+        for sizes in ordered:
+            if self._key(sizes)[1] < least:
+                self.sizes.append(sizes)
+                least = self._key(sizes)[1]
 
 
-def steps_of(
-    terms: Terms,
+def candidate_sizes(
+    problem: SizingProblem,
     pool: int,
     dispatcher: Dispatcher,
-    split: Split,
+    split: TailSplit,
     ready_s: Floats | None = None,
-    only: Sizes | None = None,
-) -> list[Sizes]:
-    """Steps with one generation stage and every training stage beside it, or after it on the same units.
+    only: PoolSizes | None = None,
+) -> list[PoolSizes]:
+    """Steps of one generation stage with every training stage beside it, or after it on the same units.
 
     Parameters
     ----------
     ready_s : float64 array, (draws, samples), optional
-        When samples are ready, inference by generation's units included; default: inference after generation.
-    only : Sizes, optional
-        Sizes that are wanted; default: all.
+        Time at which each sample is ready, with inference on the generation units. Default: inference starts after
+        generation.
+    only : PoolSizes, optional
+        Evaluate only these sizes. Default: all.
     """
-    place, units = terms.pools[pool], split.instances
-    finish = dispatcher.finish(split) if ready_s is None else ready_s
-    inferred = inference_after(finish, place.inference_s, units) if ready_s is None else ready_s
-    if not terms.trains:
+    generation, units = problem.pools[pool], split.instances
+    finish = dispatcher.finish_times(split) if ready_s is None else ready_s
+    inferred = inference_after(finish, generation.inference_s, units) if ready_s is None else ready_s
+    if not problem.trains:
         seconds = float(inferred.max(1).mean())
-        price = seconds * float(terms.rate(pool, units, None, 0))
-        return [Sizes(pool, units, None, 0, split, 1, seconds, price)]
-    found = []
-    if place.training is not None and (only is None or only.shared):
-        found = _shared(terms, pool, dispatcher, split, inferred)
-    if terms.layout == "shared" or (only is not None and only.shared):
-        return found
-    ways: list[tuple[Stage, Floats]] = [("generation", inferred)]
-    if any(each.inference_s for each in terms.pools):
-        ways.append(("training", finish))
-    for by, times in ways:
-        if only is not None and by != only.inference_by:
+        price = seconds * float(problem.prices_per_s(pool, units, None, 0))
+        return [PoolSizes(pool, units, None, 0, split, 1, seconds, price)]
+    candidates = []
+    if generation.training is not None and (only is None or only.shared):
+        candidates = _shared(problem, pool, dispatcher, split, inferred)
+    if problem.layout == "shared" or (only is not None and only.shared):
+        return candidates
+    ready_times: list[tuple[Stage, Floats]] = [("generation", inferred)]
+    if any(other.inference_s for other in problem.pools):
+        ready_times.append(("training", finish))
+    for inference_by, times in ready_times:
+        if only is not None and inference_by != only.inference_by:
             continue
-        ready = Ready.of(times, dispatcher.drawn.lengths, dispatcher.engine.prompt_tokens)
-        for other in range(len(terms.pools)):
-            sizes = terms.training_sizes(pool, units, other)
+        ready = ReadyTimes.of(times, dispatcher.steps.lengths, dispatcher.engine.prompt_tokens)
+        for training in range(len(problem.pools)):
+            counts = problem.training_sizes(pool, units, training)
             if only is not None:
-                sizes = sizes[sizes == (only.training_units if only.training == other else 0)]
-            cost = terms.training_cost(other, by)
-            if cost is None or not len(sizes):
+                counts = counts[counts == (only.training_units if only.training == training else 0)]
+            cost = problem.training_cost(training, inference_by)
+            if cost is None or not len(counts):
                 continue
-            steps = step_times(ready, cost, sizes, terms.mode, terms.weights_s(pool, other))
-            means = steps.seconds.mean(0)
-            prices = means * terms.rate(pool, units, other, sizes)
-            found += [
-                Sizes(pool, units, other, int(size), split, int(count), float(mean), float(price), False, by)
-                for size, count, mean, price in zip(sizes, steps.batches, means, prices, strict=True)
+            steps, batches = step_times(ready, cost, counts, problem.mode, problem.weights_s(pool, training))
+            means = steps.mean(0)
+            prices = means * problem.prices_per_s(pool, units, training, counts)
+            candidates += [
+                PoolSizes(
+                    pool, units, training, int(count), split, int(cut), float(mean), float(price), False, inference_by
+                )
+                for count, cut, mean, price in zip(counts, batches, means, prices, strict=True)
             ]
-    return found
+    return candidates
 
 
-def _shared(terms: Terms, pool: int, dispatcher: Dispatcher, split: Split, ready_s: Floats) -> list[Sizes]:
-    units, cost = split.instances, terms.pools[pool].training
-    given = terms.training_units
-    if terms.layout == "separate" or cost is None or (given is not None and given != units):
+def _shared(
+    problem: SizingProblem, pool: int, dispatcher: Dispatcher, split: TailSplit, ready_s: Floats
+) -> list[PoolSizes]:
+    units, cost, fixed = split.instances, problem.pools[pool].training, problem.training_units
+    if problem.layout == "separate" or cost is None or (fixed is not None and fixed != units):
         return []
     whole = cost.whole_s(dispatcher.samples, dispatcher.tokens, float(units))
-    seconds = float((ready_s.max(1) + whole).mean()) + terms.shared_s
-    price = seconds * float(terms.rate(pool, units, None, 0))
-    return [Sizes(pool, units, pool, units, split, 1, seconds, price, shared=True)]
-
-
-def with_step(sizes: Sizes, step_s: float, terms: Terms) -> Sizes:
-    """The same sizes with another step, and its price."""
-    return replace(sizes, step_s=step_s, price=step_s * terms.rate_of(sizes))
+    seconds = float((ready_s.max(1) + whole).mean()) + problem.shared_s
+    price = seconds * float(problem.prices_per_s(pool, units, None, 0))
+    return [PoolSizes(pool, units, pool, units, split, 1, seconds, price, shared=True)]

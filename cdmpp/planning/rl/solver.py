@@ -1,0 +1,28 @@
+"""Solver of RL requests: builds the problem, searches it, and reports the plan."""
+
+from __future__ import annotations
+
+from cdmpp.compose.budget import SearchControl
+from cdmpp.planning.rl.plan_schema import RlPlan
+from cdmpp.planning.rl.problem import make_problem
+from cdmpp.planning.rl.report import make_plan
+from cdmpp.planning.rl.schema import RlRequest
+from cdmpp.planning.rl.search import SearchResult, search
+
+
+def solve(request: RlRequest, control: SearchControl) -> RlPlan:
+    """The best plan within the budget.
+
+    Raises
+    ------
+    FieldError
+        Fixed sizes fit no pool, or the minimised price has no positive lower bound.
+    InfeasibleError
+        The longest sample fits into no memory, or every step is longer than the limit.
+    """
+    problem = make_problem(request)
+
+    def answer(result: SearchResult) -> RlPlan:
+        return make_plan(request, problem, result)
+
+    return answer(search(problem, control, request.max_steps, answer))
