@@ -17,18 +17,23 @@ import argparse
 import json
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.ablation_variants.labels import LabelObjective, fit_label, predict_log
+from benchmarks.ablation_variants.network import NETWORKS
 from cdmpp.nn.batch import Inputs
+from cdmpp.nn.network import LatencyNetwork
 from cdmpp.training.config import TrainConfig
-from cdmpp.training.dataset import Dataset, Rows, make_dataset
+from cdmpp.training.dataset import Dataset, MeasuredRows, make_dataset
 from cdmpp.training.draw import target_rows
 from cdmpp.training.loop import train
+from cdmpp.training.reference.box_cox import BoxCox
 from cdmpp.training.run import load_training_table
-from cdmpp.training.step import fit_label
+from cdmpp.training.step import Objective
 
 RESULTS = Path(__file__).parent / "results" / "ablations.json"
 STEPS, CPU_STEPS = 300, 400
@@ -78,7 +83,8 @@ CPU: dict[str, Any] = {
 
 _DOMAIN = {"target_devices": HELD}
 _NETWORKS = {"target_networks": CPU_HELD}
-#: Study -> variant -> (what differs from the base, seeds). "default" is the base, shared by all studies.
+#: Study -> variant -> (changes to the base configuration, seeds); "variant" and "label" name code of
+#: :mod:`benchmarks.ablation_variants`. "default" is the base, shared by all studies.
 STUDIES: dict[str, dict[str, tuple[dict[str, Any], int]]] = {
     "default": {"default": ({}, 3)},
     "virtual devices": {
@@ -92,16 +98,16 @@ STUDIES: dict[str, dict[str, tuple[dict[str, Any], int]]] = {
         "CORAL, weight 0.1": ({"domain": {"loss": "coral", "weight": 0.1, **_DOMAIN}}, 1),
     },
     "positions": {
-        "none": ({"network": {"positions": "none"}}, 1),
+        "none": ({"variant": "no positions"}, 1),
         "published": ({"network": {"positions": "published"}}, 1),
-        "structural": ({"network": {"positions": "structural"}}, 1),
+        "structural": ({"variant": "structural"}, 1),
     },
     "head": {"ratio": ({"network": {"head": "ratio"}}, 1)},
     "label": {
         "latency": ({"label": "latency", "network": {"head": "ratio"}}, 1),
         "box-cox": ({"label": "box-cox", "network": {"head": "ratio"}}, 1),
     },
-    "device inputs": {"absolute": ({"network": {"device_inputs": "absolute"}}, 1)},
+    "device inputs": {"absolute": ({"variant": "absolute"}, 1)},
     "source devices": {
         "2 of each source fewer": ({"data": {"holdout_devices": (*HELD, "p4", "p100-pcie-16gb", "b300", "gb300")}}, 1)
     },
@@ -121,11 +127,12 @@ def merged(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
     """A configuration with some fields changed, section by section."""
     out = dict(base)
     for key, value in change.items():
-        out[key] = {**base.get(key, {}), **value} if isinstance(value, dict) else value
+        if key not in ("variant", "label"):  # not part of the configuration
+            out[key] = {**base.get(key, {}), **value} if isinstance(value, dict) else value
     return out
 
 
-def mape(predicted: Any, rows: Rows) -> float:
+def mape(predicted: Any, rows: MeasuredRows) -> float:
     """Mean |predicted / measured - 1| of log latencies."""
     return float(np.abs(np.expm1(np.clip(predicted - rows.log_latency, -9.0, 9.0))).mean())
 
@@ -136,10 +143,9 @@ def sampled(index: Any, most: int = 6000) -> Any:
     return np.sort(rng.choice(index, min(len(index), most), replace=False))
 
 
-def figures(dataset: Dataset, config: TrainConfig, network: Any) -> dict[str, float]:
-    """Errors of a run, see the module."""
-    inputs, label = Inputs(dataset.store, dataset.device_matrix), fit_label(dataset, config)
-    rows = dataset.rows
+def figures(dataset: Dataset, config: TrainConfig, network: LatencyNetwork, label: BoxCox | None) -> dict[str, float]:
+    """Errors of a run, as described in the module's docstring."""
+    inputs, rows = Inputs(dataset.store, dataset.device_matrix), dataset.rows
     held = np.isin(rows.device, [i for i, d in enumerate(dataset.devices) if d.name in HELD])
     left_out = [i for i, d in enumerate(dataset.devices) if d.name in config.data.holdout_devices]
     known = ~np.isin(rows.device, left_out)
@@ -152,24 +158,32 @@ def figures(dataset: Dataset, config: TrainConfig, network: Any) -> dict[str, fl
         for kind in range(3 if name == "ns" else 1):
             chosen = np.flatnonzero(of & held & (rows.part != 2) & (family == kind))
             part = rows.take(sampled(chosen))
-            errors.append(mape(label.predict(network, inputs, part, known=False), part))
+            errors.append(mape(predict_log(network, inputs, part, label, known=False), part))
         found[f"{name}_zero_shot"] = float(np.mean(errors))
         part = rows.take(sampled(np.flatnonzero(of & known & (rows.part == 1))))
-        found[f"{name}_shapes"] = mape(label.predict(network, inputs, part), part)
+        found[f"{name}_shapes"] = mape(predict_log(network, inputs, part, label), part)
     return found
 
 
-def run(dataset: Dataset, config: TrainConfig, cross_model: bool) -> dict[str, Any]:
+def run(dataset: Dataset, config: TrainConfig, change: dict[str, Any], cross_model: bool) -> dict[str, Any]:
     """Train one variant and return its figures and seconds."""
     started = time.monotonic()
+    name = change.get("label")
+    label = fit_label(dataset, config, name) if name else None
     with tempfile.TemporaryDirectory() as folder:
-        network, _ = train(dataset, config, Path(folder))
+        network, _ = train(
+            dataset,
+            config,
+            Path(folder),
+            make_network=NETWORKS[change["variant"]] if "variant" in change else LatencyNetwork,
+            make_objective=partial(LabelObjective, name=name) if name else Objective,
+        )
     seconds = round(time.monotonic() - started, 1)
     if not cross_model:
-        return {"seconds": seconds, "figures": figures(dataset, config, network)}
-    inputs, label = Inputs(dataset.store, dataset.device_matrix), fit_label(dataset, config)
+        return {"seconds": seconds, "figures": figures(dataset, config, network, label)}
+    inputs = Inputs(dataset.store, dataset.device_matrix)
     part = dataset.rows.take(target_rows(dataset, config))
-    error = mape(label.predict(network, inputs, part), part)
+    error = mape(predict_log(network, inputs, part, label), part)
     return {"seconds": seconds, "figures": {"unseen_networks": error}}
 
 
@@ -193,7 +207,7 @@ def main() -> None:
                 if key not in datasets:
                     datasets.clear()
                     datasets[key] = _dataset(config, options.public_data, cross_model)
-                result = run(datasets[key], config, cross_model)
+                result = run(datasets[key], config, change, cross_model)
                 _add(study, variant, seed, result)
                 print(study, variant, seed, result, flush=True)
 

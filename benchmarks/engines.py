@@ -27,9 +27,10 @@ from torch import Tensor
 
 from benchmarks.features import OPERATORS
 from benchmarks.timing import interleaved, median_ratio
+from cdmpp.artifact.folder import default_model
+from cdmpp.artifact.load import load_artifact
 from cdmpp.devices.registry import lookup
 from cdmpp.features.encode import encode_operator, encode_operators, encode_tvm_json, pad_leaves
-from cdmpp.nn.artifact import default_model, load_artifact
 from cdmpp.nn.inputs import query_inputs, stack_devices, summarise
 from cdmpp.nn.network import LatencyNetwork
 from cdmpp.nn.positional_encoding_np import encode_places

@@ -20,13 +20,14 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from benchmarks.report.results import rounded, write_result
+from cdmpp.artifact.load import load_artifact
+from cdmpp.artifact.model import Artifact
 from cdmpp.data.folder import records_file
 from cdmpp.data.load import load_table
 from cdmpp.data.table import MeasurementTable
 from cdmpp.evaluation.metrics import measure
 from cdmpp.evaluation.ranking import MIN_PROGRAMS, rank
 from cdmpp.evaluation.tables import evaluate
-from cdmpp.nn.artifact import Artifact, load_artifact
 from cdmpp.nn.network import NetworkConfig
 from cdmpp.training.config import DataConfig, OptimiserConfig, TrainConfig
 from cdmpp.training.dataset import make_dataset

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.nn.calibration import read_quantiles
+from cdmpp.domain.calibration import read_quantiles
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -25,7 +25,7 @@ def coverage_curve(
     log_measured, point : (n,)
         log of seconds.
     levels, factor : (n, len(LEVELS)), (n,)
-        As :class:`cdmpp.nn.pipeline.Answers` has them.
+        As :class:`cdmpp.inference.output.NetworkOutput` has them.
     nominal : sequence of float
 
     Returns

@@ -30,7 +30,7 @@ from cdmpp.nn.batch import Inputs, predict_rows
 from cdmpp.nn.network import parameter_count
 from cdmpp.training.baselines import fit_baselines
 from cdmpp.training.config import DomainConfig, TrainConfig, load_config
-from cdmpp.training.dataset import Dataset, Rows, make_dataset
+from cdmpp.training.dataset import Dataset, MeasuredRows, make_dataset
 from cdmpp.training.draw import training_rows
 from cdmpp.training.loop import train
 from cdmpp.training.reference.run import scheduled_features
@@ -59,7 +59,7 @@ class Race:
         if target:
             names = frozenset(map(without_sizes, target))
             test &= np.array([not names.isdisjoint(n) for n in self.dataset.networks])[rows.program]
-        self.test: Rows = rows.take(np.flatnonzero(test))
+        self.test: MeasuredRows = rows.take(np.flatnonzero(test))
 
     def figures(self, predicted_log: Array) -> dict[str, Any]:
         """Errors and order on the test rows."""

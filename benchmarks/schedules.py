@@ -31,14 +31,14 @@ from cdmpp.evaluation.ranking import MIN_PROGRAMS, rank
 from cdmpp.nn.network import parameter_count
 from cdmpp.training.baselines import TreeBaseline, roofline_log
 from cdmpp.training.config import TrainConfig, load_config
-from cdmpp.training.dataset import Dataset, Rows, make_dataset
+from cdmpp.training.dataset import Dataset, MeasuredRows, make_dataset
 from cdmpp.training.loop import Inputs, predict_rows, train, training_rows
 from cdmpp.training.run import load_training_table
 
 OUT = Path("benchmarks/results/schedules.json")
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Predict = Callable[[Rows], Array]
+Predict = Callable[[MeasuredRows], Array]
 Label = Literal["ratio", "latency"]
 LABELS: tuple[Label, ...] = ("ratio", "latency")
 
@@ -59,7 +59,7 @@ class Contest:
         #: A configuration that is held out is one that the network does not know.
         self.known = not held
 
-    def figures(self, rows: Rows, predict: Predict) -> dict[str, Any]:
+    def figures(self, rows: MeasuredRows, predict: Predict) -> dict[str, Any]:
         """Errors over all rows, and order within tasks."""
         predicted, measured = np.exp(predict(rows)), np.exp(rows.log_latency)
         found = measure(predicted, measured)
@@ -103,7 +103,7 @@ class Contest:
         rows = self.dataset.rows.take(self.train)
 
         def make(label: Label) -> Predict:
-            def base(asked: Rows) -> Array:
+            def base(asked: MeasuredRows) -> Array:
                 return self.inputs.reference(asked) if label == "ratio" else np.zeros(len(asked))
 
             model = PackedSum(self.features, options, self.config.finish.xgboost_trees)
@@ -112,7 +112,7 @@ class Contest:
 
         return {f"packed, {label}": lambda label=label: make(label) for label in LABELS}
 
-    def _device(self, rows: Rows) -> Array:
+    def _device(self, rows: MeasuredRows) -> Array:
         with np.errstate(divide="ignore"):
             columns = np.log2(self.dataset.device_matrix[rows.device])
         if self.known:

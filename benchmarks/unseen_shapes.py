@@ -26,16 +26,17 @@ import numpy as np
 
 from benchmarks.intervals import NOMINAL, auc, coverage_curve
 from benchmarks.report.results import rounded, write_result
+from cdmpp.artifact.load import load_artifact
+from cdmpp.artifact.model import Artifact
 from cdmpp.data.table import MeasurementTable
+from cdmpp.domain.calibration import read_quantiles
+from cdmpp.domain.score import label
 from cdmpp.evaluation.cache import FeatureCache
 from cdmpp.evaluation.metrics import measure
-from cdmpp.evaluation.query_batches import asked_parts
+from cdmpp.evaluation.query_batches import query_parts
 from cdmpp.evaluation.ranking import rank
 from cdmpp.evaluation.tables import INTERVAL, reasons
-from cdmpp.nn.artifact import Artifact, load_artifact
-from cdmpp.nn.calibration import read_quantiles
-from cdmpp.nn.domain import label
-from cdmpp.nn.pipeline import InferencePipeline
+from cdmpp.inference.pipeline import InferencePipeline
 from cdmpp.programs.operators import operator_family
 from cdmpp.training.config import TrainConfig
 from cdmpp.training.parts import choose_parts
@@ -92,7 +93,7 @@ def held_out_rows(table: MeasurementTable, config: TrainConfig) -> Array:
 
 def answer_rows(artifact: Artifact, table: MeasurementTable, rows: Array) -> Answered:
     """The model's answers for rows (ordered by program); those that cannot be encoded are left out."""
-    answerer = InferencePipeline(artifact)
+    pipeline = InferencePipeline(artifact)
     cache = FeatureCache(schedule=artifact.config.schedule)
     filtered = np.ones(len(table), dtype=bool) if table.row_filter is None else table.row_filter
     device = table.device.array()
@@ -100,10 +101,10 @@ def answer_rows(artifact: Artifact, table: MeasurementTable, rows: Array) -> Ans
     task_of = np.full(table.n_programs, -1, dtype=np.int64)
     task_of[table.tvm.first_key :] = [tasks.get(name, -1) for name in table.tvm.tasks]
     pieces: dict[str, list[Array]] = {name: [] for name in Answered.__dataclass_fields__}
-    for part in asked_parts(table, rows, cache):
-        said = answerer.answer(part.asked)
-        operators = np.array([kind[0] for kind in part.asked.kinds], dtype=object)
-        operator = operators[np.asarray(part.asked.kind)[part.asked.rows.program]][part.same]
+    for part in query_parts(table, rows, cache):
+        output = pipeline.predict(part.batch)
+        operators = np.array([kind[0] for kind in part.batch.kinds], dtype=object)
+        operator = operators[np.asarray(part.batch.kind)[part.batch.rows.program]][part.position]
         here = rows[part.index]
         task = task_of[table.program_key[here]]
         columns = {
@@ -115,10 +116,10 @@ def answer_rows(artifact: Artifact, table: MeasurementTable, rows: Array) -> Ans
             "task": np.where(task < 0, -1, task * len(table.device.names) + table.device.codes[here]),
             "program": table.program_key[here],
             "log_measured": np.log(table.latency_s[here]),
-            "point": said.point[part.same],
-            "levels": said.levels[part.same],
-            "factor": said.factor[part.same],
-            "score": said.score[part.same],
+            "point": output.point[part.position],
+            "levels": output.levels[part.position],
+            "factor": output.factor[part.position],
+            "score": output.score[part.position],
         }
         for name, values in columns.items():
             pieces[name].append(values)

@@ -8,10 +8,10 @@ from typing import Any
 from typing import Protocol as Interface
 
 from cdmpp.devices.spec import DeviceSpec
+from cdmpp.domain.score import Label
 from cdmpp.errors import CdmppError, DataError
 from cdmpp.features.encoded import EncodedProgram
-from cdmpp.nn.domain import Label
-from cdmpp.nn.levels import LEVELS
+from cdmpp.nn.config import LEVELS
 from cdmpp.programs.operators import OperatorSpec
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS, Protocol

@@ -11,6 +11,10 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
+from cdmpp.artifact.adapted import save_adapted
+from cdmpp.artifact.folder import default_model
+from cdmpp.artifact.load import load_artifact
+from cdmpp.artifact.model import Artifact
 from cdmpp.devices.loading import from_mapping
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError, InvalidDeviceError
@@ -18,11 +22,9 @@ from cdmpp.features.bulk import FeatureAnswers, FeatureQueries
 from cdmpp.features.encode import EncodedPrograms
 from cdmpp.features.encoded import EncodedProgram
 from cdmpp.frontends.request import program_from_request
-from cdmpp.nn.adapter_files import save_adapted
-from cdmpp.nn.artifact import Artifact, default_model, load_artifact
-from cdmpp.nn.bulk import answer_features
-from cdmpp.nn.engine import CHUNK_ROWS
-from cdmpp.nn.levels import LEVELS
+from cdmpp.inference.bulk import predict_features
+from cdmpp.inference.engine import CHUNK_ROWS
+from cdmpp.nn.config import LEVELS
 from cdmpp.prediction import DEFAULT_QUANTILES, ErrorInfo, Prediction, Query, check_quantiles, check_settings
 from cdmpp.programs.operators import OperatorSpec, operator_types
 from cdmpp.programs.program import TensorProgram
@@ -239,7 +241,7 @@ class LatencyPredictor:
         UnknownDeviceError
             A device's name is not known.
         """
-        return answer_features(self._rows.answerer, queries)
+        return predict_features(self._rows.pipeline, queries)
 
     def encode(self, program: TensorProgram | EncodedProgram) -> EncodedPrograms:
         """Features of a program, remembered by its hash; of one that comes encoded, its own.

@@ -13,15 +13,16 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
+from cdmpp.artifact.model import Artifact
 from cdmpp.devices.spec import DeviceSpec
+from cdmpp.domain.calibration import read_quantiles
+from cdmpp.domain.score import label
 from cdmpp.errors import CdmppError, InvalidProgramError
 from cdmpp.features.encode import EncodedPrograms, encode_operators, encode_tvm_json, finite, overflow
 from cdmpp.features.encoded import TIR, EncodedProgram, operator_name
-from cdmpp.nn.artifact import Artifact
-from cdmpp.nn.calibration import read_quantiles
-from cdmpp.nn.domain import label
+from cdmpp.inference.pipeline import InferencePipeline
 from cdmpp.nn.inputs import roofline_s, stack_devices
-from cdmpp.nn.pipeline import InferencePipeline, Queries, QueryBatch
+from cdmpp.nn.rows import QueryBatch, QueryRows
 from cdmpp.nn.store import ProgramStore
 from cdmpp.prediction import ErrorInfo, Prediction, Query, check_settings
 from cdmpp.programs.program import TensorProgram
@@ -96,7 +97,7 @@ class RowAnswers:
 
     def __init__(self, artifact: Artifact, cache_rows: int, threads: int = 1) -> None:
         self.artifact = artifact
-        self.answerer = InferencePipeline(artifact, one_by_one=True, threads=threads)
+        self.pipeline = InferencePipeline(artifact, one_by_one=True, threads=threads)
         self._encoded: Lru[EncodedPrograms] = Lru(ENCODED_BYTES)
         self._figures: Lru[Array] = Lru(cache_rows)
         self._named: Lru[tuple[DeviceSpec, str]] = Lru(NAMED_DEVICES)
@@ -259,11 +260,11 @@ class RowAnswers:
             list(kinds),
             kind_of,
             devices,
-            Queries(np.arange(len(rows)), device_of, backend, protocol, framework_of),
+            QueryRows(np.arange(len(rows)), device_of, backend, protocol, framework_of),
         )
-        said = self.answerer.answer(asked)
+        output = self.pipeline.predict(asked)
         bound = np.maximum(*roofline_s(store.summary, stack_devices(devices)[device_of]))
-        table = np.column_stack([said.point, said.factor, said.score, said.coverage, bound, said.levels])
+        table = np.column_stack([output.point, output.factor, output.score, output.coverage, bound, output.levels])
         # Copies: a view would keep the whole table as long as any of its rows is remembered.
         return [row.copy() for row in table]
 

@@ -69,7 +69,8 @@ main()
 def test_who_asks_for_the_network_hears_what_is_missing() -> None:
     code = """
 from cdmpp.errors import MissingDependencyError
-from cdmpp.nn.artifact import default_model, load_artifact
+from cdmpp.artifact.folder import default_model
+from cdmpp.artifact.load import load_artifact
 try:
     load_artifact(default_model()).network
 except MissingDependencyError as error:
@@ -121,7 +122,7 @@ def test_a_tuned_model_is_asked_without_torch(tmp_path: Path) -> None:
     folder = tmp_path / "tuned"
     code = f"""
 from dataclasses import replace
-from cdmpp.nn.adapter_files import adapted as on_top
+from cdmpp.artifact.adapted import adapted as on_top
 from cdmpp.nn.tuned import read_tuned
 weights = read_tuned(base.artifact.network)
 weights["out_bias"] = weights["out_bias"] + 0.1

@@ -10,8 +10,8 @@ from benchmarks.unseen_devices.figures import Array, figures
 from cdmpp.adaptation.adapt import adapt, answers_after
 from cdmpp.adaptation.records import DeviceRecords
 from cdmpp.adaptation.survey import Survey
+from cdmpp.artifact.model import Artifact
 from cdmpp.evaluation.cache import FeatureCache
-from cdmpp.nn.artifact import Artifact
 
 
 def adapted(

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from cdmpp.domain.calibration import read_quantiles
 from cdmpp.evaluation.metrics import measure
 from cdmpp.evaluation.tables import INTERVAL
-from cdmpp.nn.calibration import read_quantiles
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -24,7 +24,7 @@ def figures(
         log of seconds.
     family : (n,) str
     levels, factor : (n, len(LEVELS)), (n,), optional
-        As :class:`cdmpp.nn.pipeline.Answers` has them; without them ``coverage`` is None.
+        As :class:`cdmpp.inference.output.NetworkOutput` has them; without them ``coverage`` is None.
 
     Returns
     -------

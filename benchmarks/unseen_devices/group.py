@@ -16,11 +16,11 @@ from benchmarks.unseen_devices.figures import Array, figures, rounded
 from benchmarks.unseen_devices.study import ENOUGH, ROWS_PER_TABLE, Study, sample
 from cdmpp.adaptation.records import DeviceRecords
 from cdmpp.adaptation.survey import Survey, survey
+from cdmpp.artifact.model import Artifact
 from cdmpp.evaluation.cache import FeatureCache
-from cdmpp.evaluation.query_batches import asked_parts
-from cdmpp.nn.artifact import Artifact
+from cdmpp.evaluation.query_batches import query_parts
+from cdmpp.inference.pipeline import InferencePipeline
 from cdmpp.nn.batch import Inputs
-from cdmpp.nn.pipeline import InferencePipeline
 from cdmpp.training.baselines import fit_baselines
 from cdmpp.training.config import TrainConfig
 from cdmpp.training.dataset import Dataset
@@ -86,7 +86,7 @@ class Group:
         self.study, self.config, self.dataset, self.artifact = study, config, dataset, artifact
         self.held_out = config.data.holdout_devices
         self.cache = FeatureCache(schedule=artifact.config.schedule)
-        self._answerer = InferencePipeline(artifact)
+        self._pipeline = InferencePipeline(artifact)
 
     def measure(self) -> Iterator[dict[str, Any]]:
         """The group's entry of the results file, again with every part that comes to it."""
@@ -128,7 +128,7 @@ class Group:
                     continue
                 rows = sample(available, ROWS_PER_TABLE, [self.config.seed, 21])
                 records = self.study.records(rows, self.study.device(device).nominal(), self.artifact)
-                known = survey(self._answerer, records, self.cache)
+                known = survey(self._pipeline, records, self.cache)
                 # Surveyed rows come in another order, by program.
                 chosen = rows[records.origin[known.rows]]
                 logs, family = self.dataset.rows.log_latency[chosen], self.study.family[chosen]
@@ -160,7 +160,7 @@ class Group:
             return None, None
         rows = np.sort(asked.rows)
         records = self.study.records(rows, spec, self.artifact)
-        known = survey(self._answerer, records, self.cache)
+        known = survey(self._pipeline, records, self.cache)
         chosen = rows[records.origin[known.rows]]
         again = QueryBatch(
             asked.device,
@@ -213,9 +213,9 @@ class Group:
         index = sample(index, KNOWN_ROWS, [self.config.seed, 22])
         index = index[np.argsort(rows.program[index], kind="stable")]
         columns = []
-        for part in asked_parts(self.study.table, index, self.cache):
-            said = self._answerer.answer(part.asked)
-            same = (c[part.same] for c in (said.point, said.levels, said.factor, said.score))
+        for part in query_parts(self.study.table, index, self.cache):
+            output = self._pipeline.predict(part.batch)
+            same = (c[part.position] for c in (output.point, output.levels, output.factor, output.score))
             columns.append((index[part.index], *same))
         chosen, point, levels, factor, score = (np.concatenate(c) for c in zip(*columns, strict=True))
         logs = rows.log_latency[chosen]

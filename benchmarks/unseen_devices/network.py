@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from cdmpp.artifact.folder import MANIFEST
+from cdmpp.artifact.load import load_artifact
+from cdmpp.artifact.model import Artifact
+from cdmpp.artifact.trained import save_artifact
 from cdmpp.errors import ArtifactError
-from cdmpp.nn.artifact import MANIFEST, Artifact, load_artifact, save_artifact
 from cdmpp.nn.batch import Inputs
 from cdmpp.training.config import TrainConfig
 from cdmpp.training.dataset import Dataset

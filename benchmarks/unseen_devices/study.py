@@ -11,9 +11,9 @@ import numpy as np
 
 from benchmarks.unseen_devices.figures import Array
 from cdmpp.adaptation.records import DeviceRecords, device_records
+from cdmpp.artifact.model import Artifact
 from cdmpp.data.table import MeasurementTable
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.nn.artifact import Artifact
 from cdmpp.programs.operators import operator_family
 from cdmpp.training.config import TrainConfig
 from cdmpp.training.dataset import Dataset, make_dataset

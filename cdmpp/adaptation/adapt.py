@@ -15,16 +15,16 @@ from cdmpp.adaptation.records import DeviceRecords
 from cdmpp.adaptation.samplers import choose
 from cdmpp.adaptation.select import choose_rows
 from cdmpp.adaptation.survey import Survey, survey
+from cdmpp.adapter.adapter import Adapter
+from cdmpp.adapter.features import family_names
+from cdmpp.adapter.residuals import ResidualSettings
+from cdmpp.artifact.adapted import adapted
+from cdmpp.artifact.model import Artifact
 from cdmpp.errors import ArtifactError, DataError
 from cdmpp.evaluation.cache import FeatureCache
-from cdmpp.evaluation.query_batches import asked_parts
+from cdmpp.evaluation.query_batches import query_parts
 from cdmpp.evaluation.tables import overall
-from cdmpp.nn.adapter import Adapter
-from cdmpp.nn.adapter_features import family_names
-from cdmpp.nn.adapter_files import adapted
-from cdmpp.nn.artifact import Artifact
-from cdmpp.nn.pipeline import InferencePipeline, as_trained, known_devices
-from cdmpp.nn.residuals import ResidualSettings
+from cdmpp.inference.pipeline import InferencePipeline, as_trained, known_devices
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -282,7 +282,7 @@ def answers_after(
     Returns
     -------
     point, levels, factor
-        As :class:`cdmpp.nn.pipeline.Answers` has them, per query of the survey.
+        As :class:`cdmpp.inference.output.NetworkOutput` has them, per query of the survey.
     """
     adapter = made.adapter
     assert adapter is not None
@@ -291,8 +291,8 @@ def answers_after(
     delta = np.zeros(len(known.point))
     if adapter.tuned is not None:
         # Tuned weights need the programs once more, the peers do not.
-        answerer = InferencePipeline(made)
-        parts = asked_parts(records.table, records.usable, cache, records.specs)
-        delta = np.concatenate([answerer.tuning(part.asked) for part in parts if len(part.index)])
+        pipeline = InferencePipeline(made)
+        parts = query_parts(records.table, records.usable, cache, records.specs)
+        delta = np.concatenate([pipeline.tuned_shift(part.batch) for part in parts if len(part.index)])
     point, levels, _ = adapter.apply(known.point + delta, known.levels + delta[:, None], known.features)
     return point, levels, np.full(len(point), adapter.width)

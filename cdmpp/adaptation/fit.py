@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.nn.adapter import centre_and_spread
-from cdmpp.nn.calibration import fit_factor
-from cdmpp.nn.residuals import AdapterFeatures, ResidualProcess, ResidualSettings
+from cdmpp.adapter.adapter import centre_and_spread
+from cdmpp.adapter.residuals import AdapterFeatures, ResidualProcess, ResidualSettings
+from cdmpp.domain.calibration import fit_factor
 from cdmpp.nn.weights import Tuned
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from cdmpp.artifact.model import Artifact
 from cdmpp.data.as_device import as_device
 from cdmpp.data.device_specs import resolve
 from cdmpp.data.load import load_table
@@ -20,7 +21,6 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError
 from cdmpp.evaluation.tables import reasons, rows_of
 from cdmpp.frontends.request import program_from_request
-from cdmpp.nn.artifact import Artifact
 from cdmpp.programs.operators import OperatorSpec
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS

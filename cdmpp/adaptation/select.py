@@ -12,15 +12,15 @@ import numpy as np
 from cdmpp.adaptation.records import device_records
 from cdmpp.adaptation.samplers import choose
 from cdmpp.adaptation.survey import Survey, survey
+from cdmpp.adapter.residuals import ResidualSettings, kernel
+from cdmpp.artifact.model import Artifact
 from cdmpp.data.records import Measurement
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import DataError
 from cdmpp.evaluation.cache import FeatureCache
+from cdmpp.inference.pipeline import InferencePipeline
 from cdmpp.measure.needed_bytes import needed_bytes
 from cdmpp.measure.timing import TimingSettings
-from cdmpp.nn.artifact import Artifact
-from cdmpp.nn.pipeline import InferencePipeline
-from cdmpp.nn.residuals import ResidualSettings, kernel
 from cdmpp.programs.operators import OperatorSpec
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -1,4 +1,4 @@
-"""What the base model says of every record of a device, in one pass: the ground for choosing and adapting."""
+"""Base predictions for every record of a device, in one pass; selection and adaptation start from them."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from typing import Any
 import numpy as np
 
 from cdmpp.adaptation.records import DeviceRecords
+from cdmpp.adapter.features import FeatureMaker, Names
+from cdmpp.adapter.residuals import AdapterFeatures
 from cdmpp.errors import DataError
 from cdmpp.evaluation.cache import FeatureCache
-from cdmpp.evaluation.query_batches import asked_parts
-from cdmpp.nn.adapter_features import FeatureMaker, Names
+from cdmpp.evaluation.query_batches import query_parts
+from cdmpp.inference.pipeline import InferencePipeline
 from cdmpp.nn.inputs import roofline_s, stack_devices
-from cdmpp.nn.pipeline import InferencePipeline
-from cdmpp.nn.residuals import AdapterFeatures
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True)
 class Survey:
-    """Base answers, per distinct query; a row is a measurement of one of them.
+    """Base predictions per distinct query; a row is one measurement of a query.
 
     Attributes
     ----------
     rows : (n,) int
-        Rows of the records' table that the model can answer.
+        Rows of the records' table that the model can predict.
     query : (n,) int
-        Which query each row measured.
+        Query of each row.
     point, levels, factor, score : per query
-        As :class:`cdmpp.nn.pipeline.Answers`, of the base.
+        Point, quantiles, factor and coverage of :class:`cdmpp.inference.output.NetworkOutput`, of the base.
     roofline_s : per query
         max(arithmetic at peak, traffic at full bandwidth).
     features : AdapterFeatures
-        Per query.
+        Adapter features per query.
     names : Names
     lost : int
-        Rows whose program cannot be encoded.
+        Number of rows whose program cannot be encoded.
     """
 
     rows: Array
@@ -54,44 +54,44 @@ class Survey:
 
 
 def survey(
-    answerer: InferencePipeline,
+    pipeline: InferencePipeline,
     records: DeviceRecords,
     cache: FeatureCache,
     progress: Callable[[int], None] | None = None,
 ) -> Survey:
-    """Ask the base model about every record of a device; no latency is read.
+    """Predict every record of a device with the base model; latencies are not read.
 
     Raises
     ------
     DataError
-        Not one program can be encoded.
+        No program can be encoded.
     """
-    maker = FeatureMaker(answerer.artifact.weights)
+    maker = FeatureMaker(pipeline.artifact.weights)
     rows: list[Array] = []
     query: list[Array] = []
-    said: list[tuple[Array, ...]] = []
+    outputs: list[tuple[Array, ...]] = []
     features: list[AdapterFeatures] = []
     count, lost = 0, 0
-    for part in asked_parts(records.table, records.usable, cache, records.specs):
-        lost += len(part.lost)
+    for part in query_parts(records.table, records.usable, cache, records.specs):
+        lost += len(part.failed)
         if len(part.index):
-            base = answerer.base(part.asked)
-            score = base.strangeness + base.step
-            asked = part.asked.rows
-            bounds = roofline_s(part.asked.store.summary[asked.program], stack_devices(part.asked.specs)[asked.device])
-            said.append(
-                (base.point, base.levels.astype(np.float32), answerer.factor(score), score, np.maximum(*bounds))
-            )
+            batch, base = part.batch, pipeline.predict_base(part.batch)
+            summary, matrix = batch.store.summary[batch.rows.program], stack_devices(batch.specs)[batch.rows.device]
+            bound = np.maximum(*roofline_s(summary, matrix))
+            outputs.append((base.point, base.levels.astype(np.float32), base.factor, base.coverage, bound))
             assert base.peers is not None and base.view is not None
-            features.append(maker.features(part.asked, base.peers, base.view))
+            features.append(maker.features(batch, base.peers, base.view))
             rows.append(records.usable[part.index])
-            query.append(part.same + count)
-            count += len(asked)
+            query.append(part.position + count)
+            count += len(batch.rows)
         if progress is not None:
-            progress(len(part.index) + len(part.lost))
+            progress(len(part.index) + len(part.failed))
     if not count:
-        raise DataError(f"no program of the {lost} records can be encoded", hint="cdmpp inspect shows what is wrong")
-    point, levels, factor, score, roofline = (np.concatenate(c) for c in zip(*said, strict=True))
+        raise DataError(
+            f"none of the {lost} records has a program that can be encoded",
+            hint="cdmpp inspect names the fault of a program",
+        )
+    point, levels, factor, score, roofline = (np.concatenate(column) for column in zip(*outputs, strict=True))
     return Survey(
         np.concatenate(rows),
         np.concatenate(query),

@@ -17,14 +17,14 @@ import torch
 
 from cdmpp.adaptation.fit import Checked, Measured, TunedFit, fit_process, mean_error
 from cdmpp.adaptation.records import DeviceRecords
+from cdmpp.adapter.residuals import ResidualSettings
+from cdmpp.artifact.model import Artifact
 from cdmpp.evaluation.cache import FeatureCache
-from cdmpp.evaluation.query_batches import asked_parts
-from cdmpp.nn.artifact import Artifact
+from cdmpp.evaluation.query_batches import query_parts
+from cdmpp.inference.pipeline import as_trained, known_devices
 from cdmpp.nn.batch import Inputs
 from cdmpp.nn.inputs import stack_devices
 from cdmpp.nn.network import LatencyNetwork
-from cdmpp.nn.pipeline import as_trained, known_devices
-from cdmpp.nn.residuals import ResidualSettings
 from cdmpp.nn.tuned import read_tuned, tunable
 from cdmpp.nn.weights import Tuned
 
@@ -134,15 +134,15 @@ def _sample(
     """The measured rows at the head, and log(latency / reference) as the network gives it there."""
     latents, queries, references = [], [], []
     known = known_devices(artifact.trained_devices)
-    for part in asked_parts(records.table, rows, cache, records.specs):
-        asked = part.asked
+    for part in query_parts(records.table, rows, cache, records.specs):
+        asked = part.batch
         if not len(part.index):
             continue
         specs = [spec for _, spec in as_trained(known, asked.specs)]
         inputs = Inputs(asked.store, stack_devices(specs))
         order = np.argsort(asked.store.bucket[asked.rows.program], kind="stable")
         latent, query, reference = inputs.encode(network, asked.rows.take(order))
-        back = np.argsort(order)[part.same]
+        back = np.argsort(order)[part.position]
         latents.append(latent[torch.from_numpy(back)])
         queries.append(query[torch.from_numpy(back)])
         references.append(reference[back])

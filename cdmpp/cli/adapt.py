@@ -72,8 +72,9 @@ def adapt(
     """
     from cdmpp.adaptation.adapt import adapt as adapt_model
     from cdmpp.adaptation.records import device_records
-    from cdmpp.nn.adapter_files import check_target, save_adapted
-    from cdmpp.nn.artifact import default_model, load_artifact
+    from cdmpp.artifact.adapted import check_target, save_adapted
+    from cdmpp.artifact.folder import default_model
+    from cdmpp.artifact.load import load_artifact
 
     artifact = load_artifact(model or default_model())
     check_target(out, artifact)

@@ -23,9 +23,9 @@ from cdmpp.cli.output import (
 )
 
 if TYPE_CHECKING:
+    from cdmpp.artifact.model import Artifact
     from cdmpp.data.table import MeasurementTable
     from cdmpp.errors import DataError
-    from cdmpp.nn.artifact import Artifact
 
 
 def evaluate(
@@ -49,8 +49,8 @@ def evaluate(
     ordered within each task: Kendall's tau, and the best latency of a task over the best of the 1 and 5
     programs that were predicted fastest.
     """
+    from cdmpp.artifact.load import load_artifact
     from cdmpp.evaluation.tables import evaluate as evaluate_tables
-    from cdmpp.nn.artifact import load_artifact
     from cdmpp.predictor import default_model
 
     chosen = None if devices is None else [name.strip() for name in devices.split(",") if name.strip()]

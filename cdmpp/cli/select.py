@@ -46,11 +46,11 @@ def select(
     `cdmpp adapt`. Prints how long measuring takes.
     """
     from cdmpp.adaptation.select import select as choose
+    from cdmpp.artifact.load import load_artifact
     from cdmpp.data.pool import model_pool, read_pool
     from cdmpp.devices import load_device
     from cdmpp.errors import DataError
     from cdmpp.measure.todo import Todo, write_todo
-    from cdmpp.nn.artifact import load_artifact
     from cdmpp.predictor import default_model
     from cdmpp.programs.operators import operator_family
     from cdmpp.programs.query_options import FRAMEWORKS

@@ -12,8 +12,8 @@ from cdmpp.compose.budget import SearchControl
 from cdmpp.compose.predict import predict_prices
 from cdmpp.compose.request import Answer, OldRequest, Request
 from cdmpp.compose.validation_errors import places
+from cdmpp.domain.score import worst as worst_domain
 from cdmpp.errors import FieldError
-from cdmpp.nn.domain import worst as worst_domain
 from cdmpp.prediction import Prediction, Predictor
 
 _MOST_NAMED = 8

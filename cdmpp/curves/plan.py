@@ -13,8 +13,8 @@ from cdmpp.curves.points import Curve, CurvePoint
 from cdmpp.curves.template import MAX_POINTS, Axes, Grid, Template, Value
 from cdmpp.devices.loading import from_mapping
 from cdmpp.devices.spec import DeviceSpec
+from cdmpp.domain.score import worst
 from cdmpp.errors import CdmppError, DataError
-from cdmpp.nn.domain import worst
 from cdmpp.prediction import DEFAULT_QUANTILES, ErrorInfo, Prediction, Query, check_quantiles, check_settings
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Protocol

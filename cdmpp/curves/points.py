@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cdmpp.curves.template import Value
-from cdmpp.nn.domain import Label
+from cdmpp.domain.score import Label
 from cdmpp.prediction import ErrorInfo
 
 

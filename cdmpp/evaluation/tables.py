@@ -14,17 +14,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from cdmpp.artifact.model import Artifact
 from cdmpp.data.table import MeasurementTable
 from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
+from cdmpp.domain.calibration import read_quantiles
 from cdmpp.errors import UnknownDeviceError
 from cdmpp.evaluation.cache import FeatureCache
 from cdmpp.evaluation.metrics import measure
-from cdmpp.evaluation.query_batches import AskedPart, asked_parts
+from cdmpp.evaluation.query_batches import QueryPart, query_parts
 from cdmpp.evaluation.ranking import rank
-from cdmpp.nn.artifact import Artifact
-from cdmpp.nn.calibration import read_quantiles
-from cdmpp.nn.pipeline import InferencePipeline
+from cdmpp.inference.pipeline import InferencePipeline
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Group = tuple[str, str, str]
@@ -151,24 +151,24 @@ def _evaluate_table(
     if not len(rows):
         return
     rows = rows[np.argsort(table.program_key[rows], kind="stable")]
-    _score_rows(InferencePipeline(artifact), table, rows, asked_parts(table, rows, cache), scores, progress)
+    _score_rows(InferencePipeline(artifact), table, rows, query_parts(table, rows, cache), scores, progress)
 
 
 def _score_rows(
-    answerer: InferencePipeline,
+    pipeline: InferencePipeline,
     table: MeasurementTable,
     rows: Array,
-    parts: Iterable[AskedPart],
+    parts: Iterable[QueryPart],
     scores: _Scores,
     progress: Callable[[int], None],
 ) -> None:
     for part in parts:
-        _count(scores, table, rows[part.lost], np.array(part.why, dtype=object))
+        _count(scores, table, rows[part.failed], np.array(part.reasons, dtype=object))
         if len(part.index):
-            said = answerer.answer(part.asked)
-            figures = (column[part.same] for column in (said.point, said.levels, said.factor))
+            output = pipeline.predict(part.batch)
+            figures = (column[part.position] for column in (output.point, output.levels, output.factor))
             _score(scores, table, rows[part.index], *figures)
-        progress(len(part.index) + len(part.lost))
+        progress(len(part.index) + len(part.failed))
 
 
 def _score(scores: _Scores, table: MeasurementTable, rows: Array, point: Array, levels: Array, factor: Array) -> None:
@@ -189,7 +189,7 @@ def overall(table: MeasurementTable, rows: Array, point: Array, levels: Array, f
     rows : (n,) int
         Rows of the table.
     point, levels, factor : (n,), (n, len(LEVELS)), (n,)
-        As :class:`cdmpp.nn.pipeline.Answers` has them, per row.
+        As :class:`cdmpp.inference.output.NetworkOutput` has them, per row.
     """
     scores = _Scores()
     _score(scores, table, rows, point, levels, factor)

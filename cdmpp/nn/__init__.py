@@ -1,1 +1,1 @@
-"""The latency network and its losses (torch)."""
+"""The latency network: configuration, inputs, weights, its torch form and its ONNX form."""

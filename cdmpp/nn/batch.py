@@ -1,4 +1,4 @@
-"""Many rows through the torch network at once, for training. Predictions: :mod:`cdmpp.nn.engine`."""
+"""Many rows through the torch network at once, for training. Predictions: :mod:`cdmpp.inference.engine`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cdmpp.nn.levels import LEVELS
+from cdmpp.nn.config import LEVELS
 from cdmpp.nn.network import LatencyNetwork
 from cdmpp.nn.rows import QueryRows, RowInputs
 from cdmpp.nn.store import ProgramStore

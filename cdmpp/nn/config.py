@@ -1,20 +1,31 @@
-"""Sizes and choices of the network, readable without torch."""
+"""Sizes and options of the network, readable without torch."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from cdmpp.features.schedule import SCHEDULE_WIDTH
 from cdmpp.features.schema import WIDTH
 
-#: none; sines as CDMPP's code computes them; sines with the standard exponent; an attention bias.
-Positions = Literal["none", "published", "standard", "structural"]
+#: Quantile levels that the network emits; other levels are interpolated between them.
+LEVELS = (0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98)
+
+#: Exponent of the positional encoding: as CDMPP's code computes it, or the standard one.
+Positions = Literal["published", "standard"]
+
+#: Options of earlier versions, each with the one value that is still supported. The other values are only in
+#: the ablation study (benchmarks/ablation_variants).
+RETIRED: dict[str, Any] = {"device_inputs": "ratio", "leaf_times": True}
+
+
+class UnsupportedOptionError(ValueError):
+    """A stored network has an option that this version does not support."""
 
 
 class NetworkConfig(BaseModel):
-    """Sizes of the network."""
+    """Sizes and options of the network."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -25,20 +36,33 @@ class NetworkConfig(BaseModel):
     head_width: int = Field(384, ge=16, le=2048)
     head_layers: int = Field(3, ge=1, le=12)
     device_width: int = Field(16, ge=1, le=128, description="width of a known device's embedding")
-    head: Literal["ratio", "structured"] = "ratio"
+    head: Literal["ratio", "structured"] = Field(
+        "ratio", description="ratio: one number; structured: two utilisations, their overlap and a floor"
+    )
     dropout: float = Field(0.0, ge=0.0, le=0.9)
-    positions: Positions = Field(
-        "standard", description="how the leaves' places reach the network; see cdmpp.nn.positions"
-    )
-    device_inputs: Literal["ratio", "absolute"] = Field(
-        "ratio", description="device numbers as ratios to the program's alone, or their logarithms as well"
-    )
-    schedule: bool = Field(False, description="read the schedule's columns of programs given as TIR")
-    leaf_times: bool = Field(
-        True, description="with schedule: the time of a program given as TIR is a sum over its leaves"
+    positions: Positions = Field("standard", description="positional encoding; see cdmpp.nn.positions")
+    schedule: bool = Field(
+        False, description="read the schedule's columns of programs given as TIR; their time is a sum over leaves"
     )
 
     @property
     def leaf_width(self) -> int:
         """Columns of a leaf."""
         return WIDTH + SCHEDULE_WIDTH if self.schedule else WIDTH
+
+    @classmethod
+    def of_manifest(cls, fields: dict[str, Any]) -> NetworkConfig:
+        """Configuration stored with a model; retired options are accepted with their supported value.
+
+        Raises
+        ------
+        UnsupportedOptionError
+            An option has a value that this version does not support.
+        """
+        for name, supported in (("positions", get_args(Positions)), *((k, (v,)) for k, v in RETIRED.items())):
+            if name in fields and fields[name] not in supported:
+                only = " or ".join(map(repr, supported))
+                raise UnsupportedOptionError(
+                    f"the network has the option {name} = {fields[name]!r}; this version supports only {only}"
+                )
+        return cls(**{name: value for name, value in fields.items() if name not in RETIRED})

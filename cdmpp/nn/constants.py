@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-#: Differences of positions beyond this share one bias.
-MAX_DISTANCE = 24
-
 #: Counts that overlap each other, and what one costs at first: vectors of 8 in fused multiply-adds at peak,
 #: the others in cycles. Costs in front are those that a short training on measured CPU programs arrives at.
 OVERLAP = {"vector_ops": 1.2, "vector_loads": 0.35, "vector_stores": 0.4, "chained_ops": 0.8}

@@ -1,6 +1,6 @@
 """Self-attention over the leaves of programs with different leaf counts (CDMPP section 4.2).
 
-All leaves go through a matrix product together; only attention looks at programs one leaf count at a time.
+All leaves go through each matrix product together; attention is computed for one leaf count at a time.
 """
 
 from __future__ import annotations
@@ -71,13 +71,11 @@ class EncoderLayer(nn.Module):
 
 
 def split_parts(tokens: Tensor, parts: Sequence[Part]) -> tuple[Tensor, ...]:
-    """Tokens of each part, and what is left at the end."""
+    """Tokens of each part, then the padding at the end."""
     sizes = [part.tokens for part in parts]
     return torch.split(tokens, [*sizes, len(tokens) - sum(sizes)])
 
 
-def attention_bias(mask: Tensor | None, structure: Tensor | None) -> Tensor | None:
-    """What is added to the scores, or a mask of what may be attended to; None when all may."""
-    if structure is None or mask is None:
-        return structure if mask is None else mask[:, None, None, :]
-    return structure.masked_fill(~mask[:, None, None, :], -1e4)
+def attention_bias(mask: Tensor | None) -> Tensor | None:
+    """Mask of the leaves that may be attended to, (rows, 1, 1, leaves); None when all may."""
+    return None if mask is None else mask[:, None, None, :]

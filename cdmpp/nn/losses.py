@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from cdmpp.nn.levels import LEVELS
+from cdmpp.nn.config import LEVELS
 
 
 def relative_error_loss(point: Tensor, target: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The regressor: a masked transformer over the leaves, fused with device and protocol, quantile outputs.
+"""The regressor: a masked transformer over leaves, conditioned on device and protocol, with quantile outputs.
 
 CDMPP section 4.2-4.3 with these deviations: any number of leaves in one model (padding mask and attention
 pooling in place of one flatten layer per leaf count); the network predicts log(latency / reference), the
@@ -13,16 +13,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from cdmpp.nn.config import NetworkConfig
+from cdmpp.nn.config import LEVELS, NetworkConfig
 from cdmpp.nn.encoder import EncoderLayer, Part, attention_bias, split_parts
 from cdmpp.nn.inputs import DEVICE_LOGS, INPUT_WIDTH, LEAF_MEETS_DEVICE, QUESTION_COLUMNS, SUMMARY_COLUMNS
 from cdmpp.nn.leaf_times import LeafTimes
-from cdmpp.nn.levels import LEVELS
-from cdmpp.nn.positions import PositionEncoding, StructuralBias
+from cdmpp.nn.positions import PositionEncoding
 
 __all__ = ["INPUT_WIDTH", "LEVELS", "TIMED_MULTIPLE", "LatencyNetwork", "NetworkConfig", "Residual", "parameter_count"]
 
-#: Rows of scheduled programs are filled up to a multiple of this in training.
+#: In training, rows of scheduled programs are padded to a multiple of this.
 TIMED_MULTIPLE = 32
 
 
@@ -45,10 +44,10 @@ class Residual(nn.Module):
 
 
 class LatencyNetwork(nn.Module):
-    """Leaves and query -> log(latency / reference): a point and quantiles.
+    """Predicts log(latency / reference), a point and quantiles, from leaves and query.
 
-    Device 0 of the embedding is "not one that was trained on"; training hides known devices behind it now
-    and then, so that the rest of the network learns to do without.
+    Device 0 of the embedding means "not trained on". Training replaces some known devices by it, so that the
+    rest of the network learns to predict without an embedding.
     """
 
     leaf_mean: Tensor
@@ -66,23 +65,18 @@ class LatencyNetwork(nn.Module):
         self.register_buffer("input_mean", torch.zeros(INPUT_WIDTH))
         self.register_buffer("input_scale", torch.ones(INPUT_WIDTH))
         self.register_buffer("_meets", torch.tensor(LEAF_MEETS_DEVICE), persistent=False)
-        absolute = len(DEVICE_LOGS) if config.device_inputs == "absolute" else 0
         self.leaf_in = nn.Linear(config.leaf_width + len(DEVICE_LOGS), width)
-        self.condition = nn.Linear(INPUT_WIDTH + absolute, width)
-        self.encoding, self.structure = None, None
-        if config.positions in ("published", "standard"):
-            self.encoding = PositionEncoding(config.positions, width)
-        elif config.positions == "structural":
-            self.structure = StructuralBias(config.heads)
+        self.condition = nn.Linear(INPUT_WIDTH, width)
+        self.encoding: nn.Module = PositionEncoding(config.positions, width)
         self.layers = nn.ModuleList(
             EncoderLayer(width, config.heads, config.feed_forward) for _ in range(config.layers)
         )
         self.pool_norm = nn.LayerNorm(width)
         self.pool_score = nn.Linear(width, config.heads)
-        self.leaf_times = LeafTimes(width, INPUT_WIDTH + absolute) if config.schedule and config.leaf_times else None
+        self.leaf_times = LeafTimes(width, INPUT_WIDTH) if config.schedule else None
         self.device = nn.Embedding(devices + 1, config.device_width)
         nn.init.normal_(self.device.weight, std=0.1)
-        latent = 2 * width + absolute + (2 if self.leaf_times else 0)
+        latent = 2 * width + (2 if self.leaf_times else 0)
         self.head_in = nn.Linear(latent + INPUT_WIDTH + config.device_width, config.head_width)
         self.head = nn.Sequential(
             *(Residual(config.head_width, config.dropout) for _ in range(config.head_layers)),
@@ -110,20 +104,17 @@ class LatencyNetwork(nn.Module):
         return self.encode_parts([Part(leaves, positions, mask)], inputs, logs)
 
     def encode_parts(self, parts: Sequence[Part], inputs: Tensor, logs: Tensor, *, multiple: int = 1) -> Tensor:
-        """:meth:`encode` of rows with several leaf counts, the parts' rows one below the other.
+        """:meth:`encode` of rows with several leaf counts; ``inputs`` and ``logs`` follow the order of the parts.
 
         All leaves go through each matrix product together: one large product is faster than one for every
-        leaf count. ``multiple`` fills them up to a multiple with leaves that nobody reads, because kernels of
-        lower precision are prepared per shape.
+        leaf count. ``multiple`` pads the number of leaves to a multiple, because kernels of lower precision are
+        prepared per shape; results of the padding are not used.
 
         Returns
         -------
         (rows, .)
             In the parts' order.
         """
-        if self.config.device_inputs == "absolute":
-            # The logarithms are centred and span some ten powers of two.
-            inputs = torch.cat((inputs, logs * 0.2), dim=-1)
         rows = [part.shape[0] for part in parts]
         leaves, places, biases = [], [], []
         conditions = torch.split(self.condition(inputs), rows)
@@ -131,12 +122,9 @@ class LatencyNetwork(nn.Module):
             meets = part.leaves[:, :, self._meets] - log[:, None, :] - 10.0
             scaled = (part.leaves - self.leaf_mean) * self.leaf_scale
             leaves.append(torch.cat((scaled, meets * 0.1), dim=-1).flatten(0, 1))
-            place = condition[:, None, :].expand(*part.shape, -1)
-            if self.encoding is not None:
-                place = place + self.encoding(part.positions)
+            place = condition[:, None, :].expand(*part.shape, -1) + self.encoding(part.positions)
             places.append(place.flatten(0, 1))
-            structure = None if self.structure is None else self.structure(part.positions.expand(part.shape))
-            biases.append(attention_bias(part.mask, structure))
+            biases.append(self.attention_bias(part))
         left = -sum(part.tokens for part in parts) % multiple
         if left:
             leaves.append(leaves[0].new_zeros(left, leaves[0].shape[1]))
@@ -148,21 +136,23 @@ class LatencyNetwork(nn.Module):
         scores = self.pool_score(tokens)
         pooled = map(self._pool, parts, split_parts(tokens, parts), split_parts(scores, parts))
         latent = torch.cat(list(pooled))
-        if self.config.device_inputs == "absolute":
-            latent = torch.cat((latent, logs * 0.2), dim=-1)
         if self.leaf_times is not None:
-            # What the tokens were filled up with comes last and belongs to no part.
+            # The padding comes last and belongs to no part.
             own = zip(parts, split_parts(tokens, parts), strict=False)
-            each = zip(own, torch.split(inputs, rows), torch.split(logs, rows), strict=True)
-            times = [self._timed(part, token.view(*part.shape, -1), asked, log) for (part, token), asked, log in each]
+            per_part = zip(own, torch.split(inputs, rows), torch.split(logs, rows), strict=True)
+            times = [self._timed(part, token.view(*part.shape, -1), x, log) for (part, token), x, log in per_part]
             latent = torch.cat((latent, torch.cat(times)), dim=-1)
         return latent
+
+    def attention_bias(self, part: Part) -> Tensor | None:
+        """Attention mask of a part; None when all leaves are real."""
+        return attention_bias(part.mask)
 
     def _timed(self, part: Part, tokens: Tensor, inputs: Tensor, logs: Tensor) -> Tensor:
         """:class:`LeafTimes` of a part, (rows, 2).
 
-        In training of the scheduled programs alone, which are few among library operators, filled up so that
-        shapes repeat. A prediction computes all rows: its shapes may not depend on its neighbours.
+        Training computes the scheduled programs only, which are few among library operators, padded so that
+        shapes repeat. A prediction computes all rows: its shapes must not depend on the other rows.
         """
         assert self.leaf_times is not None
         if not self.training:
@@ -172,10 +162,10 @@ class LatencyNetwork(nn.Module):
         out = tokens.new_zeros(len(tokens), 2)
         if not len(chosen):
             return out
-        filled = torch.cat((chosen, chosen[:1].expand(-len(chosen) % TIMED_MULTIPLE)))
-        mask = None if part.mask is None else part.mask[filled]
-        found = self.leaf_times(part.leaves[filled], tokens[filled], mask, inputs[filled], logs[filled])
-        placed: Tensor = out.index_copy(0, chosen, found[: len(chosen)])
+        padded = torch.cat((chosen, chosen[:1].expand(-len(chosen) % TIMED_MULTIPLE)))
+        mask = None if part.mask is None else part.mask[padded]
+        seconds = self.leaf_times(part.leaves[padded], tokens[padded], mask, inputs[padded], logs[padded])
+        placed: Tensor = out.index_copy(0, chosen, seconds[: len(chosen)])
         return placed
 
     def _pool(self, part: Part, tokens: Tensor, score: Tensor) -> Tensor:
@@ -194,7 +184,7 @@ class LatencyNetwork(nn.Module):
         return torch.cat((pooled, mean), dim=-1)
 
     def standardise(self, inputs: Tensor) -> Tensor:
-        """Inputs in units of the training set's spread, clipped: far outside is "far", not "how far"."""
+        """Inputs in units of the training set's standard deviation, clipped to ±6."""
         return ((inputs - self.input_mean) * self.input_scale).clamp(-6.0, 6.0)
 
     def decode(self, latent: Tensor, inputs: Tensor, device: Tensor) -> tuple[Tensor, Tensor]:
@@ -225,7 +215,7 @@ class LatencyNetwork(nn.Module):
         return point, levels, hidden
 
     def _log_reference(self, inputs: Tensor) -> Tensor:
-        """Natural logarithm of the reference in seconds, as it stands in the inputs."""
+        """Natural logarithm of the reference in seconds, recovered from the inputs."""
         place = len(SUMMARY_COLUMNS) + QUESTION_COLUMNS.index("log_reference_us")
         column = inputs[:, place] / self.input_scale[place].clamp_min(1e-6) + self.input_mean[place]
         return column * math.log(2.0) + math.log(1e-6)

@@ -1,7 +1,7 @@
 """The network of :mod:`cdmpp.nn.network` as an ONNX graph, from its weights alone.
 
-The two say the same, line by line, and a test compares them for every choice of the configuration. Rows and
-leaves vary in the graph; padding is masked, and what a masked leaf holds changes nothing.
+The two forms follow each other line by line, and a test compares them for every option of the configuration.
+Numbers of rows and leaves vary in the graph; padded leaves are masked and do not affect the result.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ import numpy as np
 
 from cdmpp.features.schedule import SCHEDULE_COLUMNS
 from cdmpp.features.schema import WIDTH
-from cdmpp.nn.config import NetworkConfig
+from cdmpp.nn.config import LEVELS, NetworkConfig
 from cdmpp.nn.constants import (
     ADD,
     CALL_CYCLES,
     CYCLE_S,
-    MAX_DISTANCE,
     OVERLAP,
     PEAK_CENTRE,
     PEAK_LOG,
@@ -29,7 +28,6 @@ from cdmpp.nn.constants import (
 )
 from cdmpp.nn.graph import Graph, Value
 from cdmpp.nn.inputs import DEVICE_LOGS, INPUT_WIDTH, LEAF_MEETS_DEVICE, QUESTION_COLUMNS, SUMMARY_COLUMNS
-from cdmpp.nn.levels import LEVELS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -43,8 +41,8 @@ def network_graph(config: NetworkConfig, weights: dict[str, Array], view: Array)
 
     Inputs are ``leaves`` (rows, leaves, config.leaf_width), ``mask`` (rows, leaves) bool, ``inputs``
     (rows, INPUT_WIDTH) as :func:`cdmpp.nn.inputs.query_inputs` gives them, ``logs`` (rows,
-    len(DEVICE_LOGS)), ``device`` (rows,) int64, and by ``config.positions`` either ``places`` (rows, leaves,
-    config.width), what is added to the leaves' tokens, or ``positions`` (rows, leaves) int64, or neither.
+    len(DEVICE_LOGS)), ``device`` (rows,) int64, and ``places`` (rows, leaves, config.width), the positional
+    encoding that is added to the leaves' tokens.
     Outputs are ``point`` (rows,), ``levels`` (rows, len(LEVELS)) and ``view``, (rows, columns).
 
     Parameters
@@ -71,38 +69,25 @@ class _Writer:
         self._shape = g("Shape", self._mask)
         self._real = g("Cast", self._mask, to=1)
         self._pad = g("Mul", g("Sub", 1.0, self._real), _NEVER)
-        self._places: Value | None = None
-        self._positions: Value | None = None
-        if config.positions in ("published", "standard"):
-            self._places = g.input("places", "float32", ["rows", "leaves", config.width])
-        elif config.positions == "structural":
-            self._positions = g.input("positions", "int64", ["rows", "leaves"])
+        self._places = g.input("places", "float32", ["rows", "leaves", config.width])
 
     def write(self, view: Array) -> bytes:
         """The whole network."""
         g = self._graph
         mean, scale = g.weight("input_mean"), g.weight("input_scale")
         inputs = g("Clip", g("Mul", g("Sub", self._raw, mean), scale), -6.0, 6.0)
-        absolute = self._config.device_inputs == "absolute"
-        # The logarithms are centred and span some ten powers of two.
-        logs = g("Mul", self._logs, 0.2) if absolute else None
-        asked = inputs if logs is None else g("Concat", inputs, logs, axis=1)
-        tokens = self._tokens(asked)
-        bias = self._bias()
+        tokens = self._tokens(inputs)
+        bias = g("Unsqueeze", self._pad, np.array([1, 2]))
         for layer in range(self._config.layers):
             tokens = self._layer(tokens, f"layers.{layer}", bias)
         tokens = g.norm(tokens, "pool_norm")
-        latent = [*self._pool(tokens), *([] if logs is None else [logs])]
-        timed = self._leaf_times(tokens, asked) if self._has_times else None
-        point, levels, hidden = self._decode(latent, inputs, timed)
+        pooled = [*self._pool(tokens)]
+        timed = self._leaf_times(tokens, inputs) if self._config.schedule else None
+        point, levels, hidden = self._decode(pooled, inputs, timed)
         g.output(point, "point", ["rows"])
         g.output(levels, "levels", ["rows", len(LEVELS)])
         g.output(g("MatMul", hidden, view), "view", ["rows", view.shape[1]])
         return g.model()
-
-    @property
-    def _has_times(self) -> bool:
-        return self._config.schedule and self._config.leaf_times
 
     def _split(self, x: Value, *sizes: int) -> Value:
         """(rows * leaves, columns) -> (rows, leaves, *sizes)."""
@@ -113,7 +98,7 @@ class _Writer:
         """(rows, leaves, ...) -> (rows * leaves, columns)."""
         return self._graph("Reshape", x, np.array([-1, columns]))
 
-    def _tokens(self, asked: Value) -> Value:
+    def _tokens(self, inputs: Value) -> Value:
         """First token of each leaf: (rows * leaves, width)."""
         g, config = self._graph, self._config
         logs = g("Unsqueeze", self._logs, np.array([1]))
@@ -121,22 +106,9 @@ class _Writer:
         scaled = g("Mul", g("Sub", self._leaves, g.weight("leaf_mean")), g.weight("leaf_scale"))
         both = g("Concat", scaled, g("Mul", g("Sub", meets, 10.0), 0.1), axis=2)
         token = g.linear(self._flat(both, config.leaf_width + len(DEVICE_LOGS)), "leaf_in")
-        place = g("Unsqueeze", g.linear(asked, "condition"), np.array([1]))
-        if self._places is not None:
-            place = g("Add", place, self._places)
+        place = g("Unsqueeze", g.linear(inputs, "condition"), np.array([1]))
+        place = g("Add", place, self._places)
         return self._flat(g("Add", self._split(token, config.width), place), config.width)
-
-    def _bias(self) -> Value:
-        """What is added to the scores of attention, (rows, heads or 1, leaves or 1, leaves)."""
-        g = self._graph
-        pad = g("Unsqueeze", self._pad, np.array([1, 2]))
-        if self._positions is None:
-            return pad
-        first, last = np.array([1]), np.array([2])
-        difference = g("Sub", g("Unsqueeze", self._positions, first), g("Unsqueeze", self._positions, last))
-        clipped = g("Min", g("Max", difference, -MAX_DISTANCE), MAX_DISTANCE)
-        each = g("Gather", g.weight("structure.bias.weight"), g("Add", clipped, MAX_DISTANCE), axis=0)
-        return g("Add", g("Transpose", each, perm=[0, 3, 1, 2]), pad)
 
     def _layer(self, tokens: Value, name: str, bias: Value) -> Value:
         """Pre-norm self-attention over the leaves of a program, then a feed-forward block."""
@@ -168,7 +140,7 @@ class _Writer:
         total = g("ReduceSum", real, np.array([1]), keepdims=0)
         return pooled, g("Div", total, g("ReduceSum", self._real, np.array([1]), keepdims=1))
 
-    def _leaf_times(self, tokens: Value, asked: Value) -> tuple[Value, Value]:
+    def _leaf_times(self, tokens: Value, inputs: Value) -> tuple[Value, Value]:
         """:mod:`cdmpp.nn.leaf_times`: log seconds and whether there is a schedule, (rows,) each."""
         g = self._graph
         names = (*OVERLAP, *ADD)
@@ -195,7 +167,7 @@ class _Writer:
         together = g("Pow", g("Add", g("ReduceSum", powers, last, keepdims=0), 1e-9), 1 / POWER)
         cycles = g("Add", together, g("ReduceSum", adding, last, keepdims=0))
         cycles = g("Mul", cycles, g("Exp", g("Squeeze", factor, last)))
-        call = g("Clip", g.column(g.linear(asked, "leaf_times.call"), 0), -REACH, 2 * REACH)
+        call = g("Clip", g.column(g.linear(inputs, "leaf_times.call"), 0), -REACH, 2 * REACH)
         total = g("ReduceSum", g("Where", real, cycles, 0.0), np.array([1]), keepdims=0)
         seconds = g("Add", g("Log", g("Add", total, g("Mul", g("Exp", call), CALL_CYCLES))), cycle)
         return g("Where", g("Greater", known, 0.0), seconds, 0.0), known
@@ -227,7 +199,7 @@ class _Writer:
     def _levels(self, raw: Value, point: Value) -> Value:
         """Quantiles grow outwards from the median, so they never cross."""
         g, middle, count = self._graph, LEVELS.index(0.5), len(LEVELS)
-        first = (4 if self._config.head == "structured" else 1) + 0
+        first = 4 if self._config.head == "structured" else 1
         steps = g("Softplus", g("Sub", g.columns(raw, first, first + count), 3.0))
         below = g("Neg", g("CumSum", g.columns(steps, 0, middle), 1, reverse=1))
         above = g("CumSum", g.columns(steps, middle + 1, count), 1)
@@ -241,7 +213,7 @@ class _Writer:
         return g("Add", g("Div", g.column(inputs, place), scale), g("Gather", g.weight("input_mean"), place))
 
     def _log_reference(self, inputs: Value) -> Value:
-        """Natural logarithm of the reference in seconds, as it stands in the inputs."""
+        """Natural logarithm of the reference in seconds, recovered from the inputs."""
         place = len(SUMMARY_COLUMNS) + QUESTION_COLUMNS.index("log_reference_us")
         return self._graph("Add", self._graph("Mul", self._column(inputs, place), _LN2), math.log(1e-6))
 

@@ -1,20 +1,19 @@
-"""How a leaf's place in the program reaches the network: four ways, one of them the default.
+"""Positional encodings of leaves in torch.
 
-A leaf's position is its index in the depth-first sequence that marks entry and exit, 2 * rank - depth
-(CDMPP section 4.1).
+The position of a leaf is its index in the depth-first sequence that marks entry and exit, 2 * rank - depth
+(CDMPP section 4.1). :mod:`cdmpp.nn.positional_encoding_np` computes the same without torch.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from cdmpp.nn.constants import MAX_DISTANCE
+from cdmpp.nn.config import Positions
 
-#: Positions whose encoding is kept; deeper programs are rare.
+#: Positions whose encoding is tabulated; deeper programs are rare.
 POSITION_TABLE = 512
 
 
@@ -26,11 +25,11 @@ def positional_encoding(positions: Tensor, width: int) -> Tensor:
 
 
 def published_encoding(positions: Tensor, width: int) -> Tensor:
-    """The encoding as CDMPP's code has it, for even i: PE[p, i] = sin(p / 10000^(2i / width)) and
+    """The encoding of CDMPP's code, for even i: PE[p, i] = sin(p / 10000^(2i / width)) and
     PE[p, i + 1] = cos(p / 10000^(2(i + 1) / width)).
 
-    Its i steps by two already, so the exponent is twice the standard one, and the two of a pair have
-    different frequencies; kept for the comparison.
+    Its i already steps by two, so the exponent is twice the standard one, and sine and cosine of a pair have
+    different frequencies. Kept for the comparison with the original.
     """
     exponent = 2 * torch.arange(0, width, device=positions.device, dtype=torch.float32) / width
     angle = positions.float().unsqueeze(-1) * torch.exp(-math.log(10000.0) * exponent)
@@ -42,11 +41,11 @@ _ENCODINGS = {"published": published_encoding, "standard": positional_encoding}
 
 
 class PositionEncoding(nn.Module):
-    """What is added to a leaf's token for its position; no weights."""
+    """Encoding that is added to a leaf's token; it has no weights."""
 
     _table: Tensor
 
-    def __init__(self, kind: Literal["published", "standard"], width: int) -> None:
+    def __init__(self, kind: Positions, width: int) -> None:
         super().__init__()
         self.width, self._encode = width, _ENCODINGS[kind]
         # Sines and cosines would be a twentieth of a forward pass; positions beyond the table are computed.
@@ -58,23 +57,3 @@ class PositionEncoding(nn.Module):
         if int(positions.max()) < POSITION_TABLE:
             return self._table[positions]
         return self._encode(positions, self.width)
-
-
-class StructuralBias(nn.Module):
-    """A learned bias of the attention between two leaves, by the clipped difference of their positions.
-
-    The sign stays: what comes before a leaf is not what comes after it. Zero at the start, so the untrained
-    network attends as if there were no positions.
-    """
-
-    def __init__(self, heads: int) -> None:
-        super().__init__()
-        self.bias = nn.Embedding(2 * MAX_DISTANCE + 1, heads)
-        nn.init.zeros_(self.bias.weight)
-
-    def forward(self, positions: Tensor) -> Tensor:
-        """(rows, leaves) -> (rows, heads, leaves, leaves), from the attending leaf to the attended one."""
-        difference = positions[:, None, :] - positions[:, :, None]
-        index = difference.clamp(-MAX_DISTANCE, MAX_DISTANCE) + MAX_DISTANCE
-        out: Tensor = self.bias(index.long()).permute(0, 3, 1, 2)
-        return out

@@ -1,62 +1,115 @@
-"""Rows to predict, as numbers, over encoded programs and devices."""
+"""Queries as arrays of numbers, and the programs and devices that these numbers refer to."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol, Self
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Self
 
 import numpy as np
 
+from cdmpp.devices.spec import DeviceSpec
 from cdmpp.nn.inputs import query_inputs
 from cdmpp.nn.store import ProgramStore
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+#: Rows whose inputs are computed together.
+BLOCK_ROWS = 65_536
 
-class QueryRows(Protocol):
-    """Rows as numbers, arrays of one length: keys into a store, indices of devices, codes."""
 
-    @property
-    def program(self) -> Array:
-        """Keys into the store."""
+@dataclass(frozen=True)
+class QueryRows:
+    """Queries as integer arrays of one length n.
 
-    @property
-    def device(self) -> Array:
-        """Rows of the device matrix."""
+    Attributes
+    ----------
+    program : (n,)
+        Keys into a :class:`ProgramStore`.
+    device : (n,)
+        Rows of the device matrix.
+    backend, protocol : (n,)
+        Indices into BACKENDS and PROTOCOLS.
+    framework : (n,)
+        Indices into FRAMEWORKS, -1 where the framework is not known.
+    """
 
-    @property
-    def backend(self) -> Array:
-        """Index into BACKENDS."""
+    program: Array
+    device: Array
+    backend: Array
+    protocol: Array
+    framework: Array
 
-    @property
-    def protocol(self) -> Array:
-        """Index into PROTOCOLS."""
-
-    @property
-    def framework(self) -> Array:
-        """Index into FRAMEWORKS, -1 where not known."""
-
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return len(self.program)
 
     def take(self, rows: Array) -> Self:
-        """Some rows."""
+        """The rows with these positions."""
+        return type(self)(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+
+    def distinct(self) -> tuple[Array, Array]:
+        """Positions of the first row of each distinct query, and for every row the index of its query."""
+        code = np.zeros(len(self), dtype=np.int64)
+        for field in fields(QueryRows):
+            column = getattr(self, field.name)
+            code = code * (int(column.max(initial=0)) + 2) + column + 1  # -1 is "not known"
+        _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+        return first, inverse.reshape(-1)
+
+
+def concatenate(parts: Sequence[QueryRows]) -> QueryRows:
+    """Rows of ``parts`` (at least one) in order."""
+    columns = (np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(QueryRows))
+    return QueryRows(*columns)
+
+
+@dataclass(frozen=True)
+class QueryBatch:
+    """Queries with the programs and devices that they refer to.
+
+    Attributes
+    ----------
+    store : ProgramStore
+        Encoded programs; ``rows.program`` holds its keys.
+    kinds : sequence of (operator, dtype)
+        Kinds of programs as the domain score names them ("tir" for a program given as TIR).
+    kind : (programs,) int
+        Index into ``kinds`` for each program key.
+    specs : sequence of DeviceSpec
+        Devices; ``rows.device`` holds positions in it.
+    rows : QueryRows
+    """
+
+    store: ProgramStore
+    kinds: Sequence[tuple[str, str]]
+    kind: Array
+    specs: Sequence[DeviceSpec]
+    rows: QueryRows
 
 
 class RowInputs:
-    """What rows refer to: encoded programs, and :func:`cdmpp.nn.inputs.stack_devices` of devices."""
+    """Computes the network's inputs of rows.
+
+    Parameters
+    ----------
+    store : ProgramStore
+    device_matrix : (devices, .) float64
+        :func:`cdmpp.nn.inputs.stack_devices` of the devices.
+    """
 
     def __init__(self, store: ProgramStore, device_matrix: Array) -> None:
         self.store, self.device_matrix = store, device_matrix
 
     def reference(self, rows: QueryRows) -> Array:
-        """log(reference seconds) of rows."""
+        """log(reference seconds) of rows, (n,)."""
         out = np.empty(len(rows))
-        for start in range(0, len(rows), 65536):
-            part = rows.take(np.arange(start, min(start + 65536, len(rows))))
+        for start in range(0, len(rows), BLOCK_ROWS):
+            part = rows.take(np.arange(start, min(start + BLOCK_ROWS, len(rows))))
             out[start : start + len(part)] = self.queries(part)[2]
         return out
 
     def queries(self, rows: QueryRows, device: Array | None = None) -> tuple[Array, Array, Array]:
-        """:func:`query_inputs` of rows; ``device``, (rows, .), in place of their devices' figures."""
+        """:func:`query_inputs` of rows; ``device``, (n, .), replaces the rows of the device matrix."""
         return query_inputs(
             self.store.summary[rows.program],
             self.device_matrix[rows.device] if device is None else device,

@@ -1,7 +1,7 @@
-"""A trained network as it lies in a model folder: arrays by name, and what computes with them.
+"""The arrays of a trained network by name, without torch.
 
-Predictions need no torch: :meth:`Weights.engine` computes with ONNX Runtime. Who trains, tunes or looks into
-the layers asks for :attr:`Weights.network`.
+:mod:`cdmpp.inference.engine` predicts from them with ONNX Runtime. Training, tuning and inspection of layers use
+:attr:`Weights.network`, which needs torch.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cdmpp.errors import MissingDependencyError
-from cdmpp.nn.config import NetworkConfig
-from cdmpp.nn.constants import ADD, MAX_DISTANCE, OVERLAP
-from cdmpp.nn.engine import Engine
+from cdmpp.nn.config import LEVELS, NetworkConfig
+from cdmpp.nn.constants import ADD, OVERLAP
 from cdmpp.nn.inputs import DEVICE_LOGS, INPUT_WIDTH
-from cdmpp.nn.levels import LEVELS
 
 if TYPE_CHECKING:
     from cdmpp.nn.network import LatencyNetwork
@@ -29,22 +27,22 @@ Shape = tuple[int, ...]
 #: Weights tuned on one device, by name: its vector ("device"), the last norm and the output layer.
 Tuned = dict[str, Array]
 
-#: Columns that the last hidden layer is seen in.
+#: Columns of the projection of the last hidden layer.
 VIEW_COLUMNS = 32
-#: Stored numbers that are not trained.
+#: Arrays that are stored and not trained.
 _FIXED = ("leaf_mean", "leaf_scale", "input_mean", "input_scale")
 
 
 class Weights:
-    """Arrays of a network by name. Safe to share between threads; the arrays are not to be written to.
+    """Arrays of a network by name. Safe to share between threads; do not write to the arrays.
 
     Parameters
     ----------
     config : NetworkConfig
     devices : int
-        Devices that were trained on.
+        Number of training devices.
     arrays : mapping of str to float32 array
-        The network's state.
+        State of the network.
 
     Raises
     ------
@@ -62,31 +60,12 @@ class Weights:
         self.config, self.devices = config, devices
         self.arrays = {name: np.ascontiguousarray(value, np.float32) for name, value in arrays.items()}
         self._lock = threading.Lock()
-        self._engines: dict[int, Engine] = {}
         self._network: LatencyNetwork | None = None
 
     @property
     def parameters(self) -> int:
-        """Trained numbers."""
+        """Number of trained parameters."""
         return sum(array.size for name, array in self.arrays.items() if name not in _FIXED)
-
-    def engine(self, threads: int = 1) -> Engine:
-        """Computes predictions; made at first use.
-
-        Parameters
-        ----------
-        threads : int
-            Of one call. The last digit of a figure may depend on it.
-
-        Raises
-        ------
-        MissingDependencyError
-            ONNX Runtime or onnx is not installed.
-        """
-        with self._lock:
-            if threads not in self._engines:
-                self._engines[threads] = Engine(self.config, self.arrays, self.view(), threads=threads)
-            return self._engines[threads]
 
     @property
     def network(self) -> LatencyNetwork:
@@ -103,12 +82,12 @@ class Weights:
             return self._network
 
     def standardise(self, inputs: Array) -> Array:
-        """Inputs of queries as the network sees them: in units of the training set's spread, clipped."""
+        """Inputs in units of the training set's standard deviation, clipped to ±6, as in the network."""
         mean, scale = self.arrays["input_mean"], self.arrays["input_scale"]
         return np.asarray(((inputs - mean) * scale).clip(-6.0, 6.0))
 
     def tuned(self, tuned: Tuned) -> Weights:
-        """These with tuned ones in their place; the device that they are for is device 0.
+        """A copy with tuned arrays; the tuned device has index 0 in the embedding.
 
         Raises
         ------
@@ -128,9 +107,9 @@ class Weights:
         return Weights(self.config, self.devices, arrays)
 
     def view(self) -> Array:
-        """Projection of the last hidden layer, whose root mean square follows from the norm that it ends in.
+        """Fixed random projection of the last hidden layer, scaled by the layer's final norm.
 
-        A fixed random projection keeps distances well enough, needs no data and nothing stored.
+        It keeps distances well enough and needs neither data nor storage.
         """
         norm = f"head.{self.config.head_layers}"
         square = self.arrays[f"{norm}.weight"] ** 2 + self.arrays[f"{norm}.bias"] ** 2
@@ -141,7 +120,7 @@ class Weights:
 
 @cache
 def _projection(width: int) -> Array:
-    # RandomState: its numbers are promised never to change, so a stored adapter stays right.
+    # RandomState guarantees its numbers across versions, so a stored adapter stays valid.
     drawn = np.random.RandomState(0).standard_normal((width, VIEW_COLUMNS))
     return drawn.astype(np.float32)
 
@@ -161,8 +140,6 @@ def tuned_names(config: NetworkConfig) -> dict[str, str]:
 def shapes(config: NetworkConfig, devices: int) -> dict[str, Shape]:
     """Shape of every array of a network."""
     width, head, leaf = config.width, config.head_width, config.leaf_width
-    absolute = len(DEVICE_LOGS) if config.device_inputs == "absolute" else 0
-    timed = config.schedule and config.leaf_times
     out: dict[str, Shape] = {
         "leaf_mean": (leaf,),
         "leaf_scale": (leaf,),
@@ -178,9 +155,7 @@ def shapes(config: NetworkConfig, devices: int) -> dict[str, Shape]:
         out[f"{name}.weight"], out[f"{name}.bias"] = (columns,), (columns,)
 
     linear("leaf_in", leaf + len(DEVICE_LOGS), width)
-    linear("condition", INPUT_WIDTH + absolute, width)
-    if config.positions == "structural":
-        out["structure.bias.weight"] = (2 * MAX_DISTANCE + 1, config.heads)
+    linear("condition", INPUT_WIDTH, width)
     for layer in (f"layers.{i}" for i in range(config.layers)):
         norm(f"{layer}.norm_attention", width)
         linear(f"{layer}.qkv", width, 3 * width)
@@ -190,13 +165,13 @@ def shapes(config: NetworkConfig, devices: int) -> dict[str, Shape]:
         linear(f"{layer}.feed.2", config.feed_forward, width)
     norm("pool_norm", width)
     linear("pool_score", width, config.heads)
-    if timed:
+    if config.schedule:
         norm("leaf_times.norm", width)
         linear("leaf_times.hidden", width, width)
         linear("leaf_times.costs", width, len(OVERLAP) + len(ADD) + 1)
-        linear("leaf_times.call", INPUT_WIDTH + absolute, 1)
+        linear("leaf_times.call", INPUT_WIDTH, 1)
         linear("timed", head, 1)
-    latent = 2 * width + absolute + (2 if timed else 0)
+    latent = 2 * width + (2 if config.schedule else 0)
     linear("head_in", latent + INPUT_WIDTH + config.device_width, head)
     for layer in (f"head.{i}" for i in range(config.head_layers)):
         norm(f"{layer}.norm", head)

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from cdmpp.data.splits import TEST_SHARE, VALIDATION_SHARE
 from cdmpp.errors import DataError
+from cdmpp.nn.config import NetworkConfig
 from cdmpp.nn.discrepancy import Discrepancy
-from cdmpp.nn.network import NetworkConfig
 from cdmpp.training.precision import Precision
 
 
@@ -143,9 +143,6 @@ class TrainConfig(BaseModel):
     seed: int = 0
     data: DataConfig = DataConfig()
     network: NetworkConfig = NetworkConfig()
-    label: Literal["ratio", "latency", "box-cox"] = Field(
-        "ratio", description="what the network says; only ratios are served, see cdmpp.training.labels"
-    )
     optimiser: OptimiserConfig = OptimiserConfig()
     domain: DomainConfig = DomainConfig()
     reference: ReferenceConfig | None = Field(
@@ -158,8 +155,6 @@ class TrainConfig(BaseModel):
         seen = set(self.domain.target_devices) - set(self.data.holdout_devices)
         if seen:
             raise ValueError(f"domain.target_devices has {', '.join(sorted(seen))}, which data.holdout_devices lacks")
-        if self.label != "ratio" and (self.network.head != "ratio" or self.optimiser.ranking_weight):
-            raise ValueError(f"label {self.label!r} goes with network.head = 'ratio' and no ranking_weight")
         return self
 
 

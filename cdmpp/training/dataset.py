@@ -20,6 +20,7 @@ from cdmpp.features.encode import encode_shapes, encode_tvm_json
 from cdmpp.features.schedule import SCHEDULE_WIDTH
 from cdmpp.features.schema import WIDTH
 from cdmpp.nn.inputs import stack_devices
+from cdmpp.nn.rows import QueryRows
 from cdmpp.nn.store import ProgramStore
 from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
 from cdmpp.training.config import DataConfig
@@ -53,37 +54,26 @@ def encode_table(table: MeasurementTable, *, schedule: bool = False) -> tuple[Pr
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Measurements as numbers, all arrays of one length.
+class MeasuredRows(QueryRows):
+    """Measured queries as arrays of one length n; ``device`` is an index into :attr:`Dataset.devices`.
 
     Attributes
     ----------
-    program : int64, key into the store
-    device : int32, index into ``Dataset.devices``
-    backend, protocol, framework : int16, codes (framework -1 where not known)
-    log_latency : float64, natural log of seconds
-    part : int8, 0 train, 1 validation, 2 test, -1 none
-    source, op : int16, index into ``Dataset.sources`` and ``Dataset.ops``
-    report : bool, rows that the source's authors keep in their own figures
+    log_latency : (n,) float64
+        Natural log of the measured seconds.
+    part : (n,) int8
+        0 train, 1 validation, 2 test, -1 in no part.
+    source, op : (n,) int16
+        Indices into :attr:`Dataset.sources` and :attr:`Dataset.ops`.
+    report : (n,) bool
+        Rows that pass the filter of the source's authors.
     """
 
-    program: Array
-    device: Array
-    backend: Array
-    protocol: Array
-    framework: Array
     log_latency: Array
     part: Array
     source: Array
     op: Array
     report: Array
-
-    def __len__(self) -> int:
-        return len(self.program)
-
-    def take(self, rows: Array) -> Rows:
-        """Some rows."""
-        return Rows(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
 
 
 @dataclass(frozen=True)
@@ -91,7 +81,7 @@ class Dataset:
     """Everything that training reads."""
 
     store: ProgramStore
-    rows: Rows
+    rows: MeasuredRows
     devices: tuple[DeviceSpec, ...]
     sources: tuple[str, ...]
     ops: tuple[str, ...]
@@ -110,7 +100,7 @@ class Dataset:
         """:func:`cdmpp.nn.inputs.stack_devices` of the devices."""
         return stack_devices(self.devices)
 
-    def group(self, rows: Rows) -> Array:
+    def group(self, rows: MeasuredRows) -> Array:
         """Task and device of rows as one number, -1 for programs of no task."""
         task = self.task[rows.program].astype(np.int64)
         return np.where(task < 0, -1, task * len(self.devices) + rows.device)
@@ -160,7 +150,7 @@ def make_dataset(table: MeasurementTable, data: DataConfig | None = None, *, sch
     device_codes = code(used.device.names, device_names)
     return Dataset(
         store=store,
-        rows=Rows(
+        rows=MeasuredRows(
             program=used.program_key,
             device=device_codes[used.device.codes].astype(np.int32),
             backend=code(used.backend.names, BACKENDS)[used.backend.codes],

@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
+from cdmpp.domain.calibration import fit_factor, read_quantiles
+from cdmpp.domain.peers import Peers, ask_peers, weights
+from cdmpp.domain.score import Context, Domain
 from cdmpp.evaluation.metrics import measure
 from cdmpp.evaluation.ranking import RANKING, rank
-from cdmpp.nn.calibration import fit_factor, read_quantiles
-from cdmpp.nn.domain import Context, Domain
 from cdmpp.nn.network import LatencyNetwork
-from cdmpp.nn.peers import Peers, ask_peers, weights
 from cdmpp.nn.rows import QueryRows
 from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
 from cdmpp.training.baselines import Baseline
 from cdmpp.training.config import TrainConfig
-from cdmpp.training.dataset import Dataset, Rows
+from cdmpp.training.dataset import Dataset, MeasuredRows
 from cdmpp.training.loop import Inputs, predict_rows
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -59,7 +59,7 @@ def error_table(
     network: LatencyNetwork,
     inputs: Inputs,
     dataset: Dataset,
-    rows: Rows,
+    rows: MeasuredRows,
     calibration: dict[str, float],
     baselines: Mapping[str, Baseline],
     *,
@@ -91,7 +91,7 @@ def error_table(
 
 
 def tabulate(
-    dataset: Dataset, rows: Rows, point: Array, baselines: Mapping[str, Baseline], *bounds: Array
+    dataset: Dataset, rows: MeasuredRows, point: Array, baselines: Mapping[str, Baseline], *bounds: Array
 ) -> dict[str, Any]:
     """:func:`error_table` of predictions, whoever made them.
 
@@ -149,7 +149,13 @@ def tabulate(
 
 
 def _with_peers(
-    network: LatencyNetwork, inputs: Inputs, dataset: Dataset, rows: Rows, point: Array, levels: Array, peers: Peers
+    network: LatencyNetwork,
+    inputs: Inputs,
+    dataset: Dataset,
+    rows: MeasuredRows,
+    point: Array,
+    levels: Array,
+    peers: Peers,
 ) -> tuple[Array, Array]:
     """Predictions of unseen devices with the known devices' opinion, as the predictor gives them."""
     point, levels = point.copy(), levels.copy()
@@ -181,7 +187,7 @@ def _with_peers(
     return point, levels
 
 
-def _sample(dataset: Dataset, rows: Rows, point: Array, per_source: int = 700) -> dict[str, list[Any]]:
+def _sample(dataset: Dataset, rows: MeasuredRows, point: Array, per_source: int = 700) -> dict[str, list[Any]]:
     """A seeded sample of rows with both latencies, for the picture in the README."""
     rng = np.random.default_rng(7)
     chosen = np.concatenate(

@@ -19,7 +19,7 @@ from cdmpp.errors import DataError
 from cdmpp.nn.batch import Inputs, predict_rows
 from cdmpp.nn.network import LatencyNetwork, NetworkConfig
 from cdmpp.training.config import OptimiserConfig, TrainConfig
-from cdmpp.training.dataset import Dataset, Rows
+from cdmpp.training.dataset import Dataset, MeasuredRows
 from cdmpp.training.draw import epoch_order, training_rows
 from cdmpp.training.precision import MULTIPLE, matrix_precision, precision_of
 from cdmpp.training.step import Objective
@@ -31,7 +31,7 @@ CHECKPOINT, METRICS = "checkpoint.safetensors", "metrics.jsonl"
 _ANOTHER = "choose another folder for this one (--run), or remove that folder"
 
 
-def fit_scalers(network: LatencyNetwork, inputs: Inputs, rows: Rows, rng: np.random.Generator) -> None:
+def fit_scalers(network: LatencyNetwork, inputs: Inputs, rows: MeasuredRows, rng: np.random.Generator) -> None:
     """Means and spreads from (a seeded sample of) the training rows only."""
     sample = rows.take(np.sort(rng.choice(len(rows), min(len(rows), 100_000), replace=False)))
     features = inputs.queries(sample)[0]
@@ -50,7 +50,13 @@ def fit_scalers(network: LatencyNetwork, inputs: Inputs, rows: Rows, rng: np.ran
 
 
 def train(
-    dataset: Dataset, config: TrainConfig, out: Path, *, progress: Progress | None = None
+    dataset: Dataset,
+    config: TrainConfig,
+    out: Path,
+    *,
+    progress: Progress | None = None,
+    make_network: Callable[[NetworkConfig, int], LatencyNetwork] = LatencyNetwork,
+    make_objective: Callable[[Dataset, TrainConfig, Inputs], Objective] = Objective,
 ) -> tuple[LatencyNetwork, dict[str, Any]]:
     """Train a network.
 
@@ -63,6 +69,8 @@ def train(
         the same configuration and the same data is continued.
     progress : callable, optional
         Called with (step, steps, metrics).
+    make_network, make_objective : callable
+        Network and loss; variants of them are compared in benchmarks/ablations.py.
 
     Returns
     -------
@@ -81,11 +89,11 @@ def train(
     out.mkdir(parents=True, exist_ok=True)
     index, weight = training_rows(dataset, config)
     inputs = Inputs(dataset.store, dataset.device_matrix)
-    network = LatencyNetwork(config.network, len(dataset.devices))
+    network = make_network(config.network, len(dataset.devices))
     fit_scalers(network, inputs, dataset.rows.take(index), np.random.default_rng([config.seed, 3]))
     optimiser = torch.optim.AdamW(network.parameters(), lr=opt.learning_rate, weight_decay=opt.weight_decay, fused=True)
     average = {k: v.detach().clone() for k, v in network.named_parameters()}
-    objective = Objective(dataset, config, inputs)
+    objective = make_objective(dataset, config, inputs)
     tasks = objective.tasks
     identity = _identity(dataset, config)
     step, seconds = _resume(out, identity, network, optimiser, average)

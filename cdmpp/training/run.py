@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from cdmpp.artifact.trained import save_artifact
 from cdmpp.data.load import load_table
 from cdmpp.data.merge import concat
 from cdmpp.data.pool import POOL, pool_of
 from cdmpp.data.public import load_public
 from cdmpp.data.table import MeasurementTable
+from cdmpp.domain.peers import Peers
 from cdmpp.errors import DataError
-from cdmpp.nn.artifact import save_artifact
 from cdmpp.nn.network import parameter_count
-from cdmpp.nn.peers import Peers
 from cdmpp.training.baselines import fit_baselines
 from cdmpp.training.config import TrainConfig
 from cdmpp.training.dataset import make_dataset
@@ -78,11 +78,6 @@ def train_model(
         ``model_id``, ``out``, ``train``, ``calibration`` and ``metrics`` (see :func:`error_table`).
     """
     run = Path(run) if run is not None else Path("runs") / config.name
-    if config.label != "ratio":
-        raise DataError(
-            f"a model that says {config.label!r} cannot be served",
-            hint='label = "ratio"; other labels are compared by cdmpp.training.loop.train',
-        )
     table = load_training_table(config, public_data, records)
     if config.reference is not None:
         from cdmpp.training.reference.run import train_reference

@@ -13,19 +13,18 @@ from cdmpp.nn.batch import Inputs
 from cdmpp.nn.discrepancy import DISCREPANCIES, bounded
 from cdmpp.nn.encoder import Part
 from cdmpp.nn.inputs import virtual_devices
-from cdmpp.nn.losses import pinball_loss, ranking_loss
+from cdmpp.nn.losses import pinball_loss, ranking_loss, relative_error_loss
 from cdmpp.nn.network import LatencyNetwork
 from cdmpp.programs.query_options import BACKENDS
 from cdmpp.training.config import TrainConfig
-from cdmpp.training.dataset import Dataset, Rows
-from cdmpp.training.draw import pairs_within, target_rows, training_rows
-from cdmpp.training.labels import Label
+from cdmpp.training.dataset import Dataset, MeasuredRows
+from cdmpp.training.draw import pairs_within, target_rows
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def latents(
-    network: LatencyNetwork, inputs: Inputs, rows: Rows, *, multiple: int = 1, device: Array | None = None
+    network: LatencyNetwork, inputs: Inputs, rows: MeasuredRows, *, multiple: int = 1, device: Array | None = None
 ) -> tuple[Tensor, Tensor, Array]:
     """Encoder's latents of rows, which must be sorted by bucket; ``multiple`` as in
     :meth:`cdmpp.nn.network.LatencyNetwork.encode_parts`. ``device``, (rows, .), stands in place of the
@@ -50,13 +49,6 @@ def latents(
     return latent, standard, reference
 
 
-def fit_label(dataset: Dataset, config: TrainConfig) -> Label:
-    """The label of a run, fitted on its training rows."""
-    index = training_rows(dataset, config)[0]
-    rng = np.random.default_rng([config.seed, 7])
-    return Label.fit(config.label, dataset.rows.log_latency[index], rng)
-
-
 class Objective:
     """The loss of a batch: error and quantiles, and what the configuration adds.
 
@@ -70,19 +62,18 @@ class Objective:
 
     def __init__(self, dataset: Dataset, config: TrainConfig, inputs: Inputs) -> None:
         self.dataset, self.config, self.inputs = dataset, config, inputs
-        self.label = fit_label(dataset, config)
         self.tasks = dataset.group(dataset.rows)
         self.target = target_rows(dataset, config)
 
     def __call__(
-        self, network: LatencyNetwork, rows: Rows, tasks: Array, device: Tensor, step: int, *, multiple: int
+        self, network: LatencyNetwork, rows: MeasuredRows, tasks: Array, device: Tensor, step: int, *, multiple: int
     ) -> Tensor:
         """Loss of rows, which must be sorted by bucket.
 
         Parameters
         ----------
         network : LatencyNetwork
-        rows : Rows
+        rows : MeasuredRows
         tasks : (rows,) int
             Their :meth:`cdmpp.training.dataset.Dataset.group`.
         device : (rows,) int
@@ -105,8 +96,8 @@ class Objective:
         if virtual.any():
             reference = self.inputs.queries(rows)[2]
         point, quantiles = network.decode(latent, queries, device)
-        target = torch.from_numpy(self.label.encode(rows.log_latency, reference).astype(np.float32))
-        loss = self.label.loss(point, target) + opt.quantile_weight * pinball_loss(quantiles, target)
+        target = torch.from_numpy(self.label(rows, reference).astype(np.float32))
+        loss = self.error(point, target) + opt.quantile_weight * pinball_loss(quantiles, target)
         if opt.ranking_weight:
             first, second = (torch.from_numpy(i) for i in pairs_within(tasks))
             fixed = torch.from_numpy(reference.astype(np.float32))
@@ -117,7 +108,15 @@ class Objective:
             loss = loss + domain.weight * DISCREPANCIES[domain.loss](bounded(latent), bounded(other))
         return loss
 
-    def _drawn(self, step: int) -> Rows:
+    def label(self, rows: MeasuredRows, reference: Array) -> Array:
+        """Labels of rows, (rows,): log(latency / reference)."""
+        return np.asarray(rows.log_latency - reference)
+
+    def error(self, point: Tensor, target: Tensor) -> Tensor:
+        """Loss of the point predictions."""
+        return relative_error_loss(point, target)
+
+    def _drawn(self, step: int) -> MeasuredRows:
         """Rows of the unlabelled target, without their latencies."""
         rng = np.random.default_rng([self.config.seed, 8, step])
         count = min(len(self.target), self.config.domain.rows)

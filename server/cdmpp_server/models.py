@@ -9,8 +9,9 @@ import threading
 from collections import OrderedDict
 from pathlib import Path
 
+from cdmpp.artifact.folder import default_model, read_manifest
+from cdmpp.artifact.load import load_artifact
 from cdmpp.errors import CdmppError
-from cdmpp.nn.artifact import default_model, load_artifact, read_manifest
 from cdmpp.predictor import LatencyPredictor
 from cdmpp_server.problems import ProblemError
 

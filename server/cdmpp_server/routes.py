@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
+from cdmpp.artifact.model import Artifact
 from cdmpp.devices import DeviceSpec, known
-from cdmpp.nn.artifact import Artifact
 from cdmpp_server.feature import Schema
 from cdmpp_server.openapi import add_problems
 from cdmpp_server.predict.service import PredictionService

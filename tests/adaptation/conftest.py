@@ -44,10 +44,10 @@ def programs(count: int, seed: int = 0) -> list[TensorProgram]:
 def pairs(base: LatencyPredictor, count: int, seed: int = 0) -> list[tuple[TensorProgram, float]]:
     """What a device would take that is slower than the model says: GEMMs by half, the others by a fifth."""
     rng, asked = np.random.default_rng(seed + 100), programs(count, seed)
-    said = base.predict(asked, DEVICE)
+    output = base.predict(asked, DEVICE)
     slower = [1.5 if p.name.startswith("linear") else 1.2 for p in asked]
     noise = np.exp(rng.normal(0, 0.03, count))
     return [
         (p, (answer.latency_s or 0) * by * float(e))
-        for p, answer, by, e in zip(asked, said, slower, noise, strict=True)
+        for p, answer, by, e in zip(asked, output, slower, noise, strict=True)
     ]

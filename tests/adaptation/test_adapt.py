@@ -154,9 +154,9 @@ def test_fine_tuning_is_part_of_the_folder_when_it_pays(
 
 def test_where_nothing_is_gained_the_base_answers(base: LatencyPredictor) -> None:
     rng, asked = np.random.default_rng(0), programs(30)
-    said = base.predict(asked, DEVICE)
+    output = base.predict(asked, DEVICE)
     noise = np.exp(rng.normal(0, 0.5, len(asked)))
-    measured = [(p, (a.latency_s or 0) * float(e)) for p, a, e in zip(asked, said, noise, strict=True)]
+    measured = [(p, (a.latency_s or 0) * float(e)) for p, a, e in zip(asked, output, noise, strict=True)]
     adapted = base.adapt(measured, DEVICE)
     report = adapted.adaptation or {}
     assert (report["weight"] == 0) == (report["cross_validated"]["after"] >= report["cross_validated"]["before"])
@@ -169,9 +169,9 @@ def test_where_nothing_is_gained_the_base_answers(base: LatencyPredictor) -> Non
 
 def test_a_residual_of_pure_disagreement_is_not_believed(base: LatencyPredictor) -> None:
     asked = programs(6)
-    said = base.predict(asked, DEVICE)
+    output = base.predict(asked, DEVICE)
     swing = (1.4, 0.7, 1.4, 0.7, 1.4, 0.7)
-    adapted = base.adapt([(p, (a.latency_s or 0) * s) for p, a, s in zip(asked, said, swing, strict=True)], DEVICE)
+    adapted = base.adapt([(p, (a.latency_s or 0) * s) for p, a, s in zip(asked, output, swing, strict=True)], DEVICE)
     report = adapted.adaptation or {}
     if report["weight"] == 0:
         assert "no_gain" in codes(adapted)

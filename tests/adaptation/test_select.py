@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from cdmpp.adaptation.select import measuring_s, select
+from cdmpp.artifact.load import load_artifact
+from cdmpp.artifact.model import Artifact
 from cdmpp.devices import lookup
 from cdmpp.errors import DataError
 from cdmpp.measure.timing import TimingSettings
-from cdmpp.nn.artifact import Artifact, load_artifact
 from cdmpp.predictor import LatencyPredictor, default_model
 from cdmpp.programs.operators import parse_operator
 

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from cdmpp.artifact.trained import save_artifact
 from cdmpp.devices.registry import lookup
+from cdmpp.domain.score import Context, Domain
 from cdmpp.features.encode import encode_operator
 from cdmpp.features.schema import WIDTH
-from cdmpp.nn.artifact import save_artifact
-from cdmpp.nn.domain import Context, Domain
 from cdmpp.nn.inputs import DEVICE_LOGS, query_inputs, stack_devices
 from cdmpp.nn.network import INPUT_WIDTH, LatencyNetwork, NetworkConfig
 from cdmpp.nn.store import ProgramStore
 from cdmpp.training.config import OptimiserConfig, TrainConfig
-from cdmpp.training.dataset import Dataset, Rows
+from cdmpp.training.dataset import Dataset, MeasuredRows
 from tests.features.shapes import random_specs
 
 TINY = NetworkConfig(
@@ -64,7 +64,7 @@ def dataset(rows: int = 600, programs: int = 120, seed: int = 0) -> Dataset:
     part = rng.choice(3, programs, p=(0.8, 0.1, 0.1)).astype(np.int8)[program]
     return Dataset(
         store=store,
-        rows=Rows(
+        rows=MeasuredRows(
             program=program,
             device=device,
             log_latency=log_latency,

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from cdmpp.artifact.adapted import ADAPTER, check_target
+from cdmpp.artifact.folder import MANIFEST, TENSORS
+from cdmpp.artifact.load import load_artifact
 from cdmpp.errors import ArtifactError
-from cdmpp.nn.adapter_files import ADAPTER, check_target
-from cdmpp.nn.artifact import MANIFEST, TENSORS, load_artifact
 from cdmpp.predictor import LatencyPredictor
 from tests.nn.synthetic import write_artifact
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cdmpp.nn.artifact import load_artifact
+from cdmpp.artifact.load import load_artifact
 from cdmpp.predictor import CHUNK_ROWS, LatencyPredictor, Query
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import Protocol

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from cdmpp.artifact.folder import MANIFEST, TENSORS
+from cdmpp.artifact.load import load_artifact
+from cdmpp.artifact.trained import save_artifact
 from cdmpp.devices import lookup
 from cdmpp.errors import ArtifactError, UnknownDeviceError
-from cdmpp.nn.artifact import MANIFEST, TENSORS, load_artifact, save_artifact
 from cdmpp.predictor import LatencyPredictor
 from tests.nn.synthetic import DEVICES, network, random_inputs, write_artifact
 

@@ -11,7 +11,7 @@ from cdmpp.features.schedule import SCHEDULE_COLUMNS, SCHEDULE_WIDTH
 from cdmpp.features.schema import WIDTH
 from cdmpp.nn.inputs import DEVICE_LOGS
 from cdmpp.nn.leaf_times import ADD, CALL_CYCLES, CYCLE_S, OVERLAP, LeafTimes
-from cdmpp.nn.network import INPUT_WIDTH, NetworkConfig
+from cdmpp.nn.network import INPUT_WIDTH
 from tests.nn.synthetic import TINY, network, random_inputs
 
 SCHEDULED = TINY.model_copy(update={"schedule": True})
@@ -82,9 +82,3 @@ def test_the_network_answers_scheduled_programs_by_their_leaves(head: str) -> No
     moved = (second - first).abs()
     assert (moved[:2] < 1e-6).all()  # operators
     assert (moved[2:] > 1.0).all()  # 2^10 times the work, as far as tokens do not undo it
-
-
-def test_without_leaf_times_the_schedule_is_read_by_the_head_alone() -> None:
-    config: NetworkConfig = SCHEDULED.model_copy(update={"leaf_times": False})
-    assert not any("leaf_times" in name for name, _ in network(config=config).named_parameters())
-    assert any("leaf_times" in name for name, _ in network(config=SCHEDULED).named_parameters())

@@ -98,7 +98,6 @@ def test_cmd_brings_the_latents_of_source_and_target_together(tmp_path: Path) ->
         ({"domain": {"loss": "cmd"}}, "target_devices or target_networks"),
         ({"domain": {"target_devices": ["t4"]}}, "a loss goes with"),
         ({"domain": {"loss": "cmd", "target_devices": ["t4"]}}, "holdout_devices lacks"),
-        ({"label": "latency", "network": {"head": "structured"}}, "head = 'ratio'"),
         ({"optimiser": {"ranking_weight": 1.0}}, "group_tasks"),
     ],
 )

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
+from cdmpp.artifact.load import load_artifact
 from cdmpp.data.records import write_records
 from cdmpp.devices.registry import lookup
 from cdmpp.errors import ArtifactError, DataError, InvalidProgramError
-from cdmpp.nn.artifact import load_artifact
 from cdmpp.nn.positions import published_encoding
 from cdmpp.training.config import (
     DataConfig,

@@ -11,12 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from cdmpp.artifact.load import load_artifact
+from cdmpp.artifact.trained import save_artifact
 from cdmpp.data.load import load_table
 from cdmpp.data.records import write_records
 from cdmpp.data.table import MeasurementTable
 from cdmpp.errors import ArtifactError, DataError
 from cdmpp.evaluation.tables import evaluate
-from cdmpp.nn.artifact import load_artifact, save_artifact
 from cdmpp.nn.network import NetworkConfig
 from cdmpp.predictor import LatencyPredictor
 from cdmpp.training.config import DataConfig, FinishConfig, OptimiserConfig, TrainConfig, load_config

@@ -12,7 +12,7 @@ from cdmpp.training.baselines.analytic import MeanBaseline, RooflineBaseline, ro
 from cdmpp.training.baselines.trees import TreeBaseline, summed_leaves
 from cdmpp.training.baselines.utilisation import UtilisationBaseline
 from cdmpp.training.config import TrainConfig
-from cdmpp.training.dataset import Dataset, Rows
+from cdmpp.training.dataset import Dataset, MeasuredRows
 
 __all__ = [
     "BASELINES",
@@ -36,7 +36,7 @@ class Baseline(Protocol):
     def fit(self, index: Array) -> Self:
         """Fit on the rows ``index`` of the dataset."""
 
-    def predict_log(self, rows: Rows) -> Array:
+    def predict_log(self, rows: MeasuredRows) -> Array:
         """log latency of rows, (rows,)."""
 
 

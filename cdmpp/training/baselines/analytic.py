@@ -10,12 +10,12 @@ from cdmpp.nn.batch import Inputs
 from cdmpp.nn.inputs import roofline_s
 from cdmpp.programs.query_options import FLOOR_S, PROTOCOLS
 from cdmpp.training.config import TrainConfig
-from cdmpp.training.dataset import Dataset, Rows
+from cdmpp.training.dataset import Dataset, MeasuredRows
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def roofline_log(dataset: Dataset, rows: Rows) -> Array:
+def roofline_log(dataset: Dataset, rows: MeasuredRows) -> Array:
     """log of max(arithmetic at peak, traffic at bandwidth) + the protocol's launch floor."""
     compute, memory = roofline_s(dataset.store.summary[rows.program], dataset.device_matrix[rows.device])
     floor = np.array([FLOOR_S[p] for p in PROTOCOLS])[rows.protocol]
@@ -32,7 +32,7 @@ class RooflineBaseline:
         """Nothing to fit."""
         return self
 
-    def predict_log(self, rows: Rows) -> Array:
+    def predict_log(self, rows: MeasuredRows) -> Array:
         """log latency of rows."""
         return roofline_log(self.dataset, rows)
 
@@ -48,7 +48,7 @@ class MeanBaseline:
         self.dataset, self.inputs = dataset, inputs
         self._means: list[dict[int, float]] = []
 
-    def _keys(self, rows: Rows) -> list[Array]:
+    def _keys(self, rows: MeasuredRows) -> list[Array]:
         """Codes of rows, from the finest to the coarsest grouping."""
         kind = self.dataset.kind[rows.program].astype(np.int64)
         return [(kind * 64 + rows.protocol) * 64 + rows.backend, kind, np.zeros(len(rows), dtype=np.int64)]
@@ -64,7 +64,7 @@ class MeanBaseline:
             self._means.append(dict(zip(distinct.tolist(), means.tolist(), strict=True)))
         return self
 
-    def predict_log(self, rows: Rows) -> Array:
+    def predict_log(self, rows: MeasuredRows) -> Array:
         """log latency of rows."""
         found = np.full(len(rows), np.nan)
         for keys, means in zip(self._keys(rows), self._means, strict=True):

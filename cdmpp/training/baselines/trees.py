@@ -10,7 +10,7 @@ from cdmpp.features.schedule import SCHEDULE_COLUMNS, SCHEDULE_FLAGS
 from cdmpp.features.schema import COLUMNS, LINEAR
 from cdmpp.nn.batch import Inputs
 from cdmpp.training.config import TrainConfig
-from cdmpp.training.dataset import Dataset, Rows
+from cdmpp.training.dataset import Dataset, MeasuredRows
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -60,11 +60,11 @@ class TreeBaseline:
         self.summed = summed_leaves(dataset) if programs is None else programs
         self.model: Any = None
 
-    def base(self, rows: Rows) -> Array:
+    def base(self, rows: MeasuredRows) -> Array:
         """What is added to the trees' answer."""
         return self.inputs.reference(rows) if self.label == "ratio" else np.zeros(len(rows))
 
-    def features(self, rows: Rows) -> Array:
+    def features(self, rows: MeasuredRows) -> Array:
         """Columns of rows, float32."""
         asked = self.inputs.queries(rows)[:2] if self.own else ()
         with np.errstate(divide="ignore"):
@@ -98,7 +98,7 @@ class TreeBaseline:
         self.model.fit(self.features(rows), target)
         return self
 
-    def predict_log(self, rows: Rows) -> Array:
+    def predict_log(self, rows: MeasuredRows) -> Array:
         """log latency of rows."""
         out = np.empty(len(rows))
         for start in range(0, len(rows), 50_000):

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from cdmpp.nn.batch import Inputs
 from cdmpp.nn.inputs import FAMILIES, QUESTION_COLUMNS, SUMMARY_COLUMNS, TILES
 from cdmpp.training.config import TrainConfig
-from cdmpp.training.dataset import Dataset, Rows
+from cdmpp.training.dataset import Dataset, MeasuredRows
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -63,7 +63,7 @@ class UtilisationBaseline:
         self.dataset, self.inputs, self.config = dataset, inputs, config
         self._models: dict[int, _Perceptron] = {}
 
-    def _inputs(self, rows: Rows) -> tuple[Array, Array, Array]:
+    def _inputs(self, rows: MeasuredRows) -> tuple[Array, Array, Array]:
         """Columns, number of waves and log of the bound in seconds of rows."""
         columns = self.inputs.queries(rows)[0]
         roof = np.maximum(columns[:, _COLUMN["log_compute_us"]], columns[:, _COLUMN["log_memory_us"]])
@@ -103,7 +103,7 @@ class UtilisationBaseline:
         return model.eval()
 
     @torch.inference_mode()
-    def predict_log(self, rows: Rows) -> Array:
+    def predict_log(self, rows: MeasuredRows) -> Array:
         """log latency of rows; a family that was not trained on is taken to reach its bound."""
         found = np.empty(len(rows))
         family = self.dataset.store.summary[rows.program][:, _FAMILY].argmax(axis=1)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from safetensors.torch import save
 
+from cdmpp.artifact.folder import FORMAT_VERSION, MANIFEST, library_versions, write_folder
 from cdmpp.data.table import MeasurementTable
 from cdmpp.errors import DataError
-from cdmpp.nn.artifact import FORMAT_VERSION, MANIFEST, library_versions, write_folder
 from cdmpp.nn.batch import Inputs
 from cdmpp.nn.network import parameter_count
 from cdmpp.training.baselines import fit_baselines

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from cdmpp.errors import DataError
 from cdmpp.training.config import TrainConfig
-from cdmpp.training.dataset import Dataset, Rows
+from cdmpp.training.dataset import Dataset, MeasuredRows
 from cdmpp.training.draw import target_rows
-from cdmpp.training.labels import Label
 from cdmpp.training.loop import Progress
+from cdmpp.training.reference.box_cox import BoxCox
 from cdmpp.training.reference.inputs import Programs, device_rows
 from cdmpp.training.reference.network import PUBLISHED_DISCREPANCIES, ReferenceNetwork, reference_loss
 
@@ -52,7 +52,7 @@ class ReferenceModel:
         self._features, self._first_key = features, first_key
         self._devices = device_rows(dataset.devices)
         self.network: ReferenceNetwork
-        self.label: Label
+        self.label: BoxCox
         self.summary: dict[str, Any] = {}
 
     def fit(self, index: Array, progress: Progress | None = None) -> Self:
@@ -62,7 +62,7 @@ class ReferenceModel:
         if opt.threads:
             torch.set_num_threads(opt.threads)
         self._programs = Programs.of(self._features, self._first_key, rows.program[index])
-        self.label = Label.fit("box-cox", rows.log_latency[index], np.random.default_rng([self.config.seed, 7]))
+        self.label = BoxCox.fit(rows.log_latency[index], np.random.default_rng([self.config.seed, 7]))
         self._median = float(np.median(rows.log_latency[index]))
         counts = self._programs.count[rows.program[index]]
         found, times = np.unique(counts, return_counts=True)
@@ -137,7 +137,7 @@ class ReferenceModel:
 
     def _loss(self, batch: Array, target: Array, step: int) -> Tensor:
         rows = self.dataset.rows.take(batch)
-        wanted = torch.from_numpy(self.label.encode(rows.log_latency, rows.log_latency).astype(np.float32))
+        wanted = torch.from_numpy(self.label.encode(rows.log_latency).astype(np.float32))
         hidden = self._hidden(rows)
         loss = reference_loss(self.network.output(hidden), wanted)
         domain = self.config.domain
@@ -151,17 +151,17 @@ class ReferenceModel:
         other = self._hidden(self.dataset.rows.take(chosen))
         return loss + domain.weight * PUBLISHED_DISCREPANCIES[domain.loss](hidden, other)
 
-    def _count(self, rows: Rows) -> int:
+    def _count(self, rows: MeasuredRows) -> int:
         return int(self._programs.count[rows.program[0]])
 
-    def _hidden(self, rows: Rows) -> Tensor:
+    def _hidden(self, rows: MeasuredRows) -> Tensor:
         """Rows of one leaf count."""
         slots = torch.from_numpy(self._programs.slot[rows.program])
         device = self._devices[torch.from_numpy(rows.device.astype(np.int64))]
         return self.network.hidden(self._programs.leaves[self._count(rows)][slots], device)
 
     @torch.inference_mode()
-    def predict_log(self, rows: Rows) -> Array:
+    def predict_log(self, rows: MeasuredRows) -> Array:
         """log latency of rows; where a leaf count was not trained on, the median training latency."""
         found = np.full(len(rows), self._median)
         counts = self._programs.count[rows.program]
@@ -170,10 +170,10 @@ class ReferenceModel:
             for start in range(0, len(members), 2048):
                 part = members[start : start + 2048]
                 out = self.network.output(self._hidden(rows.take(part))).double().numpy()
-                found[part] = self.label.decode(out, out)
+                found[part] = self.label.decode(out)
         return found
 
-    def untrained(self, rows: Rows) -> int:
+    def untrained(self, rows: MeasuredRows) -> int:
         """How many rows have a leaf count that was not trained on."""
         known = [int(count) for count in self.network.flatten]
         return int((~np.isin(self._programs.count[rows.program], known)).sum())

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from cdmpp.devices.spec import DeviceSpec
+from cdmpp.domain.score import Label, worst
 from cdmpp.errors import CdmppError
-from cdmpp.nn.domain import Label, worst
 from cdmpp.prediction import ErrorInfo, Prediction, Query
 from cdmpp_server.observe.ids import make_id
 from cdmpp_server.onnx.query import ModelQuery

@@ -7,9 +7,9 @@ import json
 
 from fastapi import APIRouter, Request, Response
 
+from cdmpp.artifact.model import Artifact
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, OverloadedError
-from cdmpp.nn.artifact import Artifact
 from cdmpp.prediction import DEFAULT_QUANTILES
 from cdmpp_server.body import read_body
 from cdmpp_server.deadline import Deadline

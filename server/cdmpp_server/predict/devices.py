@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from cdmpp.artifact.model import Artifact
 from cdmpp.devices import DeviceSpec, from_mapping
-from cdmpp.nn.artifact import Artifact
 from cdmpp_server.predict.cache import ByteLru
 from cdmpp_server.predict.programs import words
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, PlainValidator, Tag, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from cdmpp.nn.levels import LEVELS
+from cdmpp.nn.config import LEVELS
 from cdmpp.predictor import DEFAULT_QUANTILES
 from cdmpp.programs.program import PROGRAM_FORMS
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol

@@ -1,4 +1,4 @@
-"""An adapter: what k measurements of one device change in a model's answers for it."""
+"""The adapter: correction of a model's predictions for one device, fitted to k measurements."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from cdmpp.adapter.features import Names
+from cdmpp.adapter.residuals import AdapterFeatures, ResidualProcess, prior_variance
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.nn.adapter_features import Names
-from cdmpp.nn.levels import LEVELS
-from cdmpp.nn.residuals import AdapterFeatures, ResidualProcess, prior_variance
+from cdmpp.nn.config import LEVELS
 from cdmpp.nn.weights import Tuned
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -22,23 +22,23 @@ _NORMAL = np.array([NormalDist().inv_cdf(level) for level in LEVELS])
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """Residuals of one device on top of a base model.
+    """Correction of a base model's predictions for one device.
 
     Attributes
     ----------
     device : DeviceSpec
-        Rows of a device with these figures are adapted; all others are answered as by the base.
+        The adapted device. Queries on devices with other figures keep the base's predictions.
     process : ResidualProcess
     names : Names
-        What the codes of the process's features stand for.
+        Texts of the codes in the process's features.
     weight : {0, 1}
-        0: on the measurements left out, the base was better, so its answers are kept.
+        0 where cross-validation found the base to be better; then the base's predictions are kept.
     width : float
-        Factor on the intervals that :meth:`apply` gives, from the measurements left out.
+        Factor on the width of the adapted intervals, from cross-validation.
     tuned : dict of arrays, optional
         Tuned weights (:meth:`cdmpp.nn.weights.Weights.tuned`).
     report : dict
-        How it was made, and what it gains (:mod:`cdmpp.adaptation`).
+        Report of the adaptation (:mod:`cdmpp.adaptation`).
     """
 
     device: DeviceSpec
@@ -52,12 +52,12 @@ class Adapter:
     def apply(
         self, point: Array, levels: Array, features: AdapterFeatures, *, one_by_one: bool = False
     ) -> tuple[Array, Array, Array]:
-        """Adapted answers of queries.
+        """Adapted predictions of queries.
 
         Parameters
         ----------
         point, levels : (n,), (n, len(LEVELS))
-            The base's log latencies, with what tuning adds.
+            The base's log latencies, with the shift of the tuned weights.
         features : AdapterFeatures, n rows
         one_by_one : bool
             See :meth:`ResidualProcess.mean_and_variance`.
@@ -65,9 +65,9 @@ class Adapter:
         Returns
         -------
         point, levels
-            Adapted; ``levels`` are to be scaled by :attr:`width`.
+            Adapted values; :attr:`width` still has to scale ``levels``.
         unsure : (n,)
-            Share of the process's prior deviation that is left: near 0 beside a measured query, 1 far off.
+            Posterior over prior standard deviation: near 0 next to a measured query, 1 far from all.
         """
         mean, variance = self.process.mean_and_variance(features, one_by_one=one_by_one)
         adapted, spread = centre_and_spread(self.process, point, levels, mean, variance)
@@ -78,10 +78,10 @@ class Adapter:
 def centre_and_spread(
     process: ResidualProcess, point: Array, levels: Array, mean: Array, variance: Array
 ) -> tuple[Array, Array]:
-    """Point and quantiles of queries with a residual of this mean and variance (without noise).
+    """Point and quantiles of queries, given mean and variance (without noise) of their residuals.
 
-    The median is the base's point with the mean residual. Each quantile keeps the network's distance from its
-    median, which knows which programs scatter, and the process's deviation is added in quadrature.
+    The median is the base's point plus the mean residual. Each quantile keeps the network's distance from the
+    median, which depends on the program, and the process's standard deviation is added in quadrature.
     """
     s = process.settings
     median = point + mean

@@ -139,10 +139,10 @@ class Domain:
         contexts : sequence of Context, length n
         """
         steps = np.array([self.step(c) for c in contexts]) if len(contexts) else np.zeros(0)
-        scores: Array = self.strangeness(summary) + steps
+        scores: Array = self.program_distance(summary) + steps
         return scores
 
-    def strangeness(self, summary: Array) -> Array:
+    def program_distance(self, summary: Array) -> Array:
         """The part of the score that depends on the program alone: its capped :meth:`distance`."""
         capped: Array = np.minimum(self.distance(summary[:, _COLUMNS]), 10.0)
         return capped

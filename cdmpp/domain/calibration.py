@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.nn.levels import LEVELS
+from cdmpp.nn.config import LEVELS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -1,24 +1,22 @@
-"""Queries as an adapter sees them: standardised sizes and ratios, names as codes, the peers' opinions."""
+"""Adapter features of queries: standardised sizes and ratios, codes of names, and the peers' predictions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from cdmpp.adapter.residuals import AdapterFeatures
 from cdmpp.nn.inputs import FAMILIES, QUESTION_COLUMNS, SUMMARY_COLUMNS, query_inputs, stack_devices
-from cdmpp.nn.residuals import AdapterFeatures
+from cdmpp.nn.rows import BLOCK_ROWS, QueryBatch
 from cdmpp.nn.weights import Weights
 from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
 
-if TYPE_CHECKING:
-    from cdmpp.nn.pipeline import QueryBatch
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
-#: Inputs of the network in which two queries of one device are near or far.
+#: Inputs of the network that define the distance between two queries on one device.
 NUMERIC = (
     "flops",
     "bytes",
@@ -42,7 +40,7 @@ _FIRST_FAMILY = SUMMARY_COLUMNS.index(f"family_{FAMILIES[0]}")
 
 @dataclass(frozen=True)
 class Names:
-    """Texts that codes stand for: operator with element type, and protocol with backend and framework."""
+    """Texts by code: operator with dtype, and protocol with backend and framework."""
 
     operators: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
@@ -54,10 +52,10 @@ class FeatureMaker:
     Parameters
     ----------
     weights : Weights
-        Whose training set gives the unit of every numeric feature.
+        Weights that hold the mean and spread of every numeric feature in the training set.
     names : Names, optional
-        Whose positions are the codes; a name that is not there is -1. Without it, names get codes as they
-        come (:attr:`names` has them).
+        Texts by code; an unknown text has the code -1. Without ``names``, new texts get new codes, which
+        :attr:`names` lists.
     """
 
     def __init__(self, weights: Weights, names: Names | None = None) -> None:
@@ -71,42 +69,42 @@ class FeatureMaker:
         """Texts by code."""
         return Names(tuple(self._operators), tuple(self._settings))
 
-    def features(self, asked: QueryBatch, peers: Array, view: Array) -> AdapterFeatures:
+    def features(self, batch: QueryBatch, peers: Array, view: Array) -> AdapterFeatures:
         """Features of queries.
 
         Parameters
         ----------
-        asked : QueryBatch
+        batch : QueryBatch
             n queries.
         peers, view : (n, trained devices), (n, VIEW_COLUMNS)
-            As :class:`cdmpp.nn.pipeline.BaseOutput` has them.
+            Fields of :class:`cdmpp.inference.output.NetworkOutput`.
         """
-        rows = asked.rows
-        matrix = stack_devices(asked.specs)
+        rows = batch.rows
+        matrix = stack_devices(batch.specs)
         numeric = np.empty((len(rows), len(NUMERIC)), dtype=np.float32)
-        for start in range(0, len(rows), 65_536):
-            part = rows.take(np.arange(start, min(start + 65_536, len(rows))))
+        for start in range(0, len(rows), BLOCK_ROWS):
+            part = rows.take(np.arange(start, min(start + BLOCK_ROWS, len(rows))))
             inputs = query_inputs(
-                asked.store.summary[part.program], matrix[part.device], part.backend, part.protocol, part.framework
+                batch.store.summary[part.program], matrix[part.device], part.backend, part.protocol, part.framework
             )[0]
             numeric[start : start + len(part)] = self._weights.standardise(inputs)[:, _COLUMNS]
-        one_hot = asked.store.summary[:, _FIRST_FAMILY : _FIRST_FAMILY + len(FAMILIES)]
+        one_hot = batch.store.summary[:, _FIRST_FAMILY : _FIRST_FAMILY + len(FAMILIES)]
         return AdapterFeatures(
             numeric=numeric,
-            operator=self._operator(asked)[rows.program],
+            operator=self._operator(batch)[rows.program],
             family=one_hot.argmax(axis=1).astype(np.int32)[rows.program],
             setting=self._setting(rows.protocol, rows.backend, rows.framework),
             peers=peers.astype(np.float32),
             view=view,
         )
 
-    def _operator(self, asked: QueryBatch) -> Array:
+    def _operator(self, batch: QueryBatch) -> Array:
         """Operator code per program key."""
-        used = np.unique(asked.kind[asked.rows.program])
-        table = np.full(len(asked.kinds), -1, dtype=np.int32)
+        used = np.unique(batch.kind[batch.rows.program])
+        table = np.full(len(batch.kinds), -1, dtype=np.int32)
         for kind in used.tolist():
-            table[kind] = self._code(self._operators, "|".join(asked.kinds[kind]))
-        return table[asked.kind]
+            table[kind] = self._code(self._operators, "|".join(batch.kinds[kind]))
+        return table[batch.kind]
 
     def _setting(self, protocol: Array, backend: Array, framework: Array) -> Array:
         distinct, inverse = np.unique(np.stack([protocol, backend, framework], axis=1), axis=0, return_inverse=True)

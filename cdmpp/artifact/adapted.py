@@ -16,23 +16,23 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load, save
 
-from cdmpp.devices.loading import from_mapping
-from cdmpp.errors import ArtifactError
-from cdmpp.nn.adapter import Adapter
-from cdmpp.nn.adapter_features import NUMERIC, Names
-from cdmpp.nn.artifact import (
+from cdmpp.adapter.adapter import Adapter
+from cdmpp.adapter.features import NUMERIC, Names
+from cdmpp.adapter.residuals import ResidualProcess
+from cdmpp.artifact.folder import (
     FORMAT_VERSION,
     MANIFEST,
     TENSORS,
-    Artifact,
     default_model,
     library_versions,
-    load_artifact,
     no_model_folder,
     read_manifest,
     write_folder,
 )
-from cdmpp.nn.residuals import ResidualProcess
+from cdmpp.artifact.model import Artifact
+from cdmpp.artifact.trained import load_trained
+from cdmpp.devices.loading import from_mapping
+from cdmpp.errors import ArtifactError
 
 ADAPTER = "adapter.safetensors"
 
@@ -101,7 +101,8 @@ def load_adapted(path: Path, manifest: dict[str, Any]) -> Artifact:
             raise ArtifactError(
                 f"{path} was adapted with other features", hint="adapt again with this version of cdmpp"
             )
-        base = load_artifact(_base(path, manifest["base"]))
+        folder = _base(path, manifest["base"])
+        base = load_trained(folder, read_manifest(folder))
         tensors = load(payload)
         process = {k[8:]: v for k, v in tensors.items() if k.startswith("process.")}
         tuned = {k[6:]: v for k, v in tensors.items() if k.startswith("tuned.")}

@@ -1,6 +1,6 @@
-"""Answers to queries that come as arrays: no object per row on the way.
+"""Predictions for queries that arrive as arrays, without an object per row.
 
-The figures are those that a predictor gives for the same rows one by one, to the last digit.
+The results equal those of :meth:`cdmpp.predictor.LatencyPredictor.predict_queries` to the last digit.
 """
 
 from __future__ import annotations
@@ -9,45 +9,46 @@ from typing import Any
 
 import numpy as np
 
+from cdmpp.domain.calibration import read_quantiles
+from cdmpp.domain.score import THRESHOLDS
 from cdmpp.errors import DataError, InvalidProgramError
 from cdmpp.features.bulk import TIR, FeatureAnswers, FeatureQueries
 from cdmpp.features.encode import EncodedPrograms
-from cdmpp.nn.calibration import read_quantiles
-from cdmpp.nn.domain import THRESHOLDS
+from cdmpp.inference.pipeline import InferencePipeline
+from cdmpp.nn.config import LEVELS
 from cdmpp.nn.inputs import roofline_s, stack_devices
-from cdmpp.nn.levels import LEVELS
-from cdmpp.nn.pipeline import InferencePipeline, Queries, QueryBatch
+from cdmpp.nn.rows import QueryBatch, QueryRows
 from cdmpp.nn.store import ProgramStore
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def answer_features(answerer: InferencePipeline, queries: FeatureQueries) -> FeatureAnswers:
-    """Answer rows in their order.
+def predict_features(pipeline: InferencePipeline, queries: FeatureQueries) -> FeatureAnswers:
+    """Predict rows, in their order.
 
     Raises
     ------
     DataError
-        A level is not one of the network's range.
+        A quantile level is outside the network's range.
     InvalidProgramError
-        A program given as TIR lacks columns that the network reads, or figures of a row make no latency.
+        A program given as TIR lacks columns that the network reads, or the features of a row give no latency.
     UnknownDeviceError
-        A device's name is not known.
+        A device name is not known.
     """
-    artifact = answerer.artifact
+    artifact = pipeline.artifact
     levels = queries.quantiles
     if not levels or not all(LEVELS[0] <= level <= LEVELS[-1] for level in levels):
-        raise DataError(f"quantiles {list(levels)} are not levels between {LEVELS[0]} and {LEVELS[-1]}")
+        raise DataError(f"quantiles {list(levels)} must be one or more levels between {LEVELS[0]} and {LEVELS[-1]}")
     specs = [artifact.device(d) if isinstance(d, str) else d for d in queries.devices]
     if not len(queries):
         return FeatureAnswers.none(levels, artifact.model_id)
     store = _store(queries, artifact.config.leaf_width)
-    asked = QueryBatch(
+    batch = QueryBatch(
         store,
         queries.kinds,
         queries.kind,
         specs,
-        Queries(
+        QueryRows(
             program=np.arange(len(queries)),
             device=queries.device.astype(np.int64),
             backend=queries.backend.astype(np.int64),
@@ -55,27 +56,27 @@ def answer_features(answerer: InferencePipeline, queries: FeatureQueries) -> Fea
             framework=queries.framework.astype(np.int64),
         ),
     )
-    # Features of nobody knows where may be finite and yet add up to none of this world's latencies.
+    # Features from an unknown source may be finite and still overflow.
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        said = answerer.answer(asked)
-        bound = np.maximum(*roofline_s(store.summary, stack_devices(specs)[asked.rows.device]))
-        point = np.exp(said.point)
-        values = np.exp(read_quantiles(said.levels, said.factor, levels))
-    figures = np.column_stack([point, values, said.score, bound])
+        output = pipeline.predict(batch)
+        bound = np.maximum(*roofline_s(store.summary, stack_devices(specs)[batch.rows.device]))
+        point = np.exp(output.point)
+        values = np.exp(read_quantiles(output.levels, output.factor, levels))
+    figures = np.column_stack([point, values, output.score, bound])
     bad = ~(np.isfinite(figures).all(axis=1) & (point > 0) & (values > 0).all(axis=1))
     if bad.any():
         raise InvalidProgramError(
-            f"row {int(bad.argmax())}: its features make no latency",
-            hint="features are what cdmpp.features.encode makes of a program",
+            f"row {int(bad.argmax())}: its features give no finite latency",
+            hint="compute features with cdmpp.features.encode",
         )
     return FeatureAnswers(
         latency_s=point,
-        # The point minimises the relative error and lies a little below the median.
+        # The point minimises the relative error and is slightly below the median.
         lower_s=np.minimum(point, values.min(axis=1)),
         upper_s=np.maximum(point, values.max(axis=1)),
         quantiles=values,
-        domain=((said.coverage > THRESHOLDS[0]).astype(np.int8) + (said.coverage > THRESHOLDS[1])),
-        domain_score=np.array([round(score, 4) for score in said.score.tolist()]),
+        domain=((output.coverage > THRESHOLDS[0]).astype(np.int8) + (output.coverage > THRESHOLDS[1])),
+        domain_score=np.array([round(score, 4) for score in output.score.tolist()]),
         roofline_s=bound,
         levels=levels,
         model_id=artifact.model_id,
@@ -83,11 +84,11 @@ def answer_features(answerer: InferencePipeline, queries: FeatureQueries) -> Fea
 
 
 def _store(queries: FeatureQueries, width: int) -> ProgramStore:
-    """Rows as programs of a store, those of one leaf count and kind together."""
+    """A store with one program per row, added by leaf count and kind."""
     scheduled = np.array([operator == TIR for operator, _ in queries.kinds])[queries.kind]
     if queries.leaves.shape[2] < width and scheduled.any():
         raise InvalidProgramError(
-            f"row {int(scheduled.argmax())}: its features lack the schedule's columns",
+            f"row {int(scheduled.argmax())}: its features lack the schedule columns that the model reads",
             hint="encode programs given as TIR with schedule=True",
         )
     store = ProgramStore(len(queries), width)

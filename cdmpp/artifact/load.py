@@ -1,0 +1,33 @@
+"""Loading a model folder: a trained model, or an adapted model with its base."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from cdmpp.artifact.adapted import load_adapted
+from cdmpp.artifact.folder import read_manifest
+from cdmpp.artifact.model import Artifact
+from cdmpp.artifact.trained import load_trained
+from cdmpp.errors import ArtifactError
+
+
+def load_artifact(folder: str | os.PathLike[str]) -> Artifact:
+    """Load a model folder: a trained model, or an adapted model with its base.
+
+    Raises
+    ------
+    ArtifactError
+        A file is missing or damaged, the format or a feature schema differs, the network has an option that
+        this version does not have, or the base of an adapted model is missing.
+    """
+    path = Path(folder)
+    manifest = read_manifest(path)
+    if manifest.get("kind") == "adapter":
+        return load_adapted(path, manifest)
+    if manifest.get("kind") == "reference":
+        raise ArtifactError(
+            f"{path} records a training run of the original network, which is a baseline and makes no predictions",
+            hint="train a model with: cdmpp train --config configs/base.toml",
+        )
+    return load_trained(path, manifest)

@@ -1,0 +1,158 @@
+"""A trained model as a folder: ``model.safetensors`` and ``manifest.json``. No pickle.
+
+Loading checks the format, the feature schema and the checksum before it uses a tensor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from safetensors.numpy import load, save
+
+from cdmpp.artifact.folder import FORMAT_VERSION, MANIFEST, TENSORS, library_versions, no_model_folder, write_folder
+from cdmpp.artifact.model import Artifact
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.devices.table import table
+from cdmpp.domain.score import Domain
+from cdmpp.errors import ArtifactError, CdmppError
+from cdmpp.features.schedule import SCHEDULE_HASH
+from cdmpp.features.schema import SCHEMA_HASH
+from cdmpp.nn.config import LEVELS, NetworkConfig, UnsupportedOptionError
+from cdmpp.nn.inputs import QUESTION_COLUMNS, SUMMARY_COLUMNS
+from cdmpp.nn.weights import Weights
+
+if TYPE_CHECKING:
+    from cdmpp.nn.network import LatencyNetwork
+
+INPUT_HASH = hashlib.sha256(
+    # "2": the reference and the ratios use sustained rates and a floor that depends on the clock.
+    ",".join(("2", *SUMMARY_COLUMNS, *QUESTION_COLUMNS, *map(str, LEVELS))).encode()
+).hexdigest()[:16]
+
+
+def save_artifact(
+    folder: Path,
+    network: LatencyNetwork,
+    domain: Domain,
+    *,
+    name: str,
+    devices: list[str],
+    calibration: dict[str, float],
+    details: dict[str, Any],
+    extra: Mapping[str, bytes] | None = None,
+    device_specs: Iterable[DeviceSpec] = (),
+) -> dict[str, Any]:
+    """Write a model folder, replacing an older one; returns the manifest.
+
+    ``device_specs``: specifications of the devices; those that no table knows, and those with ceilings,
+    are stored with the model.
+    ``details`` (configuration, data fingerprint, metrics, ...) go into the manifest as they are. ``extra``
+    are further files by name: they lie beside the model, with their checksums in the manifest.
+    """
+    extra = dict(extra or {})
+    for file in extra:
+        if file in (TENSORS, MANIFEST, "", ".", "..") or Path(file).name != file:
+            raise ValueError(f"{file!r} is no name for a further file of a model folder")
+    state = {k: v.detach().cpu().numpy() for k, v in network.state_dict().items()}
+    tensors = {f"network.{k}": np.ascontiguousarray(v) for k, v in state.items()}
+    tensors |= {f"domain.{k}": np.ascontiguousarray(v) for k, v in domain.tensors().items()}
+    payload = save(tensors, {"format": "cdmpp"})
+    digest = hashlib.sha256(payload).hexdigest()
+    manifest = {
+        "format_version": FORMAT_VERSION,
+        "model_id": f"{name}-{digest[:12]}",
+        "name": name,
+        "feature_schema": SCHEMA_HASH,
+        "input_schema": INPUT_HASH,
+        **({"schedule_schema": SCHEDULE_HASH} if network.config.schedule else {}),
+        "label": "log(latency_s / (flops / peak + bytes / bandwidth + protocol floor))",
+        "network": network.config.model_dump(),
+        "devices": devices,
+        "device_specs": {
+            spec.name: spec.model_dump(mode="json", exclude_none=True)
+            for spec in device_specs
+            if spec.name in devices and (spec.name not in table() or spec.sustained is not None)
+        },
+        "domain": domain.manifest(),
+        "calibration": calibration,
+        "libraries": library_versions(),
+        "sha256": {TENSORS: digest, **{k: hashlib.sha256(v).hexdigest() for k, v in extra.items()}},
+        **details,
+    }
+    text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
+    write_folder(Path(folder), {TENSORS: payload, **extra, MANIFEST: text.encode()})
+    return manifest
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+def _network_config(path: Path, manifest: dict[str, Any]) -> NetworkConfig:
+    try:
+        return NetworkConfig.of_manifest(manifest["network"])
+    except UnsupportedOptionError as error:
+        raise ArtifactError(
+            f"{path}: {error}",
+            hint="load it with the cdmpp version that made it, or retrain the model without that option",
+        ) from None
+
+
+def load_trained(path: Path, manifest: dict[str, Any]) -> Artifact:
+    """Load a trained model whose manifest was read.
+
+    Raises
+    ------
+    ArtifactError
+        A file is missing or damaged, a feature schema differs, or the network has an option that this version
+        does not have.
+    """
+    try:
+        payload = (path / TENSORS).read_bytes()
+    except OSError as error:
+        raise no_model_folder(path, error) from None
+    for key, mine in (
+        ("feature_schema", SCHEMA_HASH),
+        ("input_schema", INPUT_HASH),
+        ("schedule_schema", SCHEDULE_HASH),
+    ):
+        if key == "schedule_schema" and key not in manifest:
+            continue  # the network does not read these columns
+        if manifest.get(key) != mine:
+            raise ArtifactError(
+                f"{path} was trained on {key} {manifest.get(key)}, this version computes {mine}",
+                hint="use the cdmpp version that made it, or retrain",
+            )
+    try:
+        digests = manifest["sha256"]
+        # The tensors have to be there; further files are reports, which a copy may leave out.
+        further = [(file, _content(path / Path(file).name)) for file in digests if file != TENSORS]
+        for file, found in ((TENSORS, payload), *further):
+            if found is not None and hashlib.sha256(found).hexdigest() != digests[file]:
+                raise ArtifactError(f"{path / file} does not match its checksum", hint="copy the model folder again")
+        tensors = load(payload)
+        weights = Weights(
+            _network_config(path, manifest),
+            len(manifest["devices"]),
+            {k[8:]: v for k, v in tensors.items() if k.startswith("network.")},
+        )
+        domain = Domain.load({k[7:]: v for k, v in tensors.items() if k.startswith("domain.")}, manifest["domain"])
+    except ArtifactError:
+        raise
+    except Exception as error:
+        # Whatever a damaged or foreign file breaks (keys, shapes, header), it is the artifact's fault.
+        raise ArtifactError(f"{path} is damaged: {error}", hint="copy the model folder again, or retrain") from None
+    artifact = Artifact(weights, tuple(manifest["devices"]), domain, manifest["calibration"], manifest, folder=path)
+    try:
+        artifact.trained_devices  # noqa: B018 - looked up now, so that a model of unknown devices fails here
+    except CdmppError as error:
+        raise ArtifactError(f"{path}: {error}", hint="use the cdmpp version that made it, or retrain") from None
+    return artifact

@@ -1,0 +1,1 @@
+"""Domain scores, peers of an unseen device, and calibrated intervals (numpy only)."""

@@ -1,0 +1,172 @@
+"""The network in ONNX Runtime, which is faster than torch on small batches.
+
+With ``alone`` the engine computes in chunks of a fixed shape: a row's result does not depend on the other rows
+of the batch. Without it the engine computes large batches, for evaluation and surveys, and the last digit may
+differ between two batch sizes.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from cdmpp.errors import MissingDependencyError
+from cdmpp.inference.output import NetworkOutput
+from cdmpp.nn.config import LEVELS, NetworkConfig
+from cdmpp.nn.positional_encoding_np import encode_places
+from cdmpp.nn.rows import QueryRows, RowInputs
+from cdmpp.nn.store import Bucket
+from cdmpp.nn.weights import Weights
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+#: Rows of a chunk with ``alone``. Fixed: matrix kernels are chosen by shape, and their last digits differ.
+CHUNK_ROWS = 32
+#: Rows of a large batch, its leaves (with padding), and leaf pairs of any batch: they bound the memory.
+BATCH_ROWS, MAX_LEAVES, MAX_PAIRS = 1024, 8192, 1 << 18
+
+
+def all_threads() -> int:
+    """Threads for large batches: OMP_NUM_THREADS where it is set, as in torch, else one per processor."""
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    if wanted.isdecimal() and int(wanted):
+        return int(wanted)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+_lock = threading.Lock()
+_engines: WeakKeyDictionary[Weights, dict[int, Engine]] = WeakKeyDictionary()
+
+
+def engine_of(weights: Weights, threads: int = 1) -> Engine:
+    """The engine of a network; every model that shares the weights shares the engine.
+
+    Parameters
+    ----------
+    weights : Weights
+    threads : int
+        Threads of one call. The last digit of a result may depend on it.
+
+    Raises
+    ------
+    MissingDependencyError
+        ONNX Runtime or onnx is not installed.
+    """
+    with _lock:
+        engines = _engines.setdefault(weights, {})
+        if threads not in engines:
+            engines[threads] = Engine(weights.config, weights.arrays, weights.view(), threads=threads)
+        return engines[threads]
+
+
+class Engine:
+    """One network in ONNX Runtime. Safe to share between threads.
+
+    Parameters
+    ----------
+    config : NetworkConfig
+    arrays : dict of arrays
+        State of the network by name.
+    view : (config.head_width, columns) float32
+        Projection of the last hidden layer.
+    threads : int
+        Threads of one call. A service uses one and makes several calls at a time.
+
+    Raises
+    ------
+    MissingDependencyError
+        ONNX Runtime or onnx is not installed.
+    """
+
+    def __init__(self, config: NetworkConfig, arrays: dict[str, Array], view: Array, *, threads: int = 1) -> None:
+        self.config = config
+        try:
+            import onnxruntime
+
+            from cdmpp.nn.network_graph import network_graph
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"predictions need {error.name or 'onnxruntime'}, which is not installed",
+                hint="pip install '.[predict]' in a checkout of cdmpp",
+            ) from None
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        # Threads that spin while they wait slow other threads down.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        # An arena never frees the memory of the largest batch, and is no faster here.
+        options.enable_cpu_mem_arena = options.enable_mem_pattern = False
+        options.log_severity_level = 3
+        self._session = onnxruntime.InferenceSession(
+            network_graph(config, arrays, view), options, providers=["CPUExecutionProvider"]
+        )
+        self._columns = view.shape[1]
+
+    def predict(
+        self, inputs: RowInputs, rows: QueryRows, *, embedding: Array, alone: bool = False, view: bool = False
+    ) -> NetworkOutput:
+        """Predict rows, in their order.
+
+        Parameters
+        ----------
+        inputs : RowInputs
+        rows : QueryRows
+        embedding : int array
+            For each row of the device matrix, the device's index in the network's embedding (0: not trained on).
+        alone : bool
+            Compute each row independently of the other rows, equal to the last digit.
+        view : bool
+            Return :attr:`NetworkOutput.view`.
+        """
+        queries, logs, reference = _query_inputs(inputs, rows)
+        devices = embedding[rows.device].astype(np.int64)
+        point, levels = np.empty(len(rows)), np.empty((len(rows), len(LEVELS)))
+        views = np.empty((len(rows), self._columns), dtype=np.float32) if view else None
+        names = ["point", "levels", *(["view"] if view else [])]
+        for bucket, members, padded in _chunks(inputs, rows, alone):
+            slots = inputs.store.slot[rows.program[padded]]
+            feed = {
+                "leaves": bucket.leaves[slots],
+                "mask": bucket.mask[slots],
+                "inputs": queries[padded],
+                "logs": logs[padded],
+                "device": devices[padded],
+                "places": encode_places(self.config.positions, bucket.positions[slots], self.config.width),
+            }
+            outputs = self._session.run(names, feed)
+            count = len(members)
+            point[members] = outputs[0][:count].astype(np.float64) + reference[members]
+            levels[members] = outputs[1][:count].astype(np.float64) + reference[members, None]
+            if views is not None:
+                views[members] = outputs[2][:count]
+        return NetworkOutput(point, levels, reference, views)
+
+
+def _query_inputs(inputs: RowInputs, rows: QueryRows) -> tuple[Array, Array, Array]:
+    """:meth:`RowInputs.queries`, computed in blocks of ``BATCH_ROWS``."""
+    if len(rows) <= BATCH_ROWS:
+        return inputs.queries(rows)
+    starts = range(0, len(rows), BATCH_ROWS)
+    parts = [inputs.queries(rows.take(np.arange(start, min(start + BATCH_ROWS, len(rows))))) for start in starts]
+    queries, logs, reference = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return queries, logs, reference
+
+
+def _chunks(inputs: RowInputs, rows: QueryRows, alone: bool) -> Iterator[tuple[Bucket, Array, Array]]:
+    """Rows of one leaf count that are computed together: their positions, and the same padded to the chunk size."""
+    sizes = inputs.store.bucket[rows.program]
+    for size, bucket in inputs.store.buckets.items():
+        members = np.flatnonzero(sizes == size)
+        most = max(1, MAX_PAIRS // size**2)
+        count = min(CHUNK_ROWS, most) if alone else max(1, min(BATCH_ROWS, MAX_LEAVES // size, most))
+        for start in range(0, len(members), count):
+            chunk = members[start : start + count]
+            padded = chunk
+            if alone and len(chunk) < count:
+                # A short chunk repeats its first row, so that the shape of the computation stays the same.
+                padded = np.concatenate([chunk, np.repeat(chunk[:1], count - len(chunk))])
+            yield bucket, chunk, padded

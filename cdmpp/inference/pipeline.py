@@ -1,0 +1,219 @@
+"""Inference on queries: network, peers and adapter in one class.
+
+The predictor sends a few rows and needs results that do not depend on the other rows of the batch. Evaluation
+sends hundreds of thousands and needs speed. Both use :class:`InferencePipeline`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from cdmpp.adapter.features import FeatureMaker
+from cdmpp.artifact.model import Artifact
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.domain.peers import Peers, Trained, as_peers, shift, weights
+from cdmpp.domain.score import THRESHOLDS, Context
+from cdmpp.inference.engine import all_threads, engine_of
+from cdmpp.inference.output import NetworkOutput
+from cdmpp.nn.inputs import stack_devices
+from cdmpp.nn.rows import BLOCK_ROWS, QueryBatch, QueryRows, RowInputs, concatenate
+from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+#: Step of an unseen device, divided by the number of peer architectures: one architecture alone says little
+#: about another.
+FEW_STEP = 1.0
+
+
+class InferencePipeline:
+    """Predicts queries with one model.
+
+    Parameters
+    ----------
+    artifact : Artifact
+    one_by_one : bool
+        Compute each query independently of the others, equal to the last digit.
+    threads : int, optional
+        Threads of one network call. Default: one with ``one_by_one``, because services call from several
+        threads; otherwise :func:`cdmpp.inference.engine.all_threads`.
+    """
+
+    def __init__(self, artifact: Artifact, *, one_by_one: bool = False, threads: int | None = None) -> None:
+        self.artifact, self._one_by_one = artifact, one_by_one
+        count = threads or (1 if one_by_one else all_threads())
+        self._engine = engine_of(artifact.weights, count)
+        # Devices are matched by their figures, not by name: a custom specification named "t4" is not the T4
+        # of the training set, and the T4's figures under another name are.
+        self._devices = artifact.trained_devices
+        self._trained = known_devices(self._devices)
+        self._trained_matrix = stack_devices([spec for _, spec in self._devices])
+        self._peers = Peers(self._devices, artifact.domain)
+        adapter = artifact.adapter
+        self._features = FeatureMaker(artifact.weights, adapter.names) if adapter is not None else None
+        self._tuned = None
+        if adapter is not None and adapter.tuned is not None and adapter.weight:
+            self._tuned = engine_of(artifact.weights.tuned(adapter.tuned), count)
+
+    def predict(self, batch: QueryBatch) -> NetworkOutput:
+        """Predict queries, in their order, with the adapter where the model has one."""
+        adapter = self.artifact.adapter
+        if adapter is None or not adapter.weight:
+            return self.predict_base(batch, details=False)
+        return self._adapted(batch, self.predict_base(batch))
+
+    def factor(self, coverage: Array) -> Array:
+        """Calibrated factor on the intervals of queries of this coverage."""
+        calibration = np.array([self.artifact.calibration[name] for name in ("in", "near", "out")])
+        factor: Array = calibration[(coverage > THRESHOLDS[0]).astype(int) + (coverage > THRESHOLDS[1])]
+        return factor
+
+    def predict_base(self, batch: QueryBatch, *, details: bool = True) -> NetworkOutput:
+        """Predict queries with network and peers, without the adapter.
+
+        ``details``: return :attr:`NetworkOutput.view` and :attr:`NetworkOutput.peers`.
+        """
+        rows = batch.rows
+        trained = self._figures(batch.specs)
+        specs = [spec for _, spec in trained]
+        # The trained devices follow the query's devices in the matrix: they are peers of unseen ones.
+        inputs = RowInputs(batch.store, np.concatenate([stack_devices(specs), self._trained_matrix]))
+        embedding = np.array([index for index, _ in (*trained, *self._devices)])
+        column_of = {index: position for position, (index, _) in enumerate(self._devices)}
+        # The queries and the same queries on peer devices go through the network together.
+        unseen, parts = np.flatnonzero(embedding[rows.device] == 0), [rows]
+        groups: list[tuple[Array, Array, list[int]]] = []
+        step = _steps(self.artifact, batch, [spec.name if index else "" for index, spec in trained])
+        for members, spec, kind in _by_kind(batch, unseen):
+            peers = self._peers.of(spec.kind, spec.vendor, *kind)
+            if not peers:
+                continue
+            columns = [column_of[index] for index, _ in peers]
+            groups.append((members, weights(spec, kind[1], [peer for _, peer in peers]), columns))
+            parts.append(as_peers(rows.take(members), [len(specs) + column for column in columns]))
+            step[members] += FEW_STEP / len({peer.arch for _, peer in peers})
+        output, efficiency = self._run(inputs, concatenate(parts), len(rows), embedding, details)
+        point, levels = output.point, output.levels
+        opinions = np.full((len(rows), len(self._devices)), np.nan, dtype=np.float32) if details else None
+        start = len(rows)
+        for members, weight, columns in groups:
+            stop = start + len(members) * len(columns)
+            of_peers = efficiency[start:stop].reshape(len(members), len(columns))
+            start = stop
+            by = shift(efficiency[members], of_peers, weight)
+            point[members] += by
+            levels[members] += by[:, None]
+            if opinions is not None:
+                opinions[members[:, None], np.array(columns)[None, :]] = of_peers
+        programs, position = np.unique(rows.program, return_inverse=True)
+        distance = self.artifact.domain.program_distance(batch.store.summary[programs])[position.reshape(-1)]
+        factor = self.factor(distance + step)
+        return replace(output, peers=opinions, distance=distance, step=step, factor=factor)
+
+    def _run(
+        self, inputs: RowInputs, rows: QueryRows, own: int, embedding: Array, view: bool
+    ) -> tuple[NetworkOutput, Array]:
+        """Network output of the first ``own`` rows, and log(latency / reference) of all rows."""
+        blocks = []
+        for start in range(0, len(rows), BLOCK_ROWS):
+            part = rows if len(rows) <= BLOCK_ROWS else rows.take(np.arange(start, min(start + BLOCK_ROWS, len(rows))))
+            blocks.append(
+                self._engine.predict(
+                    inputs, part, embedding=embedding, alone=self._one_by_one, view=view and start < own
+                )
+            )
+        efficiency = np.concatenate([block.point - block.reference for block in blocks])
+        return NetworkOutput.join(blocks, own), efficiency
+
+    def tuned_shift(self, batch: QueryBatch) -> Array:
+        """Difference in log latency between tuned and base weights, (n,)."""
+        assert self._tuned is not None
+        trained = self._figures(batch.specs)
+        inputs = RowInputs(batch.store, stack_devices([spec for _, spec in trained]))
+        # The tuned device vector is at index 0, which otherwise means "not trained on".
+        hidden = np.zeros(len(batch.specs), dtype=np.int64)
+        identity = np.array([index for index, _ in trained])
+        alone = self._one_by_one
+        tuned = self._tuned.predict(inputs, batch.rows, embedding=hidden, alone=alone)
+        base = self._engine.predict(inputs, batch.rows, embedding=identity, alone=alone)
+        return np.asarray(tuned.point - base.point)
+
+    def _figures(self, specs: Sequence[DeviceSpec]) -> list[Trained]:
+        """:func:`as_trained`; the adapted device has the figures that it was adapted with."""
+        trained = as_trained(self._trained, specs)
+        adapter = self.artifact.adapter
+        if adapter is None:
+            return trained
+        sheet = data_sheet(adapter.device)
+        return [(index, adapter.device if not index and data_sheet(spec) == sheet else spec) for index, spec in trained]
+
+    def _adapted(self, batch: QueryBatch, base: NetworkOutput) -> NetworkOutput:
+        """The base's output with the adapter's values for queries on the adapted device."""
+        adapter, maker = self.artifact.adapter, self._features
+        assert adapter is not None and maker is not None and base.peers is not None and base.view is not None
+        sheet = data_sheet(adapter.device)
+        is_adapted = np.array([data_sheet(spec) == sheet for spec in batch.specs])
+        members = np.flatnonzero(is_adapted[batch.rows.device])
+        if not len(members):
+            return base
+        specs = [spec for _, spec in self._figures(batch.specs)]
+        part = QueryBatch(batch.store, batch.kinds, batch.kind, specs, batch.rows.take(members))
+        features = maker.features(part, base.peers[members], base.view[members])
+        delta = self.tuned_shift(part) if self._tuned is not None else np.zeros(len(members))
+        point, levels, unsure = adapter.apply(
+            base.point[members] + delta, base.levels[members] + delta[:, None], features, one_by_one=self._one_by_one
+        )
+        base.point[members], base.levels[members] = point, levels
+        base.factor[members] = adapter.width
+        base.step[members] *= unsure
+        return base
+
+
+@lru_cache(maxsize=1024)
+def data_sheet(spec: DeviceSpec) -> str:
+    """Digest of a device's data sheet; measured ceilings do not change it."""
+    return spec.nominal().digest()
+
+
+def known_devices(devices: Sequence[Trained]) -> dict[str, Trained]:
+    """Trained devices by the digest of their data sheet."""
+    return {data_sheet(spec): (i, spec) for i, spec in reversed(devices)}
+
+
+def as_trained(known: dict[str, Trained], specs: Sequence[DeviceSpec]) -> list[Trained]:
+    """Index (0: not trained on) and figures of devices.
+
+    A trained device has the figures that it was trained with, including ceilings from its training rows.
+    """
+    return [known.get(data_sheet(spec), (0, spec)) for spec in specs]
+
+
+def _by_kind(batch: QueryBatch, chosen: Array) -> Iterator[tuple[Array, DeviceSpec, tuple[str, str, str, str]]]:
+    """The chosen rows grouped by device and kind of query (operator, dtype, protocol, backend)."""
+    rows = batch.rows
+    kind = batch.kind[rows.program[chosen]]
+    columns = [rows.device[chosen], kind, rows.protocol[chosen], rows.backend[chosen]]
+    distinct, inverse = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
+    for i, (device, program, protocol, backend) in enumerate(distinct.tolist()):
+        operator, dtype = batch.kinds[program]
+        members = chosen[inverse.reshape(-1) == i]
+        yield members, batch.specs[device], (operator, dtype, PROTOCOLS[protocol], BACKENDS[backend])
+
+
+def _steps(artifact: Artifact, batch: QueryBatch, trained_names: list[str]) -> Array:
+    """:meth:`cdmpp.domain.score.Domain.step` of each row, computed once per distinct context."""
+    rows = batch.rows
+    columns = np.stack([rows.device, batch.kind[rows.program], rows.protocol, rows.backend, rows.framework], axis=1)
+    distinct, inverse = np.unique(columns, axis=0, return_inverse=True)
+    steps = []
+    for device, kind, protocol, backend, framework in distinct.tolist():
+        launcher = FRAMEWORKS[framework] if framework >= 0 else ""
+        operator, dtype = batch.kinds[kind]
+        setting = (PROTOCOLS[protocol], BACKENDS[backend], launcher)
+        steps.append(artifact.domain.step(Context(trained_names[device], operator, dtype, *setting)))
+    return np.array(steps)[inverse.reshape(-1)]
