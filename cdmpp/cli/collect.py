@@ -127,7 +127,7 @@ def collect(
     chosen = configurations(tuple(target or ("native",)), device=device, remote=remote, known=known)
     if remote and device is None and chosen[0].kind == "llvm":
         print(
-            f"note: what runs the programs is taken to be like this machine, {chosen[0].name}; --device says otherwise",
+            f"note: the target is assumed to be this machine, {chosen[0].name}; name another with --device",
             file=sys.stderr,
         )
     sizes = parse_sizes(dim or [])
@@ -173,7 +173,7 @@ def _measure(
 
 
 def print_summary(out: Path, json: bool) -> None:
-    """What a folder of measurements holds."""
+    """Contents of a folder of measurements."""
     from cdmpp.data.summary import info
 
     summary = info(out)
@@ -241,7 +241,7 @@ def progress_bars() -> Iterator[Progress]:
 
 
 class _Counter:
-    """What both ways of showing progress count."""
+    """Counters shared by both progress displays."""
 
     def phase(self, name: str, done: int, total: int) -> None:
         """See :class:`cdmpp.measure.collect.Progress`."""

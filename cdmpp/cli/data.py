@@ -19,7 +19,7 @@ FileArgument = Annotated[
     typer.Argument(
         metavar="FILE|DIR",
         help="Project records, a folder that cdmpp collect filled, or a public operator table "
-        "(Parquet, CSV, gzipped CSV), told by its columns.",
+        "(Parquet, CSV, gzipped CSV), recognised by its columns.",
         show_default=False,
     ),
 ]
@@ -101,7 +101,7 @@ def _print(summary: dict[str, Any]) -> None:
         print(f"latency: {low} to {high}, median {middle}")
     for name in _COUNTED:
         counts = summary[name]
-        if any(counts):  # a framework that is nowhere said is not worth a line
+        if any(counts):  # no line for a framework that no row names
             shown = sorted(counts.items(), key=lambda item: -item[1])
-            print(f"{name}: " + ", ".join(f"{key or '(not said)'} {n:,}" for key, n in shown))
+            print(f"{name}: " + ", ".join(f"{key or '(not given)'} {n:,}" for key, n in shown))
     print(f"fingerprint: {summary['fingerprint']}")

@@ -1,4 +1,4 @@
-"""How a command ends: 0 done, 1 expected failure (one line and a hint on stderr), 2 wrong usage."""
+"""Exit codes: 0 done, 1 expected failure (one line and a hint on stderr), 2 wrong usage."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class CdmppGroup(TyperGroup):
     """The root command: turns exceptions of all commands below it into messages and exit codes."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command that was asked for."""
+        """Run the command."""
         debug = bool(ctx.params.get("verbose")) or bool(os.environ.get(DEBUG_VARIABLE))
         try:
             result = super().invoke(ctx)
@@ -88,7 +88,7 @@ class CdmppGroup(TyperGroup):
 
 
 def _missing(error: Exception) -> CdmppError | None:
-    """An optional package that is not installed, said as such."""
+    """Report an optional package that is not installed."""
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return None
     extra = _EXTRAS.get(error.name.partition(".")[0])

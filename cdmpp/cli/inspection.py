@@ -109,10 +109,10 @@ def _tree(ast: CompactAST) -> list[dict[str, Any]]:
     for rank, depth, loop, leaf in ast.outline:
         node: dict[str, Any] = {"rank": rank, "depth": depth}
         if loop is not None:
-            found = ast.loops[loop]
-            node |= {"loop": found.name, "extent": int(found.extent), "kind": found.kind}
-            if found.unroll_step:
-                node["unroll_step"] = found.unroll_step
+            info = ast.loops[loop]
+            node |= {"loop": info.name, "extent": int(info.extent), "kind": info.kind}
+            if info.unroll_step:
+                node["unroll_step"] = info.unroll_step
         elif leaf is not None:
             node |= {"leaf": leaf, "name": ast.leaves[leaf].name}
         nodes.append(node)

@@ -61,7 +61,7 @@ def measure(
     if out is None:
         raise typer.BadParameter("say where to: --out DIR", param_hint="--out")
     if on is not None:
-        raise typer.BadParameter("a job says itself where it runs", param_hint="--on")
+        raise typer.BadParameter("a job file names the machine it runs on", param_hint="--on")
     _measure_job(job, out, threads, device, json)
 
 

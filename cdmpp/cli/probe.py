@@ -112,9 +112,9 @@ def _summary(result: ProbeResult, out: Path) -> dict[str, Any]:
 def _print(result: ProbeResult, out: Path) -> None:
     rows = []
     for record in result.records:
-        said = record.failure or record.excluded_reason
+        remark = record.failure or record.excluded_reason
         latency = "-" if record.latency_s is None else format_latency(record.latency_s)
-        rows.append((record.program, latency, said))
+        rows.append((record.program, latency, remark))
     print_table(("program", "latency", ""), rows, right=(1,))
     print()
     ceilings = result.device.sustained

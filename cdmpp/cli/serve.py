@@ -30,10 +30,10 @@ def serve(
     """
     chosen = {"--host": host, "--port": port, "--workers": workers, "--model": model}
     arguments = [text for name, value in chosen.items() if value is not None for text in (name, str(value))]
-    # By name, as uvicorn loads its application: the package itself knows nothing of the server's code.
+    # By name, as uvicorn loads its application: cdmpp must not import the server.
     serve_forever = importlib.import_module("cdmpp_server.__main__").main
     try:
         code: int = serve_forever(arguments)
-    except SystemExit as error:  # uvicorn has said why it could not start, with a status of its own
+    except SystemExit as error:  # uvicorn printed the reason and chose a status
         code = FAILED if error.code else 0
     raise typer.Exit(code)

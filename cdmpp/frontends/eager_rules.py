@@ -1,10 +1,10 @@
-"""ATen calls -> operators: what an eager framework launches on a GPU for each call that it dispatches.
+"""Rules that map ATen calls to the operators that an eager framework launches on a GPU.
 
 Where a call is an operator of :mod:`cdmpp.programs.operators`, it becomes that. Everything else that only
 streams memory (casts, masks, dropout, gradients of element-wise functions) becomes a ``relu`` that moves the
 same number of bytes: element-wise kernels differ by their traffic and hardly by their arithmetic, and
-``relu`` is one that cost models have seen. ``remark`` says so. No torch is imported: tensors are what has a
-shape and a dtype.
+``relu`` is in the training data of cost models. ``remark`` names the substitution. No torch is imported: any object
+with a shape and a dtype is a tensor.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Fields = dict[str, Any]
 
 
 class NoRuleError(Exception):
-    """The call launches something that has no operator here; the text says why."""
+    """The call launches a kernel that no operator describes; the message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Call:
         """Tensors among the arguments, those in lists included."""
         found = []
         for value in (*self.args, *self.kwargs.values()):
-            for one in value if isinstance(value, list | tuple) else (value,):
-                if is_tensor(one):
-                    found.append(one)
+            for item in value if isinstance(value, list | tuple) else (value,):
+                if is_tensor(item):
+                    found.append(item)
         return found
 
     @property
@@ -79,10 +79,10 @@ def number_type(tensor: Any) -> str:
     NoRuleError
         float64, complex or integer arithmetic.
     """
-    found = dtype_of(tensor)
-    if found not in DTYPE_BYTES:
-        raise NoRuleError(f"element type {found}")
-    return found
+    name = dtype_of(tensor)
+    if name not in DTYPE_BYTES:
+        raise NoRuleError(f"element type {name}")
+    return name
 
 
 def size_bytes(tensor: Any) -> int:
@@ -362,7 +362,7 @@ def pool(operator: str) -> Callable[[Call], Outcome]:
 
 
 def copied(call: Call) -> Outcome:
-    """What moves a tensor without computing: a clone, a concatenation, the copy behind a permutation."""
+    """Copies without arithmetic: a clone, a concatenation, the copy of a permutation."""
     result = call.results[0]
     if dtype_of(result) not in DTYPE_BYTES or {dtype_of(t) for t in call.tensors} != {dtype_of(result)}:
         return streamed(call)  # a cast, or integers
@@ -545,12 +545,12 @@ RULES: dict[str, Callable[[Call], Outcome]] = {
 
 
 def outcome(call: Call) -> Outcome:
-    """What a call launches.
+    """Operators that a call launches.
 
     Raises
     ------
     NoRuleError
-        Nothing here stands for it.
+        No rule exists for the call.
     """
     if call.name in FREE:
         return Outcome()

@@ -1,4 +1,4 @@
-"""What every front end returns: the distinct programs of a model and how data flow between them."""
+"""Result type of every front end: the distinct programs of a model and the data flow between them."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def metaschedule_graph(folder: str | Path, backend: Backend = "tvm") -> ProgramG
 
 
 def _lines(path: Path) -> list[Any]:
-    """The JSON values of a table, one a line. TVM's own reader fails as a whole for one bad trace."""
+    """Read the JSON values of a table, one per line. TVM's reader fails for the whole file if one trace is invalid."""
     try:
         text = path.read_text(encoding="utf-8")
         return [json.loads(line) for line in text.splitlines() if line.strip()]

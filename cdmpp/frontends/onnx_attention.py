@@ -106,17 +106,17 @@ def _backward(graph: OnnxGraph, value: str, shape: tuple[int, ...], depth: int) 
     elif node.op in ("Cast", *_VIEWS) and (graph.shape(node.inputs[0]) or ())[-2:] == shape[-2:]:
         candidates = [(node.inputs[0], None)]
     for inner, mask in candidates:
-        found = _backward(graph, inner, shape, depth + 1)
-        if found is not None:
-            found.members.append(node)
+        steps = _backward(graph, inner, shape, depth + 1)
+        if steps is not None:
+            steps.members.append(node)
             if mask is not None:
-                found.masks.append(mask)
-            return found
+                steps.masks.append(mask)
+            return steps
     return None
 
 
 def _forward(graph: OnnxGraph, softmax: OnnxNode) -> list[OnnxNode] | None:
-    """From the softmax to the product with the values (the last of the list)."""
+    """Nodes from the softmax to the product with the values, which is the last."""
     members: list[OnnxNode] = []
     value = softmax.outputs[0]
     for _ in range(6):

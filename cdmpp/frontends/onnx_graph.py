@@ -182,17 +182,17 @@ class OnnxGraph:
 
     def _cone(self, name: str) -> list[OnnxNode]:
         """Nodes that a constant depends on and that are not evaluated yet, in topological order."""
-        found: dict[int, OnnxNode] = {}
+        nodes: dict[int, OnnxNode] = {}
         stack = [name]
         while stack:
             value = stack.pop()
             node = self._producer.get(value)
-            if node is None or value in self._values or node.index in found:
+            if node is None or value in self._values or node.index in nodes:
                 continue
-            found[node.index] = node
+            nodes[node.index] = node
             if node.op not in ("Shape", "Size"):
                 stack.extend(i for i in node.inputs if i)
-        return [found[index] for index in sorted(found)]
+        return [nodes[index] for index in sorted(nodes)]
 
     def _evaluate(self, node: OnnxNode) -> None:
         values: list[Array | None]

@@ -1,4 +1,4 @@
-"""ONNX's shape inference, asked for one node at a time."""
+"""ONNX's shape inference for single nodes."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class OnnxRules:
         ----------
         node : onnx.NodeProto
         types : mapping of str to onnx.TypeProto
-            Of its inputs, and of the outer values that its bodies read.
+            Types of its inputs, and of the outer values that its bodies read.
         values : mapping of str to onnx.TensorProto
-            Of constant inputs, where they are known.
+            Values of constant inputs, where they are known.
 
         Raises
         ------
         Exception
-            Whatever ONNX raises where the inputs do not fit the operator.
+            Any error of ONNX for inputs that do not fit the operator.
         """
         schema = self._schema(node.domain if node.domain != "ai.onnx" else "", node.op_type)
         if schema is None or not _bodies_are_small(node):
@@ -55,12 +55,12 @@ class OnnxRules:
             # The body is ONNX's own, so following values through it is safe.
             return self._alone(node, types, values, data_prop=True) if schema.has_function else {}
         try:
-            found: dict[str, Any] = inference.infer_node_outputs(
+            inferred: dict[str, Any] = inference.infer_node_outputs(
                 schema, node, types, values, opset_imports=self._imports, ir_version=self._ir_version
             )
         except self._onnx.checker.ValidationError:  # such as an attribute too many: no obstacle to a shape
             return self._alone(node, types, values, data_prop=False)
-        return found
+        return inferred
 
     def _schema(self, domain: str, op: str) -> Any:
         key = (domain, op)

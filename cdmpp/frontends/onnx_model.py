@@ -1,4 +1,4 @@
-"""Read an ONNX model into a plain graph with static shapes, whatever bytes it is given.
+"""Reading of ONNX models into a plain graph with static shapes; the bytes are untrusted.
 
 The weights' values are not needed for a latency and are not read: external data may be missing as
 long as no size depends on it.
@@ -63,7 +63,7 @@ def load_onnx(source: str | Path | bytes, dims: Mapping[str, int] | None = None)
 
 
 def import_onnx() -> Any:
-    """The ``onnx`` package, or an error that says how to get it."""
+    """Import ``onnx``, or raise an error with the install command."""
     try:
         import onnx
         import onnx.shape_inference
@@ -206,7 +206,7 @@ def _check_names(model: onnx.ModelProto, initializers: Mapping[str, Any], name: 
 
 
 def _check_attributes(model: onnx.ModelProto, onnx: Any, name: str) -> None:
-    """Attributes have the types that the operator's definition says: the mapping rules rely on it."""
+    """Check that attributes have the types of the operator's definition: the mapping rules rely on it."""
     opset = {o.domain or "ai.onnx": o.version for o in model.opset_import}
     version = opset.get("ai.onnx", 0)
     for node in model.graph.node:

@@ -1,6 +1,6 @@
 """Single ONNX nodes as operator specifications: one rule per operator type.
 
-A rule returns the fields of a specification, or says that the node is free, or raises
+A rule returns the fields of a specification, or marks the node as free, or raises
 :class:`~cdmpp.frontends.onnx_rules.Unsupported` with the reason. What several nodes make together is in
 ``onnx_patterns``.
 """
@@ -26,7 +26,7 @@ from cdmpp.frontends.onnx_rules import (
 
 
 def map_node(graph: OnnxGraph, node: OnnxNode) -> Outcome:
-    """What a framework launches for one node.
+    """Operator that a framework launches for one node.
 
     Raises
     ------

@@ -42,16 +42,16 @@ def find_groups(graph: OnnxGraph) -> list[Group]:
             if not node.is_(op) or node.index in claimed or graph.is_constant(node.outputs[0]):
                 continue
             try:
-                found = matcher(graph, node)
+                group = matcher(graph, node)
             except Unsupported:
                 continue  # then its nodes are taken one by one
             except CdmppError:
                 raise
             except MALFORMED as error:
                 raise malformed(graph, node, error) from None
-            if found is None:
+            if group is None:
                 continue
-            nodes, fields, remark = found
+            nodes, fields, remark = group
             members = sorted({n.index: n for n in nodes}.values(), key=lambda n: n.index)
             if claimed.isdisjoint(n.index for n in members) and _closed(graph, members):
                 claimed.update(n.index for n in members)
@@ -94,7 +94,7 @@ def _scaled(graph: OnnxGraph, node: OnnxNode | None, *ops: str) -> tuple[str, fl
 
 
 def _times_x_half(graph: OnnxGraph, start: OnnxNode, x: str, inner: list[OnnxNode]) -> list[OnnxNode] | None:
-    """From ``1 + f(x)``: the products that make it ``0.5 * x * (1 + f(x))``, in any order."""
+    """Products that turn ``1 + f(x)`` into ``0.5 * x * (1 + f(x))``, in any order."""
     members, value = [start], start.outputs[0]
     seen_half = seen_x = False
     while not (seen_half and seen_x):

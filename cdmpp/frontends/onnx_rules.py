@@ -1,4 +1,4 @@
-"""What the rules for ONNX nodes share: their outcomes, and queries about shapes and types."""
+"""Shared parts of the rules for ONNX nodes: outcomes, and helpers for shapes and types."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DTYPES = ("float32", "float16", "bfloat16", "int8")
 
 
 class Unsupported(Exception):  # noqa: N818 - an outcome, not an error
-    """The node has no operator specification; the message says why."""
+    """The node has no operator specification; the message gives the reason."""
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def _has_data(tensor: onnx.TensorProto) -> bool:
 def infer_shapes(model: onnx.ModelProto, graph: OnnxGraph, declared: Mapping[str, Any], onnx: Any) -> None:
     """Fill in the graph's shapes and types, node by node, folding the small constants that sizes come from.
 
-    ONNX's rule is asked for one node at a time, with the values that :class:`OnnxGraph` could compute. Its
+    ONNX infers one node at a time, with the values that :class:`OnnxGraph` could compute. Its
     own propagation of values through a whole graph has no bound: 32 ``Concat`` nodes of a tensor with itself
     would build a list of 2^32 numbers.
 
@@ -100,14 +100,14 @@ def infer_shapes(model: onnx.ModelProto, graph: OnnxGraph, declared: Mapping[str
         inputs = {name: types.get(name, onnx.TypeProto()) for name in (*node.inputs, *node.captured) if name}
         values = _small_values(graph, node, onnx)
         try:
-            found = rules.outputs(proto, inputs, values)
+            inferred = rules.outputs(proto, inputs, values)
         except Exception as error:
             # Behind a node that nothing is known of there is no rule to break.
             if all(inputs[name].WhichOneof("value") for name in node.inputs if name):
                 raise InvalidProgramError(f"{graph.name}: {first_line(error)}", hint=CHECK_HINT) from None
-            found = {}
+            inferred = {}
         for name in filter(None, node.outputs):
-            kind = found.get(name, onnx.TypeProto())
+            kind = inferred.get(name, onnx.TypeProto())
             if not kind.WhichOneof("value") or (kind.HasField("tensor_type") and static_shape(kind) is None):
                 kind = declared[name].type if name in declared else _folded_type(graph, name, kind, onnx)
             learn(name, kind)

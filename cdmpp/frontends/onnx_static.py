@@ -41,7 +41,7 @@ def static_model(graph: OnnxGraph) -> Any:
         if not graph.is_constant(output.name):
             info = onnx.helper.make_tensor_value_info
             elem_type, shape = graph.elem_type(output.name), graph.shape(output.name)
-            # Without a shape ONNX's checker, which TVM's importer asks, objects.
+            # ONNX's checker, which TVM's importer calls, refuses values without a shape.
             named = shape if shape is not None else [f"{output.name}.dynamic"]
             model.graph.output.append(info(output.name, elem_type, named) if elem_type else output)
     return model

@@ -1,4 +1,4 @@
-"""TVM's own features of scheduled programs (PerStoreFeature): 164 numbers for each buffer that is written."""
+"""TVM's features of scheduled programs (PerStoreFeature): 164 numbers for each written buffer."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _extract(tvm: Any, texts: Sequence[str]) -> list[Array]:
 
     extractor = ms.feature_extractor.PerStoreFeature()
     target = tvm.target.Target({"kind": "llvm", "num-cores": 1})
-    found: list[Array] = []
+    features: list[Array] = []
     context = None
     for start in range(0, len(texts), _CHUNK):
         candidates = []
@@ -79,5 +79,5 @@ def _extract(tvm: Any, texts: Sequence[str]) -> list[Array]:
             candidates.append(ms.MeasureCandidate(tvm.s_tir.Schedule(module), []))
         # Of the context the extractor reads the target alone.
         context = context or ms.TuneContext(candidates[0].sch.mod, target=target, num_threads=1)
-        found += [rows.numpy().astype(np.float32) for rows in extractor.extract_from(context, candidates)]
-    return found
+        features += [rows.numpy().astype(np.float32) for rows in extractor.extract_from(context, candidates)]
+    return features

@@ -54,7 +54,7 @@ def onnx_tvm_graph(source: str | Path | bytes, dims: Mapping[str, int] | None = 
         TVM or onnx is not installed.
     """
     graph = load_onnx(source, dims)
-    import_tvm()  # or an error that says how to get it
+    import_tvm()  # raises with the install command
     model = static_model(graph)
     with importing(graph.name, hint=_HINT):
         from tvm.relax.frontend.onnx import from_onnx
@@ -71,7 +71,7 @@ def relax_graph(module: Any, name: str = "main") -> ProgramGraph:
     Parameters
     ----------
     module : tvm.IRModule
-        With a Relax function ``main``, legalised or not. Where its attribute ``num_input`` says how many
+        With a Relax function ``main``, legalised or not. If its attribute ``num_input`` states how many
         parameters are inputs, the others are weights, and what depends on them alone runs beforehand.
     name : str
         What to call it in messages.

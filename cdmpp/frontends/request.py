@@ -10,7 +10,7 @@ from cdmpp.programs.query_options import Backend
 
 
 def program_from_request(program: Any, backend: Backend | None = None) -> TensorProgram:
-    """From an operator object, ``{"tvm_json": text}`` or ``{"tvmscript": text}``.
+    """Make a program from an operator object, ``{"tvm_json": text}`` or ``{"tvmscript": text}``.
 
     Parameters
     ----------

@@ -52,7 +52,7 @@ class TaskList:
     unsupported : tuple of (str, str)
         What has no task: the function's or operator's name, and why.
     source : str
-        What was asked for: the network with its parameters, or the file's name.
+        Name of the source: the network with its parameters, or the file's name.
     """
 
     network: str
@@ -71,7 +71,7 @@ def is_file(source: str) -> bool:
 
 
 def network_name(source: str, dims: Mapping[str, int] | None = None) -> str:
-    """What a network is called in records: its text, or the file's name with the sizes given to it.
+    """Name of a network in records: its text, or the file's name with the given sizes.
 
     The folder that a file lies in is nobody's business; ``;`` separates networks there.
     """

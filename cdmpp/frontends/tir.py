@@ -19,7 +19,7 @@ _DTYPES = [
 
 
 def import_tvm() -> Any:
-    """TVM without its tensor intrinsics (half a minute to import), or an error that says how to get it."""
+    """Import TVM without its tensor intrinsics (half a minute), or raise an error with the install command."""
     try:
         import tvm
     except ImportError as error:
@@ -50,7 +50,7 @@ def programs_from_tir(module: Any, backend: Backend = "tvm", *, name: str | None
     module : tvm.IRModule or tvm.tirx.PrimFunc
         Scheduled or not. Functions that are not PrimFuncs (Relax) are left out.
     backend : {"tvm", "library"}
-        What runs it; TIR is run as scheduled unless said otherwise.
+        Default ``"tvm"``: TIR runs as scheduled.
     name : str, optional
         Replaces the function's name; only for a single PrimFunc.
 
@@ -127,11 +127,11 @@ def program_from_tvmscript(source: str, backend: Backend = "tvm") -> TensorProgr
 
 
 class _Constructs:
-    """What stands for ``T``: an object with the listed constructs and nothing else."""
+    """Replacement for ``T``: an object with the listed constructs and nothing else."""
 
 
 class _Nothing:
-    """What stands for Python's builtins, which TVM's evaluator falls back to."""
+    """Replacement for Python's builtins, which TVM's evaluator falls back to."""
 
 
 @cache

@@ -202,8 +202,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def add(self, call: Call) -> None:
         """Take down what a call launches."""
         try:
-            found = outcome(call)
-            specs = [make_operator(fields) for fields in found.launches]
+            operators = outcome(call)
+            specs = [make_operator(fields) for fields in operators.launches]
         except NoRuleError as error:
             self._unsupported[call.name, str(error)] += 1
             return
@@ -211,7 +211,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._unsupported[call.name, error.message] += 1
             return
         where = self._where()
-        self._launches += [Launch(spec, call.name, where, self.phase, found.remark) for spec in specs]
+        self._launches += [Launch(spec, call.name, where, self.phase, operators.remark) for spec in specs]
 
     def launch(self, call: str, fields: Fields) -> None:
         """Take down a kernel that PyTorch would launch on a GPU, but not on ``meta``."""

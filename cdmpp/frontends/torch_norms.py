@@ -74,7 +74,7 @@ def fold_batch_norm(function: Any) -> Any:
 
 
 def _folded(relax: Any, layout: str, product: Any, pair: Any, statistics: Any, attributes: Any, expression: Any) -> Any:
-    """What replaces a normalisation of ``product``; with a layout that is a convolution of ``pair``."""
+    """Replacement of a normalisation of ``product``; with a layout that is a convolution of ``pair``."""
     op, (scale, shift, mean, variance) = relax.op, statistics
     channels = shift.ty.shape[0]
     epsilon = relax.const(float(attributes["epsilon"]), str(variance.ty.dtype))

@@ -91,7 +91,7 @@ def read_exported(path: str | Path) -> Any:
 
 
 def import_torch() -> Any:
-    """torch, or an error that says how to get it."""
+    """Import torch, or raise an error with the install command."""
     try:
         import torch
         import torch.export

@@ -1,4 +1,4 @@
-"""Which TVMScript is let through to TVM's parser.
+"""Validation of TVMScript before TVM's parser evaluates it.
 
 TVM's parser *evaluates* the Python expressions that it meets, with Python's builtins in reach, and
 quoted buffer shapes are evaluated too. Text from a stranger is therefore first read with :mod:`ast`
@@ -207,7 +207,7 @@ def _class_functions(node: ast.ClassDef) -> Iterator[ast.FunctionDef]:
         if isinstance(statement, ast.FunctionDef):
             yield statement
         elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-            # I.module_attrs({...}) says nothing about a program; it is checked and left out.
+            # I.module_attrs({...}) does not describe a program; it is checked and dropped.
             if ast.unparse(statement.value.func) not in ("I.module_attrs", "I.module_global_infos"):
                 raise _refuse(statement, "a call inside the class")
         elif not _is_docstring(statement) and not isinstance(statement, ast.Pass):
@@ -267,13 +267,13 @@ def _check_function(function: ast.FunctionDef) -> None:
 
 def _signature_strings(annotation: ast.expr) -> set[str]:
     """TVM evaluates quoted dimensions: only single names are let through."""
-    found = set()
+    names = set()
     for node in ast.walk(annotation):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             if not _SIGNATURE_STRING.fullmatch(node.value) or "__" in node.value:
                 raise _refuse(node, f"quoted text {node.value[:40]!r} in a parameter's type")
-            found.add(node.value.split(".")[0].split("-")[0])
-    return found
+            names.add(node.value.split(".")[0].split("-")[0])
+    return names
 
 
 def _check_identifier(node: ast.AST, name: str) -> None:

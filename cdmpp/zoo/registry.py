@@ -95,7 +95,7 @@ def network_parameters(name: str) -> dict[str, Value]:
 
 
 def describe_network(name: str) -> str:
-    """What a network is, in one line."""
+    """Description of a network, in one line."""
     return (inspect.getdoc(_find(name)) or name).split("\n\n")[0].replace("\n", " ")
 
 

@@ -80,7 +80,7 @@ def _bert_tiny(batch: int = 1, seq: int = 128, layers: int = 2) -> tuple[nn.Modu
 
 @network("bert-base")
 def _bert_base(batch: int = 1, seq: int = 128, layers: int = 1) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """BERT-base with one of its 12 equal layers unless told otherwise."""
+    """BERT-base with one of its 12 equal layers by default."""
     return _Bert(layers, 768, 12, seq), (torch.randint(30522, (batch, seq)),)
 
 
