@@ -14,19 +14,19 @@ APPLICATION = "cdmpp_server.app:create_app"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Serve until interrupted; returns the exit status. ``hash-key`` makes a key instead."""
+    """Serve until interrupted and return the exit status; ``hash-key`` creates an API key instead."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["hash-key"]:
         return hash_key_command(arguments[1:])
     parser = argparse.ArgumentParser(
         prog="python -m cdmpp_server",
-        description="Serve latency predictions over HTTP. More settings: CDMPP_... (cdmpp_server/settings.py).",
-        epilog="example: python -m cdmpp_server --port 8080. `python -m cdmpp_server hash-key` makes a key.",
+        description="Serve latency predictions over HTTP. docs/server.md lists further settings (CDMPP_...).",
+        epilog="example: python -m cdmpp_server --port 8080. `python -m cdmpp_server hash-key` creates an API key.",
     )
     parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
     parser.add_argument("--port", type=int, help="port to listen on (default 8000)")
-    parser.add_argument("--model", help="model folder (default: the one that ships with the package)")
-    parser.add_argument("--workers", type=int, help="processes that answer (default 1)")
+    parser.add_argument("--model", help="model folder (default: the model in the package)")
+    parser.add_argument("--workers", type=int, help="number of processes that serve requests (default 1)")
     chosen = {key: value for key, value in vars(parser.parse_args(arguments)).items() if value is not None}
 
     import uvicorn
@@ -40,36 +40,38 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: settings: {_one_line(error)}", file=sys.stderr)
         return 2
     if settings.model is not None:
-        # The factory reads its settings from the environment, also in a worker of uvicorn's.
+        # The factory reads its settings from the environment, also in uvicorn's worker processes.
         os.environ["CDMPP_MODEL"] = str(settings.model)
     options: dict[str, Any] = {
         "factory": True,
         "host": settings.host,
         "port": settings.port,
         "log_config": log_config(settings.log_format),
-        # The service's own line for each request says more.
+        # The service logs one line per request itself, with more fields.
         "access_log": False,
-        # What was taken is answered or refused by then.
+        # Every accepted request is answered or refused within this time.
         "timeout_graceful_shutdown": math.ceil(settings.deadline_s) + 5,
     }
     if settings.workers > 1:
         from cdmpp_server.workers import serve_workers
 
         os.environ["CDMPP_WORKERS"] = str(settings.workers)
-        # A worker that says nothing for so long is replaced; one that cannot start is noticed as late.
-        patience_s = 10
-        config = uvicorn.Config(APPLICATION, workers=settings.workers, timeout_worker_healthcheck=patience_s, **options)
+        # A worker without a sign of life for this time is replaced; a failed start is noticed as late.
+        health_timeout_s = 10
+        config = uvicorn.Config(
+            APPLICATION, workers=settings.workers, timeout_worker_healthcheck=health_timeout_s, **options
+        )
         return 0 if serve_workers(config) else 1
     uvicorn.run(APPLICATION, **options)
     return 0
 
 
 def hash_key_command(arguments: list[str]) -> int:
-    """``python -m cdmpp_server hash-key``: a new key for a client, and the hash of it for the settings."""
+    """``python -m cdmpp_server hash-key``: print a new key for a client, and its hash for the settings."""
     parser = argparse.ArgumentParser(
         prog="python -m cdmpp_server hash-key",
-        description="Make a key. The client gets the key, the service's settings only its hash "
-        "(api_key_hashes, admin_key_hashes); the key is not kept anywhere.",
+        description="Create a key. Give the key to the client and put its hash into the settings "
+        "(api_key_hashes, admin_key_hashes). The key itself is not stored.",
         epilog='example: CDMPP_API_KEY_HASHES=\'{"scheduler": "HASH"}\' python -m cdmpp_server',
     )
     parser.parse_args(arguments)

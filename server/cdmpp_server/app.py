@@ -1,4 +1,4 @@
-"""The application factory: model loaded and tried at start, nothing at import."""
+"""Application factory of the service; the model is loaded at start, nothing at import."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from cdmpp_server.settings import Settings
 DESCRIPTION = """\
 Predicts how long a tensor program runs on a device, in seconds.
 
-A program is an operator with its sizes, TVM JSON or TVMScript. Which latency is meant is part of the
-query: `backend` (a library's kernel, or the TVM program as scheduled), `protocol` (device time alone,
-inside a captured graph, called from the host) and `framework`.
+A program is an operator with its sizes, TVM JSON or TVMScript. Three options define which latency is
+predicted: `backend` (a library kernel, or the TVM program as scheduled), `protocol` (device time only,
+inside a captured graph, or called from the host) and `framework`.
 """
 
 
 class _App(FastAPI):
-    """FastAPI that says in one line why it could not start."""
+    """FastAPI application that reports a failed start in one line."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan":
             return await super().__call__(scope, receive, send)
 
         async def send_short(message: Message) -> None:
-            # Starlette reports a failed start as a traceback; for an expected error its reason is enough.
+            # Starlette sends the traceback of a failed start; for an expected error the reason suffices.
             reason = getattr(self.state, "start_error", "")
             if message["type"] == "lifespan.startup.failed" and reason:
                 message = {"type": "lifespan.startup.failed", "message": f"cannot start: {reason}"}
@@ -42,17 +42,17 @@ class _App(FastAPI):
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
-    """Make the application.
+    """Create the application.
 
     Parameters
     ----------
     settings : Settings, optional
-        Read from the environment (``CDMPP_...``) where none are given.
+        Default: settings from the environment (``CDMPP_...``).
 
     Returns
     -------
     FastAPI
-        The model is loaded when the application starts; a missing or damaged one ends the start.
+        It loads the model when it starts; a missing or damaged model ends the start.
     """
     chosen = settings if settings is not None else Settings()
 

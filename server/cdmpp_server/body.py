@@ -1,4 +1,4 @@
-"""Reading a request body: media type, size and time are limited before anything is kept."""
+"""Reading of request bodies, with limits on media type, size and time."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ async def read_body(request: Request, settings: Settings, media: Set[str]) -> tu
     request : Request
     settings : Settings
     media : set of str
-        The media types that are read here, in lower case.
+        Accepted media types, in lower case.
 
     Raises
     ------
     ProblemError
-        415 for another media type, 413 as soon as the body is known to be too large (by its declared
-        length, or by what has arrived: the declaration is not trusted), 408 when it does not arrive.
+        415 for another media type; 413 as soon as the declared length or the received bytes exceed the
+        limit; 408 if the body does not arrive in time.
     """
-    kind = _media_type(request.headers.get("content-type"), media)
+    media_type = _media_type(request.headers.get("content-type"), media)
     limit = settings.max_body_bytes
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:20]) > limit:
@@ -54,27 +54,27 @@ async def read_body(request: Request, settings: Settings, media: Set[str]) -> tu
             headers={"connection": "close"},
         ) from None
     except ClientDisconnect:
-        # Nobody is left to read an answer; this keeps the log free of a traceback.
-        raise ProblemError("body_timeout", "the client went away") from None
-    return kind, body
+        # Nobody reads this response; it keeps a traceback out of the log.
+        raise ProblemError("body_timeout", "the client closed the connection") from None
+    return media_type, body
 
 
 def _media_type(header: str | None, media: Set[str]) -> str:
-    kind, _, rest = (header or "").partition(";")
-    kind = kind.strip().lower()
+    media_type, _, rest = (header or "").partition(";")
+    media_type = media_type.strip().lower()
     parameter = rest.replace(" ", "").replace('"', "").lower()
-    charset = ("charset=utf-8", "charset=utf8") if kind == JSON else ()
-    if kind not in media or parameter not in ("", *charset):
-        wanted = " or ".join(sorted(media))
+    charset = ("charset=utf-8", "charset=utf8") if media_type == JSON else ()
+    if media_type not in media or parameter not in ("", *charset):
+        accepted = " or ".join(sorted(media))
         raise ProblemError(
             "unsupported_media_type",
-            f"a request body of type {(header or 'none')[:100]!r} is not read",
+            f"request bodies of type {(header or 'none')[:100]!r} are not accepted",
             "send UTF-8 JSON with Content-Type: application/json"
             if media == {JSON}
-            else f"send one of Content-Type: {wanted}",
+            else f"send one of Content-Type: {accepted}",
             headers={"accept": ", ".join(sorted(media))},
         )
-    return kind
+    return media_type
 
 
 def _too_large(limit: int) -> ProblemError:

@@ -1,25 +1,28 @@
-"""The one moment by which a request is answered or refused."""
+"""Deadlines of requests."""
 
 from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from fastapi import Request
 
+from cdmpp.errors import OverloadedError
 from cdmpp_server.problems import ProblemError, SchemaViolation
 from cdmpp_server.settings import Settings
 
-#: A client may ask for less time than the service gives (seconds).
+#: Header with a shorter time limit than the service's own, in seconds.
 TIMEOUT_HEADER = "x-request-timeout-s"
 DESCRIPTION = (
-    f"The header `{TIMEOUT_HEADER}` asks for an answer within so many seconds (a positive number; the "
-    "service's own limit holds where it is shorter); past it the answer is 504."
+    f"The header `{TIMEOUT_HEADER}` sets the time limit of the request: a positive number of seconds. The "
+    "service's own limit applies if it is shorter. After the deadline the response is 504."
 )
 
 
 class Deadline:
-    """A moment on the event loop's clock.
+    """A point in time on the event loop's clock.
 
     Parameters
     ----------
@@ -34,38 +37,55 @@ class Deadline:
 
     @classmethod
     def of(cls, request: Request, settings: Settings) -> Deadline:
-        """The deadline of a request whose body has arrived.
+        """Return the deadline of a request whose body has arrived.
 
         Raises
         ------
         ProblemError
-            422: the header is there and no positive number.
+            422 if the header is not a positive number.
         """
         text = request.headers.get(TIMEOUT_HEADER)
         if text is None:
             return cls(settings.deadline_s)
         try:
-            asked = float(text[:32])
+            limit_s = float(text[:32])
         except ValueError:
-            asked = math.nan
-        if not asked > 0:
+            limit_s = math.nan
+        if not limit_s > 0:
             raise ProblemError(
                 "invalid_request",
-                f"{TIMEOUT_HEADER}: {text[:100]!r} is no positive number of seconds",
-                "leave the header out for the service's own limit",
+                f"{TIMEOUT_HEADER}: {text[:100]!r} is not a positive number of seconds",
+                "send a positive number, or omit the header for the service's own limit",
                 errors=[SchemaViolation(path=TIMEOUT_HEADER, message="should be a positive number")],
             )
-        return cls(min(asked, settings.deadline_s))
+        return cls(min(limit_s, settings.deadline_s))
+
+    @asynccontextmanager
+    async def limit(self) -> AsyncIterator[None]:
+        """Cancel the block at the deadline.
+
+        Raises
+        ------
+        ProblemError
+            504 at the deadline; 503 if the block raises OverloadedError.
+        """
+        try:
+            async with asyncio.timeout_at(self.at):
+                yield
+        except TimeoutError:
+            raise self.exceeded() from None
+        except OverloadedError as error:
+            raise ProblemError(error.code, error.message, error.hint, headers={"retry-after": "1"}) from None
 
     def left_s(self) -> float:
-        """Seconds until then, from any thread; negative when it has passed."""
+        """Seconds left, from any thread; negative after the deadline."""
         return self.at - self._loop.time()
 
     def exceeded(self) -> ProblemError:
-        """What a request past its deadline is told (504)."""
+        """Problem of a request whose deadline has passed (504)."""
         return ProblemError(
             "deadline_exceeded",
             f"there was no answer within {self.after_s:g} s",
-            "send fewer items, or come back when the service has less to do",
+            "send fewer items, or retry when the service is less busy",
             headers={"retry-after": "1"},
         )

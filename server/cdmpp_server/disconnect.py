@@ -1,4 +1,4 @@
-"""Work for a client that has gone is given up."""
+"""Cancellation of work whose client has disconnected."""
 
 from __future__ import annotations
 
@@ -14,33 +14,31 @@ T = TypeVar("T")
 
 
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """What ``work`` returns or raises, unless the client goes away before.
+    """Return the result of ``work``, or cancel it when the client disconnects.
 
     Parameters
     ----------
     request : Request
-        One whose body has been read.
+        Its body has been read.
     work : coroutine
-        Cancelled when nobody waits for it any more.
 
     Raises
     ------
     ProblemError
-        499: the client has gone. Nobody reads it but the log and the metrics.
+        499 if the client disconnects; only the log and the metrics show it.
     """
     task = asyncio.ensure_future(work)
-    watch = asyncio.ensure_future(_gone(request))
+    disconnected = asyncio.ensure_future(_disconnected(request))
     try:
-        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((task, disconnected), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise ProblemError("client_gone", "the client went away before there was an answer", status=499)
+        raise ProblemError("client_gone", "the client disconnected before the response", status=499)
     finally:
-        for each in (task, watch):
-            if not each.done():
-                each.cancel()
+        task.cancel()
+        disconnected.cancel()
 
 
-async def _gone(request: Request) -> None:
+async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -1,4 +1,4 @@
-"""What a room of the service is: its endpoints, what they add to the schema, what they keep open."""
+"""A feature of the service: endpoints, their part of the schema, and resources with a lifespan."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ Schema = dict[str, Any]
 
 @dataclass(frozen=True)
 class Feature:
-    """One part of the service.
+    """One feature of the service.
 
     Attributes
     ----------
     router : APIRouter, optional
-        Its endpoints.
+        The endpoints.
     describe : callable, optional
-        ``describe(document, schemas, settings)`` completes the OpenAPI document in place: bodies that
-        routes read raw, problems. ``schemas`` are the document's components.
+        ``describe(document, schemas, settings)`` adds bodies and problems to the OpenAPI document in place,
+        because the routes read raw bodies. ``schemas`` are the document's components.
     install : callable, optional
-        ``install(app, settings)`` when the application is made: middleware. The last room's is outermost.
-    opened : callable, optional
-        ``opened(app, settings)``: what is open while the application runs, as an async context manager.
-        Rooms are opened in their order and closed in the reverse one.
+        ``install(app, settings)`` adds middleware when the application is created. The middleware of the
+        last feature is outermost.
+    lifespan : callable, optional
+        ``lifespan(app, settings)`` returns an async context manager that holds resources while the
+        application runs. Features are entered in order and left in reverse order.
     """
 
     router: APIRouter | None = None

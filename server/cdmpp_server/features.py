@@ -1,4 +1,4 @@
-"""All rooms of the service, in the order in which they are lifespan."""
+"""All features of the service, in the order in which their lifespans begin."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from cdmpp_server.sandbox.feature import lifespan as sandbox_lifespan
 
 FEATURES: tuple[Feature, ...] = (
     Feature(lifespan=sandbox_lifespan),
-    # Before predictions: registered programs are in its database.
+    # Before predictions, which read registered programs from its database.
     Feature(observe_router, describe_observe, lifespan=observe_lifespan),
     Feature(predict_router, describe_predict, lifespan=predict_lifespan),
     Feature(None, describe_reload, reload_install, reload_lifespan),
@@ -45,6 +45,6 @@ FEATURES: tuple[Feature, ...] = (
     Feature(jobs_router, describe_jobs, lifespan=jobs_lifespan),
     Feature(routes.router, routes.describe),
     Feature(page_router),
-    # It describes what holds for all of them, and stands around them.
+    # Last: its descriptions apply to all endpoints, and its middleware is outermost.
     Feature(operate_router, describe_operate, install_middleware, operate_lifespan),
 )

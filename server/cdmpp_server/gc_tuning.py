@@ -1,8 +1,8 @@
-"""Python's search for cyclic garbage, made seldom while the service runs.
+"""Infrequent cyclic garbage collection while the service runs.
 
-It stops every thread. By default it starts after 700 new containers and, now and then, looks at all there
-are: the loaded model with its libraries, again and again, and each of the millions that a body of 16 MiB
-can hold. What requests leave behind is nearly free of cycles and goes without it.
+A collection stops every thread. By default Python starts one after 700 new containers, and some of them
+scan all containers: the loaded model and its libraries, and the millions that a body of 16 MiB can hold.
+Requests leave almost no reference cycles, so reference counting frees nearly all of their memory.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-#: New containers before the first search, and how many searches before one that looks further back.
+#: Collection thresholds of the three generations, as in ``gc.set_threshold``.
 THRESHOLDS = (50_000, 10, 10)
 
 
 @contextmanager
 def infrequent_gc() -> Iterator[None]:
-    """Inside, what is loaded now is not looked at, and the rest seldom."""
+    """Exclude the objects that exist now from collection, and collect the others less often."""
     before = gc.get_threshold()
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""The loaded model and those adapted from it: a bounded number in memory, on disk only where told so."""
+"""The base model and the adapted models: a bounded number in memory, and on disk if a folder is set."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from cdmpp_server.problems import ProblemError
 _log = logging.getLogger(__name__)
 
 
-#: Answers that a predictor remembers; the service has a cache of its own before it.
+#: Predictions cached by a predictor; the service has another cache in front of it.
 _CACHE_ROWS = 4096
-#: Size and time of change of each file of a model folder.
+#: Name, size and modification time of each file of a model folder.
 Fingerprint = tuple[tuple[str, int, int], ...]
 
 
 def load_model(path: Path | None) -> LatencyPredictor:
-    """The predictor of a model folder; None: the one that ships with the package.
+    """Load the predictor of a model folder; None: the model in the package.
 
     Raises
     ------
@@ -35,7 +35,7 @@ def load_model(path: Path | None) -> LatencyPredictor:
 
 
 def fingerprint(folder: Path | None) -> Fingerprint:
-    """What tells whether a model folder has changed; empty where it cannot be read."""
+    """Fingerprint that changes with the files of a model folder; empty if it cannot be read."""
     try:
         files = sorted(path for path in (folder or default_model()).rglob("*") if path.is_file())
         return tuple((path.name, (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files)
@@ -44,17 +44,18 @@ def fingerprint(folder: Path | None) -> Fingerprint:
 
 
 class Models:
-    """Models by their identity. Safe between threads.
+    """Models by id. Thread-safe.
 
     Parameters
     ----------
     base : LatencyPredictor
-        Answers where no model is named.
+        Used by requests that name no model.
     most : int
-        Adapted models kept in memory, and folders kept on disk; the least recently used goes first.
+        Maximum number of adapted models in memory, and of folders on disk; the least recently used is
+        removed first.
     folder : Path, optional
-        Where adapted models are kept over a restart. Folders are named by a hash, never by what a client
-        sent, and a name that was not found here is looked up in their manifests, never opened as a path.
+        Keeps adapted models over a restart. The folders are named by a hash, never by a client's text. A
+        name that is not in memory is compared with their manifests and never opened as a path.
     """
 
     def __init__(self, base: LatencyPredictor, most: int, folder: Path | None = None) -> None:
@@ -64,32 +65,32 @@ class Models:
         self._lock = threading.Lock()
 
     def get(self, model_id: str | None) -> LatencyPredictor:
-        """The model of this identity; the base for None.
+        """Return the model with this id; the base model for None.
 
         Raises
         ------
         ProblemError
-            404: no such model, or no longer.
+            404 if there is no such model, or no longer.
         """
-        found = self.in_memory(model_id)
-        if found is not None:
-            return found
-        found = self._stored(model_id or "")
-        if found is None:
+        predictor = self.in_memory(model_id)
+        if predictor is not None:
+            return predictor
+        predictor = self._stored(model_id or "")
+        if predictor is None:
             raise ProblemError(
                 "unknown_model",
                 f"no model {(model_id or '')[:200]!r} is loaded",
-                "GET /models lists them; the oldest adapted ones are forgotten, POST /adapt makes them anew",
+                "GET /models lists the models; old adapted models are removed, POST /adapt creates them again",
             )
-        self._remember(found)
-        return found
+        self._remember(predictor)
+        return predictor
 
     def replace(self, base: LatencyPredictor) -> None:
-        """Answer with another model where none is named; adapted ones stay as they are."""
+        """Set the base model; adapted models stay unchanged."""
         self.base = base
 
     def in_memory(self, model_id: str | None) -> LatencyPredictor | None:
-        """The model of this identity where no file has to be read for it."""
+        """Return the model with this id if it is in memory."""
         base = self.base
         if model_id is None or model_id == base.model_id:
             return base
@@ -99,7 +100,7 @@ class Models:
             return self._adapted.get(model_id)
 
     def add(self, adapted: LatencyPredictor) -> None:
-        """Keep an adapted model, in memory and where a folder was set on disk."""
+        """Keep an adapted model in memory, and on disk if a folder is set."""
         self._remember(adapted)
         if self._folder is None:
             return
@@ -111,11 +112,11 @@ class Models:
                 for old in folders[: max(0, len(folders) - self._most)]:
                     shutil.rmtree(old)
             except (CdmppError, OSError):
-                # The client has its model; that it will not outlive the process is the operator's matter.
-                _log.exception("an adapted model could not be kept in %s", self._folder)
+                # The client can use the model until the process ends; the log reports the fault.
+                _log.exception("an adapted model could not be saved in %s", self._folder)
 
     def every(self) -> list[LatencyPredictor]:
-        """The base, then the adapted models in memory, the latest first."""
+        """Return the base model, then the adapted models in memory, most recent first."""
         with self._lock:
             return [self.base, *reversed(self._adapted.values())]
 

@@ -1,7 +1,7 @@
-"""The published schema: exact, for what the server always refuses it forbids.
+"""The published OpenAPI schema; it forbids every request that the service always refuses.
 
-Routes read raw bodies (one parser, limits first), so each feature describes its requests and problems from
-the same models that check them.
+The routes read raw bodies, so that limits apply before parsing. Each feature therefore describes its
+requests and problems with the models that validate them.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from cdmpp_server.problems import MEDIA_TYPE, Problem
 from cdmpp_server.settings import Settings
 
 REF = "#/components/schemas/{model}"
-#: What every endpoint that reads a JSON body may answer.
+#: Statuses of the problems of every endpoint that reads a JSON body.
 BODY_PROBLEMS = (400, 408, 413, 415, 422, 503, 504)
 _MEANING = {
     400: "The body is not JSON (malformed_json).",
-    401: "A key is needed, and this one is not known (unauthorized).",
-    403: "An administrator's key is needed (forbidden).",
-    404: "Something that the request names is not known.",
+    401: "The key is missing or unknown (unauthorized).",
+    403: "The endpoint needs an administrator's key (forbidden).",
+    404: "A device, model, program or job of the request is unknown.",
     408: "The body did not arrive in time (body_timeout).",
     413: "The body is too large (body_too_large).",
-    415: "The body is of a media type that is not read (unsupported_media_type).",
-    422: "The request breaks this schema (invalid_request).",
-    429: "This sender asks too much (rate_limited); Retry-After says when to come back.",
+    415: "The media type of the body is not accepted (unsupported_media_type).",
+    422: "The request violates this schema (invalid_request).",
+    429: "The sender exceeds its rate limit (rate_limited); retry after the seconds in Retry-After.",
     500: "A bug of the service (internal_error).",
-    503: "Too much work waits (overloaded), or the model is not ready (not_ready); retry later.",
-    504: "There was no answer before the request's deadline (deadline_exceeded).",
+    503: "The queue is full (overloaded), or the model is not ready (not_ready); retry later.",
+    504: "The request's deadline passed (deadline_exceeded).",
 }
 
 
 def build_openapi(app: FastAPI, features: Iterable[Feature], settings: Settings) -> Schema:
-    """OpenAPI 3.1 document of the application."""
+    """Build the OpenAPI 3.1 document of the application."""
     document = get_openapi(
         title=app.title,
         version=app.version,
@@ -54,7 +54,7 @@ def build_openapi(app: FastAPI, features: Iterable[Feature], settings: Settings)
             feature.describe(document, schemas, settings)
     for methods in document["paths"].values():
         for operation in methods.values():
-            # FastAPI's own description of 422 is for parameters that it parses, in another form.
+            # FastAPI describes 422 in its own form, for parameters that it parses.
             if "HTTPValidationError" in str(operation["responses"].get("422", "")):
                 add_problems(operation, 422)
             add_problems(operation, 500)
@@ -64,7 +64,7 @@ def build_openapi(app: FastAPI, features: Iterable[Feature], settings: Settings)
 
 
 def add_models(schemas: Schema, *models: type[BaseModel]) -> None:
-    """Put the schemas of models, and of all that they contain, among the components."""
+    """Add the schemas of models, and of the models that they contain, to the components."""
     _, parts = models_json_schema([(model, "validation") for model in models], ref_template=REF)
     schemas.update(parts["$defs"])
 
@@ -75,7 +75,7 @@ def ref(name: str) -> Schema:
 
 
 def add_problems(operation: Schema, *statuses: int, meaning: Mapping[int, str] | None = None) -> None:
-    """Document refusals of an operation; ``meaning`` says what one means there, in place of the usual."""
+    """Document the problems of an operation; ``meaning`` overrides the usual description of a status."""
     for status in statuses:
         operation["responses"][str(status)] = {
             "description": (meaning or {}).get(status) or _MEANING[status],
@@ -84,7 +84,7 @@ def add_problems(operation: Schema, *statuses: int, meaning: Mapping[int, str] |
 
 
 def add_body(operation: Schema, schema: Schema, example: Any = None, media: str = "application/json") -> None:
-    """Document the body that an operation reads; once for each media type."""
+    """Document the request body of an operation; call it once per media type."""
     content = operation.setdefault("requestBody", {"required": True, "content": {}})["content"]
     content[media] = {"schema": schema} | ({} if example is None else {"example": example})
 
@@ -92,7 +92,7 @@ def add_body(operation: Schema, schema: Schema, example: Any = None, media: str 
 def add_answer(
     operation: Schema, schema: Schema, description: str, media: str = "application/json", status: int = 200
 ) -> None:
-    """Document an answer; once for each media type."""
+    """Document a response; call it once per media type."""
     answer = operation["responses"].setdefault(str(status), {})
     answer["description"] = description
     answer.setdefault("content", {})[media] = {"schema": schema}

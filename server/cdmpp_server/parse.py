@@ -1,4 +1,4 @@
-"""From bytes to models: the refusals of a body that is no JSON or breaks the published schema."""
+"""Parsing and validation of JSON bodies; invalid ones raise problems."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 def parse_json(body: bytes | bytearray) -> Any:
-    """The value of a JSON text.
+    """Parse a JSON text.
 
     Raises
     ------
     ProblemError
-        400.
+        400 if it is not JSON.
     """
     try:
         return from_json(body)
@@ -30,23 +30,23 @@ def parse_json(body: bytes | bytearray) -> Any:
 
 
 def parse(model: type[_Model], body: bytes | bytearray) -> _Model:
-    """A model from the bytes of a body.
+    """Parse and validate the bytes of a body.
 
     Raises
     ------
     ProblemError
-        400 or 422.
+        400 if it is not JSON, 422 if it violates the model's schema.
     """
     return check(model, parse_json(body))
 
 
 def check(model: type[_Model], value: Any) -> _Model:
-    """A model from a JSON value.
+    """Validate a JSON value.
 
     Raises
     ------
     ProblemError
-        422.
+        422 if it violates the model's schema.
     """
     try:
         return model.model_validate(value)
@@ -55,7 +55,7 @@ def check(model: type[_Model], value: Any) -> _Model:
 
 
 def refused(error: ValidationError) -> ProblemError:
-    """The problem that a breach of the schema becomes, with the first few places (422)."""
+    """Problem of a schema violation, with the first few paths (422)."""
     line, places = violations(error)
     return ProblemError(
         "invalid_request", line, HINT, errors=[SchemaViolation(path=path, message=message) for path, message in places]

@@ -1,4 +1,4 @@
-"""problem+json (RFC 9457): how every refusal of a whole request looks."""
+"""problem+json (RFC 9457): the form of every error response."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from starlette.exceptions import HTTPException
 MEDIA_TYPE = "application/problem+json"
 _log = logging.getLogger(__name__)
 
-#: Where the code of a refused request stands in its ASGI scope, for the log and the metrics.
+#: Key of the ASGI scope that holds the code of a refused request, for the log and the metrics.
 CODE_OF_PROBLEM = "cdmpp.problem"
 
-#: Status of a refused request by error code. In a batch the same code stands in the item instead.
+#: Status of a refused request by error code. The error of one item in a batch has the same code.
 STATUS_BY_CODE = {
     "malformed_json": 400,
     "unauthorized": 401,
@@ -45,42 +45,44 @@ STATUS_BY_CODE = {
 
 
 class SchemaViolation(BaseModel):
-    """One place where a body departs from the published schema."""
+    """A part of the body that violates the published schema."""
 
     model_config = ConfigDict(extra="forbid")
 
-    path: Annotated[str, Field(description="Where, such as items.3.program.")]
-    message: Annotated[str, Field(description="What is wrong there.")]
+    path: Annotated[str, Field(description="Path of the value, such as items.3.program.")]
+    message: Annotated[str, Field(description="What is wrong with the value.")]
 
 
 class Problem(BaseModel):
-    """Why a whole request was refused (RFC 9457)."""
+    """Reason for which a whole request was refused (RFC 9457)."""
 
     model_config = ConfigDict(extra="forbid")
 
-    type: Annotated[str, Field(description="Always about:blank; `code` tells kinds apart.")] = "about:blank"
-    title: Annotated[str, Field(description="The status in words.")]
+    type: Annotated[str, Field(description="Always about:blank; `code` identifies the kind of problem.")] = (
+        "about:blank"
+    )
+    title: Annotated[str, Field(description="The standard phrase of the status.")]
     status: Annotated[int, Field(ge=400, le=599)]
-    code: Annotated[str, Field(description="Stable identifier for machines.", pattern="^[a-z_]+$")]
+    code: Annotated[str, Field(description="Stable identifier for programs.", pattern="^[a-z_]+$")]
     detail: Annotated[str, Field(description="What is wrong, in one line.")]
-    hint: Annotated[str, Field(description="What to do about it; may be empty.")] = ""
+    hint: Annotated[str, Field(description="What to do; may be empty.")] = ""
     errors: Annotated[
-        list[SchemaViolation] | None, Field(description="Of a request that is wrong: the first few places.")
+        list[SchemaViolation] | None, Field(description="The first few schema violations of an invalid request.")
     ] = None
     item: Annotated[int | None, Field(ge=0, description="With strict: position of the failed item.")] = None
     id: Annotated[str | None, Field(description="With strict: id of the failed item.")] = None
 
 
 class ProblemError(Exception):
-    """Raised anywhere below a route; becomes a problem+json answer.
+    """An error that becomes a problem+json response; raise it anywhere below a route.
 
     Parameters
     ----------
     code : str
-        A key of :data:`STATUS_BY_CODE`, or any other together with ``status``.
+        A key of :data:`STATUS_BY_CODE`; any other code needs ``status``.
     detail, hint : str
     status : int, optional
-        Another status than the code's usual one.
+        Overrides the code's usual status.
     headers : mapping, optional
     errors, item, id
         As in :class:`Problem`.
@@ -113,7 +115,7 @@ class ProblemError(Exception):
         )
 
     def response(self) -> Response:
-        """The answer to send."""
+        """Return the HTTP response."""
         return Response(
             self.problem.model_dump_json(exclude_none=True), self.status, headers=self.headers, media_type=MEDIA_TYPE
         )
@@ -127,11 +129,11 @@ def _phrase(status: int) -> str:
 
 
 def install(app: FastAPI) -> None:
-    """Make every error of the application a problem+json."""
+    """Convert every error of the application to a problem+json response."""
 
     async def on_problem(request: Request, error: Exception) -> Response:
         assert isinstance(error, ProblemError)
-        return answer(request, error)
+        return respond(request, error)
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -146,13 +148,13 @@ def install(app: FastAPI) -> None:
         )
         if error.status_code == 405:
             problem.headers |= _allowed(request)
-        return answer(request, problem)
+        return respond(request, problem)
 
     async def on_bug(request: Request, error: Exception) -> Response:
-        # Starlette logs nothing itself and raises again after the answer: uvicorn logs the traceback.
-        return answer(request, internal_error())
+        # Starlette raises the error again after this response, and uvicorn logs the traceback.
+        return respond(request, internal_error())
 
-    def answer(request: Request, problem: ProblemError) -> Response:
+    def respond(request: Request, problem: ProblemError) -> Response:
         request.scope[CODE_OF_PROBLEM] = problem.problem.code
         return problem.response()
 
@@ -162,14 +164,14 @@ def install(app: FastAPI) -> None:
 
 
 def _allowed(request: Request) -> dict[str, str]:
-    """The Allow header of a path with several methods; the routing names those of one route alone."""
+    """Return the Allow header with all methods of a path; routing lists those of one route only."""
     path = getattr(request.scope.get("route"), "path", None)
     methods = request.app.openapi()["paths"].get(path, {})
     return {"allow": ", ".join(sorted(method.upper() for method in methods))} if methods else {}
 
 
 def internal_error() -> ProblemError:
-    """What a client hears of a bug: nothing about the inside."""
+    """Problem of a bug, without internal details (500)."""
     return ProblemError(
-        "internal_error", "the service failed on this request", "this is a bug; the service's log says more"
+        "internal_error", "the service failed on this request", "this is a bug; the service's log has the details"
     )

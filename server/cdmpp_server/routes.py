@@ -1,4 +1,4 @@
-"""What the service says of itself."""
+"""Endpoints that describe the service: health, devices, models and support."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ class _Answer(BaseModel):
 
 
 class Health(_Answer):
-    """The process lives."""
+    """The process is running."""
 
     status: Annotated[str, Field(pattern="^ok$")] = "ok"
 
 
 class Ready(_Answer):
-    """A golden prediction succeeded."""
+    """The golden prediction succeeded."""
 
     status: Annotated[str, Field(pattern="^ready$")] = "ready"
     model_id: str
     observations: Annotated[
         Literal["ready", "unavailable"],
-        Field(description="Whether the database of /observe can be used; predictions need none."),
+        Field(description="State of the database of /observe; predictions do not need it."),
     ]
 
 
 class KnownDevice(DeviceSpec):
-    """A device of the table, and whether the model was trained on it."""
+    """A known device, and whether the model was trained on it."""
 
     trained: bool
 
 
 class DeviceList(_Answer):
-    """Every device that can be named."""
+    """All known devices."""
 
     devices: list[KnownDevice]
 
@@ -57,27 +57,27 @@ class ModelInfo(_Answer):
     model_id: str
     name: str
     default: bool
-    parameters: Annotated[int, Field(ge=0, description="Trainable numbers in the network.")]
+    parameters: Annotated[int, Field(ge=0, description="Number of trainable parameters.")]
     feature_schema: str
-    label: Annotated[str, Field(description="What the network's output is a transform of.")]
+    label: Annotated[str, Field(description="Quantity whose transform the network predicts.")]
     trained_devices: list[str]
-    libraries: Annotated[dict[str, Any], Field(description="Versions it was trained with.")]
+    libraries: Annotated[dict[str, Any], Field(description="Library versions at training.")]
     adapted_device: Annotated[
-        str | None, Field(description="The device that measurements adapted it to; null for a base model.")
+        str | None, Field(description="Device that the model was adapted to; null for the base model.")
     ] = None
 
 
 class ModelList(_Answer):
-    """What is loaded."""
+    """The loaded models."""
 
     models: list[ModelInfo]
 
 
 class Support(_Answer):
-    """What the model covers, and how accurate it is."""
+    """Coverage and accuracy of the model."""
 
     model_id: str
-    operators: Annotated[dict[str, dict[str, Any]], Field(description="Operator to its fields and trained settings.")]
+    operators: Annotated[dict[str, dict[str, Any]], Field(description="Fields and trained settings of each operator.")]
     trained_devices: list[str]
     backends: list[str]
     protocols: list[str]
@@ -88,7 +88,7 @@ class Support(_Answer):
 
 
 def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
-    """Problems of the endpoints here."""
+    """Add the problems of these endpoints."""
     add_problems(document["paths"]["/readyz"]["get"], 503)
 
 
@@ -97,15 +97,15 @@ def _service(request: Request) -> PredictionService:
     return service
 
 
-@router.get("/healthz", summary="The process lives")
+@router.get("/healthz", summary="Process is running")
 async def healthz() -> Health:
-    """Answer at once, also while predictions are being computed."""
+    """Respond at once, even while predictions are being computed."""
     return Health()
 
 
-@router.get("/readyz", summary="Predictions work")
+@router.get("/readyz", summary="Service is ready")
 async def readyz(request: Request) -> Ready:
-    """Whether a golden prediction succeeded with the loaded model."""
+    """Respond 200 once the loaded model has computed the golden prediction, else 503."""
     reason = request.app.state.not_ready
     if reason:
         raise ProblemError("not_ready", reason, "retry after a few seconds", headers={"retry-after": "1"})
@@ -117,18 +117,18 @@ async def readyz(request: Request) -> Ready:
 
 @router.get("/devices", summary="Known devices")
 async def devices(request: Request) -> DeviceList:
-    """Every device that can be named, with its figures. Any other goes into an item as an object."""
+    """List the known devices with their figures. Describe any other device by an object in the item."""
     artifact = _service(request).predictor.artifact
     trained, named = set(artifact.devices), {spec.name: spec for spec in known()}
-    every = {**named, **{name: artifact.device(name) for name in artifact.device_specs}}
+    specs = {**named, **{name: artifact.device(name) for name in artifact.device_specs}}
     return DeviceList(
-        devices=[KnownDevice(**spec.model_dump(), trained=name in trained) for name, spec in every.items()]
+        devices=[KnownDevice(**spec.model_dump(), trained=name in trained) for name, spec in specs.items()]
     )
 
 
 @router.get("/models", summary="Loaded models")
 async def models(request: Request) -> ModelList:
-    """What is loaded: identity, size and origin."""
+    """List the loaded models with id, size and origin."""
     loaded = _service(request).models.every()
     return ModelList(models=[_model_info(predictor.artifact, i == 0) for i, predictor in enumerate(loaded)])
 
@@ -149,7 +149,7 @@ def _model_info(artifact: Artifact, default: bool) -> ModelInfo:
     )
 
 
-@router.get("/support", summary="What is covered, and how accurately")
+@router.get("/support", summary="Coverage and accuracy")
 async def support(request: Request) -> Support:
-    """Operators with their fields, trained devices, protocols, accuracy. The same code path as /predict."""
+    """List operators with their fields, trained devices, protocols and accuracy of the base model."""
     return Support.model_validate(_service(request).predictor.support())

@@ -1,4 +1,4 @@
-"""What the wire models of several rooms share."""
+"""Helper for the request models of several features."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Request = TypeVar("Request", bound=BaseModel)
 
 
 def with_max_items(model: type[Request], field: str, max_items: int) -> type[Request]:
-    """``model`` with another limit on the length of its list ``field``, which has one element at least."""
+    """Return ``model`` with a list ``field`` of 1 to ``max_items`` elements."""
     return cast("type[Request]", _limited(model, field, max_items))
 
 
-@lru_cache  # making a model takes twenty milliseconds
+@lru_cache  # creating a model takes twenty milliseconds
 def _limited(model: type[BaseModel], field: str, max_items: int) -> type[BaseModel]:
     elements = model.model_fields[field].annotation
     made: dict[str, Any] = {field: (Annotated[elements, Field(min_length=1, max_length=max_items)], ...)}

@@ -1,4 +1,4 @@
-"""The first few places where a value breaks a schema, in words. Plain: also for processes without HTTP."""
+"""Messages for the first few schema violations of a value; usable without the HTTP libraries."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from pydantic import ValidationError
 
 from cdmpp.compose.validation_errors import places as places_of
 
-_MAX_PLACES = 8
+_MAX_VIOLATIONS = 8
 HINT = "GET /openapi.json has the schema of a request"
 
 
 def violations(error: ValidationError, value: Any = None) -> tuple[str, list[tuple[str, str]]]:
-    """One line about a breach, and (path, message) of the first few places.
+    """Return a one-line summary, and (path, message) of the first few violations.
 
-    With the ``value`` that was checked, paths are without the branches of unions.
+    Given the validated ``value``, paths omit the branches of unions.
     """
     if value is not None:
-        found = places_of(error, value)
+        located = places_of(error, value)
     else:
-        problems = error.errors(include_url=False, include_input=False, include_context=False)
-        found = [(".".join(str(part)[:80] for part in one["loc"]), one["msg"]) for one in problems]
-    places = [(path, said.removeprefix("Value error, ")) for path, said in found[:_MAX_PLACES]]
-    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    return f"{places[0][0] or 'body'}: {places[0][1]}{more}", places
+        details = error.errors(include_url=False, include_input=False, include_context=False)
+        located = [(".".join(str(part)[:80] for part in detail["loc"]), detail["msg"]) for detail in details]
+    first = [(path, message.removeprefix("Value error, ")) for path, message in located[:_MAX_VIOLATIONS]]
+    more = f" and {len(located) - 1} more" if len(located) > 1 else ""
+    return f"{first[0][0] or 'body'}: {first[0][1]}{more}", first

@@ -14,12 +14,12 @@ from cdmpp_server.observe.tables import check_database
 from cdmpp_server.operate.access import KeyHashes
 from cdmpp_server.operate.logs import LogFormat
 
-#: Environment variable that names the optional TOML file.
+#: Environment variable with the path of the optional TOML file.
 FILE_VARIABLE = "CDMPP_SETTINGS_FILE"
 
 
 class Settings(BaseSettings):
-    """What an operator of the service can choose.
+    """Settings of the service.
 
     Every field can be set by an environment variable (``CDMPP_`` and the name in capitals) or in the
     TOML file that ``CDMPP_SETTINGS_FILE`` names.
@@ -27,78 +27,77 @@ class Settings(BaseSettings):
     Parameters
     ----------
     model : Path, optional
-        Model folder; the one that ships with the package where none is given.
+        Model folder. Default: the model in the package.
     host, port
-        Where ``python -m cdmpp_server`` listens. 127.0.0.1: nobody else reaches it unless told so.
+        Address on which ``python -m cdmpp_server`` listens. 127.0.0.1 accepts local connections only.
     workers : int
-        Processes that answer, each with a model of its own.
+        Number of server processes, each with its own model.
     max_body_bytes : int
-        Larger request bodies are refused while they arrive. The worst body of this size (all commas)
-        takes 40 times its length to parse.
+        Largest request body in bytes; a larger one is refused while it arrives. Parsing the worst body of
+        this size (all commas) takes 40 times its length in memory.
     max_items : int
-        Items of one ``/predict`` request; part of the published schema.
+        Maximum number of items of one ``/predict`` request; part of the published schema.
     body_timeout_s : float
-        A request body must have arrived within this time.
+        Time limit for the arrival of a request body, in seconds.
     deadline_s : float
-        A request is answered or refused within this time from when its body has arrived; a client may ask
-        for less.
+        Time limit of a request from the arrival of its body, in seconds; a client may set a shorter one.
     max_batch_rows : int
-        Queries of all requests that are computed together.
+        Maximum number of queries in one batch, over all requests.
     max_queued_rows : int
-        Queries that may wait; a request that would make them more is told to come back (503).
+        Maximum number of waiting queries; a request beyond it is refused (503).
     max_wait_s : float
-        How long a small batch right behind another waits for company.
+        Time for which a small batch right after another waits for further queries, in seconds.
     max_concurrent : int
-        Batches, and apart from them other requests (``/adapt``), computed at a time.
+        Maximum number of batches computed at a time, and separately of other requests (``/adapt``).
     max_queued : int
-        Such other requests that may wait for a place; one more is told to come back (503).
+        Maximum number of waiting other requests; one beyond it is refused (503).
     cache_bytes : int
-        Memory for programs seen before.
+        Memory of the cache of programs, in bytes.
     answer_cache_bytes : int
-        Memory for answers given before.
+        Memory of the cache of predictions, in bytes.
     max_adapted : int
-        Adapted models (``POST /adapt``) that are kept; the least recently used is forgotten first.
+        Maximum number of adapted models (``POST /adapt``); the least recently used is removed first.
     adapted_dir : Path, optional
-        Folder in which they outlive the process; only in memory where none is given.
+        Folder that keeps adapted models over a restart. Default: they are kept in memory only.
     sandbox_workers : int
-        Processes that read TVM JSON, TVMScript and ONNX files; each starts when it is first needed.
+        Maximum number of processes that read TVM JSON, TVMScript and ONNX files; each starts when needed.
     sandbox_memory_bytes : int
-        Memory of such a process for what it reads, beyond its libraries.
+        Memory of such a process beyond its libraries, in bytes.
     sandbox_timeout_s : float
-        Time to read one program or model, less than `deadline_s`; then the process is replaced and the
-        program refused.
+        Time limit for reading one program or model, in seconds, below `deadline_s`. A program that exceeds
+        it is refused, and the process is replaced.
     database : str, optional
-        Where observations and registered programs are kept: path of a SQLite file, or
-        ``postgresql+psycopg://...``. Without one: cdmpp/service.sqlite in the user's state folder.
+        Database of observations, registered programs and jobs: path of a SQLite file, or
+        ``postgresql+psycopg://...``. Default: cdmpp/service.sqlite in the user's state folder.
     max_programs, max_program_bytes : int
-        Registered programs that are kept; the least recently used is dropped first.
+        Maximum number and total size of registered programs; the least recently used is removed first.
     max_waiting_observations : int
-        Observations that may wait to be written; more are told to come back (503).
+        Maximum number of observations that wait to be written; a request beyond it is refused (503).
     plan_workers : int
-        Processes that make plans which are answered at once; another starts when those are busy.
+        Maximum number of processes for plans that are answered at once; each starts when needed.
     plan_memory_bytes : int
-        Memory of a planning process, also of one that does jobs, beyond its libraries.
+        Memory of a planning process beyond its libraries, in bytes; it applies to jobs too.
     max_inline_s : float
-        Searches with a larger budget become jobs.
+        Largest search budget that is answered at once, in seconds; a longer search becomes a job.
     warm_plans : bool
-        Start the first planning process with the service, not with the first request for a plan.
+        Start the first planning process with the service instead of at the first request for a plan.
     job_workers : int
-        Jobs that each worker of the service does at a time, in a process each.
+        Number of jobs that each worker runs at a time, each in its own process.
     max_jobs, max_kept_jobs : int
-        Jobs of a database that may wait or run; finished ones that are kept.
+        Maximum number of waiting and running jobs in a database, and of finished jobs.
     job_keep_s : float
-        How long a finished job is kept.
+        Time for which a finished job is kept, in seconds.
     api_key_hashes : mapping of str to str, or list of str
-        SHA-256 of each key that may ask, by a name for the log (``python -m cdmpp_server hash-key`` makes one).
-        Without any, everybody may.
-    admin_key_hashes : the same
-        Keys that may administer (and ask). Without any, there is no administration.
+        SHA-256 of each accepted key, by a name for the log (``python -m cdmpp_server hash-key`` creates a
+        key). Default: no key is needed.
+    admin_key_hashes : mapping of str to str, or list of str
+        The same for administrators' keys, which are accepted everywhere. Default: no administration.
     open_metrics : bool
-        Whether ``/metrics`` needs no key.
+        Whether ``/metrics`` is readable without a key.
     requests_per_s, items_per_s : float, optional
-        How much one key, or one address without a key, may ask of each worker; 429 beyond.
+        Rate limits of one key, or of one address without a key, in each worker; beyond them: 429.
     log_format : {"auto", "json", "text"}
-        "auto": text on a terminal, JSON elsewhere.
+        "auto": text on a terminal, else JSON.
     """
 
     model_config = SettingsConfigDict(env_prefix="CDMPP_", frozen=True, extra="forbid")
@@ -159,6 +158,6 @@ def _from_file() -> dict[str, Any]:
     path = os.environ.get(FILE_VARIABLE)
     if not path:
         return {}
-    # A file that was named but is not there is an error, not an empty file.
+    # A missing file is an error.
     with open(path, "rb") as file:
         return tomllib.load(file)

@@ -1,7 +1,7 @@
-"""Several processes behind one port: each with a model of its own, replaced when it ends.
+"""Several server processes behind one port, each with its own model.
 
-uvicorn's supervisor starts, watches and ends them. Here SIGHUP does not replace them but is passed on, so
-that each loads the model again while it goes on answering.
+uvicorn's supervisor starts, monitors, replaces and ends the processes. Unlike uvicorn, this supervisor
+forwards SIGHUP: each process loads its model again and keeps serving meanwhile.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from cdmpp_server.reload.worker_status import FOLDER_VARIABLE, WorkerStatuses
 
 
 class Supervisor(Multiprocess):
-    """Starts and watches the workers.
+    """Starts and monitors the workers.
 
     Parameters
     ----------
     config : Config
     sockets : list of socket
-        All workers accept connections from them.
+        Listening sockets, shared by all workers.
     statuses : WorkerStatuses
-        What the workers say of themselves.
+        Statuses that the workers write.
     """
 
     def __init__(self, config: Config, sockets: list[socket], statuses: WorkerStatuses) -> None:
         super().__init__(config, sockets)
-        self._siblings = statuses
+        self._statuses = statuses
         self._to_reload: list[Process] = []
 
     def terminate_all(self) -> None:
-        """Tell the workers to end."""
+        """Ask the workers to end."""
         super().terminate_all()
-        # With the workers' own copies the last of the port goes. Else connections would still be taken from
-        # new clients, by nobody, until this process ends as well.
-        for each in self.sockets:
-            each.close()
+        # The port closes with its last copy. If this process kept one, the system would accept connections
+        # that no worker serves until this process ends.
+        for listener in self.sockets:
+            listener.close()
 
     def handle_hup(self) -> None:
-        """Have every worker reload its model."""
+        """Ask every worker to reload its model."""
         self._to_reload = list(self.processes)
-        self._pass_on()
+        self._forward_hup()
 
     def keep_subprocess_alive(self) -> None:
         """Replace workers that have ended."""
@@ -56,12 +56,12 @@ class Supervisor(Multiprocess):
         for pid in before - {process.pid for process in self.processes}:
             if pid is not None:
                 worker_ended(pid)
-                self._siblings.forget(pid)
-        self._pass_on()
+                self._statuses.forget(pid)
+        self._forward_hup()
 
-    def _pass_on(self) -> None:
-        # A worker that is being started does not listen to the signal yet: it would end by it.
-        running = {pid for pid in self._siblings.outcomes()}
+    def _forward_hup(self) -> None:
+        # SIGHUP would end a worker that is still starting: it has no handler yet.
+        running = self._statuses.read()
         waiting = []
         for process in self._to_reload:
             if process.pid in running and process.process.is_alive():
@@ -72,12 +72,12 @@ class Supervisor(Multiprocess):
 
 
 def serve_workers(config: Config) -> bool:
-    """Serve with ``config.workers`` processes until interrupted; whether any was ever ready."""
+    """Serve with ``config.workers`` processes until interrupted; return whether any was ever ready."""
     with tempfile.TemporaryDirectory(prefix="cdmpp-workers-") as folder, shared_by_workers():
         os.environ[FOLDER_VARIABLE] = folder
         statuses = WorkerStatuses(Path(folder))
         try:
             Supervisor(config, [config.bind_socket()], statuses).run()
-            return bool(statuses.outcomes())
+            return bool(statuses.read())
         finally:
             del os.environ[FOLDER_VARIABLE]

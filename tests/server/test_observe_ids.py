@@ -110,5 +110,5 @@ def test_a_checksum_alone_makes_no_token(content: bytes) -> None:
 
 def test_an_error_has_no_token() -> None:
     failed = Prediction("p", None, "t4", "library", "kernel", None, "m", error=ErrorInfo("c", "m"))
-    with pytest.raises(ValueError, match="figures"):
+    with pytest.raises(ValueError, match="with an error has no id"):
         make_id(failed, DIGEST)

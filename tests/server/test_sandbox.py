@@ -32,7 +32,7 @@ from cdmpp.features.schema import WIDTH
 from cdmpp.frontends.load import load_programs
 from cdmpp.programs.program import TensorProgram
 from cdmpp_server.sandbox import frames, jobs
-from cdmpp_server.sandbox.answers import DistrustedAnswerError, encoded_program, model_summary
+from cdmpp_server.sandbox.replies import InvalidReplyError, encoded_program, model_summary
 from cdmpp_server.sandbox.sandbox import Sandbox, TirText
 from cdmpp_server.sandbox.worker import Worker, WorkerDiedError
 from tests.features.test_hostile_json import concrete
@@ -437,7 +437,7 @@ def test_an_honest_answer_is_taken() -> None:
     ],
 )
 def test_features_that_no_reader_makes_are_not_believed(said: dict[str, Any], payload: bytes) -> None:
-    with pytest.raises(DistrustedAnswerError):
+    with pytest.raises(InvalidReplyError):
         encoded_program(said, payload, "tvm")
 
 
@@ -463,7 +463,7 @@ NODES = {"operator": "Foo", "count": 1, "reason": "unknown"}
 def test_models_that_no_reader_makes_are_not_believed(said: dict[str, Any]) -> None:
     honest = model_summary({"programs": [{"program": LINEAR, "count": 2}], "unsupported": [NODES]}, 4)
     assert (honest.programs[0].operator.m, honest.counts) == (4, (2,))  # type: ignore[union-attr]
-    with pytest.raises(DistrustedAnswerError):
+    with pytest.raises(InvalidReplyError):
         model_summary(said, 4)
 
 

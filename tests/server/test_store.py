@@ -240,7 +240,7 @@ def test_where_the_database_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setenv("HOME", str(tmp_path))
     assert database_url(None).database == str(tmp_path / ".local" / "state" / "cdmpp" / "service.sqlite")
     monkeypatch.setattr(Path, "home", _no_home)
-    with pytest.raises(ValueError, match="set `database`"):
+    with pytest.raises(ValueError, match="set CDMPP_DATABASE"):
         database_url(None)
     assert database_url("/a/b").database == "/a/b"
     assert database_url("postgresql+psycopg://u:p@h/n").host == "h"

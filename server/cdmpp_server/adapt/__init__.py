@@ -1,1 +1,1 @@
-"""``POST /adapt``: measurements in, an adapted model out."""
+"""``POST /adapt``: adaptation of the model to measurements of one device."""

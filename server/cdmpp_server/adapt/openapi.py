@@ -1,4 +1,4 @@
-"""What ``/adapt`` adds to the published schema."""
+"""OpenAPI description of ``POST /adapt``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cdmpp_server.openapi import BODY_PROBLEMS, add_answer, add_body, add_models
 from cdmpp_server.settings import Settings
 
 _MEANING = {
-    404: "The device is not known (unknown_device).",
+    404: "The device is unknown (unknown_device).",
     409: "A record cannot be read, or the records cannot be used.",
 }
 _EXAMPLE = {
@@ -25,9 +25,11 @@ _EXAMPLE = {
 
 
 def describe_adapt(document: Schema, schemas: Schema, settings: Settings) -> None:
-    """Requests, answers and problems of ``POST /adapt``."""
+    """Add request, response and problems of ``POST /adapt``."""
     add_models(schemas, adapt_request_model(settings.max_items), AdaptResponse)
     adapt = document["paths"]["/adapt"]["post"]
     add_body(adapt, ref("AdaptRequest"), _EXAMPLE)
-    add_answer(adapt, ref("AdaptResponse"), "What was gained, and the adapted model's name.")
+    add_answer(
+        adapt, ref("AdaptResponse"), "Errors before and after the adaptation, and the name of the adapted model."
+    )
     add_problems(adapt, 404, 409, *BODY_PROBLEMS, meaning=_MEANING)

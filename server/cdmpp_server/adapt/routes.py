@@ -16,11 +16,13 @@ router = APIRouter()
 
 @router.post("/adapt", summary="Adapt the model to a device", response_class=Response)
 async def adapt(request: Request) -> Response:
-    """Measurements of one device in, an adapted model out, which /predict takes as `model`."""
+    """Adapt the model to measurements of one device; pass the result to /predict as `model`."""
     state = request.app.state
     body = await read_json_body(request, state.settings)
     deadline = Deadline.of(request, state.settings)
-    asked = await state.limiter.run(lambda: parse(adapt_request_model(state.settings.max_items), body), deadline)
+    adapt_request = await state.limiter.run(
+        lambda: parse(adapt_request_model(state.settings.max_items), body), deadline
+    )
     with bugs_hidden("/adapt"):
-        answer = await adapt_model(asked, state.service, state.sandbox, state.slow_limiter, deadline)
+        answer = await adapt_model(adapt_request, state.service, state.sandbox, state.slow_limiter, deadline)
     return Response(answer, media_type="application/json")

@@ -1,4 +1,4 @@
-"""What travels to and from ``/adapt``: measurements of one device, and what a model gained by them."""
+"""Request and response models of ``POST /adapt``."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ _CLOSED = ConfigDict(extra="forbid", strict=True)
 
 
 class Record(BaseModel):
-    """A program and how long it took on the device."""
+    """A program and its measured latency on the device."""
 
     model_config = _CLOSED
 
     program: RegisteredProgram
     latency_s: Annotated[
-        float, Field(ge=BELIEVABLE_S[0], le=BELIEVABLE_S[1], allow_inf_nan=False, description="Seconds.")
+        float,
+        Field(ge=BELIEVABLE_S[0], le=BELIEVABLE_S[1], allow_inf_nan=False, description="Measured latency in seconds."),
     ]
     backend: Backend | None = None
     protocol: Annotated[Protocol, Field(description="As in an item of /predict.")] = DEFAULT_PROTOCOL
@@ -40,11 +41,11 @@ class AdaptRequest(BaseModel):
     k: Annotated[
         Annotated[int, Field(ge=1, le=100_000), WholeNumber] | None,
         Field(
-            description="Use so many records, chosen without their latencies, and report the error on the "
-            "others. Without it all are used."
+            description="Number of records to use. They are chosen without their latencies, and the errors are "
+            "reported for the remaining records. Default: use all records."
         ),
     ] = None
-    sampler: Annotated[Sampler, Field(description="How k records are chosen.")] = "kmeans"
+    sampler: Annotated[Sampler, Field(description="Method that chooses the k records.")] = "kmeans"
     seed: Annotated[int, Field(ge=0, le=2**31 - 1), WholeNumber] = 0
 
 
@@ -54,7 +55,7 @@ def adapt_request_model(max_items: int) -> type[AdaptRequest]:
 
 
 class CrossValidated(BaseModel):
-    """Mean relative error on the used measurements, each of them left out once; fractions."""
+    """Leave-one-out mean relative error on the used measurements, as fractions."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -63,7 +64,7 @@ class CrossValidated(BaseModel):
 
 
 class Figures(BaseModel):
-    """Errors on the records that were not used."""
+    """Errors on the remaining records."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -71,7 +72,7 @@ class Figures(BaseModel):
 
 
 class NamedWarning(BaseModel):
-    """Something that the result should not be read without."""
+    """A warning about the result."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -80,26 +81,33 @@ class NamedWarning(BaseModel):
 
 
 class AdaptResponse(BaseModel):
-    """What was gained, and the name under which /predict takes the adapted model."""
+    """Errors before and after the adaptation, and the name of the adapted model for /predict."""
 
     model_config = ConfigDict(extra="forbid")
 
     adapted_model: Annotated[str, Field(description="Pass it as `model` to /predict.")]
     base_model_id: str
     device: str
-    k: Annotated[int, Field(ge=1, description="Records used.")]
-    selected: Annotated[list[int] | None, Field(description="With k: positions of the records that were chosen.")]
-    programs: Annotated[int, Field(ge=1, description="Distinct queries among them.")]
+    k: Annotated[int, Field(ge=1, description="Number of used records.")]
+    selected: Annotated[list[int] | None, Field(description="With k: indices of the chosen records.")]
+    programs: Annotated[int, Field(ge=1, description="Number of distinct queries among the used records.")]
     families: dict[str, int]
     protocols: dict[str, int]
     cross_validated: CrossValidated
-    before: Annotated[Figures | None, Field(description="The base on the records that were not chosen.")]
-    after: Annotated[Figures | None, Field(description="The adapted model on the same records.")]
-    tuned: Annotated[dict[str, Any] | None, Field(description="Whether fine-tuning was tried, and what it gave.")]
-    weight: Annotated[int, Field(ge=0, le=1, description="0: nothing was gained, the base's answers are kept.")]
-    width: Annotated[float, Field(gt=0, description="Factor on the intervals.")]
+    before: Annotated[Figures | None, Field(description="Errors of the base model on the remaining records.")]
+    after: Annotated[Figures | None, Field(description="Errors of the adapted model on the same records.")]
+    tuned: Annotated[dict[str, Any] | None, Field(description="Whether fine-tuning was tried, and its result.")]
+    weight: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=1,
+            description="0: the adaptation gained nothing, and the adapted model predicts as the base model.",
+        ),
+    ]
+    width: Annotated[float, Field(gt=0, description="Factor on the width of the intervals.")]
     sampler: str | None
     seed: int
-    unsupported: Annotated[dict[str, int], Field(description="Records that were not used, by reason.")]
+    unsupported: Annotated[dict[str, int], Field(description="Number of records that could not be used, by reason.")]
     warnings: list[NamedWarning]
     seconds: dict[str, float]

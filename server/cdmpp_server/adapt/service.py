@@ -1,8 +1,7 @@
-"""Answering ``/adapt``: measurements in, an adapted model kept under its name."""
+"""Implementation of ``POST /adapt``."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from cdmpp.adaptation.records import measurement
 from cdmpp.data.records import Measurement
 from cdmpp.devices import from_mapping
-from cdmpp.errors import CdmppError, OverloadedError
+from cdmpp.errors import CdmppError
 from cdmpp.frontends.request import program_from_request
 from cdmpp_server.adapt.schema import AdaptRequest, Record
 from cdmpp_server.concurrency import ConcurrencyLimiter
@@ -24,15 +23,15 @@ from cdmpp_server.sandbox.sandbox import Sandbox
 async def adapt(
     request: AdaptRequest, service: PredictionService, sandbox: Sandbox, limiter: ConcurrencyLimiter, deadline: Deadline
 ) -> bytes:
-    """Adapt the model to a device, keep the adapted one, and answer with what was gained.
+    """Adapt the model to a device, keep the adapted model, and return the response body.
 
-    Texts of TIR are read in the sandbox first: one that takes too long or too much memory gets no further.
-    Adapting reads TVM JSON again here, in plain Python; TVMScript comes back from the sandbox as TVM JSON.
+    The sandbox reads TIR texts first and refuses those that exceed its limits. The adaptation then reads
+    TVM JSON again in this process, in plain Python. The sandbox converts TVMScript to TVM JSON.
 
     Raises
     ------
     ProblemError
-        404 for a device that is not known, 409 for records that cannot be used, 503 and 504 under load.
+        404 for an unknown device, 409 for records that cannot be used, 503 and 504 under load.
     """
     forms = [r.program if isinstance(r.program, dict) else r.program.model_dump() for r in request.records]
     backends = [record.backend for record in request.records]
@@ -49,20 +48,16 @@ async def _without_scripts(
 ) -> list[dict[str, Any]]:
     scripts = {form["tvmscript"]: "" for form in forms if "tvmscript" in form}
     try:
-        async with asyncio.timeout_at(deadline.at):
+        async with deadline.limit():
             for script in scripts:
                 scripts[script] = await sandbox.script_as_json(script)
-    except TimeoutError:
-        raise deadline.exceeded() from None
-    except OverloadedError as error:
-        raise ProblemError(error.code, error.message, error.hint, headers={"retry-after": "1"}) from None
-    except CdmppError as error:  # it was read a moment ago: its reader has been overtaken by time or memory
+    except CdmppError as error:  # the first reading succeeded; this one exceeded the time or memory limit
         raise ProblemError(error.code, error.message, error.hint, status=409) from None
     return [{"tvm_json": scripts[form["tvmscript"]]} if "tvmscript" in form else form for form in forms]
 
 
 def _adapt(request: AdaptRequest, forms: Sequence[dict[str, Any]], models: Models) -> bytes:
-    rows = [_record(i, *each) for i, each in enumerate(zip(request.records, forms, strict=True))]
+    rows = [_record(i, record, form) for i, (record, form) in enumerate(zip(request.records, forms, strict=True))]
     base = models.base
     try:
         name = request.device
@@ -73,7 +68,7 @@ def _adapt(request: AdaptRequest, forms: Sequence[dict[str, Any]], models: Model
         raise ProblemError(error.code, error.message, error.hint, status=status) from None
     models.add(adapted)
     report = dict(adapted.adaptation or {})
-    # NaN and infinity are no JSON: better no answer than one that no client can read.
+    # NaN and infinity are not JSON: they are a bug and raise.
     answer = {"adapted_model": report.pop("model_id"), **report}
     return json.dumps(answer, allow_nan=False, separators=(",", ":")).encode()
 

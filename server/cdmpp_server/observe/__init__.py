@@ -1,1 +1,1 @@
-"""Feedback: measured latencies come back, are kept, and say how far the answers can be trusted."""
+"""Feedback from measured latencies: storage, running error and drift of the predictions."""

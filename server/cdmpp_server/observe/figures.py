@@ -1,16 +1,15 @@
-"""Running error and drift of one model on one device, kept up to date with each batch of measurements.
+"""Running error and drift of one model on one device, updated with each batch of measurements.
 
-What is kept has a fixed size, so that looking costs the same after ten observations as after ten million.
+The state has a fixed size: reading it costs the same after ten observations as after ten million.
 
-Drift is a change against the model's own past, not an error: a model that is 30 % too low from its first day
-has a bias and does not drift. The rule compares two windows (Gama et al., "A survey on concept
-drift adaptation", ACM Computing Surveys 46(4), 2014, section on monitoring two distributions): the mean
-log ratio measured / predicted of the last 200 observations against that of the first ones (those that
-left the recent window first, at most 1,000), in units of the standard error of the difference (Welch).
-The reference stays as it was, so a change goes on being reported until a model with
-another identity answers. Measurements of a fleet are not independent (the same programs
-come again and again), so the units are smaller than they look: ``drifting`` asks for five of them, and
-for a change of at least 5 %.
+Drift is a change against the model's own past, not an error. A model that is 30 % too low from the first
+day has a bias and does not drift. The rule compares two windows (Gama et al., "A survey on concept drift
+adaptation", ACM Computing Surveys 46(4), 2014, section on monitoring two distributions). One is the mean log
+ratio measured / predicted of the last 200 observations. The other is that of the reference: the
+observations that left the recent window first, at most 1,000. The difference is in units of its standard
+error (Welch). The reference does not change, so a drift is reported until another model is loaded.
+Measurements of a fleet are not independent, because programs repeat, so the standard error is
+underestimated. ``drifting`` therefore requires five standard errors and a change of at least 5 %.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-#: Observations in the recent window, and at most in the reference.
+#: Number of observations in the recent window, and maximum number in the reference.
 RECENT, REFERENCE = 200, 1000
-#: Fewer than these in the reference, and drift is not known.
+#: Minimum number of observations in the reference; with fewer, the drift is unknown.
 MIN_REFERENCE = 30
-#: ``drifting``: standard errors, and change of the mean log ratio.
+#: Thresholds of ``drifting``: standard errors, and change of the mean log ratio.
 DRIFT_ERRORS, DRIFT_CHANGE = 5.0, math.log(1.05)
-# A device whose ratios do not vary at all would make any difference infinitely many standard errors.
+# Smallest standard error: constant ratios would make any difference infinitely many standard errors.
 _MIN_ERROR = 1e-4
 
 
@@ -42,39 +41,39 @@ class Sums:
     squares: float = 0.0
 
     def add(self, values: Floats) -> None:
-        """Take values in."""
+        """Add values."""
         self.count += len(values)
         self.total += float(values.sum())
         self.squares += float((values * values).sum())
 
     @property
     def mean(self) -> float:
-        """Their mean; there must be one at least."""
+        """Mean; needs at least one value."""
         return self.total / self.count
 
     @property
     def error_squared(self) -> float:
-        """Squared standard error of the mean; there must be two at least."""
+        """Squared standard error of the mean; needs at least two values."""
         spread = max(0.0, self.squares - self.total * self.mean)
         return spread / (self.count - 1) / self.count
 
 
 @dataclass
 class Running:
-    """What is kept for one model on one device.
+    """Running state of one model on one device.
 
     Attributes
     ----------
     ratios : Sums
-        Of all log ratios log(measured / predicted).
+        Sums of all log ratios log(measured / predicted).
     relative_error : float
         Sum of |predicted / measured - 1|.
     covered : int
-        Measurements inside their interval.
+        Number of measurements inside their interval.
     recent : array of float64, at most :data:`RECENT`
-        The last log ratios, the newest at the end.
+        The last log ratios, newest last.
     reference : Sums
-        Of the first ones that left ``recent``.
+        Sums of the log ratios that left ``recent`` first.
     """
 
     ratios: Sums = field(default_factory=Sums)
@@ -84,17 +83,17 @@ class Running:
     reference: Sums = field(default_factory=Sums)
 
     def add(self, measured_s: Floats, predicted_s: Floats, lower_s: Floats, upper_s: Floats) -> None:
-        """Take observations in, in their order; arrays of one length, in seconds."""
+        """Add observations in order; arrays of equal length, in seconds."""
         ratios = np.log(measured_s / predicted_s)
         self.ratios.add(ratios)
         self.relative_error += float(np.abs(predicted_s / measured_s - 1.0).sum())
         self.covered += int(((lower_s <= measured_s) & (measured_s <= upper_s)).sum())
-        row = np.concatenate([self.recent, ratios])
-        leaving, self.recent = row[: max(0, len(row) - RECENT)], row[-RECENT:]
+        window = np.concatenate([self.recent, ratios])
+        leaving, self.recent = window[: max(0, len(window) - RECENT)], window[-RECENT:]
         self.reference.add(leaving[: REFERENCE - self.reference.count])
 
     def figures(self) -> Figures:
-        """What to show; there must have been one observation at least."""
+        """Return the error figures; needs at least one observation."""
         count, recent = self.ratios.count, Sums()
         recent.add(self.recent)
         drift = None
@@ -121,19 +120,19 @@ class Figures:
     Attributes
     ----------
     count : int
-        Observations.
+        Number of observations.
     mape : float
         Mean of |predicted / measured - 1|.
     bias, recent_bias : float
-        exp(mean log(measured / predicted)) - 1, of all and of the last 200: 0.1 means that things take
-        10 % longer than predicted.
+        exp(mean log(measured / predicted)) - 1 of all and of the last 200 observations: 0.1 means that
+        measured latencies are 10 % longer than predicted.
     coverage : float
         Share of measurements inside their interval.
     drift : float or None
-        Change of the recent mean log ratio against the first observations, in standard errors; None while
-        there are too few.
+        Change of the recent mean log ratio against the reference, in standard errors; None while there
+        are too few observations.
     drifting : bool
-        Whether that change is both certain and large.
+        Whether the change is both significant and large.
     """
 
     count: int

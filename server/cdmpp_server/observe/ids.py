@@ -1,9 +1,9 @@
-"""``prediction_id``: an answer in a token, so that a measurement needs nothing but it and a latency.
+"""``prediction_id``: a token with a prediction, so that a measurement needs only the token and a latency.
 
-The token holds the whole query (by hashes) and the answer. The service keeps no list of what it
-answered: any worker, also one started later, reads any token. It is no secret and no signature: whoever
-may observe may also send program, device and latency without one. The checksum finds tokens that were
-cut or mistyped.
+The token contains the query (by hashes) and the prediction. The service stores no list of predictions: any
+worker, even one started later, can decode any token. A token is neither secret nor signed: a client that may
+call /observe may also send program, device and latency without one. The checksum detects tokens that were
+truncated or mistyped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from functools import lru_cache
 from cdmpp.prediction import Prediction
 from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
 
-#: No token is longer (characters).
+#: Maximum length of a token, in characters.
 MAX_ID = 400
 
 _VERSION = 1
@@ -27,9 +27,9 @@ _VERSION = 1
 # latency, lower, upper.
 _HEAD = struct.Struct(">B3B2B16s8s3d")
 _CHECK_BYTES = 6
-# What MAX_ID leaves for the names, shared between them (bytes of UTF-8).
+# Maximum lengths of the names in bytes of UTF-8, so that a token fits into MAX_ID.
 _MAX_DEVICE, _MAX_MODEL = 120, 110
-# Far outside of what is predicted, and still fit for sums of ratios.
+# Allowed range, far beyond any prediction and still safe for sums of ratios.
 _SECONDS = (1e-18, 1e18)
 _CONTROL = re.compile("[\x00-\x1f\x7f]")
 _CODE_OF_BACKEND = {name: code for code, name in enumerate(BACKENDS)}
@@ -40,7 +40,7 @@ _CODE_OF_FRAMEWORK = {name: code for code, name in enumerate(_FRAMEWORKS)}
 
 @dataclass(frozen=True)
 class PredictedBefore:
-    """What a ``prediction_id`` says.
+    """Content of a ``prediction_id``.
 
     Attributes
     ----------
@@ -49,11 +49,11 @@ class PredictedBefore:
     device, device_digest : str
         Name, and hash of the figures (16 hexadecimal digits): two devices of one name differ here.
     backend, protocol, framework
-        As asked.
+        Options of the query.
     model_id : str
-        Who answered. A name longer than a token holds is cut and ends with a hash of the whole.
+        Id of the model. A name that is too long for a token is cut and ends with a hash of the whole name.
     latency_s, lower_s, upper_s : float
-        The answer, in seconds.
+        The prediction, in seconds.
     """
 
     program_hash: str
@@ -69,12 +69,12 @@ class PredictedBefore:
 
 
 def make_id(prediction: Prediction, device_digest: str) -> str:
-    """The token of an answer: the same for the same answer of the same model.
+    """Return the token of a prediction; equal predictions of one model have equal tokens.
 
     Parameters
     ----------
     prediction : Prediction
-        One with figures.
+        A prediction without an error.
     device_digest : str
         ``DeviceSpec.digest()`` of its device.
 
@@ -86,10 +86,10 @@ def make_id(prediction: Prediction, device_digest: str) -> str:
     Raises
     ------
     ValueError
-        The prediction is an error.
+        The prediction has an error.
     """
     if prediction.program_hash is None or prediction.latency_s is None:
-        raise ValueError("a prediction without figures has no id")
+        raise ValueError("a prediction with an error has no id")
     device = _fitting(prediction.device, _MAX_DEVICE)
     model = _fitting(prediction.model_id, _MAX_MODEL)
     content = (
@@ -113,12 +113,12 @@ def make_id(prediction: Prediction, device_digest: str) -> str:
 
 
 def read_id(text: str) -> PredictedBefore:
-    """What the token says.
+    """Decode a token.
 
     Raises
     ------
     ValueError
-        It is none of :func:`make_id`'s, or no longer whole; the message says what is wrong with it.
+        The text is not a token of :func:`make_id`, or is incomplete; the message states the fault.
     """
     if len(text) > MAX_ID:
         raise ValueError(f"a prediction_id has at most {MAX_ID} characters")
@@ -126,17 +126,17 @@ def read_id(text: str) -> PredictedBefore:
         raw = base64.b64decode(text.encode("ascii") + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)
     except (UnicodeEncodeError, binascii.Error):
         raise ValueError("this is not a prediction_id") from None
-    # Python also reads the other alphabet, and bits that stand for nothing.
+    # Python also decodes the other alphabet, and ignores unused bits.
     if base64.urlsafe_b64encode(raw).rstrip(b"=").decode() != text:
-        raise ValueError("this is not a prediction_id, or not all of it")
+        raise ValueError("this is not a prediction_id, or it is incomplete")
     content, check = raw[:-_CHECK_BYTES], raw[-_CHECK_BYTES:]
     if len(content) < _HEAD.size or _checksum(content) != check:
-        raise ValueError("this is not a prediction_id, or not all of it")
+        raise ValueError("this is not a prediction_id, or it is incomplete")
     version, backend, protocol, framework, device_bytes, model_bytes, program, digest, *figures = _HEAD.unpack_from(
         content
     )
     names = content[_HEAD.size :]
-    # The checksum is no secret: what follows can be anything.
+    # The checksum is not secret: a client may send any content.
     if (
         version != _VERSION
         or backend >= len(BACKENDS)
@@ -151,7 +151,7 @@ def read_id(text: str) -> PredictedBefore:
         device, model = names[:device_bytes].decode(), names[device_bytes:].decode()
     except UnicodeDecodeError:
         raise ValueError("this is not a prediction_id") from None
-    # Other text than names have could not be kept in every database.
+    # Some databases cannot store control characters.
     if not device or not model or _CONTROL.search(device + model):
         raise ValueError("this is not a prediction_id")
     return PredictedBefore(
@@ -172,10 +172,10 @@ def _checksum(content: bytes) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _fitting(name: str, limit: int) -> bytes:
-    """The name in UTF-8; a longer one cut between characters, with a hash that keeps it apart."""
-    # A lone surrogate can come in by JSON; it cannot go out as UTF-8.
-    whole = name.encode("utf-8", "replace")
-    if len(whole) <= limit:
-        return whole
-    ending = "~" + hashlib.sha256(whole).hexdigest()[:8]
-    return whole[: limit - len(ending)].decode("utf-8", "ignore").encode() + ending.encode()
+    """Return the name in UTF-8; a longer name is cut between characters and ends with a hash."""
+    # JSON may contain a lone surrogate, which has no UTF-8 encoding.
+    encoded = name.encode("utf-8", "replace")
+    if len(encoded) <= limit:
+        return encoded
+    ending = "~" + hashlib.sha256(encoded).hexdigest()[:8]
+    return encoded[: limit - len(ending)].decode("utf-8", "ignore").encode() + ending.encode()

@@ -1,4 +1,4 @@
-"""``POST /observe`` and ``GET /observe``, and the database that stays open for them."""
+"""``POST /observe`` and ``GET /observe``, and the lifespan of their database."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from cdmpp_server.problems import ProblemError
 from cdmpp_server.settings import Settings
 
 router = APIRouter()
-#: How often the database is looked at.
-_CHECK_EACH_S = 5.0
+#: Interval between checks of the database.
+_CHECK_INTERVAL_S = 5.0
 _Error = dict[str, str]
 _EXAMPLE = {
     "observations": [
@@ -51,7 +51,7 @@ _EXAMPLE = {
 
 @asynccontextmanager
 async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
-    """Open the database and its writer; without the database everything else goes on."""
+    """Open the database and its writer; if it is unavailable, the other endpoints still work."""
     try:
         store = Store(settings.database, settings.max_programs, settings.max_program_bytes)
     except MissingDependencyError as error:
@@ -72,15 +72,15 @@ async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
             watch.cancel()
             with suppress(asyncio.CancelledError):
                 await watch
-        # What was taken is written before the service ends.
+        # Write accepted observations before the service ends.
         await run_sync(app.state.observations.close)
         await run_sync(store.close)
 
 
 async def _watch(app: FastAPI) -> None:
-    """Keep ``app.state.store_up`` true: whoever asks for it must not wait for a database that is away."""
+    """Update ``app.state.store_up`` regularly, so that readers need not wait for an unavailable database."""
     while True:
-        await asyncio.sleep(_CHECK_EACH_S)
+        await asyncio.sleep(_CHECK_INTERVAL_S)
         await _check(app)
 
 
@@ -98,97 +98,96 @@ def _set_up(state: Any, up: bool) -> None:
     state.metrics.store(up)
 
 
-@router.post("/observe", summary="Tell measured latencies", response_class=Response)
+@router.post("/observe", summary="Report measured latencies", response_class=Response)
 async def observe(request: Request) -> Response:
-    """Keep measurements beside what was predicted; 200 once they are on the disk. Order is kept."""
+    """Store measurements with their predictions; 200 once they are on disk. Results are in order."""
     state = request.app.state
     body = await read_json_body(request, state.settings)
     deadline = Deadline.of(request, state.settings)
     model = observe_request_model(state.settings.max_items)
-    # With the large bodies of /predict: not as many at a time as there are threads.
+    # Large bodies run in the same bounded threads as those of /predict.
     do, small = state.service.do, len(body) <= INLINE_BYTES
-    asked = await do(small, lambda: parse(model, body), deadline)
-    count_items(request, len(asked.observations))
-    results = await do(small, lambda: _by_id(asked), deadline)
-    await _by_program(request, asked, results, deadline)
-    kept = [each for each in results if isinstance(each, Observation)]
-    ids = iter(await _write(state, kept, deadline))
-    state.metrics.observed(len(kept))
+    observe_request = await do(small, lambda: parse(model, body), deadline)
+    count_items(request, len(observe_request.observations))
+    results = await do(small, lambda: _by_id(observe_request), deadline)
+    await _by_program(request, observe_request, results, deadline)
+    observations = [result for result in results if isinstance(result, Observation)]
+    ids = iter(await _write(state, observations, deadline))
+    state.metrics.observed(len(observations))
     answer = {
-        "accepted": len(kept),
+        "accepted": len(observations),
         "results": [
-            {"observation_id": next(ids)} if isinstance(each, Observation) else {"error": each} for each in results
+            {"observation_id": next(ids)} if isinstance(result, Observation) else {"error": result}
+            for result in results
         ],
     }
     return Response(json.dumps(answer, separators=(",", ":")), media_type="application/json")
 
 
-@router.get("/observe", summary="How far predictions were from measurements")
-async def observed(request: Request) -> ObservedErrors:
-    """Running error and drift of every model on every device, as all workers of one database know them."""
+@router.get("/observe", summary="Error of predictions against measurements")
+async def get_observed(request: Request) -> ObservedErrors:
+    """Running error and drift of every model on every device, over all workers of the database."""
     state = request.app.state
     try:
         summaries = await run_sync(state.store.summaries)
     except StoreUnavailableError as error:
         raise _unavailable(error) from None
-    return ObservedErrors(devices=[_shown(summary) for summary in summaries])
+    return ObservedErrors(devices=[_device_error(summary) for summary in summaries])
 
 
-def _by_id(asked: ObserveRequest) -> list[Observation | _Error]:
-    """Observations of what was predicted before; the others are errors until they are predicted."""
+def _by_id(observe_request: ObserveRequest) -> list[Observation | _Error]:
+    """Return observations of previous predictions; the remaining entries are empty until predicted."""
     results: list[Observation | _Error] = []
-    for each in asked.observations:
-        if isinstance(each, ObservedProgram):
+    for observed in observe_request.observations:
+        if isinstance(observed, ObservedProgram):
             results.append({})
             continue
         try:
-            results.append(Observation(read_id(each.prediction_id), each.latency_s))
+            results.append(Observation(read_id(observed.prediction_id), observed.latency_s))
         except ValueError as error:
-            hint = "send program, device and latency_s where the id is lost"
+            hint = "send program, device and latency_s instead"
             results.append({"code": "invalid_prediction_id", "message": str(error), "hint": hint})
     return results
 
 
 async def _by_program(
-    request: Request, asked: ObserveRequest, results: list[Observation | _Error], deadline: Deadline
+    request: Request, observe_request: ObserveRequest, results: list[Observation | _Error], deadline: Deadline
 ) -> None:
-    """Predict what came without an id, as /predict does, and put observation or error in its place."""
-    late = [(i, each) for i, each in enumerate(asked.observations) if isinstance(each, ObservedProgram)]
-    if not late:
+    """Predict observations without an id, as /predict does, and fill in observation or error."""
+    unpredicted = [(i, o) for i, o in enumerate(observe_request.observations) if isinstance(o, ObservedProgram)]
+    if not unpredicted:
         return
     items = [
         {
-            "program": each.program if isinstance(each.program, dict) else each.program.model_dump(),
-            "device": each.device,
-            "backend": each.backend,
-            "protocol": each.protocol,
-            "framework": each.framework,
+            "program": o.program if isinstance(o.program, dict) else o.program.model_dump(),
+            "device": o.device,
+            "backend": o.backend,
+            "protocol": o.protocol,
+            "framework": o.framework,
         }
-        for _, each in late
+        for _, o in unpredicted
     ]
     body = json.dumps({"items": items}).encode()
-    # They were counted as observations.
+    # The items are already counted as observations.
     answer = await request.app.state.service.predict(body, deadline, lambda _: None)
-    for (position, each), result in zip(late, json.loads(answer)["results"], strict=True):
+    for (position, observed), result in zip(unpredicted, json.loads(answer)["results"], strict=True):
         if "error" in result:
             results[position] = result["error"]
         else:
-            results[position] = Observation(read_id(result["prediction_id"]), each.latency_s)
+            results[position] = Observation(read_id(result["prediction_id"]), observed.latency_s)
 
 
-async def _write(state: Any, kept: list[Observation], deadline: Deadline) -> list[str]:
-    if not kept:
+async def _write(state: Any, observations: list[Observation], deadline: Deadline) -> list[str]:
+    if not observations:
         return []
     try:
-        async with asyncio.timeout_at(deadline.at):
-            ids: list[str] = await state.observations.write(kept)
+        async with deadline.limit():
+            ids: list[str] = await state.observations.write(observations)
     except StoreUnavailableError as error:
         _set_up(state, False)
         raise _unavailable(error) from None
     except FullError as error:
         raise ProblemError("overloaded", str(error), "retry after a second", headers={"retry-after": "1"}) from None
-    except TimeoutError:
-        raise deadline.exceeded() from None
     _set_up(state, True)
     return ids
 
@@ -197,12 +196,12 @@ def _unavailable(error: StoreUnavailableError) -> ProblemError:
     return ProblemError(
         "store_unavailable",
         str(error),
-        "nothing of this request was kept; retry after some seconds",
+        "nothing of this request was stored; retry after some seconds",
         headers={"retry-after": "5"},
     )
 
 
-def _shown(summary: Summary) -> DeviceError:
+def _device_error(summary: Summary) -> DeviceError:
     return DeviceError(
         device=summary.device,
         device_digest=summary.device_digest,
@@ -213,18 +212,18 @@ def _shown(summary: Summary) -> DeviceError:
 
 
 def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
-    """Add bodies and problems of /observe."""
+    """Describe bodies and problems of /observe."""
     add_models(schemas, observe_request_model(settings.max_items), ObserveResponse)
     operation = document["paths"]["/observe"]["post"]
     add_body(operation, ref("ObserveRequest"), _EXAMPLE)
-    add_answer(operation, ref("ObserveResponse"), "What became of each observation, in order.")
+    add_answer(operation, ref("ObserveResponse"), "Result of each observation, in order.")
     add_problems(
         operation,
         *BODY_PROBLEMS,
         meaning={
-            503: "Too much waits (overloaded), or the database cannot be written (store_unavailable): "
-            "nothing of this request was kept.",
-            504: "The deadline passed first (deadline_exceeded): the observations may have been kept, or not.",
+            503: "The queue is full (overloaded), or the database cannot be written (store_unavailable). "
+            "No observation of this request was stored.",
+            504: "The deadline passed (deadline_exceeded). The observations may or may not have been stored.",
         },
     )
     add_problems(

@@ -1,4 +1,4 @@
-"""What travels to and from ``/observe``: measured latencies, and how far predictions were from them."""
+"""Request and response models of ``/observe``."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _MEASURED = Field(ge=BELIEVABLE_S[0], le=BELIEVABLE_S[1], allow_inf_nan=False, d
 
 
 class ObservedPrediction(BaseModel):
-    """A measurement of something that was predicted before."""
+    """A measurement of a previous prediction."""
 
     model_config = _CLOSED
 
-    prediction_id: Annotated[str, Field(max_length=MAX_ID, description="From a result of /predict.")]
+    prediction_id: Annotated[str, Field(max_length=MAX_ID, description="`prediction_id` of a result of /predict.")]
     latency_s: Annotated[float, _MEASURED]
 
 
 class ObservedProgram(BaseModel):
-    """A measurement of anything else: it is predicted first, by the loaded model."""
+    """A measurement without a previous prediction; the base model predicts it first."""
 
     model_config = _CLOSED
 
@@ -49,13 +49,13 @@ Observed = Annotated[
     Discriminator(
         _form,
         custom_error_type="observation_form",
-        custom_error_message="an observation has latency_s with prediction_id, or with program and device",
+        custom_error_message="an observation needs latency_s, and either prediction_id or program and device",
     ),
 ]
 
 
 class ObserveRequest(BaseModel):
-    """Measurements; each is kept or gets an error of its own."""
+    """Measurements; each is stored or gets an error."""
 
     model_config = _CLOSED
 
@@ -72,13 +72,13 @@ class _Answer(BaseModel):
 
 
 class Kept(_Answer):
-    """An observation that is on the disk."""
+    """An observation that is stored on disk."""
 
     observation_id: str
 
 
 class ObservationError(_Answer):
-    """Why one was not kept."""
+    """Reason for which an observation was not stored."""
 
     code: Annotated[
         Literal[
@@ -91,50 +91,52 @@ class ObservationError(_Answer):
             "missing_dependency",
             "data_error",
         ],
-        Field(description="Stable identifier for machines."),
+        Field(description="Stable identifier for programs."),
     ]
     message: str
     hint: str
 
 
 class NotKept(_Answer):
-    """An observation that was not kept; the others are unaffected."""
+    """An observation that was not stored; the others are not affected."""
 
     error: ObservationError
 
 
 class ObserveResponse(_Answer):
-    """What became of each observation, in order."""
+    """Result of each observation, in the order of the request."""
 
-    accepted: Annotated[int, Field(ge=0, description="Observations that were kept.")]
+    accepted: Annotated[int, Field(ge=0, description="Number of stored observations.")]
     results: list[Kept | NotKept]
 
 
 class DeviceError(_Answer):
-    """Running error of one model on one device; all but count and drift are fractions."""
+    """Running error of one model on one device; all figures except count and drift are fractions."""
 
     device: str
     device_digest: Annotated[
-        str, Field(description="Hash of the device's figures: two devices of one name differ here.")
+        str, Field(description="Hash of the device's figures; it differs between devices of one name.")
     ]
     model_id: str
-    count: Annotated[int, Field(ge=1, description="Observations.")]
+    count: Annotated[int, Field(ge=1, description="Number of observations.")]
     mape: Annotated[float, Field(ge=0, description="Mean of |predicted / measured - 1|.")]
-    bias: Annotated[float, Field(description="exp(mean log(measured / predicted)) - 1; 0.1: things take 10 % longer.")]
-    coverage: Annotated[float, Field(ge=0, le=1, description="Share of measurements in their interval.")]
-    recent_bias: Annotated[float, Field(description="The bias of the last 200.")]
+    bias: Annotated[
+        float, Field(description="exp(mean log(measured / predicted)) - 1; 0.1: measured latencies are 10 % longer.")
+    ]
+    coverage: Annotated[float, Field(ge=0, le=1, description="Share of measurements inside their interval.")]
+    recent_bias: Annotated[float, Field(description="Bias of the last 200 observations.")]
     drift: Annotated[
         float | None,
         Field(
-            description="How far the last 200 are from the first observations, in standard errors of the "
-            "mean log ratio; null while there are too few."
+            description="Change of the mean log ratio from the first to the last 200 observations, in standard "
+            "errors; null while there are too few observations."
         ),
     ]
-    drifting: Annotated[bool, Field(description="At least 5 standard errors and 5 % apart.")]
-    last_at: Annotated[float, Field(description="When the last was received, in seconds since 1970.")]
+    drifting: Annotated[bool, Field(description="Whether the change is at least 5 standard errors and 5 %.")]
+    last_at: Annotated[float, Field(description="Unix time of the last observation, in seconds.")]
 
 
 class ObservedErrors(_Answer):
-    """Running error by device and model, the last observed first; at most 1,000."""
+    """Running error by device and model, most recent first; at most 1,000 entries."""
 
     devices: list[DeviceError]

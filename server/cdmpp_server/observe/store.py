@@ -1,4 +1,4 @@
-"""What must outlive a process: observations, their running error, and programs that clients registered."""
+"""Persistent store of observations, their running error, and registered programs."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ from cdmpp_server.observe.tables import (
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-#: Models on devices that :meth:`Store.summaries` gives: those observed last.
+#: Maximum number of entries of :meth:`Store.summaries`, most recently observed first.
 MAX_SUMMARIES = 1000
-#: Programs are counted, and the least recently used dropped, each time that so many more were kept ...
+#: Number of stored programs after which the limits are checked.
 _CHECK_EACH = 256
-#: ... and they count as used again after so long, for a write at each use would cost more than it tells.
+#: Minimum time between two updates of a program's time of last use, because a write per use is expensive.
 _USED_AGAIN_S = 3600.0
-# Variables of one statement: SQLite's limit is 32,766.
+# Variables per statement; SQLite's limit is 32,766.
 _AT_ONCE = 5000
-#: After a failed try to open the database, the next one waits so long.
+#: Time between two attempts to open the database, in seconds.
 _RETRY_S = 1.0
 
 
 class StoreUnavailableError(Exception):
-    """The database cannot be reached, read or written; nothing of the call was kept."""
+    """The database cannot be reached, read or written; nothing of the call was stored."""
 
 
 @dataclass(frozen=True)
 class Observation:
-    """A measured latency, in seconds, and what had been predicted."""
+    """A measured latency, in seconds, and its prediction."""
 
     predicted: PredictedBefore
     latency_s: float
@@ -62,7 +62,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Summary:
-    """Error of one model on one device; ``last_at``: Unix time of its last observation."""
+    """Error of one model on one device; ``last_at``: Unix time of the last observation."""
 
     device: str
     device_digest: str
@@ -71,26 +71,27 @@ class Summary:
     last_at: float
 
 
-#: PostgreSQL's code for a transaction that it chose to end a deadlock.
+#: PostgreSQL's error code of a transaction that it aborted to end a deadlock.
 _DEADLOCK = "40P01"
 _HASH = re.compile("[0-9a-f]{32}")
 _Key = tuple[str, str, str]
 
 
 class Store:
-    """The tables, behind a few calls. They block; safe between threads and processes.
+    """Access to the tables. The methods block, and are safe between threads and processes.
 
     Parameters
     ----------
     database : str, optional
         As :func:`cdmpp_server.observe.tables.database_url` reads it.
     max_programs, max_program_bytes : int
-        Programs kept; the least recently used are dropped (a few more than this may be there for a while).
+        Maximum number and size of stored programs, exceeded by a few for a while. The least recently used are
+        removed first.
 
     Notes
     -----
-    Every call raises :class:`StoreUnavailableError` while the database cannot be used, and tries again at
-    the next one.
+    Every method raises :class:`StoreUnavailableError` while the database is unavailable; the next call tries
+    again.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class Store:
         upserts = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
         self._upsert: Callable[..., Any] = upserts[self._engine.dialect.name]
         self._max_programs, self._max_program_bytes = max_programs, max_program_bytes
-        # The first check is due at once: another process may have left too many.
+        # Check at the first write: another process may have stored too many.
         self._unchecked = _CHECK_EACH
         self._created = False
         self._failed_at = -_RETRY_S
@@ -112,16 +113,16 @@ class Store:
         self._engine.dispose()
 
     def check(self) -> None:
-        """Raise :class:`StoreUnavailableError` where the database cannot be opened and read."""
+        """Raise :class:`StoreUnavailableError` if the database cannot be opened and read."""
         self.read(partial(_rows, select(programs.c.hash).limit(1)))
 
     def add(self, observed: Sequence[Observation]) -> list[str]:
-        """Keep observations, in one transaction that is on the disk when this returns.
+        """Store observations in one transaction, which is on disk when this returns.
 
         Returns
         -------
         list of str
-            An identity for each (32 hexadecimal digits that sort by the second they were received).
+            Id of each observation: 32 hexadecimal digits that sort by time.
         """
         if not observed:
             return []
@@ -149,26 +150,26 @@ class Store:
 
         def work(connection: Connection) -> None:
             connection.execute(insert(observations), rows)
-            # In one order everywhere: two processes never wait for each other's rows.
+            # A fixed order, so that two processes cannot deadlock.
             for key, group in groupby(sorted(rows, key=_key), key=_key):
-                self._run_on(connection, key, list(group), now)
+                self._update_running(connection, key, list(group), now)
 
         self.write(work)
         return ids
 
-    def _run_on(self, connection: Connection, key: _Key, rows: list[dict[str, Any]], now: float) -> None:
+    def _update_running(self, connection: Connection, key: _Key, rows: list[dict[str, Any]], now: float) -> None:
         device, digest, model = key
         names = {"device": device, "device_digest": digest, "model_id": model}
         empty = {**names, **_columns(Running(), now)}
         connection.execute(self._upsert(running).values(empty).on_conflict_do_nothing())
-        mine = tuple_(running.c.device, running.c.device_digest, running.c.model_id) == tuple_(*key)
-        # SQLite knows no FOR UPDATE and needs none: SQLAlchemy leaves it out there.
-        kept = _running(connection.execute(select(running).where(mine).with_for_update()).one())
-        kept.add(*(np.array([row[c] for row in rows]) for c in ("latency_s", "predicted_s", "lower_s", "upper_s")))
-        connection.execute(update(running).where(mine).values(**_columns(kept, now)))
+        key_matches = tuple_(running.c.device, running.c.device_digest, running.c.model_id) == tuple_(*key)
+        # SQLAlchemy omits FOR UPDATE for SQLite, which does not need it.
+        state = _running(connection.execute(select(running).where(key_matches).with_for_update()).one())
+        state.add(*(np.array([row[c] for row in rows]) for c in ("latency_s", "predicted_s", "lower_s", "upper_s")))
+        connection.execute(update(running).where(key_matches).values(**_columns(state, now)))
 
     def summaries(self) -> list[Summary]:
-        """Error of every model on every device, the last observed first; at most :data:`MAX_SUMMARIES`."""
+        """Return the error of each model on each device, most recent first; at most :data:`MAX_SUMMARIES`."""
         query = select(running).order_by(running.c.last_at.desc()).limit(MAX_SUMMARIES)
         return [
             Summary(row.device, row.device_digest, row.model_id, _running(row).figures(), row.last_at)
@@ -176,7 +177,7 @@ class Store:
         ]
 
     def put_programs(self, registered: Mapping[str, Mapping[str, Any]]) -> None:
-        """Keep programs (a form of a ``/predict`` item) by their hash; kept when this returns."""
+        """Store programs (forms of a ``/predict`` item) by hash; they are stored when this returns."""
         if not registered:
             return
         now, rows = time.time(), []
@@ -196,26 +197,26 @@ class Store:
             self._unchecked = (self._unchecked + len(rows)) % _CHECK_EACH
 
     def get_program(self, hash: str) -> dict[str, Any] | None:
-        """The program with this hash, or None."""
+        """Return the program with this hash, or None."""
         return self.get_programs([hash]).get(hash)
 
     def get_programs(self, hashes: Collection[str]) -> dict[str, dict[str, Any]]:
-        """Those of the hashes that are known, with their programs."""
-        found: dict[str, dict[str, Any]] = {}
+        """Return the programs of the known hashes."""
+        documents: dict[str, dict[str, Any]] = {}
         used: list[str] = []
         now = time.time()
         for part in _parts(sorted(hash for hash in set(hashes) if _HASH.fullmatch(hash))):
             query = select(programs).where(programs.c.hash.in_(part))
             for row in self.read(partial(_rows, query)):
-                found[row.hash] = json.loads(row.document)
+                documents[row.hash] = json.loads(row.document)
                 if now - row.used_at > _USED_AGAIN_S:
                     used.append(row.hash)
         for part in _parts(used):
             mark = update(programs).where(programs.c.hash.in_(part)).values(used_at=now)
-            # What was read is an answer, also where nothing can be written.
+            # A failed write must not fail the read.
             with suppress(StoreUnavailableError):
                 self.write(partial(_execute, mark))
-        return found
+        return documents
 
     def _drop_oldest(self, connection: Connection) -> None:
         count, size = connection.execute(select(func.count(), func.sum(programs.c.size))).one()
@@ -224,22 +225,22 @@ class Store:
         if excess == 0 and excess_bytes <= 0:
             return
         oldest = select(programs.c.hash, programs.c.size).order_by(programs.c.used_at, programs.c.hash)
-        going: list[str] = []
+        removed: list[str] = []
         rows = connection.execute(oldest.execution_options(yield_per=1000))
         for row in rows:
-            if len(going) >= excess and excess_bytes <= 0:
+            if len(removed) >= excess and excess_bytes <= 0:
                 break
-            going.append(row.hash)
+            removed.append(row.hash)
             excess_bytes -= row.size
         rows.close()
-        for part in _parts(going):
+        for part in _parts(removed):
             connection.execute(delete(programs).where(programs.c.hash.in_(part)))
 
     def _open(self) -> None:
         with self._lock:
             if self._created:
                 return
-            # Many requests at a time must not each wait for a database that is not there.
+            # Concurrent requests must not each wait for an unavailable database.
             if time.monotonic() - self._failed_at < _RETRY_S:
                 raise StoreUnavailableError("the database could not be opened a moment ago")
             try:
@@ -250,7 +251,7 @@ class Store:
             self._created = True
 
     def write(self, work: Callable[[Connection], object]) -> None:
-        """Run ``work`` in a transaction that writes; it may run twice, when the first was ended."""
+        """Run ``work`` in a write transaction; it runs again if the database aborted the first one."""
         with self._errors("written"):
             self._open()
             for last in (False, True):
@@ -259,23 +260,23 @@ class Store:
                         work(connection)
                     return
                 except DBAPIError as error:
-                    # The database ended this transaction in favour of another one: nothing of it is there.
+                    # The database rolled this transaction back in favour of another one.
                     if last or getattr(error.orig, "sqlstate", None) != _DEADLOCK:
                         raise
 
     def read(self, work: Callable[[Connection], T]) -> T:
-        """Run ``work`` in a transaction that reads."""
+        """Run ``work`` in a read transaction."""
         with self._errors("read"):
             self._open()
             with self._engine.begin() as connection:
                 return work(connection)
 
-    def _errors(self, what: str) -> _AsUnavailable:
-        return _AsUnavailable(f"the database cannot be {what}")
+    def _errors(self, verb: str) -> _AsUnavailable:
+        return _AsUnavailable(f"the database cannot be {verb}")
 
 
 class _AsUnavailable:
-    """Errors of the database become :class:`StoreUnavailableError`; its own words go to the log alone."""
+    """Converts errors of the database to :class:`StoreUnavailableError`; the log has the original message."""
 
     def __init__(self, message: str) -> None:
         self._message = message
@@ -285,7 +286,7 @@ class _AsUnavailable:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, SQLAlchemyError | OSError | SchemaVersionError):
-            # The statement and its parameters are long and say nothing about the fault.
+            # `orig` omits the statement and its parameters, which are long.
             cause = getattr(error, "orig", None) or error
             _log.error("%s: %s", self._message, str(cause).replace("\n", " ")[:500])
             raise StoreUnavailableError(self._message) from error
@@ -307,17 +308,17 @@ def _parts(values: Sequence[str]) -> Iterable[Sequence[str]]:
     return (values[i : i + _AT_ONCE] for i in range(0, len(values), _AT_ONCE))
 
 
-def _columns(kept: Running, now: float) -> dict[str, Any]:
+def _columns(state: Running, now: float) -> dict[str, Any]:
     return {
-        "number": kept.ratios.count,
-        "total": kept.ratios.total,
-        "squares": kept.ratios.squares,
-        "relative_error": kept.relative_error,
-        "covered": kept.covered,
-        "recent": kept.recent.astype("<f8").tobytes(),
-        "reference_count": kept.reference.count,
-        "reference_total": kept.reference.total,
-        "reference_squares": kept.reference.squares,
+        "number": state.ratios.count,
+        "total": state.ratios.total,
+        "squares": state.ratios.squares,
+        "relative_error": state.relative_error,
+        "covered": state.covered,
+        "recent": state.recent.astype("<f8").tobytes(),
+        "reference_count": state.reference.count,
+        "reference_total": state.reference.total,
+        "reference_squares": state.reference.squares,
         "last_at": now,
     }
 

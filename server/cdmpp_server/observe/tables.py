@@ -1,8 +1,8 @@
-"""The database behind the service: SQLite in a file of its own, or PostgreSQL by URL.
+"""Tables of the service's database: a SQLite file, or PostgreSQL by URL.
 
-SQLite runs in WAL mode with ``synchronous=FULL``: a transaction that was answered for is on the disk, also
-when the power fails. Several workers share the file; each write transaction takes the lock at its
-beginning, so that it can wait for it (a lock asked for later cannot be waited for).
+SQLite runs in WAL mode with ``synchronous=FULL``: a confirmed transaction is on disk, even after a power
+failure. Several workers share the file. Each write transaction takes the lock at its beginning, because
+SQLite does not wait for a lock that a transaction requests later.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from cdmpp.errors import MissingDependencyError
 
 SCHEMA_VERSION = 1
-#: How long a connection or a lock is waited for.
+#: Time limit for a connection or a lock, in seconds.
 WAIT_S = 5
-# Any number, the same in every worker: PostgreSQL's lock around the creation of the tables.
+# Key of PostgreSQL's advisory lock around the creation of the tables; any constant.
 _CREATION_LOCK = 0x63646D70
 
 metadata = MetaData()
 
-#: One row: what the tables look like.
+#: One row: version of the tables.
 schema_version = Table("cdmpp_schema", metadata, Column("version", Integer, primary_key=True))
 
-#: Measured latencies beside what was predicted; never changed, never deleted.
+#: Measured and predicted latencies; rows are never changed or deleted.
 observations = Table(
     "cdmpp_observations",
     metadata,
@@ -67,7 +67,7 @@ observations = Table(
     Column("received_at", Double, nullable=False),
 )
 
-#: :class:`cdmpp_server.observe.figures.Running` of each model on each device, written with the observations.
+#: :class:`cdmpp_server.observe.figures.Running` of each model on each device, updated with the observations.
 running = Table(
     "cdmpp_running",
     metadata,
@@ -87,7 +87,7 @@ running = Table(
 )
 Index("cdmpp_running_last", running.c.last_at)
 
-#: Programs that clients registered, by structural hash.
+#: Registered programs, by structural hash.
 programs = Table(
     "cdmpp_programs",
     metadata,
@@ -96,21 +96,21 @@ programs = Table(
     Column("size", Integer, nullable=False),
     Column("used_at", Double, nullable=False),
 )
-# It covers what the choice of the least recently used reads.
+# Covers the query for the least recently used programs.
 Index("cdmpp_programs_used", programs.c.used_at, programs.c.size)
 
 
 class SchemaVersionError(Exception):
-    """The database belongs to another version of the service."""
+    """The database has the schema of another version of the service."""
 
 
 def database_url(database: str | None) -> URL:
-    """The URL of a ``database`` setting: nothing, the path of a SQLite file, or an SQLAlchemy URL.
+    """Return the URL of a ``database`` setting: None, path of a SQLite file, or SQLAlchemy URL.
 
     Raises
     ------
     ValueError
-        It is neither a path nor a URL of SQLite or PostgreSQL; or there is none, and no home folder.
+        It is neither a path nor a URL of SQLite or PostgreSQL; or it is None and there is no home folder.
     """
     if database is None:
         state = os.environ.get("XDG_STATE_HOME", "")
@@ -118,7 +118,7 @@ def database_url(database: str | None) -> URL:
         try:
             folder = Path(state) if Path(state).is_absolute() else Path.home() / ".local" / "state"
         except RuntimeError:
-            raise ValueError("there is no home folder for the database: set `database`") from None
+            raise ValueError("there is no home folder for the database: set CDMPP_DATABASE") from None
         return URL.create("sqlite", database=str(folder / "cdmpp" / "service.sqlite"))
     if "://" not in database and database not in ("", ":memory:"):
         return URL.create("sqlite", database=database)
@@ -127,23 +127,23 @@ def database_url(database: str | None) -> URL:
         dialect = url.get_dialect().name
     except (ArgumentError, NoSuchModuleError):
         dialect = ""
-    # SQLite without a file would forget what was accepted.
+    # SQLite in memory would lose accepted observations.
     if dialect not in ("sqlite", "postgresql") or url.database in (None, "", ":memory:"):
-        # Without the text: it may hold a password.
+        # The message omits the URL: it may contain a password.
         raise ValueError("database should be a path, sqlite:///PATH or postgresql+psycopg://USER@HOST/NAME")
     return url
 
 
 def check_database(database: str | None) -> str | None:
-    """The setting as it is; raises what :func:`database_url` raises."""
+    """Return the setting unchanged; raises as :func:`database_url`."""
     database_url(database)
     return database
 
 
 def connect(url: URL) -> Engine:
-    """An engine whose connections are set up; nothing is opened yet.
+    """Create an engine; it opens no connection yet.
 
-    Its transactions read; those of ``engine.execution_options(write=True)`` write.
+    Its transactions read; transactions of ``engine.execution_options(write=True)`` write.
 
     Raises
     ------
@@ -157,26 +157,26 @@ def connect(url: URL) -> Engine:
                 connect_args={
                     "connect_timeout": WAIT_S,
                     "application_name": "cdmpp",
-                    # A server that went away without a word is given up, not waited for for hours.
+                    # Give up a server that no longer responds, instead of waiting for hours.
                     "tcp_user_timeout": 1000 * 2 * WAIT_S,
                     "keepalives_idle": WAIT_S,
                     "keepalives_interval": WAIT_S,
                     "keepalives_count": 2,
                 },
-                # A connection that the database closed meanwhile is replaced, not an error.
+                # Replace a connection that the database has closed.
                 pool_pre_ping=True,
                 pool_timeout=WAIT_S,
             )
         except ImportError as error:
             raise MissingDependencyError(
-                f"this database needs a driver: {error}",
+                f"the driver of this database is not installed: {error}",
                 hint="pip install '.[postgres]' in a checkout of cdmpp, and a URL that begins with postgresql+psycopg://",
             ) from None
     engine = create_engine(url, connect_args={"timeout": WAIT_S}, pool_timeout=WAIT_S)
 
     @event.listens_for(engine, "connect")
     def set_up(connection: sqlite3.Connection, _: Any) -> None:
-        connection.isolation_level = None  # transactions are begun below
+        connection.isolation_level = None  # `begin` below starts transactions
         _to_wal(connection)
         connection.execute("PRAGMA synchronous=FULL")
 
@@ -189,7 +189,7 @@ def connect(url: URL) -> Engine:
 
 
 def _to_wal(connection: sqlite3.Connection) -> None:
-    # Changing the mode of a new file does not wait for a lock as everything else does.
+    # The change of mode of a new file does not wait for the lock, unlike other statements.
     give_up = time.monotonic() + WAIT_S
     while True:
         try:
@@ -202,7 +202,7 @@ def _to_wal(connection: sqlite3.Connection) -> None:
 
 
 def create(engine: Engine) -> None:
-    """Create the tables where they are missing; any number of workers may do so at a time.
+    """Create missing tables; several workers may call it at a time.
 
     Raises
     ------
@@ -215,10 +215,10 @@ def create(engine: Engine) -> None:
         if engine.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _CREATION_LOCK})
         metadata.create_all(connection)
-        found = connection.execute(select(schema_version.c.version)).scalar()
-        if found is None:
+        version = connection.execute(select(schema_version.c.version)).scalar()
+        if version is None:
             connection.execute(insert(schema_version), {"version": SCHEMA_VERSION})
-        elif found != SCHEMA_VERSION:
+        elif version != SCHEMA_VERSION:
             raise SchemaVersionError(
-                f"the database has schema version {found}, this service reads version {SCHEMA_VERSION}"
+                f"the database has schema version {version}, this service needs version {SCHEMA_VERSION}"
             )

@@ -1,4 +1,4 @@
-"""Writers of one process share transactions: a commit waits for the disk, and many can wait for one."""
+"""Group commit: concurrent writes of one process share a transaction, because a commit waits for the disk."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from concurrent.futures import Future
 
 from cdmpp_server.observe.store import Observation, StoreUnavailableError
 
-#: Observations of one transaction; those that come meanwhile go into the next one.
+#: Maximum number of observations in one transaction.
 MAX_ROWS = 20_000
 
 
 class FullError(Exception):
-    """As many observations wait to be written as may."""
+    """The queue of observations is full."""
 
 
 class Writer:
-    """A thread that writes what waits, all of it in one transaction.
+    """A thread that writes all waiting observations in one transaction.
 
     Parameters
     ----------
     add : callable
         :meth:`cdmpp_server.observe.store.Store.add`.
     max_waiting : int
-        Observations that may wait; one call with more than these is still taken when nothing waits.
+        Maximum number of waiting observations; a larger call is accepted if nothing waits.
     """
 
     def __init__(self, add: Callable[[Sequence[Observation]], list[str]], max_waiting: int) -> None:
@@ -39,14 +39,14 @@ class Writer:
         self._thread.start()
 
     async def write(self, observed: Sequence[Observation]) -> list[str]:
-        """Identities of the observations, once they are on the disk.
+        """Store observations and return their ids once they are on disk.
 
         Raises
         ------
         FullError
-            Too many wait.
+            Too many observations wait.
         StoreUnavailableError
-            The database cannot be written; none of them was kept.
+            The database cannot be written; none of the observations was stored.
         """
         future: Future[list[str]] = Future()
         with self._changed:
@@ -57,11 +57,11 @@ class Writer:
             self._waiting.append((observed, future))
             self._rows += len(observed)
             self._changed.notify()
-        # Shielded: what a client that went away has sent is written like the rest.
+        # Shielded: observations are written even if the client disconnects.
         return await asyncio.shield(asyncio.wrap_future(future))
 
     def close(self) -> None:
-        """Write what waits, then end the thread."""
+        """Write the waiting observations, then end the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify()

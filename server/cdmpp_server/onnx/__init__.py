@@ -1,1 +1,1 @@
-"""``POST /models/predict``: an ONNX file in, latency per program and in total on several devices out."""
+"""``POST /models/predict``: latency of an ONNX model on several devices, per program and in total."""

@@ -11,7 +11,7 @@ from cdmpp.errors import CdmppError
 from cdmpp.prediction import ErrorInfo, Prediction, Query
 from cdmpp_server.observe.ids import make_id
 from cdmpp_server.onnx.query import ModelQuery
-from cdmpp_server.sandbox.answers import ModelSummary
+from cdmpp_server.sandbox.replies import ModelSummary
 
 Named = tuple[str, DeviceSpec | CdmppError]
 

@@ -1,4 +1,4 @@
-"""What ``POST /models/predict`` adds to the published schema."""
+"""OpenAPI description of ``POST /models/predict``."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from cdmpp_server.settings import Settings
 MEDIA = "application/octet-stream"
 _MEANING = {
     404: "The model that `model` names is not loaded (unknown_model).",
-    409: "The file is no ONNX model that can be read, has a dynamic dimension without a size, takes too long "
-    "or too much memory to read, or launches more programs than are answered (invalid_program).",
+    409: "The file is not a readable ONNX model, has a dynamic dimension without a size, exceeds the time or "
+    "memory limit, or launches too many programs (invalid_program).",
     415: f"The body is not {MEDIA} (unsupported_media_type).",
-    422: "A parameter is missing, unknown or impossible (invalid_request).",
+    422: "A parameter is missing, unknown or invalid (invalid_request).",
 }
 
 
 def describe_onnx(document: Schema, schemas: Schema, settings: Settings) -> None:
-    """Parameters, body, answer and problems."""
+    """Add parameters, body, response and problems."""
     add_models(schemas, ModelResponse)
     operation = document["paths"]["/models/predict"]["post"]
     operation["parameters"] = PARAMETERS
@@ -29,6 +29,6 @@ def describe_onnx(document: Schema, schemas: Schema, settings: Settings) -> None
         "description": "An ONNX file. Its weights are not read, so external data files are not needed.",
     }
     add_body(operation, file, media=MEDIA)
-    add_answer(operation, ref("ModelResponse"), "Latency of each program, and the sums by device.")
+    add_answer(operation, ref("ModelResponse"), "Latency of each program, and the sum for each device.")
     statuses = [status for status in BODY_PROBLEMS if status != 400]
     add_problems(operation, 404, 409, *statuses, meaning=_MEANING)

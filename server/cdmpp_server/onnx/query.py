@@ -1,4 +1,4 @@
-"""What ``POST /models/predict`` is asked, in its query string."""
+"""Query parameters of ``POST /models/predict``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cdmpp.programs.query_options import DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS
 from cdmpp_server.predict.schema import MAX_TEXT
 from cdmpp_server.problems import ProblemError, SchemaViolation
 
-#: Devices of one request, and sizes of dynamic dimensions.
+#: Maximum number of devices, and of dynamic dimensions, in one request.
 MAX_DEVICES, MAX_DIMS = 64, 64
 _DIM = r"[^\x00-\x1f]{1,200}=[1-9][0-9]{0,8}"
 
@@ -22,34 +22,34 @@ PARAMETERS: list[dict[str, Any]] = [
         "in": "query",
         "required": True,
         "description": "Name or alias of a known device (GET /devices); repeat it for several. An unknown "
-        "one is an error of its own.",
+        "device gives an error and does not affect the others.",
         "schema": {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_DEVICES},
         "example": ["t4", "l4"],
     },
     {
         "name": "protocol",
         "in": "query",
-        "description": "What a latency includes, as in /predict.",
+        "description": "Measurement protocol of the latency, as in /predict.",
         "schema": {"type": "string", "enum": list(PROTOCOLS), "default": DEFAULT_PROTOCOL},
     },
     {
         "name": "framework",
         "in": "query",
-        "description": "Who launches the kernels, where that is known.",
+        "description": "Framework that launches the kernels, if known.",
         "schema": {"type": "string", "enum": list(FRAMEWORKS)},
     },
     {
         "name": "dim",
         "in": "query",
-        "description": "Size of a dynamic dimension of the model, `batch=1`; repeat it for several. Two "
-        "sizes of one dimension are 409.",
+        "description": "Size of a dynamic dimension of the model, such as `batch=1`; repeat it for several. Two "
+        "sizes of one dimension give 409.",
         "schema": {"type": "array", "items": {"type": "string", "pattern": f"^{_DIM}$"}, "maxItems": MAX_DIMS},
         "example": [],
     },
     {
         "name": "model",
         "in": "query",
-        "description": "Which model answers: a `model_id` of GET /models.",
+        "description": "`model_id` of a loaded model (GET /models). Default: the base model.",
         "schema": _TEXT,
     },
 ]
@@ -57,18 +57,18 @@ PARAMETERS: list[dict[str, Any]] = [
 
 @dataclass(frozen=True)
 class ModelQuery:
-    """The query, read and checked.
+    """The validated query parameters.
 
     Attributes
     ----------
     devices : tuple of str
-        As asked, in order, 1 to 64.
+        1 to 64 names, in the order of the request.
     protocol, framework
-        Which latency is meant.
+        Options that define the latency.
     dims : dict of str to int
         Sizes of dynamic dimensions.
     model : str or None
-        Which loaded model answers.
+        Id of the model.
     """
 
     devices: tuple[str, ...]
@@ -79,31 +79,30 @@ class ModelQuery:
 
     @classmethod
     def read(cls, pairs: Iterable[tuple[str, str]]) -> ModelQuery:
-        """From the pairs of a query string.
+        """Read the pairs of a query string.
 
         Raises
         ------
         ProblemError
-            422: an unknown parameter (so that no typing error goes unnoticed), a missing or impossible value;
-            409: one dimension with two sizes.
+            422 for an unknown parameter, a missing or an invalid value; 409 for a dimension with two sizes.
         """
         given: dict[str, list[str]] = {}
         for name, value in pairs:
             given.setdefault(name, []).append(value)
         known = [str(parameter["name"]) for parameter in PARAMETERS]
         if unknown := next((name for name in given if name not in known), None):
-            raise _refused(unknown[:80], f"no such parameter; there are {', '.join(known)}")
+            raise _refused(unknown[:80], f"unknown parameter; allowed are {', '.join(known)}")
         devices = _texts("device", given, MAX_DEVICES, _is_name, f"a text of 1 to {MAX_TEXT} characters")
         if not devices:
             raise _refused("device", "missing: name at least one device, such as device=t4")
-        protocol = _one("protocol", given, PROTOCOLS.__contains__, "one of " + ", ".join(PROTOCOLS))
-        framework = _one("framework", given, FRAMEWORKS.__contains__, "one of " + ", ".join(FRAMEWORKS))
+        protocol = _single("protocol", given, PROTOCOLS.__contains__, "one of " + ", ".join(PROTOCOLS))
+        framework = _single("framework", given, FRAMEWORKS.__contains__, "one of " + ", ".join(FRAMEWORKS))
         return cls(
             tuple(devices),
             cast(Protocol, protocol or DEFAULT_PROTOCOL),
             cast(Framework | None, framework),
             _dims(_texts("dim", given, MAX_DIMS, _is_dim, "NAME=SIZE, such as batch=1")),
-            _one("model", given, _is_name, f"a text of 1 to {MAX_TEXT} characters"),
+            _single("model", given, _is_name, f"a text of 1 to {MAX_TEXT} characters"),
         )
 
 
@@ -118,14 +117,14 @@ def _is_dim(text: str) -> bool:
 def _texts(name: str, given: dict[str, list[str]], most: int, fits: Callable[[str], bool], form: str) -> list[str]:
     values = given.get(name, [])
     if len(values) > most:
-        raise _refused(name, f"given {len(values)} times, at most {most} are answered")
+        raise _refused(name, f"given {len(values)} times; at most {most} are allowed")
     for value in values:
         if not fits(value):
             raise _refused(name, f"{value[:100]!r} should be {form}")
     return values
 
 
-def _one(name: str, given: dict[str, list[str]], fits: Callable[[str], bool], form: str) -> str | None:
+def _single(name: str, given: dict[str, list[str]], fits: Callable[[str], bool], form: str) -> str | None:
     values = _texts(name, given, 1, fits, form)
     return values[0] if values else None
 
@@ -144,10 +143,10 @@ def _dims(texts: list[str]) -> dict[str, int]:
     return sizes
 
 
-def _refused(name: str, what: str) -> ProblemError:
+def _refused(name: str, message: str) -> ProblemError:
     return ProblemError(
         "invalid_request",
-        f"query: {name}: {what}",
-        "GET /openapi.json has the parameters",
-        errors=[SchemaViolation(path=f"query.{name}", message=what)],
+        f"query: {name}: {message}",
+        "GET /openapi.json lists the parameters",
+        errors=[SchemaViolation(path=f"query.{name}", message=message)],
     )

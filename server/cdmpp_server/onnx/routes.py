@@ -1,4 +1,4 @@
-"""``POST /models/predict``: read in the sandbox, answered through the queue of ``/predict``."""
+"""``POST /models/predict``: the sandbox reads the model, the queue of ``/predict`` computes it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from cdmpp.artifact.model import Artifact
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.errors import CdmppError, OverloadedError
+from cdmpp.errors import CdmppError
 from cdmpp.prediction import DEFAULT_QUANTILES
 from cdmpp_server.body import read_body
 from cdmpp_server.deadline import Deadline
@@ -18,17 +18,17 @@ from cdmpp_server.onnx.query import ModelQuery
 from cdmpp_server.operate.middleware import count_items
 from cdmpp_server.predict.service import bugs_hidden
 from cdmpp_server.problems import ProblemError
-from cdmpp_server.sandbox.answers import ModelSummary
+from cdmpp_server.sandbox.replies import ModelSummary
 from cdmpp_server.sandbox.sandbox import Sandbox
 
 router = APIRouter()
-#: Answers of more rows are put together outside the event loop.
+#: Larger responses are rendered outside the event loop.
 _INLINE_ROWS = 256
 
 
 @router.post("/models/predict", summary="Predict an ONNX model", response_class=Response)
 async def predict_model(request: Request) -> Response:
-    """An ONNX file's latency on several devices: each program that it launches, and the sums."""
+    """Predict an ONNX file on several devices: each program that it launches, and their sums."""
     state = request.app.state
     query = ModelQuery.read(request.query_params.multi_items())
     _, body = await read_body(request, state.settings, {openapi.MEDIA})
@@ -36,37 +36,33 @@ async def predict_model(request: Request) -> Response:
     with bugs_hidden("/models/predict"):
         predictor = await state.service.model(query.model)
         devices = [(name, _device(predictor.artifact, name)) for name in query.devices]
-        # The rows of one request are bounded as in /predict.
+        # The number of rows is bounded as in /predict.
         most = max(1, state.settings.max_items // len(devices))
         summary = await _read(state.sandbox, bytes(body), query, most, deadline)
-        asked = answer.questions(summary, devices, query)
-        count_items(request, len(asked))
-        predictions = await state.batcher.ask(predictor, asked, DEFAULT_QUANTILES, deadline)
+        queries = answer.questions(summary, devices, query)
+        count_items(request, len(queries))
+        predictions = await state.batcher.ask(predictor, queries, DEFAULT_QUANTILES, deadline)
 
         def render() -> bytes:
-            said = answer.model_answer(predictor.model_id, query, summary, devices, predictions)
-            return json.dumps(said, allow_nan=False, separators=(",", ":")).encode()
+            response = answer.model_answer(predictor.model_id, query, summary, devices, predictions)
+            return json.dumps(response, allow_nan=False, separators=(",", ":")).encode()
 
-        text = render() if len(asked) <= _INLINE_ROWS else await asyncio.to_thread(render)
+        text = render() if len(queries) <= _INLINE_ROWS else await asyncio.to_thread(render)
         state.metrics.items(*answer.counted(predictions))
     return Response(text, media_type="application/json")
 
 
 async def _read(sandbox: Sandbox, data: bytes, query: ModelQuery, most: int, deadline: Deadline) -> ModelSummary:
     try:
-        async with asyncio.timeout_at(deadline.at):
+        async with deadline.limit():
             return await sandbox.read_onnx(data, query.dims, max_programs=most)
-    except TimeoutError:
-        raise deadline.exceeded() from None
-    except OverloadedError as error:
-        raise ProblemError(error.code, error.message, error.hint, headers={"retry-after": "1"}) from None
     except CdmppError as error:
-        # The file is bytes, as the schema wants it: what is in it is no matter of form.
+        # Not 422: any bytes satisfy the schema.
         raise ProblemError(error.code, error.message, error.hint, status=409) from None
 
 
 def _device(artifact: Artifact, name: str) -> DeviceSpec | CdmppError:
-    # By name and never load_device: a client's text is not a path on this machine.
+    # Not load_device: a client's text must not be opened as a path.
     try:
         return artifact.device(name)
     except CdmppError as error:

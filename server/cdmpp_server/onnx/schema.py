@@ -1,4 +1,4 @@
-"""The answer of ``POST /models/predict``."""
+"""Response models of ``POST /models/predict``."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _Count = Annotated[int, Field(ge=1)]
 
 
 class DeviceTotal(BaseModel):
-    """The sum of what was predicted on one device: kernels only, no gaps between them."""
+    """Sum of the predicted kernel latencies on one device, without the gaps between kernels."""
 
     model_config = _CLOSED
 
     device: str
-    latency_s: Annotated[
-        Seconds | None, Field(description="Sum over the launches that were predicted; null where none was.")
+    latency_s: Annotated[Seconds | None, Field(description="Sum over the predicted launches; null if there is none.")]
+    lower_s: Annotated[
+        Seconds | None, Field(description="Sum of the lower bounds, as if all errors had the same sign.")
     ]
-    lower_s: Annotated[Seconds | None, Field(description="Sum of the bounds: as if all errors went the same way.")]
     upper_s: Seconds | None
-    domain: Annotated[Domain | None, Field(description="The worst of its programs'.")]
-    launches: Annotated[int, Field(ge=0, description="Program launches of one pass of the model.")]
-    launches_predicted: Annotated[int, Field(ge=0, description="How many of them are in the sum.")]
+    domain: Annotated[Domain | None, Field(description="The worst domain of its programs.")]
+    launches: Annotated[int, Field(ge=0, description="Number of program launches in one pass of the model.")]
+    launches_predicted: Annotated[int, Field(ge=0, description="Number of launches in the sum.")]
 
 
 class ProgramAnswer(BaseModel):
@@ -43,11 +43,11 @@ class ProgramAnswer(BaseModel):
     domain: Domain
     domain_score: float
     roofline_s: Annotated[float, Field(ge=0)]
-    prediction_id: Annotated[str, Field(max_length=MAX_ID, description="Names this answer in POST /observe.")]
+    prediction_id: Annotated[str, Field(max_length=MAX_ID, description="Identifies this prediction in POST /observe.")]
 
 
 class ProgramFailure(BaseModel):
-    """Why there is no answer for a program on a device."""
+    """Error of a program on a device."""
 
     model_config = _CLOSED
 
@@ -60,21 +60,23 @@ class ModelProgram(BaseModel):
 
     model_config = _CLOSED
 
-    name: Annotated[str, Field(description="The operator's text.")]
+    name: Annotated[str, Field(description="The operator as text.")]
     program_hash: str
     program: Annotated[
         dict[str, Any],
         Field(
-            description="The operator with all its fields, as an item of /predict takes it.",
+            description="The operator with all fields, in the form of an item of /predict.",
             json_schema_extra={k: OPERATOR_SCHEMA[k] for k in ("required", "properties")},
         ),
     ]
-    count: Annotated[_Count, Field(description="Launches in one pass of the model.")]
-    answers: Annotated[list[ProgramAnswer | ProgramFailure], Field(description="One for each device, in their order.")]
+    count: Annotated[_Count, Field(description="Number of launches in one pass of the model.")]
+    answers: Annotated[
+        list[ProgramAnswer | ProgramFailure], Field(description="One entry per device, in the order of the query.")
+    ]
 
 
 class UnsupportedNodes(BaseModel):
-    """Nodes that no program stands for: they are in no sum."""
+    """Nodes without a program; they are not part of any sum."""
 
     model_config = _CLOSED
 
@@ -84,7 +86,7 @@ class UnsupportedNodes(BaseModel):
 
 
 class ModelResponse(BaseModel):
-    """What an ONNX model costs on each device, and which programs it spends that on."""
+    """Latency of an ONNX model on each device, and of its programs."""
 
     model_config = _CLOSED
 
@@ -93,6 +95,6 @@ class ModelResponse(BaseModel):
     framework: Framework | None
     devices: Annotated[list[DeviceTotal], Field(description="In the order of the query.")]
     programs: Annotated[
-        list[ModelProgram], Field(description="The most expensive first: count times latency, over all devices.")
+        list[ModelProgram], Field(description="Most expensive first: count times latency, summed over all devices.")
     ]
     unsupported: list[UnsupportedNodes]

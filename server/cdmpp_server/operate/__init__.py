@@ -1,1 +1,1 @@
-"""Operation: metrics, logs, keys and rate limits; what surrounds every request."""
+"""Metrics, logs, API keys and rate limits, applied to every request."""

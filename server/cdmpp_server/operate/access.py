@@ -1,7 +1,7 @@
-"""Who may ask, and how much: keys of which only hashes are kept, and rates.
+"""API keys, stored as hashes, and rate limits; both are off by default.
 
-Both are off until they are set. A key is 32 random bytes, which nobody can try out, so its plain SHA-256 is
-enough; a password chosen by a person would need a slow hash.
+A key is 32 random bytes and cannot be guessed, so a plain SHA-256 is enough. A password chosen by a person
+would need a slow hash.
 """
 
 from __future__ import annotations
@@ -24,40 +24,41 @@ from cdmpp_server.problems import ProblemError
 
 
 def _named(value: object) -> object:
-    """A list of hashes is named by their beginnings."""
+    """Convert a list of hashes to a mapping; the first 8 characters are the names."""
     if isinstance(value, list | tuple) and all(isinstance(hash, str) for hash in value):
         return {hash[:8]: hash for hash in value}
     return value
 
 
-#: Name of a key (for logs) to the SHA-256 of the key; a list of hashes in settings is named by them.
+#: Mapping of key name (for logs) to SHA-256 of the key; settings may also give a list of hashes.
 KeyHashes = Annotated[
     dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")], Annotated[str, Field(pattern="^[0-9a-f]{64}$")]],
     BeforeValidator(_named),
 ]
 _PREFIX = "cdmpp_"
-# Longer ones are no key of ours, and hashing them would be work for nothing.
+# Longer texts are not valid keys and are not hashed.
 _MAX_KEY = 200
 
 
 def new_key() -> tuple[str, str]:
-    """A new key, and the hash to put into the settings."""
+    """Create a key; return it and its hash for the settings."""
     key = _PREFIX + secrets.token_urlsafe(32)
     return key, hash_key(key)
 
 
 def hash_key(key: str) -> str:
-    """What is kept of a key."""
+    """Return the hash of a key, as stored in the settings."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 class Keys:
-    """Keys that are accepted.
+    """The accepted keys.
 
     Parameters
     ----------
     users, administrators : mapping of str to str
-        Name to hash. An administrator's key is a user's key as well. Without users' keys everybody may ask.
+        Mapping of name to hash. An administrator's key is also accepted as a user's key. Without users' keys,
+        requests need no key.
     """
 
     def __init__(self, users: Mapping[str, str], administrators: Mapping[str, str]) -> None:
@@ -69,35 +70,35 @@ class Keys:
         return bool(self._known)
 
     def find(self, authorization: str | None) -> tuple[str | None, bool]:
-        """Name of the sender's key and whether it is an administrator's; (None, False) without a known one.
+        """Return the name of the sender's key and whether it is an administrator's; (None, False) if unknown.
 
-        Every hash is compared, each in constant time: how long it takes says nothing about any of them.
+        All hashes are compared in constant time, so that the duration reveals nothing about them.
         """
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not 0 < len(key) <= _MAX_KEY:
             return None, False
         sent = hashlib.sha256(key.strip().encode("utf-8", "surrogatepass")).hexdigest()
-        found: tuple[str | None, bool] = (None, False)
+        match: tuple[str | None, bool] = (None, False)
         for name, hash, administrator in self._known:
             if hmac.compare_digest(sent, hash):
-                found = (name, administrator or found[1])
-        return found
+                match = (name, administrator or match[1])
+        return match
 
 
 def unauthorized() -> ProblemError:
-    """What a request without a key that is known is told."""
+    """Problem of a request without a known key (401)."""
     return ProblemError(
         "unauthorized",
-        "this needs a key",
+        "this endpoint needs a key",
         "send Authorization: Bearer KEY",
         headers={"www-authenticate": 'Bearer realm="cdmpp"'},
     )
 
 
 def forbidden() -> ProblemError:
-    """What a user's key is told where an administrator's is needed."""
+    """Problem of a user's key at an administrator's endpoint (403)."""
     return ProblemError(
-        "forbidden", "this needs an administrator's key", "send a key whose hash is in admin_key_hashes"
+        "forbidden", "this endpoint needs an administrator's key", "send a key whose hash is in admin_key_hashes"
     )
 
 
@@ -109,21 +110,21 @@ class _Bucket:
 
 
 class Rates:
-    """Token buckets for requests and items, one pair for each sender.
+    """Token buckets for requests and items, one pair per sender.
 
     Parameters
     ----------
     requests_per_s, items_per_s : float, optional
-        Rates; None: no limit. One second's worth may come at once (at least one request).
+        Rates; None: no limit. A burst may use the rate of one second (at least one request).
     most : int
-        Senders that are remembered; the one that asked least recently is forgotten first.
+        Maximum number of senders in memory; the least recently active one is removed first.
     clock : callable
-        Seconds, monotonic.
+        Returns monotonic seconds.
 
     Notes
     -----
-    How many items a request has is known when it was read, so they are charged afterwards: a sender may run
-    into debt with one request and then waits until it is paid off.
+    The number of items is known only after the request was read, so items are charged afterwards. One
+    request may make the balance negative; further requests are then refused until it is positive again.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class Rates:
         Raises
         ------
         ProblemError
-            429: too many, with the seconds to wait.
+            429 with the seconds to wait, if a rate is exceeded.
         """
         bucket = self._bucket(sender)
         wait_s = 0.0
@@ -161,14 +162,14 @@ class Rates:
         if wait_s > 0:
             raise ProblemError(
                 "rate_limited",
-                "too many requests or items from this sender",
-                f"come back in {max(wait_s, 0.01):.2f} s",
+                "this sender exceeds its rate of requests or items",
+                f"retry in {max(wait_s, 0.01):.2f} s",
                 headers={"retry-after": str(math.ceil(wait_s))},
             )
         bucket.requests -= 1
 
     def charge(self, sender: str, items: int) -> None:
-        """Charge the items of an answered request."""
+        """Charge the items of a request."""
         if items and self._item_rate < math.inf:
             self._bucket(sender).items -= items
 
@@ -193,7 +194,7 @@ def _refilled(level: float, rate: float, passed_s: float, most: float) -> float:
 
 
 def sender_of(key: str | None, address: str | None) -> str:
-    """Whose rate a request counts for: its key's or its address's (IPv6: the network's, a host has many)."""
+    """Return the sender that a request is charged to: its key, its IPv4 address or its IPv6 /64 network."""
     return f"key {key}" if key is not None else _network(address)
 
 

@@ -1,4 +1,4 @@
-"""Logs: one line for each record, as text for people or as JSON for collectors."""
+"""Log formats: one line per record, as text for people or as JSON for log collectors."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-#: "auto": text where stderr is a terminal (a person reads it), JSON elsewhere (a collector does).
+#: "auto": text if stderr is a terminal, else JSON.
 LogFormat = Literal["auto", "json", "text"]
 
-#: Identity of the request being answered; copied into threads that work for it.
+#: Id of the current request; threads that work for the request inherit it.
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
-#: One line for each request; its fields are in the record's ``request``.
+#: Logger of one record per request; the fields are in the record's ``request`` attribute.
 request_log = logging.getLogger("cdmpp_server.request")
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object in one line: time, level, logger, message, request fields, traceback."""
+    """Formats a record as one line of JSON: time, level, logger, message, request fields, traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, in ASCII: nothing that a client sends can break it."""
+        """Return the line in ASCII, so that no text of a client can break it."""
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds"),
             "level": record.levelname.lower(),
@@ -43,13 +43,13 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """The same for people."""
+    """Formats a record as one line of text."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's name
-        """The message, with the request it belongs to."""
+        """Return the message, with the id of its request."""
         line = super().formatMessage(record)
         if not hasattr(record, "request") and (identity := request_id.get()) is not None:
             line += f" (request {identity})"
@@ -57,10 +57,9 @@ class TextFormatter(logging.Formatter):
 
 
 def log_config(chosen: LogFormat, level: str = "INFO") -> dict[str, Any]:
-    """For ``logging.config.dictConfig`` and uvicorn's ``log_config``: everything to stderr in one format.
+    """Return a configuration for ``logging.config.dictConfig`` that writes everything to stderr.
 
-    uvicorn's own access lines are left out: the service writes one for each request, with its route, its
-    items and its identity.
+    uvicorn's access log is off: the service logs each request itself, with route, items and id.
     """
     if chosen == "auto":
         chosen = "text" if sys.stderr.isatty() else "json"
@@ -80,9 +79,9 @@ def log_config(chosen: LogFormat, level: str = "INFO") -> dict[str, Any]:
 
 
 def log_request(fields: dict[str, Any], level: int = logging.INFO) -> None:
-    """One line for a request that was answered.
+    """Log one request.
 
-    The record is made here: finding out where in the code it comes from costs more than writing it.
+    The record is created directly: finding its place in the code would cost more than writing it.
     """
     if request_log.isEnabledFor(level):
         record = logging.LogRecord(

@@ -1,8 +1,8 @@
-"""What Prometheus scrapes: requests, batches, caches, queue, domains, errors, observations.
+"""Prometheus metrics: requests, batches, caches, queues, domains, errors, observations, plans and jobs.
 
-One process keeps its figures in memory. Workers keep theirs in files of a common folder
-(prometheus_client's multiprocess mode, chosen by ``PROMETHEUS_MULTIPROC_DIR`` before the library is
-imported), so that whichever worker is scraped answers for all.
+A single process keeps them in memory. Several workers keep them in files of a common folder, so that a
+scrape of any worker returns the metrics of all. This is prometheus_client's multiprocess mode, which
+``PROMETHEUS_MULTIPROC_DIR`` enables before the library is imported.
 """
 
 from __future__ import annotations
@@ -30,57 +30,57 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 from cdmpp import __version__
 from cdmpp.devices import known
 
-#: The folder that workers share; prometheus_client's own name.
+#: prometheus_client's environment variable with the folder that the workers share.
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 MEDIA_TYPE = CONTENT_TYPE_LATEST
 _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _ROWS = tuple(float(2**power) for power in range(15))
-#: A device that a client described is counted under this name: labels must stay few.
+#: Label of devices that clients describe themselves: the number of labels must be bounded.
 OTHER_DEVICE = "other"
 
 
 class Metrics:
-    """All metrics of one application. Cheap to call, safe between threads."""
+    """All metrics of one application. Cheap to call, thread-safe."""
 
     def __init__(self) -> None:
-        # When a counter was made is half of the lines otherwise, and nobody asks.
+        # Creation times of counters would be half of the lines.
         disable_created_metrics()  # type: ignore[no-untyped-call]  # it carries no annotations
-        # An application's own: a process may hold several, and tests do.
+        # One registry per application: a process may hold several, as the tests do.
         self.registry = registry = CollectorRegistry()
         self._request_seconds = Histogram(
             "cdmpp_request_seconds",
-            "Time from a request's head to the end of its answer.",
+            "Seconds from a request's header to the end of its response.",
             ["method", "route", "status"],
             registry=registry,
             buckets=_SECONDS,
         )
-        # By labels: the library's own look-up takes a lock and checks every time.
+        # Cached by labels: the library's look-up takes a lock.
         self._request_children: dict[tuple[str, str, int], Histogram] = {}
         self._in_flight = Gauge(
-            "cdmpp_requests_in_flight", "Requests being answered.", registry=registry, multiprocess_mode="livesum"
+            "cdmpp_requests_in_flight", "Requests in progress.", registry=registry, multiprocess_mode="livesum"
         )
         self._refusals = Counter(
-            "cdmpp_refusals", "Requests answered with a problem, by its code.", ["code"], registry=registry
+            "cdmpp_refusals", "Requests refused with a problem, by its code.", ["code"], registry=registry
         )
         self._items = Counter("cdmpp_items", "Predicted items by domain.", ["domain"], registry=registry)
         self._out_of_domain = Counter(
             "cdmpp_out_of_domain_items",
-            "Predicted items out of the model's domain, by device.",
+            "Predicted items outside the model's domain, by device.",
             ["device"],
             registry=registry,
         )
         self._item_errors = Counter(
-            "cdmpp_item_errors", "Items answered with an error, by its code.", ["code"], registry=registry
+            "cdmpp_item_errors", "Items with an error, by its code.", ["code"], registry=registry
         )
-        self._batch_rows = Histogram("cdmpp_batch_rows", "Rows computed together.", registry=registry, buckets=_ROWS)
+        self._batch_rows = Histogram("cdmpp_batch_rows", "Rows in a batch.", registry=registry, buckets=_ROWS)
         self._batch_seconds = Histogram(
-            "cdmpp_batch_seconds", "Time to compute a batch.", registry=registry, buckets=_SECONDS
+            "cdmpp_batch_seconds", "Seconds to compute a batch.", registry=registry, buckets=_SECONDS
         )
         self._queue_rows = Gauge(
-            "cdmpp_queue_rows", "Rows that wait to be computed.", registry=registry, multiprocess_mode="livesum"
+            "cdmpp_queue_rows", "Rows that wait for a batch.", registry=registry, multiprocess_mode="livesum"
         )
-        self._hits = Counter("cdmpp_cache_hits", "Found in a cache.", ["cache"], registry=registry)
-        self._misses = Counter("cdmpp_cache_misses", "Not found in a cache.", ["cache"], registry=registry)
+        self._hits = Counter("cdmpp_cache_hits", "Cache hits.", ["cache"], registry=registry)
+        self._misses = Counter("cdmpp_cache_misses", "Cache misses.", ["cache"], registry=registry)
         self._model = Gauge(
             "cdmpp_model_info",
             "1 for the loaded model.",
@@ -88,32 +88,24 @@ class Metrics:
             registry=registry,
             multiprocess_mode="livemax",
         )
-        self._observations = Counter(
-            "cdmpp_observations", "Measured latencies that were accepted and kept.", registry=registry
-        )
+        self._observations = Counter("cdmpp_observations", "Measured latencies that were stored.", registry=registry)
         self._store_up = Gauge(
-            "cdmpp_store_up",
-            "1 while the database of observations can be used.",
-            registry=registry,
-            multiprocess_mode="livemin",
+            "cdmpp_store_up", "1 while the database is available.", registry=registry, multiprocess_mode="livemin"
         )
         self._sandbox_queue = Gauge(
             "cdmpp_sandbox_queue",
-            "Programs that wait for the process that reads them.",
+            "Groups of programs that wait for a reading worker.",
             registry=registry,
             multiprocess_mode="livesum",
         )
         self._sandbox_restarts = Counter(
-            "cdmpp_sandbox_restarts", "Times that process was started anew.", registry=registry
+            "cdmpp_sandbox_restarts", "Reading workers that were replaced.", registry=registry
         )
         self._plans = Counter(
-            "cdmpp_plans",
-            "Requests for plans by kind, and what became of them.",
-            ["kind", "outcome"],
-            registry=registry,
+            "cdmpp_plans", "Requests for plans, by kind and outcome.", ["kind", "outcome"], registry=registry
         )
         self._jobs = Counter(
-            "cdmpp_jobs", "Jobs that were submitted here, and those that ended here.", ["state"], registry=registry
+            "cdmpp_jobs", "Jobs submitted to and finished by this service, by state.", ["state"], registry=registry
         )
         self._sandbox_restarts_seen = 0
         self._model_id: str | None = None
@@ -122,11 +114,11 @@ class Metrics:
             ProcessCollector(registry=registry)
 
     def started(self) -> None:
-        """A request came in."""
+        """Count a request that has arrived."""
         self._in_flight.inc()
 
     def ended(self, method: str, route: str, status: int, seconds: float, code: str | None) -> None:
-        """It was answered; ``code`` is its problem's."""
+        """Count a request that has ended; ``code`` is the code of its problem."""
         self._in_flight.dec()
         labels = (method, route, status)
         child = self._request_children.get(labels)
@@ -137,7 +129,7 @@ class Metrics:
             self._refusals.labels(code).inc()
 
     def items(self, answered: Iterable[tuple[str, str]], errors: Iterable[str] = ()) -> None:
-        """Items of one request: (device name, domain) of each answer, and the code of each error."""
+        """Count the items of one request: (device name, domain) of each prediction, and the code of each error."""
         for (device, domain), count in Count(answered).items():
             self._items.labels(domain).inc(count)
             if domain == "out":
@@ -147,43 +139,43 @@ class Metrics:
             self._item_errors.labels(code).inc(count)
 
     def batch(self, rows: int, seconds: float) -> None:
-        """A batch was computed."""
+        """Count a computed batch."""
         self._batch_rows.observe(rows)
         self._batch_seconds.observe(seconds)
 
     def cache(self, name: str, hits: int, misses: int) -> None:
-        """So many lookups in the cache of this name."""
+        """Count look-ups in the named cache."""
         if hits:
             self._hits.labels(name).inc(hits)
         if misses:
             self._misses.labels(name).inc(misses)
 
     def model(self, model_id: str) -> None:
-        """This is the loaded model now."""
+        """Set the loaded model."""
         if self._model_id is not None and self._model_id != model_id:
-            # Removing a label would leave its value in the files of the other workers.
+            # A removed label would keep its value in the files of the other workers.
             self._model.labels(self._model_id, __version__).set(0)
         self._model_id = model_id
         self._model.labels(model_id, __version__).set(1)
 
     def observed(self, count: int) -> None:
-        """So many observations were kept."""
+        """Count stored observations."""
         self._observations.inc(count)
 
     def store(self, up: bool) -> None:
-        """Whether the database could be used."""
+        """Set whether the database is available."""
         self._store_up.set(int(up))
 
     def plan(self, kind: str, outcome: str) -> None:
-        """A plan was answered: ``outcome`` is "done", "job" or the code of its problem."""
+        """Count a request for a plan; ``outcome`` is "done", "job" or the code of its problem."""
         self._plans.labels(kind, outcome).inc()
 
     def job(self, state: str) -> None:
-        """A job was submitted, or came to an end."""
+        """Count a job that was submitted or has ended."""
         self._jobs.labels(state).inc()
 
     def sample(self, queued_rows: int, sandbox_queued: int, sandbox_restarts: int) -> None:
-        """State that is looked at from time to time; ``sandbox_restarts`` counts from the start."""
+        """Set the sampled state; ``sandbox_restarts`` counts from the start of the service."""
         self._queue_rows.set(queued_rows)
         self._sandbox_queue.set(sandbox_queued)
         if sandbox_restarts > self._sandbox_restarts_seen:
@@ -191,7 +183,7 @@ class Metrics:
             self._sandbox_restarts_seen = sandbox_restarts
 
     def text(self) -> bytes:
-        """All of them in Prometheus' text format, of all workers where there are several."""
+        """Return the metrics of all workers in Prometheus' text format."""
         registry = self.registry
         if os.environ.get(FOLDER_VARIABLE):
             registry = CollectorRegistry()
@@ -201,9 +193,9 @@ class Metrics:
 
 @contextmanager
 def shared_by_workers() -> Iterator[None]:
-    """A folder for the metrics of the processes that are started inside the block.
+    """Create a folder for the metrics of the processes that are started inside the block.
 
-    They must not be forked from this one: prometheus_client decides when it is imported.
+    They must not be forked from this process: prometheus_client reads the variable when it is imported.
     """
     folder = Path(tempfile.mkdtemp(prefix="cdmpp-metrics-"))
     before = os.environ.get(FOLDER_VARIABLE)
@@ -219,5 +211,5 @@ def shared_by_workers() -> Iterator[None]:
 
 
 def worker_ended(pid: int) -> None:
-    """Forget what a worker was busy with (its counts stay); inside :func:`shared_by_workers`."""
+    """Remove the gauges of a worker that has ended; its counters stay. Use inside :func:`shared_by_workers`."""
     mark_process_dead(pid)  # type: ignore[no-untyped-call]  # it carries no annotations

@@ -1,7 +1,7 @@
-"""What surrounds every request: its identity, its key, its rate, its line in the log, its metrics.
+"""Middleware around every request: id, key, rate limit, log line and metrics.
 
-The outermost layer, around the one that answers for bugs too, and plain ASGI: it costs a few
-microseconds, reads no body and buffers nothing.
+It is the outermost layer, outside Starlette's handling of bugs. It is plain ASGI, costs a few
+microseconds, and neither reads nor buffers a body.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from cdmpp_server.operate.metrics import Metrics
 from cdmpp_server.problems import CODE_OF_PROBLEM, ProblemError
 from cdmpp_server.settings import Settings
 
-#: Taken from a client that has one, made otherwise, and in every answer.
+#: Header with the request id: the client's or a new one; every response has it.
 ID_HEADER = b"x-request-id"
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
-#: PriceRequest every few seconds by machines: in the log only where it is told to be thorough.
+#: Polled every few seconds by monitoring: logged at level DEBUG.
 _QUIET = frozenset(("/healthz", "/readyz", "/metrics"))
-#: What tells nothing but that a service is here; everything else needs a key where there are keys.
+#: Paths that need no key.
 OPEN = frozenset(("/", "/healthz", "/readyz", "/openapi.json", "/docs"))
 OPEN_FOLDERS = ("/page/",)
 _ITEMS = "cdmpp.items"
@@ -35,12 +35,12 @@ _ACCESS = "cdmpp.access"
 
 
 def count_items(request: Request, items: int) -> None:
-    """Tell how many items a request has, for the log and for the rate of items."""
+    """Set the number of items of a request, for the log and for the rate limit."""
     request.scope[_ITEMS] = items
 
 
 def require_administrator(request: Request) -> None:
-    """Raise :class:`ProblemError` (401, 403) unless the request came with an administrator's key."""
+    """Raise :class:`ProblemError` (401, 403) unless the request has an administrator's key."""
     name, administrator = request.scope[_ACCESS]
     if name is None:
         raise unauthorized()
@@ -49,7 +49,7 @@ def require_administrator(request: Request) -> None:
 
 
 class RequestMiddleware:
-    """The layer.
+    """Adds id, key check, rate limit, log line and metrics to every request.
 
     Parameters
     ----------
@@ -65,23 +65,23 @@ class RequestMiddleware:
         self._open = OPEN | ({"/metrics"} if settings.open_metrics else set())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, or pass on."""
+        """Refuse the request, or pass it to the application."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         started = time.perf_counter()
         self._metrics.started()
         headers = dict(scope["headers"])
-        identity = headers.get(ID_HEADER, b"")
-        if not _ID.fullmatch(identity):
-            identity = b"%032x" % random.getrandbits(128)  # no secret: unlikely to come twice is enough
-        token = request_id.set(identity.decode())
+        id_text = headers.get(ID_HEADER, b"")
+        if not _ID.fullmatch(id_text):
+            id_text = b"%032x" % random.getrandbits(128)  # it need not be secret, only unlikely to repeat
+        token = request_id.set(id_text.decode())
         status = 0
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (ID_HEADER, identity)]
+                message["headers"] = [*message.get("headers", ()), (ID_HEADER, id_text)]
             await send(message)
 
         key: str | None = None
@@ -103,28 +103,28 @@ class RequestMiddleware:
             else:
                 await self._app(scope, receive, send_with_id)
         finally:
-            self._ended(scope, status, time.perf_counter() - started, identity.decode(), key, sender)
+            self._ended(scope, status, time.perf_counter() - started, id_text.decode(), key, sender)
             request_id.reset(token)
 
     def _is_open(self, path: str) -> bool:
         return path in self._open or path.startswith(OPEN_FOLDERS)
 
     def _ended(
-        self, scope: Scope, status: int, seconds: float, identity: str, key: str | None, sender: str | None
+        self, scope: Scope, status: int, seconds: float, id_text: str, key: str | None, sender: str | None
     ) -> None:
-        # The route's own path, never the one that was sent: labels must stay few.
+        # The path of the route, not of the request: the number of labels must be bounded.
         path = scope["path"]
         route = getattr(scope.get("route"), "path", None) or (path if path in OPEN else "none")
         method = scope["method"] if scope["method"] in _METHODS else "other"
         code: str | None = scope.get(CODE_OF_PROBLEM)
-        # 499: the client went away before there was an answer (a convention of proxies).
+        # 499: the client disconnected before the response (a convention of proxies).
         status = status or 499
         items: int | None = scope.get(_ITEMS)
         self._metrics.ended(method, route, status, seconds, code)
         if sender is not None and items:
             self._rates.charge(sender, items)
         fields: dict[str, Any] = {
-            "request_id": identity,
+            "request_id": id_text,
             "method": method,
             "route": route,
             "status": status,
@@ -137,13 +137,13 @@ class RequestMiddleware:
 
 
 def install(app: FastAPI, settings: Settings) -> None:
-    """Put the layer around the whole application, and its metrics into ``app.state.metrics``."""
+    """Wrap the application in the middleware, and put its metrics into ``app.state.metrics``."""
     metrics = app.state.metrics = Metrics()
     inner = app.build_middleware_stack
 
     def build() -> ASGIApp:
-        # Not `add_middleware`: that goes inside of what turns bugs into answers, which would then have no
-        # identity and no line in the log.
+        # Not `add_middleware`, which adds inside Starlette's handling of bugs: responses to bugs would then
+        # have no id and no log line.
         return RequestMiddleware(inner(), settings, metrics)
 
     app.build_middleware_stack = build  # type: ignore[method-assign]

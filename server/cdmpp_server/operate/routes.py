@@ -1,4 +1,4 @@
-"""``GET /metrics``, and the part of the schema that keys and rates are."""
+"""``GET /metrics``, and the OpenAPI description of keys and rate limits."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from cdmpp_server.operate.middleware import OPEN
 from cdmpp_server.settings import Settings
 
 router = APIRouter()
-#: How often state is looked at; a scrape looks at its own worker's as well.
+#: Interval at which each worker samples its queues; a scrape also samples its own worker.
 _SAMPLE_S = 1.0
 
 
-@router.get("/metrics", summary="Figures for Prometheus", response_class=Response)
-async def metrics(request: Request) -> Response:
-    """Requests, batches, caches, queue, domains, errors and observations, in Prometheus' text format."""
+@router.get("/metrics", summary="Metrics for Prometheus", response_class=Response)
+async def get_metrics(request: Request) -> Response:
+    """Requests, batches, caches, queues, domains, errors, plans, jobs and observations in Prometheus' text format."""
     _sample(request.app)
-    # With several workers their files are read, which is no work for the event loop.
+    # With several workers this reads files, which would block the event loop.
     text = await anyio.to_thread.run_sync(request.app.state.metrics.text)
     return Response(text, headers={"content-type": MEDIA_TYPE})
 
 
 def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
-    """Add the text of /metrics, and keys and rates where they are set."""
+    """Describe /metrics, and keys and rate limits if they are set."""
     operation = document["paths"]["/metrics"]["get"]
     operation["responses"]["200"] = {}
     add_answer(operation, {"type": "string"}, "All metrics.", media="text/plain")
@@ -50,14 +50,14 @@ def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
 
 @asynccontextmanager
 async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
-    """Look at the queues from time to time, for a scrape of another worker."""
+    """Sample the queues regularly, for a scrape of another worker."""
 
-    async def look() -> None:
+    async def sample_regularly() -> None:
         while True:
             _sample(app)
             await asyncio.sleep(_SAMPLE_S)
 
-    task = asyncio.create_task(look())
+    task = asyncio.create_task(sample_regularly())
     try:
         yield
     finally:
@@ -67,10 +67,10 @@ async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
 
 
 def _sample(app: FastAPI) -> None:
-    seen: Metrics = app.state.metrics
+    metrics: Metrics = app.state.metrics
     batcher = getattr(app.state, "batcher", None)
     sandbox = getattr(app.state, "sandbox", None)
-    seen.sample(
+    metrics.sample(
         batcher.queued_rows if batcher is not None else 0,
         sandbox.queued if sandbox is not None else 0,
         sandbox.restarts if sandbox is not None else 0,

@@ -1,1 +1,1 @@
-"""The page at ``GET /``: HTML, styles and scripts that this service alone serves."""
+"""The page at ``GET /``: HTML, styles and scripts, all served by this service."""

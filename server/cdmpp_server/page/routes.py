@@ -1,7 +1,7 @@
-"""``GET /`` and the few files that it loads.
+"""``GET /``, the page, and the files that it loads.
 
-Scripts and styles are files of their own rather than parts of the page: the content security policy then
-names this server and nothing else, without a hash or a nonce that would have to follow every edit.
+Scripts and styles are separate files. The content security policy can therefore allow this server alone,
+without a hash or nonce per script.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MEDIA_TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-#: Nothing from elsewhere is loaded, nothing is sent elsewhere, nobody frames the page.
+#: The page loads from and connects to this server only, and cannot be framed.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -33,7 +33,7 @@ _HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
-    # PriceRequest for anew each time, answered 304 while it is the same: a new release shows at once.
+    # Revalidated at every load, with 304 while unchanged: a new release is visible at once.
     "cache-control": "no-cache",
 }
 
@@ -42,16 +42,16 @@ router = APIRouter()
 
 @cache
 def files() -> Mapping[str, tuple[bytes, str]]:
-    """The page's files by name, with their entity tags: read once, and none besides can be named."""
-    found = {}
+    """Return content and entity tag of each file of the page by name; no other file is served."""
+    contents = {}
     for path in sorted(FOLDER.iterdir()):
         if path.suffix in MEDIA_TYPES:
             content = path.read_bytes()
-            found[path.name] = (content, f'"{hashlib.sha256(content).hexdigest()[:20]}"')
-    return MappingProxyType(found)
+            contents[path.name] = (content, f'"{hashlib.sha256(content).hexdigest()[:20]}"')
+    return MappingProxyType(contents)
 
 
-def _answer(request: Request, name: str) -> Response:
+def _respond(request: Request, name: str) -> Response:
     if name not in files():
         raise ProblemError("not_found", f"the page has no file {name[:80]!r}", "GET / is the page")
     content, tag = files()[name]
@@ -61,14 +61,14 @@ def _answer(request: Request, name: str) -> Response:
     return Response(content, headers=headers, media_type=MEDIA_TYPES[Path(name).suffix])
 
 
-# Not in the schema: these are for people, and promise nothing to programs.
+# Not part of the schema: the page is for people and gives no guarantee to programs.
 @router.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
 async def page(request: Request) -> Response:
     """The page."""
-    return _answer(request, "index.html")
+    return _respond(request, "index.html")
 
 
 @router.api_route("/page/{name}", methods=["GET", "HEAD"], include_in_schema=False)
 async def asset(request: Request, name: str) -> Response:
     """A script, a style sheet or the icon of the page."""
-    return _answer(request, name)
+    return _respond(request, name)

@@ -1,4 +1,4 @@
-"""Loading the configured model folder again, in one process."""
+"""Reloading of the configured model folder, in one process."""
 
 from __future__ import annotations
 
@@ -18,56 +18,55 @@ _log = logging.getLogger(__name__)
 
 
 class ReloadRefusedError(Exception):
-    """The folder holds no model that works; the message says why. The old model goes on."""
+    """The folder has no working model; the message is the reason. The old model stays."""
 
 
 class Reloader:
-    """Puts what is in the model folder now in the place of the loaded model.
+    """Replaces the base model by the current content of the model folder.
 
     Parameters
     ----------
     state : State
-        The application's, with ``models``, ``metrics`` and ``not_ready``.
+        State of the application, with ``models``, ``metrics`` and ``not_ready``.
     folder : Path, optional
-        The configured one; None: the one that ships with the package.
+        The configured model folder; None: the model in the package.
     loaded : Fingerprint
-        Of the folder, taken before the present model was loaded.
+        Fingerprint of the folder, taken before the present model was loaded.
     """
 
     def __init__(self, state: State, folder: Path | None, loaded: Fingerprint) -> None:
         self._state, self._folder, self._loaded = state, folder, loaded
-        self._one_at_a_time = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def reload(self) -> str:
-        """Load, try, and swap; requests that are being answered keep the model that they began with.
+        """Load, test and swap the model; requests that have begun keep the old model.
 
         Returns
         -------
         str
-            The ``model_id`` of the model that answers from now on. A folder in which nothing has changed is
-            not loaded again.
+            ``model_id`` of the base model from now on. An unchanged folder is not loaded again.
 
         Raises
         ------
         ReloadRefusedError
         """
-        async with self._one_at_a_time:
+        async with self._lock:
             models: Models = self._state.models
             before = models.base.model_id
             seen = await run_sync(fingerprint, self._folder)
             if seen == self._loaded and not self._state.not_ready:
-                _log.info("nothing has changed in the model folder: %s goes on", before)
+                _log.info("the model folder is unchanged: %s stays", before)
                 return before
             try:
                 predictor = await run_sync(_load, self._folder)
             except ReloadRefusedError as error:
-                _log.error("the model was not reloaded: %s; %s goes on", error, self._state.models.base.model_id)
+                _log.error("the model was not reloaded: %s; %s stays", error, self._state.models.base.model_id)
                 raise
             models.replace(predictor)
             self._state.metrics.model(predictor.model_id)
             self._state.not_ready = ""
             self._loaded = seen
-            _log.info("the model was reloaded: %s in the place of %s", predictor.model_id, before)
+            _log.info("the model was reloaded: %s replaces %s", predictor.model_id, before)
             return predictor.model_id
 
 

@@ -1,7 +1,7 @@
-"""What the workers of one service tell each other: how often each was told to reload, and with what end.
+"""Status files of the workers of one service: number of reloads, and result of the last one.
 
-One small file for each worker in a folder of the supervisor's. No worker talks to another: whoever wants
-all of them to reload asks the supervisor, by SIGHUP, and looks into the folder for what became of it.
+Each worker writes a small file in a folder that the supervisor creates. To reload all workers, one worker
+sends SIGHUP to the supervisor and reads the results from the folder.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ import signal
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-#: Names the folder to the workers.
+#: Environment variable with the path of the folder.
 FOLDER_VARIABLE = "CDMPP_WORKERS_FOLDER"
-_LOOK_EACH_S = 0.05
+_POLL_S = 0.05
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """A worker after its last reload.
+class WorkerStatus:
+    """Status of a worker after its last reload.
 
     Attributes
     ----------
     reloads : int
-        Since it was started.
+        Number of reloads since the worker was started.
     model_id : str
-        Who answers now.
+        Id of the loaded base model.
     error : str
-        Why the last reload was refused; empty where it was not.
+        Reason for which the last reload was refused, else empty.
     """
 
     reloads: int
@@ -38,54 +38,54 @@ class Outcome:
 
 
 class WorkerStatuses:
-    """The workers of a service, seen from one of them."""
+    """The folder of status files."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     @classmethod
     def of_this_process(cls) -> WorkerStatuses | None:
-        """None in a service of one process."""
+        """Return the folder; None in a service of one process."""
         folder = os.environ.get(FOLDER_VARIABLE)
         return cls(Path(folder)) if folder else None
 
-    def tell(self, outcome: Outcome) -> None:
-        """Say how this worker is."""
+    def write(self, status: WorkerStatus) -> None:
+        """Write the status of this worker."""
         path = self._folder / f"{os.getpid()}.json"
-        path.with_suffix(".new").write_text(json.dumps(asdict(outcome)))
+        path.with_suffix(".new").write_text(json.dumps(asdict(status)))
         path.with_suffix(".new").replace(path)
 
-    def outcomes(self) -> dict[int, Outcome]:
-        """All workers that are ready, by process id."""
-        found = {}
+    def read(self) -> dict[int, WorkerStatus]:
+        """Return the statuses of the workers that are ready, by process id."""
+        statuses = {}
         for path in self._folder.glob("*.json"):
             try:
-                found[int(path.stem)] = Outcome(**json.loads(path.read_text()))
-            except (OSError, ValueError):  # it has ended meanwhile
+                statuses[int(path.stem)] = WorkerStatus(**json.loads(path.read_text()))
+            except (OSError, ValueError):  # the worker has ended meanwhile
                 continue
-        return found
+        return statuses
 
     def forget(self, pid: int) -> None:
-        """A worker has ended."""
+        """Remove the status of a worker that has ended."""
         (self._folder / f"{pid}.json").unlink(missing_ok=True)
 
-    async def reload_all(self, model_id: str, workers: int) -> dict[int, Outcome]:
-        """Have every worker reload, and wait until each of ``workers`` has this model or says why not.
+    async def reload_all(self, model_id: str, workers: int) -> dict[int, WorkerStatus]:
+        """Reload every worker; return once each of ``workers`` has this model or has refused it.
 
-        Cancel it to wait no longer.
+        Cancel the call to stop waiting.
         """
-        before = self.outcomes()
+        before = self.read()
         os.kill(os.getppid(), signal.SIGHUP)
         while True:
-            await asyncio.sleep(_LOOK_EACH_S)
-            now = self.outcomes()
-            # One that is being started has no outcome yet; it loads what is there, or is told to.
+            await asyncio.sleep(_POLL_S)
+            now = self.read()
+            # A worker that is starting has no status yet. It loads the new folder, or receives SIGHUP later.
             if len(now) >= workers and all(
-                said.model_id == model_id or (said.error and said.reloads > _reloads(before.get(pid)))
-                for pid, said in now.items()
+                status.model_id == model_id or (status.error and status.reloads > _reloads(before.get(pid)))
+                for pid, status in now.items()
             ):
                 return now
 
 
-def _reloads(outcome: Outcome | None) -> int:
-    return 0 if outcome is None else outcome.reloads
+def _reloads(status: WorkerStatus | None) -> int:
+    return 0 if status is None else status.reloads

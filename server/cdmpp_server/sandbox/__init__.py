@@ -1,8 +1,9 @@
-"""Hostile bytes are read in a process of their own: TVM JSON, TVMScript and ONNX files.
+"""Worker processes that read untrusted bytes: TVM JSON, TVMScript and ONNX files.
 
-The service hands a text to a worker process (``python -m cdmpp_server.sandbox``) over pipes and gets features or
-operator specifications back, which it checks. The worker has limits on memory, files and time and no
-secret in its environment; one that hangs, crashes or runs out of memory is replaced.
+The service sends a text over a pipe to a worker process (``python -m cdmpp_server.sandbox``), receives
+features or operator specifications, and validates them. The worker has limits on memory, files and time,
+and no secret in its environment. A worker that hangs, crashes or runs out of memory is replaced.
 
-``sandbox.py`` is the service's side, ``__main__.py`` the worker's; ``frames.py`` is what they speak.
+``sandbox.py`` is the service's side, ``__main__.py`` the worker's side, ``frames.py`` their protocol.
+``supervised.py`` replaces workers and bounds their queue; the planning processes use it too.
 """

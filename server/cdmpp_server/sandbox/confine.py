@@ -1,4 +1,4 @@
-"""What a reading worker may not do: applied by the process to itself."""
+"""Restrictions that a reading worker applies to its own process."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from pathlib import Path
 
 from cdmpp_server.sandbox.landlock import confine_files
 
-#: Pipes to the service, and a few for imports that happen late.
+#: Enough for the pipes to the service and for late imports.
 MAX_OPEN_FILES = 32
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 
 
 def die_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
-    """End this process by a signal when the service's ends, also after kill -9 of the service (on Linux).
+    """Ask the kernel to signal this process when the service ends, even by kill -9 (Linux only).
 
-    Elsewhere the end of the pipe tells an idle worker, and each job's alarm one that is busy.
+    On other systems an idle worker ends at the end of its pipe, and a busy one at its job's alarm.
     """
     if sys.platform == "linux":
         _prctl(_PR_SET_PDEATHSIG, by)
-        if os.getppid() != parent:  # it ended before the line above
+        if os.getppid() != parent:  # the parent ended before the call above
             os._exit(1)
 
 
 def code_folders() -> list[str]:
-    """Where imports come from: the interpreter, its packages, the system's libraries and this project.
+    """Return the folders that imports need: interpreter, packages, system libraries and this project.
 
-    And what the system says of the process itself.
+    ``/proc/self`` is included, because the worker reads the size of its mapped memory.
     """
     import cdmpp
     import cdmpp_server
@@ -42,9 +42,9 @@ def code_folders() -> list[str]:
 
 
 def keep_to_code() -> bool:
-    """Give up all files but :func:`code_folders`, and connections; False where the system cannot do it.
+    """Restrict files to :func:`code_folders` and forbid connections; False if the system has no support.
 
-    Before anything is imported that starts threads.
+    Call it before an import that starts threads.
     """
     if sys.platform == "linux":
         _prctl(_PR_SET_NO_NEW_PRIVS, 1)
@@ -52,19 +52,19 @@ def keep_to_code() -> bool:
 
 
 def confine(memory_bytes: int) -> bool:
-    """Limit memory and files of this process for good.
+    """Limit memory and files of this process permanently.
 
     Parameters
     ----------
     memory_bytes : int
-        Address space beyond what is mapped now: libraries are not counted, whatever is read is.
+        Address space beyond what is mapped now, so that the libraries do not count.
 
     Returns
     -------
     bool
-        Whether memory could be limited (not where the system does not tell how much is mapped).
+        Whether memory is limited; False if the size of the mapped memory is unknown.
     """
-    # No core file with somebody's program in it, no file written.
+    # No core file, which could contain a client's program, and no other written file.
     for limit, value in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, 0),
@@ -75,7 +75,7 @@ def confine(memory_bytes: int) -> bool:
 
 
 def limit_memory(memory_bytes: int) -> bool:
-    """Limit the address space to this much beyond what is mapped now; False where that is not known."""
+    """Limit the address space beyond what is mapped now; False if the mapped size is unknown."""
     mapped = _mapped_bytes()
     if mapped is None:
         return False

@@ -1,4 +1,4 @@
-"""The sandbox as a part of the service: open while the application runs, as ``app.state.sandbox``."""
+"""Lifespan of the sandbox: ``app.state.sandbox`` while the application runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cdmpp_server.settings import Settings
 
 @asynccontextmanager
 async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
-    """Keep a sandbox; its workers start when something has to be read."""
+    """Hold a sandbox; its workers start when they are first needed."""
     sandbox = Sandbox(
         workers=settings.sandbox_workers,
         memory_bytes=settings.sandbox_memory_bytes,

@@ -1,6 +1,6 @@
-"""What the service and a reading worker say to each other: a JSON header and raw bytes, length first.
+"""Protocol between the service and a worker: two lengths, a JSON header, and raw bytes.
 
-Never pickle: a worker that a text has taken over must not own the service as well.
+Pickle is not used: a text that takes over a worker must not be able to take over the service.
 """
 
 from __future__ import annotations
@@ -9,62 +9,62 @@ import json
 import struct
 from typing import Any, BinaryIO
 
-#: Lengths of the header and of the bytes behind it.
+#: Lengths of the header and of the payload.
 PREFIX = struct.Struct("!IQ")
-#: Bounds on what a worker may answer: features of the largest program take 1 MB, an ONNX model of ten
+#: Largest header and payload of a reply: features of the largest program take 1 MB, an ONNX model of ten
 #: thousand programs 5 MB.
 MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES = 16 * 2**20, 16 * 2**20
-#: Names and messages are cut here (characters): they may hold whatever a stranger wrote.
+#: Maximum length of names and messages, in characters: they may contain a client's text.
 MAX_NAME, MAX_MESSAGE = 400, 1000
 
-#: What a worker reads.
+#: Kinds of texts.
 TIR_KINDS = ("tvm_json", "tvmscript")
 ONNX_KIND = "onnx"
 
 
 class BrokenFrameError(Exception):
-    """The other side does not speak the protocol."""
+    """The message violates the protocol."""
 
 
 def pack(header: dict[str, Any], payload: bytes = b"") -> bytes:
-    """One message as bytes."""
+    """Return a message as bytes."""
     text = json.dumps(header, allow_nan=False).encode()
     return PREFIX.pack(len(text), len(payload)) + text + payload
 
 
 def lengths(prefix: bytes, max_header: int, max_payload: int) -> tuple[int, int]:
-    """Lengths of the header and the payload that follow ``prefix``.
+    """Return the lengths of the header and the payload that follow ``prefix``.
 
     Raises
     ------
     BrokenFrameError
-        Longer than either may be.
+        A length exceeds its limit.
     """
     header, payload = PREFIX.unpack(prefix)
     if header > max_header or payload > max_payload:
-        raise BrokenFrameError(f"a message of {header} and {payload} bytes")
+        raise BrokenFrameError(f"a message of {header} and {payload} bytes is too long")
     return header, payload
 
 
 def header_of(text: bytes) -> dict[str, Any]:
-    """The header as an object.
+    """Parse a header.
 
     Raises
     ------
     BrokenFrameError
-        Not a JSON object.
+        It is not a JSON object.
     """
     try:
         header = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BrokenFrameError(f"a header that is not JSON: {error}") from None
+        raise BrokenFrameError(f"the header is not JSON: {error}") from None
     if not isinstance(header, dict):
-        raise BrokenFrameError("a header that is no object")
+        raise BrokenFrameError("the header is not a JSON object")
     return header
 
 
 def receive(stream: BinaryIO) -> tuple[dict[str, Any], bytes] | None:
-    """The next message of a blocking stream; None at its end. For the worker, which trusts the service."""
+    """Read the next message of a blocking stream; None at its end. For the worker, which trusts the service."""
     prefix = stream.read(PREFIX.size)
     if len(prefix) < PREFIX.size:
         return None

@@ -1,4 +1,4 @@
-"""What a reading worker does: a text in, features or operator specifications out."""
+"""Jobs of a reading worker: convert a text to features or operator specifications."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ Reply = tuple[dict[str, Any], bytes]
 
 
 def run(header: dict[str, Any], payload: bytes) -> Reply:
-    """One job; whatever goes wrong is the reply, except that memory runs out.
+    """Run one job; every error except a lack of memory becomes the reply.
 
     Raises
     ------
     MemoryError
-        The process is near its limit and had better be replaced.
+        The process is near its limit and should be replaced.
     """
     try:
         if header["kind"] in TIR_KINDS:
             return _tir(header, payload)
         if header["kind"] == ONNX_KIND:
             return _onnx(header, payload)
-        raise ValueError(f"no such job: {header['kind']!r}")
+        raise ValueError(f"unknown kind of job: {header['kind']!r}")
     except CdmppError as error:
         return {"error": _error(error)}, b""
     except MemoryError:
         raise
     except Exception as error:
-        # A parser that trips over hostile bytes is a bug, but the bytes are at fault as well: the sender
-        # is told so, and the service logs this line.
+        # A parser that fails on invalid bytes has a bug, but the bytes are wrong as well: the client receives
+        # an error of the program, and the service logs this line.
         return {"bug": f"{type(error).__name__}: {error}"[:MAX_MESSAGE]}, b""
 
 
@@ -58,8 +58,8 @@ def _tir(header: dict[str, Any], payload: bytes) -> Reply:
         "positions": np.ascontiguousarray(features.positions),
         "totals": np.ascontiguousarray(features.totals),
     }
-    said = {"name": program.name[:MAX_NAME], "hash": program.hash, "dtype": features.dtype}
-    return said, safetensors.numpy.save(arrays)
+    reply = {"name": program.name[:MAX_NAME], "hash": program.hash, "dtype": features.dtype}
+    return reply, safetensors.numpy.save(arrays)
 
 
 def _onnx(header: dict[str, Any], payload: bytes) -> Reply:
@@ -67,7 +67,7 @@ def _onnx(header: dict[str, Any], payload: bytes) -> Reply:
     if len(graph.programs) > header["max_programs"]:
         raise InvalidProgramError(
             f"the model has {len(graph.programs)} different programs",
-            hint=f"at most {header['max_programs']} are answered; split the model",
+            hint=f"at most {header['max_programs']} are allowed; split the model",
         )
     programs = [
         {"program": program.operator.model_dump(), "count": count}

@@ -1,7 +1,7 @@
-"""Linux's Landlock: a process gives up files, connections and signals for good, without any privilege.
+"""Landlock on Linux: an unprivileged process permanently restricts its files, connections and signals.
 
-A reading worker may read the code that it imports and nothing else: no settings file, no database, no key of
-the service; it writes nothing, connects to nobody and cannot trace the service's process.
+A reading worker can read the code that it imports and nothing else: no settings file, no database, no key.
+It cannot write files, open connections or trace the service's process.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from collections.abc import Iterable
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION_FLAG, _RULE_PATH_BENEATH = 1, 1
 _READ_FILE, _READ_DIR = 1 << 2, 1 << 3
-#: Rights on files that the kernel knows, by the first version that has them (bits 0 up to the number).
+#: Number of file rights (bits 0 and up) by the first Landlock version that has them.
 _FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 5: 16}
-#: From these versions on: TCP (bind and connect); abstract sockets and signals beyond the own process.
+#: First versions that restrict TCP (bind and connect), and abstract sockets and signals.
 _TCP_SINCE, _SCOPES_SINCE = 4, 6
 
 
 def confine_files(readable: Iterable[str]) -> bool:
-    """Give up every file except for reading beneath ``readable``, TCP, and signals to others.
+    """Forbid every file access except reading beneath ``readable``; forbid TCP, and signals to other processes.
 
-    Call it before any thread is started: it holds for this thread and those that it starts.
+    Call it before any thread is started: it applies to this thread and to the threads that it starts.
 
     Parameters
     ----------
     readable : iterable of str
-        Folders; ones that are not there are left out.
+        Folders; missing ones are skipped.
 
     Returns
     -------
     bool
-        False where the system has no Landlock; then nothing was given up.
+        False if the system has no Landlock; nothing is restricted then.
 
     Raises
     ------
     OSError
-        The system has it and refuses.
+        The system has Landlock and refuses the call.
     """
     if sys.platform != "linux":
         return False
@@ -48,12 +48,12 @@ def confine_files(readable: Iterable[str]) -> bool:
     if version < 1:  # an old kernel, or switched off
         return False
     files = (1 << max(bits for since, bits in _FILE_RIGHTS.items() if since <= version)) - 1
-    words = [files]
+    fields = [files]
     if version >= _TCP_SINCE:
-        words.append(0b11)
+        fields.append(0b11)
     if version >= _SCOPES_SINCE:
-        words.append(0b11)
-    rules = struct.pack(f"{len(words)}Q", *words)
+        fields.append(0b11)
+    rules = struct.pack(f"{len(fields)}Q", *fields)
     ruleset = _checked(libc.syscall(_CREATE_RULESET, rules, ctypes.c_size_t(len(rules)), 0))
     try:
         for folder in sorted(set(map(os.path.realpath, readable))):

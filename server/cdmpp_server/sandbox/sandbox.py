@@ -13,9 +13,9 @@ from typing import Any, Literal
 from cdmpp.errors import CdmppError, InvalidProgramError, OverloadedError
 from cdmpp.features.encoded import EncodedProgram
 from cdmpp.programs.query_options import Backend
-from cdmpp_server.sandbox import answers
-from cdmpp_server.sandbox.answers import DistrustedAnswerError, ModelSummary
+from cdmpp_server.sandbox import replies
 from cdmpp_server.sandbox.frames import ONNX_KIND
+from cdmpp_server.sandbox.replies import InvalidReplyError, ModelSummary
 from cdmpp_server.sandbox.supervised import SupervisedWorker, WorkerPool
 from cdmpp_server.sandbox.worker import (
     READING,
@@ -48,7 +48,7 @@ class TirText:
 class _Job:
     header: dict[str, Any]
     payload: bytes
-    #: Converts the worker's reply to the result; raises CdmppError or DistrustedAnswerError.
+    #: Converts the worker's reply to the result; raises CdmppError or InvalidReplyError.
     decode: Callable[[dict[str, Any], bytes], Any]
 
 
@@ -159,7 +159,7 @@ class Sandbox:
             As in :meth:`encode_tir`.
         """
         header = {"kind": "tvmscript", "backend": "tvm", "as_json": True}
-        job = _Job(header, script.encode("utf-8", "surrogatepass"), answers.tvm_json)
+        job = _Job(header, script.encode("utf-8", "surrogatepass"), replies.tvm_json)
         (result,) = await self._submit([job], needs_tvm=True)
         if isinstance(result, CdmppError):
             raise result
@@ -186,7 +186,7 @@ class Sandbox:
             As in :meth:`encode_tir`.
         """
         header = {"kind": ONNX_KIND, "dims": dict(dims or {}), "max_programs": max_programs}
-        job = _Job(header, data, lambda reply, _: answers.model_summary(reply, max_programs))
+        job = _Job(header, data, lambda reply, _: replies.model_summary(reply, max_programs))
         (result,) = await self._submit([job], needs_tvm=False)
         if isinstance(result, CdmppError):
             raise result
@@ -238,7 +238,7 @@ class Sandbox:
         except WorkerDiedError:
             _log.warning("reading %s crashed two workers", text)
             return _unreadable("its reader crashed")
-        except DistrustedAnswerError as error:
+        except InvalidReplyError as error:
             _log.error("a reading worker sent an invalid reply for %s: %s", text, error)
             await worker.replace()
             return _unreadable("its reader failed")
@@ -248,7 +248,7 @@ def _tir_job(program: TirText) -> _Job:
     return _Job(
         {"kind": program.kind, "backend": program.backend},
         program.text.encode("utf-8", "surrogatepass"),
-        partial(answers.encoded_program, backend=program.backend),
+        partial(replies.encoded_program, backend=program.backend),
     )
 
 

@@ -1,4 +1,4 @@
-"""Checking what a reading worker says: it has read hostile bytes, so nothing in it is believed unseen."""
+"""Validation of a reading worker's replies, which are untrusted because it has read untrusted bytes."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _ERRORS: dict[str, type[CdmppError]] = {
 }
 _HASH = re.compile(r"[0-9a-f]{32}")
 _DTYPE = re.compile(r"[a-z][a-z0-9_]{0,31}")
-#: More launches than any network has; sums of them stay exact.
+#: Maximum number of launches; larger than in any network, and small enough for exact sums.
 _MAX_COUNT = 10**6
 
 
-class DistrustedAnswerError(Exception):
-    """A worker's answer is not what its code can say: it is taken over or broken."""
+class InvalidReplyError(Exception):
+    """A reply that the worker's code cannot produce: the worker is broken or was taken over."""
 
 
 @dataclass(frozen=True)
 class Unsupported:
-    """Nodes of an ONNX model that no program stands for."""
+    """Nodes of an ONNX model without a program."""
 
     operator: str
     count: int
@@ -45,14 +45,14 @@ class Unsupported:
 
 @dataclass(frozen=True)
 class ModelSummary:
-    """An ONNX model as the library kernels that it launches.
+    """The library kernels that an ONNX model launches.
 
     Attributes
     ----------
     programs : tuple of TensorProgram
         Distinct operators.
     counts : tuple of int
-        How often each is launched.
+        Number of launches of each.
     unsupported : tuple of Unsupported
     """
 
@@ -61,27 +61,27 @@ class ModelSummary:
     unsupported: tuple[Unsupported, ...]
 
 
-def encoded_program(said: dict[str, Any], payload: bytes, backend: Backend) -> EncodedProgram:
-    """An encoded TIR program.
+def encoded_program(reply: dict[str, Any], payload: bytes, backend: Backend) -> EncodedProgram:
+    """Decode an encoded TIR program.
 
     Raises
     ------
     CdmppError
-        The worker found the text to be none (its error, with its message).
-    DistrustedAnswerError
-        The answer has another form.
+        The error of the text that the worker found.
+    InvalidReplyError
+        The reply has another form.
     """
-    _raise_error(said)
-    name = _text(said.get("name"), MAX_NAME)
-    digest, dtype = _text(said.get("hash"), 32), _text(said.get("dtype"), 32)
+    _raise_error(reply)
+    name = _text(reply.get("name"), MAX_NAME)
+    digest, dtype = _text(reply.get("hash"), 32), _text(reply.get("dtype"), 32)
     if not _HASH.fullmatch(digest) or not _DTYPE.fullmatch(dtype):
-        raise DistrustedAnswerError("a hash or an element type that is none")
+        raise InvalidReplyError("an invalid hash or element type")
     try:
         arrays = safetensors.numpy.load(payload)
     except (safetensors.SafetensorError, ValueError) as error:
-        raise DistrustedAnswerError(f"arrays that cannot be read: {error}") from None
+        raise InvalidReplyError(f"unreadable arrays: {error}") from None
     if set(arrays) != {"leaves", "positions", "totals"}:
-        raise DistrustedAnswerError("other arrays than a program has")
+        raise InvalidReplyError("unexpected arrays")
     leaves, positions, totals = arrays["leaves"], arrays["positions"], arrays["totals"]
     count = leaves.shape[1] if leaves.ndim == 3 else 0
     fits = (
@@ -94,42 +94,42 @@ def encoded_program(said: dict[str, Any], payload: bytes, backend: Backend) -> E
         and bool((positions >= 0).all() and (positions <= MAX_POSITION).all())
     )
     if not fits:
-        raise DistrustedAnswerError("arrays of other shapes or values than a program has")
+        raise InvalidReplyError("arrays with invalid shapes or values")
     return EncodedProgram(name, digest, backend, TIR, EncodedPrograms(leaves, positions, totals, dtype, TIR))
 
 
-def tvm_json(said: dict[str, Any], payload: bytes) -> str:
-    """TVM JSON that a worker wrote; as trustworthy as if a client had sent it.
+def tvm_json(reply: dict[str, Any], payload: bytes) -> str:
+    """Decode TVM JSON that a worker wrote; it is as untrusted as a client's text.
 
     Raises
     ------
-    CdmppError, DistrustedAnswerError
+    CdmppError, InvalidReplyError
         As in :func:`encoded_program`.
     """
-    _raise_error(said)
+    _raise_error(reply)
     try:
         return payload.decode()
     except UnicodeDecodeError:
-        raise DistrustedAnswerError("TVM JSON that is no text") from None
+        raise InvalidReplyError("TVM JSON that is not UTF-8") from None
 
 
-def model_summary(said: dict[str, Any], max_programs: int) -> ModelSummary:
-    """The programs of an ONNX model: operator objects are checked as if a client had sent them.
+def model_summary(reply: dict[str, Any], max_programs: int) -> ModelSummary:
+    """Decode the programs of an ONNX model; operators are validated like a client's.
 
     Raises
     ------
-    CdmppError, DistrustedAnswerError
+    CdmppError, InvalidReplyError
         As in :func:`encoded_program`.
     """
-    _raise_error(said)
-    programs = _objects(said.get("programs"), max_programs, {"program", "count"})
-    unsupported = _objects(said.get("unsupported"), None, {"operator", "count", "reason"})
+    _raise_error(reply)
+    programs = _objects(reply.get("programs"), max_programs, {"program", "count"})
+    unsupported = _objects(reply.get("unsupported"), None, {"operator", "count", "reason"})
     try:
-        made = tuple(TensorProgram.from_operator(_object(p["program"])) for p in programs)
+        operators = tuple(TensorProgram.from_operator(_object(p["program"])) for p in programs)
     except CdmppError as error:
-        raise DistrustedAnswerError(f"an operator that is none: {error.message}") from None
+        raise InvalidReplyError(f"an invalid operator: {error.message}") from None
     return ModelSummary(
-        made,
+        operators,
         tuple(_count(p["count"]) for p in programs),
         tuple(
             Unsupported(_text(u["operator"], MAX_NAME), _count(u["count"]), _text(u["reason"], MAX_MESSAGE))
@@ -142,37 +142,37 @@ def _has(array: np.ndarray[Any, Any], dtype: str, shape: tuple[int, ...]) -> boo
     return bool(array.dtype == np.dtype(dtype)) and array.shape == shape
 
 
-def _raise_error(said: dict[str, Any]) -> None:
-    if "error" not in said:
+def _raise_error(reply: dict[str, Any]) -> None:
+    if "error" not in reply:
         return
-    error = _object(said["error"])
+    error = _object(reply["error"])
     kind = _ERRORS.get(_text(error.get("code"), 64))
     if kind is None:
-        raise DistrustedAnswerError("an error of no known kind")
+        raise InvalidReplyError("an unknown kind of error")
     raise kind(_text(error.get("message"), MAX_MESSAGE), hint=_text(error.get("hint"), MAX_MESSAGE))
 
 
 def _objects(value: Any, limit: int | None, keys: set[str]) -> list[dict[str, Any]]:
     if not isinstance(value, list) or (limit is not None and len(value) > limit):
-        raise DistrustedAnswerError("no list, or too long a one")
+        raise InvalidReplyError("a list is missing or too long")
     if not all(isinstance(part, dict) and set(part) == keys for part in value):
-        raise DistrustedAnswerError("a list of something else")
+        raise InvalidReplyError("a list with invalid elements")
     return value
 
 
 def _object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise DistrustedAnswerError("no object where one should be")
+        raise InvalidReplyError("an object is missing")
     return value
 
 
 def _count(value: Any) -> int:
     if type(value) is not int or not 1 <= value <= _MAX_COUNT:
-        raise DistrustedAnswerError("a count that is none")
+        raise InvalidReplyError("an invalid count")
     return value
 
 
 def _text(value: Any, longest: int) -> str:
     if not isinstance(value, str) or len(value) > longest:
-        raise DistrustedAnswerError("no text, or too long a one")
+        raise InvalidReplyError("a text is missing or too long")
     return value
