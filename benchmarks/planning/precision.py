@@ -1,101 +1,80 @@
-"""Precision and compression plans beside exhaustive search, the published heuristics and their bounds.
+"""Precision and compression plans compared with the published heuristics and with their lower bounds.
 
-``python -m benchmarks.planning.precision``: on networks made by chance (synthetic costs and sensitivities,
-every fourth with a skip connection), (1) up to 12 operators with three types each against every choice,
-(2) larger ones against the lower bound, with the heap alone beside the whole search, (3) what forgetting the
-producer's side of a change would have mispriced, (4) incremental against full pricing, and (5) compression
-plans of up to 8 tensors against every strategy. Writes ``benchmarks/results/precision.json``. Times are
-of the processor, on one core.
+On random networks (synthetic costs and sensitivities, three types, every third operator with a skip connection):
+
+1. up to 12 operators: the heap above the proven best;
+2. larger networks: gap to the lower bound and proofs, for several budgets, with the heap alone;
+3. the error of pricing a change without the casts on the producer's side;
+4. speed of incremental and of full pricing;
+5. compression plans of 8 tensors against every strategy, and of 50 tensors against the bound.
+
+``--against CHECKOUT`` also runs the search that the solver replaced, from a checkout of commit 283c9af, on the same
+problems with the same budgets. Writes ``benchmarks/results/precision.json``.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.planning.precision_cases import limited, make_costs
+from benchmarks.planning.precision_cases import make_costs, problems
+from benchmarks.planning.precision_compare import compare, run, solve, summary
 from benchmarks.report.results import rounded, write_result
-from cdmpp.compose.budget import SearchControl
 from cdmpp.planning.compress.search import exhaustive as every_strategy
 from cdmpp.planning.compress.search import search as compress
 from cdmpp.planning.compress.strategy import Option, Tensor, timeline
-from cdmpp.planning.precision.allocate import Steps, exhaustive, search, simple
-from cdmpp.planning.precision.pricing import DeviceCosts, Pricing, lowest
+from cdmpp.planning.precision.pricing import Pricing, lowest
+from cdmpp.planning.precision.qsync import heap
 
 OUT = Path("benchmarks/results/precision.json")
-_SMALL, _LARGE, _TENSORS = range(21), (50, 200, 500), range(10)
-_STEPS = (5_000, 50_000)
 
 
-def problems(count: int, seeds: range) -> Iterator[tuple[int, DeviceCosts, float]]:
-    """Networks whose lowest precision fits, with limits between the lowest and the highest precision."""
-    for seed in seeds:
-        share = np.random.default_rng([count, seed]).uniform(0.15, 0.7, 2)
-        costs, limit_s = limited(make_costs(count, seed), float(share[0]), float(share[1]))
-        if Pricing(costs, lowest(costs)).within(limit_s):
-            yield seed, costs, limit_s
-
-
-def small() -> dict[str, Any]:
-    """At most 12 operators: the whole search, and its part without the tree, against every choice."""
-    heaps, found, quick, seconds = [], [], [], []
-    for seed in _SMALL:
-        for _, costs, limit_s in problems(6 + seed % 7, range(seed, seed + 1)):
-            best = exhaustive(costs, limit_s)
-            assert best is not None
-            if not best[1]:
-                continue  # everything in float32 keeps the limits
-            first = simple(costs, lowest(costs), limit_s)
+def small(networks: int) -> dict[str, Any]:
+    """Networks of at most 12 operators, which the solver proves; tests compare it with every choice."""
+    heaps, seconds = [], []
+    for seed in range(networks):
+        for costs, limit_s in problems(6 + seed % 7, [seed]):
             began = time.process_time()
-            whole = search(costs, first, limit_s, Steps(SearchControl(30.0)))
+            best = solve(costs, limit_s, None)
             seconds.append(time.process_time() - began)
-            short = search(costs, first, limit_s, Steps(SearchControl(30.0), 500))
-            heaps.append(Pricing(costs, first.heap).sensitivity / best[1] - 1)
-            found.append(whole.objective / best[1] - 1)
-            quick.append(short.objective / best[1] - 1)
+            assert best.proven
+            if best.objective:  # otherwise everything fits in float32
+                levels = heap(costs, lowest(costs), limit_s)
+                heaps.append(Pricing(costs, levels).sensitivity / best.objective - 1)
     return {
-        "problems": len(found),
+        "problems": len(heaps),
         "heap_mean_above_best": float(np.mean(heaps)),
         "heap_within_2_percent": float(np.mean(np.array(heaps) <= 0.02)),
-        "search_worst_above_best": float(np.max(found)),
-        "search_500_steps_worst_above_best": float(np.max(quick)),
-        "search_500_steps_within_2_percent": float(np.mean(np.array(quick) <= 0.02)),
-        "search_median_s": float(np.median(seconds)),
+        "solver_median_cpu_s": float(np.median(seconds)),
     }
 
 
-def large(count: int) -> dict[str, Any]:
-    """A network against its lower bound, after some steps: the same on every machine."""
+def large(count: int, seeds: int, budgets: list[float]) -> dict[str, Any]:
+    """Networks of one size against their lower bounds."""
     out: dict[str, Any] = {"operators": count}
-    for most in _STEPS:
-        gaps, heaps, seconds = [], [], []
-        for _, costs, limit_s in problems(count, range(3)):
-            first = simple(costs, lowest(costs), limit_s)
-            if not first.objective:
-                continue  # everything in float32 keeps the limits
-            began = time.process_time()
-            found = search(costs, first, limit_s, Steps(SearchControl(None), most))
-            seconds.append(time.process_time() - began)
-            gaps.append(found.objective / found.bound - 1)
-            heaps.append(Pricing(costs, first.heap).sensitivity / found.bound - 1)
-        out[f"steps_{most}"] = {
-            "mean_gap": float(np.mean(gaps)),
-            "worst_gap": float(np.max(gaps)),
-            "cpu_s": float(np.mean(seconds)),
-        }
-        out["heap_mean_gap"] = float(np.mean(heaps))
+    rows: list[Any] = []
+    for budget_s in budgets:
+        rows = run(count, seeds, budget_s)
+        out[f"budget_{budget_s:g}_s"] = summary(rows)
+    heaps = []
+    for (costs, limit_s), (_, bound, *_) in zip(problems(count, range(seeds)), rows, strict=True):
+        if bound:
+            heaps.append(Pricing(costs, heap(costs, lowest(costs), limit_s)).sensitivity / bound - 1)
+    out["heap_mean_gap"] = float(np.mean(heaps)) if heaps else 0.0
     return out
 
 
 def forgotten() -> dict[str, Any]:
-    """Changes of one operator, priced without the casts between it and its producers.
+    """Raises of one operator, priced without the casts between it and its producers.
 
-    The published allocator keeps a raise where the time does not rise; so mispriced raises are kept or
-    rejected wrongly. Counted where both pricings disagree whether the raise makes the iteration longer.
+    The published allocator accepts a raise that does not increase the time, so it accepts or rejects mispriced
+    raises wrongly. ``sign_wrong``: share of raises for which both pricings disagree whether the time increases.
     """
     wrong, changes, errors = 0, 0, []
     for seed in range(10):
@@ -126,10 +105,10 @@ def forgotten() -> dict[str, Any]:
 
 
 def pricing() -> dict[str, Any]:
-    """Changes of one operator: incremental against full."""
+    """Changes of one operator per second: incremental and full pricing."""
     costs = make_costs(200, 0)
-    chance = np.random.default_rng(0)
-    moves = [(int(chance.integers(200)), int(chance.integers(3))) for _ in range(2000)]
+    random = np.random.default_rng(0)
+    moves = [(int(random.integers(200)), int(random.integers(3))) for _ in range(2000)]
     priced = Pricing(costs, lowest(costs))
     began = time.process_time()
     for i, level in moves:
@@ -146,11 +125,11 @@ def pricing() -> dict[str, Any]:
 
 
 def tensors(count: int, seed: int) -> list[Tensor]:
-    """Synthetic: exchanges of 0.5 to 8 ms behind backward passes of 0.5 to 4 ms, CPUs of three speeds."""
-    chance = np.random.default_rng(seed)
+    """Synthetic gradients: exchanges of 0.5 to 8 ms, backward passes of 0.5 to 4 ms, CPUs of three speeds."""
+    random = np.random.default_rng(seed)
     out = []
     for i in range(count):
-        network_s, backward_s = chance.uniform(0.5e-3, 8e-3), chance.uniform(0.5e-3, 4e-3)
+        network_s, backward_s = random.uniform(0.5e-3, 8e-3), random.uniform(0.5e-3, 4e-3)
         small_s = 0.1 * network_s + 1e-4
         slow = 1 + seed % 3
         options = (
@@ -162,41 +141,66 @@ def tensors(count: int, seed: int) -> list[Tensor]:
     return out
 
 
-def compression() -> dict[str, Any]:
+def steps(most: int) -> Callable[[], bool]:
+    """A function that returns True ``most`` times."""
+    remaining = iter(range(most))
+    return lambda: next(remaining, None) is not None
+
+
+def compression(problems: int, larger: int) -> dict[str, Any]:
     """Plans of 8 tensors against all 6,561 strategies; of 50 against the bound."""
-    found, heuristic, none, seconds = [], [], [], []
-    for seed in _TENSORS:
-        made = tensors(8, seed)
-        _, best_s = every_strategy(made)
+    excess, heuristic, none, seconds = [], [], [], []
+    for seed in range(problems):
+        gradients = tensors(8, seed)
+        _, best_s = every_strategy(gradients)
         began = time.process_time()
-        plan = compress(made, lambda: True)
+        plan = compress(gradients, lambda: True)
         seconds.append(time.process_time() - began)
-        found.append(plan.iteration_s / best_s - 1)
-        heuristic.append(timeline(made, plan.heuristic).makespan_s / best_s - 1)
-        none.append(timeline(made, (0,) * 8).makespan_s / best_s - 1)
+        excess.append(plan.iteration_s / best_s - 1)
+        heuristic.append(timeline(gradients, plan.heuristic).makespan_s / best_s - 1)
+        none.append(timeline(gradients, (0,) * 8).makespan_s / best_s - 1)
     gaps = []
-    for seed in range(3):
-        plan = compress(tensors(50, seed), Steps(SearchControl(None), 10_000).go_on)
+    for seed in range(larger):
+        plan = compress(tensors(50, seed), steps(10_000))
         gaps.append(plan.iteration_s / plan.bound_s - 1)
     return {
-        "problems": len(found),
-        "search_worst_above_best": float(np.max(found)),
+        "problems": len(excess),
+        "search_worst_above_best": float(np.max(excess)),
         "bytecomp_mean_above_best": float(np.mean(heuristic)),
         "bytecomp_worst_above_best": float(np.max(heuristic)),
         "none_mean_above_best": float(np.mean(none)),
         "search_median_s": float(np.median(seconds)),
-        "mean_gap_50_tensors_10000_steps": float(np.mean(gaps)),
+        "mean_gap_50_tensors_10000_steps": float(np.mean(gaps)) if gaps else None,
     }
 
 
 def main() -> None:
-    result: dict[str, Any] = {}
-    for study in (small, forgotten, pricing, compression):
-        result[study.__name__] = study()
-        print(study.__name__, result[study.__name__])
-    result["large"] = [large(count) for count in _LARGE]
-    print(*result["large"], sep="\n")
-    write_result(OUT, rounded(result))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--operators", type=int, nargs="+", default=[12, 50, 200, 500], help="sizes of large networks")
+    parser.add_argument("--seeds", type=int, default=3, help="networks of each size")
+    parser.add_argument("--budgets", type=float, nargs="+", default=[1.0, 8.0], metavar="S", help="seconds of a search")
+    parser.add_argument("--networks", type=int, default=21, help="small networks")
+    parser.add_argument("--tensors", type=int, nargs=2, default=[10, 3], help="problems of 8 and of 50 tensors")
+    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="compare with the earlier search there")
+    parser.add_argument("--out", type=Path, default=OUT)
+    options = parser.parse_args()
+    result: dict[str, Any] = {
+        "small": small(options.networks),
+        "forgotten": forgotten(),
+        "pricing": pricing(),
+        "compression": compression(*options.tensors),
+    }
+    for name, figures in result.items():
+        print(name, figures, flush=True)
+    result["large"] = []
+    for count in options.operators:
+        result["large"].append(large(count, options.seeds, options.budgets))
+        print(result["large"][-1], flush=True)
+    if options.against is not None:
+        result["comparison"] = compare(options.against, options.operators, options.seeds, options.budgets)
+    elif options.out.exists():  # the last comparison stays
+        result["comparison"] = json.loads(options.out.read_text()).get("comparison", [])
+    write_result(options.out, rounded(result))
 
 
 if __name__ == "__main__":

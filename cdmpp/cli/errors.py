@@ -27,6 +27,7 @@ _EXTRAS = {
     "xgboost": "train",
     "matplotlib": "plan",
     "numba": "plan",
+    "highspy": "plan",
     "tvm": "tvm",
     "tvm_ffi": "tvm",
     "httpx2": "client",

@@ -130,8 +130,8 @@ _ALL: tuple[PlannerSpec, ...] = (
         "/precision/plan",
         "The type of each operator on unlike devices that train together (QSync).",
         {"": "cdmpp.planning.precision.schema:PrecisionRequest"},
-        "cdmpp.planning.precision.render:show",
-        "cdmpp.planning.precision.plot:draw",
+        "",
+        "cdmpp.planning.precision.view:draw",
     ),
     PlannerSpec(
         "rl",

@@ -37,6 +37,7 @@ TINY = {
     "planning.fused": "--instances 1 --random-instances 1 --budget 0.1 --random-budget 0.1 --limited-budget 0.02"
     " --out {out}",
     "planning.gloo": "--rounds 1 --repeats 2 --networks mlp --out {out}",
+    "planning.precision": "--operators 8 --seeds 1 --budgets 1 --networks 2 --tensors 1 0 --out {out}",
     "planning.replay_speed": "--nodes 50 --repeats 1 --out {out}",
     "reference_preset": "--seconds 1 --out {out}",
     "serving.__main__": "--seconds 0.2 --workers 1 --requests 20 --only rates --out {out}",

@@ -1,9 +1,8 @@
-"""Precision plans as requests: what they price, what they refuse, and the answer."""
+"""Requests and plans of precision planning: priced programs, refused requests, and the plan's figures."""
 
 from __future__ import annotations
 
 import copy
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,21 @@ from typing import Any
 import pytest
 
 from cdmpp import LatencyPredictor
-from cdmpp.compose.budget import SearchControl
+from cdmpp.compose.budget import Progress, SearchControl
+from cdmpp.compose.render import render
+from cdmpp.compose.solve import solve_request
 from cdmpp.devices.registry import lookup
 from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.planning.precision.casts import MEASURED, MEASURED_COPY_BYTES_PER_S, scaled
-from cdmpp.planning.precision.schema import PrecisionAnswer, PrecisionRequest
+from cdmpp.planning.precision.schema import PrecisionPlan, PrecisionRequest
 from cdmpp.planning.registry import PLANNERS, load, make_plan
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "precision.json"
+
+
+def solved(**changes: Any) -> PrecisionPlan:
+    """The plan of :func:`small` with changes."""
+    return PrecisionRequest.model_validate(small(**changes)).solve(SearchControl(None))
 
 
 def cost(dtype: str, seconds: float, device: str | None = None) -> dict[str, Any]:
@@ -26,7 +32,7 @@ def cost(dtype: str, seconds: float, device: str | None = None) -> dict[str, Any
 
 
 def small(**more: Any) -> dict[str, Any]:
-    """Two operators in a row on two unlike devices, with an exchange for each."""
+    """Two operators in a row on two unlike devices."""
     operators = [
         {
             "id": name,
@@ -49,39 +55,41 @@ def small(**more: Any) -> dict[str, Any]:
     return {"devices": devices, "operators": operators, "max_steps": 2000, **more}
 
 
-def test_by_hand() -> None:
-    """Of 0.1 s the slow device keeps one raise, the fast one both."""
-    answer = make_plan("precision", small(iteration_limit_s=0.16))
-    fast, slow = answer["devices"]
-    assert fast["dtypes"] == {"first": "float32", "second": "float32"}
+def test_figures_computed_by_hand() -> None:
+    """Within 0.16 s the slow device has time for one raise, the fast one for both."""
+    plan = solved(iteration_limit_s=0.16)
+    fast, slow = plan.devices
+    assert fast.dtypes == {"first": "float32", "second": "float32"}
     # Raising `second` on the slow device: 0.010 x 3 and 0.040 x 3; casts between them cost 0.002 each way;
     # `first` has a copy of its weights made and its gradient cast, 0.0015 each, and the update is 0.002.
-    assert slow["dtypes"] == {"first": "float16", "second": "float32"}
-    assert slow["iteration_s"] == pytest.approx(0.03 + 0.12 + 2 * 0.002 + 2 * 0.0015 + 0.002)
-    assert slow["casts_s"] == pytest.approx(2 * 0.002)
-    assert answer["sensitivity"] == answer["lower_bound"] == 1.0
-    assert answer["gap"] == 0.0
-    assert answer["baselines"]["all_lowest"] == 2 * 4.0 + 4.0
-    assert "all_float32" not in answer["baselines"]
-    assert [(one["device"], one["operator"], one["breaks"]) for one in answer["rejected"]] == [
+    assert slow.dtypes == {"first": "float16", "second": "float32"}
+    assert slow.iteration_s == pytest.approx(0.03 + 0.12 + 2 * 0.002 + 2 * 0.0015 + 0.002)
+    assert slow.casts_s == pytest.approx(2 * 0.002)
+    assert plan.sensitivity == plan.lower_bound == 1.0
+    assert plan.gap == 0.0
+    assert fast.proven and slow.proven
+    assert plan.baselines["all_lowest"] == 2 * 4.0 + 4.0
+    assert {"best_uniform", "start", "qsync"} <= plan.baselines.keys()
+    assert "all_float32" not in plan.baselines
+    assert [(refused.device, refused.operator, refused.breaks) for refused in plan.rejected] == [
         ("slow", "first", "time")
     ]
-    # Master weights and gradients 8, Adam 8 bytes a weight; the copy of `first` 2; its output 4 an element.
-    assert slow["memory_bytes"] == 16 * 1000 + 2 * 500 + 4 * 1000
+    # Per weight: master weight and gradient 8 bytes, Adam 8, the copy of `first` 2. Per element of its output: 4.
+    assert slow.memory_bytes == 16 * 1000 + 2 * 500 + 4 * 1000
 
 
-def test_two_devices_meet_in_each_exchange_as_published() -> None:
-    """QSync's rule for communication nodes, written as it is published, on both devices' timelines."""
+def test_exchanges_of_two_devices_follow_the_published_rule() -> None:
+    """QSync's rule for communication nodes as published, on the timelines of both devices."""
     buckets = [{"operators": ["second"], "duration_s": 0.03}, {"operators": ["first"], "duration_s": 0.01}]
-    answer = make_plan("precision", small(iteration_limit_s=0.16, communication={"buckets": buckets}))
+    plan = solved(iteration_limit_s=0.16, communication={"buckets": buckets})
     ready = {}
-    for device in answer["devices"]:
+    for device in plan.devices:
         seconds = {"fast": {"float16": 0.010, "float32": 0.016}, "slow": {"float16": 0.010, "float32": 0.040}}
-        first, second = (seconds[device["name"]][device["dtypes"][name]] for name in ("first", "second"))
-        weights = {name: 0.0015 if device["dtypes"][name] == "float16" else 0.0 for name in ("first", "second")}
-        cast = 0.002 if device["dtypes"]["first"] != device["dtypes"]["second"] else 0.0
+        first, second = (seconds[device.name][device.dtypes[name]] for name in ("first", "second"))
+        weights = {name: 0.0015 if device.dtypes[name] == "float16" else 0.0 for name in ("first", "second")}
+        cast = 0.002 if device.dtypes["first"] != device.dtypes["second"] else 0.0
         after_second = first + cast + second + 2 * second + weights["first"] + 2 * weights["second"]
-        ready[device["name"]] = [after_second, after_second + cast + 2 * first + weights["first"]]
+        ready[device.name] = [after_second, after_second + cast + 2 * first + weights["first"]]
     last = {"fast": 0.0, "slow": 0.0}
     for k, duration in enumerate((0.03, 0.01)):
         start = {name: max(last[name], ready[name][k]) for name in last}
@@ -89,68 +97,72 @@ def test_two_devices_meet_in_each_exchange_as_published() -> None:
             lasts = max(start.values()) - start[name] + duration
             last[name] = start[name] + lasts
     ends = [last["fast"], last["slow"] + 0.002, ready["slow"][1] + 0.002, ready["fast"][1]]
-    assert answer["iteration_s"] == pytest.approx(max(ends))
+    assert plan.iteration_s == pytest.approx(max(ends))
 
 
-def test_the_link_prices_a_ring_of_all_workers() -> None:
+def test_an_exchange_over_a_link_is_a_ring_of_all_workers() -> None:
     link = {"alpha_s": 0.001, "bandwidth_bytes_per_s": 1e6}
-    request = small(communication={"link": link, "bucket_bytes": 1e9}, iteration_limit_s=1.0)
-    answer = make_plan("precision", request)
+    slow = solved(communication={"link": link, "bucket_bytes": 1e9}, iteration_limit_s=1.0).devices[1]
     # 4000 bytes among three workers: 4 steps of alpha + a third of the bytes.
     ring = 4 * (0.001 + 4000 / 3 / 1e6)
-    slow = answer["devices"][1]
-    assert slow["iteration_s"] == pytest.approx(slow["compute_s"] + ring + 0.002)
+    assert slow.iteration_s == pytest.approx(slow.compute_s + ring + 0.002)
 
 
-def test_the_example_is_predicted_on_both_devices(predictor: LatencyPredictor) -> None:
-    request = json.loads(EXAMPLE.read_text())
-    read = PLANNERS["precision"].read(request)
-    asked = read.price_requests()
-    assert {one.program["dtype"] for one in asked} == {"int8", "float16", "float32"}
+def test_programs_of_the_example_are_priced_on_both_devices(predictor: LatencyPredictor) -> None:
+    request = PrecisionRequest.model_validate_json(EXAMPLE.read_text())
+    programs = request.price_requests()
+    assert {entry.program["dtype"] for entry in programs} == {"int8", "float16", "float32"}
     # Backward programs of int8 operators are float16.
-    assert all(one.program["dtype"] != "int8" for one in asked if ".backward." in one.path)
-    answer = make_plan("precision", request, predictor)
-    PrecisionAnswer.model_validate(answer)
-    assert answer["iteration_s"] <= answer["iteration_limit_s"]
-    assert answer["iteration_lower_s"] <= answer["iteration_s"] <= answer["iteration_upper_s"]
-    assert answer["sensitivity"] <= min(answer["baselines"].values())
-    assert answer["devices"][0]["memory_bytes"] <= request["devices"][0]["memory_bytes"]
-    assert answer["model_id"] == predictor.model_id
-    assert any("linear" in said for said in answer["explanation"])
-    figure = load(PLANNERS["precision"].draw)(read, answer)
+    assert all(entry.program["dtype"] != "int8" for entry in programs if ".backward." in entry.path)
+    plan = solve_request(request, predictor)
+    assert plan.iteration_s <= plan.iteration_limit_s
+    assert plan.iteration_lower_s <= plan.iteration_s <= plan.iteration_upper_s
+    assert plan.sensitivity <= min(plan.baselines.values())
+    assert plan.devices[0].memory_bytes <= request.devices[0].memory_bytes
+    assert plan.model_id == predictor.model_id
+    assert any("linear" in sentence for sentence in plan.explanation)
+    figure = load(PLANNERS["precision"].draw)(request, plan)
     assert next(axes.get_xlabel() for axes in figure.axes) == "iteration (ms)"
+    assert PrecisionPlan.model_validate(plan.model_dump()) == plan
 
 
-def test_words(capsys: pytest.CaptureFixture[str]) -> None:
-    request = PrecisionRequest.model_validate(small())
-    load(PLANNERS["precision"].show)(request, make_plan("precision", small()))
-    assert "sensitivity" in capsys.readouterr().out
+def test_tables_show_types_figures_and_baselines() -> None:
+    text = render(solved().tables())
+    for part in ("operator  fast", "casts given", "sensitivity", "qsync", "breaks a limit", "the time limit of"):
+        assert part in text
 
 
-def test_statistics_are_turned_into_sensitivities() -> None:
-    request = small(gamma=2.0)
+def test_gap_is_relative_to_the_lowest_precision_where_the_bound_is_zero() -> None:
+    plan = solved()
+    assert plan.gap == 0.0
+    unproven = plan.model_copy(update={"lower_bound": 0.0})
+    assert unproven.gap == pytest.approx(plan.sensitivity / plan.baselines["all_lowest"])
+
+
+def test_statistics_give_sensitivities() -> None:
+    request = small(gamma=2.0, iteration_limit_s=10.0)
     tensor = {"elements": 10, "norm2": 90.0, "max_abs": 5.0}
     for operator in request["operators"]:
         del operator["sensitivity"]
         operator["statistics"] = {"input": tensor, "weight": tensor, "gradient": tensor}
-    answer = make_plan("precision", {**request, "iteration_limit_s": 10.0})
-    lowest = next(one for one in answer["baseline_plans"] if one["name"] == "all_lowest")
+    plan = PrecisionRequest.model_validate(request).solve(SearchControl(None))
+    lowest = next(baseline for baseline in plan.baseline_plans if baseline.name == "all_lowest")
     # Both variances are 2 x 90 x 10 x 2^-14 / 6; gamma (2 - 1) + 1 of them, and gamma 0 + 2; three workers.
-    one = 2 * 90 * 10 * 2.0**-14 / 6
-    assert lowest["sensitivity"] == pytest.approx(3 * (3 * one + 2 * one))
-    assert answer["sensitivity"] == 0.0
+    variance = 2 * 90 * 10 * 2.0**-14 / 6
+    assert lowest.sensitivity == pytest.approx(3 * (3 * variance + 2 * variance))
+    assert plan.sensitivity == 0.0
 
 
-def test_progress_holds_on_to_what_it_was() -> None:
-    told: list[Any] = []
+def test_answers_of_progress_do_not_change_afterwards() -> None:
+    reports: list[Progress] = []
     request = PrecisionRequest.model_validate(small())
-    request.solve([], SearchControl(1.0, told.append, every_s=0.0))
-    answers = [one.answer() for one in told]
-    assert answers
-    for progress, answer in zip(told, answers, strict=True):
-        assert answer["sensitivity"] == progress.best
+    request.solve(SearchControl(1.0, reports.append, every_s=0.0))
+    assert reports
+    for progress in reports:
+        assert progress.answer is not None and progress.bound is not None and progress.best is not None
+        plan = progress.answer()
+        assert plan.sensitivity == progress.best
         assert progress.bound <= progress.best + 1e-9
-        PrecisionAnswer.model_validate(answer)
 
 
 def broken(change: Any) -> dict[str, Any]:
@@ -163,7 +175,7 @@ def broken(change: Any) -> dict[str, Any]:
     ("path", "change"),
     [
         ("operators.0.deps", lambda r: r["operators"][0].update(deps=["second"])),
-        ("operators.1.deps.0", lambda r: r["operators"][1].update(deps=["nobody"])),
+        ("operators.1.deps.0", lambda r: r["operators"][1].update(deps=["unknown"])),
         ("operators.1.deps.1", lambda r: r["operators"][1].update(deps=["first", "first"])),
         ("operators.1.id", lambda r: r["operators"][1].update(id="first", deps=[])),
         ("devices.1.name", lambda r: r["devices"][1].update(name="fast")),
@@ -195,7 +207,7 @@ def broken(change: Any) -> dict[str, Any]:
         ("communication.link", lambda r: r.update(communication={"link": {}})),
         (
             "communication.buckets.0.operators.0",
-            lambda r: r.update(communication={"buckets": [{"operators": ["nobody"]}]}),
+            lambda r: r.update(communication={"buckets": [{"operators": ["unknown"]}]}),
         ),
         (
             "communication.buckets.0.operators.1",
@@ -207,13 +219,13 @@ def broken(change: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_contradictions_name_their_field(path: str, change: Any) -> None:
+def test_a_contradictory_request_names_its_field(path: str, change: Any) -> None:
     with pytest.raises(FieldError) as caught:
         make_plan("precision", broken(change), None)
     assert caught.value.path == path
 
 
-def test_a_program_that_has_no_type_is_refused() -> None:
+def test_a_program_without_a_type_is_refused() -> None:
     request = small()
     request["operators"][0].update(costs=None, backward_factor=2.0, forward=[{"program": {"tvm_json": "{}"}}])
     for device in request["devices"]:
@@ -223,7 +235,7 @@ def test_a_program_that_has_no_type_is_refused() -> None:
     assert caught.value.path == "operators.0.forward.0.program"
 
 
-def test_memory_that_fits_nothing_says_what_would() -> None:
+def test_memory_that_fits_no_plan_is_refused_with_the_smallest_that_would() -> None:
     request = small()
     request["devices"][0]["memory_bytes"] = 16_000.0
     with pytest.raises(InfeasibleError, match="needs 1") as caught:
@@ -231,22 +243,22 @@ def test_memory_that_fits_nothing_says_what_would() -> None:
     assert caught.value.path == "devices.0.memory_bytes"
 
 
-def test_measured_casts_are_carried_by_bandwidth() -> None:
+def test_measured_casts_are_scaled_by_bandwidth() -> None:
     device = lookup("t4")
-    carried = scaled(device, "graph")
+    casts = scaled(device, "graph")
     pair = ("float32", "float16")
     ratio = MEASURED_COPY_BYTES_PER_S / device.mem_bandwidth_bytes_per_s
-    assert carried[pair].s_per_element == pytest.approx(MEASURED[pair].s_per_element * ratio)
-    assert carried[pair].overhead_s == 2e-6
-    assert carried[pair].seconds(0) == 0.0
+    assert casts[pair].s_per_element == pytest.approx(MEASURED[pair].s_per_element * ratio)
+    assert casts[pair].overhead_s == 2e-6
+    assert casts[pair].seconds(0) == 0.0
     assert len(MEASURED) == 12
 
 
-def test_the_request_of_the_documentation() -> None:
+def test_request_in_the_documentation_is_solved() -> None:
     text = (EXAMPLE.parent.parent / "precision.md").read_text()
     block = re.search(r"```json\n(.*?)```", text, re.DOTALL)
     assert block is not None
-    answer = make_plan("precision", json.loads(block[1]))
-    # 0.1 s: one of the two can be float32, and the casts between them.
-    assert answer["devices"][0]["dtypes"] == {"a": "float16", "b": "float32"}
-    assert answer["devices"][0]["proven"]
+    device = PrecisionRequest.model_validate_json(block[1]).solve(SearchControl(None)).devices[0]
+    # 0.1 s: time for one float32 operator, and the casts between the two.
+    assert device.dtypes == {"a": "float16", "b": "float32"}
+    assert device.proven

@@ -1,4 +1,4 @@
-"""Pricing of precision plans: both neighbours, incremental = full, and the iteration by replay."""
+"""Pricing of precision plans: casts on both sides, incremental updates, and the iteration of replay."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.planning.precision_cases import make_costs
-from cdmpp.planning.precision.allocate import _price_all
 from cdmpp.planning.precision.pricing import DeviceCosts, Pricing, uniform
 from cdmpp.replay import Graph, Node, replay
+from tests.planning.precision_exhaustive import price_all
 
 
 def figures(priced: Pricing) -> tuple[float, float, float, bytes]:
@@ -28,7 +28,7 @@ def test_incremental_pricing_equals_full_pricing(count: int, seed: int, data: st
         assert figures(priced) == figures(Pricing(costs, priced.levels))
 
 
-def test_a_change_reprices_both_neighbours() -> None:
+def test_a_change_updates_both_neighbours() -> None:
     costs = make_costs(3, 1)
     priced = Pricing(costs, [0, 0, 0])
     before = priced.slots_s.copy()
@@ -45,32 +45,32 @@ def test_a_change_reprices_both_neighbours() -> None:
     )
 
 
-def test_readers_of_one_type_share_a_copy() -> None:
-    many = (make_costs(6, seed) for seed in range(50))
-    costs = next(c for c in many if any(len(kept.consumers) > 1 for kept in c.kept))
+def test_readers_of_one_type_share_one_copy() -> None:
+    candidates = (make_costs(6, seed) for seed in range(50))
+    costs = next(c for c in candidates if any(len(kept.consumers) > 1 for kept in c.kept))
     kept = next(kept for kept in costs.kept if len(kept.consumers) > 1)
     reader = kept.consumers[0]
-    at = Pricing(costs, [0] * 6)
-    same = at.memory_bytes
-    at.change(reader, 2)
+    priced = Pricing(costs, [0] * 6)
+    before = priced.memory_bytes
+    priced.change(reader, 2)
     own = costs.own_bytes[reader]
     alone = sum(k.elements for k in costs.kept if k.consumers == (reader,))
     shared = sum(k.elements for k in costs.kept if reader in k.consumers and len(k.consumers) > 1)
-    # Alone: float32 in place of int8. Shared: float32 beside the int8 that the others still read.
-    assert at.memory_bytes - same == pytest.approx(own[2] - own[0] + 3 * alone + 4 * shared)
+    # Alone: float32 instead of int8. Shared: float32 in addition to the int8 that the others still read.
+    assert priced.memory_bytes - before == pytest.approx(own[2] - own[0] + 3 * alone + 4 * shared)
 
 
 def test_vectorised_pricing_equals_pricing() -> None:
     costs = make_costs(7, 3)
     block = np.random.default_rng(0).integers(0, 3, (20, 7))
-    slots, memory, added = _price_all(costs, block)
+    slots, memory, added = price_all(costs, block)
     for row, slot, bytes_, error in zip(block, slots, memory, added, strict=True):
         priced = Pricing(costs, row.tolist())
         np.testing.assert_allclose(slot, priced.slots_s, rtol=1e-12)
         assert (bytes_, error) == pytest.approx((priced.memory_bytes, priced.sensitivity), rel=1e-12)
 
 
-def test_one_type_everywhere_takes_the_next_higher_where_it_is_missing() -> None:
+def test_uniform_takes_the_next_higher_type_where_one_is_missing() -> None:
     costs = make_costs(2, 0)
     assert uniform(costs, "float16") == [1, 1]
     narrow = DeviceCosts(**{**vars(costs), "dtypes": [("int8", "float32"), ("int8",)]})
@@ -78,8 +78,8 @@ def test_one_type_everywhere_takes_the_next_higher_where_it_is_missing() -> None
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_iteration_is_what_replay_says(seed: int) -> None:
-    """One device: its queue, the exchanges behind it in a stream of their own, the update after all."""
+def test_iteration_equals_replay(seed: int) -> None:
+    """One device: its queue, exchanges in a separate stream, then the update."""
     costs = make_costs(9, seed)
     priced = Pricing(costs, np.random.default_rng(seed).integers(0, 3, 9).tolist())
     update_s = float(costs.tail_s[-1])

@@ -1,4 +1,4 @@
-"""What a change of element type costs: a straight line in the number of elements, for each direction."""
+"""Cost of a cast between element types: a straight line in the number of elements, for each direction."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.programs.query_options import FLOOR_S, Protocol
 
-#: Bytes a second that a plain copy moved (read and written) where :data:`MEASURED` was measured.
+#: Bytes per second that a plain copy read and wrote on the machine of :data:`MEASURED`.
 MEASURED_COPY_BYTES_PER_S = 1.75e10
 
 
@@ -19,13 +19,13 @@ class CastCost:
     overhead_s: float
 
     def seconds(self, elements: float) -> float:
-        """Of one cast; nothing to cast takes no time."""
+        """Seconds of one cast; 0 for no elements."""
         return self.overhead_s + self.s_per_element * elements if elements else 0.0
 
 
-#: (from, to) on one core of an x86 server CPU, PyTorch with one thread, while nothing else ran;
-#: ``python -m benchmarks.planning.casts`` measures it anew. One line for small and large tensors is a rough
-#: one: it is off by 8 to 40 % on average, too slow for what a cache holds and too fast for the rest.
+#: (from, to), measured on one core of an idle x86 server CPU with PyTorch on one thread by
+#: ``python -m benchmarks.planning.casts``. One line for small and large tensors is off by 8 to 40 % on average:
+#: too slow for tensors that fit into a cache, too fast for the others.
 MEASURED: dict[tuple[str, str], CastCost] = {
     ("int8", "float16"): CastCost(1.00e-09, 2.82e-06),
     ("int8", "bfloat16"): CastCost(3.84e-10, 2.80e-06),
@@ -43,10 +43,10 @@ MEASURED: dict[tuple[str, str], CastCost] = {
 
 
 def scaled(device: DeviceSpec, protocol: Protocol) -> dict[tuple[str, str], CastCost]:
-    """The measured lines carried to a device: by the ratio of memory bandwidths, with its launch cost.
+    """The measured lines scaled to a device by the ratio of memory bandwidths, with its launch cost.
 
-    An estimate: a cast is bound by memory on a GPU, where some of the measured ones are bound by the core's
-    arithmetic. Give ``casts`` where they decide.
+    This is an estimate: casts on a GPU are limited by memory bandwidth, and some of the measured ones by the
+    arithmetic of the core. Give ``casts`` where they matter.
     """
     ratio = MEASURED_COPY_BYTES_PER_S / device.mem_bandwidth_bytes_per_s
     launch_s = FLOOR_S[protocol]

@@ -1,10 +1,10 @@
-"""When an iteration ends: the gradients' exchange behind the backward pass, across unlike devices.
+"""End of an iteration: exchanges of gradients during the backward pass, across unlike devices.
 
-QSync's rule for a communication node on devices A and B: it starts on each where that one is ready
-(s = max(end of its last exchange, ready)), and lasts until the other is ready too, plus the longer of the two
-durations. So it ends everywhere at max(s_A, s_B) + duration, and after the last of them
-end = max over devices and buckets of (ready + the durations of this bucket and all later ones): a set of
-limits that each device meets or breaks on its own.
+QSync's rule for an exchange between devices A and B: it starts on each device when that device is ready
+(s = max(end of its last exchange, ready)). It lasts until the other device is ready too, plus the longer of the
+two durations. So it ends on both at max(s_A, s_B) + duration. The last exchange therefore ends at the maximum,
+over devices and buckets, of (ready + durations of this bucket and all later ones). This is a set of limits that
+can be checked for each device alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from cdmpp.errors import FieldError
-from cdmpp.planning.precision.forms import ExchangeForm, OperatorForm
+from cdmpp.planning.precision.schema import ExchangeForm, OperatorForm
 from cdmpp.replay.build import read_link
 from cdmpp.replay.links import collective_s
 
@@ -22,28 +22,29 @@ _GRADIENT_BYTES = 4.0
 
 
 def buckets(
-    form: ExchangeForm | None, operators: Sequence[OperatorForm], place: Mapping[str, int], workers: int
+    form: ExchangeForm | None, operators: Sequence[OperatorForm], index: Mapping[str, int], workers: int
 ) -> list[tuple[int, float]]:
-    """Exchanges in the order in which they get ready.
+    """Exchanges in the order in which their gradients are ready.
 
     Parameters
     ----------
     form : ExchangeForm or None
     operators : sequence of OperatorForm
         In topological order.
-    place : mapping of str to int
-        Operator -> its place in that order.
+    index : mapping of str to int
+        Index of each operator in that order, by id.
     workers : int
-        In all.
+        Workers of all devices.
 
     Returns
     -------
     list of (int, float)
-        Slot of the queue after which the last gradient of a bucket is there, and the seconds of its exchange.
+        Slot after which the last gradient of a bucket is ready, and the seconds of its exchange.
 
     Raises
     ------
     FieldError
+        A duration or a link is missing, or a bucket names an operator that is unknown or in another bucket.
     """
     if form is None or (workers == 1 and form.buckets is None):
         return []
@@ -53,7 +54,7 @@ def buckets(
     def exchange_s(size: float, path: str) -> float:
         if link is None:
             raise FieldError(
-                f"{path}: seconds of an exchange need a link",
+                f"{path}: the seconds of an exchange depend on a link",
                 path=path,
                 hint="give communication.link, or duration_s of each bucket",
             )
@@ -78,33 +79,38 @@ def buckets(
     for b, bucket in enumerate(form.buckets):
         for k, name in enumerate(bucket.operators):
             path = f"communication.buckets.{b}.operators.{k}"
-            if name not in place:
+            if name not in index:
                 raise FieldError(f"{path}: no operator is called {name!r}", path=path)
             if name in seen:
-                raise FieldError(f"{path}: {name!r} is in a bucket already", path=path)
+                raise FieldError(f"{path}: {name!r} is already in a bucket", path=path)
             seen.add(name)
-        ready = max(2 * count - 1 - place[name] for name in bucket.operators)
+        ready = max(2 * count - 1 - index[name] for name in bucket.operators)
         seconds = bucket.duration_s
         if seconds is None:
-            size = sum(_GRADIENT_BYTES * operators[place[name]].weight_elements for name in bucket.operators)
+            size = sum(_GRADIENT_BYTES * operators[index[name]].weight_elements for name in bucket.operators)
             seconds = exchange_s(size, f"communication.buckets.{b}.duration_s")
         out.append((ready, seconds))
-    return sorted(out, key=lambda one: one[0])
+    return sorted(out, key=lambda exchange: exchange[0])
 
 
 def limits(
     exchanges: Sequence[tuple[int, float]], count: int, update_s: float, slowest_update_s: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Slots and what follows them (``after`` and ``tail_s`` of a device's costs).
+    """Slots that are followed by exchanges or the update (``after`` and ``tail_s`` of a device's costs).
 
     Parameters
     ----------
     exchanges : sequence of (int, float)
-        Of :func:`buckets`.
+        Result of :func:`buckets`.
     count : int
-        Operators.
+        Number of operators.
     update_s, slowest_update_s : float
-        Optimizer step of this device, and the longest of all devices.
+        Seconds of the optimizer step on this device, and the longest of all devices.
+
+    Returns
+    -------
+    after : ndarray of int, shape (exchanges + 1,)
+    tail_s : ndarray, shape (exchanges + 1,)
     """
     seconds = np.array([duration for _, duration in exchanges], dtype=np.float64)
     tails = np.cumsum(seconds[::-1])[::-1] + slowest_update_s

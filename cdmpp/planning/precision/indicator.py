@@ -1,4 +1,4 @@
-"""QSync's indicator: how much a lower precision of one operator disturbs training.
+"""QSync's indicator of how much a lower precision of one operator disturbs training.
 
 With stochastic rounding to a grid of step S an element gets an error of variance S^2 / 6 on average.
 Through a product with weights w the errors of the input v reach the output with at most
@@ -9,12 +9,11 @@ backward pass every operator before it, so
     indicator = gamma (depth_total - depth) forward + depth backward.
 
 For int8, S is the largest magnitude over 127. For a floating type S = 2^(e - k), e the exponent of the
-tensor's root mean square and k the bits of the mantissa; QSync takes k = 9 for float16, one less than the
-type stores, and so does this for bfloat16 (k = 6). Gradients of an int8 operator are kept in float16, as
-there.
+tensor's root mean square and k the bits of the mantissa. QSync takes k = 9 for float16, one less than the
+type stores; likewise k = 6 for bfloat16 here. As in QSync, gradients of an int8 operator are float16.
 
-Where QSync's code departs from its derivation this follows the derivation: the code multiplies the float16
-terms by the exponent instead of taking two to its power, and uses the norm of a gradient without squaring it.
+QSync's code differs from its derivation in two places: it multiplies the float16 terms by the exponent instead
+of raising two to its power, and it does not square the norm of a gradient. This module follows the derivation.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-#: Bits of the mantissa that count.
+#: Mantissa bits k of each floating type.
 MANTISSA = {"float16": 9, "bfloat16": 6}
 
 
 @dataclass(frozen=True)
 class TensorStatistics:
-    """What the indicator needs of a tensor.
+    """Statistics of a tensor that the indicator uses.
 
     Attributes
     ----------
@@ -44,7 +43,7 @@ class TensorStatistics:
     max_abs: float
 
     def step(self, dtype: str) -> float:
-        """Distance of neighbouring values in a type, near the tensor's typical magnitude."""
+        """Distance of neighbouring values of a type near the tensor's typical magnitude."""
         if dtype == "float32" or not self.elements or self.norm2 == 0.0:
             return 0.0
         if dtype == "int8":
@@ -55,12 +54,12 @@ class TensorStatistics:
 
 @dataclass(frozen=True)
 class OperatorStatistics:
-    """Tensors of one operator in a training step; no ``weight`` where it has none (QSync's one-input rule).
+    """Tensors of one operator in a training step; ``weight`` is None for an activation (one-input rule).
 
     Attributes
     ----------
     input, weight, gradient : TensorStatistics
-        What it reads, its weights, and the gradient of its output.
+        Its input, its weights, and the gradient of its output.
     """
 
     input: TensorStatistics
@@ -69,12 +68,12 @@ class OperatorStatistics:
 
 
 def gradient_dtype(dtype: str) -> str:
-    """The type in which the backward pass of an operator runs: float16 for int8, else its own."""
+    """Type of an operator's backward pass: float16 for int8, else the same type."""
     return "float16" if dtype == "int8" else dtype
 
 
 def variances(tensors: OperatorStatistics, dtype: str) -> tuple[float, float]:
-    """Variance that a type adds in the forward and in the backward pass."""
+    """Variance that a type adds in the forward and in the backward pass of an operator."""
     v, w, g = tensors.input, tensors.weight, tensors.gradient
     of_input = v.step(dtype) ** 2 * v.elements / 6.0
     if w is None:
@@ -97,11 +96,11 @@ def indicator(
     Parameters
     ----------
     tensors : mapping of str to OperatorStatistics
-        By operator.
+        Statistics by operator.
     depths : mapping of str to int
-        How many operators lie on the longest path up to and with this one: 1 for the first.
+        Operators on the longest path that ends with this one: 1 for the first.
     gamma : float
-        Weight of forward errors, which pass through the loss.
+        Weight of forward errors.
 
     Returns
     -------
@@ -110,9 +109,9 @@ def indicator(
     """
     total = max(depths.values(), default=0)
     out: dict[str, dict[str, float]] = {}
-    for name, one in tensors.items():
+    for name, statistics in tensors.items():
         out[name] = {}
         for dtype in dtypes:
-            forward, backward = variances(one, dtype)
+            forward, backward = variances(statistics, dtype)
             out[name][dtype] = gamma * (total - depths[name]) * forward + depths[name] * backward
     return out

@@ -1,10 +1,9 @@
-"""What a choice of element types costs one device: time, memory, and the error it adds.
+"""Time, memory and added error of a choice of element types on one device.
 
-Operators are in topological order. A device has one compute queue: forward passes in that order, then the
-backward passes in the reverse order, so an operator has two slots in it. A cast stands in the slot of whoever
-receives: the consumer's forward slot for a tensor, the producer's backward slot for its gradient. Choosing
-another type for an operator changes the casts on both of its sides; QSync's code re-prices its successors
-alone.
+Operators are in topological order. A device has one compute queue: the forward passes in that order, then the
+backward passes in the reverse order. So an operator has two slots. A cast is part of the receiver's slot: of the
+consumer's forward slot for a tensor, of the producer's backward slot for its gradient. Another type for an
+operator changes the casts on both of its sides; QSync's code updates only those to its successors.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ Levels = list[int]
 
 @dataclass(frozen=True)
 class Edge:
-    """A tensor that one operator hands to another, and what its casts cost.
+    """A tensor that one operator passes to another, and the cost of its casts.
 
     Attributes
     ----------
     producer, consumer : int
-    forward_s, backward_s : ndarray, (producer levels, consumer levels)
-        Cast of the tensor before the consumer; of its gradient before the producer.
+    forward_s, backward_s : ndarray, shape (producer levels, consumer levels)
+        Seconds to cast the tensor before the consumer, and its gradient before the producer.
     """
 
     producer: int
@@ -36,9 +35,9 @@ class Edge:
 
 @dataclass(frozen=True)
 class Kept:
-    """A tensor that its consumers keep for their backward passes, each in its own type.
+    """A tensor that its consumers keep for their backward passes, each in the type that it reads.
 
-    Consumers that read it in the same type share one copy.
+    Consumers that read the same type share one copy.
 
     Attributes
     ----------
@@ -52,31 +51,33 @@ class Kept:
 
 @dataclass(frozen=True)
 class DeviceCosts:
-    """Everything about one device; all lists are by operator, all arrays in them by level.
+    """Cost tables of one device; lists are by operator, the arrays in them by level.
 
     Attributes
     ----------
     name : str
     workers : int
-        Devices like this one; each adds its own error to the mean of the gradients.
+        Number of equal devices; each adds its error to the mean of the gradients.
     dtypes : list of tuple of str
-        The levels of each operator, fewest bits first.
+        Levels of each operator, fewest bits first.
     element_bytes : list of ndarray
+        Bytes of one element.
     forward_s, backward_s : list of ndarray
-        Slots without the casts of neighbours; with those of the operator's own weights.
+        Seconds of the slots, without casts between neighbours, with casts of the operator's weights.
     sensitivity : list of ndarray
-        Error that the level adds.
+        Error that a level adds.
     own_bytes : list of ndarray
-        Low-precision copy of the weights, and what the operator keeps besides its inputs.
-    edges, kept : tuple
+        Low-precision copy of the weights, and tensors kept besides the inputs.
+    edges : tuple of Edge
+    kept : tuple of Kept
     fixed_bytes : float
-        What no choice changes: master weights, gradients, optimizer, workspace.
+        Bytes that do not depend on the choice: master weights, gradients, optimizer, workspace.
     memory_bytes : float
-        Limit; infinite where there is none.
-    after : ndarray of int, (limits,)
-        Slots after which something outside this queue has to be waited for.
-    tail_s : ndarray, (limits,)
-        How long that then takes: iteration time = max(time of slot + tail).
+        Memory limit; infinite where there is none.
+    after : ndarray of int, shape (ends,)
+        Slots that are followed by work outside this queue: exchanges, the optimizer step.
+    tail_s : ndarray, shape (ends,)
+        Seconds of that work. Iteration time = max(end of slot + tail).
     """
 
     name: str
@@ -96,27 +97,28 @@ class DeviceCosts:
 
     @property
     def size(self) -> int:
-        """How many operators there are."""
+        """Number of operators."""
         return len(self.dtypes)
 
     def backward_slot(self, operator: int) -> int:
-        """Where an operator's backward pass stands in the queue; its forward pass stands at its number."""
+        """Slot of an operator's backward pass; the slot of its forward pass is its index."""
         return 2 * self.size - 1 - operator
 
 
 class Pricing:
-    """The figures of one choice of levels, and of its neighbours.
+    """Figures of one choice of levels; a change of one operator updates them.
 
     Parameters
     ----------
     costs : DeviceCosts
     levels : sequence of int
-        The level of each operator.
+        Level of each operator.
 
     Notes
     -----
-    :meth:`change` prices anew what an operator's level touches, from the same tables and in the same order
-    as the constructor; sums are formed over all slots. So its figures equal a full pricing to the last bit.
+    :meth:`change` computes again the entries that depend on the operator, from the same tables and in the same
+    order as the constructor; sums are formed over all entries. So its figures equal those of a new object to the
+    last bit.
     """
 
     def __init__(self, costs: DeviceCosts, levels: Sequence[int]) -> None:
@@ -164,7 +166,7 @@ class Pricing:
 
     @property
     def memory_bytes(self) -> float:
-        """Bytes at the peak, which is the end of the forward pass."""
+        """Bytes at the peak: the end of the forward pass."""
         return float(self.costs.fixed_bytes + self._own.sum() + self._shared.sum())
 
     @property
@@ -173,12 +175,12 @@ class Pricing:
         return float(self._added.sum())
 
     def within(self, limit_s: float) -> bool:
-        """Whether memory and time limits are kept."""
+        """Whether memory and iteration time are within their limits."""
         return bool(self.memory_bytes <= self.costs.memory_bytes and self.iteration_s <= limit_s)
 
     @property
     def casts_s(self) -> float:
-        """Seconds of an iteration that go into casts between neighbours."""
+        """Seconds of an iteration spent on casts between neighbours."""
         at = self.levels
         return float(
             sum(
@@ -213,15 +215,15 @@ class Pricing:
 
 
 def lowest(costs: DeviceCosts) -> Levels:
-    """Fewest bits everywhere."""
+    """Fewest bits for every operator."""
     return [0] * costs.size
 
 
 def uniform(costs: DeviceCosts, dtype: str) -> Levels:
-    """One type everywhere; where an operator does not have it, its next one with more bits, or its last."""
+    """One type everywhere; an operator without it takes its next type with more bits, or its last."""
     bits = {"int8": 8, "float16": 16, "bfloat16": 16, "float32": 32}
-    found: Levels = []
+    levels: Levels = []
     for names in costs.dtypes:
         higher = [k for k, name in enumerate(names) if bits[name] >= bits[dtype]]
-        found.append(names.index(dtype) if dtype in names else higher[0] if higher else len(names) - 1)
-    return found
+        levels.append(names.index(dtype) if dtype in names else higher[0] if higher else len(names) - 1)
+    return levels

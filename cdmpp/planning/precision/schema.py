@@ -1,84 +1,188 @@
-"""The request and the answer of a precision plan."""
+"""Request and plan of precision planning."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field, PrivateAttr, computed_field
 
 from cdmpp.compose.budget import SearchControl
-from cdmpp.compose.request import Budget, Explained, MaxSteps, PositiveSeconds, PriceRequest, Seed
-from cdmpp.compose.request import OldRequest as Request
-from cdmpp.planning.precision.build import CastSource, Job, Tables, asked, read_job, tables
-from cdmpp.planning.precision.explain import Raise, explain, rejected_raises
-from cdmpp.planning.precision.forms import MAX_DEVICES, MAX_OPERATORS, DeviceLine, ExchangeForm, OperatorForm
-from cdmpp.planning.precision.plan import Plan, baselines, make_plan, total
-from cdmpp.planning.precision.pricing import Pricing
+from cdmpp.compose.render import Table
+from cdmpp.compose.request import (
+    Budget,
+    Closed,
+    DeviceForm,
+    MaxSteps,
+    Name,
+    Plan,
+    PositiveSeconds,
+    PriceRequest,
+    Request,
+    Row,
+    Seconds,
+    Seed,
+    WholeNumber,
+    Work,
+)
+from cdmpp.planning.precision.indicator import OperatorStatistics, TensorStatistics
 from cdmpp.prediction import Prediction
 from cdmpp.programs.operators import DType
+from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
+from cdmpp.replay.forms import LinkForm
+from cdmpp.units import format_latency, format_si
+
+MAX_OPERATORS, MAX_DEVICES, MAX_DEPS, MAX_WORKS, MAX_BUCKETS = 1000, 8, 64, 16, 256
+#: Dependencies of all operators together; networks have one or two for each operator.
+MAX_EDGES = 3000
+#: Operators times devices: limits the work of one request.
+MAX_PAIRS = 2000
+MAX_ELEMENTS, MAX_BYTES = 10**13, 1e18
+#: Operators that the table in the terminal lists.
+_MAX_ROWS = 40
+#: A lower bound below this share of the objective counts as zero.
+_SMALLEST_BOUND = 1e-12
+Elements = Annotated[int, Field(ge=0, le=MAX_ELEMENTS), WholeNumber]
+Error = Annotated[float, Field(ge=0, le=1e30)]
+CastSource = Literal["given", "measured on a CPU", "measured on a CPU, scaled by memory bandwidth"]
+BrokenLimit = Literal["memory", "time", "memory and time"]
 
 
-class PrecisionRequest(Request):
-    """Which operator computes in which type, on unlike devices that train together.
+class CastForm(Closed):
+    """Seconds of a cast: overhead_s + s_per_element x elements."""
 
-    The sum of the sensitivities is made small within each device's memory and the iteration's time.
+    source: DType
+    target: DType
+    s_per_element: Annotated[float, Field(ge=0, le=1.0)]
+    overhead_s: Seconds = 0.0
+
+
+class DeviceLine(Closed):
+    """Equal workers of one data-parallel job."""
+
+    name: Name
+    device: Annotated[
+        DeviceForm | None, Field(description="Prices the operators' programs; scales the measured casts.")
+    ] = None
+    backend: Backend | None = None
+    protocol: Protocol = DEFAULT_PROTOCOL
+    framework: Framework | None = None
+    workers: Annotated[int, Field(ge=1, le=100_000), WholeNumber] = 1
+    dtypes: Annotated[list[DType], Field(min_length=1, max_length=4, description="Types that it computes in.")]
+    memory_bytes: Annotated[float, Field(gt=0, le=MAX_BYTES)] | None = None
+    base_bytes: Annotated[
+        float, Field(ge=0, le=MAX_BYTES, description="Taken by the context, the workspace and the like.")
+    ] = 0.0
+    update_s: Annotated[Seconds, Field(description="Optimizer step, after all gradients.")] = 0.0
+    casts: Annotated[
+        list[CastForm] | None,
+        Field(
+            max_length=12,
+            description="Cost for each pair of types that meets; null: as measured on a CPU, scaled to the memory "
+            "bandwidth of `device` where it is given.",
+        ),
+    ] = None
+
+
+class GivenCost(Closed):
+    """Seconds of one operator in one type; on one device of the request, or on all (null)."""
+
+    device: Name | None = None
+    dtype: DType
+    forward_s: Seconds
+    backward_s: Seconds
+
+
+class TensorForm(Closed):
+    """A tensor's number of elements, squared Euclidean norm and largest magnitude."""
+
+    elements: Elements
+    norm2: Annotated[float, Field(ge=0, le=1e30)]
+    max_abs: Annotated[float, Field(ge=0, le=1e15)]
+
+    def statistics(self) -> TensorStatistics:
+        """The values as the indicator takes them."""
+        return TensorStatistics(float(self.elements), self.norm2, self.max_abs)
+
+
+class StatisticsForm(Closed):
+    """Tensors of an operator in a training step; gradient: of its output. No weight: an activation."""
+
+    input: TensorForm
+    weight: TensorForm | None = None
+    gradient: TensorForm | None = None
+
+    def statistics(self) -> OperatorStatistics:
+        """The values as the indicator takes them."""
+        return OperatorStatistics(
+            self.input.statistics(),
+            self.weight.statistics() if self.weight else None,
+            self.gradient.statistics() if self.gradient else None,
+        )
+
+
+class SensitivityForm(Closed):
+    """Error that each type adds, in any unit that can be summed; float32 adds none by default."""
+
+    int8: Error | None = None
+    float16: Error | None = None
+    bfloat16: Error | None = None
+    float32: Error = 0.0
+
+
+class OperatorForm(Closed):
+    """An operator of the forward graph.
+
+    Its cost is given (``costs``), or predicted from ``forward`` with ``backward`` or ``backward_factor``; its
+    sensitivity is given, or computed from ``statistics``.
     """
 
-    devices: Annotated[list[DeviceLine], Field(min_length=1, max_length=MAX_DEVICES)]
-    operators: Annotated[list[OperatorForm], Field(min_length=1, max_length=MAX_OPERATORS)]
-    communication: Annotated[ExchangeForm | None, Field(description="Exchange of gradients; null: takes no time.")] = (
-        None
-    )
-    iteration_limit_s: Annotated[
-        PositiveSeconds | None, Field(description="null: what the lowest precision that fits in the memory takes.")
+    id: Name
+    deps: Annotated[
+        list[Name], Field(default_factory=list, max_length=MAX_DEPS, description="Operators whose output it reads.")
+    ]
+    output_elements: Elements
+    weight_elements: Elements = 0
+    kept_elements: Annotated[
+        Elements, Field(description="Kept for the backward pass besides the inputs from other operators.")
+    ] = 0
+    dtypes: Annotated[
+        list[DType] | None, Field(min_length=1, max_length=4, description="null: all types of the device.")
     ] = None
-    optimizer_bytes_per_weight: Annotated[float, Field(ge=0, le=1000)] = 8.0
-    gamma: Annotated[float, Field(ge=0, le=1e12, description="Weight of forward errors in the indicator.")] = 1.0
-    seed: Seed = 0
-    budget_s: Budget = 1.0
-    max_steps: MaxSteps = None
-
-    answer_model: ClassVar[type[BaseModel]]
-
-    def job(self) -> Job:
-        """The operators in order, checked."""
-        return read_job(self.devices, self.operators, self.gamma, self.optimizer_bytes_per_weight)
-
-    def price_requests(self) -> list[PriceRequest]:
-        """Programs of the operators whose costs are not given."""
-        return asked(self.job())
-
-    def solve(self, prices: Sequence[Prediction], watch: SearchControl) -> dict[str, Any]:
-        """See :class:`PrecisionAnswer`."""
-        job = self.job()
-        made = tables(job, self.communication, prices)
-
-        def hear(plan: Plan) -> None:
-            # The search goes on with these objects; the answer is made later.
-            so_far = replace(plan, found=[replace(found) for found in plan.found])
-            watch.report(
-                best=total([one.costs for one in made], [found.objective for found in so_far.found]),
-                bound=total([one.costs for one in made], [found.bound for found in so_far.found]),
-                answer=lambda: _answer(job, made, so_far),
-            )
-
-        plan = make_plan(
-            [one.costs for one in made],
-            self.iteration_limit_s,
-            watch,
-            max_steps=self.max_steps,
-            seed=self.seed,
-            report=hear,
-        )
-        return _answer(job, made, plan)
+    costs: Annotated[list[GivenCost] | None, Field(min_length=1, max_length=32)] = None
+    forward: Annotated[
+        list[Work] | None,
+        Field(max_length=MAX_WORKS, description="Operator objects; their dtype is replaced by each type in turn."),
+    ] = None
+    backward: Annotated[list[Work] | None, Field(max_length=MAX_WORKS)] = None
+    backward_factor: Annotated[
+        float | None, Field(ge=0, le=100, description="Backward seconds over forward seconds, instead.")
+    ] = None
+    sensitivity: SensitivityForm | None = None
+    statistics: StatisticsForm | None = None
 
 
-class DevicePlan(BaseModel):
+class BucketForm(Closed):
+    """Gradients that are exchanged together."""
+
+    operators: Annotated[list[Name], Field(min_length=1, max_length=MAX_OPERATORS)]
+    duration_s: Annotated[
+        Seconds | None, Field(description="null: a ring all-reduce of their float32 gradients over the link.")
+    ] = None
+
+
+class ExchangeForm(Closed):
+    """Exchange of gradients. They stay float32, whatever the operators compute in."""
+
+    link: LinkForm | None = None
+    bucket_bytes: Annotated[
+        float, Field(gt=0, le=MAX_BYTES, description="Where no buckets are given: filled in backward order.")
+    ] = 26_214_400.0
+    buckets: Annotated[list[BucketForm] | None, Field(min_length=1, max_length=MAX_BUCKETS)] = None
+
+
+class DevicePlan(Row):
     """One device's part of the plan."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: str
     dtypes: Annotated[dict[str, DType], Field(description="By operator, in the order of computation.")]
@@ -89,42 +193,38 @@ class DevicePlan(BaseModel):
     memory_limit_bytes: float | None
     sensitivity: Annotated[float, Field(description="Of one worker.")]
     lower_bound: float
-    proven: Annotated[bool, Field(description="Nothing better exists within the limits.")]
+    proven: Annotated[bool, Field(description="No plan within the limits has a smaller sensitivity.")]
     cast_source: CastSource
 
 
-class RejectedRaise(BaseModel):
-    """The next level of an operator, which the plan does not take, and the limit that it breaks."""
-
-    model_config = ConfigDict(extra="forbid")
+class RejectedRaise(Row):
+    """The next level of an operator, which the plan does not use, and the limit that it breaks."""
 
     device: str
     operator: str
     source: DType
     target: DType
     reduction: Annotated[float, Field(description="Of the error of one worker.")]
-    breaks: Literal["memory", "time", "memory and time"]
+    breaks: BrokenLimit
     iteration_s: float
     memory_bytes: float
 
 
-class BaselinePlan(BaseModel):
+class BaselinePlan(Row):
     """A simpler plan on the same costs."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: str
     sensitivity: float
     iteration_s: float
     memory_bytes: Annotated[dict[str, float], Field(description="By device.")]
-    feasible: Annotated[bool, Field(description="Keeps all limits; only then it is among `baselines`.")]
+    feasible: Annotated[bool, Field(description="Within all limits; only then it is among `baselines`.")]
 
 
-class PrecisionAnswer(Explained):
-    """Baselines, bound and gap are of ``sensitivity``, the sum over operators and workers.
+class PrecisionPlan(Plan):
+    """Baselines, bound and gap are of ``sensitivity``, the sum over operators and workers."""
 
-    Where the bound is 0 (less than 1e-12 of the sum), gap is the sum over that of the lowest precision.
-    """
+    objective_field = "sensitivity"
+    bound_field = "lower_bound"
 
     sensitivity: float
     lower_bound: float
@@ -139,86 +239,100 @@ class PrecisionAnswer(Explained):
     rejected: Annotated[list[RejectedRaise], Field(description="Largest reduction first.")]
     baseline_plans: list[BaselinePlan]
 
+    @computed_field(  # type: ignore[prop-decorator]
+        description="sensitivity over lower_bound, less one. Where the bound is 0 (less than 1e-12 of the "
+        "sensitivity): sensitivity over that of the lowest precision."
+    )
+    @property
+    def gap(self) -> float:
+        """Distance of the sensitivity from its lower bound."""
+        if self.sensitivity <= self.lower_bound:
+            return 0.0
+        if self.lower_bound > _SMALLEST_BOUND * self.sensitivity:
+            return self.sensitivity / self.lower_bound - 1.0
+        lowest = next(plan.sensitivity for plan in self.baseline_plans if plan.name == "all_lowest")
+        return self.sensitivity / max(lowest, self.sensitivity)
 
-PrecisionRequest.answer_model = PrecisionAnswer
-_LEAST_BOUND = 1e-12
-
-
-def _answer(job: Job, made: Sequence[Tables], plan: Plan) -> dict[str, Any]:
-    devices = [one.costs for one in made]
-    levels = [list(found.levels) for found in plan.found]
-    bounds = [found.bound for found in plan.found]
-    proven = [found.proven for found in plan.found]
-    priced = [Pricing(costs, at) for costs, at in zip(devices, levels, strict=True)]
-    sensitivity = total(devices, [one.sensitivity for one in priced])
-    bound = min(total(devices, bounds), sensitivity)
-    lower = [Pricing(one.lower, at).iteration_s for one, at in zip(made, levels, strict=True)]
-    upper = [Pricing(one.upper, at).iteration_s for one, at in zip(made, levels, strict=True)]
-    simpler = baselines(devices, plan)
-    rejected: list[Raise] = [
-        one
-        for d, (costs, pricing) in enumerate(zip(devices, priced, strict=True))
-        for one in rejected_raises(d, costs, pricing, plan.limit_s)
-    ]
-    rejected.sort(key=lambda one: (-one.reduction, one.device, one.operator))
-    names = [one.id for one in job.operators]
-    return {
-        "sensitivity": sensitivity,
-        "lower_bound": bound,
-        "gap": _gap(sensitivity, bound, simpler[0].sensitivity),
-        "iteration_s": max(one.iteration_s for one in priced),
-        "iteration_lower_s": max(lower),
-        "iteration_upper_s": max(upper),
-        "iteration_limit_s": plan.limit_s,
-        "limit_of": plan.limit_of,
-        "devices": [
-            {
-                "name": costs.name,
-                "dtypes": {name: costs.dtypes[i][at[i]] for i, name in enumerate(names)},
-                "iteration_s": pricing.iteration_s,
-                "compute_s": float(pricing.slots_s.sum()),
-                "casts_s": pricing.casts_s,
-                "memory_bytes": pricing.memory_bytes,
-                "memory_limit_bytes": job.devices[d].memory_bytes,
-                "sensitivity": pricing.sensitivity,
-                "lower_bound": bounds[d],
-                "proven": proven[d],
-                "cast_source": made[d].cast_source,
-            }
-            for d, (costs, pricing, at) in enumerate(zip(devices, priced, levels, strict=True))
-        ],
-        "rejected": [
-            {
-                "device": devices[one.device].name,
-                "operator": names[one.operator],
-                "source": one.source,
-                "target": one.target,
-                "reduction": one.reduction,
-                "breaks": one.breaks,
-                "iteration_s": one.iteration_s,
-                "memory_bytes": one.memory_bytes,
-            }
-            for one in rejected
-        ],
-        "baselines": {one.name: one.sensitivity for one in simpler if one.feasible},
-        "baseline_plans": [
-            {
-                "name": one.name,
-                "sensitivity": one.sensitivity,
-                "iteration_s": one.iteration_s,
-                "memory_bytes": {costs.name: size for costs, size in zip(devices, one.memory_bytes, strict=True)},
-                "feasible": one.feasible,
-            }
-            for one in simpler
-        ],
-        "explanation": explain(job, made, priced, plan.limit_s, plan.limit_of, rejected),
-    }
+    def tables(self) -> list[Table]:
+        """Types by operator and device, figures of the devices, and the plan with its baselines."""
+        names = list(self.devices[0].dtypes)
+        types = [(name, *(device.dtypes[name] for device in self.devices)) for name in names[:_MAX_ROWS]]
+        out = [Table(("operator", *(device.name for device in self.devices)), types)]
+        if len(names) > _MAX_ROWS:
+            out.append(Table.lines(f"... and {len(names) - _MAX_ROWS} more (--json lists all)"))
+        out.append(Table.lines(*map(_device_line, self.devices)))
+        out.append(
+            Table.lines(
+                f"iteration {format_latency(self.iteration_s)} "
+                f"({format_latency(self.iteration_lower_s)} to {format_latency(self.iteration_upper_s)}), "
+                f"limit {format_latency(self.iteration_limit_s)}",
+                f"sensitivity {self.sensitivity:.6g}, lower bound {self.lower_bound:.6g}, gap {100 * self.gap:.2f} %",
+            )
+        )
+        rows = [
+            (
+                plan.name,
+                f"{plan.sensitivity:.6g}",
+                format_latency(plan.iteration_s),
+                "" if plan.feasible else "breaks a limit",
+            )
+            for plan in self.baseline_plans
+        ]
+        out.append(Table(("baseline", "sensitivity", "iteration", ""), rows, right=(1, 2)))
+        out.append(Table.lines(*self.explanation))
+        return out
 
 
-def _gap(objective: float, bound: float, worst: float) -> float:
-    if objective <= bound:
-        return 0.0
-    # A bound of next to nothing makes no quotient.
-    if bound > _LEAST_BOUND * objective:
-        return objective / bound - 1.0
-    return objective / max(worst, objective)
+def _device_line(device: DevicePlan) -> str:
+    limit = device.memory_limit_bytes
+    of = "" if limit is None else f" of {format_si(limit, 'B')}"
+    return (
+        f"{device.name}: {format_latency(device.iteration_s)} per iteration, "
+        f"{format_si(device.memory_bytes, 'B')}{of}, casts {device.cast_source}"
+    )
+
+
+class PrecisionRequest(Request[PrecisionPlan]):
+    """The type of each operator, on unlike devices that train together.
+
+    The sum of the sensitivities is minimised within each device's memory and the iteration's time.
+    """
+
+    devices: Annotated[list[DeviceLine], Field(min_length=1, max_length=MAX_DEVICES)]
+    operators: Annotated[list[OperatorForm], Field(min_length=1, max_length=MAX_OPERATORS)]
+    communication: Annotated[ExchangeForm | None, Field(description="Exchange of gradients; null: takes no time.")] = (
+        None
+    )
+    iteration_limit_s: Annotated[
+        PositiveSeconds | None, Field(description="null: time of the lowest precision that fits into the memory.")
+    ] = None
+    optimizer_bytes_per_weight: Annotated[float, Field(ge=0, le=1000)] = 8.0
+    gamma: Annotated[float, Field(ge=0, le=1e12, description="Weight of forward errors in the indicator.")] = 1.0
+    seed: Seed = 0
+    budget_s: Budget = 1.0
+    max_steps: MaxSteps = None
+
+    _prices: tuple[Prediction, ...] = PrivateAttr(())
+
+    @property
+    def prices(self) -> tuple[Prediction, ...]:
+        """Prices of :meth:`price_requests`, in its order; empty before :meth:`with_prices`."""
+        return self._prices
+
+    def price_requests(self) -> list[PriceRequest]:
+        """Programs of the operators whose costs are not given, in each type of each device."""
+        from cdmpp.planning.precision.solver import price_requests
+
+        return price_requests(self)
+
+    def with_prices(self, prices: Sequence[Prediction]) -> Self:
+        """A copy that holds the prices."""
+        filled = self.model_copy()
+        filled._prices = tuple(prices)
+        return filled
+
+    def solve(self, control: SearchControl) -> PrecisionPlan:
+        """Solve a mixed-integer program for each device (:mod:`cdmpp.planning.precision.solver`)."""
+        from cdmpp.planning.precision.solver import solve
+
+        return solve(self, control)

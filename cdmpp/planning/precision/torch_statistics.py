@@ -15,29 +15,29 @@ from cdmpp.planning.precision.indicator import OperatorStatistics, TensorStatist
 def operator_statistics(
     module: nn.Module, inputs: tuple[Any, ...], loss: Callable[[Any], torch.Tensor]
 ) -> dict[str, OperatorStatistics]:
-    """Statistics of every module without children that takes part, after one forward and backward pass.
+    """Statistics of every called module without children, from one forward and backward pass.
 
     Parameters
     ----------
     module : nn.Module
-        Its gradients are cleared before and after; its parameters stay as they are.
+        Its gradients are cleared before and after; its parameters do not change.
     inputs : tuple
-        Arguments of the call.
+        Arguments of the module.
     loss : callable
-        From the module's output to a scalar.
+        Maps the module's output to a scalar.
 
     Returns
     -------
     dict of str to OperatorStatistics
-        By the module's name, in the order of the calls: that of a plan's operators. A module that is called
-        several times is described by its last call.
+        By module name, in the order of the calls, as a plan's operators are. A module that is called several
+        times has the statistics of its last call.
 
     Raises
     ------
     DataError
-        The loss is no scalar.
+        The loss is not a scalar.
     """
-    seen: dict[str, torch.Tensor] = {}
+    inputs_of: dict[str, torch.Tensor] = {}
     gradients: dict[str, torch.Tensor] = {}
     handles: list[Any] = []
 
@@ -46,8 +46,8 @@ def operator_statistics(
             floating = [a for a in args if torch.is_tensor(a) and a.is_floating_point()]
             if not floating or not torch.is_tensor(output):
                 return
-            seen.pop(name, None)
-            seen[name] = floating[0].detach()
+            inputs_of.pop(name, None)
+            inputs_of[name] = floating[0].detach()
             if output.requires_grad:
                 output.register_hook(keep)  # type: ignore[no-untyped-call]
 
@@ -71,7 +71,7 @@ def operator_statistics(
         module.zero_grad(set_to_none=True)
     parts = dict(module.named_modules())
     out: dict[str, OperatorStatistics] = {}
-    for name, tensor in seen.items():
+    for name, tensor in inputs_of.items():
         weight = getattr(parts[name], "weight", None)
         product = isinstance(parts[name], nn.Linear | nn.modules.conv._ConvNd)
         out[name] = OperatorStatistics(
