@@ -128,6 +128,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--config", default="configs/cpu.toml")
     parser.add_argument("--preset", default="configs/reference.toml")
+    parser.add_argument("--data", help="dataset folder or records, in place of the configuration's")
     parser.add_argument("--split", choices=("task", "network"), default="task")
     parser.add_argument("--terms", default="none", help="of the original: none, cmd, mmd")
     parser.add_argument("--target-networks", default="", help="a,b: unlabelled, for the terms")
@@ -139,6 +140,8 @@ def main() -> None:
     if set(terms) - {"none", "cmd", "mmd"} or (terms != ["none"]) != bool(target):
         raise SystemExit("--terms are none, cmd and mmd; those other than none go with --target-networks")
     ours, preset = load_config(options.config), load_config(options.preset)
+    if options.data:
+        ours = ours.model_copy(update={"data": ours.data.model_copy(update={"records": (options.data,)})})
     if options.split == "network":
         held = read_splits(records_file(ours.data.records[0]).with_name(SPLITS)).about["test_networks"]
         data = ours.data.model_copy(update={"split": "network", "test_networks": tuple(held)})

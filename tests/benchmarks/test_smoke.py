@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,7 +22,8 @@ NEED_PUBLIC_DATA = [
     "planning.replay_intervals",
     "unseen_shapes",
 ]
-#: Tiny sizes of the others; {out} is a result file, {folder} an empty folder.
+#: Tiny sizes of the others. {out} is a result file, {folder} an empty folder, {records} some measured programs,
+#: {config} a training configuration of a few steps.
 TINY = {
     "bulk": "--rows 8 --repeats 1",
     "coverage": None,
@@ -39,12 +41,12 @@ TINY = {
     "planning.gloo": "--rounds 1 --repeats 2 --networks mlp --out {out}",
     "planning.precision": "--operators 8 --seeds 1 --budgets 1 --networks 2 --tensors 1 0 --out {out}",
     "planning.replay_speed": "--nodes 50 --repeats 1 --out {out}",
-    "reference_preset": "--seconds 1 --out {out}",
+    "reference_preset": "--seconds 1 --data {records} --out {out}",
     "serving.__main__": "--seconds 0.2 --workers 1 --requests 20 --only rates --out {out}",
     "serving.jobs": "--seconds 0.3 --rounds 1 --rates 20 --out {out}",
     "tuning.__main__": "--tasks 1 --trials 2 --methods 1 --work {folder}",
     "collecting": "--network bert-tiny --schedules 1 --skip-tvm --json {out}",
-    "schedules": None,
+    "schedules": "--config {config} --data {records} --splits task --runs {folder} --out {out}",
 }
 #: Longer than a few seconds.
 SLOW = {
@@ -57,10 +59,32 @@ SLOW = {
     "planning.fused",
     "planning.gloo",
     "reference_preset",
+    "schedules",
     "serving.__main__",
     "serving.jobs",
     "tuning.__main__",
 }
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Measured programs of some tasks."""
+    tasks = json.loads((ROOT / "tests" / "regression_gate.json").read_text())["tasks"]
+    wanted = [*tasks["test"][:4], *tasks["train"][:12]]
+    rows = pq.read_table(ROOT / "data" / "cdmpp-measured" / "records.parquet", filters=[("task", "in", wanted)])
+    file = tmp_path_factory.mktemp("data") / "records.parquet"
+    pq.write_table(rows, file)
+    return file
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The configuration of scheduled programs with a few steps and trees."""
+    text = (ROOT / "configs" / "cpu.toml").read_text()
+    assert "steps = 2000" in text and "xgboost_trees = 400" in text
+    file = tmp_path_factory.mktemp("config") / "tiny.toml"
+    file.write_text(text.replace("steps = 2000", "steps = 5").replace("xgboost_trees = 400", "xgboost_trees = 5"))
+    return file
 
 
 @pytest.mark.parametrize("name", sorted([*TINY, *NEED_PUBLIC_DATA]))
@@ -83,9 +107,9 @@ def test_help_prints_the_help_and_runs_nothing(
         if options is not None
     ],
 )
-def test_benchmark_runs_on_tiny_sizes(name: str, tmp_path: Path) -> None:
+def test_benchmark_runs_on_tiny_sizes(name: str, tmp_path: Path, records: Path, config: Path) -> None:
     out, folder = tmp_path / "result.json", tmp_path / "work"
-    options = (TINY[name] or "").format(out=out, folder=folder).split()
+    options = (TINY[name] or "").format(out=out, folder=folder, records=records, config=config).split()
     # A process of its own, as it is documented: some set the number of threads before anything is imported.
     command = [sys.executable, "-m", f"benchmarks.{name.removesuffix('.__main__')}", *options]
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
