@@ -103,8 +103,8 @@ _ALL: tuple[PlannerSpec, ...] = (
         "/pipeline/simulate",
         "One training step of a pipeline: time, bubbles and peak memory under a schedule.",
         {"": "cdmpp.emulator.schema:SimulateRequest"},
-        "cdmpp.emulator.render:show",
-        "cdmpp.emulator.plot:draw",
+        "",
+        "cdmpp.emulator.view:draw",
     ),
     PlannerSpec(
         "split",

@@ -1,4 +1,4 @@
-"""The request of the emulator: its answer, what it refuses, its picture and its words."""
+"""Simulate requests: plans, refused requests, plots and text."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from cdmpp import FieldError, InfeasibleError, make_plan
-from cdmpp.emulator.plot import draw
-from cdmpp.emulator.render import show
-from cdmpp.emulator.schema import SimulateAnswer, SimulateRequest
+from cdmpp.compose.render import render
+from cdmpp.emulator.schema import SimulatePlan, SimulateRequest
+from cdmpp.emulator.view import draw
 from cdmpp.predictor import LatencyPredictor
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "simulate.json"
@@ -20,16 +20,16 @@ STAGE: dict[str, Any] = {"forward_s": 5, "backward_s": 10, "activation_bytes": 1
 GIVEN: dict[str, Any] = {"stages": [STAGE] * 4, "micro_batches": 8}
 
 
-def ask(**more: Any) -> dict[str, Any]:
+def simulate(**more: Any) -> dict[str, Any]:
     answer = make_plan("simulate", {**GIVEN, **more})
-    SimulateAnswer.model_validate(answer)
+    SimulatePlan.model_validate(answer)
     return answer
 
 
 def test_the_figures_of_a_step() -> None:
-    answer = ask()
+    answer = simulate()
     assert answer["makespan_s"] == answer["same_passes_bound_s"] == 165.0
-    # The last rank's first pass comes after three others, and then it has 120 s to do.
+    # The first pass of the last rank waits for three others; then the rank works for 120 s.
     assert answer["lower_bound_s"] == 135.0
     assert answer["gap"] == 165.0 / 135.0 - 1.0 and answer["interval"] is None
     assert [one["peak_bytes"] for one in answer["ranks"]] == [140.0, 130.0, 120.0, 110.0]
@@ -43,50 +43,50 @@ def test_the_figures_of_a_step() -> None:
         assert all(a["end_s"] <= b["start_s"] for a, b in pairwise(row))
 
 
-def test_its_timeline_is_an_order_that_gives_it_again() -> None:
-    first = ask(schedule="zero_bubble", transfer_s=0.5)
+def test_timeline_as_an_explicit_order_gives_an_equal_timeline() -> None:
+    first = simulate(schedule="zero_bubble", transfer_s=0.5)
     order: list[list[dict[str, Any]]] = [[] for _ in range(4)]
     for one in first["timeline"]:
         order[one["rank"]].append({key: one[key] for key in ("stage", "pass", "micro_batch")})
     assert 0.0 < first["gap"] < 0.05
-    again = ask(schedule={"order": order}, transfer_s=0.5)
+    again = simulate(schedule={"order": order}, transfer_s=0.5)
     assert again["timeline"] == first["timeline"]
     assert again["schedule"] == "order" and again["baselines"]["zero_bubble"] == first["makespan_s"]
 
 
-def test_reuse_changes_the_count_alone() -> None:
-    one, other = ask(reuse=True, micro_batches=32), ask(reuse=False, micro_batches=32)
+def test_reuse_changes_only_the_cache_counts() -> None:
+    one, other = simulate(reuse=True, micro_batches=32), simulate(reuse=False, micro_batches=32)
     assert one.pop("cache")["hits"] > 0 and other.pop("cache")["hits"] == 0
     assert one == other
 
 
 def test_interleaved_and_classes() -> None:
     stage = {**STAGE, "classes": [{"forward_s": 1, "backward_s": 2, "activation_bytes": 1}]}
-    answer = ask(stages=[stage] * 4, micro_batches=[0, 1, 1, 0], schedule="interleaved", ranks=2, virtual_stages=2)
+    answer = simulate(stages=[stage] * 4, micro_batches=[0, 1, 1, 0], schedule="interleaved", ranks=2, virtual_stages=2)
     assert {(one["rank"], tuple(one["stages"])) for one in answer["ranks"]} == {(0, (0, 2)), (1, (1, 3))}
     assert answer["makespan_s"] >= answer["lower_bound_s"] > 0
     assert answer["ranks"][0]["busy_s"] == 2 * (15 + 3 + 3 + 15)
 
 
 def test_offloaded_copies_are_listed() -> None:
-    answer = ask(stages=[{**STAGE, "memory": "offload"}] * 4, host_bandwidth_bytes_per_s=10)
+    answer = simulate(stages=[{**STAGE, "memory": "offload"}] * 4, host_bandwidth_bytes_per_s=10)
     assert {one["pass"] for one in answer["copies"]} == {"in", "out"}
     assert answer["ranks"][3]["peak_bytes"] == 110.0  # nothing waits there, so nothing leaves
-    assert ask(timeline=False, micro_batches=2)["copies"] == []
+    assert simulate(timeline=False, micro_batches=2)["copies"] == []
 
 
-def test_the_smallest_memory_that_would_do() -> None:
+def test_error_names_the_smallest_memory_that_is_enough() -> None:
     with pytest.raises(InfeasibleError, match="the smallest limit for this schedule is 140") as error:
-        ask(memory_bytes=139)
+        simulate(memory_bytes=139)
     assert error.value.path == "memory_bytes"
     assert "with all stages recomputed it would be 110" in error.value.hint
-    assert ask(memory_bytes=140)["peak_bytes"] == 140.0
+    assert simulate(memory_bytes=140)["peak_bytes"] == 140.0
 
 
 def test_equal_replicas_are_simulated_once() -> None:
     stage = {**STAGE, "classes": [{"forward_s": 10, "backward_s": 20}]}
-    alone = ask(stages=[stage] * 4, micro_batches=[0, 0, 0, 1])
-    answer = ask(
+    alone = simulate(stages=[stage] * 4, micro_batches=[0, 0, 0, 1])
+    answer = simulate(
         stages=[stage] * 4,
         micro_batches=[0, 0, 0, 1],
         replicas=[[0, 0, 0, 1]] * 3 + [[1, 1, 0, 1], 4],
@@ -99,7 +99,7 @@ def test_equal_replicas_are_simulated_once() -> None:
     assert "copy 3" in answer["explanation"][-1]
     assert alone["step_s"] == alone["makespan_s"] and alone["replicas_s"] == []
     with pytest.raises(InfeasibleError):
-        ask(micro_batches=1, replicas=[8], memory_bytes=120)
+        simulate(micro_batches=1, replicas=[8], memory_bytes=120)
 
 
 ONE = {"stage": 0, "pass": "F", "micro_batch": 0}
@@ -111,9 +111,9 @@ ONE = {"stage": 0, "pass": "F", "micro_batch": 0}
         ({"stages": []}, "stages"),
         ({"micro_batches": 0}, "micro_batches"),
         ({"stages": [{**STAGE, "forward_s": -1}]}, "stages.0.forward_s"),
-        ({"stages": [{"forward_s": 1}]}, "stages.0.backward_s"),
+        ({"stages": [{"forward_s": 1}]}, "stages.0"),
         ({"stages": [{**STAGE, "weight_s": 11}]}, "stages.0.weight_s"),
-        ({"stages": [{**STAGE, "forward": {"device": "t4", "programs": [{"program": {"a": 1}}]}}]}, "stages.0.forward"),
+        ({"stages": [{**STAGE, "forward": {"device": "t4", "programs": [{"program": {"a": 1}}]}}]}, "stages.0"),
         ({"stages": [STAGE] * 256, "micro_batches": 4096}, "micro_batches"),
         ({"ranks": 3}, "ranks"),
         ({"ranks": 2}, "schedule"),
@@ -129,15 +129,15 @@ ONE = {"stage": 0, "pass": "F", "micro_batch": 0}
         ({"stages": [STAGE] * 16, "replicas": [1000 + n for n in range(20)]}, "micro_batches"),
     ],
 )
-def test_what_is_refused(change: dict[str, Any], path: str | None) -> None:
+def test_error_names_the_field(change: dict[str, Any], path: str | None) -> None:
     with pytest.raises(FieldError) as error:
-        ask(**change)
+        simulate(**change)
     if path is not None:
         assert error.value.path.startswith(path)
 
 
 def test_steps_without_time() -> None:
-    answer = ask(stages=[{"forward_s": 0, "backward_s": 0}], micro_batches=1)
+    answer = simulate(stages=[{"forward_s": 0, "backward_s": 0}], micro_batches=1)
     assert answer["makespan_s"] == 0.0 and answer["gap"] == 0.0 and answer["bubble"] == 0.0
 
 
@@ -149,20 +149,21 @@ def example(predictor: LatencyPredictor) -> tuple[SimulateRequest, dict[str, Any
 
 def test_predicted_costs_are_explained_by_their_programs(example: tuple[SimulateRequest, dict[str, Any]]) -> None:
     _, answer = example
-    SimulateAnswer.model_validate(answer)
+    SimulatePlan.model_validate(answer)
     assert answer["model_id"]
     assert answer["interval"]["lower_s"] < answer["makespan_s"] < answer["interval"]["upper_s"]
-    words = "\n".join(answer["explanation"])
-    assert "stage 3 is long" in words
-    assert "beyond what stage 0 has: linear:dtype=float16,m=4096,n=2048,k=50304" in words
+    text = "\n".join(answer["explanation"])
+    assert "stage 3 is long" in text
+    assert "more than stage 0: linear:dtype=float16,m=4096,n=2048,k=50304" in text
 
 
-def test_words_and_picture(example: tuple[SimulateRequest, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_is_printed_and_drawn(example: tuple[SimulateRequest, dict[str, Any]]) -> None:
     pytest.importorskip("matplotlib")
-    show(*example)
-    assert "bubble" in capsys.readouterr().out
-    axes = draw(*example).axes
+    request, plan = example[0], SimulatePlan.model_validate(example[1])
+    assert "bubble" in render(plan.tables())
+    axes = draw(request, plan).axes
     assert [axis.get_xlabel() for axis in axes] == ["time (ms)", "peak memory (GB)"]
-    assert len(axes[0].patches) == len(example[1]["timeline"])
+    assert plan.timeline is not None
+    assert sum(len(group.get_paths()) for group in axes[0].collections) == len(plan.timeline)
     with pytest.raises(FieldError):
-        draw(example[0], {**example[1], "timeline": None})
+        draw(request, plan.model_copy(update={"timeline": None}))
