@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
 
@@ -163,7 +164,9 @@ class Request(Closed, Generic[A]):
         return fill(self, prices)
 
     def solve(self, control: SearchControl) -> A:
-        """Compute the answer. Costs are resolved: :meth:`with_prices` was called.
+        """Compute the answer by ``solve(request, control)`` of the module ``solver`` beside the request's schema.
+
+        Costs are resolved: :meth:`with_prices` was called.
 
         Parameters
         ----------
@@ -174,7 +177,8 @@ class Request(Closed, Generic[A]):
         ------
         FieldError, InfeasibleError
         """
-        raise NotImplementedError
+        answer: A = import_module(f"{type(self).__module__.rpartition('.')[0]}.solver").solve(self, control)
+        return answer
 
 
 class Row(BaseModel):

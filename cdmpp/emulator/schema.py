@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from cdmpp.compose.budget import SearchControl
 from cdmpp.compose.render import Table
 from cdmpp.compose.request import Interval, Plan, PositiveBytes, Request, Row, Seconds, WholeNumber
 from cdmpp.emulator.orders import ScheduleName
@@ -161,12 +160,6 @@ class SimulateRequest(Request[SimulatePlan]):
     reuse: Annotated[
         bool, Field(description="false: look up no earlier simulation. Only `cache` in the plan differs.")
     ] = True
-
-    def solve(self, control: SearchControl) -> SimulatePlan:
-        """Simulate the step and its baselines (:mod:`cdmpp.emulator.solver`)."""
-        from cdmpp.emulator.solver import solve
-
-        return solve(self)
 
     @property
     def class_of_each(self) -> list[tuple[int, ...]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from cdmpp.compose.budget import SearchControl
 from cdmpp.compose.pricing import Cost, cost_of
 from cdmpp.compose.request import Interval
 from cdmpp.emulator.bound import lower_bound
@@ -45,7 +46,7 @@ class _Simulation:
         )
 
 
-def solve(request: SimulateRequest) -> SimulatePlan:
+def solve(request: SimulateRequest, control: SearchControl) -> SimulatePlan:
     """Simulate a step and its baselines.
 
     Raises

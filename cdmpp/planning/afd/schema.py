@@ -6,7 +6,6 @@ from typing import Annotated
 
 from pydantic import Field
 
-from cdmpp.compose.budget import SearchControl
 from cdmpp.compose.pricing import BatchCurve
 from cdmpp.compose.render import Table
 from cdmpp.compose.request import Closed, Plan, PositiveSeconds, Request, Seconds, WholeNumber
@@ -89,9 +88,3 @@ class AfdRequest(Request[AfdPlan]):
             "two curves where both are of one device."
         ),
     ] = None
-
-    def solve(self, control: SearchControl) -> AfdPlan:
-        """Enumerate all instance counts and micro-batches (:mod:`cdmpp.planning.afd.solver`)."""
-        from cdmpp.planning.afd.solver import solve
-
-        return solve(self)

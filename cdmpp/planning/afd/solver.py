@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from cdmpp.compose.budget import SearchControl
 from cdmpp.compose.pricing import Cost
 from cdmpp.errors import FieldError
 from cdmpp.planning.afd.schema import MAX_CHOICES, MAX_TOKENS, AfdPlan, AfdRequest, SideForm
@@ -13,7 +14,7 @@ from cdmpp.planning.afd.size import IN_FLIGHT, Link, Side, bandwidth_needed, bou
 from cdmpp.units import format_latency, format_si
 
 
-def solve(request: AfdRequest) -> AfdPlan:
+def solve(request: AfdRequest, control: SearchControl) -> AfdPlan:
     """The cheapest instance counts that meet the goal.
 
     Raises

@@ -7,7 +7,6 @@ from typing import Annotated
 
 from pydantic import Field
 
-from cdmpp.compose.budget import SearchControl
 from cdmpp.compose.pricing import BatchCurve
 from cdmpp.compose.render import Table
 from cdmpp.compose.request import Budget, Closed, MaxSteps, Name, Plan, Request, Row, Seconds, Seed, WholeNumber
@@ -148,12 +147,6 @@ class ApplicationRequest(Request[ApplicationPlan]):
             ordered.append(ready)
             rest.remove(ready)
         return ordered
-
-    def solve(self, control: SearchControl) -> ApplicationPlan:
-        """Search for the policy with the least mean latency (:mod:`cdmpp.planning.application.solver`)."""
-        from cdmpp.planning.application.solver import solve
-
-        return solve(self, control)
 
 
 def _check_unique(names: Sequence[str], where: str, field: str) -> None:

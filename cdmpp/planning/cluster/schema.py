@@ -6,7 +6,6 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from cdmpp.compose.budget import SearchControl
 from cdmpp.compose.pricing import CostField
 from cdmpp.compose.render import Table
 from cdmpp.compose.request import Bytes, Closed, Name, Plan, Request, Row, Seconds, WholeNumber, exactly_one
@@ -158,9 +157,3 @@ class ClusterRequest(Request[ClusterPlan]):
                 path="reclaim",
                 hint="list the servers under loans",
             )
-
-    def solve(self, control: SearchControl) -> ClusterPlan:
-        """Reclaim servers and allocate workers (:mod:`cdmpp.planning.cluster.solver`)."""
-        from cdmpp.planning.cluster.solver import solve
-
-        return solve(self)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cdmpp.compose.budget import SearchControl
 from cdmpp.compose.pricing import cost_of
 from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.planning.cluster.allocate import Job, allocate, equal_share, greedy, least, most_saved, total_s
@@ -11,7 +12,7 @@ from cdmpp.planning.cluster.reclaim import reclaim
 from cdmpp.planning.cluster.schema import ClusterPlan, ClusterRequest, JobForm, JobPlan, ReclaimPlan
 
 
-def solve(request: ClusterRequest) -> ClusterPlan:
+def solve(request: ClusterRequest, control: SearchControl) -> ClusterPlan:
     """The allocation with the least sum of remaining times.
 
     Raises

@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from cdmpp.compose.budget import SearchControl
 from cdmpp.compose.pricing import CostField
 from cdmpp.compose.render import Table
 from cdmpp.compose.request import (
@@ -141,9 +140,3 @@ class CompressRequest(Request[CompressPlan]):
     seed: Seed = 0
     budget_s: Budget = 1.0
     max_steps: MaxSteps = None
-
-    def solve(self, control: SearchControl) -> CompressPlan:
-        """Search for the shortest iteration (:mod:`cdmpp.planning.compress.solver`)."""
-        from cdmpp.planning.compress.solver import solve
-
-        return solve(self, control)

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from cdmpp.compose.budget import SearchControl
 from cdmpp.compose.pricing import MAX_PARTS, Cost
 from cdmpp.compose.render import Table
 from cdmpp.compose.request import (
@@ -204,12 +203,6 @@ class SplitRequest(Request[SplitPlan]):
             for number, name, programs in self._predicted_passes()
         }
         return filled
-
-    def solve(self, control: SearchControl) -> SplitPlan:
-        """Search for the best split (:mod:`cdmpp.planning.split.solver`)."""
-        from cdmpp.planning.split.solver import solve
-
-        return solve(self, control)
 
     @property
     def rank_forms(self) -> list[RankForm]:
