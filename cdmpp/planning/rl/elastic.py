@@ -7,14 +7,14 @@ another instance saves nothing. A unit is removed if training is behind by at le
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 import numpy as np
 
 from cdmpp.planning.rl.costs import Pool, TrainingCost
 from cdmpp.planning.rl.dispatch import Dispatcher, TailSplit
 from cdmpp.planning.rl.lengths import SampledSteps
+from cdmpp.planning.rl.plan_schema import Action, ElasticPart
 
 #: Factors on the planned response lengths.
 GROWTH = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
@@ -22,35 +22,6 @@ GROWTH = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
 MOST_DRAWS = 8
 #: A unit is added only if it saves this share of generation.
 MIN_SAVING = 0.01
-Action = Literal["add", "give back", "keep"]
-
-
-@dataclass(frozen=True)
-class ElasticTrigger:
-    """One row of the table; seconds are means of a step.
-
-    Attributes
-    ----------
-    growth : float
-        Factor on every response length.
-    generation_s, training_s : float
-        Both stages with the planned units.
-    gap_s : float
-        Generation minus training.
-    saving_s : float
-        Reduction of generation by one more unit.
-    loss_s : float or None
-        Increase of generation by one unit less; None if there is only one.
-    action : {"add", "give back", "keep"}
-    """
-
-    growth: float
-    generation_s: float
-    training_s: float
-    gap_s: float
-    saving_s: float
-    loss_s: float | None
-    action: Action
 
 
 def action_of(gap_s: float, saving_s: float, loss_s: float | None, min_saving_s: float = 0.0) -> Action:
@@ -63,8 +34,8 @@ def action_of(gap_s: float, saving_s: float, loss_s: float | None, min_saving_s:
 
 
 def elastic_table(
-    pool: Pool, split: TailSplit, cost: TrainingCost, training_units: int, steps: SampledSteps
-) -> list[ElasticTrigger]:
+    pool: Pool, split: TailSplit, cost: TrainingCost, training_units: int, steps: SampledSteps, free_units: int
+) -> list[ElasticPart]:
     """The table of a plan.
 
     Parameters
@@ -78,13 +49,22 @@ def elastic_table(
     training_units : int
     steps : SampledSteps
         Planned steps. Their lengths are scaled, and truncated at the memory limit.
+    free_units : int
+        Unused units of the pool.
     """
-    return [_trigger(pool, split, cost, training_units, steps.first(MOST_DRAWS), growth) for growth in GROWTH]
+    first_steps = steps.first(MOST_DRAWS)
+    return [_row(pool, split, cost, training_units, first_steps, free_units, growth) for growth in GROWTH]
 
 
-def _trigger(
-    pool: Pool, split: TailSplit, cost: TrainingCost, training_units: int, steps: SampledSteps, growth: float
-) -> ElasticTrigger:
+def _row(
+    pool: Pool,
+    split: TailSplit,
+    cost: TrainingCost,
+    training_units: int,
+    steps: SampledSteps,
+    free_units: int,
+    growth: float,
+) -> ElasticPart:
     engine, units = pool.generation_engine(), split.instances
     longest = engine.memory_tokens - engine.prompt_tokens
     lengths = np.clip(np.rint(steps.lengths * growth), 1, longest).astype(np.int64)
@@ -105,5 +85,13 @@ def _trigger(
     saving = max(generation - stage_s(units + 1), 0.0)
     loss = max(stage_s(units - 1) - generation, 0.0) if units > 1 else None
     gap = generation - training
-    action = action_of(gap, saving, loss, MIN_SAVING * generation)
-    return ElasticTrigger(growth, generation, training, gap, saving, loss, action)
+    return ElasticPart(
+        growth=growth,
+        generation_s=generation,
+        training_s=training,
+        gap_s=gap,
+        saving_s=saving,
+        loss_s=loss,
+        action=action_of(gap, saving, loss, MIN_SAVING * generation),
+        free_units=free_units,
+    )

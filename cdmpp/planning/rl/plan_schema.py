@@ -8,11 +8,11 @@ from pydantic import Field
 
 from cdmpp.compose.render import Table
 from cdmpp.compose.request import Plan, Row
-from cdmpp.planning.rl.elastic import Action
 from cdmpp.planning.rl.sizes import Objective, Stage
 from cdmpp.planning.rl.streaming import Mode
 from cdmpp.units import format_latency, format_si
 
+Action = Literal["add", "give back", "keep"]
 Count = Annotated[int, Field(ge=0)]
 Figure = Annotated[float, Field(ge=0)]
 

@@ -97,7 +97,7 @@ def make_problem(request: RlRequest, figure: CostFigure = "latency_s") -> RlProb
     )
     return RlProblem(
         lengths,
-        request.length_ranker(),
+        request.ranker.ranker(),
         request.samples_per_step,
         sizing,
         MigrationLink(request.kv.bytes_per_token or 0.0, request.link_bytes_per_s),

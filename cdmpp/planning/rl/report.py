@@ -17,7 +17,6 @@ from cdmpp.planning.rl.migration import simulate_migration
 from cdmpp.planning.rl.plan_schema import (
     CurvePart,
     DispatchPart,
-    ElasticPart,
     GenerationPart,
     GroupPart,
     HistogramPart,
@@ -39,7 +38,7 @@ from cdmpp.planning.rl.sizes import PoolSizes
 BINS, MOST_FRONT = 32, 64
 
 
-def make_plan(request: RlRequest, problem: RlProblem, result: SearchResult) -> RlPlan:
+def plan_of(request: RlRequest, problem: RlProblem, result: SearchResult) -> RlPlan:
     """The plan of a search result.
 
     Parameters
@@ -81,7 +80,7 @@ def make_plan(request: RlRequest, problem: RlProblem, result: SearchResult) -> R
         dispatch=DispatchPart(rule="lpt", words=_dispatch_rule(sizes.split, result.steps.tail_samples)),
         streaming=_streaming(problem, result),
         migration=_migration(problem, result),
-        elastic=_elastic(problem, result),
+        elastic=result.elastic,
         pareto=[_front_sizes(problem, sizes) for sizes in _thinned(result.front)],
         lengths=_lengths(problem, result.steps),
         decode=[_curve(pool, request.kv.max_batch) for pool in request.pools if pool.decode is not None],
@@ -247,13 +246,6 @@ def _migration(problem: RlProblem, result: SearchResult) -> MigrationPart | None
         without_s=_mean(result.unmigrated.stage_s),
         freed_unit_s=migration.freed_s,
     )
-
-
-def _elastic(problem: RlProblem, result: SearchResult) -> list[ElasticPart]:
-    sizes = result.sizes
-    used = sizes.units if sizes.training == sizes.generation else sizes.generation_units
-    free_units = problem.sizing.pools[sizes.generation].units - used
-    return [ElasticPart(**vars(trigger), free_units=free_units) for trigger in result.elastic]
 
 
 def _front_sizes(problem: RlProblem, sizes: PoolSizes) -> SizesPart:

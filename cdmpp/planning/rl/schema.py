@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from cdmpp.compose.budget import SearchControl
-from cdmpp.compose.pricing import BatchCurve, Cost, CostField, PredictedCost, Priced
+from cdmpp.compose.pricing import BatchCurve, Cost, CostField, PredictedCost, Priced, fill
 from cdmpp.compose.request import (
     Budget,
     Closed,
@@ -26,13 +26,13 @@ from cdmpp.compose.request import (
 )
 from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.planning.rl.engine import UNLIMITED
-from cdmpp.planning.rl.lengths import LengthDistribution, LengthRanker, Misses
+from cdmpp.planning.rl.length_schema import MAX_TOKENS, ObservedLengths, QuantileLengths, RankerForm
 from cdmpp.planning.rl.plan_schema import RlPlan
 from cdmpp.planning.rl.sizes import Layout, Objective, Stage
 from cdmpp.planning.rl.streaming import Mode
 from cdmpp.prediction import Prediction
 
-MAX_SAMPLES, MAX_TOKENS, MAX_UNITS, MAX_BATCH, MAX_OBSERVED = 65_536, 10_000_000, 512, 8192, 100_000
+MAX_SAMPLES, MAX_UNITS, MAX_BATCH = 65_536, 512, 8192
 #: Largest product of draws and samples: a second of plain Python, a tenth of it compiled.
 MAX_SIMULATED = 2**17
 #: Default number of draws: the first for small steps, down to the second for large ones.
@@ -41,72 +41,8 @@ MOST_DRAWS, LEAST_DRAWS = 16, 2
 MAX_PROGRAMS = 10_000
 #: Costs that a pool inherits from the request, in the order in which they are priced.
 COST_FIELDS = ("decode", "prefill", "inference", "training")
-Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS), WholeNumber]
 Units = Annotated[int, Field(ge=1, le=MAX_UNITS), WholeNumber]
-Level = Annotated[str, Field(pattern=r"^(0(\.[0-9]{1,9})?|1(\.0{1,9})?)$", max_length=11)]
 V = TypeVar("V")
-
-
-class ObservedLengths(Closed):
-    """Lengths of past responses, in tokens; steps are drawn from them with replacement."""
-
-    samples: Annotated[list[Tokens], Field(min_length=1, max_length=MAX_OBSERVED)]
-    max_tokens: Annotated[Tokens | None, Field(description="Responses are truncated at this length.")] = None
-
-    def distribution(self, samples_per_step: int) -> LengthDistribution:
-        """The distribution of lengths."""
-        return LengthDistribution.of_samples(self.samples, self.max_tokens)
-
-
-class QuantileLengths(Closed):
-    """Quantiles of the lengths: level as text ("0.9") to tokens.
-
-    The distribution is log-normal between two levels; "0" and "1" are the shortest and longest response of a step.
-    """
-
-    quantiles: Annotated[
-        dict[Level, Annotated[float, Field(ge=1, le=MAX_TOKENS)]],
-        Field(min_length=2, max_length=64, json_schema_extra={"additionalProperties": False}),
-    ]
-    max_tokens: Annotated[
-        Tokens | None,
-        Field(
-            description='Responses are truncated at this length. Without it and without level "1", the distribution '
-            "ends at the longest response expected in a step."
-        ),
-    ] = None
-
-    def distribution(self, samples_per_step: int) -> LengthDistribution:
-        """The distribution of lengths."""
-        levels = {float(level): tokens for level, tokens in self.quantiles.items()}
-        return LengthDistribution.of_quantiles(levels, samples_per_step, self.max_tokens)
-
-
-class RankerForm(Closed):
-    """Quality of the length ranker, which flags long responses before generation."""
-
-    recall: Annotated[
-        float,
-        Field(gt=0, le=1, description="Share of the longest samples that the ranker flags; at least `share` (chance)."),
-    ] = 0.87
-    share: Annotated[float, Field(gt=0, lt=1, description="Share of samples that are flagged as long.")] = 0.2
-    misses: Annotated[
-        Misses,
-        Field(
-            description="near: missed samples lie near the border, as by a log-normal error of predicted "
-            "lengths; any: each of the longest is missed with equal chance."
-        ),
-    ] = "near"
-    doubt: Annotated[
-        float,
-        Field(
-            ge=0,
-            le=1,
-            description='Probability that "near" is wrong and misses are "any": the recall does not determine which '
-            "samples are missed, and a split loses much if the very longest are. A split is chosen by its mean gain "
-            "over both.",
-        ),
-    ] = 0.1
 
 
 class DecodeLine(Closed):
@@ -201,6 +137,12 @@ class PoolForm(Closed):
         return self
 
 
+class _Pools(Closed):
+    """Pools alone: prices are filled in without a walk through all observed lengths."""
+
+    pools: list[PoolForm]
+
+
 class RlRequest(Request[RlPlan]):
     """Plan one step of reinforcement learning: generation, inference, training.
 
@@ -279,7 +221,7 @@ class RlRequest(Request[RlPlan]):
         if not generating:
             raise FieldError("no pool generates", path="pools", hint='add "generation" to the stages of a pool')
         self._check_memory(generating)
-        self.length_ranker()
+        self.ranker.ranker()
         self.draw_count()
 
     def with_pool_costs(self) -> Self:
@@ -317,30 +259,15 @@ class RlRequest(Request[RlPlan]):
 
     def with_prices(self, prices: Sequence[Prediction]) -> Self:
         """A copy with resolved costs in the pools (:meth:`with_pool_costs`)."""
-        return Request.with_prices(self.with_pool_costs(), prices)
+        resolved = self.with_pool_costs()
+        pools = fill(_Pools.model_construct(pools=resolved.pools), prices).pools
+        return resolved.model_copy(update={"pools": pools})
 
     def solve(self, control: SearchControl) -> RlPlan:
         """Search sizes, dispatch, streaming and migration (:mod:`cdmpp.planning.rl.solver`)."""
         from cdmpp.planning.rl.solver import solve
 
         return solve(self, control)
-
-    def length_ranker(self) -> LengthRanker:
-        """The ranker.
-
-        Raises
-        ------
-        FieldError
-            Its recall is below chance.
-        """
-        if self.ranker.recall < self.ranker.share:
-            raise FieldError(
-                f"ranker.recall: {self.ranker.recall:g} is below ranker.share = {self.ranker.share:g}, the recall of "
-                "a random order",
-                path="ranker.recall",
-                hint="give a recall of at least the share",
-            )
-        return LengthRanker(self.ranker.recall, self.ranker.share, self.ranker.misses)
 
     def draw_count(self) -> int:
         """Number of steps to simulate.

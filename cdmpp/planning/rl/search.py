@@ -12,11 +12,12 @@ from cdmpp.compose.budget import SearchControl
 from cdmpp.errors import InfeasibleError
 from cdmpp.planning.rl.bounds import lower_bounds
 from cdmpp.planning.rl.dispatch import Dispatcher, TailSplit
-from cdmpp.planning.rl.elastic import ElasticTrigger, elastic_table
+from cdmpp.planning.rl.elastic import elastic_table
 from cdmpp.planning.rl.engine import Floats
 from cdmpp.planning.rl.evaluate import StepOutcome, colocated, evaluate, evaluate_finish
 from cdmpp.planning.rl.lengths import SampledSteps
 from cdmpp.planning.rl.migration import Migration, best_migration, simulate_migration
+from cdmpp.planning.rl.plan_schema import ElasticPart
 from cdmpp.planning.rl.problem import RlProblem
 from cdmpp.planning.rl.size_search import SizeSearchResult, choose_sizes, search_sizes
 from cdmpp.planning.rl.sizes import PoolSizes, SizingProblem, candidate_sizes
@@ -57,7 +58,7 @@ class SearchResult:
         Lower bound of generation with these units.
     front : list of PoolSizes
         The Pareto front of time and price.
-    elastic : list of ElasticTrigger
+    elastic : list of ElasticPart
         Empty without separate training.
     sizes_tried : int
         Number of generation sizes that were simulated.
@@ -86,7 +87,7 @@ class SearchResult:
     bound_price: float
     generation_bound_s: float
     front: list[PoolSizes]
-    elastic: list[ElasticTrigger]
+    elastic: list[ElasticPart]
     sizes_tried: int
     complete: bool
     left_out: dict[str, str]
@@ -199,10 +200,11 @@ def _complete(
             sizes, outcome, applied = migrated_sizes, migrated, True
         elif inference_s > 0:
             migration = None
-    elastic: list[ElasticTrigger] = []
+    elastic: list[ElasticPart] = []
     if sizes.training is not None and not sizes.shared:
         pool = replace(sizing.pools[sizes.generation], inference_s=inference_s)
-        elastic = elastic_table(pool, best_split, sizing.cost_of(sizes), sizes.training_units, judge.steps)
+        free_units = pool.units - (sizes.units if sizes.training == sizes.generation else units)
+        elastic = elastic_table(pool, best_split, sizing.cost_of(sizes), sizes.training_units, judge.steps, free_units)
     bound_s, bound_price = lower_bounds(sizing, held_out)
     step_s = float(outcome.step_s.mean())
     return SearchResult(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cdmpp.compose.budget import SearchControl
 from cdmpp.planning.rl.plan_schema import RlPlan
 from cdmpp.planning.rl.problem import make_problem
-from cdmpp.planning.rl.report import make_plan
+from cdmpp.planning.rl.report import plan_of
 from cdmpp.planning.rl.schema import RlRequest
 from cdmpp.planning.rl.search import SearchResult, search
 
@@ -23,6 +23,6 @@ def solve(request: RlRequest, control: SearchControl) -> RlPlan:
     problem = make_problem(request)
 
     def answer(result: SearchResult) -> RlPlan:
-        return make_plan(request, problem, result)
+        return plan_of(request, problem, result)
 
     return answer(search(problem, control, request.max_steps, answer))
