@@ -67,6 +67,7 @@ def test_the_image_runs_without_root_and_without_torch() -> None:
     assert users and users[-1] not in ("root", "0")
     assert last_stage.index("USER") < last_stage.index("ENTRYPOINT")
     assert "HEALTHCHECK" in last_stage
+    assert last_stage.rstrip().endswith('ENTRYPOINT ["python", "-m", "cdmpp_server"]')
     extras = re.findall(r"'\.\[(.*?)\]'", CONTAINERFILE)
     assert extras == ["server,postgres"]
 

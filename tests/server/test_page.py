@@ -1,4 +1,4 @@
-"""The page in a real browser, on the real service: what it shows is what the API says."""
+"""The page in a real browser, on the real service: it shows the values of the API."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ARGUMENTS = (
 )
 TEXT = "3 × linear:m=512,n=4096,k=1024,dtype=float16\nsoftmax:rows=4096,cols=1024"
 DEVICES = ["t4", "l4", "v100-pcie-32gb"]
-#: A small question to open the page with; without one it asks about a layer on seven devices.
+#: Fragment with a small initial query; without it the page predicts a layer on seven devices.
 SMALL = "#text=relu:rows%3D64,cols%3D64&devices=t4&protocol=eager&framework=pytorch"
 
 
@@ -120,7 +120,7 @@ def choose(page: Any, devices: list[str] = DEVICES, text: str | None = None) -> 
     for device in devices:
         page.locator(f"input[name=device][value={device}]").check()
     if text is not None:
-        page.get_by_label("One operator to a line").fill(text)
+        page.get_by_label("One operator per line").fill(text)
         page.get_by_role("button", name="Predict").click()
         settled(page)
 
@@ -136,7 +136,7 @@ def shown(page: Any, table: str, key: str) -> dict[str, str]:
 def test_operators_show_what_the_service_answers(server: Server, opened: Callable[..., Any]) -> None:
     page = opened()
     choose(page, text=TEXT)
-    page.get_by_text("Figures", exact=True).click()
+    page.get_by_text("Values as table", exact=True).click()
     counts = {"linear": 3, "softmax": 1}
     programs = [parse_operator(line.split("× ")[-1]).canonical() for line in TEXT.splitlines()]
     question = {"protocol": "eager", "framework": "pytorch"}
@@ -218,7 +218,7 @@ def test_an_onnx_file_shows_what_the_service_answers(server: Server, opened: Cal
     answer = json.loads(connection.getresponse().read())
     connection.close()
     totals = {d["device"]: format_latency(d["latency_s"]) for d in answer["devices"]}
-    page.get_by_text("Figures", exact=True).click()
+    page.get_by_text("Values as table", exact=True).click()
     assert shown(page, "#bars-table", "latency") == totals
     for device in DEVICES:
         page.locator("#device").select_option(device)
@@ -249,7 +249,7 @@ def test_a_dynamic_batch_is_asked_for_and_drawn(opened: Callable[..., Any], tmp_
     page = opened()
     choose(page, ["t4"])
     page.set_input_files("#file", str(path))
-    page.wait_for_selector("#curve-title:has-text('Over batch')")
+    page.wait_for_selector("#curve-title:has-text('Latency over batch')")
     page.wait_for_selector("#curve path.line", state="attached")  # flat, so without a height
     page.get_by_label("batch", exact=True).fill("24")
     page.get_by_role("button", name="Predict").click()
@@ -264,7 +264,7 @@ def test_mistakes_are_explained(opened: Callable[..., Any], tmp_path: Path) -> N
     page = opened()
     choose(page, text="linear:m=512,n=4096\nconv3d:n=1\nadd:rows=x,cols=4\nsoftmax:rows=4,cols=4")
     faults = page.locator("#text-faults").inner_text()
-    assert "line 1: linear needs k as well" in faults
+    assert "line 1: linear also needs k" in faults
     assert 'line 2: there is no operator "conv3d"' in faults
     assert "line 3: " in faults and "x has no value" in faults
     assert "1 program on" in page.locator("#programs").inner_text()
@@ -273,7 +273,7 @@ def test_mistakes_are_explained(opened: Callable[..., Any], tmp_path: Path) -> N
     assert "larger than the padded input" in page.locator("#headline").inner_text()
     assert "enlarge h, w or the padding" in page.locator("#programs").inner_text()
     choose(page, [], text=TEXT)
-    assert "No device is chosen" in page.locator("#alert").inner_text()
+    assert "No device is selected" in page.locator("#alert").inner_text()
     damaged = tmp_path / "damaged.onnx"
     damaged.write_bytes(b"not a model")
     page.set_input_files("#file", str(damaged))
@@ -300,7 +300,7 @@ def test_a_missing_endpoint_is_said(opened: Callable[..., Any]) -> None:
     assert page.locator("#bars .row").count() == len(DEVICES)
     page.route("**/predict", lambda route: route.abort())
     page.get_by_role("button", name="Predict").click()
-    page.wait_for_selector("#alert:has-text('The service did not answer')")
+    page.wait_for_selector("#alert:has-text('The service did not respond')")
 
 
 @pytest.mark.slow
@@ -316,7 +316,7 @@ def test_a_key_is_asked_for_and_used(opened: Callable[..., Any]) -> None:
 
     page.route(re.compile("/(support|devices|predict|curve)$"), guarded)
     page.reload()
-    page.wait_for_selector("#alert:has-text('asks for an API key')")
+    page.wait_for_selector("#alert:has-text('requires an API key')")
     page.locator("#key").fill("sesame")
     page.locator("#key").press("Enter")
     page.wait_for_selector("#bars svg")

@@ -1,4 +1,4 @@
-// Questions to the service, and its answers in one shape whatever was asked about:
+// Queries to the service; operators and ONNX files give results of one form:
 // {model_id, devices: [{device, latency_s, lower_s, upper_s, domain, launches, launches_predicted}],
 //  programs: [{name, count, answers: [{device, latency_s, ...} | {device, error}]}], unsupported: [...]}.
 
@@ -6,38 +6,38 @@ import { call } from "./api.js";
 import { monotone } from "./curve.js";
 import { DOMAIN_ORDER } from "./dom.js";
 import { isBatch } from "./onnx.js";
-import { axesOf, curveQuestion } from "./operators.js";
+import { axesOf, curveQuery } from "./operators.js";
 
-/** A file is asked about at these sizes of the axis; each is an upload. */
+/** Sizes of the axis for an ONNX file; each needs an upload. */
 const ONNX_SIZES = [1, 2, 4, 8, 16, 32, 64];
 
 const worst = (domains) => DOMAIN_ORDER[Math.max(-1, ...domains.map((d) => DOMAIN_ORDER.indexOf(d)))];
 
-/** Sums over launches of what could be predicted; null where nothing could. */
+/** Sums over the predicted launches; null if there is none. */
 function totals(device, programs) {
-  const mine = programs.map((p) => ({ count: p.count, ...p.answers.find((a) => a.device === device) }));
-  const good = mine.filter((a) => !a.error);
+  const answers = programs.map((p) => ({ count: p.count, ...p.answers.find((a) => a.device === device) }));
+  const good = answers.filter((a) => !a.error);
   const sum = (key) => (good.length ? good.reduce((total, a) => total + a.count * a[key], 0) : null);
   const launches = (list) => list.reduce((total, a) => total + a.count, 0);
   return { device, latency_s: sum("latency_s"), lower_s: sum("lower_s"), upper_s: sum("upper_s"),
-    domain: worst(good.map((a) => a.domain)), launches: launches(mine), launches_predicted: launches(good) };
+    domain: worst(good.map((a) => a.domain)), launches: launches(answers), launches_predicted: launches(good) };
 }
 
-/** Operators through POST /predict. */
+/** Predict operators by POST /predict. */
 export async function askOperators(entries, { devices, protocol, framework }, signal) {
   const items = entries.flatMap(({ program }) => devices.map((device) =>
     ({ program, device, protocol, ...(framework && { framework }) })));
   const answer = await call("/predict", { json: { items }, signal });
   const programs = entries.map((entry, i) => {
     const answers = devices.map((device, j) => ({ device, ...answer.results[i * devices.length + j] }));
-    // A failed item has no name of its own: its text does.
-    const name = answers.find((a) => a.name)?.name ?? said(entry.program);
+    // A failed item has no name: use the text of the operator.
+    const name = answers.find((a) => a.name)?.name ?? operatorText(entry.program);
     return { name, count: entry.count, answers };
   });
   return { model_id: answer.model_id, programs, unsupported: [], devices: devices.map((d) => totals(d, programs)) };
 }
 
-function said({ operator, ...fields }) {
+function operatorText({ operator, ...fields }) {
   return `${operator}:${Object.entries(fields).map(([k, v]) => `${k}=${v}`).join(",")}`;
 }
 
@@ -49,28 +49,28 @@ function upload(file, dims, { devices, protocol, framework }, signal) {
   return call(`/models/predict?${query}`, { bytes: file, signal });
 }
 
-/** An ONNX file through POST /models/predict. */
+/** Predict an ONNX file by POST /models/predict. */
 export const askModel = upload;
 
-/** The axes that a curve of this question can have: [{name, value}]. */
-export function curveAxes(question, support) {
-  if (question.mode === "operators") return axesOf(question, support);
-  const axes = Object.entries(question.dims).map(([name, value]) => ({ name, value }));
+/** Possible axes of the query's curve: [{name, value}]. */
+export function curveAxes(query, support) {
+  if (query.mode === "operators") return axesOf(query, support);
+  const axes = Object.entries(query.dims).map(([name, value]) => ({ name, value }));
   return [...axes.filter((a) => isBatch(a.name)), ...axes.filter((a) => !isBatch(a.name))];
 }
 
 /** The curve over `axis`: {series: [{device, index, points}], faults: [{device, x, error}]}. */
-export async function askCurve(question, axis, options, support, signal) {
-  const points = question.mode === "operators"
-    ? await operatorCurve(question, axis, options, support, signal)
-    : await modelCurve(question, axis, options, signal);
+export async function askCurve(query, axis, options, support, signal) {
+  const points = query.mode === "operators"
+    ? await operatorCurve(query, axis, options, support, signal)
+    : await modelCurve(query, axis, options, signal);
   const good = points.filter((p) => !p.error);
   const series = options.devices.map((device, index) => ({ device, index, points: good.filter((p) => p.device === device) }));
   return { series: series.filter((s) => s.points.length), faults: points.filter((p) => p.error) };
 }
 
-async function operatorCurve(question, axis, { devices, protocol, framework }, support, signal) {
-  const { programs, axes, name } = curveQuestion(question, axis, devices.length, support);
+async function operatorCurve(query, axis, { devices, protocol, framework }, support, signal) {
+  const { programs, axes, name } = curveQuery(query, axis, devices.length, support);
   const json = { programs, axes, devices, protocol, ...(framework && { framework }) };
   const answer = await call("/curve", { json, signal });
   return answer.points.map((p) => ({ ...p, x: p.at[name] }));
@@ -79,7 +79,7 @@ async function operatorCurve(question, axis, { devices, protocol, framework }, s
 async function modelCurve({ file, dims }, axis, options, signal) {
   const sizes = [...new Set([...ONNX_SIZES, axis.value])].sort((a, b) => a - b);
   const answers = [];
-  // One after the other: the service reads hostile files in one place, and others wait for it too.
+  // One at a time: the service has few processes that read files, and other clients use them too.
   for (const size of sizes) answers.push(await upload(file, { ...dims, [axis.name]: size }, options, signal));
   return options.devices.flatMap((device) => {
     const row = sizes.map((x, i) => ({ x, ...answers[i].devices.find((d) => d.device === device) }));

@@ -1,5 +1,5 @@
-// Total latency by device: a bar from nought on a linear scale; on a logarithmic one, which has no nought, a
-// point. The whisker is the interval. Fill and words both carry the domain.
+// Chart of total latency by device: bars from zero on a linear scale, points on a logarithmic scale, which has
+// no zero. Whiskers show the interval. Both fill and text show the domain.
 
 import { domainMark, html, svg, tableHead } from "./dom.js";
 import { linear, log, tick } from "./scale.js";
@@ -7,7 +7,7 @@ import { interval, latency } from "./units.js";
 
 const NARROW = 560, BAR = 16, AXIS = 30;
 
-/** Hatches for what is less than "in": the chart is read in print and without colour too. */
+/** Fill patterns of the domains "near" and "out", for print and for readers who do not see colours. */
 function patterns() {
   const stripe = svg("pattern", { id: "hatch", width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
     svg("rect", { width: 6, height: 6, class: "near soft" }), svg("rect", { width: 3.4, height: 6, class: "near" }));
@@ -22,16 +22,16 @@ const FILLS = { near: "url(#hatch)", out: "url(#dots)" };
 /**
  * Draw the chart into `box`.
  *
- * `devices`: [{device, latency_s, lower_s, upper_s, domain}], those without a latency left out by the caller;
+ * `devices`: [{device, latency_s, lower_s, upper_s, domain}], without devices that have no latency;
  * `options`: {scale: "linear" | "log", unit, chosen, pick(device)}.
  */
 export function drawBars(box, devices, { scale, unit, chosen, pick }) {
   const width = box.clientWidth, narrow = width < NARROW;
   const rows = [...devices].sort((a, b) => a.latency_s - b.latency_s);
   const label = narrow ? 0 : Math.min(200, 14 + 7.6 * Math.max(...rows.map((r) => r.device.length)));
-  const figures = narrow ? 0 : 176;
+  const values = narrow ? 0 : 176;
   const rowHeight = narrow ? 50 : 34, height = rows.length * rowHeight + AXIS;
-  const from = label + 8, to = width - figures - 14;
+  const from = label + 8, to = width - values - 14;
   const highest = Math.max(...rows.map((r) => r.upper_s)), lowest = Math.min(...rows.map((r) => r.lower_s));
   const wanted = Math.max(2, Math.floor((to - from) / 78));
   const axis = scale === "linear" ? linear(highest, from, to, wanted) : log(lowest, highest, from, to, wanted);
@@ -72,16 +72,16 @@ export function drawBars(box, devices, { scale, unit, chosen, pick }) {
         svg("text", { class: "value", x: width - 8, y: top + 18, "text-anchor": "end" }, `${time}  `, mark));
     } else {
       group.append(name({ x: label, y: middle + 4.5, "text-anchor": "end" }),
-        svg("text", { class: "value", x: width - figures + 66, y: middle + 4.5, "text-anchor": "end" }, time),
-        svg("text", { class: "bounds", x: width - figures + 76, y: middle - 1.5 }, interval(row.lower_s, row.upper_s, unit)),
-        svg("text", { class: "bounds", x: width - figures + 76, y: middle + 11.5 }, mark));
+        svg("text", { class: "value", x: width - values + 66, y: middle + 4.5, "text-anchor": "end" }, time),
+        svg("text", { class: "bounds", x: width - values + 76, y: middle - 1.5 }, interval(row.lower_s, row.upper_s, unit)),
+        svg("text", { class: "bounds", x: width - values + 76, y: middle + 11.5 }, mark));
     }
     group.append(svg("title", {}, `${row.device}: ${time}, ${interval(row.lower_s, row.upper_s, unit)}, ${row.domain}`));
     return group;
   }
 }
 
-/** The same figures as a table, for those who do not look at pictures. */
+/** The values of the chart as a table. */
 export function barsTable(devices, unit) {
   const rows = [...devices].sort((a, b) => (a.latency_s ?? Infinity) - (b.latency_s ?? Infinity)).map((d) =>
     html("tr", { "data-device": d.device },

@@ -1,12 +1,12 @@
-// Latency over one size, on double logarithmic axes: a proportional cost is a straight line there, and the
-// flat left end is where launching costs more than computing.
+// Chart of latency over one size, on two logarithmic axes. A cost that is proportional to the size is a straight
+// line; at the flat left end, the launch dominates.
 
 import { domainMark, html, svg, tableHead } from "./dom.js";
 import { log, powers, size, tick } from "./scale.js";
 import { interval, latency, threeDigits } from "./units.js";
 
 const AXIS = 44, LEFT = 62;
-/** Marks tell the lines apart where colours do not: unit shapes, scaled by their radius. */
+/** Shapes of the marks, which distinguish the lines without colours, scaled by the radius. */
 const SHAPES = [
   (r) => `M${-r},0a${r},${r} 0 1 0 ${2 * r},0a${r},${r} 0 1 0 ${-2 * r},0Z`,
   (r) => `M${-r},${-r}h${2 * r}v${2 * r}h${-2 * r}Z`,
@@ -16,7 +16,7 @@ const SHAPES = [
 ];
 const path = (points) => points.map(([x, y], i) => `${i ? "L" : "M"}${x.toFixed(1)},${y.toFixed(1)}`).join("");
 
-/** The mark of the i-th line, for legends and tables. */
+/** Mark of the i-th line, for legends and tables. */
 export function seriesMark(i) {
   return svg("svg", { width: 26, height: 12, class: `series s${i % 8}`, "aria-hidden": "true" },
     svg("line", { x1: 0, x2: 26, y1: 6, y2: 6, class: "line" }),
@@ -26,8 +26,8 @@ export function seriesMark(i) {
 /**
  * Draw the chart into `box`.
  *
- * `series`: [{device, index, points: [{x, latency_s, lower_s, upper_s, fitted_s, domain}]}], errors left out;
- * `options`: {axis: name of the size, unit, at: the size that is read off, read(x)}.
+ * `series`: [{device, index, points: [{x, latency_s, lower_s, upper_s, fitted_s, domain}]}], without errors;
+ * `options`: {axis: name of the size, unit, at: the selected size, read(x)}.
  */
 export function drawCurve(box, series, { axis, unit, at, read }) {
   const width = box.clientWidth, height = Math.round(Math.min(440, Math.max(280, width * 0.5)));
@@ -41,7 +41,7 @@ export function drawCurve(box, series, { axis, unit, at, read }) {
     height - AXIS, 8, Math.floor(height / 44));
 
   const chart = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", class: "curve",
-    "aria-label": `Latency over ${axis} from ${sizes[0]} to ${sizes.at(-1)} for ${series.length} devices; the slider below reads it off` });
+    "aria-label": `Latency over ${axis} from ${sizes[0]} to ${sizes.at(-1)} for ${series.length} devices; the slider below selects a size` });
   for (const value of y.ticks) {
     chart.append(svg("line", { class: "grid", x1: LEFT, x2: width - right, y1: y.at(value), y2: y.at(value) }),
       svg("text", { class: "tick", x: LEFT - 8, y: y.at(value) + 4, "text-anchor": "end" }, tick(value, unit)));
@@ -54,7 +54,7 @@ export function drawCurve(box, series, { axis, unit, at, read }) {
   const cursor = svg("line", { class: "cursor", x1: x.at(at), x2: x.at(at), y1: 8, y2: height - AXIS });
   chart.append(...series.map(band), cursor, ...series.map(line));
   if (labels) chart.append(...ends());
-  // Whoever has a pointer reads off by it; the slider does the same for everybody.
+  // The pointer selects a size; the slider does the same for keyboards.
   chart.addEventListener("pointermove", (event) => {
     const px = event.clientX - chart.getBoundingClientRect().left;
     read(sizes.reduce((best, s) => (Math.abs(x.at(s) - px) < Math.abs(x.at(best) - px) ? s : best)));
@@ -73,15 +73,15 @@ export function drawCurve(box, series, { axis, unit, at, read }) {
         transform: `translate(${x.at(p.x).toFixed(1)},${y.at(p.latency_s).toFixed(1)})` })));
   }
   function ends() {
-    const found = series.map((s) => ({ ...s, y: y.at(s.points.at(-1).fitted_s) })).sort((a, b) => a.y - b.y);
-    // Names that would cover each other are pushed apart, then the whole column back into the picture.
-    for (let i = 1; i < found.length; i++) found[i].y = Math.max(found[i].y, found[i - 1].y + 15);
-    const over = Math.max(0, (found.at(-1)?.y ?? 0) - (height - AXIS));
-    return found.map((s) => svg("text", { class: `end series s${s.index % 8}`, x: width - right, y: s.y - over + 4 }, s.device));
+    const labelled = series.map((s) => ({ ...s, y: y.at(s.points.at(-1).fitted_s) })).sort((a, b) => a.y - b.y);
+    // Move overlapping names apart, then move the column back into the chart.
+    for (let i = 1; i < labelled.length; i++) labelled[i].y = Math.max(labelled[i].y, labelled[i - 1].y + 15);
+    const over = Math.max(0, (labelled.at(-1)?.y ?? 0) - (height - AXIS));
+    return labelled.map((s) => svg("text", { class: `end series s${s.index % 8}`, x: width - right, y: s.y - over + 4 }, s.device));
   }
 }
 
-/** What the slider reads off: one line per device. */
+/** Values at the selected size: one row per device. */
 export function readout(series, x, axis, unit) {
   const rows = series.map((s) => ({ ...s, point: s.points.find((p) => p.x === x) })).filter((s) => s.point)
     .sort((a, b) => a.point.latency_s - b.point.latency_s);
@@ -104,8 +104,8 @@ function perSecond(rate) {
 }
 
 /**
- * Non-decreasing least-squares fit of log latency (pool adjacent violators), as POST /curve makes it: for
- * ONNX files, whose curve is asked for point by point.
+ * Non-decreasing least-squares fit of log latency (pool adjacent violators), as in POST /curve. It is used
+ * for ONNX files, whose curve needs one request per point.
  */
 export function monotone(latencies) {
   const pools = [];

@@ -1,4 +1,4 @@
-// The curve's panel: lines that can be switched off, and a slider that reads off the figures at one size.
+// Panel of the curve: toggles for the lines, and a slider that selects a size.
 
 import { drawCurve, readout, seriesMark } from "./curve.js";
 import { find, html } from "./dom.js";
@@ -18,11 +18,11 @@ function draw() {
 function read(value) {
   state.place = state.sizes.indexOf(value);
   find("at").value = state.place;
-  tell();
+  update();
   move?.(value);
 }
 
-function tell() {
+function update() {
   const value = state.sizes[state.place];
   find("at-label").textContent = `${state.axis} = ${value}`;
   find("at").setAttribute("aria-valuetext", `${state.axis} = ${value}`);
@@ -34,10 +34,10 @@ function toggle(device, button) {
   if (off) state.hidden.add(device);
   button.setAttribute("aria-pressed", String(!off));
   draw();
-  tell();
+  update();
 }
 
-/** Show `series` (curve.js); `at` is the size that the question was asked with. */
+/** Show `series` (curve.js); `at` is the size of the query. */
 export function showCurve(series, { axis, at, unit }) {
   const sizes = [...new Set(series.flatMap((s) => s.points.map((p) => p.x)))].sort((a, b) => a - b);
   find("curve-part").hidden = sizes.length === 0;
@@ -53,13 +53,13 @@ export function showCurve(series, { axis, at, unit }) {
   slider.value = state.place;
   slider.setAttribute("aria-label", `${axis}, ${size(sizes[0])} to ${size(sizes.at(-1))}`);
   draw();
-  tell();
+  update();
 }
 
 find("at").addEventListener("input", ({ target }) => read(state.sizes[Number(target.value)]));
 document.addEventListener("unit-changed", () => {
   if (!state) return;
   draw();
-  tell();
+  update();
 });
 new ResizeObserver(draw).observe(find("curve"));

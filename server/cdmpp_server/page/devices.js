@@ -1,11 +1,11 @@
-// The list of devices: search, choose, see which ones the model was trained on.
+// List of devices: search and select; devices in the training data are marked.
 
 import { find, html } from "./dom.js";
 import { counted } from "./units.js";
 
-/** Shown first: five makes from 2017 to 2024; those among them that the service knows. */
+/** Listed first and selected initially, if the service knows them: models from 2017 to 2024. */
 const USUAL = ["b200", "h100-sxm", "a100-pcie-40gb", "l4", "t4", "v100-pcie-32gb", "mi300x"];
-/** As many as one request to /models/predict takes. */
+/** Maximum number of devices in one request to /models/predict. */
 const MOST = 64;
 
 /** Fill the list; returns {chosen(): names, set(names)}; `changed` is called after each change. */
@@ -16,7 +16,7 @@ export function deviceList(devices, changed) {
     const facts = [device.vendor, device.arch, ...device.aliases].filter(Boolean);
     const row = html("label", { class: "device" }, box, html("span", { class: "name" }, device.name),
       html("span", { class: "facts" }, [device.vendor, device.arch].filter(Boolean).join(" ")),
-      device.trained ? html("span", { class: "trained", title: "the model was trained on measurements of it" }, "trained") : null);
+      device.trained ? html("span", { class: "trained", title: "the training data has measurements of this device" }, "trained") : null);
     return { name: device.name, box, row, text: [device.name, device.kind, ...facts].join(" ").toLowerCase() };
   });
   const list = find("devices"), search = find("device-search"), note = find("device-note");
@@ -26,19 +26,19 @@ export function deviceList(devices, changed) {
   function show() {
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
     for (const r of rows) r.row.hidden = !words.every((w) => r.text.includes(w));
-    tell();
+    update();
   }
-  function tell() {
+  function update() {
     const visible = rows.filter((r) => !r.row.hidden).length;
-    const found = search.value ? `; ${counted(visible, "match").replace("matchs", "matches")}` : "";
-    note.textContent = `${chosen().length} chosen of ${rows.length}${found}`;
+    const matches = search.value ? `; ${counted(visible, "match").replace("matchs", "matches")}` : "";
+    note.textContent = `${chosen().length} of ${rows.length} selected${matches}`;
   }
   function change() {
     const many = chosen().length;
-    // The last ones beyond the limit are let go at once, and it is said.
+    // Unselect the devices beyond the limit, and show a note.
     for (const r of rows.filter((r) => r.box.checked).slice(MOST)) r.box.checked = false;
-    tell();
-    if (many > MOST) note.textContent = `at most ${MOST} devices at a time`;
+    update();
+    if (many > MOST) note.textContent = `at most ${MOST} devices can be selected`;
     changed();
   }
   list.addEventListener("change", change);
@@ -49,11 +49,11 @@ export function deviceList(devices, changed) {
       show();
     }
     if (event.key !== "Enter") return;
-    // Enter chooses the first match: a search is usually for one device.
+    // Enter selects the first match, because a search is usually for one device.
     event.preventDefault();
-    const hit = rows.find((r) => !r.row.hidden && !r.box.checked);
-    if (hit && search.value) {
-      hit.box.checked = true;
+    const match = rows.find((r) => !r.row.hidden && !r.box.checked);
+    if (match && search.value) {
+      match.box.checked = true;
       search.value = "";
       show();
       change();

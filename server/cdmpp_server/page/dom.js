@@ -1,4 +1,4 @@
-// Making elements. Text goes in as text, never as markup: names come from files of strangers.
+// Helpers that create elements. Text is never parsed as markup, because names come from untrusted files.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -22,11 +22,11 @@ export function svg(tag, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
-/** The mark of a domain: a shape and a word, so that colour is never the only carrier. */
+/** Mark of a domain: a shape and a word, so that it does not depend on colour. */
 const DOMAINS = {
-  in: ["●", "trained on this device, operator, type and protocol together, and sizes like these"],
-  near: ["◐", "one of device, operator, type, protocol or size is new to the model, or the combination is"],
-  out: ["○", "a guess: never trained on, or several new things at once"],
+  in: ["●", "the training data has this device, operator, type and protocol together, with similar sizes"],
+  near: ["◐", "one of device, operator, type, protocol or size is new to the model, or their combination is"],
+  out: ["○", "extrapolation: several properties are new to the model"],
 };
 
 export const DOMAIN_ORDER = Object.keys(DOMAINS);
@@ -37,13 +37,13 @@ export function domainMark(domain) {
     html("span", { "aria-hidden": "true" }, sign), ` ${domain ?? "none"}`);
 }
 
-/** An item's error with its hint, as one paragraph. */
+/** Message and hint of an error. */
 export function errorText(error) {
   return html("span", { class: "fault" }, error.message ?? String(error),
     error.hint ? html("span", { class: "hint" }, ` ${error.hint}`) : null);
 }
 
-/** A table's head; names of columns that hold words rather than figures begin with a blank. */
+/** Head of a table; names of text columns begin with a blank. */
 export function tableHead(names, attributes = {}) {
   return html("thead", {}, html("tr", {}, ...names.map((name) =>
     html("th", { scope: "col", class: name.startsWith(" ") ? "text" : null, ...attributes }, name.trim()))));

@@ -1,37 +1,37 @@
-// Sizes as arithmetic: "tokens*12", "ceil(tokens/128)". The same language as POST /curve takes, so that one
-// text gives both the prediction at a point and the curve. Parsed here, never evaluated as script.
+// Parser of size expressions such as "tokens*12" and "ceil(tokens/128)". The language is that of POST /curve, so
+// that one text gives both the prediction and the curve. Expressions are never evaluated as script.
 
 const TOKEN = /\s*(?:(\d+(?:\.\d+)?)|([A-Za-z_]\w*)|(\/\/|[-+*/(),]))/y;
-/** The service reckons in exact fractions; here ceil(10 * 0.7) must not be 8 for a last digit's sake. */
+/** The service computes with exact fractions; rounding avoids ceil(10 * 0.7) = 8 here. */
 const near = (value) => (Math.abs(value - Math.round(value)) < 1e-9 * Math.max(1, Math.abs(value)) ? Math.round(value) : value);
 const FUNCTIONS = {
   ceil: (value) => Math.ceil(near(value)), floor: (value) => Math.floor(near(value)), min: Math.min, max: Math.max,
 };
 
 function tokens(text) {
-  const found = [];
+  const parsed = [];
   TOKEN.lastIndex = 0;
   while (TOKEN.lastIndex < text.trimEnd().length) {
     const start = TOKEN.lastIndex;
     const match = TOKEN.exec(text);
-    if (!match) throw new Error(`"${text}": "${text.slice(start).trim()[0]}" has no place in a size`);
+    if (!match) throw new Error(`"${text}": "${text.slice(start).trim()[0]}" is not allowed in a size`);
     const [, number, name, sign] = match;
-    found.push(number !== undefined ? { number: Number(number) } : name ? { name } : { sign });
+    parsed.push(number !== undefined ? { number: Number(number) } : name ? { name } : { sign });
   }
-  return found;
+  return parsed;
 }
 
-/** Names that an expression uses, functions left out. */
+/** Variables of an expression. */
 export function namesIn(text) {
   return tokens(text).map((t) => t.name).filter((name) => name && !Object.hasOwn(FUNCTIONS, name));
 }
 
-/** `text` with the variable `from` called `to`. */
+/** Rename the variable `from` to `to` in `text`. */
 export function renamed(text, from, to) {
   return text.replace(/[A-Za-z_]\w*/g, (name) => (name === from ? to : name));
 }
 
-/** The value of `text`, with `variables` (name to number). Throws an Error that says what is wrong. */
+/** Evaluate `text` with `variables` (name to number); throws an Error with the fault. */
 export function evaluate(text, variables) {
   const rest = tokens(text);
   const take = (...signs) => (signs.includes(rest[0]?.sign) ? rest.shift().sign : null);
@@ -47,7 +47,7 @@ export function evaluate(text, variables) {
     }
     const token = rest.shift();
     if (token?.number !== undefined) return token.number;
-    if (!token?.name) throw new Error(`"${text}" ends too early or misplaces "${token?.sign ?? ""}"`);
+    if (!token?.name) throw new Error(`"${text}" is incomplete or has a misplaced "${token?.sign ?? ""}"`);
     if (rest[0]?.sign === "(" && Object.hasOwn(FUNCTIONS, token.name)) {
       need("(");
       const values = [sum()];
@@ -56,7 +56,7 @@ export function evaluate(text, variables) {
       return FUNCTIONS[token.name](...values);
     }
     if (!Object.hasOwn(variables, token.name)) {
-      throw new Error(`"${text}": ${token.name} has no value; write ${token.name} = 1024 on a line of its own`);
+      throw new Error(`"${text}": ${token.name} has no value; add a line such as ${token.name} = 1024`);
     }
     return variables[token.name];
   }
@@ -75,6 +75,6 @@ export function evaluate(text, variables) {
     return value;
   }
   const value = sum();
-  if (rest.length) throw new Error(`"${text}" goes on after its end`);
+  if (rest.length) throw new Error(`"${text}" has text after its end`);
   return near(value);
 }

@@ -1,12 +1,12 @@
-// The ONNX file: dropped anywhere on the page, or chosen by its button; and the sizes that it leaves open.
+// Field of the ONNX file, which may be dropped anywhere on the page, and of its dynamic dimensions.
 
 import { find, html } from "./dom.js";
 import { dynamicDimensions, isBatch } from "./onnx.js";
 
-/** Sizes that a dynamic dimension starts with. */
+/** Initial sizes of dynamic dimensions. */
 const START = { batch: 1, other: 128 };
 
-/** Wire the field; `changed(loaded)` is called with true when a file can be asked about. */
+/** Set up the field; `changed(true)` is called when a file has been loaded. */
 export function fileField(changed) {
   const input = find("file"), button = find("drop"), text = find("drop-text"), box = find("dims");
   let bytes = null, fault = null;
@@ -19,10 +19,10 @@ export function fileField(changed) {
     try {
       names = dynamicDimensions(new Uint8Array(await file.arrayBuffer()));
     } catch {
-      fault = { message: `${file.name} is not an ONNX file, or it is cut short.`, hint: "Export it anew; the format is ONNX, not a checkpoint." };
+      fault = { message: `${file.name} is not an ONNX file, or it is incomplete.`, hint: "Export the model again; the format is ONNX, not a checkpoint." };
     }
     const size = file.size < 2 ** 20 ? `${Math.ceil(file.size / 1024)} KiB` : `${(file.size / 2 ** 20).toFixed(1)} MiB`;
-    text.textContent = `${file.name}, ${size}. Drop or choose another`;
+    text.textContent = `${file.name}, ${size}. Drop or select another file`;
     box.replaceChildren(...names.map((name, i) => html("label", { for: `dim-${i}` }, name,
       html("input", { id: `dim-${i}`, type: "number", min: 1, step: 1, value: isBatch(name) ? START.batch : START.other, "data-name": name }))));
     changed(true);
@@ -30,7 +30,7 @@ export function fileField(changed) {
 
   button.addEventListener("click", () => input.click());
   input.addEventListener("change", () => take(input.files[0]));
-  // The whole page takes a file: nobody has to hit the field, and a miss does not leave the page.
+  // The whole page accepts a dropped file; otherwise the browser would open it and leave the page.
   const over = (event, inside) => {
     event.preventDefault();
     document.body.classList.toggle("over", inside);
@@ -42,14 +42,14 @@ export function fileField(changed) {
     take(event.dataTransfer.files[0]);
   });
 
-  /** {bytes, dims}; throws what is missing. */
+  /** Return {bytes, dims}; throws {message, hint} if something is missing. */
   function read() {
-    if (!bytes) throw { message: "No file has been chosen.", hint: "Drop an ONNX file on this page, or choose one." };
+    if (!bytes) throw { message: "No file is selected.", hint: "Drop an ONNX file on this page, or select one." };
     if (fault) throw fault;
     const dims = {};
     for (const field of box.querySelectorAll("input")) {
       const size = Number(field.value);
-      if (!Number.isInteger(size) || size < 1) throw { message: `${field.dataset.name} is not a whole number from 1.` };
+      if (!Number.isInteger(size) || size < 1) throw { message: `${field.dataset.name} must be a whole number of at least 1.` };
       dims[field.dataset.name] = size;
     }
     return { bytes, dims };

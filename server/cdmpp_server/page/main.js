@@ -1,4 +1,4 @@
-// The page's wiring: the form, one question at a time, three views of its answer.
+// Controller of the page: reads the form, sends one query at a time, updates the three views.
 
 import { apiKey, call } from "./api.js";
 import { askCurve, askModel, askOperators, curveAxes } from "./ask.js";
@@ -12,8 +12,8 @@ import { programTable } from "./programs.js";
 import { watch } from "./service.js";
 import { interval, latency, threeDigits } from "./units.js";
 
-/** What the page opens with: one encoder layer of BERT-base over a batch of sentences. */
-const LAYER = `# an encoder layer of BERT-base, 128 tokens a sentence
+/** The initial query: one encoder layer of BERT-base over a batch of sentences. */
+const LAYER = `# encoder layer of BERT-base, 128 tokens per sentence
 tokens = 1024
 4 × linear:m=tokens,n=768,k=768,bias=true
 linear:m=tokens,n=3072,k=768,bias=true
@@ -25,10 +25,10 @@ gelu:rows=tokens,cols=3072
 2 × layernorm:rows=tokens,cols=768
 2 × add:rows=tokens,cols=768`;
 const MEANING = {
-  kernel: "device alone (kernel)", graph: "inside a graph (graph)", eager: "from the host (eager)",
+  kernel: "kernel (device only)", graph: "graph (captured)", eager: "eager (from the host)",
 };
 
-let support, devices, file, result = null, question = null, options = null, running = null;
+let support, devices, file, result = null, query = null, options = null, running = null;
 let view = { device: null, picked: null, all: false };
 
 const chosen = (name) => document.querySelector(`input[name=${name}]:checked`).value;
@@ -40,11 +40,11 @@ function alarm(refusal) {
   box.replaceChildren(...(refusal ? [errorText(refusal)] : []));
 }
 
-/** The form as a question, or null where something is missing; what is missing is said beside it. */
+/** Read the form as a query; throws {message, hint} if something is missing, and shows faults beside the field. */
 function readForm() {
   const mode = chosen("mode"), names = devices.chosen();
   find("text-faults").replaceChildren();
-  if (!names.length) throw { message: "No device is chosen.", hint: "Tick one in the list, or search for it." };
+  if (!names.length) throw { message: "No device is selected.", hint: "Select one in the list, or search for it." };
   options = { devices: names, protocol: find("protocol").value, framework: find("framework").value };
   if (mode === "model") {
     const { bytes, dims } = file.read();
@@ -53,39 +53,39 @@ function readForm() {
   const read = readOperators(find("text").value, support);
   find("text-faults").replaceChildren(...read.faults.map((f) => html("li", {}, `line ${f.line}: ${f.message}`)));
   find("text").setAttribute("aria-invalid", String(read.faults.length > 0));
-  if (!read.entries.length) throw { message: "There is no operator to predict.", hint: "Write one, or choose an example." };
+  if (!read.entries.length) throw { message: "There is no operator to predict.", hint: "Enter one, or select an example." };
   return { mode, ...read };
 }
 
 async function predict() {
   running?.abort();
-  const mine = (running = new AbortController());
+  const controller = (running = new AbortController());
   const results = find("results");
   alarm(null);
   try {
-    question = readForm();
+    query = readForm();
     results.setAttribute("aria-busy", "true");
     find("go").textContent = "Predicting …";
-    const answer = question.mode === "model"
-      ? await askModel(question.file, question.dims, options, mine.signal)
-      : await askOperators(question.entries, options, mine.signal);
+    const answer = query.mode === "model"
+      ? await askModel(query.file, query.dims, options, controller.signal)
+      : await askOperators(query.entries, options, controller.signal);
     result = answer;
     view = { ...view, device: pickDevice(answer), all: false };
     show();
-    remember();
-    await curve(mine.signal);
+    saveQuery();
+    await curve(controller.signal);
   } catch (error) {
     if (error.name === "AbortError") return;
     alarm(error);
   } finally {
-    if (running === mine) {
+    if (running === controller) {
       results.removeAttribute("aria-busy");
       find("go").textContent = "Predict";
     }
   }
 }
 
-/** Predict, and show it where the form fills the screen. */
+/** Predict, and scroll to the results if the form fills the screen. */
 async function ask() {
   await predict();
   const top = find("results").getBoundingClientRect().top;
@@ -96,7 +96,7 @@ const predicted = () => result.devices.filter((d) => d.latency_s > 0);
 
 function pickDevice(answer) {
   const good = answer.devices.filter((d) => d.latency_s > 0).sort((a, b) => a.latency_s - b.latency_s);
-  // The fastest, unless somebody picked another one.
+  // The fastest device, unless the user has selected another one.
   return answer.devices.some((d) => d.device === view.picked) ? view.picked : (good[0] ?? answer.devices[0]).device;
 }
 
@@ -113,7 +113,7 @@ function headline(good) {
   const box = find("headline");
   if (!good.length) {
     const fault = result.programs.flatMap((p) => p.answers).find((a) => a.error)?.error;
-    box.replaceChildren("Nothing of this could be predicted. ", fault ? errorText(fault) : "");
+    box.replaceChildren("No prediction is possible. ", fault ? errorText(fault) : "");
     return;
   }
   const [fastest, ...others] = [...good].sort((a, b) => a.latency_s - b.latency_s);
@@ -123,7 +123,7 @@ function headline(good) {
     html("strong", { id: "fastest" }, latency(fastest.latency_s, unit())), ` on ${fastest.device} `,
     html("span", { class: "bounds" }, interval(fastest.lower_s, fastest.upper_s, unit())),
     slowest ? `, ${threeDigits(slowest.latency_s / fastest.latency_s)} times as fast as ${slowest.device}.` : ".",
-    incomplete ? html("span", { class: "hint" }, " Without what could not be predicted, see below.") : "");
+    incomplete ? html("span", { class: "hint" }, " The sum omits programs that could not be predicted, see below.") : "");
 }
 
 function drawTotals() {
@@ -149,47 +149,47 @@ function showPrograms() {
 }
 
 async function curve(signal) {
-  const axes = curveAxes(question, support), select = find("axis");
+  const axes = curveAxes(query, support), select = find("axis");
   const kept = axes.find((a) => a.name === select.value) ?? axes[0];
   select.replaceChildren(...axes.map((a) => html("option", { selected: a === kept }, a.name)));
   find("axis-label").hidden = axes.length === 0;
-  find("curve-title").textContent = kept ? `Over ${kept.name}` : "Over its size";
+  find("curve-title").textContent = kept ? `Latency over ${kept.name}` : "Latency over size";
   find("curve-part").hidden = true;
   const note = find("curve-note");
   if (!kept) {
-    note.textContent = question.mode === "model"
-      ? "Every size of this file is fixed. Export it with a dynamic batch dimension to see its curve."
-      : "These operators share no size: give them one as a variable, such as tokens = 1024 and m=tokens.";
+    note.textContent = query.mode === "model"
+      ? "Every dimension of this model is fixed. Export it with a dynamic batch dimension to get a curve."
+      : "These operators share no size. Define one as a variable, such as tokens = 1024, and use it: m=tokens.";
     return;
   }
   note.textContent = "…";
   try {
-    const { series, faults } = await askCurve(question, kept, options, support, signal);
+    const { series, faults } = await askCurve(query, kept, options, support, signal);
     showCurve(series, { axis: kept.name, at: kept.value, unit });
     const fault = faults[0];
     note.replaceChildren(...(fault ? [`${faults.length} points could not be predicted, such as ${kept.name} = ${fault.x} on ${fault.device}: `, errorText(fault.error)] : []));
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    note.replaceChildren("No curve: ", errorText(error));
+    note.replaceChildren("No curve is available: ", errorText(error));
   }
 }
 
-/** The question stands in the address, so that it can be kept and passed on; a file cannot. */
-function remember() {
+/** Store the query in the URL, so that it can be bookmarked and shared; a file cannot be stored. */
+function saveQuery() {
   const state = { devices: options.devices.join(","), protocol: options.protocol, framework: options.framework };
-  if (question.mode === "operators") state.text = find("text").value;
+  if (query.mode === "operators") state.text = find("text").value;
   history.replaceState(null, "", `#${new URLSearchParams(state)}`);
 }
 
-/** The list of examples names one only while the text is one. */
-function sayExample() {
+/** Select the example in the list only while the text equals it. */
+function syncExample() {
   find("example").value = find("text").value === LAYER ? "layer" : "";
 }
 
-function recall() {
+function restoreQuery() {
   const state = new URLSearchParams(location.hash.slice(1));
   find("text").value = state.get("text") ?? LAYER;
-  sayExample();
+  syncExample();
   if (state.get("devices")) devices.set(state.get("devices").split(","));
   find("protocol").value = state.get("protocol") ?? "eager";
   find("framework").value = state.get("framework") ?? "pytorch";
@@ -199,8 +199,8 @@ function recall() {
 function fillChoices() {
   const option = (value, text) => html("option", { value }, text);
   find("protocol").replaceChildren(...support.protocols.map((p) => option(p, MEANING[p] ?? p)));
-  find("framework").replaceChildren(option("", "not known"), ...support.frameworks.map((f) => option(f, f)));
-  find("example").replaceChildren(option("", "choose one"), option("layer", "an encoder layer of BERT-base"),
+  find("framework").replaceChildren(option("", "unknown"), ...support.frameworks.map((f) => option(f, f)));
+  find("example").replaceChildren(option("", "select an example"), option("layer", "encoder layer of BERT-base"),
     ...Object.keys(support.operators).sort().map((o) => option(o, o)));
   find("example").onchange = ({ target }) => {
     if (!target.value) return;
@@ -222,7 +222,7 @@ function listen() {
   find("text").addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) ask();
   });
-  find("text").addEventListener("input", sayExample);
+  find("text").addEventListener("input", syncExample);
   for (const radio of document.getElementsByName("mode")) radio.addEventListener("change", setMode);
   find("scale").addEventListener("change", () => result && drawTotals());
   find("unit").addEventListener("change", () => {
@@ -241,15 +241,15 @@ function listen() {
   });
 }
 
-/** What the service knows, then the first answer. */
+/** Load operators and devices, then predict the initial query. */
 async function start() {
   alarm(null);
   try {
-    const [known, list] = await Promise.all([call("/support"), call("/devices")]);
-    support = known;
+    const [supported, list] = await Promise.all([call("/support"), call("/devices")]);
+    support = supported;
     devices = deviceList(list.devices, () => {});
     fillChoices();
-    recall();
+    restoreQuery();
     await predict();
   } catch (error) {
     alarm(error);

@@ -1,6 +1,6 @@
-// The dynamic dimensions of an ONNX file's inputs, read before it is sent: a latency needs sizes, so the
-// page asks for them at once. The few fields that lead there are followed, everything else is stepped over;
-// the service's own reader stays the judge of whether the file is sound.
+// Reader of the dynamic dimensions of an ONNX file's inputs. A prediction needs their sizes, so the page shows
+// a field for each before it sends the file. The reader follows the few fields that it needs and skips the
+// rest; the service validates the file.
 
 // Field numbers of onnx.proto: model.graph, graph.initializer/input, value_info.name/type, and so on.
 const GRAPH = 7, INITIALIZER = 5, INPUT = 11, TENSOR_NAME = 8, NAME = 1, TYPE = 2;
@@ -8,7 +8,7 @@ const TENSOR = 1, SHAPE = 2, DIM = 1, DIM_VALUE = 1, DIM_PARAM = 2;
 
 const utf8 = new TextDecoder();
 
-/** Yields [field, value] of one message; length-delimited values as byte ranges, varints as numbers. */
+/** Yield [field, value] of one message: length-delimited values as byte ranges, varints as numbers. */
 function* fields(bytes) {
   let at = 0;
   const varint = () => {
@@ -41,8 +41,8 @@ const first = (bytes, wanted) => {
 };
 
 /**
- * Names of the dynamic dimensions, in the order in which they stand; one without a name is called
- * "input.axis", as the service calls it. Throws where the bytes are no ONNX file.
+ * Names of the dynamic dimensions, in the order of the file; a dimension without a name is called
+ * "input.axis", as in the service. Throws if the bytes are not an ONNX file.
  */
 export function dynamicDimensions(bytes) {
   const graph = first(bytes, GRAPH);
@@ -69,5 +69,5 @@ export function dynamicDimensions(bytes) {
   return [...names];
 }
 
-/** Whether a dimension is what people call the batch. */
+/** Whether the name of a dimension denotes the batch. */
 export const isBatch = (name) => /^(n|b|bs)$|batch/i.test(name);

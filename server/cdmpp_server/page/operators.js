@@ -1,15 +1,15 @@
-// What is written in the text field, read into programs: one operator to a line, as on the command line,
-// with a count before it ("4 × linear:m=512,...") and sizes that may name variables ("tokens = 1024").
+// Parser of the text field: one operator per line, as on the command line, with an optional count
+// ("4 × linear:m=512,...") and sizes that may use variables ("tokens = 1024").
 
 import { evaluate, namesIn, renamed } from "./expressions.js";
 
 const COUNTED = /^(\d+)\s*[x×*]\s*(.+)$/;
 const VARIABLE = /^([A-Za-z_]\w*)\s*=\s*(\d+)$/;
-/** A number that is no size: how many tensors are added. */
+/** Numeric fields that are not sizes: the number of added tensors. */
 const NO_SIZES = ["inputs"];
 const BATCH_LIKE = ["batch", "tokens", "m", "rows"];
 
-/** Sizes of an example, by field; an operator may have its own. */
+/** Sizes of the examples by field; OWN overrides them for some operators. */
 const USUAL = {
   m: 512, n: 4096, k: 1024, batch: 8, rows: 4096, cols: 1024, table_rows: 50000,
   q_len: 512, past_len: 2048, heads: 32, kv_heads: 8, head_dim: 128,
@@ -22,16 +22,16 @@ const OWN = {
   attention_prefill: { past_len: 0 },
 };
 
-/** Commas between fields; those inside of min(a, b) separate nothing. */
+/** Split at commas, except inside parentheses such as min(a, b). */
 function parts(text) {
-  const found = [""];
+  const split = [""];
   let depth = 0;
   for (const sign of text) {
     depth += sign === "(" ? 1 : sign === ")" ? -1 : 0;
-    if (sign === "," && depth === 0) found.push("");
-    else found[found.length - 1] += sign;
+    if (sign === "," && depth === 0) split.push("");
+    else split[split.length - 1] += sign;
   }
-  return found.map((part) => part.trim()).filter(Boolean);
+  return split.map((part) => part.trim()).filter(Boolean);
 }
 
 function value(text) {
@@ -45,38 +45,38 @@ function template(text, support) {
   const known = support.operators[operator];
   if (!known) {
     const near = Object.keys(support.operators).filter((o) => operator && o.startsWith(operator[0]));
-    throw new Error(`there is no operator "${operator}"; ${near.length ? `is it ${near.slice(0, 6).join(", ")}?` : "the list above has all"}`);
+    throw new Error(`there is no operator "${operator}"; ${near.length ? `similar names: ${near.slice(0, 6).join(", ")}` : "the list of examples has all operators"}`);
   }
   const fields = { operator };
   for (const part of parts(rest)) {
     const cut = part.indexOf("=");
     const key = part.slice(0, cut).trim();
     if (cut < 1) throw new Error(`"${part}" is not key=value`);
-    if (key in fields) throw new Error(`${key} is said twice`);
-    if (!(key in known.fields)) throw new Error(`${operator} has no ${key}; it takes ${describe(operator, support)}`);
+    if (key in fields) throw new Error(`${key} is given twice`);
+    if (!(key in known.fields)) throw new Error(`${operator} has no field ${key}; its fields are ${describe(operator, support)}`);
     fields[key] = value(part.slice(cut + 1).trim());
   }
   const missing = Object.keys(known.fields).filter((f) => known.fields[f] === "required" && !(f in fields));
-  if (missing.length) throw new Error(`${operator} needs ${missing.join(", ")} as well`);
+  if (missing.length) throw new Error(`${operator} also needs ${missing.join(", ")}`);
   return fields;
 }
 
 const isSize = (name, field) => field === "required" || typeof field === "number";
 
-/** Fields of an operator in words: "m, n, k, dtype=float32, bias=false". */
+/** Fields of an operator as text: "m, n, k, dtype=float32, bias=false". */
 export function describe(operator, support) {
   return Object.entries(support.operators[operator].fields)
     .map(([name, field]) => (field === "required" ? name : `${name}=${field}`)).join(", ");
 }
 
-/** An operator with sizes that occur, its type the one that was trained under this protocol. */
+/** An example of an operator: usual sizes, and an element type that was trained under this protocol. */
 export function example(operator, support, protocol) {
   const { fields, trained } = support.operators[operator];
   const types = trained.map((t) => t.split("/")).filter(([backend]) => backend === "library");
   const type = (types.find((t) => t[1] === protocol) ?? types[0])?.[2] ?? fields.dtype;
   const sizes = Object.keys(fields).filter((f) => f in (OWN[operator] ?? {}) || (f in USUAL && isSize(f, fields[f])));
-  const said = sizes.map((f) => `${f}=${OWN[operator]?.[f] ?? USUAL[f]}`);
-  return `${operator}:${[...said, `dtype=${type}`].join(",")}`;
+  const fieldTexts = sizes.map((f) => `${f}=${OWN[operator]?.[f] ?? USUAL[f]}`);
+  return `${operator}:${[...fieldTexts, `dtype=${type}`].join(",")}`;
 }
 
 /**
@@ -122,12 +122,12 @@ function substitute(fields, support, variables) {
   }));
 }
 
-/** Axes that a curve can go along: [{name, value}], the likeliest first. */
+/** Possible axes of a curve: [{name, value}], most useful first. */
 export function axesOf({ variables, entries }, support) {
   const used = new Set(entries.flatMap((e) => Object.entries(e.template)
     .filter(([name, f]) => typeof f === "string" && isSize(name, support.operators[e.template.operator].fields[name]))
     .flatMap(([, f]) => namesIn(f))));
-  const found = [...used].map((name) => ({ name, value: variables[name], variable: true }));
+  const axes = [...used].map((name) => ({ name, value: variables[name], variable: true }));
   const fields = new Map();
   for (const { template: t, program } of entries) {
     for (const [name, field] of Object.entries(support.operators[t.operator].fields)) {
@@ -135,19 +135,19 @@ export function axesOf({ variables, entries }, support) {
       const size = name in program ? program[name] : field;
       const fixed = typeof (t[name] ?? field) !== "string" || !(name in t);
       const seen = fields.get(name);
-      // A field is an axis only where every operator that has it has the same size: it replaces them all.
+      // A field is an axis only if all operators that have it have the same size: the axis replaces them all.
       fields.set(name, { name, value: size, ok: fixed && (seen === undefined || (seen.ok && seen.value === size)) });
     }
   }
-  found.push(...[...fields.values()].filter((f) => f.ok && !used.has(f.name)));
+  axes.push(...[...fields.values()].filter((f) => f.ok && !used.has(f.name)));
   const rank = ({ name, variable }) => (variable ? 0 : 10) + (BATCH_LIKE.indexOf(name) + BATCH_LIKE.length + 1) % (BATCH_LIKE.length + 1);
-  return found.map((axis, i) => ({ axis, key: 100 * rank(axis) + i })).sort((a, b) => a.key - b.key).map((e) => e.axis);
+  return axes.map((axis, i) => ({ axis, key: 100 * rank(axis) + i })).sort((a, b) => a.key - b.key).map((e) => e.axis);
 }
 
-/** Programs at points on devices that one request to /curve may ask about. */
+/** Maximum number of predictions in one request to /curve. */
 const MOST_POINTS = 10000;
 
-/** Powers of two up to four times a size, the size itself among them; at most `most` values. */
+/** Powers of two up to four times a size, and the size itself; at most `most` values. */
 export function axisValues(size, most = 18) {
   const top = Math.min(30, Math.max(6, Math.ceil(Math.log2(Math.max(size, 1))) + 2));
   const values = new Set([Math.max(1, size)]);
@@ -155,14 +155,14 @@ export function axisValues(size, most = 18) {
   return [...values].sort((a, b) => a - b);
 }
 
-/** Programs and axes as POST /curve takes them, for one axis; other variables become numbers. */
-export function curveQuestion({ variables, entries }, axis, devices, support) {
+/** Programs and axes of POST /curve for one axis; other variables are replaced by numbers. */
+export function curveQuery({ variables, entries }, axis, devices, support) {
   const others = { ...variables };
-  // A variable may be called like a field of one of the operators, and an axis would replace that field.
+  // A variable may have the name of an operator's field, and an axis would replace that field: rename it.
   const taken = entries.some((e) => axis.name in support.operators[e.template.operator].fields);
   const name = axis.variable && taken ? `${axis.name}_` : axis.name;
   const programs = entries.map(({ template: t, program, count }) => {
-    const said = Object.entries(t).map(([field, text]) => {
+    const templateFields = Object.entries(t).map(([field, text]) => {
       const moves = axis.variable && typeof text === "string" && text !== t.operator
         && isSize(field, support.operators[t.operator].fields[field]) && namesIn(text).includes(axis.name);
       if (!moves) return [field, program[field]];
@@ -170,7 +170,7 @@ export function curveQuestion({ variables, entries }, axis, devices, support) {
       const fixed = rest.reduce((e, v) => e.replace(/[A-Za-z_]\w*/g, (w) => (w === v ? String(others[v]) : w)), text);
       return [field, renamed(fixed, axis.name, name)];
     });
-    return { program: Object.fromEntries(said), count };
+    return { program: Object.fromEntries(templateFields), count };
   });
   return { programs, axes: { [name]: axisValues(axis.value, Math.floor(MOST_POINTS / (programs.length * devices))) }, name };
 }

@@ -1,11 +1,11 @@
-// Where the time goes on one device: programs, the dearest first.
+// Table of the programs on one device, most expensive first.
 
 import { domainMark, errorText, html, tableHead } from "./dom.js";
 import { counted, interval, latency, percent } from "./units.js";
 
 const SHOWN = 12;
 
-/** [{program, answer, total}] of one device: predicted ones by cost, then what failed. */
+/** [{program, answer, total}] of one device: predicted programs by cost, then failed ones. */
 export function byCost(programs, device) {
   return programs.map((program) => {
     const answer = program.answers.find((a) => a.device === device) ?? {};
@@ -22,12 +22,12 @@ function programName(name) {
 
 function shareBar(share) {
   const bar = html("span", { class: "part", "aria-hidden": "true" }, html("i"));
-  // Through the object model, which the content security policy allows; as an attribute it would not be.
+  // Set by script, because the content security policy forbids style attributes.
   bar.firstChild.style.width = `${100 * share}%`;
   return bar;
 }
 
-/** The table; `all` shows every row, `more` is called when somebody asks for them. */
+/** The table; `all` shows every row, `more` is called by the button that shows them. */
 export function programTable(result, device, { unit, all, more }) {
   const rows = byCost(result.programs, device);
   const sum = rows.reduce((total, r) => total + (r.total ?? 0), 0);
@@ -37,7 +37,7 @@ export function programTable(result, device, { unit, all, more }) {
     const name = html("th", { scope: "row", role: "rowheader", class: "program" }, ...programName(program.name));
     if (answer.error || total === null) {
       return html("tr", { role: "row" }, name, cell("count", { class: "figure" }, String(program.count)),
-        html("td", { role: "cell", colspan: 4 }, errorText(answer.error ?? { message: "no answer for this device" })));
+        html("td", { role: "cell", colspan: 4 }, errorText(answer.error ?? { message: "no prediction for this device" })));
     }
     const share = sum > 0 ? total / sum : 0;
     return html("tr", { role: "row", "data-program": program.name }, name,
@@ -48,7 +48,7 @@ export function programTable(result, device, { unit, all, more }) {
       cell("domain", {}, domainMark(answer.domain)));
   });
   const table = html("table", { role: "table", class: "programs" },
-    html("caption", {}, `${counted(rows.length, "program")} on ${device}, the dearest first`),
+    html("caption", {}, `${counted(rows.length, "program")} on ${device}, most expensive first`),
     tableHead(["program", "count", "each", "total", "share", " domain"], { role: "columnheader" }),
     html("tbody", { role: "rowgroup" }, ...body));
   const rest = rows.length - shown.length;
@@ -59,6 +59,6 @@ export function programTable(result, device, { unit, all, more }) {
 
 function unsupported(list) {
   if (!list.length) return null;
-  return html("div", { class: "faults" }, html("p", {}, "Not in the total, for the model has no such operator:"),
+  return html("div", { class: "faults" }, html("p", {}, "Not in the total, because the model has no such operator:"),
     html("ul", {}, ...list.map((u) => html("li", {}, html("b", {}, u.operator), ` (${counted(u.count, "time")}): ${u.reason}`))));
 }

@@ -1,4 +1,4 @@
-// Axes of the charts: where a figure stands, and at which figures a line is drawn.
+// Axes of the charts: positions of values, and ticks.
 
 import { latency, threeDigits } from "./units.js";
 
@@ -14,14 +14,14 @@ export function linear(high, from, to, wanted = 5) {
 /** A logarithmic scale that holds `low` and `high`. */
 export function log(low, high, from, to, wanted = 6) {
   const [a, b] = [Math.log10(low), Math.log10(high)];
-  // Some air on both sides, also where all figures are equal.
-  const air = Math.max(0.04 * (b - a), 0.06), bottom = a - air, top = b + air;
+  // A margin on both sides, even if all values are equal.
+  const margin = Math.max(0.04 * (b - a), 0.06), bottom = a - margin, top = b + margin;
   const at = (v) => from + ((to - from) * (Math.log10(v) - bottom)) / (top - bottom);
   const inside = (v) => Math.log10(v) >= bottom && Math.log10(v) <= top;
   const decades = Array.from({ length: Math.ceil(top) - Math.floor(bottom) + 1 }, (_, i) => Math.floor(bottom) + i);
   const choose = (steps, every = 1) => decades.filter((d) => d % every === 0)
     .flatMap((d) => steps.map((s) => s * 10 ** d)).filter(inside);
-  // The densest set of lines that is not too dense.
+  // The densest set of ticks with at most the wanted number.
   const sets = [[[1, 2, 3, 5]], [[1, 2, 5]], [[1, 3]], [[1]], [[1], 2], [[1], 3]].map((s) => choose(...s));
   return { at, ticks: sets.find((s) => s.length <= wanted) ?? sets.at(-1) };
 }
@@ -37,13 +37,13 @@ export function powers(values, from, to, least = 34) {
   return { at, ticks: ticks.length ? ticks : [values[0]] };
 }
 
-/** "10 µs" on an axis; one that has a chosen unit keeps it. */
+/** Text of a tick, such as "10 µs"; a selected unit is kept. */
 export function tick(seconds, unit) {
   const text = seconds === 0 ? "0" : latency(seconds, unit);
   return text.replace(/(\.\d*?)0+(?=\D|$)/, "$1").replace(/\.(?=\D|$)/, "");
 }
 
-/** 1, 512, 8192, 16 Ki, 1 Mi: sizes are powers of two more often than not. */
+/** Text of a size: 1, 512, 8192, 16 Ki, 1 Mi, because most sizes are powers of two. */
 export function size(value) {
   for (const [scale, prefix] of [[2 ** 30, "Gi"], [2 ** 20, "Mi"], [2 ** 10, "Ki"]]) {
     if (value > 8192 && value >= scale && value % scale === 0) return `${threeDigits(value / scale).replace(/\.0+$/, "")} ${prefix}`;

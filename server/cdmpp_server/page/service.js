@@ -1,4 +1,4 @@
-// The service as it is now: ready or not, what it does, and where measurements leave its predictions.
+// Status of the service: readiness, metrics, and errors against reported measurements.
 
 import { call } from "./api.js";
 import { find, html, tableHead } from "./dom.js";
@@ -8,49 +8,49 @@ const EVERY_MS = 5000;
 
 /** Samples of Prometheus' text format: [{name, labels, value}]. */
 export function samples(text) {
-  const found = [];
+  const parsed = [];
   for (const line of text.split("\n")) {
     const match = /^([A-Za-z_:][\w:]*)(?:\{(.*)\})? +([^ ]+)/.exec(line);
     if (!match || line.startsWith("#")) continue;
     const labels = Object.fromEntries([...(match[2] ?? "").matchAll(/(\w+)="((?:[^"\\]|\\.)*)"/g)].map(([, k, v]) => [k, v]));
-    found.push({ name: match[1], labels, value: Number(match[3]) });
+    parsed.push({ name: match[1], labels, value: Number(match[3]) });
   }
-  return found;
+  return parsed;
 }
 
-/** Sum of a metric's samples, of those with the given labels; undefined where there is none. */
+/** Sum of a metric's samples with the given labels; undefined if there is none. */
 export function sum(list, name, labels = {}) {
-  const mine = list.filter((s) => s.name === name && Object.entries(labels).every(([k, v]) => s.labels[k] === v));
-  return mine.length ? mine.reduce((total, s) => total + s.value, 0) : undefined;
+  const matching = list.filter((s) => s.name === name && Object.entries(labels).every(([k, v]) => s.labels[k] === v));
+  return matching.length ? matching.reduce((total, s) => total + s.value, 0) : undefined;
 }
 
 let before = null;
 
 function cards(list) {
-  // Questions alone: the page's own looks at the state would drown them.
-  const asked = { method: "POST" };
-  const requests = sum(list, "cdmpp_request_seconds_count", asked) ?? 0, now = performance.now();
+  // POST only: the page's own status requests would dominate the numbers.
+  const posts = { method: "POST" };
+  const requests = sum(list, "cdmpp_request_seconds_count", posts) ?? 0, now = performance.now();
   const rate = before && requests >= before.requests ? (1000 * (requests - before.requests)) / (now - before.now) : undefined;
   before = { requests, now };
-  const mean = requests ? sum(list, "cdmpp_request_seconds_sum", asked) / requests : undefined;
+  const mean = requests ? sum(list, "cdmpp_request_seconds_sum", posts) / requests : undefined;
   const hits = sum(list, "cdmpp_cache_hits_total") ?? 0, lookups = hits + (sum(list, "cdmpp_cache_misses_total") ?? 0);
   const items = sum(list, "cdmpp_items_total") ?? 0, out = sum(list, "cdmpp_items_total", { domain: "out" }) ?? 0;
   return [
-    ["requests", whole(requests), rate === undefined ? "since the start" : `${rate.toFixed(1)} a second now`],
-    ["answer time", latency(mean), "mean since the start"],
+    ["requests", whole(requests), rate === undefined ? "since the start" : `${rate.toFixed(1)} per second now`],
+    ["response time", latency(mean), "mean since the start"],
     ["items", whole(items), items ? `${percent(out / items)} out of domain` : "none predicted yet"],
-    ["from the cache", lookups ? percent(hits / lookups) : "–", `${whole(hits)} of ${whole(lookups)} look-ups`],
+    ["cache hits", lookups ? percent(hits / lookups) : "–", `${whole(hits)} of ${whole(lookups)} look-ups`],
     ["waiting", whole(sum(list, "cdmpp_queue_rows") ?? 0), "rows in the queue"],
-    ["measured", whole(sum(list, "cdmpp_observations_total") ?? 0), "latencies reported back"],
+    ["measurements", whole(sum(list, "cdmpp_observations_total") ?? 0), "latencies reported back"],
   ].map(([label, value, note]) => html("div", { class: "card" },
     html("dt", {}, label), html("dd", { "data-key": label }, value, html("small", {}, note))));
 }
 
-/** A bias as a bar from the middle: left, faster than predicted; right, slower. */
+/** Bar of a bias from the middle: left: faster than predicted; right: slower. */
 function biasBar(bias) {
   const bar = html("span", { class: "bias", "aria-hidden": "true" }, html("i"));
   const part = Math.min(1, Math.abs(bias) / 0.5) * 50;
-  // Through the object model, which the content security policy allows; as an attribute it would not be.
+  // Set by script, because the content security policy forbids style attributes.
   bar.firstChild.style.width = `${part}%`;
   bar.firstChild.style.left = bias < 0 ? `${50 - part}%` : "50%";
   return bar;
@@ -59,7 +59,7 @@ function biasBar(bias) {
 function drift(devices) {
   if (!devices.length) {
     return html("p", { class: "note" }, "No measurement has been reported yet. ", html("code", {}, "POST /observe"),
-      " takes them, and this table shows how far predictions and measurements part.");
+      " accepts measurements, and this table then shows the error of the predictions.");
   }
   const signed = (v) => `${v >= 0 ? "+" : "−"}${percent(Math.abs(v))}`;
   const several = new Set(devices.map((d) => d.model_id)).size > 1;
@@ -71,7 +71,7 @@ function drift(devices) {
     html("td", {}, d.drifting ? html("span", { class: "badge bad" }, "▲ drifting") : html("span", { class: "badge" }, "steady"))));
   return html("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Drift by device" }, html("table", {},
     html("caption", {}, `${counted(devices.length, "device")} with measurements`),
-    tableHead(["device", "measured", "error", "bias", "in interval", " state"]),
+    tableHead(["device", "measurements", "error", "bias", "in interval", " state"]),
     html("tbody", {}, ...rows)));
 }
 
@@ -88,7 +88,7 @@ async function ready() {
   pill.className = `pill ${state.replace(" ", "-")}`;
   pill.textContent = state;
   if (model) {
-    pill.title = "a golden prediction succeeded";
+    pill.title = "the golden prediction succeeded";
     find("model").textContent = model;
   }
 }
@@ -109,7 +109,7 @@ async function refresh() {
   ]);
 }
 
-/** Show the state now and every few seconds, while anybody can see it. */
+/** Show the status now and every few seconds while the page is visible. */
 export function watch() {
   let timer = null;
   const go = async () => {

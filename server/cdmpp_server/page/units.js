@@ -1,6 +1,6 @@
-// Figures for people. The service speaks seconds; only what is shown is scaled.
-// The same rule as cdmpp/units.py (three significant digits, never an exponent), so that the page, the
-// command line and the notebooks print one figure in one way.
+// Formatting of numbers. The service uses seconds; only displayed values are scaled.
+// The rule is that of cdmpp/units.py (three significant digits, no exponent), so that the page, the command
+// line and the notebooks print equal values equally.
 
 const UNITS = [[1e-9, "ns"], [1e-6, "µs"], [1e-3, "ms"], [1, "s"]];
 
@@ -13,12 +13,12 @@ export function threeDigits(value) {
   return decimals && carried ? value.toFixed(decimals - 1) : text;
 }
 
-/** The scale and name of the unit in which `seconds` has one to three digits before the point. */
+/** Scale and name of the unit in which `seconds` has one to three digits before the point. */
 export function unitOf(seconds) {
   return UNITS.find(([scale, name]) => seconds / scale < 999.5 || name === "s");
 }
 
-/** "31.2 µs"; with `unit` ("s", "ms", "µs") in that one. */
+/** "31.2 µs"; with `unit` ("s", "ms", "µs"): in that unit. */
 export function latency(seconds, unit = "auto") {
   if (!Number.isFinite(seconds) || seconds < 0) return "–";
   if (seconds === 0) return "0 s";
