@@ -1,4 +1,4 @@
-"""The examples in docs/examples run, and what they show holds."""
+"""The examples in docs/examples run and show what docs/serving-and-clusters.md claims."""
 
 from __future__ import annotations
 
@@ -20,44 +20,43 @@ def example(name: str) -> ModuleType:
     return module
 
 
-def test_workers_that_do_not_wait_do_more_steps(capsys: pytest.CaptureFixture[str]) -> None:
-    found = example("adsp").main()
-    one, equal, adsp = found.values()
-    assert one < equal < adsp
+def test_adsp_computes_more_steps_than_bulk_synchronous_training(capsys: pytest.CaptureFixture[str]) -> None:
+    one_step, equal_steps, adsp = example("adsp").main().values()
+    assert one_step < equal_steps < adsp
     assert "steps/s" in capsys.readouterr().out
 
 
-def test_bulk_synchronous_steps_by_hand() -> None:
+def test_bulk_synchronous_training_matches_a_calculation_by_hand() -> None:
     adsp = example("adsp")
-    # The slower worker's step, then its commit; the faster one's commit is done by then.
+    # Each round takes the step and the commit of the slower worker.
     timeline = adsp.train([1.0, 3.0], [1, 1], rounds=2, synchronous=True)
     assert timeline.makespan_s == pytest.approx(2 * (3.0 + adsp.COMMIT))
 
 
-def test_the_bottleneck_moves_from_the_network_as_the_cache_hits(capsys: pytest.CaptureFixture[str]) -> None:
-    found = example("bgl").main()
-    rates = [found[hits]["as it is"] for hits in (0.0, 0.5, 0.9)]
+def test_bottleneck_moves_from_the_network_with_the_cache_hit_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    by_hit_rate = example("bgl").main()
+    rates = [by_hit_rate[hits]["unchanged"] for hits in (0.0, 0.5, 0.9)]
     assert rates == sorted(rates)
-    assert max(found[0.0], key=found[0.0].__getitem__) == "fetch halved"
-    assert max(found[0.9], key=found[0.9].__getitem__) != "fetch halved"
+    assert max(by_hit_rate[0.0], key=by_hit_rate[0.0].__getitem__) == "fetch halved"
+    assert max(by_hit_rate[0.9], key=by_hit_rate[0.9].__getitem__) != "fetch halved"
     assert "batches/s" in capsys.readouterr().out
 
 
-def test_a_pipeline_runs_at_the_pace_of_its_slowest_stage() -> None:
+def test_pipeline_runs_at_the_rate_of_its_slowest_stage() -> None:
     bgl = example("bgl")
     seconds = {"sample": 1.0, "fetch": 4.0, "gather": 1.0, "copy": 1.0, "train": 2.0}
     assert bgl.pipeline(seconds, 10, ahead=4).run().makespan_s == pytest.approx(1 + 10 * 4 + 1 + 1 + 2)
 
 
-def test_an_even_ring_takes_what_the_formula_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ring_of_equal_links_matches_the_formula(capsys: pytest.CaptureFixture[str]) -> None:
     pod = example("infinitepod")
-    found = pod.main()
+    seconds = pod.main()
     link = pod.Link(pod.ALPHA_S, 1 / pod.BYTES_PER_S)
-    assert found["whole"] == pytest.approx(pod.collective_s("all_reduce", 32, 64e6, link))
+    assert seconds["none broken"] == pytest.approx(pod.collective_s("all_reduce", 32, 64e6, link))
     assert "hops" in capsys.readouterr().out
 
 
-def test_the_slowest_link_sets_the_pace_of_a_ring() -> None:
+def test_slowest_link_determines_the_time_of_a_ring() -> None:
     pod = example("infinitepod")
     members = [(0, 1), (1, 2), (3, 1)]
     slow = pod.Link(pod.ALPHA_S + pod.HOP_S, 1 / pod.BYTES_PER_S).seconds(1e6 / 3)

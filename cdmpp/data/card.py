@@ -1,7 +1,7 @@
-"""The card of a dataset folder: ``README.md``, made from the data alone.
+"""Dataset card: the ``README.md`` of a dataset folder.
 
-Every figure is counted in the files. Known faults and the command that makes the data again cannot be counted:
-the caller passes them in, or the card leaves them out.
+All figures are counted in the files. Facts that cannot be counted (known faults, the command that made the
+data) are arguments.
 """
 
 from __future__ import annotations
@@ -28,56 +28,56 @@ from cdmpp.units import format_latency
 
 _MOST_REASONS, _REASON_LENGTH = 12, 100
 _FILES = {
-    RECORDS: "project records, one row a measurement",
-    REPEATS: "second measurements of some programs, for the noise floor; no data to train on",
-    SPLITS: "parts by task, by network, by device",
+    RECORDS: "measurement records, one row per measurement",
+    REPEATS: "second measurements of some programs, for the noise floor; not for training",
+    SPLITS: "splits by task, by network, by device",
 }
 
 
 def write_card(
     folder: str | PathLike[str], *, command: str = "", faults: Sequence[str] = (), notes: Sequence[str] = ()
 ) -> Path:
-    """Write ``README.md`` of a dataset folder; written aside, then renamed.
+    """Write ``README.md`` of a dataset folder. The file is replaced atomically.
 
     Parameters
     ----------
     folder : path
-        A folder with ``records.parquet``.
+        Dataset folder with ``records.parquet``.
     command : str
-        What makes the data again; left out of the card unless given.
+        Command that reproduces the data; empty: the card has no such section.
     faults : sequence of str
-        Known faults, a sentence each.
+        Known faults, one sentence each.
     notes : sequence of str
-        How it was measured, a sentence each: what the records do not say themselves.
+        How the data were measured, one sentence each.
 
     Returns
     -------
     Path
-        The card.
+        Path of the card.
 
     Raises
     ------
     DataError
-        There are no records, or the card cannot be written.
+        The folder has no records, or the card cannot be written.
     """
-    place = Path(folder)
-    records_file(place)  # a file of records has no card of its own
-    if not place.is_dir():
-        raise DataError(f"{place} is no folder", hint="a card describes a dataset folder")
-    text = card_text(place, command=command, faults=faults, notes=notes)
-    with replacing(place / CARD) as aside:
-        aside.write_text(text, encoding="utf-8")
-    return place / CARD
+    path = Path(folder)
+    records_file(path)  # raises if there are no records
+    if not path.is_dir():
+        raise DataError(f"{path} is not a folder", hint="pass a dataset folder, not a file of records")
+    text = card_text(path, command=command, faults=faults, notes=notes)
+    with replacing(path / CARD) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    return path / CARD
 
 
 def card_text(folder: Path, *, command: str = "", faults: Sequence[str] = (), notes: Sequence[str] = ()) -> str:
-    """The card as Markdown; parameters as :func:`write_card`."""
+    """Render the card as Markdown. The parameters are those of :func:`write_card`."""
     table = load_table(folder)
-    again = repeats_file(folder)
-    summary = summarise(table, None if again is None else load_table(again))
+    repeats = repeats_file(folder)
+    summary = summarise(table, None if repeats is None else load_table(repeats))
     parts = [
         f"# {folder.resolve().name}",
-        _what(table, summary),
+        _overview(table, summary),
         _section("How it was measured", _bullets(notes)),
         _section("Devices", _devices(table, summary)),
         _section("Networks", _networks(table)),
@@ -87,12 +87,12 @@ def card_text(folder: Path, *, command: str = "", faults: Sequence[str] = (), no
         _section("Splits", _splits(folder)),
         _section("Known faults", _bullets(faults)),
         _section("Files", _files(folder)),
-        _section("Made by", f"```\n{command}\n```" if command else ""),
+        _section("Command", f"```\n{command}\n```" if command else ""),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _what(table: MeasurementTable, summary: dict[str, Any]) -> str:
+def _overview(table: MeasurementTable, summary: dict[str, Any]) -> str:
     counts = (
         f"{summary['records']:,} measurements of {summary['programs']:,} programs"
         + (f" ({summary['tasks']:,} tasks, {len(summary['networks'])} networks)" if summary["tasks"] else "")
@@ -104,14 +104,14 @@ def _what(table: MeasurementTable, summary: dict[str, Any]) -> str:
         if any(summary[name])
     )
     lines = [counts, f"{conditions}." if conditions else ""]
-    moments = _texts(table, "measured_at")
-    if moments:
-        lines.append(f"Measured {moments[0]} to {moments[-1]}.")
+    times = _texts(table, "measured_at")
+    if times:
+        lines.append(f"Measured from {times[0]} to {times[-1]}.")
     versions = _texts(table, "tvm")
     if versions:
         lines.append(f"TVM {', '.join(versions)}.")
     lines.append(
-        f"Fingerprint {summary['fingerprint']}; `cdmpp data info` shows the same counts, and docs/data.md "
+        f"Fingerprint: {summary['fingerprint']}. `cdmpp data info` shows the same counts. docs/data.md "
         "describes the columns."
     )
     return "\n".join(filter(None, lines))
@@ -121,12 +121,11 @@ def _devices(table: MeasurementTable, summary: dict[str, Any]) -> str:
     rows = []
     sources = []
     for name in summary["devices"]:
-        here = table.device.array() == name
-        rows_of_device = table.select(here)
+        records = table.select(table.device.array() == name)
         try:
             spec = table.device_spec(name)
         except UnknownDeviceError:
-            rows.append((name, "not described", "", "", "", "", *_conditions(rows_of_device)))
+            rows.append((name, "no specification", "", "", "", "", *_conditions(records)))
             continue
         rows.append(
             (
@@ -136,7 +135,7 @@ def _devices(table: MeasurementTable, summary: dict[str, Any]) -> str:
                 f"{spec.clock_hz / 1e9:.3g} GHz",
                 f"{spec.peak_flops_fp32 / 1e9:,.4g} Gflop/s",
                 f"{spec.mem_bandwidth_bytes_per_s / 1e9:.3g} GB/s",
-                *_conditions(rows_of_device),
+                *_conditions(records),
             )
         )
         sources.append(f"{name}: {spec.source}")
@@ -152,15 +151,15 @@ def _conditions(table: MeasurementTable) -> tuple[str, str, str]:
 
 def _networks(table: MeasurementTable) -> str:
     networks, tasks = networks_of(table), task_of(table)
-    names = sorted({name for names_of_row in networks for name in names_of_row})
-    good = np.bincount(table.program_key[measured(table) & (table.program_key >= 0)], minlength=table.n_programs)
+    names = sorted({name for users in networks for name in users})
+    records = np.bincount(table.program_key[measured(table) & (table.program_key >= 0)], minlength=table.n_programs)
     rows = []
     for name in names:
-        keys = [key for key, names_of_row in enumerate(networks) if name in names_of_row]
-        own = sum(networks[key] == {name} for key in keys)
+        keys = [key for key, users in enumerate(networks) if name in users]
+        exclusive = sum(networks[key] == {name} for key in keys)
         count = len({tasks[key] for key in keys})
-        rows.append((name, f"{count:,}", f"{len(keys):,}", f"{own:,}", f"{int(good[keys].sum()):,}"))
-    header = ("network", "tasks", "programs", "of no other network", "records")
+        rows.append((name, f"{count:,}", f"{len(keys):,}", f"{exclusive:,}", f"{int(records[keys].sum()):,}"))
+    header = ("network", "tasks", "programs", "programs of this network only", "records")
     return _markdown(header, rows) if rows else ""
 
 
@@ -168,12 +167,12 @@ def _origins(table: MeasurementTable) -> str:
     column = table.provenance.get("origin")
     if column is None:
         return ""
-    good = measured(table)
+    valid = measured(table)
     rows = []
     for origin in sorted(column.used()):
         here = column.is_(origin)
         programs = len(np.unique(table.program_key[here]))
-        rows.append((origin or "(not given)", f"{programs:,}", f"{int((here & good).sum()):,}"))
+        rows.append((origin or "(unknown)", f"{programs:,}", f"{int((here & valid).sum()):,}"))
     return _markdown(("origin", "programs", "records"), rows)
 
 
@@ -213,15 +212,15 @@ def _latency(table: MeasurementTable, summary: dict[str, Any]) -> str:
         "noise, median",
         "noise, 90 %",
     )
-    said = (
-        "Spread: interquartile range / median of the raw repeats of a record (4 or more). Noise: relative "
-        "difference |a - b| / mean of two measurements of a program, some time apart."
+    note = (
+        "Spread is the interquartile range / median of the repeats of a record with at least 4 repeats. Noise is "
+        "the relative difference |a - b| / mean of two measurements of the same program at different times."
     )
-    return f"{_markdown(header, rows)}\n\n{said}" if rows else ""
+    return f"{_markdown(header, rows)}\n\n{note}" if rows else ""
 
 
 def _spread(table: MeasurementTable) -> Any:
-    """Interquartile range / median of each row's repeats; NaN where there are fewer than four."""
+    """Interquartile range / median of the repeats of each row; NaN for fewer than four repeats."""
     result = np.full(len(table), np.nan)
     for row, repeats in enumerate([] if table.repeats_s is None else table.repeats_s.to_pylist()):
         if repeats is not None and len(repeats) >= 4:
@@ -232,8 +231,8 @@ def _spread(table: MeasurementTable) -> Any:
 
 def _reasons(table: MeasurementTable, summary: dict[str, Any]) -> str:
     lines = [
-        f"{summary['failed']:,} failed, {summary['flagged']:,} flagged as {UNSTABLE} (kept, not trained on), "
-        f"{summary['duplicates']:,} measured before under the same conditions."
+        f"{summary['failed']:,} failed, {summary['flagged']:,} flagged as {UNSTABLE} (kept, not for training), "
+        f"{summary['duplicates']:,} duplicates of an earlier measurement under the same conditions."
     ]
     if table.failure is not None:
         counts: Counter[str] = Counter()
@@ -244,11 +243,11 @@ def _reasons(table: MeasurementTable, summary: dict[str, Any]) -> str:
         rows = [(reason.replace("|", "\\|"), f"{n:,}") for reason, n in shown]
         rest = counts.total() - sum(n for _, n in shown)
         rows += [("others", f"{rest:,}")] if rest else []
-        lines.append(_markdown(("why it failed", "rows"), rows) if rows else "")
+        lines.append(_markdown(("reason of the failure", "rows"), rows) if rows else "")
     other = {k: n for k, n in summary["excluded"].items() if k not in (UNSTABLE, "failed")}
     if other or summary["unsupported"]:
         every = {**other, **summary["unsupported"]}
-        lines.append("Left out for other reasons: " + ", ".join(f"{k} {n:,}" for k, n in every.items()) + ".")
+        lines.append("Excluded for other reasons: " + ", ".join(f"{k} {n:,}" for k, n in every.items()) + ".")
     return "\n\n".join(filter(None, lines))
 
 
@@ -271,7 +270,7 @@ def _files(folder: Path) -> str:
         for name, about in _FILES.items()
         if (folder / name).is_file()
     ]
-    return _markdown(("file", "size", "what"), rows)
+    return _markdown(("file", "size", "content"), rows)
 
 
 def _texts(table: MeasurementTable, name: str) -> list[str]:

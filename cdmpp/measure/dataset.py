@@ -58,22 +58,21 @@ def write_dataset(
 
 
 def how_measured(timing: TimingSettings) -> tuple[str, ...]:
-    """The protocol in sentences, for a card."""
+    """Describe the timing protocol in sentences, for a dataset card."""
     return (
-        "Programs were compiled by TVM and timed by its `time_evaluator` in a worker process with pinned "
-        "threads, after a warm-up run, on random inputs"
+        "TVM compiled the programs. Its `time_evaluator` timed them in a worker process with pinned threads, "
+        "after a warm-up run, on random inputs"
         + (
-            ", all arguments but the first flushed from the CPU's caches before every run."
+            ". All arguments but the first were flushed from the CPU's caches before every run."
             if timing.flush_cache
-            else ", caches warm."
+            else " with warm caches."
         ),
-        f"A repeat is as many runs as take {timing.repeat_s * 1e3:g} ms; {timing.min_repeats} to "
-        f"{timing.max_repeats} repeats within about {timing.total_s * 1e3:g} ms; the label is their median.",
-        f"A record whose interquartile range / median was over {timing.max_spread:.0%} was timed a second "
-        "time, and the quieter round kept; if that was over it too, the record is flagged.",
-        f"A program whose single run took more than {timing.once_s:g} s was run once after a warm-up run "
-        "(column `timed`).",
-        "Nothing was built while programs were timed.",
+        f"A repeat is as many runs as take {timing.repeat_s * 1e3:g} ms. There are {timing.min_repeats} to "
+        f"{timing.max_repeats} repeats within about {timing.total_s * 1e3:g} ms. The label is their median.",
+        f"A record whose interquartile range / median exceeded {100 * timing.max_spread:g} % was timed again, and "
+        "the round with the smaller spread was kept. If its spread exceeded the limit too, the record is flagged.",
+        f"A program whose run took more than {timing.once_s:g} s was run once after a warm-up run (column `timed`).",
+        "No program was compiled while others were timed.",
     )
 
 

@@ -1,8 +1,8 @@
-"""ADSP: unequal workers train with one parameter server; who commits when? (Hu et al., AAAI 2020)
+"""ADSP: commit policies for unequal workers with one parameter server (Hu et al., AAAI 2020).
 
-A step takes each worker as long as the model predicts for its device. With bulk-synchronous steps (BSP)
-all wait for the slowest; with ADSP each works on until a common moment and then commits what it has. Both are
-replayed: workers on devices of their own, commits one after the other on the server's link.
+The model predicts the time of a step on each worker's device. With bulk-synchronous steps (BSP) all workers wait
+for the slowest. With ADSP each worker computes steps until a common time and then commits. The replay has one
+stream per worker and one for the link of the server.
 
     python docs/examples/adsp.py
 """
@@ -24,16 +24,16 @@ COMMIT = 2 * Link(alpha_s=1e-4, beta_s_per_byte=8e-10).seconds(44e6)
 
 
 def step_seconds(predictor: LatencyPredictor) -> list[float]:
-    """A step's predicted seconds on each worker."""
-    out = []
+    """Predicted seconds of a step on each worker."""
+    seconds = []
     for device in WORKERS:
-        answers = predictor.predict([text for text, _ in STEP], device)
-        out.append(sum(n * (a.latency_s or 0.0) for (_, n), a in zip(STEP, answers, strict=True)))
-    return out
+        predictions = predictor.predict([text for text, _ in STEP], device)
+        seconds.append(sum(n * (p.latency_s or 0.0) for (_, n), p in zip(STEP, predictions, strict=True)))
+    return seconds
 
 
 def train(step_s: list[float], steps_between: list[int], rounds: int, synchronous: bool) -> Timeline:
-    """Each worker computes so many steps, then commits; all wait for all commits where synchronous."""
+    """Replay training: each worker computes its steps and commits; synchronous workers wait for all commits."""
     nodes: list[Node] = []
     before: list[list[str]] = [[] for _ in step_s]
     for r in range(rounds):
@@ -46,10 +46,10 @@ def train(step_s: list[float], steps_between: list[int], rounds: int, synchronou
 
 
 def main() -> dict[str, float]:
-    """Print and return the steps a second of each policy."""
+    """Print and return the steps per second of each policy."""
     step_s = step_seconds(LatencyPredictor.load())
     rounds, slowest = 20, max(step_s)
-    # Every worker commits once in a period that is long beside the commits themselves.
+    # Every worker commits once per period. The period is much longer than the commits.
     period = 4 * max(slowest, len(step_s) * COMMIT)
     policies = {
         "BSP, one step": ([1] * len(step_s), True),
@@ -57,13 +57,13 @@ def main() -> dict[str, float]:
         "ADSP, as many steps as fit": ([max(1, round(period / s)) for s in step_s], False),
     }
     print("a step takes " + ", ".join(f"{1e3 * s:.1f} ms on {d}" for d, s in zip(WORKERS, step_s, strict=True)))
-    found = {}
+    rates = {}
     for name, (steps, synchronous) in policies.items():
         timeline = train(step_s, steps, rounds, synchronous)
-        found[name] = rounds * sum(steps) / timeline.makespan_s
+        rates[name] = rounds * sum(steps) / timeline.makespan_s
         idle = [use.idle_s / timeline.makespan_s for use in timeline.streams if use.device != "server"]
-        print(f"{name:30} {found[name]:7.1f} steps/s, workers idle {100 * sum(idle) / len(idle):.0f} %")
-    return found
+        print(f"{name:30} {rates[name]:7.1f} steps/s, workers idle {100 * sum(idle) / len(idle):.0f} %")
+    return rates
 
 
 if __name__ == "__main__":

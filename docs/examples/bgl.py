@@ -1,8 +1,8 @@
-"""BGL: where does the time of GNN training go when data are prepared? (Liu et al., NSDI 2023)
+"""BGL: stages of data preparation in GNN training (Liu et al., NSDI 2023).
 
-A mini-batch is sampled, its features fetched (over the network where the cache has none), gathered, copied to
-the GPU, and trained on; stages of different batches overlap. The graph is replayed for several cache hit
-rates, and what-ifs on the same graph say which stage is worth speeding up.
+Each mini-batch is sampled, its features are fetched (from the cache or over the network), gathered and copied to
+the GPU, and the network is trained. Stages of different batches overlap. The example replays the graph for several
+cache hit rates, and halves the time of each stage to find the one that is worth optimising.
 
     python docs/examples/bgl.py
 """
@@ -34,7 +34,7 @@ def stage_seconds(train_s: float, hit_rate: float) -> dict[str, float]:
 
 
 def pipeline(seconds: dict[str, float], batches: int, ahead: int) -> Replayer:
-    """Batches through the stages; at most ``ahead`` of them are prepared and not yet trained on."""
+    """Graph of batches through the stages; at most ``ahead`` batches are prepared in advance."""
     nodes = []
     for b in range(batches):
         for i, stage in enumerate(STAGES):
@@ -44,29 +44,29 @@ def pipeline(seconds: dict[str, float], batches: int, ahead: int) -> Replayer:
 
 
 def main() -> dict[float, dict[str, float]]:
-    """Print and return batches a second by cache hit rate, also with each stage in half its time."""
+    """Print and return batches per second by cache hit rate, unchanged and with each stage halved."""
     predictor, batches = LatencyPredictor.load(), 200
-    answers = predictor.predict([text for text, _ in TRAIN], "v100-pcie-32gb")
-    train_s = sum(n * (answer.latency_s or 0.0) for (_, n), answer in zip(TRAIN, answers, strict=True))
-    found: dict[float, dict[str, float]] = {}
+    predictions = predictor.predict([text for text, _ in TRAIN], "v100-pcie-32gb")
+    train_s = sum(n * (p.latency_s or 0.0) for (_, n), p in zip(TRAIN, predictions, strict=True))
+    by_hit_rate: dict[float, dict[str, float]] = {}
     for hit_rate in (0.0, 0.5, 0.9):
         seconds = stage_seconds(train_s, hit_rate)
         replayer = pipeline(seconds, batches, ahead=4)
         base = replayer.run()
         stage_of = [node.device for node in replayer.graph.nodes]
-        rates = {"as it is": batches / base.makespan_s}
+        rates = {"unchanged": batches / base.makespan_s}
         for stage in STAGES:
             halved = [s / 2 if name == stage else s for s, name in zip(base.duration_s, stage_of, strict=True)]
             rates[f"{stage} halved"] = batches / float(replayer.makespans([halved])[0])
-        found[hit_rate] = rates
+        by_hit_rate[hit_rate] = rates
         best = max(STAGES, key=lambda stage: rates[f"{stage} halved"])
         busy = max(base.streams, key=lambda use: use.busy_s)
         print(
-            f"cache hits {100 * hit_rate:3.0f} %: {rates['as it is']:6.1f} batches/s; {busy.device} is busy "
-            f"{100 * busy.busy_s / base.makespan_s:.0f} %; {best} in half the time: "
+            f"cache hits {100 * hit_rate:3.0f} %: {rates['unchanged']:6.1f} batches/s; {busy.device} is busy "
+            f"{100 * busy.busy_s / base.makespan_s:.0f} %; with {best} halved "
             f"{rates[f'{best} halved']:.1f} batches/s"
         )
-    return found
+    return by_hit_rate
 
 
 if __name__ == "__main__":

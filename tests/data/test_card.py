@@ -23,7 +23,7 @@ def cells(card: str, name: str) -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    def said(networks: str, origin: str, moment: str) -> dict[str, str]:
+    def provenance(networks: str, origin: str, moment: str) -> dict[str, str]:
         return {
             "networks": networks,
             "origin": origin,
@@ -34,28 +34,28 @@ def folder(tmp_path: Path) -> Path:
             "affinity": "1",
         }
 
-    both, one = ("resnet18;vgg11", "vgg11")
+    both, vgg = ("resnet18;vgg11", "vgg11")
     rows = [
-        schedule(1, provenance=said(both, "default", "2026-11-02"), repeats_s=(1.0, 2.0, 3.0, 4.0, 5.0)),
-        schedule(2, provenance=said(both, "sampled", "2026-11-01"), excluded_reason="unstable"),
-        schedule(11, provenance=said(one, "sampled", "2026-11-03"), repeats_s=(1.0, 1.0, 1.0, 1.0)),
-        schedule(11, TWO, provenance=said(one, "sampled", "2026-11-03")),
-        schedule(12, latency_s=None, failure="stopped after\n10 s | killed", provenance=said(one, "sampled", "")),
+        schedule(1, provenance=provenance(both, "default", "2026-11-02"), repeats_s=(1.0, 2.0, 3.0, 4.0, 5.0)),
+        schedule(2, provenance=provenance(both, "sampled", "2026-11-01"), excluded_reason="unstable"),
+        schedule(11, provenance=provenance(vgg, "sampled", "2026-11-03"), repeats_s=(1.0, 1.0, 1.0, 1.0)),
+        schedule(11, TWO, provenance=provenance(vgg, "sampled", "2026-11-03")),
+        schedule(12, latency_s=None, failure="stopped after\n10 s | killed", provenance=provenance(vgg, "sampled", "")),
     ]
-    place = tmp_path / "my-cpu"
-    place.mkdir()
-    write_records(from_measurements(rows), place / "records.parquet")
-    return place
+    path = tmp_path / "my-cpu"
+    path.mkdir()
+    write_records(from_measurements(rows), path / "records.parquet")
+    return path
 
 
-def test_counts_and_words(folder: Path) -> None:
+def test_card_has_counts_and_text(folder: Path) -> None:
     write_records(from_measurements([schedule(1, latency_s=1.2e-3)]), folder / "repeats.parquet")
     write_splits(make_splits(load_table(folder), test_networks=["resnet18"]), folder / "splits.parquet")
     path = write_card(folder, command="cdmpp collect --out data/my-cpu", faults=["The fan was loud."], notes=["Warm."])
     card = path.read_text()
     assert path == folder / "README.md"
     assert card.startswith("# my-cpu\n\n4 measurements of 4 programs (2 tasks, 2 networks) on 2 devices.")
-    assert "Measured 2026-11-01 to 2026-11-03." in card
+    assert "Measured from 2026-11-01 to 2026-11-03." in card
     assert "TVM 0.27.0." in card
     assert cells(card, "resnet18") == ["resnet18", "1", "2", "0", "2"]
     assert cells(card, "vgg11") == ["vgg11", "2", "4", "2", "4"]
@@ -74,18 +74,18 @@ def test_counts_and_words(folder: Path) -> None:
     assert "```\ncdmpp collect --out data/my-cpu\n```" in card
 
 
-def test_what_is_not_known_is_not_said(folder: Path) -> None:
+def test_unknown_facts_are_omitted(folder: Path) -> None:
     card = write_card(folder).read_text()
     titles = {line for line in card.splitlines() if line.startswith("## ")}
-    assert titles.isdisjoint({"## Splits", "## Known faults", "## Made by", "## How it was measured"})
+    assert titles.isdisjoint({"## Splits", "## Known faults", "## Command", "## How it was measured"})
     assert "repeats.parquet" not in card
     latency = next(line for line in card.splitlines() if line.startswith("| cpu-2t | 1 |"))
     assert latency.endswith("- | - | - |")
     assert "nan" not in card.casefold()
 
 
-def test_a_card_is_of_a_folder(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is no folder"):
+def test_card_needs_a_dataset_folder(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is not a folder"):
         write_card(folder / "records.parquet")
     with pytest.raises(DataError, match="without records"):
         write_card(tmp_path)
@@ -95,11 +95,11 @@ def test_a_card_is_of_a_folder(folder: Path, tmp_path: Path) -> None:
     assert sorted(p.name for p in folder.iterdir()) == ["README.md", "records.parquet"]
 
 
-def test_devices_of_the_table_and_of_none(tmp_path: Path) -> None:
+def test_card_lists_known_and_unknown_devices(tmp_path: Path) -> None:
     rows = [Measurement("softmax:rows=8,cols=8", "operator", name, 1e-3) for name in ("t4", "unheard-of")]
     write_records(from_measurements(rows), tmp_path / "records.parquet")
     card = write_card(tmp_path).read_text()
     assert cells(card, "t4")[2] == "40 x 64"
-    assert cells(card, "unheard-of")[1] == "not described"
+    assert cells(card, "unheard-of")[1] == "no specification"
     assert "unknown_device 1" in card
     assert ONE.name not in card
