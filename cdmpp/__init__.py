@@ -1,11 +1,12 @@
 """Predict the latency of tensor programs on devices you do not have.
 
-The public names load on first use, so that ``import cdmpp`` stays quick and pulls in neither torch
-nor TVM. Whatever is not listed in ``__all__`` may change without notice.
+The public names load on first use, so that ``import cdmpp`` is fast and imports neither torch nor TVM. Names that
+are not in ``__all__`` may change without notice.
 """
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +70,14 @@ _HOMES = {
 __all__ = ["__version__", *sorted(_HOMES)]
 
 
+#: Renamed public names; the old ones work for one release, with a warning.
+_RENAMED = {"Question": "Query"}
+
+
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        warnings.warn(f"cdmpp.{name} is deprecated: use cdmpp.{_RENAMED[name]}", DeprecationWarning, stacklevel=2)
+        return getattr(import_module(__name__), _RENAMED[name])
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'cdmpp' has no attribute {name!r}")

@@ -1,15 +1,18 @@
-"""LatencyPredictor: load a model, ask it. The HTTP service and the command line go through here.
+"""LatencyPredictor: loads a model and predicts. The HTTP service and the command line use it.
 
-One query is one row: a program, a device, a backend, a protocol, a framework. Rows are computed in
-chunks of a fixed shape that depends on the program alone, so an answer does not depend on what else was
-asked at the same time, in which order, or through which door.
+A query is one program on one device with a backend, a protocol and a framework. Queries are computed in chunks of
+a fixed shape, so a prediction does not depend on the other queries of the batch or on their order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from os import PathLike
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from cdmpp.artifact.adapted import save_adapted
 from cdmpp.artifact.folder import default_model
@@ -17,19 +20,27 @@ from cdmpp.artifact.load import load_artifact
 from cdmpp.artifact.model import Artifact
 from cdmpp.devices.loading import from_mapping
 from cdmpp.devices.spec import DeviceSpec
+from cdmpp.domain.calibration import read_quantiles
+from cdmpp.domain.score import label
 from cdmpp.errors import CdmppError, DataError, InvalidDeviceError
 from cdmpp.features.bulk import FeatureAnswers, FeatureQueries
 from cdmpp.features.encode import EncodedPrograms
-from cdmpp.features.encoded import EncodedProgram
+from cdmpp.features.encoded import EncodedProgram, operator_name
 from cdmpp.frontends.request import program_from_request
 from cdmpp.inference.bulk import predict_features
+from cdmpp.inference.encoder import ProgramEncoder
 from cdmpp.inference.engine import CHUNK_ROWS
-from cdmpp.nn.config import LEVELS
+from cdmpp.inference.pipeline import InferencePipeline
+from cdmpp.lru import Lru
+from cdmpp.nn.inputs import roofline_s, stack_devices
+from cdmpp.nn.rows import QueryBatch, QueryRows
+from cdmpp.nn.store import ProgramStore
 from cdmpp.prediction import DEFAULT_QUANTILES, ErrorInfo, Prediction, Query, check_quantiles, check_settings
-from cdmpp.programs.operators import OperatorSpec, operator_types
+from cdmpp.prediction_matrix import Failed, PredictionMatrix
+from cdmpp.programs.operators import OperatorSpec
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import BACKENDS, DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS, Protocol
-from cdmpp.row_answers import RowAnswers
+from cdmpp.support import support
 
 if TYPE_CHECKING:
     from cdmpp.adaptation.records import Records
@@ -45,6 +56,34 @@ __all__ = [
     "default_model",
 ]
 
+Array = np.ndarray[Any, np.dtype[Any]]
+ProgramLike = TensorProgram | OperatorSpec | str | Mapping[str, Any]
+
+#: Memory of a cached row and its key, in bytes, approximately.
+ROW_BYTES = 600
+#: Columns of a cached row; the network's quantile levels follow.
+_POINT, _FACTOR, _SCORE, _COVERAGE, _ROOFLINE, _LEVELS = range(6)
+#: Model, program hash, backend, device digest, device name, protocol, framework: all that a prediction depends on.
+RowKey = tuple[str, str, str, str, str, str, str | None]
+
+
+class CachedRow:
+    """The prediction of one query before quantiles are read.
+
+    Attributes
+    ----------
+    values : float64 array
+        Point, factor, score, coverage, roofline and quantile levels of the network.
+    rendered : dict
+        Forms of the prediction that a caller made, by what they depend on besides the row (name, quantiles).
+    """
+
+    __slots__ = ("rendered", "values")
+
+    def __init__(self, values: Array) -> None:
+        self.values = values
+        self.rendered: dict[Any, Any] = {}
+
 
 class LatencyPredictor:
     """Predicts latencies with one loaded model. Safe to share between threads.
@@ -53,9 +92,11 @@ class LatencyPredictor:
     ----------
     artifact : Artifact
     cache_rows : int
-        Answers that are remembered, some 500 bytes each.
+        Number of cached predictions, about 600 bytes each.
     threads : int
-        Of the network, for one call at a time. The last digit of a figure may depend on it.
+        Threads of one network call. The last digit of a prediction may depend on it.
+    cache : Lru, optional
+        Cache to share with other predictors, with weights in bytes; replaces ``cache_rows``.
 
     Examples
     --------
@@ -63,19 +104,23 @@ class LatencyPredictor:
     >>> predictor.predict(["linear:m=512,n=4096,k=1024,dtype=float16"], "t4")[0].latency_s  # doctest: +SKIP
     """
 
-    def __init__(self, artifact: Artifact, *, cache_rows: int = 65_536, threads: int = 1) -> None:
+    def __init__(
+        self, artifact: Artifact, *, cache_rows: int = 65_536, threads: int = 1, cache: Lru[CachedRow] | None = None
+    ) -> None:
         self.artifact = artifact
-        self._rows = RowAnswers(artifact, cache_rows, threads)
+        self.cache: Lru[CachedRow] = Lru(cache_rows * ROW_BYTES) if cache is None else cache
+        self._pipeline = InferencePipeline(artifact, one_by_one=True, threads=threads)
+        self._encoder = ProgramEncoder(artifact.config)
         self._report: dict[str, Any] | None = None
 
     @classmethod
     def load(cls, path: str | PathLike[str] | None = None) -> LatencyPredictor:
-        """Load a model folder; without a path, the one that ships with the package.
+        """Load a model folder; without a path, the model that ships with the package.
 
         Raises
         ------
         ArtifactError
-            The folder is missing, damaged, or of another format or feature schema.
+            The folder is missing or damaged, or has another format or feature schema.
         """
         return cls(load_artifact(path if path is not None else default_model()))
 
@@ -86,7 +131,7 @@ class LatencyPredictor:
 
     @property
     def adaptation(self) -> dict[str, Any] | None:
-        """How the model was adapted (:class:`cdmpp.adaptation.adapt.Adaptation`); None for a base model."""
+        """Report of the adaptation (:class:`cdmpp.adaptation.adapt.Adaptation`); None for a base model."""
         if self._report is not None:
             return self._report
         return self.artifact.adapter.report if self.artifact.adapter is not None else None
@@ -102,50 +147,51 @@ class LatencyPredictor:
         protocol: Protocol = DEFAULT_PROTOCOL,
         framework: str | None = None,
     ) -> LatencyPredictor:
-        """A predictor adapted to one device by measurements of it; this one stays as it is.
+        """Adapt the model to one device by measurements on it; returns a new predictor.
 
         Parameters
         ----------
         records : path, MeasurementTable, or sequence of (program, latency_s)
-            A table as ``cdmpp eval`` reads it, a CSV with the columns ``program`` and ``latency_us``, or
-            programs as :meth:`predict` takes them with their seconds.
+            A table in the format of ``cdmpp eval``, a CSV with the columns ``program`` and ``latency_us``, or
+            programs in the forms of :meth:`predict` with their latencies in seconds.
         device : DeviceSpec, mapping of its fields, or name, optional
             Default: the one device that the records name.
         k : int, optional
-            Choose so many records, without their latencies, and report the error on the others. Default: use
-            all.
+            Number of records to choose, without reading latencies; the error on the remaining records is
+            reported. Default: all records are used.
         sampler : {"kmeans", "random", "variance"}
+            Method that chooses ``k`` records.
         seed : int
-            Of the choice.
+            Seed of the choice.
         protocol, framework
-            How (program, latency_s) pairs were measured.
+            Measuring protocol and framework of (program, latency_s) pairs.
 
         Returns
         -------
         LatencyPredictor
-            :attr:`adaptation` says what was gained, with named warnings; :meth:`save` writes it.
+            :attr:`adaptation` reports the gain and warnings; :meth:`save` writes the adapted model.
 
         Raises
         ------
         DataError
             The records name several devices or none, contradict the specification, or are fewer than ``k``.
         UnknownDeviceError, InvalidDeviceError
-            ``device`` is not known, or none.
+            ``device`` is not a known name, or not a valid specification.
         ArtifactError
-            This predictor is adapted already.
+            This predictor is already adapted.
         """
         from cdmpp.adaptation.adapt import adapt
         from cdmpp.adaptation.records import device_records
 
-        chosen = None if device is None else device if isinstance(device, str) else self._as_device(device)
-        rows = device_records(records, chosen, self.artifact, protocol=protocol, framework=framework)
-        made = adapt(self.artifact, rows, k=k, sampler=sampler, seed=seed)
-        adapted = LatencyPredictor(made.artifact)
-        adapted._report = made.report
+        target = None if device is None else device if isinstance(device, str) else self._as_device(device)
+        rows = device_records(records, target, self.artifact, protocol=protocol, framework=framework)
+        adaptation = adapt(self.artifact, rows, k=k, sampler=sampler, seed=seed)
+        adapted = LatencyPredictor(adaptation.artifact, cache=self.cache)
+        adapted._report = adaptation.report
         return adapted
 
     def save(self, folder: str | PathLike[str]) -> None:
-        """Write an adapted model's folder, which :meth:`load` opens as long as its base is there.
+        """Write the folder of an adapted model; :meth:`load` needs the base model beside it.
 
         Raises
         ------
@@ -156,7 +202,7 @@ class LatencyPredictor:
 
     def predict(
         self,
-        programs: Sequence[TensorProgram | OperatorSpec | str | Mapping[str, Any]],
+        programs: Sequence[ProgramLike],
         device: DeviceSpec | Mapping[str, Any] | str,
         *,
         protocol: Protocol = DEFAULT_PROTOCOL,
@@ -170,9 +216,9 @@ class LatencyPredictor:
         programs : sequence of TensorProgram, OperatorSpec, operator text or operator object, length n
             Order is kept; n = 0 gives an empty list.
         device : DeviceSpec, mapping of its fields, or str
-            Target hardware, or the name of a known one; need not have been seen in training.
+            Target hardware, or the name of a known device. Training need not have seen it.
         protocol : {"kernel", "graph", "eager"}
-            Which latency is meant (see :class:`Query`).
+            What the latency includes (see :class:`Query`).
         framework : str, optional
         quantiles : sequence of float
             Levels of the interval, between 0.02 and 0.98.
@@ -180,37 +226,107 @@ class LatencyPredictor:
         Returns
         -------
         list of Prediction, length n
-            A program that cannot be encoded gives one with ``error`` set; the others are unaffected.
+            For a program that cannot be encoded, ``error`` is set; the others are unaffected.
 
         Raises
         ------
         UnknownDeviceError, InvalidDeviceError
-            ``device`` is a name that is not known (the message lists the nearest names), or no device.
+            ``device`` is not a known name (the message lists the nearest names), or not a valid specification.
         DataError
-            ``programs`` is a bare text; a quantile, the protocol or the framework is not one that the
-            model knows.
+            ``programs`` is a single text; a quantile, the protocol or the framework is not supported.
         """
         if isinstance(programs, str):
-            raise DataError("programs is one text, not a sequence of programs", hint="pass a list: [program]")
+            raise DataError(f"programs must be a list, not the text {programs[:60]!r}", hint="pass a list: [program]")
         spec = self._as_device(device)
         check_settings(protocol, framework)
-        items: list[Query | tuple[str, CdmppError]] = []
-        for program in programs:
-            try:
-                ready = program if isinstance(program, TensorProgram) else _as_program(program)
-                items.append(Query(ready, spec, protocol, framework))
-            except CdmppError as error:
-                items.append((str(program)[:200], error))
-        asked = iter(self.predict_queries([q for q in items if isinstance(q, Query)], quantiles))
-        return [
-            next(asked)
-            if isinstance(item, Query)
-            else Prediction(
-                item[0], None, spec.name, "library", protocol, framework, self.model_id, error=ErrorInfo.of(item[1])
-            )
-            for item in items
-        ]
+        matrix = PredictionMatrix([_as_program(program) for program in programs], [spec])
+        queries = [Query(program, device, protocol, framework) for program, device in matrix.pairs()]
 
+        def failed(program: TensorProgram | Failed, _: DeviceSpec | Failed) -> Prediction:
+            assert isinstance(program, Failed)
+            error = ErrorInfo.of(program.error)
+            return Prediction(program.name, None, spec.name, "library", protocol, framework, self.model_id, error=error)
+
+        return [row[0] for row in matrix.results(self.predict_queries(queries, quantiles), failed)]
+
+    def predict_queries(
+        self, queries: Sequence[Query], quantiles: Sequence[float] = DEFAULT_QUANTILES
+    ) -> list[Prediction]:
+        """Predict queries with different programs, devices, protocols and frameworks; order is kept.
+
+        Unlike in :meth:`predict`, an unknown device, protocol or framework is an error of its query only.
+        """
+        levels = check_quantiles(quantiles)
+        results: list[Prediction | None] = [None] * len(queries)
+        keys: dict[int, RowKey] = {}
+        rows: dict[RowKey, CachedRow] = {}
+        missing: dict[RowKey, tuple[Query, DeviceSpec]] = {}
+        find, model_id = self._device_finder(), self.model_id
+        for i, query in enumerate(queries):
+            try:
+                spec, digest = find(query.device)
+                check_settings(query.protocol, query.framework)
+                program, protocol, framework = query.program, query.protocol, query.framework
+                key: RowKey = (model_id, program.hash, program.backend, digest, spec.name, protocol, framework)
+            except CdmppError as error:
+                results[i] = self._failed(query, error)
+                continue
+            keys[i] = key
+            if key in rows or key in missing:
+                continue
+            cached = self.cache.get(key)
+            if cached is not None:
+                rows[key] = cached
+            else:
+                missing[key] = (query, spec)
+        errors = self._compute(missing, rows) if missing else {}
+        for i, key in keys.items():
+            if key in errors:
+                results[i] = self._failed(queries[i], errors[key])
+        predicted = [(i, key) for i, key in keys.items() if key not in errors]
+        for (i, _), prediction in zip(predicted, self._predictions(queries, predicted, rows, levels), strict=True):
+            results[i] = prediction
+        return [result for result in results if result is not None]
+
+    def predict_questions(
+        self, questions: Sequence[Query], quantiles: Sequence[float] = DEFAULT_QUANTILES
+    ) -> list[Prediction]:
+        """Deprecated name of :meth:`predict_queries`."""
+        warnings.warn("predict_questions is deprecated: use predict_queries", DeprecationWarning, stacklevel=2)
+        return self.predict_queries(questions, quantiles)
+
+    def predict_features(self, queries: FeatureQueries) -> FeatureAnswers:
+        """Predict programs that are already encoded, as arrays; order is kept.
+
+        Results equal those of :meth:`predict_queries`; nothing is cached.
+
+        Raises
+        ------
+        DataError, InvalidProgramError
+            A quantile level is out of range, or the features are not those that this model reads.
+        UnknownDeviceError
+            A device name is not known.
+        """
+        return predict_features(self._pipeline, queries)
+
+    def encode(self, program: TensorProgram | EncodedProgram) -> EncodedPrograms:
+        """Features of a program, cached by its hash; for an encoded program, its own features.
+
+        Raises
+        ------
+        InvalidProgramError, UnsupportedOperatorError
+            The program cannot be encoded.
+        """
+        [features] = self._encoder.encode([program])
+        if isinstance(features, CdmppError):
+            raise features
+        return features
+
+    def support(self) -> dict[str, Any]:
+        """Coverage of the model: operators, training devices, protocols, accuracy by source."""
+        return support(self.artifact)
+
+    # -- inside -----------------------------------------------------------------------------------------
     def _as_device(self, device: DeviceSpec | Mapping[str, Any] | str) -> DeviceSpec:
         if isinstance(device, str):
             return self.artifact.device(device)
@@ -220,69 +336,126 @@ class LatencyPredictor:
             return from_mapping(dict(device))
         raise InvalidDeviceError(f"{device!r} is not a device", hint="pass a name, a DeviceSpec or its fields")
 
-    def predict_queries(
-        self, queries: Sequence[Query], quantiles: Sequence[float] = DEFAULT_QUANTILES
-    ) -> list[Prediction]:
-        """Predict rows of different programs, devices, protocols and frameworks; order is kept.
+    def _device_finder(self) -> Callable[[DeviceSpec | str], tuple[DeviceSpec, str]]:
+        """Function from a device to its specification and digest; looks each object up once per call."""
+        seen: dict[int, tuple[DeviceSpec, str]] = {}
 
-        Unlike :meth:`predict`, an unknown device, protocol or framework is an error of its row.
-        """
-        return self._rows.predict(queries, check_quantiles(quantiles))
+        def find(device: DeviceSpec | str) -> tuple[DeviceSpec, str]:
+            # The queries keep their devices alive, so no two of them share an id during the call.
+            identity = id(device)
+            if identity not in seen:
+                spec = self.artifact.device(device) if isinstance(device, str) else device
+                seen[identity] = spec, _digest(spec)
+            return seen[identity]
 
-    def predict_features(self, queries: FeatureQueries) -> FeatureAnswers:
-        """Predict programs that are encoded already, as arrays; order is kept.
+        return find
 
-        The same rows get the same figures as from :meth:`predict_queries`; nothing is remembered.
+    def _compute(
+        self, missing: Mapping[RowKey, tuple[Query, DeviceSpec]], rows: dict[RowKey, CachedRow]
+    ) -> dict[RowKey, CdmppError]:
+        """Compute rows that are not cached, add them to ``rows`` and the cache; returns the errors."""
+        features = self._encoder.encode([query.program for query, _ in missing.values()])
+        errors = {key: f for key, f in zip(missing, features, strict=True) if isinstance(f, CdmppError)}
+        sound = [key for key in missing if key not in errors]
+        if not sound:
+            return errors
+        encoded = [f for f in features if not isinstance(f, CdmppError)]
+        kinds: dict[tuple[str, str], int] = {}
+        devices: dict[tuple[str, str], int] = {}
+        specs: list[DeviceSpec] = []
+        numbers = []
+        for key, program_features in zip(sound, encoded, strict=True):
+            query, spec = missing[key]
+            _, _, backend, digest, name, protocol, framework = key
+            device = devices.setdefault((digest, name), len(devices))
+            if device == len(specs):
+                specs.append(spec)
+            kind = kinds.setdefault((operator_name(query.program), program_features.dtype), len(kinds))
+            launcher = FRAMEWORKS.index(framework) if framework else -1
+            numbers.append((kind, device, BACKENDS.index(backend), PROTOCOLS.index(protocol), launcher))
+        kind_of, *columns = np.array(numbers).T
+        store = ProgramStore.of(encoded, self.artifact.config.leaf_width)
+        query_rows = QueryRows(np.arange(len(sound)), *columns)
+        output = self._pipeline.predict(QueryBatch(store, list(kinds), kind_of, specs, query_rows))
+        bound = np.maximum(*roofline_s(store.summary, stack_devices(specs)[query_rows.device]))
+        table = np.column_stack([output.point, output.factor, output.score, output.coverage, bound, output.levels])
+        for key, values in zip(sound, table, strict=True):
+            # A copy: a view would keep the whole table in memory as long as one of its rows is cached.
+            rows[key] = CachedRow(values.copy())
+            self.cache.put(key, rows[key], ROW_BYTES)
+        return errors
 
-        Raises
-        ------
-        DataError, InvalidProgramError
-            A level is out of range, or features are not what this model reads.
-        UnknownDeviceError
-            A device's name is not known.
-        """
-        return predict_features(self._rows.pipeline, queries)
+    def _predictions(
+        self,
+        queries: Sequence[Query],
+        predicted: Sequence[tuple[int, RowKey]],
+        rows: Mapping[RowKey, CachedRow],
+        levels: tuple[float, ...],
+    ) -> Iterable[Prediction]:
+        """Predictions of computed queries; quantiles of all rows are read together."""
+        if not predicted:
+            return []
+        table = np.stack([rows[key].values for _, key in predicted])
+        points = np.exp(table[:, _POINT])
+        values = np.exp(read_quantiles(table[:, _LEVELS:], table[:, _FACTOR], levels))
+        # The point minimises the relative error and is slightly below the median.
+        lower = np.minimum(points, values.min(axis=1)).tolist()
+        upper = np.maximum(points, values.max(axis=1)).tolist()
+        names = [f"{level:g}" for level in levels]
+        scores, coverage = table[:, _SCORE].tolist(), table[:, _COVERAGE].tolist()
+        bounds, seconds = table[:, _ROOFLINE].tolist(), points.tolist()
+        return [
+            Prediction(
+                queries[i].program.name,
+                digest,
+                device,
+                backend,
+                protocol,
+                framework,
+                model_id,
+                seconds[row],
+                lower[row],
+                upper[row],
+                dict(zip(names, quantiles, strict=True)),
+                label(coverage[row]),
+                round(scores[row], 4),
+                bounds[row],
+            )
+            for row, ((i, (model_id, digest, backend, _, device, protocol, framework)), quantiles) in enumerate(
+                zip(predicted, values.tolist(), strict=True)
+            )
+        ]
 
-    def encode(self, program: TensorProgram | EncodedProgram) -> EncodedPrograms:
-        """Features of a program, remembered by its hash; of one that comes encoded, its own.
-
-        Raises
-        ------
-        InvalidProgramError, UnsupportedOperatorError
-            The program cannot be encoded.
-        """
-        return self._rows.encode(program)
-
-    def support(self) -> dict[str, Any]:
-        """What this model covers: operators, devices seen in training, protocols, accuracy by source."""
-        contexts = [c.split("|") for c in self.artifact.domain.contexts if c.count("|") == 4]
-        trained: dict[str, set[str]] = {}
-        for _, operator, dtype, protocol, backend in contexts:
-            trained.setdefault(operator, set()).add(f"{backend}/{protocol}/{dtype}")
-        return {
-            "model_id": self.model_id,
-            "operators": {
-                name: {
-                    "trained": sorted(trained.get(name, ())),
-                    "fields": {
-                        field_name: ("required" if info.is_required() else info.default)
-                        for field_name, info in kind.model_fields.items()
-                        if field_name != "operator"
-                    },
-                }
-                for name, kind in sorted(operator_types().items())
-            },
-            "trained_devices": list(filter(None, self.artifact.devices)),
-            "backends": list(BACKENDS),
-            "protocols": list(PROTOCOLS),
-            "frameworks": list(FRAMEWORKS),
-            "default_protocol": DEFAULT_PROTOCOL,
-            "quantile_range": [LEVELS[0], LEVELS[-1]],
-            "accuracy": self.artifact.manifest.get("metrics", {}),
-        }
+    def _failed(self, query: Query, error: CdmppError) -> Prediction:
+        program = query.program
+        device = query.device if isinstance(query.device, str) else query.device.name
+        try:
+            digest: str | None = program.hash
+        except CdmppError:
+            digest = None
+        return Prediction(
+            program.name,
+            digest,
+            device,
+            program.backend,
+            query.protocol,
+            query.framework,
+            self.model_id,
+            error=ErrorInfo.of(error),
+        )
 
 
-def _as_program(program: OperatorSpec | str | Mapping[str, Any]) -> TensorProgram:
-    if isinstance(program, str | OperatorSpec):
-        return TensorProgram.from_operator(program)
-    return program_from_request(program)
+@lru_cache(maxsize=4096)
+def _digest(spec: DeviceSpec) -> str:
+    return spec.digest()
+
+
+def _as_program(program: ProgramLike) -> TensorProgram | Failed:
+    try:
+        if isinstance(program, TensorProgram):
+            return program
+        if isinstance(program, str | OperatorSpec):
+            return TensorProgram.from_operator(program)
+        return program_from_request(program)
+    except CdmppError as error:
+        return Failed(str(program)[:200], error)

@@ -111,7 +111,7 @@ def test_what_concerns_the_whole_call_raises(predictor: LatencyPredictor) -> Non
         predictor.predict(program, "t44")
     with pytest.raises(InvalidDeviceError):
         predictor.predict(program, None)  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="one text"):
+    with pytest.raises(DataError, match="must be a list"):
         predictor.predict("linear:m=2,n=2,k=2", "t4")
     with pytest.raises(DataError, match="protocol"):
         predictor.predict(program, "t4", protocol="x")  # type: ignore[arg-type]

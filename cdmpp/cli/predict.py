@@ -12,6 +12,7 @@ from cdmpp.cli.dims import parse_sizes
 from cdmpp.cli.errors import FAILED, report
 from cdmpp.cli.output import JsonOption, ModelOption, print_json, print_table
 from cdmpp.errors import CdmppError
+from cdmpp.prediction_matrix import Failed, PredictionMatrix
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
 from cdmpp.units import format_latency
 
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
     from cdmpp.programs.program import TensorProgram
 
 _MEANING = {
-    "kernel": "device time alone, launch cost not inside",
+    "kernel": "device time only, without launch cost",
     "graph": "inside a captured graph",
-    "eager": "called from the host, launch cost inside",
+    "eager": "called from the host, with launch cost",
 }
 
 
@@ -74,8 +75,8 @@ def predict(
 ) -> None:
     """Predict the latency of programs on devices.
 
-    Prints one program and device to a line, and the sum per device. A program or device that is at fault
-    does not stop the others; the exit code is 1 when nothing could be predicted.
+    Prints one line per program and device, and the sum per device. A faulty program or device does not stop the
+    others. The exit code is 1 when nothing could be predicted.
     """
     sizes = parse_sizes(dim or [])
     from cdmpp.predictor import DEFAULT_QUANTILES, LatencyPredictor, check_quantiles
@@ -107,10 +108,18 @@ def predict(
 
 @dataclass
 class _Programs:
-    """What was asked about: (argument, program or why there is none, how often it runs)."""
+    """Programs of the arguments, and nodes of models that cannot be predicted."""
 
-    items: list[tuple[str, TensorProgram | CdmppError, int]] = field(default_factory=list)
+    items: list[tuple[_Source, TensorProgram | Failed]] = field(default_factory=list)
     unsupported: list[tuple[str, Unsupported]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """The argument that a program comes from, and how often the program runs."""
+
+    source: str
+    count: int
 
 
 @dataclass(frozen=True)
@@ -123,18 +132,18 @@ class _Result:
 def _programs(sources: Sequence[str], backend: Backend | None, sizes: dict[str, int]) -> _Programs:
     from cdmpp.frontends.load import load_programs
 
-    found = _Programs()
-    # With several arguments the sizes are meant for the ONNX models among them.
+    programs = _Programs()
+    # With several arguments, the sizes apply to the ONNX models among them.
     models = [s for s in sources if s.lower().endswith(".onnx")] or sources
     for source in sources:
         try:
             graph = load_programs(source, backend, (sizes or None) if source in models else None)
         except CdmppError as error:
-            found.items.append((source, error, 1))
+            programs.items.append((_Source(source, 1), Failed(source, error)))
             continue
-        found.items += [(source, p, n) for p, n in zip(graph.programs, graph.counts, strict=True)]
-        found.unsupported += [(source, u) for u in graph.unsupported]
-    return found
+        programs.items += [(_Source(source, n), p) for p, n in zip(graph.programs, graph.counts, strict=True)]
+        programs.unsupported += [(source, u) for u in graph.unsupported]
+    return programs
 
 
 def _predict(
@@ -145,44 +154,39 @@ def _predict(
     framework: Framework | None,
     levels: tuple[float, ...],
 ) -> list[_Result]:
-    """Every program on every device, programs first."""
+    """Every program on every device, program by program."""
     from cdmpp.devices import load_device
     from cdmpp.predictor import ErrorInfo, Prediction, Query
 
-    specs: list[tuple[str, DeviceSpec | CdmppError]] = []
-    for text in dict.fromkeys(devices):
+    specs: list[DeviceSpec | Failed] = []
+    for name in dict.fromkeys(devices):
         try:
-            is_file = text.lower().endswith((".json", ".toml"))
-            specs.append((text, load_device(text) if is_file else predictor.artifact.device(text)))
+            is_file = name.lower().endswith((".json", ".toml"))
+            specs.append(load_device(name) if is_file else predictor.artifact.device(name))
         except CdmppError as error:
-            specs.append((text, error))
-    results: list[_Result | None] = []
-    queries: list[tuple[int, str, int, Query]] = []
-    for source, program, count in programs.items:
-        for name, spec in specs:
-            if not isinstance(program, CdmppError) and not isinstance(spec, CdmppError):
-                queries.append((len(results), source, count, Query(program, spec, protocol, framework)))
-                results.append(None)
-                continue
-            failed = Prediction(
-                source if isinstance(program, CdmppError) else program.name,
-                None,
-                name if isinstance(spec, CdmppError) else spec.name,
-                "library" if isinstance(program, CdmppError) else program.backend,
-                protocol,
-                framework,
-                predictor.model_id,
-                error=ErrorInfo.of(program if isinstance(program, CdmppError) else spec),  # type: ignore[arg-type]
-            )
-            results.append(_Result(source, failed, count))
-    answers = predictor.predict_queries([q for *_, q in queries], levels)
-    for (place, source, count, _), answer in zip(queries, answers, strict=True):
-        results[place] = _Result(source, answer, count)
-    return [r for r in results if r is not None]
+            specs.append(Failed(name, error))
+
+    def failed(program: TensorProgram | Failed, device: DeviceSpec | Failed) -> Prediction:
+        fault = program if isinstance(program, Failed) else device
+        assert isinstance(fault, Failed)
+        backend = "library" if isinstance(program, Failed) else program.backend
+        error = ErrorInfo.of(fault.error)
+        return Prediction(
+            program.name, None, device.name, backend, protocol, framework, predictor.model_id, error=error
+        )
+
+    matrix = PredictionMatrix([program for _, program in programs.items], specs)
+    queries = [Query(program, device, protocol, framework) for program, device in matrix.pairs()]
+    rows = matrix.results(predictor.predict_queries(queries, levels), failed)
+    return [
+        _Result(item.source, prediction, item.count)
+        for (item, _), row in zip(programs.items, rows, strict=True)
+        for prediction in row
+    ]
 
 
 def _totals(results: list[_Result]) -> list[dict[str, Any]]:
-    """Sum of count x latency per device; ``failed`` runs are not in it."""
+    """Sum of count x latency per device, without ``failed`` runs."""
     totals: dict[str, dict[str, Any]] = {}
     for r in results:
         empty = {"device": r.prediction.device, "latency_s": 0.0, "programs": 0, "launches": 0, "failed": 0}
@@ -228,7 +232,7 @@ def _print(
 
 
 def _sums(results: list[_Result]) -> list[tuple[str, list[_Result]]]:
-    """What to print totals of: each model, or the operators of the command line together."""
+    """Groups to print totals of: each model, or all operators of the command line together."""
     sources: dict[str, list[_Result]] = {}
     for r in results:
         sources.setdefault(r.source, []).append(r)
@@ -243,7 +247,7 @@ def _sums(results: list[_Result]) -> list[tuple[str, list[_Result]]]:
 
 
 def _report_errors(results: list[_Result]) -> None:
-    """Each distinct error once: a wrong device name is one mistake, however many programs there are."""
+    """Report each distinct error once: a wrong device name is one mistake for any number of programs."""
     seen: dict[tuple[str, str], dict[str, None]] = {}
     for r in results:
         error = r.prediction.error

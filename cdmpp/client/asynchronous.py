@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from asyncio import sleep
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
@@ -77,8 +78,15 @@ class AsyncPredictorClient:
     async def predict_queries(
         self, queries: Sequence[Query], quantiles: Sequence[float] = DEFAULT_QUANTILES
     ) -> list[Prediction]:
-        """Predict rows of different programs, devices and settings, in order, each with its own error."""
+        """Predict queries with different programs, devices and settings, in order; errors are per query."""
         return await self._run(self._steps.predict_queries(queries, quantiles))
+
+    async def predict_questions(
+        self, questions: Sequence[Query], quantiles: Sequence[float] = DEFAULT_QUANTILES
+    ) -> list[Prediction]:
+        """Deprecated name of :meth:`predict_queries`."""
+        warnings.warn("predict_questions is deprecated: use predict_queries", DeprecationWarning, stacklevel=2)
+        return await self.predict_queries(questions, quantiles)
 
     async def predict_features(self, queries: FeatureQueries) -> FeatureAnswers:
         """Predict programs that are encoded already, as arrays in a binary body; order is kept."""

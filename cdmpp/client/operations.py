@@ -46,6 +46,7 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError, ServiceError, UnknownDeviceError
 from cdmpp.features.bulk import MEDIA_TYPE, FeatureAnswers, FeatureQueries
 from cdmpp.prediction import ErrorInfo, Prediction, Query, check_quantiles, check_settings
+from cdmpp.prediction_matrix import Failed, PredictionMatrix
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import Backend, Protocol
 
@@ -89,66 +90,61 @@ class Operations:
         framework: str | None,
         quantiles: Sequence[float],
     ) -> Steps[list[Prediction]]:
-        """As :meth:`cdmpp.predictor.LatencyPredictor.predict`."""
+        """See :meth:`cdmpp.predictor.LatencyPredictor.predict`."""
         if isinstance(programs, str):
-            raise DataError("programs is one text, not a sequence of programs", hint="pass a list: [program]")
+            raise DataError(f"programs must be a list, not the text {programs[:60]!r}", hint="pass a list: [program]")
         check_settings(protocol, framework)
         spec = as_device(device)
-        named = spec if isinstance(spec, str) else spec.name
-        items: list[Item | tuple[str, CdmppError]] = []
-        texts, kept = Texts(), []
+        name = spec if isinstance(spec, str) else spec.name
+        texts = Texts()
+        items: list[Item | Failed] = []
+        kept = []  # Texts identifies objects by id, so they must stay alive.
         for program in programs:
             try:
                 kept.append(read_program(program))
                 items.append(texts.item(kept[-1], spec, protocol, framework))
             except CdmppError as error:
-                items.append((str(program)[:200], error))
-        asked = [item for item in items if isinstance(item, Item)]
-        answers = yield from self._predict(asked, check_quantiles(quantiles))
+                items.append(Failed(str(program)[:200], error))
+        matrix: PredictionMatrix[Item, DeviceSpec | str] = PredictionMatrix(items, [spec])
+        answers = yield from self._predict([item for item, _ in matrix.pairs()], check_quantiles(quantiles))
         for answer in answers:
             if answer.error is not None and answer.error.code == UnknownDeviceError.code:
                 raise UnknownDeviceError(answer.error.message, hint=answer.error.hint)
             if answer.error is None:
-                named = answer.device
+                name = answer.device
         model_id = yield from self.model_id()
-        left = iter(answers)
-        return [
-            next(left)
-            if isinstance(item, Item)
-            else ServedPrediction(
-                item[0], None, named, "library", protocol, framework, model_id, error=ErrorInfo.of(item[1])
-            )
-            for item in items
-        ]
+
+        def failed(item: Item | Failed, _: DeviceSpec | str | Failed) -> ServedPrediction:
+            assert isinstance(item, Failed)
+            error = ErrorInfo.of(item.error)
+            return ServedPrediction(item.name, None, name, "library", protocol, framework, model_id, error=error)
+
+        return [row[0] for row in matrix.results(answers, failed)]
 
     def predict_queries(self, queries: Sequence[Query], quantiles: Sequence[float]) -> Steps[list[Prediction]]:
-        """As :meth:`cdmpp.predictor.LatencyPredictor.predict_queries`."""
+        """See :meth:`cdmpp.predictor.LatencyPredictor.predict_queries`."""
         levels = check_quantiles(quantiles)
         items: list[Item] = []
         texts = Texts()
         failed: dict[int, tuple[Item, CdmppError]] = {}
-        for place, query in enumerate(queries):
+        for position, query in enumerate(queries):
             program = query.program
             try:
                 check_settings(query.protocol, query.framework)
                 items.append(texts.item(program, query.device, query.protocol, query.framework))
             except CdmppError as error:
                 device = query.device if isinstance(query.device, str) else query.device.name
-                own = program if isinstance(program, TensorProgram) else None
-                item = Item("", program.name, own, device, program.backend, query.protocol, query.framework)
-                failed[place] = (item, error)
+                known = program if isinstance(program, TensorProgram) else None
+                item = Item("", program.name, known, device, program.backend, query.protocol, query.framework)
+                failed[position] = (item, error)
         answers = iter((yield from self._predict(items, levels)))
         if not failed:
             return list(answers)
         model_id = yield from self.model_id()
-        out: list[Prediction] = []
-        for place in range(len(queries)):
-            if place in failed:
-                item, reason = failed[place]
-                out.append(item.failed(ErrorInfo.of(reason), model_id))
-            else:
-                out.append(next(answers))
-        return out
+        return [
+            failed[i][0].failed(ErrorInfo.of(failed[i][1]), model_id) if i in failed else next(answers)
+            for i in range(len(queries))
+        ]
 
     def predict_features(self, queries: FeatureQueries) -> Steps[FeatureAnswers]:
         """As :meth:`cdmpp.predictor.LatencyPredictor.predict_features`, by the binary body."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from time import sleep
@@ -112,8 +113,15 @@ class PredictorClient:
     def predict_queries(
         self, queries: Sequence[Query], quantiles: Sequence[float] = DEFAULT_QUANTILES
     ) -> list[Prediction]:
-        """Predict rows of different programs, devices and settings, in order, each with its own error."""
+        """Predict queries with different programs, devices and settings, in order; errors are per query."""
         return self._run(self._steps.predict_queries(queries, quantiles))
+
+    def predict_questions(
+        self, questions: Sequence[Query], quantiles: Sequence[float] = DEFAULT_QUANTILES
+    ) -> list[Prediction]:
+        """Deprecated name of :meth:`predict_queries`."""
+        warnings.warn("predict_questions is deprecated: use predict_queries", DeprecationWarning, stacklevel=2)
+        return self.predict_queries(questions, quantiles)
 
     def predict_features(self, queries: FeatureQueries) -> FeatureAnswers:
         """Predict programs that are encoded already, as arrays in a binary body; order is kept."""

@@ -1,9 +1,9 @@
-"""A curve before and after it is predicted: the queries of a grid, and what their answers make of it."""
+"""Plan of a curve: the queries of a grid, and the curve made of their predictions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.domain.score import worst
 from cdmpp.errors import CdmppError, DataError
 from cdmpp.prediction import DEFAULT_QUANTILES, ErrorInfo, Prediction, Query, check_quantiles, check_settings
+from cdmpp.prediction_matrix import Failed, PredictionMatrix
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Protocol
 
@@ -24,20 +25,23 @@ Programs = Template | str | Mapping[str, Any] | Sequence[Template]
 
 
 class CurvePlan:
-    """What to ask for a curve. Parameters and errors are those of :func:`cdmpp.curves.predict_curve`.
+    """Queries of a curve, and the curve made of their predictions.
+
+    Parameters and errors are those of :func:`cdmpp.curves.predict_curve`.
 
     Parameters
     ----------
     find : callable, optional
-        Looks the name of a device up, once for all points; without it the predictor does.
+        Looks up a device by name, once for all points; without it the predictor does.
     most : int
-        Queries that may be asked.
+        Largest number of queries.
 
     Attributes
     ----------
     queries : list of Query
-        For a predictor; their answers go to :meth:`curve`.
+        Queries for a predictor; pass their predictions to :meth:`curve`.
     levels : tuple of float
+        Quantile levels.
     """
 
     def __init__(
@@ -59,36 +63,54 @@ class CurvePlan:
         self._grid = grid = Grid(_templates(programs), axes)
         self._along = _along(grid, monotone)
         if not devices:
-            raise DataError("a curve needs a device")
+            raise DataError("a curve needs a device", hint="pass at least one device")
         rows = len(grid) * grid.programs_each * len(devices)
         if rows > most:
             raise DataError(
                 f"{len(grid)} points of {grid.programs_each} programs on {len(devices)} devices are "
                 f"{rows:,} predictions",
-                hint=f"at most {most:,}: ask for fewer values at once",
+                hint=f"at most {most:,} predictions are allowed: use fewer values",
             )
-        self._places = [_device(device, find) for device in devices]
-        self._points = list(grid.points())
-        self._made = [grid.programs(at, backend or "library") for at in self._points]
+        self._devices = [_device(device, find) for device in devices]
+        self._points = [_Point.of(grid, at, backend or "library") for at in grid.points()]
+        self._matrix = PredictionMatrix(self._devices, self._points)
         self.queries = [
-            Query(program, device, protocol, framework)
-            for _, device in self._places
-            if not isinstance(device, CdmppError)
-            for one in self._made
-            if not isinstance(one, CdmppError)
-            for program, _ in one
+            Query(program, device.device, protocol, framework)
+            for device, point in self._matrix.pairs()
+            for program, _ in point.programs
         ]
 
-    def curve(self, model_id: str, answers: Sequence[Prediction]) -> Curve:
-        """The curve that the answers to :attr:`queries` make."""
-        left = iter(answers)
-        out: list[CurvePoint] = []
-        for name, device in self._places:
-            row = [_point(name, at, device, one, left) for at, one in zip(self._points, self._made, strict=True)]
-            # An alias of a known device becomes its name, at points with errors too.
-            called = next((point.device for point in row if point.error is None), name)
-            out += _fitted([replace(point, device=called) for point in row], self._grid, self._along)
-        return Curve(model_id, self._grid.axes, self._along, out)
+    def curve(self, model_id: str, predictions: Sequence[Prediction]) -> Curve:
+        """The curve made of the predictions of :attr:`queries`."""
+        remaining = iter(predictions)
+        totals = (_total(device, point, remaining) for device, point in self._matrix.pairs())
+        points: list[CurvePoint] = []
+        for device, row in zip(self._devices, self._matrix.results(totals, _failed), strict=True):
+            located = [replace(point, at=at) for point, at in zip(row, self._grid.points(), strict=True)]
+            # A known device's alias is replaced by its name, at points with errors too.
+            name = next((point.device for point in located if point.error is None), device.name)
+            points += _fitted([replace(point, device=name) for point in located], self._grid, self._along)
+        return Curve(model_id, self._grid.axes, self._along, points)
+
+
+@dataclass(frozen=True)
+class _Device:
+    """A device and its name as given."""
+
+    name: str
+    device: DeviceSpec | str
+
+
+@dataclass(frozen=True)
+class _Point:
+    """Programs of one point with their counts."""
+
+    programs: list[tuple[TensorProgram, int]]
+
+    @classmethod
+    def of(cls, grid: Grid, at: Mapping[str, Value], backend: Backend) -> _Point | Failed:
+        programs = grid.programs(at, backend)
+        return Failed("", programs) if isinstance(programs, CdmppError) else cls(programs)
 
 
 def _templates(programs: Programs) -> Sequence[Template]:
@@ -105,14 +127,13 @@ def _along(grid: Grid, monotone: Sequence[str] | None) -> list[str]:
         return numeric
     for name in monotone:
         if name not in numeric:
-            raise DataError(f"monotone names {name[:40]!r}, which is not an axis of numbers")
+            raise DataError(f"monotone names {name[:40]!r}, which is not a numeric axis", hint="name numeric axes only")
     return [name for name in grid.axes if name in monotone]
 
 
-def _device(device: Device, find: Callable[[str], DeviceSpec] | None) -> tuple[str, DeviceSpec | str | CdmppError]:
-    """What a device is called in the answer, and the device or why it is none."""
+def _device(device: Device, find: Callable[[str], DeviceSpec] | None) -> _Device | Failed:
     if isinstance(device, str) and find is None:
-        return device, device
+        return _Device(device, device)
     try:
         if isinstance(device, str):
             assert find is not None
@@ -120,48 +141,45 @@ def _device(device: Device, find: Callable[[str], DeviceSpec] | None) -> tuple[s
         elif isinstance(device, Mapping):
             device = from_mapping(device)
     except CdmppError as error:
-        called = device if isinstance(device, str) else device.get("name", "")  # type: ignore[union-attr]
-        return str(called)[:100], error
-    return device.name, device
+        name = device if isinstance(device, str) else device.get("name", "")  # type: ignore[union-attr]
+        return Failed(str(name)[:100], error)
+    return _Device(device.name, device)
 
 
-def _point(
-    name: str,
-    at: dict[str, Value],
-    device: DeviceSpec | str | CdmppError,
-    programs: list[tuple[TensorProgram, int]] | CdmppError,
-    answers: Iterator[Prediction],
-) -> CurvePoint:
-    if isinstance(programs, CdmppError):
-        return CurvePoint(name, at, error=ErrorInfo.of(programs))
-    if isinstance(device, CdmppError):
-        return CurvePoint(name, at, error=ErrorInfo.of(device))
-    found = [(next(answers), count) for _, count in programs]
-    failed = next((answer.error for answer, _ in found if answer.error is not None), None)
-    if failed is not None:
-        return CurvePoint(name, at, error=failed)
+def _failed(device: _Device | Failed, point: _Point | Failed) -> CurvePoint:
+    fault = point if isinstance(point, Failed) else device
+    assert isinstance(fault, Failed)
+    return CurvePoint(device.name, {}, error=ErrorInfo.of(fault.error))
+
+
+def _total(device: _Device, point: _Point, predictions: Iterator[Prediction]) -> CurvePoint:
+    """A point's sums over its programs, from the next predictions; or its first error."""
+    counted = [(next(predictions), count) for _, count in point.programs]
+    error = next((prediction.error for prediction, _ in counted if prediction.error is not None), None)
+    if error is not None:
+        return CurvePoint(device.name, {}, error=error)
 
     def total(figure: str) -> float:
-        return float(sum(count * getattr(answer, figure) for answer, count in found))
+        return float(sum(count * getattr(prediction, figure) for prediction, count in counted))
 
     return CurvePoint(
-        found[0][0].device,
-        at,
+        counted[0][0].device,
+        {},
         latency_s=total("latency_s"),
         lower_s=total("lower_s"),
         upper_s=total("upper_s"),
-        domain=worst(answer.domain for answer, _ in found),
-        domain_score=max(answer.domain_score for answer, _ in found if answer.domain_score is not None),
+        domain=worst(prediction.domain for prediction, _ in counted),
+        domain_score=max(p.domain_score for p, _ in counted if p.domain_score is not None),
         roofline_s=total("roofline_s"),
     )
 
 
 def _fitted(points: list[CurvePoint], grid: Grid, along: Sequence[str]) -> list[CurvePoint]:
-    """Points of one device with their fit: of the logarithms, for errors of latencies are ratios."""
+    """Points of one device with a monotone fit to the log latencies, because errors are ratios."""
     latency = np.array([np.nan if p.latency_s is None else p.latency_s for p in points], dtype=np.float64)
     values = np.log(latency).reshape(grid.shape)
     names = list(grid.axes)
-    # Along each axis by value, in whatever order the values were given.
+    # The fit needs each axis sorted by value; the points keep the given order.
     order = [np.argsort(grid.axes[n]) if n in along else np.arange(len(grid.axes[n])) for n in names]
     window = np.ix_(*order)
     fit = np.empty_like(values)

@@ -12,26 +12,31 @@ from pathlib import Path
 from cdmpp.artifact.folder import default_model, read_manifest
 from cdmpp.artifact.load import load_artifact
 from cdmpp.errors import CdmppError
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.lru import Lru
+from cdmpp.predictor import CachedRow, LatencyPredictor
 from cdmpp_server.problems import ProblemError
 
 _log = logging.getLogger(__name__)
 
 
-#: Predictions cached by a predictor; the service has another cache in front of it.
-_CACHE_ROWS = 4096
 #: Name, size and modification time of each file of a model folder.
 Fingerprint = tuple[tuple[str, int, int], ...]
 
 
-def load_model(path: Path | None) -> LatencyPredictor:
+def load_model(path: Path | None, cache: Lru[CachedRow] | None = None) -> LatencyPredictor:
     """Load the predictor of a model folder; None: the model in the package.
+
+    Parameters
+    ----------
+    path : Path or None
+    cache : Lru, optional
+        Predictions, shared by all models of a service.
 
     Raises
     ------
     ArtifactError
     """
-    return LatencyPredictor(load_artifact(path or default_model()), cache_rows=_CACHE_ROWS)
+    return LatencyPredictor(load_artifact(path or default_model()), cache=cache)
 
 
 def fingerprint(folder: Path | None) -> Fingerprint:
@@ -138,7 +143,7 @@ class Models:
                 continue
             try:
                 if read_manifest(path).get("model_id") == model_id:
-                    return load_model(path)
+                    return load_model(path, self.base.cache)
             except CdmppError as error:
                 _log.warning("the adapted model in %s is not used: %s", path, error)
         return None

@@ -141,3 +141,26 @@ def test_damaged_folders_are_refused(kind: str, folder: Path) -> None:
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="not a model folder"):
         load_artifact(tmp_path / "nowhere")
+
+
+def network_options(folder: Path) -> dict[str, Any]:
+    options: dict[str, Any] = json.loads((folder / MANIFEST).read_text())["network"]
+    return options
+
+
+def test_folder_with_retired_options_at_their_supported_value_loads(folder: Path) -> None:
+    expected = load_artifact(folder).config
+    edit(folder, network=network_options(folder) | {"device_inputs": "ratio", "leaf_times": True})
+    assert load_artifact(folder).config == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("positions", "none"), ("positions", "structural"), ("device_inputs", "absolute"), ("leaf_times", False)],
+)
+def test_folder_with_a_removed_option_is_refused(folder: Path, name: str, value: Any) -> None:
+    edit(folder, network=network_options(folder) | {name: value})
+    with pytest.raises(ArtifactError, match=f"option {name} = {value!r}") as caught:
+        load_artifact(folder)
+    assert caught.value.code == "artifact_error"
+    assert "retrain" in caught.value.hint

@@ -20,7 +20,7 @@ from cdmpp.errors import ArtifactError
 from cdmpp.predictor import LatencyPredictor
 from cdmpp_server.__main__ import main
 from cdmpp_server.app import create_app
-from cdmpp_server.predict.programs import Known, Programs, words
+from cdmpp_server.predict.programs import Known, Programs, exact_key
 from cdmpp_server.predict.service import check_golden
 from cdmpp_server.settings import FILE_VARIABLE, Settings
 from tests.server.conftest import LINEAR, problem
@@ -128,29 +128,29 @@ def test_the_command_names_a_wrong_setting(capsys, monkeypatch, tmp_path: Path) 
 def test_the_cache_of_programs_keeps_its_bound() -> None:
     def ask(rows: int, backend: Any = None) -> Known:
         fields = {"operator": "relu", "rows": rows, "cols": 1}
-        return programs.worded(words(fields), backend) or programs.operator(fields, words(fields), backend)
+        return programs.known(exact_key(fields), backend) or programs.operator(fields, exact_key(fields), backend)
 
     programs = Programs(max_bytes=60_000)
     asked = [ask(n) for n in range(1, 40)]
     assert 0 < len(programs) < 30
     assert ask(39) is asked[-1]
-    assert programs.hashed(asked[-1].identity[0]) is asked[-1]
-    assert programs.hashed(asked[0].identity[0]) is None
-    assert ask(1).identity == asked[0].identity
-    assert ask(39, "tvm").identity[1] == "tvm"
-    hashed = programs.hashed(asked[-1].identity[0])
-    assert hashed is not None and hashed.identity[1] == "library"
+    assert programs.hashed(asked[-1].hash) is asked[-1]
+    assert programs.hashed(asked[0].hash) is None
+    assert ask(1).program == asked[0].program
+    assert ask(39, "tvm").backend == "tvm"
+    hashed = programs.hashed(asked[-1].hash)
+    assert hashed is not None and hashed.backend == "library"
     programs = Programs(max_bytes=0)
-    assert ask(1).identity == asked[0].identity
+    assert ask(1).program == asked[0].program
     assert len(programs) == 0
 
 
-def test_words_tell_apart_what_equality_does_not() -> None:
+def test_exact_key_separates_values_that_compare_equal() -> None:
     sent = [{"m": 1}, {"m": 1.0}, {"m": True}, {"m": "1"}, {"m": 2**70}, {"m": 0.0}, {"m": -0.0}, {"n": 1}, {}]
-    assert len({words(value) for value in sent}) == len(sent)
+    assert len({exact_key(value) for value in sent}) == len(sent)
     name = "".join(["operator", "_" * 3])  # not the interned one
-    assert words({name: "x"}) == words({"operator___": "x"})
-    assert len(words({"tvm_json": "x" * 10_000})) == 32
+    assert exact_key({name: "x"}) == exact_key({"operator___": "x"})
+    assert len(exact_key({"tvm_json": "x" * 10_000})) == 32
 
 
 def test_an_unexpected_error_is_logged_and_hidden(caplog) -> None:

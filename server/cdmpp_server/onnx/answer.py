@@ -1,4 +1,4 @@
-"""From an ONNX model's programs and their predictions to the answer of ``POST /models/predict``."""
+"""The response of ``POST /models/predict``, from the model's programs and their predictions."""
 
 from __future__ import annotations
 
@@ -8,54 +8,59 @@ from typing import Any
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.domain.score import Label, worst
 from cdmpp.errors import CdmppError
+from cdmpp.features.encoded import EncodedProgram
 from cdmpp.prediction import ErrorInfo, Prediction, Query
+from cdmpp.prediction_matrix import Failed, PredictionMatrix
+from cdmpp.programs.program import TensorProgram
 from cdmpp_server.observe.ids import make_id
 from cdmpp_server.onnx.query import ModelQuery
 from cdmpp_server.sandbox.replies import ModelSummary
 
-Named = tuple[str, DeviceSpec | CdmppError]
+Device = DeviceSpec | Failed
+Program = TensorProgram | EncodedProgram
 
 
-def questions(summary: ModelSummary, devices: Sequence[Named], query: ModelQuery) -> list[Query]:
-    """Every program on every device that is one, programs outermost."""
-    return [
-        Query(program, device, query.protocol, query.framework)
-        for program in summary.programs
-        for _, device in devices
-        if not isinstance(device, CdmppError)
-    ]
+def queries(summary: ModelSummary, devices: Sequence[Device], query: ModelQuery) -> list[Query]:
+    """Every program on every valid device, program by program."""
+    pairs = _matrix(summary, devices).pairs()
+    return [Query(program, device, query.protocol, query.framework) for program, device in pairs]
 
 
 def model_answer(
-    model_id: str, query: ModelQuery, summary: ModelSummary, devices: Sequence[Named], predictions: Sequence[Prediction]
+    model_id: str,
+    query: ModelQuery,
+    summary: ModelSummary,
+    devices: Sequence[Device],
+    predictions: Sequence[Prediction],
 ) -> dict[str, Any]:
-    """The answer as plain values.
+    """The response as plain values.
 
     Parameters
     ----------
-    devices : sequence of (name as asked, specification or why there is none)
+    devices : sequence of DeviceSpec or Failed
     predictions : sequence of Prediction
-        As :func:`questions` asks for them.
+        One for each of :func:`queries`.
     """
-    asked = iter(predictions)
-    rows = [
-        [ErrorInfo.of(d) if isinstance(d, CdmppError) else next(asked) for _, d in devices] for _ in summary.programs
-    ]
+
+    def failed(_: Program | Failed, device: Device) -> Prediction | ErrorInfo:
+        assert isinstance(device, Failed)
+        return ErrorInfo.of(device.error)
+
+    results: list[Prediction | ErrorInfo] = [*predictions]
+    rows = _matrix(summary, devices).results(results, failed)
     programs = sorted(zip(summary.programs, summary.counts, rows, strict=True), key=lambda p: -_cost(*p[1:]))
     return {
         "model_id": model_id,
         "protocol": query.protocol,
         "framework": query.framework,
-        "devices": [
-            _total(_name(device), summary.counts, [row[i] for row in rows]) for i, device in enumerate(devices)
-        ],
+        "devices": [_total(device.name, summary.counts, [row[i] for row in rows]) for i, device in enumerate(devices)],
         "programs": [
             {
                 "name": program.name,
                 "program_hash": program.hash,
                 "program": {} if program.operator is None else program.operator.canonical(),
                 "count": count,
-                "answers": [_answer(device, said) for device, said in zip(devices, row, strict=True)],
+                "answers": [_answer(device, result) for device, result in zip(devices, row, strict=True)],
             }
             for program, count, row in programs
         ],
@@ -64,54 +69,57 @@ def model_answer(
 
 
 def counted(predictions: Sequence[Prediction]) -> tuple[list[tuple[str, str]], list[str]]:
-    """(device, domain) of what was answered and the codes of what was not, for the metrics."""
-    answered: list[tuple[str, str]] = [
+    """(device, domain) of the predictions and the codes of the errors, for the metrics."""
+    predicted: list[tuple[str, str]] = [
         (p.device, p.domain) for p in predictions if p.error is None and p.domain is not None
     ]
-    return answered, [p.error.code for p in predictions if p.error is not None]
+    return predicted, [p.error.code for p in predictions if p.error is not None]
 
 
-def _name(device: Named) -> str:
-    """The device's own name, which an alias stands for; as asked where it is none."""
-    asked, spec = device
-    return asked if isinstance(spec, CdmppError) else spec.name
+def device_of(artifact: Any, name: str) -> Device:
+    """The device of this name, or why there is none."""
+    # By name and never load_device: a client's text must not be used as a path on this machine.
+    try:
+        spec: DeviceSpec = artifact.device(name)
+        return spec
+    except CdmppError as error:
+        return Failed(name, error)
+
+
+def _matrix(summary: ModelSummary, devices: Sequence[Device]) -> PredictionMatrix[Program, DeviceSpec]:
+    return PredictionMatrix(summary.programs, devices)
 
 
 def _cost(count: int, row: Sequence[Prediction | ErrorInfo]) -> float:
-    return sum(count * said.latency_s for said in _predicted(row) if said.latency_s is not None)
-
-
-def _predicted(row: Sequence[Prediction | ErrorInfo]) -> list[Prediction]:
-    return [said for said in row if isinstance(said, Prediction) and said.error is None]
+    return sum(count * p.latency_s for p in row if isinstance(p, Prediction) and p.latency_s is not None)
 
 
 def _total(device: str, counts: Sequence[int], column: Sequence[Prediction | ErrorInfo]) -> dict[str, Any]:
     sums: dict[str, float | None] = dict.fromkeys(("latency_s", "lower_s", "upper_s"))
     domains: list[Label] = []
     launches = 0
-    for count, said in zip(counts, column, strict=True):
-        if isinstance(said, ErrorInfo) or said.error is not None or said.domain is None:
+    for count, result in zip(counts, column, strict=True):
+        if isinstance(result, ErrorInfo) or result.error is not None or result.domain is None:
             continue
         for key in sums:
-            sums[key] = (sums[key] or 0.0) + count * getattr(said, key)
-        domains.append(said.domain)
+            sums[key] = (sums[key] or 0.0) + count * getattr(result, key)
+        domains.append(result.domain)
         launches += count
     return {"device": device, **sums, "domain": worst(domains), "launches": sum(counts), "launches_predicted": launches}
 
 
-def _answer(device: Named, said: Prediction | ErrorInfo) -> dict[str, Any]:
-    error = said if isinstance(said, ErrorInfo) else said.error
-    spec = device[1]
-    if error is not None or isinstance(said, ErrorInfo) or isinstance(spec, CdmppError):
+def _answer(device: Device, result: Prediction | ErrorInfo) -> dict[str, Any]:
+    error = result if isinstance(result, ErrorInfo) else result.error
+    if error is not None or isinstance(result, ErrorInfo) or isinstance(device, Failed):
         assert error is not None
-        return {"device": _name(device), "error": {"code": error.code, "message": error.message, "hint": error.hint}}
+        return {"device": device.name, "error": {"code": error.code, "message": error.message, "hint": error.hint}}
     return {
-        "device": spec.name,
-        "latency_s": said.latency_s,
-        "lower_s": said.lower_s,
-        "upper_s": said.upper_s,
-        "domain": said.domain,
-        "domain_score": said.domain_score,
-        "roofline_s": said.roofline_s,
-        "prediction_id": make_id(said, spec.digest()),
+        "device": device.name,
+        "latency_s": result.latency_s,
+        "lower_s": result.lower_s,
+        "upper_s": result.upper_s,
+        "domain": result.domain,
+        "domain_score": result.domain_score,
+        "roofline_s": result.roofline_s,
+        "prediction_id": make_id(result, device.digest()),
     }

@@ -7,8 +7,6 @@ import json
 
 from fastapi import APIRouter, Request, Response
 
-from cdmpp.artifact.model import Artifact
-from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError
 from cdmpp.prediction import DEFAULT_QUANTILES
 from cdmpp_server.body import read_body
@@ -35,11 +33,11 @@ async def predict_model(request: Request) -> Response:
     deadline = Deadline.of(request, state.settings)
     with bugs_hidden("/models/predict"):
         predictor = await state.service.model(query.model)
-        devices = [(name, _device(predictor.artifact, name)) for name in query.devices]
-        # The number of rows is bounded as in /predict.
+        devices = [answer.device_of(predictor.artifact, name) for name in query.devices]
+        # The rows of one request are bounded as in /predict.
         most = max(1, state.settings.max_items // len(devices))
         summary = await _read(state.sandbox, bytes(body), query, most, deadline)
-        queries = answer.questions(summary, devices, query)
+        queries = answer.queries(summary, devices, query)
         count_items(request, len(queries))
         predictions = await state.batcher.ask(predictor, queries, DEFAULT_QUANTILES, deadline)
 
@@ -59,11 +57,3 @@ async def _read(sandbox: Sandbox, data: bytes, query: ModelQuery, most: int, dea
     except CdmppError as error:
         # Not 422: any bytes satisfy the schema.
         raise ProblemError(error.code, error.message, error.hint, status=409) from None
-
-
-def _device(artifact: Artifact, name: str) -> DeviceSpec | CdmppError:
-    # Not load_device: a client's text must not be opened as a path.
-    try:
-        return artifact.device(name)
-    except CdmppError as error:
-        return error

@@ -1,4 +1,4 @@
-"""Devices seen before: by name for each model, and by the figures that were sent."""
+"""Cache of devices: by name for each model, and by the figures of an inline specification."""
 
 from __future__ import annotations
 
@@ -7,30 +7,35 @@ from typing import Any
 
 from cdmpp.artifact.model import Artifact
 from cdmpp.devices import DeviceSpec, from_mapping
-from cdmpp_server.predict.cache import ByteLru
-from cdmpp_server.predict.programs import words
+from cdmpp.lru import Lru
+from cdmpp_server.predict.programs import exact_key
 
-#: What a specification and its place in the cache take, roughly.
+#: Memory of a specification and its cache entry, approximately.
 _DEVICE_BYTES = 4000
 
 
 @dataclass(frozen=True, eq=False)
 class KnownDevice:
-    """A specification, and what tells it from others: digest and name."""
+    """A specification with its digest, which is computed once."""
 
     spec: DeviceSpec
-    identity: tuple[str, str]
+    digest: str
 
 
 class Devices:
-    """Turns a device as sent into its specification, once. Safe between threads."""
+    """Looks up devices of requests. Safe to share between threads.
+
+    Parameters
+    ----------
+    max_bytes : int
+    """
 
     def __init__(self, max_bytes: int = 2**23) -> None:
-        self._kept: ByteLru[KnownDevice] = ByteLru(max_bytes)
+        self._cache: Lru[KnownDevice] = Lru(max_bytes)
 
     def known(self, sent: Any, artifact: Artifact) -> KnownDevice | None:
-        """A device that was sent in these words before."""
-        return self._kept.get(_key(sent, artifact))
+        """A device that an earlier request sent in the same form."""
+        return self._cache.get(_key(sent, artifact))
 
     def find(self, sent: str | dict[str, Any], artifact: Artifact) -> KnownDevice:
         """The device of this name or with these figures.
@@ -38,17 +43,17 @@ class Devices:
         Raises
         ------
         UnknownDeviceError, InvalidDeviceError
-            These are not remembered.
+            Errors are not cached.
         """
-        found = self.known(sent, artifact)
-        if found is None:
-            # By name and never load_device: a client's text is not a path on this machine.
+        known = self.known(sent, artifact)
+        if known is None:
+            # By name and never load_device: a client's text must not be used as a path on this machine.
             spec = artifact.device(sent) if isinstance(sent, str) else from_mapping(sent)
-            found = KnownDevice(spec, (spec.digest(), spec.name))
-            self._kept.put(_key(sent, artifact), found, _DEVICE_BYTES)
-        return found
+            known = KnownDevice(spec, spec.digest())
+            self._cache.put(_key(sent, artifact), known, _DEVICE_BYTES)
+        return known
 
 
 def _key(sent: Any, artifact: Artifact) -> Any:
-    # What a name means is the model's matter, what figures mean is not.
-    return (artifact.model_id, sent) if isinstance(sent, str) else words(sent)
+    # The meaning of a name depends on the model, that of figures does not.
+    return (artifact.model_id, sent) if isinstance(sent, str) else exact_key(sent)

@@ -1,4 +1,4 @@
-"""Programs seen before: by the words that named them, and by their hash."""
+"""Cache of programs: by the exact JSON value that a request sent, and by structural hash."""
 
 from __future__ import annotations
 
@@ -10,72 +10,75 @@ from typing import Any
 
 from cdmpp.errors import CdmppError
 from cdmpp.features.encoded import EncodedProgram
+from cdmpp.lru import Lru
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import Backend
-from cdmpp_server.predict.cache import ByteLru
 
-#: What an operator's specification and its places in the cache take, roughly.
+#: Memory of an operator's specification and its cache entries, approximately.
 _OPERATOR_BYTES = 3000
 _LONG = 256
 
 
 class UnknownProgramError(CdmppError, LookupError):
-    """A hash that no program is known by."""
+    """No program has this hash."""
 
     code = "unknown_program"
 
 
 def unknown_program(hash: str) -> UnknownProgramError:
-    """The error of an item that names a program by its hash in vain."""
+    """The error of an item whose program hash is not known."""
     return UnknownProgramError(f"no program with the hash {hash} is known", hint="POST /programs registers programs")
 
 
-def words(sent: Any) -> bytes:
-    """The exact value that JSON gave, as a key: other than with ``==``, 1, 1.0 and true differ."""
-    # Version 2: later ones also write which objects are shared, which is not part of the value.
+def exact_key(sent: Any) -> bytes:
+    """Key of a JSON value; unlike with ``==``, 1, 1.0 and true have different keys."""
+    # Version 2: later versions also write which objects are shared, which is not part of the value.
     text = marshal.dumps(sent, 2)
     return text if len(text) <= _LONG else hashlib.sha256(text).digest()
 
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """A program that can be asked about.
+    """A program that can be predicted, with its hash and name, which are computed once.
 
     Attributes
     ----------
     program : TensorProgram (an operator) or EncodedProgram (TIR)
-    identity : tuple
-        Structural hash, backend and name: with them equal, answers are.
+    hash : str
+        Structural hash.
+    backend, name : str
     """
 
     program: TensorProgram | EncodedProgram
-    identity: tuple[str, str, str]
+    hash: str
+    backend: str
+    name: str
 
     @classmethod
     def of(cls, program: TensorProgram | EncodedProgram) -> Known:
-        """Compute the identity, once."""
-        return cls(program, (program.hash, program.backend, program.name))
+        """Compute hash and name."""
+        return cls(program, program.hash, program.backend, program.name)
 
     @property
     def size_bytes(self) -> int:
-        """Memory that it takes, roughly."""
+        """Memory of the program, approximately."""
         if isinstance(self.program, EncodedProgram):
             features = self.program.features
             return _OPERATOR_BYTES + features.leaves.nbytes + features.positions.nbytes + 1000
-        return _OPERATOR_BYTES + 4 * len(self.program.name)
+        return _OPERATOR_BYTES + 4 * len(self.name)
 
     def run_by(self, backend: Backend | None) -> Known:
-        """The same program with this backend; None: its own."""
-        if backend is None or backend == self.program.backend:
+        """The same program with this backend; None keeps its backend."""
+        if backend is None or backend == self.backend:
             return self
         return Known.of(replace(self.program, backend=backend))
 
 
 class Programs:
-    """Turns a program as sent into one that can be asked about, once. Safe between threads.
+    """Turns programs of requests into programs to predict, each once. Safe to share between threads.
 
-    Checking an operator and reading TIR cost far more than finding them here. Failures are not
-    remembered: they are cheap, and whether TVM is installed may change.
+    Checking an operator and reading TIR cost far more than a look-up here. Errors are not cached: they are cheap,
+    and TVM may be installed later.
 
     Parameters
     ----------
@@ -83,29 +86,29 @@ class Programs:
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self._kept: ByteLru[Known] = ByteLru(max_bytes)
+        self._cache: Lru[Known] = Lru(max_bytes)
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._cache)
 
-    def worded(self, wording: bytes, backend: Backend | None) -> Known | None:
-        """A program that was sent in these words (:func:`words`) before."""
-        return self._kept.get((wording, backend))
+    def known(self, key: bytes, backend: Backend | None) -> Known | None:
+        """The program that an earlier request sent with this :func:`exact_key` and backend."""
+        return self._cache.get((key, backend))
 
     def hashed(self, hash: str) -> Known | None:
-        """A program of this hash that was sent before, with the backend that is usual for such."""
-        return self._kept.get(hash)
+        """The program with this hash that an earlier request sent, with its default backend."""
+        return self._cache.get(hash)
 
-    def operator(self, fields: Mapping[str, Any], wording: bytes, backend: Backend | None) -> Known:
-        """An operator's program; raises what :meth:`TensorProgram.from_operator` raises."""
+    def operator(self, fields: Mapping[str, Any], key: bytes, backend: Backend | None) -> Known:
+        """The program of an operator object; raises the errors of :meth:`TensorProgram.from_operator`."""
         known = Known.of(TensorProgram.from_operator(fields, backend or "library"))
-        self.remember(known, wording, backend)
+        self.remember(known, key, backend)
         return known
 
-    def remember(self, known: Known, wording: bytes, backend: Backend | None) -> None:
-        """Find it by these words from now on, and by its hash."""
+    def remember(self, known: Known, key: bytes, backend: Backend | None) -> None:
+        """Cache a program under this key and under its hash."""
         size = known.size_bytes
-        self._kept.put((wording, backend), known, size)
-        # Who asks by hash and names no backend means the usual one of such programs.
-        usual: Backend = "library" if isinstance(known.program, TensorProgram) else "tvm"
-        self._kept.put(known.identity[0], known.run_by(usual), size)
+        self._cache.put((key, backend), known, size)
+        # An item that names a hash and no backend gets the default backend of such programs.
+        default: Backend = "library" if isinstance(known.program, TensorProgram) else "tvm"
+        self._cache.put(known.hash, known.run_by(default), size)

@@ -1,4 +1,7 @@
-"""What a body of ``/predict`` asks, and what of it was answered before: no waiting, safe in any thread."""
+"""Reading ``/predict`` requests: validated items with their programs, devices and cached answers.
+
+Safe in any thread; nothing here waits.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ from pydantic import BaseModel, ValidationError
 
 from cdmpp.errors import CdmppError
 from cdmpp.prediction import ErrorInfo
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.predictor import LatencyPredictor, RowKey
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL
 from cdmpp_server.parse import check, parse_json
-from cdmpp_server.predict.cache import ByteLru
+from cdmpp_server.predict.answers import answer_key, find_answer
 from cdmpp_server.predict.devices import Devices, KnownDevice
-from cdmpp_server.predict.programs import Known, Programs, words
+from cdmpp_server.predict.programs import Known, Programs, exact_key
 from cdmpp_server.predict.render import Answer
 from cdmpp_server.predict.schema import MAX_ID, Envelope, Item, request_model
 from cdmpp_server.predict.strict import check_item, refusal
@@ -27,8 +30,8 @@ _FIELDS = frozenset(Item.model_fields)
 
 
 @dataclass
-class Open:
-    """An item that was not answered before.
+class OpenItem:
+    """An item without a cached answer.
 
     ``known`` is None for TIR that has to be read, and for a hash that has to be looked up.
     """
@@ -36,81 +39,63 @@ class Open:
     position: int
     item: Item
     device: KnownDevice
-    wording: bytes
     known: Known | None
 
-    def key(self, context: Any) -> Any:
-        """What its answer depends on, and nothing else."""
+    def key(self, model_id: str) -> RowKey:
+        """The key of its answer."""
         assert self.known is not None
-        item = self.item
-        return answer_key(self.known, self.device, item.protocol, item.framework, context)
+        return answer_key(model_id, self.known, self.device, self.item.protocol, self.item.framework)
 
 
 @dataclass
 class Reading:
-    """A request as far as it can be answered at once."""
+    """A request and its results so far."""
 
     predictor: LatencyPredictor
     levels: tuple[float, ...]
     strict: bool
     ids: list[str | None]
-    #: The JSON of each result without its id; None while it is not known.
+    #: The JSON of each result without its id; None where there is no result yet.
     results: list[str | None]
     #: Device and domain of each answer, in no order.
     kinds: list[tuple[str, str]] = field(default_factory=list)
-    open: list[Open] = field(default_factory=list)
+    open: list[OpenItem] = field(default_factory=list)
     #: Errors by position.
     failed: dict[int, tuple[Item, ErrorInfo]] = field(default_factory=dict)
 
-    @property
-    def context(self) -> Any:
-        """What the answers of a whole request have in common."""
-        return _context(self.predictor.model_id, self.levels)
-
     def answer(self, position: int, answer: Answer) -> None:
-        """Note an item's answer."""
+        """Set an item's answer."""
         self.results[position] = answer.text
         self.kinds.append(answer.kind)
 
     def fail(self, position: int, item: Item, error: ErrorInfo) -> None:
-        """Note an item's error."""
+        """Set an item's error."""
         self.failed[position] = (item, error)
 
     def check_strict(self) -> None:
-        """Raise for the first error of a strict request."""
+        """Raise the first error of a strict request."""
         if self.strict and self.failed:
             position = min(self.failed)
             raise refusal(position, *self.failed[position])
 
 
-@lru_cache(maxsize=256)
-def _context(model_id: str, levels: tuple[float, ...]) -> Any:
-    """One object for all requests that share it: every remembered answer holds on to it."""
-    return (model_id, levels)
-
-
-def answer_key(program: Known, device: KnownDevice, protocol: str, framework: str | None, context: Any) -> Any:
-    """The key of an answer: program, device, backend, protocol, framework, quantiles and model."""
-    return (program.identity, device.identity, protocol, framework, context)
-
-
 class Reader:
-    """Parses requests and finds what is known of them.
+    """Parses requests and finds what is cached for them.
 
     Parameters
     ----------
     settings : Settings
-    programs, devices, answers
-        What was seen before.
+    programs, devices
+        Caches of earlier requests.
     """
 
-    def __init__(self, settings: Settings, programs: Programs, devices: Devices, answers: ByteLru[Answer]) -> None:
-        self._programs, self._devices, self._answers = programs, devices, answers
+    def __init__(self, settings: Settings, programs: Programs, devices: Devices) -> None:
+        self._programs, self._devices = programs, devices
         self._request_model = request_model(settings.max_items)
         self._max_items = settings.max_items
 
     def parse(self, body: bytes | bytearray) -> Envelope:
-        """The request, its items unread.
+        """The request; its items are not validated yet.
 
         Raises
         ------
@@ -129,28 +114,28 @@ class Reader:
     def read(
         self, envelope: Envelope, predictor: LatencyPredictor, admit: Callable[[], None] = lambda: None
     ) -> Reading:
-        """Find the answers of items that were asked before, and programs and devices of the others.
+        """Find cached answers, and programs and devices of the remaining items.
 
-        ``admit`` is called before the first item that has to be read, and may refuse the request.
+        ``admit`` is called before the first item that has no cached answer, and may refuse the request.
 
         Raises
         ------
         ProblemError
-            422: an item breaks the schema; with strict also the status of the first error.
+            422: an item violates the schema; with strict also the status of the first error.
         """
         items, strict = envelope.items, envelope.strict
-        reading = Reading(predictor, tuple(envelope.quantiles), strict, [None] * len(items), [None] * len(items))
-        context = reading.context
+        levels = _interned(tuple(envelope.quantiles))
+        reading = Reading(predictor, levels, strict, [None] * len(items), [None] * len(items))
         admitted = False
         for position, raw in enumerate(items):
             if not strict:
                 try:
-                    found = self._before(raw, predictor, context)
+                    cached = self._cached(raw, predictor, levels)
                 except (TypeError, ValueError, KeyError):
-                    found = None  # not of the form that the models below describe
-                if found is not None:
+                    cached = None  # Item.model_validate below reports what is wrong
+                if cached is not None:
                     reading.ids[position] = raw.get("id")
-                    reading.answer(position, found)
+                    reading.answer(position, cached)
                     continue
             if not admitted:
                 admit()
@@ -166,45 +151,52 @@ class Reader:
         reading.check_strict()
         return reading
 
-    def _before(self, raw: Any, predictor: LatencyPredictor, context: Any) -> Answer | None:
-        """The answer of an item that was asked before in these words; it was checked then.
+    def _cached(self, raw: Any, predictor: LatencyPredictor, levels: tuple[float, ...]) -> Answer | None:
+        """The cached answer of an item that was validated when an earlier request sent it.
 
-        Protocol and framework are part of the key, so a value that is none has no answer.
+        Protocol and framework are part of the key, so an invalid value has no answer.
         """
         if type(raw) is not dict or not raw.keys() <= _FIELDS:
             return None
         id = raw.get("id")
         if id is not None and (type(id) is not str or len(id) > MAX_ID):
             return None
-        program = self._programs.worded(words(raw["program"]), raw.get("backend"))
+        program = self._programs.known(exact_key(raw["program"]), raw.get("backend"))
         if program is None:
             return None
         device = self._devices.known(raw["device"], predictor.artifact)
         if device is None:
             return None
-        protocol = raw.get("protocol", DEFAULT_PROTOCOL)
-        return self._answers.get(answer_key(program, device, protocol, raw.get("framework"), context))
+        protocol, framework = raw.get("protocol", DEFAULT_PROTOCOL), raw.get("framework")
+        key = answer_key(predictor.model_id, program, device, protocol, framework)
+        return find_answer(predictor.cache, key, program.name, levels)
 
     def _open(self, reading: Reading, position: int, item: Item) -> None:
         try:
             sent = item.program if isinstance(item.program, dict) else item.program.model_dump()
-            wording = words(sent)
-            known = self._programs.worded(wording, item.backend)
+            key = exact_key(sent)
+            known = self._programs.known(key, item.backend)
             if known is None and isinstance(item.program, dict):
-                known = self._programs.operator(sent, wording, item.backend)
+                known = self._programs.operator(sent, key, item.backend)
             device = self._devices.find(item.device, reading.predictor.artifact)
         except CdmppError as error:
             reading.fail(position, item, ErrorInfo.of(error))
         else:
-            reading.open.append(Open(position, item, device, wording, known))
+            reading.open.append(OpenItem(position, item, device, known))
 
     def _refused(self, value: Any) -> ProblemError:
-        """What is wrong with a body, with the places; a second look, which only refusals pay for."""
+        """The problem with the places of all violations; only refused requests pay for this second validation."""
         try:
             check(self._request_model, value)
         except ProblemError as error:
             return error
-        raise AssertionError("two readings of one schema disagree")
+        raise AssertionError("the envelope and the request model disagree")
+
+
+@lru_cache(maxsize=256)
+def _interned(levels: tuple[float, ...]) -> tuple[float, ...]:
+    """One object for equal levels: every cached answer refers to it."""
+    return levels
 
 
 def _as_sent(envelope: BaseModel) -> dict[str, Any]:

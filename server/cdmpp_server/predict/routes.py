@@ -12,6 +12,7 @@ from anyio.to_thread import run_sync
 from fastapi import APIRouter, FastAPI, Request, Response
 
 from cdmpp.errors import CdmppError
+from cdmpp.lru import Lru
 from cdmpp_server.body import JSON, read_body, read_json_body
 from cdmpp_server.concurrency import ConcurrencyLimiter
 from cdmpp_server.deadline import Deadline
@@ -35,7 +36,7 @@ async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     state = app.state
     state.model_fingerprint = await run_sync(fingerprint, settings.model)
     try:
-        predictor = await run_sync(load_model, settings.model)
+        predictor = await run_sync(load_model, settings.model, Lru(settings.answer_cache_bytes))
     except CdmppError as error:
         state.start_error = f"{error.message} ({error.hint})" if error.hint else error.message
         raise

@@ -1,4 +1,4 @@
-"""Answering ``/predict`` and ``/programs``: from the bytes of a body to those of an answer."""
+"""The services behind ``/predict`` and ``/programs``: from a request body to a response body."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from anyio.to_thread import run_sync
 from cdmpp.errors import CdmppError, OverloadedError
 from cdmpp.features.encoded import EncodedProgram
 from cdmpp.prediction import DEFAULT_QUANTILES, ErrorInfo, Prediction, Query
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.predictor import LatencyPredictor, RowKey
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import Backend
 from cdmpp_server.concurrency import ConcurrencyLimiter
@@ -24,11 +24,11 @@ from cdmpp_server.models import Models
 from cdmpp_server.observe.store import Store, StoreUnavailableError
 from cdmpp_server.operate.metrics import Metrics
 from cdmpp_server.parse import parse
+from cdmpp_server.predict.answers import find_answer, keep_answer
 from cdmpp_server.predict.batcher import Batcher
-from cdmpp_server.predict.cache import ByteLru
 from cdmpp_server.predict.devices import Devices
-from cdmpp_server.predict.programs import Known, Programs, unknown_program, words
-from cdmpp_server.predict.reading import Open, Reader, Reading
+from cdmpp_server.predict.programs import Known, Programs, exact_key, unknown_program
+from cdmpp_server.predict.reading import OpenItem, Reader, Reading
 from cdmpp_server.predict.render import Answer, answer_of, encode, error_fields, error_fragment, response, with_id
 from cdmpp_server.predict.schema import register_request_model
 from cdmpp_server.problems import ProblemError, internal_error
@@ -37,33 +37,31 @@ from cdmpp_server.settings import Settings
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-#: Words of a program, and what runs it where that was said.
+#: :func:`exact_key` of a program, and its backend where the item names one.
 _Key = tuple[bytes, Backend | None]
-#: Bodies up to this size are read where they arrive: a thread would cost more than it frees.
+#: Bodies up to this size are read in the event loop: a thread would cost more than it frees.
 INLINE_BYTES = 64 * 1024
-#: As many answers are rendered where they arrive.
+#: Up to this number of items is processed in the event loop.
 _INLINE_ITEMS = 256
-#: Memory of an answer's key and its place in the cache, roughly.
-_KEY_BYTES = 600
-#: PriceRequest once at start; the service is ready when the answer is sound.
+#: Predicted once at start; the service is ready when the prediction is sound.
 GOLDEN = Query(TensorProgram.from_operator("linear:m=512,n=4096,k=1024,dtype=float16"), "t4")
 
 
 class PredictionService:
-    """The loaded models behind the wire format. Belongs to one event loop.
+    """Predicts requests with the loaded models. Belongs to one event loop.
 
     Parameters
     ----------
     models : Models
     settings : Settings
     batcher : Batcher
-        Computes what no cache knows.
+        Computes predictions that are not cached.
     sandbox : Sandbox
         Reads TVM JSON and TVMScript.
     metrics : Metrics
-        Told what was asked and what was known.
+        Counts items and cache hits.
     store : Store, optional
-        Keeps registered programs; without one they are known by hash until they are forgotten.
+        Stores registered programs; without a store they are known by hash while they are cached.
     """
 
     def __init__(
@@ -77,10 +75,9 @@ class PredictionService:
     ) -> None:
         self.models, self.batcher = models, batcher
         self.programs = Programs(settings.cache_bytes)
-        self.answers: ByteLru[Answer] = ByteLru(settings.answer_cache_bytes)
         self.devices = Devices()
         self._sandbox, self._metrics, self._store = sandbox, metrics, store
-        self._reader = Reader(settings, self.programs, self.devices, self.answers)
+        self._reader = Reader(settings, self.programs, self.devices)
         self._max_items = settings.max_items
         self._apart = ConcurrencyLimiter(1, settings.max_queued)
 
@@ -90,7 +87,7 @@ class PredictionService:
         return self.models.base
 
     async def predict(self, body: bytes | bytearray, deadline: Deadline, on_items: Callable[[int], None]) -> bytes:
-        """Answer a request body with a response body; ``on_items`` hears how many items it has.
+        """Response body of a request body; ``on_items`` is called with the number of items.
 
         Raises
         ------
@@ -114,7 +111,7 @@ class PredictionService:
             return await self.do(small, partial(_answer, reading), deadline)
 
     async def register(self, body: bytes | bytearray, deadline: Deadline, on_items: Callable[[int], None]) -> bytes:
-        """Register programs; what is answered with a hash is known to every worker of the same store.
+        """Register programs; every worker with the same store then knows the returned hashes.
 
         Raises
         ------
@@ -127,9 +124,7 @@ class PredictionService:
             on_items(len(request.programs))
             forms = [_fields(program) for program in request.programs]
             found = await self.read_programs([(form, None) for form in forms], deadline)
-            named = {
-                known.identity[0]: form for form, known in zip(forms, found, strict=True) if isinstance(known, Known)
-            }
+            named = {known.hash: form for form, known in zip(forms, found, strict=True) if isinstance(known, Known)}
             if self._store is not None and named:
                 try:
                     async with asyncio.timeout_at(deadline.at):
@@ -141,7 +136,7 @@ class PredictionService:
             return encode(
                 {
                     "programs": [
-                        {"hash": known.identity[0], "name": known.identity[2]}
+                        {"hash": known.hash, "name": known.name}
                         if isinstance(known, Known)
                         else {"error": error_fields(ErrorInfo.of(known))}
                         for known in found
@@ -150,14 +145,14 @@ class PredictionService:
             ).encode()
 
     async def model(self, model_id: str | None) -> LatencyPredictor:
-        """The model of this identity; raises :class:`ProblemError` (404) where there is none."""
+        """The model with this identity; raises :class:`ProblemError` (404) where there is none."""
         found = self.models.in_memory(model_id)
         return found if found is not None else await run_sync(self.models.get, model_id)
 
     async def read_programs(
         self, sent: Sequence[tuple[Mapping[str, Any], Backend | None]], deadline: Deadline
     ) -> list[Known | CdmppError]:
-        """Programs that can be asked about, from any of their forms, each with an error of its own.
+        """Programs from any of their forms, or the error of each.
 
         Raises
         ------
@@ -172,11 +167,11 @@ class PredictionService:
     def _read(
         self, sent: Sequence[tuple[Mapping[str, Any], Backend | None]]
     ) -> tuple[list[tuple[Mapping[str, Any], bytes, Backend | None]], list[Known | CdmppError | None]]:
-        """Programs with their words, and what is known of each: nothing of TIR and hashes that are new."""
-        keyed = [(fields, words(fields), backend) for fields, backend in sent]
+        """Programs with their keys, and the cached program, new operator or error; None for new TIR and hashes."""
+        keyed = [(fields, exact_key(fields), backend) for fields, backend in sent]
         found: list[Known | CdmppError | None] = []
         for fields, wording, backend in keyed:
-            known: Known | CdmppError | None = self.programs.worded(wording, backend)
+            known: Known | CdmppError | None = self.programs.known(wording, backend)
             if known is None and "operator" in fields:
                 try:
                     known = self.programs.operator(fields, wording, backend)
@@ -186,11 +181,11 @@ class PredictionService:
         return keyed, found
 
     async def do(self, here: bool, work: Callable[[], T], deadline: Deadline) -> T:
-        """Run ``work`` here, or where it would hold up the event loop in a thread."""
+        """Run ``work`` in the event loop if ``here``, otherwise in a thread."""
         return work() if here else await self._apart.run(work, deadline)
 
     async def _resolve(self, reading: Reading, deadline: Deadline) -> None:
-        """Find the programs that were not read yet: TIR by the sandbox, hashes in the store."""
+        """Resolve items whose program is not known yet: TIR in the sandbox, hashes in the store."""
         late = [each for each in reading.open if each.known is None]
         if not late:
             return
@@ -206,7 +201,7 @@ class PredictionService:
     async def _look_up(
         self, missing: Mapping[_Key, Mapping[str, Any]], deadline: Deadline
     ) -> dict[_Key, Known | CdmppError]:
-        """TIR and hashes, by their words and backend."""
+        """Programs given as TIR or hash, by key and backend."""
         found: dict[_Key, Known | CdmppError] = {}
         texts: dict[_Key, TirText] = {}
         hashes: dict[str, list[_Key]] = {}
@@ -249,49 +244,50 @@ class PredictionService:
             raise ProblemError("store_unavailable", str(error), "retry later, or send the program itself") from None
 
     async def _compute(self, reading: Reading, deadline: Deadline) -> None:
-        """Ask for what no cache knows, each query once, and remember the answers."""
-        asked: dict[Any, list[Open]] = {}
-        context = reading.context
-        for each in reading.open:
-            key = each.key(context)
-            # PriceRequest before in other words, or by the hash.
-            before = self.answers.get(key)
-            if before is None:
-                asked.setdefault(key, []).append(each)
+        """Predict items without a cached answer, each distinct query once, and cache the answers."""
+        groups: dict[tuple[RowKey, str], list[OpenItem]] = {}
+        cache, levels = reading.predictor.cache, reading.levels
+        for open in reading.open:
+            assert open.known is not None
+            key, name = open.key(reading.predictor.model_id), open.known.name
+            # An earlier request may have named the same program in another form.
+            cached = find_answer(cache, key, name, levels)
+            if cached is None:
+                groups.setdefault((key, name), []).append(open)
             else:
-                reading.answer(each.position, before)
-        if not asked:
+                reading.answer(open.position, cached)
+        if not groups:
             return
-        groups = list(asked.items())
-        answers: list[Answer | None] = [None] * len(groups)
+        items = list(groups.items())
+        answers: list[Answer | None] = [None] * len(items)
 
         def keep(start: int, predictions: Sequence[Prediction]) -> None:
-            # As batches end, not at the end: a request past its deadline, sent again, goes on where it was.
+            # After each batch, not at the end: a request that missed its deadline continues when it is sent again.
             for position, prediction in enumerate(predictions, start):
                 if prediction.error is None:
-                    key, group = groups[position]
-                    answer = answer_of(prediction, group[0].device.identity[0])
-                    self.answers.put(key, answer, len(answer.text) + _KEY_BYTES)
+                    (key, name), group = items[position]
+                    answer = answer_of(prediction, group[0].device.digest)
+                    keep_answer(cache, key, name, levels, answer)
                     answers[position] = answer
 
-        queries = [_query(group[0]) for _, group in groups]
-        predictions = await self.batcher.ask(reading.predictor, queries, reading.levels, deadline, keep)
-        for (_, group), prediction, answer in zip(groups, predictions, answers, strict=True):
-            for each in group:
+        queries = [_query(group[0]) for _, group in items]
+        predictions = await self.batcher.ask(reading.predictor, queries, levels, deadline, keep)
+        for (_, group), prediction, answer in zip(items, predictions, answers, strict=True):
+            for open in group:
                 if answer is not None:
-                    reading.answer(each.position, answer)
+                    reading.answer(open.position, answer)
                 elif prediction.error is not None:
-                    reading.fail(each.position, each.item, prediction.error)
+                    reading.fail(open.position, open.item, prediction.error)
         reading.check_strict()
 
 
 def check_golden(predictor: LatencyPredictor) -> str:
-    """Make the golden prediction; empty when it is sound, else what is wrong."""
+    """Make the golden prediction; returns "" when it is sound, otherwise the fault."""
     try:
         (answer,) = predictor.predict_queries([GOLDEN], DEFAULT_QUANTILES)
     except Exception:
         _log.exception("the golden prediction failed")
-        return "the golden prediction failed; the service's log says more"
+        return "the golden prediction failed; see the service's log"
     if answer.error is not None:
         return answer.error.message
     figures = [answer.lower_s or 0.0, answer.latency_s or 0.0, answer.upper_s or 0.0]
@@ -302,7 +298,7 @@ def check_golden(predictor: LatencyPredictor) -> str:
 
 @contextmanager
 def bugs_hidden(route: str) -> Iterator[None]:
-    """What is no problem of the request is logged, and the client hears of a bug only."""
+    """Log unexpected errors and raise 500 in their place; :class:`ProblemError` passes."""
     try:
         yield
     except ProblemError:
@@ -317,11 +313,11 @@ def _answer(reading: Reading) -> bytes:
         reading.results[position] = error_fragment(error)
     results = [with_id(id, rest) for id, rest in zip(reading.ids, reading.results, strict=True) if rest]
     if len(results) != len(reading.ids):
-        raise RuntimeError("an item was left without an answer")
+        raise RuntimeError("an item has no result")
     return response(reading.predictor.model_id, results)
 
 
-def _query(open: Open) -> Query:
+def _query(open: OpenItem) -> Query:
     assert open.known is not None
     return Query(open.known.program, open.device.spec, open.item.protocol, open.item.framework)
 
@@ -332,7 +328,7 @@ def _fields(program: Any) -> dict[str, Any]:
 
 
 def _operator(form: Mapping[str, Any], backend: Backend | None) -> Known | CdmppError:
-    """A stored operator; another version of the service may have known what this one does not."""
+    """A stored operator; another version of the service may have stored operators that this version lacks."""
     try:
         return Known.of(TensorProgram.from_operator(form, backend or "library"))
     except CdmppError as error:
@@ -342,7 +338,7 @@ def _operator(form: Mapping[str, Any], backend: Backend | None) -> Known | Cdmpp
 def _registered(
     hashes: Mapping[str, Sequence[_Key]], stored: Mapping[str, Mapping[str, Any]]
 ) -> tuple[dict[_Key, Known | CdmppError], dict[_Key, TirText]]:
-    """What the store's forms are, and the texts among them, which are read elsewhere."""
+    """Programs from the store, and the TIR texts among them, which the sandbox reads."""
     found: dict[_Key, Known | CdmppError] = {}
     texts: dict[_Key, TirText] = {}
     for hash, keys in hashes.items():

@@ -10,7 +10,8 @@ from anyio.to_thread import run_sync
 from starlette.datastructures import State
 
 from cdmpp.errors import CdmppError
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.lru import Lru
+from cdmpp.predictor import CachedRow, LatencyPredictor
 from cdmpp_server.models import Fingerprint, Models, fingerprint, load_model
 from cdmpp_server.predict.service import check_golden
 
@@ -58,7 +59,7 @@ class Reloader:
                 _log.info("the model folder is unchanged: %s stays", before)
                 return before
             try:
-                predictor = await run_sync(_load, self._folder)
+                predictor = await run_sync(_load, self._folder, models.base.cache)
             except ReloadRefusedError as error:
                 _log.error("the model was not reloaded: %s; %s stays", error, self._state.models.base.model_id)
                 raise
@@ -70,9 +71,9 @@ class Reloader:
             return predictor.model_id
 
 
-def _load(folder: Path | None) -> LatencyPredictor:
+def _load(folder: Path | None, cache: Lru[CachedRow]) -> LatencyPredictor:
     try:
-        predictor = load_model(folder)
+        predictor = load_model(folder, cache)
     except (CdmppError, OSError) as error:
         raise ReloadRefusedError(str(error).replace("\n", " ")) from None
     reason = check_golden(predictor)

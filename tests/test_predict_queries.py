@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from cdmpp.devices import from_mapping, lookup
+from cdmpp.inference.encoder import ENCODED_BYTES
 from cdmpp.predictor import LatencyPredictor, Query
 from cdmpp.programs.operators import parse_operator
 from cdmpp.programs.program import TensorProgram
-from cdmpp.row_answers import ENCODED_BYTES, Lru
 from tests.features.shapes import random_specs
 
 DEVICES = ("t4", "l4", "a100-pcie-40gb", "h200")
@@ -21,20 +21,6 @@ DEVICES = ("t4", "l4", "a100-pcie-40gb", "h200")
 def queries(count: int, seed: int = 5) -> list[Query]:
     rng = random.Random(seed)
     return [Query(TensorProgram.from_operator(spec), rng.choice(DEVICES)) for spec in random_specs(count, seed)]
-
-
-def test_what_was_put_last_is_kept_up_to_a_weight() -> None:
-    lru: Lru[str] = Lru(10)
-    lru.put("a", "A", 4)
-    lru.put("b", "B", 4)
-    assert lru.get("a") == "A"
-    lru.put("c", "C", 4)
-    assert (lru.get("a"), lru.get("b"), lru.get("c")) == ("A", None, "C")
-    lru.put("a", "A2", 1)
-    lru.put("d", "D", 5)
-    assert (lru.get("a"), lru.get("c"), lru.get("d")) == ("A2", "C", "D")
-    lru.put("d", "too heavy", 11)
-    assert (lru.get("a"), lru.get("c"), lru.get("d")) == ("A2", "C", None)
 
 
 def test_new_operators_in_one_call_equal_each_alone(predictor: LatencyPredictor) -> None:
@@ -103,16 +89,14 @@ def test_threads_share_a_predictor(predictor: LatencyPredictor) -> None:
 
 
 def test_what_is_remembered_of_programs_is_bounded(predictor: LatencyPredictor) -> None:
-    rows = LatencyPredictor(predictor.artifact)._rows
+    fresh = LatencyPredictor(predictor.artifact)
     for size in range(1, 40):
-        rows.encode(TensorProgram.from_operator(parse_operator(f"add:rows={size},cols=8")))
-    assert len(rows._encoded._items) == 39
-    assert rows._encoded._sum <= ENCODED_BYTES
-    held = sum(value.leaves.nbytes for value, _ in rows._encoded._items.values())
-    assert 0 < held < rows._encoded._sum
-    # What is remembered owns its arrays: no block of a call stays alive for one of its rows.
-    assert all(
-        value.leaves.base is None or value.leaves.base.nbytes == value.leaves.nbytes
-        for value, _ in rows._encoded._items.values()
-    )
+        fresh.encode(TensorProgram.from_operator(parse_operator(f"add:rows={size},cols=8")))
+    cache = fresh._encoder.cache
+    assert len(cache) == 39
+    assert cache.weight <= ENCODED_BYTES
+    held = sum(value.leaves.nbytes for value in cache.values())
+    assert 0 < held < cache.weight
+    # Cached features own their arrays: no block of a call stays in memory for one of its rows.
+    assert all(value.leaves.base is None or value.leaves.base.nbytes == value.leaves.nbytes for value in cache.values())
     assert np.isfinite(held)
