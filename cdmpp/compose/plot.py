@@ -22,6 +22,7 @@ BLUE, YELLOW, GREEN, RED, PURPLE = PALETTE[:5]
 GREY, PALE_GREY = "#9498a0", "#d7dce3"
 #: More bars are not drawn: they would not be visible.
 MAX_BARS = 40_000
+MAX_ROW_LABELS = 80
 _TIME_UNITS = ((1e-6, 1e9, "ns"), (1e-3, 1e6, "µs"), (1.0, 1e3, "ms"), (float("inf"), 1.0, "s"))
 _BYTE_UNITS = ((1e3, 1.0, "B"), (1e6, 1e-3, "kB"), (1e9, 1e-6, "MB"), (float("inf"), 1e-9, "GB"))
 #: Width in inches of a character at size 1 point.
@@ -146,7 +147,8 @@ def draw_timeline(
     for (label, seconds), style in zip((marks or {}).items(), cycle(("--", ":", "-.")), strict=False):
         axes.axvline(factor * seconds, color="black", linewidth=1, linestyle=style, label=label)
     axes.set_xlim(0, factor * max([end_s, *(marks or {}).values()]) * 1.005 or 1.0)
-    axes.set_yticks(range(len(rows)), list(rows))
+    labelled = range(0, len(rows), 1 + len(rows) // MAX_ROW_LABELS)
+    axes.set_yticks(labelled, [rows[row] for row in labelled])
     axes.set_ylim(len(rows) - 0.45, -0.55)
     axes.set_xlabel(f"{xlabel} ({unit})")
 

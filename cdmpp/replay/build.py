@@ -1,4 +1,4 @@
-"""From the nodes of a request to a graph, and from its predictions to durations."""
+"""Graphs from the nodes of a request, and durations from predictions."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _COSTS = ("duration_s", "program", "programs", "bytes", "collective")
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Which latency is meant wherever a program is priced."""
+class PriceOptions:
+    """Options of all predictions of a request."""
 
     backend: Backend | None
     protocol: Protocol
@@ -30,20 +30,22 @@ class Settings:
 
 
 @dataclass
-class Plan:
-    """Nodes of a request, checked, and what there is to price.
+class CheckedNodes:
+    """Nodes of a request, checked, and their programs to price.
 
     Attributes
     ----------
     seconds : list of float, length nodes
         Known durations; 0 where it is to be predicted.
     classes, kinds : list, length nodes
-    asked : list of PriceRequest
-        Distinct programs on distinct devices.
-    parts : list of (node, asked, count)
-        What the predicted nodes are made of.
+    held : list of lists of (device, stream)
+        Streams that each node occupies.
+    price_requests : list of PriceRequest
+        Each combination of program and device once.
+    parts : list of (node, price request, count)
+        Programs of the predicted nodes.
     remarks : list of str
-        What a reader should know about figures outside of what was measured.
+        Warnings about transfers outside of the measured range.
     """
 
     nodes: Sequence[NodeForm]
@@ -53,12 +55,12 @@ class Plan:
     classes: list[str] = field(default_factory=list)
     kinds: list[NodeKind] = field(default_factory=list)
     held: list[list[tuple[str, str]]] = field(default_factory=list)
-    asked: list[PriceRequest] = field(default_factory=list)
+    price_requests: list[PriceRequest] = field(default_factory=list)
     parts: list[tuple[int, int, int]] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
     def graph(self, order: Order) -> Graph:
-        """The graph, with the durations that are known."""
+        """The graph with the known durations."""
         made = []
         for i, form in enumerate(self.nodes):
             (device, stream), *also = self.held[i]
@@ -72,17 +74,17 @@ class Plan:
         return Graph(made, parallel, order)
 
 
-def plan_nodes(
-    nodes: Sequence[NodeForm], devices: Mapping[str, DeviceEntry], links: Mapping[str, LinkForm], settings: Settings
-) -> Plan:
-    """Check the nodes of a request and gather what they cost.
+def check_nodes(
+    nodes: Sequence[NodeForm], devices: Mapping[str, DeviceEntry], links: Mapping[str, LinkForm], options: PriceOptions
+) -> CheckedNodes:
+    """Check the nodes of a request and collect their costs.
 
     Raises
     ------
     FieldError
-        A node with no cost or with two, an unknown link or event, a device entry that no node uses.
+        A node with no cost or with two, an unknown link or event, or a device entry that no node uses.
     """
-    plan = Plan(nodes, devices, _dependencies(nodes))
+    checked = CheckedNodes(nodes, devices, _dependencies(nodes))
     known = {name: read_link(link, f"links.{name}") for name, link in links.items()}
     outside: dict[str, int] = {}
     numbers: dict[tuple[str, str], int] = {}
@@ -101,15 +103,15 @@ def plan_nodes(
             if links[name].exclusive:
                 held.append((f"link:{name}", "0"))
         else:
-            _ask(plan, i, node, settings, numbers)
-        plan.seconds.append(seconds)
-        plan.held.append(held)
-        plan.classes.append(node.class_ or ("comm" if cost in ("bytes", "collective") else "compute"))
-        plan.kinds.append(_kind(plan.classes[-1], cost))
-    _check_devices(plan)
+            _add_programs(checked, i, node, options, numbers)
+        checked.seconds.append(seconds)
+        checked.held.append(held)
+        checked.classes.append(node.class_ or ("comm" if cost in ("bytes", "collective") else "compute"))
+        checked.kinds.append(_kind(checked.classes[-1], cost))
+    _check_devices(checked)
     for name, count in sorted(outside.items()):
-        plan.remarks.append(f"link {name}: {count} transfers lie outside its table; their times extend it")
-    return plan
+        checked.remarks.append(f"link {name}: {count} transfers lie outside its table; their times extend it")
+    return checked
 
 
 def _cost(node: NodeForm, path: str) -> str:
@@ -117,15 +119,13 @@ def _cost(node: NodeForm, path: str) -> str:
     if len(given) != 1:
         what = " and ".join(given) if given else "none of " + ", ".join(_COSTS)
         raise FieldError(
-            f"node {node.id!r} has {what}",
-            path=f"{path}.{given[1]}" if given else path,
-            hint="what it costs is said once",
+            f"node {node.id!r} has {what}", path=f"{path}.{given[1]}" if given else path, hint="give exactly one cost"
         )
     if node.count is not None and given[0] != "program":
         raise FieldError(
             f"node {node.id!r}: count goes with program",
             path=f"{path}.count",
-            hint="each of programs has a count of its own",
+            hint="put the count into each entry of programs",
         )
     if (node.link is not None) != (given[0] == "bytes"):
         missing = given[0] == "bytes"
@@ -143,7 +143,7 @@ def _devices(node: NodeForm, path: str) -> list[str]:
             raise FieldError(
                 f"node {node.id!r} has no device",
                 path=f"{path}.device",
-                hint="a known device, or a name of your own, such as rank0",
+                hint="give a known device, or a name such as rank0 with an entry in devices",
             )
         return [node.device]
     ranks = node.collective.ranks
@@ -151,12 +151,12 @@ def _devices(node: NodeForm, path: str) -> list[str]:
         raise FieldError(
             f"node {node.id!r} has a device, and is a collective",
             path=f"{path}.device",
-            hint="a collective runs on its ranks",
+            hint="a collective runs on its ranks: remove device",
         )
     if len(set(ranks)) < len(ranks):
         twice = next(i for i, rank in enumerate(ranks) if rank in ranks[:i])
         raise FieldError(
-            f"node {node.id!r}: rank {ranks[twice]!r} is there twice",
+            f"node {node.id!r}: rank {ranks[twice]!r} occurs twice",
             path=f"{path}.collective.ranks.{twice}",
             hint="name each rank once",
         )
@@ -170,12 +170,12 @@ def _kind(class_: str, cost: str) -> NodeKind:
 
 
 def read_link(form: LinkForm, path: str) -> Link:
-    """A link from its JSON.
+    """A link from its request form.
 
     Raises
     ------
     FieldError
-        It has a table and figures, or two rates, or a table whose bytes do not rise.
+        It has a table and other figures, or two rates, or a table whose bytes do not grow.
     """
     figures = [
         name for name in ("alpha_s", "beta_s_per_byte", "bandwidth_bytes_per_s") if getattr(form, name) is not None
@@ -199,7 +199,7 @@ def read_link(form: LinkForm, path: str) -> Link:
 
 
 def _transfer(node: NodeForm, links: Mapping[str, Link], path: str) -> tuple[float, str, bool]:
-    """Seconds of a transfer, its link, and whether the link's table covers it."""
+    """Seconds of a transfer, its link, and whether the table of the link covers it."""
     collective = node.collective
     name = collective.link if collective is not None else str(node.link)
     where = f"{path}.collective" if collective is not None else path
@@ -212,17 +212,19 @@ def _transfer(node: NodeForm, links: Mapping[str, Link], path: str) -> tuple[flo
     link = links[name]
     try:
         if collective is None:
-            steps, each = 1, float(node.bytes or 0.0)
+            steps, size = 1, float(node.bytes or 0.0)
         else:
-            steps, each = collective_steps(collective.op, len(collective.ranks), collective.bytes, collective.algorithm)
-        seconds = steps * link.seconds(each) if steps else 0.0
+            steps, size = collective_steps(collective.op, len(collective.ranks), collective.bytes, collective.algorithm)
+        seconds = steps * link.seconds(size) if steps else 0.0
     except FieldError as error:
         raise FieldError(f"node {node.id!r}: {error.message}", path=where, hint=error.hint) from None
-    return seconds, name, not steps or link.measured(each)
+    return seconds, name, not steps or link.measured(size)
 
 
-def _ask(plan: Plan, i: int, node: NodeForm, settings: Settings, numbers: dict[tuple[str, str], int]) -> None:
-    entry = plan.devices.get(str(node.device))
+def _add_programs(
+    checked: CheckedNodes, i: int, node: NodeForm, options: PriceOptions, numbers: dict[tuple[str, str], int]
+) -> None:
+    entry = checked.devices.get(str(node.device))
     device = entry.device if entry is not None and entry.device is not None else str(node.device)
     works = node.programs
     if works is None:
@@ -230,12 +232,12 @@ def _ask(plan: Plan, i: int, node: NodeForm, settings: Settings, numbers: dict[t
     for k, work in enumerate(works):
         key = (_text(work.program), _text(device))
         if key not in numbers:
-            numbers[key] = len(plan.asked)
+            numbers[key] = len(checked.price_requests)
             path = f"nodes.{i}.program" if node.programs is None else f"nodes.{i}.programs.{k}.program"
-            plan.asked.append(
-                PriceRequest(path, work.program, device, settings.backend, settings.protocol, settings.framework)
+            checked.price_requests.append(
+                PriceRequest(path, work.program, device, options.backend, options.protocol, options.framework)
             )
-        plan.parts.append((i, numbers[key], work.count))
+        checked.parts.append((i, numbers[key], work.count))
 
 
 def _text(value: Any) -> str:
@@ -243,7 +245,7 @@ def _text(value: Any) -> str:
 
 
 def _dependencies(nodes: Sequence[NodeForm]) -> list[tuple[str, ...]]:
-    """Ids that each node waits for: its deps, and who records its events."""
+    """Ids that each node waits for: its deps, and the nodes that record its events."""
     recorded: dict[str, str] = {}
     for i, node in enumerate(nodes):
         for k, event in enumerate(node.records):
@@ -254,10 +256,10 @@ def _dependencies(nodes: Sequence[NodeForm]) -> list[tuple[str, ...]]:
                     hint="each event is recorded once",
                 )
             recorded[event] = node.id
-    found = []
+    dependencies = []
     for i, node in enumerate(nodes):
         if not node.waits:
-            found.append(tuple(node.deps))
+            dependencies.append(tuple(node.deps))
             continue
         for k, event in enumerate(node.waits):
             if event not in recorded:
@@ -266,13 +268,13 @@ def _dependencies(nodes: Sequence[NodeForm]) -> list[tuple[str, ...]]:
                     path=f"nodes.{i}.waits.{k}",
                     hint="name it in the records of a node",
                 )
-        found.append((*node.deps, *(recorded[event] for event in node.waits)))
-    return found
+        dependencies.append((*node.deps, *(recorded[event] for event in node.waits)))
+    return dependencies
 
 
-def _check_devices(plan: Plan) -> None:
-    used = {device for held in plan.held for device, _ in held}
-    for name in plan.devices:
+def _check_devices(checked: CheckedNodes) -> None:
+    used = {device for held in checked.held for device, _ in held}
+    for name in checked.devices:
         if name not in used:
             raise FieldError(
                 f"devices has {name!r}, and no node runs there",
@@ -282,15 +284,15 @@ def _check_devices(plan: Plan) -> None:
 
 
 @dataclass(frozen=True)
-class Priced:
-    """Durations of a plan with their predictions.
+class NodeDurations:
+    """Durations of nodes, given or predicted.
 
     Attributes
     ----------
     given_s : Floats, length nodes
     part_node, part_price : Ints, length parts
     part_s : Floats, length parts
-        count x predicted seconds.
+        Count times predicted seconds.
     """
 
     given_s: Floats
@@ -299,15 +301,15 @@ class Priced:
     part_s: Floats
 
     def durations(self, factors: Floats | None = None) -> Floats:
-        """Seconds of each node; ``factors`` (length prices) scale the predictions."""
+        """Seconds of each node; ``factors``, one for each price, scale the predictions."""
         weights = self.part_s if factors is None else self.part_s * factors[self.part_price]
         summed = np.bincount(self.part_node, weights, minlength=len(self.given_s))
         return self.given_s + summed if len(self.part_node) else self.given_s.copy()
 
 
-def put_prices(plan: Plan, prices: Sequence[Prediction]) -> Priced:
-    """Durations from predictions, which are parallel to ``plan.asked``."""
-    parts = np.array(plan.parts, dtype=np.int64).reshape(-1, 3)
+def price_nodes(checked: CheckedNodes, prices: Sequence[Prediction]) -> NodeDurations:
+    """Durations from predictions, one for each of ``checked.price_requests``."""
+    parts = np.array(checked.parts, dtype=np.int64).reshape(-1, 3)
     latencies = np.array([price.latency_s for price in prices], dtype=np.float64)
-    each = latencies[parts[:, 1]] * parts[:, 2] if len(parts) else np.zeros(0)
-    return Priced(np.array(plan.seconds, dtype=np.float64), parts[:, 0], parts[:, 1], each)
+    part_s = latencies[parts[:, 1]] * parts[:, 2] if len(parts) else np.zeros(0)
+    return NodeDurations(np.array(checked.seconds, dtype=np.float64), parts[:, 0], parts[:, 1], part_s)

@@ -1,4 +1,4 @@
-"""Large graphs without the garbage collector looking through them again and again."""
+"""Pauses of the garbage collector while large graphs are read."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from contextlib import contextmanager
 def paused_collector() -> Iterator[None]:
     """Pause cyclic garbage collection, if it is on.
 
-    Reading a graph makes objects by the hundred thousand and no garbage: the collector, which runs whenever
-    so many are new, took three quarters of the time.
+    Reading a graph makes hundreds of thousands of objects and no garbage. The collector, which runs again and again
+    as objects are made, took three quarters of the time.
     """
     was_on = gc.isenabled()
     gc.disable()

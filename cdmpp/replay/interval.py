@@ -1,4 +1,4 @@
-"""An interval of the makespan from the intervals of the predictions, by sampling."""
+"""Interval of the makespan from the intervals of the predictions, by sampling."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 
 from cdmpp.compose.request import PriceRequest
 from cdmpp.prediction import Prediction
-from cdmpp.replay.build import Priced
+from cdmpp.replay.build import NodeDurations
 from cdmpp.replay.engine import Replayer
 from cdmpp.replay.graph import Floats, Ints
 
-#: Node durations that are in memory at a time, 8 bytes each.
+#: Most node durations in memory at a time, 8 bytes each.
 _CHUNK = 2_000_000
 
 
@@ -28,9 +28,9 @@ class Spread:
     below, above : Floats, length draws
         Logarithm of the factor for one standard deviation to either side.
     draw : Ints, length prices
-        Which draw each price shares: equal programs on equal devices are wrong by the same factor.
+        Draw of each price: equal programs on equal devices have the same error.
     device : Ints, length draws
-        Which device each draw is of.
+        Device of each draw.
     """
 
     below: Floats
@@ -54,13 +54,13 @@ class Spread:
         return factors[:, self.draw]
 
 
-def spread_of(asked: Sequence[PriceRequest], prices: Sequence[Prediction]) -> Spread:
-    """How far the predictions may be off, from their intervals."""
+def spread_of(requests: Sequence[PriceRequest], prices: Sequence[Prediction]) -> Spread:
+    """The errors of predictions, from their intervals."""
     keys = [
-        (json.dumps(one.device, sort_keys=True), price.name, str(price.program_hash), price.backend)
-        for one, price in zip(asked, prices, strict=True)
+        (json.dumps(request.device, sort_keys=True), price.name, str(price.program_hash), price.backend)
+        for request, price in zip(requests, prices, strict=True)
     ]
-    numbers = {key: i for i, key in enumerate(sorted(set(keys)))}  # not the order of the request
+    numbers = {key: i for i, key in enumerate(sorted(set(keys)))}  # independent of the order of the request
     below, above = np.zeros(len(numbers)), np.zeros(len(numbers))
     for key, price in zip(keys, prices, strict=True):
         below[numbers[key]], above[numbers[key]] = _slopes(price)
@@ -82,11 +82,11 @@ def _slopes(price: Prediction) -> tuple[float, float]:
     return float(below), float(above)
 
 
-def sample_makespans(replayer: Replayer, priced: Priced, factors: Floats) -> Floats:
-    """Makespans with the predictions off by sampled factors; length samples."""
-    rows = max(1, _CHUNK // max(len(priced.given_s), 1))
-    found = [
-        replayer.makespans(np.stack([priced.durations(row) for row in factors[at : at + rows]]))
+def sample_makespans(replayer: Replayer, nodes: NodeDurations, factors: Floats) -> Floats:
+    """Makespans with the predictions scaled by sampled factors, one for each sample."""
+    rows = max(1, _CHUNK // max(len(nodes.given_s), 1))
+    makespans = [
+        replayer.makespans(np.stack([nodes.durations(row) for row in factors[at : at + rows]]))
         for at in range(0, len(factors), rows)
     ]
-    return np.concatenate(found)
+    return np.concatenate(makespans)

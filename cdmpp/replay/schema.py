@@ -1,47 +1,201 @@
-"""The request for a replay: nodes with costs that are given or predicted, links, what-ifs, an interval."""
+"""Request and plan of a replay."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, Literal, Self
 
-import numpy as np
-from pydantic import BaseModel, Field, ModelWrapValidatorHandler, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 
-from cdmpp.compose.budget import SearchControl
-from cdmpp.compose.request import Name, PriceRequest, Seed, WholeNumber
-from cdmpp.compose.request import OldRequest as Request
+from cdmpp.compose.render import Table
+from cdmpp.compose.request import Interval, Name, Plan, PriceRequest, Request, Row, Seed, WholeNumber
 from cdmpp.errors import FieldError
 from cdmpp.prediction import Prediction
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
-from cdmpp.replay import forms, report
-from cdmpp.replay.answers import ReplayAnswer
-from cdmpp.replay.build import Plan, Priced, Settings, plan_nodes, put_prices
+from cdmpp.replay import forms
+from cdmpp.replay.build import CheckedNodes, PriceOptions, check_nodes
 from cdmpp.replay.collector import paused_collector
 from cdmpp.replay.engine import Replayer
-from cdmpp.replay.graph import Floats, Order
-from cdmpp.replay.interval import sample_makespans, spread_of
-from cdmpp.replay.trace import trace_events
+from cdmpp.replay.graph import Order
+from cdmpp.units import format_latency
 
-#: The size of a graph is its nodes, edges and held streams together. Samples where the request leaves it
-#: open: as many as keep samples x size below this, within limits.
-_AUTO_WORK, _AUTO_LEAST, _AUTO_MOST = 6_000_000, 16, 256
-#: Samples and what-ifs, times size, that one request may ask for: several seconds.
+#: The size of a graph is the sum of its nodes, edges and held streams. Most samples and what-ifs of one request,
+#: times that size: several seconds.
 MAX_WORK = 60_000_000
-#: Events of a trace.
+#: Most events of a trace.
 MAX_EVENTS = 500_000
+_MOST_ROWS = 15
 
 
-class ReplayRequest(Request):
-    """A graph of nodes on devices and streams, to be replayed (dPRO)."""
+class MakespanInterval(Interval):
+    """Interval of the makespan, from the intervals of the predictions."""
+
+    lower_s: Annotated[float, Field(description="The lowest quantile, or the makespan where that is lower.")]
+    upper_s: Annotated[float, Field(description="The highest quantile, or the makespan where that is higher.")]
+    quantiles: Annotated[dict[str, float], Field(description="Level to seconds, of the sampled makespans.")]
+    mean_s: float
+    samples: Annotated[int, Field(description="0: nothing was predicted, the makespan is certain.")]
+
+
+class PathNode(Row):
+    """A node of the critical path."""
+
+    id: str
+    device: Annotated[str, Field(description="For a collective, its first rank.")]
+    stream: str
+    class_: Annotated[str, Field(alias="class")]
+    start_s: float
+    end_s: float
+    share: Annotated[float, Field(description="Share of the makespan.")]
+    program: Annotated[str | None, Field(description="Its program; of several programs the longest one.")]
+
+
+class PathShare(Row):
+    """Share of the critical path of one program, or of all nodes of a class without programs."""
+
+    program: Annotated[str | None, Field(description="null: given durations, transfers and gaps, by class.")]
+    device: Annotated[str | None, Field(description="Device of the prediction.")]
+    class_: Annotated[str, Field(alias="class")]
+    nodes: int
+    runs: Annotated[int, Field(description="Runs of the program; without a program, number of nodes or gaps.")]
+    seconds: float
+    share: Annotated[float, Field(description="Share of the makespan.")]
+
+    @property
+    def name(self) -> str:
+        """Program and device, or the class."""
+        return f"{self.program} on {self.device}" if self.program else f"({self.class_})"
+
+
+class StreamRow(Row):
+    """A stream; busy and idle time add up to the makespan."""
+
+    device: str
+    stream: str
+    busy_s: float
+    idle_s: float
+    nodes: int
+
+
+class DeviceRow(Row):
+    """A device of the graph."""
+
+    device: str
+    exposed_comm_s: Annotated[float, Field(description="Seconds in which it transfers and does not compute.")]
+
+
+class NodeRow(Row):
+    """Start and end of a node."""
+
+    id: str
+    device: str
+    stream: str
+    class_: Annotated[str, Field(alias="class")]
+    start_s: float
+    end_s: float
+
+
+def _not_given(value: object) -> bool:
+    return value is None
+
+
+class WhatIf(Row):
+    """An override, with the selectors that it has, and the makespan with it."""
+
+    node: Annotated[str | None, Field(exclude_if=_not_given)] = None
+    device: Annotated[str | None, Field(exclude_if=_not_given)] = None
+    stream: Annotated[str | int | None, Field(exclude_if=_not_given)] = None
+    class_: Annotated[str | None, Field(alias="class", exclude_if=_not_given)] = None
+    ratio: float
+    delay_s: float
+    nodes: Annotated[int, Field(description="Number of matching nodes.")]
+    makespan_s: float
+    saving_s: Annotated[float, Field(description="Makespan less this one; negative: it becomes longer.")]
+
+    def cells(self) -> tuple[str, ...]:
+        """Cells of the table of what-ifs."""
+        given = {"node": self.node, "device": self.device, "stream": self.stream, "class": self.class_}
+        selected = ", ".join(f"{name} {value}" for name, value in given.items() if value is not None)
+        sign = "+" if self.delay_s > 0 else "-"
+        delay = f" {sign} {format_latency(abs(self.delay_s))}" if self.delay_s else ""
+        saving = ("-" if self.saving_s < 0 else "") + format_latency(abs(self.saving_s))
+        return f"{selected}: x {self.ratio:g}{delay}", str(self.nodes), format_latency(self.makespan_s), saving
+
+
+class Trace(Row):
+    """Chrome trace events, times in µs."""
+
+    trace_events: Annotated[list[dict[str, Any]], Field(alias="traceEvents")]
+    display_time_unit: Annotated[Literal["ms"], Field(alias="displayTimeUnit")] = "ms"
+
+
+class ReplayPlan(Plan):
+    """Times of all nodes, the critical path, and the interval of the makespan."""
+
+    makespan_s: float
+    lower_bound_s: Annotated[float, Field(description="The longest path, or the time of the busiest stream.")]
+    interval: Annotated[MakespanInterval | None, Field(description="null: samples is 0, and programs were predicted.")]
+    critical_path: Annotated[list[PathNode], Field(description="Each node starts when the one before allows it.")]
+    by_program: Annotated[
+        list[PathShare], Field(description="The critical path by program, largest first; shares sum to 1.")
+    ]
+    streams: list[StreamRow]
+    devices: list[DeviceRow]
+    exposed_comm_s: Annotated[
+        float, Field(description="Seconds in which something is transferred and no device computes.")
+    ]
+    what_if: Annotated[list[WhatIf], Field(description="In the order of overrides.")]
+    timeline: Annotated[list[NodeRow] | None, Field(description="In the order of nodes.")]
+    missing: Annotated[list[forms.MissingForm], Field(description="Operators of the model that are not included.")]
+    remarks: Annotated[list[str], Field(description="Transfers outside of the measured range.")]
+    trace: Trace | None
+
+    def tables(self) -> list[Table]:
+        """The makespan, the critical path by program, the streams and the what-ifs."""
+        sampled = self.interval if self.interval is not None and self.interval.samples else None
+        ends = f" [{format_latency(sampled.lower_s)} – {format_latency(sampled.upper_s)}]" if sampled else ""
+        path = [(s.name, f"{s.runs} x", format_latency(s.seconds), f"{100 * s.share:.1f} %") for s in self.by_program]
+        streams = [
+            (f"{s.device} {s.stream}", str(s.nodes), format_latency(s.busy_s), format_latency(s.idle_s))
+            for s in self.streams
+        ]
+        transfers = any(node.class_ == "comm" for node in self.timeline or []) or self.exposed_comm_s
+        what_if = [row.cells() for row in self.what_if]
+        return [
+            Table.lines(
+                f"makespan {format_latency(self.makespan_s)}{ends}{f'  {self.domain}' if self.domain else ''}",
+                f"lower bound {format_latency(self.lower_bound_s)} ({100 * self.gap:.1f} % above it); one after the "
+                f"other {format_latency(self.baselines['serial'])}, "
+                f"longest path {format_latency(self.baselines['longest_path'])}",
+            ),
+            *_shortened(("critical path", "runs", "time", "share"), path),
+            *_shortened(("stream", "nodes", "busy", "idle"), streams),
+            *(_shortened(("what if", "nodes", "makespan", "saving"), what_if) if what_if else ()),
+            Table.lines(
+                f"communication that nothing hides: {format_latency(self.exposed_comm_s)}" if transfers else "",
+                *(f"not included: {lost.operator} ({lost.count} x): {lost.reason}" for lost in self.missing),
+                *self.remarks,
+                f"model {self.model_id}" if self.model_id is not None else "",
+            ),
+        ]
+
+
+def _shortened(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[Table]:
+    """A table of the first rows, with their number where there are more."""
+    more = f"... and {len(rows) - _MOST_ROWS} more (--json has all)" if len(rows) > _MOST_ROWS else ""
+    return [Table(header, rows[:_MOST_ROWS], right=(1, 2, 3)), Table.lines(more)]
+
+
+class ReplayRequest(Request[ReplayPlan]):
+    """A graph of nodes on devices and streams to replay (dPRO)."""
 
     nodes: Annotated[list[forms.NodeForm], Field(min_length=1, max_length=forms.MAX_NODES)]
     devices: Annotated[
         dict[Name, Name | forms.DeviceEntry],
         Field(
             max_length=forms.MAX_DEVICES,
-            description="What the nodes' devices are, where their names are not known devices'.",
+            description="Devices of the nodes whose names are not those of known devices.",
             default_factory=dict,
         ),
     ]
@@ -49,8 +203,8 @@ class ReplayRequest(Request):
     order: Annotated[
         Order,
         Field(
-            description='"ready": a stream runs what is ready first, ties by id. "listed": in the order of '
-            "nodes, as a GPU stream runs what was put into it."
+            description='"ready": a stream runs the node that is ready first, ties by id. "listed": a stream runs its '
+            "nodes in the order of the list, as a GPU stream."
         ),
     ] = "ready"
     backend: Backend | None = None
@@ -58,15 +212,15 @@ class ReplayRequest(Request):
     framework: Framework | None = None
     overrides: Annotated[
         list[forms.OverrideForm],
-        Field(max_length=forms.MAX_WHAT_IFS, description="What-ifs, each answered by itself.", default_factory=list),
+        Field(max_length=forms.MAX_WHAT_IFS, description="What-ifs, each applied alone.", default_factory=list),
     ]
     quantiles: Annotated[
         list[Annotated[float, Field(gt=0, lt=1)]],
-        Field(min_length=1, max_length=32, description="Levels of the interval."),
+        Field(min_length=1, max_length=32, description="Quantile levels of the interval."),
     ] = [0.1, 0.9]  # noqa: RUF012
     samples: Annotated[
         Annotated[int, Field(ge=0, le=forms.MAX_SAMPLES), WholeNumber] | None,
-        Field(description="Of the interval; default: 256, in large graphs fewer, 16 at least."),
+        Field(description="Samples of the interval; default: 256, in large graphs fewer, at least 16."),
     ] = None
     seed: Seed = 0
     correlation: Annotated[
@@ -74,22 +228,22 @@ class ReplayRequest(Request):
         Field(
             ge=0,
             le=1,
-            description="Of the errors of different programs on one device. 1: all are off the same way, as "
-            "whole networks show; 0: they partly cancel. Equal programs always go together.",
+            description="Correlation of the errors of different programs on one device. 1: all errors have one sign, "
+            "as in whole networks; 0: they partly cancel. Equal programs always have equal errors.",
         ),
     ] = 1.0
-    timeline: Annotated[bool, Field(description="List when each node runs.")] = True
+    timeline: Annotated[bool, Field(description="List start and end of each node.")] = True
     trace: Annotated[bool, Field(description="Add Chrome trace events.")] = False
     missing: Annotated[
         list[forms.MissingForm],
         Field(
             max_length=1000,
-            description="What a model has beyond this graph; comes back in the answer.",
+            description="Operators of a model that are not in this graph; copied to the plan.",
             default_factory=list,
         ),
     ]
 
-    answer_model: ClassVar[type[BaseModel]] = ReplayAnswer
+    _prices: list[Prediction] = PrivateAttr(default_factory=list)
 
     @model_validator(mode="wrap")
     @classmethod
@@ -98,37 +252,42 @@ class ReplayRequest(Request):
             return handler(value)
 
     @cached_property
-    def _plan(self) -> Plan:
-        devices = {
-            name: forms.DeviceEntry(device=entry) if isinstance(entry, str) else entry
-            for name, entry in self.devices.items()
-        }
-        settings = Settings(self.backend, self.protocol, self.framework)
-        return plan_nodes(self.nodes, devices, self.links, settings)
-
-    @cached_property
-    def _replayer(self) -> Replayer:
-        """The graph, checked; what is to be predicted takes no time in it."""
-        return Replayer(self._plan.graph(self.order))
-
-    def price_requests(self) -> list[PriceRequest]:
-        """Distinct programs of the nodes, each once.
+    def checked(self) -> CheckedNodes:
+        """The nodes, checked, and their programs to price.
 
         Raises
         ------
         FieldError
-            Whatever is wrong with the graph.
+            A node, device or link is wrong.
         """
+        devices = {
+            name: forms.DeviceEntry(device=entry) if isinstance(entry, str) else entry
+            for name, entry in self.devices.items()
+        }
+        return check_nodes(self.nodes, devices, self.links, PriceOptions(self.backend, self.protocol, self.framework))
+
+    @cached_property
+    def replayer(self) -> Replayer:
+        """The checked graph; predicted nodes take no time in it.
+
+        Raises
+        ------
+        FieldError
+            A dependency is unknown, or there is a cycle.
+        """
+        return Replayer(self.checked.graph(self.order))
+
+    def check(self) -> None:
+        """Raise FieldError where the graph is wrong, an override matches nothing, or there is too much work."""
         with paused_collector():
-            asked = self._plan.asked
-            _ = self._replayer
-        size = self._replayer.arrays.size
-        replays = (self.samples or 0 if asked else 0) + len(self.overrides)
+            size = self.replayer.arrays.size
+        predicted = bool(self.checked.price_requests)
+        replays = (self.samples or 0 if predicted else 0) + len(self.overrides)
         if replays * size > MAX_WORK:
             raise FieldError(
                 f"{replays} replays of {size} nodes, edges and held streams are too much work",
-                path="samples" if asked and self.samples else "overrides",
-                hint=f"samples and overrides, times that size: at most {MAX_WORK:,}",
+                path="samples" if predicted and self.samples else "overrides",
+                hint=f"at most {MAX_WORK:,}: samples and overrides, times that size",
             )
         if self.trace and size > MAX_EVENTS:
             raise FieldError(
@@ -136,111 +295,58 @@ class ReplayRequest(Request):
                 path="trace",
                 hint=f"at most {MAX_EVENTS:,}; the timeline has the same times",
             )
-        self._matches()
-        return asked
+        self.matches()
 
-    def solve(self, prices: Sequence[Prediction], watch: SearchControl) -> dict[str, Any]:
-        """Replay, then again for each what-if and sample."""
-        with paused_collector():
-            return self._solve(prices)
+    def price_requests(self) -> list[PriceRequest]:
+        """Each combination of program and device of the nodes once."""
+        self.check()
+        return self.checked.price_requests
 
-    def _solve(self, prices: Sequence[Prediction]) -> dict[str, Any]:
-        plan = self._plan
-        priced = put_prices(plan, prices)
-        durations = priced.durations()
-        replayer = self._replayer.with_durations(durations)
-        found = replayer.run()
-        programs = report.programs_of(plan, priced, prices)
-        answer = report.describe(plan, priced, prices, replayer, found, programs)
-        answer["interval"] = self._interval(plan, prices, priced, replayer, found.makespan_s)
-        answer["what_if"] = self._what_ifs(replayer, durations, found.makespan_s)
-        answer["timeline"] = report.timeline(plan, found) if self.timeline else None
-        answer["missing"] = [forms.as_json(one) for one in self.missing]
-        answer["trace"] = trace_events(found, programs) if self.trace else None
-        return answer
+    def with_prices(self, prices: Sequence[Prediction]) -> Self:
+        """A copy that keeps the prices."""
+        filled = self.model_copy()
+        filled._prices = list(prices)
+        return filled
 
-    def _samples(self, predicted: bool) -> int:
-        if not predicted:
-            return 0
-        if self.samples is not None:
-            return self.samples
-        return min(max(_AUTO_WORK // self._replayer.arrays.size, _AUTO_LEAST), _AUTO_MOST)
+    @property
+    def prices(self) -> list[Prediction]:
+        """One for each of :meth:`price_requests`; after :meth:`with_prices`."""
+        return self._prices
 
-    def _interval(
-        self, plan: Plan, prices: Sequence[Prediction], priced: Priced, replayer: Replayer, makespan: float
-    ) -> dict[str, Any] | None:
-        samples = self._samples(bool(plan.asked))
-        if plan.asked and not samples:
-            return None
-        levels = sorted(set(self.quantiles))
-        if samples:
-            spread = spread_of(plan.asked, prices)
-            factors = spread.factors(samples, self.seed, self.correlation)
-            found = sample_makespans(replayer, priced, factors)
-        else:
-            found = np.array([makespan])
-        values = np.quantile(found, levels).tolist()
-        return {
-            "lower_s": min(values[0], makespan),
-            "upper_s": max(values[-1], makespan),
-            "quantiles": {f"{level:g}": value for level, value in zip(levels, values, strict=True)},
-            "mean_s": float(found.mean()),
-            "samples": samples,
-        }
-
-    def _matches(self) -> list[list[int]]:
+    def matches(self) -> list[list[int]]:
         """Positions of the nodes that each override matches.
 
         Raises
         ------
         FieldError
-            An override without selectors, or that matches nothing.
+            An override has no selector, or matches nothing.
         """
         if not self.overrides:
             return []
         having: dict[tuple[str, str], set[int]] = {}
         for i, node in enumerate(self.nodes):
-            keys = [("node", node.id), ("class", self._plan.classes[i])]
-            for device, stream in self._plan.held[i]:
+            keys = [("node", node.id), ("class", self.checked.classes[i])]
+            for device, stream in self.checked.held[i]:
                 keys += [("device", device), ("stream", stream)]
             for key in keys:
                 having.setdefault(key, set()).add(i)
-        found = []
+        matches = []
         for k, override in enumerate(self.overrides):
             selectors = override.selectors()
             if not selectors:
                 raise FieldError(
                     "an override selects nothing", path=f"overrides.{k}", hint="give node, device, stream or class"
                 )
-            sets = [having.get(selector, set()) for selector in selectors.items()]
-            matched = set.intersection(*sets)
+            matched = set.intersection(*(having.get(selector, set()) for selector in selectors.items()))
             if not matched:
-                empty = [name for name, one in zip(selectors, sets, strict=True) if not one]
-                said = ", ".join(f"{name} {value!r}" for name, value in selectors.items())
-                asked = empty[0] if empty else next(iter(selectors))
-                there = sorted(value for name, value in having if name == asked)
+                unknown = [name for name, value in selectors.items() if (name, value) not in having]
+                given = ", ".join(f"{name} {value!r}" for name, value in selectors.items())
+                listed = unknown[0] if unknown else next(iter(selectors))
+                values = sorted(value for name, value in having if name == listed)
                 raise FieldError(
-                    f"no node has {said}",
-                    path=f"overrides.{k}" + (f".{empty[0]}" if empty else ""),
-                    hint=f"of {asked} there is: " + ", ".join(there[:20]) + (", ..." if there[20:] else ""),
+                    f"no node has {given}",
+                    path=f"overrides.{k}" + (f".{unknown[0]}" if unknown else ""),
+                    hint=f"{listed} is one of: " + ", ".join(values[:20]) + (", ..." if values[20:] else ""),
                 )
-            found.append(sorted(matched))
-        return found
-
-    def _what_ifs(self, replayer: Replayer, durations: Floats, makespan: float) -> list[dict[str, Any]]:
-        answers = []
-        for override, matched in zip(self.overrides, self._matches(), strict=True):
-            changed = durations.copy()
-            changed[matched] = override.ratio * np.maximum(changed[matched] + override.delay_s, 0.0)
-            then = float(replayer.makespans(changed[None])[0])
-            answers.append(
-                {
-                    **forms.as_json(override),
-                    "ratio": override.ratio,
-                    "delay_s": override.delay_s,
-                    "nodes": len(matched),
-                    "makespan_s": then,
-                    "saving_s": makespan - then,
-                }
-            )
-        return answers
+            matches.append(sorted(matched))
+        return matches

@@ -8,20 +8,20 @@ from typing import Any
 from cdmpp.replay.timeline import Timeline
 
 
-def trace_events(timeline: Timeline, programs: Sequence[str | None]) -> dict[str, Any]:
-    """The trace as a JSON object.
+def trace_events(timeline: Timeline, programs: Sequence[str | None]) -> list[dict[str, Any]]:
+    """The events of a trace.
 
     Parameters
     ----------
     timeline : Timeline
     programs : sequence of str or None, length nodes
-        What each node runs, for its arguments.
+        Program of each node, for its arguments.
 
     Returns
     -------
-    dict
-        ``traceEvents``: a complete event ("X") for each node on each stream that it holds, times in µs; the
-        processes are devices, the threads streams. Nodes on the critical path say so in their arguments.
+    list of dict
+        A complete event ("X") for each node on each stream that it holds, times in µs. Processes are devices,
+        threads are streams. The argument ``critical`` marks nodes on the critical path.
     """
     streams = [(use.device, use.stream) for use in timeline.streams]
     process = {device: i for i, device in enumerate(dict.fromkeys(device for device, _ in streams))}
@@ -41,17 +41,17 @@ def trace_events(timeline: Timeline, programs: Sequence[str | None]) -> dict[str
         program = programs[i]
         if program is not None:
             arguments["program"] = program
-        for where in dict.fromkeys(((node.device, node.stream), *node.also)):
+        for stream in dict.fromkeys(((node.device, node.stream), *node.also)):
             events.append(
                 {
                     "ph": "X",
                     "name": node.id,
                     "cat": node.kind,
-                    "pid": process[where[0]],
-                    "tid": thread[where],
+                    "pid": process[stream[0]],
+                    "tid": thread[stream],
                     "ts": starts[i],
                     "dur": lengths[i],
                     "args": arguments,
                 }
             )
-    return {"traceEvents": events, "displayTimeUnit": "ms"}
+    return events

@@ -106,7 +106,7 @@ def test_unsupported_operators_are_named(run: Run, tmp_path: Path) -> None:
     onnx.save(model, path)
     result = run("replay", path, "--device", "t4")
     assert result.exit_code == 0, result.output
-    assert "not in it: Det (1 x)" in result.output
+    assert "not included: Det (1 x)" in result.output
     found = json.loads(run("replay", path, "--device", "t4", "--json").stdout)
     assert [(one["operator"], one["count"]) for one in found["missing"]] == [("Det", 1)]
     del graph.node[0]
@@ -204,6 +204,6 @@ def test_a_graph_needs_no_device(run: Run) -> None:
     assert result.exit_code == 2 and "a graph names its own devices" in result.stderr
 
 
-def test_a_what_if_of_nothing_names_what_there_is(run: Run) -> None:
+def test_what_if_without_match_lists_the_values(run: Run) -> None:
     result = run("replay", EXAMPLE, "--what-if", "node=zz:ratio=2")
-    assert result.exit_code == 1 and "of node there is: b1, b2, f1, f2, r1, r2, update" in result.stderr
+    assert result.exit_code == 1 and "node is one of: b1, b2, f1, f2, r1, r2, update" in result.stderr

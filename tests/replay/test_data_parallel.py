@@ -13,8 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdmpp import LatencyPredictor, make_plan
+from cdmpp.compose.render import render
 from cdmpp.errors import FieldError
-from cdmpp.planning.registry import PLANNERS, load
+from cdmpp.planning.data_parallel.schema import DataParallelPlan, DataParallelRequest
+from cdmpp.planning.data_parallel.view import draw
+from cdmpp.planning.registry import PLANNERS
 from cdmpp.replay import Link
 from cdmpp.replay.data_parallel import Layer, Setup, fill_buckets, simulate
 
@@ -155,14 +158,11 @@ def _check_bound(answer: dict[str, Any]) -> None:
     assert all(seconds >= answer["lower_bound_s"] - 1e-9 for seconds in (least, *answer["baselines"].values()))
 
 
-def test_answers_keep_their_model_and_are_drawn_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    kind = PLANNERS["data-parallel"]
-    read, answer = kind.read(request()), make_plan("data-parallel", request())
-    read.answer_model.model_validate(answer)
-    load(kind.show)(read, answer)
-    assert "8.00 s an iteration" in capsys.readouterr().out
-    left, right = load(kind.draw)(read, answer).axes
-    assert (left.get_ylabel(), right.get_xlabel()) == ("iteration, ms", "time since the start, ms")
+def test_plan_is_printed_and_drawn() -> None:
+    plan = DataParallelPlan.model_validate(make_plan("data-parallel", request()))
+    assert "8.00 s per iteration" in render(plan.tables())
+    left, right = draw(DataParallelRequest.model_validate(request()), plan).axes
+    assert (left.get_ylabel(), right.get_xlabel()) == ("iteration (s)", "time since the start (s)")
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_answers_keep_their_model_and_are_drawn_and_shown(capsys: pytest.Capture
         ({"layers": [{**_layer("x"), "gradient_bytes": [1.0] * 256}] * 200}, "bucket_bytes"),
     ],
 )
-def test_what_is_refused(changes: dict[str, Any], path: str) -> None:
+def test_error_names_the_field(changes: dict[str, Any], path: str) -> None:
     with pytest.raises(FieldError) as caught:
         make_plan("data-parallel", request(**changes))
     assert caught.value.path == path
@@ -191,11 +191,10 @@ def test_a_program_needs_a_predictor_and_is_named_in_the_explanation() -> None:
     assert [(one.path, one.device) for one in asked] == [("update.programs.0", "t4")]
 
 
-def test_the_documents_example_says_what_it_answers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_documentation_shows_the_output_of_the_example() -> None:
     docs = Path(__file__).parents[2] / "docs"
     value = json.loads((docs / "examples" / "data-parallel.json").read_text(encoding="utf-8"))
-    kind = PLANNERS["data-parallel"]
-    load(kind.show)(kind.read(value), make_plan("data-parallel", value, LatencyPredictor.load()))
-    shown = [line.rstrip() for line in capsys.readouterr().out.splitlines() if not line.startswith("layer")]
+    plan = DataParallelPlan.model_validate(make_plan("data-parallel", value, LatencyPredictor.load()))
+    shown = [line for line in render(plan.tables()).splitlines() if not line.startswith("layer")]
     text = (docs / "replay.md").read_text(encoding="utf-8")
     assert [line for line in shown if line not in text] == []

@@ -1,4 +1,4 @@
-"""Replay requests: hand-computed answers, predicted nodes, intervals, what-ifs, and what is refused."""
+"""Replay requests: hand-computed plans, predicted nodes, intervals, what-ifs, and refused requests."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import pytest
 
 from cdmpp import FieldError, LatencyPredictor, make_plan
 from cdmpp.compose.solve import read_request
-from cdmpp.replay import schema
-from cdmpp.replay.answers import ReplayAnswer
-from cdmpp.replay.schema import ReplayRequest
+from cdmpp.replay import schema, solver
+from cdmpp.replay.schema import ReplayPlan, ReplayRequest
 
 EXAMPLE = Path(__file__).parents[2] / "docs/examples/replay.json"
 LINEAR = {"operator": "linear", "m": 512, "n": 512, "k": 512}
@@ -37,15 +36,15 @@ TWO_RANKS: dict[str, Any] = {
 }
 
 
-def ask(request: dict[str, Any], predictor: LatencyPredictor | None = None) -> dict[str, Any]:
+def plan_of(request: dict[str, Any], predictor: LatencyPredictor | None = None) -> dict[str, Any]:
     answer = make_plan("replay", request, predictor)
-    ReplayAnswer.model_validate(answer)
+    ReplayPlan.model_validate(answer)
     assert json.loads(json.dumps(answer, allow_nan=False)) == answer
     return answer
 
 
-def test_two_ranks_by_hand() -> None:
-    answer = ask({**TWO_RANKS, "trace": True})
+def test_two_ranks_equal_hand_computed_times() -> None:
+    answer = plan_of({**TWO_RANKS, "trace": True})
     assert {node["id"]: (node["start_s"], node["end_s"]) for node in answer["timeline"]} == {
         "a0": (0.0, 0.010),
         "a1": (0.0, 0.030),
@@ -86,7 +85,7 @@ def test_two_ranks_by_hand() -> None:
     assert first["args"] == {"critical": True}
 
 
-def test_overrides_are_answered_each_by_itself() -> None:
+def test_each_override_is_applied_alone() -> None:
     overrides = [
         {"class": "comm", "ratio": 3.0},
         {"node": "b0", "delay_s": -0.025},
@@ -94,7 +93,7 @@ def test_overrides_are_answered_each_by_itself() -> None:
         {"class": "comm", "delay_s": -1.0},
         {"device": "r1", "stream": "comm", "delay_s": 0.001},
     ]
-    answer = ask({**TWO_RANKS, "overrides": overrides})
+    answer = plan_of({**TWO_RANKS, "overrides": overrides})
     assert answer["makespan_s"] == pytest.approx(0.050)
     found = [(one["nodes"], one["makespan_s"]) for one in answer["what_if"]]
     assert found == [
@@ -127,8 +126,8 @@ def test_events_are_edges_between_streams() -> None:
             {"id": "b", "device": "g", "stream": "1", "duration_s": 2, "waits": ["done"]},
         ]
     }
-    assert ask(with_deps) == ask(with_events)
-    assert ask(with_events)["makespan_s"] == 3
+    assert plan_of(with_deps) == plan_of(with_events)
+    assert plan_of(with_events)["makespan_s"] == 3
 
 
 def test_streams_may_be_numbered() -> None:
@@ -138,18 +137,18 @@ def test_streams_may_be_numbered() -> None:
             {"id": "b", "device": "g", "duration_s": 2, "stream": second},
         ]
 
-    assert ask({"nodes": nodes(0, 7)}) == ask({"nodes": nodes("0", "7")})
-    answer = ask({"nodes": nodes("7", 7), "overrides": [{"stream": 7, "ratio": 2}]})
+    assert plan_of({"nodes": nodes(0, 7)}) == plan_of({"nodes": nodes("0", "7")})
+    answer = plan_of({"nodes": nodes("7", 7), "overrides": [{"stream": 7, "ratio": 2}]})
     assert (answer["makespan_s"], answer["what_if"][0]["makespan_s"]) == (3, 6)
 
 
 def test_devices_may_be_parallel_and_have_gaps() -> None:
     nodes = [{"id": f"n{i}", "device": "g", "duration_s": 1.0} for i in range(4)]
-    assert ask({"nodes": nodes})["makespan_s"] == 4.0
-    assert ask({"nodes": nodes, "devices": {"g": {"gap_s": 0.5}}})["makespan_s"] == 5.5
+    assert plan_of({"nodes": nodes})["makespan_s"] == 4.0
+    assert plan_of({"nodes": nodes, "devices": {"g": {"gap_s": 0.5}}})["makespan_s"] == 5.5
     nodes[0]["gap_s"] = 0.25  # n0 runs first
-    assert ask({"nodes": nodes, "devices": {"g": {"gap_s": 0.5}}})["makespan_s"] == 5.25
-    together = ask({"nodes": nodes, "devices": {"g": {"parallel": True}}})
+    assert plan_of({"nodes": nodes, "devices": {"g": {"gap_s": 0.5}}})["makespan_s"] == 5.25
+    together = plan_of({"nodes": nodes, "devices": {"g": {"parallel": True}}})
     assert together["makespan_s"] == 1.0
     assert together["streams"][0]["busy_s"] == 1.0
 
@@ -158,8 +157,8 @@ def test_an_exclusive_link_carries_one_transfer_at_a_time() -> None:
     nodes = [{"id": f"t{i}", "device": f"r{i}", "bytes": 1e6, "link": "bus", "stream": "out"} for i in range(3)]
     table = {"table": [[1e5, 1e-3], [1e7, 1e-2]]}
     one = 1e-3 * 10**0.5
-    assert ask({"nodes": nodes, "links": {"bus": table}})["makespan_s"] == pytest.approx(one)
-    answer = ask({"nodes": nodes, "links": {"bus": {**table, "exclusive": True}}})
+    assert plan_of({"nodes": nodes, "links": {"bus": table}})["makespan_s"] == pytest.approx(one)
+    answer = plan_of({"nodes": nodes, "links": {"bus": {**table, "exclusive": True}}})
     assert answer["makespan_s"] == pytest.approx(3 * one)
     assert {"device": "link:bus", "stream": "0", "nodes": 3} in [
         {key: use[key] for key in ("device", "stream", "nodes")} for use in answer["streams"]
@@ -168,9 +167,9 @@ def test_an_exclusive_link_carries_one_transfer_at_a_time() -> None:
     assert answer["remarks"] == []
 
 
-def test_transfers_beyond_a_table_are_remarked() -> None:
+def test_transfers_beyond_a_table_give_a_remark() -> None:
     nodes = [{"id": "t", "device": "r", "bytes": 5.0, "link": "bus"}]
-    answer = ask({"nodes": nodes, "links": {"bus": {"table": [[10, 1], [20, 2]]}}})
+    answer = plan_of({"nodes": nodes, "links": {"bus": {"table": [[10, 1], [20, 2]]}}})
     assert answer["makespan_s"] == 1
     assert answer["remarks"] == ["link bus: 1 transfers lie outside its table; their times extend it"]
 
@@ -189,7 +188,7 @@ def test_programs_are_predicted_once_and_add_up(predictor: LatencyPredictor) -> 
     linear, softmax = predictor.predict([LINEAR, SOFTMAX], "t4", protocol="eager", framework="pytorch")
     assert linear.latency_s is not None and softmax.latency_s is not None
     assert len(read_request(ReplayRequest, request).price_requests()) == 2
-    answer = ask(request, predictor)
+    answer = plan_of(request, predictor)
     long = max(3 * linear.latency_s, softmax.latency_s + 2 * linear.latency_s)
     assert answer["makespan_s"] == pytest.approx(long + linear.latency_s, rel=1e-12)
     assert answer["model_id"] == predictor.model_id
@@ -200,12 +199,12 @@ def test_programs_are_predicted_once_and_add_up(predictor: LatencyPredictor) -> 
     assert linear.name in " ".join(answer["explanation"])
 
 
-def test_equal_programs_are_wrong_together(predictor: LatencyPredictor) -> None:
+def test_equal_programs_have_equal_errors(predictor: LatencyPredictor) -> None:
     # One queue of one program: its interval times the number of runs, not narrowed by averaging.
     nodes = [{"id": f"n{i}", "device": "t4", "program": LINEAR} for i in range(5)]
     (one,) = predictor.predict([LINEAR], "t4")
     assert one.latency_s is not None and one.lower_s is not None and one.upper_s is not None
-    answer = ask({"nodes": nodes, "samples": 4000, "seed": 1, "quantiles": [0.9, 0.1, 0.5]}, predictor)
+    answer = plan_of({"nodes": nodes, "samples": 4000, "seed": 1, "quantiles": [0.9, 0.1, 0.5]}, predictor)
     interval = answer["interval"]
     assert list(interval["quantiles"]) == ["0.1", "0.5", "0.9"]
     assert interval["quantiles"]["0.1"] == pytest.approx(5 * one.lower_s, rel=0.01)
@@ -214,9 +213,9 @@ def test_equal_programs_are_wrong_together(predictor: LatencyPredictor) -> None:
     assert interval["samples"] == 4000
     # The errors of different programs add up, unless the request says that they are independent.
     mixed = [{"id": "m", "device": "t4", "programs": [{"program": LINEAR}, {"program": SOFTMAX}]}]
-    alone = [ask({"nodes": [{"id": "m", "device": "t4", "program": p}]}, predictor) for p in (LINEAR, SOFTMAX)]
-    both = ask({"nodes": mixed, "correlation": 0}, predictor)
-    together = ask({"nodes": mixed, "samples": 2000}, predictor)
+    alone = [plan_of({"nodes": [{"id": "m", "device": "t4", "program": p}]}, predictor) for p in (LINEAR, SOFTMAX)]
+    both = plan_of({"nodes": mixed, "correlation": 0}, predictor)
+    together = plan_of({"nodes": mixed, "samples": 2000}, predictor)
 
     def width(found: dict[str, Any]) -> float:
         return float(found["interval"]["upper_s"] - found["interval"]["lower_s"])
@@ -232,31 +231,31 @@ def test_samples_repeat_with_the_seed_and_not_with_the_order(predictor: LatencyP
         {"id": "b", "device": "l4", "program": SOFTMAX},
         {"id": "c", "device": "t4", "program": SOFTMAX, "deps": ["a", "b"]},
     ]
-    first = ask({"nodes": nodes}, predictor)
-    assert ask({"nodes": nodes}, predictor) == first
-    assert ask({"nodes": nodes[::-1]}, predictor)["interval"] == first["interval"]
-    assert ask({"nodes": nodes, "seed": 1}, predictor)["interval"] != first["interval"]
-    assert ask({"nodes": nodes, "samples": 0}, predictor)["interval"] is None
+    first = plan_of({"nodes": nodes}, predictor)
+    assert plan_of({"nodes": nodes}, predictor) == first
+    assert plan_of({"nodes": nodes[::-1]}, predictor)["interval"] == first["interval"]
+    assert plan_of({"nodes": nodes, "seed": 1}, predictor)["interval"] != first["interval"]
+    assert plan_of({"nodes": nodes, "samples": 0}, predictor)["interval"] is None
 
 
 def test_the_default_number_of_samples_falls_with_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
     def samples(nodes: int) -> int:
         many = [{"id": str(i), "device": "t4", "program": LINEAR} for i in range(nodes)]
-        return read_request(ReplayRequest, {"nodes": many})._samples(True)
+        return solver.sample_count(read_request(ReplayRequest, {"nodes": many}))
 
     assert samples(300) == 256
-    monkeypatch.setattr(schema, "_AUTO_WORK", 60_000)
+    monkeypatch.setattr(solver, "AUTO_WORK", 60_000)
     assert (samples(1), samples(300), samples(2000)) == (256, 100, 16)
 
 
-def test_a_request_travels(predictor: LatencyPredictor) -> None:
+def test_request_can_be_pickled(predictor: LatencyPredictor) -> None:
     request = read_request(ReplayRequest, json.loads(EXAMPLE.read_text()))
     request.price_requests()
     assert pickle.loads(pickle.dumps(request)) == request
 
 
-def test_the_example(predictor: LatencyPredictor) -> None:
-    answer = ask(json.loads(EXAMPLE.read_text()), predictor)
+def test_example_has_the_expected_critical_path(predictor: LatencyPredictor) -> None:
+    answer = plan_of(json.loads(EXAMPLE.read_text()), predictor)
     assert [one["id"] for one in answer["critical_path"]] == ["f1", "f2", "b2", "b1", "r1", "update"]
     assert answer["what_if"][0]["saving_s"] == pytest.approx((2 * (1e-5 + 8388608 / 2 / 12e9)) / 2, rel=1e-9)
     assert answer["what_if"][1]["saving_s"] == pytest.approx(-1e-3, rel=1e-9)
@@ -268,7 +267,7 @@ SEND = {"op": "send", "ranks": ["r0", "r1"], "bytes": 1, "link": "net"}
 
 
 @pytest.mark.parametrize(
-    ("request_", "path", "says"),
+    ("request_", "path", "text"),
     [
         ({"nodes": []}, "nodes", "at least 1"),
         ({"nodes": [{**NODE, "duration_s": -1}]}, "nodes.0.duration_s", "greater than or equal to 0"),
@@ -319,15 +318,15 @@ SEND = {"op": "send", "ranks": ["r0", "r1"], "bytes": 1, "link": "net"}
         ({"nodes": [NODE], "overrides": [{"node": "a", "ratio": -1}]}, "overrides.0.ratio", "greater"),
     ],
 )
-def test_what_is_wrong_is_named(request_: dict[str, Any], path: str, says: str) -> None:
+def test_error_names_the_field(request_: dict[str, Any], path: str, text: str) -> None:
     with pytest.raises(FieldError) as error:
         make_plan("replay", request_)
     assert error.value.path == path
-    assert says in error.value.message
+    assert text in error.value.message
 
 
 @pytest.mark.parametrize(
-    ("link", "path", "says"),
+    ("link", "path", "text"),
     [
         ({}, "links.net", "no figures"),
         ({"beta_s_per_byte": 1, "bandwidth_bytes_per_s": 1}, "links.net.bandwidth_bytes_per_s", "and"),
@@ -336,22 +335,22 @@ def test_what_is_wrong_is_named(request_: dict[str, Any], path: str, says: str) 
         ({"table": [[1, 1]]}, "links.net.table", "at least 2"),
     ],
 )
-def test_links_that_are_wrong_are_named(link: dict[str, Any], path: str, says: str) -> None:
+def test_error_names_the_link(link: dict[str, Any], path: str, text: str) -> None:
     with pytest.raises(FieldError) as error:
         make_plan("replay", {"nodes": [NODE], "links": {"net": link}})
     assert error.value.path == path
-    assert says in error.value.message
+    assert text in error.value.message
 
 
-def test_unknown_devices_and_programs_are_named(predictor: LatencyPredictor) -> None:
-    for node, says in (
+def test_error_names_the_unknown_device_or_program(predictor: LatencyPredictor) -> None:
+    for node, text in (
         ({"id": "b", "device": "no-such-gpu", "program": LINEAR}, "no-such-gpu"),
         ({"id": "b", "device": "t4", "program": {"operator": "frobnicate"}}, "frobnicate"),
     ):
-        with pytest.raises(FieldError, match=says) as error:
+        with pytest.raises(FieldError, match=text) as error:
             make_plan("replay", {"nodes": [NODE, node]}, predictor)
         assert error.value.path == "nodes.1.program"
-    with pytest.raises(FieldError, match="has to be predicted"):
+    with pytest.raises(FieldError, match="must be predicted"):
         make_plan("replay", {"nodes": [{"id": "a", "device": "t4", "program": LINEAR}]})
 
 
@@ -373,7 +372,7 @@ def test_too_much_work_is_refused(monkeypatch: pytest.MonkeyPatch, more: dict[st
     assert error.value.path == path
 
 
-def test_the_collector_is_on_again_afterwards() -> None:
+def test_garbage_collector_is_enabled_again() -> None:
     assert gc.isenabled()
     with pytest.raises(FieldError):
         make_plan("replay", {"nodes": [{**NODE, "deps": ["b"]}]})

@@ -1,4 +1,4 @@
-"""The picture of a replay: bars where the timeline has them, and a word where it shows a part."""
+"""Plots of replays: bars are the nodes of the timeline; the title says where nodes are left out."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from cdmpp.compose.solve import read_request, solve
+from cdmpp.compose import plot
+from cdmpp.compose.solve import read_request, solve_request
 from cdmpp.errors import DataError
-from cdmpp.replay import plot
 from cdmpp.replay.schema import ReplayRequest
+from cdmpp.replay.view import draw
 
 VALUE: dict[str, Any] = {
     "nodes": [
@@ -28,25 +29,26 @@ VALUE: dict[str, Any] = {
 def test_bars_are_the_timeline_and_collectives_are_on_all_ranks() -> None:
     pytest.importorskip("matplotlib")
     request = read_request(ReplayRequest, VALUE)
-    axes = plot.draw(request, solve(request)).axes[0]
-    bars = sorted((bar.get_x(), bar.get_width(), bar.get_y() + 0.35) for bar in axes.patches)
+    axes = draw(request, solve_request(request)).axes[0]
+    boxes = [path.get_extents() for group in axes.collections for path in group.get_paths()]
+    bars = sorted((box.x0, box.width, (box.y0 + box.y1) / 2) for box in boxes)
     assert bars == [(0.0, 1.0, 2.0), (0.0, 2.0, 0.0), (2.0, 1.0, 1.0), (2.0, 1.0, 3.0)]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["r0 / 0", "r0 / comm", "r1 / 0", "r1 / comm"]
     assert axes.get_xlabel() == "time (s)"
-    assert "part" not in axes.get_title()
+    assert "part of" not in axes.get_title()
 
 
-def test_a_part_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_title_says_that_nodes_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr(plot, "_MOST_BARS", 2)
+    monkeypatch.setattr(plot, "MAX_BARS", 2)
     request = read_request(ReplayRequest, VALUE)
-    axes = plot.draw(request, solve(request)).axes[0]
-    assert len(axes.patches) == 2
-    assert "of 3 nodes on 4 streams, a part" in axes.get_title()
+    axes = draw(request, solve_request(request)).axes[0]
+    assert sum(len(group.get_paths()) for group in axes.collections) == 2
+    assert "part of 3 nodes on 4 streams" in axes.get_title()
 
 
-def test_without_a_timeline_there_is_nothing_to_draw() -> None:
+def test_plan_without_timeline_is_refused() -> None:
     pytest.importorskip("matplotlib")
     request = read_request(ReplayRequest, {**VALUE, "timeline": False})
     with pytest.raises(DataError, match="no timeline"):
-        plot.draw(request, solve(request))
+        draw(request, solve_request(request))

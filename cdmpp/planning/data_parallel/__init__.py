@@ -1,0 +1,1 @@
+"""One iteration of data-parallel training at several bucket sizes (PyTorch DDP)."""
