@@ -1,11 +1,11 @@
-"""What each choice is worth: one small fixed budget a run, several seeds for the choices that matter most.
+"""Ablations of the network and its training: one small fixed budget per run, several seeds for the important choices.
 
 ``python -m benchmarks.ablations --public-data DIR [STUDY ...]``. Every run trains the same number of steps on
 NeuSight's operators and aiconfigurator's products without two devices (one of each source), and answers
 
 * ``ns_zero_shot``, ``aic_zero_shot``: the held-out device from its specification, by the network alone (no
   peers), macro mean of products, convolutions and vector programs, and mean over products;
-* ``ns_shapes``, ``aic_shapes``: *validation* shapes on the devices that it knows. No test row is read.
+* ``ns_shapes``, ``aic_shapes``: *validation* shapes on devices that were trained on. No test row is read.
 
 Results are added to ``benchmarks/results/ablations.json`` run by run; a run that is there is not repeated.
 The cross-model study has rows of its own: measured CPU programs, the target being networks left out.
@@ -151,7 +151,7 @@ def figures(dataset: Dataset, config: TrainConfig, network: LatencyNetwork, labe
     known = ~np.isin(rows.device, left_out)
     products = [dataset.ops.index(op) for op in ("linear", "bmm") if op in dataset.ops]
     family = np.where(np.isin(rows.op, products), 0, np.where(rows.op == dataset.ops.index("conv2d"), 1, 2))
-    found: dict[str, float] = {}
+    scores: dict[str, float] = {}
     for name, source in (("ns", "neusight"), ("aic", "aiconfigurator_gemm")):
         of = (rows.source == dataset.sources.index(source)) & rows.report
         errors = []
@@ -159,10 +159,10 @@ def figures(dataset: Dataset, config: TrainConfig, network: LatencyNetwork, labe
             chosen = np.flatnonzero(of & held & (rows.part != 2) & (family == kind))
             part = rows.take(sampled(chosen))
             errors.append(mape(predict_log(network, inputs, part, label, known=False), part))
-        found[f"{name}_zero_shot"] = float(np.mean(errors))
+        scores[f"{name}_zero_shot"] = float(np.mean(errors))
         part = rows.take(sampled(np.flatnonzero(of & known & (rows.part == 1))))
-        found[f"{name}_shapes"] = mape(predict_log(network, inputs, part, label), part)
-    return found
+        scores[f"{name}_shapes"] = mape(predict_log(network, inputs, part, label), part)
+    return scores
 
 
 def run(dataset: Dataset, config: TrainConfig, change: dict[str, Any], cross_model: bool) -> dict[str, Any]:
@@ -222,16 +222,16 @@ def _dataset(config: TrainConfig, public: Path, cross_model: bool) -> Dataset:
 
 def _read() -> dict[str, Any]:
     if RESULTS.exists():
-        found: dict[str, Any] = json.loads(RESULTS.read_text())
-        return found
+        results: dict[str, Any] = json.loads(RESULTS.read_text())
+        return results
     return {"steps": STEPS, "batch_rows": 1024, "held_out": HELD, "studies": []}
 
 
 def _entry(results: dict[str, Any], study: str, variant: str) -> dict[str, Any] | None:
     for entry in results["studies"]:
         if (entry["study"], entry["variant"]) == (study, variant):
-            found: dict[str, Any] = entry
-            return found
+            result: dict[str, Any] = entry
+            return result
     return None
 
 

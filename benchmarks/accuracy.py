@@ -46,7 +46,7 @@ def run_missing(public_data: str) -> None:
 
 
 def main() -> None:
-    """Run what is missing if asked to, then render."""
+    """Run missing studies if requested, then render."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--public-data", metavar="DIR", help="folder of the public tables")
     parser.add_argument("--check", action="store_true", help="write nothing, fail on a difference")

@@ -40,9 +40,9 @@ def queries(rows: int) -> FeatureQueries:
     return FeatureQueries.of(parts)
 
 
-def as_json(asked: FeatureQueries) -> bytes:
-    """What a JSON body of the same arrays would be."""
-    return json.dumps({name: getattr(asked, name).tolist() for name in _ARRAYS}).encode()
+def as_json(batch: FeatureQueries) -> bytes:
+    """Serialise the same arrays as JSON."""
+    return json.dumps({name: getattr(batch, name).tolist() for name in _ARRAYS}).encode()
 
 
 def from_json(body: bytes) -> dict[str, np.ndarray[Any, Any]]:
@@ -51,7 +51,7 @@ def from_json(body: bytes) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def timed(work: Callable[[], T], repeats: int) -> tuple[T, float]:
-    """What comes out, and the median of the seconds that it takes."""
+    """Result of the function, and the median of its seconds."""
     seconds = []
     for _ in range(repeats):
         started = time.perf_counter()
@@ -62,16 +62,16 @@ def timed(work: Callable[[], T], repeats: int) -> tuple[T, float]:
 
 def measure(rows: int, repeats: int) -> dict[str, Any]:
     """Both ways, seconds and bytes."""
-    asked = queries(rows)
-    text, write_json_s = timed(lambda: as_json(asked), repeats)
+    batch = queries(rows)
+    text, write_json_s = timed(lambda: as_json(batch), repeats)
     read, read_json_s = timed(lambda: from_json(text), repeats)
-    body, write_binary_s = timed(asked.to_bytes, repeats)
+    body, write_binary_s = timed(batch.to_bytes, repeats)
     back, read_binary_s = timed(lambda: FeatureQueries.from_bytes(body), repeats)
     for name in _ARRAYS:
         np.testing.assert_array_equal(read[name].astype(getattr(back, name).dtype), getattr(back, name))
     return {
         "rows": rows,
-        "leaves": int(asked.leaves.shape[1]),
+        "leaves": int(batch.leaves.shape[1]),
         "json_bytes": len(text),
         "binary_bytes": len(body),
         "write_json_s": write_json_s,

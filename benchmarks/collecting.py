@@ -1,4 +1,4 @@
-"""How fast a collection is, and what it costs beside the timed runs.
+"""Speed of a collection, and its overhead beside the timed runs.
 
 ``python -m benchmarks.collecting [--network NAME ...] [--candidates 40] [--cap-s 600] [--skip-tvm]``, on an
 idle machine. Two parts, each a real collection into a folder that is thrown away:
@@ -100,7 +100,7 @@ def candidates(count: int, target: dict[str, Any]) -> list[str]:
 
 
 def ours(texts: list[str], chosen: tuple[Configuration, ...]) -> tuple[int, float]:
-    """How many were measured, and in how many seconds from nothing."""
+    """Number of measured programs, and seconds including start-up."""
     from cdmpp.frontends.tasks import Task, TaskList
     from cdmpp.measure.sampling import SampledProgram
 

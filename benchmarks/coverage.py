@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.coverage`` prints the table, ``--write`` puts it into docs/networks.md. It lowers all
 networks (half a minute) and, for each of their programs, looks for its task in the shipped measurements and
-asks the shipped model.
+predicts it with the shipped model.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs" / "networks.md"
 RECORDS = ROOT / "data" / "cdmpp-measured" / "records.parquet"
 BEGIN, END = "<!-- coverage: python -m benchmarks.coverage --write -->", "<!-- end of coverage -->"
-#: Where predictions are asked for; whether there is an answer does not depend on it.
+#: Device of the predictions; whether a program can be predicted does not depend on it.
 DEVICE = "t4"
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a file of records says about networks.
+    """Networks and tasks in a file of records.
 
     Attributes
     ----------
@@ -102,9 +102,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help=f"put the table into {DOCS.name}")
     options = parser.parse_args()
-    found = measured()
+    measurements = measured()
     table = coverage_table(
-        {name: [network_tasks(text) for text in sources(name, found.networks)] for name in network_names()}, found
+        {name: [network_tasks(text) for text in sources(name, measurements.networks)] for name in network_names()},
+        measurements,
     )
     print(table)
     if options.write:

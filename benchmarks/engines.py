@@ -1,4 +1,4 @@
-"""What computes predictions fastest: torch eager, torch.compile, torch.export, ONNX Runtime.
+"""Inference engines compared: torch eager, torch.compile, torch.export, ONNX Runtime.
 
 ``python -m benchmarks.engines [--repeats 20] [--skip-compile] [--skip-predictor] [--skip-tvm]``: one thread
 each, the shipped network, all engines in turn on the same batches; then the predictor in this process, and
@@ -64,9 +64,9 @@ class Exportable(torch.nn.Module):
     def forward(
         self, leaves: Tensor, positions: Tensor, mask: Tensor, inputs: Tensor, logs: Tensor, index: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """As the network's."""
-        found: tuple[Tensor, Tensor] = self.network(leaves, positions, mask, inputs, logs, index)
-        return found
+        """Forward pass of the network."""
+        outputs: tuple[Tensor, Tensor] = self.network(leaves, positions, mask, inputs, logs, index)
+        return outputs
 
 
 class _Table(torch.nn.Module):
@@ -87,7 +87,7 @@ def batch(rows: int, leaves: int) -> dict[str, Any]:
     codes = np.zeros(rows, dtype=np.int64)
     device = np.arange(rows) % len(DEVICES)
     matrix = stack_devices([lookup(name) for name in DEVICES])[device]
-    summary = np.concatenate([summarise(each) for each in encoded])
+    summary = np.concatenate([summarise(programs) for programs in encoded])
     inputs, logs, _ = query_inputs(summary, matrix, codes, codes, codes)
     return {
         "leaves": features,
@@ -108,27 +108,27 @@ def engines(weights: Weights, exportable: Exportable, data: dict[str, Any], comp
     arguments = tuple(torch.from_numpy(np.ascontiguousarray(value)) for value in data.values())
 
     def torch_says(call: Callable[..., Any]) -> Says:
-        def says() -> list[Any]:
+        def calls() -> list[Any]:
             with torch.inference_mode():
                 return [value.numpy() for value in call(*arguments)]
 
-        return says
+        return calls
 
     feed = {name: value for name, value in data.items() if name != "positions"}
     session = weights.engine()._session
 
     def onnx_says() -> list[Any]:
-        # What the predictor does for each batch is in: the places are looked up in a table.
+        # Includes the work of the predictor per batch: positional encodings are looked up in a table.
         places = encode_places(weights.config.positions, data["positions"], weights.config.width)
-        found: list[Any] = session.run(["point", "levels"], feed | {"places": places})
-        return found
+        outputs: list[Any] = session.run(["point", "levels"], feed | {"places": places})
+        return outputs
 
     exported = torch.export.export(exportable, arguments, strict=False).module()
-    says = {"torch eager": torch_says(network), "torch.export": torch_says(exported)}
+    calls = {"torch eager": torch_says(network), "torch.export": torch_says(exported)}
     if compiled:
         torch.compiler.reset()
-        says["torch.compile"] = torch_says(torch.compile(exportable, dynamic=False))
-    return says | {"ONNX Runtime": onnx_says}
+        calls["torch.compile"] = torch_says(torch.compile(exportable, dynamic=False))
+    return calls | {"ONNX Runtime": onnx_says}
 
 
 def compare_engines(repeats: int, compiled: bool, leaf_counts: list[int], row_counts: list[int]) -> None:
@@ -141,21 +141,21 @@ def compare_engines(repeats: int, compiled: bool, leaf_counts: list[int], row_co
     print(" | ONNX Runtime over eager | largest difference of a log latency |")
     print("| ---: | ---: |", " | ".join("---:" for _ in names), "| ---: | ---: |")
     for leaves, rows in itertools.product(leaf_counts, row_counts):
-        says = engines(weights, exportable, batch(rows, leaves), compiled)
-        expected = says["torch eager"]()
+        calls = engines(weights, exportable, batch(rows, leaves), compiled)
+        expected = calls["torch eager"]()
         apart = max(
-            float(np.abs(one - other).max())
+            float(np.abs(value - other).max())
             for name in names[1:]
-            for one, other in zip(expected, says[name](), strict=True)
+            for value, other in zip(expected, calls[name](), strict=True)
         )
-        seconds = interleaved({name: says[name] for name in names}, repeats)
+        seconds = interleaved({name: calls[name] for name in names}, repeats)
         rates = " | ".join(f"{rows / statistics.median(seconds[name]):,.0f}" for name in names)
         ratio = median_ratio(seconds["torch eager"], seconds["ONNX Runtime"])
         print(f"| {leaves} | {rows} | {rates} | **{ratio:.1f}x** | {apart:.1e} |", flush=True)
 
 
 def items(first: int) -> list[Query]:
-    """Distinct queries: the operators of :data:`OPERATORS`' kinds in sizes that were not asked before."""
+    """Distinct queries: the kinds of :data:`OPERATORS` in sizes that are not cached."""
     made = []
     for i in range(first, first + ITEMS):
         size = {"m": 1 + i % 8191, "n": 64 * (1 + i // 8191 + i % 127)}
@@ -169,10 +169,10 @@ def in_process(repeats: int) -> None:
     artifact = load_artifact(default_model())
     rates: dict[str, list[float]] = {}
     for turn in range(repeats):
-        predictor, asked = LatencyPredictor(artifact), items(turn * ITEMS)
-        calls = [asked[i : i + CALL] for i in range(0, ITEMS, CALL)]
+        predictor, queries = LatencyPredictor(artifact), items(turn * ITEMS)
+        calls = [queries[i : i + CALL] for i in range(0, ITEMS, CALL)]
         alone = [[query] for query in items((turn + repeats) * ITEMS)[:CALL]]
-        for name, parts in (("new", calls), ("asked before", calls), ("new, alone", alone)):
+        for name, parts in (("new", calls), ("cached", calls), ("new, alone", alone)):
             started = time.perf_counter()
             for part in parts:
                 predictor.predict_queries(part)

@@ -1,4 +1,4 @@
-"""From a program to features: operator specifications, and scheduled modules beside TVM's PerStoreFeature.
+"""Speed of feature extraction: operator specifications, and scheduled modules against TVM's PerStoreFeature.
 
 ``python -m benchmarks.features [--candidates 512] [--repeats 5]``: one thread each. The scheduled modules
 are random schedules of a 256 x 512 x 512 matmul that MetaSchedule samples for a CPU; ours starts from the

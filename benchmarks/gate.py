@@ -1,7 +1,7 @@
 """The regression gate: errors on a small fixed split of the project's own measurements may not rise.
 
 ``python -m benchmarks.gate`` measures and compares, ``--write`` puts the figures into
-``tests/regression_gate.json``, ``--worse`` beside it even if they are worse. Two things are held:
+``tests/regression_gate.json``, ``--worse`` also if they are worse. Two results are compared:
 
 * ``model``: the shipped model on test tasks of its own split, all their schedules;
 * ``training``: a small network trained for :data:`STEPS` steps on a few training tasks, on the same rows.
@@ -118,8 +118,8 @@ def training_figures(table: MeasurementTable, config: TrainConfig) -> dict[str, 
         network, _ = train(dataset, config, Path(run))
     point = predict_rows(network, Inputs(dataset.store, dataset.device_matrix), test)[0]
     predicted, measured = np.exp(point), np.exp(test.log_latency)
-    found = measure(predicted, measured) | rank(predicted, measured, dataset.group(test), test.program)
-    return _kept(found)
+    figures = measure(predicted, measured) | rank(predicted, measured, dataset.group(test), test.program)
+    return _kept(figures)
 
 
 def _kept(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,17 +128,17 @@ def _kept(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def complaints(now: Figures, gate: Figures, margins: Figures) -> list[str]:
-    """What is worse than the gate by more than its margin; other rows are a complaint, too."""
+    """Figures worse than the gate by more than the margin; a different row count is a problem, too."""
     if now["n"] != gate["n"]:
         return [f"{now['n']} rows, the gate has {gate['n']}: python -m benchmarks.gate --write"]
     worst_error = gate["mape"] * (1 + margins["mape"])
     least_tau = gate["task_kendall_tau"] - margins["task_kendall_tau"]
-    found = []
+    problems = []
     if not now["mape"] <= worst_error:
-        found.append(f"MAPE {now['mape']:.4f}, at most {worst_error:.4f} is allowed")
+        problems.append(f"MAPE {now['mape']:.4f}, at most {worst_error:.4f} is allowed")
     if not now["task_kendall_tau"] >= least_tau:
-        found.append(f"Kendall tau {now['task_kendall_tau']:.4f}, at least {least_tau:.4f} is asked for")
-    return found
+        problems.append(f"Kendall tau {now['task_kendall_tau']:.4f}, at least {least_tau:.4f} is required")
+    return problems
 
 
 def measured_now(tasks: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Any]]:
@@ -162,14 +162,14 @@ def main() -> None:
     tasks = choose_tasks(load_table(DATA), data)
     now = measured_now(tasks)
     allowed = {"model": MARGINS, "training": TRAINING_MARGINS}
-    found = []
+    problems = []
     for name, margins in allowed.items():
         print(f"{name}: {now[name]}, gate {old[name] if old else None}")
         # Another choice of rows cannot be compared.
         if old and old["tasks"] == tasks:
-            found += [f"{name}: {line}" for line in complaints(now[name], old[name], margins)]
-    if found and not options.worse:
-        raise SystemExit("\n".join(found))
+            problems += [f"{name}: {line}" for line in complaints(now[name], old[name], margins)]
+    if problems and not options.worse:
+        raise SystemExit("\n".join(problems))
     if options.write:
         about = {"command": "python -m benchmarks.gate --write", "model_id": manifest["model_id"]}
         write_result(GATE, {**about, **now, "margins": allowed, "tasks": tasks})

@@ -1,4 +1,4 @@
-"""How often measurements fall inside intervals that promise some share."""
+"""Coverage of prediction intervals: the share of measurements inside, by nominal share."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def coverage_curve(
     list of float
         One share per nominal one. An interval always holds its point, as in a Prediction.
     """
-    found = []
+    shares = []
     for share in nominal:
         low, high = read_quantiles(levels, factor, ((1 - share) / 2, (1 + share) / 2)).T
         inside = (log_measured >= np.minimum(low, point)) & (log_measured <= np.maximum(high, point))
-        found.append(round(float(inside.mean()), 4))
-    return found
+        shares.append(round(float(inside.mean()), 4))
+    return shares
 
 
 def auc(score: Array, bad: Array) -> float | None:

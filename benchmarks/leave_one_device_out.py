@@ -1,7 +1,7 @@
 """Devices that training never saw, near twins left out together: before and after k measurements.
 
 ``python -m benchmarks.leave_one_device_out --public-data DIR [--models runs] [GROUP ...]``: for each group
-its network is trained (or read where ``--models`` has it), then asked about the rows of the devices that it
+its network is trained (or read where ``--models`` has it), then tested on the rows of the devices that it
 was trained without, and adapted to each of them. The results of a group go into
 ``benchmarks/results/leave_one_device_out.json`` as they come and stay until it is run again. Fractions, never
 per cent::

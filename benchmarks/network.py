@@ -111,7 +111,7 @@ def compare(config: TrainConfig, rows: int, repeats: int) -> list[tuple[str, flo
     def their_loss() -> torch.Tensor:
         return reference_loss(theirs(**their_data), their_target)
 
-    found = []
+    rows_of_table = []
     work = {
         "forward": {"ours": forward_of(ours, our_data), "theirs": forward_of(theirs, their_data)},
         "training step": {
@@ -124,8 +124,8 @@ def compare(config: TrainConfig, rows: int, repeats: int) -> list[tuple[str, flo
             network.train(what != "forward")
         seconds = interleaved(functions, repeats)
         rates = [rows / statistics.median(seconds[name]) for name in ("ours", "theirs")]
-        found.append((what, rates[0], rates[1], median_ratio(seconds["theirs"], seconds["ours"])))
-    return found
+        rows_of_table.append((what, rates[0], rates[1], median_ratio(seconds["theirs"], seconds["ours"])))
+    return rows_of_table
 
 
 def main() -> None:

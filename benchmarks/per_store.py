@@ -29,7 +29,7 @@ class PackedSum:
     """Trees over single stores whose outputs are summed over the stores of a program.
 
     What TVM's XGBModel does ("pack-sum"), with a squared error on the label at hand. Rows of one program may
-    be asked for on several devices: columns of the query are repeated for each of its stores.
+    be predicted on several devices: columns of the query are repeated for each of its stores.
 
     Parameters
     ----------
@@ -75,5 +75,5 @@ class PackedSum:
 
         table, owner = self._rows(program, query)
         margin = (self.base / np.bincount(owner))[owner]
-        each = self.model.predict(xgboost.DMatrix(table, base_margin=margin), output_margin=True)
-        return np.asarray(np.bincount(owner, weights=each))
+        per_store = self.model.predict(xgboost.DMatrix(table, base_margin=margin), output_margin=True)
+        return np.asarray(np.bincount(owner, weights=per_store))

@@ -138,7 +138,7 @@ def main() -> None:
     terms = options.terms.split(",")
     target = tuple(filter(None, options.target_networks.split(",")))
     if set(terms) - {"none", "cmd", "mmd"} or (terms != ["none"]) != bool(target):
-        raise SystemExit("--terms are none, cmd and mmd; those other than none go with --target-networks")
+        raise SystemExit("--terms must be none, cmd or mmd; cmd and mmd need --target-networks")
     ours, preset = load_config(options.config), load_config(options.preset)
     if options.data:
         ours = ours.model_copy(update={"data": ours.data.model_copy(update={"records": (options.data,)})})
@@ -162,12 +162,12 @@ def main() -> None:
     )
     methods["ours"] = lambda: race.network(options.seconds)
     methods["ours, a tenth of the time"] = lambda: race.network(options.seconds / 10)
-    found: dict[str, dict[str, Any]] = {}
+    results: dict[str, dict[str, Any]] = {}
     for name, method in methods.items():
-        found[name] = method()
-        print(line(name, found[name]), flush=True)
-    found |= race.others()
-    rates = [found[name]["samples_per_s"] for name in ("ours", next(iter(methods)))]
+        results[name] = method()
+        print(line(name, results[name]), flush=True)
+    results |= race.others()
+    rates = [results[name]["samples_per_s"] for name in ("ours", next(iter(methods)))]
     report = {
         "command": f"python -m benchmarks.reference_preset --seconds {options.seconds:g} "
         f"--threads {options.threads} --split {options.split} --terms {options.terms}"
@@ -176,7 +176,7 @@ def main() -> None:
         "test_rows": len(race.test),
         "load_1min": round(os.getloadavg()[0], 1),
         "samples_per_s_ratio": round(rates[0] / rates[1], 1),
-        "methods": found,
+        "methods": results,
     }
     out = Path(options.out)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -185,7 +185,7 @@ def main() -> None:
     print(f"\n{len(race.test):,} test rows, split by {options.split}; {times:.0f} times the samples\n")
     print("| method | seconds | samples | a second | MAPE | median | tau in task |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
-    print("\n".join(line(name, figures) for name, figures in found.items()))
+    print("\n".join(line(name, figures) for name, figures in results.items()))
 
 
 if __name__ == "__main__":

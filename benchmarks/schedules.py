@@ -103,8 +103,8 @@ class Contest:
         rows = self.dataset.rows.take(self.train)
 
         def make(label: Label) -> Predict:
-            def base(asked: MeasuredRows) -> Array:
-                return self.inputs.reference(asked) if label == "ratio" else np.zeros(len(asked))
+            def base(rows: MeasuredRows) -> Array:
+                return self.inputs.reference(rows) if label == "ratio" else np.zeros(len(rows))
 
             model = PackedSum(self.features, options, self.config.finish.xgboost_trees)
             model.fit(rows.program, self._device(rows), rows.log_latency - base(rows))
@@ -122,11 +122,11 @@ class Contest:
     def results(self, run: Path) -> dict[str, dict[str, Any]]:
         """Figures of every method on the test part."""
         own = self.best(self.trees("summed", None))
-        theirs = self.best(self.trees("summed", summed(self.features)) | self.packed())
+        baseline = self.best(self.trees("summed", summed(self.features)) | self.packed())
         methods = {
             "cdmpp": self.ours(run),
             f"XGBoost, our features ({own[0]})": own[1],
-            f"XGBoost, PerStoreFeature ({theirs[0]})": theirs[1],
+            f"XGBoost, PerStoreFeature ({baseline[0]})": baseline[1],
             "roofline": lambda rows: roofline_log(self.dataset, rows),
         }
         return {name: self.figures(self.test, predict) for name, predict in methods.items()}
@@ -171,15 +171,15 @@ def main() -> None:
     splits = records_file(config.data.records[0]).with_name(SPLITS)
     if not held and splits.is_file():
         held = tuple(read_splits(splits).about.get("test_networks", ()))
-    asked = options.splits.split(",")
-    if unknown := sorted(set(asked) - {"task", "network", "device"}):
-        raise SystemExit(f"--splits: {', '.join(unknown)} is none of task, network, device")
+    wanted = options.splits.split(",")
+    if unknown := sorted(set(wanted) - {"task", "network", "device"}):
+        raise SystemExit(f"--splits: {', '.join(unknown)} is not one of task, network, device")
     chosen: dict[str, dict[str, Any]] = {}
-    if "task" in asked:
+    if "task" in wanted:
         chosen["task"] = {"split": "shape", "test_networks": ()}
-    if "network" in asked and held:
+    if "network" in wanted and held:
         chosen["network"] = {"split": "network", "test_networks": held}
-    if "device" in asked:
+    if "device" in wanted:
         for name in sorted(set(table.device.used())):
             chosen[name] = {"split": "shape", "test_networks": (), "holdout_devices": (name,)}
     features = per_store_features(table.tvm.texts)

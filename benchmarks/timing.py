@@ -15,7 +15,7 @@ def interleaved(
 ) -> dict[str, list[float]]:
     """Seconds of each call; every round calls each function once.
 
-    ``clock``: ``time.process_time`` for one thread that shares its core with strangers.
+    ``clock``: ``time.process_time`` for one thread on a shared core.
     """
     for _ in range(warm_up):
         for function in functions.values():

@@ -25,6 +25,6 @@ def put_parts(path: Path, parts: Mapping[str, str]) -> None:
         text, count = pattern.subn(lambda _, filled=filled: filled, text)  # type: ignore[misc]
         if count != 1:
             raise DataError(
-                f"{path.name} has {count} places for the part {name!r}", hint="mark exactly one place for each part"
+                f"{path.name} has {count} places for the part {name!r}", hint="mark exactly one place per part"
             )
     path.write_text(text, encoding="utf-8")

@@ -291,36 +291,36 @@ _VGG = {"11": (1, 1, 2, 2, 2), "13": (2, 2, 2, 2, 2), "16": (2, 2, 3, 3, 3), "19
 def _networks() -> dict[str, Build]:
     from cdmpp.zoo import parse_network
 
-    found: dict[str, Build] = dict(_RESNETS)
-    found |= {alias: _RESNETS[name] for alias, name in _SAME.items()}
+    builds: dict[str, Build] = dict(_RESNETS)
+    builds |= {alias: _RESNETS[name] for alias, name in _SAME.items()}
     for depth, stages in _VGG.items():
-        found[f"vgg{depth}"], found[f"vgg{depth}_bn"] = (partial(vgg, stages, False), partial(vgg, stages, True))
-    found |= {f"squeezenet{v}": partial(squeezenet, v) for v in ("1_0", "1_1")}
+        builds[f"vgg{depth}"], builds[f"vgg{depth}_bn"] = (partial(vgg, stages, False), partial(vgg, stages, True))
+    builds |= {f"squeezenet{v}": partial(squeezenet, v) for v in ("1_0", "1_1")}
     for name, alpha in (("0_5", 0.5), ("0_75", 0.75), ("1_0", 1.0), ("1_3", 1.3)):
-        found[f"mnasnet{name}"] = partial(mnasnet, alpha)
+        builds[f"mnasnet{name}"] = partial(mnasnet, alpha)
     for name, widths in (
         ("0_5", (48, 96, 192, 1024)),
         ("1_0", (116, 232, 464, 1024)),
         ("1_5", (176, 352, 704, 1024)),
         ("2_0", (244, 488, 976, 2048)),
     ):
-        found[f"shufflenet_v2_x{name}"] = partial(shufflenet, widths)
+        builds[f"shufflenet_v2_x{name}"] = partial(shufflenet, widths)
     for name, arguments in (
         ("densenet121", ((6, 12, 24, 16),)),
         ("densenet169", ((6, 12, 32, 32),)),
         ("densenet201", ((6, 12, 48, 32),)),
         ("densenet161", ((6, 12, 36, 24), 48, 96)),
     ):
-        found[name] = partial(densenet, *arguments)
-    found["tv_densenet121"] = found["densenet121"]
-    found["mobilenetv2_100"] = lambda: parse_network("mobilenet-v2").module
+        builds[name] = partial(densenet, *arguments)
+    builds["tv_densenet121"] = builds["densenet121"]
+    builds["mobilenetv2_100"] = lambda: parse_network("mobilenet-v2").module
     for name, (width, heads, layers) in _VITS.items():
         for patch in (8, 16, 32):
             for image in (224, 384):
-                found[f"vit_{name}_patch{patch}_{image}"] = partial(Vit, image, patch, width, heads, layers)
-        found[f"deit_{name}_patch16_224"] = partial(Vit, 224, 16, width, heads, layers)
-        found[f"deit_{name}_patch16_384"] = partial(Vit, 384, 16, width, heads, layers)
-    return found
+                builds[f"vit_{name}_patch{patch}_{image}"] = partial(Vit, image, patch, width, heads, layers)
+        builds[f"deit_{name}_patch16_224"] = partial(Vit, 224, 16, width, heads, layers)
+        builds[f"deit_{name}_patch16_384"] = partial(Vit, 384, 16, width, heads, layers)
+    return builds
 
 
 NETWORKS: Mapping[str, Build] = _networks()

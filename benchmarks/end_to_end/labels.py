@@ -24,7 +24,7 @@ class Label:
     """One measured run of a whole network.
 
     ``size``: tokens of a sequence, or pixels of an image's side. ``parts_s``: forward and backward, where
-    the source has them apart. ``spread``: standard deviation over mean of repeats, where it says.
+    the source has them apart. ``spread``: standard deviation over mean of repeats, where the source has it.
     """
 
     source: str
@@ -49,14 +49,14 @@ class Labels:
 
 def read_labels(folder: Path) -> Labels:
     """All labels of a folder of public data."""
-    found = Labels([], Counter())
+    labels = Labels([], Counter())
     for reader in (_neusight, _torchvision, _timm):
         for label in reader(folder):
             if isinstance(label, Label):
-                found.kept.append(label)
+                labels.kept.append(label)
             else:
-                found.left_out[label] += 1
-    return found
+                labels.left_out[label] += 1
+    return labels
 
 
 def rows(path: Path) -> Iterator[dict[str, str]]:

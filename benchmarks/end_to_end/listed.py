@@ -21,12 +21,12 @@ Key = tuple[str, str, str, int, int]
 
 def read_lists(folder: Path) -> dict[Key, list[Row]]:
     """Kernel lists of one layer with embedding and head, by device, model, mode, batch and tokens."""
-    found: dict[Key, list[Row]] = {}
+    lists: dict[Key, list[Row]] = {}
     for row in rows(folder / "e2e_neusight_model_ops.csv.gz"):
         mode = {"inf": "inference", "train": "training"}[row["mode"]]
         key = (lookup(row["device"]).name, row["model"], mode, int(row["batch"]), int(row["seqlen"]))
-        found.setdefault(key, []).append(row)
-    return found
+        lists.setdefault(key, []).append(row)
+    return lists
 
 
 def check_lists(lists: Mapping[Key, Sequence[Row]]) -> int:
@@ -61,7 +61,7 @@ def listed_sums(labels: Sequence[Label], lists: Mapping[Key, Sequence[Row]]) -> 
     """Seconds of a whole network by the source's list: its layer as often as the network has it, and
     the rest once.
     """
-    found = {}
+    sums = {}
     for label in labels:
         own = lists.get((label.device, label.model, label.mode, label.batch, label.size))
         if label.source != "neusight" or not own:
@@ -70,5 +70,5 @@ def listed_sums(labels: Sequence[Label], lists: Mapping[Key, Sequence[Row]]) -> 
         last = next((i for i, row in enumerate(own) if row["target"].endswith("ln_f")), layer[-1] + 1)
         times_s = [(float(row["fw_us"]) + float(row["bw_us"])) / 1e6 for row in own]
         inner_s = sum(times_s[layer[0] : last])
-        found[label] = SIZES[label.model].layers * inner_s + sum(times_s) - inner_s
-    return found
+        sums[label] = SIZES[label.model].layers * inner_s + sum(times_s) - inner_s
+    return sums

@@ -60,8 +60,8 @@ def answer_parallel(folder: Path, predictor: Predictor) -> Iterator[Parallel]:
         layers = _layers(model, batch // GPUS if split else batch, tokens, device, predictor)
         compute_s = sum(layer.forward_s + layer.backward_s for layer in layers)
         if split:
-            found = simulate(layers, Setup(GPUS, LINK), PYTORCH_BUCKET_BYTES, PYTORCH_FIRST_BUCKET_BYTES)
-            replayed_s = found.iteration_s
+            iteration = simulate(layers, Setup(GPUS, LINK), PYTORCH_BUCKET_BYTES, PYTORCH_FIRST_BUCKET_BYTES)
+            replayed_s = iteration.iteration_s
         else:
             size = 4.0 * batch * tokens * transformers.SIZES[model].width
             replayed_s = _one_after_another(compute_s, size)
@@ -86,12 +86,12 @@ def _layers(model: str, batch: int, tokens: int, device: str, predictor: Predict
     inputs = [torch.empty(batch, tokens, dtype=torch.int64, device="meta")]
     trace = eager_trace(network, inputs, backward=True, accumulate=True)
     own = layers_of(network, trace)
-    wanted = list(dict.fromkeys(spec for one in own for spec in (*one.forward, *one.backward)))
+    wanted = list(dict.fromkeys(spec for layer in own for spec in (*layer.forward, *layer.backward)))
     protocol, framework = PROTOCOLS["called"]
-    found = predictor.predict(wanted, device, protocol=protocol, framework=framework)
-    price = {spec: one.latency_s or 0.0 for spec, one in zip(wanted, found, strict=True)}
+    predictions = predictor.predict(wanted, device, protocol=protocol, framework=framework)
+    price = {spec: layer.latency_s or 0.0 for spec, layer in zip(wanted, predictions, strict=True)}
 
     def seconds(specs: Mapping[OperatorSpec, int]) -> float:
         return sum(n * price[spec] for spec, n in specs.items())
 
-    return [Layer(one.name, seconds(one.forward), seconds(one.backward), one.gradient_bytes) for one in own]
+    return [Layer(layer.name, seconds(layer.forward), seconds(layer.backward), layer.gradient_bytes) for layer in own]

@@ -64,9 +64,11 @@ def trace(source: str, model: str, mode: str, precision: str, batch: int, size: 
         if not training:
             return eager_trace(network, [tokens])
         # The source never clears gradients, and times the forward pass without the loss.
-        found = eager_trace(transformers.Training(network), [tokens], backward=True, accumulate=True)
-        kept = [one for one in found.launches if one.phase == "backward" or one.module.startswith("network")]
-        return EagerTrace(tuple(kept), found.unsupported)
+        traced = eager_trace(transformers.Training(network), [tokens], backward=True, accumulate=True)
+        kept = [
+            launch for launch in traced.launches if launch.phase == "backward" or launch.module.startswith("network")
+        ]
+        return EagerTrace(tuple(kept), traced.unsupported)
     network = images.make(model, training, size)
     image = torch.empty(batch, 3, size, size, device="meta")
     if precision == "amp":
@@ -79,11 +81,11 @@ def trace(source: str, model: str, mode: str, precision: str, batch: int, size: 
 
 def launches_of(label: Label) -> tuple[Launch, ...]:
     """A label's kernels, in order."""
-    found = trace(label.source, label.model, label.mode, label.precision, label.batch, label.size)
-    if found.unsupported:
-        names = ", ".join(one.operator for one in found.unsupported)
+    traced = trace(label.source, label.model, label.mode, label.precision, label.batch, label.size)
+    if traced.unsupported:
+        names = ", ".join(one.operator for one in traced.unsupported)
         raise AssertionError(f"{label.model}: kernels without an operator: {names}")
-    return found.launches
+    return traced.launches
 
 
 Prices = dict[OperatorSpec, Prediction]
@@ -106,7 +108,7 @@ def answer_labels(
         by_device.setdefault(label.device, []).append(label)
     answers = []
     for device, own in by_device.items():
-        wanted = list(dict.fromkeys(one.spec for label in own for one in launches_of(label)))
+        wanted = list(dict.fromkeys(launch.spec for label in own for launch in launches_of(label)))
         prices = {name: _priced(wanted, device, *how, predictor=predictor) for name, how in PROTOCOLS.items()}
         host_s = launch_cost_s(device, predictor)
         answers += [_answer(label, prices, host_s, (listed or {}).get(label)) for label in own]
@@ -116,15 +118,15 @@ def answer_labels(
 def _priced(
     wanted: Sequence[OperatorSpec], device: str, protocol: Protocol, framework: str | None, predictor: Predictor
 ) -> Prices:
-    found = predictor.predict(wanted, device, protocol=protocol, framework=framework)
-    failed = [one for one in found if one.error is not None]
+    predictions = predictor.predict(wanted, device, protocol=protocol, framework=framework)
+    failed = [prediction for prediction in predictions if prediction.error is not None]
     if failed:
         raise AssertionError(f"{failed[0].name} on {device}: {failed[0].error}")
-    return dict(zip(wanted, found, strict=True))
+    return dict(zip(wanted, predictions, strict=True))
 
 
 def launch_cost_s(device: str, predictor: Predictor) -> float:
-    """What a call costs the host, by the predictor itself: a call less its kernel, where the kernel is
+    """Predicted host cost of a call: the eager latency minus the kernel latency, where the kernel is
     smallest.
     """
     spec = parse_operator(SMALLEST)
@@ -134,21 +136,21 @@ def launch_cost_s(device: str, predictor: Predictor) -> float:
 
 def _answer(label: Label, prices: Mapping[str, Prices], host_s: float, listed_s: float | None) -> Answer:
     launches, called = launches_of(label), prices["called"]
-    latencies = {name: [_latency_s(own[one.spec]) for one in launches] for name, own in prices.items()}
+    latencies = {name: [_latency_s(own[launch.spec]) for launch in launches] for name, own in prices.items()}
     called_s, queued_s = (_one_stream(own) for own in latencies.values())
     issued_s = _host_and_device(latencies["queued"], host_s)
     pairs = list(zip(launches, latencies["called"], strict=True))
-    forward_s = sum(seconds for one, seconds in pairs if one.phase == "forward")
-    inside_s = sum(seconds for one, seconds in pairs if called[one.spec].domain == "in")
+    forward_s = sum(seconds for launch, seconds in pairs if launch.phase == "forward")
+    inside_s = sum(seconds for launch, seconds in pairs if called[launch.spec].domain == "in")
     by_spec: Counter[OperatorSpec] = Counter()
-    for one, seconds in pairs:
-        by_spec[one.spec] += seconds  # type: ignore[assignment]
+    for launch, seconds in pairs:
+        by_spec[launch.spec] += seconds  # type: ignore[assignment]
     return Answer(
         label,
         called_s,
         queued_s,
         issued_s,
-        sum(called[one.spec].roofline_s or 0.0 for one in launches),
+        sum(called[launch.spec].roofline_s or 0.0 for launch in launches),
         listed_s,
         (forward_s, called_s - forward_s),
         len(launches),

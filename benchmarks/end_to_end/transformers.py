@@ -190,51 +190,51 @@ Kernel = tuple[str, tuple[int, ...]]
 
 def traced_kernels(launches: Iterable[Launch]) -> Counter[Kernel]:
     """Products, normalisations and functions of a trace, with their sizes."""
-    found: Counter[Kernel] = Counter()
+    kernels: Counter[Kernel] = Counter()
     for launch in launches:
         spec = launch.spec
         if launch.call == "relu" or launch.phase == "backward":
             continue
         if spec.operator in _PRODUCTS:
             sizes = spec.sizes()
-            found[spec.operator, tuple(sizes[k] for k in ("batch", "m", "n", "k") if k in sizes)] += 1
+            kernels[spec.operator, tuple(sizes[k] for k in ("batch", "m", "n", "k") if k in sizes)] += 1
         elif spec.operator in _ROWS:
-            found[spec.operator, (spec.sizes()["rows"], spec.sizes()["cols"])] += 1
+            kernels[spec.operator, (spec.sizes()["rows"], spec.sizes()["cols"])] += 1
         elif spec.operator in _FUNCTIONS:
-            found[spec.operator, (spec.sizes()["rows"] * spec.sizes()["cols"],)] += 1
+            kernels[spec.operator, (spec.sizes()["rows"] * spec.sizes()["cols"],)] += 1
         elif launch.call in ("add", "mul", "div", "where", "native_dropout"):
             sizes = spec.sizes()
-            found[launch.call, ()] += 1
-    return found
+            kernels[launch.call, ()] += 1
+    return kernels
 
 
 def listed_kernels(rows: Iterable[Mapping[str, str]]) -> Counter[Kernel]:
     """The same of a list of the source: rows of ``e2e_neusight_model_ops`` with the columns op,
     target, input_shapes,
     output_shape. Bookkeeping on single numbers, and on the mask of one row, is left out."""
-    found: Counter[Kernel] = Counter()
+    kernels: Counter[Kernel] = Counter()
     for row in rows:
         target, inputs = row["target"].rpartition(".")[2], ast.literal_eval(row["input_shapes"])
         output = tuple(ast.literal_eval(row["output_shape"]))
         count = math.prod(output)
         if target == "addmm":
             (m, k), (_, n) = inputs[1], inputs[2]
-            found["linear", (m, n, k)] += 1
+            kernels["linear", (m, n, k)] += 1
         elif target == "matmul":
             *batch, m, k = inputs[0]
-            found["bmm", (math.prod(batch), m, output[-1], k)] += 1
+            kernels["bmm", (math.prod(batch), m, output[-1], k)] += 1
         elif target == "softmax":
-            found["softmax", (count // output[-1], output[-1])] += 1
+            kernels["softmax", (count // output[-1], output[-1])] += 1
         elif target in ("LayerNorm", "ln_1", "ln_2", "ln_f"):
-            found["layernorm", (count // output[-1], output[-1])] += 1
+            kernels["layernorm", (count // output[-1], output[-1])] += 1
         elif target in ("gelu", "tanh", "activation", "pow"):
             if count > 1:
                 name = {"activation": "tanh", "pow": "pow_scalar"}.get(target, target)
-                found[name, (count,)] += 1
+                kernels[name, (count,)] += 1
         elif target in ("query", "key", "value", "dense", "classifier", "decoder", "seq_relationship", "lm_head"):
-            found["linear", (count // output[-1], output[-1], inputs[0][-1])] += 1
+            kernels["linear", (count // output[-1], output[-1], inputs[0][-1])] += 1
         elif target in ("add", "mul", "truediv", "where") and len(output) > 2:
-            found[{"truediv": "div"}.get(target, target), ()] += 1
+            kernels[{"truediv": "div"}.get(target, target), ()] += 1
         elif target in ("dropout", "drop", "attn_dropout", "resid_dropout") and row["mode"] == "train":
-            found["native_dropout", ()] += 1
-    return found
+            kernels["native_dropout", ()] += 1
+    return kernels

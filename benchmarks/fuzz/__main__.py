@@ -42,7 +42,7 @@ def main() -> int:
         known = [s for s in SURFACES if s.path in document["paths"] and (not options.only or s.name in options.only)]
         for surface in SURFACES:
             if surface.path not in document["paths"]:
-                print(f"not asked: {surface.name}: this service has no {surface.path}")
+                print(f"not tested: {surface.name}: this service has no {surface.path}")
         warm_up(served)
         found = 0
         for _ in range(options.passes):

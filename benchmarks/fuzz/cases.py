@@ -1,4 +1,4 @@
-"""One hostile request after another, for each endpoint, named by a seed."""
+"""Hostile requests for each endpoint, reproducible by seed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_RECORDS = 60
 
 @dataclass(frozen=True)
 class Request:
-    """What is sent, and how many mutated inputs it holds.
+    """A request to send, and its number of mutated inputs.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ class Surface:
     ----------
     name : str
     path : str
-        As the schema names it; a service without it is not asked.
+        Path in the published schema; a service without it is not tested.
     share : float
         Part of all cases.
     make : callable

@@ -1,4 +1,4 @@
-"""What every answer must be, whatever was sent."""
+"""Checks that hold for every answer, whatever the request was."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GRACE_S = 5.0
 
 
 def problems(status: int, media: str, body: bytes, cases: int) -> list[str]:
-    """What is wrong with an answer; nothing where all is well."""
+    """Problems of an answer; empty if there are none."""
     if status not in STATUSES | BUSY:
         return [f"status {status}: {body[:300]!r}"]
     if media == MEDIA_TYPE and status == 200:
@@ -48,10 +48,10 @@ def _features(body: bytes) -> list[str]:
     try:
         answers = FeatureAnswers.from_bytes(body)
     except DataError as error:
-        return [f"a binary answer that is none: {error.message}"]
+        return [f"an invalid binary answer: {error.message}"]
     figures = np.stack([answers.lower_s, answers.latency_s, answers.upper_s])
     if not (np.isfinite(figures) & (figures > 0)).all() or (np.diff(figures, axis=0) < 0).any():
-        return [f"figures that are none: {figures.T.tolist()[:4]}"]
+        return [f"invalid figures: {figures.T.tolist()[:4]}"]
     return []
 
 
@@ -67,7 +67,7 @@ def _result(result: dict[str, Any]) -> str:
     if "latency_s" in result:
         figures = [result[key] for key in ("lower_s", "latency_s", "upper_s")]
         if not all(math.isfinite(f) and f > 0 for f in figures) or figures != sorted(figures):
-            return f"figures that are none: {figures}"
+            return f"invalid figures: {figures}"
     return ""
 
 

@@ -31,7 +31,7 @@ class Finding:
 
 @dataclass
 class Report:
-    """What a run has seen.
+    """Counts and findings of a run.
 
     Attributes
     ----------
@@ -169,14 +169,14 @@ class Run:
 
 def _codes(body: bytes) -> list[str]:
     try:
-        said = json.loads(body)
+        answer = json.loads(body)
     except ValueError:
         return []
-    if not isinstance(said, dict):
+    if not isinstance(answer, dict):
         return []
-    if "code" in said:
-        return [str(said["code"])]
-    results = said.get("results")
+    if "code" in answer:
+        return [str(answer["code"])]
+    results = answer.get("results")
     if not isinstance(results, list):
         return []
     return [str(r["error"].get("code")) for r in results if isinstance(r, dict) and isinstance(r.get("error"), dict)]

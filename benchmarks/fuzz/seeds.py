@@ -185,21 +185,21 @@ def curve_body() -> dict[str, Any]:
 @cache
 def plan_bodies() -> tuple[tuple[str, dict[str, Any]], ...]:
     """Valid requests of every kind of plan, each with its endpoint."""
-    found = []
+    documents = []
     for file in sorted(PLANS.glob("*.json")):
         kind = PLANNERS.get(file.stem.partition("_")[0])
         if kind is not None:
             body = json.loads(file.read_text(encoding="utf-8"))
             if "max_steps" in body:
                 body |= {"budget_s": 0.2, "max_steps": 10}
-            found.append((kind.path, body))
+            documents.append((kind.path, body))
     small = [(PLANNERS[name].path, body) for name, forms in REQUESTS.items() for body in forms]
-    return (*found, *small)
+    return (*documents, *small)
 
 
 @cache
 def prediction_id() -> str:
-    """What an answer of some model to some query is called."""
+    """Name of the answer of a model to a query."""
     prediction = Prediction(
         "linear", "0" * 32, "t4", "library", "kernel", None, "base-1", latency_s=2e-4, lower_s=1e-4, upper_s=3e-4
     )

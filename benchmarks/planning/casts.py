@@ -1,4 +1,4 @@
-"""What casts between element types take on one core of this machine, and a straight line through it.
+"""Time of casts between element types on one core of this machine, with a linear fit.
 
 ``python -m benchmarks.planning.casts``: times PyTorch's casts into tensors that are there already, fits
 ``seconds = overhead_s + s_per_element x elements`` and writes ``benchmarks/results/casts.json``. The overhead

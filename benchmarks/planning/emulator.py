@@ -1,4 +1,4 @@
-"""How many pipeline steps a second the emulator evaluates, beside the replay engine, with and without reuse.
+"""Pipeline steps that the emulator evaluates per second, against the replay engine, with and without reuse.
 
 ``python -m benchmarks.planning.emulator`` writes ``benchmarks/results/emulator.json``. One core: set
 OMP_NUM_THREADS=1. All ways take turns in one run, and their makespans are compared bit for bit. Seconds are
@@ -52,11 +52,11 @@ def turns(ways: dict[str, tuple[int, Callable[[], object]]], repeats: int, again
     """Evaluations a second of each way, and how many times as many as ``against``, in the same rounds."""
     calls = {name: call for name, (_, call) in ways.items()}
     seconds = interleaved(calls, repeats, clock=time.process_time)
-    each = {name: [s / count for s in seconds[name]] for name, (count, _) in ways.items()}
+    per_evaluation = {name: [s / count for s in seconds[name]] for name, (count, _) in ways.items()}
     return {
         name: {
-            "evaluations_per_s": round(1.0 / statistics.median(each[name])),
-            "times_the_replay_engine": round(median_ratio(each[against], each[name]), 2),
+            "evaluations_per_s": round(1.0 / statistics.median(per_evaluation[name])),
+            "times_the_replay_engine": round(median_ratio(per_evaluation[against], per_evaluation[name]), 2),
         }
         for name in ways
     }
@@ -68,7 +68,7 @@ def other_costs(repeats: int) -> dict[str, Any]:
     emulator = Emulator()
     structure = emulator.structure("1f1b", STAGES, STAGES, MICRO_BATCHES)
     stages = [made_up(draw) for _ in range(256)]
-    tables = [emulator.table(one) for one in stages]
+    tables = [emulator.table(costs) for costs in stages]
     arrays = [durations(structure, table, CLASSES, 0.0) for table in tables]
     graph = to_graph(structure, arrays[0][0], arrays[0][1])
     replayer = Replayer(graph)
@@ -76,21 +76,21 @@ def other_costs(repeats: int) -> dict[str, Any]:
     turn, start, end = np.empty_like(structure.order), np.empty(structure.tasks), np.empty(structure.tasks)
 
     def by_arrays(count: int) -> list[float]:
-        found = []
+        makespans = []
         for duration, lag, _ in arrays[:count]:
             evaluate(structure.order, structure.begin, duration, structure.deps, lag, turn, start, end)
-            found.append(float(end.max()))
-        return found
+            makespans.append(float(end.max()))
+        return makespans
 
     def by_emulator(count: int) -> list[float]:
         emulator.stages = Reuse()  # no stage is known
-        return [emulator.run(structure, emulator.table(one), CLASSES).makespan_s for one in stages[:count]]
+        return [emulator.run(structure, emulator.table(costs), CLASSES).makespan_s for costs in stages[:count]]
 
     def by_replayer(count: int) -> list[float]:
         return [replayer.run(duration_s).makespan_s for duration_s in as_nodes[:count]]
 
     def by_replay(count: int) -> list[float]:
-        return [replay(to_graph(structure, *one[:2])).makespan_s for one in arrays[:count]]
+        return [replay(to_graph(structure, *costs[:2])).makespan_s for costs in arrays[:count]]
 
     assert by_arrays(64) == by_emulator(64) == by_replayer(64) == by_replay(64)
     return turns(
@@ -119,7 +119,7 @@ def without_a_compiler(repeats: int) -> int:
 
 
 def plain_per_s(repeats: int) -> int:
-    """What :func:`without_a_compiler` measures, in this process."""
+    """The measurement of :func:`without_a_compiler`, in this process."""
     emulator = Emulator()
     structure = emulator.structure("1f1b", STAGES, STAGES, MICRO_BATCHES)
     duration, lag, _ = durations(structure, emulator.table(made_up(random.Random(0))), CLASSES, 0.0)
@@ -130,7 +130,7 @@ def plain_per_s(repeats: int) -> int:
 
 
 def annealed(structure: Structure, candidates: Candidates, count: int, walk: bool) -> list[Ints]:
-    """The orders that simulated annealing with swaps of neighbours asks for; without ``walk`` it stays."""
+    """Orders that simulated annealing with swaps of neighbours evaluates; without ``walk`` around one order."""
     draw = random.Random(0)
     places = [
         at for rank in range(structure.ranks) for at in range(structure.begin[rank], structure.begin[rank + 1] - 1)
@@ -163,7 +163,7 @@ def other_orders(repeats: int, count: int, stages: int, micro_batches: int, walk
 
     def by_replay(orders: list[Ints]) -> list[float]:
         changed = [replace(structure, order=order) for order in orders]
-        return [replay(to_graph(one, duration, lag)).makespan_s for one in changed]
+        return [replay(to_graph(candidate, duration, lag)).makespan_s for candidate in changed]
 
     hows = {
         "from the start": {"resume": False},
@@ -171,19 +171,19 @@ def other_orders(repeats: int, count: int, stages: int, micro_batches: int, walk
         "resumed and remembered": {"resume": True, "remember": True},
     }
     ways: dict[str, tuple[int, Callable[[], object]]] = {}
-    found: dict[str, list[float]] = {}
+    makespans: dict[str, list[float]] = {}
     for name, how in hows.items():
         used = candidates(**how)
-        found[name] = [used.makespan_s(order) for order in orders]
+        makespans[name] = [used.makespan_s(order) for order in orders]
         ways[name] = (count, partial(_play, candidates, how, orders))
-    assert found["from the start"] == found["resumed"] == found["resumed and remembered"]
-    runs = [order for order, s in zip(orders, found["resumed"], strict=True) if s < float("inf")][:16]
+    assert makespans["from the start"] == makespans["resumed"] == makespans["resumed and remembered"]
+    runs = [order for order, s in zip(orders, makespans["resumed"], strict=True) if s < float("inf")][:16]
     assert by_replay(runs) == [used.makespan_s(order) for order in runs]
     resumed = _play(candidates, {"resume": True}, orders)
     remembered = _play(candidates, {"resume": True, "remember": True}, orders).orders
     return {
         "candidates": count,
-        "that_cannot_run": sum(s == float("inf") for s in found["resumed"]),
+        "that_cannot_run": sum(s == float("inf") for s in makespans["resumed"]),
         "passes_kept": round(resumed.kept / (resumed.kept + resumed.run), 3),
         "hit_rate_of_orders": round(remembered.hits / (remembered.hits + remembered.misses), 3),
         "ways": turns(
@@ -206,28 +206,28 @@ def memory_modes(repeats: int, count: int) -> dict[str, Any]:
     draw = random.Random(2)
     base = Stage(1.0, 2.0, activation_bytes=8.0, boundary_bytes=1.0, weight_bytes=10.0)
     kept, dropped = base, Stage(1.0, 2.0, None, 8.0, 1.0, 10.0, "recompute")
-    asked: list[list[Stage]] = []
+    variants: list[list[Stage]] = []
     now = [kept] * STAGES
-    while len(asked) < count:
+    while len(variants) < count:
         now = list(now)
         at = draw.randrange(STAGES)
         now[at] = dropped if now[at] is kept else kept
-        asked.append(now)
+        variants.append(now)
 
     def play(reuse: bool) -> tuple[Emulator, list[float]]:
         emulator = Emulator(reuse)
-        return emulator, [emulator.simulate(stages, MICRO_BATCHES).makespan_s for stages in asked]
+        return emulator, [emulator.simulate(stages, MICRO_BATCHES).makespan_s for stages in variants]
 
-    emulator, found = play(True)
-    assert found == play(False)[1]
-    few = asked[:4]
+    emulator, makespans = play(True)
+    assert makespans == play(False)[1]
+    sample = variants[:4]
     structure = emulator.structure("1f1b", STAGES, STAGES, MICRO_BATCHES)
 
     def by_replay() -> list[float]:
-        arrays = [durations(structure, emulator.table(stages), CLASSES, 0.0) for stages in few]
+        arrays = [durations(structure, emulator.table(stages), CLASSES, 0.0) for stages in sample]
         return [replay(to_graph(structure, *one[:2])).makespan_s for one in arrays]
 
-    assert by_replay() == found[:4]
+    assert by_replay() == makespans[:4]
     steps = emulator.steps
     return {
         "candidates": count,

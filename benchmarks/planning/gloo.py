@@ -92,7 +92,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
 
 @dataclass
 class Round:
-    """What one round measured; of rank 0."""
+    """Measurements of one round, on rank 0."""
 
     layers: list[Layer]
     update_s: float
@@ -151,7 +151,7 @@ def measure_round(name: str, repeats: int) -> Round:
     """All measurements once, ``repeats`` iterations each; both processes call it together."""
     silent = Trainer(name, 25 * MIB, silent=True)
     dist.barrier()
-    found: Measured = measure_layers(
+    parts: Measured = measure_layers(
         silent.network, silent.loss, silent.optimizer.step, repeats=repeats, warm=WARM, fastest=FASTEST
     )
     dist.barrier()
@@ -165,10 +165,10 @@ def measure_round(name: str, repeats: int) -> Round:
         for _ in range(WARM):
             trainer.iterate()
         iterations_s[bucket_bytes] = [trainer.iterate() for _ in range(repeats)]
-        said = trainer.module._get_ddp_logging_data()
-        text = said.get("rebuilt_bucket_sizes") or said["bucket_sizes"]
+        logging_data = trainer.module._get_ddp_logging_data()
+        text = logging_data.get("rebuilt_bucket_sizes") or logging_data["bucket_sizes"]
         buckets[bucket_bytes] = [int(part) for part in str(text).split(",")]
-    return Round(found.layers, found.update_s, alone_s, slower_s, times, *slowdowns, iterations_s, buckets)
+    return Round(parts.layers, parts.update_s, alone_s, slower_s, times, *slowdowns, iterations_s, buckets)
 
 
 def _alone(silent: Trainer, repeats: int) -> tuple[float, float]:
@@ -196,7 +196,7 @@ def _transfer_s(size: int) -> float:
 
 
 def _slowdowns(silent: Trainer, alone_s: float) -> tuple[float, float]:
-    """How many times as long iterations and transfers take while both run."""
+    """Slowdown factors of iterations and of transfers while both run."""
     size = 4 * MIB
     wanted = torch.tensor(max(round(10 * alone_s / _transfer_s(size)), 4))
     dist.broadcast(wanted, 0)  # both must send as often
@@ -226,9 +226,9 @@ def _run(rank: int, name: str, store: str, rounds: int, repeats: int, out: str) 
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", f"file://{store}", timedelta(seconds=60), RANKS, rank)
     try:
-        found = [measure_round(name, repeats) for _ in range(rounds)]
+        results = [measure_round(name, repeats) for _ in range(rounds)]
         if rank == 0:
-            torch.save([asdict(one) for one in found], out)
+            torch.save([asdict(result) for result in results], out)
         dist.barrier()
     finally:
         dist.destroy_process_group()
@@ -241,7 +241,7 @@ def measure(name: str, rounds: int, repeats: int) -> list[Round]:
         arguments = (name, str(Path(folder) / "store"), rounds, repeats, out)
         processes.spawn(_run, arguments, nprocs=RANKS)  # type: ignore[no-untyped-call]
         saved = torch.load(out, weights_only=True)
-    return [Round(**{**one, "layers": [Layer(**layer) for layer in one["layers"]]}) for one in saved]
+    return [Round(**{**values, "layers": [Layer(**layer) for layer in values["layers"]]}) for values in saved]
 
 
 def replays(one: Round) -> dict[str, Callable[[int], Iteration]]:
@@ -261,12 +261,12 @@ def compare(name: str, rounds: Sequence[Round]) -> dict[str, Any]:
     """The replay beside the measured iterations, round by round: what else the machine does changes."""
 
     def mean(figure: str) -> float:
-        return statistics.fmean(getattr(one, figure) for one in rounds)
+        return statistics.fmean(getattr(measured, figure) for measured in rounds)
 
     columns = zip(*(one.table for one in rounds), strict=True)
     table = {str(int(c[0][0])): _ms(statistics.fmean(seconds for _, seconds in c)) for c in columns}
     layers = rounds[0].layers
-    found: dict[str, Any] = {
+    comparison: dict[str, Any] = {
         "network": name,
         "layers": len(layers),
         "gradient_bytes": sum(sum(x.gradient_bytes) for x in layers),
@@ -279,42 +279,42 @@ def compare(name: str, rounds: Sequence[Round]) -> dict[str, Any]:
         "buckets": [],
     }
     for bucket_bytes in BUCKETS_BYTES:
-        each = [typical(one.iterations_s[bucket_bytes]) for one in rounds]
+        typical_s = [typical(one.iterations_s[bucket_bytes]) for one in rounds]
         own = [[int(b.bytes) for b in fill_buckets(one.layers, bucket_bytes)] for one in rounds]
         row: dict[str, Any] = {
             "bucket_bytes": bucket_bytes,
             "buckets": len(own[0]),
             "same_as_ddp": own == [one.bucket_bytes[bucket_bytes] for one in rounds],
-            "measured_ms": _ms(statistics.median(each)),
-            "rounds_ms": [_ms(s) for s in each],
+            "measured_ms": _ms(statistics.median(typical_s)),
+            "rounds_ms": [_ms(s) for s in typical_s],
         }
         for way in ("replayed", "without_waiting", "without_contention"):
             replayed_s = [replays(one)[way](bucket_bytes).iteration_s for one in rounds]
-            errors = [a / b - 1 for a, b in zip(replayed_s, each, strict=True)]
+            errors = [a / b - 1 for a, b in zip(replayed_s, typical_s, strict=True)]
             row[f"{way}_ms"] = _ms(statistics.median(replayed_s))
             row[f"{way}_error"] = round(statistics.median(errors), 4)
             row[f"{way}_errors"] = [round(error, 4) for error in errors]
-        found["buckets"].append(row)
-    return found
+        comparison["buckets"].append(row)
+    return comparison
 
 
 def document(result: Mapping[str, Any]) -> str:
     """The result for docs/replay.md."""
     rows = []
     for network in result["networks"]:
-        for one in network["buckets"]:
-            each = one["rounds_ms"]
+        for bucket in network["buckets"]:
+            rounds_ms = bucket["rounds_ms"]
             rows.append(
                 [
                     network["network"],
-                    f"{one['bucket_bytes'] // MIB} MiB",
-                    str(one["buckets"]),
-                    f"{one['measured_ms']:.1f} ({min(each):.1f}-{max(each):.1f})",
-                    f"{one['replayed_ms']:.1f}",
-                    f"**{100 * one['replayed_error']:+.1f} %**",
-                    " ".join(f"{100 * error:+.0f}" for error in one["replayed_errors"]),
-                    f"{100 * one['without_waiting_error']:+.1f} %",
-                    f"{100 * one['without_contention_error']:+.1f} %",
+                    f"{bucket['bucket_bytes'] // MIB} MiB",
+                    str(bucket["buckets"]),
+                    f"{bucket['measured_ms']:.1f} ({min(rounds_ms):.1f}-{max(rounds_ms):.1f})",
+                    f"{bucket['replayed_ms']:.1f}",
+                    f"**{100 * bucket['replayed_error']:+.1f} %**",
+                    " ".join(f"{100 * error:+.0f}" for error in bucket["replayed_errors"]),
+                    f"{100 * bucket['without_waiting_error']:+.1f} %",
+                    f"{100 * bucket['without_contention_error']:+.1f} %",
                 ]
             )
     header = (
@@ -356,8 +356,8 @@ def main() -> None:
         "command": "python -m benchmarks.planning.gloo",
         "cores": os.cpu_count(),
         "rounds": options.rounds,
-        "load_before": [round(one, 2) for one in before],
-        "load_after": [round(one, 2) for one in os.getloadavg()],
+        "load_before": [round(load, 2) for load in before],
+        "load_after": [round(load, 2) for load in os.getloadavg()],
         "torch": torch.__version__,
         "fastest": FASTEST,
         "networks": networks,

@@ -32,15 +32,15 @@ def intervals(label: Label, predictor: LatencyPredictor) -> list[tuple[bool, flo
     """For each correlation: whether the interval has the measured time, and its width over the prediction."""
     counts = Counter(launch.spec for launch in launches_of(label))
     prices = predictor.predict(list(counts), label.device, protocol="eager", framework="pytorch")
-    asked = [PriceRequest("", {"operator": spec.operator}, label.device) for spec in counts]
+    programs = [PriceRequest("", {"operator": spec.operator}, label.device) for spec in counts]
     seconds = np.array([n * (p.latency_s or 0.0) for n, p in zip(counts.values(), prices, strict=True)])
-    spread = spread_of(asked, prices)
-    found = []
+    spread = spread_of(programs, prices)
+    results = []
     for correlation in CORRELATIONS:
         # One stream: the makespan is the sum.
         lower, upper = np.quantile(spread.factors(SAMPLES, 0, correlation) @ seconds, LEVELS)
-        found.append((bool(lower <= label.measured_s <= upper), float((upper - lower) / seconds.sum())))
-    return found
+        results.append((bool(lower <= label.measured_s <= upper), float((upper - lower) / seconds.sum())))
+    return results
 
 
 def main() -> None:

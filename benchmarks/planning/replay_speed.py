@@ -1,4 +1,4 @@
-"""How fast a graph of 100,000 nodes is replayed, compiled and as plain Python, and read and answered whole.
+"""Replay speed of a graph of 100,000 nodes, compiled and as plain Python, with reading and answering.
 
 ``python -m benchmarks.planning.replay_speed`` writes ``benchmarks/results/replay_speed.json``. One core: set
 OMP_NUM_THREADS=1. The graph is made by this program: 16 devices with two streams each, two dependencies a
@@ -106,15 +106,15 @@ def main() -> None:
     output = subprocess.run([sys.executable, "-c", hide, *same], check=True, capture_output=True, text=True).stdout
     plain = json.loads(output)
     assert plain["makespan_s"] == compiled["makespan_s"]
-    found = {"compiled": compiled, "plain": plain, "load_average": os.getloadavg()[0]}
-    options.out.write_text(json.dumps(found, indent=1) + "\n")
+    result = {"compiled": compiled, "plain": plain, "load_average": os.getloadavg()[0]}
+    options.out.write_text(json.dumps(result, indent=1) + "\n")
     for name, one in (("compiled", compiled), ("plain Python", plain)):
         print(
             f"{name}: {one['nodes']:,} nodes in {one['replay_s']:.2f} s ({one['nodes_per_s']:,.0f} nodes/s), "
             f"again with other durations {one['replay_again_s'] * 1e3:.0f} ms; JSON and schema "
             f"{one['read_s']:.2f} s, answer {one['answer_s']:.2f} s, JSON out {one['write_s']:.2f} s"
         )
-    print(f"load average {found['load_average']:.1f}")
+    print(f"load average {result['load_average']:.1f}")
 
 
 if __name__ == "__main__":

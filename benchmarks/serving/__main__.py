@@ -30,28 +30,28 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--only", nargs="*", choices=PARTS, default=PARTS)
     options = parser.parse_args()
-    found: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
-    found["cores"] = len(os.sched_getaffinity(0))
+    results: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
+    results["cores"] = len(os.sched_getaffinity(0))
     if "rates" in options.only:
         for workers in options.workers:
             with running("--workers", str(workers)) as served:
-                found[f"workers_{workers}"] = {
+                results[f"workers_{workers}"] = {
                     "cold": rates.cold(served, options.seconds, options.connections),
                     "warm": rates.warm(served, options.seconds, options.connections),
                     "single": rates.single(served, options.seconds, 200.0),
                 }
-        found["in_process"] = rates.in_process(options.seconds)
+        results["in_process"] = rates.in_process(options.seconds)
     if "memory" in options.only:
         with running() as served:
-            found["memory"] = endurance.memory(served, options.requests, 600.0)
+            results["memory"] = endurance.memory(served, options.requests, 600.0)
     if "overload" in options.only:
         with running() as served:
-            found["overload"] = endurance.overload(served, options.seconds)
+            results["overload"] = endurance.overload(served, options.seconds)
     if "kill" in options.only:
         with tempfile.TemporaryDirectory() as folder:
-            found["kill"] = endurance.kill_nine(Path(folder), rounds=5, seconds=2.0)
-    options.out.write_text(json.dumps(found, indent=1) + "\n")
-    print("\n".join(table(found)))
+            results["kill"] = endurance.kill_nine(Path(folder), rounds=5, seconds=2.0)
+    options.out.write_text(json.dumps(results, indent=1) + "\n")
+    print("\n".join(table(results)))
 
 
 def table(found: dict[str, Any]) -> list[str]:

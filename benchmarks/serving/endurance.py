@@ -1,4 +1,4 @@
-"""What holds when it goes on for long, when too much comes, and when the power goes."""
+"""Endurance: memory over many requests, overload, and kill -9 under load."""
 
 from __future__ import annotations
 

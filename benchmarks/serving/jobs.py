@@ -48,8 +48,8 @@ def begin(served: Served) -> str:
 
 def job(served: Served, id: str) -> dict[str, Any]:
     """The job."""
-    found: dict[str, Any] = served.ask("GET", f"/jobs/{id}")[1]
-    return found
+    job_state: dict[str, Any] = served.ask("GET", f"/jobs/{id}")[1]
+    return job_state
 
 
 def cpu_seconds(served: Served) -> float:
@@ -81,8 +81,8 @@ def compare(served: Served, seconds: float, rate: float, rounds: int) -> dict[st
         time.sleep(1.0)
     out: dict[str, Any] = {"rate_per_s": rate, "rounds": rounds, "seconds": seconds}
     for name in ("p50_s", "p99_s"):
-        out[f"idle_{name}"] = statistics.median(each[name] for each in idle)
-        out[f"searching_{name}"] = statistics.median(each[name] for each in busy)
+        out[f"idle_{name}"] = statistics.median(load[name] for load in idle)
+        out[f"searching_{name}"] = statistics.median(load[name] for load in busy)
     out["p99_ratio"] = out["searching_p99_s"] / out["idle_p99_s"]
     out["p99_ratios"] = [b["p99_s"] / i["p99_s"] for i, b in zip(idle, busy, strict=True)]
     out["search_cores"] = searched_s / (rounds * seconds)
@@ -97,13 +97,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--rates", type=float, nargs="*", default=[100.0, 200.0])
     options = parser.parse_args()
-    found: dict[str, Any] = {"cores": len(os.sched_getaffinity(0)), "load_before": os.getloadavg()[0]}
+    result: dict[str, Any] = {"cores": len(os.sched_getaffinity(0)), "load_before": os.getloadavg()[0]}
     with running() as served:
         served.ask("POST", "/pipeline/search", {**SEARCH, "budget_s": 1, "max_steps": 1})  # compiles
         rates.single(served, options.seconds, 100.0)  # caches and connections
-        found["rates"] = [compare(served, options.seconds, rate, options.rounds) for rate in options.rates]
-    options.out.write_text(json.dumps(found, indent=1) + "\n")
-    for part in found["rates"]:
+        result["rates"] = [compare(served, options.seconds, rate, options.rounds) for rate in options.rates]
+    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    for part in result["rates"]:
         print(
             f"{part['rate_per_s']:.0f} requests/s: p50 {1e3 * part['idle_p50_s']:.2f} -> "
             f"{1e3 * part['searching_p50_s']:.2f} ms, p99 {1e3 * part['idle_p99_s']:.2f} -> "

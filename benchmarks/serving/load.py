@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Answer:
-    """What became of one request: ``status`` 0 where there was no answer."""
+    """Outcome of one request; ``status`` is 0 if no answer came."""
 
     status: int
     seconds: float

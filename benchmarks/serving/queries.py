@@ -1,4 +1,4 @@
-"""Queries to ask: what a scheduler asks again and again, and what nobody has asked before."""
+"""Queries of the load tests: repeated ones, as a scheduler sends them, and new ones."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def warm(served: Served, seconds: float, connections: int) -> dict[str, Any]:
 
 
 def cold(served: Served, seconds: float, connections: int, start: int = 0) -> dict[str, Any]:
-    """Operators that nobody has asked about, in batches of 256."""
+    """New operators in batches of 256."""
     ready = bodies(distinct(start), ITEMS)
     # Made before the clock runs: the client's own work is not the server's.
     prepared = iter(list(itertools.islice(ready, int(seconds * 40))))
@@ -82,7 +82,7 @@ def in_process(seconds: float) -> dict[str, Any]:
 
     new = distinct(6_000_000)
     batches = [list(itertools.islice(new, ITEMS)) for _ in range(int(seconds * 60))]
-    found = {}
+    rates = {}
     known = repeated(ITEMS)
     predictor.predict_queries(queries(known))
     for name, source in (("cold", iter(batches)), ("warm", itertools.repeat(known))):
@@ -92,8 +92,8 @@ def in_process(seconds: float) -> dict[str, Any]:
             count += len(batch)
             if time.perf_counter() - started > seconds:
                 break
-        found[f"{name}_items_per_s"] = count / (time.perf_counter() - started)
-    return found
+        rates[f"{name}_items_per_s"] = count / (time.perf_counter() - started)
+    return rates
 
 
 def _all_answered(answers: Any) -> None:

@@ -1,4 +1,4 @@
-"""From finished searches to figures: best latencies, time, ratios."""
+"""Figures of finished searches: best latencies, time, ratios."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def over_time(search: Mapping[str, Any]) -> list[tuple[float, float]]:
     another search had measured was not measured again.
     """
     points, clock, best = [], 0.0, math.inf
-    for each in search["rounds"]:
-        clock += each["search_s"] + each["update_s"] + sum(cost for _, _, cost in each["trials"])
-        best = min([best, *(latency for _, latency, _ in each["trials"] if latency is not None)])
+    for round in search["rounds"]:
+        clock += round["search_s"] + round["update_s"] + sum(cost for _, _, cost in round["trials"])
+        best = min([best, *(latency for _, latency, _ in round["trials"] if latency is not None)])
         points.append((clock, best))
     return points
 
@@ -116,19 +116,19 @@ def reached(
     by: Mapping[tuple[str, int, str], Mapping[str, Any]], pairs: Iterable[tuple[str, int]], last: int
 ) -> dict[str, dict[str, Any]]:
     """In how many searches a method reached what TVM's model had in the end, and after how many trials."""
-    found: dict[str, dict[str, Any]] = {}
+    summary: dict[str, dict[str, Any]] = {}
     for t, s in pairs:
         goal = best_at(by[t, s, AGAINST], last)
         for m in METHODS:
             if (t, s, m) not in by:
                 continue
-            mine = found.setdefault(m, {"searches": 0, "reached": 0, "after": []})
-            mine["searches"] += 1
+            entry = summary.setdefault(m, {"searches": 0, "reached": 0, "after": []})
+            entry["searches"] += 1
             after = next((i + 1 for i, b in enumerate(best_so_far(by[t, s, m])) if b <= goal), None)
             if after is not None:
-                mine["reached"] += 1
-                mine["after"].append(after)
-    return found
+                entry["reached"] += 1
+                entry["after"].append(after)
+    return summary
 
 
 def geometric(values: Iterable[float]) -> float:
@@ -139,8 +139,8 @@ def geometric(values: Iterable[float]) -> float:
 
 def mean(values: Iterable[float]) -> float:
     """Arithmetic mean."""
-    found = list(values)
-    return sum(found) / len(found)
+    numbers = list(values)
+    return sum(numbers) / len(numbers)
 
 
 def _short(value: float) -> float | None:

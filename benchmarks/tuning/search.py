@@ -26,7 +26,7 @@ POPULATION, GENERATIONS, LEAST_UNMEASURED = 64, 3, 16
 
 @dataclass
 class Round:
-    """What a round took, in seconds.
+    """Seconds of a round, by part.
 
     Attributes
     ----------
@@ -38,7 +38,7 @@ class Round:
     predict_s, update_s : float
         Of the cost model; ``update_s`` for learning from these trials.
     predicted : int
-        Candidates that the cost model was asked about.
+        Candidates that the cost model scored.
     """
 
     trials: list[tuple[str, float | None, float]] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Clock:
         self.count = 0
 
     def predicting(self, count: int, seconds: float) -> None:
-        """The cost model was asked."""
+        """Record a call of the cost model."""
         self._open.predicted += count
         self._open.predict_s += seconds
 
@@ -82,7 +82,7 @@ class Clock:
 
 @derived_object
 class Timed(ms.cost_model.PyCostModel):  # type: ignore[misc]
-    """A cost model, with a clock beside it."""
+    """A cost model whose calls are timed."""
 
     def __init__(self, inner: Any, clock: Clock) -> None:
         super().__init__()
@@ -91,9 +91,9 @@ class Timed(ms.cost_model.PyCostModel):  # type: ignore[misc]
     def predict(self, context: Any, candidates: Sequence[Any]) -> Any:
         """Scores."""
         started = time.perf_counter()
-        found = self.inner.predict(context, candidates)
+        scores = self.inner.predict(context, candidates)
         self.clock.predicting(len(candidates), time.perf_counter() - started)
-        return found
+        return scores
 
     def update(self, context: Any, candidates: Sequence[Any], results: Sequence[Any]) -> None:
         """Learn."""
@@ -104,7 +104,7 @@ class Timed(ms.cost_model.PyCostModel):  # type: ignore[misc]
 
 @derived_object
 class ClockedBuilder(ms.builder.PyBuilder):  # type: ignore[misc]
-    """The bench's builder; tells the clock."""
+    """The bench's builder, timed."""
 
     def __init__(self, bench: Workbench, clock: Clock) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class ClockedBuilder(ms.builder.PyBuilder):  # type: ignore[misc]
 
 @derived_object
 class ClockedRunner(ms.runner.PyRunner):  # type: ignore[misc]
-    """The bench's runner; tells the clock."""
+    """The bench's runner, timed."""
 
     def __init__(self, bench: Workbench, clock: Clock) -> None:
         super().__init__()
@@ -127,10 +127,10 @@ class ClockedRunner(ms.runner.PyRunner):  # type: ignore[misc]
 
     def run(self, runner_inputs: list[Any]) -> list[Any]:
         """As the bench's."""
-        found = list(self.bench.runner.run(runner_inputs))
+        futures = list(self.bench.runner.run(runner_inputs))
         # Programs that failed to build never get here.
         self.clock.measured([self.bench.trial(d) for d in self.bench.asked[-self.clock.count :]])
-        return found
+        return futures
 
 
 def cost_model(method: str, predictor: BulkPredictor, device: Any) -> Any:

@@ -49,8 +49,8 @@ def depthwise(channels: int, size: int, kernel: int, stride: int) -> list[Any]:
     data = te.placeholder((1, channels, size, size), name="data")
     weight = te.placeholder((channels, 1, kernel, kernel), name="weight")
     bias = te.placeholder((1, channels, 1, 1), name="bias")
-    found = topi.nn.depthwise_conv2d_nchw(data, weight, stride, kernel // 2, 1)
-    return [data, weight, bias, topi.nn.relu(topi.add(found, bias))]
+    output = topi.nn.depthwise_conv2d_nchw(data, weight, stride, kernel // 2, 1)
+    return [data, weight, bias, topi.nn.relu(topi.add(output, bias))]
 
 
 def softmax(rows: int, columns: int) -> list[Any]:

@@ -40,7 +40,7 @@ COMPARED = ("neusight", "aiconfigurator_gemm")
 
 @dataclass(frozen=True)
 class QueryBatch:
-    """Rows of one device and source, and what the network says of them.
+    """Rows of one device and source, with the network's predictions.
 
     Attributes
     ----------
@@ -99,28 +99,28 @@ class Group:
             "train": {key: train[key] for key in ("steps", "train_rows", "train_seconds")},
             "tables": [],
         }
-        for asked in self._tables():
-            tables.append(asked)
-            entry["tables"].append(asked.entry)
-            asked.entry["ceilings"], asked.entry["sustained"] = self._with_ceilings(asked)
-            self._adapt(asked, DEFAULT, FEW)
+        for batch in self._tables():
+            tables.append(batch)
+            entry["tables"].append(batch.entry)
+            batch.entry["ceilings"], batch.entry["sustained"] = self._with_ceilings(batch)
+            self._adapt(batch, DEFAULT, FEW)
             yield entry
         entry["known"], entry["domain"] = self._domain(tables)
         yield entry
-        compared = [asked for source in COMPARED for asked in [t for t in tables if t.source == source][:1]]
-        for asked, sampler in itertools.product(compared, OTHERS):
-            self._adapt(asked, sampler, FEW)
+        compared = [batch for source in COMPARED for batch in [t for t in tables if t.source == source][:1]]
+        for batch, sampler in itertools.product(compared, OTHERS):
+            self._adapt(batch, sampler, FEW)
             yield entry
-        for asked in tables:
-            if asked.source in COMPARED:
-                self._adapt(asked, DEFAULT, MANY)
+        for batch in tables:
+            if batch.source in COMPARED:
+                self._adapt(batch, DEFAULT, MANY)
                 yield entry
         self._baselines(tables)
         entry["seconds"] = round(time.monotonic() - started)
         yield entry
 
     def _tables(self) -> Iterator[QueryBatch]:
-        """The group's tables with what is said of them without a measurement."""
+        """The group's tables with predictions made without measurements of the device."""
         for device in self.held_out:
             for source in self.dataset.sources:
                 available = self.study.rows_of(device, source)
@@ -138,8 +138,8 @@ class Group:
                     "available": len(available),
                     "rows": len(chosen),
                 }
-                asked = QueryBatch(device, source, records, known, chosen, logs, family, entry)
-                point, levels, factor = asked.said()
+                batch = QueryBatch(device, source, records, known, chosen, logs, family, entry)
+                point, levels, factor = batch.said()
                 curve = coverage_curve(logs, point, levels, factor)
                 entry |= {
                     "specification": figures(logs, point, family, levels, factor),
@@ -149,22 +149,22 @@ class Group:
                     "baselines": {},
                     "adapted": [],
                 }
-                self._say(asked, "specification", entry["specification"])
-                yield asked
+                self._say(batch, "specification", entry["specification"])
+                yield batch
 
-    def _with_ceilings(self, asked: QueryBatch) -> tuple[dict[str, Any] | None, dict[str, float] | None]:
+    def _with_ceilings(self, batch: QueryBatch) -> tuple[dict[str, Any] | None, dict[str, float] | None]:
         """Figures with what the device sustains in place of its sheet, and what that is; none where no
         training-part row tells it."""
-        spec = self.study.device(asked.device)
+        spec = self.study.device(batch.device)
         if spec.sustained is None:
             return None, None
-        rows = np.sort(asked.rows)
+        rows = np.sort(batch.rows)
         records = self.study.records(rows, spec, self.artifact)
         known = survey(self._pipeline, records, self.cache)
         chosen = rows[records.origin[known.rows]]
         again = QueryBatch(
-            asked.device,
-            asked.source,
+            batch.device,
+            batch.source,
             records,
             known,
             chosen,
@@ -173,25 +173,25 @@ class Group:
             {},
         )
         point, levels, factor = again.said()
-        found = figures(again.log_measured, point, again.family, levels, factor)
-        self._say(asked, "ceilings", found)
-        return found, spec.sustained.figures()
+        results = figures(again.log_measured, point, again.family, levels, factor)
+        self._say(batch, "ceilings", results)
+        return results, spec.sustained.figures()
 
-    def _adapt(self, asked: QueryBatch, sampler: str, counts: Sequence[int]) -> None:
+    def _adapt(self, batch: QueryBatch, sampler: str, counts: Sequence[int]) -> None:
         for seed, k in itertools.product(SEEDS, counts):
-            found = adapted(
+            adaptation = adapted(
                 self.artifact,
-                asked.records,
-                asked.known,
-                asked.log_measured,
-                asked.family,
+                batch.records,
+                batch.known,
+                batch.log_measured,
+                batch.family,
                 self.cache,
                 sampler=sampler,
                 k=k,
                 seed=seed,
             )
-            asked.entry["adapted"].append(found)
-            self._say(asked, f"{sampler} k = {k} seed {seed}", found["after"])
+            batch.entry["adapted"].append(adaptation)
+            self._say(batch, f"{sampler} k = {k} seed {seed}", adaptation["after"])
 
     def _baselines(self, tables: list[QueryBatch]) -> None:
         """Fit the baselines on the network's training rows and ask them about the tables."""
