@@ -31,6 +31,7 @@ from cdmpp.artifact.folder import default_model
 from cdmpp.artifact.load import load_artifact
 from cdmpp.devices.registry import lookup
 from cdmpp.features.encode import encode_operator, encode_operators, encode_tvm_json, pad_leaves
+from cdmpp.inference.engine import engine_of
 from cdmpp.nn.inputs import query_inputs, stack_devices, summarise
 from cdmpp.nn.network import LatencyNetwork
 from cdmpp.nn.positional_encoding_np import encode_places
@@ -115,7 +116,7 @@ def engines(weights: Weights, exportable: Exportable, data: dict[str, Any], comp
         return calls
 
     feed = {name: value for name, value in data.items() if name != "positions"}
-    session = weights.engine()._session
+    session = engine_of(weights)._session
 
     def onnx_says() -> list[Any]:
         # Includes the work of the predictor per batch: positional encodings are looked up in a table.

@@ -158,7 +158,7 @@ def main() -> None:
     options = parser.parse_args()
     old = json.loads(GATE.read_text(encoding="utf-8")) if GATE.is_file() else None
     manifest = json.loads((MODEL / "manifest.json").read_text(encoding="utf-8"))
-    data = TrainConfig.model_validate(manifest["config"]).data
+    data = TrainConfig.of_manifest(manifest["config"]).data
     tasks = choose_tasks(load_table(DATA), data)
     now = measured_now(tasks)
     allowed = {"model": MARGINS, "training": TRAINING_MARGINS}

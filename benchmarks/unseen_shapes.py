@@ -166,7 +166,7 @@ def domain_of(rows: Answered) -> dict[str, Any]:
 
 def study(artifact: Artifact, public_data: str | None) -> dict[str, Any]:
     """The whole result file but its command."""
-    config = TrainConfig.model_validate(artifact.manifest["config"])
+    config = TrainConfig.of_manifest(artifact.manifest["config"])
     table = load_training_table(config, public_data, ())
     rows = answer_rows(artifact, table, held_out_rows(table, config))
     sources = {}

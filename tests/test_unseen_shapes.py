@@ -83,7 +83,7 @@ def test_coverage_of_a_normal_error_is_what_is_promised() -> None:
 def test_rows_are_answered_as_cdmpp_eval_does(predictor: LatencyPredictor) -> None:
     tasks = json.loads(GATE.read_text(encoding="utf-8"))["tasks"]
     table = read_tasks([*tasks["test"][:3], *tasks["train"][:1]])
-    config = TrainConfig.model_validate(predictor.artifact.manifest["config"])
+    config = TrainConfig.of_manifest(predictor.artifact.manifest["config"])
     rows = held_out_rows(table, config)
     assert 0 < len(rows) < len(table)
     found = answer_rows(predictor.artifact, table, rows).figures()

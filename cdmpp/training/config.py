@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -149,6 +150,19 @@ class TrainConfig(BaseModel):
         None, description="train the original with these values, on this data and budget"
     )
     finish: FinishConfig = FinishConfig()
+
+    @classmethod
+    def of_manifest(cls, fields: Mapping[str, Any]) -> TrainConfig:
+        """Configuration stored with a model (:meth:`NetworkConfig.of_manifest`).
+
+        Raises
+        ------
+        UnsupportedOptionError
+            An option has a value that this version does not support.
+        """
+        # "ratio" is the only label that was ever shipped, and the only one left.
+        kept = {name: value for name, value in fields.items() if name not in ("label", "network")}
+        return cls(**kept, network=NetworkConfig.of_manifest(fields["network"]))
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
