@@ -30,7 +30,7 @@ from cdmpp.planning.rl.plan_schema import RlPlan
 from cdmpp.planning.rl.problem import RlProblem
 from cdmpp.planning.rl.schema import RlRequest
 from cdmpp.planning.rl.search import search
-from cdmpp.planning.rl.sizes import ParetoFront, PoolSizes, SizingProblem, candidate_sizes, coarse_to_fine
+from cdmpp.planning.rl.sizes import PoolSizes, SizingProblem, candidate_sizes, coarse_to_fine, pareto_front
 from cdmpp.planning.rl.streaming import Mode, ReadyTimes
 from cdmpp.planning.rl.view import draw
 from cdmpp.predictor import LatencyPredictor
@@ -277,12 +277,12 @@ def test_pareto_front_has_all_sizes_that_are_not_dominated() -> None:
         PoolSizes(0, 1, None, 0, TailSplit(0, 1), 1, float(step), float(price))
         for step, price in rng.integers(1, 12, (60, 2))
     ]
-    front = ParetoFront(priced=True)
+    front: list[PoolSizes] = []
     for candidate in candidates:
-        front.add([candidate])
+        front = pareto_front([*front, candidate], priced=True)
     points = {(sizes.step_s, sizes.price) for sizes in candidates}
     dominated = {a for a in points if any(b != a and b[0] <= a[0] and b[1] <= a[1] for b in points)}
-    assert {(sizes.step_s, sizes.price) for sizes in front.sizes} == points - dominated
+    assert {(sizes.step_s, sizes.price) for sizes in front} == points - dominated
 
 
 @pytest.mark.parametrize(

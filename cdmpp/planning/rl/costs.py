@@ -8,7 +8,6 @@ import numpy as np
 
 from cdmpp.compose.pricing import interpolate
 from cdmpp.curves.isotonic import monotone_fit
-from cdmpp.errors import FieldError
 from cdmpp.planning.rl.engine import Floats, GenerationEngine
 
 
@@ -107,7 +106,6 @@ class Pool:
     inference_s: float = 0.0
 
     def generation_engine(self) -> GenerationEngine:
-        """Return the engine; raise FieldError if the pool does not generate."""
-        if self.engine is None:
-            raise FieldError(f"pool {self.name!r} does not generate", path="pools")
+        """The engine of a pool that generates."""
+        assert self.engine is not None, f"pool {self.name!r} does not generate"
         return self.engine

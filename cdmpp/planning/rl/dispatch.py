@@ -178,10 +178,11 @@ class Dispatcher:
 
         The guesses of each step determine its groups, order and best split; the true lengths are generated.
         """
+        longest = min(self.engine.memory_tokens - self.engine.prompt_tokens, 2**31)
         finish = np.empty(self.steps.lengths.shape)
         for draw, (row, guess) in enumerate(zip(self.steps.lengths, self.steps.guesses, strict=True)):
             order = np.argsort(-guess, kind="stable")
-            guessed = np.clip(np.rint(guess[order]), 1, self._longest_in_memory).astype(np.int64)
+            guessed = np.clip(np.rint(guess[order]), 1, longest).astype(np.int64)
             guessed_step = SampledSteps(guessed[None], self.steps.tail_samples, order[None], guess[None])
             dispatcher = Dispatcher(self.engine, guessed_step)
             split = unsplit = TailSplit(0, instances)
@@ -207,10 +208,6 @@ class Dispatcher:
         """Unit-seconds for the tokens of each step at the batch with the highest throughput, (draws,)."""
         work: Floats = self.steps.lengths.sum(1) / self.engine.tokens_per_s() + self.samples * self.engine.prefill_s
         return work
-
-    @cached_property
-    def _longest_in_memory(self) -> int:
-        return min(int(self.engine.memory_tokens) - self.engine.prompt_tokens, 2**31)
 
     def _tail(self, instances: int) -> Floats:
         return self._group("tail", instances, self.steps.lengths[:, : self.steps.tail_samples])

@@ -52,46 +52,37 @@ def elastic_table(
     free_units : int
         Unused units of the pool.
     """
-    first_steps = steps.first(MOST_DRAWS)
-    return [_row(pool, split, cost, training_units, first_steps, free_units, growth) for growth in GROWTH]
-
-
-def _row(
-    pool: Pool,
-    split: TailSplit,
-    cost: TrainingCost,
-    training_units: int,
-    steps: SampledSteps,
-    free_units: int,
-    growth: float,
-) -> ElasticPart:
-    engine, units = pool.generation_engine(), split.instances
+    engine, units, first_steps = pool.generation_engine(), split.instances, steps.first(MOST_DRAWS)
     longest = engine.memory_tokens - engine.prompt_tokens
-    lengths = np.clip(np.rint(steps.lengths * growth), 1, longest).astype(np.int64)
-    dispatcher = Dispatcher(engine, replace(steps, lengths=lengths))
-    samples = dispatcher.samples
 
-    def stage_s(count: int) -> float:
+    def stage_s(dispatcher: Dispatcher, count: int) -> float:
         makespans = [dispatcher.makespans(TailSplit(0, count))]
         if split.tail and count > 1:
             tail = min(max(round(split.tail * count / units), 1), count - 1)
             makespans.append(dispatcher.makespans(TailSplit(tail, count - tail)))
-        return min(float(seconds.mean()) for seconds in makespans) + pool.inference_s * samples / count
+        inference_s = pool.inference_s * dispatcher.samples / count
+        return min(float(seconds.mean()) for seconds in makespans) + inference_s
 
-    generation = stage_s(units)
-    tokens = float(dispatcher.tokens.mean())
-    training = float(cost.whole_s(samples, tokens, float(training_units)))
-    # Simulated means of different dispatches are not exactly monotone.
-    saving = max(generation - stage_s(units + 1), 0.0)
-    loss = max(stage_s(units - 1) - generation, 0.0) if units > 1 else None
-    gap = generation - training
-    return ElasticPart(
-        growth=growth,
-        generation_s=generation,
-        training_s=training,
-        gap_s=gap,
-        saving_s=saving,
-        loss_s=loss,
-        action=action_of(gap, saving, loss, MIN_SAVING * generation),
-        free_units=free_units,
-    )
+    rows = []
+    for growth in GROWTH:
+        lengths = np.clip(np.rint(first_steps.lengths * growth), 1, longest).astype(np.int64)
+        dispatcher = Dispatcher(engine, replace(first_steps, lengths=lengths))
+        tokens = float(dispatcher.tokens.mean())
+        generation = stage_s(dispatcher, units)
+        training = float(cost.whole_s(dispatcher.samples, tokens, float(training_units)))
+        # Simulated means of different dispatches are not exactly monotone.
+        saving = max(generation - stage_s(dispatcher, units + 1), 0.0)
+        loss = max(stage_s(dispatcher, units - 1) - generation, 0.0) if units > 1 else None
+        gap = generation - training
+        row = ElasticPart(
+            growth=growth,
+            generation_s=generation,
+            training_s=training,
+            gap_s=gap,
+            saving_s=saving,
+            loss_s=loss,
+            action=action_of(gap, saving, loss, MIN_SAVING * generation),
+            free_units=free_units,
+        )
+        rows.append(row)
+    return rows

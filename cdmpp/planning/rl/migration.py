@@ -168,7 +168,7 @@ def best_migration(
         pauses = _pauses(dispatcher, split, threshold)
         held = float(np.mean([pause.held.sum() for pause in pauses]))
         for remaining in _remaining_counts(dispatcher.engine, threshold, instances, held):
-            migration = _migrate(dispatcher, split, pauses, threshold, remaining, link, inference_s)
+            migration = simulate_migration(dispatcher, split, threshold, remaining, link, inference_s, pauses)
             seconds = step_of(migration.ready_s) if inference_s > 0 else migration.generation_s
             if seconds <= limit and migration.freed_s > 0:
                 candidates.append((seconds, migration))
@@ -177,14 +177,6 @@ def best_migration(
     least = min(seconds for seconds, _ in candidates)
     equal = [migration for seconds, migration in candidates if seconds <= (1 + EQUAL) * least or inference_s == 0]
     return max(equal, key=lambda migration: migration.freed_s)
-
-
-def simulate_migration(
-    dispatcher: Dispatcher, split: TailSplit, threshold: int, remaining: int, link: MigrationLink, inference_s: float
-) -> Migration:
-    """Simulate one threshold and number of remaining instances."""
-    pauses = _pauses(dispatcher, split, threshold)
-    return _migrate(dispatcher, split, pauses, threshold, remaining, link, inference_s)
 
 
 def _remaining_counts(engine: GenerationEngine, threshold: int, instances: int, held_tokens: float) -> Iterable[int]:
@@ -226,15 +218,17 @@ def _pauses(dispatcher: Dispatcher, split: TailSplit, threshold: int) -> list[_P
     return pauses
 
 
-def _migrate(
+def simulate_migration(
     dispatcher: Dispatcher,
     split: TailSplit,
-    pauses: list[_Pause],
     threshold: int,
     remaining: int,
     link: MigrationLink,
     inference_s: float,
+    pauses: list[_Pause] | None = None,
 ) -> Migration:
+    """Simulate one threshold and number of remaining instances; ``pauses``: those of the threshold, if known."""
+    pauses = _pauses(dispatcher, split, threshold) if pauses is None else pauses
     instances, samples = split.instances, dispatcher.samples
     ready, ends, freed, moved_counts, moved_bytes = [], [], [], [], []
     for row, pause in zip(dispatcher.steps.lengths, pauses, strict=True):

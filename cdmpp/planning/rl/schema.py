@@ -8,7 +8,6 @@ from typing import Annotated, Self, TypeVar
 import numpy as np
 from pydantic import Field, model_validator
 
-from cdmpp.compose.budget import SearchControl
 from cdmpp.compose.pricing import BatchCurve, Cost, CostField, PredictedCost, Priced, fill
 from cdmpp.compose.request import (
     Budget,
@@ -262,12 +261,6 @@ class RlRequest(Request[RlPlan]):
         resolved = self.with_pool_costs()
         pools = fill(_Pools.model_construct(pools=resolved.pools), prices).pools
         return resolved.model_copy(update={"pools": pools})
-
-    def solve(self, control: SearchControl) -> RlPlan:
-        """Search sizes, dispatch, streaming and migration (:mod:`cdmpp.planning.rl.solver`)."""
-        from cdmpp.planning.rl.solver import solve
-
-        return solve(self, control)
 
     def draw_count(self) -> int:
         """Number of steps to simulate.

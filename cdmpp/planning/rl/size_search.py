@@ -11,7 +11,7 @@ from cdmpp.compose.budget import SearchControl
 from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.planning.rl.dispatch import Dispatcher, TailSplit
 from cdmpp.planning.rl.problem import RlProblem
-from cdmpp.planning.rl.sizes import ParetoFront, PoolSizes, candidate_sizes
+from cdmpp.planning.rl.sizes import PoolSizes, candidate_sizes, pareto_front
 
 #: Number of generation sizes, best first, for which a tail split is tried.
 SPLIT_TRIALS = 8
@@ -64,7 +64,8 @@ def search_sizes(
         Makes the answer of an intermediate result, for progress listeners.
     """
     sizing = problem.sizing
-    front = ParetoFront(any(pool.price_per_hour for pool in sizing.pools))
+    priced = any(pool.price_per_hour > 0 for pool in sizing.pools)
+    front: list[PoolSizes] = []
     queue = _generation_sizes(problem, list(dispatchers))
     best: dict[tuple[int, int], float] = {}
     tried, budget_s = 0, control.left_s
@@ -77,13 +78,13 @@ def search_sizes(
         if best and (enough or (max_steps is not None and tried >= max_steps)):
             break
         candidates = candidate_sizes(sizing, pool, dispatchers[pool], TailSplit(0, units))
-        front.add(candidates)
+        front = pareto_front(front + candidates, priced)
         tried += 1
         if candidates:
             best[pool, units] = min(sizes.value(problem.objective) for sizes in candidates)
-            so_far = SizeSearchResult(list(front.sizes), tried, False, [])
+            so_far = SizeSearchResult(front, tried, False, [])
             limit = problem.most_step_s
-            allowed = limit is None or any(sizes.step_s <= limit for sizes in front.sizes)
+            allowed = limit is None or any(sizes.step_s <= limit for sizes in front)
             control.report(
                 done=tried / len(queue),
                 best=min(best.values()),
@@ -95,14 +96,14 @@ def search_sizes(
             break
         dispatcher = dispatchers[pool]
         candidates = candidate_sizes(sizing, pool, dispatcher, dispatcher.choose_split(units))
-        front.add(candidates)
+        front = pareto_front(front + candidates, priced)
         for sizes in candidates if sizing.trains else []:
             if sizing.generation_inference_s(sizes) == 0:
                 continue
             other = inference_sizes.get(sizes.shared)
             if other is None or sizes.value(problem.objective) < other.value(problem.objective):
                 inference_sizes[sizes.shared] = sizes
-    return SizeSearchResult(front.sizes, tried, tried == len(queue), list(inference_sizes.values()))
+    return SizeSearchResult(front, tried, tried == len(queue), list(inference_sizes.values()))
 
 
 def choose_sizes(problem: RlProblem, front: list[PoolSizes]) -> PoolSizes:

@@ -7,7 +7,7 @@ simulated, and the cheapest of those with the shortest step (or the lowest price
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -169,24 +169,17 @@ def coarse_to_fine(most: int) -> Iterator[int]:
         ranges = halves
 
 
-class ParetoFront:
-    """Sizes that no other sizes beat in both step time and price (number of units if no pool has a price)."""
+def pareto_front(candidates: Iterable[PoolSizes], priced: bool) -> list[PoolSizes]:
+    """Candidates that no other beats in both step time and price (in units if ``priced`` is false), fastest first."""
 
-    def __init__(self, priced: bool) -> None:
-        self._priced = priced
-        self.sizes: list[PoolSizes] = []
+    def key(sizes: PoolSizes) -> tuple[float, float]:
+        return sizes.step_s, sizes.price if priced else float(sizes.units)
 
-    def _key(self, sizes: PoolSizes) -> tuple[float, float]:
-        return sizes.step_s, sizes.price if self._priced else float(sizes.units)
-
-    def add(self, candidates: list[PoolSizes]) -> None:
-        """Add candidates and remove dominated sizes."""
-        ordered = sorted(self.sizes + candidates, key=self._key)
-        self.sizes, least = [], np.inf
-        for sizes in ordered:
-            if self._key(sizes)[1] < least:
-                self.sizes.append(sizes)
-                least = self._key(sizes)[1]
+    front: list[PoolSizes] = []
+    for sizes in sorted(candidates, key=key):
+        if not front or key(sizes)[1] < key(front[-1])[1]:
+            front.append(sizes)
+    return front
 
 
 def candidate_sizes(

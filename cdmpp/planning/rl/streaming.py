@@ -50,12 +50,6 @@ class ReadyTimes:
         at = np.take_along_axis(ready_s, order, axis=1)[:, last]
         return cls(at, (last + 1).astype(np.float64), tokens[:, last].astype(np.float64))
 
-    @property
-    def end_s(self) -> Floats:
-        """Time at which the last sample is ready, (draws,)."""
-        end: Floats = self.at_s[:, -1]
-        return end
-
     def batch_counts(self) -> list[int]:
         """Possible numbers of batches: 1, 2, 4, ..."""
         return [2**k for k in range(len(self.samples).bit_length())]
@@ -101,7 +95,7 @@ def step_times(ready: ReadyTimes, cost: TrainingCost, units: Ints, mode: Mode, w
     """
     if mode == "async":
         whole = cost.whole_s(ready.samples[-1], ready.tokens[:, -1, None], units.astype(np.float64))
-        seconds = np.maximum(np.maximum(ready.end_s[:, None], whole), weights_s)
+        seconds = np.maximum(np.maximum(ready.at_s[:, -1, None], whole), weights_s)
         return seconds, np.ones(len(units), dtype=np.int64)
     counts = np.array(ready.batch_counts(), dtype=np.int64)
     ends = [ready.trained(cost, units, batches)[0] for batches in counts.tolist()]
