@@ -12,6 +12,8 @@ from cdmpp_server.problems import ProblemError
 from cdmpp_server.settings import Settings
 
 JSON = "application/json"
+#: Bodies up to this size are parsed in the event loop: a thread would cost more than it frees.
+INLINE_BYTES = 64 * 1024
 
 
 async def read_json_body(request: Request, settings: Settings) -> bytearray:

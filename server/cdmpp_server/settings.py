@@ -5,17 +5,33 @@ from __future__ import annotations
 import os
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
-from cdmpp_server.observe.tables import check_database
-from cdmpp_server.operate.access import KeyHashes
-from cdmpp_server.operate.logs import LogFormat
+from cdmpp_server.database_url import check_database
 
 #: Environment variable with the path of the optional TOML file.
 FILE_VARIABLE = "CDMPP_SETTINGS_FILE"
+
+
+#: "auto": text if stderr is a terminal, else JSON.
+LogFormat = Literal["auto", "json", "text"]
+
+
+def _named(value: object) -> object:
+    """Convert a list of hashes to a mapping; the first 8 characters are the names."""
+    if isinstance(value, list | tuple) and all(isinstance(hash, str) for hash in value):
+        return {hash[:8]: hash for hash in value}
+    return value
+
+
+#: Mapping of key name (for logs) to SHA-256 of the key; settings may also give a list of hashes.
+KeyHashes = Annotated[
+    dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")], Annotated[str, Field(pattern="^[0-9a-f]{64}$")]],
+    BeforeValidator(_named),
+]
 
 
 class Settings(BaseSettings):

@@ -14,7 +14,8 @@ from fastapi.testclient import TestClient
 from sqlalchemy import create_engine, select
 
 from cdmpp_server.app import create_app
-from cdmpp_server.observe.tables import database_url, observations
+from cdmpp_server.database_url import database_url
+from cdmpp_server.observe.tables import observations
 from cdmpp_server.settings import Settings
 from tests.server.conftest import LINEAR, problem
 

@@ -16,7 +16,8 @@ import pytest
 from sqlalchemy import create_engine, select
 
 from benchmarks.serving.process import free_port
-from cdmpp_server.observe.tables import database_url, observations
+from cdmpp_server.database_url import database_url
+from cdmpp_server.observe.tables import observations
 from tests.server.conftest import LINEAR
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -24,8 +24,8 @@ from cdmpp.errors import OverloadedError
 from cdmpp.planning.registry import PLANNERS, make_plan
 from cdmpp.predictor import LatencyPredictor
 from cdmpp_server.deadline import Deadline
-from cdmpp_server.plan.pool import Planners
 from cdmpp_server.plan.routes import PlanKinds
+from cdmpp_server.planners import Planners
 from cdmpp_server.problems import ProblemError
 from cdmpp_server.sandbox.supervised import SupervisedWorker
 from cdmpp_server.sandbox.worker import Worker, WorkerDiedError, WorkerMemoryError, WorkerTimeoutError

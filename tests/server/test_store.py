@@ -17,10 +17,11 @@ import pytest
 from sqlalchemy import create_engine, select, text
 
 from cdmpp.errors import MissingDependencyError
+from cdmpp_server.database_url import database_url
 from cdmpp_server.observe.figures import Running
 from cdmpp_server.observe.ids import PredictedBefore
 from cdmpp_server.observe.store import Observation, Store, StoreUnavailableError
-from cdmpp_server.observe.tables import database_url, observations
+from cdmpp_server.observe.tables import observations
 from cdmpp_server.observe.writer import FullError, Writer
 from tests.server.postgres import running_postgres
 

@@ -10,7 +10,7 @@ from cdmpp.adaptation.samplers import Sampler
 from cdmpp.compose.request import WholeNumber
 from cdmpp.evaluation.tables import BELIEVABLE_S
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
-from cdmpp_server.predict.schema import Device, RegisteredProgram
+from cdmpp_server.fields import Device, RegisteredProgram
 from cdmpp_server.schema import with_max_items
 
 _CLOSED = ConfigDict(extra="forbid", strict=True)

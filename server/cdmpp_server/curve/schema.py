@@ -22,7 +22,8 @@ from cdmpp.curves.template import (
 from cdmpp.errors import DataError
 from cdmpp.prediction import DEFAULT_QUANTILES
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
-from cdmpp_server.predict.schema import MAX_QUANTILES, Device, ErrorInfo, Level, OperatorProgram, Seconds
+from cdmpp_server.fields import Device, OperatorProgram
+from cdmpp_server.predict.schema import MAX_QUANTILES, ErrorInfo, Level, Seconds
 
 MAX_DEVICES = 100
 _CLOSED = ConfigDict(extra="forbid", strict=True)

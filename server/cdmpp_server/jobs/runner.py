@@ -16,7 +16,7 @@ from cdmpp.errors import OverloadedError
 from cdmpp_server.jobs.store import MAX_ATTEMPTS, JobStore, LeasedJob, State
 from cdmpp_server.observe.store import StoreUnavailableError
 from cdmpp_server.operate.metrics import Metrics
-from cdmpp_server.plan.pool import run_job
+from cdmpp_server.planners import run_job
 from cdmpp_server.problems import ProblemError, internal_error
 from cdmpp_server.sandbox.supervised import SupervisedWorker
 from cdmpp_server.sandbox.worker import Worker

@@ -13,7 +13,7 @@ from anyio.to_thread import run_sync
 from fastapi import APIRouter, FastAPI, Request, Response
 
 from cdmpp.errors import MissingDependencyError
-from cdmpp_server.body import read_json_body
+from cdmpp_server.body import INLINE_BYTES, read_json_body
 from cdmpp_server.deadline import Deadline
 from cdmpp_server.feature import Schema
 from cdmpp_server.observe.ids import read_id
@@ -30,7 +30,6 @@ from cdmpp_server.observe.writer import FullError, Writer
 from cdmpp_server.openapi import BODY_PROBLEMS, add_answer, add_body, add_models, add_problems, ref
 from cdmpp_server.operate.middleware import count_items
 from cdmpp_server.parse import parse
-from cdmpp_server.predict.service import INLINE_BYTES
 from cdmpp_server.problems import ProblemError
 from cdmpp_server.settings import Settings
 

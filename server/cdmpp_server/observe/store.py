@@ -21,17 +21,10 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
+from cdmpp_server.database_url import database_url
 from cdmpp_server.observe.figures import Figures, Running, Sums
 from cdmpp_server.observe.ids import PredictedBefore
-from cdmpp_server.observe.tables import (
-    SchemaVersionError,
-    connect,
-    create,
-    database_url,
-    observations,
-    programs,
-    running,
-)
+from cdmpp_server.observe.tables import SchemaVersionError, connect, create, observations, programs, running
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -83,7 +76,7 @@ class Store:
     Parameters
     ----------
     database : str, optional
-        As :func:`cdmpp_server.observe.tables.database_url` reads it.
+        As :func:`cdmpp_server.database_url.database_url` reads it.
     max_programs, max_program_bytes : int
         Maximum number and size of stored programs, exceeded by a few for a while. The least recently used are
         removed first.

@@ -7,7 +7,6 @@ SQLite does not wait for a lock that a transaction requests later.
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import time
 from pathlib import Path
@@ -28,12 +27,10 @@ from sqlalchemy import (
     create_engine,
     event,
     insert,
-    make_url,
     select,
     text,
 )
 from sqlalchemy.engine import URL, Connection
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from cdmpp.errors import MissingDependencyError
 
@@ -102,42 +99,6 @@ Index("cdmpp_programs_used", programs.c.used_at, programs.c.size)
 
 class SchemaVersionError(Exception):
     """The database has the schema of another version of the service."""
-
-
-def database_url(database: str | None) -> URL:
-    """Return the URL of a ``database`` setting: None, path of a SQLite file, or SQLAlchemy URL.
-
-    Raises
-    ------
-    ValueError
-        It is neither a path nor a URL of SQLite or PostgreSQL; or it is None and there is no home folder.
-    """
-    if database is None:
-        state = os.environ.get("XDG_STATE_HOME", "")
-        # The XDG specification: a relative path is to be ignored.
-        try:
-            folder = Path(state) if Path(state).is_absolute() else Path.home() / ".local" / "state"
-        except RuntimeError:
-            raise ValueError("there is no home folder for the database: set CDMPP_DATABASE") from None
-        return URL.create("sqlite", database=str(folder / "cdmpp" / "service.sqlite"))
-    if "://" not in database and database not in ("", ":memory:"):
-        return URL.create("sqlite", database=database)
-    try:
-        url = make_url(database)
-        dialect = url.get_dialect().name
-    except (ArgumentError, NoSuchModuleError):
-        dialect = ""
-    # SQLite in memory would lose accepted observations.
-    if dialect not in ("sqlite", "postgresql") or url.database in (None, "", ":memory:"):
-        # The message omits the URL: it may contain a password.
-        raise ValueError("database should be a path, sqlite:///PATH or postgresql+psycopg://USER@HOST/NAME")
-    return url
-
-
-def check_database(database: str | None) -> str | None:
-    """Return the setting unchanged; raises as :func:`database_url`."""
-    database_url(database)
-    return database
 
 
 def connect(url: URL) -> Engine:

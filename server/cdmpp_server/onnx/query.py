@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS, Framework, Protocol
-from cdmpp_server.predict.schema import MAX_TEXT
+from cdmpp_server.fields import MAX_TEXT
 from cdmpp_server.problems import ProblemError, SchemaViolation
 
 #: Maximum number of devices, and of dynamic dimensions, in one request.

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from cdmpp.programs.query_options import Framework, Protocol
+from cdmpp_server.fields import OPERATOR_SCHEMA
 from cdmpp_server.observe.ids import MAX_ID
-from cdmpp_server.predict.schema import OPERATOR_SCHEMA, ErrorInfo, Seconds
+from cdmpp_server.predict.schema import ErrorInfo, Seconds
 
 Domain = Literal["in", "near", "out"]
 _CLOSED = ConfigDict(extra="forbid")

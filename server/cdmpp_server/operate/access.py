@@ -16,25 +16,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated
-
-from pydantic import BeforeValidator, Field
 
 from cdmpp_server.problems import ProblemError
 
-
-def _named(value: object) -> object:
-    """Convert a list of hashes to a mapping; the first 8 characters are the names."""
-    if isinstance(value, list | tuple) and all(isinstance(hash, str) for hash in value):
-        return {hash[:8]: hash for hash in value}
-    return value
-
-
-#: Mapping of key name (for logs) to SHA-256 of the key; settings may also give a list of hashes.
-KeyHashes = Annotated[
-    dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")], Annotated[str, Field(pattern="^[0-9a-f]{64}$")]],
-    BeforeValidator(_named),
-]
 _PREFIX = "cdmpp_"
 # Longer texts are not valid keys and are not hashed.
 _MAX_KEY = 200

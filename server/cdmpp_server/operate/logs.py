@@ -7,10 +7,9 @@ import logging
 import sys
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
 
-#: "auto": text if stderr is a terminal, else JSON.
-LogFormat = Literal["auto", "json", "text"]
+from cdmpp_server.settings import LogFormat
 
 #: Id of the current request; threads that work for the request inherit it.
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)

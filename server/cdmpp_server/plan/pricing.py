@@ -14,10 +14,10 @@ from cdmpp.errors import CdmppError, FieldError
 from cdmpp.prediction import DEFAULT_QUANTILES, Query
 from cdmpp.predictor import LatencyPredictor
 from cdmpp_server.deadline import Deadline
+from cdmpp_server.fields import Device, Program
 from cdmpp_server.plan.work import asked_of, priced
 from cdmpp_server.predict.batcher import Batcher
 from cdmpp_server.predict.programs import Known
-from cdmpp_server.predict.schema import Device, Program
 from cdmpp_server.predict.service import PredictionService
 from cdmpp_server.schema_errors import violations
 

@@ -17,8 +17,8 @@ from cdmpp_server.deadline import Deadline
 from cdmpp_server.disconnect import cancel_on_disconnect
 from cdmpp_server.jobs.routes import submit
 from cdmpp_server.operate.middleware import count_items
-from cdmpp_server.plan.pool import Planners, planning
 from cdmpp_server.plan.pricing import price
+from cdmpp_server.planners import Planners, planning
 from cdmpp_server.predict.service import bugs_hidden
 from cdmpp_server.problems import ProblemError, SchemaViolation
 from cdmpp_server.settings import Settings

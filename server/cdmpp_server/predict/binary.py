@@ -7,9 +7,10 @@ from functools import partial
 
 from cdmpp.errors import CdmppError
 from cdmpp.features.bulk import MEDIA_TYPE, FeatureAnswers, FeatureQueries
+from cdmpp_server.body import INLINE_BYTES
 from cdmpp_server.deadline import Deadline
 from cdmpp_server.operate.metrics import Metrics
-from cdmpp_server.predict.service import INLINE_BYTES, PredictionService, bugs_hidden
+from cdmpp_server.predict.service import PredictionService, bugs_hidden
 from cdmpp_server.problems import ProblemError, SchemaViolation
 
 __all__ = ["MEDIA_TYPE", "predict_features"]

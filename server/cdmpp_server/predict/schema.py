@@ -1,208 +1,32 @@
-"""What travels: requests and answers of ``/predict`` as models, closed at every level but a program's.
+"""Request and response models of ``/predict`` and ``/programs``; they forbid unknown fields.
 
-A body that fits :class:`PredictRequest` is answered 200, whatever its programs and devices say: those
-faults are reported item by item. So the models check form here, and meaning is left to ``cdmpp``.
+The response to a body that fits :class:`PredictRequest` has status 200. Faults of programs and devices are errors of
+their items. The models check form only, and ``cdmpp`` checks the rest.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, PlainValidator, Tag, WithJsonSchema
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field
 
 from cdmpp.nn.config import LEVELS
 from cdmpp.predictor import DEFAULT_QUANTILES
-from cdmpp.programs.program import PROGRAM_FORMS
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
+from cdmpp_server.fields import CLOSED, MAX_TEXT, Device, Program, RegisteredProgram
 from cdmpp_server.observe.ids import MAX_ID as MAX_ID_TOKEN
 from cdmpp_server.schema import with_max_items
 
-#: Bounds on text and on the number of fields: what no honest request comes near.
-MAX_ID, MAX_NAME, MAX_TEXT, MAX_FIELDS, MAX_LIST = 200, 64, 200, 64, 32
-#: A device's `source` may say where each of its figures comes from.
-MAX_DEVICE_TEXT = 2000
-MAX_TVM_JSON, MAX_TVMSCRIPT = 8 * 2**20, 2**20
+MAX_ID = 200
 MAX_QUANTILES = 16
-
-Name = Annotated[str, Field(max_length=MAX_NAME)]
-_TEXT_SCHEMA = {"type": "string", "maxLength": MAX_TEXT}
-_SCALAR_SCHEMAS = [{"type": "number"}, _TEXT_SCHEMA, {"type": "boolean"}, {"type": "null"}]
-#: The key that tells which form a program has; checked in this order.
-_FORMS = ("operator", "tvm_json", "tvmscript", "hash")
-
-_CLOSED = ConfigDict(extra="forbid", strict=True)
-
-
-def _is_scalar(value: Any, longest: int) -> bool:
-    return isinstance(value, int | float) or (isinstance(value, str) and len(value) <= longest)
-
-
-# One plain check for each: a union would report every one of its members.
-def _operator_value(value: Any) -> Any:
-    # JSON.stringify writes NaN as null: a size gone wrong in one item, not a body of another form.
-    if value is not None and not _is_scalar(value, MAX_TEXT):
-        raise PydanticCustomError(
-            "scalar", f"should be a number, a boolean, null or a text of at most {MAX_TEXT} characters"
-        )
-    return value
-
-
-def _device_value(value: Any) -> Any:
-    texts = (
-        isinstance(value, list)
-        and len(value) <= MAX_LIST
-        and all(isinstance(text, str) and len(text) <= MAX_TEXT for text in value)
-    )
-    figures = (
-        isinstance(value, dict)
-        and len(value) <= MAX_LIST
-        and all(len(name) <= MAX_NAME for name in value)
-        and all(part is None or _is_scalar(part, MAX_DEVICE_TEXT) for part in value.values())
-    )
-    if value is not None and not texts and not figures and not _is_scalar(value, MAX_DEVICE_TEXT):
-        raise PydanticCustomError("figure", "should be a number, a text, a list of texts, an object of numbers or null")
-    return value
-
-
-def _has_operator(fields: dict[str, Any]) -> dict[str, Any]:
-    if not isinstance(fields["operator"], str):
-        raise PydanticCustomError("operator", "operator should be a string")
-    return fields
-
-
-OPERATOR_SCHEMA = {
-    "title": "OperatorProgram",
-    "description": "One operator by its sizes, such as linear with m, n, k and dtype. GET /support lists the "
-    "operators and their fields. An unknown operator, a missing field, null or an impossible size is an "
-    "error of the item.",
-    "type": "object",
-    "required": ["operator"],
-    "properties": {"operator": _TEXT_SCHEMA},
-    "propertyNames": {"maxLength": MAX_NAME},
-    "maxProperties": MAX_FIELDS,
-    "additionalProperties": {"anyOf": _SCALAR_SCHEMAS},
-    "examples": [{"operator": "linear", "m": 512, "n": 4096, "k": 1024, "dtype": "float16"}],
-}
-
-OperatorProgram = Annotated[
-    dict[Name, Annotated[Any, PlainValidator(_operator_value)]],
-    Field(max_length=MAX_FIELDS),
-    AfterValidator(_has_operator),
-    WithJsonSchema(OPERATOR_SCHEMA),
-]
-
-
-class TvmJsonProgram(BaseModel):
-    """TIR as ``tvm.ir.save_json`` of apache-tvm 0.27 writes it: a PrimFunc, or a module with one."""
-
-    model_config = _CLOSED
-
-    tvm_json: Annotated[str, Field(max_length=MAX_TVM_JSON)]
-
-
-class TvmScriptProgram(BaseModel):
-    """TIR as TVMScript: one ``@T.prim_func``. It is parsed, never executed."""
-
-    model_config = _CLOSED
-
-    tvmscript: Annotated[str, Field(max_length=MAX_TVMSCRIPT)]
-
-
-class HashProgram(BaseModel):
-    """A program that ``POST /programs`` registered, or that was sent before and is not forgotten."""
-
-    model_config = _CLOSED
-
-    hash: Annotated[
-        str, Field(pattern="^[0-9a-f]{32}$", description="Its structural hash: `program_hash` of an answer.")
-    ]
-
-
-def _form(value: Any) -> str | None:
-    if isinstance(value, dict):
-        return next((form for form in _FORMS if form in value), None)
-    return None
-
-
-Program = Annotated[
-    Annotated[OperatorProgram, Tag("operator")]
-    | Annotated[TvmJsonProgram, Tag("tvm_json")]
-    | Annotated[TvmScriptProgram, Tag("tvmscript")]
-    | Annotated[HashProgram, Tag("hash")],
-    Discriminator(
-        _form,
-        custom_error_type="program_form",
-        custom_error_message=f"a program is {PROGRAM_FORMS}, or {{'hash': text}}",
-    ),
-]
-
-#: A program itself, not its hash.
-RegisteredProgram = Annotated[
-    Annotated[OperatorProgram, Tag("operator")]
-    | Annotated[TvmJsonProgram, Tag("tvm_json")]
-    | Annotated[TvmScriptProgram, Tag("tvmscript")],
-    Discriminator(
-        lambda value: None if _form(value) == "hash" else _form(value),
-        custom_error_type="program_form",
-        custom_error_message=f"a program is {PROGRAM_FORMS}",
-    ),
-]
-
-
-def _device_form(value: Any) -> str | None:
-    if isinstance(value, str):
-        return "name"
-    return "specification" if isinstance(value, dict) else None
-
-
-DeviceName = Annotated[str, Field(max_length=MAX_TEXT, description="Name or alias of a known device (GET /devices).")]
-_FIGURE_SCHEMAS: list[dict[str, Any]] = [
-    {"type": "number"},
-    {"type": "string", "maxLength": MAX_DEVICE_TEXT},
-    {"type": "boolean"},
-    {"type": "null"},
-]
-DEVICE_SCHEMA = {
-    "description": "A device of one's own: the fields of DeviceSpecification in base units (Hz, bytes, "
-    "flop/s). A missing or impossible figure is an error of the item.",
-    "type": "object",
-    "propertyNames": {"maxLength": MAX_NAME},
-    "maxProperties": MAX_FIELDS,
-    "additionalProperties": {
-        "anyOf": [
-            *_FIGURE_SCHEMAS,
-            {"type": "array", "items": _TEXT_SCHEMA, "maxItems": MAX_LIST},
-            {
-                "type": "object",
-                "propertyNames": {"maxLength": MAX_NAME},
-                "maxProperties": MAX_LIST,
-                "additionalProperties": {"anyOf": _FIGURE_SCHEMAS},
-            },
-        ]
-    },
-}
-InlineDevice = Annotated[
-    dict[Name, Annotated[Any, PlainValidator(_device_value)]],
-    Field(max_length=MAX_FIELDS),
-    WithJsonSchema(DEVICE_SCHEMA),
-]
-Device = Annotated[
-    Annotated[DeviceName, Tag("name")] | Annotated[InlineDevice, Tag("specification")],
-    Discriminator(
-        _device_form,
-        custom_error_type="device_form",
-        custom_error_message="a device is a name or an object with its figures",
-    ),
-]
 
 
 class Item(BaseModel):
-    """One query: a program, a device, and which latency is meant."""
+    """One query: a program, a device, and the options that define the latency."""
 
-    model_config = _CLOSED
+    model_config = CLOSED
 
-    id: Annotated[Annotated[str, Field(max_length=MAX_ID)] | None, Field(description="Comes back with the answer.")] = (
+    id: Annotated[Annotated[str, Field(max_length=MAX_ID)] | None, Field(description="Returned with the result.")] = (
         None
     )
     program: Program
@@ -210,19 +34,19 @@ class Item(BaseModel):
     backend: Annotated[
         Backend | None,
         Field(
-            description="library: the kernel a vendor library picks (default for operators). "
+            description="library: the kernel that a vendor library selects (default for operators). "
             "tvm: the program exactly as scheduled (default for TIR)."
         ),
     ] = None
     protocol: Annotated[
         Protocol,
         Field(
-            description="kernel: device time alone. graph: inside a captured graph. eager: one call from the "
-            "host, launch cost inside."
+            description="kernel: device time only. graph: inside a captured graph. eager: one call from the "
+            "host, with launch cost."
         ),
     ] = DEFAULT_PROTOCOL
     framework: Annotated[
-        Framework | None, Field(description="Who launches a library kernel; null where it is not known.")
+        Framework | None, Field(description="Framework that launches a library kernel; null where it is not known.")
     ] = None
 
 
@@ -235,14 +59,14 @@ Quantiles = Annotated[
 ]
 ModelName = Annotated[
     Annotated[str, Field(max_length=MAX_TEXT)] | None,
-    Field(description="Which model answers: a `model_id` of GET /models, such as POST /adapt gives."),
+    Field(description="Model that predicts: a `model_id` of GET /models, for example from POST /adapt."),
 ]
 
 
 class PredictRequest(BaseModel):
-    """Items to predict; answered in order, each with a prediction or an error of its own."""
+    """Items to predict; results are in the same order, each a prediction or an error."""
 
-    model_config = _CLOSED
+    model_config = CLOSED
 
     items: Annotated[list[Item], Field(min_length=1, max_length=10_000)]
     quantiles: Quantiles = list(DEFAULT_QUANTILES)
@@ -253,7 +77,7 @@ class PredictRequest(BaseModel):
 
 
 class Envelope(PredictRequest):
-    """A request whose items nobody has looked at."""
+    """A request whose items are not validated yet."""
 
     items: list[Any]
 
@@ -277,10 +101,10 @@ class PredictionResult(BaseModel):
         str,
         Field(
             max_length=MAX_ID_TOKEN,
-            description="Names this answer to POST /observe; equal queries to one model share it.",
+            description="Identifies this prediction in POST /observe; equal queries to one model share it.",
         ),
     ]
-    name: Annotated[str, Field(description="The operator's text, or the function's name.")]
+    name: Annotated[str, Field(description="Text of the operator, or name of the function.")]
     program_hash: Annotated[str, Field(description="Structural hash: equal programs share it.")]
     device: str
     backend: Backend
@@ -291,15 +115,15 @@ class PredictionResult(BaseModel):
     lower_s: Annotated[Seconds, Field(description=f"The lowest {_BOUND}")]
     upper_s: Annotated[Seconds, Field(description=f"The highest {_BOUND}")]
     quantiles: Annotated[dict[str, Seconds], Field(description="Requested level (as text) to seconds.")]
-    domain: Annotated[Literal["in", "near", "out"], Field(description="Whether training covered the query.")]
-    domain_score: Annotated[float, Field(description="Ranks answers by the error to expect; 0 is best.")]
+    domain: Annotated[Literal["in", "near", "out"], Field(description="Coverage of the query by the training data.")]
+    domain_score: Annotated[float, Field(description="Ranks predictions by expected error; 0 is best.")]
     roofline_s: Annotated[
-        Annotated[float, Field(ge=0)], Field(description="Arithmetic and traffic bound, not a prediction.")
+        Annotated[float, Field(ge=0)], Field(description="Bound by arithmetic and memory traffic, not a prediction.")
     ]
 
 
 class ErrorInfo(BaseModel):
-    """Why an item has no answer."""
+    """Reason why an item has no prediction."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -329,9 +153,9 @@ class ItemError(BaseModel):
 
 
 class RegisterRequest(BaseModel):
-    """Programs to be asked about by their hash."""
+    """Programs to register."""
 
-    model_config = _CLOSED
+    model_config = CLOSED
 
     programs: Annotated[list[RegisteredProgram], Field(min_length=1, max_length=10_000)]
 
@@ -342,11 +166,11 @@ def register_request_model(max_items: int) -> type[RegisterRequest]:
 
 
 class Registered(BaseModel):
-    """A program that can be asked about by its hash from now on."""
+    """A registered program; items can name it by its hash."""
 
     model_config = ConfigDict(extra="forbid")
 
-    hash: Annotated[str, Field(pattern="^[0-9a-f]{32}$", description='Ask with `{"hash": "..."}`.')]
+    hash: Annotated[str, Field(pattern="^[0-9a-f]{32}$", description='Use it as `{"hash": "..."}`.')]
     name: str
 
 
@@ -367,7 +191,7 @@ class RegisterResponse(BaseModel):
 
 
 class PredictResponse(BaseModel):
-    """Answers in the order of the items."""
+    """Results in the order of the items."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -18,6 +18,7 @@ from cdmpp.prediction import DEFAULT_QUANTILES, ErrorInfo, Prediction, Query
 from cdmpp.predictor import LatencyPredictor, RowKey
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import Backend
+from cdmpp_server.body import INLINE_BYTES
 from cdmpp_server.concurrency import ConcurrencyLimiter
 from cdmpp_server.deadline import Deadline
 from cdmpp_server.models import Models
@@ -39,8 +40,6 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 #: :func:`exact_key` of a program, and its backend where the item names one.
 _Key = tuple[bytes, Backend | None]
-#: Bodies up to this size are read in the event loop: a thread would cost more than it frees.
-INLINE_BYTES = 64 * 1024
 #: Up to this number of items is processed in the event loop.
 _INLINE_ITEMS = 256
 #: Predicted once at start; the service is ready when the prediction is sound.

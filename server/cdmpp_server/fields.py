@@ -1,0 +1,191 @@
+"""Fields of request bodies that several endpoints share: programs and devices.
+
+These models check the form of a body only. Unknown operators, impossible sizes and missing device figures are
+errors of an item, which ``cdmpp`` reports.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, PlainValidator, Tag, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from cdmpp.programs.program import PROGRAM_FORMS
+
+#: Bounds on texts and numbers of fields, far above what real requests need.
+MAX_NAME, MAX_TEXT, MAX_FIELDS, MAX_LIST = 64, 200, 64, 32
+#: Longer, because a device's `source` may name the origin of each figure.
+MAX_DEVICE_TEXT = 2000
+MAX_TVM_JSON, MAX_TVMSCRIPT = 8 * 2**20, 2**20
+
+Name = Annotated[str, Field(max_length=MAX_NAME)]
+_TEXT_SCHEMA = {"type": "string", "maxLength": MAX_TEXT}
+_SCALAR_SCHEMAS = [{"type": "number"}, _TEXT_SCHEMA, {"type": "boolean"}, {"type": "null"}]
+#: Keys that identify the form of a program, checked in this order.
+_FORMS = ("operator", "tvm_json", "tvmscript", "hash")
+
+CLOSED = ConfigDict(extra="forbid", strict=True)
+
+
+def _is_scalar(value: Any, longest: int) -> bool:
+    return isinstance(value, int | float) or (isinstance(value, str) and len(value) <= longest)
+
+
+# A plain function for each: a union would report an error for every one of its members.
+def _operator_value(value: Any) -> Any:
+    # JSON.stringify writes NaN as null: an error of one item, not of the whole body.
+    if value is not None and not _is_scalar(value, MAX_TEXT):
+        raise PydanticCustomError(
+            "scalar", f"should be a number, a boolean, null or a text of at most {MAX_TEXT} characters"
+        )
+    return value
+
+
+def _device_value(value: Any) -> Any:
+    texts = (
+        isinstance(value, list)
+        and len(value) <= MAX_LIST
+        and all(isinstance(text, str) and len(text) <= MAX_TEXT for text in value)
+    )
+    figures = (
+        isinstance(value, dict)
+        and len(value) <= MAX_LIST
+        and all(len(name) <= MAX_NAME for name in value)
+        and all(part is None or _is_scalar(part, MAX_DEVICE_TEXT) for part in value.values())
+    )
+    if value is not None and not texts and not figures and not _is_scalar(value, MAX_DEVICE_TEXT):
+        raise PydanticCustomError("figure", "should be a number, a text, a list of texts, an object of numbers or null")
+    return value
+
+
+def _has_operator(fields: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(fields["operator"], str):
+        raise PydanticCustomError("operator", "operator should be a string")
+    return fields
+
+
+OPERATOR_SCHEMA = {
+    "title": "OperatorProgram",
+    "description": "One operator by its sizes, such as linear with m, n, k and dtype. GET /support lists the "
+    "operators and their fields. An unknown operator, a missing field, null or an impossible size is an "
+    "error of the item.",
+    "type": "object",
+    "required": ["operator"],
+    "properties": {"operator": _TEXT_SCHEMA},
+    "propertyNames": {"maxLength": MAX_NAME},
+    "maxProperties": MAX_FIELDS,
+    "additionalProperties": {"anyOf": _SCALAR_SCHEMAS},
+    "examples": [{"operator": "linear", "m": 512, "n": 4096, "k": 1024, "dtype": "float16"}],
+}
+
+OperatorProgram = Annotated[
+    dict[Name, Annotated[Any, PlainValidator(_operator_value)]],
+    Field(max_length=MAX_FIELDS),
+    AfterValidator(_has_operator),
+    WithJsonSchema(OPERATOR_SCHEMA),
+]
+
+
+class TvmJsonProgram(BaseModel):
+    """TIR as ``tvm.ir.save_json`` of apache-tvm 0.27 writes it: a PrimFunc, or a module with one."""
+
+    model_config = CLOSED
+
+    tvm_json: Annotated[str, Field(max_length=MAX_TVM_JSON)]
+
+
+class TvmScriptProgram(BaseModel):
+    """TIR as TVMScript: one ``@T.prim_func``. It is parsed, never executed."""
+
+    model_config = CLOSED
+
+    tvmscript: Annotated[str, Field(max_length=MAX_TVMSCRIPT)]
+
+
+class HashProgram(BaseModel):
+    """A program that was registered by ``POST /programs``, or sent before and still cached."""
+
+    model_config = CLOSED
+
+    hash: Annotated[
+        str, Field(pattern="^[0-9a-f]{32}$", description="Its structural hash: `program_hash` of an answer.")
+    ]
+
+
+def _form(value: Any) -> str | None:
+    if isinstance(value, dict):
+        return next((form for form in _FORMS if form in value), None)
+    return None
+
+
+Program = Annotated[
+    Annotated[OperatorProgram, Tag("operator")]
+    | Annotated[TvmJsonProgram, Tag("tvm_json")]
+    | Annotated[TvmScriptProgram, Tag("tvmscript")]
+    | Annotated[HashProgram, Tag("hash")],
+    Discriminator(
+        _form,
+        custom_error_type="program_form",
+        custom_error_message=f"a program is {PROGRAM_FORMS}, or {{'hash': text}}",
+    ),
+]
+
+#: A program in full, not its hash.
+RegisteredProgram = Annotated[
+    Annotated[OperatorProgram, Tag("operator")]
+    | Annotated[TvmJsonProgram, Tag("tvm_json")]
+    | Annotated[TvmScriptProgram, Tag("tvmscript")],
+    Discriminator(
+        lambda value: None if _form(value) == "hash" else _form(value),
+        custom_error_type="program_form",
+        custom_error_message=f"a program is {PROGRAM_FORMS}",
+    ),
+]
+
+
+def _device_form(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "name"
+    return "specification" if isinstance(value, dict) else None
+
+
+DeviceName = Annotated[str, Field(max_length=MAX_TEXT, description="Name or alias of a known device (GET /devices).")]
+_FIGURE_SCHEMAS: list[dict[str, Any]] = [
+    {"type": "number"},
+    {"type": "string", "maxLength": MAX_DEVICE_TEXT},
+    {"type": "boolean"},
+    {"type": "null"},
+]
+DEVICE_SCHEMA = {
+    "description": "A custom device: the fields of DeviceSpecification in base units (Hz, bytes, "
+    "flop/s). A missing or impossible figure is an error of the item.",
+    "type": "object",
+    "propertyNames": {"maxLength": MAX_NAME},
+    "maxProperties": MAX_FIELDS,
+    "additionalProperties": {
+        "anyOf": [
+            *_FIGURE_SCHEMAS,
+            {"type": "array", "items": _TEXT_SCHEMA, "maxItems": MAX_LIST},
+            {
+                "type": "object",
+                "propertyNames": {"maxLength": MAX_NAME},
+                "maxProperties": MAX_LIST,
+                "additionalProperties": {"anyOf": _FIGURE_SCHEMAS},
+            },
+        ]
+    },
+}
+InlineDevice = Annotated[
+    dict[Name, Annotated[Any, PlainValidator(_device_value)]],
+    Field(max_length=MAX_FIELDS),
+    WithJsonSchema(DEVICE_SCHEMA),
+]
+Device = Annotated[
+    Annotated[DeviceName, Tag("name")] | Annotated[InlineDevice, Tag("specification")],
+    Discriminator(
+        _device_form,
+        custom_error_type="device_form",
+        custom_error_message="a device is a name or an object with its figures",
+    ),
+]
