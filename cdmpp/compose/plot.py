@@ -26,7 +26,7 @@ MAX_ROW_LABELS = 80
 _TIME_UNITS = ((1e-6, 1e9, "ns"), (1e-3, 1e6, "µs"), (1.0, 1e3, "ms"), (float("inf"), 1.0, "s"))
 _BYTE_UNITS = ((1e3, 1.0, "B"), (1e6, 1e-3, "kB"), (1e9, 1e-6, "MB"), (float("inf"), 1e-9, "GB"))
 #: Width in inches of a character at size 1 point.
-_CHARACTER = 0.0085
+_CHARACTER = 0.0105
 
 
 @dataclass(frozen=True, slots=True)

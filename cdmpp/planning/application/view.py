@@ -23,6 +23,6 @@ def draw(request: ApplicationRequest, plan: ApplicationPlan) -> Figure:
         for batch in plan.batches
         for row in [rows[batch.engine]]
     ]
-    draw_timeline(axes, bars, names, plan.makespan_s, xlabel="time; numbers: primitives in a batch")
-    axes.set_title(f"{plan.policy}: mean latency {format_latency(plan.mean_latency_s)}")
+    draw_timeline(axes, bars, names, plan.makespan_s)
+    axes.set_title(f"{plan.policy}: mean latency {format_latency(plan.mean_latency_s)}; numbers: primitives in a batch")
     return figure
