@@ -1,4 +1,4 @@
-"""``cdmpp plan``: a request from a file, its answer as JSON, a table or a picture."""
+"""``cdmpp plan``: requests from files; plans as JSON, tables or figures."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ from cdmpp.planning.registry import PLANNERS, PlannerSpec, load
 
 if TYPE_CHECKING:
     from cdmpp.compose.budget import Progress, SearchControl
-    from cdmpp.compose.solve import AnyRequest
     from cdmpp.prediction import Prediction
 
 plan = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Plans over predicted latencies, each with its baselines and a lower bound (docs/planning.md).",
+    help="Plans based on predicted latencies, with baselines and a lower bound (docs/planning.md).",
 )
-FigureOption = Annotated[Path | None, typer.Option("--figure", metavar="PNG", help="Draw the answer (extra `plan`).")]
+FigureOption = Annotated[Path | None, typer.Option("--figure", metavar="PNG", help="Draw the plan (extra `plan`).")]
 UrlOption = Annotated[
-    str | None, typer.Option("--url", help="Let the service there price programs, instead of a model here.")
+    str | None, typer.Option("--url", help="Predict with the service at this address, not with a local model.")
 ]
 RemoteOption = Annotated[
-    bool, typer.Option("--remote", help="With --url: the service searches too, as a job; Ctrl-C cancels it.")
+    bool, typer.Option("--remote", help="With --url: the service also searches, as a job; Ctrl-C cancels it.")
 ]
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE.json", help="The request; - for stdin.")]
 
@@ -44,7 +43,7 @@ def read_json(path: Path) -> Any:
     Raises
     ------
     DataError
-        It cannot be read, or is no JSON.
+        The file cannot be read, or is not JSON.
     """
     try:
         text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
@@ -56,68 +55,81 @@ def read_json(path: Path) -> Any:
         raise DataError(f"{path}: not JSON: {error}", hint="docs/planning.md has examples") from None
 
 
-def _refuse(word: str) -> None:
-    raise ValueError(f"{word} is not a number of JSON")
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not a number of JSON")
 
 
-def place_in(file: Path | str, error: FieldError) -> None:
-    """Put the file, and the field where the message does not begin with it, before an error's message."""
+def prefix_with_file(file: Path | str, error: FieldError) -> None:
+    """Prefix the message of an error with the file, and with the field unless the message begins with it."""
     field = f"{error.path}: " if error.path and not error.message.startswith(error.path) else ""
     error.message = f"{file}: {field}{error.message}"
 
 
-def answer(
-    kind: PlannerSpec, value: Any, model: Path | None = None, url: str | None = None, remote: bool = False
-) -> tuple[Any, dict[str, Any]]:
-    """Read a request and solve it here or, ``remote``, at a service; with a progress bar for who looks.
+def solve(
+    spec: PlannerSpec, value: Any, model: Path | None = None, url: str | None = None, remote: bool = False
+) -> tuple[Any, Any]:
+    """Read and solve a request, with a progress bar on a terminal.
+
+    Parameters
+    ----------
+    spec : PlannerSpec
+    value : JSON value
+    model : Path, optional
+        Model folder.
+    url : str, optional
+        Service that predicts instead of the model.
+    remote : bool
+        The service at ``url`` also searches.
 
     Returns
     -------
-    request, answer
+    request : Request
+    plan : Answer
     """
     from cdmpp.compose.budget import SearchControl
-    from cdmpp.compose.solve import finish
+    from cdmpp.compose.solve import read_answer, solve_priced
 
     if remote and url is None:
-        raise DataError("--remote: where?", hint="give --url, such as http://127.0.0.1:8000")
-    request = kind.read(value)
+        raise DataError("--remote needs an address", hint="give --url, such as http://127.0.0.1:8000")
+    request = spec.read(value)
     searches = request.budget is not None
-    with _bar(kind.name) if on_terminal() and searches else nullcontext(None) as listen:
+    with _bar(spec.name) if on_terminal() and searches else nullcontext(None) as listener:
         if remote and url is not None:
-            return request, solve_remotely(kind, value, url, listen or (lambda _: None))
-        prices, watch = priced(request, model, url), SearchControl(request.budget, listen)
-        with interruptible(watch) if searches else nullcontext():
-            return request, finish(request, prices, watch)
+            answer = solve_remotely(spec, value, url, listener or (lambda _: None))
+            return request, read_answer(request, answer)
+        prices, control = predict(request, model, url), SearchControl(request.budget, listener)
+        with interruptible(control) if searches else nullcontext():
+            return request, solve_priced(request, prices, control)
 
 
-def priced(request: AnyRequest, model: Path | None, url: str | None) -> list[Prediction]:
-    """The prices of a request's programs, by the service at ``url`` or by a model here."""
+def predict(request: Any, model: Path | None, url: str | None) -> list[Prediction]:
+    """Predictions for the programs of a request, by the service at ``url`` or by a local model."""
     from cdmpp.compose.predict import predict_prices
 
-    asked = request.price_requests()
-    if not asked:
+    programs = request.price_requests()
+    if not programs:
         return []
     if url is None:
         from cdmpp.predictor import LatencyPredictor
 
-        return predict_prices(asked, LatencyPredictor.load(model))
+        return predict_prices(programs, LatencyPredictor.load(model))
     from cdmpp.client import PredictorClient
 
     with PredictorClient(url) as client:
-        return predict_prices(asked, client)
+        return predict_prices(programs, client)
 
 
 @contextmanager
-def interruptible(watch: SearchControl) -> Iterator[None]:
-    """Within, the first Ctrl-C ends the search with the best that it has, a second one the command."""
-    if threading.current_thread() is not threading.main_thread():  # only that one is given signals
+def interruptible(control: SearchControl) -> Iterator[None]:
+    """In this context, the first Ctrl-C ends the search with its best plan so far, a second one ends the command."""
+    if threading.current_thread() is not threading.main_thread():  # other threads receive no signals
         yield
         return
 
     def stop(*_: object) -> None:
         signal.signal(signal.SIGINT, before)
-        watch.stop()
-        print("cancelled: the best answer so far", file=sys.stderr)
+        control.stop()
+        print("cancelled: this is the best plan so far", file=sys.stderr)
 
     before = signal.signal(signal.SIGINT, stop)
     try:
@@ -128,7 +140,7 @@ def interruptible(watch: SearchControl) -> Iterator[None]:
 
 @contextmanager
 def _bar(name: str) -> Iterator[Callable[[Progress], None]]:
-    """A progress bar on stderr, as a listener."""
+    """A progress listener that draws a bar on stderr."""
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
@@ -136,57 +148,45 @@ def _bar(name: str) -> Iterator[Callable[[Progress], None]]:
     with Bar(
         TextColumn(name),
         BarColumn(),
-        TextColumn("{task.fields[found]}"),
+        TextColumn("{task.fields[objective]}"),
         TimeElapsedColumn(),
         console=Console(stderr=True),
         transient=True,
     ) as bar:
-        task = bar.add_task(name, total=1.0, found="")
+        task = bar.add_task(name, total=1.0, objective="")
 
         def listen(progress: Progress) -> None:
             best, bound = progress.best, progress.bound
-            found = "" if best is None else f"best {best:.6g}" + ("" if bound is None else f", bound {bound:.6g}")
-            bar.update(task, completed=progress.done, found=found)
+            text = "" if best is None else f"best {best:.6g}" + ("" if bound is None else f", bound {bound:.6g}")
+            bar.update(task, completed=progress.done, objective=text)
 
         yield listen
 
 
-def present(kind: PlannerSpec, request: Any, found: dict[str, Any], as_json: bool, figure: Path | None) -> None:
-    """Print the answer, and write its picture where one is wanted."""
+def show(request: Any, plan: Any, as_json: bool, figure: Path | None) -> None:
+    """Print a plan, and draw it where a figure is wanted."""
+    from cdmpp.compose.render import render
+    from cdmpp.compose.solve import to_json
+
     try:
         if figure is not None:
-            draw_to(figure, kind, request, found)
-    finally:  # an answer that took minutes is not lost with its picture, nor the picture with a closed pipe
+            draw_to(figure, request, plan)
+    finally:  # the plan is printed although it cannot be drawn, and drawn although the output is closed
         if as_json:
-            print_json(found)
+            print_json(to_json(plan))
+        elif isinstance(plan, dict):
+            load("cdmpp.planning.pipeline_forms:show")(request, plan)
         else:
-            _print_answer(kind, request, found)
-
-
-def _typed(request: Any, found: dict[str, Any]) -> Any:
-    from cdmpp.compose.request import Request
-
-    return request.answer_model().model_validate(found) if isinstance(request, Request) else found
-
-
-def _print_answer(kind: PlannerSpec, request: Any, found: dict[str, Any]) -> None:
-    from cdmpp.compose.render import render
-    from cdmpp.compose.request import Answer
-
-    answer = _typed(request, found)
-    if isinstance(answer, Answer):
-        print(render(answer.tables()))
-    else:
-        load(kind.show)(request, found)
+            print(render(plan.tables()))
 
 
 def check_figure(path: Path | None) -> None:
-    """Refuse what could not be drawn before anything is searched.
+    """Check the path of a figure before the search starts.
 
     Raises
     ------
     DataError
-        The folder is not there, or the ending names no format.
+        The folder does not exist, or the extension is not an image format.
     ModuleNotFoundError
         matplotlib is not installed.
     """
@@ -197,27 +197,28 @@ def check_figure(path: Path | None) -> None:
     known = FigureCanvasBase.get_supported_filetypes()
     if path.suffix[1:].lower() not in known or not path.absolute().parent.is_dir():
         raise DataError(
-            f"{path}: no picture can be written there",
+            f"{path}: no figure can be written there",
             hint="name a file in a folder that exists, ending in .png, .svg or .pdf",
         )
 
 
-def draw_to(path: Path, kind: PlannerSpec, request: Any, found: dict[str, Any]) -> None:
-    """Write the picture of an answer.
+def draw_to(path: Path, request: Any, plan: Any) -> None:
+    """Write the figure of a plan.
 
     Raises
     ------
     DataError
-        The file cannot be written, or its ending names no format.
+        The file cannot be written, or its extension is not an image format.
     """
-    drawn = load(kind.draw)(request, _typed(request, found))
+    view = load("cdmpp.planning.pipeline_forms:draw") if isinstance(plan, dict) else request.sibling("view").draw
+    drawn = view(request, plan)
     try:
         drawn.savefig(path, dpi=120, bbox_inches="tight")
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: {error}", hint="name a file that ends in .png, .svg or .pdf") from None
 
 
-def _command(kind: PlannerSpec) -> None:
+def _command(spec: PlannerSpec) -> None:
     def run(
         file: FileArgument,
         json: JsonOption = False,
@@ -228,16 +229,16 @@ def _command(kind: PlannerSpec) -> None:
     ) -> None:
         check_figure(figure)
         try:
-            request, found = answer(kind, read_json(file), model, url, remote)
+            request, answer = solve(spec, read_json(file), model, url, remote)
         except FieldError as error:
-            place_in(file, error)
+            prefix_with_file(file, error)
             raise
-        present(kind, request, found, json, figure)
+        show(request, answer, json, figure)
 
-    run.__doc__ = kind.summary
-    plan.command(kind.name, epilog=f"example: cdmpp plan {kind.name} request.json --json")(run)
+    run.__doc__ = spec.summary
+    plan.command(spec.name, epilog=f"example: cdmpp plan {spec.name} request.json --json")(run)
 
 
-for _kind in PLANNERS.values():
-    if _kind.path != "/replay":  # a command of its own
-        _command(_kind)
+for _spec in PLANNERS.values():
+    if _spec.path != "/replay":  # `cdmpp replay`
+        _command(_spec)

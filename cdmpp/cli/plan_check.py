@@ -1,4 +1,4 @@
-"""``cdmpp plan check``: is a plan what it says it is."""
+"""``cdmpp plan check``: verify a plan of a pipeline."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 
 from cdmpp.cli.output import JsonOption, ModelOption, print_json
-from cdmpp.cli.plan import UrlOption, priced, read_json
+from cdmpp.cli.plan import UrlOption, predict, read_json
 from cdmpp.errors import FieldError
 from cdmpp.planning.registry import PLANNERS, load
 
-#: Field that only this form of a pipeline request has -> ``check(request, answer, prices)``.
+#: Field that only this form of a pipeline request has, to ``check(request, answer, prices)``.
 CHECKS: dict[str, str] = {
     "models": "cdmpp.planning.fused.check:check",
     "modules": "cdmpp.planning.multimodal.check:check",
@@ -21,25 +21,23 @@ CHECKS: dict[str, str] = {
 
 
 def check(
-    request: Annotated[Path, typer.Argument(metavar="REQUEST.json", help="What was asked.")],
-    answer: Annotated[
-        Path, typer.Argument(metavar="ANSWER.json", help="What was answered, by any planner; - for stdin.")
-    ],
+    request: Annotated[Path, typer.Argument(metavar="REQUEST.json", help="The request.")],
+    answer: Annotated[Path, typer.Argument(metavar="ANSWER.json", help="The plan, by any planner; - for stdin.")],
     json: JsonOption = False,
     model: ModelOption = None,
     url: UrlOption = None,
 ) -> None:
-    """Simulate the schedule of an answer anew; exit with 1 and say what is wrong where it does not hold."""
+    """Simulate the schedule of a plan again; list its faults and exit with 1 where it does not hold."""
     value = read_json(request)
     form = next((name for name in CHECKS if isinstance(value, Mapping) and name in value), None)
     if form is None:
-        raise FieldError(f"{request}: no pipeline request", hint='it has "models" or "modules" (docs/pipelines.md)')
+        raise FieldError(f"{request}: not a pipeline request", hint='it has "models" or "modules" (docs/pipelines.md)')
     read = PLANNERS["pipeline"].read(value)
     claimed = read_json(answer)
-    judge: Callable[..., list[str]] = load(CHECKS[form])
-    faults = judge(read, claimed, priced(read, model, url))
-    named = ("makespan_s", "lower_bound_s", "gap", "peak_activations")
-    figures = {name: claimed[name] for name in named if isinstance(claimed, Mapping) and name in claimed}
+    check_plan: Callable[..., list[str]] = load(CHECKS[form])
+    faults = check_plan(read, claimed, predict(read, model, url))
+    names = ("makespan_s", "lower_bound_s", "gap", "peak_activations")
+    figures = {name: claimed[name] for name in names if isinstance(claimed, Mapping) and name in claimed}
     if json:
         print_json({"ok": not faults, "faults": faults, **({} if faults else figures)})
     elif faults:

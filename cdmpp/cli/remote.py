@@ -1,4 +1,4 @@
-"""A plan made by a service as a job, followed from here."""
+"""Plans that a service makes as jobs, with progress."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ from cdmpp.planning.registry import PlannerSpec
 if TYPE_CHECKING:
     from cdmpp.compose.budget import Progress
 
-#: Seconds between two looks, and for which the best answer of a cancelled job is waited for.
-_LOOK_S, _LAST_S = 0.5, 3.0
+#: Seconds between two requests for progress, and to wait for the best plan of a cancelled job.
+_POLL_S, _CANCEL_S = 0.5, 3.0
 
 
 def solve_remotely(
-    kind: PlannerSpec, value: dict[str, Any], url: str, listen: Callable[[Progress], None]
+    spec: PlannerSpec, value: dict[str, Any], url: str, listener: Callable[[Progress], None]
 ) -> dict[str, Any]:
-    """The answer of a job at a service. Ctrl-C cancels the job, and gives the best answer so far.
+    """Make a plan by a job of a service. Ctrl-C cancels the job and returns its best plan so far.
 
     Raises
     ------
     CdmppError
-        What the service refuses, or the job's own error.
+        The service refuses the request, or the job fails.
     typer.Abort
-        It was cancelled before it had any answer.
+        The job was cancelled before it had a plan.
     """
     from cdmpp.client import PredictorClient
     from cdmpp.client.plans import FINAL, answer_of
     from cdmpp.compose.budget import Progress
 
     with PredictorClient(url) as client:
-        began = time.monotonic()
-        id = client.submit(kind.name, value)
+        started = time.monotonic()
+        id = client.submit(spec.name, value)
         try:
             while (job := client.job(id))["state"] not in FINAL:
-                listen(Progress(time.monotonic() - began, job["progress"], job["best"], job["bound"]))
-                time.sleep(_LOOK_S)
+                listener(Progress(time.monotonic() - started, job["progress"], job["best"], job["bound"]))
+                time.sleep(_POLL_S)
         except KeyboardInterrupt:
             client.cancel(id)
-            print("cancelled: the best answer so far", file=sys.stderr)
-            until = time.monotonic() + _LAST_S
+            print("cancelled: this is the best plan so far", file=sys.stderr)
+            until = time.monotonic() + _CANCEL_S
             while (job := client.job(id))["answer"] is None and time.monotonic() < until:
-                time.sleep(_LOOK_S)
+                time.sleep(_POLL_S)
             if job["answer"] is None:
                 raise typer.Abort from None
-            found: dict[str, Any] = job["answer"]
-            return found
+            best: dict[str, Any] = job["answer"]
+            return best
         return answer_of(job)

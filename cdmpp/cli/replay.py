@@ -10,7 +10,7 @@ import typer
 
 from cdmpp.cli.dims import parse_sizes
 from cdmpp.cli.output import JsonOption, ModelOption
-from cdmpp.cli.plan import FigureOption, UrlOption, answer, check_figure, place_in, present, read_json
+from cdmpp.cli.plan import FigureOption, UrlOption, check_figure, prefix_with_file, read_json, show, solve
 from cdmpp.errors import DataError, FieldError
 from cdmpp.planning.registry import PLANNERS
 from cdmpp.programs.query_options import Framework, Protocol
@@ -31,40 +31,38 @@ def replay(
     device: Annotated[
         str | None,
         typer.Option(
-            "--device",
-            "-d",
-            help="A known device (cdmpp devices) or a .json/.toml specification: the graph is a model.",
+            "--device", "-d", help="For a model: a known device (cdmpp devices) or a .json/.toml specification."
         ),
     ] = None,
     gap_us: Annotated[
-        float | None, typer.Option(min=0, help="Of a model: idle µs between two kernels (launches). Default: 0.")
+        float | None, typer.Option(min=0, help="For a model: idle µs between two kernels (launches). Default: 0.")
     ] = None,
     launch_us: Annotated[
         float | None,
-        typer.Option(min=0, help="Of a model: µs of the host for each launch, ahead of the device. Default: 0."),
+        typer.Option(
+            min=0, help="For a model: µs of the host for each launch; the host runs ahead of the device. Default: 0."
+        ),
     ] = None,
-    protocol: Annotated[
-        Protocol | None, typer.Option(help="Which latency is predicted; overrides the graph's.")
-    ] = None,
+    protocol: Annotated[Protocol | None, typer.Option(help="Predicted latency; overrides that of the graph.")] = None,
     framework: Annotated[
-        Framework | None, typer.Option(help="Who launches library kernels; overrides the graph's.")
+        Framework | None, typer.Option(help="Framework that launches library kernels; overrides that of the graph.")
     ] = None,
     dim: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="Size of a dynamic dimension of an ONNX model; repeatable."),
     ] = None,
-    save_graph: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the request that is answered.")] = None,
+    save_graph: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the request.")] = None,
     what_if: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="WHO:CHANGE",
-            help="class=comm:ratio=0.5, node=b1:delay_s=-1e-6; by node, device, stream, class; repeatable.",
+            metavar="NODES:CHANGE",
+            help="class=comm:ratio=0.5, node=b1:delay_s=-1e-6; select by node, device, stream, class; repeatable.",
         ),
     ] = None,
     samples: Annotated[
-        int | None, typer.Option(min=0, help="Samples of the interval; default: 256, fewer in large graphs.")
+        int | None, typer.Option(min=0, help="Samples of the interval; default: 256, fewer for large graphs.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Of the samples.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the samples.")] = None,
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a trace for chrome://tracing and Perfetto.")
     ] = None,
@@ -73,16 +71,16 @@ def replay(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Replay a graph of programs, transfers and given durations: the makespan, and what it waits for."""
+    """Replay a graph of programs, transfers and given durations: makespan and critical path."""
     check_figure(figure)
     if device and _is_graph(graph):
-        raise typer.BadParameter("goes with a model: a graph names its own devices", param_hint="--device")
+        raise typer.BadParameter("needs a model: a graph names its devices", param_hint="--device")
     if device:
         request = _of_model(graph, device, gap_us or 0.0, launch_us or 0.0, parse_sizes(dim or []))
     elif gap_us is not None or launch_us is not None or dim:
-        raise typer.BadParameter("go with --device, for a model", param_hint="--gap-us, --launch-us, --dim")
+        raise typer.BadParameter("need --device and a model", param_hint="--gap-us, --launch-us, --dim")
     elif graph.lower().endswith((".onnx", ".pt2", ".py")):
-        raise typer.BadParameter("a model needs a device to run on", param_hint="--device")
+        raise typer.BadParameter("a model needs a device", param_hint="--device")
     else:
         request = read_json(Path(graph))
     if not isinstance(request, dict):
@@ -97,20 +95,19 @@ def replay(
         _write(save_graph, request)
     if trace is not None:
         request["trace"] = True
-    kind = PLANNERS["replay"]
     try:
-        read, found = answer(kind, request, model, url)
+        read, plan = solve(PLANNERS["replay"], request, model, url)
     except FieldError as error:
-        place_in(graph, error)
+        prefix_with_file(graph, error)
         raise
     if trace is not None:
-        _write(trace, found["trace"])
-        found["trace"] = None
-    present(kind, read, found, json, figure)
+        _write(trace, plan.trace.model_dump())
+        plan = plan.model_copy(update={"trace": None})
+    show(read, plan, json, figure)
 
 
 def _is_graph(source: str) -> bool:
-    """Whether a file is a request of its own; programs as JSON have nodes too, but of another form."""
+    """Whether a file is a replay request. Programs as JSON also have nodes, in another form."""
     if not source.lower().endswith(".json") or not Path(source).is_file():
         return False
     value = read_json(Path(source))
@@ -122,26 +119,26 @@ def _of_model(source: str, device: str, gap_us: float, launch_us: float, sizes: 
     from cdmpp.frontends.load import load_programs
     from cdmpp.replay.from_model import request_of
 
-    where: str | dict[str, Any] = device
+    target: str | dict[str, Any] = device
     if device.lower().endswith((".json", ".toml")):
-        where = load_device(device).model_dump(mode="json", exclude_none=True)
+        target = load_device(device).model_dump(mode="json", exclude_none=True)
     programs = load_programs(source, None, sizes or None)
-    return request_of(programs, where, gap_s=gap_us * 1e-6, launch_s=launch_us * 1e-6)
+    return request_of(programs, target, gap_s=gap_us * 1e-6, launch_s=launch_us * 1e-6)
 
 
 def _list(value: Any) -> list[Any]:
-    """What is no list stays for the schema to refuse."""
+    """A list; another value is put into one, for the schema to refuse."""
     return value if isinstance(value, list) else [value]
 
 
 def _override(text: str) -> dict[str, Any]:
-    who, colon, change = text.rpartition(":")
-    made: dict[str, Any] = {}
-    for part in who.split(","):
+    selected, colon, change = text.rpartition(":")
+    override: dict[str, Any] = {}
+    for part in selected.split(","):
         name, equals, value = part.partition("=")
         if name not in _SELECTORS or not equals or not value or not colon:
             raise typer.BadParameter(f"{text!r} is not like class=comm:ratio=0.5", param_hint="--what-if")
-        made[name] = value
+        override[name] = value
     for part in change.split(","):
         name, _, value = part.partition("=")
         try:
@@ -150,8 +147,8 @@ def _override(text: str) -> dict[str, Any]:
             number = float("nan")
         if name not in ("ratio", "delay_s") or number != number:
             raise typer.BadParameter(f"{text!r} is not like class=comm:ratio=0.5", param_hint="--what-if")
-        made[name] = number
-    return made
+        override[name] = number
+    return override
 
 
 def _write(path: Path, value: Any) -> None:

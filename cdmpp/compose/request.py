@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from operator import attrgetter
+from types import ModuleType
 from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, computed_field, model_validator
@@ -177,8 +178,13 @@ class Request(Closed, Generic[A]):
         ------
         FieldError, InfeasibleError
         """
-        answer: A = import_module(f"{type(self).__module__.rpartition('.')[0]}.solver").solve(self, control)
+        answer: A = self.sibling("solver").solve(self, control)
         return answer
+
+    @classmethod
+    def sibling(cls, name: str) -> ModuleType:
+        """The module beside the schema: ``solver`` with ``solve(request, control)``, ``view`` with ``draw``."""
+        return import_module(f"{cls.__module__.rpartition('.')[0]}.{name}")
 
 
 class Row(BaseModel):

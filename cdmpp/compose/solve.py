@@ -103,6 +103,11 @@ def solve_priced(request: AnyRequest, prices: Sequence[Prediction], control: Sea
     return signed(answer, prices)
 
 
+def read_answer(request: AnyRequest, value: dict[str, Any]) -> Any:
+    """An answer from the JSON values that a service returned."""
+    return value if isinstance(request, OldRequest) else request.answer_model().model_validate(value)
+
+
 def finish(request: AnyRequest, prices: Sequence[Prediction], control: SearchControl | None = None) -> dict[str, Any]:
     """:func:`solve_priced` as JSON values."""
     return to_json(solve_priced(request, prices, control))

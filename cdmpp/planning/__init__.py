@@ -1,4 +1,4 @@
-"""Decisions over predicted latencies: pipelines, RL pools, precision, and smaller plans.
+"""Plans based on predicted latencies: pipelines, RL pools, precision, and smaller ones.
 
-One folder for each planner; :mod:`cdmpp.planning.registry` lists them for the doors.
+Each planner has a folder; :mod:`cdmpp.planning.registry` lists them.
 """

@@ -1,7 +1,8 @@
-"""Every query above single programs, by name: what the command line and the service offer.
+"""All planners by name, as the command line and the service offer them.
 
-A planner is a request model (:class:`cdmpp.compose.Request`) and two functions for people: ``show`` (the
-answer in the terminal) and ``draw`` (a picture of it). A new one needs a folder with these and a line here.
+A planner is a folder with three modules. ``schema`` has the request (:class:`cdmpp.compose.request.Request`) and
+the plan, ``solver`` has ``solve(request, control)``, and ``view`` has ``draw(request, plan)``. A new planner needs
+these and an entry here.
 """
 
 from __future__ import annotations
@@ -22,35 +23,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlannerSpec:
-    """A query above single programs, and where its parts are; nothing is imported before it is used.
+    """A planner; its modules are imported on first use.
 
     Attributes
     ----------
     name : str
-        On the command line (``cdmpp plan NAME``) and of its jobs.
+        Name on the command line (``cdmpp plan NAME``) and of its jobs.
     path : str
-        Of its endpoint.
+        Path of its endpoint.
     summary : str
         One line for ``--help`` and the OpenAPI document.
-    requests : mapping of str to str
-        Field that only this form of the request has -> its model, as ``module:Class``. One entry with the
-        key ``""`` where there is only one form.
-    show : str
-        ``module:function``; ``show(request, answer)`` prints the answer.
-    draw : str
-        ``module:function``; ``draw(request, answer)`` returns a matplotlib figure.
+    requests : str or mapping of str to str
+        Request model as ``module:Class``. A planner with several forms of requests maps a field that only one form
+        has to the model of this form.
     """
 
     name: str
     path: str
     summary: str
-    requests: Mapping[str, str]
-    show: str
-    draw: str
+    requests: str | Mapping[str, str]
+
+    @property
+    def homes(self) -> dict[str, str]:
+        """Request models by the field that tells them apart."""
+        return {"": self.requests} if isinstance(self.requests, str) else dict(self.requests)
 
     def models(self) -> list[type[AnyRequest]]:
         """Its request models."""
-        return [load(home) for home in self.requests.values()]
+        return [load(home) for home in self.homes.values()]
 
     def read(self, value: Any) -> AnyRequest:
         """A request from JSON values.
@@ -65,54 +65,46 @@ class PlannerSpec:
         return read_request(self.model_of(value), value)
 
     def model_of(self, value: Any) -> type[AnyRequest]:
-        """Which of the forms a value is meant to have; the first where none can be told."""
-        homes = list(self.requests.items())
+        """The form of a request; the first one where no field tells them apart."""
         if not isinstance(value, Mapping):
             raise FieldError("a request is a JSON object", hint="docs/planning.md has examples")
-        home = next((home for key, home in homes if key and key in value), homes[0][1])
-        found: type[AnyRequest] = load(home)
-        return found
+        homes = self.homes
+        home = next((home for field, home in homes.items() if field and field in value), next(iter(homes.values())))
+        model: type[AnyRequest] = load(home)
+        return model
 
 
 def load(home: str) -> Any:
-    """What ``module:name`` names."""
+    """The object that ``module:name`` names."""
     module, _, name = home.partition(":")
     return getattr(import_module(module), name)
 
 
-#: One entry each, in the order of docs/planning.md.
+#: In the order of docs/planning.md.
 _ALL: tuple[PlannerSpec, ...] = (
     PlannerSpec(
         "replay",
         "/replay",
         "Replay a graph of programs, transfers and given durations (dPRO).",
-        {"": "cdmpp.replay.schema:ReplayRequest"},
-        "",
-        "cdmpp.replay.view:draw",
+        "cdmpp.replay.schema:ReplayRequest",
     ),
     PlannerSpec(
         "data-parallel",
         "/replay/data-parallel",
         "One iteration of data-parallel training at several bucket sizes (PyTorch DDP).",
-        {"": "cdmpp.planning.data_parallel.schema:DataParallelRequest"},
-        "",
-        "cdmpp.planning.data_parallel.view:draw",
+        "cdmpp.planning.data_parallel.schema:DataParallelRequest",
     ),
     PlannerSpec(
         "simulate",
         "/pipeline/simulate",
         "One training step of a pipeline: time, bubbles and peak memory under a schedule.",
-        {"": "cdmpp.emulator.schema:SimulateRequest"},
-        "",
-        "cdmpp.emulator.view:draw",
+        "cdmpp.emulator.schema:SimulateRequest",
     ),
     PlannerSpec(
         "split",
         "/pipeline/split",
-        "Layers to pipeline stages: the best contiguous split over like or unlike devices.",
-        {"": "cdmpp.planning.split.schema:SplitRequest"},
-        "",
-        "cdmpp.planning.split.view:draw",
+        "Split of layers into contiguous pipeline stages, on equal or different devices.",
+        "cdmpp.planning.split.schema:SplitRequest",
     ),
     PlannerSpec(
         "pipeline",
@@ -122,60 +114,46 @@ _ALL: tuple[PlannerSpec, ...] = (
             "models": "cdmpp.planning.fused.schema:FusedRequest",
             "modules": "cdmpp.planning.multimodal.schema:MultimodalRequest",
         },
-        "cdmpp.planning.pipeline_forms:show",
-        "cdmpp.planning.pipeline_forms:draw",
     ),
     PlannerSpec(
         "precision",
         "/precision/plan",
-        "The type of each operator on unlike devices that train together (QSync).",
-        {"": "cdmpp.planning.precision.schema:PrecisionRequest"},
-        "",
-        "cdmpp.planning.precision.view:draw",
+        "The number type of each operator on different devices that train together (QSync).",
+        "cdmpp.planning.precision.schema:PrecisionRequest",
     ),
     PlannerSpec(
         "rl",
         "/rl/plan",
         "Pools, dispatch and streaming of an RL post-training step (StreamRL, RLHFuse).",
-        {"": "cdmpp.planning.rl.schema:RlRequest"},
-        "",
-        "cdmpp.planning.rl.view:draw",
+        "cdmpp.planning.rl.schema:RlRequest",
     ),
     PlannerSpec(
         "compress",
         "/comm/compress-plan",
-        "Which gradients to compress, and where, over the timeline of a backward pass (ByteComp).",
-        {"": "cdmpp.planning.compress.schema:CompressRequest"},
-        "",
-        "cdmpp.planning.compress.view:draw",
+        "Gradients to compress, and where, over the timeline of a backward pass (ByteComp).",
+        "cdmpp.planning.compress.schema:CompressRequest",
     ),
     PlannerSpec(
         "afd",
         "/afd/size",
-        "Attention and FFN instance counts under a time a token (Step-3).",
-        {"": "cdmpp.planning.afd.schema:AfdRequest"},
-        "",
-        "cdmpp.planning.afd.view:draw",
+        "Attention and FFN instance counts within a time per token (Step-3).",
+        "cdmpp.planning.afd.schema:AfdRequest",
     ),
     PlannerSpec(
         "cluster",
         "/cluster/allocate",
         "Workers for elastic training jobs, with lent inference servers (Aryl).",
-        {"": "cdmpp.planning.cluster.schema:ClusterRequest"},
-        "",
-        "cdmpp.planning.cluster.view:draw",
+        "cdmpp.planning.cluster.schema:ClusterRequest",
     ),
     PlannerSpec(
         "application",
         "/application/plan",
         "An application's primitives on batching engines (Teola).",
-        {"": "cdmpp.planning.application.schema:ApplicationRequest"},
-        "",
-        "cdmpp.planning.application.view:draw",
+        "cdmpp.planning.application.schema:ApplicationRequest",
     ),
 )
 
-PLANNERS: dict[str, PlannerSpec] = {kind.name: kind for kind in _ALL}
+PLANNERS: dict[str, PlannerSpec] = {spec.name: spec for spec in _ALL}
 
 
 def make_plan(

@@ -12,12 +12,12 @@ from cdmpp.compose.budget import SearchControl
 
 
 def test_the_first_ctrl_c_ends_the_search_and_the_second_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    before, watch = signal.getsignal(signal.SIGINT), SearchControl(60.0)
-    with pytest.raises(KeyboardInterrupt), interruptible(watch):
-        assert not watch.expired
+    before, control = signal.getsignal(signal.SIGINT), SearchControl(60.0)
+    with pytest.raises(KeyboardInterrupt), interruptible(control):
+        assert not control.expired
         os.kill(os.getpid(), signal.SIGINT)
-        assert watch.expired
-        assert "best answer so far" in capsys.readouterr().err
+        assert control.expired
+        assert "best plan so far" in capsys.readouterr().err
         os.kill(os.getpid(), signal.SIGINT)
         signal.pause()
     assert signal.getsignal(signal.SIGINT) is before

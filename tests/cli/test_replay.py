@@ -196,12 +196,12 @@ def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_answered
 ) -> None:
     result = run("replay", EXAMPLE, "--figure", tmp_path / name)
     assert result.exit_code == 1 and result.stdout == ""
-    assert "no picture can be written there" in result.stderr
+    assert "no figure can be written there" in result.stderr
 
 
 def test_a_graph_needs_no_device(run: Run) -> None:
     result = run("replay", EXAMPLE, "--device", "t4")
-    assert result.exit_code == 2 and "a graph names its own devices" in result.stderr
+    assert result.exit_code == 2 and "a graph names its devices" in result.stderr
 
 
 def test_what_if_without_match_lists_the_values(run: Run) -> None:

@@ -144,7 +144,7 @@ def test_a_service_answers_as_python_does(url: str, tmp_path: Path, monkeypatch:
     with PredictorClient(url) as client:
         assert client.plan("pipeline", REQUEST) == here
     (file := tmp_path / "r.json").write_text(json.dumps(REQUEST))
-    monkeypatch.setattr(remote, "_LOOK_S", 0.02)
+    monkeypatch.setattr(remote, "_POLL_S", 0.02)
     arguments = ["plan", "pipeline", str(file), "--json", "--url", url]
     for more in ([], ["--remote"]):
         said = CliRunner().invoke(command_line, [*arguments, *more])
@@ -166,8 +166,8 @@ def test_an_interrupt_cancels_the_job(url: str, monkeypatch: pytest.MonkeyPatch)
         "max_activations": 18,
         "budget_s": 60,
     }
-    monkeypatch.setattr(remote, "_LOOK_S", 0.02)
-    monkeypatch.setattr(remote, "_LAST_S", 30.0)
+    monkeypatch.setattr(remote, "_POLL_S", 0.02)
+    monkeypatch.setattr(remote, "_CANCEL_S", 30.0)
 
     def interrupt(progress: Any) -> None:
         if progress.done > 0:

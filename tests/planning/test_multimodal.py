@@ -28,7 +28,7 @@ from cdmpp.planning.multimodal.placement import balanced, contiguous, in_segment
 from cdmpp.planning.multimodal.schedule import RULES, dispatched, followed, lean_orders, natural_key, sequence_of
 from cdmpp.planning.multimodal.schema import MultimodalAnswer, MultimodalRequest
 from cdmpp.planning.multimodal.tasks import Memory, chunk_figures
-from cdmpp.planning.registry import PLANNERS, load, make_plan
+from cdmpp.planning.registry import load, make_plan
 from cdmpp.predictor import LatencyPredictor
 from tests.planning.multimodal_cases import module, step
 
@@ -405,7 +405,7 @@ def test_pictures_of_several_steps_and_the_schema_of_the_answer() -> None:
     one = {"vision": 2, "language": 2, "diffusion": 2}
     value = request(batch=None, batches=[one, {**one, "vision": 0}], max_steps=20)
     answer = make_plan("pipeline", value)
-    figure = load(PLANNERS["pipeline"].draw)(read_request(MultimodalRequest, value), answer)
+    figure = load("cdmpp.planning.pipeline_forms:draw")(read_request(MultimodalRequest, value), answer)
     assert isinstance(figure, Figure) and len(figure.axes) == 2
     assert [axis.get_xlabel() for axis in figure.axes] == ["", "time, s"]
     TypeAdapter(MultimodalAnswer).validate_python(answer)

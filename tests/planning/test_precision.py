@@ -17,7 +17,7 @@ from cdmpp.devices.registry import lookup
 from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.planning.precision.casts import MEASURED, MEASURED_COPY_BYTES_PER_S, scaled
 from cdmpp.planning.precision.schema import PrecisionPlan, PrecisionRequest
-from cdmpp.planning.registry import PLANNERS, load, make_plan
+from cdmpp.planning.registry import PLANNERS, make_plan
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "precision.json"
 
@@ -121,7 +121,7 @@ def test_programs_of_the_example_are_priced_on_both_devices(predictor: LatencyPr
     assert plan.devices[0].memory_bytes <= request.devices[0].memory_bytes
     assert plan.model_id == predictor.model_id
     assert any("linear" in sentence for sentence in plan.explanation)
-    figure = load(PLANNERS["precision"].draw)(request, plan)
+    figure = request.sibling("view").draw(request, plan)
     assert next(axes.get_xlabel() for axes in figure.axes) == "iteration (ms)"
     assert PrecisionPlan.model_validate(plan.model_dump()) == plan
 
