@@ -105,6 +105,7 @@ class Worker:
         # The current folder is empty, so that a relative path opens nothing.
         self._folder = tempfile.TemporaryDirectory(prefix="cdmpp-sandbox-")
         program = self.program
+        _close_files_on_exec()
         command = [sys.executable, "-P", "-m", program.module, str(self.memory_bytes), str(os.getpid())]
         try:
             self._process = await asyncio.create_subprocess_exec(
@@ -227,6 +228,19 @@ class Worker:
         Parsers may print parts of a client's text, and the log may be shown in a terminal.
         """
         return ascii(self._tail.decode(errors="replace").strip()[-500:])[1:-1]
+
+
+def _close_files_on_exec() -> None:
+    """Keep this process's files from the next one it starts, as :mod:`subprocess` does and uvloop does not.
+
+    The sockets that uvicorn's workers listen on are inheritable: a process that had one would keep the port open
+    after the service has stopped listening.
+    """
+    with contextlib.suppress(FileNotFoundError):  # a system without /dev/fd
+        for name in os.listdir("/dev/fd"):
+            with contextlib.suppress(OSError):  # the listing's own
+                if int(name) > 2:
+                    os.set_inheritable(int(name), False)
 
 
 def _environment(folder: str) -> dict[str, str]:
