@@ -7,7 +7,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 
-# An interpreter of one's own: make setup PYTHON=/path/to/python3.12
+# To use another interpreter: make setup PYTHON=/path/to/python3.12
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
@@ -22,15 +22,21 @@ PORT ?= 8000
 PYTEST_OPTIONS ?=
 # Processes of `make test`.
 JOBS ?= 2
+# `make test-stress`: test files and how often each runs; by default two groups of files, 20 and 5 times.
+STRESS_FILES ?=
+STRESS_ROUNDS ?=
 # Folder of the public tables (docs/data.md); only to measure accuracy anew.
 PUBLIC_DATA ?=
 
-.PHONY: help setup demo test test-native test-browser serve check docs wheel accuracy figures templates stored-answers clean
+.PHONY: help setup demo test test-fast test-stress test-native test-browser serve check docs wheel accuracy figures
+.PHONY: templates stored-answers clean
 
 help:
 	@echo 'make setup         .venv with every extra and the cdmpp command'
 	@echo 'make demo          predicted latencies of two networks on GPUs this machine does not have'
-	@echo 'make test          the whole test suite, and the notebooks'
+	@echo 'make test          all tests and the notebooks (about 8 minutes on two cores)'
+	@echo 'make test-fast     tests that are not marked slow (about 90 seconds on two cores)'
+	@echo 'make test-stress   timing-sensitive tests repeatedly on busy processors (hours)'
 	@echo 'make test-native   tests that need a C compiler, a linker or nvcc'
 	@echo 'make test-browser  tests that need a browser'
 	@echo 'make serve         keep a server running (HOST=127.0.0.1 PORT=8000)'
@@ -49,17 +55,27 @@ $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo 'error: no python3 found; install Python 3.11 or name one: make setup PYTHON=...' >&2; exit 1; }
 	@"$(PYTHON)" -c 'import sys; v = sys.version.split()[0]; sys.exit(sys.version_info < (3, 11) and f"error: Python 3.11 or newer is needed, $(PYTHON) is {v}; name another: make setup PYTHON=...")'
 	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV) || { echo 'error: $(PYTHON) cannot make a virtual environment (on Debian: apt install python3-venv)' >&2; rm -rf $(VENV); exit 1; }
-	@echo 'setting up $(VENV) (once; some hundred megabytes to download) ...'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_OPTIONS) --constraint constraints.txt --editable '.[all]'
+	@echo 'setting up $(VENV): about 180 packages, once ...'
+	@PYTHONUNBUFFERED=1 $(BIN)/python -m pip install --progress-bar off --disable-pip-version-check $(PIP_OPTIONS) --constraint constraints.txt --editable '.[all]' 2>&1 | "$(PYTHON)" .ci/pip_progress.py
 	@touch $@
 
 demo: $(READY)
+	@echo 'starting a server on this machine (some seconds) ...'
 	$(BIN)/python -m cdmpp.demo
 
-# As many processes as JOBS; a file's tests stay together, for they share servers and trained models.
-# Tests marked native, browser, gpu or load are collected too: they skip and name what is missing.
+# The tests of a file run in one process because they share servers and trained models; tests/conftest.py puts the
+# longest files first. Tests marked native, browser, gpu or load are skipped where their tool is missing.
+PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS)
 test: $(READY)
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(PYTEST_OPTIONS) tests --nbmake notebooks
+	@echo 'all tests and the notebooks: about 8 minutes on two idle cores'
+	$(PYTEST) tests --nbmake notebooks
+
+test-fast: $(READY)
+	@echo 'tests that are not marked slow: about 90 seconds on two idle cores'
+	$(PYTEST) -m 'not slow' tests
+
+test-stress: $(READY)
+	$(BIN)/python -m tests.stress $(if $(STRESS_ROUNDS),--rounds $(STRESS_ROUNDS)) $(STRESS_FILES)
 
 # pytest ends with 5 when it selects no test: that none carries the marker is no failure.
 test-native test-browser: test-%: $(READY)

@@ -1,10 +1,11 @@
-"""The Makefile's targets for marked tests, with a stand-in for the environment's interpreter."""
+"""The Makefile's test targets, run with a fake interpreter, and the progress of its set-up."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,29 +15,64 @@ ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.skipif(not (shutil.which("make") and shutil.which("bash")), reason="no make or bash")
 
 
-def make(target: str, status: int, venv: Path) -> subprocess.CompletedProcess[str]:
-    """Run a target whose interpreter says how it was called and ends with ``status``."""
+def make(target: str, status: int, venv: Path, *variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a target with an interpreter that prints its arguments and ends with ``status``."""
     python = venv / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(f'#!/bin/sh\necho "$@"\nexit {status}\n')
     python.chmod(0o755)
     (venv / ".ready").touch()
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "PYTEST_"))}
-    command = ["make", target, f"VENV={venv}"]
+    command = ["make", target, f"VENV={venv}", *variables]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("kind", ["native", "browser"])
-def test_no_marked_test_is_one_line_and_no_failure(kind: str, tmp_path: Path) -> None:
+def test_target_succeeds_if_no_test_has_the_marker(kind: str, tmp_path: Path) -> None:
     done = make(f"test-{kind}", 5, tmp_path)
     assert done.returncode == 0
-    called, said = done.stdout.splitlines()
-    assert called == f"-m pytest -m {kind} tests"
-    assert said == f"make test-{kind}: no test carries the marker {kind}, nothing to run"
+    arguments, message = done.stdout.splitlines()
+    assert arguments == f"-m pytest -m {kind} tests"
+    assert message == f"make test-{kind}: no test carries the marker {kind}, nothing to run"
 
 
 @pytest.mark.parametrize(("status", "good"), [(0, True), (1, False), (2, False), (4, False)])
-def test_every_other_outcome_is_pytests(status: int, good: bool, tmp_path: Path) -> None:
+def test_target_fails_if_pytest_fails(status: int, good: bool, tmp_path: Path) -> None:
     done = make("test-browser", status, tmp_path)
     assert (done.returncode == 0) is good
     assert "nothing to run" not in done.stdout
+
+
+def test_test_targets_state_their_duration_and_select_tests(tmp_path: Path) -> None:
+    first, *_, command = make("test", 0, tmp_path / "all").stdout.splitlines()
+    assert "about 8 minutes" in first and command.endswith("tests --nbmake notebooks")
+    first, *_, command = make("test-fast", 0, tmp_path / "fast").stdout.splitlines()
+    assert "about 90 seconds" in first and command.endswith("-m not slow tests")
+    assert make("test", 1, tmp_path / "failing").returncode != 0
+
+
+def test_stress_target_takes_files_and_rounds(tmp_path: Path) -> None:
+    assert make("test-stress", 0, tmp_path / "default").stdout.split("\n")[-2] == "-m tests.stress"
+    chosen = make("test-stress", 0, tmp_path / "chosen", "STRESS_ROUNDS=2", "STRESS_FILES=tests/test_units.py")
+    assert chosen.stdout.split("\n")[-2] == "-m tests.stress --rounds 2 tests/test_units.py"
+
+
+def test_setup_shows_packages_and_errors_but_not_the_configuration_warnings() -> None:
+    output = """\
+WARNING: Location 'file:///missing/' is ignored: it is neither a file nor a directory.
+Looking in indexes: https://pypi.org/simple
+Obtaining file:///checkout
+Collecting numpy>=2.1 (from cdmpp==0.1.0)
+  Downloading numpy-2.4.6-cp311-cp311-manylinux_2_28_x86_64.whl (16.9 MB)
+Processing /wheels/rich-15.0.0-py3-none-any.whl (from cdmpp==0.1.0)
+Installing collected packages: numpy, rich
+Successfully installed numpy-2.4.6 rich-15.0.0
+ERROR: No matching distribution found for nothing==1
+"""
+    script = [sys.executable, str(ROOT / ".ci" / "pip_progress.py")]
+    done = subprocess.run(script, input=output, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "3 packages: Installing collected packages: numpy, rich",
+        "installed 2 packages",
+        "ERROR: No matching distribution found for nothing==1",
+    ]
