@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 #: Seconds after which a wait counts as failed; a test that passes never needs them.
 PATIENCE_S = 600.0
@@ -24,3 +28,35 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+async def wait_until_async(condition: Callable[[], object]) -> None:
+    """Let other tasks run until ``condition()`` is true."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """Event loop whose clock jumps to the next timer as soon as no task can run. Not for work in threads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now = 0.0
+        self._poll, self._selector.select = self._selector.select, self._select
+
+    def time(self) -> float:
+        """Return the virtual time in seconds."""
+        return self._now
+
+    def _select(self, timeout: float | None = None) -> Any:
+        events = self._poll(0)
+        if not events and timeout is not None:
+            self._now += timeout
+        return events
+
+
+def run_in_virtual_time(main: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine like :func:`asyncio.run`, with all waits on the clock at no cost."""
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        return runner.run(main)

@@ -1,4 +1,4 @@
-"""The queue: whoever shares a batch, each request gets its own answers, or its own refusal, in time."""
+"""The queue of the service: each request gets its own answers or its own error, whatever shares its batch."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from cdmpp.programs.program import TensorProgram
 from cdmpp_server.deadline import Deadline
 from cdmpp_server.predict.batcher import Batcher
 from cdmpp_server.problems import ProblemError
+from tests.waiting import PATIENCE_S, wait_until_async
 
 LEVELS = (0.1, 0.9)
 
@@ -30,7 +31,7 @@ def answer(name: str) -> Prediction:
 
 
 class Recorder:
-    """Answers with the program's name; remembers batches, waits where told to, breaks on a name."""
+    """A predictor that returns program names, records batches, can be held up and can fail for one name."""
 
     def __init__(self, breaks_on: str | None = None) -> None:
         self.batches: list[list[str]] = []
@@ -42,7 +43,7 @@ class Recorder:
         names = [q.program.name for q in queries]
         self.batches.append(names)
         self.entered.set()
-        assert self.go.wait(20)
+        assert self.go.wait(PATIENCE_S)
         if self.breaks_on in names:
             raise RuntimeError("a bug")
         return [answer(name) for name in names]
@@ -59,7 +60,7 @@ def run(scenario: Callable[[Batcher], Awaitable[None]], **limits: Any) -> None:
 
 
 def begin(batcher: Batcher, recorder: Recorder, rows: int) -> asyncio.Task[list[Prediction]]:
-    return asyncio.create_task(batcher.ask(recorder, [query(rows)], LEVELS, Deadline(20)))
+    return asyncio.create_task(batcher.ask(recorder, [query(rows)], LEVELS, Deadline(PATIENCE_S)))
 
 
 def names(answers: Sequence[Prediction]) -> list[str]:
@@ -80,19 +81,21 @@ def names(answers: Sequence[Prediction]) -> list[str]:
     batch=st.integers(1, 20),
     threads=st.integers(1, 2),
 )
-def test_company_changes_no_answer(predictor: LatencyPredictor, requests: list[Any], batch: int, threads: int) -> None:
-    """To the last digit, in order, errors in their rows; a request that goes away harms nobody."""
-    asked = [([query(*row) for row in rows], levels, fate) for rows, levels, fate in requests]
+def test_other_casesin_the_batch_change_no_answer(
+    predictor: LatencyPredictor, requests: list[Any], batch: int, threads: int
+) -> None:
+    """Answers are equal to the last digit and in order; a cancelled request does not affect the others."""
+    cases = [([query(*row) for row in rows], levels, fate) for rows, levels, fate in requests]
     fresh = LatencyPredictor(predictor.artifact)
 
     async def scenario(batcher: Batcher) -> None:
-        tasks = [asyncio.create_task(batcher.ask(fresh, qs, levels, Deadline(60))) for qs, levels, _ in asked]
+        tasks = [asyncio.create_task(batcher.ask(fresh, qs, levels, Deadline(PATIENCE_S))) for qs, levels, _ in cases]
         await asyncio.sleep(0)
-        for task, (_, _, fate) in zip(tasks, asked, strict=True):
+        for task, (_, _, fate) in zip(tasks, cases, strict=True):
             if fate == "cancel":
                 task.cancel()
-        said = await asyncio.gather(*tasks, return_exceptions=True)
-        for answers, (queries, levels, fate) in zip(said, asked, strict=True):
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        for answers, (queries, levels, fate) in zip(outcomes, cases, strict=True):
             if fate == "stay" or not queries:
                 assert answers == [predictor.predict_queries([q], levels)[0] for q in queries]
             else:
@@ -101,15 +104,14 @@ def test_company_changes_no_answer(predictor: LatencyPredictor, requests: list[A
     run(scenario, max_batch_rows=batch, max_queued_rows=1000, threads=threads)
 
 
-def test_while_one_batch_is_computed_the_next_gathers() -> None:
+def test_casesthat_arrive_during_a_batch_form_the_next_one() -> None:
     async def scenario(batcher: Batcher) -> None:
         recorder = Recorder()
         recorder.go.clear()
         first = begin(batcher, recorder, 1)
-        await asyncio.to_thread(recorder.entered.wait, 20)
+        await asyncio.to_thread(recorder.entered.wait, PATIENCE_S)
         others = [begin(batcher, recorder, n) for n in range(2, 7)]
-        await asyncio.sleep(0.01)
-        assert batcher.queued_rows == 5
+        await wait_until_async(lambda: batcher.queued_rows == 5)
         recorder.go.set()
         await asyncio.gather(first, *others)
         assert [len(batch) for batch in recorder.batches] == [1, 5]
@@ -117,38 +119,40 @@ def test_while_one_batch_is_computed_the_next_gathers() -> None:
     run(scenario)
 
 
-def test_a_long_request_does_not_hold_up_a_short_one() -> None:
+def test_long_request_does_not_block_short_ones() -> None:
     async def scenario(batcher: Batcher) -> None:
         recorder = Recorder()
         recorder.go.clear()
         finished: list[str] = []
 
         async def ask(name: str, rows: range) -> None:
-            answers = await batcher.ask(recorder, [query(n) for n in rows], LEVELS, Deadline(20))
+            answers = await batcher.ask(recorder, [query(n) for n in rows], LEVELS, Deadline(PATIENCE_S))
             assert names(answers) == [query(n).program.name for n in rows]
             finished.append(name)
 
         long = asyncio.create_task(ask("long", range(1, 65)))
-        await asyncio.to_thread(recorder.entered.wait, 20)
+        await asyncio.to_thread(recorder.entered.wait, PATIENCE_S)
         short = [asyncio.create_task(ask(f"short {n}", range(100 + n, 101 + n))) for n in range(3)]
-        await asyncio.sleep(0.01)
+        await wait_until_async(lambda: batcher.queued_rows == 64 - 8 + 3)
         recorder.go.set()
         await asyncio.gather(long, *short)
         assert finished[-1] == "long"
-        assert len(recorder.batches[1]) == 8  # full: three short ones, and the rest from the long one
+        assert len(recorder.batches[1]) == 8  # full: three short requests and five rows of the long one
         assert [len(batch) for batch in recorder.batches].count(8) >= 8
 
     run(scenario)
 
 
-def test_what_would_be_late_in_the_end_is_refused_at_once() -> None:
+def test_request_that_would_exceed_its_deadline_is_refused_at_once() -> None:
     async def scenario(batcher: Batcher) -> None:
         recorder = Recorder()
         recorder.go.clear()
-        first = asyncio.create_task(batcher.ask(recorder, [query(n) for n in range(1, 400)], LEVELS, Deadline(20)))
-        await asyncio.to_thread(recorder.entered.wait, 20)
+        first = asyncio.create_task(
+            batcher.ask(recorder, [query(n) for n in range(1, 400)], LEVELS, Deadline(PATIENCE_S))
+        )
+        await asyncio.to_thread(recorder.entered.wait, PATIENCE_S)
         # At 1,000 rows a second the 391 rows that wait take 0.4 s.
-        batcher.admit(Deadline(20))
+        batcher.admit(Deadline(PATIENCE_S))
         for check in (batcher.admit, lambda d: asyncio.to_thread(batcher.admit, d)):
             with pytest.raises(ProblemError) as refused:
                 await (check(Deadline(0.5)) or asyncio.sleep(0))
@@ -159,66 +163,74 @@ def test_what_would_be_late_in_the_end_is_refused_at_once() -> None:
     run(scenario, max_queued_rows=1000)
 
 
-def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
+def test_full_queue_refuses_caseswith_retry_after() -> None:
     async def scenario(batcher: Batcher) -> None:
         recorder = Recorder()
         recorder.go.clear()
-        # Alone any size is taken: nobody else waits.
-        first = asyncio.create_task(batcher.ask(recorder, [query(n) for n in range(1, 30)], LEVELS, Deadline(20)))
-        await asyncio.to_thread(recorder.entered.wait, 20)
+        # An empty queue accepts a request of any size.
+        first = asyncio.create_task(
+            batcher.ask(recorder, [query(n) for n in range(1, 30)], LEVELS, Deadline(PATIENCE_S))
+        )
+        await asyncio.to_thread(recorder.entered.wait, PATIENCE_S)
         with pytest.raises(ProblemError) as refused:
-            await batcher.ask(recorder, [query(1)], LEVELS, Deadline(20))
+            await batcher.ask(recorder, [query(1)], LEVELS, Deadline(PATIENCE_S))
         assert (refused.value.status, refused.value.problem.code) == (503, "overloaded")
         assert 1 <= int(refused.value.headers["retry-after"]) <= 60
         recorder.go.set()
         assert len(await first) == 29
-        assert len(await batcher.ask(recorder, [query(1)], LEVELS, Deadline(20))) == 1
+        assert len(await batcher.ask(recorder, [query(1)], LEVELS, Deadline(PATIENCE_S))) == 1
 
     run(scenario, max_queued_rows=20)
 
 
-def test_past_its_deadline_a_request_is_refused_and_not_computed() -> None:
+def test_request_past_its_deadline_is_refused_and_not_computed() -> None:
     async def scenario(batcher: Batcher) -> None:
         recorder = Recorder()
         recorder.go.clear()
         first = begin(batcher, recorder, 1)
-        await asyncio.to_thread(recorder.entered.wait, 20)
+        await asyncio.to_thread(recorder.entered.wait, PATIENCE_S)
         with pytest.raises(ProblemError) as refused:
             await batcher.ask(recorder, [query(2)], LEVELS, Deadline(0.02))
         assert (refused.value.status, refused.value.problem.code) == (504, "deadline_exceeded")
-        gone = begin(batcher, recorder, 3)
-        await asyncio.sleep(0.01)
-        gone.cancel()
-        await asyncio.wait([gone])
+        cancelled = begin(batcher, recorder, 3)
+        await wait_until_async(lambda: batcher.queued_rows == 1)
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
         assert batcher.queued_rows == 0
         recorder.go.set()
         await first
-        await batcher.ask(recorder, [query(4)], LEVELS, Deadline(20))
+        await batcher.ask(recorder, [query(4)], LEVELS, Deadline(PATIENCE_S))
         assert [name for batch in recorder.batches for name in batch] == [query(n).program.name for n in (1, 4)]
 
     run(scenario)
 
 
-def test_answers_are_heard_of_as_batches_end_also_where_the_request_is_refused() -> None:
+def test_answers_of_finished_batches_are_reported_even_if_the_request_times_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def scenario(batcher: Batcher) -> None:
         recorder = Recorder()
-        heard: list[tuple[int, list[str]]] = []
+        batches: list[tuple[int, list[str]]] = []
+        loop = asyncio.get_running_loop()
+        clock = loop.time
 
         def on_answers(start: int, answers: Sequence[Prediction]) -> None:
-            heard.append((start, names(answers)))
-            recorder.go.clear()  # the next batch takes longer than the request has
+            batches.append((start, names(answers)))
+            # The next batch takes longer than the request has.
+            recorder.go.clear()
+            monkeypatch.setattr(loop, "time", lambda: clock() + 2 * PATIENCE_S)
 
         queries = [query(n) for n in range(1, 13)]
         with pytest.raises(ProblemError) as refused:
-            await batcher.ask(recorder, queries, LEVELS, Deadline(1.0), on_answers)
+            await batcher.ask(recorder, queries, LEVELS, Deadline(PATIENCE_S), on_answers)
         assert refused.value.status == 504
-        assert heard == [(0, [q.program.name for q in queries[:8]])]
+        assert batches == [(0, [q.program.name for q in queries[:8]])]
         recorder.go.set()
 
     run(scenario)
 
 
-def test_a_deadline_that_has_passed_is_not_even_queued() -> None:
+def test_request_whose_deadline_has_passed_is_not_queued() -> None:
     async def scenario(batcher: Batcher) -> None:
         recorder = Recorder()
         with pytest.raises(ProblemError) as refused:
@@ -229,31 +241,32 @@ def test_a_deadline_that_has_passed_is_not_even_queued() -> None:
     run(scenario)
 
 
-def test_a_bug_reaches_the_request_that_met_it_and_no_other() -> None:
+def test_exception_reaches_only_the_request_that_caused_it() -> None:
     async def scenario(batcher: Batcher) -> None:
         recorder = Recorder(breaks_on=query(3).program.name)
         recorder.go.clear()
         tasks = [begin(batcher, recorder, n) for n in (1, 2, 3, 4)]
-        await asyncio.sleep(0.01)
+        await asyncio.to_thread(recorder.entered.wait, PATIENCE_S)
         recorder.go.set()
-        said = await asyncio.gather(*tasks, return_exceptions=True)
-        assert isinstance(said[2], RuntimeError)
-        assert [names(said[i]) for i in (0, 1, 3)] == [[query(n).program.name] for n in (1, 2, 4)]
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        assert isinstance(outcomes[2], RuntimeError)
+        assert [names(outcomes[i]) for i in (0, 1, 3)] == [[query(n).program.name] for n in (1, 2, 4)]
 
     run(scenario)
 
 
-def test_what_still_waits_when_the_service_ends_is_refused() -> None:
+def test_waiting_casesare_refused_when_the_service_stops() -> None:
     async def main() -> None:
         batcher = Batcher(max_batch_rows=1, max_queued_rows=10, max_wait_s=0.0)
         recorder = Recorder()
         recorder.go.clear()
         async with batcher.running():
             tasks = [begin(batcher, recorder, n) for n in (1, 2)]
-            await asyncio.to_thread(recorder.entered.wait, 20)
-            threading.Timer(0.05, recorder.go.set).start()
-        said = await asyncio.gather(*tasks, return_exceptions=True)
-        assert names(said[0]) == [query(1).program.name]  # what was begun is finished
-        assert isinstance(said[1], ProblemError) and said[1].status == 503
+            await asyncio.to_thread(recorder.entered.wait, PATIENCE_S)
+            # The block ends before the event loop runs this.
+            asyncio.get_running_loop().call_soon(recorder.go.set)
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        assert names(outcomes[0]) == [query(1).program.name]  # the running batch is finished
+        assert isinstance(outcomes[1], ProblemError) and outcomes[1].status == 503
 
     asyncio.run(main())

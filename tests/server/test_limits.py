@@ -1,4 +1,4 @@
-"""What the service refuses before it thinks: size, time, media type, load."""
+"""Requests that the service refuses: too large, too slow, wrong media type, too many."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
+import anyio.lowlevel
+import anyio.to_thread
 import httpx2
 import pytest
 from fastapi import FastAPI, Request
@@ -21,6 +23,7 @@ from cdmpp_server.disconnect import cancel_on_disconnect
 from cdmpp_server.problems import ProblemError
 from cdmpp_server.settings import Settings
 from tests.server.conftest import JSON, LINEAR, problem
+from tests.waiting import PATIENCE_S
 
 BODY = json.dumps({"items": [{"program": LINEAR, "device": "t4"}]}).encode()
 Messages = list[dict[str, Any]]
@@ -29,7 +32,7 @@ Messages = list[dict[str, Any]]
 def call(
     app: FastAPI, receive: Callable[[], Awaitable[dict[str, Any]]], headers: dict[str, str], path: str = "/predict"
 ) -> tuple[int, dict[str, Any]]:
-    """One request straight into the application: the test decides what arrives, and when."""
+    """Send one request to the application; ``receive`` decides which parts of the body arrive, and when."""
     sent: Messages = []
 
     async def send(message: dict[str, Any]) -> None:
@@ -55,64 +58,64 @@ def call(
 
 
 class Endless:
-    """A body of 64 KiB chunks without end, that counts how many were taken."""
+    """An endless body of 64 KiB chunks that counts how many were read."""
 
     def __init__(self) -> None:
-        self.taken = 0
+        self.chunks = 0
 
     async def __call__(self) -> dict[str, Any]:
-        self.taken += 1
+        self.chunks += 1
         return {"type": "http.request", "body": b" " * 65536, "more_body": True}
 
 
 def small_app(**settings: Any) -> FastAPI:
-    """An application that needs no model: nothing gets as far."""
+    """An application without a model, for requests that are refused before a prediction."""
     return create_app(Settings(**settings))
 
 
-def test_an_endless_body_is_refused_where_the_limit_is() -> None:
+def test_endless_body_is_refused_at_the_limit() -> None:
     body = Endless()
     status, answer = call(small_app(max_body_bytes=2**20), body, JSON)
     assert (status, answer["code"]) == (413, "body_too_large")
-    assert body.taken == 17
+    assert body.chunks == 17
 
 
-def test_a_declared_length_is_believed_when_it_is_too_much() -> None:
+def test_declared_length_above_the_limit_is_refused_before_reading() -> None:
     body = Endless()
     status, answer = call(small_app(), body, {**JSON, "content-length": str(2**31)})
     assert (status, answer["code"]) == (413, "body_too_large")
-    assert body.taken == 0
+    assert body.chunks == 0
 
 
-def test_a_declared_length_is_not_believed_when_it_is_little() -> None:
+def test_limit_holds_if_the_declared_length_is_too_small() -> None:
     body = Endless()
     status, _ = call(small_app(max_body_bytes=2**20), body, {**JSON, "content-length": "10"})
     assert status == 413
-    assert body.taken == 17
+    assert body.chunks == 17
 
 
 @pytest.mark.parametrize("length", ["9" * 400, "-5", "ten", "²"])
-def test_a_strange_declared_length_is_no_bug(length: str) -> None:
+def test_invalid_declared_length_is_handled(length: str) -> None:
     assert call(small_app(max_body_bytes=2**20), Endless(), {**JSON, "content-length": length})[0] == 413
 
 
-def test_a_body_that_does_not_arrive_is_given_up() -> None:
+def test_body_that_does_not_arrive_in_time_is_refused() -> None:
     async def silence() -> dict[str, Any]:
-        await anyio.sleep(30)
+        await anyio.sleep_forever()
         raise AssertionError
 
     status, answer = call(small_app(body_timeout_s=0.05), silence, JSON)
     assert (status, answer["code"]) == (408, "body_timeout")
 
 
-def test_a_client_that_goes_away_is_no_bug() -> None:
+def test_disconnected_client_is_handled() -> None:
     async def gone() -> dict[str, Any]:
         return {"type": "http.disconnect"}
 
     assert call(small_app(), gone, JSON)[0] == 408
 
 
-def test_work_for_a_client_that_has_gone_is_given_up() -> None:
+def test_work_for_a_disconnected_client_is_cancelled() -> None:
     async def scenario() -> None:
         gone, ended = anyio.Event(), anyio.Event()
 
@@ -123,7 +126,7 @@ def test_work_for_a_client_that_has_gone_is_given_up() -> None:
         async def work() -> None:
             try:
                 gone.set()
-                await anyio.sleep(30)
+                await anyio.sleep_forever()
             finally:
                 ended.set()
 
@@ -135,13 +138,13 @@ def test_work_for_a_client_that_has_gone_is_given_up() -> None:
         with pytest.raises(ProblemError) as refused:
             await cancel_on_disconnect(request, work())
         assert refused.value.status == 499
-        with anyio.fail_after(5):
+        with anyio.fail_after(PATIENCE_S):
             await ended.wait()
 
     anyio.run(scenario)
 
 
-def test_the_limit_itself_is_allowed(client: TestClient) -> None:
+def test_body_of_exactly_the_limit_is_accepted(client: TestClient) -> None:
     limit = Settings(model=None).max_body_bytes
     at_limit = client.post("/predict", content=BODY + b" " * (limit - len(BODY)), headers=JSON)
     assert at_limit.status_code == 200
@@ -152,13 +155,13 @@ def test_the_limit_itself_is_allowed(client: TestClient) -> None:
 @pytest.mark.parametrize(
     "kind", [None, "text/plain", "application/x-www-form-urlencoded", "application/json; charset=latin-1", ""]
 )
-def test_another_media_type_is_refused(kind: str | None, client: TestClient) -> None:
+def test_unsupported_media_type_is_refused(kind: str | None, client: TestClient) -> None:
     response = client.post("/predict", content=BODY, headers={} if kind is None else {"content-type": kind})
     problem(response, 415, "unsupported_media_type")
 
 
 @pytest.mark.parametrize("kind", ["application/json", "Application/JSON;charset=UTF-8"])
-def test_json_may_say_its_charset(kind: str, client: TestClient) -> None:
+def test_json_may_declare_its_charset(kind: str, client: TestClient) -> None:
     assert client.post("/predict", content=BODY, headers={"content-type": kind}).status_code == 200
 
 
@@ -169,25 +172,30 @@ def test_unknown_paths_and_methods(client: TestClient) -> None:
     assert response.headers["allow"] == "POST"
 
 
-def test_the_number_of_items_is_a_setting_and_published() -> None:
+def test_item_limit_is_a_setting_and_in_the_schema() -> None:
     app = small_app(max_items=2)
     schema = app.openapi()["components"]["schemas"]["PredictRequest"]
     assert schema["properties"]["items"]["maxItems"] == 2
 
 
-def test_a_full_gate_tells_the_next_to_come_back() -> None:
+def test_full_limiter_refuses_with_retry_after() -> None:
     async def scenario() -> None:
-        limiter, go = ConcurrencyLimiter(max_concurrent=1, max_queued=1), threading.Event()
+        limiter, go, begun = ConcurrencyLimiter(max_concurrent=1, max_queued=1), threading.Event(), threading.Event()
         done: list[str] = []
 
+        def work() -> None:
+            begun.set()
+            go.wait()
+
         async def enter(name: str) -> None:
-            await limiter.run(go.wait)
+            await limiter.run(work)
             done.append(name)
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(enter, "computing")
+            await anyio.to_thread.run_sync(begun.wait)
             tasks.start_soon(enter, "waiting")
-            await anyio.sleep(0.05)
+            await anyio.lowlevel.checkpoint()
             with pytest.raises(ProblemError) as refused:
                 await limiter.run(go.wait)
             assert refused.value.status == 503
@@ -199,23 +207,28 @@ def test_a_full_gate_tells_the_next_to_come_back() -> None:
     anyio.run(scenario)
 
 
-def test_who_waits_for_a_place_waits_no_longer_than_the_deadline() -> None:
+def test_waiting_for_a_thread_ends_at_the_deadline() -> None:
     async def scenario() -> None:
-        limiter, go = ConcurrencyLimiter(max_concurrent=1, max_queued=5), threading.Event()
+        limiter, go, begun = ConcurrencyLimiter(max_concurrent=1, max_queued=5), threading.Event(), threading.Event()
+
+        def work() -> None:
+            begun.set()
+            go.wait()
+
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(limiter.run, go.wait)
-            await anyio.sleep(0.05)
+            tasks.start_soon(limiter.run, work)
+            await anyio.to_thread.run_sync(begun.wait)
             with pytest.raises(ProblemError) as refused:
                 await limiter.run(lambda: None, Deadline(0.02))
             assert (refused.value.status, refused.value.problem.code) == (504, "deadline_exceeded")
             go.set()
-        assert await limiter.run(lambda: "in time", Deadline(20)) == "in time"
+        assert await limiter.run(lambda: "in time", Deadline(PATIENCE_S)) == "in time"
 
     anyio.run(scenario)
 
 
-def test_a_caller_that_is_cancelled_leaves_its_place_to_its_thread() -> None:
-    # Or clients that go away would have any number of threads at work.
+def test_cancelled_caller_does_not_free_a_running_thread() -> None:
+    # Otherwise disconnecting clients could start any number of threads.
     async def scenario() -> None:
         limiter, go, begun = ConcurrencyLimiter(max_concurrent=1, max_queued=5), threading.Event(), threading.Event()
 
@@ -231,7 +244,8 @@ def test_a_caller_that_is_cancelled_leaves_its_place_to_its_thread() -> None:
         ran = []
         second = asyncio.ensure_future(limiter.run(lambda: ran.append(2)))
         waiting = asyncio.ensure_future(limiter.run(lambda: ran.append(3)))
-        await asyncio.sleep(0.05)
+        for _ in range(10):
+            await asyncio.sleep(0)
         assert not ran
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -251,7 +265,7 @@ def test_healthz_answers_while_predictions_are_computed(app: FastAPI, client: Te
 
     def slow(*arguments: Any) -> Any:
         entered.set()
-        assert go.wait(20)
+        assert go.wait(PATIENCE_S)
         return predict(*arguments)
 
     monkeypatch.setattr(app.state.service.predictor, "predict_queries", slow)
@@ -260,7 +274,7 @@ def test_healthz_answers_while_predictions_are_computed(app: FastAPI, client: Te
     thread = threading.Thread(target=lambda: answers.append(client.post("/predict", content=unseen, headers=JSON)))
     thread.start()
     try:
-        assert entered.wait(20)
+        assert entered.wait(PATIENCE_S)
         assert client.get("/healthz").json() == {"status": "ok"}
         assert not answers
     finally:

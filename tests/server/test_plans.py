@@ -1,4 +1,4 @@
-"""Replay and plans: Python, the command line and HTTP give one answer; refusals name the field."""
+"""Replay and plans: Python, the command line and HTTP return the same answer; errors name the field."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,9 +29,10 @@ from cdmpp_server.problems import ProblemError
 from cdmpp_server.sandbox.supervised import SupervisedWorker
 from cdmpp_server.sandbox.worker import Worker, WorkerDiedError, WorkerMemoryError, WorkerTimeoutError
 from tests.server.conftest import JSON, LINEAR, problem
+from tests.waiting import run_in_virtual_time, wait_until
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
-#: Searched for long enough to be asked about meanwhile.
+#: A search that is still running when a test asks for its state; tests cancel it.
 LONG: dict[str, Any] = {
     "models": [
         {"stages": 16, "micro_batches": 33, "forward_s": 5, "backward_s": 11, "direction": "down"},
@@ -40,10 +40,10 @@ LONG: dict[str, Any] = {
     ],
     "ranks": 16,
     "max_activations": 18,
-    "budget_s": 60,
+    "budget_s": 600,
     "seed": 0,
 }
-#: A computation, not a search: no budget cuts it.
+#: A computation without a search: no budget ends it early.
 CLUSTER: dict[str, Any] = json.loads((EXAMPLES / "cluster.json").read_text())
 Post = Callable[..., httpx2.Response]
 
@@ -52,14 +52,14 @@ Post = Callable[..., httpx2.Response]
 def post(client: TestClient) -> Post:
     def post(kind: str, value: Any, **headers: str) -> httpx2.Response:
         body = value if isinstance(value, str | bytes) else json.dumps(value)
-        found: httpx2.Response = client.post(PLANNERS[kind].path, content=body, headers={**JSON, **headers})
-        return found
+        response: httpx2.Response = client.post(PLANNERS[kind].path, content=body, headers={**JSON, **headers})
+        return response
 
     return post
 
 
 def examples() -> list[Any]:
-    """Every request of docs/examples, by its kind: ``KIND.json``, ``KIND_more.json``."""
+    """All requests of docs/examples, by planner: ``KIND.json``, ``KIND_more.json``."""
     files = sorted(EXAMPLES.glob("*.json"))
     return [
         pytest.param(file.stem.partition("_")[0], file, id=file.stem)
@@ -68,14 +68,14 @@ def examples() -> list[Any]:
     ]
 
 
-def test_every_kind_has_an_example_and_an_endpoint(client: TestClient) -> None:
-    assert set(PLANNERS) <= {each.values[0] for each in examples()}
-    told = PlanKinds.model_validate(client.get("/plans").json()).kinds
-    assert [(each.kind, each.path) for each in told] == [(k.name, k.path) for k in PLANNERS.values()]
+def test_every_planner_has_an_example_and_an_endpoint(client: TestClient) -> None:
+    assert set(PLANNERS) <= {example.values[0] for example in examples()}
+    kinds = PlanKinds.model_validate(client.get("/plans").json()).kinds
+    assert [(k.kind, k.path) for k in kinds] == [(k.name, k.path) for k in PLANNERS.values()]
 
 
 @pytest.mark.parametrize(("kind", "file"), examples())
-def test_three_doors_give_one_answer(
+def test_python_cli_and_http_return_the_same_answer(
     kind: str,
     file: Path,
     post: Post,
@@ -87,7 +87,7 @@ def test_three_doors_give_one_answer(
     monkeypatch.delenv("CDMPP_MODEL", raising=False)
     value = json.loads(file.read_text())
     if "max_steps" in value:
-        # The steps end it, however busy the machine.
+        # The number of steps ends the search, however busy the machine is.
         value |= {"budget_s": 600, "max_steps": min(value["max_steps"], 20)}
     here = make_plan(kind, value, predictor)
     over_http = answered(post(kind, value), client)
@@ -111,7 +111,7 @@ def answered(response: httpx2.Response, client: TestClient) -> Any:
     return response.json()
 
 
-def test_a_request_that_is_none_is_refused_with_the_place(post: Post) -> None:
+def test_invalid_request_is_refused_with_its_field(post: Post) -> None:
     problem(post("pipeline", "[1"), 400, "malformed_json")
     problem(post("pipeline", '{"ranks": NaN}'), 400, "malformed_json")
     assert problem(post("pipeline", "[]"), 422, "invalid_request")["errors"][0]["path"] == ""
@@ -122,7 +122,7 @@ def test_a_request_that_is_none_is_refused_with_the_place(post: Post) -> None:
     problem(response, 415, "unsupported_media_type")
 
 
-def test_what_no_schema_can_say_is_a_conflict_with_the_place(post: Post) -> None:
+def test_violation_beyond_the_schema_is_a_conflict_with_its_field(post: Post) -> None:
     # A check of the model itself: two ways of one cost.
     both = {**LONG, "models": [{**LONG["models"][0], "forward": {"programs": [{"program": LINEAR}], "device": "t4"}}]}
     problem(post("pipeline", both), 409, "invalid_field")
@@ -140,11 +140,11 @@ def test_what_no_schema_can_say_is_a_conflict_with_the_place(post: Post) -> None
     ):
         if broken:
             cost |= {"programs": [{"program": broken["program"]}], "device": broken["device"]}
-        found = problem(post("pipeline", {"models": [model], "ranks": 2}), 409, "invalid_field")
-        assert found["errors"][0]["path"].startswith("models.0.forward"), broken
+        refusal = problem(post("pipeline", {"models": [model], "ranks": 2}), 409, "invalid_field")
+        assert refusal["errors"][0]["path"].startswith("models.0.forward"), broken
 
 
-def test_programs_have_every_form_of_predict(post: Post, client: TestClient) -> None:
+def test_programs_have_the_same_forms_as_in_predict(post: Post, client: TestClient) -> None:
     (known,) = client.post("/programs", json={"programs": [LINEAR]}).json()["programs"]
 
     def ask(program: Any) -> dict[str, Any]:
@@ -152,14 +152,14 @@ def test_programs_have_every_form_of_predict(post: Post, client: TestClient) -> 
         model = {"stages": 2, "micro_batches": 2, "forward": forward, "backward_s": 1e-3}
         response = post("pipeline", {"models": [model], "ranks": 2, "max_steps": 100})
         assert response.status_code == 200, response.text
-        found: dict[str, Any] = response.json()
-        return found
+        plan: dict[str, Any] = response.json()
+        return plan
 
     assert ask(LINEAR) == ask({"hash": known["hash"]})
     assert ask(LINEAR)["model_id"] == client.get("/readyz").json()["model_id"]
 
 
-def test_a_wish_makes_a_job_of_anything(post: Post, client: TestClient) -> None:
+def test_prefer_header_turns_any_request_into_a_job(post: Post, client: TestClient) -> None:
     at_once = post("cluster", CLUSTER).json()
     response = post("cluster", CLUSTER, Prefer="wait=5, respond-async")
     assert response.status_code == 202, response.text
@@ -171,12 +171,12 @@ def test_a_wish_makes_a_job_of_anything(post: Post, client: TestClient) -> None:
     assert client.delete(f"/jobs/{submitted['job_id']}").json() == job
 
 
-def test_a_long_search_is_a_job_that_can_be_cancelled(post: Post, client: TestClient) -> None:
+def test_long_search_becomes_a_job_that_can_be_cancelled(post: Post, client: TestClient) -> None:
     response = post("pipeline", LONG)
     assert response.status_code == 202
     id = response.json()["job_id"]
     until(client, id, "running")
-    # Others are answered meanwhile, short searches too.
+    # Meanwhile other requests are answered.
     assert post("cluster", CLUSTER).status_code == 200
     assert client.delete(f"/jobs/{id}").json()["state"] == "cancelled"
     last = client.get(f"/jobs/{id}").json()
@@ -187,29 +187,30 @@ def test_a_long_search_is_a_job_that_can_be_cancelled(post: Post, client: TestCl
 
 
 def until(client: TestClient, id: str, state: str) -> dict[str, Any]:
-    give_up = time.monotonic() + 60
-    while time.monotonic() < give_up:
-        job: dict[str, Any] = client.get(f"/jobs/{id}").json()
-        if job["state"] == state:
-            return job
-        assert job["state"] in ("queued", "running"), (job["state"], job["error"])
-        time.sleep(0.02)
-    pytest.fail(f"the job was never {state}")
+    job: dict[str, Any] = {}
+
+    def is_reached() -> bool:
+        job.update(client.get(f"/jobs/{id}").json())
+        assert job["state"] in ("queued", "running", state), (job["state"], job["error"])
+        return bool(job["state"] == state)
+
+    wait_until(is_reached, f"state {state} of the job")
+    return job
 
 
-def test_a_planning_process_that_was_killed_is_replaced(post: Post, app: FastAPI) -> None:
+def test_killed_planning_process_is_replaced(post: Post, app: FastAPI) -> None:
     assert post("cluster", CLUSTER).status_code == 200
     for pid in app.state.planners.pids:
         os.kill(pid, signal.SIGKILL)
     assert post("cluster", CLUSTER).status_code == 200
 
 
-class Played(Worker):
-    """A planning process that a test plays."""
+class ScriptedWorker(Worker):
+    """A planning process whose outcomes a test lists."""
 
-    def __init__(self, plays: list[Any]) -> None:
+    def __init__(self, outcomes: list[Any]) -> None:
         super().__init__(0)
-        self.plays, self.alive = plays, False
+        self.outcomes, self.alive = outcomes, False
 
     @property
     def pid(self) -> int | None:
@@ -222,38 +223,38 @@ class Played(Worker):
         self.alive = False
 
     async def run(self, header: Any, payload: bytes, timeout_s: float, on_progress: Any = None) -> Any:
-        play = self.plays.pop(0)
-        if isinstance(play, Exception):
+        outcome = self.outcomes.pop(0)
+        if isinstance(outcome, Exception):
             self.alive = False
-            raise play
-        if play == "wait":
+            raise outcome
+        if outcome == "wait":
             await asyncio.sleep(timeout_s)
             self.alive = False
             raise WorkerTimeoutError
-        if play == "slow":
+        if outcome == "slow":
             await asyncio.sleep(0.1)
             return {}, b"late"
-        return play
+        return outcome
 
 
-def played(
-    plays: list[Any], ask: Callable[[Planners], Any], max_queued: int = 4, limit_s: float = 0.05
+def run_planners(
+    outcomes: list[Any], ask: Callable[[Planners], Any], max_queued: int = 4, limit_s: float = 0.05
 ) -> tuple[Any, int]:
-    """What ``ask`` gives with one process that is played, and how many were started for it."""
+    """Return the result of ``ask`` with one scripted process at a time, and how many processes were started."""
     made: list[Worker] = []
 
     def make() -> Worker:
-        made.append(Played(plays))
+        made.append(ScriptedWorker(outcomes))
         return made[-1]
 
     async def main() -> Any:
         async with Planners(1, make, max_queued, limit_s) as planners:
             return await ask(planners)
 
-    return asyncio.run(main()), len(made)
+    return run_in_virtual_time(main()), len(made)
 
 
-def one(deadline_s: float = 5.0) -> Callable[[Planners], Any]:
+def plan_once(deadline_s: float = 5.0) -> Callable[[Planners], Any]:
     async def ask(planners: Planners) -> Any:
         try:
             return await planners.run({}, b"", Deadline(deadline_s))
@@ -263,45 +264,45 @@ def one(deadline_s: float = 5.0) -> Callable[[Planners], Any]:
     return ask
 
 
-def test_how_processes_end() -> None:
+def test_each_end_of_a_process_has_its_response() -> None:
     good = ({}, b"answer")
-    assert played([good], one()) == (good, 1)
-    assert played([WorkerDiedError(), good], one()) == (good, 2)
-    assert played([WorkerDiedError(), WorkerDiedError()], one())[0] == (500, "internal_error")
-    assert played([WorkerMemoryError()], one()) == ((409, "plan_too_large"), 2)
-    assert played([({"bug": "KeyError"}, b"")], one()) == ((500, "internal_error"), 1)
-    assert played(["wait"], one()) == ((504, "deadline_exceeded"), 2)
+    assert run_planners([good], plan_once()) == (good, 1)
+    assert run_planners([WorkerDiedError(), good], plan_once()) == (good, 2)
+    assert run_planners([WorkerDiedError(), WorkerDiedError()], plan_once())[0] == (500, "internal_error")
+    assert run_planners([WorkerMemoryError()], plan_once()) == ((409, "plan_too_large"), 2)
+    assert run_planners([({"bug": "KeyError"}, b"")], plan_once()) == ((500, "internal_error"), 1)
+    assert run_planners(["wait"], plan_once()) == ((504, "deadline_exceeded"), 2)
 
 
-def test_who_goes_early_costs_no_process() -> None:
+def test_request_past_its_deadline_does_not_end_the_process() -> None:
     async def twice(planners: Planners) -> Any:
-        first = await one(0.01)(planners)
-        return first, await one()(planners)
+        first = await plan_once(0.01)(planners)
+        return first, await plan_once()(planners)
 
-    found, processes = played(["slow", ({}, b"answer")], twice, limit_s=5.0)
-    assert found == ((504, "deadline_exceeded"), ({}, b"answer"))
+    responses, processes = run_planners(["slow", ({}, b"answer")], twice, limit_s=5.0)
+    assert responses == ((504, "deadline_exceeded"), ({}, b"answer"))
     assert processes == 1
 
 
-def test_who_finds_the_processes_busy_waits_until_its_deadline_or_is_refused() -> None:
+def test_request_waits_for_a_busy_process_until_its_deadline_or_is_refused() -> None:
     async def several(planners: Planners) -> Any:
-        first = asyncio.create_task(one(0.3)(planners))
+        first = asyncio.create_task(plan_once(0.3)(planners))
         await asyncio.sleep(0.01)
-        second = asyncio.create_task(one(0.1)(planners))
+        second = asyncio.create_task(plan_once(0.1)(planners))
         await asyncio.sleep(0.01)
-        third = await one()(planners)
+        third = await plan_once()(planners)
         return third, await second, await first
 
-    found, _ = played(["wait", ({}, b"")], several, max_queued=1, limit_s=0.3)
-    assert found == ((503, "overloaded"), (504, "deadline_exceeded"), (504, "deadline_exceeded"))
+    responses, _ = run_planners(["wait", ({}, b"")], several, max_queued=1, limit_s=0.3)
+    assert responses == ((503, "overloaded"), (504, "deadline_exceeded"), (504, "deadline_exceeded"))
 
 
-def test_a_start_that_fails_is_tried_again() -> None:
-    class Broken(Played):
+def test_failed_start_is_tried_again() -> None:
+    class Broken(ScriptedWorker):
         async def start(self) -> None:
             raise WorkerDiedError("no")
 
-    made: list[Worker] = [Broken([]), Played([])]
+    made: list[Worker] = [Broken([]), ScriptedWorker([])]
 
     async def main() -> None:
         worker = SupervisedWorker(lambda: made.pop(0))
