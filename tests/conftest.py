@@ -8,13 +8,16 @@ from collections.abc import Iterator
 import pytest
 
 from cdmpp.predictor import LatencyPredictor
+from tests.waiting import PATIENT
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Services that tests start keep their database in a folder of this run, not in the user's."""
+def _service_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Services of tests store their database in a folder of this run and do not time out on a busy machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        for name, value in PATIENT.items():
+            patch.setenv(name, value)
         yield
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import PATIENCE_S
+
 #: Packages of other extras: an import of one fails as if it were not installed.
 BLOCK = """
 import sys
@@ -41,7 +43,7 @@ def run(code: str, *blocked: str) -> str:
         [sys.executable, "-c", BLOCK.format(blocked=blocked) + code],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]

@@ -12,6 +12,8 @@ T = TypeVar("T")
 
 #: Seconds after which a wait counts as failed; a test that passes never needs them.
 PATIENCE_S = 600.0
+#: Settings of services whose time limits play no part in a test.
+PATIENT = {"CDMPP_DEADLINE_S": "600", "CDMPP_BODY_TIMEOUT_S": "600", "CDMPP_SANDBOX_TIMEOUT_S": "500"}
 
 
 def wait_until(condition: Callable[[], object], what: str = "the condition") -> None:

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from cdmpp.cli.main import app
+from tests.waiting import PATIENCE_S
 
 Run = Callable[..., Result]
 Spawn = Callable[..., subprocess.CompletedProcess[str]]
@@ -52,7 +53,7 @@ def spawn(tmp_path: Path) -> Spawn:
             capture_output=True,
             text=True,
             encoding="utf-8",
-            timeout=120,
+            timeout=PATIENCE_S,
             check=False,
             **options,
         )  # type: ignore[call-overload,no-any-return]

@@ -14,6 +14,7 @@ from cdmpp.cli import predict as predict_module
 from cdmpp.devices import known
 from cdmpp.predictor import LatencyPredictor
 from tests.cli.conftest import LINEAR, ROOT, Run, Spawn
+from tests.waiting import PATIENCE_S
 
 COMMANDS = [
     ("predict",),
@@ -124,7 +125,7 @@ def test_an_output_that_knows_no_greek(spawn: Spawn) -> None:
 def test_a_closed_pipe_is_quiet() -> None:
     command = f"'{sys.executable}' -m cdmpp.cli.main devices --json | head -c 10"
     shell = ["bash", "-o", "pipefail", "-c", command]
-    result = subprocess.run(shell, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(shell, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert result.stderr == ""
     assert result.returncode in (0, 141)
 
@@ -137,6 +138,6 @@ def test_help_loads_nothing_heavy() -> None:
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     result = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
     assert result.stdout.strip() == "[]"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import uvicorn
 from benchmarks.serving.process import free_port
 from cdmpp_server.app import create_app
 from cdmpp_server.settings import Settings
+from tests.waiting import PATIENCE_S, wait_until
 
 Serve = Callable[..., str]
 
@@ -31,17 +31,14 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
         running.append((server, thread))
-        for _ in range(600):
-            if server.started:
-                return f"http://127.0.0.1:{port}"
-            time.sleep(0.05)
-        raise RuntimeError("the server did not start")
+        wait_until(lambda: server.started, "the start of the server")
+        return f"http://127.0.0.1:{port}"
 
     yield start
     for server, _ in running:
         server.should_exit = True
     for _, thread in running:
-        thread.join(20)
+        thread.join(PATIENCE_S)
 
 
 @pytest.fixture(scope="session")

@@ -149,7 +149,7 @@ def test_one_that_stays_busy_is_an_error_of_its_own(asynchronous: bool, waits: l
             "predict",
             linears(1),
             "t4",
-            timeout_s=5.0,
+            timeout_s=50.0,
         )
     assert waits == []
 
@@ -218,8 +218,8 @@ def test_the_service_is_told_how_long_an_answer_is_of_use(asynchronous: bool, wa
         told.append(float(request.headers["x-request-timeout-s"]))
         return answered(request)
 
-    call(handler, asynchronous, "predict", linears(1), "t4", timeout_s=9.0)
-    assert 8.0 < told[0] <= 9.0
+    call(handler, asynchronous, "predict", linears(1), "t4", timeout_s=1e6)
+    assert 0.9e6 < told[0] <= 1e6
 
 
 class Dripping(httpx2.SyncByteStream):

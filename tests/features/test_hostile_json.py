@@ -47,14 +47,14 @@ def both(text: str) -> None:
 
 
 def assert_refused(document: Any, seconds: float = 10.0) -> str:
-    """Features are refused, in time; the hash is either refused or made."""
+    """Features are refused within some processor time; the hash is either refused or computed."""
     text = document if isinstance(document, str) else json.dumps(document)
-    started = time.monotonic()
+    started = time.thread_time()
     with pytest.raises(InvalidProgramError) as caught:
         encode_tvm_json(text)
     with contextlib.suppress(InvalidProgramError):
         _ = TensorProgram.from_tvm_json(text).hash
-    assert time.monotonic() - started < seconds
+    assert time.thread_time() - started < seconds
     assert len(caught.value.message) < 400
     return caught.value.message
 
@@ -471,19 +471,19 @@ def test_hostile_programs_are_refused_soon(make: Callable[[Builder], int]) -> No
 def test_steps_without_end_change_nothing_or_are_refused(make: Callable[[Builder], int], schedule: bool) -> None:
     b = Builder()
     text = json.dumps(b.program(make(b)))
-    started = time.monotonic()
+    started = time.thread_time()
     with contextlib.suppress(InvalidProgramError):
         assert np.isfinite(encode_tvm_json(text, schedule=schedule).leaves).all()
-    assert time.monotonic() - started < 10
+    assert time.thread_time() - started < 10
 
 
 def test_the_hash_of_shared_nodes_is_soon_there() -> None:
     """Linear in the nodes: features refuse 2^60 visits, the identity needs each node once."""
     for make in (stores_shared_exponentially, values_shared_exponentially):
         b = Builder()
-        started = time.monotonic()
+        started = time.thread_time()
         assert len(TensorProgram.from_tvm_json(json.dumps(b.program(make(b)))).hash) == 32
-        assert time.monotonic() - started < 1
+        assert time.thread_time() - started < 1
 
 
 def test_the_hash_refuses_a_circle() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from tests.waiting import PATIENCE_S
+
 PROGRAM = """
 import sys
 sys.modules["tvm"] = None
@@ -16,5 +18,7 @@ except ImportError as error:
 
 
 def test_what_to_install_without_tvm() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=PATIENCE_S, check=True
+    )
     assert done.stdout.startswith("MissingDependencyError | ") and "'.[predict,measure]'" in done.stdout

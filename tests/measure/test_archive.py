@@ -25,6 +25,7 @@ from cdmpp.measure.pools import Outcome
 from cdmpp.measure.settings import CollectSettings
 from cdmpp.measure.targets import Configuration
 from cdmpp.measure.timing import TimedRun, Timing
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.tvm, pytest.mark.native]
 
@@ -145,13 +146,13 @@ def test_measured_where_there_is_no_compiler_no_torch_no_pyarrow(job: Path, tmp_
     check = "import tvm.base as b; assert b._RUNTIME_ONLY; import os; print(os.path.dirname(b.__file__))"
     where = subprocess.run([sys.executable, "-c", check], env=environment, capture_output=True, text=True)
     assert where.stdout.strip() == str(bare / "tvm"), where.stderr
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "'.[train]'" in done.stderr
     assert json.loads(done.stdout) == {"path": str(out), "dataset": False}
     assert not (out / "records.parquet").exists()
     # The same command, where pyarrow is; and where no device is needed any more.
-    again = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    again = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     summary = json.loads(again.stdout)
     assert (summary["records"], summary["programs"], summary["failed"]) == (PROGRAMS, PROGRAMS, 0)

@@ -31,6 +31,7 @@ from cdmpp.measure.timers import LocalTimers
 from cdmpp.programs.program import TensorProgram
 from tests.measure.bad_programs import bad_programs
 from tests.measure.conftest import TINY, Fill
+from tests.waiting import PATIENCE_S, is_running, wait_until
 
 pytestmark = pytest.mark.native
 
@@ -92,13 +93,13 @@ def test_bad_programs_cost_themselves(
         store.add_network("bad", TaskList("bad", tasks))
         for task in tasks:
             store.add_programs(task.hash, [SampledProgram(task.hash, task.tvm_json, "default")], 0)
-    settings = quick.model_copy(update={"time_limit_s": 3.0, "memory_gib": 8.0, "repeat_share": 0.0})
+    settings = quick.model_copy(update={"time_limit_s": 8.0, "memory_gib": 8.0, "repeat_share": 0.0})
     collect([TINY, "bad"], [one_thread], tmp_path, settings)
     with Store(tmp_path) as store:
         found = {m.program: m for m in store.measurements(FIRST)}
     assert {digest for digest, m in found.items() if not m.failure} == set(good)
     assert found[hashes["crashes"]].failure == "crash: the worker was ended by SIGSEGV"
-    assert found[hashes["hangs"]].failure == "timeout: longer than 3 s"
+    assert found[hashes["hangs"]].failure == "timeout: longer than 8 s"
     assert found[hashes["eats"]].failure == "memory: more than 8 GiB"
     summary = info(tmp_path)
     assert (summary["records"], summary["failed"]) == (6, 3)
@@ -309,14 +310,11 @@ def test_a_killed_command_goes_on_when_it_is_given_again(tmp_path: Path, fill: F
         workers = _children(killed.pid)
         assert workers
         killed.send_signal(signal.SIGKILL)
-        killed.communicate(timeout=60)
+        killed.communicate(timeout=PATIENCE_S)
     finally:
         killed.kill()
-    end = time.monotonic() + 30
-    while any(Path(f"/proc/{pid}/cmdline").exists() and _runs(pid) for pid in workers):
-        assert time.monotonic() < end, "workers outlive their parent"
-        time.sleep(0.05)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    wait_until(lambda: not any(map(is_running, workers)), "the end of the workers")
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert summary["records"] == len(hashes) and summary["duplicates"] == summary["failed"] == 0
@@ -346,7 +344,7 @@ def test_a_second_collector_is_refused(tmp_path: Path, fill: Fill) -> None:
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PATIENCE_S,
             check=False,
         )
     assert done.returncode == 1
@@ -354,13 +352,12 @@ def test_a_second_collector_is_refused(tmp_path: Path, fill: Fill) -> None:
 
 
 def _wait_for_a_measurement(out: Path, process: subprocess.Popen[bytes]) -> None:
-    end = time.monotonic() + 120
-    while time.monotonic() < end and process.poll() is None:
+    def is_stored() -> bool:
+        assert process.poll() is None, f"no measurement was stored: {process.communicate()[1].decode()}"
         with sqlite3.connect(f"file:{out / FILE}?mode=ro", uri=True) as reader:
-            if reader.execute("SELECT COUNT(*) FROM measurements").fetchone()[0]:
-                return
-        time.sleep(0.01)
-    raise AssertionError(f"no measurement was kept: {process.communicate()[1].decode()}")
+            return bool(reader.execute("SELECT COUNT(*) FROM measurements").fetchone()[0])
+
+    wait_until(is_stored, "a stored measurement")
 
 
 def _children(parent: int) -> list[int]:
@@ -369,10 +366,3 @@ def _children(parent: int) -> list[int]:
     for task in Path(f"/proc/{parent}/task").iterdir():
         found += [int(pid) for pid in (task / "children").read_text().split()]
     return sorted(set(found))
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from cdmpp.measure.remote import RemoteTimers, remote_timers
 from cdmpp.measure.settings import CollectSettings
 from cdmpp.measure.targets import Configuration
 from cdmpp.measure.tracker import Tracker, parse_tracker
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.tvm, pytest.mark.native]
 
@@ -101,10 +101,7 @@ class Farm:
             )
 
     def _wait(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 60
-        while not condition():
-            assert time.monotonic() < deadline, self._log("tracker") + self._log("server-0")
-            time.sleep(0.1)
+        wait_until(condition, f"tracker and servers\n{self._log('tracker')}{self._log('server-0')}")
 
     def _registered(self) -> int:
         try:
@@ -156,13 +153,16 @@ def libraries(tmp_path_factory: pytest.TempPathFactory, tiny_programs: list[str]
 def test_both_servers_measure_at_once(
     farm: Farm, libraries: list[Library], quick: CollectSettings, one_thread: Configuration
 ) -> None:
-    before = farm.sessions()
+    before, rounds, served = farm.sessions(), 0, [0, 0]
     with contextlib.closing(RemoteTimers(farm.at, one_thread, quick)) as timers:
-        outcomes = list(timers.time(libraries * 2))
-    assert [o.failure for o in outcomes] == [""] * 12
-    assert all(min(o.value.timing.repeats_s) > 0 for o in outcomes)
-    served = [after - start for after, start in zip(farm.sessions(), before, strict=True)]
-    assert sum(served) == 12
+        # One server may finish a round alone if the machine is busy.
+        while min(served) == 0 and rounds < 20:
+            rounds += 1
+            outcomes = list(timers.time(libraries * 2))
+            assert [o.failure for o in outcomes] == [""] * 12
+            assert all(min(o.value.timing.repeats_s) > 0 for o in outcomes)
+            served = [after - start for after, start in zip(farm.sessions(), before, strict=True)]
+    assert sum(served) == 12 * rounds
     assert min(served) >= 1
 
 
@@ -186,10 +186,9 @@ def test_without_its_tracker_a_collection_stops_and_goes_on_later(
 
     class Doomed(RemoteTimers):
         def time(self, libraries: Sequence[Library]) -> Iterator[Outcome]:
-            for number, outcome in enumerate(super().time(libraries)):
-                if number == 0:
-                    doomed.kill(doomed.tracker)
-                yield outcome
+            yield from super().time(libraries[:1])
+            doomed.kill(doomed.tracker)
+            yield from super().time(libraries[1:])
 
     with pytest.raises(MeasurementError, match="no RPC tracker at") as caught:
         collect(["tiny"], [one_thread], out, quick, timers=lambda c, s: Doomed(doomed.at, c, s))
@@ -218,14 +217,14 @@ def test_bad_programs_cost_one_record_each(
         "crash": Library(_compiled(tmp_path, "crash", "__builtin_trap();"), good.arguments, 0.0),
         "hang": Library(_compiled(tmp_path, "hang", "for (;;) sink++;"), good.arguments, 0.0),
     }
-    limited = quick.model_copy(update={"time_limit_s": 2.0})
+    limited = quick.model_copy(update={"time_limit_s": 8.0})
     with contextlib.closing(RemoteTimers(farm.at, one_thread, limited)) as timers:
         found = list(timers.time([good, *bad.values(), good]))
     assert [o.failure for o in (found[0], found[-1])] == ["", ""]
     failures = dict(zip(bad, [o.failure for o in found[1:-1]], strict=True))
     assert failures["text"]
     assert "lost 2 times" in failures["crash"]
-    assert "longer than 2 s" in failures["hang"]
+    assert "longer than 8 s" in failures["hang"]
     assert not any(o.transient for o in found)
 
 

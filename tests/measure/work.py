@@ -78,7 +78,7 @@ def arrive(folder: str) -> None:
     Path(folder, str(os.getpid())).touch()
 
 
-def compile_for_ever(path: str) -> None:
+def compile_without_end(path: str) -> None:
     """Start a process, as a build starts a compiler, and wait for it."""
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as child:
         Path(path).write_text(str(child.pid))

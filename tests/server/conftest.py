@@ -16,15 +16,11 @@ from cdmpp_server.settings import Settings
 
 LINEAR: dict[str, Any] = {"operator": "linear", "m": 512, "n": 4096, "k": 1024, "dtype": "float16"}
 JSON = {"content-type": "application/json"}
-#: Environment of a service process whose time limits play no part in a test, even on a busy machine.
-PATIENT = {"CDMPP_DEADLINE_S": "600", "CDMPP_BODY_TIMEOUT_S": "600", "CDMPP_SANDBOX_TIMEOUT_S": "500"}
 
 
 @pytest.fixture(scope="session")
 def app() -> FastAPI:
-    # The time limits are far beyond what a busy machine needs; tests of deadlines ask for short ones.
-    limits = {"deadline_s": 600, "body_timeout_s": 600, "sandbox_timeout_s": 500}
-    return create_app(Settings(model=None, warm_plans=False, **limits))
+    return create_app(Settings(model=None, warm_plans=False))
 
 
 @pytest.fixture(scope="session")

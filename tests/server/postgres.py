@@ -7,7 +7,6 @@ import pwd
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.serving.process import free_port
+from tests.waiting import PATIENCE_S, wait_until
 
 
 class Postgres:
@@ -53,18 +53,20 @@ class Postgres:
             stderr=subprocess.DEVNULL,
         )
         ask = [self._binaries / "pg_isready", "-h", "127.0.0.1", "-p", str(self._port)]
-        give_up = time.monotonic() + 60
-        while subprocess.run(ask, capture_output=True).returncode:
-            assert self._server.poll() is None and time.monotonic() < give_up, "PostgreSQL did not start"
-            time.sleep(0.05)
+
+        def is_ready() -> bool:
+            assert self._server is not None and self._server.poll() is None, "PostgreSQL did not start"
+            return subprocess.run(ask, capture_output=True).returncode == 0
+
+        wait_until(is_ready, "readiness of PostgreSQL")
 
     def stop(self) -> None:
-        """End it as a crash would; what was committed is on the disk."""
+        """Stop the server as a crash would: committed data are on the disk."""
         if self._server is None:
             return
         stop = [*self._as_user, self._binaries / "pg_ctl", "-D", self._folder / "data", "-m", "immediate", "stop"]
-        subprocess.run(stop, cwd="/", check=False, capture_output=True, timeout=60)
-        self._server.wait(60)
+        subprocess.run(stop, cwd="/", check=False, capture_output=True, timeout=PATIENCE_S)
+        self._server.wait(PATIENCE_S)
         self._server = None
 
 
@@ -92,7 +94,7 @@ def running_postgres() -> Iterator[Postgres]:
             cwd="/",
             check=True,
             capture_output=True,
-            timeout=60,
+            timeout=PATIENCE_S,
         )
         server = Postgres(binaries, folder, as_user)
         try:

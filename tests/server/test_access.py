@@ -20,6 +20,7 @@ from cdmpp_server.operate.access import Keys, Rates, hash_key, new_key, sender_o
 from cdmpp_server.problems import ProblemError
 from cdmpp_server.settings import Settings
 from tests.server.conftest import LINEAR, problem
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 USER, USER_HASH = new_key()
@@ -132,7 +133,7 @@ def test_the_command_makes_a_key_that_fits_its_hash() -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         env={**os.environ},
     )
     assert done.returncode == 0, done.stderr

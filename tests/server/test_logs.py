@@ -26,6 +26,7 @@ from cdmpp_server.operate.access import new_key
 from cdmpp_server.operate.logs import JsonFormatter, TextFormatter, log_config, request_id, request_log
 from cdmpp_server.settings import Settings
 from tests.server.conftest import JSON, LINEAR
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 BODY = {"items": [{"program": LINEAR, "device": "t4"}] * 3}
@@ -165,7 +166,7 @@ def test_a_process_writes_json_to_stderr(tmp_path: Path) -> None:
         finally:
             process.send_signal(signal.SIGTERM)
             seen += process.stderr.read().splitlines()
-        assert process.wait(30) in (0, -signal.SIGTERM)
+        assert process.wait(PATIENCE_S) in (0, -signal.SIGTERM)
         assert process.stdout.read() == ""
     parsed = [json.loads(line) for line in seen]
     (request,) = [line for line in parsed if line["logger"] == request_log.name]

@@ -15,6 +15,7 @@ from cdmpp_server.app import create_app
 from cdmpp_server.operate.metrics import FOLDER_VARIABLE, Metrics, shared_by_workers
 from cdmpp_server.settings import Settings
 from tests.server.conftest import JSON, LINEAR
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -148,7 +149,7 @@ with shared_by_workers():
         worker.communicate()
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100, env={**os.environ}
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, env={**os.environ}
     )
     assert done.returncode == 0, done.stderr
     seen = samples(done.stdout)

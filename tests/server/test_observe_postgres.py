@@ -1,8 +1,7 @@
-"""Several services with one PostgreSQL, and what they do while it is away."""
+"""Several services with one PostgreSQL database, which stops and starts."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +12,7 @@ from cdmpp_server.app import create_app
 from cdmpp_server.settings import Settings
 from tests.server.conftest import LINEAR, problem
 from tests.server.postgres import Postgres, running_postgres
+from tests.waiting import wait_until
 
 ITEM = {"program": LINEAR, "device": "t4"}
 
@@ -35,7 +35,7 @@ def tell(client: TestClient, prediction_id: str, count: int = 1) -> Any:
     return client.post("/observe", json={"observations": observed})
 
 
-def test_they_know_the_same(clients: tuple[TestClient, TestClient]) -> None:
+def test_services_share_observations_and_programs(clients: tuple[TestClient, TestClient]) -> None:
     one, other = clients
     program = {"operator": "softmax", "rows": 333, "cols": 77}
     (registered,) = one.post("/programs", json={"programs": [program]}).json()["programs"]
@@ -49,7 +49,7 @@ def test_they_know_the_same(clients: tuple[TestClient, TestClient]) -> None:
     assert [row["count"] for row in shown[0]] == [12]
 
 
-def test_a_crash_of_the_database_loses_nothing_that_was_accepted(
+def test_accepted_observations_survive_a_crash_of_the_database(
     clients: tuple[TestClient, TestClient], postgres: Postgres
 ) -> None:
     client, _ = clients
@@ -70,9 +70,6 @@ def test_a_crash_of_the_database_loses_nothing_that_was_accepted(
         assert (ready.status_code, ready.json()["observations"]) == (200, "unavailable")
     finally:
         postgres.start()
-    give_up = time.monotonic() + 30
-    while (answer := tell(client, result["prediction_id"], 7)).status_code != 200:
-        assert time.monotonic() < give_up, answer.text
-        time.sleep(0.1)
+    wait_until(lambda: tell(client, result["prediction_id"], 7).status_code == 200, "a stored observation")
     assert count() == before + 57
     assert client.get("/readyz").json()["observations"] == "ready"

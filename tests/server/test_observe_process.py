@@ -1,4 +1,4 @@
-"""The service killed while measurements stream in: all that were answered with 200 are there afterwards."""
+"""Observations that a service accepted before it was killed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from benchmarks.serving.process import free_port
 from cdmpp_server.database_url import database_url
 from cdmpp_server.observe.tables import observations
 from tests.server.conftest import LINEAR
+from tests.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 SENDERS, EACH, ENOUGH = 4, 50, 60
@@ -31,21 +31,21 @@ def start(database: Path, port: int) -> subprocess.Popen[bytes]:
         stderr=subprocess.DEVNULL,
         env={**os.environ, "CDMPP_DATABASE": str(database)},
     )
-    give_up = time.monotonic() + 60
-    while time.monotonic() < give_up:
+
+    def is_ready() -> bool:
+        assert process.poll() is None, "the service ended"
         try:
-            if httpx2.get(f"http://127.0.0.1:{port}/readyz", timeout=5).status_code == 200:
-                return process
+            return httpx2.get(f"http://127.0.0.1:{port}/readyz", timeout=PATIENCE_S).status_code == 200
         except httpx2.TransportError:
-            assert process.poll() is None
-            time.sleep(0.1)
-    process.kill()
-    pytest.fail("the service did not start")
+            return False
+
+    wait_until(is_ready, "readiness of the service")
+    return process
 
 
 @pytest.mark.slow
 @pytest.mark.load
-def test_kill_9_under_load_loses_nothing_that_was_accepted(tmp_path: Path) -> None:
+def test_accepted_observations_survive_a_kill_under_load(tmp_path: Path) -> None:
     database, port = tmp_path / "s.sqlite", free_port()
     url = f"http://127.0.0.1:{port}"
     process = start(database, port)
@@ -58,7 +58,7 @@ def test_kill_9_under_load_loses_nothing_that_was_accepted(tmp_path: Path) -> No
 
     def send() -> None:
         nonlocal requests
-        with httpx2.Client(timeout=30) as client:
+        with httpx2.Client(timeout=PATIENCE_S) as client:
             while True:
                 try:
                     response = client.post(f"{url}/observe", content=body, headers={"content-type": "application/json"})
@@ -76,18 +76,18 @@ def test_kill_9_under_load_loses_nothing_that_was_accepted(tmp_path: Path) -> No
     for sender in senders:
         sender.start()
     try:
-        assert enough.wait(60)
+        assert enough.wait(PATIENCE_S)
     finally:
         process.kill()
-        process.wait(30)
+        process.wait(PATIENCE_S)
         for sender in senders:
-            sender.join(60)
+            sender.join(PATIENCE_S)
     again = start(database, port)
     try:
         shown = httpx2.get(f"{url}/observe").json()["devices"]
     finally:
         again.kill()
-        again.wait(30)
+        again.wait(PATIENCE_S)
     engine = create_engine(database_url(str(database)))
     with engine.connect() as connection:
         kept = set(connection.execute(select(observations.c.id)).scalars())

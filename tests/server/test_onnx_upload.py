@@ -20,6 +20,7 @@ from onnx import TensorProto, helper
 from cdmpp_server.observe.ids import read_id
 from cdmpp_server.onnx.schema import ModelResponse
 from tests.server.conftest import problem
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ("small_resnet", "transformer_block")
@@ -73,7 +74,7 @@ def test_the_figures_are_those_of_the_command_line(upload: Upload) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=True,
     )
     there = json.loads(done.stdout)

@@ -19,6 +19,7 @@ from cdmpp.programs.operators import operator_types, parse_operator
 from cdmpp.units import format_latency
 from cdmpp_server.page.routes import FOLDER, files
 from tests.server.conftest import LINEAR, problem
+from tests.waiting import PATIENCE_S
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 ARGUMENTS = (
@@ -208,7 +209,7 @@ def test_an_onnx_file_shows_what_the_service_answers(server: Server, opened: Cal
     page.wait_for_selector("#curve-note:has-text('is fixed')")
     settled(page)
     query = "&".join(["protocol=eager", "framework=pytorch", *(f"device={d}" for d in DEVICES)])
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
     connection.request(
         "POST",
         f"/models/predict?{query}",

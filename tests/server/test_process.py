@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from cdmpp.frontends.graph import GraphBuilder
 from cdmpp.planning.registry import PLANNERS
 from cdmpp.programs.program import TensorProgram
 from tests.server.conftest import LINEAR
+from tests.waiting import PATIENCE_S, PATIENT, is_running, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAD = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -28,7 +28,7 @@ HEAD = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with running_server() as server:
+    with running_server(environment=PATIENT) as server:
         yield server
 
 
@@ -65,11 +65,11 @@ def test_schemathesis_finds_nothing(server: Server, tmp_path: Path, options: lis
             "schemathesis.cli",
             "run",
             f"http://127.0.0.1:{server.port}/openapi.json",
-            # This machine may be busy; how soon it answers is a benchmark's.
+            # Response times are measured by benchmarks, not here.
             "--checks",
             "all",
             "--request-timeout",
-            "60",
+            "600",
             "--seed",
             "1",
             "--no-color",
@@ -78,7 +78,7 @@ def test_schemathesis_finds_nothing(server: Server, tmp_path: Path, options: lis
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     # It may still warn, as of model names that it cannot guess.
@@ -90,7 +90,7 @@ def test_a_huge_body_is_refused_while_it_arrives(server: Server) -> None:
         (b"Transfer-Encoding: chunked", b"10000\r\n" + b" " * 65536 + b"\r\n"),
         (b"Content-Length: 2147483648", b" " * 65536),
     ):
-        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as connection:
             connection.sendall(
                 b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" + framing + b"\r\n\r\n"
             )
@@ -104,31 +104,31 @@ def test_a_huge_body_is_refused_while_it_arrives(server: Server) -> None:
 
 
 def test_a_length_that_lies_harms_nobody(server: Server) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as connection:
         body = json.dumps({"items": [{"program": LINEAR, "device": "t4"}]}).encode()
         connection.sendall(HEAD + b"Content-Length: 10\r\n\r\n" + body)
         assert connection.recv(4096).startswith(b"HTTP/1.1 400 ")
     # More is promised than sent: the service waits, others are answered.
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as connection:
         connection.sendall(HEAD + b"Content-Length: 99\r\n\r\n{}")
         assert server.request("GET", "/healthz") == {"status": "ok"}
 
 
-def test_a_warm_cache_answers_quickly(server: Server) -> None:
-    """A tenth of the rate that is claimed: this machine may be busy. The figure itself is a benchmark's."""
+def test_repeated_request_is_answered_from_the_cache(server: Server) -> None:
     items = [{"program": {**LINEAR, "m": m}, "device": "t4"} for m in range(1, 257)]
-    body = json.dumps({"items": items})
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-    fastest = float("inf")
-    for _ in range(6):
-        start = time.perf_counter()
-        connection.request("POST", "/predict", body, {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        results = json.loads(response.read())["results"]
-        fastest = min(fastest, time.perf_counter() - start)
-        assert all("latency_s" in r for r in results)
-    connection.close()
-    assert 256 / fastest > 200
+
+    def computed_rows() -> float:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
+        connection.request("GET", "/metrics")
+        lines = connection.getresponse().read().decode().splitlines()
+        connection.close()
+        return next(float(line.split()[1]) for line in lines if line.startswith("cdmpp_batch_rows_sum"))
+
+    first = server.request("POST", "/predict", {"items": items})
+    rows = computed_rows()
+    assert rows >= len(items) and all("latency_s" in result for result in first["results"])
+    assert server.request("POST", "/predict", {"items": items}) == first
+    assert computed_rows() == rows
 
 
 def test_the_demonstration(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_the_demonstration(tmp_path: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         encoding="utf-8",
-        timeout=170,
+        timeout=PATIENCE_S,
         env={**os.environ, "PYTHONIOENCODING": "utf-8"},
     )
     assert done.returncode == 0, done.stderr
@@ -161,12 +161,11 @@ def test_a_terminated_demonstration_takes_its_server_along() -> None:
         if not children.parent.exists():
             demo.kill()
             pytest.skip("needs /proc to see processes")
-        deadline = time.monotonic() + 60
-        while not (found := children.read_text().split()) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: children.read_text().split(), "the start of the server")
+        server_pid = int(children.read_text().split()[0])
         demo.send_signal(signal.SIGTERM)
-        assert demo.wait(30) == 143
-        assert found and not Path(f"/proc/{found[0]}").exists()
+        assert demo.wait(PATIENCE_S) == 143
+        assert not is_running(server_pid)
 
 
 def test_the_demonstration_says_what_went_wrong(monkeypatch, capsys) -> None:

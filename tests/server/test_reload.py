@@ -24,8 +24,8 @@ from cdmpp.predictor import LatencyPredictor, default_model
 from cdmpp_server.app import create_app
 from cdmpp_server.operate.access import new_key
 from cdmpp_server.settings import Settings
-from tests.server.conftest import JSON, LINEAR, PATIENT, problem
-from tests.waiting import PATIENCE_S, wait_until
+from tests.server.conftest import JSON, LINEAR, problem
+from tests.waiting import PATIENCE_S, PATIENT, wait_until
 
 #: Messages in the log of a service, one from each worker.
 LOADED, NOT_LOADED = "the model was reloaded", "the model was not reloaded"

@@ -24,6 +24,7 @@ from cdmpp_server.observe.store import Observation, Store, StoreUnavailableError
 from cdmpp_server.observe.tables import observations
 from cdmpp_server.observe.writer import FullError, Writer
 from tests.server.postgres import running_postgres
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -130,7 +131,7 @@ def test_processes_may_start_at_a_time(database: str) -> None:
         subprocess.Popen([sys.executable, "-c", code, database], cwd=ROOT, stderr=subprocess.PIPE) for _ in range(4)
     ]
     for process in started:
-        _, error = process.communicate(timeout=60)
+        _, error = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, error.decode()
 
 

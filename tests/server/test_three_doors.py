@@ -11,6 +11,7 @@ from typing import Any
 from cdmpp.demo import running_server, wire_program
 from cdmpp.frontends.load import load_programs
 from cdmpp.predictor import LatencyPredictor
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("linear:m=512,n=4096,k=1024,dtype=float16", str(ROOT / "examples" / "transformer_block.onnx"))
@@ -70,7 +71,7 @@ def test_three_doors_give_one_answer(predictor: LatencyPredictor, monkeypatch) -
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     assert figures(json.loads(done.stdout)["results"]) == here
