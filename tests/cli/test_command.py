@@ -116,7 +116,7 @@ def test_errors_of_a_process(spawn: Spawn) -> None:
     assert "Traceback" not in result.stderr and result.stderr.startswith("error: ")
 
 
-def test_an_output_that_knows_no_greek(spawn: Spawn) -> None:
+def test_output_in_an_encoding_without_greek(spawn: Spawn) -> None:
     result = spawn("predict", LINEAR, "--device", "t4", env={"PYTHONIOENCODING": "ascii"})
     assert result.returncode == 0, result.stderr
     assert "\\xb5s" in result.stdout

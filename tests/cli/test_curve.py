@@ -70,7 +70,7 @@ def test_a_line_for_every_point(run: Run, tmp_path: Path) -> None:
     assert "does not fall along m" in lines[-1]
 
 
-def test_points_that_cannot_be_predicted_are_said_once(run: Run) -> None:
+def test_points_that_cannot_be_predicted_are_reported_once(run: Run) -> None:
     result = run("curve", TEMPLATE, "--axis", "m=1,0,2", "--device", "t4", "--device", "no-such-gpu")
     assert result.exit_code == 0
     assert len(result.stdout.splitlines()) == 4
@@ -91,7 +91,7 @@ def test_points_that_cannot_be_predicted_are_said_once(run: Run) -> None:
         (("--axis", "m=1", "--monotone", "n"), "monotone"),
     ],
 )
-def test_what_is_no_curve_is_said_in_a_line(run: Run, arguments: tuple[str, ...], says: str) -> None:
+def test_invalid_curves_are_refused_in_one_line(run: Run, arguments: tuple[str, ...], says: str) -> None:
     result = run("curve", TEMPLATE, "--device", "t4", *arguments)
     assert result.exit_code == 1
     assert says in result.stderr

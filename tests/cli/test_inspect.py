@@ -17,7 +17,7 @@ from tests.cli.conftest import ROOT, Run
 TEXT = "linear:m=64,n=128,k=32,bias=true"
 
 
-def test_json_is_what_the_model_reads(run: Run) -> None:
+def test_json_shows_the_model_inputs(run: Run) -> None:
     result = run("inspect", TEXT, "--json")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
@@ -81,7 +81,7 @@ def test_a_tvm_program(run: Run, tmp_path: Path) -> None:
     assert any(line.startswith("  schedule: ") and " B)" in line for line in lines)
 
 
-def test_what_is_no_program(run: Run) -> None:
+def test_invalid_programs_are_refused(run: Run) -> None:
     result = run("inspect", "linear:m=1", "--json")
     assert result.exit_code == 1
     assert result.stdout == "" and result.stderr.startswith("error: ") and "hint: " in result.stderr

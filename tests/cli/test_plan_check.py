@@ -41,7 +41,7 @@ def test_an_answer_of_the_command_passes(run: Run, files: tuple[Path, Path]) -> 
     assert report["ok"] and report["faults"] == [] and report["makespan_s"] == claimed["makespan_s"]
 
 
-def test_a_wrong_one_is_told_with_exit_code_1(run: Run, files: tuple[Path, Path]) -> None:
+def test_a_wrong_answer_exits_with_code_1(run: Run, files: tuple[Path, Path]) -> None:
     request, answer = files
     claimed = json.loads(answer.read_text())
     answer.write_text(json.dumps({**claimed, "makespan_s": claimed["makespan_s"] - 1}))
@@ -59,7 +59,7 @@ def test_the_answer_as_a_table_and_a_picture(run: Run, files: tuple[Path, Path],
 
 
 @pytest.mark.parametrize("text", ['{"nodes": []}', "[]", "nonsense"])
-def test_what_is_no_pipeline_request_is_refused(run: Run, tmp_path: Path, text: str) -> None:
+def test_other_requests_are_refused(run: Run, tmp_path: Path, text: str) -> None:
     request = tmp_path / "request.json"
     request.write_text(text)
     done = run("plan", "check", request, request)

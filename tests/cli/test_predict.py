@@ -112,7 +112,7 @@ def test_nothing_predicted_is_a_failure(run: Run) -> None:
     assert "Traceback" not in result.output
 
 
-def test_own_device(run: Run, tmp_path: Path) -> None:
+def test_user_defined_device(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "my-gpu.toml"
     path.write_text(SPECIFICATION_EXAMPLE)
     found = json.loads(run("predict", LINEAR, "--device", path, "--json").stdout)["results"][0]
@@ -157,7 +157,7 @@ def test_dims_are_for_models(run: Run) -> None:
     assert result.exit_code == 1 and "ONNX" in result.stderr
 
 
-def test_a_model_folder_that_is_none(run: Run, tmp_path: Path) -> None:
+def test_an_invalid_model_folder_is_refused(run: Run, tmp_path: Path) -> None:
     result = run("predict", LINEAR, "--device", "t4", "--model", tmp_path, "--json")
     assert result.exit_code == 1
     assert result.stdout == "" and "not a model folder" in result.stderr

@@ -42,7 +42,7 @@ def test_a_probe_writes_records_and_a_specification(run: Run, device: Path, tmp_
     assert found.sustained.floor_eager_s is not None and 1e-8 < found.sustained.floor_eager_s < 1e-2
 
 
-def test_what_people_read(run: Run, device: Path, tmp_path: Path) -> None:
+def test_text_output(run: Run, device: Path, tmp_path: Path) -> None:
     result = run("probe", "--device", device, "--out", tmp_path / "probed")
     assert result.exit_code == 0, result.output
     assert "floor_eager_s" in result.stdout and "sustained by mine" in result.stdout

@@ -79,7 +79,7 @@ def test_the_host_launches_ahead_and_is_waited_for(run: Run) -> None:
     assert 12 * 0.01 < makespan("--launch-us", 10_000) < 12 * 0.01 + alone
 
 
-def test_a_device_of_ones_own(run: Run, tmp_path: Path) -> None:
+def test_user_defined_device(run: Run, tmp_path: Path) -> None:
     mine = tmp_path / "mine.toml"
     mine.write_text(SPECIFICATION_EXAMPLE)
     result = run("replay", BLOCK, "--device", mine, "--json")
@@ -138,7 +138,7 @@ def test_a_table_and_a_picture(run: Run, tmp_path: Path) -> None:
         (["--figure", "x.nope"], 1, "nope"),
     ],
 )
-def test_what_is_wrong_is_said(run: Run, arguments: list[str], code: int, says: str) -> None:
+def test_errors_name_the_problem(run: Run, arguments: list[str], code: int, says: str) -> None:
     result = run("replay", EXAMPLE, *arguments)
     assert result.exit_code == code
     assert says in result.output
@@ -176,7 +176,7 @@ def test_files_that_are_no_graph(run: Run, tmp_path: Path, text: str, says: str)
         "cdmpp replay examples/transformer_block.onnx --device t4 --gap-us 2 --what-if class=MatMul+Add:ratio=0.5",
     ],
 )
-def test_the_documentation_shows_what_is_printed(
+def test_the_documentation_shows_the_output(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
 ) -> None:
     text = (ROOT / "docs/replay.md").read_text(encoding="utf-8")

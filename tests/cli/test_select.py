@@ -48,7 +48,7 @@ def _filled(folder: Path) -> Path:
     return path
 
 
-def test_what_people_read(run: Run, mine: list[object], tmp_path: Path) -> None:
+def test_text_output(run: Run, mine: list[object], tmp_path: Path) -> None:
     result = run("select", *mine, "--k", 3, "--sampler", "variance", "--out", tmp_path / "todo")
     assert result.exit_code == 0, result.output
     assert "3 of 10 programs" in result.stdout
@@ -80,7 +80,7 @@ def test_a_gpu_selection_is_not_measured_on_a_cpu(run: Run, mine: list[object], 
     assert other.exit_code == 1 and "protocol 'kernel'" in other.stderr
 
 
-def test_a_job_says_where_it_runs(run: Run, tmp_path: Path) -> None:
+def test_a_job_names_its_machine(run: Run, tmp_path: Path) -> None:
     (tmp_path / "job").mkdir()
     assert run("measure", tmp_path / "job").exit_code == 2
     assert run("measure", tmp_path / "job", "--out", tmp_path / "r", "--on", "cpu").exit_code == 2

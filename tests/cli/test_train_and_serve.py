@@ -90,7 +90,7 @@ def test_train_mistakes(run: Run, tmp_path: Path, content: str) -> None:
     assert not (tmp_path / "model").exists()
 
 
-def test_held_out_devices_are_a_table_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+def test_held_out_devices_have_a_separate_table(capsys: pytest.CaptureFixture[str]) -> None:
     figures = {
         "n": 2,
         "mape": 0.0731,

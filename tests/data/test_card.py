@@ -1,4 +1,4 @@
-"""The card counts what is in the files, and says nothing else."""
+"""The card counts the contents of the files and adds nothing."""
 
 from __future__ import annotations
 

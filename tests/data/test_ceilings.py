@@ -25,7 +25,7 @@ def table(*rows: tuple[str, float], protocol: str = "eager", backend: str = "lib
 
 
 def test_rates_and_floor_of_a_few_programs() -> None:
-    found = derive_ceilings(
+    ceilings = derive_ceilings(
         table(
             (GEMM.format(k=4096), FLOPS / 4e13),
             (GEMM.format(k=8192), 2 * FLOPS / 3e13),
@@ -39,12 +39,14 @@ def test_rates_and_floor_of_a_few_programs() -> None:
         ),
         "t4",
     )
-    assert found.gemm_flops_fp16 == pytest.approx(4e13, rel=1e-3)
-    assert found.gemm_flops_fp32 == pytest.approx(5e12, rel=1e-3)
-    assert found.conv_flops_fp32 == pytest.approx(20 * 2 * 64 * 56 * 56 * 256 * 256 * 9, rel=1e-3)
-    assert found.bytes_per_s == pytest.approx(2.5e11, rel=1e-3)
-    assert 2e-5 <= (found.floor_eager_s or 0) < 3e-5
-    assert found.floor_kernel_s is None and found.gemm_flops_bf16 is None and found.attention_flops_fp16 is None
+    assert ceilings.gemm_flops_fp16 == pytest.approx(4e13, rel=1e-3)
+    assert ceilings.gemm_flops_fp32 == pytest.approx(5e12, rel=1e-3)
+    assert ceilings.conv_flops_fp32 == pytest.approx(20 * 2 * 64 * 56 * 56 * 256 * 256 * 9, rel=1e-3)
+    assert ceilings.bytes_per_s == pytest.approx(2.5e11, rel=1e-3)
+    assert 2e-5 <= (ceilings.floor_eager_s or 0) < 3e-5
+    assert (
+        ceilings.floor_kernel_s is None and ceilings.gemm_flops_bf16 is None and ceilings.attention_flops_fp16 is None
+    )
 
 
 def test_one_slip_among_many_does_not_count() -> None:
@@ -58,8 +60,8 @@ def test_one_slip_among_many_does_not_count() -> None:
 
 def test_only_the_rows_that_may_be_used() -> None:
     both = table((GEMM.format(k=4096), FLOPS / 4e13), (GEMM.format(k=8192), 2 * FLOPS / 6e13))
-    found = derive_ceilings(both, "t4", np.array([True, False]))
-    assert found.gemm_flops_fp16 == pytest.approx(4e13, rel=1e-3)
+    ceilings = derive_ceilings(both, "t4", np.array([True, False]))
+    assert ceilings.gemm_flops_fp16 == pytest.approx(4e13, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +74,7 @@ def test_only_the_rows_that_may_be_used() -> None:
         (("embedding:rows=16384,cols=4096,table_rows=4", 1e-4), "library"),
     ],
 )
-def test_rows_that_tell_nothing(row: tuple[str, float], backend: str) -> None:
+def test_rows_without_large_programs_give_no_ceiling(row: tuple[str, float], backend: str) -> None:
     assert derive_ceilings(table(row, backend=backend), "t4").figures() == {}
 
 
@@ -83,7 +85,7 @@ def test_devices_without_rows() -> None:
         derive_ceilings(measured, "no-such-device")
 
 
-def test_what_contradicts_the_data_sheet_is_left_out() -> None:
+def test_figures_that_contradict_the_data_sheet_are_rejected() -> None:
     good = {"gemm_flops_fp16": 4e13, "conv_flops_fp32": 1.6e13, "bytes_per_s": 2.6e11, "floor_eager_s": 2e-5}
     assert check_ceilings(Ceilings(**good), T4) == (Ceilings(**good), [])
     wrong = {"gemm_flops_fp32": 2e13, "gemm_ops_int8": 1e12, "floor_graph_s": 0.5}

@@ -116,7 +116,7 @@ def test_the_table_wins_and_a_contradiction_is_an_error() -> None:
         from_measurements([row(cpu(name="t4"))])
 
 
-def test_a_specification_of_another_device_is_none(tmp_path) -> None:
+def test_a_specification_of_another_device_is_rejected(tmp_path) -> None:
     table = from_measurements([row(cpu("other"), device="mine"), row(cpu("l4"), device="t4")])
     assert table.unsupported.counts() == {"invalid_device": 2}
     out = tmp_path / "records.parquet"
@@ -128,7 +128,7 @@ def test_a_specification_of_another_device_is_none(tmp_path) -> None:
     assert load_table(out).unsupported.array().tolist() == ["", "invalid_device"]
 
 
-def test_fingerprint_tells_devices_apart_and_old_files_keep_theirs(tmp_path) -> None:
+def test_fingerprint_differs_by_device_and_is_stable_for_old_files(tmp_path) -> None:
     plain = from_measurements([row("t4")])
     assert fingerprint(from_measurements([row(lookup("t4"))])) == fingerprint(
         from_measurements([row(lookup("t4").model_copy(update={"source": "elsewhere"}))])
@@ -142,7 +142,7 @@ def test_fingerprint_tells_devices_apart_and_old_files_keep_theirs(tmp_path) -> 
     assert fingerprint(load_table(out)) == fingerprint(plain)
 
 
-def test_split_by_device_holds_out_a_device_of_one_s_own() -> None:
+def test_split_by_device_holds_out_a_user_defined_device() -> None:
     table = from_measurements([row(cpu("mine-1t")), row(cpu("mine-2t")), row("t4"), row("unheard-of")])
     train, test = split_by_device(table, ["mine-1t"])
     assert test.tolist() == [True, False, False, False]

@@ -96,10 +96,10 @@ def test_output_extents_count_the_places_of_the_kernel():
     sizes |= dict.fromkeys(("n", "c_in", "c_out"), np.ones(200, dtype=np.int64))
     columns = output_hw(sizes)
     for row in range(200):
-        one = {name: int(column[row]) for name, column in sizes.items()}
+        single = {name: int(column[row]) for name, column in sizes.items()}
         for axis, column in zip("hw", columns, strict=True):
-            reach = (one["k" + axis] - 1) * one["dil_" + axis]
-            last = one[axis] + 2 * one["pad_" + axis] - 1
-            assert column[row] == sum(at + reach <= last for at in range(0, last + 1, one["stride_" + axis]))
-        spec = make_operator({"operator": "conv2d", **one})
-        assert spec.output_hw() == output_hw(one) == (columns[0][row], columns[1][row])
+            reach = (single["k" + axis] - 1) * single["dil_" + axis]
+            last = single[axis] + 2 * single["pad_" + axis] - 1
+            assert column[row] == sum(at + reach <= last for at in range(0, last + 1, single["stride_" + axis]))
+        spec = make_operator({"operator": "conv2d", **single})
+        assert spec.output_hw() == output_hw(single) == (columns[0][row], columns[1][row])

@@ -1,4 +1,4 @@
-"""Dataset folders: read wherever a file is, counted as data info says, unfinished ones told as such."""
+"""Dataset folders are read wherever a file is accepted; unfinished ones are refused with a hint."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_counts(folder: Path) -> None:
-    found = json.loads(json.dumps(info(folder), allow_nan=False))
+    summary = json.loads(json.dumps(info(folder), allow_nan=False))
     wanted = {
         "rows": 7,
         "records": 5,
@@ -80,13 +80,13 @@ def test_counts(folder: Path) -> None:
         "duplicates": 1,
         "repeats": 4,
     }
-    assert {name: found[name] for name in wanted} == wanted
-    assert {name: type(found[name]) for name in ("records", "failed", "duplicates")} == dict.fromkeys(
+    assert {name: summary[name] for name in wanted} == wanted
+    assert {name: type(summary[name]) for name in ("records", "failed", "duplicates")} == dict.fromkeys(
         ("records", "failed", "duplicates"), int
     )
     # |1.0 - 1.2| / 1.1, |0.6 - 0.6| / 0.6, |2 - 1| / 1.5: the first record of a program is the one compared.
-    assert found["noise_floor"] == pytest.approx(0.2 / 1.1)
-    by_device = found["noise_floor_by_device"]
+    assert summary["noise_floor"] == pytest.approx(0.2 / 1.1)
+    by_device = summary["noise_floor_by_device"]
     assert by_device["cpu-2t"] == {"n": 1, "median": 0.0, "p90": 0.0}
     pairs = [0.2 / 1.1, 1 / 1.5]
     assert by_device["cpu-1t"]["n"] == 2
@@ -109,12 +109,12 @@ def test_a_folder_is_read_as_its_file(folder: Path, tmp_path: Path) -> None:
 
 
 def test_public_tables_have_the_same_keys(columns_of, save) -> None:
-    found = info(save(columns_of("aiconfigurator_gemm")))
-    assert (found["networks"], found["tasks"], found["failed"], found["flagged"]) == ([], 0, 0, 0)
-    assert found["noise_floor"] is None
-    assert found["records"] == found["rows"]
-    assert found["duplicates"] == 0
-    assert found["devices"] == sorted(found["device"])
+    summary = info(save(columns_of("aiconfigurator_gemm")))
+    assert (summary["networks"], summary["tasks"], summary["failed"], summary["flagged"]) == ([], 0, 0, 0)
+    assert summary["noise_floor"] is None
+    assert summary["records"] == summary["rows"]
+    assert summary["duplicates"] == 0
+    assert summary["devices"] == sorted(summary["device"])
 
 
 def test_rows_without_a_program_are_no_duplicates() -> None:
@@ -136,7 +136,7 @@ def test_unfinished_and_other_folders(tmp_path: Path) -> None:
         load_table(tmp_path / "nowhere")
 
 
-def test_the_command_says_it_to_people(folder: Path) -> None:
+def test_the_command_prints_the_summary(folder: Path) -> None:
     result = CliRunner().invoke(app, ["data", "info", str(folder)])
     assert result.exit_code == 0, result.output
     assert "5 records; 1 flagged, 1 duplicates, 2 failed; 2 tasks" in result.output

@@ -1,4 +1,4 @@
-"""Every layout of the public tables: told by its columns, mapped, and deaf to the optional columns."""
+"""Every layout of the public tables is recognised by its columns and mapped; optional columns may be absent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.data.conftest import LAYOUTS
 
 
 def specs(table):
-    """Canonical fields of every row's operator, None where there is none."""
+    """Canonical fields of every row's operator, None for rows without one."""
     return [None if key < 0 else table.program_fields(int(key)) for key in table.program_key]
 
 
@@ -55,7 +55,7 @@ def test_optional_columns_are_never_read(layout):
     assert not importer.columns() & forbidden
 
 
-def test_each_layout_is_told_by_one_importer_alone(layout):
+def test_exactly_one_importer_recognises_each_layout(layout):
     name, needed, optional = layout
     for columns in (needed, needed | optional):
         assert [i.name for i in IMPORTERS if i.matches(columns)] == [name]
@@ -209,7 +209,7 @@ def test_equal_programs_share_a_key_over_devices_and_frameworks(columns_of, save
 
 
 @pytest.mark.parametrize("missing", ["dtype", "framework", "m"])
-def test_unknown_format_says_what_was_found_and_what_is_known(columns_of, save, missing):
+def test_unknown_format_lists_found_and_known_columns(columns_of, save, missing):
     columns = columns_of("aiconfigurator_attention")
     del columns["batch" if missing == "m" else missing]
     with pytest.raises(DataError) as caught:

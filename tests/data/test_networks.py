@@ -31,7 +31,7 @@ def table() -> MeasurementTable:
 
 
 def cells_in(table: MeasurementTable, parts: np.ndarray, *wanted: int) -> set[str]:
-    """What the column says of the programs in some parts."""
+    """Network names of the programs in some parts."""
     found = [";".join(sorted(names)) for names in networks_of(table)]
     return {cell for cell, part in zip(found, parts.tolist(), strict=True) if part in wanted}
 
@@ -56,9 +56,9 @@ def test_a_network_is_held_out_whole(table: MeasurementTable) -> None:
     assert_tasks_apart(table, parts)
 
 
-@pytest.mark.parametrize("asked", ["vit", "vit:image=32", "vit:image=64"])
-def test_a_network_is_held_out_in_all_its_sizes(table: MeasurementTable, asked: str) -> None:
-    parts = network_parts(table, [asked])
+@pytest.mark.parametrize("network", ["vit", "vit:image=32", "vit:image=64"])
+def test_a_network_is_held_out_in_all_its_sizes(table: MeasurementTable, network: str) -> None:
+    parts = network_parts(table, [network])
     assert cells_in(table, parts, TEST) == {"bert;vit", "vit:image=32", "vgg11;vit:image=32"}
     assert cells_in(table, parts, TRAIN, VALIDATION) == {"bert", "vgg11", "net.onnx:batch=1"}
 
@@ -82,7 +82,7 @@ def test_a_network_that_no_record_names(table: MeasurementTable) -> None:
 
 def test_a_divided_task_is_refused(table: MeasurementTable) -> None:
     parts = network_parts(table, ["vgg11"])
-    one = int(np.flatnonzero(parts == TRAIN)[0])
-    parts[one] = TEST
+    row = int(np.flatnonzero(parts == TRAIN)[0])
+    parts[row] = TEST
     with pytest.raises(DataError, match=r"is in test and in train|is in train and in test"):
         assert_tasks_apart(table, parts)

@@ -14,8 +14,8 @@ from cdmpp.programs.operators import make_operator, operator_types
 
 def counted(operator, dtype="float32", flags=None, **sizes):
     columns = {name: np.array([value], dtype=np.int64) for name, value in sizes.items()}
-    found = make_block(operator, dtype, flags or {}, columns, np.arange(1))
-    flops, moved = work(operator, dtype, found.flags, found.sizes)
+    result = make_block(operator, dtype, flags or {}, columns, np.arange(1))
+    flops, moved = work(operator, dtype, result.flags, result.sizes)
     return float(flops[0]), float(moved[0])
 
 
@@ -63,9 +63,9 @@ def test_roofline_is_the_slower_of_both():
 def test_table_roofline_row_by_row(layout, save):
     _, needed, _ = layout
     table = load_table(save(needed))
-    found = table_roofline_s(table)
+    result = table_roofline_s(table)
     for block in table.specs:
         for position, row in enumerate(block.row_index):
-            one = block.take(np.array([position]))
-            assert found[row] == roofline_s(one, table.device_spec(table.device[int(row)]))[0]
+            single = block.take(np.array([position]))
+            assert result[row] == roofline_s(single, table.device_spec(table.device[int(row)]))[0]
     assert set(table.excluded.names) <= {"", *EXCLUDED}

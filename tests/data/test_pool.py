@@ -49,7 +49,7 @@ def test_only_training_programs(tmp_path: Path) -> None:
     assert {parse_operator(text).hash() for text in pool} == hashes
 
 
-def test_pools_of_ones_own(tmp_path: Path) -> None:
+def test_user_pools_are_read(tmp_path: Path) -> None:
     lines = tmp_path / "mine.txt"
     lines.write_text("# a comment\n\nlinear:m=1,n=2,k=3\nlinear:k=3,m=1,n=2\n  relu:rows=1,cols=1\n")
     assert [s.text() for s in read_pool(lines)] == [

@@ -1,4 +1,4 @@
-"""A CSV of programs and latencies, as people write one: what is read, and what is said of a wrong cell."""
+"""CSV files of programs and latencies: accepted values, and errors for wrong cells."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ def test_settings_and_other_columns_and_json(tmp_path: Path) -> None:
     assert table.source.used() == ("mine",)
 
 
-def test_a_device_is_given_to_rows_that_name_none(tmp_path: Path) -> None:
+def test_rows_without_a_device_get_the_given_one(tmp_path: Path) -> None:
     table = read(tmp_path, "program,latency_us", f'"{LINEAR}",50', f'"{SOFTMAX}",0.0001')
     assert table.unsupported.array().tolist() == ["unknown_device"] * 2
     known = as_device(table, lookup("t4"))
     assert known.predictable.all() and known.device.used() == ("t4",)
     assert known.excluded.array().tolist() == ["", "too_fast"]
-    mine = as_device(known, cpu("mine"))
-    assert mine.device_spec("mine") == cpu("mine")
-    write_records(mine, tmp_path / "records.parquet")
+    ours = as_device(known, cpu("mine"))
+    assert ours.device_spec("mine") == cpu("mine")
+    write_records(ours, tmp_path / "records.parquet")
     again = load_table(tmp_path / "records.parquet")
     assert again.device.used() == ("mine",) and again.predictable.all()
-    assert np.array_equal(again.latency_s, mine.latency_s)
+    assert np.array_equal(again.latency_s, ours.latency_s)
 
 
 @pytest.mark.parametrize(

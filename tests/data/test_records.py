@@ -90,9 +90,9 @@ def test_newer_version_is_refused(columns_of, save, tmp_path):
 def test_each_program_is_stored_once(tmp_path):
     rng = np.random.default_rng(0)
     texts = [json.dumps({"nodes": rng.integers(0, 10**9, 20_000).tolist()}) for _ in range(3)]
-    one = from_measurements([tvm(n, program=texts[n]) for n in range(3)])
-    many = one.select(np.tile(np.arange(3), 4000))
-    write_records(one, tmp_path / "one.parquet")
+    table = from_measurements([tvm(n, program=texts[n]) for n in range(3)])
+    many = table.select(np.tile(np.arange(3), 4000))
+    write_records(table, tmp_path / "one.parquet")
     write_records(many, tmp_path / "many.parquet")
     size = {name: (tmp_path / f"{name}.parquet").stat().st_size for name in ("one", "many")}
     assert size["many"] < size["one"] + 100_000
@@ -146,9 +146,9 @@ def test_a_filtered_file_still_has_its_programs(columns_of, save, tmp_path):
     table = import_table(save(columns_of("neusight")), out)
     arrow = pq.read_table(out)
     pq.write_table(arrow.filter(pc.equal(arrow.column("source_op"), "bmm")), out)
-    few = load_table(out)
-    assert len(few) == 1
-    assert few.program_hashes == (table.program_hashes[table.program_key[1]],)
+    subset = load_table(out)
+    assert len(subset) == 1
+    assert subset.program_hashes == (table.program_hashes[table.program_key[1]],)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_nothing_is_left_behind_when_writing_fails(columns_of, save, tmp_path):
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_full_disk_is_told_as_such(columns_of, save, tmp_path, monkeypatch):
+def test_a_full_disk_gives_a_hint(columns_of, save, tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -303,17 +303,17 @@ def test_concat_merges_tvm_and_operator_programs():
     both = concat([first, second])
     assert both.n_programs == 4
     wanted = [t.program_hashes[k] if k >= 0 else None for t in (first, second) for k in t.program_key]
-    found = [both.program_hashes[k] if k >= 0 else None for k in both.program_key]
-    assert found == wanted
+    hashes = [both.program_hashes[k] if k >= 0 else None for k in both.program_key]
+    assert hashes == wanted
     assert both.repeats_s.to_pylist()[0] == [1.0]
     assert both.unsupported.array().tolist() == [""] * 6 + ["missing_program"]
 
 
 def test_info_is_json(columns_of, save, tmp_path):
     path = save(columns_of("miopen"))
-    found = json.loads(json.dumps(info(path), allow_nan=False))
-    assert (found["rows"], found["trainable_rows"], found["excluded"]) == (3, 2, {"too_slow": 1})
-    assert found["device"] == {"mi100": 1, "mi210": 1, "rx-6800-xt": 1}
+    hashes = json.loads(json.dumps(info(path), allow_nan=False))
+    assert (hashes["rows"], hashes["trainable_rows"], hashes["excluded"]) == (3, 2, {"too_slow": 1})
+    assert hashes["device"] == {"mi100": 1, "mi210": 1, "rx-6800-xt": 1}
     empty = tmp_path / "empty.parquet"
     write_records(load_table(path).select(np.zeros(0, dtype=np.int64)), empty)
     assert info(empty)["latency_s"] == {"min": None, "median": None, "max": None}
@@ -331,7 +331,7 @@ def test_labels():
     assert labels[1] == "b"
 
 
-def test_programs_of_a_task_lie_together_whatever_the_rows_order(tmp_path):
+def test_programs_of_a_task_are_stored_together_in_any_row_order(tmp_path):
     rng = np.random.default_rng(1)
     # Tasks have nothing in common; the schedules of one differ in a number each.
     bodies = [json.dumps(rng.integers(0, 10**9, 30_000).tolist()) for _ in range(20)]

@@ -50,9 +50,9 @@ def test_by_task(table: MeasurementTable) -> None:
     assert splits.names == ["task", "device:cpu-1t", "device:cpu-2t", "device:t4"]
     parts = splits.rows(table, "task")
     assert parts.tolist() == program_parts(table, test=0.2, validation=0.1)[table.program_key].tolist()
-    found = [tasks(table, parts, part) for part in (TRAIN, VALIDATION, TEST)]
-    assert len(found[0] | found[1] | found[2]) == sum(map(len, found)) == 50
-    assert all(found)
+    result = [tasks(table, parts, part) for part in (TRAIN, VALIDATION, TEST)]
+    assert len(result[0] | result[1] | result[2]) == sum(map(len, result)) == 50
+    assert all(result)
 
 
 def test_by_network_nothing_of_a_test_network_is_trained_on(table: MeasurementTable) -> None:

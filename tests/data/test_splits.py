@@ -75,7 +75,7 @@ GOLDEN = {
 }
 
 
-def test_what_shares_a_shape():
+def test_operators_that_share_a_shape_share_a_hash():
     gemm = shape_hash(block("linear", m=5, n=6, k=7))
     assert shape_hash(block("linear", "float16", {"bias": True}, m=5, n=6, k=7)) == gemm
     assert shape_hash(block("bmm", batch=9, m=5, n=6, k=7)) == gemm

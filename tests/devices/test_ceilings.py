@@ -42,7 +42,7 @@ def test_files_and_requests_have_them_as_a_table() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong, told",
+    "wrong, message",
     [
         ({"bytes_per_s": 320}, "sustained.bytes_per_s"),
         ({"floor_eager_s": 20.0}, "sustained.floor_eager_s"),
@@ -50,12 +50,12 @@ def test_files_and_requests_have_them_as_a_table() -> None:
         ("fast", "sustained"),
     ],
 )
-def test_slips_are_named(wrong: object, told: str) -> None:
-    with pytest.raises(InvalidDeviceError, match=told):
+def test_slips_are_named(wrong: object, message: str) -> None:
+    with pytest.raises(InvalidDeviceError, match=message):
         from_mapping({**lookup("t4").model_dump(mode="json", exclude_none=True), "sustained": wrong})
 
 
-def test_nothing_stands_in_for_a_figure_that_is_missing() -> None:
+def test_a_missing_figure_has_no_substitute() -> None:
     assert MEASURED.flops("gemm", "float16") == 5e13
     assert MEASURED.flops("gemm", "bfloat16") is None and MEASURED.flops("vector", "float16") is None
     assert MEASURED.floor_s("eager") == 2e-5 and MEASURED.floor_s("graph") is None

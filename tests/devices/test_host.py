@@ -187,7 +187,7 @@ def test_caches(tmp_path: Path) -> None:
         (arm("0xd0c"), "avx2", "avx2 fma"),
     ],
 )
-def test_what_cannot_be_found_is_an_error(text: str, isa: str, message: str, tmp_path: Path) -> None:
+def test_missing_properties_are_an_error(text: str, isa: str, message: str, tmp_path: Path) -> None:
     info = read_linux((0,), machine(tmp_path, text))
     with pytest.raises(InvalidDeviceError, match=message) as caught:
         describe(info, 1, isa)
@@ -213,7 +213,7 @@ def test_no_cpuinfo(tmp_path: Path) -> None:
 
 
 def test_macos(monkeypatch: pytest.MonkeyPatch) -> None:
-    says = {
+    sysctl = {
         "machdep.cpu.brand_string": "Intel(R) Core(TM) i7-9750H CPU @ 2.60GHz",
         "machdep.cpu.family": "6",
         "machdep.cpu.model": "158",
@@ -223,10 +223,10 @@ def test_macos(monkeypatch: pytest.MonkeyPatch) -> None:
         "hw.cpufrequency_max": "2600000000",
         "hw.l3cachesize": "12582912",
     }
-    monkeypatch.setattr("cdmpp.devices.cpuinfo._sysctl", lambda name: says.get(name, ""))
+    monkeypatch.setattr("cdmpp.devices.cpuinfo._sysctl", lambda name: sysctl.get(name, ""))
     fields = describe(read_macos(), 1, "avx2")
     assert (fields["name"], fields["l2_bytes"]) == ("intel-core-i7-9750h-1t-avx2", 12 * 2**20)
-    says = {"machdep.cpu.brand_string": "Apple M2 Pro", "hw.optional.arm64": "1"}
+    sysctl = {"machdep.cpu.brand_string": "Apple M2 Pro", "hw.optional.arm64": "1"}
     with pytest.raises(InvalidDeviceError, match="clock"):
         describe(read_macos(), 1, "neon")
 

@@ -1,4 +1,4 @@
-"""Specifications of one's own: mapping, JSON and TOML files, and what is wrong with them."""
+"""User-defined specifications: mapping, JSON and TOML files, and their errors."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def test_a_family_name_lists_its_boards() -> None:
     assert family("") == []
 
 
-def test_an_unknown_name_says_the_nearest_and_how_to_pass_a_specification() -> None:
+def test_an_unknown_name_lists_the_nearest_and_explains_specifications() -> None:
     with pytest.raises(UnknownDeviceError) as caught:
         lookup("a100-pci-40g")
     assert caught.value.code == "unknown_device"

@@ -46,7 +46,7 @@ def test_vector_peak_follows_from_units_and_clock(spec: DeviceSpec) -> None:
 
 
 @pytest.mark.parametrize("spec", known(), ids=lambda spec: spec.name)
-def test_rates_stand_in_a_possible_order(spec: DeviceSpec) -> None:
+def test_rates_are_in_a_plausible_order(spec: DeviceSpec) -> None:
     assert spec.peak("float32", True) >= spec.peak_flops_fp32
     assert spec.peak("float16", True) >= spec.peak("float32", True)
     assert spec.peak("int8", True) >= 0.99 * spec.peak("float16", True)
@@ -65,7 +65,7 @@ def test_units_of_the_table_become_base_units() -> None:
     assert {field for field, _ in COLUMNS.values()} <= set(DeviceSpec.model_fields)
 
 
-def test_corrections_to_the_public_table_stand() -> None:
+def test_corrections_to_the_public_table_are_kept() -> None:
     assert (lookup("p4").compute_units, lookup("p4").cores_per_unit) == (20, 128)
     assert lookup("l4").compute_units == 58
     assert lookup("v100-pcie-32gb").clock_hz == 1380e6

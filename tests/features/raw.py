@@ -9,7 +9,7 @@ import numpy as np
 from cdmpp.features.encode import EncodedPrograms
 from cdmpp.features.schema import COLUMNS, LINEAR
 
-#: What a leaf says that has no loops of a kind: products of nothing.
+#: Values of a leaf without loops of a kind: empty products.
 NEUTRAL: dict[str, float] = {
     **dict.fromkeys(("spatial_trips", "reduce_trips", "vectorized", "unrolled", "parallel"), 1),
     **dict.fromkeys(("blocks", "threads", "vthreads"), 1),

@@ -18,15 +18,15 @@ def random_specs(count: int, seed: int) -> list[OperatorSpec]:
     """``count`` valid specifications; every operator and dtype comes up."""
     rng = np.random.default_rng(seed)
     names = sorted(operator_types())
-    found: list[OperatorSpec] = []
+    result: list[OperatorSpec] = []
     turn = 0
-    while len(found) < count:
+    while len(result) < count:
         name = str(rng.choice(_OFTEN)) if turn % 3 == 0 else names[turn % len(names)]
         turn += 1
         # Sizes may contradict each other, such as a window larger than its image.
         with contextlib.suppress(InvalidProgramError):
-            found.append(make_operator(_fields(name, rng)))
-    return found
+            result.append(make_operator(_fields(name, rng)))
+    return result
 
 
 def _extent(rng: np.random.Generator, most: int = 512) -> int:

@@ -96,7 +96,7 @@ ITERATIONS = list(itertools.product(*map(range, EXTENTS)))
 
 @settings(max_examples=200, deadline=None)
 @given(EXPRESSIONS)
-def test_every_value_lies_in_the_interval(expression: Both) -> None:
+def test_every_value_is_inside_the_interval(expression: Both) -> None:
     values = [expression.value(at) for at in ITERATIONS]
     assert expression.linear.low <= min(values)
     assert max(values) <= expression.linear.high

@@ -48,19 +48,19 @@ def taken_apart() -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, str]]:
     return tensors, header["__metadata__"]
 
 
-def test_what_is_written_is_read() -> None:
+def test_write_and_read_round_trip() -> None:
     back = FeatureQueries.from_bytes(BYTES)
     for field in fields(GOOD):
-        mine, theirs = getattr(GOOD, field.name), getattr(back, field.name)
-        if isinstance(mine, np.ndarray):
-            np.testing.assert_array_equal(mine, theirs)
+        value, read_back = getattr(GOOD, field.name), getattr(back, field.name)
+        if isinstance(value, np.ndarray):
+            np.testing.assert_array_equal(value, read_back)
         else:
-            assert mine == theirs
+            assert value == read_back
     assert back.families == ("gemm", "vector", "attention")
     assert back.devices[0] == "t4"
 
 
-def test_rows_are_padded_with_what_nobody_reads() -> None:
+def test_padding_is_never_read() -> None:
     one, many = encode_operator(parse_operator(TEXTS[0])), GOOD.leaves.shape[1]
     real = one.leaves.shape[1]
     assert real < many
@@ -103,7 +103,7 @@ def put(place: Any, value: float) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "says"),
+    ("name", "value", "message"),
     [
         ("leaves", put((0, 0, 0), np.nan), "leaves"),
         ("leaves", put((0, 0, 0), np.inf), "leaves"),
@@ -138,12 +138,12 @@ def put(place: Any, value: float) -> Any:
         ("model", "3", "model"),
     ],
 )
-def test_what_cannot_be_is_refused(name: str, value: Any, says: str) -> None:
-    with pytest.raises(DataError, match=says):
+def test_impossible_values_are_refused(name: str, value: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
         FeatureQueries.from_bytes(changed(name, value))
 
 
-def test_a_device_that_is_none_is_named() -> None:
+def test_an_invalid_device_is_named() -> None:
     with pytest.raises(InvalidDeviceError, match="clock_hz"):
         FeatureQueries.from_bytes(changed("devices", '["t4", "t4", {"name": "x"}]'))
 
@@ -156,7 +156,7 @@ def test_tensors_are_neither_missing_nor_unknown() -> None:
 
 
 @pytest.mark.parametrize("huge", [2**63, MAX_HEADER_BYTES + 1, 10**6])
-def test_a_header_that_lies_about_its_length(huge: int) -> None:
+def test_a_header_with_a_wrong_length_is_refused(huge: int) -> None:
     with pytest.raises(DataError, match="header"):
         FeatureQueries.from_bytes(huge.to_bytes(8, "little") + BYTES[8:])
 
@@ -200,13 +200,13 @@ def answers(rows: int, model_id: str = "base-x") -> FeatureAnswers:
 
 
 def test_answers_travel() -> None:
-    one = answers(7)
-    back = FeatureAnswers.from_bytes(one.to_bytes())
-    assert (back.levels, back.model_id, back.labels) == (one.levels, one.model_id, one.labels)
-    np.testing.assert_array_equal(back.latency_s, one.latency_s)
-    np.testing.assert_array_equal(back.quantiles, one.quantiles)
-    joined = FeatureAnswers.concat([one, back])
-    np.testing.assert_array_equal(joined.take(np.arange(7, 14)).upper_s, one.upper_s)
+    batch = answers(7)
+    back = FeatureAnswers.from_bytes(batch.to_bytes())
+    assert (back.levels, back.model_id, back.labels) == (batch.levels, batch.model_id, batch.labels)
+    np.testing.assert_array_equal(back.latency_s, batch.latency_s)
+    np.testing.assert_array_equal(back.quantiles, batch.quantiles)
+    joined = FeatureAnswers.concat([batch, back])
+    np.testing.assert_array_equal(joined.take(np.arange(7, 14)).upper_s, batch.upper_s)
 
 
 def test_answers_of_two_models_are_no_table() -> None:

@@ -42,7 +42,7 @@ def test_class_and_direct_way_agree(seed: int) -> None:
 
 
 @pytest.mark.tvm
-def test_the_known_exception_is_what_it_says() -> None:
+def test_the_known_exception_still_differs() -> None:
     # Two output rows, at -3 and 1, and an image of one row: nothing of x is ever read.
     pytest.importorskip("tvm")
     from cdmpp.programs.lowering import lower, to_json
@@ -57,11 +57,11 @@ def test_the_known_exception_is_what_it_says() -> None:
 
 def groups(specs: list[OperatorSpec]) -> dict[tuple[str, ...], list[OperatorSpec]]:
     """Specifications that one call of encode_shapes takes."""
-    found: dict[tuple[str, ...], list[OperatorSpec]] = {}
+    result: dict[tuple[str, ...], list[OperatorSpec]] = {}
     for spec in specs:
         fixed = (str(getattr(spec, name)) for name in type(spec).structural_fields)
-        found.setdefault((spec.operator, spec.dtype, *fixed), []).append(spec)
-    return found
+        result.setdefault((spec.operator, spec.dtype, *fixed), []).append(spec)
+    return result
 
 
 def test_in_bulk_equals_one_by_one() -> None:
@@ -75,11 +75,11 @@ def test_in_bulk_equals_one_by_one() -> None:
             seen += rows.tolist()
             for i, row in enumerate(rows):
                 # Integers one by one, arrays in bulk.
-                one = encode_operator(members[row])
-                assert one.positions.tolist() == bulk.positions.tolist()
-                np.testing.assert_array_equal(one.leaves[0], bulk.leaves[i], err_msg=members[row].text())
-                np.testing.assert_array_equal(one.totals[0], bulk.totals[i], err_msg=members[row].text())
-                assert (one.family, one.dtype) == (bulk.family, bulk.dtype)
+                single = encode_operator(members[row])
+                assert single.positions.tolist() == bulk.positions.tolist()
+                np.testing.assert_array_equal(single.leaves[0], bulk.leaves[i], err_msg=members[row].text())
+                np.testing.assert_array_equal(single.totals[0], bulk.totals[i], err_msg=members[row].text())
+                assert (single.family, single.dtype) == (bulk.family, bulk.dtype)
         assert sorted(seen) == list(range(len(members)))
 
 
@@ -104,9 +104,13 @@ def test_the_largest_sizes_stay_finite(text: str) -> None:
 def test_many_operators_equal_each_alone() -> None:
     specs = random_specs(700, 31)
     for spec, found in zip(specs, encode_operators(specs), strict=True):
-        one = encode_operator(spec)
+        single = encode_operator(spec)
         assert isinstance(found, EncodedPrograms)
-        assert (found.positions.tolist(), found.family, found.dtype) == (one.positions.tolist(), one.family, one.dtype)
-        np.testing.assert_array_equal(found.leaves, one.leaves, err_msg=spec.text())
-        np.testing.assert_array_equal(found.totals, one.totals, err_msg=spec.text())
+        assert (found.positions.tolist(), found.family, found.dtype) == (
+            single.positions.tolist(),
+            single.family,
+            single.dtype,
+        )
+        np.testing.assert_array_equal(found.leaves, single.leaves, err_msg=spec.text())
+        np.testing.assert_array_equal(found.totals, single.totals, err_msg=spec.text())
     assert encode_operators([]) == []

@@ -1,4 +1,4 @@
-"""What a compiler makes of a leaf: programs whose counts can be done by hand."""
+"""Counts of compiled leaves, on programs that can be counted by hand."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def counts(**given: int) -> list[int]:
 def columns(ast: CompactAST, index: int = 0) -> dict[str, float]:
     where = places(ast)
     contiguous, launched = contiguous_loops(ast, where), set[int]()
-    found = [CompiledLeaf(ast, leaf, where, contiguous, launched).values() for leaf in ast.leaves][index]
-    return dict(zip((*MAGNITUDES, *FLAGS), (*found[0], *found[1]), strict=True))
+    counts = [CompiledLeaf(ast, leaf, where, contiguous, launched).values() for leaf in ast.leaves][index]
+    return dict(zip((*MAGNITUDES, *FLAGS), (*counts[0], *counts[1]), strict=True))
 
 
 def leaf(path: tuple[int, ...], store: Access, *reads: Access, reduces: tuple[int, ...] = (), **more: int) -> Leaf:
@@ -57,24 +57,24 @@ def matmul(order: str, kinds: dict[str, str] | None = None, step: int = 0, n: in
 
 
 def test_a_vector_loop_of_the_schedule_counts_in_vectors() -> None:
-    found = columns(matmul("ikj", {"j": "vectorized"}))
-    assert found["lanes"] == 64
-    assert found["vector_by_schedule"] == 1
-    assert found["vector_ops"] == pytest.approx(64**3 / 8)
-    assert found["accumulator_vectors"] == 8
+    counts = columns(matmul("ikj", {"j": "vectorized"}))
+    assert counts["lanes"] == 64
+    assert counts["vector_by_schedule"] == 1
+    assert counts["vector_ops"] == pytest.approx(64**3 / 8)
+    assert counts["accumulator_vectors"] == 8
     # Eight vectors stay in registers over the reduction around them: each is stored once.
-    assert found["kept_over"] == 64
-    assert found["vector_stores"] == pytest.approx(64 * 64 / 8)
-    assert found["chained_ops"] == pytest.approx(64**3 / 8 / 8)
-    assert found["whole_vectors"] == 1
-    assert found["odd_updates"] == 0
+    assert counts["kept_over"] == 64
+    assert counts["vector_stores"] == pytest.approx(64 * 64 / 8)
+    assert counts["chained_ops"] == pytest.approx(64**3 / 8 / 8)
+    assert counts["whole_vectors"] == 1
+    assert counts["odd_updates"] == 0
 
 
 def test_vectors_of_an_odd_length_are_stored_at_every_step() -> None:
-    found = columns(matmul("ikj", {"j": "vectorized"}, n=12))
-    assert found["whole_vectors"] == 0
-    assert found["kept_over"] == 1
-    assert found["odd_updates"] == found["vector_stores"] == 64 * 64 * 2
+    counts = columns(matmul("ikj", {"j": "vectorized"}, n=12))
+    assert counts["whole_vectors"] == 0
+    assert counts["kept_over"] == 1
+    assert counts["odd_updates"] == counts["vector_stores"] == 64 * 64 * 2
 
 
 def test_the_compiler_vectorises_where_the_store_is_contiguous() -> None:
@@ -102,9 +102,9 @@ def repeated(inside: int, kind: str = PLAIN) -> CompactAST:
 
 
 def test_a_sum_that_depends_on_nothing_around_it_is_moved_out_if_it_is_straight_code() -> None:
-    found = columns(repeated(16))
-    assert (found["repeats"], found["hoisted"], found["inside"]) == (100, 100, 16)
-    assert found["vector_trips"] == 16
+    counts = columns(repeated(16))
+    assert (counts["repeats"], counts["hoisted"], counts["inside"]) == (100, 100, 16)
+    assert counts["vector_trips"] == 16
     long = columns(repeated(10_000))
     assert (long["repeats"], long["hoisted"]) == (100, 1)
     assert long["vector_trips"] == 1_000_000
@@ -121,9 +121,9 @@ def test_rows_a_power_of_two_apart_share_a_set() -> None:
     # A column of 64 rows: 64 lines in one set, in two, or each in its own.
     for row, sets in ((1024, 1), (512, 2), (1040, SETS)):
         x = tensor("x", 64, row)
-        found = moves(at(x, {0: 1}, {}), {}, {0: 64.0})
-        assert found.touched({0}, {0: 64.0})[:2] == (64, sets)
-        assert found.touched(set(), {0: 64.0}) == (1, 1, 1)
+        counts = moves(at(x, {0: 1}, {}), {}, {0: 64.0})
+        assert counts.touched({0}, {0: 64.0})[:2] == (64, sets)
+        assert counts.touched(set(), {0: 64.0}) == (1, 1, 1)
 
     def walk(row: int) -> dict[str, float]:
         x, y = tensor("x", 64, row), tensor("y", 1)
@@ -145,9 +145,9 @@ def test_an_intermediate_is_as_large_as_one_iteration_needs() -> None:
     reads = leaf((0, 2), at(y, {0: 1}, {2: 1}), at(inside, {0: 1}, {2: 1}))
     ast = CompactAST([writes, reads], loops, [inside, x, y])
     assert places(ast)[id(inside)].shape == (1, 256)
-    found = columns(ast)
-    assert (found["compact_store_bytes"], found["on_stack"]) == (1024, 1)
-    assert found["store_lines_32768"] == pytest.approx(1024 / LINE_BYTES)
+    counts = columns(ast)
+    assert (counts["compact_store_bytes"], counts["on_stack"]) == (1024, 1)
+    assert counts["store_lines_32768"] == pytest.approx(1024 / LINE_BYTES)
     assert columns(ast, 1)["intermediate_bytes"] == 1024
 
 
@@ -171,6 +171,6 @@ def test_a_fused_loop_is_divided_only_where_it_crosses_rows() -> None:
 
 def test_nothing_is_undefined_without_loops() -> None:
     x = tensor("x", 1)
-    found = columns(CompactAST([leaf((), at(x, {}))], [], [x]))
-    assert all(0 <= value < inf for value in found.values())
-    assert found["vector_trips"] == 1
+    counts = columns(CompactAST([leaf((), at(x, {}))], [], [x]))
+    assert all(0 <= value < inf for value in counts.values())
+    assert counts["vector_trips"] == 1

@@ -48,15 +48,15 @@ def centred(b: Builder, i: int, *, named: bool) -> int:
 
 
 def test_arithmetic_of_a_named_value_is_counted_where_it_is_stored() -> None:
-    found = []
+    result = []
     for named in (True, False):
         b = Builder()
         i = b.variable("i")
         (leaf,) = leaves(b, b.loop(b.integer(8), centred(b, i, named=named), i))
-        found.append(leaf)
+        result.append(leaf)
     # Per element one product of two differences, each with a product of its own: as written out.
     assert_columns(
-        found[0],
+        result[0],
         trips=8,
         float_add=16,
         float_mul=24,
@@ -67,7 +67,7 @@ def test_arithmetic_of_a_named_value_is_counted_where_it_is_stored() -> None:
         read_1_unique_bytes=4,
         other_reads=0,
     )
-    assert found[0] == found[1]
+    assert result[0] == result[1]
 
 
 def test_a_name_that_nothing_stores_costs_nothing() -> None:
@@ -78,7 +78,7 @@ def test_a_name_that_nothing_stores_costs_nothing() -> None:
 
 
 def test_sums_of_two_results() -> None:
-    """What TVM writes of a reduction to a pair: both sums have names before they are stored."""
+    """TVM's form of a reduction to a pair: both sums are named before they are stored."""
     b = Builder()
     y, s, q = b.buffer("y", [16]), b.buffer("s", [1]), b.buffer("q", [1])
     i, zero = b.variable("i"), b.integer(0)
@@ -206,8 +206,8 @@ def test_group_norm() -> None:
 
     data = te.placeholder((1, 4, 2, 2), name="x")
     gamma, beta = (te.placeholder((4,), name=name) for name in ("gamma", "beta"))
-    found = lowered(data, gamma, beta, topi.nn.group_norm(data, gamma, beta, 2, 1, [2, 3]))
-    working = [leaf for leaf in found if leaf["flops"]]
+    result = lowered(data, gamma, beta, topi.nn.group_norm(data, gamma, beta, 2, 1, [2, 3]))
+    working = [leaf for leaf in result if leaf["flops"]]
     # x and its square are summed over 16 elements; then (x - sum / n) * rsqrt(sum2 / n - (sum / n)^2 + eps)
     # * gamma + beta: four divisions, three products, four additions, a root.
     assert [leaf["flops"] for leaf in working] == pytest.approx([16, 32, 16 * 12], rel=1e-5)

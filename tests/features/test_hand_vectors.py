@@ -69,9 +69,9 @@ def test_copy() -> None:
         )
         # Root 0, i: rank 1 depth 1, j: rank 2 depth 2, the store: rank 3 depth 3; 2 * 3 - 3.
         assert encoded.positions.tolist() == [3]
-        found = totals(encoded)
-        assert (found["flops"], found["bytes"], found["output_elements"]) == (0, 256, 32)
-        assert (found["matrix"], found["work_fraction"], found["parallel_blocks"]) == (0, 1, 0)
+        sums = totals(encoded)
+        assert (sums["flops"], sums["bytes"], sums["output_elements"]) == (0, 256, 32)
+        assert (sums["matrix"], sums["work_fraction"], sums["parallel_blocks"]) == (0, 1, 0)
 
 
 def test_matmul() -> None:
@@ -133,9 +133,9 @@ def test_matmul() -> None:
         )
         # i 1, j 2, r 3; init: rank 4 depth 4; update: rank 5 depth 4.
         assert encoded.positions.tolist() == [2 * 4 - 4, 2 * 5 - 4]
-        found = totals(encoded)
-        assert found["flops"] == pytest.approx(2 * trips, rel=1e-6)
-        assert (found["bytes"], found["matrix"], found["output_elements"]) == (distinct, 1, 32)
+        sums = totals(encoded)
+        assert sums["flops"] == pytest.approx(2 * trips, rel=1e-6)
+        assert (sums["bytes"], sums["matrix"], sums["output_elements"]) == (distinct, 1, 32)
 
 
 def test_convolution() -> None:
@@ -222,9 +222,9 @@ def test_convolution() -> None:
         )
         # pad: loops 1-4, store rank 5 depth 5. conv: loops 6-12, then init 13 and update 14 at depth 8.
         assert encoded.positions.tolist() == [2 * 5 - 5, 2 * 13 - 8, 2 * 14 - 8]
-        found = totals(encoded)
+        sums = totals(encoded)
         # The padded copy is no argument: image, weights and output are.
-        assert (found["bytes"], found["matrix"], found["output_elements"]) == (image + 4 * 54 + 108, 1, 27)
+        assert (sums["bytes"], sums["matrix"], sums["output_elements"]) == (image + 4 * 54 + 108, 1, 27)
 
 
 def test_softmax() -> None:
@@ -515,7 +515,7 @@ def test_sizes_of_a_contraction_from_its_counts(out: int, left: int, right: int,
     assert contraction_sizes(out, left, right) == sizes
 
 
-def test_an_intrinsic_of_flat_tir_is_a_leaf_of_what_it_is_given() -> None:
+def test_an_intrinsic_of_flat_tir_becomes_a_leaf_over_its_arguments() -> None:
     from cdmpp.frontends.tir import program_from_tvmscript
 
     text = """

@@ -142,15 +142,15 @@ def a_statement_in_itself(b: Builder) -> int:
 
 
 def an_expression_in_itself(b: Builder) -> int:
-    one = b.integer(1)
-    me = b.binary("Add", one, one)
+    unit = b.integer(1)
+    me = b.binary("Add", unit, unit)
     b.nodes[me]["data"]["b"] = me
     return b.store(me)
 
 
 def a_value_in_itself(b: Builder) -> int:
-    one = b.integer(1)
-    me = b.binary("Add", one, one)
+    unit = b.integer(1)
+    me = b.binary("Add", unit, unit)
     b.nodes[me]["data"]["a"] = b.nodes[me]["data"]["b"] = me
     return b.store(value=me)
 
@@ -293,7 +293,7 @@ def a_number_by_next_to_nothing(b: Builder) -> int:
 
 
 def steps_beyond_all_numbers(b: Builder) -> int:
-    """What is loaded stays an index of something, however large the step that it is multiplied to."""
+    """A load stays an index expression, however large its stride."""
     i = b.variable("i")
     value = b.load(i)
     for _ in range(40):

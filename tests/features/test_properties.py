@@ -1,4 +1,4 @@
-"""What must hold for the features of any operator."""
+"""Invariants of the features of any operator."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def column(encoded: EncodedPrograms, name: str) -> np.ndarray[Any, Any]:
 
 @settings(max_examples=150, deadline=None)
 @given(SPECS)
-def test_what_holds_for_every_leaf(spec: OperatorSpec) -> None:
+def test_invariants_of_every_leaf(spec: OperatorSpec) -> None:
     encoded = encode_operator(spec)
     assert encoded.leaves.dtype == np.float32
     assert encoded.leaves.shape[2] == len(COLUMNS)
@@ -48,7 +48,7 @@ def test_what_holds_for_every_leaf(spec: OperatorSpec) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(SPECS)
-def test_what_holds_for_every_program(spec: OperatorSpec) -> None:
+def test_invariants_of_every_program(spec: OperatorSpec) -> None:
     flops, moved, matrix, fraction, outputs, blocks = encode_operator(spec).totals[0]
     moves_data = spec.operator in ("copy", "embedding")
     assert (flops == 0) == moves_data
@@ -90,7 +90,7 @@ def test_positions_are_twice_the_rank_less_the_depth(spec: OperatorSpec) -> None
     assert [sequence.index(leaf.rank) for leaf in ast.leaves] == [leaf.position for leaf in ast.leaves]
 
 
-def test_padding_marks_what_is_real() -> None:
+def test_mask_marks_the_real_leaves() -> None:
     encoded = [encode_operator(s) for s in random_specs(12, 3)]
     leaves, positions, mask = pad_leaves(encoded, width=9)
     assert leaves.shape[:2] == positions.shape == mask.shape

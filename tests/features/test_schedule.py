@@ -38,44 +38,44 @@ def columns(loops: list[tuple[int, int, int]], size: int = 4096) -> dict[str, fl
 
 
 def test_rows_in_order_pass_through_every_cache_once() -> None:
-    found = columns([(64, 64, SERIAL), (64, 1, SERIAL)])
-    assert [found[f"traffic_{c}"] for c in CAPACITIES] == pytest.approx([16384.0] * len(CAPACITIES), rel=1e-4)
-    assert found["working_set_1"] == pytest.approx(256, rel=1e-4)
-    assert found["working_set_2"] == pytest.approx(16384, rel=1e-4)
+    features = columns([(64, 64, SERIAL), (64, 1, SERIAL)])
+    assert [features[f"traffic_{c}"] for c in CAPACITIES] == pytest.approx([16384.0] * len(CAPACITIES), rel=1e-4)
+    assert features["working_set_1"] == pytest.approx(256, rel=1e-4)
+    assert features["working_set_2"] == pytest.approx(16384, rel=1e-4)
 
 
 def test_columns_in_order_fetch_a_line_for_every_element_until_a_column_fits() -> None:
-    found = columns([(64, 1, SERIAL), (64, 64, SERIAL)])
-    assert found["traffic_512"] == pytest.approx(4096 * 64, rel=1e-4)
-    assert found["store_traffic_512"] == found["traffic_512"]
-    assert found["traffic_4096"] == pytest.approx(16384, rel=1e-4)
-    assert found["working_set_1"] == pytest.approx(64 * 64, rel=1e-4)
+    features = columns([(64, 1, SERIAL), (64, 64, SERIAL)])
+    assert features["traffic_512"] == pytest.approx(4096 * 64, rel=1e-4)
+    assert features["store_traffic_512"] == features["traffic_512"]
+    assert features["traffic_4096"] == pytest.approx(16384, rel=1e-4)
+    assert features["working_set_1"] == pytest.approx(64 * 64, rel=1e-4)
     # In tiles of 16 columns, 8 rows high, a line is used up while it is there.
     tiled = columns([(4, 16, SERIAL), (8, 512, SERIAL), (16, 1, SERIAL), (8, 64, SERIAL)])
     assert tiled["traffic_512"] == pytest.approx(16384, rel=1e-4)
 
 
 def test_loops_that_the_address_does_not_follow_reduce() -> None:
-    found = columns([(8, 4, SERIAL), (32, 0, SERIAL), (4, 1, SERIAL)], size=32)
-    assert found["accumulators"] == pytest.approx(4, rel=1e-4)
-    assert found["inner_reduce"] == pytest.approx(32, rel=1e-4)
-    assert found["inner_spatial"] == pytest.approx(4, rel=1e-4)
-    assert found["store_visits"] == pytest.approx(1024 / 32, rel=1e-4)
-    assert found["inner_is_reduce"] == 0
+    features = columns([(8, 4, SERIAL), (32, 0, SERIAL), (4, 1, SERIAL)], size=32)
+    assert features["accumulators"] == pytest.approx(4, rel=1e-4)
+    assert features["inner_reduce"] == pytest.approx(32, rel=1e-4)
+    assert features["inner_spatial"] == pytest.approx(4, rel=1e-4)
+    assert features["store_visits"] == pytest.approx(1024 / 32, rel=1e-4)
+    assert features["inner_is_reduce"] == 0
     other = columns([(8, 4, SERIAL), (4, 1, SERIAL), (32, 0, SERIAL)], size=32)
     assert other["inner_is_reduce"] == 1
     assert other["accumulators"] == pytest.approx(1, rel=1e-4)
 
 
 def test_annotations() -> None:
-    found = columns([(8, 128, PARALLEL), (4, 32, SERIAL), (2, 16, UNROLLED), (16, 1, VECTORIZED)], size=1024)
-    assert found["vector_extent"] == pytest.approx(16, rel=1e-4)
-    assert found["vector_align"] == pytest.approx(4 / 6)
-    assert found["inner_is_vector"] == 1
-    assert found["unrolled_body"] == pytest.approx(2, rel=1e-4)
-    assert found["fully_unrolled"] == 0
-    assert found["launches"] == pytest.approx(1, rel=1e-4)
-    assert found["iterations_each"] == pytest.approx(4 * 2 * 16, rel=1e-4)
+    features = columns([(8, 128, PARALLEL), (4, 32, SERIAL), (2, 16, UNROLLED), (16, 1, VECTORIZED)], size=1024)
+    assert features["vector_extent"] == pytest.approx(16, rel=1e-4)
+    assert features["vector_align"] == pytest.approx(4 / 6)
+    assert features["inner_is_vector"] == 1
+    assert features["unrolled_body"] == pytest.approx(2, rel=1e-4)
+    assert features["fully_unrolled"] == 0
+    assert features["launches"] == pytest.approx(1, rel=1e-4)
+    assert features["iterations_each"] == pytest.approx(4 * 2 * 16, rel=1e-4)
     inside = columns([(4, 256, SERIAL), (8, 32, PARALLEL), (32, 1, SERIAL)], size=1024)
     assert inside["launches"] == pytest.approx(4, rel=1e-4)
 
@@ -84,7 +84,7 @@ def documented() -> list[str]:
     """Columns that docs/features.md explains: names, and ranges "`a` ... `b`" in the order of the schema."""
     text = (Path(__file__).parents[2] / "docs" / "features.md").read_text(encoding="utf-8")
     section = text.partition("## Columns of the schedule\n")[2].partition("\n## ")[0]
-    found: list[str] = []
+    features: list[str] = []
     for line in section.splitlines():
         name, _, about = line.removeprefix("| ").partition(" | ")
         if not line.startswith("| `"):
@@ -96,17 +96,17 @@ def documented() -> list[str]:
                 upto = True
                 continue
             place = SCHEDULE_COLUMNS.index(token.strip("`"))
-            start = SCHEDULE_COLUMNS.index(found[-1]) + 1 if upto else place
-            found += SCHEDULE_COLUMNS[start : place + 1]
+            start = SCHEDULE_COLUMNS.index(features[-1]) + 1 if upto else place
+            features += SCHEDULE_COLUMNS[start : place + 1]
             upto = False
-    return found
+    return features
 
 
 def test_every_column_is_explained() -> None:
     assert sorted(documented()) == sorted(SCHEDULE_COLUMNS)
 
 
-def test_the_columns_come_behind_a_leafs_own() -> None:
+def test_schedule_columns_follow_the_leaf_columns() -> None:
     b = Builder()
     text = json.dumps(b.program(b.loop(b.integer(8), b.store())))
     narrow, wide = encode_tvm_json(text), encode_tvm_json(text, schedule=True)

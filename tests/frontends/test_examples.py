@@ -19,11 +19,11 @@ NAMES = ["transformer_block", "small_resnet"]
 
 def counted(graph: ProgramGraph) -> dict[str, int]:
     """Operator type -> number of launches."""
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     for program, count in zip(graph.programs, graph.counts, strict=True):
         assert program.operator is not None
-        found[program.operator.operator] = found.get(program.operator.operator, 0) + count
-    return found
+        result[program.operator.operator] = result.get(program.operator.operator, 0) + count
+    return result
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -64,7 +64,7 @@ def test_small_resnet() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_files_are_what_the_script_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_example_files_equal_the_script_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     monkeypatch.setattr("sys.argv", ["make_models.py", str(tmp_path)])
     runpy.run_path(str(EXAMPLES / "make_models.py"), run_name="__main__")

@@ -52,13 +52,13 @@ def test_tvmscript_and_json_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["nothing", "none.onnx", "a:b", "x" * 5000, "\x00", "", "linear"])
-def test_what_is_neither_file_nor_operator(name: str) -> None:
+def test_text_that_is_neither_file_nor_operator_is_refused(name: str) -> None:
     with pytest.raises(InvalidProgramError) as caught:
         load_programs(name)
     assert "linear:m=512" in caught.value.hint and ".onnx" in caught.value.hint
 
 
-def test_operator_texts_with_mistakes_say_so() -> None:
+def test_operator_texts_with_mistakes_are_refused() -> None:
     with pytest.raises(UnsupportedOperatorError) as caught:
         load_programs("linaer:m=4,n=6,k=8")
     assert "linear" in caught.value.hint

@@ -72,7 +72,7 @@ def test_sequence_of_sizes_through_reshape() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"garbage", b"\x00" * 64, b"PK\x03\x04" + b"x" * 99])
-def test_what_is_no_model(data: bytes) -> None:
+def test_invalid_models_are_refused(data: bytes) -> None:
     refused(data)
 
 

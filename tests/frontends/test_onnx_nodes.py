@@ -177,8 +177,8 @@ def test_lookup_in_a_constant_table_is_an_embedding() -> None:
         [onnx.numpy_helper.from_array(weight(100, 16), "table")],
     )
     built = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=10)
-    found = texts(onnx_library_graph(built.SerializeToString()))
-    assert found == {parse_operator("embedding:rows=14,cols=16,table_rows=100").text(): 1}
+    result = texts(onnx_library_graph(built.SerializeToString()))
+    assert result == {parse_operator("embedding:rows=14,cols=16,table_rows=100").text(): 1}
 
 
 @pytest.mark.parametrize(
@@ -238,9 +238,9 @@ def test_operators_of_another_domain_are_named_with_it() -> None:
         [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)],
     )
     opsets = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("com.microsoft", 1)]
-    found = onnx_library_graph(onnx.helper.make_model(graph, opset_imports=opsets).SerializeToString())
-    assert [u.operator for u in found.unsupported] == ["com.microsoft::FastGelu", "Relu"]
-    assert "not static" in found.unsupported[1].reason
+    result = onnx_library_graph(onnx.helper.make_model(graph, opset_imports=opsets).SerializeToString())
+    assert [u.operator for u in result.unsupported] == ["com.microsoft::FastGelu", "Relu"]
+    assert "not static" in result.unsupported[1].reason
 
 
 @pytest.mark.parametrize(

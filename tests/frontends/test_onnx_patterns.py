@@ -135,8 +135,8 @@ def test_gelu_written_out(steps: list[tuple[str, list[str | int]]]) -> None:
 
 def test_other_constants_are_no_gelu() -> None:
     steps = [("Div", ["x", "two"]), ("Erf", [0]), ("Add", [1, "one"]), ("Mul", ["x", 2]), ("Mul", [3, "half"])]
-    found = texts(onnx_library_graph(chain(steps, {}, [3, 5])))  # type: ignore[arg-type]
-    assert [t.split(":")[0] for t in found] == ["div_scalar", "erf", "add_scalar", "mul", "mul_scalar"]
+    result = texts(onnx_library_graph(chain(steps, {}, [3, 5])))  # type: ignore[arg-type]
+    assert [t.split(":")[0] for t in result] == ["div_scalar", "erf", "add_scalar", "mul", "mul_scalar"]
 
 
 def test_silu_written_out() -> None:

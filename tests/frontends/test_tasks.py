@@ -16,12 +16,12 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def test_resnet18_has_the_fused_programs_that_one_expects() -> None:
-    found = network_tasks("resnet18:image=64")
-    assert (found.network, found.source, found.unsupported) == ("resnet18", "resnet18:image=64", ())
+    task_list = network_tasks("resnet18:image=64")
+    assert (task_list.network, task_list.source, task_list.unsupported) == ("resnet18", "resnet18:image=64", ())
     # 20 convolutions, the pooling, the mean and the classifier; ReLU and additions are fused into them.
-    assert sum(task.calls for task in found.tasks) == 23
-    assert sum(task.calls for task in found.tasks if "conv2d" in task.name) == 20
-    assert not any("multiply" in task.name or "sqrt" in task.name for task in found.tasks)
+    assert sum(task.calls for task in task_list.tasks) == 23
+    assert sum(task.calls for task in task_list.tasks if "conv2d" in task.name) == 20
+    assert not any("multiply" in task.name or "sqrt" in task.name for task in task_list.tasks)
 
 
 def test_bert_tiny_fuses_bias_activation_and_residual_into_its_products() -> None:
@@ -49,10 +49,10 @@ def test_a_task_is_one_function_called_main() -> None:
 
 
 def test_onnx_files() -> None:
-    found = network_tasks(EXAMPLES / "small_resnet.onnx")
-    assert (found.network, found.source) == ("small_resnet", "small_resnet.onnx")
-    assert sum(task.calls for task in found.tasks if "conv2d" in task.name) == 20
-    assert network_tasks(str(EXAMPLES / "small_resnet.onnx")) == found
+    task_list = network_tasks(EXAMPLES / "small_resnet.onnx")
+    assert (task_list.network, task_list.source) == ("small_resnet", "small_resnet.onnx")
+    assert sum(task.calls for task in task_list.tasks if "conv2d" in task.name) == 20
+    assert network_tasks(str(EXAMPLES / "small_resnet.onnx")) == task_list
 
 
 def test_exported_programs_and_relax_modules_give_the_tasks_of_their_network(tmp_path: Path) -> None:
@@ -84,8 +84,8 @@ def test_dynamic_shapes_are_unsupported_by_name() -> None:
     exported = torch.export.export(
         torch.nn.Linear(8, 4).eval(), (torch.randn(3, 8),), dynamic_shapes=({0: torch.export.Dim("n")},)
     )
-    found = network_tasks(exported)
-    assert found.tasks == () and found.unsupported == (("fused_matmul_add", "its shapes are dynamic"),)
+    task_list = network_tasks(exported)
+    assert task_list.tasks == () and task_list.unsupported == (("fused_matmul_add", "its shapes are dynamic"),)
 
 
 def test_normalisation_is_folded_and_refused_in_training_mode() -> None:
@@ -110,7 +110,7 @@ def test_files_that_are_no_networks(tmp_path: Path) -> None:
         network_tasks(tmp_path / "model.txt")
 
 
-def test_errors_say_what_to_pass(tmp_path: Path) -> None:
+def test_errors_name_the_argument_to_pass(tmp_path: Path) -> None:
     with pytest.raises(InvalidProgramError, match="near it: resnet18") as error:
         network_tasks("resnet81")
     assert "bert-tiny" in error.value.hint

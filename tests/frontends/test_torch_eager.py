@@ -14,7 +14,7 @@ from cdmpp.frontends.torch_eager import EagerTrace, eager_trace
 
 
 def texts(trace: EagerTrace, phase: str) -> list[str]:
-    return [one.spec.text() for one in trace.launches if one.phase == phase]
+    return [launch.spec.text() for launch in trace.launches if launch.phase == phase]
 
 
 def test_a_linear_layer_has_one_product_forward_and_two_backward() -> None:
@@ -28,7 +28,7 @@ def test_a_linear_layer_has_one_product_forward_and_two_backward() -> None:
     assert trace.unsupported == ()
 
 
-def test_a_convolution_and_what_stands_around_it() -> None:
+def test_a_convolution_with_its_surrounding_calls() -> None:
     net = nn.Sequential(
         nn.Conv2d(4, 8, 3, stride=2, padding=1, groups=2, bias=False),
         nn.BatchNorm2d(8),
@@ -39,7 +39,7 @@ def test_a_convolution_and_what_stands_around_it() -> None:
         nn.Linear(8, 5),
     ).eval()
     trace = eager_trace(net, [torch.empty(2, 4, 16, 16)])
-    assert [one.call for one in trace.launches] == [
+    assert [launch.call for launch in trace.launches] == [
         "convolution",
         "native_batch_norm",
         "relu",
@@ -54,22 +54,22 @@ def test_a_convolution_and_what_stands_around_it() -> None:
     assert trace.launches[1].remark.startswith("one pass")
 
 
-def test_backward_calls_know_the_module_that_they_differentiate() -> None:
+def test_backward_calls_name_the_differentiated_module() -> None:
     net = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4))
     trace = eager_trace(net, [torch.empty(2, 4)], backward=True)
-    modules = [one.module for one in trace.of("backward")]
+    modules = [launch.module for launch in trace.of("backward")]
     assert list(dict.fromkeys(modules)) == ["2", "1", "0"]
     names, launches = zip(*trace.gradients, strict=True)
     assert {*names[:2]} == {"2.weight", "2.bias"} and {*names[2:]} == {"0.weight", "0.bias"}
     # The last layer's gradients are there before the activation's; the first layer's at the end.
-    before = [one.module for one in trace.launches[: launches[1]] if one.phase == "backward"]
+    before = [launch.module for launch in trace.launches[: launches[1]] if launch.phase == "backward"]
     assert set(before) == {"2"} and launches[-1] == len(trace.launches)
 
 
 def test_gradients_that_are_there_are_added_to() -> None:
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     once, again = (eager_trace(net, [torch.empty(2, 4)], backward=True, accumulate=more) for more in (False, True))
-    extra = Counter(one.call for one in again.launches) - Counter(one.call for one in once.launches)
+    extra = Counter(launch.call for launch in again.launches) - Counter(launch.call for launch in once.launches)
     assert extra == {"add_": 4}
 
 
@@ -91,7 +91,7 @@ def test_tied_weights_stay_one() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.head(self.words(x))
 
-    calls = [one.call for one in eager_trace(Tied(), [torch.zeros(3, dtype=torch.int64)], backward=True).launches]
+    calls = [launch.call for launch in eager_trace(Tied(), [torch.zeros(3, dtype=torch.int64)], backward=True).launches]
     # The table's gradient is made twice and added once.
     assert calls == ["embedding", "mm", "mm", "mm", "embedding_dense_backward", "embedding_dense_backward", "add"]
 
@@ -103,12 +103,14 @@ def test_dropout_and_attention_are_one_kernel_each() -> None:
             return nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
 
     trace = eager_trace(Net().train(), [torch.empty(2, 3, 5, 8)])
-    assert [one.call for one in trace.launches] == ["native_dropout", "scaled_dot_product_attention"]
+    assert [launch.call for launch in trace.launches] == ["native_dropout", "scaled_dot_product_attention"]
     assert trace.launches[1].spec.text() == (
         "attention_prefill:dtype=float32,batch=2,q_len=5,heads=3,kv_heads=3,head_dim=8"
     )
     masked = eager_trace(Masked(), [torch.empty(2, 3, 5, 8)])
-    assert [(one.operator, one.count) for one in masked.unsupported] == [("aten.scaled_dot_product_attention", 1)]
+    assert [(launch.operator, launch.count) for launch in masked.unsupported] == [
+        ("aten.scaled_dot_product_attention", 1)
+    ]
 
 
 class Masked(nn.Module):
@@ -121,19 +123,19 @@ class Masked(nn.Module):
 def test_autocast_multiplies_in_half_and_normalises_in_float() -> None:
     net = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.Linear(16, 16))
     trace = eager_trace(net.eval(), [torch.empty(4, 16)], autocast=torch.float16)
-    found = [(one.call, one.spec.dtype) for one in trace.launches if one.call != "_to_copy"]
-    assert found == [("addmm", "float16"), ("native_layer_norm", "float32"), ("addmm", "float16")]
+    result = [(launch.call, launch.spec.dtype) for launch in trace.launches if launch.call != "_to_copy"]
+    assert result == [("addmm", "float16"), ("native_layer_norm", "float32"), ("addmm", "float16")]
     # Casts: the input, two weights and two biases, the layer norm's input, its output.
-    assert sum(one.call == "_to_copy" for one in trace.launches) == 7
+    assert sum(launch.call == "_to_copy" for launch in trace.launches) == 7
 
 
-def test_what_streams_memory_moves_as_many_bytes() -> None:
+def test_streaming_calls_move_the_same_number_of_bytes() -> None:
     x, mask = torch.empty(4, 1024, device="meta"), torch.empty(4, 1024, dtype=torch.bool, device="meta")
-    found = outcome(Call("native_dropout", (x, 0.1, True), {}, (x, mask)))
-    assert [one["operator"] for one in found.launches] == ["relu"]
-    rows, cols = found.launches[0]["rows"], found.launches[0]["cols"]
+    result = outcome(Call("native_dropout", (x, 0.1, True), {}, (x, mask)))
+    assert [launch["operator"] for launch in result.launches] == ["relu"]
+    rows, cols = result.launches[0]["rows"], result.launches[0]["cols"]
     assert 2 * 4 * rows * cols == pytest.approx(4 * 1024 * (4 + 4 + 1), rel=0.2)  # whole rows
-    assert "same bytes" in found.remark
+    assert "same bytes" in result.remark
     assert size_bytes(x[:1].expand(4, 1024)) == 4 * 1024  # a broadcast axis is read once
 
 
@@ -143,7 +145,7 @@ def test_unknown_calls_are_named() -> None:
             return torch.linalg.inv(x) + torch.linalg.inv(x)
 
     trace = eager_trace(Net(), [torch.empty(3, 3)])
-    assert [(one.operator, one.count) for one in trace.unsupported] == [("aten.linalg_inv_ex", 2)]
+    assert [(launch.operator, launch.count) for launch in trace.unsupported] == [("aten.linalg_inv_ex", 2)]
     x = torch.empty(3, device="meta")
     with pytest.raises(NoRuleError):
         outcome(Call("no_such_call", (x,), {}, x))

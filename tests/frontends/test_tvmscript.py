@@ -263,14 +263,14 @@ def test_scheduled_modules_have_one_hash_too(gpu: bool) -> None:
 
 
 @pytest.mark.tvm
-def test_parsed_function_equals_what_tvm_itself_parses() -> None:
+def test_parsed_function_equals_tvm_parser_output() -> None:
     import tvm
     from tvm_ffi import structural_equal
 
     from cdmpp.frontends.tir import program_from_tvmscript
 
-    mine = tvm.ir.load_json(program_from_tvmscript(TILED).tvm_json)
-    assert structural_equal(mine, tvm.script.from_source(TILED)["main"])
+    ours = tvm.ir.load_json(program_from_tvmscript(TILED).tvm_json)
+    assert structural_equal(ours, tvm.script.from_source(TILED)["main"])
 
 
 @pytest.mark.tvm

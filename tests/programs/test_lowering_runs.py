@@ -126,7 +126,7 @@ def test_max_pool_matches_torch_inside() -> None:
 
 @pytest.mark.native
 def test_lowered_operator_links_into_a_shared_library(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    """What is predicted can be built for another process: export, load, run."""
+    """Lowered operators can be built, exported, loaded and run."""
     from cdmpp.programs.lowering import lower
 
     x, w = random(5, 7), random(6, 7)

@@ -185,6 +185,6 @@ def test_a_module_of_several_functions_needs_a_name() -> None:
         _ = TensorProgram.from_tvm_json(text).hash
     with pytest.raises(InvalidProgramError, match="no PrimFunc 'third'"):
         _ = TensorProgram.from_tvm_json(text, function="third").hash
-    one = TensorProgram.from_tvm_json(text, function="other")
-    assert one.name == "other"
-    assert one.hash == structural_hash(nodes, find_prim_func(nodes, root, "main"))
+    single = TensorProgram.from_tvm_json(text, function="other")
+    assert single.name == "other"
+    assert single.hash == structural_hash(nodes, find_prim_func(nodes, root, "main"))

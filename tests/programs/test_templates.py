@@ -21,7 +21,7 @@ def test_every_class_is_shipped_and_no_other() -> None:
 
 
 @pytest.mark.tvm
-def test_the_shipped_templates_are_what_tvm_makes_now() -> None:
+def test_the_shipped_templates_equal_tvm_output() -> None:
     pytest.importorskip("tvm")
     from cdmpp.programs.lowering import lower_class, to_json
     from cdmpp.programs.make_templates import prune
@@ -53,7 +53,7 @@ def test_every_specification_has_a_template() -> None:
         template_json(spec.structural_class())
 
 
-def test_partition_says_of_arrays_what_structural_flags_says_of_one() -> None:
+def test_partition_of_arrays_equals_structural_flags_of_each() -> None:
     by_operator: dict[tuple[str, ...], list[dict[str, int]]] = {}
     for spec in random_specs(600, 8):
         key = (spec.operator, *(str(getattr(spec, f)) for f in type(spec).structural_fields))
@@ -63,7 +63,7 @@ def test_partition_says_of_arrays_what_structural_flags_says_of_one() -> None:
         fixed = {name: members[0][name] for name in kind.structural_fields}
         names = [n for n in size_names(operator) if n not in fixed]
         sizes = {name: np.array([m[name] for m in members]) for name in names}
-        found: dict[int, dict[str, object]] = {}
+        result: dict[int, dict[str, object]] = {}
         for flags, rows in partition(operator, fixed, sizes):
-            found |= dict.fromkeys(rows.tolist(), flags)
-        assert [found[i] for i in range(len(members))] == [structural_flags(operator, m) for m in members]
+            result |= dict.fromkeys(rows.tolist(), flags)
+        assert [result[i] for i in range(len(members))] == [structural_flags(operator, m) for m in members]

@@ -1,4 +1,4 @@
-"""The coverage table of docs/networks.md says what is so."""
+"""The coverage table of docs/networks.md is up to date."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ pytestmark = pytest.mark.tvm
 
 @pytest.mark.slow
 def test_the_table_is_up_to_date(lowered: Callable[[str], TaskList]) -> None:
-    found = measured()
-    lists = {name: [lowered(text) for text in sources(name, found.networks)] for name in network_names()}
-    table = coverage_table(lists, found)
+    measurements = measured()
+    lists = {name: [lowered(text) for text in sources(name, measurements.networks)] for name in network_names()}
+    table = coverage_table(lists, measurements)
     print(table)  # shown with pytest -s, and where the comparison fails
     assert table_of(DOCS.read_text(encoding="utf-8")) == table, "python -m benchmarks.coverage --write"
 
 
-def test_a_row_counts_what_is_measured_and_predicted(
+def test_a_row_counts_measured_and_predicted_programs(
     lowered: Callable[[str], TaskList], predictor: LatencyPredictor
 ) -> None:
     tasks = lowered("bert-tiny:seq=8,layers=1")
     broken = Task("broken", "0" * 32, '{"nodes": [], "root_index": 0}', 1)
     changed = TaskList("bert-tiny", (*tasks.tasks[:4], broken), (("dynamic", "its shapes are dynamic"),))
-    found = Measured(frozenset({tasks.tasks[0].hash, "of another network"}))
-    counts = coverage_row("bert-tiny", [changed, changed], found, predictor).split("|")[4:-1]
+    measurements = Measured(frozenset({tasks.tasks[0].hash, "of another network"}))
+    counts = coverage_row("bert-tiny", [changed, changed], measurements, predictor).split("|")[4:-1]
     launches = 2 * (sum(task.calls for task in tasks.tasks[:4]) + 1)
     assert [int(count) for count in counts] == [launches, 6, 5, 1, 4]
 
@@ -46,6 +46,8 @@ def test_measured_tasks_are_read_from_records(tmp_path: Path) -> None:
         "latency_s": [1.0, None, 2.0],
     }
     pq.write_table(pa.table(columns), tmp_path / "records.parquet")
-    found = measured(tmp_path / "records.parquet")
-    assert found == Measured(frozenset({"a"}), frozenset({"vgg11", "vit:image=32"}))
-    assert sources("vit", found.networks) == ["vit:image=32"] and sources("resnet18", found.networks) == ["resnet18"]
+    measurements = measured(tmp_path / "records.parquet")
+    assert measurements == Measured(frozenset({"a"}), frozenset({"vgg11", "vit:image=32"}))
+    assert sources("vit", measurements.networks) == ["vit:image=32"] and sources("resnet18", measurements.networks) == [
+        "resnet18"
+    ]

@@ -15,11 +15,11 @@ pytestmark = [pytest.mark.tvm, pytest.mark.slow]
 
 @pytest.mark.parametrize("name", network_names())
 def test_network_lowers(name: str, lowered: Callable[[str], TaskList]) -> None:
-    found = lowered(name)
-    assert found.network == found.source == name and found.unsupported == ()
-    assert len({task.hash for task in found.tasks}) == len(found.tasks) >= 5
-    assert all(task.calls >= 1 for task in found.tasks)
-    for task in found.tasks:
+    result = lowered(name)
+    assert result.network == result.source == name and result.unsupported == ()
+    assert len({task.hash for task in result.tasks}) == len(result.tasks) >= 5
+    assert all(task.calls >= 1 for task in result.tasks)
+    for task in result.tasks:
         nodes, root = load(task.tvm_json)
         assert list(prim_funcs(nodes, root)) == ["main"]
         assert not task.name.startswith(("reshape", "expand_dims", "squeeze"))
@@ -36,7 +36,7 @@ def test_a_density_makes_other_products() -> None:
 
     sparse, dense = (network_tasks(f"dsv-attention:seq=128,block=32,density={d}") for d in (0.25, 1.0))
     products = [
-        {task.hash for task in found.tasks if "matmul" in task.name or "softmax" in task.name}
-        for found in (sparse, dense)
+        {task.hash for task in result.tasks if "matmul" in task.name or "softmax" in task.name}
+        for result in (sparse, dense)
     ]
     assert len(products[0]) == len(products[1]) == 3 and not products[0] & products[1]

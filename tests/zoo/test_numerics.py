@@ -31,7 +31,7 @@ TOLERANCE = 1e-4
     ],
 )
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch, for what TVM's importer does
-def test_tvm_computes_what_torch_computes(text: str, lowered: Callable[[str], TaskList]) -> None:
+def test_tvm_results_equal_torch_results(text: str, lowered: Callable[[str], TaskList]) -> None:
     import tvm
     from tvm import relax
 

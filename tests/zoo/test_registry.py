@@ -84,7 +84,7 @@ def test_routing_gives_every_token_its_experts() -> None:
     assert all(len({token for token, _ in own}) == len(own) for own in plan)
 
 
-def test_lengths_have_the_mean_that_was_asked_for() -> None:
+def test_lengths_have_the_requested_mean() -> None:
     assert lengths(4, 64, 1.0) == (64, 64, 64, 64)
     sizes = lengths(5, 100, 0.6)
     assert sizes[0] == 100 and sum(sizes) / 5 == 60
