@@ -19,11 +19,11 @@ from cdmpp.planning.precision.qsync import heap
 
 #: Relative difference below which an objective and its bound count as equal.
 CLOSE = 1e-9
-#: Objective of the known solution in the solver's units.
-_SCALE = 1000.0
-#: Times that an error is minimised: again where levels break a limit by rounding, or the error falls below this
-#: share of the start's, which the solver's tolerance is relative to.
-_ROUNDS, _FAR = 4, 1e-3
+#: Objective of the known solution in the solver's units, and the solver's tolerance in them.
+_SCALE, _TOLERANCE = 1000.0, 1e-6
+#: Times that an error is minimised: again where levels break a limit by rounding, or where the error falls below
+#: this share of the known one, so that the tolerance is no longer small.
+_ROUNDS, _FAR = 8, 1e-3
 #: Share by which limits are reduced after levels broke one by rounding: more than the solver's tolerance.
 _MARGIN = 1e-8
 #: Unit of time where all costs are 0.
@@ -90,13 +90,17 @@ def minimise_error(
     for _ in range(_ROUNDS):
         if best.proven or effort.left_s <= 0.0:
             break
-        before = best.objective - search.floor
+        known = best.objective - search.floor
         optimal, within = search.branch(margin)
-        if not optimal or (margin and not within):
+        if not optimal:
             break
         if not within:
+            if margin:
+                break
             margin = _MARGIN
-        elif best.objective - search.floor >= _FAR * before:
+        elif best.objective - search.floor >= _FAR * known:
+            if not margin:
+                best.bound = best.objective
             break
     report(best)
     return best
@@ -124,7 +128,7 @@ class _ErrorSearch:
         for levels in (program.levels(outcome.values), program.lowest_levels(outcome.values)):
             if Pricing(self.costs, levels).within(self.limit_s):
                 self._offer(heap(self.costs, levels, self.limit_s))
-        self.best.raise_bound(self.floor + unit * outcome.bound)
+        self._raise_bound(unit, outcome.bound)
         self.report(self.best)
 
     def branch(self, margin: float) -> tuple[bool, bool]:
@@ -135,17 +139,20 @@ class _ErrorSearch:
             if values is not None:
                 self._offer(program.levels(values))
             if not margin:
-                self.best.raise_bound(self.floor + unit * bound)
+                self._raise_bound(unit, bound)
             self.report(self.best)
             return False
 
         outcome = branch(program, self.best.levels, self.effort, listen)
         within = outcome.values is not None and self._offer(program.levels(outcome.values))
         if not margin:
-            self.best.raise_bound(self.floor + unit * outcome.bound)
-            if outcome.optimal and within:
-                self.best.bound = self.best.objective
+            self._raise_bound(unit, outcome.bound)
         return outcome.optimal, within
+
+    def _raise_bound(self, unit: float, bound: float) -> None:
+        """Take a bound of the solver, less its tolerance; it is infinite before there is one."""
+        if np.isfinite(bound):
+            self.best.raise_bound(self.floor + unit * (bound - _TOLERANCE))
 
     def _offer(self, levels: Levels) -> bool:
         """Take levels where they are better and within the limits; whether they are within."""
