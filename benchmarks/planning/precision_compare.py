@@ -74,6 +74,7 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
     gaps = [objective / bound - 1 for objective, bound, *_ in rows if objective and bound]
     return {
         "problems": len(rows),
+        "without_bound": sum(objective > 0 and not bound for objective, bound, *_ in rows),
         "proven": sum(proven for _, _, proven, *_ in rows),
         "mean_gap": float(np.mean(gaps)) if gaps else 0.0,
         "worst_gap": float(np.max(gaps)) if gaps else 0.0,
@@ -109,6 +110,7 @@ def table_row(row: dict[str, Any]) -> str:
         figures = row[name]
         texts.append(
             f"{name} {figures['proven']}/{figures['problems']} proven, gap {100 * figures['mean_gap']:.2f} % "
-            f"(worst {100 * figures['worst_gap']:.2f} %), {figures['mean_s']:.2f} s;"
+            f"(worst {100 * figures['worst_gap']:.2f} %, {figures['without_bound']} without a bound), "
+            f"{figures['mean_s']:.2f} s;"
         )
     return " ".join([*texts, f"error x {row['error_over_earlier_mean']:.4f}"])

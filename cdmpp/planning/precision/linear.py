@@ -45,7 +45,7 @@ class LinearProgram:
         self.row_upper: list[float] = []
         self.x = [self.columns(len(names)) for names in costs.dtypes]
         for columns in self.x:
-            self.row([(columns, np.ones(len(columns)))], 1.0, 1.0)
+            self.row(columns, np.ones(len(columns)), 1.0, 1.0)
 
     def columns(self, count: int, upper: float = 1.0) -> np.ndarray:
         """Add columns without cost; their numbers."""
@@ -54,12 +54,9 @@ class LinearProgram:
         self.upper += [upper] * count
         return np.arange(first, first + count)
 
-    def row(self, terms: Sequence[Terms], lower: float, upper: float) -> None:
-        """Add lower <= sum of terms <= upper; coefficients of one column are added up."""
-        indexes = np.concatenate([np.ravel(index) for index, _ in terms])
-        values = np.concatenate([np.ravel(value) for _, value in terms])
-        unique, inverse = np.unique(indexes, return_inverse=True)
-        self.rows.append((unique, np.bincount(inverse, values, len(unique))))
+    def row(self, index: np.ndarray, values: np.ndarray, lower: float, upper: float) -> None:
+        """Add lower <= sum of values x columns <= upper; every column at most once."""
+        self.rows.append((index, values))
         self.row_lower.append(lower)
         self.row_upper.append(upper)
 
@@ -87,8 +84,7 @@ class LinearProgram:
                         copies[dtype] = int(self.columns(1)[0])
                         size = kept.elements * costs.element_bytes[i][level]
                         terms.append((np.array([copies[dtype]]), np.array([size])))
-                    pair = np.array([copies[dtype], self.x[i][level]])
-                    self.row([(pair, np.array([1.0, -1.0]))], 0.0, _INF)
+                    self.row(np.array([copies[dtype], self.x[i][level]]), np.array([1.0, -1.0]), 0.0, _INF)
         return terms
 
     def limit_memory(self, margin: float = 0.0) -> None:
@@ -96,7 +92,8 @@ class LinearProgram:
         if np.isfinite(self.costs.memory_bytes):
             available = self.costs.memory_bytes * (1.0 - margin) - self.costs.fixed_bytes
             unit = max(available, 1.0)
-            self.row([(index, value / unit) for index, value in self.memory()], -_INF, available / unit)
+            index, size = _added(self.memory())
+            self.row(index, size / unit, -_INF, available / unit)
 
     def ends(self, unit_s: float) -> list[int]:
         """Add a column for the end of the last slot before each entry of ``costs.after``, in units of time."""
@@ -105,12 +102,14 @@ class LinearProgram:
         previous, first = -1, 0
         for entry in np.argsort(costs.after, kind="stable"):
             end = int(self.columns(1, _INF)[0])
-            terms: list[Terms] = [(np.array([end]), np.array([-1.0]))]
+            # In seconds; the ends are in units.
+            terms: list[Terms] = [(np.array([end]), np.array([-unit_s]))]
             if previous >= 0:
-                terms.append((np.array([previous]), np.array([1.0])))
+                terms.append((np.array([previous]), np.array([unit_s])))
             for slot in slots[first : costs.after[entry] + 1]:
-                terms += [(index, seconds / unit_s) for index, seconds in slot]
-            self.row(terms, -_INF, 0.0)
+                terms += slot
+            index, seconds = _added(terms)
+            self.row(index, seconds / unit_s, -_INF, 0.0)
             columns[entry] = previous = end
             first = int(costs.after[entry]) + 1
         return columns
@@ -128,7 +127,15 @@ class LinearProgram:
             producer, consumer = x[edge.producer], x[edge.consumer]
             pairs = self.columns(edge.forward_s.size).reshape(edge.forward_s.shape)
             for column, group in [*zip(producer, pairs, strict=True), *zip(consumer, pairs.T, strict=True)]:
-                self.row([(group, np.ones(len(group))), (np.array([column]), np.array([-1.0]))], 0.0, 0.0)
+                self.row(np.append(group, column), np.append(np.ones(len(group)), -1.0), 0.0, 0.0)
             slots[edge.consumer].append((pairs, edge.forward_s))
             slots[costs.backward_slot(edge.producer)].append((pairs, edge.backward_s))
         return slots
+
+
+def _added(terms: Sequence[Terms]) -> Terms:
+    """One term for each column: coefficients of the same column are added."""
+    index = np.concatenate([np.ravel(columns) for columns, _ in terms])
+    values = np.concatenate([np.ravel(coefficients) for _, coefficients in terms])
+    columns, inverse = np.unique(index, return_inverse=True)
+    return columns, np.bincount(inverse, values, len(columns))

@@ -220,8 +220,8 @@ def minimise_time(costs: DeviceCosts, start: Levels, enough_s: float = 0.0) -> S
     iteration = int(program.columns(1, float("inf"))[0])
     program.cost[iteration] = _SCALE
     for end, tail_s in zip(program.ends(unit_s), costs.tail_s, strict=True):
-        pair = np.array([iteration, end]), np.array([1.0, -1.0])
-        program.row([pair], float(tail_s / unit_s), float("inf"))
+        pair = np.array([iteration, end])
+        program.row(pair, np.array([1.0, -1.0]), float(tail_s / unit_s), float("inf"))
 
     def offer(values: np.ndarray) -> None:
         levels = program.levels(values)
