@@ -102,6 +102,8 @@ def minimise_error(
             if not margin:
                 best.bound = best.objective
             break
+    if best.proven:  # the difference is rounding
+        best.bound = best.objective
     report(best)
     return best
 
