@@ -1,6 +1,6 @@
-"""Replay and plans over HTTP: an endpoint for every kind of :mod:`cdmpp.planning.registry`.
+"""Replay and plans over HTTP: an endpoint for every planner of :mod:`cdmpp.planning.registry`.
 
-Requests are read and solved in planning processes (``python -m cdmpp_server.plan``), which know nothing of HTTP
-and hold no model; between reading and solving the service prices the programs with the model of
-``/predict``. ``pool.py`` is the service's side, ``__main__.py`` and ``work.py`` the process's.
+Planning processes (``python -m cdmpp_server.plan``) validate and solve requests. They have no HTTP and no model:
+between the two jobs, the service prices the programs with the model of ``/predict``. ``__main__.py`` and ``work.py``
+run in these processes; :mod:`cdmpp_server.planners` is the side of the service.
 """

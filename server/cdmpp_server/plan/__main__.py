@@ -1,7 +1,7 @@
 """A planning process: ``python -m cdmpp_server.plan MEMORY_BYTES PARENT ROLE``. Started by the service only.
 
-Reads jobs from standard input and writes replies to what was standard output, one at a time. SIGUSR1 ends
-the search under way with the best that it has.
+Reads jobs from standard input and writes replies to the original standard output, one at a time. SIGUSR1 ends the
+running search with its best plan so far.
 """
 
 from __future__ import annotations
@@ -18,23 +18,26 @@ from cdmpp_server.sandbox import frames
 from cdmpp_server.sandbox.confine import die_with_parent, limit_memory
 
 _MAX_OPEN_FILES = 256
-#: Seconds without a job after which something is compiled that may be needed.
+#: Seconds without a job after which code for other planners is compiled.
 _IDLE_S = 0.2
-#: Characters of a traceback.
-_MOST_TOLD = 4000
+#: Most characters of a traceback in the log.
+_MAX_TRACEBACK = 4000
 
 
 def main(arguments: list[str]) -> None:
     """Serve jobs until the pipe closes."""
     memory_bytes, parent, role = int(arguments[0]), int(arguments[1]), arguments[2]
     die_with_parent(parent)
-    # Replies go to a descriptor of their own: libraries print to the usual one.
+    # Replies have a separate descriptor: libraries print to the usual one.
     replies = os.fdopen(os.dup(1), "wb", closefd=True)
     os.dup2(2, 1)
+    from cdmpp.compose.request import Request
     from cdmpp.planning.registry import PLANNERS
 
-    for kind in PLANNERS.values():
-        kind.models()
+    for spec in PLANNERS.values():
+        for model in spec.models():
+            if issubclass(model, Request):  # imported before the memory is limited, and before a request waits
+                model.sibling("solver")
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (_MAX_OPEN_FILES, _MAX_OPEN_FILES))
     replies.write(frames.pack({"ready": True, "memory_limited": limit_memory(memory_bytes)}))
@@ -44,37 +47,37 @@ def main(arguments: list[str]) -> None:
 
 
 def give_way(role: str) -> None:
-    """Let the service's own threads run first: a search takes what processor time they leave.
+    """Lower the priority of this process below that of the service.
 
-    Searches that somebody waits for (``inline``) are placed before those of ``jobs``.
+    Searches of waiting clients (``inline``) have priority over those of ``jobs``.
     """
     os.nice(5 if role == "inline" else 15)
-    if hasattr(os, "SCHED_BATCH"):  # Linux; not SCHED_IDLE, which waits for ever on a busy machine
+    if hasattr(os, "SCHED_BATCH"):  # Linux; SCHED_IDLE would never run on a busy machine
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     if role == "jobs" and hasattr(os, "sched_setaffinity"):
-        # A thread that wakes up may have to wait for one of a lower priority to end its slice: one core is
-        # never taken by a job, however many threads its search has.
+        # A thread that wakes up may have to wait until one of a lower priority has ended its time slice. So jobs
+        # leave one core free, whatever the number of their threads.
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, cores[1:] or cores)
 
 
 def serve(jobs: BinaryIO, replies: BinaryIO) -> None:
-    """Do jobs until there are no more."""
+    """Run jobs until the input ends."""
     from cdmpp.compose.budget import SearchControl
     from cdmpp_server.plan import work
     from cdmpp_server.plan.warm import Warmth
 
     reader, warmth = work.Reader(), Warmth()
-    under_way: list[SearchControl] = []
+    running: list[SearchControl] = []
 
     def stop(*_: Any) -> None:
-        for watch in under_way:
-            watch.stop()
+        for control in running:
+            control.stop()
 
     signal.signal(signal.SIGUSR1, stop)
 
-    def tell(said: dict[str, Any], text: bytes) -> None:
-        replies.write(frames.pack(said, text))
+    def send(header: dict[str, Any], payload: bytes = b"") -> None:
+        replies.write(frames.pack(header, payload))
         replies.flush()
 
     def next_job() -> tuple[dict[str, Any], bytes] | None:
@@ -84,27 +87,27 @@ def serve(jobs: BinaryIO, replies: BinaryIO) -> None:
 
     while (message := next_job()) is not None:
         header, payload = message
-        under_way.clear()
+        running.clear()
         body, prices = payload[: header["body"]], payload[header["body"] :]
         try:
             if header["do"] == "read":
-                said, text = work.read(reader, header["kind"], body)
+                reply, text = work.read(reader, header["kind"], body)
             else:
                 warmth.warm(header["kind"])
-                told = tell if header["progress"] else None
-                said, text = work.solve(reader, header["kind"], body, prices, under_way.append, told)
+                progress = send if header["progress"] else None
+                reply, text = work.solve(reader, header["kind"], body, prices, running.append, progress)
         except MemoryError:
-            tell({"memory": True}, b"")
+            send({"memory": True})
             return
         except Exception as error:
             refusal = work.problem(error)
-            said, text = {"refused": refusal} if refusal is not None else {"bug": _bug(error)}, b""
-        tell(said, text)
+            reply, text = {"refused": refusal} if refusal is not None else {"bug": _bug(error)}, b""
+        send(reply, text)
 
 
 def _bug(error: Exception) -> str:
-    """For the service's log."""
-    return "".join(traceback.format_exception(error))[-_MOST_TOLD:]
+    """A traceback for the log of the service."""
+    return "".join(traceback.format_exception(error))[-_MAX_TRACEBACK:]
 
 
 if __name__ == "__main__":

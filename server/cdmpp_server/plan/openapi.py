@@ -1,4 +1,4 @@
-"""What the endpoints of plans add to the published schema."""
+"""OpenAPI descriptions of the planners."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cdmpp_server.plan.warm import REQUESTS
 from cdmpp_server.settings import Settings
 
 _MEANING = {
-    409: "The request fits the schema, but parts of it do not fit together, or a program or device is none "
+    409: "The request fits the schema, but its parts contradict each other, or a program or device does not exist "
     "(invalid_field); no plan keeps its limits (infeasible); or it needs more memory than a plan may use "
     "(plan_too_large). `errors` names the field.",
     503: "Too much work waits (overloaded), or the database of jobs or programs cannot be used "
@@ -29,7 +29,7 @@ _PARAMETERS: list[dict[str, Any]] = [
         "name": "Prefer",
         "in": "header",
         "required": False,
-        "description": "`respond-async`: make it a job, whatever its budget (RFC 7240).",
+        "description": "`respond-async`: make it a job, independent of its budget (RFC 7240).",
         "schema": {"type": "string"},
     }
 ]
@@ -40,50 +40,50 @@ def _answer_model(request: Any) -> Any:
 
 
 def describe_plan(document: Schema, schemas: Schema, settings: Settings) -> None:
-    """Bodies, answers and problems of every kind."""
+    """Add bodies, answers and problems of every planner."""
     add_models(schemas, Submitted)
-    forms = {kind.name: kind.models() for kind in PLANNERS.values()}
+    forms = {spec.name: spec.models() for spec in PLANNERS.values()}
     answers = {name: list(dict.fromkeys(_answer_model(m) for m in models)) for name, models in forms.items()}
-    refs = _add_apart(schemas, [model for part in (forms, answers) for each in part.values() for model in each])
-    for kind in PLANNERS.values():
-        operation = document["paths"][kind.path]["post"]
-        operation["operationId"] = f"plan_{kind.name.replace('-', '_')}"
+    refs = _add_apart(schemas, [model for part in (forms, answers) for models in part.values() for model in models])
+    for spec in PLANNERS.values():
+        operation = document["paths"][spec.path]["post"]
+        operation["operationId"] = f"plan_{spec.name.replace('-', '_')}"
         operation["description"] += (
-            f"\n\nAnswered at once where there is no search or `budget_s` is at most "
-            f"{settings.max_inline_s:g}; else, and with `Prefer: respond-async`, it becomes a job. "
+            f"\n\nThe response is the plan where there is no search or `budget_s` is at most "
+            f"{settings.max_inline_s:g}; otherwise, and with `Prefer: respond-async`, it is a job. "
             f"{DESCRIPTION}"
         )
-        operation["parameters"] = [dict(each) for each in _PARAMETERS]
-        example = next(iter(REQUESTS.get(kind.name, [])), None)
-        add_body(operation, _any_of([refs[model] for model in forms[kind.name]]), example)
-        add_answer(operation, _any_of([refs[model] for model in answers[kind.name]]), "The answer.")
+        operation["parameters"] = [dict(parameter) for parameter in _PARAMETERS]
+        example = next(iter(REQUESTS.get(spec.name, [])), None)
+        add_body(operation, _any_of([refs[model] for model in forms[spec.name]]), example)
+        add_answer(operation, _any_of([refs[model] for model in answers[spec.name]]), "The answer.")
         add_answer(operation, ref("Submitted"), "A job: see GET /jobs/{job_id}.", status=202)
         operation["responses"]["202"]["headers"] = {
-            "Location": {"description": "Of the job.", "schema": {"type": "string"}}
+            "Location": {"description": "URL of the job.", "schema": {"type": "string"}}
         }
         add_problems(operation, 409, *BODY_PROBLEMS, meaning=_MEANING)
 
 
 def _add_apart(schemas: Schema, models: Sequence[type[BaseModel]]) -> dict[type[BaseModel], Schema]:
-    """Put models among the components, where planners may have models of one name; how to refer to each."""
-    # In one go: then those of one name are told apart.
+    """Add models to the components, and return a reference to each. Planners may have models of equal names."""
+    # All at once: pydantic then gives different names to models of equal names.
     distinct = list(dict.fromkeys(models))
     made, parts = models_json_schema([(model, _mode(model)) for model in distinct], ref_template="{model}")
-    # And from those of the other endpoints.
+    # The other endpoints may have models of these names, too.
     names = {name: name if name not in schemas else f"Plan{name}" for name in parts["$defs"]}
 
     def renamed(value: Any) -> Any:
         if isinstance(value, list):
-            return [renamed(each) for each in value]
+            return [renamed(item) for item in value]
         if not isinstance(value, dict):
             return value
         return {
-            key: REF.format(model=names[each])
+            key: REF.format(model=names[item])
             if key == "$ref"
-            else {value: REF.format(model=names[to]) for value, to in each.items()}
-            if key == "mapping" and all(isinstance(to, str) for to in each.values())
-            else renamed(each)
-            for key, each in value.items()
+            else {value: REF.format(model=names[to]) for value, to in item.items()}
+            if key == "mapping" and all(isinstance(to, str) for to in item.values())
+            else renamed(item)
+            for key, item in value.items()
         }
 
     schemas.update({names[name]: renamed(schema) for name, schema in parts["$defs"].items()})
@@ -91,7 +91,7 @@ def _add_apart(schemas: Schema, models: Sequence[type[BaseModel]]) -> dict[type[
 
 
 def _mode(model: type[BaseModel]) -> JsonSchemaMode:
-    """Answers are described as they are written, computed fields included."""
+    """Answers are described as they are serialized, computed fields included."""
     return "serialization" if issubclass(model, Answer) else "validation"
 
 

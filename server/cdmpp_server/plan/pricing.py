@@ -1,4 +1,4 @@
-"""The programs of a request, priced by the model of ``/predict`` through its queue and caches."""
+"""Prices of the programs of a request, by the queue and the caches of ``/predict``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cdmpp.prediction import DEFAULT_QUANTILES, Query
 from cdmpp.predictor import LatencyPredictor
 from cdmpp_server.deadline import Deadline
 from cdmpp_server.fields import Device, Program
-from cdmpp_server.plan.work import asked_of, priced
+from cdmpp_server.plan.work import encode_prices
 from cdmpp_server.predict.batcher import Batcher
 from cdmpp_server.predict.programs import Known
 from cdmpp_server.predict.service import PredictionService
@@ -28,7 +28,7 @@ _DEVICE: TypeAdapter[Any] = TypeAdapter(Device)
 async def price(
     text: bytes, service: PredictionService, batcher: Batcher, predictor: LatencyPredictor, deadline: Deadline
 ) -> bytes:
-    """Prices as JSON, from what :func:`cdmpp_server.plan.work.read` asks.
+    """Prices as JSON, for the programs that :func:`cdmpp_server.plan.work.read` lists.
 
     Raises
     ------
@@ -37,44 +37,45 @@ async def price(
     ProblemError
         503, 504.
     """
-    found = await service.do(len(text) <= 2**16, lambda: json.loads(text), deadline)
-    asks = [asked_of(fields) for fields in found["asks"]]
-    forms = [(_program(one), one.backend) for one in asks]
-    known = await service.read_programs(forms, deadline)
+    listed = await service.do(len(text) <= 2**16, lambda: json.loads(text), deadline)
+    requests = [PriceRequest(**fields) for fields in listed["programs"]]
+    forms = [(_program(request), request.backend) for request in requests]
+    programs = await service.read_programs(forms, deadline)
 
-    def queries() -> list[Query]:
-        return [_query(one, program, service, predictor) for one, program in zip(asks, known, strict=True)]
+    def make_queries() -> list[Query]:
+        pairs = zip(requests, programs, strict=True)
+        return [_query(request, program, service, predictor) for request, program in pairs]
 
-    asked = await service.do(len(asks) <= 256, queries, deadline)
-    answers = await batcher.ask(predictor, asked, DEFAULT_QUANTILES, deadline)
-    for one, answer in zip(asks, answers, strict=True):
-        check_price(one, answer)
-    return priced(answers, found["places"])
+    queries = await service.do(len(requests) <= 256, make_queries, deadline)
+    predictions = await batcher.ask(predictor, queries, DEFAULT_QUANTILES, deadline)
+    for request, prediction in zip(requests, predictions, strict=True):
+        check_price(request, prediction)
+    return encode_prices(predictions, listed["positions"])
 
 
-def _program(asked: PriceRequest) -> Mapping[str, Any]:
+def _program(request: PriceRequest) -> Mapping[str, Any]:
     try:
-        _PROGRAM.validate_python(asked.program)
+        _PROGRAM.validate_python(request.program)
     except ValidationError as error:
-        raise _no(asked, violations(error)[0]) from None
-    return asked.program
+        raise _field_error(request, violations(error)[0]) from None
+    return request.program
 
 
 def _query(
-    asked: PriceRequest, known: Known | CdmppError, service: PredictionService, predictor: LatencyPredictor
+    request: PriceRequest, program: Known | CdmppError, service: PredictionService, predictor: LatencyPredictor
 ) -> Query:
-    if not isinstance(known, Known):
-        raise _no(asked, known.message, known.hint)
+    if not isinstance(program, Known):
+        raise _field_error(request, program.message, program.hint)
     try:
-        _DEVICE.validate_python(asked.device)
-        # By name and never by path: a client's text is not a file on this machine.
-        device = service.devices.find(asked.device, predictor.artifact)
+        _DEVICE.validate_python(request.device)
+        # By name, never by path: text of a client is not a file of this machine.
+        device = service.devices.find(request.device, predictor.artifact)
     except ValidationError as error:
-        raise _no(asked, violations(error)[0]) from None
+        raise _field_error(request, violations(error)[0]) from None
     except CdmppError as error:
-        raise _no(asked, error.message, error.hint) from None
-    return Query(known.program, device.spec, asked.protocol, asked.framework)
+        raise _field_error(request, error.message, error.hint) from None
+    return Query(program.program, device.spec, request.protocol, request.framework)
 
 
-def _no(asked: PriceRequest, message: str, hint: str = "") -> FieldError:
-    return FieldError(f"{asked.path}: {message}", path=asked.path, hint=hint)
+def _field_error(request: PriceRequest, message: str, hint: str = "") -> FieldError:
+    return FieldError(f"{request.path}: {message}", path=request.path, hint=hint)

@@ -1,4 +1,4 @@
-"""An endpoint for every kind of query above single programs, and what stays open for them."""
+"""An endpoint for every planner, and the planning processes."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from cdmpp_server.problems import ProblemError, SchemaViolation
 from cdmpp_server.settings import Settings
 
 router = APIRouter()
-#: Seconds after the start of the service when its planning process is started: others come first.
+#: Seconds between the start of the service and that of its planning process.
 _WARM_AFTER_S = 0.5
 
 
 @asynccontextmanager
 async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
-    """Keep planning processes; the first starts soon, so that no request waits for it."""
+    """Keep planning processes. The first one starts early, so that no request waits for it."""
     make = planning("inline", settings.plan_memory_bytes)
     async with Planners(settings.plan_workers, make, settings.max_queued, settings.deadline_s) as planners:
         app.state.planners = planners
@@ -49,40 +49,40 @@ async def _warm(planners: Planners) -> None:
     planners.start()
 
 
-async def answer(kind: PlannerSpec, request: Request) -> Response:
-    """Read, price, and solve; or make it a job."""
+async def answer(spec: PlannerSpec, request: Request) -> Response:
+    """Validate, price and solve a request, or make it a job."""
     state = request.app.state
     body = bytes(await read_json_body(request, state.settings))
     deadline = Deadline.of(request, state.settings)
     try:
-        with bugs_hidden(kind.path):
-            found = await cancel_on_disconnect(request, _plan(kind, request, body, deadline))
+        with bugs_hidden(spec.path):
+            response = await cancel_on_disconnect(request, _plan(spec, request, body, deadline))
     except ProblemError as error:
-        state.metrics.plan(kind.name, error.problem.code)
+        state.metrics.plan(spec.name, error.problem.code)
         raise
-    state.metrics.plan(kind.name, "job" if found.status_code == 202 else "done")
-    return found
+    state.metrics.plan(spec.name, "job" if response.status_code == 202 else "done")
+    return response
 
 
-async def _plan(kind: PlannerSpec, request: Request, body: bytes, deadline: Deadline) -> Response:
+async def _plan(spec: PlannerSpec, request: Request, body: bytes, deadline: Deadline) -> Response:
     state = request.app.state
-    header = {"do": "read", "kind": kind.name, "body": len(body)}
-    said, asks = await state.planners.run(header, body, deadline)
-    count_items(request, max(said["asks"], 1))
+    header = {"do": "read", "kind": spec.name, "body": len(body)}
+    reply, programs = await state.planners.run(header, body, deadline)
+    count_items(request, max(reply["programs"], 1))
     predictor = state.service.predictor
     prices = b""
-    if asks:
+    if programs:
         try:
-            prices = await price(asks, state.service, state.batcher, predictor, deadline)
+            prices = await price(programs, state.service, state.batcher, predictor, deadline)
         except CdmppError as error:
-            # The form is right; that a program or device is none, no schema can say.
+            # The schema is kept, but a program or device does not exist.
             path = getattr(error, "path", "")
             places = [SchemaViolation(path=path, message=error.message)]
             raise ProblemError(error.code, error.message, error.hint, status=409, errors=places) from None
-    budget_s = said["budget_s"]
+    budget_s = reply["budget_s"]
     if (budget_s is not None and budget_s > state.settings.max_inline_s) or _wants_job(request):
-        return await submit(request.app, kind.name, body, prices, budget_s)
-    header = {"do": "solve", "kind": kind.name, "body": len(body), "progress": False}
+        return await submit(request.app, spec.name, body, prices, budget_s)
+    header = {"do": "solve", "kind": spec.name, "body": len(body), "progress": False}
     _, text = await state.planners.run(header, body + prices, deadline)
     return Response(text, media_type=JSON)
 
@@ -117,14 +117,14 @@ async def plans() -> PlanKinds:
     return PlanKinds(kinds=[PlanKind(kind=k.name, path=k.path, summary=k.summary) for k in PLANNERS.values()])
 
 
-def _endpoint(kind: PlannerSpec) -> Callable[[Request], Awaitable[Response]]:
+def _endpoint(spec: PlannerSpec) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
-        return await answer(kind, request)
+        return await answer(spec, request)
 
-    endpoint.__doc__ = f"{kind.summary}\n\nThe same as `cdmpp plan {kind.name}` and `cdmpp.make_plan`."
-    endpoint.__name__ = kind.name.replace("-", "_")
+    endpoint.__doc__ = f"{spec.summary}\n\nThe same as `cdmpp plan {spec.name}` and `cdmpp.make_plan`."
+    endpoint.__name__ = spec.name.replace("-", "_")
     return endpoint
 
 
-for _kind in PLANNERS.values():
-    router.add_api_route(_kind.path, _endpoint(_kind), methods=["POST"], summary=_kind.summary, response_class=Response)
+for _spec in PLANNERS.values():
+    router.add_api_route(_spec.path, _endpoint(_spec), methods=["POST"], summary=_spec.summary, response_class=Response)

@@ -1,8 +1,8 @@
-"""Compiled loops, looked at before anybody waits for them.
+"""Compilation of loops before requests wait for them.
 
-Compiling takes seconds on a fresh machine, which no search's budget should pay for; afterwards the compiled
-code lies in a folder (``NUMBA_CACHE_DIR``) and is loaded. A planning process solves a small request of a kind
-before its first of that kind, and of the others when it has nothing to do.
+On a new machine compilation takes seconds, which must not count against the budget of a search. Afterwards the
+compiled code is loaded from a folder (``NUMBA_CACHE_DIR``). A planning process solves a small request of a planner
+before the first real one, and small requests of the other planners while it is idle.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cdmpp.planning.registry import PLANNERS
 _log = logging.getLogger(__name__)
 _STAGES = {"stages": 2, "micro_batches": 2, "forward_s": 1, "backward_s": 2}
 _CURVES = {"sizes": [1, 2], "forward_s": [1, 1.5], "backward_s": [2, 3]}
-#: A small request of each form that compiles something, by kind.
+#: Small requests of each form with compiled code, by planner.
 REQUESTS: dict[str, list[dict[str, Any]]] = {
     "replay": [
         {
@@ -54,7 +54,7 @@ REQUESTS: dict[str, list[dict[str, Any]]] = {
             "ranks": 2,
             "max_steps": 20,
         },
-        {  # short enough to be solved exactly, for which compiling the others leaves no time
+        {  # short enough to be solved exactly, by other code than the one before
             "modules": [
                 {"name": "vision", "layers": 2, "cost": _CURVES},
                 {"name": "language", "layers": 2, "cost": _CURVES, "after": ["vision"]},
@@ -109,20 +109,20 @@ REQUESTS: dict[str, list[dict[str, Any]]] = {
 
 
 class Warmth:
-    """What has been compiled in this process."""
+    """Planners whose code is not compiled yet in this process."""
 
     def __init__(self) -> None:
         self._cold = {name: forms for name, forms in REQUESTS.items() if name in PLANNERS}
 
     def __bool__(self) -> bool:
-        """Whether there is something left to compile."""
+        """Whether there is code left to compile."""
         return bool(self._cold)
 
     def warm(self, kind: str | None = None) -> None:
-        """Compile what a kind needs, or any that is left; does nothing the second time."""
+        """Compile the code of one planner, by default of any that is left; once for each planner."""
         name = kind if kind is not None else next(iter(self._cold), None)
         for value in self._cold.pop(name, []) if name is not None else []:
             try:
                 finish(PLANNERS[str(name)].read(value), [], SearchControl(1.0))
             except CdmppError as error:
-                _log.warning("%s could not be tried: %s", name, error)
+                _log.warning("%s could not be compiled: %s", name, error)

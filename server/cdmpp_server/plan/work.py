@@ -1,6 +1,6 @@
-"""What a planning process does: read a request, and solve it with prices that the service found.
+"""The two jobs of a planning process: validate a request, and solve it with prices from the service.
 
-Both speak JSON with the service. A request is read once for both steps where they follow each other.
+Inputs and outputs are JSON. A request is validated once for both jobs where they follow each other.
 """
 
 from __future__ import annotations
@@ -15,30 +15,29 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from cdmpp.compose.budget import Progress, SearchControl
-from cdmpp.compose.request import PriceRequest
-from cdmpp.compose.solve import AnyRequest, finish, signed, to_json
+from cdmpp.compose.solve import AnyRequest, signed, solve_priced, to_json
 from cdmpp.errors import CdmppError, FieldError
 from cdmpp.planning.registry import PLANNERS
 from cdmpp.prediction import Prediction
 from cdmpp_server.schema_errors import HINT, violations
 
 WorkerReply = tuple[dict[str, Any], bytes]
-#: Told progress, and the best answer so far as JSON where that is due.
-Tell = Callable[[dict[str, Any], bytes], None]
-#: Seconds between two answers on the way: making one may take longer than finding it.
-ANSWER_EACH_S = 2.0
+#: Receives progress, and from time to time the best plan so far as JSON.
+Send = Callable[[dict[str, Any], bytes], None]
+#: Seconds between two plans that are sent during a search: describing a plan may take longer than finding it.
+PLAN_EACH_S = 2.0
 
-#: Raised by the models' own checks: parts that each fit the schema and not one another.
+#: Errors of checks by validators: fields that fit the schema, but contradict each other.
 _CONTRADICTIONS = ("value_error", "assertion_error")
 
 
 class RefusedError(Exception):
-    """A body that is no JSON or breaks the schema.
+    """A body that is not JSON or breaks the schema.
 
     Attributes
     ----------
     problem : dict
-        What the service is told.
+        Sent to the service.
     """
 
     def __init__(self, status: int, code: str, message: str, hint: str, places: Sequence[tuple[str, str]]):
@@ -47,13 +46,13 @@ class RefusedError(Exception):
 
 
 class Reader:
-    """Reads requests; remembers the last one, which is mostly solved next."""
+    """Validates requests; keeps the last one, which is usually solved next."""
 
     def __init__(self) -> None:
         self._last: tuple[bytes, AnyRequest] | None = None
 
     def read(self, kind: str, body: bytes) -> AnyRequest:
-        """The request of a body.
+        """The validated request of a body.
 
         Raises
         ------
@@ -73,36 +72,36 @@ class Reader:
         try:
             request = model.model_validate(value)
         except ValidationError as error:
-            line, places = violations(error, value)
-            # One is enough: the other places may be those of a union's other forms.
-            if any(each["type"] in _CONTRADICTIONS for each in error.errors(include_url=False)):
-                raise RefusedError(409, FieldError.code, line, "", places) from None
-            raise RefusedError(422, "invalid_request", line, HINT, places) from None
+            message, places = violations(error, value)
+            # One is enough: the others may belong to other forms of a union.
+            if any(problem["type"] in _CONTRADICTIONS for problem in error.errors(include_url=False)):
+                raise RefusedError(409, FieldError.code, message, "", places) from None
+            raise RefusedError(422, "invalid_request", message, HINT, places) from None
         self._last = (key, request)
         return request
 
 
 def read(reader: Reader, kind: str, body: bytes) -> WorkerReply:
-    """The programs to price, each once.
+    """List the programs to price, each once.
 
     Returns
     -------
     header, payload
-        ``budget_s`` and ``asks`` (how many); the payload is ``{"asks": [...], "places": [...]}``: for each
-        program that the request names the position of its query.
+        ``budget_s`` and ``programs`` (their number). The payload is ``{"programs": [...], "positions": [...]}``: for
+        each program of the request its position in the list.
     """
     request = reader.read(kind, body)
     unique: dict[str, int] = {}
-    asks: list[dict[str, Any]] = []
-    places = []
-    for asked in request.price_requests():
-        key = repr((asked.program, asked.device, asked.backend, asked.protocol, asked.framework))
-        place = unique.setdefault(key, len(asks))
-        if place == len(asks):
-            asks.append(vars(asked))
-        places.append(place)
-    text = json.dumps({"asks": asks, "places": places}).encode() if asks else b""
-    return {"budget_s": request.budget, "asks": len(asks)}, text
+    programs: list[dict[str, Any]] = []
+    positions = []
+    for program in request.price_requests():
+        key = repr((program.program, program.device, program.backend, program.protocol, program.framework))
+        position = unique.setdefault(key, len(programs))
+        if position == len(programs):
+            programs.append(vars(program))
+        positions.append(position)
+    payload = json.dumps({"programs": programs, "positions": positions}).encode() if programs else b""
+    return {"budget_s": request.budget, "programs": len(programs)}, payload
 
 
 def solve(
@@ -110,61 +109,60 @@ def solve(
     kind: str,
     body: bytes,
     prices: bytes,
-    on_watch: Callable[[SearchControl], None],
-    tell: Tell | None = None,
+    on_start: Callable[[SearchControl], None],
+    send: Send | None = None,
 ) -> WorkerReply:
-    """The answer as JSON.
+    """Solve a request; the payload is the plan as JSON.
 
     Parameters
     ----------
     prices : bytes
-        JSON of :func:`priced`; empty where the request asks for none.
-    on_watch : callable
-        Given the watch before the search begins, so that somebody can end it.
-    tell : callable, optional
-        Hears of progress.
+        JSON of :func:`encode_prices`; empty where there are no programs to price.
+    on_start : callable
+        Receives the search control before the search starts.
+    send : callable, optional
+        Receives progress.
     """
     request = reader.read(kind, body)
-    predictions = _predictions(prices) if prices else []
-    watch = SearchControl(request.budget, None if tell is None else Teller(tell, predictions))
-    on_watch(watch)
-    answer = finish(request, predictions, watch)
+    predictions = _decode_prices(prices) if prices else []
+    control = SearchControl(request.budget, None if send is None else ProgressSender(send, predictions))
+    on_start(control)
+    answer = to_json(solve_priced(request, predictions, control))
     return _objective(answer), encode(answer)
 
 
-class Teller:
-    """Passes a search's progress on, with its best answer every few seconds."""
+class ProgressSender:
+    """Progress listener that also sends the best plan every few seconds."""
 
-    def __init__(self, tell: Tell, prices: Sequence[Prediction]) -> None:
-        self._tell, self._prices = tell, prices
-        self._answered_at = -ANSWER_EACH_S
+    def __init__(self, send: Send, prices: Sequence[Prediction]) -> None:
+        self._send, self._prices = send, prices
+        self._sent_at = -PLAN_EACH_S
         self._best: float | None = None
 
     def __call__(self, progress: Progress) -> None:
-        """Hear of progress."""
-        said = {"progress": progress.done, "best": progress.best, "bound": progress.bound}
-        text = b""
-        now = time.monotonic()
+        """Send progress."""
+        header = {"progress": progress.done, "best": progress.best, "bound": progress.bound}
+        payload = b""
         better = progress.best is None or progress.best != self._best
-        if progress.answer is not None and better and now - self._answered_at >= ANSWER_EACH_S:
-            text = encode(to_json(signed(progress.answer(), self._prices)))
-            self._answered_at, self._best = time.monotonic(), progress.best
-        self._tell(said, text)
+        if progress.answer is not None and better and time.monotonic() - self._sent_at >= PLAN_EACH_S:
+            payload = encode(to_json(signed(progress.answer(), self._prices)))
+            self._sent_at, self._best = time.monotonic(), progress.best
+        self._send(header, payload)
 
 
-def priced(asks: Sequence[Prediction], places: Sequence[int]) -> bytes:
-    """Predictions as JSON: what :func:`solve` takes as ``prices``, and what is stored with a job."""
-    return json.dumps({"answers": [one.to_dict() for one in asks], "places": list(places)}).encode()
+def encode_prices(predictions: Sequence[Prediction], positions: Sequence[int]) -> bytes:
+    """Predictions as JSON, for :func:`solve`; they are also stored with a job."""
+    answers = [prediction.to_dict() for prediction in predictions]
+    return json.dumps({"answers": answers, "places": list(positions)}).encode()
 
 
-def _predictions(text: bytes) -> list[Prediction]:
-    found = json.loads(text)
-    answers = [Prediction(**_known(one)) for one in found["answers"]]
-    return [answers[place] for place in found["places"]]
-
-
-def _known(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if name in Prediction.__dataclass_fields__}
+def _decode_prices(text: bytes) -> list[Prediction]:
+    stored = json.loads(text)
+    names = Prediction.__dataclass_fields__
+    predictions = [
+        Prediction(**{name: value for name, value in fields.items() if name in names}) for fields in stored["answers"]
+    ]
+    return [predictions[position] for position in stored["places"]]
 
 
 def encode(answer: Mapping[str, Any]) -> bytes:
@@ -173,7 +171,7 @@ def encode(answer: Mapping[str, Any]) -> bytes:
 
 
 def _objective(answer: Mapping[str, Any]) -> dict[str, float]:
-    """Best and bound of an answer that calls them as most do; else those last told of hold."""
+    """Best and bound, where the plan has them as a makespan; otherwise those of the last progress hold."""
     best, bound = answer.get("makespan_s"), answer.get("lower_bound_s")
     if not isinstance(best, int | float) or not isinstance(bound, int | float):
         return {}
@@ -181,7 +179,7 @@ def _objective(answer: Mapping[str, Any]) -> dict[str, float]:
 
 
 def problem(error: Exception) -> dict[str, Any] | None:
-    """What the service is told of a refusal; None for a bug."""
+    """The problem that the service receives for an error of the request; None for a bug."""
     if isinstance(error, RefusedError):
         return error.problem
     if isinstance(error, CdmppError):
@@ -191,10 +189,5 @@ def problem(error: Exception) -> dict[str, Any] | None:
 
 
 def _problem(status: int, code: str, message: str, hint: str, places: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    errors = [{"path": path, "message": said} for path, said in places]
+    errors = [{"path": path, "message": text} for path, text in places]
     return {"status": status, "code": code, "message": message, "hint": hint, "errors": errors}
-
-
-def asked_of(fields: Mapping[str, Any]) -> PriceRequest:
-    """One query of :func:`read`'s payload."""
-    return PriceRequest(**fields)
