@@ -1,15 +1,14 @@
 """Pipeline plans of a multimodal model against 1F1B, over random modality mixes.
 
-``python -m benchmarks.planning.multimodal [--mixes 100] [--steps 1200]``: a vision encoder (ViT-L/14, 577
-tokens an image), a language model (7 B, 2,048 tokens a sequence) and a diffusion decoder (DiT-XL/2, 1,024
-tokens an image) on eight pipeline ranks. The seconds of a layer forward and backward by sub-micro-batch size
-are predicted by the shipped model for one device (float16); nothing is measured on it here, so the gains are
-those of a simulation over predicted costs. The mixes are drawn with a seed.
+A vision encoder (ViT-L/14, 577 tokens an image), a language model (7 B, 2,048 tokens a sequence) and a diffusion
+decoder (DiT-XL/2, 1,024 tokens an image) on eight pipeline ranks. The shipped model predicts the seconds of a layer
+by sub-micro-batch size for one device (float16); nothing is measured, so the gains are those of a simulation over
+predicted costs. The mixes are random with a fixed seed.
 
-Three queries: each mix alone (placements balanced for that mix, of 1F1B too); the first of them as steps of
-one run on one placement (weights stay where they are, of 1F1B too); and with no more memory on a rank than
-1F1B's fullest has. Writes
-``benchmarks/results/multimodal.json``, and with ``--figure`` a picture of the median mix.
+Three experiments: each mix alone, with placements balanced for that mix; the first mixes as steps of one run on one
+placement; and the first mixes with no more memory per rank than the fullest rank of 1F1B. 1F1B is treated alike.
+``--mixes 100 --out benchmarks/results/multimodal.json`` gives the figures of the documentation in about three
+minutes.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ from cdmpp.compose.budget import SearchControl
 from cdmpp.compose.jit import COMPILED
 from cdmpp.compose.predict import predict_prices
 from cdmpp.compose.solve import read_request
-from cdmpp.planning.multimodal import Module, Plan, plan_step, plan_steps
-from cdmpp.planning.multimodal.answer import plan_answer
-from cdmpp.planning.multimodal.knobs import peaks_bytes
-from cdmpp.planning.multimodal.plot import timelines
+from cdmpp.planning.multimodal import Module, StepSolution, plan_step, plan_steps
+from cdmpp.planning.multimodal.knobs import peak_bytes
+from cdmpp.planning.multimodal.memory import Memory
+from cdmpp.planning.multimodal.report import order_entries
 from cdmpp.planning.multimodal.schema import MultimodalRequest
-from cdmpp.planning.multimodal.search import Counter
-from cdmpp.planning.multimodal.tasks import Memory
+from cdmpp.planning.multimodal.tree import CacheCounts
+from cdmpp.planning.multimodal.view import draw_timelines
 from cdmpp.predictor import LatencyPredictor
 
-#: Mixes that share a placement, and that are planned within 1F1B's memory.
-RUN = 25
-#: Of a layer: 34 bytes for each token and element of the width between the passes (Korthikanti et al. 2022,
+#: Most mixes that share a placement, and that are planned within 1F1B's memory.
+MAX_RUN = 25
+#: Memory of a layer: 34 bytes for each token and element of the width between the passes (Korthikanti et al. 2022,
 #: without the attention matrix), 2 of them at its input; 16 bytes for each weight (Adam, mixed precision).
 MEMORY = {
     name: {
@@ -51,9 +50,8 @@ MEMORY = {
         ("diffusion", 1024, 1152, 18 * 1152**2),
     )
 }
-OUT = Path("benchmarks/results/multimodal.json")
 DEVICE, RANKS, SEED = "a100-sxm4-80gb", 8, 0
-#: Items of a mix: at least one sequence, and from none to many images on either side.
+#: Most items of each module in a mix.
 MOST = {"vision": 96, "language": 48, "diffusion": 96}
 
 
@@ -67,9 +65,9 @@ def layer(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Programs of one transformer layer, forward and backward.
 
-    The backward pass of a product are two products (by the weights, by the inputs). That of attention is
-    taken as three of its forward pass: 2.5 times the arithmetic, at a somewhat lower rate. That of what reads
-    and writes once is taken as two of it.
+    The backward pass of a product is two products (by the weights, by the inputs). That of attention counts as three
+    forward passes: 2.5 times the arithmetic, at a somewhat lower rate. That of element-wise operators counts as two
+    forward passes.
     """
     products = [(3 * hidden, hidden), (hidden, hidden), ((2 if gated else 1) * inner, hidden), (hidden, inner)]
     rows = f"batch*{tokens}"
@@ -105,7 +103,7 @@ def layer(
 
 
 def request() -> dict[str, Any]:
-    """The model, with programs instead of costs."""
+    """Request with programs instead of costs."""
     modules = []
     for name, layers, after, sizes, shape in (
         ("vision", 24, [], [1, 2, 4, 8, 16, 32], layer(577, 1024, 4096, 16, gated=False, causal=False)),
@@ -128,66 +126,95 @@ def mixes(count: int) -> list[list[int]]:
     return [[int(rng.integers(least[name], most + 1)) for name, most in MOST.items()] for _ in range(count)]
 
 
-def figures(plans: list[Plan]) -> dict[str, float]:
-    """Gains and gaps of plans."""
-    made = np.array([plan.schedule.makespan_s for plan in plans])
-    usual = np.array([plan.baselines_s["1f1b"] for plan in plans])
-    segments = np.array([plan.baselines_s["1f1b_segments"] for plan in plans])
-    gap = made / np.array([plan.bound_s for plan in plans]) - 1
+def summarize(solutions: list[StepSolution]) -> dict[str, float]:
+    """Gains over 1F1B, and gaps to the lower bound."""
+    plan_s = np.array([solution.schedule.makespan_s for solution in solutions])
+    baseline_s = np.array([solution.baselines_s["1f1b"] for solution in solutions])
+    segments_s = np.array([solution.baselines_s["1f1b_segments"] for solution in solutions])
+    gap = plan_s / np.array([solution.bound_s for solution in solutions]) - 1
     return {
-        "mean_gain": float((usual / made - 1).mean()),
-        "median_gain": float(np.median(usual / made - 1)),
-        "best_gain": float((usual / made - 1).max()),
-        "least_gain": float((usual / made - 1).min()),
-        "mean_gain_over_1f1b_segments": float((segments / made - 1).mean()),
+        "mean_gain": float((baseline_s / plan_s - 1).mean()),
+        "median_gain": float(np.median(baseline_s / plan_s - 1)),
+        "best_gain": float((baseline_s / plan_s - 1).max()),
+        "least_gain": float((baseline_s / plan_s - 1).min()),
+        "mean_gain_over_1f1b_segments": float((segments_s / plan_s - 1).mean()),
         "mean_gap": float(gap.mean()),
         "worst_gap": float(gap.max()),
         "at_bound": int((gap < 1e-9).sum()),
-        "total_s": float(made.sum()),
-        "total_1f1b_s": float(usual.sum()),
-        "total_bound_s": float(sum(plan.bound_s for plan in plans)),
+        "total_s": float(plan_s.sum()),
+        "total_1f1b_s": float(baseline_s.sum()),
+        "total_bound_s": float(sum(solution.bound_s for solution in solutions)),
     }
 
 
-def main() -> None:
-    """Price, plan, write."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--mixes", type=int, default=100)
-    parser.add_argument("--steps", type=int, default=1200, help="orders that each search tries")
-    parser.add_argument("--figure", type=Path)
-    given = parser.parse_args()
-    asked = read_request(MultimodalRequest, request())
-    predictor = LatencyPredictor.load()
-    prices = predict_prices(asked.price_requests(), predictor)
-    modules: list[Module] = asked.priced(prices)
-    drawn = mixes(given.mixes)
-    plan_step(modules, drawn[0], RANKS, watch=SearchControl(600.0), max_steps=10)  # compiles
-    alone, spent, counter = [], [], Counter()
+def plan_alone(
+    modules: list[Module], drawn: list[list[int]], max_steps: int
+) -> tuple[list[StepSolution], dict[str, float]]:
+    """Plan each mix by itself; the solutions, and their summary with times and cache hits."""
+    plan_step(modules, drawn[0], RANKS, control=SearchControl(600.0), max_steps=10)  # compiles
+    solutions, spent_s, counts = [], [], CacheCounts()
     for number, mix in enumerate(drawn):
-        # Steps rather than seconds end a search here: the plans do not depend on how busy the machine is.
+        # Steps rather than seconds end a search: the plans do not depend on how busy the machine is.
         began = time.process_time()
-        plan = plan_step(
-            modules, mix, RANKS, watch=SearchControl(600.0), seed=SEED, max_steps=given.steps, counter=counter
+        solution = plan_step(
+            modules, mix, RANKS, control=SearchControl(600.0), seed=SEED, max_steps=max_steps, counts=counts
         )
-        spent.append(time.process_time() - began)
-        alone.append(plan)
+        spent_s.append(time.process_time() - began)
+        solutions.append(solution)
         print(
-            number,
-            mix,
-            f"1F1B {plan.baselines_s['1f1b']:.3f} s, plan {plan.schedule.makespan_s:.3f} s, "
-            f"bound {plan.bound_s:.3f} s, {plan.steps} orders",
+            f"{number} {mix} 1F1B {solution.baselines_s['1f1b']:.3f} s, plan {solution.schedule.makespan_s:.3f} s, "
+            f"bound {solution.bound_s:.3f} s, {solution.steps} orders",
             flush=True,
         )
-    median = sorted(alone, key=lambda plan: plan.baselines_s["1f1b"] / plan.schedule.makespan_s)[len(alone) // 2]
-    if given.figure is not None:
-        draw(modules, median, given.figure)
+    return solutions, summarize(solutions) | {
+        "cpu_seconds_each_mean": float(np.mean(spent_s)),
+        "cpu_seconds_each_most": float(np.max(spent_s)),
+        "orders_mean": float(np.mean([solution.steps for solution in solutions])),
+        "cache_hit_rate": counts.hits / counts.total,
+    }
+
+
+def plan_within_memory(modules: list[Module], solution: StepSolution, max_steps: int) -> StepSolution:
+    """Plan a mix again with no more memory per rank than the fullest rank of its 1F1B."""
+    baseline = solution.one_f_one_b
+    assert baseline is not None
+    limit = max(peak_bytes(baseline.tasks, baseline.orders)) * (1 + 1e-9)
+    return plan_step(
+        modules,
+        solution.batch,
+        RANKS,
+        memory=Memory(limit, ("keep", "recompute")),
+        control=SearchControl(600.0),
+        seed=SEED,
+        max_steps=max_steps,
+    )
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mixes", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=1200, help="orders that each search evaluates")
+    parser.add_argument("--out", type=Path, help="result file")
+    parser.add_argument("--figure", type=Path, help="plot of the median mix")
+    options = parser.parse_args()
+    value = read_request(MultimodalRequest, request())
+    predictor = LatencyPredictor.load()
+    modules = value.with_prices(predict_prices(value.price_requests(), predictor)).resolved_modules()
+    drawn = mixes(options.mixes)
+    alone, summary = plan_alone(modules, drawn, options.steps)
+    steps = drawn[:MAX_RUN]
+    together = plan_steps(
+        modules, steps, RANKS, control=SearchControl(6000.0), seed=SEED, max_steps=options.steps * len(steps)
+    )
+    within = [plan_within_memory(modules, solution, 3 * options.steps) for solution in alone[:MAX_RUN]]
     result: dict[str, Any] = {
         "what": "simulated steps over predicted costs; gain = 1F1B / plan - 1, gap = plan / bound - 1",
         "model_id": predictor.model_id,
         "device": DEVICE,
         "ranks": RANKS,
-        "mixes": given.mixes,
-        "steps": given.steps,
+        "mixes": options.mixes,
+        "steps": options.steps,
         "compiled": COMPILED,
         "modules": [
             {
@@ -196,68 +223,41 @@ def main() -> None:
                 "sizes": module.sizes.tolist(),
                 "forward_s": module.forward_s.tolist(),
                 "backward_s": module.backward_s.tolist(),
-                "rule_size": module.sub_batch(0.95),
+                "rule_size": module.efficient_size(0.95),
             }
             for module in modules
         ],
-        "each_alone": figures(alone)
-        | {
-            "cpu_seconds_each_mean": float(np.mean(spent)),
-            "cpu_seconds_each_most": float(np.max(spent)),
-            "orders_mean": float(np.mean([plan.steps for plan in alone])),
-            "cache_hit_rate": counter.hits / counter.total,
-        },
+        "each_alone": summary,
         "rows": [
             {
-                "batch": list(plan.batch),
-                "makespan_s": plan.schedule.makespan_s,
-                "bound_s": plan.bound_s,
-                "baselines_s": plan.baselines_s,
-                "placement": plan.schedule.tasks.placement.name,
+                "batch": list(solution.batch),
+                "makespan_s": solution.schedule.makespan_s,
+                "bound_s": solution.bound_s,
+                "baselines_s": solution.baselines_s,
+                "placement": solution.schedule.tasks.placement.name,
             }
-            for plan in alone
+            for solution in alone
         ],
+        "one_placement": {"mixes": len(steps)} | summarize(together),
+        "within_1f1b_memory": {"mixes": len(within)} | summarize(within),
     }
-    write_result(OUT, result)
-    steps = drawn[:RUN]
-    together = plan_steps(
-        modules, steps, RANKS, watch=SearchControl(6000.0), seed=SEED, max_steps=given.steps * len(steps)
-    )
-    result["one_placement"] = {"mixes": len(steps)} | figures(together)
-    within = []
-    for plan in alone[:RUN]:
-        usual = plan.one_f_one_b
-        assert usual is not None
-        limit = max(peaks_bytes(usual.tasks, usual.orders)) * (1 + 1e-9)
-        memory = Memory(limit, ("keep", "recompute"))
-        within.append(
-            plan_step(
-                modules,
-                plan.batch,
-                RANKS,
-                memory=memory,
-                watch=SearchControl(600.0),
-                seed=SEED,
-                max_steps=3 * given.steps,
-            )
-        )
-    result["within_1f1b_memory"] = {"mixes": len(within)} | figures(within)
     print({name: result[name] for name in ("each_alone", "one_placement", "within_1f1b_memory")})
-    write_result(OUT, result)
+    if options.out is not None:
+        write_result(options.out, result)
+    if options.figure is not None:
+        by_gain = sorted(alone, key=lambda s: s.baselines_s["1f1b"] / s.schedule.makespan_s)
+        draw(modules, by_gain[len(alone) // 2], options.figure)
 
 
-def draw(modules: list[Module], plan: Plan, path: Path) -> None:
-    """1F1B above the plan, on one axis of time."""
-    usual = plan.one_f_one_b
-    assert usual is not None
+def draw(modules: list[Module], solution: StepSolution, path: Path) -> None:
+    """Plot 1F1B above the plan, on a common time axis."""
+    baseline = solution.one_f_one_b
+    assert baseline is not None
     panels = [
-        (title, schedule.makespan_s, plan_answer(one)["order"])
-        for title, schedule, one in (
-            ("1F1B, modules one behind the other", usual, plan.as_schedule(usual)),
-            ("plan", plan.schedule, plan),
-        )
+        (title, schedule.makespan_s, order_entries(schedule))
+        for title, schedule in (("1F1B with contiguous modules", baseline), ("plan", solution.schedule))
     ]
-    figure = timelines([module.name for module in modules], panels)
+    figure = draw_timelines([module.name for module in modules], panels)
     figure.savefig(path, dpi=110, bbox_inches="tight")
 
 

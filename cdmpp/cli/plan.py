@@ -16,7 +16,7 @@ import typer
 from cdmpp.cli.output import JsonOption, ModelOption, on_terminal, print_json
 from cdmpp.cli.remote import solve_remotely
 from cdmpp.errors import DataError, FieldError
-from cdmpp.planning.registry import PLANNERS, PlannerSpec, load
+from cdmpp.planning.registry import PLANNERS, PlannerSpec
 
 if TYPE_CHECKING:
     from cdmpp.compose.budget import Progress, SearchControl
@@ -174,8 +174,6 @@ def show(request: Any, plan: Any, as_json: bool, figure: Path | None) -> None:
     finally:  # the plan is printed although it cannot be drawn, and drawn although the output is closed
         if as_json:
             print_json(to_json(plan))
-        elif isinstance(plan, dict):
-            load("cdmpp.planning.pipeline_forms:show")(request, plan)
         else:
             print(render(plan.tables()))
 
@@ -210,8 +208,7 @@ def draw_to(path: Path, request: Any, plan: Any) -> None:
     DataError
         The file cannot be written, or its extension is not an image format.
     """
-    view = load("cdmpp.planning.pipeline_forms:draw") if isinstance(plan, dict) else request.sibling("view").draw
-    drawn = view(request, plan)
+    drawn = request.sibling("view").draw(request, plan)
     try:
         drawn.savefig(path, dpi=120, bbox_inches="tight")
     except (OSError, ValueError) as error:

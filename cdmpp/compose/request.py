@@ -269,35 +269,3 @@ class Plan(Answer):
             for name, seconds in sorted(self.baselines.items(), key=lambda item: item[1])
         ]
         return Table(("baseline", "time"), rows, right=(1,))
-
-
-# -- not yet converted: removed with the last planner that uses it ------------------------------------------
-class OldRequest(Closed):
-    """Request of a planner that still returns a dictionary."""
-
-    answer_model: ClassVar[type[BaseModel]]
-
-    @property
-    def budget(self) -> float | None:
-        """Search budget in seconds."""
-        return getattr(self, "budget_s", None)
-
-    def price_requests(self) -> list[PriceRequest]:
-        """Programs to price."""
-        return []
-
-    def solve(self, prices: Sequence[Prediction], watch: SearchControl) -> dict[str, Any]:
-        """The answer as JSON values."""
-        raise NotImplementedError
-
-
-class Explained(Answer):
-    """Answer of a planner that still returns a dictionary."""
-
-    baselines: Annotated[
-        dict[str, float], Field(description="The objective of simpler plans on the same costs, by name.")
-    ]
-    gap: Annotated[float, Field(ge=-1e-9, description="Objective over its lower bound, less one.")]
-    explanation: Annotated[
-        list[str], Field(description="Why the objective is what it is, down to the programs, in words.")
-    ]

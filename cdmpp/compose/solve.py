@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -10,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from cdmpp.compose.budget import SearchControl
 from cdmpp.compose.predict import predict_prices
-from cdmpp.compose.request import Answer, OldRequest, Request
+from cdmpp.compose.request import Answer, Request
 from cdmpp.compose.validation_errors import places
 from cdmpp.domain.score import worst as worst_domain
 from cdmpp.errors import FieldError
@@ -18,7 +17,7 @@ from cdmpp.prediction import Prediction, Predictor
 
 _MOST_NAMED = 8
 R = TypeVar("R", bound=BaseModel)
-AnyRequest = Request[Any] | OldRequest
+AnyRequest = Request[Any]
 
 
 def read_request(model: type[R], value: Any) -> R:
@@ -88,12 +87,7 @@ def solve_priced(request: AnyRequest, prices: Sequence[Prediction], control: Sea
     """
     control = control if control is not None else SearchControl(request.budget)
     try:
-        if isinstance(request, OldRequest):
-            answer: Any = request.solve(prices, control)
-            if not _finite(answer):
-                raise ArithmeticError("the answer is not finite")
-        else:
-            answer = request.with_prices(prices).solve(control)
+        answer = request.with_prices(prices).solve(control)
     except ArithmeticError as error:
         raise _out_of_range(str(error)) from error
     except ValidationError as error:
@@ -105,7 +99,7 @@ def solve_priced(request: AnyRequest, prices: Sequence[Prediction], control: Sea
 
 def read_answer(request: AnyRequest, value: dict[str, Any]) -> Any:
     """An answer from the JSON values that a service returned."""
-    return value if isinstance(request, OldRequest) else request.answer_model().model_validate(value)
+    return request.answer_model().model_validate(value)
 
 
 def finish(request: AnyRequest, prices: Sequence[Prediction], control: SearchControl | None = None) -> dict[str, Any]:
@@ -113,9 +107,9 @@ def finish(request: AnyRequest, prices: Sequence[Prediction], control: SearchCon
     return to_json(solve_priced(request, prices, control))
 
 
-def to_json(answer: Answer | dict[str, Any]) -> dict[str, Any]:
+def to_json(answer: Answer) -> dict[str, Any]:
     """An answer as JSON values."""
-    return answer.model_dump() if isinstance(answer, Answer) else answer
+    return answer.model_dump()
 
 
 def _out_of_range(reason: str) -> FieldError:
@@ -125,19 +119,10 @@ def _out_of_range(reason: str) -> FieldError:
     )
 
 
-def _finite(value: Any) -> bool:
-    """Whether all numbers in JSON values are finite."""
-    if isinstance(value, float):
-        return math.isfinite(value)
-    if isinstance(value, dict):
-        return all(map(_finite, value.values()))
-    return all(map(_finite, value)) if isinstance(value, list | tuple) else True
-
-
-def signed(answer: Any, prices: Sequence[Prediction]) -> Any:
+def signed(answer: Answer, prices: Sequence[Prediction]) -> Answer:
     """A copy of the answer with the model that priced it and the worst domain of the prices."""
     marks = {
         "model_id": prices[0].model_id if prices else None,
         "domain": worst_domain(price.domain for price in prices),
     }
-    return answer.model_copy(update=marks) if isinstance(answer, Answer) else {**answer, **marks}
+    return answer.model_copy(update=marks)

@@ -39,6 +39,7 @@ TINY = {
     "planning.fused": "--instances 1 --random-instances 1 --budget 0.1 --random-budget 0.1 --limited-budget 0.02"
     " --out {out}",
     "planning.gloo": "--rounds 1 --repeats 2 --networks mlp --out {out}",
+    "planning.multimodal": "--mixes 1 --steps 10 --out {out}",
     "planning.precision": "--operators 8 --seeds 1 --budgets 1 --networks 2 --tensors 1 0 --out {out}",
     "planning.replay_speed": "--nodes 50 --repeats 1 --out {out}",
     "planning.rl": "--regimes 1 --seeds 1 --units 4 --out {out}",
@@ -59,6 +60,7 @@ SLOW = {
     "planning.emulator",
     "planning.fused",
     "planning.gloo",
+    "planning.multimodal",
     "planning.rl",
     "reference_preset",
     "schedules",

@@ -99,10 +99,9 @@ def test_equal_programs_are_asked_for_once(predictor: LatencyPredictor) -> None:
 
 
 def test_a_breach_of_the_schema_names_its_places() -> None:
-    from cdmpp.compose.request import OldRequest as Request
-    from cdmpp.compose.request import Seconds
+    from cdmpp.compose.request import Answer, Request, Seconds
 
-    class Tiny(Request):
+    class Tiny(Request[Answer]):
         wait_s: Seconds
 
     with pytest.raises(FieldError, match=r"wait_s: .*greater than or equal to 0") as caught:

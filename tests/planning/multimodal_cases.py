@@ -1,4 +1,4 @@
-"""Small multimodal steps, and a list scheduler and an enumeration of all schedules in plain Python."""
+"""Small multimodal steps, and reference implementations in plain Python: list scheduling, all orders, all schedules."""
 
 from __future__ import annotations
 
@@ -8,16 +8,26 @@ from typing import Any
 import numpy as np
 
 from cdmpp.planning.multimodal import Module
-from cdmpp.planning.multimodal.modules import links, spread
+from cdmpp.planning.multimodal.dispatch import (
+    ALTERNATE,
+    FORWARD_FIRST,
+    FORWARD_ORDER,
+    LONGEST_TAIL,
+    LONGEST_WAIT,
+    REVERSE_ORDER,
+    DispatchRule,
+)
+from cdmpp.planning.multimodal.links import link_items
+from cdmpp.planning.multimodal.memory import Memory
+from cdmpp.planning.multimodal.modules import split_evenly
 from cdmpp.planning.multimodal.placement import in_segments
-from cdmpp.planning.multimodal.schedule import Rule
-from cdmpp.planning.multimodal.tasks import Memory, Tasks, make_tasks
+from cdmpp.planning.multimodal.tasks import Tasks, make_tasks
 
 
 def module(
     name: str, layers: int, forward_s: float, backward_s: float, after: tuple[int, ...] = (), **more: Any
 ) -> Module:
-    """A module whose layers take so long for each item: no gain from larger sub-micro-batches."""
+    """A module whose layers take these seconds per item: larger sub-micro-batches gain nothing."""
     sizes = np.array([1.0, 2.0, 4.0])
     return Module(name, (1.0,) * layers, sizes, forward_s * sizes, backward_s * sizes, after, **more)
 
@@ -25,32 +35,32 @@ def module(
 def step(
     modules: Sequence[Module], units: Sequence[int], segments: Sequence[int], ranks: int, memory: Memory | None = None
 ) -> Tasks:
-    """One item in each unit, modules in segments."""
-    batch = list(units)
-    items = [spread(n, n) if n else () for n in units]
+    """A step with one item in each unit, and modules in segments."""
+    items = [split_evenly(n, n) if n else () for n in units]
     work = [m.work * n or 1.0 for m, n in zip(modules, units, strict=True)]
     placement = in_segments(modules, segments, work, ranks)
-    return make_tasks(modules, placement, items, ranks, memory or Memory(), links(modules, batch))
+    return make_tasks(modules, placement, items, ranks, memory or Memory(), link_items(modules, list(units)))
 
 
-def before(tasks: Tasks) -> list[list[int]]:
-    """The tasks that each waits for."""
-    out: list[list[int]] = [[] for _ in range(2 * tasks.half)]
-    for t in range(2 * tasks.half):
-        for other in tasks.after[tasks.first_after[t] : tasks.first_after[t + 1]].tolist():
-            out[other].append(t)
-    return out
+def predecessors(tasks: Tasks) -> list[list[int]]:
+    """Tasks that each task waits for."""
+    needs: list[list[int]] = [[] for _ in range(tasks.size)]
+    graph = tasks.graph
+    for t in range(tasks.size):
+        for other in graph.after[graph.first_after[t] : graph.first_after[t + 1]].tolist():
+            needs[other].append(t)
+    return needs
 
 
-def slowly(tasks: Tasks, sequence: Sequence[int], rule: Rule) -> float:
-    """The makespan of the list schedule, by looking at every task in every turn."""
-    half, needs = tasks.half, before(tasks)
+def reference_makespan_s(tasks: Tasks, sequence: Sequence[int], rule: DispatchRule) -> float:
+    """Makespan of the list schedule, by examining every task at every decision."""
+    half, needs = tasks.half, predecessors(tasks)
     urgency = {}
     for place, segment in enumerate(sequence):
         for t in range(int(tasks.first_task[segment]), int(tasks.first_task[segment + 1])):
             urgency[t] = place
-    tail = tasks.ways_s[1]
-    turn = {
+    tail = tasks.paths_s[1]
+    previous_unit = {
         int(later): int(earlier)
         for grid in tasks.ids
         for earlier, later in zip(grid[:-1].ravel(), grid[1:].ravel(), strict=True)
@@ -58,87 +68,85 @@ def slowly(tasks: Tasks, sequence: Sequence[int], rule: Rule) -> float:
     ends: dict[int, float] = {}
     free = [0.0] * tasks.ranks
     last = ["B"] * tasks.ranks
-    while len(ends) < 2 * half:
+    while len(ends) < tasks.size:
         ready = {
             t: max((ends[n] for n in needs[t]), default=0.0)
-            for t in range(2 * half)
+            for t in range(tasks.size)
             if t not in ends and all(n in ends for n in needs[t])
         }
-        # A chunk's units go forward in turn.
-        ready = {t: at for t, at in ready.items() if t not in turn or turn[t] in ends}
-        starts = {t: max(at, free[int(tasks.rank[t % half])]) for t, at in ready.items()}
+        # The units of a chunk run forward in order.
+        ready = {t: at for t, at in ready.items() if t not in previous_unit or previous_unit[t] in ends}
+        starts = {t: max(at, free[int(tasks.rank_of_all[t])]) for t, at in ready.items()}
         now = min(starts.values())
-        rank = min(int(tasks.rank[t % half]) for t, at in starts.items() if at == now)
-        mine = [t for t, at in starts.items() if at == now and tasks.rank[t % half] == rank]
-        forward = [t for t in mine if t < half]
-        backward = [t for t in mine if t >= half]
+        rank = min(int(tasks.rank_of_all[t]) for t, at in starts.items() if at == now)
+        startable = [t for t, at in starts.items() if at == now and tasks.rank_of_all[t] == rank]
+        forward = [t for t in startable if t < half]
+        backward = [t for t in startable if t >= half]
         keys: dict[int, dict[int, float]] = {
-            0: ready,
-            1: {t: urgency[t - half] for t in backward},
-            2: {t: -urgency[t - half] for t in backward},
-            3: {t: -tail[t] for t in backward},
+            LONGEST_WAIT: ready,
+            FORWARD_ORDER: {t: urgency[t - half] for t in backward},
+            REVERSE_ORDER: {t: -urgency[t - half] for t in backward},
+            LONGEST_TAIL: {t: -tail[t] for t in backward},
         }
-        ahead = not backward or (
-            bool(forward) and (rule.preference == 2 or (rule.preference == 1 and last[rank] == "B"))
-        )
-        task = min(forward, key=urgency.__getitem__) if ahead else min(backward, key=keys[rule.back_rule].__getitem__)
-        last[rank] = "F" if ahead else "B"
+        prefers_forward = rule.preference == FORWARD_FIRST or (rule.preference == ALTERNATE and last[rank] == "B")
+        run_forward = not backward or (bool(forward) and prefers_forward)
+        key = keys[rule.backward_rule]
+        task = min(forward, key=urgency.__getitem__) if run_forward else min(backward, key=key.__getitem__)
+        last[rank] = "F" if run_forward else "B"
         ends[task] = now + float(tasks.duration_s[task])
         free[rank] = ends[task]
     return max(ends.values())
 
 
-def orders(tasks: Tasks) -> Iterator[list[int]]:
-    """Every order of the segments in which each comes behind those that it waits for, of a class in turn."""
+def all_sequences(tasks: Tasks) -> Iterator[list[int]]:
+    """Every order of the segments in which each follows those that it depends on, those of a class in order."""
     classes = len(tasks.classes)
 
-    def go_on(gone: list[int], begun: list[int]) -> Iterator[list[int]]:
-        if len(begun) == tasks.segments:
-            yield begun
+    def extend(done: list[int], prefix: list[int]) -> Iterator[list[int]]:
+        if len(prefix) == tasks.segments:
+            yield prefix
             return
         for c in range(classes):
-            segment = int(tasks.first_segment[c]) + gone[c]
-            needs = (
-                range(int(tasks.need_ptr[segment]), int(tasks.need_ptr[segment + 1]))
-                if segment < tasks.first_segment[c + 1]
-                else None
-            )
-            if needs is not None and all(gone[tasks.need_class[i]] >= tasks.need_count[i] for i in needs):
-                gone[c] += 1
-                yield from go_on(gone, [*begun, segment])
-                gone[c] -= 1
+            segment = int(tasks.first_segment[c]) + done[c]
+            if segment >= tasks.first_segment[c + 1]:
+                continue
+            needs = range(int(tasks.need_ptr[segment]), int(tasks.need_ptr[segment + 1]))
+            if all(done[tasks.need_class[i]] >= tasks.need_count[i] for i in needs):
+                done[c] += 1
+                yield from extend(done, [*prefix, segment])
+                done[c] -= 1
 
-    yield from go_on([0] * classes, [])
+    yield from extend([0] * classes, [])
 
 
-def shortest(tasks: Tasks) -> float:
-    """The shortest of all schedules in which every task starts as early as its rank's order allows.
+def optimal_makespan_s(tasks: Tasks) -> float:
+    """Least makespan of all schedules in which every task starts as early as its rank's order allows.
 
-    A depth-first walk over which task a rank takes next, in any order, with no bound but the best so far.
+    A depth-first search over which task a rank runs next, in any order, with no bound but the best so far.
     """
-    needs, total = before(tasks), 2 * tasks.half
-    rank = [int(tasks.rank[t % tasks.half]) for t in range(total)]
+    needs = predecessors(tasks)
+    rank = tasks.rank_of_all.tolist()
     duration = tasks.duration_s.tolist()
-    tail = tasks.ways_s[1].tolist()
+    tail = tasks.paths_s[1].tolist()
     best = float("inf")
     seen: set[tuple[Any, ...]] = set()
 
-    def go_on(ends: dict[int, float], free: tuple[float, ...]) -> None:
+    def extend(ends: dict[int, float], free: tuple[float, ...]) -> None:
         nonlocal best
-        if len(ends) == total:
+        if len(ends) == tasks.size:
             best = min(best, max(free))
             return
-        ready = [t for t in range(total) if t not in ends and all(n in ends for n in needs[t])]
+        ready = [t for t in range(tasks.size) if t not in ends and all(n in ends for n in needs[t])]
         for t in ready:
             start = max(free[rank[t]], max((ends[n] for n in needs[t]), default=0.0))
             end = start + duration[t]
             if end + tail[t] >= best:
                 continue
-            after = {**ends, t: end}
-            state = tuple(sorted(after.items()))
+            extended = {**ends, t: end}
+            state = tuple(sorted(extended.items()))
             if state not in seen:
                 seen.add(state)
-                go_on(after, (*free[: rank[t]], end, *free[rank[t] + 1 :]))
+                extend(extended, (*free[: rank[t]], end, *free[rank[t] + 1 :]))
 
-    go_on({}, (0.0,) * tasks.ranks)
+    extend({}, (0.0,) * tasks.ranks)
     return best

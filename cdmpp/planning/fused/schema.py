@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from cdmpp.compose.budget import SearchControl
 from cdmpp.compose.pricing import Cost, PredictedCost
 from cdmpp.compose.render import Table
 from cdmpp.compose.request import (
@@ -17,6 +16,7 @@ from cdmpp.compose.request import (
     Plan,
     PositiveSeconds,
     Request,
+    Row,
     Seed,
     WholeNumber,
     exactly_one,
@@ -75,28 +75,22 @@ def _cost(seconds: float | None, predicted: PredictedCost | None) -> Cost:
     return Cost.given(seconds)
 
 
-class Interval(BaseModel):
+class Interval(Row):
     """Makespan of the same order with every predicted cost at its lower bound, and with each at its upper bound."""
-
-    model_config = ConfigDict(extra="forbid")
 
     lower_s: float
     upper_s: float
 
 
-class StageCost(BaseModel):
+class StageCost(Row):
     """Seconds of one stage of a model for one micro-batch."""
-
-    model_config = ConfigDict(extra="forbid")
 
     forward_s: float
     backward_s: float
 
 
-class Step(BaseModel):
+class Step(Row):
     """One pass of a micro-batch on a rank; rank, model and copy determine its stage."""
-
-    model_config = ConfigDict(extra="forbid", validate_by_name=True, serialize_by_alias=True)
 
     model: Annotated[int, Field(description="Index of the model in the request.")]
     copy_: Annotated[int, Field(alias="copy", description="Index of the model's replica.")]
@@ -196,9 +190,3 @@ class FusedRequest(Request[FusedPlan]):
             for form, (forward_s, backward_s) in zip(self.models, seconds, strict=True)
         )
         return Problem(self.ranks, models, self.max_activations)
-
-    def solve(self, control: SearchControl) -> FusedPlan:
-        """Search for a short schedule (:mod:`cdmpp.planning.fused.solver`)."""
-        from cdmpp.planning.fused.solver import solve
-
-        return solve(self, control)

@@ -1,194 +1,184 @@
-"""Whether a plan holds what it says: run anew from request and plan alone, without the search's schedules."""
+"""Verification of multimodal pipeline plans from request and plan alone, without the search's schedules."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
 
-from cdmpp.planning.multimodal.modules import Module, links
-from cdmpp.planning.multimodal.schema import LayoutEntry, MultimodalAnswer, MultimodalRequest, StepPlan
-from cdmpp.planning.multimodal.tasks import Memory, chunk_figures
+from cdmpp.planning.multimodal.links import link_items
+from cdmpp.planning.multimodal.memory import chunk_cost
+from cdmpp.planning.multimodal.modules import Module
+from cdmpp.planning.multimodal.plan_schema import LayoutEntry, MultimodalPlan, StepPlan
+from cdmpp.planning.multimodal.schema import MultimodalRequest
 from cdmpp.prediction import Prediction
 
-#: Of the makespan, and of the bytes: how far a claim may be from what was found.
+#: Largest difference between a claimed and a computed figure, as a share of the makespan or of the bytes.
 TOLERANCE = 1e-9
-_MOST_FAULTS = 20
+_MAX_FAULTS = 20
 #: Module, place in its chain of layout entries, pass, sub-micro-batch.
 _Task = tuple[int, int, str, int]
 
 
 def check(request: MultimodalRequest, answer: Any, prices: Sequence[Prediction] = ()) -> list[str]:
-    """What is wrong with an answer; empty where nothing is.
+    """Faults of a plan; empty for a correct one.
 
-    The layout covers every layer once; the sub-micro-batches hold the step's items; every pass is there once,
-    on its rank, as long as its costs and its memory knob say, after what it needs, and beside no other; the
-    makespan, the peaks of memory, the gap and the sums over steps are as claimed, and no baseline is shorter.
+    The layout must contain every layer once, and the sub-micro-batches the step's items. Every pass must be there
+    once, on its rank, with the duration of its costs and its memory knob, after the passes it depends on, and without
+    overlap. Makespan, peak memory, gap and the sums over steps must be as claimed, and no baseline may be shorter.
 
     Parameters
     ----------
     request : MultimodalRequest
     answer : JSON value
     prices : sequence of Prediction
-        Of ``request.price_requests()``.
+        Predictions of ``request.price_requests()``.
     """
     try:
-        claim = MultimodalAnswer.model_validate(answer)
+        claim = MultimodalPlan.model_validate(answer)
+        plans = claim.step_plans()
     except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False, include_context=False)
-        return [f"{'.'.join(map(str, one['loc'])) or 'answer'}: {one['msg']}" for one in found[:_MOST_FAULTS]]
-    faults = list(_faults(request, claim, prices))
-    more = len(faults) - _MOST_FAULTS
-    return [*faults[:_MOST_FAULTS], f"and {more} more"] if more > 0 else faults
+        problems = error.errors(include_url=False, include_input=False, include_context=False)
+        return [f"{'.'.join(map(str, p['loc'])) or 'answer'}: {p['msg']}" for p in problems[:_MAX_FAULTS]]
+    faults = list(_faults(request.with_prices(prices), answer, claim, plans))
+    more = len(faults) - _MAX_FAULTS
+    return [*faults[:_MAX_FAULTS], f"and {more} more"] if more > 0 else faults
 
 
-def _faults(request: MultimodalRequest, claim: MultimodalAnswer, prices: Sequence[Prediction]) -> Iterator[str]:
-    modules = request.priced(prices)
-    named = [batch for _, batch in request.named_batches()]
-    plans = claim.plans
-    if plans is None:
-        if claim.order is None or claim.memory is None or claim.sub_batches is None or claim.batch is None:
-            yield "order: an answer without plans has batch, sub_batches, memory and order"
-            return
-        plans = [
-            StepPlan.model_validate(
-                {name: getattr(claim, name) for name in StepPlan.model_fields if name != "layout"}
-                | {"layout": claim.layout}
-            )
-        ]
-    if len(plans) != len(named):
-        yield f"plans: {len(plans)} for {len(named)} steps"
+def _faults(
+    request: MultimodalRequest, answer: Mapping[str, Any], claim: MultimodalPlan, plans: Sequence[StepPlan]
+) -> Iterator[str]:
+    batches = [batch for _, batch in request.named_batches()]
+    if len(plans) != len(batches):
+        yield f"plans: {len(plans)} for {len(batches)} steps"
         return
-    for number, (plan, batch) in enumerate(zip(plans, named, strict=True)):
+    modules = request.resolved_modules()
+    for number, (plan, batch) in enumerate(zip(plans, batches, strict=True)):
         where = f"plans.{number}." if claim.plans is not None else ""
         if plan.batch != batch:
-            yield f"{where}batch: not that of the request"
+            yield f"{where}batch: differs from the request"
             continue
         if plan.layout != claim.layout:
-            yield f"{where}layout: not that of the other steps"
-        step = _Step(request.memory, modules, request.ranks, request.samples_at, plan, where)
-        yield from step.faults()
+            yield f"{where}layout: differs from that of the other steps"
+        yield from _StepCheck(request, modules, plan, where).faults()
+        yield from _figure_faults(plan.makespan_s, plan.lower_bound_s, plan.gap, where)
     for name in ("makespan_s", "lower_bound_s"):
         total = sum(getattr(plan, name) for plan in plans)
         if abs(total - getattr(claim, name)) > TOLERANCE * total:
-            yield f"{name}: {getattr(claim, name):.9g}, the steps' sum is {total:.9g}"
-    yield from _figures(claim, "")
+            yield f"{name}: {getattr(claim, name):.9g}, the sum of the steps is {total:.9g}"
+    # The model computes the gap from other fields: what the answer claims is in its JSON.
+    yield from _figure_faults(claim.makespan_s, claim.lower_bound_s, answer.get("gap"), "")
+    # One placement for several steps may be worse in one of them, so only the sums are compared.
+    for name, seconds in claim.baselines.items():
+        if seconds < claim.makespan_s * (1 - TOLERANCE):
+            yield f"baselines.{name}: {seconds:.9g}, shorter than the plan"
 
 
-def _figures(claim: MultimodalAnswer | StepPlan, where: str) -> Iterator[str]:
-    if claim.lower_bound_s > claim.makespan_s * (1 + TOLERANCE) or claim.lower_bound_s <= 0:
-        yield f"{where}lower_bound_s: {claim.lower_bound_s:.9g}, makespan_s is {claim.makespan_s:.9g}"
-    elif abs(claim.makespan_s / claim.lower_bound_s - 1 - claim.gap) > TOLERANCE:
-        yield f"{where}gap: {claim.gap:.9g}, makespan_s / lower_bound_s - 1 is another"
-    # One placement for several steps may be worse in one of them.
-    if isinstance(claim, MultimodalAnswer):
-        for name, seconds in claim.baselines.items():
-            if seconds < claim.makespan_s * (1 - TOLERANCE):
-                yield f"baselines.{name}: {seconds:.9g}, better than the plan"
+def _figure_faults(makespan_s: float, bound_s: float, gap: Any, where: str) -> Iterator[str]:
+    """Wrong bound or gap."""
+    if bound_s > makespan_s * (1 + TOLERANCE) or bound_s <= 0:
+        yield f"{where}lower_bound_s: {bound_s:.9g}, makespan_s is {makespan_s:.9g}"
+    elif not isinstance(gap, float | int) or abs(makespan_s / bound_s - 1 - gap) > TOLERANCE:
+        yield f"{where}gap: {gap}, not makespan_s / lower_bound_s - 1"
 
 
-@dataclass
-class _Step:
-    memory: Memory
-    modules: list[Module]
-    ranks: int
-    samples: int | None
-    plan: StepPlan
-    where: str
+class _StepCheck:
+    """Verification of one step's plan."""
+
+    def __init__(self, request: MultimodalRequest, modules: list[Module], plan: StepPlan, where: str) -> None:
+        self.memory, self.ranks = request.memory, request.ranks
+        self.modules, self.plan, self.where = modules, plan, where
+        self.samples = request.samples_index
+        self.chains = [[entry for entry in plan.layout if entry.module == module.name] for module in modules]
 
     def faults(self) -> Iterator[str]:
-        """Faults of one step's plan."""
-        found = [*self._layout(), *self._items()]
-        if found:
-            yield from found
-            return
-        self.chains = [self._chain(module) for module in self.modules]
-        self.units = [self.plan.sub_batches[module.name].items for module in self.modules]
-        self.belong = links(self.modules, [sum(units) for units in self.units], self.samples).all
-        found = list(self._complete())
-        if not found:
-            found = [*self._times(), *self._memory(), *_figures(self.plan, self.where)]
-        yield from found
+        """Faults of layout and items; without these, of the passes; without these, of times and memory."""
+        faults = [*self._layout_faults(), *self._item_faults()]
+        if not faults:
+            self.units = [self.plan.sub_batches[module.name].items for module in self.modules]
+            self.links = link_items(self.modules, [sum(units) for units in self.units], self.samples).all
+            faults = list(self._pass_faults())
+        yield from faults or [*self._time_faults(), *self._memory_faults()]
 
-    def _chain(self, module: Module) -> list[LayoutEntry]:
-        return [entry for entry in self.plan.layout if entry.module == module.name]
-
-    def _layout(self) -> Iterator[str]:
-        for module in self.modules:
-            at, seen = 0, set[tuple[int, int]]()
-            for entry in self._chain(module):
-                if entry.first_layer != at or entry.layers < 0 or not 0 <= entry.rank < self.ranks:
-                    yield f"{self.where}layout: {module.name} does not go on at layer {at} on a rank"
+    def _layout_faults(self) -> Iterator[str]:
+        """Layers that are missing, repeated or out of order."""
+        for module, chain in zip(self.modules, self.chains, strict=True):
+            layer, seen = 0, set[tuple[int, int]]()
+            for entry in chain:
+                if entry.first_layer != layer or entry.layers < 0 or not 0 <= entry.rank < self.ranks:
+                    yield f"{self.where}layout: {module.name} does not continue at layer {layer} on a rank"
                 if (entry.segment, entry.rank) in seen:
                     yield f"{self.where}layout: {module.name} segment {entry.segment} is twice on a rank"
                 seen.add((entry.segment, entry.rank))
-                at += entry.layers
-            if at != len(module.layers):
-                yield f"{self.where}layout: {module.name} has {at} of {len(module.layers)} layers"
+                layer += entry.layers
+            if layer != len(module.layers):
+                yield f"{self.where}layout: {module.name} has {layer} of {len(module.layers)} layers"
 
-    def _items(self) -> Iterator[str]:
+    def _item_faults(self) -> Iterator[str]:
+        """Sub-micro-batches that do not contain the step's items."""
         for module in self.modules:
             cut = self.plan.sub_batches.get(module.name)
-            wanted = self.plan.batch[module.name]
-            if cut is None or sum(cut.items) != wanted or any(n < 1 for n in cut.items):
-                yield f"{self.where}sub_batches.{module.name}: not the {wanted} items of the step"
+            expected = self.plan.batch[module.name]
+            if cut is None or sum(cut.items) != expected or any(n < 1 for n in cut.items):
+                yield f"{self.where}sub_batches.{module.name}: not the {expected} items of the step"
             elif len(cut.items) != cut.count or max(cut.items, default=0) != cut.size:
-                yield f"{self.where}sub_batches.{module.name}: count or size is another"
+                yield f"{self.where}sub_batches.{module.name}: count or size differ from items"
 
-    def _complete(self) -> Iterator[str]:
+    def _pass_faults(self) -> Iterator[str]:
+        """Passes that are missing, repeated or on a wrong rank; collects the others."""
+        self.times: dict[_Task, tuple[float, float]] = {}
+        self.orders: list[list[_Task]] = []
         if len(self.plan.order) != self.ranks:
             yield f"{self.where}order: {len(self.plan.order)} ranks, the request has {self.ranks}"
             return
         places = {
-            (module.name, entry.segment, entry.rank): (i, at)
-            for i, module in enumerate(self.modules)
-            for at, entry in enumerate(self.chains[i])
+            (entry.module, entry.segment, entry.rank): (i, at)
+            for i, chain in enumerate(self.chains)
+            for at, entry in enumerate(chain)
         }
-        self.times: dict[_Task, tuple[float, float]] = {}
-        self.orders: list[list[_Task]] = []
         for rank, row in enumerate(self.plan.order):
             order: list[_Task] = []
             for number, entry in enumerate(row):
-                said = f"{self.where}order.{rank}.{number}"
+                path = f"{self.where}order.{rank}.{number}"
                 place = places.get((entry.module, entry.segment, rank))
                 if place is None or not 0 <= entry.micro_batch < len(self.units[place[0]]):
-                    yield f"{said}: no such pass on rank {rank}"
+                    yield f"{path}: no such pass on rank {rank}"
                     continue
                 task = (*place, entry.pass_, entry.micro_batch)
                 if task in self.times:
-                    yield f"{said}: runs twice"
+                    yield f"{path}: runs twice"
                 self.times[task] = (entry.start_s, entry.end_s)
                 order.append(task)
             self.orders.append(order)
-        chains = zip(self.chains, self.units, strict=True)
-        wanted = 2 * sum(len(chain) * len(units) for chain, units in chains)
-        if len(self.times) != wanted:
-            yield f"{self.where}order: {len(self.times)} passes of {wanted}"
+        expected = 2 * sum(len(chain) * len(units) for chain, units in zip(self.chains, self.units, strict=True))
+        if len(self.times) != expected:
+            yield f"{self.where}order: {len(self.times)} passes of {expected}"
 
     def _cost(self, task: _Task) -> tuple[float, float, float]:
-        """Seconds, bytes kept between the passes, and bytes more while this one runs."""
+        """Seconds, bytes kept between the passes, and extra bytes while this one runs."""
         i, at, way, unit = task
         entry = self.chains[i][at]
-        mine = [e for e in self.chains[i] if e.rank == entry.rank]
-        knob = self.plan.memory[entry.rank].knobs[self.modules[i].name][mine.index(entry)]
-        forward_s, backward_s, kept, more_forward, more_backward = chunk_figures(
-            self.modules[i], (entry.first_layer, entry.layers), self.units[i][unit], knob, self.memory
-        )
-        return (forward_s, kept, more_forward) if way == "F" else (backward_s, kept, more_backward)
+        on_rank = [other for other in self.chains[i] if other.rank == entry.rank]
+        knob = self.plan.memory[entry.rank].knobs[self.modules[i].name][on_rank.index(entry)]
+        layers = (entry.first_layer, entry.layers)
+        cost = chunk_cost(self.modules[i], layers, self.units[i][unit], knob, self.memory)
+        if way == "F":
+            return cost.forward_s, cost.kept_bytes, cost.extra_forward_bytes
+        return cost.backward_s, cost.kept_bytes, cost.extra_backward_bytes
 
-    def _needed(self, task: _Task) -> list[_Task]:
+    def _predecessors(self, task: _Task) -> list[_Task]:
+        """Passes that must end before this one starts."""
         i, at, way, unit = task
         last = len(self.chains[i]) - 1
         if way == "F" and at > 0:
             return [(i, at - 1, "F", unit)]
         if way == "B" and at < last:
             return [(i, at + 1, "B", unit)]
-        out: list[_Task] = [(i, last, "F", unit)] if way == "B" else []
-        mine = self._items_of(i, unit)
-        for link in self.belong:
-            # Forward, data comes from the one that sends; backward, from the one that received.
+        predecessors: list[_Task] = [(i, last, "F", unit)] if way == "B" else []
+        items = self._items_of(i, unit)
+        for link in self.links:
+            # Forward, data comes from the sender; backward, from the receiver.
             sender, receiver = (link.single, link.other) if link.forward else (link.other, link.single)
             j = sender if way == "F" else receiver
             if i != (receiver if way == "F" else sender):
@@ -196,62 +186,63 @@ class _Step:
             place = len(self.chains[j]) - 1 if way == "F" else 0
             n, total = sum(self.units[link.single]), sum(self.units[link.other])
             for v in range(len(self.units[j])):
-                theirs = self._items_of(j, v)
-                singles, others = (mine, theirs) if link.single == i else (theirs, mine)
+                other_items = self._items_of(j, v)
+                singles, others = (items, other_items) if link.single == i else (other_items, items)
                 if any(item * total // n in others for item in singles):
-                    out.append((j, place, way, v))
-        return out
+                    predecessors.append((j, place, way, v))
+        return predecessors
 
     def _items_of(self, i: int, unit: int) -> range:
         first = sum(self.units[i][:unit])
         return range(first, first + self.units[i][unit])
 
-    def _times(self) -> Iterator[str]:
-        slack = TOLERANCE * self.plan.makespan_s
+    def _time_faults(self) -> Iterator[str]:
+        """Wrong durations, overlaps, passes that start too early, and a wrong makespan."""
+        slack_s = TOLERANCE * self.plan.makespan_s
         for rank, order in enumerate(self.orders):
             free_s = 0.0
             for number, task in enumerate(order):
                 start_s, end_s = self.times[task]
-                said = f"{self.where}order.{rank}.{number}: {self._name(task)}"
+                path = f"{self.where}order.{rank}.{number}: {self._name(task)}"
                 cost_s = self._cost(task)[0]
-                if abs(end_s - start_s - cost_s) > slack:
-                    yield f"{said} takes {end_s - start_s:.9g} s, its cost is {cost_s:.9g} s"
-                if start_s < free_s - slack:
-                    yield f"{said} starts at {start_s:.9g} s, the pass before it ends at {free_s:.9g} s"
-                for earlier in self._needed(task):
-                    if start_s < self.times[earlier][1] - slack:
-                        yield (
-                            f"{said} starts at {start_s:.9g} s, {self._name(earlier)} ends at "
-                            f"{self.times[earlier][1]:.9g} s"
-                        )
+                if abs(end_s - start_s - cost_s) > slack_s:
+                    yield f"{path} takes {end_s - start_s:.9g} s, its cost is {cost_s:.9g} s"
+                if start_s < free_s - slack_s:
+                    yield f"{path} starts at {start_s:.9g} s, the previous pass ends at {free_s:.9g} s"
+                for earlier in self._predecessors(task):
+                    ready_s = self.times[earlier][1]
+                    if start_s < ready_s - slack_s:
+                        yield f"{path} starts at {start_s:.9g} s, {self._name(earlier)} ends at {ready_s:.9g} s"
                 free_s = max(free_s, end_s)
         last_s = max(end_s for _, end_s in self.times.values())
-        if abs(last_s - self.plan.makespan_s) > slack:
+        if abs(last_s - self.plan.makespan_s) > slack_s:
             yield f"{self.where}makespan_s: {self.plan.makespan_s:.9g}, the last pass ends at {last_s:.9g} s"
 
-    def _memory(self) -> Iterator[str]:
+    def _memory_faults(self) -> Iterator[str]:
+        """Wrong peak memory, or more than the limit."""
         for rank, order in enumerate(self.orders):
-            still = sum(
-                entry.layers * module.weight_bytes
-                for module, chain in zip(self.modules, self.chains, strict=True)
-                for entry in chain
-                if entry.rank == rank
-            )
-            held, peak = still, still
+            held = peak = self._static_bytes(rank)
             for task in order:
-                _, kept, more = self._cost(task)
+                _, kept, extra = self._cost(task)
                 if task[2] == "F":
                     held += kept
-                    peak = max(peak, held + more)
-                else:
-                    peak = max(peak, held + more)
+                peak = max(peak, held + extra)
+                if task[2] == "B":
                     held -= kept
-            claimed = self.plan.memory[rank].peak_bytes
+            path = f"{self.where}memory.{rank}"
+            claimed, limit = self.plan.memory[rank].peak_bytes, self.memory.limit_bytes
             if abs(peak - claimed) > TOLERANCE * max(peak, 1.0):
-                yield f"{self.where}memory.{rank}: {claimed:.9g} bytes, the order holds {peak:.9g}"
-            if peak > self.memory.limit_bytes * (1 + TOLERANCE):
-                limit = self.memory.limit_bytes
-                yield f"{self.where}memory.{rank}: {peak:.9g} bytes, the limit is {limit:.9g}"
+                yield f"{path}: {claimed:.9g} bytes, the order holds {peak:.9g}"
+            if peak > limit * (1 + TOLERANCE):
+                yield f"{path}: {peak:.9g} bytes, the limit is {limit:.9g}"
+
+    def _static_bytes(self, rank: int) -> float:
+        """Bytes of a rank's weights, gradients and optimizer states."""
+
+        def layers(chain: list[LayoutEntry]) -> int:
+            return sum(entry.layers for entry in chain if entry.rank == rank)
+
+        return sum(layers(chain) * module.weight_bytes for module, chain in zip(self.modules, self.chains, strict=True))
 
     def _name(self, task: _Task) -> str:
         i, at, way, unit = task

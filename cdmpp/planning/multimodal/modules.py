@@ -1,4 +1,4 @@
-"""The modules of a multimodal model: what a layer costs by the size of the sub-micro-batch."""
+"""Modules of a multimodal model, and the cost of a layer by size of the sub-micro-batch."""
 
 from __future__ import annotations
 
@@ -11,30 +11,33 @@ import numpy as np
 from cdmpp.compose.pricing import interpolate
 from cdmpp.errors import FieldError
 
+#: Share of the peak items per second that PipeWeaver's sub-micro-batches reach.
+EFFICIENCY = 0.95
+
 
 @dataclass(frozen=True)
 class Module:
-    """One module: a chain of layers that all ranks share.
+    """One module: a chain of layers that are distributed over all ranks.
 
     Attributes
     ----------
     name : str
     layers : tuple of float
-        Each layer's time relative to the curves; 1.0 for layers that are all alike.
-    sizes : ndarray (points,)
+        Time of each layer relative to the curves; 1.0 for layers that are all alike.
+    sizes : ndarray of float64, shape (points,)
         Sub-micro-batch sizes (items) of the curves, growing.
-    forward_s, backward_s : ndarray (points,)
+    forward_s, backward_s : ndarray of float64, shape (points,)
         Seconds of a layer of relative time 1 at those sizes.
     after : tuple of int
-        Modules (indices) whose output it takes.
+        Indices of the modules whose output it takes.
     activation_bytes : float
-        What a layer keeps of an item between forward and backward.
+        Bytes that a layer keeps for an item between forward and backward pass.
     boundary_bytes : float
-        What is kept of an item at the input of a chunk of layers that recomputes the rest.
+        Bytes kept for an item at the input of a chunk of layers that recomputes the rest.
     weight_bytes : float
-        Of a layer: weights, gradients, optimizer.
+        Bytes of a layer's weights, gradients and optimizer states.
     segments : int or None
-        Segments (passes over all ranks); None: in proportion to its latency.
+        Number of segments (passes over all ranks); None: in proportion to its latency.
     """
 
     name: str
@@ -50,149 +53,75 @@ class Module:
 
     @cached_property
     def work(self) -> float:
-        """Its layers, in layers of relative time 1."""
+        """Sum of the layers' relative times."""
         return float(sum(self.layers))
 
     @cached_property
-    def _known(self) -> dict[int, tuple[float, float]]:
+    def _layer_cache(self) -> dict[int, tuple[float, float]]:
         return {}
-
-    @property
-    def largest(self) -> int:
-        """Largest sub-micro-batch that the curves know."""
-        return int(self.sizes[-1])
 
     def layer_s(self, items: int) -> tuple[float, float]:
         """Forward and backward seconds of a layer of relative time 1."""
-        if items not in self._known:
-            self._known[items] = (
+        if items not in self._layer_cache:
+            self._layer_cache[items] = (
                 float(interpolate(self.sizes, self.forward_s, items)),
                 float(interpolate(self.sizes, self.backward_s, items)),
             )
-        return self._known[items]
+        return self._layer_cache[items]
+
+    @cached_property
+    def _items_per_s(self) -> np.ndarray:
+        rates: np.ndarray = self.sizes / (self.forward_s + self.backward_s)
+        return rates
+
+    @property
+    def peak_items_per_s(self) -> float:
+        """Items per second of a layer at the best size."""
+        return float(self._items_per_s.max())
 
     def efficiency(self, items: int) -> float:
-        """Items a second at this size, as a share of the best of all sizes."""
-        at = self.sizes / (self.forward_s + self.backward_s)
-        return float(items / sum(self.layer_s(items)) / at.max())
+        """Items per second at this size, as a share of the best size's."""
+        return float(items / sum(self.layer_s(items)) / self._items_per_s.max())
 
-    def sub_batch(self, share: float) -> int:
-        """The smallest size that keeps ``share`` of the peak efficiency (PipeWeaver's rule, 0.95 there)."""
-        at = self.sizes / (self.forward_s + self.backward_s)
-        # A share of 1 must find the peak itself, whatever the rounding.
-        return int(self.sizes[np.flatnonzero(at >= share * at.max() * (1 - 1e-12))[0]])
-
-
-def spread(items: int, parts: int) -> tuple[int, ...]:
-    """``items`` in ``parts`` that differ by one at most, larger ones first."""
-    each, over = divmod(items, parts)
-    return tuple(each + (part < over) for part in range(parts))
+    def efficient_size(self, efficiency: float) -> int:
+        """Smallest size with this share of the peak items per second (PipeWeaver's rule, which uses 0.95)."""
+        rates = self._items_per_s
+        # A share of 1 must find the peak itself, despite rounding.
+        return int(self.sizes[np.flatnonzero(rates >= efficiency * rates.max() * (1 - 1e-12))[0]])
 
 
-def ordered(modules: Sequence[Module]) -> list[int]:
-    """Indices of the modules, each behind those it comes after.
+def split_evenly(items: int, parts: int) -> tuple[int, ...]:
+    """Divide ``items`` into ``parts`` that differ by at most one, larger ones first."""
+    size, over = divmod(items, parts)
+    return tuple(size + (part < over) for part in range(parts))
+
+
+def topological_order(modules: Sequence[Module]) -> list[int]:
+    """Indices of the modules, each after those whose output it takes.
 
     Raises
     ------
     FieldError
-        They wait for each other.
+        The modules form a cycle.
     """
-    left, out = list(range(len(modules))), list[int]()
-    while left:
-        ready = next((i for i in left if all(j in out for j in modules[i].after)), None)
+    return sort_topologically([module.name for module in modules], [module.after for module in modules])
+
+
+def sort_topologically(names: Sequence[str], after: Sequence[Sequence[int]]) -> list[int]:
+    """Indices in topological order; ``after``: for each name the indices that come before it.
+
+    Raises
+    ------
+    FieldError
+        There is a cycle.
+    """
+    remaining, order = list(range(len(names))), list[int]()
+    while remaining:
+        ready = next((i for i in remaining if all(j in order for j in after[i])), None)
         if ready is None:
-            names = ", ".join(modules[i].name for i in left)
-            raise FieldError(
-                f"modules.{left[0]}.after: modules wait for each other: {names}", path=f"modules.{left[0]}.after"
-            )
-        left.remove(ready)
-        out.append(ready)
-    return out
-
-
-@dataclass(frozen=True)
-class Link:
-    """Data that goes from items of one module to items of another.
-
-    Each item of ``single`` belongs to one item of ``other``: item j of n to item floor(j·N/n) of N.
-    ``forward`` says whether data goes from ``single`` to ``other`` in the forward pass, or the other way.
-    """
-
-    single: int
-    other: int
-    forward: bool
-
-    def pairs(self, single: Sequence[int], other: Sequence[int]) -> np.ndarray:
-        """Units of both modules that share items, by the items of their units: (pairs, 2), growing."""
-        theirs = np.arange(sum(single)) * sum(other) // max(1, sum(single))
-        mine = np.repeat(np.arange(len(single)), single)
-        units = np.searchsorted(np.cumsum(other), theirs, side="right")
-        return np.unique(np.stack([mine, units], axis=1), axis=0)
-
-
-@dataclass(frozen=True)
-class Links:
-    """How the items of a step's modules belong together.
-
-    Attributes
-    ----------
-    samples : int
-        Module whose items are the samples of the step; items of the others belong to one of them each.
-    all : tuple of Link
-    """
-
-    samples: int
-    all: tuple[Link, ...]
-
-    def sample_of(self, module: int, batch: Sequence[int]) -> np.ndarray:
-        """The sample to which each item of a module belongs, (items,) growing."""
-        items, at = np.arange(batch[module]), module
-        while at != self.samples:
-            link = next((each for each in self.all if each.single == at), None)
-            if link is None:  # nothing goes between it and the samples
-                return items * batch[self.samples] // max(1, batch[module])
-            items = items * batch[link.other] // max(1, batch[at])
-            at = link.other
-        return items
-
-
-def links(modules: Sequence[Module], batch: Sequence[int], samples: int | None = None) -> Links:
-    """How the items of a step belong together.
-
-    Parameters
-    ----------
-    batch : sequence of int
-        Items of each module. Through a module without items data goes on to the next.
-    samples : int, optional
-        The module whose items are the samples. Default (also where it has no items): the one that exchanges
-        data with most others, the last of these in the order of data. An image belongs to one sequence; a
-        sequence may have none.
-    """
-    behind: list[set[int]] = [set() for _ in modules]
-    order = ordered(modules)
-    for i in order:
-        for j in modules[i].after:
-            behind[i] |= {j} if batch[j] else behind[j]
-    near: list[set[int]] = [set() for _ in modules]
-    for i in order:
-        if batch[i]:
-            for j in behind[i]:
-                near[i].add(j)
-                near[j].add(i)
-    if samples is None or not batch[samples]:
-        samples = max((i for i in order if batch[i]), key=lambda i: (len(near[i]), order.index(i)))
-    far = {samples: 0}
-    queue = [samples]
-    for i in queue:
-        for j in sorted(near[i]):
-            if j not in far:
-                far[j] = far[i] + 1
-                queue.append(j)
-    out = []
-    for i in order:
-        for j in sorted(behind[i]) if batch[i] else ():
-            before = far.get(j, 0) >= far.get(i, 0)
-            out.append(Link(j, i, True) if before else Link(i, j, False))
-    # The way to the samples comes first.
-    out.sort(key=lambda link: far.get(link.other, 0))
-    return Links(samples, tuple(out))
+            cycle = ", ".join(names[i] for i in remaining)
+            path = f"modules.{remaining[0]}.after"
+            raise FieldError(f"{path}: modules wait for each other: {cycle}", path=path)
+        remaining.remove(ready)
+        order.append(ready)
+    return order
