@@ -1,7 +1,7 @@
-"""Errors a caller can act upon.
+"""Errors that a caller can act on.
 
-Each class has a stable ``code`` for machines, derives also from the builtin one would catch, and
-carries a ``hint``: what to do next, in one sentence. Any other exception is a bug.
+Each class has a stable ``code`` for machines and also derives from the matching builtin exception. Each error has a
+``hint``: the next step for the caller, in one sentence. Any other exception is a bug.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ class CdmppError(Exception):
     Parameters
     ----------
     message : str
-        What is wrong, in one line.
+        What is wrong, with the value, in one line.
     hint : str, optional
-        What the caller can do about it.
+        What the caller can do.
 
     Attributes
     ----------
@@ -33,11 +33,11 @@ class CdmppError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        # KeyError and OSError among the builtin bases would format their argument differently.
+        # The builtin bases KeyError and OSError would format their argument differently.
         return self.message
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Keeps the hint across process borders; BaseException would pass the message alone.
+        # Keeps the hint between processes; BaseException would pass only the message.
         return (type(self), (self.message,), self.__dict__.copy())
 
 
@@ -48,13 +48,13 @@ class InvalidProgramError(CdmppError, ValueError):
 
 
 class UnsupportedOperatorError(CdmppError, ValueError):
-    """The program is well formed, but uses an operator that is not covered."""
+    """The program is well formed, but uses an operator that is not supported."""
 
     code = "unsupported_operator"
 
 
 class UnknownDeviceError(CdmppError, LookupError):
-    """No device of this name; the message lists the nearest names."""
+    """No device has this name; the message lists the nearest names."""
 
     code = "unknown_device"
 
@@ -66,7 +66,7 @@ class InvalidDeviceError(CdmppError, ValueError):
 
 
 class ArtifactError(CdmppError, ValueError):
-    """A model folder does not fit: format, checksum or feature schema."""
+    """A model folder cannot be used: wrong format, checksum, feature schema or option."""
 
     code = "artifact_error"
 
@@ -83,7 +83,7 @@ class MeasurementError(CdmppError, RuntimeError):
     Parameters
     ----------
     transient : bool
-        True when a second try may succeed (a busy device), False when the program itself is at fault.
+        True when a second try may succeed (a busy device), False when the program is at fault.
     """
 
     code = "measurement_error"
@@ -94,19 +94,19 @@ class MeasurementError(CdmppError, RuntimeError):
 
 
 class OverloadedError(CdmppError, RuntimeError):
-    """The service has more work queued than it accepts; retry later."""
+    """The queue of the service is full; retry later."""
 
     code = "overloaded"
 
 
 class DeadlineExceededError(CdmppError, RuntimeError):
-    """The answer was not ready within the request's time limit."""
+    """There was no response within the request's time limit."""
 
     code = "deadline_exceeded"
 
 
 class FieldError(CdmppError, ValueError):
-    """A part of a request for replay or a plan is wrong, or contradicts another part.
+    """A field of a replay or plan request is wrong, or contradicts another field.
 
     Parameters
     ----------
@@ -122,26 +122,26 @@ class FieldError(CdmppError, ValueError):
 
 
 class InfeasibleError(FieldError):
-    """No plan keeps the limits of the request; the message says the smallest limit that one would."""
+    """No plan meets the limits of the request; the message gives the smallest limit that one would meet."""
 
     code = "infeasible"
 
 
 class MissingDependencyError(CdmppError, ImportError):
-    """An optional package is needed for this; the hint names the extra to install."""
+    """An optional package is missing; the hint names the extra to install."""
 
     code = "missing_dependency"
 
 
 class ServiceError(CdmppError, ConnectionError):
-    """A service cannot be reached, or refuses for a reason that no other class stands for.
+    """A service cannot be reached, or refuses a request for a reason without its own class.
 
     Parameters
     ----------
     status : int, optional
-        HTTP status of its answer, where there was one.
+        HTTP status of the response, where there was one.
     problem : str
-        The code that the answer gave, such as "unauthorized"; may be empty.
+        The code of the response, such as "unauthorized"; may be empty.
     """
 
     code = "service_error"

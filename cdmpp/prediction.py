@@ -1,4 +1,4 @@
-"""What is asked of a predictor and what it answers."""
+"""Queries, predictions, and the interface of predictors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEFAULT_QUANTILES = (0.1, 0.9)
 
 @dataclass(frozen=True)
 class ErrorInfo:
-    """Why one query has no answer."""
+    """The error of one query."""
 
     code: str
     message: str
@@ -29,13 +29,13 @@ class ErrorInfo:
 
     @classmethod
     def of(cls, error: CdmppError) -> ErrorInfo:
-        """From an exception."""
+        """The record of an exception."""
         return cls(error.code, error.message, error.hint)
 
 
 @dataclass(frozen=True)
 class Query:
-    """One row to predict.
+    """One program on one device, with the options that define its latency.
 
     Attributes
     ----------
@@ -43,9 +43,9 @@ class Query:
     device : DeviceSpec or str
         A specification, or the name of a known device.
     protocol : {"kernel", "graph", "eager"}
-        What the latency includes: device time alone, launch inside a captured graph, a call from the host.
+        What the latency includes: device time only, launch inside a captured graph, or a call from the host.
     framework : str or None
-        Who launches a library kernel ("pytorch", "vllm", ...), where that is known.
+        Framework that launches a library kernel ("pytorch", "vllm", ...), where it is known.
     """
 
     program: TensorProgram | EncodedProgram
@@ -56,7 +56,7 @@ class Query:
 
 @dataclass(frozen=True)
 class Prediction:
-    """An answer; ``error`` is set when there is none, and then every figure is None.
+    """A prediction, or an ``error``; with an error all figures are None.
 
     Attributes
     ----------
@@ -67,11 +67,11 @@ class Prediction:
     quantiles : dict of str to float
         Requested level (as text, "0.1") to seconds.
     domain : {"in", "near", "out"}
-        Whether training covered the query. ``domain_score`` ranks queries by the error to expect: the
-        distance from what was trained on, and the width of the interval (0 is best).
+        Coverage of the query by the training data. ``domain_score`` ranks queries by expected error: distance
+        from the training data plus width of the interval (0 is best).
     roofline_s : float
         max(arithmetic at peak, traffic at full bandwidth): a bound, not a prediction. Kernels that read
-        from cache or save arithmetic (winograd) can be faster.
+        from cache or need less arithmetic (winograd) can be faster.
     """
 
     name: str
@@ -91,8 +91,8 @@ class Prediction:
     error: ErrorInfo | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; an error instead of figures, never both."""
-        # Not asdict: it copies each value deeply, which took longer than the prediction.
+        """Plain values for JSON, with either figures or an error."""
+        # Not asdict: its deep copies took longer than the prediction.
         out = dict(vars(self))
         if self.error is None:
             del out["error"]
@@ -105,14 +105,14 @@ class Prediction:
 
 
 class Predictor(Interface):
-    """What predicts latencies: a model in this process, or a service at the other end of a connection.
+    """Interface of predictors: a model in this process, or a client of a service.
 
-    Whoever asks through this interface can be given either; both give the same answers to the last digit.
+    Both return the same predictions to the last digit, so callers can use either.
     """
 
     @property
     def model_id(self) -> str:
-        """Identity of the model that answers."""
+        """Identity of the model."""
 
     def predict(
         self,
@@ -123,30 +123,30 @@ class Predictor(Interface):
         framework: str | None = None,
         quantiles: Sequence[float] = DEFAULT_QUANTILES,
     ) -> list[Prediction]:
-        """Programs on one device, in order; a program that cannot be read is an answer with an error."""
+        """Predict programs on one device, in order; a program that cannot be read gives a prediction with an error."""
 
     def predict_queries(
         self, queries: Sequence[Query], quantiles: Sequence[float] = DEFAULT_QUANTILES
     ) -> list[Prediction]:
-        """Rows of different programs, devices and settings, in order; each may have an error of its own."""
+        """Predict queries with different programs, devices and settings, in order; errors are per query."""
 
 
 _FIGURES = ("latency_s", "lower_s", "upper_s", "quantiles", "domain", "domain_score", "roofline_s")
 
 
 def check_quantiles(quantiles: Sequence[float]) -> tuple[float, ...]:
-    """At least one level, each within the network's range."""
+    """The levels as a tuple; raises :class:`DataError` for none, or for one outside the network's range."""
     levels = tuple(float(q) for q in quantiles)
     if not levels or not all(LEVELS[0] <= q <= LEVELS[-1] for q in levels):
         raise DataError(
-            f"quantiles {list(quantiles)} are not levels between {LEVELS[0]} and {LEVELS[-1]}",
+            f"quantiles {list(quantiles)} must be one or more levels between {LEVELS[0]} and {LEVELS[-1]}",
             hint="for example 0.1 and 0.9 for an 80 % interval",
         )
     return levels
 
 
 def check_settings(protocol: str, framework: str | None) -> None:
-    """Raise for a protocol or framework that no model knows."""
+    """Raise :class:`DataError` for an unknown protocol or framework."""
     for what, value, known in (("protocol", protocol, PROTOCOLS), ("framework", framework, FRAMEWORKS)):
         if value is not None and value not in known:
             raise DataError(f"{what} {value!r} is not known", hint="one of: " + ", ".join(known))

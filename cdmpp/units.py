@@ -1,7 +1,7 @@
-"""Figures for people: a number, a space, its unit.
+"""Text form of quantities: a number, a space, a unit.
 
-Inside the package every quantity is in its base unit (seconds, bytes, flops per second) and says so
-in its name; only printed tables and plots use the scaled units made here.
+Inside the package every quantity is in its base unit (seconds, bytes, flops per second), which its name states.
+Only printed tables and plots use the scaled units made here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def _three_digits(value: float) -> str:
         return "0"
     decimals = max(0, 2 - math.floor(math.log10(value)))
     text = f"{value:.{decimals}f}"
-    # 9.999 rounds to 10.00: four digits. Format the rounded value once more.
+    # 9.999 rounds to 10.00, which has four digits: format the rounded value again.
     if decimals and math.floor(math.log10(float(text))) > math.floor(math.log10(value)):
         text = f"{value:.{decimals - 1}f}"
     return text
@@ -40,7 +40,7 @@ def format_latency(seconds: float) -> str:
     Raises
     ------
     ValueError
-        ``seconds`` is NaN, infinite or negative: such a figure must not reach a reader.
+        ``seconds`` is NaN, infinite or negative.
 
     Examples
     --------
@@ -50,11 +50,11 @@ def format_latency(seconds: float) -> str:
     '1.00 ms'
     """
     if not math.isfinite(seconds) or seconds < 0:
-        raise ValueError(f"a latency is finite and not negative, got {seconds!r}")
+        raise ValueError(f"a latency must be finite and not negative, got {seconds!r}")
     if seconds == 0:
         return "0 s"
     for scale, unit in _LATENCY_UNITS:
-        # 999.5 of a unit and above would print as 1000: that is 1.00 of the next unit.
+        # 999.5 of a unit and more would print as 1000: use 1.00 of the next unit.
         if seconds / scale < 999.5 or unit == "s":
             break
     return f"{_three_digits(seconds / scale)} {unit}"
@@ -74,7 +74,7 @@ def format_si(value: float, unit: str) -> str:
     '1.55 TB/s'
     """
     if not math.isfinite(value) or value < 0:
-        raise ValueError(f"a quantity is finite and not negative, got {value!r}")
+        raise ValueError(f"a quantity must be finite and not negative, got {value!r}")
     scaled = float(value)
     prefix = _DECIMAL_PREFIXES[0]
     for prefix in _DECIMAL_PREFIXES:

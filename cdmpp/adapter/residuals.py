@@ -1,10 +1,10 @@
-"""What some measurements say of all other queries of a device: a Gaussian process on log residuals.
+"""Gaussian process on the log residuals of one device.
 
-The network stays as it is. Its log residuals (log of measured over predicted) on k measured programs are
-taken for samples of a smooth function of program and device: a constant, an offset per operator family, per
-operator and per measuring protocol, a part that follows the program's sizes, and a part that is linear in the
-known devices' efficiencies for the same program ("which known device does this one behave like"). Everything
-is in closed form, so k = 40 takes milliseconds and k = 1000 about a second.
+The network does not change. Its log residuals (log of measured over predicted) on k measured programs are modelled
+as samples of a smooth function of program and device. The function is a sum of a constant, offsets per operator
+family, operator and measuring protocol, a part that follows the program's sizes, and a part that is linear in the
+known devices' efficiencies for the same program. All computations are in closed form: k = 40 takes milliseconds and
+k = 1000 about a second.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-#: Rows of a kernel matrix computed at a time: memory is bounded by this times the measured rows.
+#: Rows of a kernel matrix that are computed together; bounds the memory.
 BLOCK_ROWS = 4096
 
 
@@ -28,27 +28,27 @@ class ResidualSettings:
     Attributes
     ----------
     constant, family, operator, setting : float
-        Offset of the device; of an operator family; of an operator with its element type; of protocol,
+        Offsets of the device, of an operator family, of an operator with its dtype, and of protocol with
         framework and backend.
     sizes : float
-        The part that follows the numeric features and the view, within a family, as
+        Part that follows the numeric features and the view within a family, with the kernel
         ``exp(-distance / length)``.
     length : float
-        In standardised feature units.
+        Length scale, in standardised feature units.
     view : float
-        Weight of the view's columns in the distance: what the network finds alike has like errors.
+        Weight of the view's columns in the distance; queries that are close in the view have similar errors.
     peers : float
-        The part linear in the peers' centred log efficiencies, per unit of their spread.
+        Part that is linear in the peers' centred log efficiencies, per unit of their standard deviation.
     noise : float
-        What is left between two programs that the features do not tell apart, and of repeating.
+        Difference between programs with equal features, and between repetitions.
     clip : float
-        Residuals further than this from their median are cut there before the fit: a few outliers (a slow
-        algorithm chosen by a library) shall not pull everything else.
+        Residuals are clipped to this distance from their median before the fit, so that a few outliers (a slow
+        algorithm chosen by a library) do not affect all predictions.
     shift : float
-        Share of the variance by which the point lies below the expected log: among log-normal outcomes it is
-        the value one variance below the median that has the least mean relative error.
+        Share of the variance that is subtracted from the expected log: for a log-normal distribution, the value
+        one variance below the median has the smallest mean relative error.
     amplitudes, noises : tuple of float
-        Factors on all scales and on the noise, of which the marginal likelihood picks a pair.
+        Candidate factors on all scales and on the noise; the marginal likelihood selects a pair.
     """
 
     constant: float = 0.25
@@ -67,26 +67,26 @@ class ResidualSettings:
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> ResidualSettings:
-        """Back from :func:`dataclasses.asdict`, also after JSON."""
+        """Inverse of :func:`dataclasses.asdict`, also after JSON."""
         plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
         return cls(**plain)
 
 
 @dataclass(frozen=True)
 class AdapterFeatures:
-    """What the process knows of queries, arrays of one length n.
+    """Features of queries, arrays of one length n.
 
     Attributes
     ----------
     numeric : (n, d) float
         Standardised sizes and ratios of program and device.
     operator, family, setting : (n,) int
-        Codes; equal codes share an offset. -1 equals nothing that was measured.
+        Codes; equal codes share an offset. -1 differs from every measured query.
     peers : (n, peers) float
-        log(latency / reference) as the network gives it for each known device; NaN where training had no
-        such query of the device.
+        Predicted log(latency / reference) for each known device; NaN where training had no such query of the
+        device.
     view : (n, v) float
-        The network's last hidden layer in few columns.
+        Projection of the network's last hidden layer.
     """
 
     numeric: Array
@@ -100,12 +100,12 @@ class AdapterFeatures:
         return len(self.numeric)
 
     def take(self, rows: Array) -> AdapterFeatures:
-        """Some rows."""
+        """The rows with these positions."""
         return AdapterFeatures(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
 
     @classmethod
     def concat(cls, parts: list[AdapterFeatures]) -> AdapterFeatures:
-        """Rows of ``parts``, which is not empty, one after the other."""
+        """Rows of ``parts`` (at least one) in order."""
         names = cls.__dataclass_fields__
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
@@ -113,8 +113,8 @@ class AdapterFeatures:
 def kernel(one: AdapterFeatures, other: AdapterFeatures, settings: ResidualSettings) -> Array:
     """Prior covariance of the residuals, (len(one), len(other)), without noise.
 
-    Each element is computed from its own two rows alone, in an order that does not depend on how many
-    there are: the same query gets the same figure in any company.
+    Each element is computed from its two rows only, in a fixed order: the result for a query does not depend on the
+    other queries.
     """
     s = settings
     same_family = (one.family[:, None] == other.family[None, :]) & (one.family[:, None] >= 0)
@@ -206,8 +206,8 @@ class ResidualProcess:
     def mean_and_variance(self, features: AdapterFeatures, *, one_by_one: bool = False) -> tuple[Array, Array]:
         """Expected residual of queries and its variance, both (n,); the variance is without noise.
 
-        ``one_by_one``: every figure is computed as if its query were asked alone, equal to the last digit
-        whatever else is asked; otherwise matrix products, which are faster for many queries.
+        ``one_by_one``: compute each query independently of the others, equal to the last digit; otherwise use
+        matrix products, which are faster for many queries.
         """
         mean, variance = np.empty(len(features)), np.empty(len(features))
         for start in range(0, len(features), BLOCK_ROWS):
@@ -221,23 +221,23 @@ class ResidualProcess:
         return mean, variance
 
     def leave_one_out(self) -> tuple[Array, Array]:
-        """What the others say of each measured residual: mean and variance (with noise), both (k,)."""
+        """Mean and variance (with noise) of each measured residual given the others, both (k,)."""
         own = np.diag(self._inverse)
         return self._used - self._weight / own, 1.0 / own
 
     def tensors(self) -> dict[str, Array]:
-        """What to store besides :meth:`manifest`: features and residuals of the measured queries."""
+        """Arrays to store: features and residuals of the measured queries."""
         return {
             "residual": self.residual,
             **{name: np.ascontiguousarray(value) for name, value in vars(self.features).items()},
         }
 
     def manifest(self) -> dict[str, Any]:
-        """The settings, for JSON."""
+        """Settings to store, for JSON."""
         return asdict(self.settings)
 
     @classmethod
     def load(cls, tensors: dict[str, Array], manifest: dict[str, Any]) -> ResidualProcess:
-        """Back from :meth:`tensors` and :meth:`manifest`."""
+        """Inverse of :meth:`tensors` and :meth:`manifest`."""
         features = AdapterFeatures(*(tensors[name] for name in AdapterFeatures.__dataclass_fields__))
         return cls(features, tensors["residual"], ResidualSettings.of(manifest))

@@ -1,7 +1,7 @@
 """An adapted model as a folder: ``adapter.safetensors`` and ``manifest.json``, on top of its base.
 
-The base is named by its identity and checksum and found where it was: beside the adapter (a relative path),
-at the absolute path of the day, or as the model that ships with the package. Nothing of it is copied.
+The manifest names the base by identity and checksum. The base is searched at its path relative to the adapter, at
+its absolute path when the adapter was written, and as the model that ships with the package. It is not copied.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ADAPTER = "adapter.safetensors"
 
 
 def adapted(base: Artifact, adapter: Adapter) -> Artifact:
-    """A base model with an adapter on top, in memory."""
+    """A base model with an adapter, in memory."""
     payload = _payload(adapter)
     return _on_top(base, adapter, _identity(base, adapter, payload))
 
@@ -88,7 +88,7 @@ def load_adapted(path: Path, manifest: dict[str, Any]) -> Artifact:
     Raises
     ------
     ArtifactError
-        The base is nowhere to be found, or is another; a file is missing or damaged.
+        The base is missing or has another checksum; a file is missing or damaged.
     """
     try:
         payload = (path / ADAPTER).read_bytes()
@@ -121,28 +121,30 @@ def load_adapted(path: Path, manifest: dict[str, Any]) -> Artifact:
     except ArtifactError:
         raise
     except Exception as error:
-        # Whatever a damaged or foreign file breaks (keys, shapes, header), it is the artifact's fault.
+        # A damaged or foreign file can fail in many ways (keys, shapes, header); all are faults of the artifact.
         raise ArtifactError(f"{path} is damaged: {error}", hint="copy the model folder again, or adapt again") from None
 
 
 def check_target(path: Path, artifact: Artifact) -> Path:
-    """Where the base lies, if an adapted model may be written to a folder.
+    """Folder of the base, if an adapted model may be written to ``path``.
 
     Raises
     ------
     ArtifactError
-        The folder holds something else than an adapted model, the base has none, or they are one.
+        ``path`` holds something other than an adapted model, the base has no folder, or they are equal.
     """
     if artifact.folder is None:
         raise ArtifactError(
-            "the base model was not loaded from a folder: the adapter could not name it",
+            "the base model was not loaded from a folder, so the adapter cannot refer to it",
             hint="save the base, load it, and adapt that",
         )
     where = artifact.folder.resolve()
     if path.resolve() == where:
         raise ArtifactError(f"{path} is the base model itself", hint="choose another folder")
     if path.exists() and not _replaceable(path):
-        raise ArtifactError(f"{path} is there and no adapted model: it would be lost", hint="choose another folder")
+        raise ArtifactError(
+            f"{path} exists and is not an adapted model; it would be overwritten", hint="choose another folder"
+        )
     return where
 
 
@@ -154,12 +156,12 @@ def _replaceable(path: Path) -> bool:
 
 
 def base_identity(base: Artifact) -> dict[str, str]:
-    """What names a base model."""
+    """Fields that identify a base model."""
     return {"model_id": base.model_id, "sha256": base.manifest["sha256"][TENSORS]}
 
 
 def _base(path: Path, named: dict[str, str]) -> Path:
-    """The first place that holds the base with this checksum."""
+    """The first folder that holds the base with this checksum."""
     places = [path / named["path"], Path(named["was"]), default_model()]
     found = ""
     for place in places:

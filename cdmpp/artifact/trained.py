@@ -49,15 +49,14 @@ def save_artifact(
 ) -> dict[str, Any]:
     """Write a model folder, replacing an older one; returns the manifest.
 
-    ``device_specs``: specifications of the devices; those that no table knows, and those with ceilings,
-    are stored with the model.
-    ``details`` (configuration, data fingerprint, metrics, ...) go into the manifest as they are. ``extra``
-    are further files by name: they lie beside the model, with their checksums in the manifest.
+    ``device_specs``: specifications of the devices; those outside the device table and those with ceilings are stored
+    with the model. ``details``: further fields of the manifest (configuration, data fingerprint, metrics, ...).
+    ``extra``: further files of the folder by name; the manifest has their checksums.
     """
     extra = dict(extra or {})
     for file in extra:
         if file in (TENSORS, MANIFEST, "", ".", "..") or Path(file).name != file:
-            raise ValueError(f"{file!r} is no name for a further file of a model folder")
+            raise ValueError(f"{file!r} cannot be the name of a further file of a model folder")
     state = {k: v.detach().cpu().numpy() for k, v in network.state_dict().items()}
     tensors = {f"network.{k}": np.ascontiguousarray(v) for k, v in state.items()}
     tensors |= {f"domain.{k}": np.ascontiguousarray(v) for k, v in domain.tensors().items()}
@@ -119,24 +118,24 @@ def load_trained(path: Path, manifest: dict[str, Any]) -> Artifact:
         payload = (path / TENSORS).read_bytes()
     except OSError as error:
         raise no_model_folder(path, error) from None
-    for key, mine in (
+    for key, expected in (
         ("feature_schema", SCHEMA_HASH),
         ("input_schema", INPUT_HASH),
         ("schedule_schema", SCHEDULE_HASH),
     ):
         if key == "schedule_schema" and key not in manifest:
-            continue  # the network does not read these columns
-        if manifest.get(key) != mine:
+            continue  # the network does not read schedule columns
+        if manifest.get(key) != expected:
             raise ArtifactError(
-                f"{path} was trained on {key} {manifest.get(key)}, this version computes {mine}",
+                f"{path} was trained on {key} {manifest.get(key)}, this version computes {expected}",
                 hint="use the cdmpp version that made it, or retrain",
             )
     try:
         digests = manifest["sha256"]
-        # The tensors have to be there; further files are reports, which a copy may leave out.
+        # The tensors are required; further files are reports, which a copy may lack.
         further = [(file, _content(path / Path(file).name)) for file in digests if file != TENSORS]
-        for file, found in ((TENSORS, payload), *further):
-            if found is not None and hashlib.sha256(found).hexdigest() != digests[file]:
+        for file, content in ((TENSORS, payload), *further):
+            if content is not None and hashlib.sha256(content).hexdigest() != digests[file]:
                 raise ArtifactError(f"{path / file} does not match its checksum", hint="copy the model folder again")
         tensors = load(payload)
         weights = Weights(
@@ -148,11 +147,11 @@ def load_trained(path: Path, manifest: dict[str, Any]) -> Artifact:
     except ArtifactError:
         raise
     except Exception as error:
-        # Whatever a damaged or foreign file breaks (keys, shapes, header), it is the artifact's fault.
+        # A damaged or foreign file can fail in many ways (keys, shapes, header); all are faults of the artifact.
         raise ArtifactError(f"{path} is damaged: {error}", hint="copy the model folder again, or retrain") from None
     artifact = Artifact(weights, tuple(manifest["devices"]), domain, manifest["calibration"], manifest, folder=path)
     try:
-        artifact.trained_devices  # noqa: B018 - looked up now, so that a model of unknown devices fails here
+        artifact.trained_devices  # noqa: B018 - looked up now, so that a model with unknown devices fails here
     except CdmppError as error:
         raise ArtifactError(f"{path}: {error}", hint="use the cdmpp version that made it, or retrain") from None
     return artifact

@@ -1,7 +1,7 @@
-"""Intervals from the network's quantiles, widened or narrowed to hold what they promise.
+"""Calibration of the intervals from the network's quantiles.
 
-Split conformal prediction in its scaling form: on data that training did not see, the factor by which the
-distance of each quantile from the median must be multiplied so that the interval covers as it says.
+Split conformal prediction by scaling: on held-out data, find the factor on each quantile's distance from the median
+with which the interval has its nominal coverage.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def read_quantiles(log_quantiles: Array, factor: Array, levels: Sequence[float])
     factor : (n,)
         Scaling of the distance from the median.
     levels : sequence of float
-        Wanted levels; interpolated on the normal scale.
+        Requested levels; interpolated on the normal scale.
 
     Returns
     -------

@@ -1,8 +1,9 @@
-"""How far a query lies from what was trained on.
+"""Domain score: distance of a query from the training data.
 
-The score adds two parts: the distance of the program's summary to the nearest of some hundred centres of
-the training programs, in units of the distance that 99 % of the training programs keep; and a step for
-what no training row had (this device with this operator, type and protocol; this operator at all).
+The score is the sum of two parts. The first is the distance of the program's summary to the nearest of some hundred
+centres of the training programs, in units of the 99th percentile of that distance among training programs. The
+second is a step for a context that training did not have: a new combination of device, operator, dtype and protocol,
+or a new operator.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Label = Literal["in", "near", "out"]
 #: Best first.
 LABELS: tuple[Label, ...] = ("in", "near", "out")
 
-#: Columns of the summary in which distance is measured.
+#: Columns of the summary that define the distance.
 _COLUMNS = tuple(
     SUMMARY_COLUMNS.index(name)
     for name in (
@@ -38,7 +39,7 @@ _COLUMNS = tuple(
         "leaves",
     )
 )
-#: Points whose distances are computed together.
+#: Points of one block of the distance computation.
 _BLOCK = 512
 NEAR_STEP, OUT_STEP, PART_STEP = 1.0, 2.0, 0.5
 #: Scores up to the first are "in", up to the second "near".
@@ -46,12 +47,12 @@ THRESHOLDS = (1.0, 2.0)
 
 
 def worst(labels: Iterable[Label | None]) -> Label | None:
-    """The one of several answers that a figure made of all of them has; None without any."""
+    """The worst label, for a figure made of several predictions; None without any label."""
     return max((label for label in labels if label is not None), key=LABELS.index, default=None)
 
 
 class Context(NamedTuple):
-    """What a query has in common with training rows, or not."""
+    """Device, operator and options of a query, which training rows may or may not have."""
 
     device: str
     operator: str
@@ -61,7 +62,7 @@ class Context(NamedTuple):
     framework: str = ""
 
     def keys(self) -> tuple[str, str, str, str, str]:
-        """Keys in :attr:`Domain.contexts`: the whole, the operator, its type, its protocol, who launched."""
+        """Keys in :attr:`Domain.contexts`: whole context, operator, its dtype, its protocol, device and framework."""
         whole = "|".join((self.device, self.operator, self.dtype, self.protocol, self.backend))
         operator = f"{self.operator}|{self.backend}"
         launched = f"{self.device}&{self.framework}"
@@ -76,7 +77,7 @@ class Domain:
     ----------
     centres : float32, (centres, columns)
     reach : float
-        Distance that 99 % of the training programs keep to their centre.
+        99th percentile of the distance of training programs to their centre.
     contexts : frozenset of str
         The keys (:meth:`Context.keys`) of every training row, and ``device&`` for every device.
     """
@@ -87,28 +88,28 @@ class Domain:
 
     @classmethod
     def fit(cls, summary: Array, contexts: frozenset[str], seed: int, centres: int = 1024) -> Domain:
-        """From the summaries of the distinct training programs (k-means on a seeded sample)."""
+        """Fit to the summaries of the distinct training programs (k-means on a seeded sample)."""
         from sklearn.cluster import MiniBatchKMeans
 
         points = summary[:, _COLUMNS].astype(np.float32)
         rng = np.random.default_rng(seed)
         sample = points[rng.choice(len(points), min(len(points), 40_000), replace=False)]
         means = MiniBatchKMeans(min(centres, len(sample)), random_state=seed, n_init=1, batch_size=4096)
-        found = means.fit(sample).cluster_centers_.astype(np.float32)
-        bare = cls(found, 1.0, contexts)
-        return cls(found, float(np.quantile(bare.distance(sample), 0.99)), contexts)
+        centres_found = means.fit(sample).cluster_centers_.astype(np.float32)
+        bare = cls(centres_found, 1.0, contexts)
+        return cls(centres_found, float(np.quantile(bare.distance(sample), 0.99)), contexts)
 
     def tensors(self) -> dict[str, Array]:
-        """What goes into the safetensors file."""
+        """Arrays for the safetensors file."""
         return {"centres": self.centres}
 
     def manifest(self) -> dict[str, Any]:
-        """What goes into the manifest."""
+        """Fields for the manifest."""
         return {"reach": self.reach, "thresholds": list(THRESHOLDS), "contexts": sorted(self.contexts)}
 
     @classmethod
     def load(cls, tensors: dict[str, Array], manifest: dict[str, Any]) -> Domain:
-        """Back from :meth:`tensors` and :meth:`manifest`."""
+        """Inverse of :meth:`tensors` and :meth:`manifest`."""
         return cls(tensors["centres"], float(manifest["reach"]), frozenset(manifest["contexts"]))
 
     def distance(self, points: Array) -> Array:
@@ -119,8 +120,8 @@ class Domain:
         for start in range(0, len(points), _BLOCK):
             part = points[start : start + _BLOCK].astype(np.float64)
             own = (part**2).sum(axis=1)[:, None]
-            # A matrix product finds the centres that may be nearest. Its last digits depend on how many rows
-            # there are, so those few are compared again, each row on its own.
+            # A matrix product finds candidates for the nearest centre. Its last digits depend on the number of
+            # rows, so the candidates are compared again, row by row.
             rough = own + squares - 2.0 * (part @ centres.T)
             near = rough.min(axis=1, keepdims=True) + 1e-9 * (own + squares.max(initial=0.0))
             rows, columns = np.nonzero(rough <= near)
@@ -143,12 +144,12 @@ class Domain:
         return scores
 
     def program_distance(self, summary: Array) -> Array:
-        """The part of the score that depends on the program alone: its capped :meth:`distance`."""
+        """First part of the score, which depends only on the program: :meth:`distance`, at most 10."""
         capped: Array = np.minimum(self.distance(summary[:, _COLUMNS]), 10.0)
         return capped
 
     def step(self, context: Context) -> float:
-        """0 for a context of the training set; more for each part that is new to it.
+        """Second part of the score: 0 for a context of the training set, more for each new part.
 
         A new combination of known parts costs :data:`NEAR_STEP`, an operator that training never had
         :data:`OUT_STEP`, each further new part (device, type, protocol, framework) :data:`PART_STEP`.
@@ -169,7 +170,7 @@ class Domain:
 
 
 def label(score: float) -> Label:
-    """Name of a score."""
+    """Label of a score."""
     if score <= THRESHOLDS[0]:
         return "in"
     return "near" if score <= THRESHOLDS[1] else "out"

@@ -1,4 +1,4 @@
-"""Many rows through the torch network at once, for training. Predictions: :mod:`cdmpp.inference.engine`."""
+"""Batches of rows through the torch network, for training. Predictions: :mod:`cdmpp.inference.engine`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_LEAVES, MAX_PAIRS = 65_536, 1 << 21
 
 
 class Inputs(RowInputs):
-    """Network inputs of rows, made batch by batch from encoded programs."""
+    """Network inputs of rows, computed batch by batch from encoded programs."""
 
     def __init__(self, store: ProgramStore, device_matrix: Array) -> None:
         super().__init__(store, device_matrix)
@@ -73,12 +73,12 @@ def predict_rows(
     inputs : Inputs
     rows : QueryRows
     known : bool
-        False hides the devices: what the network says of a device that it never saw.
+        False replaces all devices by the embedding of an unseen device.
     embedding : int array, optional
         Per row of the device matrix, the device's index in the network's embedding (0: not trained on).
         Default: the matrix holds the training devices in their order.
     batch : int
-        Most rows of a forward pass; long programs take fewer.
+        Maximum number of rows of a forward pass; fewer for long programs.
 
     Returns
     -------

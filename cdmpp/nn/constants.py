@@ -1,11 +1,11 @@
-"""Numbers that the network is made with, for both of its forms (torch and ONNX)."""
+"""Constants of the network, for its torch form and its ONNX form."""
 
 from __future__ import annotations
 
-#: Counts that overlap each other, and what one costs at first: vectors of 8 in fused multiply-adds at peak,
-#: the others in cycles. Costs in front are those that a short training on measured CPU programs arrives at.
+#: Counts whose costs overlap, with their initial cost: vectors of 8 in fused multiply-adds at peak, the others in
+#: cycles. The initial costs come from a short training on measured CPU programs.
 OVERLAP = {"vector_ops": 1.2, "vector_loads": 0.35, "vector_stores": 0.4, "chained_ops": 0.8}
-#: Counts whose costs add up, in cycles.
+#: Counts whose costs add up, with their initial cost in cycles.
 ADD = {
     "lines_32768": 0.4,
     "lines_1048576": 1.5,
@@ -19,13 +19,13 @@ ADD = {
     "regions": 50.0,
     "odd_updates": 8.0,
 }
-#: Cycles of a call, seconds of a cycle: where training starts.
+#: Initial cycles of a call and seconds of a cycle.
 CALL_CYCLES, CYCLE_S = 40.0, 0.4e-9
 #: A multiply-add of 8 lanes, in operations.
 VECTOR_FLOPS = 16.0
-#: How far (natural logarithm) a token may move a cost.
+#: Largest change (natural logarithm) of a cost by a token.
 REACH = 4.0
-#: Of the mean that joins overlapping costs.
+#: Exponent of the power mean that combines overlapping costs.
 POWER = 3.0
-#: log2 of peak flop/s and of units among the device's logarithms, and what was subtracted from the former.
+#: Positions of log2 peak flop/s and log2 units among the device's logarithms, and the centre of the former.
 PEAK_LOG, UNITS_LOG, PEAK_CENTRE = 0, 3, 20.0

@@ -1,6 +1,6 @@
-"""How far two batches of latents are apart: what a regulariser towards an unlabelled target lessens.
+"""Distances between two batches of latents, for regularisation towards an unlabelled target.
 
-Latents are bounded first (:func:`bounded`), so that no batch lies far from another by its scale alone.
+Latents are bounded first (:func:`bounded`), so that the distance does not depend on their scale.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def maximum_mean_discrepancy(source: Tensor, target: Tensor) -> Tensor:
     """
     both = torch.cat((source, target))
     squared = torch.cdist(both, both, compute_mode="donot_use_mm_for_euclid_dist").square()
-    # The widths are a scale, not something to minimise.
+    # The widths are a scale and have no gradient.
     scale = squared.detach().mean().clamp_min(1e-12)
     kernel = torch.stack([torch.exp(-squared / (scale * w)) for w in KERNEL_WIDTHS]).mean(0)
     n = len(source)

@@ -1,6 +1,6 @@
-"""Writing ONNX graphs node by node: as much as the network needs.
+"""Builder of ONNX graphs, limited to what the network needs.
 
-Numpy and onnx only: a model folder becomes a graph wherever the predictor runs, torch or not.
+It uses numpy and onnx only, so a model folder can be converted without torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-#: Newest operators that the graphs use (Gelu), and the file format that goes with them.
+#: Operator set of the newest operator used (Gelu), and the matching file format.
 OPSET, IR_VERSION = 20, 9
 #: Name of a value in the graph.
 Value = str
@@ -23,12 +23,12 @@ _TYPES = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64, "bool": Tens
 
 
 class Graph:
-    """A graph under construction. Calling it adds a node and gives its output.
+    """A graph under construction. A call adds a node and returns its output.
 
     Parameters
     ----------
     weights : mapping of str to array
-        Stored under their names as they are used.
+        Arrays by name; those that are used are stored in the graph.
 
     Examples
     --------
@@ -45,17 +45,17 @@ class Graph:
         self._count = 0
 
     def input(self, name: str, dtype: str, shape: Sequence[int | str]) -> Value:
-        """An input; texts in its shape are sizes that vary."""
+        """Add an input; texts in its shape are variable sizes."""
         self._inputs.append(helper.make_tensor_value_info(name, _TYPES[dtype], list(shape)))
         return name
 
     def output(self, value: Value, name: str, shape: Sequence[int | str]) -> None:
-        """Give a value out under a name."""
+        """Make a value an output of this name."""
         self._nodes.append(helper.make_node("Identity", [value], [name]))
         self._outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape)))
 
     def weight(self, name: str) -> Value:
-        """A weight by its name."""
+        """A weight, by name."""
         if name not in self._stored:
             self._stored[name] = numpy_helper.from_array(np.ascontiguousarray(self._weights[name]), name)
         return name
@@ -73,12 +73,12 @@ class Graph:
         return name
 
     def __call__(self, kind: str, *inputs: Value | Array | float | int, **attributes: Any) -> Value:
-        """Output of a node; numbers and arrays among its inputs become constants."""
+        """Add a node and return its output; numbers and arrays among its inputs become constants."""
         return self.several(kind, 1, *inputs, **attributes)[0]
 
     def several(self, kind: str, outputs: int, *inputs: Value | Array | float | int, **attributes: Any) -> list[Value]:
-        """Outputs of a node that has several."""
-        names = [each if isinstance(each, str) else self.constant(each) for each in inputs]
+        """Add a node with several outputs and return them."""
+        names = [value if isinstance(value, str) else self.constant(value) for value in inputs]
         made = [f"v{self._next()}" for _ in range(outputs)]
         self._nodes.append(helper.make_node(kind, names, made, **attributes))
         return made
@@ -101,7 +101,7 @@ class Graph:
         return self("Gather", x, place, axis=1)
 
     def model(self) -> bytes:
-        """The finished graph as an ONNX file, checked."""
+        """The finished and checked graph as an ONNX file."""
         graph = helper.make_graph(self._nodes, "latency", self._inputs, self._outputs, list(self._stored.values()))
         model = helper.make_model(
             graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="cdmpp"

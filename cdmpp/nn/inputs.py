@@ -1,8 +1,8 @@
-"""Where a program meets a device: the inputs of the network besides the leaves.
+"""Inputs of the network besides the leaves: summaries of programs combined with figures of devices.
 
-Device numbers enter as ratios to the program's own quantities (how long the arithmetic would take at
-peak, how long the traffic at full bandwidth, how many waves of tiles on its units), never as absolute
-numbers: ratios carry over to a device that was not in the training set (docs/accuracy.md).
+Device figures enter as ratios to the program's quantities: duration of the arithmetic at peak, duration of the
+traffic at full bandwidth, waves of tiles on the compute units. Ratios transfer to devices outside the training set,
+absolute figures do not (docs/accuracy.md).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cdmpp.programs.query_options import BACKENDS, FLOOR_S, FRAMEWORKS, PROTOCOL
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-#: Tile sizes of GEMM kernels; the kernel is not known before the run, so the waves of several are given.
+#: Tile sizes of GEMM kernels. The kernel is not known before the run, so the waves of several sizes are inputs.
 TILES = ((32, 32), (64, 64), (128, 64), (128, 128), (256, 128))
 FAMILIES = ("gemm", "conv", "attention", "vector", "tir")
 
@@ -61,15 +61,15 @@ SUMMARY_COLUMNS = (
 _S = {name: i for i, name in enumerate(SUMMARY_COLUMNS)}
 #: log2 of peak flop/s, bytes/s, bytes of last-level cache, compute units: subtracted from leaf magnitudes.
 DEVICE_LOGS = ("peak", "bandwidth", "cache", "units")
-#: Leaf columns that meet DEVICE_LOGS, in the same order.
+#: Leaf columns that DEVICE_LOGS are subtracted from, in the same order.
 LEAF_MEETS_DEVICE = tuple(COLUMN[c] for c in ("flops", "leaf_bytes", "leaf_bytes", "spatial_trips"))
 #: Columns of :func:`device_numbers`; before VECTOR the matrix peaks, one per dtype.
 VECTOR, BANDWIDTH, CACHE, UNITS, GPU, CLOCK, VECTOR_SHARE, BANDWIDTH_SHARE, MATRIX_SHARES = range(
     len(DTYPE_BYTES), len(DTYPE_BYTES) + 9
 )
-#: The clock that FLOOR_S is stated for.
+#: Clock for which FLOOR_S is defined.
 FLOOR_CLOCK_HZ = 2e9
-#: A program called on a CPU, its arguments at hand.
+#: Launch floor on a CPU: a function call.
 CPU_FLOOR_S = 5e-8
 _CENTRE = np.array([20.0, 20.0, 0.0, 10.0])
 
@@ -136,9 +136,12 @@ def summarise(encoded: EncodedPrograms) -> Array:
 
 
 def device_numbers(device: DeviceSpec) -> Array:
-    """What :func:`query_inputs` needs of a device, float64: per dtype the matrix peaks, then the
-    vector peak, bandwidth, cache bytes (NaN: not published), units, 1 for a GPU, clock in Hz, then what it
-    sustains of vector peak, bandwidth, and of each matrix peak by family (:mod:`cdmpp.devices.sustained`)."""
+    """Figures of a device for :func:`query_inputs`, float64.
+
+    Matrix peak per dtype, vector peak, bandwidth, cache bytes (NaN: not published), compute units, 1 for a GPU,
+    clock in Hz; then the sustained shares of vector peak, of bandwidth, and of each matrix peak by family
+    (:mod:`cdmpp.devices.sustained`).
+    """
     return np.array(
         [
             *(device.peak(dtype, matrix=True) for dtype in DTYPE_BYTES),
@@ -163,7 +166,7 @@ def peaks(summary: Array, device: Array) -> Array:
 
 
 def sustained_rates(summary: Array, device: Array) -> tuple[Array, Array]:
-    """flop/s and bytes/s that each row's device is expected to sustain, relative to what is typical."""
+    """Sustained flop/s and bytes/s of each row's device, relative to typical shares."""
     dtype = summary[:, [_S[f"dtype_{d}"] for d in DTYPE_BYTES]].argmax(axis=1)
     family = summary[:, [_S[f"family_{f}"] for f in RATED]].argmax(axis=1)
     column = MATRIX_SHARES + family * len(DTYPE_BYTES) + dtype
@@ -173,11 +176,11 @@ def sustained_rates(summary: Array, device: Array) -> tuple[Array, Array]:
 
 
 def floor_s(device: Array, protocol: Array) -> Array:
-    """Seconds that the smallest program takes, per row.
+    """Seconds of the smallest program, per row.
 
-    A call from the host costs the host's time; what a launch costs inside the device is a number of its
-    cycles (the smallest matrix products of an A100 at 1.4 GHz take 3.2 us, of GPUs at 2 to 2.5 GHz 1.8 to
-    2.2 us); a CPU only calls a function.
+    A call from the host costs host time. A launch inside the device costs a number of device cycles: the smallest
+    matrix products take 3.2 us on an A100 at 1.4 GHz, and 1.8 to 2.2 us on GPUs at 2 to 2.5 GHz. On a CPU, a launch
+    is a function call.
     """
     floor = np.array([FLOOR_S[p] for p in PROTOCOLS])[protocol]
     gpu = device[:, GPU] > 0
@@ -264,18 +267,18 @@ def _remembered(device: DeviceSpec) -> Array:
     return device_numbers(device)
 
 
-#: Spread (natural log) of the factors that make a virtual device: one on both rates, and one of its own for
+#: Standard deviation (natural log) of the factors of a virtual device: a common one on both rates, and one each for
 #: arithmetic, bandwidth, cache and units.
 VIRTUAL_SPEED, VIRTUAL_SHAPE = 0.7, 0.5
 
 
 def virtual_devices(device: Array, rng: np.random.Generator) -> Array:
-    """Devices like these and with other figures: what the network learns on for devices that it never saw.
+    """Virtual devices: real ones with randomly changed figures, as training data for unseen devices.
 
-    From some ten devices of a source a network learns to recognise each by its ratios, and an unseen one is
-    taken for the nearest. A virtual device is a real one made faster or slower, wider or narrower, with the
-    real one's efficiency: the label, log(latency / reference), stays, and what remains to be learned of
-    a device is what holds for a neighbourhood (docs/accuracy.md has the gain).
+    With some ten devices per source, a network learns to recognise each by its ratios and treats an unseen one like
+    the nearest. A virtual device is a real one made faster or slower, wider or narrower, with the same efficiency:
+    the label log(latency / reference) stays. The network then learns what holds in a neighbourhood of the device
+    (gain: docs/accuracy.md).
 
     Parameters
     ----------

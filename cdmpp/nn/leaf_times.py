@@ -1,9 +1,9 @@
 """The time of a scheduled program as the sum of its leaves' times.
 
-A program runs its leaves one after the other, so their times add up; pooled tokens would have to learn that
-through logarithms. Here each leaf's counts (:mod:`cdmpp.features.compiled`: vector instructions, cache lines,
-library calls, ...) get one cost each, which the leaf's token adjusts within bounds, and the program's time is
-their sum and a constant. Costs of instructions that can overlap are joined by a power mean, the others add.
+A program runs its leaves one after the other, so their times add up. Each of a leaf's counts
+(:mod:`cdmpp.features.compiled`: vector instructions, cache lines, library calls, ...) has a cost, which the leaf's
+token adjusts within bounds. The program's time is the sum over leaves plus a constant. Costs of instructions that can
+overlap are combined by a power mean, the others add up.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from cdmpp.nn.constants import (
 
 
 class LeafTimes(nn.Module):
-    """Tokens and counts of leaves -> log of a program's seconds.
+    """Computes the log of a program's seconds from tokens and counts of its leaves.
 
     Parameters
     ----------
     width : int
-        Of a token.
+        Columns of a token.
     inputs : int
-        Standardised inputs of the query.
+        Number of standardised inputs of a query.
     """
 
     _columns: Tensor
@@ -59,11 +59,11 @@ class LeafTimes(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def scheduled(self, leaves: Tensor) -> Tensor:
-        """Which programs, (rows,) bool, have schedule columns; ``leaves`` as in :meth:`forward`."""
+        """Mask of the programs with schedule columns, (rows,); ``leaves`` as in :meth:`forward`."""
         return (leaves[:, :, self._columns[0]] > 0).any(dim=1)
 
     def forward(self, leaves: Tensor, tokens: Tensor, mask: Tensor | None, inputs: Tensor, logs: Tensor) -> Tensor:
-        """Log seconds of programs, and whether they have a schedule.
+        """Log seconds of programs, and an indicator of a schedule.
 
         Parameters
         ----------
@@ -86,7 +86,7 @@ class LeafTimes(nn.Module):
         moved = self.costs(token + nn.functional.silu(self.hidden(token)))
         moved = REACH * torch.tanh(moved / REACH)
         each = counts * torch.exp(moved[:, :, :-1] + self._base)
-        # Vector arithmetic goes with the device's peak, everything else with the number of its units.
+        # Vector arithmetic scales with the device's peak, everything else with the number of its units.
         cycle = math.log(CYCLE_S) - logs[:, UNITS_LOG] * math.log(2.0)
         vector = math.log(VECTOR_FLOPS) - (logs[:, PEAK_LOG] + PEAK_CENTRE) * math.log(2.0)
         first = each[:, :, :1] * torch.exp(vector - cycle)[:, None, None]

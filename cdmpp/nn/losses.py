@@ -11,9 +11,9 @@ from cdmpp.nn.config import LEVELS
 def relative_error_loss(point: Tensor, target: Tensor) -> Tensor:
     """Mean |predicted / measured - 1|, continued linearly where the prediction is over e times too high.
 
-    The mean absolute percentage error itself is what users see; its gradient explodes for a bad start,
-    hence the linear part. An underestimate is bounded by 1, so its log error is added lightly to keep
-    a gradient.
+    Users see the mean absolute percentage error. Its gradient explodes for large overestimates, hence the linear
+    part. The error of an underestimate is at most 1, so a small multiple of the log error is added to keep a
+    gradient.
     """
     error = point - target
     bounded = error.clamp(max=1.0)
@@ -28,21 +28,21 @@ def pinball_loss(quantiles: Tensor, target: Tensor) -> Tensor:
     return torch.maximum(levels * error, (levels - 1) * error).mean()
 
 
-#: Ratio of latencies, as a logarithm, from which on a pair counts as clearly ordered.
+#: Log ratio of latencies at which a pair counts as clearly ordered.
 RANKING_SCALE = 0.2
 
 
 def ranking_loss(predicted: Tensor, measured: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """Pairwise logistic loss on the order of programs.
 
-    The cross entropy between the measured and the predicted probability that one of a pair is slower, a
-    logistic function of the difference of their log latencies, less its least value: zero where all
-    differences agree, so that it never pulls against the error of the latency itself.
+    Cross entropy between measured and predicted probability that the first of a pair is slower; the probability is
+    a logistic function of the difference of log latencies. The minimum is subtracted: the loss is zero where all
+    differences agree, so it does not act against the error of the latency.
 
     Parameters
     ----------
     predicted, measured : (rows,), log latencies
-    first, second : (pairs,) int, rows that are compared
+    first, second : (pairs,) int, rows of each pair
 
     Returns
     -------
@@ -51,9 +51,9 @@ def ranking_loss(predicted: Tensor, measured: Tensor, first: Tensor, second: Ten
     """
     if not len(first):
         return predicted.sum() * 0
-    asked = (predicted[first] - predicted[second]) / RANKING_SCALE
+    logits = (predicted[first] - predicted[second]) / RANKING_SCALE
     wanted = torch.sigmoid((measured[first] - measured[second]) / RANKING_SCALE)
     entropy = torch.special.entr(wanted) + torch.special.entr(1 - wanted)
-    loss = nn.functional.binary_cross_entropy_with_logits(asked, wanted, reduction="none") - entropy
+    loss = nn.functional.binary_cross_entropy_with_logits(logits, wanted, reduction="none") - entropy
     mean: Tensor = loss.mean() * RANKING_SCALE
     return mean

@@ -1,4 +1,4 @@
-"""Encodings of leaves' places in numpy: :mod:`cdmpp.nn.positions` where there is no torch."""
+"""Positional encodings in numpy, equal to those of :mod:`cdmpp.nn.positions` in torch."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from cdmpp.nn.config import Positions
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-#: Positions whose encoding is kept; deeper programs are rare.
+#: Positions whose encoding is tabulated; deeper programs are rare.
 KEPT = 512
 
 
 def encode_places(kind: Positions, positions: Array, width: int) -> Array:
-    """What is added to leaves' tokens for their positions.
+    """Encoding that is added to leaves' tokens.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """Encoded programs by key, in buckets of equal padded leaf count.
 
-The bucket of a program depends on its own leaf count alone, so a prediction never depends on which
-other programs share the batch.
+The bucket of a program depends only on its leaf count, so a prediction does not depend on the other programs of the
+batch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cdmpp.nn.inputs import SUMMARY_COLUMNS, summarise
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-#: Padded leaf counts. A longer program goes to the next multiple of the last.
+#: Padded leaf counts; longer programs are padded to a multiple of the last.
 BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 
 
@@ -40,13 +40,13 @@ class Bucket:
 
 
 class ProgramStore:
-    """Programs encoded once, looked up by key (0 .. count-1).
+    """Encoded programs, looked up by key (0 .. count-1).
 
     Parameters
     ----------
     count : int
     width : int
-        Columns of a leaf. Operators have no schedule: its columns, where there are any, are 0 for them.
+        Columns of a leaf. Operators have no schedule; their schedule columns are 0.
     """
 
     def __init__(self, count: int, width: int = WIDTH) -> None:
@@ -92,7 +92,7 @@ class ProgramStore:
         self.summary[keys] = summarise(encoded)
 
     def finish(self) -> None:
-        """Join what was added; call once before reading :attr:`buckets`."""
+        """Join the added programs; call once before reading :attr:`buckets`."""
         for size in list(self._parts):
             parts = self._parts.pop(size)
             self.buckets[size] = (

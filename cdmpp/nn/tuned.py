@@ -1,7 +1,7 @@
-"""A few of the network's weights, tuned on one device: its vector, the last norm and the output layer.
+"""The weights that are tuned on one device: device vector, last norm and output layer.
 
-Everything before the head stays as trained, so a device costs some tens of kilobytes. Tuning needs torch;
-what was tuned is used without (:meth:`cdmpp.nn.weights.Weights.tuned`).
+All other weights stay as trained, so a tuned device takes some tens of kilobytes. Tuning needs torch; tuned weights
+are used without it (:meth:`cdmpp.nn.weights.Weights.tuned`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from cdmpp.nn.weights import Tuned, tuned_names
 
 
 def tunable(network: LatencyNetwork) -> dict[str, torch.Tensor]:
-    """The weights that are tuned. Of the embedding only row 0 is: it takes the device's vector."""
+    """The tuned parameters by short name. Of the embedding only row 0 is tuned, which holds the device's vector."""
     parameters = dict(network.named_parameters())
     return {short: parameters[name] for short, name in tuned_names(network.config).items()}
 
 
 def read_tuned(network: LatencyNetwork) -> Tuned:
-    """What :meth:`Weights.tuned` takes, of a network that was tuned."""
+    """Arrays of a tuned network for :meth:`Weights.tuned`."""
     return {name: (p[0] if name == "device" else p).detach().numpy().copy() for name, p in tunable(network).items()}
