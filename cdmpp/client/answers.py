@@ -1,4 +1,4 @@
-"""Answers of a service: predictions, and the errors that refusals stand for."""
+"""Responses of a service: predictions, and the errors of refusals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ServedPrediction(Prediction):
 
 
 def content(answer: Answer) -> Any:
-    """The JSON of an answer, or the error that it stands for.
+    """The JSON of a response; raises the error of a refusal.
 
     Raises
     ------
@@ -42,7 +42,7 @@ def content(answer: Answer) -> Any:
 
 
 def check(answer: Answer) -> None:
-    """Raise what an answer that is a refusal stands for."""
+    """Raise the error of a response that is a refusal."""
     if 200 <= answer.status < 300:
         return
     problem = problem_of(answer)
@@ -58,7 +58,7 @@ def check(answer: Answer) -> None:
 
 
 def place_of(problem: Mapping[str, Any]) -> str:
-    """The first field that a refusal names; may be empty."""
+    """The first field in the errors of a refusal; may be empty."""
     errors = problem.get("errors")
     first = errors[0] if isinstance(errors, list) and errors else None
     return str(first.get("path", "")) if isinstance(first, dict) else ""
@@ -66,7 +66,7 @@ def place_of(problem: Mapping[str, Any]) -> str:
 
 @contextmanager
 def understood() -> Iterator[None]:
-    """Raise :class:`ServiceError` where an answer lacks what it should have: it is somebody else's."""
+    """Raise :class:`ServiceError` where a response lacks fields: it is not from a cdmpp service."""
     try:
         yield
     except (AttributeError, KeyError, TypeError) as error:
@@ -77,7 +77,7 @@ def understood() -> Iterator[None]:
 
 
 def problem_of(answer: Answer) -> dict[str, Any]:
-    """The problem+json of a refusal; empty where it is none."""
+    """The problem+json of a refusal; empty where the body is not problem+json."""
     try:
         problem = json.loads(answer.body)
     except ValueError:
@@ -86,7 +86,7 @@ def problem_of(answer: Answer) -> dict[str, Any]:
 
 
 def listed(value: Any, name: str, length: int | None = None) -> Sequence[Any]:
-    """A list of an answer.
+    """A list in a response.
 
     Raises
     ------
@@ -103,7 +103,7 @@ def listed(value: Any, name: str, length: int | None = None) -> Sequence[Any]:
 
 @dataclass(frozen=True)
 class Registered:
-    """A program that the service knows by its hash from now on; or why it does not.
+    """A registered program, or the error that prevented it.
 
     Attributes
     ----------
@@ -119,26 +119,26 @@ class Registered:
 
 @dataclass(frozen=True)
 class Observed:
-    """A measurement that the service keeps; or why it does not."""
+    """A stored measurement, or the error that prevented it."""
 
     observation_id: str | None = None
     error: ErrorInfo | None = None
 
 
 def error_info(fields: Mapping[str, Any]) -> ErrorInfo:
-    """Why there is no answer."""
+    """The error of a result."""
     return ErrorInfo(fields["code"], fields["message"], fields["hint"])
 
 
 def registered(fields: Mapping[str, Any]) -> Registered:
-    """From a result of ``POST /programs``."""
+    """Read a result of ``POST /programs``."""
     if "error" in fields:
         return Registered(error=error_info(fields["error"]))
     return Registered(fields["hash"], fields["name"])
 
 
 def observed(fields: Mapping[str, Any]) -> Observed:
-    """From a result of ``POST /observe``."""
+    """Read a result of ``POST /observe``."""
     if "error" in fields:
         return Observed(error=error_info(fields["error"]))
     return Observed(fields["observation_id"])

@@ -1,4 +1,4 @@
-"""The client for asyncio."""
+"""The asyncio client."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class AsyncPredictorClient:
-    """:class:`cdmpp.client.PredictorClient` for asyncio: the same methods, to be awaited.
+    """:class:`cdmpp.client.PredictorClient` for asyncio, with the same methods as coroutines.
 
     Parameters and errors are the same; ``transport`` is an ``httpx2.AsyncBaseTransport``. A client belongs to
     one event loop; its operations may run side by side.
@@ -60,7 +60,7 @@ class AsyncPredictorClient:
         await self._http.aclose()
 
     async def model_id(self) -> str:
-        """Identity of the model that gave the last answer; before any, of the one that is loaded."""
+        """Identity of the model of the last response; before the first, of the loaded model."""
         return await self._run(self._steps.model_id())
 
     async def predict(
@@ -89,7 +89,7 @@ class AsyncPredictorClient:
         return await self.predict_queries(questions, quantiles)
 
     async def predict_features(self, queries: FeatureQueries) -> FeatureAnswers:
-        """Predict programs that are encoded already, as arrays in a binary body; order is kept."""
+        """Predict encoded programs, as arrays in a binary body; order is kept."""
         return await self._run(self._steps.predict_features(queries))
 
     async def curve(
@@ -118,46 +118,46 @@ class AsyncPredictorClient:
         framework: str | None = None,
         dims: Mapping[str, int] | None = None,
     ) -> dict[str, Any]:
-        """What an ONNX model (a file here, or its bytes) costs on devices: totals and programs."""
+        """Predict an ONNX model (a local file, or its bytes) on devices: totals and programs."""
         return await self._run(self._steps.predict_onnx(model, devices, protocol, framework, dims or {}))
 
     async def register(self, programs: Sequence[ProgramLike]) -> list[Registered]:
-        """Make the service know programs by their hash, in order."""
+        """Register programs, so that they can be named by hash; order is kept."""
         return await self._run(self._steps.register(programs))
 
     async def observe(self, observations: Iterable[Observation]) -> list[Observed]:
-        """Tell measured latencies; what has an ``observation_id`` is kept durably."""
+        """Send measured latencies; results with an ``observation_id`` are stored durably."""
         return await self._run(self._steps.observe(observations))
 
     async def observed(self) -> list[dict[str, Any]]:
-        """Running error and drift by device: ``devices`` of ``GET /observe``."""
+        """Current error and drift by device: ``devices`` of ``GET /observe``."""
         found: list[dict[str, Any]] = await self._run(self._steps.get("/observe", "devices"))
         return found
 
     async def plan(self, kind: str, request: Mapping[str, Any], *, timeout_s: float | None = None) -> dict[str, Any]:
-        """Replay or plan by the service; a long search is waited for."""
+        """Compute a replay or plan by the service; waits for long searches."""
         limit_s = self._timeout_s + seconds_of(request) if timeout_s is None else timeout_s
         return await self._run(self._plans.plan(kind, request), limit_s)
 
     async def submit(self, kind: str, request: Mapping[str, Any]) -> str:
-        """Make a plan a job, whatever its budget; its identity is for :meth:`job` and :meth:`cancel`."""
+        """Submit a plan as a job, with any budget; returns its id for :meth:`job` and :meth:`cancel`."""
         return await self._run(self._plans.submit(kind, request))
 
     async def job(self, job_id: str) -> dict[str, Any]:
-        """State, progress, best and bound of a job, and its answer or the best so far."""
+        """State, progress, best value and bound of a job, and its answer or the best so far."""
         return await self._run(self._plans.job(job_id))
 
     async def cancel(self, job_id: str) -> dict[str, Any]:
-        """End a job, which keeps its best answer; the job."""
+        """Cancel a job, which keeps its best answer; returns the job."""
         return await self._run(self._plans.cancel(job_id))
 
     async def support(self) -> dict[str, Any]:
-        """What the loaded model covers."""
+        """Coverage of the loaded model."""
         found: dict[str, Any] = await self._run(self._steps.get("/support"))
         return found
 
     async def devices(self) -> list[dict[str, Any]]:
-        """Every device that can be named, with its figures."""
+        """Every known device with its figures."""
         found: list[dict[str, Any]] = await self._run(self._steps.get("/devices", "devices"))
         return found
 

@@ -1,6 +1,6 @@
-"""What a client can be asked, as steps: each yields calls and is sent their answers.
+"""Operations of a client as generators that yield calls and receive responses.
 
-The steps know nothing of sockets, so the sync and the async client share all of them.
+The generators do no input or output, so the sync and the async client share them.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ from cdmpp.programs.query_options import Backend, Protocol
 T = TypeVar("T")
 Steps = Generator[Call, Answer, T]
 OCTETS = "application/octet-stream"
-#: What the service takes by default, until it says otherwise.
+#: Default limits of a service, until it reports others.
 MAX_ITEMS, MAX_BODY_BYTES = 10_000, 15 * 2**20
-#: A request that a busy service had no time for is asked again in halves, down to so many items: each has the
-#: service's whole deadline, and what was computed is remembered there.
+#: A request that a busy service could not finish in time is split into halves, down to this number of items. Each half
+#: has the service's full deadline, and computed items are cached there.
 FEW_ITEMS = 256
 
 
 class Operations:
-    """Steps of every operation; keeps what it learns of the service's limits and model.
+    """Steps of every operation; stores the service's limits and model as they become known.
 
     Parameters
     ----------
     model : str, optional
-        Which of the service's models answers; the loaded one where none is given.
+        Model of the service that predicts; default: the loaded one.
     """
 
     def __init__(self, model: str | None) -> None:
@@ -75,7 +75,7 @@ class Operations:
         self._max_items, self._max_bytes = MAX_ITEMS, MAX_BODY_BYTES
 
     def model_id(self) -> Steps[str]:
-        """Identity of the model that answers: of the last answer, or of the loaded one before any."""
+        """Identity of the model of the last response; before the first, of the loaded model."""
         if self.answered_by is None:
             answer = yield Call("GET", "/readyz")
             with understood():
@@ -147,7 +147,7 @@ class Operations:
         ]
 
     def predict_features(self, queries: FeatureQueries) -> Steps[FeatureAnswers]:
-        """As :meth:`cdmpp.predictor.LatencyPredictor.predict_features`, by the binary body."""
+        """See :meth:`cdmpp.predictor.LatencyPredictor.predict_features`; sends binary bodies."""
         if queries.model is None and self.model is not None:
             queries = replace(queries, model=self.model)
         if not len(queries):
@@ -157,7 +157,7 @@ class Operations:
         if len(queries) <= self._max_items and len(queries) * row_bytes <= self._max_bytes:
             order = np.arange(len(queries))
         else:
-            # Programs of like leaf counts together: little is padded.
+            # Programs with similar leaf counts together, so that little is padded.
             order = np.argsort(queries.leaf_count, kind="stable")
         parts: list[FeatureAnswers] = []
         start, most = 0, len(order)
@@ -195,7 +195,7 @@ class Operations:
         quantiles: Sequence[float],
         monotone: Sequence[str] | None,
     ) -> Steps[Curve]:
-        """As :func:`cdmpp.curves.predict_curve`, computed by the service."""
+        """See :func:`cdmpp.curves.predict_curve`; computed by the service."""
         levels = check_quantiles(quantiles)
         check_settings(protocol, framework)
         body = {
@@ -254,10 +254,10 @@ class Operations:
 
     def observe(self, observations: Iterable[Observation]) -> Steps[list[Observed]]:
         """``POST /observe``."""
-        texts = [to_json(observation_fields(one)) for one in observations]
-        found = yield from self._in_parts("/observe", "observations", texts, {}, "results", once=True)
+        texts = [to_json(observation_fields(observation)) for observation in observations]
+        results = yield from self._in_parts("/observe", "observations", texts, {}, "results", once=True)
         with understood():
-            return [observed(one) for one in found]
+            return [observed(result) for result in results]
 
     def get(self, path: str, name: str | None = None) -> Steps[Any]:
         """The JSON of a ``GET``, or a list in it."""
@@ -275,7 +275,7 @@ class Operations:
     def _in_parts(
         self, path: str, name: str, texts: Sequence[str], rest: Mapping[str, Any], answered: str, *, once: bool = False
     ) -> Steps[list[Any]]:
-        """Send a list in as many requests as the service's limits ask for; order is kept."""
+        """Send a list in as many requests as the service's limits require; order is kept."""
         out: list[Any] = []
         start, most = 0, len(texts)
         tail = "".join(f',"{key}":{to_json(value)}' for key, value in rest.items())
@@ -295,10 +295,10 @@ class Operations:
         return out
 
     def _end(self, texts: Sequence[str], start: int) -> int:
-        """Behind the last item of a request that begins with this one: at least one goes."""
+        """End of the request that starts with this item; it has at least one item."""
         size, end = 0, start
         while end < len(texts) and end - start < self._max_items:
-            # As bytes: a text may hold other letters than ASCII's, escaped as it is.
+            # JSON escapes other letters than ASCII, so characters are bytes.
             size += len(texts[end]) + 1
             if size > self._max_bytes - 4096 and end > start:
                 break
@@ -306,7 +306,7 @@ class Operations:
         return end
 
     def _feature_rows(self, queries: FeatureQueries, order: Any, start: int) -> int:
-        """Rows of one body from a place on: leaf counts grow, so the last row is the widest."""
+        """Rows of the next body from ``start``; leaf counts increase, so the last row is the widest."""
         width = queries.leaves.shape[2]
         budget = self._max_bytes - 2**17
         counts = queries.leaf_count[order[start : start + self._max_items]].astype(np.int64)
@@ -315,7 +315,7 @@ class Operations:
         return max(1, int(fits.sum()))
 
     def _was_too_much(self, answer: Answer, size: int) -> Steps[bool]:
-        """Whether a request was refused for its size; then the next one will be smaller."""
+        """Whether a request was refused for its size; if so, reduces the size of the next one."""
         if answer.status == 413:
             self._max_bytes = max(2**16, size // 2)
             return size > 2**16

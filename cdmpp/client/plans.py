@@ -1,4 +1,4 @@
-"""Plans and jobs of a service, as steps: what the sync and the async client share."""
+"""Plans and jobs of a service as steps, shared by the sync and the async client."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from cdmpp.errors import CdmppError, DataError, FieldError, InvalidProgramError,
 
 T = TypeVar("T")
 Steps = Generator[Call, Answer, T]
-#: Seconds between two looks at a job: the first, and the longest.
+#: First and longest interval between two queries of a job's state, in seconds.
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.1, 2.0
 FINAL = ("done", "cancelled", "failed")
 _ASYNC = (("prefer", "respond-async"),)
 
 
 class Plans:
-    """Steps of plans and jobs; keeps what it learns of the service's kinds.
+    """Steps of plans and jobs; caches the planners of the service.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ class Plans:
         self._paths: dict[str, str] = {}
 
     def plan(self, kind: str, request: Mapping[str, Any]) -> Steps[dict[str, Any]]:
-        """The answer, at once or of the job that the request becomes."""
+        """The answer, directly or from the job that the request became."""
         answer = yield from self._post(kind, request, wait=True)
         found: dict[str, Any] = _content(answer)
         if answer.status != 202:
@@ -48,7 +48,7 @@ class Plans:
             wait_s = min(LONGEST_LOOK_S, 1.5 * wait_s)
 
     def submit(self, kind: str, request: Mapping[str, Any]) -> Steps[str]:
-        """Identity of the job."""
+        """Id of the job."""
         found = _content((yield from self._post(kind, request, wait=False)))
         with understood():
             return str(found["job_id"])
@@ -74,7 +74,7 @@ class Plans:
             body = to_json(request).encode()
         except InvalidProgramError as error:
             raise FieldError(f"the request: {error.message}", hint="plain JSON values") from None
-        # A job that was submitted twice would be done twice.
+        # Not retried: a job that is submitted twice would run twice.
         call = Call("POST", path, body, once=not wait, headers=() if wait else _ASYNC)
         answer = yield call
         return answer
@@ -90,7 +90,7 @@ class Plans:
 
 
 def answer_of(job: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer of a job that has ended.
+    """The answer of a finished job.
 
     Raises
     ------
@@ -107,13 +107,13 @@ def answer_of(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def seconds_of(request: Mapping[str, Any]) -> float:
-    """What a search may take; 0 where the request says nothing that makes sense."""
+    """Seconds that a search may take; 0 where the request has no valid budget."""
     budget = request.get("budget_s")
     return max(0.0, min(float(budget), 3600.0)) if isinstance(budget, int | float) else 0.0
 
 
 def _content(answer: Answer) -> Any:
-    """As :func:`cdmpp.client.answers.content`; a breach of the schema is the field's error, as here."""
+    """As :func:`cdmpp.client.answers.content`; a violation of the schema becomes a :class:`FieldError`."""
     if answer.status == 422:
         problem = problem_of(answer)
         if problem.get("code") == "invalid_request":
@@ -131,7 +131,7 @@ def _raised(code: str, message: str, hint: str, path: str) -> CdmppError:
 
 
 def _word(id: str) -> str:
-    """An identity as a part of a path."""
+    """An id as part of a path."""
     if not id.isalnum() or not id.isascii():
         raise ServiceError(f"{id[:80]!r} names no job", status=404, problem="unknown_job")
     return id

@@ -1,4 +1,4 @@
-"""Queries as the service reads them, with what is known of each here."""
+"""JSON of queries, programs, devices and observations."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ Observation = tuple[Prediction | str, float] | Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Item:
-    """One item of ``POST /predict`` and what is known of it here.
+    """One item of ``POST /predict``.
 
     Attributes
     ----------
     text : str
-        Its JSON.
+        JSON of the item.
     name : str or None
-        The program's, where that is known before it is answered.
+        Name of the program, where the client knows it.
     program : TensorProgram or None
     device, backend, protocol, framework
-        As asked, for an answer that is an error.
+        Options of the query, for a prediction with an error.
     """
 
     text: str
@@ -49,14 +49,14 @@ class Item:
 
     @property
     def hash(self) -> str | None:
-        """The program's, where it has one."""
+        """Hash of the program, where it can be computed."""
         try:
             return self.program.hash if self.program is not None else None
         except CdmppError:
             return None
 
     def answered(self, result: Mapping[str, Any], model_id: str) -> ServedPrediction:
-        """The prediction that a result of the service is."""
+        """The prediction of a result of the service."""
         error = result.get("error")
         if error is not None:
             return self.failed(ErrorInfo(error["code"], error["message"], error["hint"]), model_id)
@@ -66,13 +66,13 @@ class Item:
         return ServedPrediction(**fields)
 
     def failed(self, error: ErrorInfo, model_id: str) -> ServedPrediction:
-        """An answer that is an error."""
+        """A prediction with an error."""
         return ServedPrediction(
             self.name or "", self.hash, self.device, self.backend, self.protocol, self.framework, model_id, error=error
         )
 
 
-#: Made once: json.dumps makes an encoder for every value.
+#: json.dumps would create an encoder per call.
 _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 _FIELDS = (
     "name",
@@ -94,14 +94,14 @@ _FIELDS = (
 
 
 class Texts:
-    """JSON of programs and devices, once for each object: most queries of a list share some."""
+    """JSON of programs and devices, computed once per object, because queries of a list share objects."""
 
     def __init__(self) -> None:
         self._made: dict[int, str] = {}
         self._settings: dict[tuple[str | None, ...], str] = {}
 
     def item(self, program: Any, device: DeviceSpec | str, protocol: str, framework: str | None) -> Item:
-        """An item; raises what :func:`program_fields` and :func:`device_fields` raise."""
+        """An item; raises the errors of :func:`program_fields` and :func:`device_fields`."""
         known = program if isinstance(program, TensorProgram) else None
         backend = known.backend if known is not None else None
         setting = (backend, protocol, framework)
@@ -121,7 +121,7 @@ class Texts:
         )
 
     def _text(self, value: Any, fields: Callable[[Any], Any]) -> str:
-        # Whoever asks holds the objects until all are answered, so an identity stands for one of them.
+        # The caller keeps the objects alive, so an id identifies one of them.
         found = self._made.get(id(value))
         if found is None:
             found = self._made[id(value)] = to_json(fields(value))
@@ -129,12 +129,12 @@ class Texts:
 
 
 def read_program(program: ProgramLike) -> TensorProgram | dict[str, Any]:
-    """A program, or an object that only the service can read (TVMScript, a hash).
+    """A program, or an object that only the service can resolve (TVMScript, a hash).
 
     Raises
     ------
     InvalidProgramError, UnsupportedOperatorError
-        It is none: operators are checked here.
+        The program is invalid; operators are checked here.
     """
     if isinstance(program, TensorProgram):
         return program
@@ -146,12 +146,12 @@ def read_program(program: ProgramLike) -> TensorProgram | dict[str, Any]:
 
 
 def program_fields(program: TensorProgram | EncodedProgram | dict[str, Any]) -> dict[str, Any]:
-    """A program as JSON has it.
+    """JSON value of a program.
 
     Raises
     ------
     InvalidProgramError
-        There is no such form of it.
+        The program has no JSON form.
     """
     if isinstance(program, dict):
         return program
@@ -169,12 +169,12 @@ def program_fields(program: TensorProgram | EncodedProgram | dict[str, Any]) -> 
 
 
 def device_fields(device: DeviceSpec | Mapping[str, Any] | str) -> Any:
-    """A device as JSON has it.
+    """JSON value of a device.
 
     Raises
     ------
     InvalidDeviceError
-        It is none.
+        The value is not a device.
     """
     if isinstance(device, DeviceSpec):
         return device.model_dump(mode="json", exclude_none=True)
@@ -191,12 +191,12 @@ def to_json(value: Any) -> str:
     Raises
     ------
     InvalidProgramError
-        A value is no JSON (NaN, an object).
+        A value has no JSON form (NaN, an object).
     """
     try:
         return _encode(value)
     except (TypeError, ValueError) as error:
-        raise InvalidProgramError(f"this is no JSON: {str(error)[:100]}") from None
+        raise InvalidProgramError(f"a value has no JSON form: {str(error)[:100]}") from None
 
 
 def as_device(device: DeviceSpec | Mapping[str, Any] | str) -> DeviceSpec | str:
@@ -209,7 +209,7 @@ def as_device(device: DeviceSpec | Mapping[str, Any] | str) -> DeviceSpec | str:
 
 
 def template_fields(programs: Programs) -> dict[str, Any]:
-    """What a curve is of, as ``POST /curve`` takes it."""
+    """Programs of a curve as fields of ``POST /curve``."""
     if isinstance(programs, str):
         programs = Template.parse(programs)
     if isinstance(programs, Mapping):
@@ -219,7 +219,7 @@ def template_fields(programs: Programs) -> dict[str, Any]:
 
 
 def observation_fields(one: Observation) -> dict[str, Any]:
-    """A measurement as ``POST /observe`` takes it; raises :class:`DataError` for one that names nothing."""
+    """A measurement as an item of ``POST /observe``; raises :class:`DataError` without a prediction or program."""
     if isinstance(one, Mapping):
         fields = dict(one)
         if "program" in fields:
@@ -238,7 +238,7 @@ def observation_fields(one: Observation) -> dict[str, Any]:
 
 
 def file_bytes(path: str | PathLike[str]) -> bytes:
-    """A file of this machine; raises :class:`DataError`."""
+    """Content of a local file; raises :class:`DataError`."""
     try:
         return Path(fspath(path)).read_bytes()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The client that waits for its answers."""
+"""The synchronous client."""
 
 from __future__ import annotations
 
@@ -26,26 +26,25 @@ T = TypeVar("T")
 
 
 class PredictorClient:
-    """Asks a cdmpp service; a :class:`cdmpp.prediction.Predictor` like one in this process.
+    """Client of a cdmpp service; implements :class:`cdmpp.prediction.Predictor`.
 
-    The answers are those of the service's model to the last digit. Connections are kept and reused. What is
-    refused for a while (503, 429) and what breaks before an answer is tried again, later each time and not
-    before the service's ``Retry-After``. Lists longer than the service takes go in several requests. Safe to
-    share between threads.
+    Predictions equal those of the service's model to the last digit. Connections are reused. Temporary refusals
+    (503, 429) and broken connections are retried with increasing waits, not before the service's ``Retry-After``.
+    Lists longer than the service's limit are split into several requests. Safe to share between threads.
 
     Parameters
     ----------
     url : str
-        Such as ``http://127.0.0.1:8000``.
+        For example ``http://127.0.0.1:8000``.
     api_key : str, optional
     timeout_s : float
-        For an operation with all its attempts and requests.
+        Time limit of an operation with all its attempts and requests.
     retries : int
-        Attempts after the first, for each request.
+        Further attempts after the first, for each request.
     model : str, optional
-        Which of the service's models answers (``GET /models``); the loaded one where none is given.
+        Model of the service that predicts (``GET /models``); default: the loaded one.
     transport : httpx2.BaseTransport, optional
-        In place of the network.
+        Transport for tests, instead of the network.
 
     Raises
     ------
@@ -54,9 +53,9 @@ class PredictorClient:
 
     Notes
     -----
-    Any method may raise OverloadedError (the service refused every attempt), DeadlineExceededError (no answer
-    in time), the class whose code a refusal gives (UnknownDeviceError, DataError, ...), or ServiceError
-    (nothing there, a key that is not known, a bug of the service).
+    Any method may raise OverloadedError (the service refused every attempt), DeadlineExceededError (no response
+    in time), the class for the code of a refusal (UnknownDeviceError, DataError, ...), or ServiceError (the
+    service is not reachable, the API key is unknown, or the service has a bug).
 
     Examples
     --------
@@ -92,7 +91,7 @@ class PredictorClient:
 
     @property
     def model_id(self) -> str:
-        """Identity of the model that gave the last answer; before any, of the one that is loaded."""
+        """Identity of the model of the last response; before the first, of the loaded model."""
         return self._run(self._steps.model_id())
 
     def predict(
@@ -106,7 +105,7 @@ class PredictorClient:
     ) -> list[Prediction]:
         """Predict programs on one device, in order; see :meth:`LatencyPredictor.predict`.
 
-        A program may also be ``{"hash": text}`` of one that the service knows (:meth:`register`).
+        A program may also be ``{"hash": text}`` of a registered one (:meth:`register`).
         """
         return self._run(self._steps.predict(programs, device, protocol, framework, quantiles))
 
@@ -124,7 +123,7 @@ class PredictorClient:
         return self.predict_queries(questions, quantiles)
 
     def predict_features(self, queries: FeatureQueries) -> FeatureAnswers:
-        """Predict programs that are encoded already, as arrays in a binary body; order is kept."""
+        """Predict encoded programs, as arrays in a binary body; order is kept."""
         return self._run(self._steps.predict_features(queries))
 
     def curve(
@@ -151,18 +150,18 @@ class PredictorClient:
         framework: str | None = None,
         dims: Mapping[str, int] | None = None,
     ) -> dict[str, Any]:
-        """What an ONNX model (a file here, or its bytes) costs on devices: totals and programs.
+        """Predict an ONNX model (a local file, or its bytes) on devices: totals and programs.
 
         The dictionary is the answer of ``POST /models/predict``.
         """
         return self._run(self._steps.predict_onnx(model, devices, protocol, framework, dims or {}))
 
     def register(self, programs: Sequence[ProgramLike]) -> list[Registered]:
-        """Make the service know programs by their hash, in order."""
+        """Register programs, so that they can be named by hash; order is kept."""
         return self._run(self._steps.register(programs))
 
     def observe(self, observations: Iterable[Observation]) -> list[Observed]:
-        """Tell measured latencies; what has an ``observation_id`` is kept durably.
+        """Send measured latencies; results with an ``observation_id`` are stored durably.
 
         Parameters
         ----------
@@ -173,12 +172,12 @@ class PredictorClient:
         return self._run(self._steps.observe(observations))
 
     def observed(self) -> list[dict[str, Any]]:
-        """Running error and drift by device: ``devices`` of ``GET /observe``."""
+        """Current error and drift by device: ``devices`` of ``GET /observe``."""
         found: list[dict[str, Any]] = self._run(self._steps.get("/observe", "devices"))
         return found
 
     def plan(self, kind: str, request: Mapping[str, Any], *, timeout_s: float | None = None) -> dict[str, Any]:
-        """Replay or plan by the service, as :func:`cdmpp.make_plan` does here; a long search is waited for.
+        """Compute a replay or plan by the service, like :func:`cdmpp.make_plan`; waits for long searches.
 
         Parameters
         ----------
@@ -198,24 +197,24 @@ class PredictorClient:
         return self._run(self._plans.plan(kind, request), limit_s)
 
     def submit(self, kind: str, request: Mapping[str, Any]) -> str:
-        """Make a plan a job, whatever its budget; its identity is for :meth:`job` and :meth:`cancel`."""
+        """Submit a plan as a job, with any budget; returns its id for :meth:`job` and :meth:`cancel`."""
         return self._run(self._plans.submit(kind, request))
 
     def job(self, job_id: str) -> dict[str, Any]:
-        """State, progress, best and bound of a job, and its answer or the best so far."""
+        """State, progress, best value and bound of a job, and its answer or the best so far."""
         return self._run(self._plans.job(job_id))
 
     def cancel(self, job_id: str) -> dict[str, Any]:
-        """End a job, which keeps its best answer; the job."""
+        """Cancel a job, which keeps its best answer; returns the job."""
         return self._run(self._plans.cancel(job_id))
 
     def support(self) -> dict[str, Any]:
-        """What the loaded model covers, as :meth:`LatencyPredictor.support`."""
+        """Coverage of the loaded model, as :meth:`LatencyPredictor.support`."""
         found: dict[str, Any] = self._run(self._steps.get("/support"))
         return found
 
     def devices(self) -> list[dict[str, Any]]:
-        """Every device that can be named, with its figures."""
+        """Every known device with its figures."""
         found: list[dict[str, Any]] = self._run(self._steps.get("/devices", "devices"))
         return found
 

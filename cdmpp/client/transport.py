@@ -1,4 +1,4 @@
-"""HTTP as the clients see it: calls, answers, and which failures are worth another try."""
+"""HTTP of the clients: calls, responses, and which failures are retried."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ try:
     import httpx2
 except ModuleNotFoundError:
     raise MissingDependencyError(
-        "asking a service needs the package httpx2", hint="pip install '.[client]' in a checkout of cdmpp"
+        "a client of a service needs the package httpx2, which is not installed",
+        hint="pip install '.[client]' in a checkout of cdmpp",
     ) from None
 
 __all__ = ["JSON", "Answer", "Attempts", "Call", "by_code", "httpx2", "options"]
 
 JSON = "application/json"
 TIMEOUT_HEADER = "x-request-timeout-s"
-#: Waits between attempts grow from the first to the last, in seconds; each is drawn from its upper half.
+#: First and longest wait between attempts, in seconds; each wait is drawn from the upper half of its range.
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
-#: The service or whatever stands before it has too much to do, or is being restarted.
+#: Status codes of an overloaded or restarting service, or of a proxy in front of it.
 _LATER = (429, 502, 503)
-#: What stands before the service says so also where the request arrived and only the answer was lost.
+#: A proxy sends this code also when the service received the request and only the response was lost.
 _BROKEN_OFF = (502,)
-#: The request was not sent, so a second one cannot count twice.
+#: Errors before the request was sent, so that a second attempt cannot count twice.
 _NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 _TIMED_OUT = (httpx2.ReadTimeout, httpx2.WriteTimeout, TimeoutError)
 
@@ -43,11 +44,11 @@ class Call:
         Media type of the body.
     params : sequence of (str, str)
     once : bool
-        Two of it are not as good as one: not sent again unless it is known that nothing came of it.
+        Not idempotent: sent again only if the first attempt certainly had no effect.
     headers : sequence of (str, str)
-        Besides the client's own.
+        Further headers.
     after_s : float
-        Seconds to wait before it is sent.
+        Seconds to wait before sending.
     """
 
     method: str
@@ -62,7 +63,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back."""
+    """A response."""
 
     status: int
     headers: Mapping[str, str]
@@ -70,14 +71,14 @@ class Answer:
 
 
 class Attempts:
-    """When to try again, and when to give up.
+    """Retry policy of one operation.
 
     Parameters
     ----------
     url : str
-        For messages.
+        URL for messages.
     timeout_s : float
-        For all attempts of one operation together.
+        Time limit of all attempts of one operation together.
     retries : int
         Further attempts after the first, for each call.
     """
@@ -88,16 +89,16 @@ class Attempts:
         self._failed = 0
 
     def begin(self) -> None:
-        """A new call starts; the time goes on."""
+        """Start a new call; the time limit stays."""
         self._failed = 0
 
     def left_s(self) -> float:
-        """Seconds that are left.
+        """Remaining seconds.
 
         Raises
         ------
         DeadlineExceededError
-            None are.
+            No time is left.
         """
         left = self._ends - time.monotonic()
         if left <= 0:
@@ -105,19 +106,19 @@ class Attempts:
         return left
 
     def too_late(self) -> DeadlineExceededError:
-        """What is raised when the time is over."""
+        """The error for an operation that ran out of time."""
         return DeadlineExceededError(
             f"no answer from {self._url} within {self._timeout_s:g} s",
-            hint="ask for less at once, or give the client a longer timeout_s",
+            hint="send fewer items, or create the client with a longer timeout_s",
         )
 
     def headers(self, call: Call) -> dict[str, str]:
-        """The call's own, and until when an answer is of use, so that the service need not compute others."""
+        """Headers of a call, including the remaining time, after which the service stops computing."""
         media = {} if call.body is None else {"content-type": call.media}
         return {TIMEOUT_HEADER: f"{self.left_s():.3f}", **media, **dict(call.headers)}
 
     def after_answer(self, answer: Answer, call: Call) -> float | None:
-        """Seconds to wait before another attempt; None: this is the answer."""
+        """Seconds to wait before another attempt; None if this response is final."""
         if answer.status not in _LATER or (call.once and answer.status in _BROKEN_OFF):
             return None
         return self._wait(_retry_after_s(answer.headers))
@@ -128,7 +129,7 @@ class Attempts:
         Raises
         ------
         DeadlineExceededError, ServiceError
-            There is none.
+            There is no further attempt.
         """
         if isinstance(error, _TIMED_OUT):
             raise self.too_late() from None
@@ -139,17 +140,17 @@ class Attempts:
             may = "" if not call.once or isinstance(error, _NOT_SENT) else "; it may have been received"
             raise ServiceError(
                 f"no answer from {self._url} ({_reason(error)}){may}",
-                hint="see whether the service runs there: GET /readyz",
+                hint="check that the service runs there: GET /readyz",
             ) from None
         return wait
 
     def _wait(self, at_least_s: float) -> float | None:
-        """None when the attempts are used up, or the next would come too late."""
+        """Seconds to wait; None when no attempts are left or the next would be too late."""
         if self._failed >= self._retries:
             return None
         step = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2**self._failed)
         self._failed += 1
-        # Clients that were refused together shall not come back together.
+        # Random, so that clients that were refused together do not retry together.
         wait = at_least_s + step * random.uniform(0.5, 1.0)
         return wait if wait < self._ends - time.monotonic() else None
 
@@ -171,7 +172,7 @@ def options(url: str, api_key: str | None, transport: Any) -> dict[str, Any]:
     Raises
     ------
     ServiceError
-        ``url`` is none.
+        ``url`` is not an HTTP URL.
     """
     headers = {"accept": "*/*", "user-agent": "cdmpp-client"}
     if api_key is not None:
@@ -185,7 +186,7 @@ def options(url: str, api_key: str | None, transport: Any) -> dict[str, Any]:
     return {
         "base_url": parsed,
         "headers": headers,
-        # Each attempt gets what is left of the operation's time.
+        # Each attempt gets the remaining time of the operation.
         "timeout": None,
         "follow_redirects": False,
         "limits": httpx2.Limits(max_connections=100, max_keepalive_connections=20),
@@ -195,7 +196,7 @@ def options(url: str, api_key: str | None, transport: Any) -> dict[str, Any]:
 
 def by_code() -> dict[str, type[CdmppError]]:
     """Error classes of the package by their code."""
-    # Not those that somebody else derives in this process: what is raised shall not depend on it.
+    # Only classes of this package: subclasses elsewhere must not change which error is raised.
     kinds, found = list(CdmppError.__subclasses__()), {}
     while kinds:
         kind = kinds.pop()

@@ -1,4 +1,4 @@
-"""Predicting a curve with any predictor."""
+"""Prediction of curves with any predictor."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ def predict_curve(
     ----------
     predictor : Predictor
     programs : Template, operator text, operator object, or sequence of Template
-        What runs at each point; several are summed, each times its count.
+        Programs of each point; several are summed, each times its count.
     axes : mapping of name to values
-        An axis replaces the field of its name, and stands in expressions. Numbers, texts ("float16") or truth
-        values; every axis must be used.
+        An axis replaces the field of its name, or occurs in expressions. Values are numbers, texts ("float16") or
+        booleans; every axis must be used.
     devices : sequence of DeviceSpec, mapping of its fields, or name
     backend, protocol, framework, quantiles
-        As for :meth:`cdmpp.predictor.LatencyPredictor.predict`.
+        See :meth:`cdmpp.predictor.LatencyPredictor.predict`.
     monotone : sequence of str, optional
-        Axes of numbers along which latency cannot fall; default: all of them.
+        Numeric axes along which the fit does not decrease; default: all of them.
 
     Returns
     -------
     Curve
-        A device that is not known, or sizes that make no program, are errors of their points.
+        An unknown device, or sizes that are not valid for the operator, are errors of their points.
 
     Raises
     ------
     DataError
-        An axis is not used or is none, ``monotone`` names something else, there are more than
-        :data:`MAX_POINTS` programs to predict, or the settings are not known.
+        An axis is unused or invalid, ``monotone`` names something else, there are more than
+        :data:`MAX_POINTS` programs to predict, or the options are not known.
     InvalidProgramError, UnsupportedOperatorError
-        A template is none.
+        A template is invalid.
 
     Examples
     --------

@@ -1,7 +1,7 @@
 """Sizes as expressions over axes: ``batch*tokens``, ``ceil(tokens*density)``.
 
-A grammar of its own rather than Python's: + - * / //, ceil, floor, min, max, numbers, names and brackets,
-nothing else, within a length. Numbers are exact fractions: 0.7 is seven tenths, so ``ceil(10*0.7)`` is 7.
+The grammar has + - * / //, ceil, floor, min, max, numbers, names and brackets, with a bounded length; it is not
+evaluated by Python. Numbers are exact fractions: 0.7 is seven tenths, so ``ceil(10*0.7)`` is 7.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from fractions import Fraction
 from cdmpp.errors import InvalidProgramError
 
 MAX_LENGTH, MAX_TOKENS = 200, 80
-#: Bits of a number on the way: nothing that becomes a size comes near.
+#: Maximum bits of an intermediate number, far above what sizes need.
 MAX_BITS = 512
-#: Brackets and signs may stand in each other this deep.
+#: Maximum nesting of brackets and signs.
 MAX_DEPTH = 24
 #: Names that are functions and cannot be axes.
 FUNCTIONS = ("ceil", "floor", "max", "min")
@@ -29,7 +29,7 @@ _Node = Callable[[Values], Number]
 
 
 class Expression:
-    """One expression, read once and evaluated for many points.
+    """One expression, parsed once and evaluated for many points.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class Expression:
     Raises
     ------
     InvalidProgramError
-        The text is none.
+        The text is not an expression.
     """
 
     def __init__(self, text: str) -> None:
@@ -180,5 +180,5 @@ def _bounded(value: Number) -> Number:
 
 
 def exact(value: int | float) -> Number:
-    """A number as it is written in decimal: 0.1 is a tenth."""
+    """The number with this decimal form: 0.1 is a tenth."""
     return value if isinstance(value, int) else Fraction(repr(value))

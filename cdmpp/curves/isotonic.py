@@ -1,7 +1,7 @@
-"""The nearest values on a grid that never decrease along chosen axes.
+"""Monotone fit on a grid: the nearest values that do not decrease along chosen axes.
 
-Least squares. Along one axis: pool adjacent violators. Along several: Dykstra's alternating projections onto
-the cones of the single axes (Boyle and Dykstra 1986), which tend to the nearest point of their intersection.
+Least squares. Along one axis: pool adjacent violators. Along several axes: Dykstra's alternating projections onto
+the cones of the axes (Boyle and Dykstra 1986), which converge to the nearest point of their intersection.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import numpy as np
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
-#: Rounds of alternating projections, and the largest change after which no more are made.
+#: Maximum rounds of alternating projections, and the change at which they stop.
 MAX_ROUNDS, TOLERANCE = 60, 1e-7
 
 
 def monotone_fit(values: Array, axes: Sequence[int]) -> Array:
-    """Fit that does not decrease along ``axes``; exactly so, whatever the rounding.
+    """Fit that does not decrease along ``axes``, exactly, despite rounding.
 
     Parameters
     ----------
     values : float64, any shape
-        NaN: no value there; it stays NaN and binds nobody.
+        NaN marks a missing value; it stays NaN and does not affect the fit.
     axes : sequence of int
         Along which indices grow; none: the values themselves.
 
@@ -38,7 +38,7 @@ def monotone_fit(values: Array, axes: Sequence[int]) -> Array:
     moved = np.moveaxis(values, free, range(len(free)))
     rest = moved.shape[len(free) :]
     grids = moved.reshape(-1, *rest)
-    # Each grid apart: what is fitted on one device does not depend on the others.
+    # Each grid separately: the fit of one device does not depend on the others.
     fitted = np.stack([_fit(grid) for grid in grids]).reshape(moved.shape)
     return np.moveaxis(fitted, range(len(free)), free)
 
@@ -89,7 +89,7 @@ def pool_adjacent_violators(values: Array) -> Array:
 
 
 def _running_maximum(grid: Array) -> Array:
-    """What alternating projections leave of a fall, some 1e-8, goes; gaps stay gaps."""
+    """Remove decreases of about 1e-8 that alternating projections leave; missing values stay missing."""
     known = np.isfinite(grid)
     out = np.where(known, grid, -np.inf)
     for axis in range(grid.ndim):

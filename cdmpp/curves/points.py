@@ -1,4 +1,4 @@
-"""What is said of a curve: its points, each with figures or an error."""
+"""Curves and their points, each with figures or an error."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class CurvePoint:
     latency_s : float
         Seconds, summed over the programs and their counts.
     lower_s, upper_s : float
-        Sums of the programs' bounds: errors are taken to be shared, so the width is an upper estimate.
+        Sums of the programs' bounds. This assumes equal relative errors, so the width is an upper estimate.
     fitted_s : float
-        The monotone fit at this point; ``latency_s`` itself where that needs no change.
+        The monotone fit at this point; equal to ``latency_s`` where no change is needed.
     domain : {"in", "near", "out"}
-        The worst of the programs'; ``domain_score`` is the largest.
+        Worst label of the programs; ``domain_score`` is their largest score.
     roofline_s : float
         Sum of the programs' bounds by arithmetic and traffic.
     """
@@ -44,7 +44,7 @@ class CurvePoint:
     error: ErrorInfo | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; an error instead of figures, never both."""
+        """Plain values for JSON, with either figures or an error."""
         if self.error is not None:
             return {"device": self.device, "at": self.at, "error": asdict(self.error)}
         return {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "error"}
@@ -61,7 +61,7 @@ class Curve:
     monotone : list of str
         Axes along which ``fitted_s`` does not decrease.
     points : list of CurvePoint
-        Devices outermost, the last axis fastest.
+        Device by device, the last axis fastest.
     """
 
     model_id: str
@@ -70,7 +70,7 @@ class Curve:
     points: list[CurvePoint]
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``POST /curve`` answers."""
+        """Body of a response of ``POST /curve``."""
         return {
             "model_id": self.model_id,
             "axes": self.axes,
@@ -80,7 +80,7 @@ class Curve:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Curve:
-        """Back from :meth:`to_dict`."""
+        """Inverse of :meth:`to_dict`."""
         points = []
         for point in fields["points"]:
             error = point.get("error")

@@ -1,4 +1,4 @@
-"""A template over axes: which programs stand at the points of a grid."""
+"""Templates over axes: the programs at the points of a grid."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from cdmpp.programs.operators import OperatorSpec, make_operator, operator_types
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import Backend
 
-#: Programs at points on devices: what is asked of the predictor at most.
+#: Maximum number of queries: programs times points times devices.
 MAX_POINTS = 10_000
 MAX_AXES, MAX_VALUES, MAX_PROGRAMS, MAX_COUNT, MAX_TEXT = 6, 1000, 64, 1_000_000, 200
-#: Parts of expressions times the points that they are evaluated at: about a second.
+#: Maximum number of expression parts times points; about a second.
 MAX_EVALUATIONS = 600_000
 #: Largest number of an axis.
 MAX_NUMBER = 1e15
-#: Names that no axis can have.
+#: Names that an axis must not have.
 RESERVED = (*FUNCTIONS, "operator")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
 Value = int | float | str | bool
@@ -31,13 +31,13 @@ Axes = Mapping[str, Sequence[Value]]
 
 @dataclass(frozen=True)
 class Template:
-    """One operator whose fields may be left to axes, and how often it runs.
+    """One operator with fields that depend on axes, and its number of runs.
 
     Parameters
     ----------
     fields : mapping
-        An operator object. A field that an axis names is replaced by the axis; an integer field may be an
-        expression over axes, as text.
+        An operator object. An axis replaces the field of its name; an integer field may be an expression over
+        axes, as text.
     count : int
     """
 
@@ -46,12 +46,12 @@ class Template:
 
     @classmethod
     def parse(cls, text: str, count: int = 1) -> Template:
-        """From ``linear:m=batch*tokens,n=4096,k=1024``.
+        """Parse a text such as ``linear:m=batch*tokens,n=4096,k=1024``.
 
         Raises
         ------
         InvalidProgramError
-            Not ``name:key=value,...``.
+            The text is not ``name:key=value,...``.
         """
         name, _, rest = text.partition(":")
         fields: dict[str, Any] = {"operator": name.strip()}
@@ -74,14 +74,14 @@ def _value(text: str) -> Any:
 
 
 class Grid:
-    """Templates over axes: the programs of every point, last axis fastest.
+    """Programs of every point of the axes, last axis fastest.
 
     Raises
     ------
     DataError
-        An axis is not used by any template, or no axis at all: its name or values.
+        No template uses an axis, or an axis has an invalid name or invalid values.
     InvalidProgramError, UnsupportedOperatorError
-        A template lacks a field, has one that its operator does not, or an expression that is none.
+        A template lacks a field, has an unknown field, or has an invalid expression.
     """
 
     def __init__(self, templates: Sequence[Template], axes: Axes) -> None:
@@ -108,7 +108,7 @@ class Grid:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Values of each axis."""
+        """Number of values of each axis."""
         return tuple(map(len, self.axes.values()))
 
     def __len__(self) -> int:
@@ -116,12 +116,12 @@ class Grid:
 
     @property
     def programs_each(self) -> int:
-        """Programs at a point."""
+        """Number of programs of a point."""
         return len(self._makers)
 
     @property
     def numeric(self) -> list[str]:
-        """Axes of numbers, in order."""
+        """Numeric axes, in order."""
         return [name for name, values in self.axes.items() if is_numeric(values)]
 
     def points(self) -> Iterator[dict[str, Value]]:
@@ -130,7 +130,7 @@ class Grid:
             yield dict(zip(self.axes, values, strict=True))
 
     def programs(self, at: Mapping[str, Value], backend: Backend) -> list[tuple[TensorProgram, int]] | CdmppError:
-        """The point's programs with their counts, or why it has none."""
+        """Programs of a point with their counts, or the error that prevents them."""
         try:
             return [(maker.program(at, backend), maker.count) for maker in self._makers]
         except CdmppError as error:
@@ -138,12 +138,12 @@ class Grid:
 
 
 def is_numeric(values: Sequence[Value]) -> bool:
-    """Whether an axis is of numbers."""
+    """Whether an axis is numeric."""
     return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
 
 
 def check_axes(axes: Mapping[str, Sequence[Any]]) -> None:
-    """Raise :class:`DataError` for axes that are none."""
+    """Raise :class:`DataError` for invalid axes."""
     if len(axes) > MAX_AXES:
         raise DataError(f"{len(axes)} axes are too many", hint=f"at most {MAX_AXES}")
     for name, values in axes.items():
@@ -166,7 +166,7 @@ def check_axes(axes: Mapping[str, Sequence[Any]]) -> None:
 
 
 class _Maker:
-    """Programs of one template, each made once."""
+    """Makes programs of one template, each distinct one once."""
 
     def __init__(self, template: Template, axes: Axes) -> None:
         if not 1 <= template.count <= MAX_COUNT:
@@ -204,15 +204,15 @@ class _Maker:
             )
 
     def program(self, at: Mapping[str, Value], backend: Backend) -> TensorProgram:
-        """The program at a point; raises what :func:`make_operator` and an expression raise."""
-        # Types belong to the key: True and 1 are equal and not the same field.
+        """The program of a point; raises the errors of :func:`make_operator` and of expressions."""
+        # The key includes types: True and 1 are equal, but not the same value of a field.
         key = tuple((type(at[name]), at[name]) for name in sorted(self.names))
-        found = self._made.get(key)
-        if found is None:
-            found = self._made[key] = self._make(at, backend)
-        if isinstance(found, CdmppError):
-            raise found
-        return found
+        program = self._made.get(key)
+        if program is None:
+            program = self._made[key] = self._make(at, backend)
+        if isinstance(program, CdmppError):
+            raise program
+        return program
 
     def _make(self, at: Mapping[str, Value], backend: Backend) -> TensorProgram | CdmppError:
         fields = {**self._fields, **{name: at[name] for name in self._replaced}}

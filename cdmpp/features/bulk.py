@@ -1,4 +1,4 @@
-"""Queries and answers in bulk, as arrays: for those who have thousands of programs encoded already.
+"""Queries and predictions in bulk, as arrays, for callers with thousands of encoded programs.
 
 A :class:`FeatureQueries` holds what the network reads of each program, so nothing is parsed or encoded
 on the way to an answer; as safetensors bytes it is the binary body of ``POST /predict``. The features belong
@@ -35,10 +35,10 @@ __all__ = ["DOMAINS", "MEDIA_TYPE", "TIR", "FeatureAnswers", "FeaturePart", "Fea
 
 MEDIA_TYPE = "application/vnd.safetensors"
 QUESTIONS_FORMAT = "cdmpp-feature-questions-1"
-#: Feature schemas by width of a leaf: an operator's columns, or a schedule's behind them.
+#: Feature schemas by width of a leaf: operator columns, or operator and schedule columns.
 SCHEMAS = {WIDTH: SCHEMA_HASH, WIDTH + SCHEDULE_WIDTH: f"{SCHEMA_HASH}+{SCHEDULE_HASH}"}
-#: Bounds that no program reaches: a magnitude is log2(1 + x) of a double; totals are plain doubles, which
-#: are multiplied with a device's figures.
+#: Bounds above those of any program: a magnitude is log2(1 + x) of a double; totals are doubles, which are
+#: multiplied with a device's figures.
 MAX_COLUMN, MAX_TOTAL = 1100.0, 1e200
 MAX_POSITION = 2**24
 MAX_QUANTILES, MAX_DEVICES, MAX_NAME = 16, 10_000, 200
@@ -58,7 +58,7 @@ _ROWS: Layout = {
 
 @dataclass(frozen=True)
 class FeaturePart:
-    """Encoded programs of one kind that ask the same of one device.
+    """Encoded programs of one kind with the same device and options.
 
     Attributes
     ----------
@@ -124,7 +124,7 @@ class FeatureQueries:
     def of(
         cls, parts: Sequence[FeaturePart], *, quantiles: Sequence[float] = (0.1, 0.9), model: str | None = None
     ) -> FeatureQueries:
-        """The rows of ``parts``, one below the other.
+        """The rows of ``parts`` in order.
 
         Raises
         ------
@@ -143,7 +143,7 @@ class FeatureQueries:
         devices: dict[str, int] = {}
         listed: list[DeviceSpec | str] = []
         codes = np.zeros((len(parts), 6), dtype=np.int32)
-        # Most parts share one specification object, and its text takes longer to make than to find.
+        # Most parts share one specification object, whose text is expensive to make.
         known: dict[int, int] = {}
         for i, part in enumerate(parts):
             encoded, place = part.encoded, slice(int(edges[i]), int(edges[i + 1]))
@@ -187,17 +187,17 @@ class FeatureQueries:
 
     @property
     def families(self) -> tuple[str, ...]:
-        """Coarse family of each of ``kinds``, as :class:`EncodedPrograms` names it."""
+        """Operator family of each of ``kinds``, as in :class:`EncodedPrograms`."""
         return tuple(TIR if operator == TIR else operator_family(operator) for operator, _ in self.kinds)
 
     def take(self, rows: Array) -> FeatureQueries:
-        """Some rows; kinds and devices stay as they are."""
+        """The rows with these positions; kinds and devices are not changed."""
         return replace(self, **{name: getattr(self, name)[rows] for name in _ROWS})
 
     def check(self) -> None:
-        """Raise :class:`DataError` unless every array fits the others and every figure is one.
+        """Raise :class:`DataError` unless the arrays have matching shapes and valid values.
 
-        Names of devices are not looked up, and levels are not compared with a model's, here.
+        Device names and quantile levels are checked by the predictor, not here.
         """
         if self.leaves.shape[2:] not in [(width,) for width in SCHEMAS]:
             raise DataError(f"a leaf has {self.leaves.shape[2]} columns", hint=f"one of {', '.join(map(str, SCHEMAS))}")
@@ -241,7 +241,7 @@ class FeatureQueries:
 
     @classmethod
     def from_bytes(cls, body: bytes | bytearray | memoryview) -> FeatureQueries:
-        """Read what :meth:`to_bytes` wrote; everything is checked.
+        """Inverse of :meth:`to_bytes`; checks all content.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""What ``/curve`` adds to the published schema."""
+"""OpenAPI schema of ``/curve``."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from cdmpp_server.settings import Settings
 
 _MEANING = {
     404: "The model is not loaded (unknown_model).",
-    409: "The request fits the schema, but an axis is not used, `monotone` names none of numbers, or there "
+    409: "The request fits the schema, but an axis is not used, `monotone` names a non-numeric axis, or there "
     "are more predictions than items of one request (data_error); or a template's operator or fields are not "
-    "known, or an expression is none (unsupported_operator, invalid_program).",
+    "known, or an expression is invalid (unsupported_operator, invalid_program).",
 }
 _EXAMPLE: dict[str, Any] = {
     "program": {"operator": "linear", "m": "batch*128", "n": 4096, "k": 1024, "dtype": "float16"},
@@ -26,7 +26,7 @@ _EXAMPLE: dict[str, Any] = {
 
 
 def describe_curve(document: Schema, schemas: Schema, settings: Settings) -> None:
-    """Body, answer and problems."""
+    """Add request, response and problems of ``/curve``."""
     add_models(schemas, CurveRequest, CurvesRequest, CurveResponse)
     operation = document["paths"]["/curve"]["post"]
     operation["description"] += (

@@ -1,4 +1,4 @@
-"""``POST /curve``: the points go through the queue of ``/predict``."""
+"""Route ``POST /curve``; its queries use the queue of ``/predict``."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ router = APIRouter()
 
 @router.post("/curve", summary="Predict a curve", response_class=Response)
 async def curve(request: Request) -> Response:
-    """Predict a template over axes on devices, with a fit that does not fall and domain flags."""
+    """Predict a template over axes on devices, with a monotone fit and domain labels."""
     state = request.app.state
     body = await read_json_body(request, state.settings)
     deadline = Deadline.of(request, state.settings)
     with bugs_hidden("/curve"):
-        asked = await state.limiter.run(partial(_parse, body), deadline)
-        predictor = await state.service.model(asked.model)
+        parsed = await state.limiter.run(partial(_parse, body), deadline)
+        predictor = await state.service.model(parsed.model)
         most = state.settings.max_items
-        plan = await state.limiter.run(partial(_plan, asked, predictor.artifact, most), deadline)
+        plan = await state.limiter.run(partial(_plan, parsed, predictor.artifact, most), deadline)
         count_items(request, len(plan.queries))
-        answers = await state.batcher.ask(predictor, plan.queries, plan.levels, deadline)
+        predictions = await state.batcher.ask(predictor, plan.queries, plan.levels, deadline)
 
         def render() -> bytes:
-            found = plan.curve(predictor.model_id, answers)
-            answered = [(point.device, point.domain) for point in found.points if point.domain is not None]
-            errors = [point.error.code for point in found.points if point.error is not None]
-            state.metrics.items(answered, errors)
-            return json.dumps(found.to_dict(), allow_nan=False, separators=(",", ":")).encode()
+            curve = plan.curve(predictor.model_id, predictions)
+            predicted = [(point.device, point.domain) for point in curve.points if point.domain is not None]
+            errors = [point.error.code for point in curve.points if point.error is not None]
+            state.metrics.items(predicted, errors)
+            return json.dumps(curve.to_dict(), allow_nan=False, separators=(",", ":")).encode()
 
         text = await state.limiter.run(render, deadline)
     return Response(text, media_type="application/json")
@@ -52,25 +52,25 @@ def _parse(body: bytes | bytearray) -> CurveRequest | CurvesRequest:
     return check(CurvesRequest, value) if several else check(CurveRequest, value)
 
 
-def _plan(asked: CurveRequest | CurvesRequest, artifact: Artifact, most: int) -> CurvePlan:
-    if isinstance(asked, CurvesRequest):
-        templates = [Template(each.program, each.count) for each in asked.programs]
+def _plan(request: CurveRequest | CurvesRequest, artifact: Artifact, most: int) -> CurvePlan:
+    if isinstance(request, CurvesRequest):
+        templates = [Template(program.program, program.count) for program in request.programs]
     else:
-        templates = [Template(asked.program)]
+        templates = [Template(request.program)]
     try:
         return CurvePlan(
             templates,
-            asked.axes,
-            asked.devices,
-            backend=asked.backend,
-            protocol=asked.protocol,
-            framework=asked.framework,
-            quantiles=asked.quantiles,
-            monotone=asked.monotone,
-            # By name and never load_device: a client's text is not a path on this machine.
+            request.axes,
+            request.devices,
+            backend=request.backend,
+            protocol=request.protocol,
+            framework=request.framework,
+            quantiles=request.quantiles,
+            monotone=request.monotone,
+            # By name and never load_device: a client's text must not be used as a path on this machine.
             find=artifact.device,
             most=most,
         )
     except CdmppError as error:
-        # The form is right; that its parts do not fit together, no schema can say.
+        # Not 422: the body satisfies the schema.
         raise ProblemError(error.code, error.message, error.hint, status=409) from None

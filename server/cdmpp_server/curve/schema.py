@@ -1,4 +1,4 @@
-"""What travels to and from ``/curve``."""
+"""Request and response models of ``/curve``."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ TemplateProgram = Annotated[OperatorProgram, BeforeValidator(_template), Field(d
 
 
 class CountedProgram(BaseModel):
-    """A template, and how often it runs at a point."""
+    """A template, and its number of runs at a point."""
 
     model_config = _CLOSED
 
@@ -90,7 +90,7 @@ class _Request(BaseModel):
 
     axes: Annotated[dict[str, list[Any]], PlainValidator(_axes), WithJsonSchema(AXES_SCHEMA)]
     devices: Annotated[list[Device], Field(min_length=1, max_length=MAX_DEVICES)]
-    backend: Annotated[Backend | None, Field(description="library, unless said.")] = None
+    backend: Annotated[Backend | None, Field(description="Default: library.")] = None
     protocol: Annotated[Protocol, Field(description="As in an item of /predict.")] = DEFAULT_PROTOCOL
     framework: Framework | None = None
     quantiles: Annotated[
@@ -98,31 +98,31 @@ class _Request(BaseModel):
     ] = list(DEFAULT_QUANTILES)
     monotone: Annotated[
         Annotated[list[Annotated[str, Field(max_length=32)]], Field(max_length=MAX_AXES)] | None,
-        Field(description="Axes of numbers along which latency cannot fall: `fitted_s` does not. null: all."),
+        Field(description="Numeric axes along which `fitted_s` does not decrease. null: all."),
     ] = None
     model: Annotated[
         Annotated[str, Field(max_length=200)] | None,
-        Field(description="Which model answers: a `model_id` of GET /models."),
+        Field(description="Model that predicts: a `model_id` of GET /models."),
     ] = None
 
 
 class CurveRequest(_Request):
-    """One template over axes on devices."""
+    """One template over axes, on devices."""
 
     program: TemplateProgram
 
 
 class CurvesRequest(_Request):
-    """Several templates, which are summed at each point."""
+    """Several templates, summed at each point."""
 
     programs: Annotated[list[CountedProgram], Field(min_length=1, max_length=MAX_PROGRAMS)]
 
 
-At = Annotated[dict[str, float | str | bool], Field(description="The axes' values at this point.")]
+At = Annotated[dict[str, float | str | bool], Field(description="Values of the axes at this point.")]
 
 
 class CurveAnswer(BaseModel):
-    """One point on one device, in seconds; several programs are summed, each times its count."""
+    """One point on one device, in seconds; programs are summed, each times its count."""
 
     model_config = _ANSWER
 
@@ -130,21 +130,23 @@ class CurveAnswer(BaseModel):
     at: At
     latency_s: Seconds
     lower_s: Annotated[Seconds, Field(description="Sum of the programs' lower bounds.")]
-    upper_s: Annotated[Seconds, Field(description="Sum of the upper bounds: as if all errors went the same way.")]
+    upper_s: Annotated[
+        Seconds, Field(description="Sum of the upper bounds, which assumes that all errors have the same sign.")
+    ]
     fitted_s: Annotated[
         Seconds,
         Field(
-            description="Least-squares fit of the logarithms that does not fall along the axes of "
+            description="Least-squares fit of the logarithms that does not decrease along the axes of "
             "`monotone`; latency_s itself where that needs no change."
         ),
     ]
-    domain: Annotated[Literal["in", "near", "out"], Field(description="The worst of the programs'.")]
-    domain_score: Annotated[float, Field(description="The largest of the programs'.")]
+    domain: Annotated[Literal["in", "near", "out"], Field(description="Worst domain of the programs.")]
+    domain_score: Annotated[float, Field(description="Largest score of the programs.")]
     roofline_s: Annotated[float, Field(ge=0)]
 
 
 class CurveFailure(BaseModel):
-    """A point without an answer: sizes that make no program, or a device that is none."""
+    """A point without a prediction: its sizes or its device are invalid."""
 
     model_config = _ANSWER
 
@@ -154,11 +156,11 @@ class CurveFailure(BaseModel):
 
 
 class CurveResponse(BaseModel):
-    """The points of a curve: devices outermost, the last axis fastest."""
+    """The points of a curve, device by device, the last axis fastest."""
 
     model_config = _ANSWER
 
     model_id: str
     axes: dict[str, list[float | str | bool]]
-    monotone: Annotated[list[str], Field(description="Axes along which fitted_s does not fall.")]
+    monotone: Annotated[list[str], Field(description="Axes along which fitted_s does not decrease.")]
     points: list[CurveAnswer | CurveFailure]

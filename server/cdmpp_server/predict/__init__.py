@@ -1,1 +1,1 @@
-"""``POST /predict``: what travels, and how it is answered."""
+"""``POST /predict`` and ``POST /programs``."""

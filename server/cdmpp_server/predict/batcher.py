@@ -1,10 +1,10 @@
-"""Micro-batching: queries of many requests computed together, each request by its own deadline.
+"""Micro-batching: queries of several requests are computed together, within the deadline of each request.
 
-While a batch is computed the next one gathers, so under load batches grow by themselves; only a small
-batch right behind another waits a moment for company. Every waiting request gets its share of each
-batch: a request of ten thousand rows does not hold up one of a single row.
+The next batch collects queries while one is computed, so batches grow under load. Only a small batch right after
+another waits for more queries. Every waiting request gets a share of each batch: a request of ten thousand rows does
+not block a request of one row.
 
-An answer does not depend on who shares the batch: the predictor computes in chunks of a fixed shape.
+A prediction does not depend on the other queries of the batch: the predictor computes in chunks of a fixed shape.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ from cdmpp_server.deadline import Deadline
 from cdmpp_server.problems import ProblemError
 
 _log = logging.getLogger(__name__)
-#: A batch of this size computes as well as a larger one: it waits for nobody.
+#: A batch of this size is as efficient as a larger one, so it does not wait for more rows.
 _WORTH_WAITING_ROWS = 32
-#: A request is taken only where the rows before it need no more than this share of its time, at the present
-#: rate: one that would be late in the end is better told at once, before it costs anything.
+#: A request is accepted only if the rows before it need at most this share of its time, at the current rate: a
+#: request that would miss its deadline is refused at once, before it costs anything.
 _SHARE_OF_DEADLINE = 0.5
 
 
 class Predicts(Typed):
-    """What the queue needs of a predictor; called in a thread."""
+    """Interface of a predictor for the queue; called in a thread."""
 
     def predict_queries(self, queries: Sequence[Query], quantiles: Sequence[float]) -> list[Prediction]:
-        """Answers in order, an error in its row."""
+        """Predictions in order, with errors in place."""
         ...
 
 
 class PredictsFeatures(Typed):
-    """The same for rows as arrays."""
+    """Interface of a predictor for rows as arrays."""
 
     def predict_features(self, queries: FeatureQueries) -> FeatureAnswers:
-        """Answers in order."""
+        """Predictions in order."""
         ...
 
 
 class _Waiting:
     """A request in the queue."""
 
-    def __init__(self, group: Hashable, asked: Any, compute: _Compute, on_answers: OnAnswers | None = None) -> None:
-        self.group, self.asked, self.rows, self.compute = group, asked, len(asked), compute
+    def __init__(self, group: Hashable, queries: Any, compute: _Compute, on_answers: OnAnswers | None = None) -> None:
+        self.group, self.queries, self.rows, self.compute = group, queries, len(queries), compute
         self.on_answers = on_answers
         self.future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
         self.taken = 0
@@ -75,7 +75,7 @@ class _Waiting:
 
     def deliver(self, part: _Part, answers: Any) -> None:
         if self.future.done():
-            return  # the request has gone; the others of the batch have their answers all the same
+            return  # the request has ended; the other requests of the batch are not affected
         self._pieces.append((part.start, answers))
         self._missing -= part.rows
         if self._missing == 0:
@@ -97,9 +97,9 @@ class _Part:
         return self.end - self.start
 
 
-#: Told the first row's position and the answers of a batch's part, in the thread that computed them.
+#: Called with the position of the first row and the predictions of a part, in the thread that computed them.
 OnAnswers = Callable[[int, Sequence[Prediction]], None]
-#: Answers to the parts of a batch that belong to one group, each as its request wants them; in a thread.
+#: Computes the parts of a batch that belong to one group; called in a thread.
 _Compute = Callable[[list[_Part]], list[Any]]
 
 
@@ -109,16 +109,16 @@ class Batcher:
     Parameters
     ----------
     max_batch_rows : int
-        Rows computed together.
+        Maximum rows of a batch.
     max_queued_rows : int
-        Rows that may wait; a request that would make them more is refused (503). One that finds the queue
-        empty is taken whatever its size.
+        Maximum waiting rows; a request beyond it is refused (503). With an empty queue, a request of any size is
+        accepted.
     max_wait_s : float
-        How long a small batch right behind another waits for company.
+        Time for which a small batch right after another waits for more rows, in seconds.
     threads : int
-        Batches computed at a time.
+        Batches that are computed at the same time.
     on_batch : callable, optional
-        Told the rows of each batch and the seconds that it took.
+        Called with the rows and the seconds of each batch.
     """
 
     def __init__(
@@ -135,16 +135,16 @@ class Batcher:
         self._queue: deque[_Waiting] = deque()
         self._queued_rows = 0
         self._work = asyncio.Event()
-        self._rows_per_s = 1000.0  # until batches tell
+        self._rows_per_s = 1000.0  # until batches are measured
 
     @property
     def queued_rows(self) -> int:
-        """Rows that wait and that no batch has taken."""
+        """Waiting rows that are not in a batch yet."""
         return self._queued_rows
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Compute in threads of its own until the block ends; what still waits then is refused."""
+        """Compute in separate threads until the block ends; requests that still wait then are refused."""
         with ThreadPoolExecutor(self._threads, thread_name_prefix="predict") as executor:
             tasks = [asyncio.create_task(self._serve(executor)) for _ in range(self._threads)]
             try:
@@ -166,34 +166,33 @@ class Batcher:
         deadline: Deadline,
         on_answers: OnAnswers | None = None,
     ) -> list[Prediction]:
-        """Answers in the order of the queries; ``on_answers`` hears those of each batch before.
+        """Predictions in the order of the queries; ``on_answers`` is called with those of each batch.
 
-        It hears them also where the request is refused later on: whoever keeps them finds the same request,
-        sent again, begun.
+        It is called also if the request misses its deadline later, so that a repeated request can continue.
 
         Raises
         ------
         ProblemError
             503 at once when the queue is full, 504 at the deadline. Then, and when the caller is cancelled,
-            what no batch has taken yet is not computed any more.
+            rows that are not in a batch yet are not computed.
         """
         if not queries:
             return []
         wanted = tuple(levels)
 
         def compute(parts: list[_Part]) -> list[Sequence[Prediction]]:
-            asked = [part.owner.asked[part.start : part.end] for part in parts]
-            answers = predictor.predict_queries(list(chain.from_iterable(asked)), wanted)
-            if len(answers) != sum(map(len, asked)):
-                raise RuntimeError(f"{len(answers)} answers to {sum(map(len, asked))} queries")
-            ends = list(accumulate(map(len, asked), initial=0))
+            batch = [part.owner.queries[part.start : part.end] for part in parts]
+            answers = predictor.predict_queries(list(chain.from_iterable(batch)), wanted)
+            if len(answers) != sum(map(len, batch)):
+                raise RuntimeError(f"{len(answers)} answers to {sum(map(len, batch))} queries")
+            ends = list(accumulate(map(len, batch), initial=0))
             pieces: list[Sequence[Prediction]] = [answers[start:end] for start, end in pairwise(ends)]
             for part, piece in zip(parts, pieces, strict=True):
                 if part.owner.on_answers is not None:
                     part.owner.on_answers(part.start, piece)
             return pieces
 
-        # Whatever else a request asks of the same model at the same levels is computed together with this.
+        # Requests to the same model with the same quantiles are computed together.
         group = (id(predictor), wanted)
         pieces = await self._wait(_Waiting(group, queries, compute, on_answers), deadline)
         return list(chain.from_iterable(pieces))
@@ -201,25 +200,25 @@ class Batcher:
     async def ask_features(
         self, predictor: PredictsFeatures, queries: FeatureQueries, deadline: Deadline
     ) -> FeatureAnswers:
-        """The same for rows as arrays, at least one.
+        """Predictions of rows as arrays, at least one row.
 
         Raises
         ------
         ProblemError
             503, 504.
         CdmppError
-            A row is none that the predictor can answer.
+            A row cannot be predicted.
         """
 
         def compute(parts: list[_Part]) -> list[FeatureAnswers]:
             rows = (np.arange(part.start, part.end) for part in parts)
-            return [predictor.predict_features(queries.take(each)) for each in rows]
+            return [predictor.predict_features(queries.take(part)) for part in rows]
 
         pieces = await self._wait(_Waiting(object(), queries, compute), deadline)
         return FeatureAnswers.concat(pieces)
 
     async def _wait(self, waiting: _Waiting, deadline: Deadline) -> list[Any]:
-        """Queue a request until its rows have been computed; its pieces in order."""
+        """Queue a request until its rows are computed; returns its pieces in order."""
         if deadline.left_s() <= 0:
             raise deadline.exceeded()
         if self._queued_rows and self._queued_rows + waiting.rows > self._max_queued_rows:
@@ -239,10 +238,10 @@ class Batcher:
                 self._queue.remove(waiting)
 
     def admit(self, deadline: Deadline) -> None:
-        """Refuse (503) what would wait too long; from any thread.
+        """Refuse (503) a request that would wait too long; from any thread.
 
-        For callers that want to know before they read what was sent: under overload reading what cannot be
-        answered would take the time of what can.
+        Callers use it before they read a body: under overload, reading requests that will be refused would take
+        time from the others.
         """
         left_s = max(deadline.left_s(), 0.0)
         if self._queued_rows > _SHARE_OF_DEADLINE * left_s * self._rows_per_s + self._max_batch_rows:
@@ -252,25 +251,25 @@ class Batcher:
         seconds = max(1, math.ceil(self._queued_rows / self._rows_per_s))
         return ProblemError(
             "overloaded",
-            f"{self._queued_rows} items wait to be computed",
-            "come back after the seconds of Retry-After, or send fewer items",
+            f"{self._queued_rows} items are waiting in the queue",
+            "retry after the seconds of Retry-After, or send fewer items",
             headers={"retry-after": str(min(seconds, 60))},
         )
 
     def _next_batch(self) -> list[_Part]:
-        """Rows of as many requests as wait, first come first served, each with its share at least."""
+        """Rows of the waiting requests, first come first served, each with at least its share."""
         room = self._max_batch_rows
         share = max(1, room // max(1, len(self._queue)))
         parts: list[_Part] = []
         while self._queue and room:
             parts.append(self._queue.popleft().take(min(share, room)))
             room -= parts[-1].rows
-        for part in parts:  # what others left of their share
+        for part in parts:  # room that other requests did not need
             more = part.owner.take(room)
             part.end = more.end
             room -= more.rows
         self._queued_rows -= sum(part.rows for part in parts)
-        # Behind those that this batch had no room for.
+        # Behind the requests that this batch had no room for.
         self._queue.extend(part.owner for part in parts if part.owner.left)
         return parts
 
@@ -292,12 +291,12 @@ class Batcher:
             ended = loop.time()
             if self._on_batch is not None:
                 self._on_batch(rows, ended - started)
-            if rows >= _WORTH_WAITING_ROWS:  # a batch of one says nothing of the rate under load
+            if rows >= _WORTH_WAITING_ROWS:  # the rate of a small batch is not the rate under load
                 self._rows_per_s += 0.2 * (rows / max(ended - started, 1e-6) - self._rows_per_s)
 
 
 def _compute(loop: asyncio.AbstractEventLoop, parts: list[_Part]) -> None:
-    """Answer a batch, in a thread; equal queries of different requests are the predictor's matter."""
+    """Compute a batch, in a thread; the predictor merges equal queries of different requests."""
     groups: dict[Hashable, list[_Part]] = {}
     for part in parts:
         groups.setdefault(part.owner.group, []).append(part)
@@ -308,8 +307,8 @@ def _compute(loop: asyncio.AbstractEventLoop, parts: list[_Part]) -> None:
             if len(group) == 1:
                 loop.call_soon_threadsafe(group[0].owner.fail, error)
             else:
-                # A bug that one request met is not its neighbours': each alone.
-                _log.warning("a batch of %d requests failed; each is computed alone", len(group))
+                # One request may have caused the failure: compute each separately.
+                _log.warning("a batch of %d requests failed; each is computed separately", len(group))
                 for part in group:
                     _compute(loop, [part])
             continue

@@ -1,4 +1,4 @@
-"""The binary body of ``/predict``: programs that the client encoded, as arrays (safetensors)."""
+"""Binary bodies of ``/predict``: encoded programs as arrays (safetensors)."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ async def predict_features(
     max_items: int,
     on_items: Callable[[int], None],
 ) -> bytes:
-    """Answer a :class:`FeatureQueries` with a :class:`FeatureAnswers`, rows in their order.
+    """The :class:`FeatureAnswers` body of a :class:`FeatureQueries` body, rows in the same order.
 
-    The request is answered or refused as a whole: its rows come from a program, which can make them right.
+    One faulty row refuses the whole request.
 
     Raises
     ------
     ProblemError
-        422 for anything that is not such a body, 404 for a model or a device that is not known, 503 and 504
-        under load.
+        422 for an invalid body, 404 for an unknown model or device, 503 and 504 under load.
     """
     with bugs_hidden("/predict"):
         try:

@@ -1,4 +1,4 @@
-"""What ``/predict`` adds to the published schema."""
+"""OpenAPI schema of ``/predict`` and ``/programs``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MEANING = {
     "(unknown_device) or the hash of a program (unknown_program) is not known.",
     409: "With strict: an item fits the schema but contradicts itself, or its TIR cannot be read. The "
     "code is the one that the item would have without strict.",
-    422: "The body breaks this schema (invalid_request); with strict: an item breaks the schema of its "
+    422: "The body violates this schema (invalid_request); with strict: an item violates the schema of its "
     "operator or device (unsupported_operator, invalid_program, invalid_device).",
 }
 _BYTES = {
@@ -45,7 +45,7 @@ _EXAMPLE: dict[str, Any] = {
 
 
 def describe_predict(document: Schema, schemas: Schema, settings: Settings) -> None:
-    """Requests, answers and problems of ``/predict`` and ``/programs``."""
+    """Add requests, responses and problems of ``/predict`` and ``/programs``."""
     most = settings.max_items
     add_models(schemas, request_model(most), PredictResponse, register_request_model(most), RegisterResponse)
     schemas.update(strict_schemas())
@@ -53,9 +53,9 @@ def describe_predict(document: Schema, schemas: Schema, settings: Settings) -> N
     predict = document["paths"]["/predict"]["post"]
     add_body(predict, {"oneOf": [ref("PredictRequest"), ref("StrictPredictRequest")]}, _EXAMPLE)
     add_body(predict, _BYTES, media=MEDIA_TYPE)
-    said = "One prediction or error per item, in order."
-    add_answer(predict, ref("PredictResponse"), said)
-    add_answer(predict, _BYTES, said, media=MEDIA_TYPE)
+    description = "One prediction or error per item, in order."
+    add_answer(predict, ref("PredictResponse"), description)
+    add_answer(predict, _BYTES, description, media=MEDIA_TYPE)
     add_problems(predict, 404, 409, *BODY_PROBLEMS, meaning=_MEANING)
     predict["description"] += "\n\n" + DESCRIPTION
     programs = document["paths"]["/programs"]["post"]
@@ -65,7 +65,7 @@ def describe_predict(document: Schema, schemas: Schema, settings: Settings) -> N
 
 
 def _add_strict_request(schemas: Schema) -> None:
-    """Split the request by ``strict``: with it every operator is spelled out."""
+    """Split the request model by ``strict``; the strict one has a model of every operator."""
     item = deepcopy(schemas["Item"])
     item["title"] = "StrictItem"
     item["properties"]["program"] = strict_program()
@@ -74,7 +74,7 @@ def _add_strict_request(schemas: Schema) -> None:
     schemas["StrictItem"] = item
     strict = deepcopy(schemas["PredictRequest"])
     strict["title"] = "StrictPredictRequest"
-    strict["description"] = "The same, refused as a whole when one item cannot be predicted."
+    strict["description"] = "A request that is refused as a whole when one item cannot be predicted."
     strict["properties"]["items"]["items"] = ref("StrictItem")
     strict["properties"]["strict"] = {"const": True, "type": "boolean"}
     strict["required"] = [*strict["required"], "strict"]

@@ -1,4 +1,4 @@
-"""From a prediction to the JSON of a result, once for each answer: the item's id is put in later."""
+"""JSON of results. A prediction is rendered once; the item's id is added per request."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 from cdmpp.prediction import ErrorInfo, Prediction
 from cdmpp_server.observe.ids import make_id
 
-#: JSON without spaces; a figure that is not finite raises ValueError.
+#: JSON without spaces; raises ValueError for a figure that is not finite.
 encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 
 class Answer(NamedTuple):
-    """An answer as it is remembered.
+    """A rendered prediction.
 
     Attributes
     ----------
@@ -29,7 +29,7 @@ class Answer(NamedTuple):
 
 
 def answer_of(prediction: Prediction, device_digest: str) -> Answer:
-    """From a prediction with figures; raises as :func:`fragment`."""
+    """The rendered form of a prediction without an error; raises as :func:`fragment`."""
     return Answer(fragment(prediction, device_digest), (prediction.device, prediction.domain or "out"))
 
 
@@ -39,8 +39,7 @@ def fragment(prediction: Prediction, device_digest: str) -> str:
     Raises
     ------
     ValueError
-        A figure is not finite: NaN and infinity are no JSON, and better no answer than one that no client
-        can read.
+        A figure is not finite: NaN and infinity are not valid JSON.
     """
     return encode(
         {
@@ -64,20 +63,20 @@ def fragment(prediction: Prediction, device_digest: str) -> str:
 
 
 def error_fragment(error: ErrorInfo) -> str:
-    """The same for an item that has no answer."""
+    """The JSON object of an item's error, without its opening brace and its id."""
     return encode({"error": error_fields(error)})[1:]
 
 
 def error_fields(error: ErrorInfo) -> dict[str, Any]:
-    """An error as it travels."""
+    """Fields of an error in JSON."""
     return {"code": error.code, "message": error.message, "hint": error.hint}
 
 
 def with_id(id: str | None, rest: str) -> str:
-    """A result."""
+    """A result with its id."""
     return f'{{"id":{"null" if id is None else encode_basestring_ascii(id)},{rest}'
 
 
 def response(model_id: str, results: list[str]) -> bytes:
-    """The body of an answer to ``/predict``."""
+    """The body of a response of ``/predict``."""
     return f'{{"model_id":{encode_basestring_ascii(model_id)},"results":[{",".join(results)}]}}'.encode()

@@ -1,4 +1,4 @@
-"""``POST /predict`` and ``POST /programs``, and what stays open for them: model, queue, caches."""
+"""Routes ``POST /predict`` and ``POST /programs``, and their model, queue and caches."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SWITCH_S = 0.001
 
 @asynccontextmanager
 async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
-    """Load the model and try it with a golden prediction; a missing or damaged one ends the start."""
+    """Load the model and make the golden prediction; a missing or damaged model stops the start."""
     state = app.state
     state.model_fingerprint = await run_sync(fingerprint, settings.model)
     try:
@@ -42,7 +42,7 @@ async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
         raise
     state.models = Models(predictor, settings.max_adapted, settings.adapted_dir)
     state.limiter = ConcurrencyLimiter(settings.max_concurrent, settings.max_queued)
-    # What takes seconds has a place of its own, so that what takes milliseconds does not wait behind it.
+    # Requests that take seconds have a separate limit, so that they do not block short requests.
     state.slow_limiter = ConcurrencyLimiter(1, settings.max_queued)
     state.batcher = Batcher(
         max_batch_rows=settings.max_batch_rows,
@@ -56,7 +56,7 @@ async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     state.not_ready = await run_sync(check_golden, predictor)
     if state.not_ready:
         _log.error("not ready: %s", state.not_ready)
-    # The thread that computes would otherwise keep the event loop waiting for 5 ms at each of its turns.
+    # With the default of 5 ms, the computing thread would delay the event loop by 5 ms per switch.
     sys.setswitchinterval(_SWITCH_S)
     async with state.batcher.running():
         with infrequent_gc():
@@ -65,7 +65,7 @@ async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
 
 @router.post("/predict", summary="Predict latencies", response_class=Response)
 async def predict(request: Request) -> Response:
-    """Predict the latency of each item, in order. A bad item gets an error of its own."""
+    """Predict the latency of each item, in order. A faulty item gets an error; the others are unaffected."""
     state = request.app.state
     media, body = await read_body(request, state.settings, {JSON, MEDIA_TYPE})
     deadline, on_items = Deadline.of(request, state.settings), partial(count_items, request)
@@ -79,7 +79,7 @@ async def predict(request: Request) -> Response:
 
 @router.post("/programs", summary="Register programs", response_class=Response)
 async def programs(request: Request) -> Response:
-    """Keep programs, so that items can name them by their hash; order is kept."""
+    """Register programs, so that items can name them by hash; order is kept."""
     state = request.app.state
     body = await read_json_body(request, state.settings)
     deadline = Deadline.of(request, state.settings)

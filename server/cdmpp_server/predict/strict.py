@@ -1,9 +1,9 @@
-"""``strict: true``: one bad item refuses the request. What it refuses, its own schema forbids.
+"""``strict: true``: one faulty item refuses the whole request.
 
-Without ``strict`` a program is any operator object, and faults are errors of items. With it the
-published schema spells every operator and the device specification out, and a body that departs from
-it is 422. Two kinds of fault no schema can express: a device's name or a program's hash that is not known
-(404), and an item whose parts contradict each other or whose TIR cannot be read (409).
+Without ``strict``, a program is any operator object, and faults are errors of items. With it, the published schema
+has a model of every operator and of the device specification, and a body that violates it gets 422. A schema cannot
+express two kinds of fault: an unknown device name or program hash (404), and an item whose fields contradict each
+other or whose TIR cannot be read (409).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BOUNDS = {
 
 
 def check_item(position: int, item: Item) -> None:
-    """Raise :class:`ProblemError` (422) when an item departs from the strict schema."""
+    """Raise :class:`ProblemError` (422) when an item violates the strict schema."""
     try:
         if isinstance(item.program, dict):
             _check_operator(item.program)
@@ -39,7 +39,7 @@ def check_item(position: int, item: Item) -> None:
 
 
 def refusal(position: int, item: Item, error: ErrorInfo, status: int | None = None) -> ProblemError:
-    """The problem that an item's error becomes."""
+    """The problem for the error of an item."""
     if status is None:
         status = 404 if error.code in ("unknown_device", "unknown_program") else 409
     return ProblemError(
@@ -55,8 +55,8 @@ def _check_operator(fields: dict[str, Any]) -> None:
     try:
         kind.model_validate(fields, strict=True)
     except ValidationError as error:
-        make_operator(fields)  # says what the operator takes
-        # Only what lax validation lets through (1 for true) is left.
+        make_operator(fields)  # raises, with the fields of the operator
+        # Here only values remain that lax validation accepts (1 for true).
         raise InvalidProgramError(f"{fields['operator']}: {_first(error)}") from None
 
 
@@ -64,7 +64,7 @@ def _check_device(fields: dict[str, Any]) -> None:
     try:
         DeviceSpec.model_validate(fields)
     except ValidationError as error:
-        # An error without a place is the one rule between fields: 409, from `predict`.
+        # An error without a location is the rule between fields: 409, from `predict`.
         if any(problem["loc"] for problem in error.errors(include_url=False, include_input=False)):
             raise InvalidDeviceError(
                 f"device: {_first(error)}", hint="see DeviceSpecification in /openapi.json"
@@ -81,19 +81,19 @@ def strict_schemas() -> dict[str, Any]:
     schemas: dict[str, Any] = {}
     for kind in SPEC_TYPES:
         schema = kind.model_json_schema(ref_template=REF)
-        # It names the form of the program, so it cannot be left out even where one value is possible.
+        # It identifies the form of the program, so it is required even with one possible value.
         schema["required"] = ["operator", *(f for f in schema["required"] if f != "operator")]
         schema["properties"]["operator"].pop("default", None)
         schemas[f"{kind.__name__}Operator"] = schema
     device = DeviceSpec.model_json_schema(ref_template=REF)
-    schemas |= device.pop("$defs", {})  # components stand beside each other
+    schemas |= device.pop("$defs", {})  # components are on one level
     schemas["DeviceSpecification"] = device
     _name_bounds(schemas)
     return schemas
 
 
 def _name_bounds(schema: Any) -> None:
-    """Pydantic writes bounds that follow a validator under its own names, which JSON Schema ignores."""
+    """Rename bounds: pydantic writes those after a validator under names that JSON Schema ignores."""
     if isinstance(schema, list):
         for part in schema:
             _name_bounds(part)
