@@ -1,1 +1,1 @@
-"""Measurements of one device put to use: which programs to measure, and a model adapted by them."""
+"""Adaptation to one device: selection of programs to measure, and fitting of an adapter."""

@@ -1,4 +1,4 @@
-"""Adapting a model to a device by k measurements (``cdmpp adapt``, ``LatencyPredictor.adapt``)."""
+"""Adaptation of a model to a device by k measurements (``cdmpp adapt``, ``LatencyPredictor.adapt``)."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from cdmpp.inference.pipeline import InferencePipeline, as_trained, known_device
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-#: Most measured queries in the residual process; more are thinned by KMeans, without their latencies.
+#: Maximum number of measured queries in the residual process; KMeans selects from more, without latencies.
 PROCESS_MOST = 1000
-#: The base is kept where k errors left out were worse by more than this over k, relative.
+#: The base is kept where the cross-validated error is worse by more than this over k, relative.
 DOUBT = 3.0
 
 
 @dataclass(frozen=True)
 class Adaptation:
-    """An adapted model and how it came about.
+    """An adapted model and the report of its adaptation.
 
     Attributes
     ----------
     artifact : Artifact
-        The base with the adapter on top.
+        The base with the adapter.
     report : dict
         ``device``, ``base_model_id``, ``model_id``; ``k`` (records used); ``selected`` (rows of the file,
         where k were chosen); ``cross_validated`` (``before`` and ``after``: mean relative error on the used
@@ -72,10 +72,10 @@ def adapt(
     Parameters
     ----------
     artifact : Artifact
-        Not adapted yet.
+        Base model, not adapted yet.
     records : DeviceRecords
     k : int, optional
-        Choose so many records, without reading any latency, and report the error on the remaining ones.
+        Number of records to choose, without reading latencies; the error on the remaining ones is reported.
         Default: all records are used.
     sampler : {"kmeans", "random", "variance"}
     seed : int
@@ -164,7 +164,7 @@ def adapt(
 
 
 def _choose(known: Survey, k: int, sampler: str, seed: int, settings: ResidualSettings | None) -> Array:
-    """Rows of the survey to use; latencies are not looked at."""
+    """Rows of the survey to use; latencies are not read."""
     rows = len(known.rows)
     if not 1 <= k <= rows:
         raise DataError(f"k = {k}, but {rows} records can be used", hint=f"k from 1 to {rows}, or bring more records")
@@ -172,7 +172,7 @@ def _choose(known: Survey, k: int, sampler: str, seed: int, settings: ResidualSe
 
 
 def _usable(records: DeviceRecords, known: Survey, chosen: Array) -> tuple[list[Warning_], Array]:
-    """Chosen rows without those that break the rules of physics, if any are left; and a warning of it."""
+    """Chosen rows without physically implausible ones, if any remain, and a warning about those."""
     reasons = records.table.excluded.take(known.rows[chosen]).array()
     good = chosen[reasons == ""]
     lost = len(chosen) - len(good)
@@ -209,7 +209,7 @@ def _tune(
     seed: int,
     warnings: list[Warning_],
 ) -> TunedFit | None:
-    """:func:`cdmpp.adaptation.tune.tune`; without torch a warning in its place."""
+    """:func:`cdmpp.adaptation.tune.tune`, or a warning where torch is not installed."""
     try:
         import cdmpp.adaptation.tune as tuning
     except ModuleNotFoundError as error:
@@ -227,11 +227,11 @@ def _tune(
 
 
 def _weight(checked: Checked, k: int, unseen: bool, warnings: list[Warning_]) -> int:
-    """1, or 0 where the base was clearly better on what was left out; says so in either case.
+    """1, or 0 where the base was clearly better in cross-validation; adds a warning in doubtful cases.
 
-    Ten errors left out say little: of 40 adaptations with k = 10 on devices that the base never saw, ten
-    looked worse so, by up to 12 %, and each of them was better on the other programs. A device that the base
-    was trained on has no such bias to correct: there the base is to be beaten.
+    Ten cross-validated errors are weak evidence: of 40 adaptations with k = 10 on unseen devices, ten looked worse
+    than the base, by up to 12 %, and all ten were better on the remaining programs. On a device of the training set
+    there is no such bias to correct, so the adapter must beat the base.
     """
     if k < CHECKED_FROM:
         warnings.append(
@@ -277,12 +277,12 @@ def _compare(
 def answers_after(
     made: Artifact, records: DeviceRecords, known: Survey, cache: FeatureCache
 ) -> tuple[Array, Array, Array]:
-    """What the adapted model says of every surveyed query, the base's answers being at hand.
+    """Predictions of the adapted model for every surveyed query, computed from those of the base.
 
     Returns
     -------
     point, levels, factor
-        As :class:`cdmpp.inference.output.NetworkOutput` has them, per query of the survey.
+        Fields of :class:`cdmpp.inference.output.NetworkOutput`, per query of the survey.
     """
     adapter = made.adapter
     assert adapter is not None
@@ -290,7 +290,7 @@ def answers_after(
         return known.point, known.levels, known.factor
     delta = np.zeros(len(known.point))
     if adapter.tuned is not None:
-        # Tuned weights need the programs once more, the peers do not.
+        # Tuned weights need another pass over the programs; the peers do not.
         pipeline = InferencePipeline(made)
         parts = query_parts(records.table, records.usable, cache, records.specs)
         delta = np.concatenate([pipeline.tuned_shift(part.batch) for part in parts if len(part.index)])

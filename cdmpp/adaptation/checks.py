@@ -1,4 +1,4 @@
-"""What can be wrong with measurements of a device, as errors and as named warnings."""
+"""Checks of the measurements of a device: errors and named warnings."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 #: A named warning in a result: {"code", "message"}.
 Warning_ = dict[str, str]
 
-#: Faster than the roofline by this factor is no cache, no winograd and no slip of the clock.
+#: A latency below the roofline by this factor cannot be explained by caches, winograd or clock changes.
 FASTER = 2.0
-#: A family with fewer measurements is mostly answered by what the others say.
+#: With fewer measurements, predictions of a family depend mostly on other families.
 FEW = 3
 
 
@@ -26,7 +26,7 @@ def warning(code: str, message: str) -> Warning_:
 
 
 def check_physics(device: str, latency_s: Array, roofline_s: Array) -> None:
-    """Raise when most records are faster than the device can be.
+    """Raise when most records are faster than physically possible.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ def check_physics(device: str, latency_s: Array, roofline_s: Array) -> None:
 
 
 def protocol_warnings(protocols: Sequence[str]) -> list[Warning_]:
-    """Several protocols among the records are told apart by an offset of each."""
+    """Warning where records have several protocols; each protocol has an offset."""
     names = sorted(set(protocols))
     if len(names) < 2:
         return []

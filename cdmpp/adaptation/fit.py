@@ -1,4 +1,4 @@
-"""From measured queries of a device to an adapter, checked on measurements that were left out."""
+"""Fit of the residual process to measured queries, with cross-validation."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 #: Measured programs from which tuning is tried (:mod:`cdmpp.adaptation.tune`).
 TUNED_FROM = 80
-#: Fewer measurements cannot be left out one by one to any purpose.
+#: Smallest number of measurements for cross-validation.
 CHECKED_FROM = 5
-#: The interval's factor is shrunk towards 1 as if so many measurements had agreed with 1.
+#: The interval's factor is shrunk towards 1 with the weight of this number of measurements.
 _WIDTH_PRIOR = 10.0
 _WIDTH_BOUNDS = (0.5, 3.0)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Distinct queries that were measured, k rows: log of the seconds, the base's answers, features."""
+    """Distinct measured queries, k rows: log seconds, the base's predictions, features."""
 
     log_s: Array
     point: Array
@@ -36,13 +36,13 @@ class Measured:
         return len(self.log_s)
 
     def take(self, rows: Array) -> Measured:
-        """Some of them."""
+        """The rows with these positions."""
         return Measured(self.log_s[rows], self.point[rows], self.levels[rows], self.features.take(rows))
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A residual process and what it is worth on measurements left out.
+    """A residual process and its cross-validated error.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class Checked:
 
 @dataclass(frozen=True)
 class TunedFit:
-    """What tuning came to.
+    """Result of tuning.
 
     Attributes
     ----------
@@ -83,7 +83,7 @@ def fit_process(measured: Measured, settings: ResidualSettings | None = None) ->
     """Fit the residuals and leave each measurement out once (in closed form)."""
     process = ResidualProcess.fit(measured.features, measured.log_s - measured.point, settings)
     mean, variance = process.leave_one_out()
-    # A query not measured has no noise of its own; leave_one_out counts it in.
+    # The variance of an unmeasured query excludes noise; leave_one_out includes it.
     hidden = np.maximum(variance - process.settings.noise**2, 0.0)
     point, levels = centre_and_spread(process, measured.point, measured.levels, mean, hidden)
     return Checked(
@@ -100,7 +100,7 @@ def mean_error(point: Array, log_s: Array) -> float:
 
 
 def _width(log_s: Array, levels: Array) -> float:
-    """Factor by which the 80 % interval holds 80 % of the measurements left out, for few of them nearer 1."""
+    """Factor with which the 80 % interval covers 80 % of left-out measurements, shrunk towards 1 for few of them."""
     k = len(log_s)
     # Split conformal: of k errors, the rank that also holds for the next one.
     share = min(1.0, 0.8 * (k + 1) / k)

@@ -1,4 +1,4 @@
-"""Measurements of the one device that a model is adapted to."""
+"""Measurements of the device that a model is adapted to."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS
 
 Array = np.ndarray[Any, np.dtype[Any]]
-#: A program as the predictor takes it, and what it took.
+#: A program in a form of the predictor, and its latency in seconds.
 Pair = tuple[TensorProgram | OperatorSpec | str | Mapping[str, Any], float]
 Records = str | PathLike[str] | MeasurementTable | Sequence[Pair] | Sequence[Measurement]
 
@@ -38,10 +38,10 @@ class DeviceRecords:
     Attributes
     ----------
     table : MeasurementTable
-        All of them, as rows of ``device``.
+        All rows, with ``device`` as their device.
     device : DeviceSpec
     origin : (rows of the table,) int
-        Row of the file (0-based, the header not counted) that each row was.
+        Row number in the file (0-based, without the header) of each row.
     usable : int
         Rows of the table that have a latency and can be predicted, ordered by program.
     unsupported : Counter of str
@@ -56,7 +56,7 @@ class DeviceRecords:
 
     @property
     def specs(self) -> dict[str, DeviceSpec]:
-        """The device, to stand before a table's own of the same name."""
+        """The device by name, to replace the table's specification of that name."""
         return {self.device.name: self.device}
 
 
@@ -68,7 +68,7 @@ def device_records(
     protocol: str = DEFAULT_PROTOCOL,
     framework: str | None = None,
 ) -> DeviceRecords:
-    """The rows that a model is adapted on.
+    """The rows to adapt a model to.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ def as_table(records: Records, protocol: str, framework: str | None) -> Measurem
     Raises
     ------
     DataError
-        A path that cannot be read; a pair that is no program with its latency (the message counts from 0).
+        A path cannot be read, or a pair is not (program, latency) (the message counts from 0).
     """
     if isinstance(records, MeasurementTable):
         return records
@@ -125,7 +125,7 @@ def as_table(records: Records, protocol: str, framework: str | None) -> Measurem
 def measurement(
     program: TensorProgram, latency_s: float, protocol: str = DEFAULT_PROTOCOL, framework: str | None = None
 ) -> Measurement:
-    """A program and its latency on a device that is not said.
+    """A program and its latency, without a device.
 
     Raises
     ------
@@ -197,7 +197,7 @@ def _of_device(
 
 
 def _same_figures(table: MeasurementTable, spec: DeviceSpec) -> Array:
-    """Rows of devices that have these very figures, under whatever name."""
+    """Mask of rows whose device has exactly these figures, under any name."""
     same = []
     for code, name in enumerate(table.device.names):
         try:

@@ -1,8 +1,8 @@
-"""Choosing the programs to measure on a device: KMeans, variance reduction, random. No latency is ever seen.
+"""Samplers of programs to measure on a device: KMeans, variance reduction, random. They use no latencies.
 
-CDMPP chooses the tasks to measure on a new device by KMeans over program features and takes the one nearest
-to each centre (the paper's section on cross-device sampling); here the operator family stands beside the
-features, as heavy as three standard deviations, which scatters less over seeds (docs/accuracy.md).
+CDMPP selects the tasks to measure on a new device by KMeans over program features: the one nearest to each centre
+(the paper's section on cross-device sampling). Here the operator family is a further feature with a weight of three
+standard deviations, which reduces the variation over seeds (docs/accuracy.md).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Kernel = Callable[[Array, Array], Array]
 Sampler = Literal["kmeans", "random", "variance"]
 
 SAMPLERS: tuple[str, ...] = get_args(Sampler)
-#: Weight of the family's one-hot columns beside features of unit variance.
+#: Weight of the family's one-hot columns, relative to features of unit variance.
 FAMILY_WEIGHT = 3.0
-#: Distinct rows that KMeans sees, and those that variance reduction chooses among and reduces over.
+#: Maximum distinct rows for KMeans, and candidates and rows for variance reduction.
 KMEANS_ROWS, VARIANCE_ROWS = 10_000, 2_500
-#: Up to so many centres KMeans starts several times, which scatters less over seeds.
+#: Up to this number of centres KMeans has several starts, which reduces the variation over seeds.
 _SEVERAL_STARTS_TO = 200
-#: Most rows that variance reduction chooses: each costs a pass over the covariance of all candidates.
+#: Maximum rows chosen by variance reduction: each needs a pass over the covariance of all candidates.
 VARIANCE_MOST = 1_000
 #: Standard deviations of the default kernel (log latency): all rows, a family, its shapes, one measurement.
 _COMMON, _FAMILY, _SHAPE, NOISE = 0.15, 0.2, 0.2, 0.1
@@ -36,16 +36,16 @@ _LENGTH = 3.0
 
 
 def choose(sampler: str, features: Array, families: Array, k: int, seed: int, kernel: Kernel | None = None) -> Array:
-    """Choose rows to measure by what is known before measuring.
+    """Choose rows to measure from features that are known before measuring.
 
-    Rows of equal features and family are one program: all distinct programs come before a second row of one.
+    Rows with equal features and family are one program; all distinct programs are chosen before any is repeated.
 
     Parameters
     ----------
     sampler : {"kmeans", "random", "variance"}
-        ``kmeans``: the row nearest to each centre, every family among them while there are rows for it.
+        ``kmeans``: the row nearest to each centre, with every family represented where possible.
         ``variance``: greedily the row that most reduces the posterior variance summed over all rows.
-        ``random``: without replacement, all rows alike.
+        ``random``: without replacement, with equal probability.
     features : float, (rows, columns)
         Finite; standardised here.
     families : int, (rows,)
@@ -81,7 +81,7 @@ def choose(sampler: str, features: Array, families: Array, k: int, seed: int, ke
     rng = np.random.default_rng([seed, SAMPLERS.index(sampler)])
     if sampler == "random":
         return rng.permutation(rows)[:k].astype(np.int64)
-    features = np.ascontiguousarray(features, dtype=np.float64) + 0.0  # -0.0 and 0.0 are one
+    features = np.ascontiguousarray(features, dtype=np.float64) + 0.0  # makes -0.0 and 0.0 equal
     families = np.asarray(families, dtype=np.int64)
     if not np.isfinite(features).all():
         raise ValueError("features must be finite")
@@ -136,7 +136,7 @@ def _kmeans(points: Array, families: Array, counts: Array, k: int, rng: np.rando
 
 
 def _nearest(space: Array, centres: Array) -> Array:
-    """The nearest row of each centre in turn that no centre before it took."""
+    """For each centre in turn, the nearest row that is not taken yet."""
     norms, free = (space**2).sum(axis=1), np.ones(len(space), dtype=np.bool_)
     chosen = np.empty(len(centres), dtype=np.int64)
     for start in range(0, len(centres), 16):
@@ -150,7 +150,7 @@ def _nearest(space: Array, centres: Array) -> Array:
 
 
 def _every_family(space: Array, families: Array, codes: Array, chosen: Array) -> Array:
-    """Families that no centre fell into take the place of the last rows of families that have several."""
+    """Replace the last rows of families with several rows by rows of families without any."""
     chosen = chosen.copy()
     for code in codes:
         found = families[chosen]
@@ -166,7 +166,7 @@ def _every_family(space: Array, families: Array, codes: Array, chosen: Array) ->
 
 
 def default_kernel(points: Array, families: Array) -> Kernel:
-    """Covariance of log errors: one part for all rows, one for a family, one for likeness within it.
+    """Covariance of log errors: a part for all rows, one per family, one for similarity within a family.
 
     Parameters
     ----------

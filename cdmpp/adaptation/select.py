@@ -1,4 +1,4 @@
-"""Which programs to measure on a device: chosen from a pool by what a model says of them."""
+"""Selection of programs to measure on a device, from a pool, with a model's predictions."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 #: Share of the device's memory that a program may take; bytes where its size is not known.
 MEMORY_SHARE, UNKNOWN_MEMORY_BYTES = 0.6, 4e9
-#: Programs of a pool that are looked at: a seeded sample of a larger one.
+#: Maximum programs of a pool; a larger pool is sampled with a seed.
 POOL_MOST = 20_000
-#: Programs that are expected to take longer are not worth their time.
+#: Programs with a longer predicted latency are not selected.
 LONGEST_S = 2.0
-#: Seconds beside the runs of a program: allocating and filling its tensors, choosing a kernel.
+#: Seconds per program besides its runs: allocating and filling tensors, selecting a kernel.
 _OVERHEAD_S = 0.15
 #: Share of programs that are timed in a second round.
 _AGAIN = 0.3
@@ -45,11 +45,11 @@ class Selection:
     ----------
     programs : tuple of OperatorSpec
     expected_s : float64 array
-        What the model expects of each on the device, in seconds.
+        Predicted latency of each on the device, in seconds.
     estimate_s : float
-        Seconds that measuring them all takes (:func:`measuring_s`).
+        Estimated seconds to measure all of them (:func:`measuring_s`).
     pool : int
-        Programs that could have been chosen.
+        Number of candidate programs.
     left_out : Counter of str
         Programs of the pool that could not be, by reason: "not sampled" (of a pool larger than
         :data:`POOL_MOST`), "memory", "too long", "not predictable".
@@ -76,13 +76,12 @@ def select(
 ) -> Selection:
     """Choose k programs of a pool to measure on a device.
 
-    The choice sees what adapting will see of the measurements (:func:`cdmpp.adaptation.survey.survey`), all
-    but the latencies.
+    The selection uses the same data as adaptation (:func:`cdmpp.adaptation.survey.survey`), except latencies.
 
     Raises
     ------
     DataError
-        ``k`` is larger than what is left of the pool, or nothing is.
+        ``k`` is larger than the number of candidates, or there are none.
     """
     limit = MEMORY_SHARE * device.memory_bytes if device.memory_bytes else UNKNOWN_MEMORY_BYTES
     fitting = [spec for spec in pool if needed_bytes(spec, gpu=device.kind == "gpu") <= limit]
@@ -96,7 +95,7 @@ def select(
             f"none of the {len(pool)} programs of the pool fits into {limit / 1e9:.3g} GB of {device.name}",
             hint="bring another pool: --pool FILE",
         )
-    # Nothing was measured yet: the latency is there to make them records, and is not looked at.
+    # Nothing is measured yet: records need a latency, which is not read.
     rows = [
         Measurement(
             spec.text(),
@@ -132,10 +131,10 @@ def select(
 def choose_rows(
     known: Survey, rows: Array, k: int, sampler: str, seed: int, settings: ResidualSettings | None = None
 ) -> Array:
-    """Positions in ``rows`` (rows of the survey) of those to measure; no latency is looked at.
+    """Positions in ``rows`` (rows of the survey) of the rows to measure; latencies are not read.
 
-    KMeans sees what the residual process calls near: sizes and ratios, and the network's view. With the view
-    ten programs of a device left out of training took the mean error to 16.7 %, without it to 18.5 %.
+    KMeans uses the features of the residual process: sizes and ratios, and the network's view. With the view, ten
+    programs of a held-out device reduced the mean error to 16.7 %, without it to 18.5 %.
     """
     query, scales = known.query[rows], settings or ResidualSettings()
 
@@ -149,7 +148,7 @@ def choose_rows(
 
 
 def measuring_s(latency_s: Array, settings: TimingSettings | None = None) -> Array:
-    """Seconds that ``cdmpp measure`` takes, roughly, for programs of these latencies, each."""
+    """Approximate seconds of ``cdmpp measure`` for each program of these latencies."""
     plan = settings or TimingSettings()
     repeat = np.maximum(plan.repeat_s, latency_s)
     rounds = (1 + _AGAIN) * np.maximum(plan.total_s, plan.min_repeats * repeat)

@@ -1,9 +1,9 @@
-"""Fine-tuning a few of the network's weights from about a hundred measurements; the process after it.
+"""Fine-tuning of a few of the network's weights, from about a hundred measurements on, before the residual process.
 
-Tuned are the device's vector, the last norm and the output layer (:mod:`cdmpp.nn.tuned`). How long is decided
-by cross-validation, and the residual process is fitted to the residuals of measurements that each fold left
-out: those of a measurement that was tuned on would be too small. Tuning is kept only where the two together
-beat the process alone on measurements left out.
+The device's vector, the last norm and the output layer are tuned (:mod:`cdmpp.nn.tuned`). Cross-validation decides the
+number of steps. The residual process is fitted to residuals of measurements that the fold left out, because residuals
+of tuned-on measurements would be too small. Tuning is kept only where both together beat the process alone in
+cross-validation.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from cdmpp.nn.weights import Tuned
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-#: Most measured programs that are tuned on.
+#: Maximum number of measured programs for tuning.
 TUNED_MOST = 4096
 FOLDS = 5
-#: Most steps, and every how many the folds are looked at.
+#: Maximum number of steps, and the interval between checkpoints.
 STEPS, EVERY = 300, 15
 BATCH = 1024
 LEARNING_RATE = 2e-3
-#: Tuning is kept where its error is below this share of the process's own.
+#: Tuning is kept where its error is below this share of the process's error.
 WORTH = 0.98
 
 
 @dataclass(frozen=True)
 class _Sample:
-    """Rows at the head: latents, standardised inputs, and the log(latency / reference) to reach."""
+    """Inputs of the head: latents and standardised inputs, with the target log(latency / reference)."""
 
     latent: torch.Tensor
     inputs: torch.Tensor
@@ -67,7 +67,7 @@ def tune(
     settings: ResidualSettings | None,
     seed: int,
 ) -> TunedFit:
-    """Tune on measured queries and say whether it pays.
+    """Tune on measured queries and decide whether to keep the result.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ def tune(
     alone : Checked
         The residual process alone, on the same measurements.
     seed : int
-        Of the folds and batches.
+        Seed of the folds and batches.
     """
     rng = np.random.default_rng([seed, 11])
     if len(measured) > TUNED_MOST:
@@ -88,7 +88,7 @@ def tune(
     network = _start(artifact, records)
     sample, own = _sample(artifact, network, records, cache, rows, measured)
     folds = rng.permutation(np.arange(len(measured)) % FOLDS)
-    # [checkpoint, row]: what tuning adds to the log latency, by the fold that left the row out.
+    # [checkpoint, row]: change of the log latency by tuning, from the fold that left the row out.
     left_out = np.empty((STEPS // EVERY + 1, len(measured)))
     for fold in range(FOLDS):
         train, held = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
@@ -112,7 +112,7 @@ def tune(
 
 
 def _start(artifact: Artifact, records: DeviceRecords) -> LatencyNetwork:
-    """A copy of the network whose device 0 is the one that is adapted to; nothing else is trained."""
+    """A copy of the network with frozen parameters, whose device 0 is the adapted device."""
     network = copy.deepcopy(artifact.network).eval()
     index = as_trained(known_devices(artifact.trained_devices), [records.device])[0][0]
     for parameter in network.parameters():
@@ -131,24 +131,24 @@ def _sample(
     rows: Array,
     measured: Measured,
 ) -> tuple[_Sample, Array]:
-    """The measured rows at the head, and log(latency / reference) as the network gives it there."""
+    """Inputs of the head for the measured rows, and the network's log(latency / reference)."""
     latents, queries, references = [], [], []
     known = known_devices(artifact.trained_devices)
     for part in query_parts(records.table, rows, cache, records.specs):
-        asked = part.batch
+        batch = part.batch
         if not len(part.index):
             continue
-        specs = [spec for _, spec in as_trained(known, asked.specs)]
-        inputs = Inputs(asked.store, stack_devices(specs))
-        order = np.argsort(asked.store.bucket[asked.rows.program], kind="stable")
-        latent, query, reference = inputs.encode(network, asked.rows.take(order))
+        specs = [spec for _, spec in as_trained(known, batch.specs)]
+        inputs = Inputs(batch.store, stack_devices(specs))
+        order = np.argsort(batch.store.bucket[batch.rows.program], kind="stable")
+        latent, query, reference = inputs.encode(network, batch.rows.take(order))
         back = np.argsort(order)[part.position]
         latents.append(latent[torch.from_numpy(back)])
         queries.append(query[torch.from_numpy(back)])
         references.append(reference[back])
     latent, query = torch.cat(latents), torch.cat(queries)
     own = _ratio(network, latent, query).double().numpy()
-    # What the peers add stays: the network's own answer is to move by the residual.
+    # The correction by peers stays: the network's own prediction should change by the residual.
     target = own + measured.log_s - measured.point
     return _Sample(latent, query, torch.from_numpy(target).float()), own
 
@@ -160,7 +160,7 @@ def _ratio(network: LatencyNetwork, latent: torch.Tensor, inputs: torch.Tensor) 
 def _train(
     start: LatencyNetwork, sample: _Sample, steps: int, rng: np.random.Generator, held: _Sample | None
 ) -> tuple[Tuned, Array]:
-    """Tuned weights after some steps; and answers for ``held`` at every checkpoint, (checkpoints, rows)."""
+    """Tuned weights after ``steps``, and predictions for ``held`` at every checkpoint, (checkpoints, rows)."""
     network = copy.deepcopy(start)
     weights = list(tunable(network).values())
     for weight in weights:

@@ -1,6 +1,6 @@
-"""Features of TVM programs on disk, so that a second evaluation need not walk their JSON again.
+"""Disk cache of features of TVM programs, which avoids parsing their JSON again.
 
-Only programs given as TVM JSON are kept here. Operators are not: their features are computed as arrays from
+Only programs given as TVM JSON are cached. Features of operators are computed as arrays from
 the lowered template of their structural class, 71,000 attention shapes in 2.2 s and 123,000 convolutions in
 0.5 s, which is faster than reading them back.
 
@@ -38,12 +38,12 @@ def cache_dir() -> Path:
 
 
 class FeatureCache:
-    """One small file per program. Whatever is wrong with the folder or a file, it is as if it were empty.
+    """One small file per program. An unreadable folder or file counts as empty.
 
     Parameters
     ----------
     folder : Path, optional
-        Default: :func:`cache_dir`. Entries of another feature schema or version lie in other subfolders.
+        Default: :func:`cache_dir`. Each feature schema and version has a subfolder.
     schedule : bool
         Features with the schedule's columns (``NetworkConfig.schedule``).
     """
@@ -56,7 +56,7 @@ class FeatureCache:
         self._writable = True
 
     def get(self, text: str) -> EncodedPrograms | None:
-        """Features of a program, or None when they are not here or damaged."""
+        """Features of a program, or None when they are missing or damaged."""
         try:
             content = self._path(text).read_bytes()
         except OSError:
@@ -74,7 +74,7 @@ class FeatureCache:
         return found if fits else None
 
     def put(self, text: str, encoded: EncodedPrograms) -> None:
-        """Keep a program's features; written aside and renamed, so that no half file is ever read."""
+        """Store a program's features; a temporary file is renamed, so that no partial file is read."""
         if not self._writable:
             return
         names = np.frombuffer(f"{encoded.dtype}\0{encoded.family}".encode(), dtype=np.uint8)
@@ -93,7 +93,7 @@ class FeatureCache:
             aside.write_bytes(hashlib.sha256(payload).digest() + payload)
             aside.replace(path)
         except OSError as error:
-            # A read-only home or a full disk costs time, not the evaluation.
+            # With a read-only home or a full disk the evaluation continues without cache.
             logger.info("features are not kept: %s", error)
             self._writable = False
             aside.unlink(missing_ok=True) if aside.parent.is_dir() else None

@@ -1,4 +1,4 @@
-"""A table's distinct programs, encoded some thousands at a time: memory does not grow with the table."""
+"""Distinct programs of a table, encoded some thousands at a time, so that memory is bounded."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from cdmpp.nn.store import ProgramStore
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-#: Programs encoded at a time. The longest operator has 8 leaves: about 200 MB with its intermediates.
+#: Programs that are encoded together. The longest operator has 8 leaves: about 200 MB with intermediates.
 CHUNK_PROGRAMS = 16_384
-#: Programs given as TIR have any number of leaves.
+#: The same for programs given as TIR, which may have any number of leaves.
 CHUNK_TVM = 1024
 
 _OVERFLOW = InvalidProgramError("its sizes overflow the features")
@@ -50,13 +50,13 @@ class ProgramChunk:
 
 
 def program_chunks(table: MeasurementTable, needed: Array, cache: FeatureCache) -> Iterator[ProgramChunk]:
-    """Encode every program of a table that is needed.
+    """Encode the needed programs of a table.
 
     Parameters
     ----------
     table : MeasurementTable
     needed : bool array, (table.n_programs,)
-        Programs that some row asks for; a chunk may hold others too.
+        Programs that rows refer to; a chunk may hold further ones.
     cache : FeatureCache
         For programs given as TVM JSON; says whether the schedule's columns are wanted.
     """

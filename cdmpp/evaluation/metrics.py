@@ -1,4 +1,4 @@
-"""The figures that every accuracy table of this project shows."""
+"""Accuracy metrics."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def kendall_tau(predicted: Float, measured: Float) -> float | None:
     pairs = rows * (rows - 1) // 2
     if ties_x == pairs or ties_y == pairs:
         return None
-    # Rows are in order of x, those of equal x in order of y: each inversion of y is a discordant pair.
+    # Rows are sorted by x, then y: each inversion of y is a discordant pair.
     agreement = pairs - ties_x - ties_y + ties_both - 2 * _inversions(y)
     tau = agreement / math.sqrt(pairs - ties_x) / math.sqrt(pairs - ties_y)
     return min(1.0, max(-1.0, tau))
@@ -85,8 +85,8 @@ def _tied_pairs(ranks: NDArray[np.int64]) -> int:
 def _inversions(ranks: NDArray[np.int64]) -> int:
     """Pairs in the wrong order, bit by bit: the highest bit in which two ranks differ decides.
 
-    The elements that agree in all higher bits lie together, in their first order. Of those, each element
-    with the bit set is in the wrong order with every later one without it.
+    Elements that agree in all higher bits form a group, in their original order. Within a group, each element with
+    the bit set is discordant with every later one without it.
     """
     found, place = 0, np.arange(len(ranks))
     for bit in reversed(range(int(ranks.max()).bit_length())):
@@ -97,7 +97,7 @@ def _inversions(ranks: NDArray[np.int64]) -> int:
         ones_before = np.cumsum(high) - high
         ones_before -= ones_before[start]
         found += int(ones_before[high == 0].sum())
-        # Within each group those without the bit first, each kind in its order.
+        # Within each group, elements without the bit come first; the order is otherwise kept.
         split = np.empty_like(ranks)
         split[np.where(high, start + zeros + ones_before, place - ones_before)] = ranks
         ranks = split

@@ -1,7 +1,7 @@
-"""How well predictions order the schedules of one task, which is what a search needs.
+"""Ranking metrics: order of the schedules of one task, as a search needs it.
 
-A group is one task on one device, with every measured program (schedule) of it. Only groups with at least
-:data:`MIN_PROGRAMS` distinct programs count, each with the same weight whatever its size.
+A group is one task on one device with all its measured programs (schedules). Groups with at least
+:data:`MIN_PROGRAMS` distinct programs count, each with equal weight.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from cdmpp.evaluation.metrics import kendall_tau
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
 
-#: Fewer schedules than this say nothing about an order.
+#: Smallest number of schedules for which an order is meaningful.
 MIN_PROGRAMS = 8
 TOP = (1, 5)
 RANKING = ("task_kendall_tau", *(f"top{k}_score" for k in TOP), "ranked_groups")
 
 
 def rank(predicted: Float, measured: Float, group: Int, program: Int) -> dict[str, Any]:
-    """Order within groups, averaged over groups.
+    """Ranking metrics within groups, averaged over groups.
 
     Parameters
     ----------
     predicted, measured : float64 array, (rows,)
-        Latencies, or anything that grows with them; ``measured`` in one unit, > 0.
+        Latencies, or a monotone function of them for ``predicted``; ``measured`` in one unit, > 0.
     group : int array, (rows,)
-        Task and device of each row; negative for rows of no task, which are left out.
+        Task and device of each row; rows with a negative value (no task) are ignored.
     program : int array, (rows,)
-        Rows of one group and program are one program measured several times: their medians count.
+        Rows of one group and program are repeated measurements: their median is used.
 
     Returns
     -------

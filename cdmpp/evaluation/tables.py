@@ -1,8 +1,8 @@
-"""Predict every row of measured tables and say how far off the predictions are (``cdmpp eval``).
+"""Evaluation of a model on measured tables (``cdmpp eval``).
 
-A table's distinct programs are encoded once, some thousands at a time, and the rows that ask for them go
-through the network in large batches: memory is bounded by the table's own columns. The figures are those
-of :class:`cdmpp.predictor.LatencyPredictor` on the same rows, but for the last digits.
+Distinct programs of a table are encoded once, some thousands at a time, and their rows are predicted in large
+batches, so memory is bounded by the table's columns. Predictions equal those of
+:class:`cdmpp.predictor.LatencyPredictor` on the same rows, except for the last digits.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Group = tuple[str, str, str]
 
 #: The interval whose coverage is reported.
 INTERVAL = (0.1, 0.9)
-#: Latencies outside are slips of units or of the clock: a relative error of 10^300 says nothing.
+#: Latencies outside are errors of units or of the clock; their relative error is meaningless.
 BELIEVABLE_S = (1e-9, 1e6)
 
 
 class HasArtifact(Protocol):
-    """A LatencyPredictor, for one."""
+    """An object with an artifact, such as a LatencyPredictor."""
 
     @property
     def artifact(self) -> Artifact:
@@ -45,10 +45,10 @@ class HasArtifact(Protocol):
 
 @dataclass
 class _Scores:
-    """What all tables together gave: per predicted row its group and latencies, and the rest counted."""
+    """Results over all tables: group and latencies per predicted row, and counts of the other rows."""
 
     groups: dict[Group, int] = field(default_factory=dict)
-    #: Group, measured, point, lower, upper; task and device, program (-1: of no task).
+    #: Group, measured, point, lower, upper; task and device, program (-1: no task).
     columns: list[tuple[Array, ...]] = field(default_factory=list)
     #: (task, device name in the file) and program hash, numbered over all tables.
     tasks: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -60,10 +60,10 @@ class _Scores:
         group, measured, point, lower, upper, task, schedule = columns or [np.zeros(0)] * 7
 
         def figures(rows: Any) -> dict[str, Any]:
-            found = measure(point[rows], measured[rows], lower[rows], upper[rows])
+            metrics = measure(point[rows], measured[rows], lower[rows], upper[rows])
             if (task[rows] >= 0).any():
-                found |= rank(point[rows], measured[rows], task[rows], schedule[rows])
-            return found
+                metrics |= rank(point[rows], measured[rows], task[rows], schedule[rows])
+            return metrics
 
         order = np.argsort(group, kind="stable")
         edges = np.searchsorted(group[order], np.arange(len(self.groups) + 1))
@@ -96,11 +96,11 @@ def evaluate(
     ----------
     model : Artifact or LatencyPredictor
     tables : iterable of MeasurementTable
-        Read one after the other: pass a generator, and only one is in memory at a time.
+        Tables are read one after the other; with a generator, one is in memory at a time.
     devices : collection of str, optional
         Only rows of these devices: names or aliases that cdmpp knows, or names as a table has them.
     cache : FeatureCache, optional
-        For programs given as TVM JSON.
+        Cache of programs given as TVM JSON.
     progress : callable, optional
         Called with the number of rows done since the last call.
 
@@ -128,7 +128,7 @@ def evaluate(
         unmatched -= set(table.device_name.names)
         _evaluate_table(artifact, table, wanted, kept, scores, progress or (lambda _: None))
     for name in sorted(unmatched):
-        lookup(name)  # says which names are near
+        lookup(name)  # raises, with the nearest names
     return scores.result()
 
 
@@ -172,7 +172,7 @@ def _score_rows(
 
 
 def _score(scores: _Scores, table: MeasurementTable, rows: Array, point: Array, levels: Array, factor: Array) -> None:
-    """Keep answers (log point, log quantiles and the factor on them) of rows beside what was measured."""
+    """Add predictions (log point, log quantiles and their factor) of rows and their measured latencies."""
     low_s, high_s = np.exp(read_quantiles(levels, factor, INTERVAL)).T
     point_s = np.exp(point)
     # The same widening as in a Prediction: the point may lie below the interval.
@@ -182,14 +182,14 @@ def _score(scores: _Scores, table: MeasurementTable, rows: Array, point: Array, 
 
 
 def overall(table: MeasurementTable, rows: Array, point: Array, levels: Array, factor: Array) -> dict[str, Any]:
-    """``overall`` of :func:`evaluate` from answers at hand.
+    """``overall`` of :func:`evaluate` from given predictions.
 
     Parameters
     ----------
     rows : (n,) int
         Rows of the table.
     point, levels, factor : (n,), (n, len(LEVELS)), (n,)
-        As :class:`cdmpp.inference.output.NetworkOutput` has them, per row.
+        Fields of :class:`cdmpp.inference.output.NetworkOutput`, per row.
     """
     scores = _Scores()
     _score(scores, table, rows, point, levels, factor)
@@ -205,7 +205,7 @@ def _known(name: str) -> DeviceSpec | None:
 
 
 def rows_of(table: MeasurementTable, wanted: Collection[str]) -> Array:
-    """Mask of the rows whose device goes by one of these names, canonical or as the file has it."""
+    """Mask of the rows whose device has one of these names, canonical or as in the file."""
     canonical = np.array([name in wanted for name in table.device.names])
     written = np.array([name in wanted for name in table.device_name.names])
     mask: Array = canonical[table.device.codes] | written[table.device_name.codes]
@@ -213,7 +213,7 @@ def rows_of(table: MeasurementTable, wanted: Collection[str]) -> Array:
 
 
 def reasons(table: MeasurementTable) -> Array:
-    """Why a row cannot be evaluated, "" where it can."""
+    """Reason why each row cannot be evaluated; "" where it can."""
     reason = table.unsupported.array()
     reason[(reason == "") & table.failed] = "failed"
     with np.errstate(invalid="ignore"):
@@ -238,7 +238,7 @@ def _groups(scores: _Scores, table: MeasurementTable, rows: Array) -> Array:
 
 
 def _schedules(scores: _Scores, table: MeasurementTable, rows: Array) -> tuple[Array, Array]:
-    """Of each row: task and device, and program, numbered over all tables; -1 where there is no task."""
+    """Task and device, and program, of each row, numbered over all tables; -1 without a task."""
     task, program = np.full(len(rows), -1, dtype=np.int64), np.full(len(rows), -1, dtype=np.int64)
     position = table.program_key[rows] - table.tvm.first_key
     for i in np.flatnonzero(position >= 0).tolist():

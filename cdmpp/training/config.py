@@ -17,17 +17,15 @@ from cdmpp.training.precision import Precision
 
 
 class DataConfig(BaseModel):
-    """What is trained on."""
+    """Training data and its split."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     public: bool = Field(True, description="all ops_* tables of the public data folder")
     records: tuple[str, ...] = Field((), description="further records or raw tables, paths")
-    holdout_devices: tuple[str, ...] = Field((), description="devices whose rows are not trained on")
+    holdout_devices: tuple[str, ...] = Field((), description="devices without training rows")
     max_rows_per_source: int | None = Field(None, ge=1, description="seeded subsample of each source's train rows")
-    weights: dict[str, float] = Field(
-        default_factory=dict, description="how often a source's rows are drawn, relative to 1"
-    )
+    weights: dict[str, float] = Field(default_factory=dict, description="sampling weight of each source; default 1")
     split: Literal["shape", "network"] = Field(
         "shape", description="shape: hash of the operator's shape or the task; network: whole networks"
     )
@@ -84,7 +82,7 @@ class OptimiserConfig(BaseModel):
 
 
 class DomainConfig(BaseModel):
-    """A regulariser that brings the latents of an unlabelled target near the training rows'.
+    """A regulariser that reduces the distance between latents of the training rows and of an unlabelled target.
 
     The target's rows are those of the training part on ``target_devices``, or of tasks of
     ``target_networks``; their latencies are not read, neither here nor as labels.
@@ -106,7 +104,7 @@ class DomainConfig(BaseModel):
 
 
 class ReferenceConfig(BaseModel):
-    """The original in place of our network (:mod:`cdmpp.training.reference`); its published values."""
+    """Training of the original network (:mod:`cdmpp.training.reference`), with its published values."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -120,7 +118,7 @@ class ReferenceConfig(BaseModel):
 
 
 class FinishConfig(BaseModel):
-    """What happens after the last step."""
+    """Calibration and baselines, after the last step."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -131,7 +129,7 @@ class FinishConfig(BaseModel):
     utilisation_rows: int = Field(300_000, ge=16, description="of a family, seeded subsample")
     utilisation_steps: int = Field(2000, ge=1)
     baselines: tuple[Literal["roofline", "mean", "xgboost", "utilisation"], ...] = Field(
-        ("roofline", "mean", "xgboost"), description="beside the model in its error table"
+        ("roofline", "mean", "xgboost"), description="baselines in the error table"
     )
 
 

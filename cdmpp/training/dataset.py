@@ -30,13 +30,13 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def encode_table(table: MeasurementTable, *, schedule: bool = False) -> tuple[ProgramStore, dict[int, str]]:
-    """Encode every distinct program of a table; TVM programs with their schedule's columns if asked for.
+    """Encode every distinct program of a table, TVM programs with schedule columns if ``schedule``.
 
     Returns
     -------
     store : ProgramStore
     failed : dict of program key to message
-        TVM programs that cannot be encoded; the store holds nothing for them.
+        TVM programs that cannot be encoded; they are not in the store.
     """
     store = ProgramStore(table.n_programs, WIDTH + SCHEDULE_WIDTH if schedule else WIDTH)
     failed: dict[int, str] = {}
@@ -78,21 +78,21 @@ class MeasuredRows(QueryRows):
 
 @dataclass(frozen=True)
 class Dataset:
-    """Everything that training reads."""
+    """Programs, rows and devices of a training run."""
 
     store: ProgramStore
     rows: MeasuredRows
     devices: tuple[DeviceSpec, ...]
     sources: tuple[str, ...]
     ops: tuple[str, ...]
-    #: (operator, dtype) of every program as the domain names it, and its index per program key.
+    #: Kinds of programs as (operator, dtype), and the index of the kind per program key.
     kinds: tuple[tuple[str, str], ...]
     kind: Array
-    #: Task of every program key, -1 for one of no task: schedules of a task are ranked against each other.
+    #: Task per program key, -1 for a program without a task; schedules of one task are ranked.
     task: Array
-    #: :func:`cdmpp.data.summary.fingerprint` of the table that the rows are from.
+    #: :func:`cdmpp.data.summary.fingerprint` of the rows' table.
     fingerprint: str
-    #: Networks of every program key, without their sizes; empty where the records name none.
+    #: Networks per program key, without their sizes; empty where the records name no networks.
     networks: tuple[frozenset[str], ...] = ()
 
     @property
@@ -101,13 +101,13 @@ class Dataset:
         return stack_devices(self.devices)
 
     def group(self, rows: MeasuredRows) -> Array:
-        """Task and device of rows as one number, -1 for programs of no task."""
+        """Task and device of rows as one number; -1 for programs without a task."""
         task = self.task[rows.program].astype(np.int64)
         return np.where(task < 0, -1, task * len(self.devices) + rows.device)
 
 
 def code(names: Sequence[str], known: Sequence[str]) -> Array:
-    """Index of each name in ``known``, -1 where it is not there."""
+    """Index of each name in ``known``, -1 for an unknown name."""
     index = {name: i for i, name in enumerate(known)}
     return np.array([index.get(name, -1) for name in names], dtype=np.int16)
 
@@ -119,14 +119,14 @@ def make_dataset(table: MeasurementTable, data: DataConfig | None = None, *, sch
     ----------
     table : MeasurementTable
     data : DataConfig, optional
-        How the rows are split; by the hash of the shape or task otherwise.
+        Split of the rows; default: by the hash of the shape or task.
     schedule : bool
         TVM programs with their schedule's columns (``NetworkConfig.schedule``).
 
     Raises
     ------
     DataError
-        A program would be in two parts, or the table lacks what the split needs.
+        A program would be in two parts, or the table lacks columns that the split needs.
     """
     store, failed = encode_table(table, schedule=schedule)
     keep = table.trainable & np.isfinite(table.latency_s) & (table.latency_s > 0)
@@ -143,7 +143,7 @@ def make_dataset(table: MeasurementTable, data: DataConfig | None = None, *, sch
     for block in table.programs:
         kind[block.row_index] = kinds.index((block.operator, block.dtype))
     sources, ops = sorted(set(used.source.names)), sorted(set(used.op.names))
-    # Ceilings are learned figures: from training rows, and none for a device that is held out.
+    # Ceilings are fitted to training rows, so a held-out device has none.
     trained = parts[table.program_key] == 0
     for name in data.holdout_devices if data else ():
         trained &= ~table.device.is_(name)
@@ -176,7 +176,7 @@ def make_dataset(table: MeasurementTable, data: DataConfig | None = None, *, sch
 
 
 def _with_ceilings(table: MeasurementTable, name: str, rows: Array) -> DeviceSpec:
-    """A device with the ceilings that these rows of it sustain; one that brings its own keeps them."""
+    """A device with ceilings derived from these rows; existing ceilings are kept."""
     spec = table.device_spec(name)
     if spec.kind != "gpu" or spec.sustained is not None:
         return spec
@@ -186,7 +186,7 @@ def _with_ceilings(table: MeasurementTable, name: str, rows: Array) -> DeviceSpe
 
 
 def task_codes(table: MeasurementTable) -> Array:
-    """A number for the task of every program key; -1 for operators and programs of no task."""
+    """Task number per program key; -1 for operators and for programs without a task."""
     codes = np.full(table.n_programs, -1, dtype=np.int64)
     names = {name: i for i, name in enumerate(sorted(set(table.tvm.tasks) - {""}))}
     if names:

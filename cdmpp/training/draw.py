@@ -1,4 +1,4 @@
-"""Which rows a run draws, and in what order."""
+"""Selection and order of the rows of a training run."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from cdmpp.training.dataset import Dataset
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-#: A row is compared with this many others of its task in a batch at most.
+#: Maximum number of rows of its task that a row is compared with in a batch.
 MAX_COMPARED = 31
 
 
 def training_rows(dataset: Dataset, config: TrainConfig) -> tuple[Array, Array]:
-    """Indices of the training rows and how often each is drawn per epoch.
+    """Indices of the training rows and the number of draws of each per epoch.
 
-    Rows of held-out devices and of a target's networks are left out; ``max_rows_per_source`` keeps a seeded
-    sample.
+    Rows of held-out devices and of target networks are excluded; ``max_rows_per_source`` keeps a seeded sample.
     """
     rows = dataset.rows
     names = {d.name for d in dataset.devices}
@@ -45,8 +44,7 @@ def training_rows(dataset: Dataset, config: TrainConfig) -> tuple[Array, Array]:
 
 
 def target_rows(dataset: Dataset, config: TrainConfig) -> Array:
-    """Indices of the unlabelled target's rows (:class:`cdmpp.training.config.DomainConfig`): of the training
-    part, never of the test part."""
+    """Indices of the unlabelled target's rows (:class:`cdmpp.training.config.DomainConfig`), training part only."""
     targets = [i for i, d in enumerate(dataset.devices) if d.name in config.domain.target_devices]
     wanted = np.isin(dataset.rows.device, targets) | _of_networks(dataset, config)
     index = np.flatnonzero(wanted & (dataset.rows.part == 0))
@@ -56,7 +54,7 @@ def target_rows(dataset: Dataset, config: TrainConfig) -> Array:
 
 
 def _of_networks(dataset: Dataset, config: TrainConfig) -> Array:
-    """Whether each row is of a task of a target network."""
+    """Mask of the rows whose task belongs to a target network."""
     wanted = frozenset(map(without_sizes, config.domain.target_networks))
     known = frozenset().union(*dataset.networks)
     if not wanted <= known:
@@ -72,14 +70,14 @@ def _of_networks(dataset: Dataset, config: TrainConfig) -> Array:
 def epoch_order(
     index: Array, weight: Array, seed: int, epoch: int, *, group: Array | None = None, together: int = 1
 ) -> Array:
-    """Rows of one epoch in a seeded order; a row of weight 2.5 comes two or three times.
+    """Rows of one epoch in a seeded order; a row of weight 2.5 occurs two or three times.
 
     Parameters
     ----------
     index, weight : (rows,)
-        Rows and how often each is drawn.
+        Rows and their mean number of draws.
     group : (rows,) int, optional
-        Rows of one group are drawn in blocks of up to ``together``; those of -1 one by one.
+        Rows of one group are drawn in blocks of up to ``together``; those of group -1 individually.
     """
     rng = np.random.default_rng([seed, 2, epoch])
     times = np.floor(weight + rng.random(len(weight))).astype(np.int64)
@@ -87,7 +85,7 @@ def epoch_order(
     rng.shuffle(chosen)
     if group is None or together == 1:
         return np.asarray(index[chosen])
-    # Neighbours of one group, in their shuffled order; then blocks of them, shuffled.
+    # Sort by group, keeping the shuffled order within; then shuffle blocks.
     chosen = chosen[np.argsort(group[chosen], kind="stable")]
     starts = np.unique(group[chosen], return_index=True)[1]
     place = np.arange(len(chosen)) - np.repeat(starts, np.diff([*starts, len(chosen)]))
@@ -98,7 +96,7 @@ def epoch_order(
 
 
 def pairs_within(group: Array) -> tuple[Array, Array]:
-    """Pairs of rows of one group (-1: of none), each pair once; in a large group, neighbours in it alone.
+    """Pairs of rows of one group (not -1), each pair once; in a large group, pairs of close rows only.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""From trained weights to a model folder: domain, calibration, error table beside the baselines."""
+"""Domain, calibration and error table of a trained network."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from cdmpp.training.loop import Inputs, predict_rows
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-#: Figures of a baseline.
-_BESIDE = ("mape", "median_ape", *RANKING)
+#: Figures of a baseline in the error table.
+_BASELINE_FIGURES = ("mape", "median_ape", *RANKING)
 
 
 def fit_domain(dataset: Dataset, index: Array, seed: int) -> Domain:
-    """Centres of the training programs, and every context that the training rows had."""
+    """Domain of the training rows: centres of their programs, and all their contexts."""
     rows = dataset.rows.take(index)
     contexts: set[str] = set()
     codes = np.stack([rows.device, dataset.kind[rows.program], rows.protocol, rows.backend, rows.framework], axis=1)
@@ -42,7 +42,7 @@ def fit_domain(dataset: Dataset, index: Array, seed: int) -> Domain:
 
 
 def calibrate(network: LatencyNetwork, inputs: Inputs, dataset: Dataset, config: TrainConfig) -> dict[str, float]:
-    """Width factors per domain label: conformal on validation rows inside, stated multiples outside."""
+    """Width factor per domain label: conformal on validation rows for "in", multiples of it otherwise."""
     held = [i for i, d in enumerate(dataset.devices) if d.name in config.data.holdout_devices]
     index = np.flatnonzero((dataset.rows.part == 1) & ~np.isin(dataset.rows.device, held))
     rng = np.random.default_rng([config.seed, 6])
@@ -76,8 +76,8 @@ def error_table(
         ``overall``, ``by_source`` and ``groups`` (source, device, op); each entry has the metrics of the
         model, and under ``baselines`` the mape and median_ape of each baseline; where programs are schedules
         of tasks, all with the figures of :func:`cdmpp.evaluation.ranking.rank`. The entry
-        ``neusight_filtered`` of ``by_source`` keeps the rows that the source's authors keep;
-        ``aiconfigurator_gemm_without_b60`` leaves out the Intel card, whose own repeats disagree by 23 %.
+        ``neusight_filtered`` of ``by_source`` has the rows that pass NeuSight's own filter;
+        ``aiconfigurator_gemm_without_b60`` excludes the Intel card, whose repeats differ by 23 %.
     """
     point, levels = predict_rows(network, inputs, rows, known=known)
     if peers is not None:
@@ -93,14 +93,14 @@ def error_table(
 def tabulate(
     dataset: Dataset, rows: MeasuredRows, point: Array, baselines: Mapping[str, Baseline], *bounds: Array
 ) -> dict[str, Any]:
-    """:func:`error_table` of predictions, whoever made them.
+    """The error table of given predictions; see :func:`error_table`.
 
     Parameters
     ----------
     point : (rows,)
         log of the predicted seconds.
     bounds : two arrays, (rows,)
-        Of an 80 % interval, in seconds; none for what has no interval.
+        Lower and upper bound of an 80 % interval, in seconds; omitted without an interval.
     """
     columns = {"model": point} | {name: b.predict_log(rows) for name, b in baselines.items()}
     measured = np.exp(rows.log_latency)
@@ -116,7 +116,7 @@ def tabulate(
         chosen = np.flatnonzero(mask)
         figures = figures_of(point, chosen, *(bound[chosen] for bound in bounds))
         figures["baselines"] = {
-            name: {k: v for k, v in figures_of(values, chosen).items() if k in _BESIDE}
+            name: {k: v for k, v in figures_of(values, chosen).items() if k in _BASELINE_FIGURES}
             for name, values in columns.items()
             if name != "model"
         }
@@ -157,15 +157,15 @@ def _with_peers(
     levels: Array,
     peers: Peers,
 ) -> tuple[Array, Array]:
-    """Predictions of unseen devices with the known devices' opinion, as the predictor gives them."""
+    """Predictions of unseen devices, corrected by peers as in the predictor."""
     point, levels = point.copy(), levels.copy()
     codes = np.stack([rows.device, dataset.kind[rows.program], rows.protocol, rows.backend], axis=1)
     distinct, inverse = np.unique(codes, axis=0, return_inverse=True)
     embedding = np.arange(1, len(dataset.devices) + 1)
 
-    def efficiency(asked: QueryRows) -> Array:
-        said: Array = predict_rows(network, inputs, asked, embedding=embedding)[0]
-        return said - inputs.reference(asked)
+    def efficiency(queries: QueryRows) -> Array:
+        point: Array = predict_rows(network, inputs, queries, embedding=embedding)[0]
+        return point - inputs.reference(queries)
 
     for i, (device, kind, protocol, backend) in enumerate(distinct.tolist()):
         members = np.flatnonzero(inverse.ravel() == i)
@@ -188,7 +188,7 @@ def _with_peers(
 
 
 def _sample(dataset: Dataset, rows: MeasuredRows, point: Array, per_source: int = 700) -> dict[str, list[Any]]:
-    """A seeded sample of rows with both latencies, for the picture in the README."""
+    """A seeded sample of rows with measured and predicted latency, for a scatter plot."""
     rng = np.random.default_rng(7)
     chosen = np.concatenate(
         [rng.permutation(np.flatnonzero(rows.source == source))[:per_source] for source in range(len(dataset.sources))]

@@ -1,4 +1,4 @@
-"""The training loop: seeded, resumable, averaged weights."""
+"""The training loop: seeded and resumable, with averaged weights."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ANOTHER = "choose another folder for this one (--run), or remove that folder"
 
 
 def fit_scalers(network: LatencyNetwork, inputs: Inputs, rows: MeasuredRows, rng: np.random.Generator) -> None:
-    """Means and spreads from (a seeded sample of) the training rows only."""
+    """Set means and standard deviations of the inputs from a seeded sample of the training rows."""
     sample = rows.take(np.sort(rng.choice(len(rows), min(len(rows), 100_000), replace=False)))
     features = inputs.queries(sample)[0]
     leaves = np.concatenate(
@@ -65,8 +65,8 @@ def train(
     dataset : Dataset
     config : TrainConfig
     out : Path
-        Run folder: ``metrics.jsonl`` grows, ``checkpoint.safetensors`` is replaced. A run found there with
-        the same configuration and the same data is continued.
+        Run folder with ``metrics.jsonl`` and ``checkpoint.safetensors``. An existing run with the same
+        configuration and data is continued.
     progress : callable, optional
         Called with (step, steps, metrics).
     make_network, make_objective : callable
@@ -100,7 +100,7 @@ def train(
     buckets = dataset.store.bucket
     started, epoch, order, cursor, seen = time.monotonic(), -1, np.zeros(0, dtype=np.int64), 0, 0
     running = 0.0
-    # Replay the order up to the step, so that a resumed run draws what the unbroken one would have.
+    # Replay the order up to the step, so that a resumed run draws the same rows as an uninterrupted one.
     skip = step * opt.batch_rows
     network.train()
     with (out / METRICS).open("a", encoding="utf-8") as log:
@@ -158,19 +158,19 @@ def train(
 
 
 def _identity(dataset: Dataset, config: TrainConfig) -> dict[str, str]:
-    """What a checkpoint must agree on to be continued: the configuration, without what comes after the last
-    step, and the data, which ``--records`` adds to and which the configuration only names."""
+    """Fields of a checkpoint that must match for it to be continued: the configuration of the steps, and the data,
+    because ``--records`` may add to it."""
     return {
         "config": config.model_dump_json(exclude={"finish", "name"}),
         "data": dataset.fingerprint,
         "devices": json.dumps([device.name for device in dataset.devices]),
-        # Who uses a task decides over its part and is no part of the fingerprint.
+        # The networks that use a task decide its part and are not in the fingerprint.
         "parts": hashlib.sha256(dataset.rows.part.tobytes()).hexdigest()[:32],
     }
 
 
 def _share(opt: OptimiserConfig, step: int, seconds: float) -> float:
-    """How much of the run is done: of its steps, or of its time where that ends first."""
+    """Completed share of the run, by steps or by time, whichever is larger."""
     return max(step / opt.steps, seconds / opt.seconds if opt.seconds else 0.0)
 
 
@@ -190,7 +190,7 @@ def _save(
     step: int,
     seconds: float,
 ) -> None:
-    """Write the whole state aside, then rename: a kill leaves the old checkpoint or the new one."""
+    """Write the state to a temporary file and rename it, so that a kill leaves the old or the new checkpoint."""
     tensors = {f"network.{k}": v.detach().clone() for k, v in network.state_dict().items()}
     tensors |= {f"average.{k}": v.clone() for k, v in average.items()}
     for (name, _), state in zip(network.named_parameters(), optimiser.state_dict()["state"].values(), strict=True):
@@ -217,7 +217,7 @@ def _resume(
         metadata = file.metadata() or {}
     if metadata.get("config") != identity["config"]:
         raise DataError(f"{out} holds a run with another configuration", hint=_ANOTHER)
-    # A checkpoint that does not say what it was trained on may be of anything.
+    # A checkpoint without these fields may belong to any data.
     if any(metadata.get(name) != value for name, value in identity.items()):
         raise DataError(f"{out} holds a run on other data", hint=_ANOTHER)
     tensors = load_file(str(path))

@@ -1,4 +1,4 @@
-"""Which part of a run each program falls in, as the configuration says."""
+"""Assignment of programs to training, validation and test part."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cdmpp.training.config import DataConfig
 
 
 def choose_parts(table: MeasurementTable, data: DataConfig) -> NDArray[np.int8]:
-    """Part of every program, by key (see :mod:`cdmpp.data.splits`).
+    """Part per program key (see :mod:`cdmpp.data.splits`).
 
     ``split = "shape"``: by the hash of an operator's shape or of a TVM program's task; ``"network"``: see
     :func:`cdmpp.data.networks.network_parts`.
@@ -20,7 +20,7 @@ def choose_parts(table: MeasurementTable, data: DataConfig) -> NDArray[np.int8]:
     Raises
     ------
     DataError
-        A test network that no record names, or a task in two parts.
+        No record names a test network, or a task would be in two parts.
     """
     if data.split == "shape":
         parts = program_parts(table, test=data.test_share, validation=data.validation_share)

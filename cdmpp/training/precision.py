@@ -8,11 +8,11 @@ from typing import Literal
 
 import torch
 
-#: Share of the steps, the last ones, that are always computed in full precision.
+#: Share of the last steps, which always have full precision.
 SETTLE = 0.1
 
-#: In lower precision the leaves of a batch are filled up to a multiple of this, so that shapes repeat from
-#: step to step: its matrix kernels are prepared once per shape, at some milliseconds each.
+#: In lower precision, leaves of a batch are padded to a multiple of this, so that shapes repeat: matrix kernels are
+#: prepared once per shape, which takes some milliseconds.
 MULTIPLE = {"highest": 1, "medium": 512}
 
 Precision = Literal["highest", "medium"]
@@ -20,7 +20,7 @@ Precision = Literal["highest", "medium"]
 
 @contextmanager
 def matrix_precision(precision: Precision) -> Iterator[None]:
-    """Float32 matrix products at this precision, then what it was.
+    """Context manager that sets the precision of float32 matrix products.
 
     "medium" rounds their inputs to bfloat16 where the processor has units for it, and sums in float32.
     """
@@ -33,5 +33,5 @@ def matrix_precision(precision: Precision) -> Iterator[None]:
 
 
 def precision_of(share: float, precision: Precision) -> Precision:
-    """Precision of a step where this share of a run is done: the last steps settle the weights in full."""
+    """Precision of a step at this completed share of a run; the last steps have full precision."""
     return "highest" if share >= 1 - SETTLE else precision

@@ -1,4 +1,4 @@
-"""One training run from configuration to model folder: what ``cdmpp train`` calls."""
+"""One training run, from configuration to model folder (``cdmpp train``)."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from cdmpp.training.dataset import make_dataset
 from cdmpp.training.finish import calibrate, error_table, fit_domain
 from cdmpp.training.loop import Inputs, Progress, train, training_rows
 
-#: Full error table beside the manifest, which carries the summary.
+#: File of the full error table; the manifest has a summary.
 ERROR_TABLE = "errors.json"
 
 
 def load_training_table(
     config: TrainConfig, public_data: str | Path | None, records: Sequence[str | Path]
 ) -> MeasurementTable:
-    """The tables that a configuration names, one below the other.
+    """The concatenated tables of a configuration.
 
     Raises
     ------
     DataError
-        The public folder is wanted and not there, a file cannot be read, or nothing is named at all.
+        The public folder is missing, a file cannot be read, or no table is named.
     """
     tables = [load_table(path) for path in (*config.data.records, *records)]
     if config.data.public:
@@ -63,8 +63,8 @@ def train_model(
     out : path
         Model folder to write (replaced when it exists).
     run : path, optional
-        Where checkpoint and ``metrics.jsonl`` grow; ``runs/<name>`` by default. An interrupted run found
-        there is continued, a finished one only evaluated and written again.
+        Folder of the checkpoint and ``metrics.jsonl``; default ``runs/<name>``. An interrupted run there is
+        continued; a finished one is only evaluated and written again.
     public_data : path, optional
         Folder of the public tables; the environment's CDMPP_PUBLIC_DATA otherwise.
     records : sequence of path
@@ -91,7 +91,7 @@ def train_model(
     calibration = calibrate(network, inputs, dataset, config)
     baselines = fit_baselines(dataset, inputs, config, index, config.finish.baselines)
     held = [i for i, d in enumerate(dataset.devices) if d.name in config.data.holdout_devices]
-    # The test part is read here, once; every choice was made on the validation part.
+    # The test part is used here only, once; all choices were made on the validation part.
     test = np.flatnonzero((dataset.rows.part == 2) & ~np.isin(dataset.rows.device, held))
     metrics = error_table(network, inputs, dataset, dataset.rows.take(test), calibration, baselines)
     if held:
@@ -114,7 +114,7 @@ def train_model(
         network,
         domain,
         name=config.name,
-        # A held-out device keeps its place in the embedding and loses its name: it was not trained on.
+        # A held-out device keeps its index in the embedding, without a name, because it was not trained on.
         devices=["" if i in held else d.name for i, d in enumerate(dataset.devices)],
         calibration=calibration,
         device_specs=dataset.devices,

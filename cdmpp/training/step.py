@@ -1,4 +1,4 @@
-"""What a training step computes."""
+"""The loss of a training step."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 def latents(
     network: LatencyNetwork, inputs: Inputs, rows: MeasuredRows, *, multiple: int = 1, device: Array | None = None
 ) -> tuple[Tensor, Tensor, Array]:
-    """Encoder's latents of rows, which must be sorted by bucket; ``multiple`` as in
-    :meth:`cdmpp.nn.network.LatencyNetwork.encode_parts`. ``device``, (rows, .), stands in place of the
-    figures of the rows' devices.
+    """Latents of rows, which must be sorted by bucket.
+
+    ``multiple``: see :meth:`cdmpp.nn.network.LatencyNetwork.encode_parts`. ``device``, (rows, .), replaces the figures
+    of the rows' devices.
 
     Returns
     -------
@@ -36,8 +37,8 @@ def latents(
     queries : (rows, INPUT_WIDTH), standardised
     reference : float64, (rows,), log(reference seconds)
     """
-    asked, logs, reference = inputs.queries(rows, device)
-    standard = network.standardise(torch.from_numpy(asked))
+    query_inputs, logs, reference = inputs.queries(rows, device)
+    standard = network.standardise(torch.from_numpy(query_inputs))
     sizes = inputs.store.bucket[rows.program]
     parts = []
     for chunk in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(sizes)) + 1):
@@ -50,14 +51,14 @@ def latents(
 
 
 class Objective:
-    """The loss of a batch: error and quantiles, and what the configuration adds.
+    """The loss of a batch: error of point and quantiles, and optional ranking and domain terms.
 
     Parameters
     ----------
     dataset : Dataset
     config : TrainConfig
     inputs : Inputs
-        Of the dataset's store and devices.
+        Inputs with the dataset's store and devices.
     """
 
     def __init__(self, dataset: Dataset, config: TrainConfig, inputs: Inputs) -> None:
@@ -75,11 +76,11 @@ class Objective:
         network : LatencyNetwork
         rows : MeasuredRows
         tasks : (rows,) int
-            Their :meth:`cdmpp.training.dataset.Dataset.group`.
+            :meth:`cdmpp.training.dataset.Dataset.group` of the rows.
         device : (rows,) int
-            Embedding of each row's device.
+            Index in the embedding of each row's device.
         step : int
-            Seeds what is drawn besides.
+            Step number, part of the seed of random draws.
         multiple : int
             See :meth:`cdmpp.nn.network.LatencyNetwork.encode_parts`.
         """
@@ -89,7 +90,7 @@ class Objective:
             # The label is the real device's efficiency: see virtual_devices.
             rng = np.random.default_rng([self.config.seed, 9, step])
             share = np.where(device.numpy() == 0, opt.virtual_hidden, opt.virtual_known)
-            # A scheduled program's leaves are timed in seconds of their own device (cdmpp.nn.leaf_times).
+            # Leaf times of scheduled programs are in seconds of the real device (cdmpp.nn.leaf_times).
             virtual = (rng.random(len(rows)) < share) & (rows.backend != BACKENDS.index("tvm"))
             figures[virtual] = virtual_devices(figures[virtual], rng)
         latent, queries, reference = latents(network, self.inputs, rows, multiple=multiple, device=figures)
@@ -117,7 +118,7 @@ class Objective:
         return relative_error_loss(point, target)
 
     def _drawn(self, step: int) -> MeasuredRows:
-        """Rows of the unlabelled target, without their latencies."""
+        """Random rows of the unlabelled target, without latencies."""
         rng = np.random.default_rng([self.config.seed, 8, step])
         count = min(len(self.target), self.config.domain.rows)
         chosen = rng.choice(self.target, count, replace=False)

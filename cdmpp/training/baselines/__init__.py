@@ -1,4 +1,4 @@
-"""Baselines that stand beside every figure, on the same rows."""
+"""Baselines of the error tables."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BaselineName = Literal["roofline", "mean", "xgboost", "utilisation"]
 
 
 class Baseline(Protocol):
-    """Fitted on training rows, asked about others."""
+    """Interface of a baseline that is fitted on training rows."""
 
     def fit(self, index: Array) -> Self:
         """Fit on the rows ``index`` of the dataset."""

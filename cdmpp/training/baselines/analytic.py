@@ -1,4 +1,4 @@
-"""Baselines without a model: the roofline, and the mean distance from it per operator."""
+"""Analytic baselines: the roofline, and the mean ratio to it per operator."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class RooflineBaseline:
 class MeanBaseline:
     """The geometric mean of latency / reference per operator, dtype, protocol and backend.
 
-    The reference is arithmetic + traffic + launch floor, as the network's. An operator that was not trained
-    on under a protocol gets its mean under all, one that was not trained on at all the mean of everything.
+    The reference is that of the network: arithmetic + traffic + launch floor. An operator without training rows of a
+    protocol has its mean over all protocols; an operator without training rows has the overall mean.
     """
 
     def __init__(self, dataset: Dataset, inputs: Inputs, config: TrainConfig) -> None:

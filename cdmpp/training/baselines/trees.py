@@ -1,4 +1,4 @@
-"""Gradient-boosted trees on the features that the network has."""
+"""Gradient-boosted trees on the features of the network."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def summed_leaves(dataset: Dataset) -> Array:
 
 
 class TreeBaseline:
-    """XGBoost on log(latency / reference), the network's own label, with everything the network gets.
+    """XGBoost on log(latency / reference), the network's label, with all inputs of the network.
 
     Its columns: the summed leaf features, the network's query inputs, the device's numbers and, where
     no device is held out, which device it is.
@@ -61,7 +61,7 @@ class TreeBaseline:
         self.model: Any = None
 
     def base(self, rows: MeasuredRows) -> Array:
-        """What is added to the trees' answer."""
+        """Log that is added to the trees' output."""
         return self.inputs.reference(rows) if self.label == "ratio" else np.zeros(len(rows))
 
     def features(self, rows: MeasuredRows) -> Array:

@@ -1,4 +1,4 @@
-"""A utilisation between 0 and 1 per kernel wave, in the manner of NeuSight.
+"""A utilisation between 0 and 1 per kernel wave, after NeuSight.
 
 NeuSight (Lee et al., ASPLOS 2025, arXiv 2407.13853) divides a kernel into tiles, bounds a tile's time by the
 roofline of one multiprocessor and lets a multi-layer perceptron per operator family say how much of that
@@ -33,7 +33,7 @@ BATCH_ROWS, LEARNING_RATE = 2048, 1e-3
 
 
 class _Perceptron(nn.Module):
-    """Columns (rows, .) and waves (rows,) to a utilisation in (0, 1]."""
+    """Computes a utilisation in (0, 1] from columns (rows, .) and waves (rows,)."""
 
     mean: Tensor
     scale: Tensor
@@ -67,7 +67,7 @@ class UtilisationBaseline:
         """Columns, number of waves and log of the bound in seconds of rows."""
         columns = self.inputs.queries(rows)[0]
         roof = np.maximum(columns[:, _COLUMN["log_compute_us"]], columns[:, _COLUMN["log_memory_us"]])
-        # Without a contraction a tile is a run of elements, of which none is wasted.
+        # Without a contraction, a tile is a run of elements and wastes none.
         waste = np.where(columns[:, [_COLUMN["m"]]] > 0.5, columns[:, _TILE], 1.0)
         best = (columns[:, _FILL] * waste).argmax(axis=1)
         waves = np.ceil(np.exp2(columns[np.arange(len(rows)), np.array(_WAVES)[best]].astype(np.float64)))
@@ -104,7 +104,7 @@ class UtilisationBaseline:
 
     @torch.inference_mode()
     def predict_log(self, rows: MeasuredRows) -> Array:
-        """log latency of rows; a family that was not trained on is taken to reach its bound."""
+        """log latency of rows; a family without training rows is assumed to reach its bound."""
         found = np.empty(len(rows))
         family = self.dataset.store.summary[rows.program][:, _FAMILY].argmax(axis=1)
         for code in np.unique(family).tolist():

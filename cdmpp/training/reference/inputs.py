@@ -1,4 +1,4 @@
-"""What the original's network reads: PerStoreFeature of programs, eight numbers of a device."""
+"""Inputs of the original network: PerStoreFeature of programs, and eight numbers of a device."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def per_store_features(texts: Sequence[str], folder: Path | None = None) -> list[Array]:
-    """:func:`cdmpp.frontends.per_store.extract`, kept on disk, one file for a set of programs.
+    """:func:`cdmpp.frontends.per_store.extract`, cached on disk, one file per set of programs.
 
     Parameters
     ----------
     texts : sequence of str
     folder : Path, optional
-        Where they are kept; by default beside the evaluation's features.
+        Cache folder; default: next to the evaluation's feature cache.
     """
     names = [hashlib.sha256(text.encode()).hexdigest() for text in texts]
     digest = hashlib.sha256("".join(names).encode()).hexdigest()[:24]
@@ -48,8 +48,8 @@ def per_store_features(texts: Sequence[str], folder: Path | None = None) -> list
 def device_row(device: DeviceSpec) -> list[float]:
     """The eight numbers: 1, clock, memory, shared memory or L3, L2, L1, bandwidth, fp32 rate.
 
-    Scaled by its table's constants; sizes enter as logarithms of whole units. What our specifications do not
-    have (shared memory, L1) is 0, as blanks are there.
+    Scaled by the constants of the original's table; sizes are logarithms of whole units. Figures that our
+    specifications lack (shared memory, L1) are 0, like missing values in the original.
     """
 
     def size(value: float | None, unit: float, scale: float) -> float:

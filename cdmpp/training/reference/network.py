@@ -1,8 +1,7 @@
 """The network of CDMPP's published implementation (13.77 M parameters at five leaves).
 
 A plain ``TransformerEncoder`` over 164-wide leaves with torch's defaults, a flatten layer per leaf count, a
-device branch, a decoder; dimensions of its released hyper-parameter file. The parameter count per part says
-that the dimensions are the same.
+device branch, a decoder; dimensions of its released hyper-parameter file. The parameter counts per part match.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class ReferenceNetwork(nn.Module):
     Parameters
     ----------
     leaf_counts : iterable of int
-        Values of N; each has a flatten layer of its own, everything else is shared.
+        Values of N; each has a separate flatten layer, all other layers are shared.
     """
 
     def __init__(self, leaf_counts: Iterable[int] = (LEAVES,)) -> None:
@@ -60,7 +59,7 @@ class ReferenceNetwork(nn.Module):
             raise AssertionError(f"not the published dimensions: {found}, wanted {PARAMETERS}")
 
     def hidden(self, leaves: Tensor, device: Tensor) -> Tensor:
-        """The decoder's last hidden layer, (rows, 930): what the domain regularisers look at."""
+        """The decoder's last hidden layer, (rows, 930), the input of the domain regularisers."""
         flat = self.flatten[str(leaves.shape[1])](self.encoder(leaves).flatten(1))
         out: Tensor = self.decoder[:-1](self.norm(flat) + self.norm(self.device(device)))
         return out
@@ -70,7 +69,7 @@ class ReferenceNetwork(nn.Module):
         return torch.nan_to_num(self.decoder[-1](hidden)).squeeze(1)
 
     def forward(self, leaves: Tensor, device: Tensor) -> Tensor:
-        """As published: encoder, flatten, add the device's latent, decode."""
+        """Encode, flatten, add the device's latent, and decode, as published."""
         return self.output(self.hidden(leaves, device))
 
 
@@ -81,7 +80,7 @@ def reference_loss(predicted: Tensor, target: Tensor) -> Tensor:
 
 
 def published_cmd(source: Tensor, target: Tensor, moments: int = 5) -> Tensor:
-    """CMD as its code computes it: latents are not bounded and no moment is scaled."""
+    """CMD of the original's code: latents are not bounded and moments are not scaled."""
     mean_s, mean_t = source.mean(0), target.mean(0)
     total: Tensor = (mean_s - mean_t).norm()
     for k in range(2, moments + 1):

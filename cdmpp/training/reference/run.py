@@ -1,4 +1,4 @@
-"""One run of the original from configuration to folder: what ``cdmpp train`` does with a ``[reference]``."""
+"""One training run of the original, from configuration to folder (``cdmpp train`` with ``[reference]``)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def scheduled_features(table: MeasurementTable) -> list[Any]:
     Raises
     ------
     DataError
-        Some are operators, whose kernels nobody knows.
+        Some records are operators, which have no schedule.
     """
     if table.programs:
         raise DataError(
@@ -46,9 +46,9 @@ def scheduled_features(table: MeasurementTable) -> list[Any]:
 def train_reference(
     config: TrainConfig, table: MeasurementTable, *, out: Path, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Train the original, measure it on the test part beside the baselines, write its folder.
+    """Train the original, evaluate it and the baselines on the test part, write its folder.
 
-    The folder is a record of the run, not a model to serve: ``manifest.json`` says ``"kind": "reference"``.
+    The folder records the run and cannot be loaded for predictions: its manifest has ``"kind": "reference"``.
 
     Returns
     -------

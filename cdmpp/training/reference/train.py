@@ -1,4 +1,4 @@
-"""Training the original: batches of one leaf count, Adam with a cyclic rate, a budget of time."""
+"""Training of the original: batches of one leaf count, Adam with a cyclic rate, a time budget."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cdmpp.training.reference.network import PUBLISHED_DISCREPANCIES, ReferenceN
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-#: Batches of each leaf count that the normalisations' final statistics are taken from.
+#: Batches per leaf count from which the final statistics of the normalisations are computed.
 SETTLING_BATCHES = 2
 
 
@@ -31,7 +31,7 @@ class ReferenceModel:
     ----------
     dataset : Dataset
     config : TrainConfig
-        With a section ``reference``.
+        Configuration with a section ``reference``.
     features : list of float32 array, (stores, 164)
         PerStoreFeature of the programs ``first_key ..``.
     first_key : int
@@ -66,7 +66,7 @@ class ReferenceModel:
         self._median = float(np.median(rows.log_latency[index]))
         counts = self._programs.count[rows.program[index]]
         found, times = np.unique(counts, return_counts=True)
-        # What a single row says of a leaf count cannot be normalised; no features, nothing to learn from.
+        # A leaf count needs two rows for its normalisation; programs without features are not used.
         usable = found[(found > 0) & (times > 1)]
         index, counts = (a[np.isin(counts, usable)] for a in (index, counts))
         if not len(index):
@@ -112,10 +112,10 @@ class ReferenceModel:
 
     @torch.no_grad()
     def _settle(self, index: Array, counts: Array) -> None:
-        """Take the batch normalisations' statistics anew from training rows.
+        """Recompute the statistics of the batch normalisations from training rows.
 
-        Their moving averages need tens of batches of every leaf count, which a short run does not have; the
-        original's runs are longer. Leaves the network in evaluation mode.
+        Moving averages need tens of batches of every leaf count, more than a short run has. Leaves the network in
+        evaluation mode.
         """
         self.network.eval()
         norms = [m for m in self.network.modules() if isinstance(m, torch.nn.BatchNorm1d)]
@@ -162,7 +162,7 @@ class ReferenceModel:
 
     @torch.inference_mode()
     def predict_log(self, rows: MeasuredRows) -> Array:
-        """log latency of rows; where a leaf count was not trained on, the median training latency."""
+        """log latency of rows; the median training latency for leaf counts without training rows."""
         found = np.full(len(rows), self._median)
         counts = self._programs.count[rows.program]
         for count in map(int, self.network.flatten):
@@ -174,7 +174,7 @@ class ReferenceModel:
         return found
 
     def untrained(self, rows: MeasuredRows) -> int:
-        """How many rows have a leaf count that was not trained on."""
+        """Number of rows whose leaf count has no training rows."""
         known = [int(count) for count in self.network.flatten]
         return int((~np.isin(self._programs.count[rows.program], known)).sum())
 
@@ -191,7 +191,7 @@ def epoch_batches(index: Array, counts: Array, batch_rows: int, seed: list[int])
     batches = []
     for count in np.unique(counts):
         members = rng.permutation(index[counts == count])
-        # Parts of nearly one size: a batch of a single row would have no variance to normalise with.
+        # Batches of nearly equal size: a batch of one row has no variance for the normalisation.
         batches += np.array_split(members, -(-len(members) // batch_rows))
     return [batches[i] for i in rng.permutation(len(batches))]
 
@@ -203,7 +203,7 @@ def cyclic(step: int, share: float, half: int | None) -> float:
     ----------
     step : int
     share : float
-        Of the budget that is used up.
+        Used share of the budget.
     half : int, optional
         Steps of half a cycle; without it one cycle takes the whole budget.
     """
