@@ -82,49 +82,32 @@ def minimise_error(
     report : callable
         Called with the solution whenever its levels or its bound may have improved.
     """
-    search = _ErrorSearch(costs, start, limit_s, effort, report)
-    best = search.best
-    if not best.proven and effort.left_s > 0.0:
-        search.relax()
-    margin = 0.0
-    for _ in range(_ROUNDS):
-        if best.proven or effort.left_s <= 0.0:
-            break
-        known = best.objective - search.floor
-        optimal, within = search.branch(margin)
-        if not optimal:
-            break
-        if not within:
-            if margin:
-                break
-            margin = _MARGIN
-        elif best.objective - search.floor >= _FAR * known:
-            if not margin:
-                best.bound = best.objective
-            break
-    if best.proven:  # the difference is rounding
-        best.bound = best.objective
-    report(best)
-    return best
+    search = ErrorSearch(costs, start, limit_s, report)
+    search.relax(effort)
+    search.branch_and_bound(effort)
+    return search.best
 
 
-class _ErrorSearch:
-    """State of :func:`minimise_error`. In the program errors count from ``floor``, the least error of each operator."""
+class ErrorSearch:
+    """The steps of :func:`minimise_error`, whose parameters it has; ``best`` is the solution so far.
 
-    def __init__(
-        self, costs: DeviceCosts, start: Levels, limit_s: float, effort: Effort, report: Callable[[Solution], None]
-    ) -> None:
-        self.costs, self.limit_s, self.effort, self.report = costs, limit_s, effort, report
+    In the program errors count from ``floor``, the least error of each operator.
+    """
+
+    def __init__(self, costs: DeviceCosts, start: Levels, limit_s: float, report: Callable[[Solution], None]) -> None:
+        self.costs, self.limit_s, self.report = costs, limit_s, report
         self.floor = float(sum(np.min(errors) for errors in costs.sensitivity))
         self.best = Solution(list(start), Pricing(costs, start).sensitivity, self.floor)
 
-    def relax(self) -> None:
+    def relax(self, effort: Effort) -> None:
         """Bound by the linear relaxation; round its solution down, and raise operators from there by the heap.
 
         It takes a fraction of the time of the branch and bound, and the plan is within 1 % on most networks.
         """
+        if self.best.proven or effort.left_s <= 0.0:
+            return
         program, unit = self._program(0.0)
-        outcome = relax(program, self.effort)
+        outcome = relax(program, effort)
         if outcome.values is None:
             return
         for levels in (program.levels(outcome.values), program.lowest_levels(outcome.values)):
@@ -133,7 +116,29 @@ class _ErrorSearch:
         self._raise_bound(unit, outcome.bound)
         self.report(self.best)
 
-    def branch(self, margin: float) -> tuple[bool, bool]:
+    def branch_and_bound(self, effort: Effort) -> None:
+        """Improve the plan until it is proven, or the effort is spent."""
+        best, margin = self.best, 0.0
+        for _ in range(_ROUNDS):
+            if best.proven or effort.left_s <= 0.0:
+                break
+            known = best.objective - self.floor
+            optimal, within = self._branch(margin, effort)
+            if not optimal:
+                break
+            if not within:
+                if margin:
+                    break
+                margin = _MARGIN
+            elif best.objective - self.floor >= _FAR * known:
+                if not margin:
+                    best.bound = best.objective
+                break
+        if best.proven:  # the difference is rounding
+            best.bound = best.objective
+        self.report(best)
+
+    def _branch(self, margin: float, effort: Effort) -> tuple[bool, bool]:
         """Branch and bound with limits reduced by ``margin``; whether it finished, and within the limits."""
         program, unit = self._program(margin)
 
@@ -145,7 +150,7 @@ class _ErrorSearch:
             self.report(self.best)
             return False
 
-        outcome = branch(program, self.best.levels, self.effort, listen)
+        outcome = branch(program, self.best.levels, effort, listen)
         within = outcome.values is not None and self._offer(program.levels(outcome.values))
         if not margin:
             self._raise_bound(unit, outcome.bound)

@@ -13,7 +13,7 @@ from typing import Literal
 from cdmpp.compose.budget import SearchControl
 from cdmpp.planning.precision.highs import Effort
 from cdmpp.planning.precision.limits import within_memory, within_time
-from cdmpp.planning.precision.milp import Solution, minimise_error
+from cdmpp.planning.precision.milp import ErrorSearch, Solution
 from cdmpp.planning.precision.pricing import DeviceCosts, Levels, Pricing
 from cdmpp.planning.precision.qsync import best_simple, heap
 
@@ -79,21 +79,17 @@ def search(
         starts = within_time(devices, starts, limit_s)
     heaps = [heap(costs, start, limit_s) for costs, start in zip(devices, starts, strict=True)]
     job = JobSolution(limit_s, limit_of, starts, heaps, [])
+    searches: list[ErrorSearch] = []
     for costs, levels in zip(devices, heaps, strict=True):
-        simple = best_simple(costs, levels, limit_s)
-        floor = float(sum(min(errors) for errors in costs.sensitivity))
-        job.solutions.append(Solution(simple, Pricing(costs, simple).sensitivity, floor))
-
+        start = best_simple(costs, levels, limit_s)
+        searches.append(ErrorSearch(costs, start, limit_s, lambda _: report(job)))
+        job.solutions.append(searches[-1].best)
     nodes = None if max_steps is None else max(max_steps // len(devices), 1)
-    for d, costs in enumerate(devices):
-        share = None if control.budget_s is None else control.spent_s + control.left_s / (len(devices) - d)
-
-        def update(solution: Solution, d: int = d) -> None:
-            job.solutions[d] = solution
-            report(job)
-
-        start = job.solutions[d].levels
-        job.solutions[d] = minimise_error(costs, start, limit_s, Effort(control, share, nodes, seed), update)
+    # All devices get the plan of the relaxation before the first is improved further.
+    for step in (ErrorSearch.relax, ErrorSearch.branch_and_bound):
+        for d, device_search in enumerate(searches):
+            share = None if control.budget_s is None else control.spent_s + control.left_s / (len(devices) - d)
+            step(device_search, Effort(control, share, nodes, seed))
     return job
 
 
