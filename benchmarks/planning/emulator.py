@@ -1,9 +1,8 @@
-"""Pipeline steps that the emulator evaluates per second, against the replay engine, with and without reuse.
+"""Pipeline steps per second of the emulator, against the replay engine, with and without reuse.
 
-``python -m benchmarks.planning.emulator`` writes ``benchmarks/results/emulator.json``. One core: set
-OMP_NUM_THREADS=1. All ways take turns in one run, and their makespans are compared bit for bit. Seconds are
-those of the processor, so that others on the machine matter less. Costs are made up: they do not matter to
-the speed.
+``python -m benchmarks.planning.emulator`` writes ``benchmarks/results/emulator.json``. For one core set
+OMP_NUM_THREADS=1. All methods are timed alternately in one run, and their makespans are compared bit for bit. Times
+are processor times, so that other processes matter less. The costs are random: they do not affect the speed.
 """
 
 from __future__ import annotations
@@ -41,15 +40,15 @@ CLASSES = (0,) * MICRO_BATCHES
 TARGET_PER_S = 10_000
 
 
-def made_up(draw: random.Random, count: int = STAGES) -> list[Stage]:
-    """Stages of about the same length."""
+def random_stages(draw: random.Random, count: int = STAGES) -> list[Stage]:
+    """Stages of similar length."""
     return [
         Stage(draw.uniform(0.8, 1.2), draw.uniform(1.6, 2.4), activation_bytes=draw.uniform(1, 2)) for _ in range(count)
     ]
 
 
 def turns(ways: dict[str, tuple[int, Callable[[], object]]], repeats: int, against: str) -> dict[str, Any]:
-    """Evaluations a second of each way, and how many times as many as ``against``, in the same rounds."""
+    """Evaluations per second of each method, and their ratio to those of ``against``, timed alternately."""
     calls = {name: call for name, (_, call) in ways.items()}
     seconds = interleaved(calls, repeats, clock=time.process_time)
     per_evaluation = {name: [s / count for s in seconds[name]] for name, (count, _) in ways.items()}
@@ -63,11 +62,11 @@ def turns(ways: dict[str, tuple[int, Callable[[], object]]], repeats: int, again
 
 
 def other_costs(repeats: int) -> dict[str, Any]:
-    """1F1B with other costs for every candidate; none is there twice."""
+    """1F1B with different costs for every candidate, so that nothing can be reused."""
     draw = random.Random(0)
     emulator = Emulator()
     structure = emulator.structure("1f1b", STAGES, STAGES, MICRO_BATCHES)
-    stages = [made_up(draw) for _ in range(256)]
+    stages = [random_stages(draw) for _ in range(256)]
     tables = [emulator.table(costs) for costs in stages]
     arrays = [durations(structure, table, CLASSES, 0.0) for table in tables]
     graph = to_graph(structure, arrays[0][0], arrays[0][1])
@@ -83,7 +82,7 @@ def other_costs(repeats: int) -> dict[str, Any]:
         return makespans
 
     def by_emulator(count: int) -> list[float]:
-        emulator.stages = Reuse()  # no stage is known
+        emulator.stages = Reuse()  # empty: no stage is reused
         return [emulator.run(structure, emulator.table(costs), CLASSES).makespan_s for costs in stages[:count]]
 
     def by_replayer(count: int) -> list[float]:
@@ -106,7 +105,7 @@ def other_costs(repeats: int) -> dict[str, Any]:
 
 
 def without_a_compiler(repeats: int) -> int:
-    """Evaluations a second, arrays in, where numba is not installed: in a process that does not compile."""
+    """Evaluations per second without numba, from arrays: in a process that does not compile."""
     code = f"from benchmarks.planning import emulator; print(emulator.plain_per_s({repeats}))"
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -122,7 +121,7 @@ def plain_per_s(repeats: int) -> int:
     """The measurement of :func:`without_a_compiler`, in this process."""
     emulator = Emulator()
     structure = emulator.structure("1f1b", STAGES, STAGES, MICRO_BATCHES)
-    duration, lag, _ = durations(structure, emulator.table(made_up(random.Random(0))), CLASSES, 0.0)
+    duration, lag, _ = durations(structure, emulator.table(random_stages(random.Random(0))), CLASSES, 0.0)
     turn, start, end = (np.empty_like(a) for a in (structure.order, duration, duration))
     arrays = structure.order, structure.begin, duration, structure.deps, lag, turn, start, end
     seconds = interleaved({"plain": lambda: evaluate(*arrays)}, 10 * repeats, clock=time.process_time)
@@ -150,10 +149,10 @@ def annealed(structure: Structure, candidates: Candidates, count: int, walk: boo
 
 
 def other_orders(repeats: int, count: int, stages: int, micro_batches: int, walk: bool) -> dict[str, Any]:
-    """Simulated annealing over orders, played back; orders whose ranks wait for each other are part of it."""
+    """Simulated annealing over orders, replayed; some of the orders are in a deadlock."""
     emulator, classes = Emulator(), (0,) * micro_batches
     structure = emulator.structure("1f1b", stages, stages, micro_batches)
-    costs = emulator.table(made_up(random.Random(1), stages))
+    costs = emulator.table(random_stages(random.Random(1), stages))
 
     def candidates(**how: bool) -> Candidates:
         return Candidates(structure, costs, classes, **how)
@@ -202,7 +201,7 @@ def _play(make: Callable[..., Candidates], how: dict[str, bool], orders: list[In
 
 
 def memory_modes(repeats: int, count: int) -> dict[str, Any]:
-    """A search over how each stage keeps its activations: whole steps, from their stages."""
+    """A search over recomputation of each stage: whole steps, from their stages."""
     draw = random.Random(2)
     base = Stage(1.0, 2.0, activation_bytes=8.0, boundary_bytes=1.0, weight_bytes=10.0)
     kept, dropped = base, Stage(1.0, 2.0, None, 8.0, 1.0, 10.0, "recompute")
@@ -246,7 +245,7 @@ def memory_modes(repeats: int, count: int) -> dict[str, Any]:
 
 
 def long_steps(repeats: int) -> dict[str, Any]:
-    """Stretches that repeat from micro-batch to micro-batch, in one step."""
+    """Frames that repeat from micro-batch to micro-batch, in one step."""
     answers = {}
     for stages, micro_batches in ((STAGES, MICRO_BATCHES), (STAGES, 128), (16, 1024)):
         emulator = Emulator()
@@ -280,7 +279,7 @@ def long_steps(repeats: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure and write."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--candidates", type=int, default=20_000)
