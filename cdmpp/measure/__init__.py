@@ -1,7 +1,7 @@
-"""From networks to measured tensor programs: sample schedules, build them, time them, keep what was found.
+"""Collection of measured tensor programs: sample schedules of networks, build, time and store them.
 
-One room a step: :mod:`~cdmpp.measure.targets` says on what, :mod:`~cdmpp.measure.sampling` which programs,
-:mod:`~cdmpp.measure.building` and :mod:`~cdmpp.measure.timing` do the work inside the processes of
-:mod:`~cdmpp.measure.pools`, :mod:`~cdmpp.measure.store` keeps every step on disk, and
-:mod:`~cdmpp.measure.collect` decides what comes next. TVM is imported in worker processes only.
+:mod:`~cdmpp.measure.targets` defines the targets, :mod:`~cdmpp.measure.sampling` draws the programs.
+:mod:`~cdmpp.measure.building` and :mod:`~cdmpp.measure.timing` run inside the worker processes of
+:mod:`~cdmpp.measure.pools`. :mod:`~cdmpp.measure.store` saves every step on disk, and
+:mod:`~cdmpp.measure.collect` schedules the steps. TVM is imported in worker processes only.
 """

@@ -1,7 +1,7 @@
-"""``python -m cdmpp.measure.board``: TVM's RPC server, kept alive.
+"""``python -m cdmpp.measure.board``: TVM's RPC server, restarted after a crash.
 
-TVM 0.27's own ``tvm.exec.rpc_server`` goes on running after a program has crashed in a session, but serves no
-more. Here the server ends then and is started anew, so that a crash costs one program and no board.
+After a program has crashed in a session, TVM 0.27's ``tvm.exec.rpc_server`` keeps running but serves no more
+sessions. This server ends and restarts instead, so that a crash costs one program and not the board.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from cdmpp.measure.tracker import parse_tracker
 logger = logging.getLogger("cdmpp.board")
 
 _PAUSE_S = 0.2
-#: Function of the server that tells its processor, as `platform.machine` does.
+#: Function of the server that returns its processor, as `platform.machine`.
 MACHINE = "cdmpp.measure.board.machine"
 
 
 def serve(tracker: str, key: str, host: str = "0.0.0.0", port: int = 9090) -> None:
-    """Serve for ever.
+    """Serve until the process ends.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ def serve(tracker: str, key: str, host: str = "0.0.0.0", port: int = 9090) -> No
     Raises
     ------
     MeasurementError
-        The tracker's address is none.
+        The tracker's address is invalid.
     """
     at = parse_tracker(tracker, key)
     os.environ.setdefault("TVM_USE_RUNTIME_LIB", "1")
@@ -62,12 +62,12 @@ def serve(tracker: str, key: str, host: str = "0.0.0.0", port: int = 9090) -> No
             server.proc.join()
         finally:
             server.terminate()
-        logger.warning("the server ended: a program crashed, or the tracker is away; starting it again")
+        logger.warning("the server ended: a program crashed, or the tracker is unreachable; restarting")
         time.sleep(_PAUSE_S)
 
 
 def _begin() -> None:
-    """In the server's process: it says what it is, and no thread dies alone."""
+    """Set up the server's process: register its processor, and end the process if a thread fails."""
     import tvm_ffi
 
     tvm_ffi.register_global_func(MACHINE, platform.machine, override=True)
@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--host", default="0.0.0.0", help="address to listen on")
     parser.add_argument("--port", type=int, default=9090, help="first port to try")
     options = parser.parse_args()
-    # Ended by the system: the server's process must not stay behind.
+    # On SIGTERM the server's process must end too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     try:

@@ -27,7 +27,7 @@ from cdmpp.measure.store import FIRST, SECOND, Store, StoredMeasurement, StoredP
 from cdmpp.measure.targets import Configuration, available_cores, describe
 from cdmpp.measure.timers import LocalTimers, Timers, on_this_machine
 from cdmpp.measure.timing import TimedRun
-from cdmpp.measure.tuning import begin, go_on, prepare_search
+from cdmpp.measure.tuning import begin, continue_search, prepare_search
 
 logger = logging.getLogger(__name__)
 
@@ -164,7 +164,7 @@ class Collector:
                         programs = self.store.programs({p.hash for p in found})
                         self._first(programs, [first.name], builders, timers)
                         known = self.store.latencies([p.hash for p in found], first.name)
-                        found = pool.call(go_on, [known.get(p.hash) for p in found])
+                        found = pool.call(continue_search, [known.get(p.hash) for p in found])
                 except MeasurementError as error:
                     if error.transient:
                         raise

@@ -1,4 +1,4 @@
-"""From a collector's store to the files that others read: records, repeats, card."""
+"""Export of a collector's store to records, repeats and a dataset card."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ from cdmpp.measure.store import FIRST, SECOND, Store, StoredMeasurement, StoredP
 from cdmpp.measure.targets import Configuration, describe
 from cdmpp.measure.timing import TimingSettings
 
-#: Name of the source in every table of errors.
+#: Name of the source in error tables.
 SOURCE = "cdmpp_collect"
 
 
 def write_dataset(
     store: Store, configurations: Sequence[Configuration], timing: TimingSettings, command: str = ""
 ) -> Path:
-    """Write what a store holds as project records and a card, each file aside first.
+    """Write the content of a store as records and a card; each file is replaced atomically.
 
     Parameters
     ----------
     store : Store
     configurations : sequence of Configuration
-        Measurements of other devices in the store are written with what an earlier call said of them.
+        Measurements of other devices in the store keep their earlier description.
     timing : TimingSettings
-        Records whose spread is over its limit are flagged.
+        Records with a spread above its limit are flagged.
     command : str
-        For the card: what makes the data again.
+        Command that reproduces the data, for the card.
 
     Returns
     -------
     Path
         The folder.
     """
-    # The first description stays: a bandwidth that is measured anew varies by some per cent.
+    # The first description is kept, because a measured bandwidth varies by a few per cent.
     store.remember_devices({c.name: describe(c) for c in configurations})
     described = store.devices()
     programs = {program.hash: program for program in store.all_programs()}
     order = {digest: i for i, digest in enumerate(programs)}
     for name, turn in ((RECORDS, FIRST), (REPEATS, SECOND)):
-        found = sorted(store.measurements(turn), key=lambda m: (order[m.program], m.device))
-        if not found and turn == SECOND:
+        measurements = sorted(store.measurements(turn), key=lambda m: (order[m.program], m.device))
+        if not measurements and turn == SECOND:
             continue
-        rows = list(_rows(found, programs, described, timing.max_spread))
+        rows = list(_rows(measurements, programs, described, timing.max_spread))
         write_records(from_measurements(rows), store.folder / name)
     missing = store.count_programs() * len(described) - len(store.measured(list(described), FIRST))
     faults = [f"Not finished: {missing:,} measurements are missing."] if missing else []
@@ -77,7 +77,7 @@ def how_measured(timing: TimingSettings) -> tuple[str, ...]:
 
 
 def _rows(
-    found: Sequence[StoredMeasurement],
+    measurements: Sequence[StoredMeasurement],
     programs: dict[str, StoredProgram],
     described: dict[str, dict[str, Any]],
     max_spread: float,
@@ -87,7 +87,7 @@ def _rows(
     from cdmpp.devices.loading import from_mapping
 
     specs = {name: from_mapping(entry["device_spec"]) for name, entry in described.items()}
-    for m in found:
+    for m in measurements:
         program, about = programs[m.program], described[m.device]
         moment = datetime.datetime.fromtimestamp(m.measured_at, datetime.UTC)
         unstable = m.spread is not None and m.spread > max_spread
@@ -113,7 +113,7 @@ def _rows(
                 "threads": about["threads"],
                 "affinity": about["affinity"],
                 "timed": "once" if m.once else "repeatedly" if not m.failure else "",
-                # An archive says which TVM built it; here the one at work did.
+                # The version that built the programs: an archive records it, else this installation.
                 "tvm": about.get("tvm") or version("apache-tvm"),
                 "measured_at": moment.strftime("%Y-%m-%dT%H:%M:%SZ") if not m.failure else "",
             },

@@ -1,4 +1,4 @@
-"""Importing TVM in worker processes."""
+"""Import of TVM in worker processes."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from cdmpp.errors import MeasurementError, MissingDependencyError
 
 
 def import_tvm_alone() -> Any:
-    """TVM without torch, which ``tvm_ffi`` would import if it could: seconds and 250 MB a worker."""
+    """Import TVM without torch, which ``tvm_ffi`` would import: it saves seconds and 250 MB per worker."""
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # None: importing it fails
     try:
         import tvm
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
-            f"this needs the package {error.name}",
+            f"the package {error.name} is not installed",
             hint="pip install '.[tvm]' in a checkout of cdmpp; for timing alone its compiler library may be deleted",
         ) from None
     return tvm
 
 
 def load_device_runtime(tvm: Any, kind: str) -> None:
-    """Load TVM's runtime of a kind of device, which TVM itself does only where its compiler is.
+    """Load TVM's runtime for a kind of device; TVM does so itself only if its compiler is installed.
 
     Raises
     ------
     MeasurementError
-        There is none, or the driver that it needs is missing.
+        The runtime or its driver is missing.
     """
     if kind == "cpu":
         return

@@ -1,13 +1,13 @@
-"""What one run of a library call is, by protocol.
+"""Timing of a library call under each protocol.
 
 ``eager``
-    One call from the host. CUDA: between two events around the call, nothing queued before it, so that the
-    launch is inside. CPU: by the host's clock.
+    One call from the host. CUDA: time between two events around the call, with an empty queue, so that it
+    includes the launch. CPU: the host's clock.
 ``graph``
-    CUDA only: one of the calls of a captured graph, which follow each other without the host.
+    CUDA only: one call of a captured graph, which runs calls back to back without the host.
 ``kernel``
-    CUDA only: the time of the kernels alone, as the driver's tracing interface states it. A CPU kernel cannot
-    be told from the call around it.
+    CUDA only: the time of the kernels, from the driver's tracing interface. On a CPU a kernel cannot be
+    separated from the call around it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from cdmpp.errors import MeasurementError
 from cdmpp.measure.library_calls import Call
 from cdmpp.measure.timing import Evaluate
 
-#: Calls in a captured graph: as many as take this long, so that replaying it is nothing beside them.
+#: Duration and maximum number of calls of a captured graph, so that the cost of its replay is negligible.
 _GRAPH_S, _CALLS_IN_GRAPH = 2e-3, 20
-#: Each traced run is some events to be kept.
+#: Maximum number of traced runs, because each keeps several events in memory.
 _MOST_TRACED = 200
 
 
@@ -73,7 +73,7 @@ def _graph(call: Call, device: torch.device) -> Evaluate:
     with torch.cuda.device(device):
         stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):  # what is done once must not be captured
+        with torch.cuda.stream(stream):  # one-time initialisation must not be captured
             for _ in range(3):
                 call()
         torch.cuda.current_stream(device).wait_stream(stream)
@@ -114,8 +114,8 @@ def _kernel(call: Call, device: torch.device) -> Evaluate:
         )
         if not total_us:
             raise MeasurementError(
-                "the profiler saw no kernel: its tracing interface (CUPTI) may not be used here",
-                hint="--protocol graph or eager, or allow performance counters to users of the driver",
+                "the profiler recorded no kernel: its tracing interface (CUPTI) may be forbidden here",
+                hint="use --protocol graph or eager, or allow users to read the driver's performance counters",
             )
         return 1e-6 * float(total_us) / number
 
@@ -126,7 +126,7 @@ def _kernel(call: Call, device: torch.device) -> Evaluate:
     return evaluate
 
 
-#: Protocol -> how a call is timed on a device.
+#: Timer of each protocol.
 EVALUATORS: Mapping[str, Callable[[Call, torch.device], Evaluate]] = {
     "eager": _eager,
     "graph": _graph,

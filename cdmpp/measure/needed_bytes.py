@@ -1,4 +1,4 @@
-"""Memory that a library call of an operator needs: what is probed or recommended has to fit."""
+"""Estimate of the memory that a library call of an operator needs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from cdmpp.programs.operators import (
 
 
 def needed_bytes(spec: OperatorSpec, *, gpu: bool = False) -> float:
-    """Bytes of all tensors that a call keeps alive at once, its result and scratch space that is known of.
+    """Return the bytes of all tensors that a call holds at once, with its result and known scratch space.
 
-    ``gpu``: there half-precision attention is one fused kernel, whatever its heads.
+    ``gpu``: half-precision attention is one fused kernel there, for any number of heads.
     """
     return DTYPE_BYTES[spec.dtype] * _elements(spec, gpu)
 
@@ -33,7 +33,7 @@ def _elements(spec: OperatorSpec, gpu: bool) -> float:
     if isinstance(spec, Conv2d):
         height, width = spec.output_hw()
         window = spec.c_in // spec.groups * spec.kh * spec.kw
-        # Libraries may unfold the input: one image at least.
+        # Libraries may unfold the input, at least one image.
         unfolded = window * spec.groups * height * width
         outside = spec.n * (spec.c_in * spec.h * spec.w + spec.c_out * height * width)
         return 2 * outside + 2 * spec.c_out * window + unfolded

@@ -1,4 +1,4 @@
-"""Schedules of a task, drawn from MetaSchedule's post-order-apply space; runs in a worker process."""
+"""Sampling of a task's schedules from MetaSchedule's post-order-apply space, in a worker process."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from cdmpp.programs.tvm_json import find_prim_func, load, structural_hash
 
 logger = logging.getLogger(__name__)
 
-#: Candidates that one draw of replay-trace gives. Part of what a seed means: change it and the programs
-#: change.
+#: Candidates per draw of replay-trace. The programs of a seed depend on it.
 DRAW = 32
-#: A space that gives nothing new over this many draws is taken as exhausted.
+#: The space counts as exhausted after this many draws without a new program.
 IDLE_DRAWS = 2
 
 
@@ -29,10 +28,10 @@ class SampledProgram:
     Attributes
     ----------
     hash : str
-        Structural hash: two traces that lead to one program count once.
+        Structural hash; traces with equal programs count once.
     tvm_json : str
     origin : {"default", "sampled", "tuned"}
-        The untuned program, a random schedule, or one that a search proposed.
+        Untuned program, random schedule, or program proposed by a search.
     """
 
     hash: str
@@ -41,7 +40,7 @@ class SampledProgram:
 
 
 def prepare_sampler(kind: str) -> None:
-    """Import what sampling for one kind of target needs, once for each worker.
+    """Import the packages for sampling on one kind of target, once per worker.
 
     ``TuneContext()`` imports ``tvm.s_tir.tensor_intrin``, whose CUDA part alone takes 40 s of CPU (TVM 0.27).
     The package is entered in ``sys.modules`` beforehand with the part that this kind of target uses.
@@ -58,7 +57,7 @@ def prepare_sampler(kind: str) -> None:
 
 
 def tune_context(tvm_json: str, target: Mapping[str, Any], seed: int, strategy: Any = "replay-trace") -> Any:
-    """A ``TuneContext`` of a task, with its design space generated; and the spaces."""
+    """Return a ``TuneContext`` of a task, and its design spaces."""
     import tvm
     from tvm.s_tir import meta_schedule as ms
 
@@ -74,8 +73,10 @@ def tune_context(tvm_json: str, target: Mapping[str, Any], seed: int, strategy: 
 
 
 def default_program(tvm_json: str, task_hash: str, target: Mapping[str, Any]) -> SampledProgram:
-    """The untuned program of a task: on a CPU the task as lowered; on a GPU, which runs no loop that is not
-    bound to threads, what TVM's fallback rule makes of it."""
+    """Return the untuned program of a task.
+
+    On a CPU it is the task as lowered. On a GPU, TVM's fallback rule binds its loops to threads.
+    """
     if target["kind"] == "llvm":
         return SampledProgram(task_hash, tvm_json, "default")
     import tvm
@@ -90,10 +91,10 @@ def default_program(tvm_json: str, task_hash: str, target: Mapping[str, Any]) ->
 def sample_programs(
     tvm_json: str, task_hash: str, target: Mapping[str, Any], count: int, seed: int
 ) -> list[SampledProgram]:
-    """The untuned default, and up to ``count`` distinct schedules of a task.
+    """Return the untuned default, and up to ``count`` distinct schedules of a task.
 
-    The draws depend on the seed, the task and the target alone, and the first n of a larger count are those
-    of the smaller one: a collection can be extended.
+    The draws depend only on seed, task and target. The first n programs of a larger count equal those of the
+    smaller count, so that a collection can be extended.
 
     Parameters
     ----------
@@ -107,33 +108,33 @@ def sample_programs(
     Returns
     -------
     list of SampledProgram
-        The default first. Fewer than ``count`` + 1 when the space has no more.
+        The default comes first. Fewer than ``count`` + 1 if the space is exhausted.
     """
     try:
         default = default_program(tvm_json, task_hash, target)
-    except Exception as error:  # TVM raises whatever its checks are made of
+    except Exception as error:  # TVM raises many kinds of errors
         logger.warning("task %s: no default for %s: %s", task_hash, target["kind"], error)
-        default = SampledProgram(task_hash, tvm_json, "default")  # its build fails, and its record says so
-    found = {default.hash: default}
-    if count == 0:  # not even a design space, which some tasks do not have
+        default = SampledProgram(task_hash, tvm_json, "default")  # its build fails, and the record contains the error
+    programs = {default.hash: default}
+    if count == 0:  # without a design space, which some tasks do not have
         return [default]
     context, spaces = tune_context(tvm_json, target, task_seed(task_hash, seed))
     strategy = context.search_strategy
     idle = 0
     # An upper bound that no space reaches: replay-trace stops by itself after max_trials.
     strategy.pre_tuning(max_trials=DRAW * 1000, num_trials_per_iter=DRAW, design_spaces=spaces)
-    while len(found) <= count and idle < IDLE_DRAWS:
+    while len(programs) <= count and idle < IDLE_DRAWS:
         candidates = strategy.generate_measure_candidates()
         if not candidates:
             break
-        before = len(found)
+        before = len(programs)
         for candidate in candidates:
             program = scheduled_program(candidate.sch.mod, "sampled")
-            if len(found) <= count:
-                found.setdefault(program.hash, program)
-        idle = idle + 1 if len(found) == before else 0
+            if len(programs) <= count:
+                programs.setdefault(program.hash, program)
+        idle = idle + 1 if len(programs) == before else 0
         strategy.notify_runner_results(candidates, _no_results(len(candidates)))
-    return list(found.values())
+    return list(programs.values())
 
 
 def _module(tvm_json: str) -> Any:
@@ -144,7 +145,7 @@ def _module(tvm_json: str) -> Any:
 
 
 def scheduled_program(module: Any, origin: str) -> SampledProgram:
-    """The function ``main`` of a scheduled module."""
+    """Return the function ``main`` of a scheduled module."""
     import tvm
 
     text = str(tvm.ir.save_json(module["main"]))
@@ -153,13 +154,13 @@ def scheduled_program(module: Any, origin: str) -> SampledProgram:
 
 
 def task_seed(task_hash: str, seed: int) -> int:
-    """A seed of each task's own, positive and below 2^31 as TVM wants it."""
+    """Derive a seed for a task: positive and below 2^31, as TVM requires."""
     digest = hashlib.sha256(f"{seed}\0{task_hash}".encode()).digest()
     return int.from_bytes(digest[:4], "big") % (2**31 - 1) + 1
 
 
 def _no_results(count: int) -> list[Any]:
-    """Replay-trace counts trials by the results it is told; it does not look into them."""
+    """Placeholder results: replay-trace only counts them."""
     from tvm.s_tir import meta_schedule as ms
 
     return [ms.runner.RunnerResult([1.0], None) for _ in range(count)]

@@ -1,4 +1,4 @@
-"""What is collected and how, and how others see it going on."""
+"""Settings and progress interface of a collection."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from cdmpp.measure.timing import TimingSettings
 
 
 class CollectSettings(BaseModel):
-    """What is collected, and how."""
+    """Settings of a collection."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    schedules: int = Field(64, ge=0, description="random schedules of each task, beside the untuned default")
+    schedules: int = Field(64, ge=0, description="random schedules per task, besides the untuned default")
     seed: int = Field(0, ge=0)
-    tune: int = Field(0, ge=0, description="measured trials of a search for good schedules, for each task")
+    tune: int = Field(0, ge=0, description="measured trials per task of a search for good schedules")
     timing: TimingSettings = TimingSettings()
     repeat_share: float = Field(0.05, ge=0, le=1, description="programs that are measured a second time")
     repeat_gap_s: float = Field(180.0, ge=0, description="seconds between first and second measurement")
     build_limit_s: float = Field(60.0, gt=0, description="time limit of one build")
     time_limit_s: float = Field(30.0, gt=0, description="time limit of all runs of one program")
     memory_gib: float = Field(8.0, gt=0, description="address space of a worker")
-    builders: int | None = Field(None, ge=1, description="building processes; default: one a core")
+    builders: int | None = Field(None, ge=1, description="building processes; default: one per core")
 
-    log: str = Field("", description="file for what workers print; empty: the terminal")
+    log: str = Field("", description="file for the output of workers; empty: the terminal")
 
     def worker(self, time_limit_s: float, **rest: Any) -> WorkerSettings:
-        """Limits of one kind of worker."""
+        """Return the limits of one kind of worker."""
         return WorkerSettings(time_limit_s, int(self.memory_gib * 2**30), log=self.log, **rest)
 
 
 class Progress(Protocol):
-    """Who wants to see how far it is."""
+    """A progress listener."""
 
     def phase(self, name: str, done: int, total: int) -> None:
-        """A phase begins, or its size is known better."""
+        """A phase begins, or its size has changed."""
 
     def step(self, ok: bool) -> None:
-        """One more piece is done."""
+        """One more item is done."""

@@ -1,4 +1,4 @@
-"""Where library kernels are timed: PyTorch's device, what device that is, and how much memory it has free."""
+"""Devices for timing library kernels: PyTorch's device, its specification and its free memory."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, InvalidDeviceError, MeasurementError, UnknownDeviceError
 from cdmpp.measure.targets import available_cores
 
-#: The widest instruction set that a CPU has decides about its figures.
+#: Instruction sets, widest first; the widest one of a CPU determines its figures.
 _WIDEST_FIRST = ("avx512", "avx2", "sse4.2", "neon")
-#: How :func:`cdmpp.devices.host.host_device` ends the name of a CPU.
+#: Suffix of CPU names from :func:`cdmpp.devices.host.host_device`.
 _THREADS_AND_ISA = re.compile(r"-[0-9]+t-[a-z0-9]+$")
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where programs run: PyTorch's device, what it is, and on a CPU how many threads."""
+    """A timing device: PyTorch's device, its specification, and the threads on a CPU."""
 
     torch_device: torch.device
     device: DeviceSpec
@@ -35,44 +35,44 @@ class Place:
 
 
 def find_place(on: str, device: str | DeviceSpec | None = None, threads: int | None = None) -> Place:
-    """The device to measure on.
+    """Find the device to measure on.
 
     Parameters
     ----------
     on : str
         "cpu", "cuda" or "cuda:N".
     device : str or DeviceSpec, optional
-        What it is: a known name, a specification file or a specification. By default the GPU that its driver
-        names, or this CPU as the operating system describes it (its bandwidth is measured, in some seconds).
+        Known name, specification file or specification. Default: the GPU that the driver names, or this CPU
+        as the operating system describes it; its bandwidth is then measured, which takes some seconds.
     threads : int, optional
-        On a CPU; by default as the specification's ``compute_units`` say, or all cores without one.
+        Threads on a CPU. Default: ``compute_units`` of the specification, or all cores.
 
     Raises
     ------
     MeasurementError
-        PyTorch sees no such device.
+        PyTorch has no such device.
     UnknownDeviceError, InvalidDeviceError
-        The device is not known, is of another kind, or the GPU is another one than ``device``.
+        The device is unknown, is of another kind, or differs from ``device``.
     """
     try:
         where = torch.device(on)
     except RuntimeError:
         where = torch.device("meta")
     if where.type not in ("cpu", "cuda") or (where.type == "cpu" and where.index):
-        raise MeasurementError(f"cannot measure on {on!r}", hint="cpu, cuda or cuda:N")
+        raise MeasurementError(f"cannot measure on {on!r}", hint="use cpu, cuda or cuda:N")
     spec = load_device(device) if isinstance(device, str) else device
     if where.type == "cuda":
         return _cuda_place(where, spec)
     cores = len(available_cores())
     count = threads or (min(spec.compute_units, cores) if spec is not None else cores)
     if count > cores:
-        raise MeasurementError(f"{count} threads on a machine with {cores} cores", hint="--threads N")
-    found = spec or this_cpu(count)
-    if found.kind != "cpu":
-        raise InvalidDeviceError(f"{found.name} is a {found.kind}, not a CPU", hint="measure it with --on cuda")
+        raise MeasurementError(f"{count} threads on a machine with {cores} cores", hint="choose fewer with --threads N")
+    cpu = spec or this_cpu(count)
+    if cpu.kind != "cpu":
+        raise InvalidDeviceError(f"{cpu.name} is a {cpu.kind}, not a CPU", hint="measure it with --on cuda")
     if spec is not None and _is_known(spec.name):
         _check_cpu(spec)
-    return Place(where, found, count)
+    return Place(where, cpu, count)
 
 
 def _cuda_place(where: torch.device, spec: DeviceSpec | None) -> Place:
@@ -80,7 +80,7 @@ def _cuda_place(where: torch.device, spec: DeviceSpec | None) -> Place:
     if not torch.cuda.is_available() or number >= torch.cuda.device_count():
         seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
         raise MeasurementError(
-            f"PyTorch sees {seen} CUDA devices here, and none is number {number}",
+            f"PyTorch finds {seen} CUDA devices, so there is no number {number}",
             hint="check the driver and that this PyTorch is built for CUDA; --on cpu measures this CPU",
         )
     name = torch.cuda.get_device_name(number)
@@ -93,27 +93,25 @@ def _cuda_place(where: torch.device, spec: DeviceSpec | None) -> Place:
                 hint="describe it: --device FILE.toml (cdmpp devices shows the fields)",
             ) from None
         seen_as = None
-    found = spec or seen_as
-    assert found is not None
-    if found.kind != "gpu":
-        raise InvalidDeviceError(f"{found.name} is a {found.kind}, not a GPU", hint="measure it with --on cpu")
-    if seen_as is not None and _is_known(found.name) and lookup(found.name).name != seen_as.name:
-        raise InvalidDeviceError(
-            f"this GPU is a {seen_as.name}, not a {found.name}", hint="leave --device out, or correct it"
-        )
-    return Place(torch.device("cuda", number), found, 1)
+    gpu = spec or seen_as
+    assert gpu is not None
+    if gpu.kind != "gpu":
+        raise InvalidDeviceError(f"{gpu.name} is a {gpu.kind}, not a GPU", hint="measure it with --on cpu")
+    if seen_as is not None and _is_known(gpu.name) and lookup(gpu.name).name != seen_as.name:
+        raise InvalidDeviceError(f"this GPU is a {seen_as.name}, not a {gpu.name}", hint="omit --device, or correct it")
+    return Place(torch.device("cuda", number), gpu, 1)
 
 
 def _check_cpu(spec: DeviceSpec) -> None:
-    """Raise where this machine's CPU is seen to be another than a known one."""
+    """Raise if this machine's CPU differs from a known device."""
     try:
         here = this_cpu_name(1)
     except InvalidDeviceError:
-        return  # the machine does not say what it is
+        return  # the CPU cannot be identified
     if _THREADS_AND_ISA.sub("", here) != _THREADS_AND_ISA.sub("", spec.name):
         raise InvalidDeviceError(
-            f"this CPU is seen as {here}, not as {spec.name}",
-            hint="leave --device out, or describe the CPU in a file: --device FILE.toml",
+            f"this CPU is {here}, not {spec.name}",
+            hint="omit --device, or describe the CPU in a file: --device FILE.toml",
         )
 
 
@@ -126,26 +124,26 @@ def _is_known(name: str) -> bool:
 
 
 def this_cpu(threads: int) -> DeviceSpec:
-    """This CPU with so many threads and its widest instruction set: what a library uses.
+    """Return this CPU with ``threads`` threads and its widest instruction set, as libraries use it.
 
-    As the table of devices has it; otherwise looked at, its bandwidth measured.
+    The device table describes known CPUs. Others are inspected, and their bandwidth is measured.
 
     Raises
     ------
     InvalidDeviceError
-        The operating system does not say enough of it.
+        The operating system does not describe the CPU sufficiently.
     """
     name = this_cpu_name(threads)
     return lookup(name) if _is_known(name) else host_device(threads, _widest(threads)[1])
 
 
 def this_cpu_name(threads: int) -> str:
-    """Its name alone: nothing is measured. Errors as :func:`this_cpu`."""
+    """Return the name of this CPU without a measurement; raises as :func:`this_cpu`."""
     return _widest(threads)[0]
 
 
 def _widest(threads: int) -> tuple[str, str]:
-    """Name and instruction set of this CPU."""
+    """Return name and instruction set of this CPU."""
     info = read_macos() if platform.system() == "Darwin" else read_linux(available_cores()[-threads:])
     problem: CdmppError = InvalidDeviceError("no known vector instructions on this CPU", hint=CPU_HINT)
     for isa in _WIDEST_FIRST:
@@ -157,9 +155,9 @@ def _widest(threads: int) -> tuple[str, str]:
 
 
 def free_bytes(place: Place) -> float:
-    """Memory of the device that nothing uses, in bytes."""
+    """Return the free memory of the device in bytes."""
     if place.torch_device.type == "cuda":
-        torch.cuda.empty_cache()  # what the last program left behind is free
+        torch.cuda.empty_cache()  # frees the cache of the last program
         return float(torch.cuda.mem_get_info(place.torch_device)[0])
     meminfo = Path("/proc/meminfo")
     if meminfo.is_file():
@@ -170,14 +168,14 @@ def free_bytes(place: Place) -> float:
 
 
 def matrix_types(place: Place) -> tuple[str, ...]:
-    """Element types of matrix products that the device has instructions for, float32 first.
+    """Return the element types with matrix instructions on the device, float32 first.
 
-    Others run too, converted or one by one; they tell nothing of what the device can do.
+    Other types run with conversions or scalar instructions, which do not show the device's peak rate.
     """
     if place.torch_device.type == "cuda":
         capability = torch.cuda.get_device_capability(place.torch_device)
-        found = [("float16", (7, 0)), ("bfloat16", (8, 0)), ("int8", (7, 5))]
-        return ("float32", *(name for name, least in found if capability >= least))
+        types = [("float16", (7, 0)), ("bfloat16", (8, 0)), ("int8", (7, 5))]
+        return ("float32", *(name for name, least in types if capability >= least))
     if platform.system() != "Linux":
         return ("float32",)
     flags = read_linux(available_cores()[-place.threads :]).flags

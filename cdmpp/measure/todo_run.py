@@ -1,4 +1,4 @@
-"""Measuring the programs of a folder that ``cdmpp select`` wrote; stopped, the same call goes on."""
+"""Measurement of the programs of a folder from ``cdmpp select``; a repeated call resumes."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from cdmpp.errors import DataError
 from cdmpp.programs.operators import OperatorSpec
 
 RECORDS = "records.parquet"
-#: What was measured is written whenever so many seconds have passed.
+#: Seconds between two writes of the measurements.
 _WRITE_EVERY_S = 20.0
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a run did.
+    """Result of a run.
 
     Attributes
     ----------
     path : Path
     records : int
-        Successful ones in the file, ``new`` of them of this run.
+        Number of successful records in the file; ``new`` of them are from this run.
     new : int
     failed : dict of str to str
-        Programs that could not be run, and why.
+        Programs that failed, with the reason.
     """
 
     path: Path
@@ -44,7 +44,7 @@ class Measured:
 
 
 def records_path(out: Path | None, folder: Path) -> Path:
-    """The file of records: ``out`` itself if it ends in .parquet, else :data:`RECORDS` in it."""
+    """Return the file of records: ``out`` if it ends in .parquet, else :data:`RECORDS` in that folder."""
     place = folder if out is None else out
     return place if place.suffix == ".parquet" else place / RECORDS
 
@@ -58,25 +58,25 @@ def measure_programs(
     protocol: str,
     step: Callable[[], None] = lambda: None,
 ) -> Measured:
-    """Measure programs into a file of records; those that it has already are not measured again.
+    """Measure programs into a file of records; programs that it already has are skipped.
 
-    Stopped at any moment (``KeyboardInterrupt``), what was measured is in the file.
+    After an interruption (``KeyboardInterrupt``) the file contains the measurements so far.
 
     Parameters
     ----------
     measure : callable
-        Such as :meth:`cdmpp.measure.library.LibraryTimer.record`.
+        For example :meth:`cdmpp.measure.library.LibraryTimer.record`.
     path : Path
         Parquet file, as :func:`records_path` names it.
     device, protocol : str
-        What ``measure`` measures.
+        Device and protocol of ``measure``.
     step : callable
-        Called once for each program, measured already or not.
+        Called once per program, measured or skipped.
 
     Raises
     ------
     DataError
-        The file cannot be written, or holds records of another device or protocol: they are not mixed.
+        The file cannot be written, or has records of another device or protocol.
     """
     done = _done(path, device, protocol)
     hashes = set() if done is None else {done.program_hashes[key] for key in done.program_key.tolist()}
@@ -86,7 +86,7 @@ def measure_programs(
         for spec in programs:
             if spec.hash() not in hashes:
                 row = measure(spec)
-                if row.excluded_reason == UNSTABLE:  # whatever disturbed it may be over
+                if row.excluded_reason == UNSTABLE:  # the disturbance may have ended
                     row = measure(spec)
                 new.append(row)
                 if time.monotonic() - written > _WRITE_EVERY_S:
@@ -101,15 +101,15 @@ def measure_programs(
 
 
 def _done(path: Path, device: str, protocol: str) -> MeasurementTable | None:
-    """Successful records of an earlier run."""
+    """Return the successful records of earlier runs."""
     if not path.exists():
         return None
     table = load_table(path)
-    for what, labels, mine in (("device", table.device, device), ("protocol", table.protocol, protocol)):
-        others = set(labels.used()) - {mine}
+    for what, labels, expected in (("device", table.device, device), ("protocol", table.protocol, protocol)):
+        others = set(labels.used()) - {expected}
         if others:
             raise DataError(
-                f"{path} holds records of the {what} {', '.join(sorted(others))}, not of {mine}",
+                f"{path} holds records of the {what} {', '.join(sorted(others))}, not of {expected}",
                 hint="choose another --out",
             )
     return table.select(np.flatnonzero(measured(table) & (table.program_key >= 0)))

@@ -1,6 +1,7 @@
-"""A short search for good schedules of one task; lives in a worker process and is told what was measured.
+"""A short search for good schedules of one task, in a worker process.
 
-MetaSchedule's evolutionary search with its XGBoost cost model, at a population that answers in seconds.
+It is MetaSchedule's evolutionary search with its XGBoost cost model and a small population. The caller
+measures each round and reports the latencies.
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ from typing import Any
 from cdmpp.errors import MissingDependencyError
 from cdmpp.measure.sampling import SampledProgram, prepare_sampler, scheduled_program, task_seed, tune_context
 
-#: Candidates a round. The search learns from each round before it proposes the next.
+#: Candidates per round. The search learns from each round before it proposes the next one.
 ROUND = 16
-#: A tenth of TVM's population: a round takes seconds instead of minutes on two cores.
+#: A tenth of TVM's population, so that a round takes seconds instead of minutes on two cores.
 POPULATION, GENERATIONS, MEASURED_SHARE = 64, 2, 0.25
-#: Latency, in seconds, that the search is told of a program that failed.
+#: Latency in seconds that is reported for a failed program.
 FAILED_S = 1e10
 
 
 class Search:
-    """One task's search.
+    """The search of one task.
 
     Parameters
     ----------
@@ -29,7 +30,7 @@ class Search:
     target : mapping
         TVM target as JSON.
     trials : int
-        Programs that will be measured.
+        Number of programs to measure.
     seed : int
     """
 
@@ -53,12 +54,12 @@ class Search:
         self._candidates: list[Any] = []
 
     def propose(self) -> list[SampledProgram]:
-        """The next round; empty when the search is over."""
+        """Return the next round; empty when the search has ended."""
         self._candidates = list(self._context.search_strategy.generate_measure_candidates() or ())
         return [scheduled_program(c.sch.mod, "tuned") for c in self._candidates]
 
     def learn(self, latencies_s: Sequence[float | None]) -> None:
-        """What the programs of the last round took; None for one that failed."""
+        """Report the latencies of the last round, in seconds; None for a failed program."""
         from tvm.s_tir import meta_schedule as ms
 
         results = []
@@ -78,27 +79,27 @@ _search: Search | None = None
 
 
 def prepare_search(kind: str) -> None:
-    """Import what searching for one kind of target needs."""
+    """Import the packages for a search on one kind of target."""
     try:
         import xgboost  # noqa: F401
     except ImportError as error:
         raise MissingDependencyError(
-            "a search needs xgboost, TVM's cost model",
-            hint="pip install '.[measure]' in a checkout of cdmpp, or leave --tune out",
+            "a search needs xgboost, which TVM's cost model uses",
+            hint="pip install '.[measure]' in a checkout of cdmpp, or omit --tune",
         ) from error
     prepare_sampler(kind)
 
 
 def begin(tvm_json: str, task_hash: str, target: Mapping[str, Any], trials: int, seed: int) -> list[SampledProgram]:
-    """Begin a task's search in this worker: its first round."""
+    """Begin a task's search in this worker; return its first round."""
     global _search
     _search = Search(tvm_json, task_hash, target, trials, seed)
     return _search.propose()
 
 
-def go_on(latencies_s: Sequence[float | None]) -> list[SampledProgram]:
-    """Tell the search of the last round, get the next."""
+def continue_search(latencies_s: Sequence[float | None]) -> list[SampledProgram]:
+    """Report the latencies of the last round; return the next one."""
     if _search is None:
-        raise RuntimeError("no search was begun in this process")
+        raise RuntimeError("no search has begun in this process")
     _search.learn(latencies_s)
     return _search.propose()

@@ -1,4 +1,4 @@
-"""A PostgreSQL of one's own for a test, from Debian's binaries; skips and says so where there are none."""
+"""A temporary PostgreSQL server for tests, from Debian's binaries; tests are skipped if there are none."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.waiting import PATIENCE_S, wait_until
 
 
 class Postgres:
-    """A server on loopback, its data in a folder.
+    """A server on the loopback address, with its data in a folder.
 
     Parameters
     ----------
     binaries, folder : Path
     as_user : list of str
-        What a command begins with to run as another user.
+        Prefix of commands that run as another user.
     """
 
     def __init__(self, binaries: Path, folder: Path, as_user: list[str]) -> None:
@@ -72,7 +72,7 @@ class Postgres:
 
 @contextmanager
 def running_postgres() -> Iterator[Postgres]:
-    """A server with an empty database; it is gone afterwards."""
+    """Start a server with an empty database; it is removed afterwards."""
     pytest.importorskip("psycopg", reason="needs psycopg (pip install '.[postgres]')")
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
     if not found:
@@ -81,11 +81,11 @@ def running_postgres() -> Iterator[Postgres]:
     as_user: list[str] = []
     user = pwd.getpwuid(os.getuid()).pw_name
     if os.getuid() == 0:
-        # It refuses to run as root; Debian's package makes this user.
+        # PostgreSQL refuses to run as root; Debian's package creates this user.
         if shutil.which("runuser") is None or not _exists("postgres"):
             pytest.skip("PostgreSQL does not run as root, and there is no user postgres")
         user, as_user = "postgres", ["runuser", "-u", "postgres", "--"]
-    # Not pytest's folder: its parents are closed to other users.
+    # Not pytest's folder, whose parents are not readable for other users.
     folder = Path(tempfile.mkdtemp(prefix="cdmpp-postgres-", dir="/tmp"))
     try:
         shutil.chown(folder, user)

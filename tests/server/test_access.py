@@ -1,4 +1,4 @@
-"""Keys and rates: who is refused, how, and that nothing is kept that could be stolen."""
+"""API keys and rate limits: refusals, and storage of hashes only."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
         yield client
 
 
-def test_without_a_key_nothing_is_told(client: TestClient) -> None:
+def test_missing_or_unknown_key_is_refused(client: TestClient) -> None:
     for headers in ({}, bearer("wrong"), bearer(USER_HASH), {"authorization": f"Basic {USER}"}, bearer("")):
         for refused in (
             client.post("/predict", json=BODY, headers=headers),
@@ -53,18 +53,18 @@ def test_without_a_key_nothing_is_told(client: TestClient) -> None:
             assert refused.headers["www-authenticate"].startswith("Bearer")
 
 
-def test_every_known_key_may_ask(client: TestClient) -> None:
+def test_every_known_key_is_accepted(client: TestClient) -> None:
     for key in (USER, ADMIN):
         assert client.post("/predict", json=BODY, headers=bearer(key)).status_code == 200
     assert client.get("/metrics", headers={"authorization": f"bearer {USER}"}).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/openapi.json", "/"])
-def test_what_is_open_stays_open(client: TestClient, path: str) -> None:
+def test_open_paths_need_no_key(client: TestClient, path: str) -> None:
     assert client.get(path).status_code == 200
 
 
-def test_the_schema_says_that_a_key_is_needed(client: TestClient) -> None:
+def test_schema_requires_a_key(client: TestClient) -> None:
     document = client.get("/openapi.json").json()
     assert document["components"]["securitySchemes"]["key"] == {"type": "http", "scheme": "bearer"}
     predict = document["paths"]["/predict"]["post"]
@@ -72,12 +72,12 @@ def test_the_schema_says_that_a_key_is_needed(client: TestClient) -> None:
     assert "security" not in document["paths"]["/healthz"]["get"]
 
 
-def test_the_default_schema_knows_no_keys() -> None:
+def test_default_schema_has_no_keys() -> None:
     document = json.dumps(create_app(Settings()).openapi())
     assert "securitySchemes" not in document and '"401"' not in document and '"429"' not in document
 
 
-def test_every_hash_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_hashes_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, str]] = []
     keys = Keys({"a": USER_HASH, "b": hash_key("b")}, {"c": ADMIN_HASH})
     genuine = hmac.compare_digest
@@ -94,13 +94,13 @@ def test_every_hash_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch
     assert keys.find(f"Bearer {ADMIN}") == ("c", True)
 
 
-def test_the_same_key_as_user_and_administrator_is_an_administrator() -> None:
+def test_key_of_user_and_administrator_is_administrator() -> None:
     assert Keys({"a": ADMIN_HASH}, {"c": ADMIN_HASH}).find(f"Bearer {ADMIN}")[1]
     assert not Keys({}, {"c": ADMIN_HASH}).required
 
 
 @pytest.mark.parametrize("header", ["", "Bearer", "Bearer  ", "Bearer \udcff", "Bearer " + "x" * 10_000])
-def test_strange_headers_are_no_key(header: str) -> None:
+def test_malformed_headers_are_not_keys(header: str) -> None:
     assert Keys({"a": USER_HASH}, {}).find(header) == (None, False)
 
 
@@ -114,12 +114,12 @@ def test_strange_headers_are_no_key(header: str) -> None:
         {"database": "mysql://user:secret@host/db"},
     ],
 )
-def test_impossible_settings_are_refused(fields: dict[str, Any]) -> None:
+def test_invalid_settings_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         Settings(**fields)
 
 
-def test_keys_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CDMPP_API_KEY_HASHES", json.dumps({"scheduler": USER_HASH}))
     monkeypatch.setenv("CDMPP_ADMIN_KEY_HASHES", json.dumps([ADMIN_HASH]))
     chosen = Settings()
@@ -127,7 +127,7 @@ def test_keys_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> 
     assert chosen.admin_key_hashes == {ADMIN_HASH[:8]: ADMIN_HASH}
 
 
-def test_the_command_makes_a_key_that_fits_its_hash() -> None:
+def test_hash_key_prints_a_key_and_its_hash() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "cdmpp_server", "hash-key"],
         cwd=ROOT,
@@ -173,7 +173,7 @@ def test_requests_are_limited_per_sender() -> None:
     refused(rates, "a")
 
 
-def test_a_slow_rate_still_lets_one_request_through() -> None:
+def test_rate_below_one_still_allows_one_request() -> None:
     clock = Clock()
     rates = Rates(0.1, None, clock=clock)
     rates.take("a")
@@ -182,7 +182,7 @@ def test_a_slow_rate_still_lets_one_request_through() -> None:
     rates.take("a")
 
 
-def test_items_run_into_debt_and_are_paid_off() -> None:
+def test_item_balance_may_be_negative_and_recovers() -> None:
     clock = Clock()
     rates = Rates(None, 100.0, clock=clock)
     rates.take("a")
@@ -196,7 +196,7 @@ def test_items_run_into_debt_and_are_paid_off() -> None:
     rates.take("b")
 
 
-def test_senders_are_forgotten_before_they_are_too_many() -> None:
+def test_number_of_senders_is_bounded() -> None:
     rates = Rates(1.0, None, most=50)
     for i in range(1000):
         rates.take(f"sender {i}")
@@ -204,19 +204,19 @@ def test_senders_are_forgotten_before_they_are_too_many() -> None:
     refused(rates, "sender 999")
 
 
-def test_off_is_off() -> None:
+def test_no_limit_by_default() -> None:
     assert not Rates(None, None)
     assert Rates(1.0, None) and Rates(None, 1.0)
 
 
-def test_who_sends() -> None:
+def test_sender_is_key_address_or_network() -> None:
     assert sender_of("scheduler", "10.0.0.1") == "key scheduler"
     assert sender_of(None, "10.0.0.1") == "10.0.0.1"
     assert sender_of(None, "2001:db8::1") == sender_of(None, "2001:db8::ffff") != sender_of(None, "2001:db9::1")
     assert sender_of(None, None) == sender_of(None, "testclient") == "unknown"
 
 
-def test_limits_over_http() -> None:
+def test_rate_limits_apply_over_http() -> None:
     app = create_app(Settings(items_per_s=1.0, requests_per_s=1000))
     with TestClient(app, raise_server_exceptions=False) as client:
         assert client.post("/predict", json={"items": BODY["items"] * 50}).status_code == 200

@@ -1,4 +1,4 @@
-"""POST /adapt: what it gives, what /predict then says, what is refused, and what a restart keeps."""
+"""POST /adapt: the adapted model, its use by /predict, refusals, and persistence."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def predict(client: TestClient, model: str | None) -> Any:
     return post(client, "/predict", items=items, model=model)
 
 
-def test_an_adapted_model_is_one_that_predict_takes(client: TestClient, predictor: LatencyPredictor) -> None:
+def test_adapted_model_is_accepted_by_predict(client: TestClient, predictor: LatencyPredictor) -> None:
     answer = post(client, "/adapt", device=DEVICE, records=records(predictor))
     assert answer.status_code == 200, answer.text
     body = answer.json()
@@ -62,7 +62,7 @@ def test_an_adapted_model_is_one_that_predict_takes(client: TestClient, predicto
     listed = {m["model_id"]: m for m in client.get("/models").json()["models"]}
     assert listed[body["adapted_model"]]["adapted_device"] == DEVICE
     assert listed[body["base_model_id"]]["default"] and not listed[body["adapted_model"]]["default"]
-    # The same figures as in process.
+    # Equal to the result in process.
     mine = predictor.adapt(
         [(r["program"], r["latency_s"]) for r in records(predictor)], DEVICE, protocol="eager", framework="pytorch"
     )
@@ -70,14 +70,14 @@ def test_an_adapted_model_is_one_that_predict_takes(client: TestClient, predicto
     assert here[0].latency_s == h200[1]["latency_s"]
 
 
-def test_k_records_are_chosen(client: TestClient, predictor: LatencyPredictor) -> None:
+def test_k_records_are_selected(client: TestClient, predictor: LatencyPredictor) -> None:
     given = records(predictor)
     body = post(client, "/adapt", device=DEVICE, records=given, k=6, sampler="random", seed=3).json()
     assert len(set(body["selected"])) == 6 and max(body["selected"]) < 12
     assert body["before"]["overall"]["n"] == body["after"]["overall"]["n"] == 6
 
 
-def test_the_oldest_are_forgotten_and_a_restart_keeps_the_others(
+def test_oldest_models_are_removed_and_the_rest_survive_a_restart(
     client: TestClient, settings: Settings, predictor: LatencyPredictor
 ) -> None:
     names = [
@@ -93,12 +93,12 @@ def test_the_oldest_are_forgotten_and_a_restart_keeps_the_others(
         problem(predict(again, names[0]), 404, "unknown_model")
 
 
-def test_no_path_is_read_by_name(client: TestClient, tmp_path: Path) -> None:
+def test_model_name_is_never_opened_as_a_path(client: TestClient, tmp_path: Path) -> None:
     for name in ("../../models/base", str(tmp_path), "models/base", "", "\0", "x" * 200):
         problem(predict(client, name), 404, "unknown_model")
 
 
-def test_what_is_refused(client: TestClient, predictor: LatencyPredictor) -> None:
+def test_invalid_requests_are_refused(client: TestClient, predictor: LatencyPredictor) -> None:
     good = records(predictor)
     for body, status, code in (
         ({"device": DEVICE, "records": []}, 422, "invalid_request"),
@@ -122,6 +122,6 @@ def test_what_is_refused(client: TestClient, predictor: LatencyPredictor) -> Non
     assert body["item"] == 12 and body["detail"].startswith("records.12")
 
 
-def test_one_more_record_than_allowed_is_refused(predictor: LatencyPredictor) -> None:
+def test_too_many_records_are_refused(predictor: LatencyPredictor) -> None:
     with TestClient(create_app(Settings(model=None, max_items=5))) as client:
         problem(post(client, "/adapt", device=DEVICE, records=records(predictor, 6)), 422, "invalid_request")

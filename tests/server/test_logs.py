@@ -1,4 +1,4 @@
-"""One line for each request, with its identity; one format for everything."""
+"""Log: one line per request with its id, and one format for all records."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BODY = {"items": [{"program": LINEAR, "device": "t4"}] * 3}
 
 @pytest.fixture
 def lines() -> Iterator[list[dict[str, Any]]]:
-    """What the service writes about requests, in JSON, in the order of writing."""
+    """The request records of the log as JSON objects, in order."""
     out: list[dict[str, Any]] = []
 
     class Keep(logging.Handler):
@@ -50,7 +50,7 @@ def lines() -> Iterator[list[dict[str, Any]]]:
     logger.removeHandler(handler)
 
 
-def test_one_line_a_request(client: TestClient, lines: list[dict[str, Any]]) -> None:
+def test_one_log_line_per_request(client: TestClient, lines: list[dict[str, Any]]) -> None:
     response = client.post("/predict", json=BODY, headers={"x-request-id": "my-id.1_2"})
     (line,) = lines
     assert response.headers["x-request-id"] == line["request_id"] == "my-id.1_2"
@@ -60,7 +60,7 @@ def test_one_line_a_request(client: TestClient, lines: list[dict[str, Any]]) -> 
     assert "code" not in line and "key" not in line
 
 
-def test_a_refusal_says_its_code_and_paths_are_routes(client: TestClient, lines: list[dict[str, Any]]) -> None:
+def test_refusal_logs_its_code_and_the_route(client: TestClient, lines: list[dict[str, Any]]) -> None:
     client.post("/predict", content=b"{", headers=JSON)
     client.get("/no/such/path?secret=1")
     client.get("/predict")
@@ -72,19 +72,19 @@ def test_a_refusal_says_its_code_and_paths_are_routes(client: TestClient, lines:
     assert "secret" not in json.dumps(lines)
 
 
-def test_probes_are_quiet(client: TestClient, lines: list[dict[str, Any]]) -> None:
+def test_probes_are_not_logged(client: TestClient, lines: list[dict[str, Any]]) -> None:
     for path in ("/healthz", "/readyz", "/metrics"):
         assert client.get(path).headers["x-request-id"]
     assert lines == []
 
 
 @pytest.mark.parametrize("sent", [b"", b"a b", b"x" * 129, "ü".encode(), b"a\tb", b"{}"])
-def test_another_identity_is_not_taken(client: TestClient, sent: bytes) -> None:
+def test_invalid_request_id_is_replaced(client: TestClient, sent: bytes) -> None:
     got = client.get("/healthz", headers={"x-request-id": sent}).headers["x-request-id"]
     assert re.fullmatch("[0-9a-f]{32}", got)
 
 
-def test_a_bug_has_an_identity_and_a_line_too(lines: list[dict[str, Any]]) -> None:
+def test_bug_has_an_id_and_a_log_line(lines: list[dict[str, Any]]) -> None:
     app: FastAPI = create_app(Settings())
 
     @app.get("/broken")
@@ -100,7 +100,7 @@ def test_a_bug_has_an_identity_and_a_line_too(lines: list[dict[str, Any]]) -> No
     assert (line["status"], line["code"]) == (500, "internal_error")
 
 
-def test_the_key_is_named_not_shown(lines: list[dict[str, Any]]) -> None:
+def test_log_has_the_name_of_the_key_only(lines: list[dict[str, Any]]) -> None:
     key, hash = new_key()
     app = create_app(Settings(api_key_hashes={"scheduler": hash}))
     with TestClient(app) as client:
@@ -110,14 +110,14 @@ def test_the_key_is_named_not_shown(lines: list[dict[str, Any]]) -> None:
     assert key not in json.dumps(lines) and hash not in json.dumps(lines)
 
 
-def test_nothing_that_is_sent_breaks_a_line() -> None:
+def test_client_text_cannot_break_a_log_line() -> None:
     record = logging.LogRecord("x", logging.ERROR, "f", 1, "a\n{%s}\u2028", ("b\r\n\ud800",), None)
     text = JsonFormatter().format(record)
     assert len(text.splitlines()) == 1
     assert json.loads(text)["message"] == "a\n{b\r\n\ud800}\u2028"
 
 
-def test_a_traceback_is_one_line_of_json() -> None:
+def test_traceback_is_one_line_of_json() -> None:
     try:
         raise ValueError("why")
     except ValueError:
@@ -126,7 +126,7 @@ def test_a_traceback_is_one_line_of_json() -> None:
     assert "\n" not in text and "ValueError: why" in json.loads(text)["traceback"]
 
 
-def test_text_names_the_request() -> None:
+def test_text_format_has_the_request_id() -> None:
     record = logging.LogRecord("x", logging.INFO, "f", 1, "something", (), None)
     token = request_id.set("abc")
     try:
@@ -136,7 +136,9 @@ def test_text_names_the_request() -> None:
 
 
 @pytest.mark.parametrize(("terminal", "expected"), [(True, TextFormatter), (False, JsonFormatter)])
-def test_the_format_follows_the_reader(monkeypatch: pytest.MonkeyPatch, terminal: bool, expected: type) -> None:
+def test_auto_format_is_text_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool, expected: type
+) -> None:
     out = StringIO()
     monkeypatch.setattr(out, "isatty", lambda: terminal)
     monkeypatch.setattr(sys, "stderr", out)
@@ -146,7 +148,7 @@ def test_the_format_follows_the_reader(monkeypatch: pytest.MonkeyPatch, terminal
 
 
 @pytest.mark.slow
-def test_a_process_writes_json_to_stderr(tmp_path: Path) -> None:
+def test_service_process_logs_json_to_stderr(tmp_path: Path) -> None:
     port = free_port()
     with subprocess.Popen(
         [sys.executable, "-m", "cdmpp_server", "--port", str(port)],

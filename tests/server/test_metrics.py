@@ -1,4 +1,4 @@
-"""What Prometheus reads: counted once, few labels, one answer for all workers."""
+"""Metrics for Prometheus: counts, bounded labels, and aggregation over workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    """Every sample by name and labels."""
+    """All samples by name and labels."""
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)
@@ -34,7 +34,7 @@ def labelled(name: str, **labels: str) -> tuple[str, tuple[tuple[str, str], ...]
 
 
 def test_requests_items_and_refusals_are_counted(tmp_path: Path) -> None:
-    # An application of its own: its counts begin here.
+    # A separate application, so that its counters start at zero.
     with TestClient(create_app(Settings(database=str(tmp_path / "s.sqlite")))) as client:
         items = [
             {"program": LINEAR, "device": "t4"},
@@ -83,7 +83,7 @@ def test_requests_items_and_refusals_are_counted(tmp_path: Path) -> None:
     assert any(name.startswith("process_resident_memory") for name, _ in seen)
 
 
-def test_labels_stay_few() -> None:
+def test_number_of_labels_is_bounded() -> None:
     metrics = Metrics()
     metrics.items([(f"my-device-{i}", "out") for i in range(1000)] + [("t4", "out"), ("l4", "in")])
     seen = samples(metrics.text().decode())
@@ -93,7 +93,7 @@ def test_labels_stay_few() -> None:
     assert len([1 for name, _ in seen if name == "cdmpp_out_of_domain_items_total"]) == 2
 
 
-def test_a_reload_leaves_one_model(tmp_path: Path) -> None:
+def test_reload_leaves_one_model_info(tmp_path: Path) -> None:
     metrics = Metrics()
     for model_id in ("a", "a", "b"):
         metrics.model(model_id)
@@ -102,7 +102,7 @@ def test_a_reload_leaves_one_model(tmp_path: Path) -> None:
     assert values == {"a": 0, "b": 1}
 
 
-def test_restarts_are_counted_from_where_they_were() -> None:
+def test_sandbox_restarts_are_counted_incrementally() -> None:
     metrics = Metrics()
     for restarts in (0, 2, 2, 5):
         metrics.sample(7, 3, restarts)
@@ -127,9 +127,9 @@ sys.stdin.read()
 
 
 @pytest.mark.slow
-def test_whoever_is_scraped_answers_for_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scrape_of_any_worker_covers_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
-    # A process of its own plays the supervisor: this one has made its choice when it imported the library.
+    # A separate process acts as supervisor: prometheus_client reads the variable when it is imported.
     code = f"""
 import subprocess, sys
 from cdmpp_server.operate.metrics import shared_by_workers, worker_ended
@@ -162,7 +162,7 @@ with shared_by_workers():
     assert models == [1]
 
 
-def test_the_folder_of_the_workers_goes_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_folder_is_removed_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
     with shared_by_workers():
         folder = Path(os.environ[FOLDER_VARIABLE])

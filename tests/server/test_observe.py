@@ -1,4 +1,4 @@
-"""POST and GET /observe: what is accepted is kept, what is not says why, and the figures add up."""
+"""POST and GET /observe: storage of observations, errors of items, and running figures."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def kept(database: str) -> dict[str, Any]:
     return rows
 
 
-def test_a_measurement_needs_the_id_and_a_latency(client: TestClient, database: str) -> None:
+def test_observation_needs_only_id_and_latency(client: TestClient, database: str) -> None:
     before = predicted(client)
     response = client.post(
         "/observe",
@@ -82,7 +82,7 @@ def test_a_measurement_needs_the_id_and_a_latency(client: TestClient, database: 
     assert shown["model_id"] == before["model_id"]
 
 
-def test_without_an_id_the_loaded_model_is_asked_first(client: TestClient, database: str) -> None:
+def test_observation_without_id_is_predicted_first(client: TestClient, database: str) -> None:
     asked = {"program": OTHER, "device": "l4", "protocol": "eager", "framework": "pytorch"}
     answer = client.post("/observe", json={"observations": [{**asked, "latency_s": 5e-5}]}).json()
     row = kept(database)[answer["results"][0]["observation_id"]]
@@ -90,7 +90,7 @@ def test_without_an_id_the_loaded_model_is_asked_first(client: TestClient, datab
     assert (row.program_hash, row.predicted_s) == (before["program_hash"], before["latency_s"])
 
 
-def test_a_device_of_ones_own_is_told_apart_by_its_figures(client: TestClient) -> None:
+def test_devices_of_one_name_are_separated_by_their_figures(client: TestClient) -> None:
     listed = {d["name"]: d for d in client.get("/devices").json()["devices"]}
     mine = {k: v for k, v in listed["l40"].items() if k != "trained"}
     twice = {**mine, "mem_bandwidth_bytes_per_s": 2 * mine["mem_bandwidth_bytes_per_s"]}
@@ -102,7 +102,7 @@ def test_a_device_of_ones_own_is_told_apart_by_its_figures(client: TestClient) -
     assert len({row["device_digest"] for row in rows}) == 2
 
 
-def test_a_bad_observation_harms_no_other(client: TestClient, database: str) -> None:
+def test_invalid_observation_does_not_affect_others(client: TestClient, database: str) -> None:
     before, count = predicted(client)["prediction_id"], len(kept(database))
     answer = client.post(
         "/observe",
@@ -139,18 +139,18 @@ def test_a_bad_observation_harms_no_other(client: TestClient, database: str) -> 
         17,
     ],
 )
-def test_what_breaks_the_schema_is_refused_whole(client: TestClient, observation: Any) -> None:
+def test_schema_violation_refuses_the_request(client: TestClient, observation: Any) -> None:
     problem(client.post("/observe", json={"observations": [observation]}), 422, "invalid_request")
 
 
-def test_an_empty_list_and_no_json(client: TestClient) -> None:
+def test_empty_list_and_invalid_json_are_refused(client: TestClient) -> None:
     problem(client.post("/observe", json={"observations": []}), 422, "invalid_request")
     body = b'{"observations": [{"prediction_id": "x", "latency_s": NaN}]}'
     response = client.post("/observe", content=body, headers={"content-type": "application/json"})
     assert response.status_code in (400, 422)
 
 
-def test_drift_is_seen(client: TestClient) -> None:
+def test_drift_is_reported(client: TestClient) -> None:
     before = predicted(client, device="a30")
 
     def tell(factor: float, count: int) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def test_drift_is_seen(client: TestClient) -> None:
     assert shown["recent_bias"] > shown["bias"] > 0.4
 
 
-def test_ten_thousand_in_one_body(client: TestClient, database: str) -> None:
+def test_ten_thousand_observations_in_one_request(client: TestClient, database: str) -> None:
     before, count = predicted(client), len(kept(database))
     body = json.dumps({"observations": [{"prediction_id": before["prediction_id"], "latency_s": 1e-3}] * 10_000})
     answer = client.post("/observe", content=body, headers={"content-type": "application/json"}).json()
@@ -179,7 +179,7 @@ def test_ten_thousand_in_one_body(client: TestClient, database: str) -> None:
     problem(refused, 422, "invalid_request")
 
 
-def test_without_the_database_predictions_go_on(tmp_path: Path) -> None:
+def test_predictions_work_without_the_database(tmp_path: Path) -> None:
     (tmp_path / "folder").write_text("in the way")
     app = create_app(Settings(database=str(tmp_path / "folder" / "s.sqlite")))
     with TestClient(app, raise_server_exceptions=False) as client:
@@ -196,21 +196,21 @@ def test_without_the_database_predictions_go_on(tmp_path: Path) -> None:
         assert "cdmpp_store_up 0.0" in client.get("/metrics").text
 
 
-def test_a_restart_knows_what_was_told(client: TestClient, app: FastAPI, database: str) -> None:
+def test_observations_survive_a_restart(client: TestClient, app: FastAPI, database: str) -> None:
     before = client.get("/observe").json()
     with TestClient(create_app(Settings(database=database))) as later:
         assert later.get("/observe").json() == before
         assert later.get("/readyz").json()["observations"] == "ready"
 
 
-def test_a_path_with_two_methods_names_both(client: TestClient) -> None:
+def test_allow_header_lists_both_methods(client: TestClient) -> None:
     refused = client.put("/observe")
     problem(refused, 405, "method_not_allowed")
     assert refused.headers["allow"] == "GET, POST"
 
 
-def test_services_of_one_database_know_the_same(client: TestClient, database: str) -> None:
-    """What a fleet behind a load balancer relies on: any of them answers for what another one was told."""
+def test_services_share_one_database(client: TestClient, database: str) -> None:
+    """Behind a load balancer, each service reports the observations that another one received."""
     program = {"operator": "softmax", "rows": 333, "cols": 77}
     with TestClient(create_app(Settings(database=database))) as other:
         (registered,) = other.post("/programs", json={"programs": [program]}).json()["programs"]

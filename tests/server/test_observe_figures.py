@@ -1,4 +1,4 @@
-"""Running error and drift against the same figures computed from everything at once."""
+"""Running error and drift, compared with figures computed from all observations at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cdmpp_server.observe.figures import MIN_REFERENCE, RECENT, REFERENCE, Figur
 
 
 def figures(ratios: np.ndarray, sizes: list[int] | None = None) -> Figures:
-    """Observations whose measured / predicted are these, taken in by batches of these sizes."""
+    """Running state after observations with these ratios measured / predicted, in batches of these sizes."""
     kept = Running()
     predicted = np.full(len(ratios), 1e-4)
     for part in np.split(np.arange(len(ratios)), np.cumsum(sizes or [])):
@@ -22,7 +22,7 @@ def figures(ratios: np.ndarray, sizes: list[int] | None = None) -> Figures:
 
 
 @given(seed=st.integers(0, 2**32 - 1), count=st.integers(1, 3000), sizes=st.lists(st.integers(1, 700), max_size=6))
-def test_any_batches_give_what_the_definitions_say(seed: int, count: int, sizes: list[int]) -> None:
+def test_batches_match_the_definitions(seed: int, count: int, sizes: list[int]) -> None:
     ratios = np.exp(np.random.default_rng(seed).normal(0.1, 0.2, count))
     found, logs = figures(ratios, sizes), np.log(ratios)
     assert found.count == count
@@ -38,7 +38,7 @@ def test_any_batches_give_what_the_definitions_say(seed: int, count: int, sizes:
         assert found.drift == pytest.approx((recent.mean() - earlier.mean()) / error, rel=1e-6)
 
 
-def test_a_steady_device_does_not_drift_however_wrong_the_model_is() -> None:
+def test_constant_bias_is_not_drift() -> None:
     quiet = 0
     for seed in range(50):
         found = figures(np.exp(np.random.default_rng(seed).normal(math.log(2), 0.3, 2000)))
@@ -48,7 +48,7 @@ def test_a_steady_device_does_not_drift_however_wrong_the_model_is() -> None:
 
 
 @pytest.mark.parametrize("change", [-0.2, 0.2])
-def test_a_change_is_found_within_the_window_and_stays_found(change: float) -> None:
+def test_change_is_reported_within_the_window_and_stays_reported(change: float) -> None:
     noise = np.random.default_rng(0).normal(0, 0.2, 20_000)
     noise[1500:] += change
     assert not figures(np.exp(noise[:1500])).drifting
@@ -58,7 +58,7 @@ def test_a_change_is_found_within_the_window_and_stays_found(change: float) -> N
         assert found.drift is not None and math.copysign(1, found.drift) == math.copysign(1, change)
 
 
-def test_a_certain_but_small_change_is_no_drift() -> None:
+def test_small_significant_change_is_not_drift() -> None:
     ratios = np.ones(1000)
     ratios[800:] = 1.02
     found = figures(ratios)

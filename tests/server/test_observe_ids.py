@@ -1,4 +1,4 @@
-"""The token of an answer: what goes in comes out, and nothing else is taken for one."""
+"""prediction_id: round trip, and refusal of every other text."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def answers(draw: st.DrawFn) -> Prediction:
 
 
 @given(answer=answers(), digest=st.text(hexadecimal, min_size=16, max_size=16))
-def test_what_goes_in_comes_out(answer: Prediction, digest: str) -> None:
+def test_id_round_trip(answer: Prediction, digest: str) -> None:
     text = make_id(answer, digest)
     assert len(text) <= MAX_ID
     assert re.fullmatch("[A-Za-z0-9_-]+", text)
@@ -70,7 +70,7 @@ def test_what_goes_in_comes_out(answer: Prediction, digest: str) -> None:
         assert name == sent if len(sent.encode()) <= limit else len(name.encode()) <= limit
 
 
-def test_two_long_names_stay_two() -> None:
+def test_long_names_stay_distinct() -> None:
     one, two = (make_id(replace(ANSWER, device="ü" * 99 + end), DIGEST) for end in "ab")
     assert len(one) <= MAX_ID
     assert read_id(one).device != read_id(two).device
@@ -79,7 +79,7 @@ def test_two_long_names_stay_two() -> None:
 
 @example(position=31, other="/")
 @given(position=st.integers(min_value=0), other=st.characters(codec="ascii"))
-def test_one_changed_character_is_noticed(position: int, other: str) -> None:
+def test_changed_character_is_detected(position: int, other: str) -> None:
     text = make_id(ANSWER, DIGEST)
     position %= len(text)
     changed = text[:position] + other + text[position + 1 :]
@@ -91,13 +91,13 @@ def test_one_changed_character_is_noticed(position: int, other: str) -> None:
 
 
 @given(st.text(max_size=500))
-def test_any_other_text_is_refused(text: str) -> None:
+def test_other_texts_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="prediction_id"):
         read_id(text)
 
 
 @given(st.binary(min_size=70, max_size=290))
-def test_a_checksum_alone_makes_no_token(content: bytes) -> None:
+def test_valid_checksum_with_invalid_content_is_refused(content: bytes) -> None:
     raw = b"\x01" + content
     text = base64.urlsafe_b64encode(raw + hashlib.blake2b(raw, digest_size=6).digest()).rstrip(b"=").decode()
     try:
@@ -108,7 +108,7 @@ def test_a_checksum_alone_makes_no_token(content: bytes) -> None:
         assert 0 < read.lower_s <= read.latency_s <= read.upper_s
 
 
-def test_an_error_has_no_token() -> None:
+def test_prediction_with_an_error_has_no_id() -> None:
     failed = Prediction("p", None, "t4", "library", "kernel", None, "m", error=ErrorInfo("c", "m"))
     with pytest.raises(ValueError, match="with an error has no id"):
         make_id(failed, DIGEST)

@@ -37,7 +37,7 @@ DEVICES = ["t4", "l4", "v100-pcie-32gb"]
 SMALL = "#text=relu:rows%3D64,cols%3D64&devices=t4&protocol=eager&framework=pytorch"
 
 
-def test_the_page_comes_from_here_alone(client: TestClient) -> None:
+def test_page_loads_from_this_server_only(client: TestClient) -> None:
     answer = client.get("/")
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
@@ -53,12 +53,12 @@ def test_the_page_comes_from_here_alone(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize("name", ["routes.py", "nothing.js", "..%2Fsettings.py", "%2Fetc%2Fpasswd", "%00"])
-def test_no_other_file_is_served(client: TestClient, name: str) -> None:
+def test_other_files_are_not_served(client: TestClient, name: str) -> None:
     problem(client.get(f"/page/{name}"), 404, "not_found")
     assert (FOLDER / "routes.py").exists()
 
 
-def test_the_page_is_only_read(client: TestClient) -> None:
+def test_page_refuses_post(client: TestClient) -> None:
     answer = client.post("/", content=b"x")
     problem(answer, 405, "method_not_allowed")
     assert "GET" in answer.headers["allow"]
@@ -134,7 +134,7 @@ def shown(page: Any, table: str, key: str) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.browser
-def test_operators_show_what_the_service_answers(server: Server, opened: Callable[..., Any]) -> None:
+def test_operators_show_the_values_of_predict(server: Server, opened: Callable[..., Any]) -> None:
     page = opened()
     choose(page, text=TEXT)
     page.get_by_text("Values as table", exact=True).click()
@@ -171,7 +171,7 @@ def test_operators_show_what_the_service_answers(server: Server, opened: Callabl
 
 @pytest.mark.slow
 @pytest.mark.browser
-def test_the_curve_is_the_services(server: Server, opened: Callable[..., Any]) -> None:
+def test_curve_shows_the_values_of_curve(server: Server, opened: Callable[..., Any]) -> None:
     page = opened()
     lines = ["tokens = 256", "linear:m=tokens*2,n=1024,k=1024,dtype=float16", "add:rows=tokens,cols=1024"]
     choose(page, text="\n".join(lines))
@@ -201,7 +201,7 @@ def test_the_curve_is_the_services(server: Server, opened: Callable[..., Any]) -
 
 @pytest.mark.slow
 @pytest.mark.browser
-def test_an_onnx_file_shows_what_the_service_answers(server: Server, opened: Callable[..., Any]) -> None:
+def test_onnx_file_shows_the_values_of_models_predict(server: Server, opened: Callable[..., Any]) -> None:
     page = opened()
     choose(page)
     page.set_input_files("#file", str(EXAMPLES / "transformer_block.onnx"))
@@ -235,7 +235,7 @@ def test_an_onnx_file_shows_what_the_service_answers(server: Server, opened: Cal
 
 @pytest.mark.slow
 @pytest.mark.browser
-def test_a_dynamic_batch_is_asked_for_and_drawn(opened: Callable[..., Any], tmp_path: Path) -> None:
+def test_dynamic_batch_has_a_field_and_a_curve(opened: Callable[..., Any], tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx", reason="needs onnx")
     float32, info = onnx.TensorProto.FLOAT, onnx.helper.make_tensor_value_info
     graph = onnx.helper.make_graph(
@@ -261,7 +261,7 @@ def test_a_dynamic_batch_is_asked_for_and_drawn(opened: Callable[..., Any], tmp_
 
 @pytest.mark.slow
 @pytest.mark.browser
-def test_mistakes_are_explained(opened: Callable[..., Any], tmp_path: Path) -> None:
+def test_mistakes_give_messages(opened: Callable[..., Any], tmp_path: Path) -> None:
     page = opened()
     choose(page, text="linear:m=512,n=4096\nconv3d:n=1\nadd:rows=x,cols=4\nsoftmax:rows=4,cols=4")
     faults = page.locator("#text-faults").inner_text()
@@ -285,7 +285,7 @@ def test_mistakes_are_explained(opened: Callable[..., Any], tmp_path: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.browser
-def test_names_in_a_file_are_text(opened: Callable[..., Any]) -> None:
+def test_names_are_not_parsed_as_markup(opened: Callable[..., Any]) -> None:
     page = opened()
     choose(page, text="linear:m=1,n=1,k=1,dtype=<img src=x onerror=alert(1)>")
     assert page.locator("#results img").count() == 0
@@ -293,7 +293,7 @@ def test_names_in_a_file_are_text(opened: Callable[..., Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.browser
-def test_a_missing_endpoint_is_said(opened: Callable[..., Any]) -> None:
+def test_missing_endpoint_gives_a_message(opened: Callable[..., Any]) -> None:
     page = opened(quiet=False)
     page.route("**/curve", lambda route: route.fulfill(status=404, body="nothing here"))
     choose(page, text=TEXT)
@@ -306,7 +306,7 @@ def test_a_missing_endpoint_is_said(opened: Callable[..., Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.browser
-def test_a_key_is_asked_for_and_used(opened: Callable[..., Any]) -> None:
+def test_page_requests_a_key_and_uses_it(opened: Callable[..., Any]) -> None:
     page = opened(quiet=False)
 
     def guarded(route: Any) -> None:
@@ -327,7 +327,7 @@ def test_a_key_is_asked_for_and_used(opened: Callable[..., Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.browser
-def test_a_file_too_large_is_said(opened: Callable[..., Any], tmp_path: Path) -> None:
+def test_too_large_file_gives_a_message(opened: Callable[..., Any], tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx", reason="needs onnx")
     weights = onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, [5_000_000], bytes(20_000_000), raw=True)
     graph = onnx.helper.make_graph([], "g", [], [], [weights])
@@ -341,7 +341,7 @@ def test_a_file_too_large_is_said(opened: Callable[..., Any], tmp_path: Path) ->
 @pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_phone_needs_no_sideways_scrolling(opened: Callable[..., Any], scheme: str, tmp_path: Path) -> None:
+def test_narrow_screen_needs_no_horizontal_scrolling(opened: Callable[..., Any], scheme: str, tmp_path: Path) -> None:
     page = opened(360, "", color_scheme=scheme, has_touch=True)
     for upload in (None, EXAMPLES / "small_resnet.onnx"):
         if upload is not None:
@@ -383,7 +383,7 @@ CONTRAST = """() => {
 
 @pytest.mark.slow
 @pytest.mark.browser
-def test_without_a_mouse(opened: Callable[..., Any]) -> None:
+def test_page_works_with_the_keyboard_only(opened: Callable[..., Any]) -> None:
     page = opened()
 
     def focus() -> str:
@@ -426,7 +426,7 @@ def test_without_a_mouse(opened: Callable[..., Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.browser
-def test_the_services_state(server: Server, opened: Callable[..., Any]) -> None:
+def test_service_status_is_shown(server: Server, opened: Callable[..., Any]) -> None:
     items = [{"program": LINEAR, "device": "t4"}]
     answer = server.request("POST", "/predict", {"items": items})["results"][0]
     seen = [{"prediction_id": answer["prediction_id"], "latency_s": 1.25 * answer["latency_s"]}] * 4
@@ -448,7 +448,7 @@ def test_the_services_state(server: Server, opened: Callable[..., Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.browser
-def test_scripts_read_as_python_does(opened: Callable[..., Any]) -> None:
+def test_scripts_agree_with_python(opened: Callable[..., Any]) -> None:
     page = opened()
     texts = ["2*a+b", "a-b-1", "ceil(a/3)*4", "a//4*2", "ceil(10*0.7)", "max(a, b, 3)", "-(a-100)", "min(a,2)"]
     values = {"a": 37, "b": 5}

@@ -1,4 +1,4 @@
-"""The process that reads hostile bytes: the same features, and nothing that a text can do to the service."""
+"""The sandbox: equal features, limits, supervision, confinement, and validation of replies."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.waiting import PATIENCE_S, is_running, wait_until
 ROOT = Path(__file__).resolve().parents[2]
 T = TypeVar("T")
 TEXTS = [json.dumps(concrete(text)) for text in ("linear:m=4,n=8,k=16", "softmax:rows=32,cols=16")]
-#: Small as a text, large as objects.
+#: A short text that becomes many objects.
 BOMB = '{"nodes": [' + "{}," * 1_000_000 + "{}]}"
 SCRIPT = """
 @T.prim_func(s_tir=True)
@@ -53,7 +53,7 @@ def twice(a: T.Buffer((64, 32), "float32"), b: T.Buffer((64, 32), "float32")):
 
 
 def inside(use: Callable[[Sandbox], Awaitable[T]], **options: Any) -> T:
-    """Run something with a sandbox that is closed afterwards."""
+    """Run ``use`` with a sandbox that is closed afterwards."""
 
     async def main() -> T:
         async with Sandbox(**{"timeout_s": PATIENCE_S, **options}) as sandbox:
@@ -67,10 +67,10 @@ def refused(result: Any) -> str:
     return result.message
 
 
-# -- the same answers -----------------------------------------------------------------------------------
+# -- equal results --------------------------------------------------------------------------------------
 
 
-def test_features_are_those_of_this_process() -> None:
+def test_features_equal_those_computed_in_process() -> None:
     async def use(sandbox: Sandbox) -> list[Any]:
         return await sandbox.encode_tirs([TirText("tvm_json", text, "tvm") for text in [*TEXTS, "{", *TEXTS]])
 
@@ -88,7 +88,7 @@ def test_features_are_those_of_this_process() -> None:
 
 
 @pytest.mark.tvm
-def test_tvmscript_where_tvm_is() -> None:
+def test_tvmscript_is_read_by_its_own_worker() -> None:
     pytest.importorskip("tvm", reason="needs apache-tvm")
     from cdmpp.frontends.tir import program_from_tvmscript
 
@@ -105,11 +105,11 @@ def test_tvmscript_where_tvm_is() -> None:
     assert script.hash == program_from_tvmscript(SCRIPT).hash
     assert as_json.hash == TensorProgram.from_tvm_json(TEXTS[0]).hash
     assert ["line 1" in refused(error) for error in bad] == [True, True]
-    # TVM has a worker of its own: its start holds nothing else up.
+    # TVM has a separate worker, so that its start does not delay other texts.
     assert (processes, restarts) == (2, 0)
 
 
-def test_an_onnx_model_is_the_one_that_the_command_line_reads() -> None:
+def test_onnx_model_equals_the_one_read_by_the_command_line() -> None:
     paths = [ROOT / "examples" / f"{name}.onnx" for name in ("small_resnet", "transformer_block")]
 
     async def use(sandbox: Sandbox) -> Any:
@@ -129,10 +129,10 @@ def test_an_onnx_model_is_the_one_that_the_command_line_reads() -> None:
         ]
 
 
-# -- texts that fight -----------------------------------------------------------------------------------
+# -- hostile texts --------------------------------------------------------------------------------------
 
 
-def test_memory_time_and_depth_end_with_the_program() -> None:
+def test_memory_time_and_depth_limits_refuse_only_the_program() -> None:
     async def use(sandbox: Sandbox) -> Any:
         memory = await sandbox.encode_tirs([TirText("tvm_json", BOMB, "tvm")])
         deep = await sandbox.encode_tirs([TirText("tvm_json", "[" * 1_000_000, "tvm")])
@@ -148,12 +148,12 @@ def test_memory_time_and_depth_end_with_the_program() -> None:
     assert after.hash == TensorProgram.from_tvm_json(TEXTS[0]).hash
 
 
-def test_text_that_is_no_text_is_an_error() -> None:
+def test_lone_surrogate_is_refused() -> None:
     bad = inside(lambda sandbox: sandbox.encode_tirs([TirText("tvm_json", '"\ud800"', "tvm")]))
     assert refused(bad[0])
 
 
-def test_a_worker_killed_from_outside_is_replaced_and_nobody_notices() -> None:
+def test_killed_worker_is_replaced_without_an_error() -> None:
     async def use(sandbox: Sandbox) -> Any:
         await sandbox.encode_tir("tvm_json", TEXTS[0])
         (pid,) = sandbox.pids
@@ -190,7 +190,7 @@ def test_text_that_kills_two_readers_is_refused(monkeypatch: pytest.MonkeyPatch)
 # -- queue ----------------------------------------------------------------------------------------------
 
 
-def test_a_full_queue_refuses_and_a_cancelled_request_harms_nobody() -> None:
+def test_full_queue_refuses_and_cancelled_requests_leave_it() -> None:
     async def use(sandbox: Sandbox) -> None:
         begun = [asyncio.create_task(sandbox.encode_tirs([TirText("tvm_json", BOMB, "tvm")])) for _ in range(3)]
         await asyncio.sleep(0)
@@ -206,7 +206,7 @@ def test_a_full_queue_refuses_and_a_cancelled_request_harms_nobody() -> None:
     inside(use, max_queued=2)
 
 
-def test_without_a_queue_one_at_a_time() -> None:
+def test_without_a_queue_a_second_request_is_refused() -> None:
     async def use(sandbox: Sandbox) -> list[Any]:
         first = [await sandbox.encode_tir("tvm_json", text) for text in TEXTS]
         both = [sandbox.encode_tir("tvm_json", text) for text in TEXTS]
@@ -217,7 +217,7 @@ def test_without_a_queue_one_at_a_time() -> None:
     assert isinstance(refused_now, OverloadedError)
 
 
-def test_closing_refuses_what_waits() -> None:
+def test_closing_refuses_waiting_requests() -> None:
     async def main() -> list[BaseException | Any]:
         sandbox = Sandbox()
         tasks = [asyncio.create_task(sandbox.encode_tir("tvm_json", TEXTS[0])) for _ in range(3)]
@@ -230,7 +230,7 @@ def test_closing_refuses_what_waits() -> None:
     assert all(isinstance(outcome, OverloadedError) for outcome in asyncio.run(main()))
 
 
-def test_a_worker_that_does_not_start_is_an_overload(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_worker_start_is_overloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(OverloadedError):
         inside(lambda sandbox: sandbox.encode_tir("tvm_json", TEXTS[0]))
@@ -240,7 +240,7 @@ def test_a_worker_that_does_not_start_is_an_overload(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_the_worker_knows_no_secret_and_dies_with_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_has_no_secrets_and_ends_with_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CDMPP_DATABASE", "postgresql://user:secret@host/db")
 
     async def use(sandbox: Sandbox) -> tuple[bytes, str]:
@@ -256,7 +256,7 @@ def test_the_worker_knows_no_secret_and_dies_with_the_service(monkeypatch: pytes
     assert table["Max open files"] == ["32", "32"]
     assert 2**30 < int(table["Max address space"][1]) < 2**32
 
-    # kill -9 of the service in the middle of a job: the worker must not outlive it.
+    # kill -9 of the service: the worker must end too.
     script = textwrap.dedent("""
         import asyncio, sys
         from cdmpp_server.sandbox.sandbox import Sandbox
@@ -297,7 +297,7 @@ def test_worker_does_not_inherit_the_listening_socket() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
-def test_confined_code_writes_no_file_and_takes_no_memory(tmp_path: Path) -> None:
+def test_confined_process_cannot_write_files_or_exceed_memory(tmp_path: Path) -> None:
     script = textwrap.dedent("""
         import resource, sys
         from cdmpp_server.sandbox.confine import confine
@@ -328,7 +328,7 @@ def test_confined_code_writes_no_file_and_takes_no_memory(tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Landlock is Linux's")
-def test_confined_code_reads_no_file_and_reaches_nobody(tmp_path: Path) -> None:
+def test_confined_process_cannot_read_files_connect_or_signal(tmp_path: Path) -> None:
     secret = tmp_path / "settings.toml"
     secret.write_text("secret")
     script = textwrap.dedent("""
@@ -364,12 +364,12 @@ def test_confined_code_reads_no_file_and_reaches_nobody(tmp_path: Path) -> None:
     assert done.stdout.split() == ["denied"] * 6 + ["works"], done.stderr
 
 
-# -- every text is an error or a program -----------------------------------------------------------------
+# -- mutated texts ---------------------------------------------------------------------------------------
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.sampled_from(TEXTS), st.randoms(use_true_random=False), st.booleans())
-def test_no_tvm_json_is_a_bug(text: str, rng: random.Random, as_bytes: bool) -> None:
+def test_mutated_tvm_json_is_a_program_or_an_error(text: str, rng: random.Random, as_bytes: bool) -> None:
     if as_bytes:
         data = mutate.octets(rng, text.encode()).decode("utf-8", "replace").encode()
     else:
@@ -379,7 +379,7 @@ def test_no_tvm_json_is_a_bug(text: str, rng: random.Random, as_bytes: bool) -> 
 
 @settings(max_examples=150, deadline=None)
 @given(st.randoms(use_true_random=False))
-def test_no_onnx_file_is_a_bug(rng: random.Random) -> None:
+def test_mutated_onnx_file_is_a_model_or_an_error(rng: random.Random) -> None:
     said, data = jobs.run({"kind": "onnx", "dims": {}, "max_programs": 100}, onnx_case(rng))
     assert "bug" not in said, said
     if "error" not in said:
@@ -388,7 +388,7 @@ def test_no_onnx_file_is_a_bug(rng: random.Random) -> None:
 
 
 def check_reply(said: dict[str, Any], data: bytes) -> None:
-    """The service takes what the job says, as features or as an error of the text."""
+    """Check that the service accepts the reply, as features or as an error of the text."""
     assert "bug" not in said, said
     try:
         encoded_program(json.loads(json.dumps(said)), data, "tvm")
@@ -397,7 +397,7 @@ def check_reply(said: dict[str, Any], data: bytes) -> None:
         assert error.message
 
 
-# -- a worker that lies ---------------------------------------------------------------------------------
+# -- invalid replies ------------------------------------------------------------------------------------
 
 
 def arrays(**changed: Any) -> bytes:
@@ -413,7 +413,7 @@ NO_LEAF = np.zeros((1, 0, WIDTH + SCHEDULE_WIDTH), np.float32)
 SAID = {"name": "main", "hash": "0" * 32, "dtype": "float32"}
 
 
-def test_an_honest_answer_is_taken() -> None:
+def test_valid_reply_is_accepted() -> None:
     assert encoded_program(SAID, arrays(), "tvm").features.leaves.shape == (1, 2, WIDTH + SCHEDULE_WIDTH)
 
 
@@ -448,7 +448,7 @@ def test_an_honest_answer_is_taken() -> None:
         ({"error": {"code": "invalid_program", "message": "x" * 2000, "hint": ""}}, b""),
     ],
 )
-def test_features_that_no_reader_makes_are_not_believed(said: dict[str, Any], payload: bytes) -> None:
+def test_invalid_features_are_rejected(said: dict[str, Any], payload: bytes) -> None:
     with pytest.raises(InvalidReplyError):
         encoded_program(said, payload, "tvm")
 
@@ -472,14 +472,14 @@ NODES = {"operator": "Foo", "count": 1, "reason": "unknown"}
         {"programs": [], "unsupported": [{**NODES, "reason": "x" * 2000}]},
     ],
 )
-def test_models_that_no_reader_makes_are_not_believed(said: dict[str, Any]) -> None:
+def test_invalid_models_are_rejected(said: dict[str, Any]) -> None:
     honest = model_summary({"programs": [{"program": LINEAR, "count": 2}], "unsupported": [NODES]}, 4)
     assert (honest.programs[0].operator.m, honest.counts) == (4, (2,))  # type: ignore[union-attr]
     with pytest.raises(InvalidReplyError):
         model_summary(said, 4)
 
 
-def test_errors_come_back_as_what_they_are() -> None:
+def test_errors_of_a_reply_keep_class_message_and_hint() -> None:
     for code, kind in (("invalid_program", InvalidProgramError), ("unsupported_operator", UnsupportedOperatorError)):
         error = {"code": code, "message": "what", "hint": "do"}
         with pytest.raises(CdmppError) as caught:
@@ -488,18 +488,18 @@ def test_errors_come_back_as_what_they_are() -> None:
 
 
 @pytest.mark.parametrize("prefix", [(2**31, 0), (0, 2**40)])
-def test_a_huge_answer_is_not_read(prefix: tuple[int, int]) -> None:
+def test_too_long_message_is_rejected(prefix: tuple[int, int]) -> None:
     with pytest.raises(frames.BrokenFrameError):
         frames.lengths(frames.PREFIX.pack(*prefix), 2**20, 2**20)
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"\xff", b"[" * 100_000, b"{"])
-def test_a_header_that_is_none_is_not_read(text: bytes) -> None:
+def test_invalid_header_is_rejected(text: bytes) -> None:
     with pytest.raises(frames.BrokenFrameError):
         frames.header_of(text)
 
 
-def test_a_worker_that_ends_is_an_error_of_its_own() -> None:
+def test_ended_worker_raises_worker_died_error() -> None:
     async def main() -> None:
         worker = Worker(2**30)
         await worker.start()
@@ -516,8 +516,8 @@ def test_a_worker_that_ends_is_an_error_of_its_own() -> None:
 
 @pytest.mark.slow
 @pytest.mark.tvm
-def test_no_text_is_parsed_in_the_service() -> None:
-    """Neither TVM nor the reader of ONNX models is in its process, whatever was asked."""
+def test_service_process_never_loads_parsers() -> None:
+    """Neither TVM nor the reader of ONNX models is imported in the service, whatever the request."""
     pytest.importorskip("tvm", reason="needs apache-tvm")
     script = textwrap.dedent("""
         import json, sys
@@ -553,7 +553,7 @@ def test_no_text_is_parsed_in_the_service() -> None:
     assert done.stdout.splitlines() == ["tvm", "200 True", "200", "[]"], done.stdout + done.stderr[-3000:]
 
 
-def test_stderr_tail_are_one_printable_line() -> None:
+def test_stderr_tail_is_one_printable_line() -> None:
     worker = Worker(2**30)
     worker._tail = b"error:\n\x1b[2J\x00\xff 'quoted' \xe2\x80\xae"
     assert worker.stderr_tail.isprintable()

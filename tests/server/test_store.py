@@ -1,4 +1,4 @@
-"""What is kept, by the same rules on SQLite and PostgreSQL, by several writers and with the database gone."""
+"""The store on SQLite and PostgreSQL: concurrent writers, limits, and an unavailable database."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def rows(database: str) -> list[Any]:
     return found
 
 
-def test_observations_are_kept_with_their_query(store: Store, database: str) -> None:
+def test_observations_are_stored_with_their_query(store: Store, database: str) -> None:
     ids = store.add([observation(2e-4), observation(1e-4, "l4", n=1), observation(3e-4)])
     assert len(set(ids)) == 3
     kept = {row.id: row for row in rows(database)}
@@ -79,7 +79,7 @@ def test_observations_are_kept_with_their_query(store: Store, database: str) -> 
     assert store.add([]) == []
 
 
-def test_figures_are_those_of_all_that_was_kept(store: Store, database: str) -> None:
+def test_figures_match_all_stored_observations(store: Store, database: str) -> None:
     random = np.random.default_rng(0)
     for size in (1, 250, 40, 1300):
         store.add([observation(1e-4 * x, device) for device in ("t4", "l4") for x in random.lognormal(size=size)])
@@ -87,7 +87,7 @@ def test_figures_are_those_of_all_that_was_kept(store: Store, database: str) -> 
     assert set(by_device) == {"t4", "l4"}
     for device, summary in by_device.items():
         expected = Running()
-        # Ids sort by time; within one batch the rows of a table have no order, and the figures few.
+        # Ids sort by time, but rows of one batch have no order.
         mine = [row for row in rows(database) if row.device == device]
         columns = ("latency_s", "predicted_s", "lower_s", "upper_s")
         expected.add(*(np.array([getattr(row, c) for row in mine]) for c in columns))
@@ -98,7 +98,7 @@ def test_figures_are_those_of_all_that_was_kept(store: Store, database: str) -> 
         assert summary.last_at == max(row.received_at for row in mine)
 
 
-def test_two_models_and_two_devices_of_one_name_are_kept_apart(store: Store) -> None:
+def test_models_and_devices_of_one_name_are_separate(store: Store) -> None:
     other = observation(1e-4)
     other.predicted.__dict__["device_digest"] = "f" * 16
     store.add([observation(1e-4), observation(1e-4, model="n"), other])
@@ -109,9 +109,9 @@ def test_two_models_and_two_devices_of_one_name_are_kept_apart(store: Store) -> 
     ]
 
 
-def test_writers_at_a_time_lose_nothing(store: Store, database: str) -> None:
+def test_concurrent_writers_lose_nothing(store: Store, database: str) -> None:
     def write(seed: int) -> int:
-        # Every writer names the devices in another order: rows of figures are locked in one.
+        # Every writer has another order of devices; the store locks rows in a fixed order.
         devices = [f"d{(seed + i) % 5}" for i in range(5)]
         for i in range(10):
             store.add([observation(1e-4, device, n=seed * 1000 + i) for device in devices])
@@ -122,7 +122,7 @@ def test_writers_at_a_time_lose_nothing(store: Store, database: str) -> None:
     assert len(rows(database)) == written == sum(s.figures.count for s in store.summaries())
 
 
-def test_processes_may_start_at_a_time(database: str) -> None:
+def test_processes_can_create_the_tables_concurrently(database: str) -> None:
     code = (
         "import sys; from cdmpp_server.observe.store import Store; s = Store(sys.argv[1]);"
         "s.put_programs({32 * 'a': {'operator': 'relu'}}); s.check()"
@@ -135,7 +135,7 @@ def test_processes_may_start_at_a_time(database: str) -> None:
         assert process.returncode == 0, error.decode()
 
 
-def test_programs_come_back_by_hash(store: Store) -> None:
+def test_programs_are_found_by_hash(store: Store) -> None:
     programs: dict[str, Any] = {
         "0" * 31 + "a": {"operator": "linear", "m": 1},
         "0" * 31 + "b": {"tvmscript": "ü\x00\ud800"},
@@ -148,7 +148,7 @@ def test_programs_come_back_by_hash(store: Store) -> None:
     assert store.get_program("0" * 31 + "b") == programs["0" * 31 + "b"]
 
 
-def test_the_least_recently_used_programs_are_dropped(database: str) -> None:
+def test_least_recently_used_programs_are_removed(database: str) -> None:
     store = Store(database, max_programs=300)
     hashes = [f"{i:032x}" for i in range(600)]
     for start in range(0, 600, 50):
@@ -161,7 +161,7 @@ def test_the_least_recently_used_programs_are_dropped(database: str) -> None:
     assert hashes[1] not in kept
 
 
-def test_programs_are_bounded_in_bytes_too(database: str) -> None:
+def test_total_size_of_programs_is_bounded(database: str) -> None:
     store = Store(database, max_program_bytes=100_000)
     for i in range(20):
         store.put_programs({f"{100 * i + j:032x}": {"tvmscript": "x" * 1000} for j in range(100)})
@@ -171,13 +171,13 @@ def test_programs_are_bounded_in_bytes_too(database: str) -> None:
     assert 50 <= len(kept) <= 100 + 256 + 100
 
 
-def test_ten_thousand_are_one_transaction(store: Store, database: str) -> None:
+def test_ten_thousand_observations_are_one_transaction(store: Store, database: str) -> None:
     ids = store.add([observation(1e-4, f"d{n % 40}", n=n) for n in range(10_000)])
     assert len(set(ids)) == 10_000 == len(rows(database))
     assert sum(s.figures.count for s in store.summaries()) == 10_000
 
 
-def test_another_schema_version_is_not_touched(database: str) -> None:
+def test_other_schema_version_is_refused(database: str) -> None:
     first = Store(database)
     first.add([observation(1e-4)])
     first.close()
@@ -192,7 +192,7 @@ def test_another_schema_version_is_not_touched(database: str) -> None:
     assert len(rows(database)) == 1
 
 
-def test_a_database_that_comes_later_is_used_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_database_is_used_once_it_is_available(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cdmpp_server.observe.store._RETRY_S", 0.0)
     (tmp_path / "folder").write_text("in the way")
     store = Store(str(tmp_path / "folder" / "s.sqlite"))
@@ -205,7 +205,7 @@ def test_a_database_that_comes_later_is_used_then(tmp_path: Path, monkeypatch: p
     store.close()
 
 
-def test_what_is_no_database_is_left_alone(tmp_path: Path) -> None:
+def test_file_that_is_not_a_database_is_not_changed(tmp_path: Path) -> None:
     file = tmp_path / "notes.txt"
     file.write_text("not a database, but somebody's notes. " * 100)
     store = Store(str(file))
@@ -215,7 +215,7 @@ def test_what_is_no_database_is_left_alone(tmp_path: Path) -> None:
     assert file.read_text().startswith("not a database")
 
 
-def test_an_unreachable_server_is_said_so() -> None:
+def test_unreachable_database_is_reported() -> None:
     pytest.importorskip("psycopg", reason="needs psycopg (pip install '.[postgres]')")
     store = Store("postgresql+psycopg://nobody:secret@127.0.0.1:1/none")
     with pytest.raises(StoreUnavailableError) as refused:
@@ -224,7 +224,7 @@ def test_an_unreachable_server_is_said_so() -> None:
     store.close()
 
 
-def test_a_driver_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_driver_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(MissingDependencyError, match="psycopg") as refused:
         Store("postgresql+psycopg://u:secret@h/n")
@@ -235,7 +235,7 @@ def _no_home() -> Path:
     raise RuntimeError("Could not determine home directory.")
 
 
-def test_where_the_database_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_default_database_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert database_url(None).database == str(tmp_path / "cdmpp" / "service.sqlite")
     monkeypatch.setenv("XDG_STATE_HOME", "relative")
@@ -249,13 +249,13 @@ def test_where_the_database_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("database", ["mysql://u:secret@h/n", "://", ":memory:", "sqlite://", "", "oracle+x://"])
-def test_other_databases_are_refused(database: str) -> None:
+def test_unsupported_databases_are_refused(database: str) -> None:
     with pytest.raises(ValueError, match="database should be") as refused:
         database_url(database)
     assert "secret" not in str(refused.value)
 
 
-def test_writers_share_a_transaction_and_a_full_queue_refuses() -> None:
+def test_concurrent_writes_share_a_transaction_and_full_queue_refuses() -> None:
     entered, go = threading.Event(), threading.Event()
     calls: list[int] = []
 
@@ -279,7 +279,7 @@ def test_writers_share_a_transaction_and_a_full_queue_refuses() -> None:
         assert await first == ["0"]
         for i in (0, 1, 3, 4):
             assert await later[i] == [str(i + 1)] * 5
-        # With nothing waiting a call that is larger than the queue is taken.
+        # If nothing waits, a call larger than the queue is accepted.
         assert len(await writer.write([observation(1.0)] * 40)) == 40
         await asyncio.to_thread(writer.close)
         with pytest.raises(StoreUnavailableError):
@@ -289,7 +289,7 @@ def test_writers_share_a_transaction_and_a_full_queue_refuses() -> None:
     assert calls == [1, 25, 40]
 
 
-def test_all_of_a_failed_transaction_hear_of_it() -> None:
+def test_failed_transaction_fails_all_its_writes() -> None:
     def add(observed: Any) -> list[str]:
         raise StoreUnavailableError("gone")
 
@@ -324,7 +324,7 @@ threading.Event().wait(60)
 """
 
 
-def test_what_was_accepted_survives_kill_9(database: str) -> None:
+def test_accepted_observations_survive_kill_9(database: str) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", KILLED, database],
         cwd=ROOT,
@@ -335,7 +335,7 @@ def test_what_was_accepted_survives_kill_9(database: str) -> None:
         assert writer.stdout is not None
         accepted = [writer.stdout.readline().strip() for _ in range(700)]
         writer.kill()
-        # The last line may be half a line.
+        # The last line may be incomplete.
         accepted += [line for line in writer.stdout.read().splitlines(keepends=True) if line.endswith("\n")]
     accepted = [id.strip() for id in accepted]
     kept = {row.id for row in rows(database)}
