@@ -69,13 +69,13 @@ def _measure_todo(
     folder: Path, out: Path | None, on: str | None, threads: int | None, device: str | None, json: bool
 ) -> None:
     from cdmpp.measure.library import LibraryTimer
-    from cdmpp.measure.timing_devices import find_place
+    from cdmpp.measure.timing_devices import find_timing_device
     from cdmpp.measure.todo import read_todo
     from cdmpp.measure.todo_run import measure_programs, records_path
 
     todo = read_todo(folder)
     where = on or ("cuda" if todo.device.kind == "gpu" else "cpu")
-    place = find_place(where, device or todo.device, threads)
+    place = find_timing_device(where, device or todo.device, threads)
     timer = LibraryTimer(place, todo.protocol)
     path = records_path(out, folder)
     try:

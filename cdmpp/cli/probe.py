@@ -52,11 +52,11 @@ def probe(
     from cdmpp.measure.library import LibraryTimer
     from cdmpp.measure.probe import memory_limit, probe_programs
     from cdmpp.measure.probe import probe as run_probe
-    from cdmpp.measure.timing_devices import find_place, free_bytes, matrix_types
+    from cdmpp.measure.timing_devices import find_timing_device, free_bytes, matrix_types
 
     spec = None if device is None else load_device(device)
     where = on or ("cuda" if spec is not None and spec.kind == "gpu" else "cpu")
-    place = find_place(where, spec, threads)
+    place = find_timing_device(where, spec, threads)
     timer = LibraryTimer(place, protocol)
     limit = memory_limit(place.device, free_bytes(place))
     programs = probe_programs(place.device, matrix_types(place), limit)

@@ -1,1 +1,1 @@
-"""cdmpp inside other people's tools: :mod:`cdmpp.integrations.metaschedule` for TVM's search."""
+"""Integrations with other tools: :mod:`cdmpp.integrations.metaschedule` for TVM's search."""

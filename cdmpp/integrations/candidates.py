@@ -1,4 +1,4 @@
-"""Candidates of a search -> features, each distinct program once."""
+"""Features of a search's candidates, encoded once per distinct program."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ from cdmpp.integrations.needed import tvm, tvm_ffi
 
 logger = logging.getLogger(__name__)
 
-#: Programs whose features are kept, some ten kilobytes each: a round of TVM's default search asks of 2,560.
+#: Maximum number of cached programs, some ten kilobytes each; a round of TVM's default search has 2,560.
 KEPT = 6_000
 
 
 class CandidateEncoder:
-    """Features of scheduled modules, remembered by TVM's structural hash.
+    """Features of scheduled modules, cached by TVM's structural hash.
 
     Attributes
     ----------
     failed : int
-        Distinct programs that could not be encoded.
+        Number of distinct programs that could not be encoded.
     """
 
     def __init__(self, kept: int = KEPT) -> None:
         self._kept = kept
-        self._found: OrderedDict[int, EncodedPrograms | None] = OrderedDict()
+        self._cache: OrderedDict[int, EncodedPrograms | None] = OrderedDict()
         self.failed = 0
 
     def encode(self, modules: Sequence[Any]) -> list[EncodedPrograms | None]:
-        """Features of each module's PrimFunc with its schedule's columns; None for one that has none."""
-        found: list[EncodedPrograms | None] = []
+        """Return the features of each module's PrimFunc with schedule columns; None if it cannot be encoded."""
+        encoded: list[EncodedPrograms | None] = []
         with _no_collection():
             for module in modules:
                 try:
                     function = prim_func(module)
                 except InvalidProgramError as error:
                     self._refuse(error)
-                    found.append(None)
+                    encoded.append(None)
                     continue
                 key = int(tvm_ffi.structural_hash(function))
-                if key in self._found:
-                    self._found.move_to_end(key)
+                if key in self._cache:
+                    self._cache.move_to_end(key)
                 else:
-                    self._found[key] = self._features(function)
-                found.append(self._found[key])
-        while len(self._found) > self._kept:
-            self._found.popitem(last=False)
-        return found
+                    self._cache[key] = self._features(function)
+                encoded.append(self._cache[key])
+        while len(self._cache) > self._kept:
+            self._cache.popitem(last=False)
+        return encoded
 
     def _features(self, function: Any) -> EncodedPrograms | None:
         try:
@@ -67,12 +67,12 @@ class CandidateEncoder:
 
 
 def prim_func(module: Any) -> Any:
-    """The function of a candidate's module, or of its only PrimFunc.
+    """Return the only PrimFunc of a candidate's module.
 
     Raises
     ------
     InvalidProgramError
-        There are several, or none.
+        The module has several PrimFuncs, or none.
     """
     functions = [f for _, f in module.functions_items() if isinstance(f, tvm.tirx.PrimFunc)]
     if len(functions) != 1:
@@ -84,8 +84,10 @@ def prim_func(module: Any) -> Any:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Without Python's collector of cycles: it looks through every node of a program's JSON again and again,
-    which takes three times as long as parsing it, and finds none."""
+    """Disable cyclic garbage collection, which would scan a program's JSON repeatedly.
+
+    The scans take three times as long as parsing and find nothing.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,8 +1,8 @@
-"""Builder and runner for MetaSchedule's tuners, over the collector's worker processes.
+"""Builder and runner for MetaSchedule's tuners, with the collector's worker processes.
 
-TVM's LocalBuilder and LocalRunner import a tensor-intrinsics package of half a minute into every worker. Here
-long-lived workers build and time; what was measured is kept on disk by structural hash, so that a program is
-built and timed once, whoever proposes it, and a search that was killed finds its measurements again.
+TVM's LocalBuilder and LocalRunner import a package of tensor intrinsics in every worker, which takes half a
+minute. This module uses long-lived workers. Measurements are stored on disk by structural hash: a program is
+built and timed once, and a killed search finds its measurements again.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from cdmpp.measure.targets import Configuration, available_cores, describe
 from cdmpp.measure.timers import LocalTimers
 from cdmpp.measure.timing import TimedRun
 
-#: Which of a program's repeats is its latency: the median resists one slow repeat, the least also a machine
-#: that is busy with other things.
+#: Statistic of the repeats that is the latency: the median is robust against one slow repeat, the least also
+#: against a busy machine.
 Statistic = Literal["median", "least"]
 
 
@@ -42,9 +42,9 @@ class Trial:
     hash : str
         Structural hash of the scheduled PrimFunc.
     latency_s : float or None
-        None when it failed.
+        None if it failed.
     cost_s : float
-        Wall-clock seconds of building, loading and timing it, whenever that was.
+        Wall-clock seconds of building, loading and timing, possibly in an earlier search.
     failure : str
     """
 
@@ -55,30 +55,30 @@ class Trial:
 
 
 class Workbench:
-    """A folder of measurements with the workers that add to it; a context manager.
+    """A folder of measurements, and the workers that extend it; a context manager.
 
     Parameters
     ----------
     folder : path
-        Kept; the same folder goes on with what it has.
+        It is kept; a later search with the same folder reuses its measurements.
     configuration : Configuration
-        Of this machine (:func:`cdmpp.measure.targets.configurations`).
+        Configuration of this machine (:func:`cdmpp.measure.targets.configurations`).
     settings : CollectSettings, optional
-        Limits and timing; timing is part of the folder.
+        Limits and timing; a folder has one timing.
     statistic : {"median", "least"}
-        Which of a program's repeats is its latency.
+        Statistic of the repeats that is the latency.
 
     Raises
     ------
     DataError
-        On entering: another process is at work in the folder, or it was begun with other settings.
+        On entering: another process uses the folder, or it has other settings.
     MissingDependencyError
-        On entering: no linker.
+        On entering: there is no linker.
 
     Attributes
     ----------
     asked : list of str
-        Hashes of the programs that were handed to the builder, in order, whether known or not.
+        Hashes of all programs passed to the builder, in order.
 
     Examples
     --------
@@ -108,9 +108,9 @@ class Workbench:
             self._store = stack.enter_context(Store(self.folder))
             self._store.settle({"timing": self.settings.timing.model_dump(), "statistic": self.statistic})
             self._store.remember_devices({self.configuration.name: describe(self.configuration)})
-            for found in self._store.measurements(FIRST):
-                if found.device == self.configuration.name:
-                    self._remember(found)
+            for measurement in self._store.measurements(FIRST):
+                if measurement.device == self.configuration.name:
+                    self._remember(measurement)
             self._spool = Path(tempfile.mkdtemp(prefix="cdmpp-build-"))
             stack.callback(shutil.rmtree, self._spool, True)
             limits = self.settings.worker(self.settings.build_limit_s)
@@ -127,28 +127,28 @@ class Workbench:
         self._stack.close()
 
     def __len__(self) -> int:
-        """Programs that were measured, failed ones included."""
+        """Number of measured programs, including failed ones."""
         return len(self._known)
 
     @property
     def target(self) -> Any:
-        """The configuration's target as TVM's object."""
+        """The configuration's target as a TVM object."""
         return tvm.target.Target(dict(self.configuration.target))
 
     def trial(self, digest: str) -> Trial:
-        """The measurement of a program of this hash; KeyError where there is none."""
+        """Return the measurement of the program with this hash; KeyError if there is none."""
         return self._known[digest]
 
     def build(self, modules: Sequence[Any], targets: Sequence[Any]) -> list[tuple[str, str]]:
-        """Artifact path and reason of failure of each module; what is known is not built again."""
+        """Return artifact path and reason of failure of each module; measured programs are not built again."""
         programs = [scheduled_program(module, "tuned") for module in modules]
         paths: dict[str, Path] = {}
         jobs: dict[str, tuple[Any, ...]] = {}
-        found = []
+        artifacts = []
         for program, target in zip(programs, targets, strict=True):
-            # A folder of its own for each trial: the tuner removes it when it is done.
+            # One folder per trial, because the tuner removes it afterwards.
             path = Path(tempfile.mkdtemp(dir=self._spool)) / f"{program.hash}.so"
-            found.append(path)
+            artifacts.append(path)
             if program.hash not in self._known and program.hash not in jobs:
                 paths[program.hash] = path
                 jobs[program.hash] = (program.tvm_json, json.loads(str(target)), str(path))
@@ -162,15 +162,15 @@ class Workbench:
         known = self._known
         return [
             (str(path), known[p.hash].failure if p.hash in known else "")
-            for p, path in zip(programs, found, strict=True)
+            for p, path in zip(programs, artifacts, strict=True)
         ]
 
     def run(self, artifacts: Sequence[str]) -> list[Trial]:
-        """Time what :meth:`build` made, one after the other; nothing is built meanwhile."""
+        """Time the artifacts of :meth:`build`, one after the other, while nothing is built."""
         digests = [Path(path).stem for path in artifacts]
         wanted = [d for d in dict.fromkeys(digests) if d not in self._known]
         if wanted:
-            # Workers that start import TVM: not while something is timed.
+            # Starting workers import TVM, which would disturb the timing.
             self._builders.ready()
             self._timers.ready()
             libraries = [self._libraries.pop(d) for d in wanted]
@@ -184,7 +184,7 @@ class Workbench:
             if outcome.transient:
                 raise MeasurementError(
                     f"{self.configuration.name} cannot be reached: {outcome.failure}",
-                    hint="the same call goes on with what was measured",
+                    hint="repeat the same call to resume with the measurements so far",
                     transient=True,
                 )
             self._fail(digest, "", outcome.failure, self.settings.time_limit_s)
@@ -208,33 +208,33 @@ class Workbench:
         )
 
     def _fail(self, digest: str, step: str, why: str, limit_s: float) -> None:
-        # How long the others took nobody knows; it is not much.
+        # The duration of other failures is unknown, but small.
         cost_s = limit_s if why.startswith("timeout") else 0.0
         name = self.configuration.name
         self._add(StoredMeasurement(digest, name, FIRST, failure=f"{step}{why}", overhead_s=cost_s))
 
-    def _add(self, found: StoredMeasurement) -> None:
-        self._store.add_measurements([found])
-        self._remember(found)
+    def _add(self, measurement: StoredMeasurement) -> None:
+        self._store.add_measurements([measurement])
+        self._remember(measurement)
 
-    def _remember(self, found: StoredMeasurement) -> None:
-        latency_s = found.latency_s
+    def _remember(self, measurement: StoredMeasurement) -> None:
+        latency_s = measurement.latency_s
         if latency_s is not None and self.statistic == "least":
-            latency_s = min(found.repeats_s)
-        cost_s = found.overhead_s + (found.number or 0) * sum(found.repeats_s)
-        self._known[found.program] = Trial(found.program, latency_s, cost_s, found.failure)
+            latency_s = min(measurement.repeats_s)
+        cost_s = measurement.overhead_s + (measurement.number or 0) * sum(measurement.repeats_s)
+        self._known[measurement.program] = Trial(measurement.program, latency_s, cost_s, measurement.failure)
 
 
 @derived_object
 class _Builder(ms.builder.PyBuilder):  # type: ignore[misc]
-    """Builds in the bench's workers."""
+    """Builder of a workbench."""
 
     def __init__(self, bench: Workbench) -> None:
         super().__init__()
         self.bench = bench
 
     def build(self, build_inputs: list[Any]) -> list[Any]:
-        """One result for each input, in order."""
+        """Return one result per input, in order."""
         built = self.bench.build([i.mod for i in build_inputs], [i.target for i in build_inputs])
         return [
             ms.builder.BuilderResult(None, failure) if failure else ms.builder.BuilderResult(path, None)
@@ -244,18 +244,18 @@ class _Builder(ms.builder.PyBuilder):  # type: ignore[misc]
 
 @derived_object
 class _Done(ms.runner.PyRunnerFuture):  # type: ignore[misc]
-    """A result that is there."""
+    """A completed result."""
 
     def __init__(self, trial: Trial) -> None:
         super().__init__()
         self.trial = trial
 
     def done(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def result(self) -> Any:
-        """The run's seconds, or why there are none."""
+        """Return the seconds of the run, or the reason of failure."""
         trial = self.trial
         if trial.latency_s is None:
             return ms.runner.RunnerResult(None, trial.failure)
@@ -264,12 +264,12 @@ class _Done(ms.runner.PyRunnerFuture):  # type: ignore[misc]
 
 @derived_object
 class _Runner(ms.runner.PyRunner):  # type: ignore[misc]
-    """Times in the bench's worker."""
+    """Runner of a workbench."""
 
     def __init__(self, bench: Workbench) -> None:
         super().__init__()
         self.bench = bench
 
     def run(self, runner_inputs: list[Any]) -> list[Any]:
-        """One future for each input, in order; all are done."""
+        """Return one completed future per input, in order."""
         return [_Done(trial) for trial in self.bench.run([i.artifact_path for i in runner_inputs])]

@@ -3,8 +3,8 @@
 >>> model = CdmppCostModel(update="fine-tune")                                         # doctest: +SKIP
 >>> ms.tune_tir(module, target, "work", 64, cost_model=model)                          # doctest: +SKIP
 
-The model has seen other programs before, so that its first round is no guess. ``CdmppCostModel(URL)`` asks a
-server in its place, with nothing of the network in the tuning process.
+The model is trained on other programs, so it ranks candidates from the first round on. ``CdmppCostModel(URL)``
+uses a server instead, so that the tuning process does not load the network.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ class CdmppCostModel(ms.cost_model.PyCostModel):  # type: ignore[misc]
     Parameters
     ----------
     model : LatencyPredictor, path, URL, or anything with ``predict_features``; optional
-        Who predicts: a loaded model, a model folder, an ``http://`` or ``https://`` address of ``cdmpp
-        serve``. Default: the model that ships with the package.
+        Loaded model, model folder, or ``http://`` or ``https://`` address of ``cdmpp serve``. Default: the
+        model in the package.
     device : DeviceSpec, mapping of its fields, or name; optional
-        What runs the programs. Default: this machine's CPU as the search's target uses it.
+        Device that runs the programs. Default: this machine's CPU with the search's target.
     protocol : {"kernel", "graph", "eager"}
     update : {"frozen", "fine-tune"}
-        What run results are good for: nothing, or a correction of what is predicted for the same task
-        (:mod:`cdmpp.integrations.online`), in closed form and without touching the network.
+        "frozen" ignores run results. "fine-tune" corrects the predictions of the same task in closed form,
+        without changing the network (:mod:`cdmpp.integrations.online`).
     api_key : str, optional
-        For a server that wants one.
+        API key of the server.
 
     Attributes
     ----------
     unencoded : int
-        Distinct candidates that could not be encoded; they got the lowest score.
+        Number of distinct candidates that could not be encoded; they have the lowest score.
 
     Raises
     ------
     DataError
-        ``update`` is neither.
+        ``update`` is invalid.
     ArtifactError
         The model's folder is missing, damaged, or of another format.
     """
@@ -74,7 +74,7 @@ class CdmppCostModel(ms.cost_model.PyCostModel):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         if update not in get_args(Update):
-            raise DataError(f"update {update!r} is not known", hint="one of: " + ", ".join(get_args(Update)))
+            raise DataError(f"unknown update {update!r}", hint="one of: " + ", ".join(get_args(Update)))
         self._predictor: BulkPredictor = predictor_of(model, api_key)
         self._owned = self._predictor is not model and hasattr(self._predictor, "close")
         self._device = from_mapping(dict(device)) if isinstance(device, Mapping) else device
@@ -86,16 +86,16 @@ class CdmppCostModel(ms.cost_model.PyCostModel):  # type: ignore[misc]
 
     @property
     def unencoded(self) -> int:
-        """Distinct candidates that could not be encoded."""
+        """Number of distinct candidates that could not be encoded."""
         return self._encoder.failed
 
     @property
     def model_id(self) -> str:
-        """Identity of the model that predicts."""
+        """Id of the model."""
         return self._predictor.model_id
 
     def predict(self, context: Any, candidates: Sequence[Any]) -> Array:
-        """Scores of candidates: the higher, the faster.
+        """Return scores of candidates: higher is faster.
 
         Parameters
         ----------
@@ -105,19 +105,19 @@ class CdmppCostModel(ms.cost_model.PyCostModel):  # type: ignore[misc]
         Returns
         -------
         ndarray of float64, (n,)
-            Best predicted seconds of the task's first batch over the candidate's: about 1 for the best, above
-            1 for one that is better than all of that batch, 0 for one that cannot be encoded.
+            Best predicted seconds of the task's first batch, divided by the candidate's: about 1 for the best,
+            above 1 for a candidate that is faster than that batch, 0 if it cannot be encoded.
         """
         scores = np.zeros(len(candidates))
         encoded = self._encoder.encode([c.sch.mod for c in candidates])
-        able = [i for i, e in enumerate(encoded) if e is not None]
-        if not able:
+        encodable = [i for i, e in enumerate(encoded) if e is not None]
+        if not encodable:
             return scores
         task = task_key(context)
         log_s = self._log_seconds(context, task, [e for e in encoded if e is not None])
-        # MetaSchedule draws parents in proportion to the score: one unit for all batches of a task.
+        # MetaSchedule samples parents in proportion to the score, so all batches of a task share one reference.
         best = self._reference.setdefault(task, float(log_s.min()))
-        scores[able] = np.exp(np.clip(best - log_s, -50.0, 50.0))
+        scores[encodable] = np.exp(np.clip(best - log_s, -50.0, 50.0))
         return scores
 
     def update(self, context: Any, candidates: Sequence[Any], results: Sequence[Any]) -> None:
@@ -143,31 +143,31 @@ class CdmppCostModel(ms.cost_model.PyCostModel):  # type: ignore[misc]
         online.learn(encoded, self._log_base(context, encoded), [s for _, s in pairs])
 
     def save(self, path: str) -> None:
-        """Write what was learned online to a file (safetensors)."""
+        """Write the online corrections to a file (safetensors)."""
         write_state(path, self._online, self._reference, self.model_id)
 
     def load(self, path: str) -> None:
-        """Go on with what :meth:`save` wrote.
+        """Read a file of :meth:`save`.
 
         Raises
         ------
         ArtifactError
-            The file is damaged, or was learned on top of another model.
+            The file is damaged, or belongs to another model.
         """
         online, reference, model_id = read_state(path)
         if model_id != self.model_id:
             raise ArtifactError(
-                f"{path} was learned on top of model {model_id}, this is {self.model_id}",
-                hint="load that model, or begin anew without the file",
+                f"{path} belongs to model {model_id}, this is {self.model_id}",
+                hint="load that model, or start again without the file",
             )
         self._online, self._reference = online, reference
 
     def close(self) -> None:
-        """End the connections to a server that was named by its URL; for any other model nothing."""
+        """Close the connections to a server given by its URL; no effect for other models."""
         if self._owned:
             self._predictor.close()  # type: ignore[attr-defined]
 
-    # -- inside -----------------------------------------------------------------------------------------
+    # -- private -----------------------------------------------------------------------------------------
     def _log_seconds(self, context: Any, task: str, encoded: Sequence[EncodedPrograms]) -> Array:
         base = self._log_base(context, encoded)
         online = self._online.get(task)
@@ -184,17 +184,17 @@ class CdmppCostModel(ms.cost_model.PyCostModel):  # type: ignore[misc]
         target = str(context.target)
         if target not in self._hosts:
             self._hosts[target] = host_of(target)
-            logger.info("candidates are taken to run on %s", self._hosts[target])
+            logger.info("candidates are assumed to run on %s", self._hosts[target])
         return self._hosts[target]
 
 
 def task_key(context: Any) -> str:
-    """What tells the tasks of a search apart: the structural hash of the untuned module, and its target."""
+    """Return the key of a search's task: structural hash of the untuned module, and target."""
     return f"{ms.utils.shash2hex(context.mod)} {context.target}"
 
 
 def _seconds(result: Any) -> float | None:
-    """Median seconds of a run; None when it failed."""
+    """Return the median seconds of a run; None if it failed."""
     if result.error_msg is not None or not result.run_secs:
         return None
     return float(np.median([float(s) for s in result.run_secs]))

@@ -1,4 +1,4 @@
-"""TVM's parts that an integration uses, or an error that says how to get them."""
+"""Imports of TVM for the integrations; the error has installation instructions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ try:
     from tvm.s_tir import meta_schedule as ms
 except ImportError as error:
     raise MissingDependencyError(
-        "TVM's search needs TVM",
+        "TVM is not installed",
         hint="pip install '.[predict,measure]' in a checkout of cdmpp (pins apache-tvm and apache-tvm-ffi)",
     ) from error
 

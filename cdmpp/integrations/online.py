@@ -1,9 +1,9 @@
-"""What the run results of a search say of its next candidates: a Gaussian process on log residuals.
+"""Online correction of a search's predictions: a Gaussian process on log residuals.
 
-The network stays as it is. Its log residuals on the programs of one task that were run are taken for samples
-of a smooth function of the program's features, of an offset, and of the network's own answer (whose spread
-among programs that it finds fast is too wide or too narrow). All is in closed form: tens of milliseconds for
-some hundred programs. docs/tuning.md says how kernel and features were chosen.
+The network is unchanged. The log residuals of a task's measured programs are modelled as samples of a smooth
+function of the program's features, plus an offset, plus a multiple of the network's prediction, whose spread
+among fast programs is too wide or too narrow. The fit is in closed form and takes tens of milliseconds for a
+hundred programs. docs/tuning.md explains the choice of kernel and features.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ from cdmpp.features.encode import EncodedPrograms
 Array = np.ndarray[Any, np.dtype[Any]]
 
 FORMAT = "cdmpp-online-1"
-#: A failed run is learned as so many times slower than the slowest that succeeded, or was predicted.
+#: Factor of a failed run over the slowest successful or predicted one.
 FAILED_FACTOR = 4.0
-#: Residuals further than this from their median are cut there before the fit.
+#: Maximum distance of residuals from their median; larger ones are clipped before the fit.
 CLIP = 1.5
-#: Standard deviations (natural log) of the offset and of a unit of the network's own answer.
+#: Prior standard deviations (natural log) of the offset and of the slope over the network's prediction.
 OFFSET, SLOPE = 0.5, 0.5
-#: Lengths, standard deviations and noises, of which the marginal likelihood picks a triple.
+#: Length scales, standard deviations and noises; the marginal likelihood selects a triple.
 LENGTHS, AMPLITUDES, NOISES = (0.5, 1.0, 2.0, 4.0, 8.0), (0.15, 0.3, 0.6), (0.05, 0.1, 0.2)
-#: Feature units (powers of two of a column) that make a distance of one.
+#: Feature units (powers of two of a column) of a distance of one.
 UNIT = float(np.sqrt(20.0))
 #: A magnitude is a base-2 logarithm of a double.
 _LARGEST = 1000.0
 
 
 def summary(encoded: Sequence[EncodedPrograms]) -> Array:
-    """Programs as vectors, (n, columns): log2 of each column summed over a program's leaves."""
+    """Return programs as vectors, (n, columns): log2 of each column, summed over a program's leaves."""
     rows = []
-    for each in encoded:
-        # Flags are summed as they come out of the same formula: they only tell programs apart.
-        raw = np.exp2(np.clip(each.leaves[0].astype(np.float64), -_LARGEST, _LARGEST)) - 1
+    for program in encoded:
+        # Flags use the same formula; they only distinguish programs.
+        raw = np.exp2(np.clip(program.leaves[0].astype(np.float64), -_LARGEST, _LARGEST)) - 1
         rows.append(np.log2(1 + np.maximum(raw.sum(axis=0), 0.0)))
     return np.array(rows) / UNIT
 
 
 @dataclass
 class Learned:
-    """What was run of one task: features (n, columns), log seconds predicted and measured, both (n,)."""
+    """Measured programs of one task: features (n, columns), predicted and measured log seconds, both (n,)."""
 
     features: Array = field(default_factory=lambda: np.zeros((0, 0)))
     base: Array = field(default_factory=lambda: np.zeros(0))
@@ -59,12 +59,12 @@ class Learned:
 
 
 class OnlineResiduals:
-    """Residuals of one task's programs; learns from runs, corrects predictions.
+    """Residuals of one task's programs: learns from runs and corrects predictions.
 
     Parameters
     ----------
     learned : Learned, optional
-        What was run before.
+        Earlier measurements.
     """
 
     def __init__(self, learned: Learned | None = None) -> None:
@@ -81,9 +81,9 @@ class OnlineResiduals:
         ----------
         encoded : sequence of EncodedPrograms, length n
         base : (n,)
-            log of the seconds that the network predicts.
+            Predicted log seconds of the network.
         seconds : sequence of float or None, length n
-            Measured; None for a run that failed.
+            Measured seconds; None for a failed run.
         """
         before = self.learned
         good = [float(np.log(s)) for s in seconds if s is not None]
@@ -99,14 +99,14 @@ class OnlineResiduals:
         self._process = _fit(self.learned)
 
     def correction(self, encoded: Sequence[EncodedPrograms], base: Array) -> Array:
-        """What to add to the log of the predicted seconds, (n,)."""
+        """Return the correction of the predicted log seconds, (n,)."""
         if self._process is None or not len(encoded):
             return np.zeros(len(encoded))
         return self._process.mean(summary(encoded), base)
 
 
 class _Process:
-    """Residuals given those of the programs that were run."""
+    """Posterior of the residuals, given those of the measured programs."""
 
     def __init__(self, learned: Learned, gap: Array, length: float, amplitude: float, noise: float) -> None:
         residual = learned.log_s - learned.base
@@ -134,7 +134,7 @@ class _Process:
 
 
 def _fit(learned: Learned) -> _Process:
-    """The process whose scales make the measured residuals most likely."""
+    """Return the process with the scales of the largest marginal likelihood."""
     gap = _gaps(learned.features, learned.features)
     tried = [_Process(learned, gap, *scales) for scales in itertools.product(LENGTHS, AMPLITUDES, NOISES)]
     return max(tried, key=lambda process: process.log_likelihood)
@@ -149,23 +149,23 @@ def _gaps(one: Array, other: Array) -> Array:
 def write_state(
     path: str | os.PathLike[str], online: Mapping[str, OnlineResiduals], reference: Mapping[str, float], model_id: str
 ) -> None:
-    """Write what was learned of some tasks as safetensors, aside first.
+    """Write the learned state of tasks as safetensors; the file is replaced atomically.
 
     Parameters
     ----------
     path : path
     online : mapping of task to OnlineResiduals
     reference : mapping of task to float
-        Unit of the task's scores, log seconds.
+        Reference of the task's scores, in log seconds.
     model_id : str
-        The model on top of which it was learned.
+        Id of the base model.
     """
     from safetensors.numpy import save_file
 
     tensors = {
         f"{i}.{name}": np.ascontiguousarray(value)
-        for i, each in enumerate(online.values())
-        for name, value in vars(each.learned).items()
+        for i, residuals in enumerate(online.values())
+        for name, value in vars(residuals.learned).items()
     }
     about = {"tasks": list(online), "reference": dict(reference)}
     with replacing(Path(path)) as aside:
@@ -173,12 +173,12 @@ def write_state(
 
 
 def read_state(path: str | os.PathLike[str]) -> tuple[dict[str, OnlineResiduals], dict[str, float], str]:
-    """What :func:`write_state` wrote.
+    """Read a file of :func:`write_state`.
 
     Raises
     ------
     ArtifactError
-        Not such a file, or a damaged one.
+        The file has another format, or is damaged.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -197,5 +197,5 @@ def read_state(path: str | os.PathLike[str]) -> tuple[dict[str, OnlineResiduals]
             return online, {task: float(at) for task, at in about["reference"].items()}, metadata["model_id"]
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise ArtifactError(
-            f"{path} is not what a cost model saved: {error}", hint="begin anew without the file"
+            f"{path} was not saved by a cost model: {error}", hint="start again without the file"
         ) from None

@@ -1,4 +1,4 @@
-"""Who predicts for a search, and for which device."""
+"""Predictor and device of a search."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from cdmpp.predictor import LatencyPredictor
 
 
 class BulkPredictor(Protocol):
-    """What a search needs of a predictor."""
+    """Interface of a predictor for a search."""
 
     @property
     def model_id(self) -> str:
         """Identity of the model."""
 
     def predict_features(self, queries: FeatureQueries) -> FeatureAnswers:
-        """Answers to encoded queries, in their order."""
+        """Predict encoded queries; the order is kept."""
 
 
 def predictor_of(model: Any, api_key: str | None = None) -> BulkPredictor:
-    """The predictor that ``model`` stands for: None (the shipped one), a folder, a URL, or itself.
+    """Return the predictor of ``model``: None (the model in the package), a folder, a URL, or a predictor.
 
     Raises
     ------
     ArtifactError
-        The folder holds no model.
+        The folder has no model.
     DataError
         ``model`` is none of these.
     """
@@ -44,13 +44,13 @@ def predictor_of(model: Any, api_key: str | None = None) -> BulkPredictor:
     if hasattr(model, "predict_features") and hasattr(model, "model_id"):
         return cast(BulkPredictor, model)
     raise DataError(
-        f"a {type(model).__name__} predicts no features",
+        f"a {type(model).__name__} has no method predict_features",
         hint="pass a LatencyPredictor, a model folder or the URL of a server",
     )
 
 
 def host_of(target: str) -> DeviceSpec:
-    """This machine's CPU with the threads and the instruction set of a search's target.
+    """Return this machine's CPU with the threads and the instruction set of a search's target.
 
     Parameters
     ----------
@@ -60,12 +60,12 @@ def host_of(target: str) -> DeviceSpec:
     Raises
     ------
     InvalidDeviceError
-        The target is not one of this machine's CPU: the device must be named.
+        The target is not this machine's CPU: name the device.
     """
     try:
         return configurations((target,))[0].device
     except InvalidDeviceError as error:
-        # TVM passes the message on, not the hint, which is the command line's.
+        # TVM passes on the message only; the hint is for the command line.
         raise InvalidDeviceError(
             f"{error.message} Give CdmppCostModel a device=, or the target the instruction set of this"
             ' machine ("mcpu": "x86-64-v3")',

@@ -1,8 +1,8 @@
-"""Programs built on one machine and timed on another, which needs TVM's runtime and no compiler.
+"""Measuring jobs: programs are built on one machine and timed on another, which needs no compiler.
 
-A job folder holds ``manifest.json`` (what was built, how to time it, a checksum of every file),
-``programs.sqlite`` (tasks and programs), ``programs/PROGRAM-TARGET.so`` (a library for each pair, by hash)
-and ``work/`` (the builder's own files: needed to go on building, not to measure).
+A job folder has ``manifest.json`` (built programs, timing settings, a checksum of every file),
+``programs.sqlite`` (tasks and programs), ``programs/PROGRAM-TARGET.so`` (a library per pair, by hash) and
+``work/`` (files of the builder, needed to resume building, not to measure).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from cdmpp.measure.timers import LocalTimers, Timers, on_this_machine
 FORMAT = 1
 MANIFEST, PROGRAMS, LIBRARIES = "manifest.json", "programs.sqlite", "programs"
 _WORK, _BUILT = "work", "built.jsonl"
-#: Tables of a store that say what there is to measure, with the columns that travel.
+#: Tables of a store that define the programs to measure, and the copied columns.
 _TABLES = {
     "networks": "name, unsupported",
     "tasks": "hash, name, program, sampled, failure",
@@ -48,14 +48,14 @@ def write_job(
     progress: Progress | None = None,
     dims: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """Lower, sample and build, but run nothing. Stopped at any moment, the same call goes on.
+    """Lower, sample and build, without running programs; a repeated call resumes.
 
     Parameters
     ----------
     sources, configurations, settings, progress, dims
-        As for :func:`cdmpp.measure.collect.collect`; the settings travel with the job.
+        As for :func:`cdmpp.measure.collect.collect`; the settings become part of the job.
     out : path
-        Job folder. It is complete when its manifest is there, which is written last.
+        Job folder. It is complete once it has its manifest, which is written last.
 
     Returns
     -------
@@ -65,19 +65,17 @@ def write_job(
     Raises
     ------
     MeasurementError
-        The disk is full, or the settings ask for a search, which needs measurements.
+        The disk is full, or the settings request a search, which needs measurements.
     MissingDependencyError
         A compiler is missing (nvcc, a cross compiler).
     DataError
-        A cache shall be flushed that cannot be.
+        The settings request a cache flush that is not possible.
     CdmppError
         See :meth:`cdmpp.measure.collect.Collector.prepare`.
     """
     settings = settings or CollectSettings()
     if settings.tune:
-        raise MeasurementError(
-            "a search for good schedules needs measurements", hint="leave --tune away with --build-only"
-        )
+        raise MeasurementError("a search for good schedules needs measurements", hint="omit --tune with --build-only")
     check_flushing(settings, configurations)
     for configuration in configurations:
         check_toolchain(configuration.target)
@@ -94,12 +92,12 @@ def write_job(
 
 
 def read_job(job: str | Path) -> dict[str, Any]:
-    """The manifest of a job, after every file was compared with its checksum.
+    """Return the manifest of a job, after checking every file against its checksum.
 
     Raises
     ------
     DataError
-        The folder is no complete job, of a later format, or a file is damaged.
+        The folder is not a complete job, has a later format, or has a damaged file.
     """
     folder = Path(job)
     try:
@@ -107,7 +105,7 @@ def read_job(job: str | Path) -> dict[str, Any]:
         version = manifest["format"]
     except FileNotFoundError:
         raise DataError(
-            f"{folder} is no complete job", hint="cdmpp collect ... --build-only --out JOB writes one"
+            f"{folder} is not a complete job", hint="cdmpp collect ... --build-only --out JOB writes one"
         ) from None
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise DataError(f"{folder / MANIFEST} cannot be read: {error}", hint="copy the job again") from None
@@ -115,10 +113,10 @@ def read_job(job: str | Path) -> dict[str, Any]:
         raise DataError(f"{folder} has format {version}, not {FORMAT}", hint="use the cdmpp that wrote it")
     for name, digest in _checksums(manifest):
         try:
-            found = _sha256(folder / name)
+            actual = _sha256(folder / name)
         except OSError as error:
             raise DataError(f"{folder / name}: {error.strerror}", hint="copy the job again") from None
-        if found != digest:
+        if actual != digest:
             raise DataError(f"{folder / name} is damaged", hint="copy the job again")
     return manifest
 
@@ -132,20 +130,20 @@ def measure_job(
     timers: Callable[[Configuration, CollectSettings], Timers] = LocalTimers,
     progress: Progress | None = None,
 ) -> Path:
-    """Time every program of a job, or go on with what was stopped.
+    """Time every program of a job, or resume an interrupted measurement.
 
-    Needs TVM's runtime, numpy and pebble; no compiler, no torch, no pyarrow. What was measured is in
-    ``collect.sqlite`` of the result; :func:`finish` makes the data set of it, here or where pyarrow is.
+    It needs TVM's runtime, numpy and pebble; no compiler, torch or pyarrow. The measurements are in
+    ``collect.sqlite`` of the result. :func:`finish` converts them to a dataset, on a machine with pyarrow.
 
     Parameters
     ----------
     job : path
     out : path
-        Folder for the result, as ``cdmpp collect`` fills one.
+        Folder for the result, as of ``cdmpp collect``.
     device : str, optional
-        Name or specification file of the device that measures, if it is another than the job says.
+        Name or specification file of this machine's device, if it differs from the job's.
     threads : int, optional
-        Threads, if other than the job says; then ``device`` must say what that device is.
+        Threads, if they differ from the job's; ``device`` is required then.
     timers, progress
         As for :class:`cdmpp.measure.collect.Collector`.
 
@@ -157,16 +155,16 @@ def measure_job(
     Raises
     ------
     DataError
-        See :func:`read_job`; or ``out`` holds programs of another job, or belongs to another process.
+        See :func:`read_job`; or ``out`` has programs of another job, or is in use by another process.
     InvalidDeviceError, UnknownDeviceError
-        This machine has too few cores, is seen to be another device, or the device is not known.
+        This machine has too few cores or is another device, or the device is unknown.
     MeasurementError
-        This machine has no such device, or it was lost: what was measured stays.
+        This machine has no such device, or it was lost; the measurements stay.
     """
     folder, result = Path(job), Path(out)
     manifest = read_job(folder)
     if result.resolve() == folder.resolve():
-        raise DataError("the job itself is not the place for its results", hint="choose another --out")
+        raise DataError("the results cannot be written into the job folder", hint="choose another --out")
     settings = CollectSettings.model_validate(manifest["settings"])
     with Store(result) as store:
         store.settle({"seed": settings.seed, "target_kind": manifest["kind"], "timing": settings.timing.model_dump()})
@@ -177,7 +175,7 @@ def measure_job(
         def collector() -> _Collector:
             return _Collector(store, settings, configurations, libraries, timers=timers, progress=progress)
 
-        if collector().is_complete():  # no TVM and no device are needed to say so
+        if collector().is_complete():  # needs neither TVM nor a device
             return result
         if timers is LocalTimers:
             configurations = [on_this_machine(c, settings) for c in configurations]
@@ -188,12 +186,12 @@ def measure_job(
 
 
 def finish(job: str | Path, out: str | Path) -> Path:
-    """Write ``records.parquet``, ``repeats.parquet`` and the card of what was measured.
+    """Write ``records.parquet``, ``repeats.parquet`` and the card of the measurements.
 
     Raises
     ------
     MissingDependencyError
-        pyarrow is not installed: do this on another machine, with the folder copied there.
+        pyarrow is not installed: copy the folder to a machine that has it.
     """
     from cdmpp.measure.dataset import write_dataset
 
@@ -204,12 +202,12 @@ def finish(job: str | Path, out: str | Path) -> Path:
 
 
 class _Writer(Collector):
-    """A collector that keeps what it builds and times nothing."""
+    """A collector that stores the built programs and times none."""
 
     def build(self, folder: Path) -> list[dict[str, Any]]:
-        """Build what is missing; what there is then, an entry for each program and target."""
+        """Build missing programs; return an entry for each program and target."""
         (folder / LIBRARIES).mkdir(exist_ok=True)
-        for left in (folder / LIBRARIES).glob("*.part.*"):  # by a kill
+        for left in (folder / LIBRARIES).glob("*.part.*"):  # left by a killed process
             left.unlink()
         log = self.store.folder / _BUILT
         entries = {(e["hash"], e["build_key"]): e for e in _lines(log)}
@@ -240,7 +238,7 @@ class _Writer(Collector):
 
 
 class _Collector(Collector):
-    """A collector whose programs are built already."""
+    """A collector whose programs are already built."""
 
     def __init__(
         self,
@@ -254,19 +252,19 @@ class _Collector(Collector):
         self._libraries = libraries
 
     def is_complete(self) -> bool:
-        """Whether nothing is left to measure.
+        """Whether everything is measured.
 
         Raises
         ------
         DataError
-            What is left is not in this job.
+            A missing program is not part of this job.
         """
         names = [c.name for c in self.configurations]
         missing = self.store.missing(names, self.store.count_programs())
         due = self._due()
         needed = {program.hash for program in missing} | {program for program, _ in due}
         if any((c.build_key, digest) not in self._libraries for digest in needed for c in self.configurations):
-            raise DataError(f"{self.store.folder} holds programs of another job", hint="choose another --out")
+            raise DataError(f"{self.store.folder} has programs of another job", hint="choose another --out")
         return not needed
 
     def _build(
@@ -313,56 +311,54 @@ def _manifest(
 
 
 def _libraries(folder: Path, manifest: Mapping[str, Any]) -> dict[tuple[str, str], Outcome]:
-    found = {}
+    libraries = {}
     for entry in manifest["programs"]:
         if "failure" in entry:
             outcome = Outcome(failure=entry["failure"])
         else:
             arguments = tuple((tuple(shape), dtype, written) for shape, dtype, written in entry["arguments"])
             outcome = Outcome(Library(str((folder / entry["file"]).resolve()), arguments, entry["build_s"]))
-        found[entry["build_key"], entry["hash"]] = outcome
-    return found
+        libraries[entry["build_key"], entry["hash"]] = outcome
+    return libraries
 
 
 def _here(
     manifest: Mapping[str, Any], device: str | None, threads: int | None, known: Mapping[str, Mapping[str, Any]]
 ) -> list[Configuration]:
-    """The job's configurations on this machine; ``known`` devices are those of earlier calls."""
+    """Return the job's configurations for this machine; ``known`` has the devices of earlier calls."""
     entries = manifest["configurations"]
     if len(entries) > 1 and (device is not None or threads is not None):
-        raise InvalidDeviceError(
-            f"the job is for {len(entries)} configurations", hint="leave --device and --threads away"
-        )
+        raise InvalidDeviceError(f"the job is for {len(entries)} configurations", hint="omit --device and --threads")
     available = available_cores()
-    found = []
+    configurations = []
     for entry in entries:
-        target, said = entry["target"], int(entry["threads"])
+        target, built_for = entry["target"], int(entry["threads"])
         spec = load_device(device) if device is not None else from_mapping(entry["device"])
         names = () if device is not None else tuple(entry.get("names", ()))
         if target["kind"] != "llvm":
             before = [from_mapping(known[name]["device_spec"]) for name in names if name in known]
-            if len(names) > 1 and before:  # which board of the family it is, is settled
+            if len(names) > 1 and before:  # an earlier call has identified the board
                 spec, names = before[0], (before[0].name,)
-            found.append(Configuration(target, 1, (), spec, names))
+            configurations.append(Configuration(target, 1, (), spec, names))
             continue
-        used = threads or said
-        if used != said and device is None:
+        used = threads or built_for
+        if used != built_for and device is None:
             raise InvalidDeviceError(
-                f"{spec.name} is a device of {said} threads, not {used}",
-                hint="say what measures: --device NAME or FILE.toml",
+                f"{spec.name} is a device of {built_for} threads, not {used}",
+                hint="name this machine's device: --device NAME or FILE.toml",
             )
         if used > len(available):
             raise InvalidDeviceError(
-                f"{used} threads on a machine that gives {len(available)} cores to this process",
-                hint="--threads and --device say otherwise",
+                f"{used} threads, but this process may use only {len(available)} cores",
+                hint="choose other values with --threads and --device",
             )
-        # The last cores: the first one has the system's interrupts.
-        found.append(Configuration(target, used, available[-used:], spec, names))
-    return found
+        # The last cores, because the first one handles interrupts.
+        configurations.append(Configuration(target, used, available[-used:], spec, names))
+    return configurations
 
 
 def _copy_programs(store: Store, path: Path) -> None:
-    """A compact copy of a store's programs, readable while the store is open."""
+    """Copy the programs of a store, while it is open, to a compact file."""
     aside = path.with_suffix(".part")
     aside.unlink(missing_ok=True)
     with closing(sqlite3.connect(store.folder / STORE)) as db:
@@ -371,7 +367,7 @@ def _copy_programs(store: Store, path: Path) -> None:
 
 
 def _take_programs(store: Store, path: Path) -> None:
-    """Add a job's tasks and programs to a store that has some of them, or none."""
+    """Add a job's missing tasks and programs to a store."""
     with _room(store.folder), closing(sqlite3.connect(store.folder / STORE, uri=True)) as db:
         db.execute("ATTACH ? AS job", (f"{path.resolve().as_uri()}?mode=ro&immutable=1",))
         with db:
@@ -387,7 +383,7 @@ def _checksums(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _short(build_key: str) -> str:
-    """A target in a file name: the same in every call, whatever other targets there are."""
+    """Return a short, stable name of a target for file names."""
     return hashlib.sha256(build_key.encode()).hexdigest()[:8]
 
 
@@ -397,7 +393,7 @@ def _sha256(path: Path) -> str:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Whole lines of a log; the last one may be cut by a kill and is dropped."""
+    """Yield the complete lines of a log; an incomplete last line is removed."""
     if not path.exists():
         return
     text = path.read_text()

@@ -1,4 +1,4 @@
-"""Compiling scheduled programs to shared libraries, in worker processes."""
+"""Compilation of scheduled programs to shared libraries, in worker processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Library:
     path : str
         Shared library with one function, ``main``.
     arguments : tuple of (shape, dtype, written)
-        What ``main`` takes; ``written`` for the results.
+        Arguments of ``main``; ``written`` marks results.
     build_s : float
         Seconds of compiling and linking.
     """
@@ -38,7 +38,7 @@ class Library:
 
 
 def prepare_builder() -> None:
-    """Import TVM once for each worker."""
+    """Import TVM once per worker."""
     import_tvm_alone()
 
 
@@ -52,28 +52,28 @@ def build_program(tvm_json: str, target: Mapping[str, Any], path: str) -> Librar
     target : mapping
         TVM target, as JSON.
     path : str
-        File to write; written aside, then renamed. A new name for every program: the loader takes a library
-        of a name that it has already loaded for the same one.
+        File to write; it is replaced atomically. Every program needs its own name, because the loader
+        identifies libraries by name.
 
     Raises
     ------
     MeasurementError
         The program's shapes are dynamic, or linking failed.
     MissingDependencyError
-        There is no compiler driver to link with.
+        There is no compiler driver for linking.
     """
     tvm = import_tvm_alone()
     started = time.perf_counter()
     function = tvm.ir.load_json(tvm_json)
     arguments = argument_list(function)
-    goal = tvm.target.Target(dict(target))
+    tvm_target = tvm.target.Target(dict(target))
     module = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
-    if goal.kind.name == "cuda":  # where TVM finds a GPU it compiles the kernels by itself
+    if tvm_target.kind.name == "cuda":  # if TVM finds a GPU, it compiles the kernels itself
         os.environ.setdefault("TVM_CUDA_COMPILE_MODE", "nvcc")
-    built = tvm.compile(module, goal).mod
+    built = tvm.compile(module, tvm_target).mod
     aside = f"{path}.{os.getpid()}.part.so"
     try:
-        _export(built, aside, goal, _compiler(target))
+        _export(built, aside, tvm_target, _compiler(target))
         os.replace(aside, path)
     finally:
         Path(aside).unlink(missing_ok=True)
@@ -81,7 +81,7 @@ def build_program(tvm_json: str, target: Mapping[str, Any], path: str) -> Librar
 
 
 def check_toolchain(target: Mapping[str, Any]) -> None:
-    """Raise if a tool is missing without which no program for a target can be built.
+    """Raise if a tool for building programs of a target is missing.
 
     Raises
     ------
@@ -92,13 +92,13 @@ def check_toolchain(target: Mapping[str, Any]) -> None:
     compiler = _compiler(target)
     if shutil.which(compiler) is None:
         raise MissingDependencyError(
-            f"{compiler} is needed to link programs for {target['kind']}",
+            f"{compiler} is not installed; it links programs for {target['kind']}",
             hint="on Debian: apt install gcc, or the cross compiler such as gcc-aarch64-linux-gnu",
         )
 
 
 def _compiler(target: Mapping[str, Any]) -> str:
-    """Compiler driver for the target's host: gcc, or the cross compiler that is named after its triple."""
+    """Return the compiler driver for the target's host: gcc, or the cross compiler of its triple."""
     host = target.get("host", target)
     triple = host.get("mtriple", "") if isinstance(host, Mapping) else ""
     native = not triple or triple.split("-")[0] == platform.machine()
@@ -106,9 +106,9 @@ def _compiler(target: Mapping[str, Any]) -> str:
 
 
 def _export(module: Any, path: str, target: Any, compiler: str) -> None:
-    """Write a shared library. The linker is called by itself: 4 ms, where the compiler's driver takes 30."""
+    """Write a shared library; calling the linker directly takes 4 ms, the compiler driver 30 ms."""
     link = _Link() if compiler == "gcc" else _CrossLink(compiler)
-    if module.imports:  # code for another device is packed into a second object
+    if module.imports:  # code for another device is a second object
         if target.kind.name == "cuda":
             export_kernels(module, path, target, link, compiler)
         else:
@@ -123,17 +123,17 @@ def _export(module: Any, path: str, target: Any, compiler: str) -> None:
 
 
 class _Link:
-    """``ld -shared`` in the form that ``export_library`` wants."""
+    """``ld -shared`` in the form that ``export_library`` calls."""
 
     object_format = "o"
 
     def __call__(self, path: str, objects: Sequence[str], **_: Any) -> None:
-        # -z now: a missing symbol shows when the library is loaded, not as a crash while it is timed.
+        # -z now: a missing symbol fails when the library is loaded, not while it is timed.
         _run(["ld", "-shared", "--eh-frame-hdr", "-z", "now", "-o", path, *objects, *_system_libraries()])
 
 
 class _CrossLink:
-    """A cross compiler's driver, which knows where the libraries of its machine are."""
+    """A cross compiler's driver, which finds the libraries of its machine."""
 
     object_format = "o"
 
@@ -152,23 +152,23 @@ def _run(command: Sequence[str]) -> None:
 
 @cache
 def _system_libraries() -> tuple[str, ...]:
-    """What generated code calls (mathematics, memset). A library keeps their names, not the paths."""
-    found = []
+    """Return the libraries that generated code calls; the shared library stores their names, not their paths."""
+    paths = []
     for name in ("libm.so.6", "libc.so.6", "libgcc.a"):
         try:
             done = subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True)
         except (OSError, subprocess.CalledProcessError):
             raise MissingDependencyError(
-                "gcc is needed to link built programs", hint="on Debian: apt install gcc"
+                "gcc is not installed; it links built programs", hint="on Debian: apt install gcc"
             ) from None
-        if not os.path.isabs(done.stdout.strip()):  # gcc answers with the bare name when it has none
+        if not os.path.isabs(done.stdout.strip()):  # gcc returns the bare name if it has no such library
             raise MissingDependencyError(f"gcc has no {name}", hint="on Debian: apt install gcc libc6-dev")
-        found.append(done.stdout.strip())
-    return tuple(found)
+        paths.append(done.stdout.strip())
+    return tuple(paths)
 
 
 def argument_list(function: Any) -> tuple[tuple[tuple[int, ...], str, bool], ...]:
-    """Shape, element type and whether it is written, for each parameter of a PrimFunc."""
+    """Return shape, element type and whether it is written, for each parameter of a PrimFunc."""
     import tvm_ffi
     from tvm import tirx
 
@@ -183,8 +183,10 @@ def argument_list(function: Any) -> tuple[tuple[tuple[int, ...], str, bool], ...
     for parameter in function.params:
         shape = parameter.ty.shape
         if not all(isinstance(extent, tirx.IntImm) for extent in shape):
-            raise MeasurementError("its shapes are dynamic", hint="freeze the network's shapes before collecting")
-        # The result comes last, even where it is stored through another buffer of the same memory.
+            raise MeasurementError(
+                "the program has dynamic shapes", hint="freeze the network's shapes before collecting"
+            )
+        # The last parameter is the result, even if it is stored through another buffer of the same memory.
         stored = parameter.same_as(function.params[-1]) or any(b.same_as(parameter) for b in written)
         arguments.append((tuple(int(e) for e in shape), _dtype(parameter.ty.dtype), stored))
     return tuple(arguments)

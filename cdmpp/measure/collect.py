@@ -1,8 +1,8 @@
-"""The collector: decides what is lowered, sampled, built and timed next, until nothing is missing.
+"""The collector: lowers, samples, builds and times programs until nothing is missing.
 
-Every step is read from and written to the :class:`~cdmpp.measure.store.Store`, so that a collection which was
-stopped, by whatever, goes on with the same call. Building and timing take turns: first a group of programs is
-built on all cores, then it is timed while nothing else runs.
+Every step is read from and written to the :class:`~cdmpp.measure.store.Store`, so that an interrupted collection
+resumes with the same call. Building and timing alternate: a group of programs is built on all cores, then
+timed while nothing else runs.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from cdmpp.measure.tuning import begin, continue_search, prepare_search
 
 logger = logging.getLogger(__name__)
 
-#: Programs that are built before they are timed together.
+#: Number of programs that are built, then timed.
 GROUP = 64
-#: Tries of a program whose device was lost under it, before the collection stops.
+#: Attempts for a program whose device was lost, before the collection stops.
 TRIES = 3
 LOG = "collect.log"
 _LOWERING_LIMIT_S, _LOWERING_BYTES = 900.0, 16 * 2**30
@@ -48,9 +48,9 @@ class Collector:
     store : Store
     settings : CollectSettings
     configurations : sequence of Configuration
-        All of one target kind; schedules are drawn for the first that the folder was ever given.
+        All of one target kind. Schedules are drawn for the first configuration of the folder.
     timers : callable, optional
-        Makes the :class:`Timers` of a configuration; default: on this machine.
+        Makes the :class:`Timers` of a configuration. Default: timers on this machine.
     progress : Progress, optional
     """
 
@@ -63,7 +63,7 @@ class Collector:
         timers: Callable[[Configuration, CollectSettings], Timers] = LocalTimers,
         progress: Progress | None = None,
     ) -> None:
-        # What TVM remarks and what crashes leave behind, nobody wants in a progress bar.
+        # Output of TVM and of crashes would disturb the progress bar.
         self.settings = settings.model_copy(update={"log": str(store.folder / LOG)})
         self.store, self.configurations = store, tuple(configurations)
         self._make_timers, self._progress = timers, progress
@@ -76,16 +76,16 @@ class Collector:
         Raises
         ------
         CdmppError
-            A network cannot be read or lowered, or a device of the folder was measured otherwise before; what
-            was done stays.
+            A network cannot be read or lowered, or a device of the folder was measured with other settings
+            before; completed steps stay.
         """
         first = self.configurations[0]
         self.store.settle(
             {"seed": self.settings.seed, "target_kind": first.kind, "timing": self.settings.timing.model_dump()}
         )
         self._same_devices()
-        # Schedules are drawn for the first target that the folder was ever given, in whatever order they
-        # are named later: the number of its cores bounds parallel loops.
+        # Schedules are drawn for the first target of the folder, in any later order of the arguments: the
+        # number of its cores bounds parallel loops.
         target = self.store.settings().get("sampling_target") or dict(first.target)
         self.store.settle({"sampling_target": target})
         self._lower(list(dict.fromkeys(sources)), dims or {})
@@ -94,7 +94,7 @@ class Collector:
             return
         self._phase("sampling", 0, len(tasks))
         limits = self.settings.worker(_SAMPLING_LIMIT_S)
-        # No more workers than cores, each with a TVM of its own.
+        # At most one worker per core, because each imports TVM.
         with WorkerPool(self._builders(), limits, prepare_sampler, (first.kind,)) as pool:
             arguments = [
                 (text, digest, target, self.settings.schedules, self.settings.seed) for digest, _, text in tasks
@@ -108,19 +108,19 @@ class Collector:
                 else:
                     self.store.add_programs(digest, outcome.value, self.settings.schedules)
                 self._step(not outcome.failure)
-            # A task whose space cannot be drawn from still has its default.
+            # A task without a design space still has its default.
             defaults = pool.run(sample_programs, [(text, digest, target, 0, 0) for digest, text, _ in failed])
             for (digest, _, reason), outcome in zip(failed, defaults, strict=True):
                 self.store.add_programs(digest, outcome.value or [], self.settings.schedules)
                 self.store.fail_task(digest, reason)
 
     def measure(self) -> None:
-        """Search, build and time what is missing, the second measurements of the noise floor among it.
+        """Search, build and time what is missing, including the second measurements for the noise floor.
 
         Raises
         ------
         MeasurementError
-            The devices are gone, or the disk is full: what was measured stays, the same call goes on.
+            The devices are lost, or the disk is full; the measurements stay, and the same call resumes.
         """
         names = [c.name for c in self.configurations]
         shutil.rmtree(self._spool, ignore_errors=True)
@@ -132,9 +132,9 @@ class Collector:
             builders.start()
             timers: dict[str, Timers] = {}
             for configuration in self.configurations:
-                made = self._make_timers(configuration, self.settings)
-                stack.callback(made.close)
-                timers[configuration.name] = made
+                configuration_timers = self._make_timers(configuration, self.settings)
+                stack.callback(configuration_timers.close)
+                timers[configuration.name] = configuration_timers
             if self.settings.tune:
                 self._tune(builders, timers)
             total = self.store.count_programs() * len(names)
@@ -158,13 +158,13 @@ class Collector:
         with WorkerPool(1, limits, prepare_search, (first.kind,)) as pool:
             for digest, name, text in tasks:
                 try:
-                    found = pool.call(begin, text, digest, dict(first.target), trials, self.settings.seed)
-                    while found:
-                        self.store.add_programs(digest, found, None)
-                        programs = self.store.programs({p.hash for p in found})
+                    candidates = pool.call(begin, text, digest, dict(first.target), trials, self.settings.seed)
+                    while candidates:
+                        self.store.add_programs(digest, candidates, None)
+                        programs = self.store.programs({p.hash for p in candidates})
                         self._first(programs, [first.name], builders, timers)
-                        known = self.store.latencies([p.hash for p in found], first.name)
-                        found = pool.call(continue_search, [known.get(p.hash) for p in found])
+                        known = self.store.latencies([p.hash for p in candidates], first.name)
+                        candidates = pool.call(continue_search, [known.get(p.hash) for p in candidates])
                 except MeasurementError as error:
                     if error.transient:
                         raise
@@ -172,7 +172,7 @@ class Collector:
                 self.store.tuned(digest, trials)
 
     def _same_devices(self) -> None:
-        """One name is one target, one number of threads and one set of cores, however often it is resumed."""
+        """Raise unless each device has the same target, threads and cores as in earlier calls."""
         known = self.store.devices()
         for configuration in self.configurations:
             before, now = known.get(configuration.name, {}), describe(configuration)
@@ -181,7 +181,7 @@ class Collector:
                     raise DataError(
                         f"{configuration.name} was measured in {self.store.folder} with {what} "
                         f"{before[what]}, not {now[what]}",
-                        hint="give the same --target on the same cores to go on, or another --out",
+                        hint="use the same --target on the same cores to resume, or another --out",
                     )
         self.store.remember_devices({c.name: describe(c) for c in self.configurations})
 
@@ -205,7 +205,7 @@ class Collector:
                 self._step(True)
 
     def _repeat_rest(self, builders: WorkerPool, timers: dict[str, Timers]) -> None:
-        """Second measurements of the last programs, when they are old enough."""
+        """Measure the last programs again, once their first measurements are old enough."""
         due = self._due()
         if not due:
             return
@@ -214,29 +214,29 @@ class Collector:
             self._phase(f"second measurements, in {math.ceil(wait_s)} s", 0, len(due))
             time.sleep(wait_s)
         self._phase("second measurements", 0, len(due))
-        while due:  # once, but for boards that were lost meanwhile
+        while due:  # once, unless boards were lost
             self._again(list(due), builders, timers)
             due = self._due()
 
     def _due(self, before: float = math.inf) -> dict[tuple[str, str], float]:
-        """(program, device) that need a second measurement and had the first before a moment; and when."""
-        found = self.store.once_measured([c.name for c in self.configurations])
-        return {(p, d): at for p, d, at in found if at <= before and self._repeated(p)}
+        """Return the (program, device) that need a second measurement and had the first before ``before``; and when."""
+        first = self.store.once_measured([c.name for c in self.configurations])
+        return {(p, d): at for p, d, at in first if at <= before and self._repeated(p)}
 
     def _repeated(self, digest: str) -> bool:
-        """The share of programs that are measured twice: by hash, the same ones on every device."""
+        """Whether a program is measured twice; it depends on the hash, so that it is equal on every device."""
         return int(digest[:8], 16) < self.settings.repeat_share * 2**32
 
     def _first(
         self, programs: Sequence[StoredProgram], names: Sequence[str], builders: WorkerPool, timers: dict[str, Timers]
     ) -> None:
-        """First measurements that some programs lack on the named configurations."""
+        """Measure programs for the first time on the named configurations, where they are missing."""
         done = self.store.measured(names, FIRST)
         pairs = {(p.hash, name) for p in programs for name in names} - done
         self._group(programs, pairs, FIRST, names, builders, timers)
 
     def _again(self, pairs: Sequence[tuple[str, str]], builders: WorkerPool, timers: dict[str, Timers]) -> None:
-        """Second measurements of (program, device)."""
+        """Measure (program, device) for the second time."""
         hashes = sorted({program for program, _ in pairs})
         names = [c.name for c in self.configurations]
         for start in range(0, len(hashes), GROUP):
@@ -252,11 +252,11 @@ class Collector:
         builders: WorkerPool,
         timers: dict[str, Timers],
     ) -> None:
-        """Build some programs for the named configurations, then time the pairs on one after the other."""
+        """Build programs for the named configurations, then time the pairs, one configuration after the other."""
         chosen = [c for c in self.configurations if c.name in names]
         wanted = {name: [p for p in programs if (p.hash, name) in pairs] for name in names}
         libraries = self._build(wanted, chosen, builders)
-        # Workers that start, or replace a crashed one, import TVM: not while something is timed.
+        # Starting workers import TVM, which would disturb the timing.
         builders.ready()
         for timer in timers.values():
             timer.ready()
@@ -271,14 +271,14 @@ class Collector:
                     ready.append((program, outcome.value))
             outcomes = timers[configuration.name].time([library for _, library in ready])
             for (program, library), outcome in zip(ready, outcomes, strict=True):
-                self._judge(program, library, configuration, turn, outcome)
+                self._store_outcome(program, library, configuration, turn, outcome)
         for path in self._spool.iterdir():
             path.unlink(missing_ok=True)
 
     def _build(
         self, wanted: dict[str, list[StoredProgram]], chosen: Sequence[Configuration], builders: WorkerPool
     ) -> dict[tuple[str, str], Outcome]:
-        """Libraries by build key and program; configurations with one key share them."""
+        """Return libraries by build key and program; configurations with equal keys share them."""
         jobs: dict[tuple[str, str], tuple[Any, ...]] = {}
         keys = [c.build_key for c in chosen]
         for configuration in chosen:
@@ -291,10 +291,10 @@ class Collector:
             raise no_room(self._spool)
         return outcomes
 
-    def _judge(
+    def _store_outcome(
         self, program: StoredProgram, library: Library, configuration: Configuration, turn: int, outcome: Outcome
     ) -> None:
-        """Keep a measurement or its failure; a program whose device was lost is tried again later."""
+        """Store a measurement or its failure; a program whose device was lost is tried again later."""
         if outcome.failure:
             key = (program.hash, configuration.name)
             if outcome.transient:
@@ -302,10 +302,10 @@ class Collector:
                 if self._tries[key] >= TRIES:
                     raise MeasurementError(
                         f"{configuration.name} cannot be reached: {outcome.failure}",
-                        hint="when it is back, give the same command again: it goes on",
+                        hint="once it is back, repeat the same command to resume",
                         transient=True,
                     )
-                logger.warning("%s: %s; once more", configuration.name, outcome.failure)
+                logger.warning("%s: %s; trying again", configuration.name, outcome.failure)
                 return
             self._keep(StoredMeasurement(program.hash, configuration.name, turn, failure=outcome.failure))
             return
@@ -344,14 +344,14 @@ class Collector:
 
 
 def check_flushing(settings: CollectSettings, configurations: Sequence[Configuration]) -> None:
-    """Raise if a cache shall be flushed that cannot be.
+    """Raise if the settings request a cache flush that is not possible.
 
     Raises
     ------
     DataError
     """
     if settings.timing.flush_cache and any(c.kind != "llvm" for c in configurations):
-        raise DataError("only a CPU's caches can be flushed", hint="leave --flush-cache out")
+        raise DataError("only a CPU's caches can be flushed", hint="omit --flush-cache")
 
 
 def collect(
@@ -365,13 +365,13 @@ def collect(
     dims: Mapping[str, int] | None = None,
     command: str = "",
 ) -> Path:
-    """Collect measurements into a data set folder, or go on with a collection that was stopped.
+    """Collect measurements into a dataset folder, or resume an interrupted collection.
 
     Parameters
     ----------
     sources : sequence of str
-        Networks as :func:`cdmpp.frontends.tasks.network_tasks` takes them. A folder may be extended by
-        networks and schedules; seed and timing settings must stay.
+        Networks as in :func:`cdmpp.frontends.tasks.network_tasks`. A folder may be extended by networks and
+        schedules; seed and timing settings must stay the same.
     configurations : sequence of Configuration
     out : path
     settings : CollectSettings, optional
@@ -380,7 +380,7 @@ def collect(
     dims : mapping of str to int, optional
         Sizes of dynamic dimensions of ONNX models.
     command : str
-        For the card: what makes the data again.
+        Command that reproduces the data, for the card.
 
     Returns
     -------
@@ -398,15 +398,14 @@ def collect(
     check_flushing(settings, configurations)
     for configuration in configurations:
         check_toolchain(configuration.target)
-    if timers is LocalTimers:  # which GPU is it, and does its driver answer?
+    if timers is LocalTimers:  # identifies the GPU and checks its driver
         configurations = [c if c.kind == "llvm" else on_this_machine(c, settings) for c in configurations]
     with Store(Path(out)) as store:
         collector = Collector(store, settings, configurations, timers=timers, progress=progress)
         try:
             collector.prepare(sources, dims)
         except CdmppError:
-            # Nothing was measured: the records and their card stay as they are, and a folder in which nothing
-            # was begun holds nobody to a seed.
+            # Nothing was measured: records and card stay unchanged, and an empty folder forgets its seed.
             store.forget_settings()
             raise
         try:

@@ -1,8 +1,8 @@
-"""CUDA kernels compiled where the program is built, so that the machine with the GPU needs no compiler.
+"""Compilation of CUDA kernels on the building machine, so that the machine with the GPU needs no compiler.
 
-Without a GPU's driver TVM 0.27 packs a CUDA module as source text, which the measuring machine would compile
-when it loads the library. Here the packed modules are rewritten: source becomes what nvcc makes of it for one
-architecture, in the format that TVM's CUDA runtime reads (format, functions, code).
+Without a GPU's driver TVM 0.27 packs a CUDA module as source text, and the measuring machine would compile it
+when it loads the library. This module replaces the source in packed modules by nvcc's machine code for one
+architecture, in the format of TVM's CUDA runtime (format, functions, code).
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ def require_nvcc() -> None:
     """
     if shutil.which("nvcc") is None:
         raise MissingDependencyError(
-            "building CUDA programs needs nvcc",
-            hint="install the CUDA toolkit on this machine; the machine that measures needs only the driver",
+            "nvcc is not installed; it compiles CUDA programs",
+            hint="install the CUDA toolkit on this machine; the measuring machine needs the driver only",
         )
 
 
 def export_kernels(module: Any, path: str, target: Any, link: Any, compiler: str) -> None:
-    """Write a host module and its CUDA module as one shared library that holds machine code for both.
+    """Write a host module and its CUDA module as one shared library with machine code for both.
 
     Parameters
     ----------
     module : tvm.runtime.Module
-        What ``tvm.compile`` gave; its one import is of kind "cuda".
+        Result of ``tvm.compile``; its only import has the kind "cuda".
     path : str
     target : tvm.target.Target
         With ``arch``, such as "sm_80".
     link : callable
-        As ``export_library`` wants it.
+        Linker in the form that ``export_library`` calls.
     compiler : str
         Driver of the assembler for the host.
 
     Raises
     ------
     MissingDependencyError
-        No nvcc.
+        nvcc is not installed.
     MeasurementError
         nvcc refused the source.
     """
@@ -68,16 +68,16 @@ def export_kernels(module: Any, path: str, target: Any, link: Any, compiler: str
 
 
 def replace_code(blob: bytes, compile_source: Callable[[str], bytes]) -> bytes:
-    """Packed modules with every CUDA source replaced by its machine code.
+    """Replace every CUDA source in packed modules by its machine code.
 
     Parameters
     ----------
     blob : bytes
-        As ``ModulePackImportsToTensor`` writes it: all numbers are little-endian uint64; total length, the
-        import tree (row pointers, children), then for each module its kind and, if it is not the library
-        itself, its bytes. Those of a CUDA module end with the length and the text of the source.
+        Output of ``ModulePackImportsToTensor``. All numbers are little-endian uint64. It has the total
+        length, the import tree (row pointers, children), then for each module its kind and, unless it is the
+        library itself, its bytes. Those of a CUDA module end with length and text of the source.
     compile_source : callable
-        Source to machine code.
+        Converts source to machine code.
     """
     reader = _Reader(blob)
     total = reader.number()
@@ -100,7 +100,7 @@ def replace_code(blob: bytes, compile_source: Callable[[str], bytes]) -> bytes:
 
 def _compiled(content: bytes, compile_source: Callable[[str], bytes]) -> bytes:
     reader = _Reader(content)
-    if reader.text() != b"cuda":  # is machine code already
+    if reader.text() != b"cuda":  # already machine code
         return content
     functions_start = reader.at
     for _ in range(reader.number()):
@@ -109,7 +109,7 @@ def _compiled(content: bytes, compile_source: Callable[[str], bytes]) -> bytes:
         reader.take(4 * reader.number())  # argument types
         for _ in range(reader.number()):
             reader.text()  # launch parameters
-        reader.take(4 * reader.number())  # what is special about an argument
+        reader.take(4 * reader.number())  # attributes of arguments
     functions = content[functions_start : reader.at]
     source = reader.text()
     if reader.at != len(content):
@@ -140,12 +140,12 @@ def _sized(data: bytes) -> bytes:
 
 def _unknown_format() -> MeasurementError:
     return MeasurementError(
-        "this TVM packs CUDA modules in a way that is not known here", hint="use the pinned apache-tvm"
+        "this version of TVM packs CUDA modules in an unknown format", hint="install the pinned apache-tvm"
     )
 
 
 def _cubin(source: str, target: Any) -> bytes:
-    """Machine code by nvcc with the flags that TVM itself gives it."""
+    """Compile with nvcc and the flags of TVM."""
     from tvm.support import nvcc
 
     suffix = str(target.attrs["arch"]).removeprefix("sm_")
@@ -155,14 +155,14 @@ def _cubin(source: str, target: Any) -> bytes:
             return bytes(nvcc.compile_cuda(source, "cubin", arch, compiler="nvcc"))
     except RuntimeError as error:
         lines = map(str.strip, str(error).splitlines())
-        said = [line for line in lines if re.search(r"(fatal|error)\b.*: *\S", line)]
+        errors = [line for line in lines if re.search(r"(fatal|error)\b.*: *\S", line)]
         raise MeasurementError(
-            f"nvcc: {(said or [str(error)])[0][:300]}", hint="nvcc --list-gpu-arch lists its targets"
+            f"nvcc: {(errors or [str(error)])[0][:300]}", hint="nvcc --list-gpu-arch lists its targets"
         ) from None
 
 
 def _as_object(blob: bytes, folder: Path, compiler: str) -> str:
-    """An object file with the bytes under the symbol that TVM looks for in a library."""
+    """Write an object file with the bytes under the symbol that TVM loads from a library."""
     data, text, out = folder / "modules.bin", folder / "modules.s", folder / "modules.o"
     data.write_bytes(blob)
     text.write_text(

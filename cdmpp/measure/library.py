@@ -1,7 +1,7 @@
-"""Timing library kernels: an operator's specification as the call that PyTorch makes of it.
+"""Timing of library kernels: an operator as a PyTorch call.
 
-How often a call is run and which figure is kept is :func:`cdmpp.measure.timing.time_program`'s affair, as for
-TVM programs; what one run is, the protocol says (:mod:`cdmpp.measure.library_protocols`).
+:func:`cdmpp.measure.timing.time_program` chooses the number of runs and the label, as for TVM programs. The
+protocol defines one run (:mod:`cdmpp.measure.library_protocols`).
 """
 
 from __future__ import annotations
@@ -19,39 +19,43 @@ from cdmpp.measure.library_calls import Tensors, make_call
 from cdmpp.measure.library_protocols import EVALUATORS
 from cdmpp.measure.needed_bytes import needed_bytes
 from cdmpp.measure.timing import Timing, TimingSettings, time_program
-from cdmpp.measure.timing_devices import Place, free_bytes
+from cdmpp.measure.timing_devices import TimingDevice, free_bytes
 from cdmpp.programs.operators import OperatorSpec
 
-#: Share of the free memory that a program's tensors may take.
+#: Share of the free memory that a program's tensors may use.
 MEMORY_SHARE = 0.8
 
 
 class LibraryTimer:
-    """Times operators on one device by one protocol; use it as a context.
+    """Times operators on one device with one protocol, inside :meth:`ready`.
 
     Parameters
     ----------
-    place : Place
+    place : TimingDevice
     protocol : {"eager", "graph", "kernel"}
     settings : TimingSettings
     memory_bytes : float, optional
-        Most memory that a program may take; otherwise :data:`MEMORY_SHARE` of what is free.
+        Memory limit of a program. Default: :data:`MEMORY_SHARE` of the free memory.
 
     Raises
     ------
     MeasurementError
-        The protocol is not one that this device can be measured by.
+        The device does not support the protocol.
     """
 
     def __init__(
-        self, place: Place, protocol: str, settings: TimingSettings | None = None, memory_bytes: float | None = None
+        self,
+        place: TimingDevice,
+        protocol: str,
+        settings: TimingSettings | None = None,
+        memory_bytes: float | None = None,
     ) -> None:
         if protocol not in EVALUATORS:
-            raise MeasurementError(f"no protocol {protocol!r}", hint="one of: " + ", ".join(EVALUATORS))
+            raise MeasurementError(f"unknown protocol {protocol!r}", hint="one of: " + ", ".join(EVALUATORS))
         if protocol != "eager" and place.torch_device.type != "cuda":
             raise MeasurementError(
-                f"on a CPU a library call cannot be timed by the protocol {protocol!r}",
-                hint="--protocol eager: the call from the host, on a CPU the kernel and a microsecond",
+                f"a CPU does not support the protocol {protocol!r} for library calls",
+                hint="use --protocol eager; on a CPU it adds about a microsecond to the kernel",
             )
         self.place, self.protocol = place, protocol
         self.settings = settings or TimingSettings()
@@ -59,7 +63,7 @@ class LibraryTimer:
 
     @contextmanager
     def ready(self) -> Iterator[LibraryTimer]:
-        """PyTorch set up for measuring, and as it was afterwards."""
+        """Set up PyTorch for measuring, and restore it afterwards."""
         threads = torch.get_num_threads()
         if self.place.torch_device.type == "cpu":
             torch.set_num_threads(self.place.threads)
@@ -75,7 +79,7 @@ class LibraryTimer:
         Raises
         ------
         MeasurementError
-            It does not fit into memory, or PyTorch cannot run it.
+            The operator does not fit into memory, or PyTorch cannot run it.
         """
         limit = MEMORY_SHARE * free_bytes(self.place)
         limit = limit if self._memory_bytes is None else min(limit, self._memory_bytes)
@@ -87,7 +91,7 @@ class LibraryTimer:
             )
         try:
             call = make_call(spec, Tensors(self.place.torch_device))
-            call()  # what a first call alone does (choosing a kernel, workspaces) is not timed
+            call()  # the first call selects a kernel and allocates workspaces, which is not timed
             return time_program(EVALUATORS[self.protocol](call, self.place.torch_device), self.settings)
         except (RuntimeError, NotImplementedError) as error:
             if isinstance(error, CdmppError):
@@ -98,7 +102,7 @@ class LibraryTimer:
             ) from None
 
     def record(self, spec: OperatorSpec, source: str) -> Measurement:
-        """Time one operator as a record; one that cannot be run is a record of its failure."""
+        """Time one operator and return a record; a failure is part of the record."""
         place = self.place
         provenance = {
             "measured_with": f"torch {torch.__version__}",

@@ -1,8 +1,8 @@
-"""Operators as PyTorch calls on real tensors: what a framework launches for a specification.
+"""Operators as PyTorch calls on tensors.
 
-One specification is one call, and one kernel, with two exceptions that PyTorch itself makes: ``silu_and_mul``
-and element-wise operators of three or four inputs are chains of calls, as an eager framework runs them.
-Inputs are random, never zeros; indices point all over their table.
+One specification is one call and one kernel, with two exceptions of PyTorch: ``silu_and_mul`` and
+element-wise operators with three or four inputs are chains of calls, as in an eager framework. Inputs are
+random and not zero; indices cover the whole table.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from cdmpp.programs.operators import (
     Unary,
 )
 
-#: Runs the operator once; the result is the operator's.
+#: Runs the operator once and returns its result.
 Call = Callable[[], Any]
 _Shape = tuple[int, ...]
 
@@ -69,20 +69,20 @@ _SCALAR: Mapping[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
     "div_scalar": torch.div,
     "pow_scalar": torch.pow,
 }
-#: Positive inputs only: a logarithm of a negative number takes another path in some kernels.
+#: Operators with positive inputs: some kernels treat negative ones in another branch.
 _POSITIVE = ("sqrt", "log", "pow", "div", "pow_scalar")
-_HINT = "choose other programs, or measure it with a tool that has it and put the latency into the CSV"
+_HINT = "choose other programs, or measure it with another tool and enter the latency into the CSV file"
 
 
 class Tensors:
-    """Random tensors on one device, seeded."""
+    """Seeded random tensors on one device."""
 
     def __init__(self, device: torch.device, seed: int = 0) -> None:
         self.device = device
         self._generator = torch.Generator(device).manual_seed(seed)
 
     def floats(self, shape: _Shape, dtype: str, *, positive: bool = False) -> torch.Tensor:
-        """Uniform in [-1, 1), or in [0.5, 1.5); int8: all its values."""
+        """Uniform in [-1, 1), or in [0.5, 1.5); int8: all values."""
         if dtype == "int8":
             return torch.randint(-128, 128, shape, dtype=torch.int8, device=self.device, generator=self._generator)
         made = torch.empty(shape, dtype=_TORCH[dtype], device=self.device)
@@ -95,7 +95,7 @@ class Tensors:
 
 
 def make_call(spec: OperatorSpec, tensors: Tensors) -> Call:
-    """Allocate an operator's inputs and say how to run it.
+    """Allocate an operator's inputs and return its call.
 
     Raises
     ------
@@ -107,7 +107,7 @@ def make_call(spec: OperatorSpec, tensors: Tensors) -> Call:
             if spec.dtype == "int8" and not isinstance(spec, Linear | Copy):
                 raise MeasurementError(f"PyTorch has no int8 kernel for {spec.operator}", hint=_HINT)
             return make(spec, tensors)
-    raise MeasurementError(f"{spec.operator} is no PyTorch call yet", hint=_HINT)
+    raise MeasurementError(f"{spec.operator} has no PyTorch call yet", hint=_HINT)
 
 
 def _linear(spec: Linear, tensors: Tensors) -> Call:
@@ -166,7 +166,7 @@ def _binary(spec: Binary, tensors: Tensors) -> Call:
 def _scalar(spec: Scalar, tensors: Tensors) -> Call:
     x = tensors.floats((spec.rows, spec.cols), spec.dtype, positive=spec.operator in _POSITIVE)
     run = _SCALAR[spec.operator]
-    # Not 2, 3 or 0.5: powers of these are multiplications and roots in disguise.
+    # Not 2, 3 or 0.5: PyTorch replaces such powers by multiplications and roots.
     return lambda: run(x, 1.7)
 
 
@@ -235,7 +235,7 @@ def _attention(spec: Attention, tensors: Tensors) -> Call:
 
     # The last query sees all keys; `is_causal` would align the first query with the first key.
     mask: Any = causal_lower_right(spec.q_len, keys)
-    if q.device.type == "cpu":  # there it is a mask like any other
+    if q.device.type == "cpu":  # a CPU needs a plain mask
         mask = torch.ones(spec.q_len, keys, dtype=torch.bool).tril(keys - spec.q_len)
     return lambda: attend(q, k, v, attn_mask=mask, enable_gqa=shared)
 

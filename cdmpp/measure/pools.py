@@ -1,8 +1,8 @@
-"""Long-lived worker processes that may crash, hang or eat memory without harm to the rest.
+"""Long-lived worker processes that may crash, hang or exhaust their memory without affecting other tasks.
 
-Pebble's process pool does the work: it restarts a worker that died or was killed for its time limit. Added
-here: memory limits, pinned cores, a death with the parent, a new pool where pebble gives one up, and reasons
-that a person can read.
+Pebble's process pool restarts a worker that died or was killed at its time limit. This module adds memory
+limits, pinned cores, termination with the parent, a new pool when pebble gives one up, and readable reasons
+of failure.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from pebble import ProcessExpired, ProcessPool
 from cdmpp.errors import CdmppError, InvalidDeviceError, MeasurementError, MissingDependencyError, UnknownDeviceError
 
 _PR_SET_PDEATHSIG = 1
-#: New pools in a row without a single task done, before that is an error.
+#: Number of new pools without a completed task after which an error is raised.
 RESTARTS = 3
-#: Longest wait for workers that import what they need.
+#: Longest wait for the start of workers, in seconds.
 _START_S = 300.0
-_LOOK_S = 0.5
+_POLL_S = 0.5
 _HELLO_S = 0.02
-#: Errors that no task is at fault for: they end the whole run.
+#: Errors that are not caused by a task: they end the whole run.
 _NOT_OF_A_TASK = (InvalidDeviceError, MissingDependencyError, UnknownDeviceError)
 
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """What a worker process may use.
+    """Limits of a worker process.
 
     Attributes
     ----------
     time_limit_s : float
-        A task that takes longer is given up and its worker replaced.
+        Time limit of a task; a task that exceeds it fails, and its worker is replaced.
     memory_bytes : int
-        Address space of a worker; an allocation beyond it fails inside the worker. 0: no limit.
+        Limit of the address space; a larger allocation fails inside the worker. 0: no limit.
     cores : tuple of int
         Cores that the worker may run on; empty for all.
     environment : mapping of str to str
         Variables set before anything is imported.
     log : str
-        File that gets what workers and the native code in them print; empty: the terminal.
+        File for the output of workers and their native code; empty: the terminal.
     """
 
     time_limit_s: float = 30.0
@@ -63,9 +63,9 @@ class WorkerSettings:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of one task: a value, or why there is none.
+    """Result of one task: a value, or a reason of failure.
 
-    ``transient`` is True when the task is not at fault and may be tried again.
+    ``transient`` is True if the task did not cause the failure and may be tried again.
     """
 
     value: Any = None
@@ -75,12 +75,12 @@ class Outcome:
 
 @dataclass(frozen=True)
 class _Report:
-    """What comes back from a worker: nothing in it fails to unpickle, which would cost the whole pool."""
+    """Message from a worker; it can always be unpickled, because a failure to do so would end the pool."""
 
     outcome: Outcome
-    #: The function's own expected error, with its class and hint.
+    #: Expected error of the function, with class and hint.
     error: CdmppError | None = None
-    #: Why this worker can do nothing at all.
+    #: Error of the worker's preparation; it cannot run any task.
     unready: CdmppError | None = None
 
 
@@ -92,8 +92,8 @@ class WorkerPool:
     workers : int
     settings : WorkerSettings
     prepare : callable, optional
-        Called once in every new worker (imports, thread settings), with ``arguments``. If it fails, so does
-        whatever is run next, with its error.
+        Called once in every new worker with ``arguments``, for imports and thread settings. Its error is
+        raised by the next task.
     """
 
     def __init__(
@@ -116,12 +116,12 @@ class WorkerPool:
         self.close()
 
     def close(self) -> None:
-        """Stop the workers, whatever they do."""
+        """Stop the workers at once."""
         self._pool.stop()  # type: ignore[no-untyped-call]
         self._pool.join()
 
     def run(self, function: Callable[..., Any], tasks: Iterable[Sequence[Any]]) -> Iterator[Outcome]:
-        """Outcomes in the order of the tasks, each as soon as it is there.
+        """Run tasks; yields outcomes in the order of the tasks, each as soon as it is available.
 
         Parameters
         ----------
@@ -133,9 +133,9 @@ class WorkerPool:
         Raises
         ------
         MeasurementError
-            The workers end before they do anything, again and again; transient.
+            The workers repeatedly end before they run a task; transient.
         CdmppError
-            ``prepare`` failed, or something is missing that no task is at fault for.
+            ``prepare`` failed, or a requirement is missing.
         """
         for report in self._reports(function, tasks):
             if isinstance(report.error, _NOT_OF_A_TASK):
@@ -143,14 +143,14 @@ class WorkerPool:
             yield report.outcome
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """One call whose failure is an error.
+        """Run one call; a failure raises.
 
         Raises
         ------
         MeasurementError
             The worker died or took too long.
         CdmppError
-            The function's own expected errors; see also :meth:`run`.
+            Expected errors of the function; see also :meth:`run`.
         """
         (report,) = self._reports(function, [arguments])
         if report.error is not None:
@@ -163,26 +163,26 @@ class WorkerPool:
         return report.outcome.value
 
     def start(self) -> None:
-        """Let the workers start now, each in its own time; by themselves they start with the first task."""
+        """Begin to start the workers now instead of at the first task."""
         self._started = True
         for _ in range(self._workers):
             self._schedule((_hello, ()))
 
     def ready(self) -> None:
-        """Wait until every worker has finished starting, the replacement of a dead one among them.
+        """Wait until every worker has started, including replacements of dead ones.
 
-        A worker that starts imports TVM, seconds of a whole core: not while something is timed. Nothing is
-        done for a pool that never had a task, which has no workers.
+        A starting worker imports TVM, which occupies a core for seconds and would disturb timing. A pool that
+        never had a task has no workers, and the call returns at once.
 
         Raises
         ------
         MeasurementError
-            Some worker does not start.
+            A worker does not start.
         """
         if not self._started:
             return
         end = time.monotonic() + _START_S
-        # Tasks that last a moment go to different workers exactly when all are there to take them.
+        # Short tasks run in different workers only once all workers are ready.
         while len({o.value for o in self.run(_hello, [()] * self._workers)} - {None}) < self._workers:
             if time.monotonic() > end:
                 self._give_up()
@@ -201,7 +201,7 @@ class WorkerPool:
                         self.close()
                         self._pool = self._new()
                     pool = self._pool
-                    # Pebble gives a pool up when no task was running: those that are not done lost nothing.
+                    # Pebble gives up a pool only while no task runs, so pending tasks can be scheduled again.
                     futures = [
                         future if _done(future) else self._schedule(call)
                         for future, call in zip(futures, calls, strict=True)
@@ -217,7 +217,7 @@ class WorkerPool:
     def _new(self) -> ProcessPool:
         return ProcessPool(
             max_workers=self._workers,
-            # Never fork: torch's and TVM's threads do not survive it.
+            # No fork: threads of torch and TVM do not survive it.
             context=multiprocessing.get_context("spawn"),
             initializer=_begin,
             initargs=self._initial,
@@ -226,20 +226,20 @@ class WorkerPool:
     def _schedule(self, call: tuple[Callable[..., Any], Sequence[Any]]) -> Future[Any]:
         try:
             return self._pool.schedule(_perform, args=call, timeout=self.settings.time_limit_s)
-        except RuntimeError as error:  # the pool has died since it was last used, or cannot start a process
+        except RuntimeError as error:  # the pool has died, or cannot start a process
             lost = Future[Any]()
             lost.set_exception(BrokenProcessPool(str(error)))
             return lost
 
     def _finished(self, pool: ProcessPool, futures: Sequence[Future[Any]], index: int) -> bool:
-        """Wait for one task; False when its pool has died.
+        """Wait for one task; return False if its pool has died.
 
-        A pool that shows no progress, though every task has a time limit, has lost a message to a dying
-        worker: it counts as dead, too.
+        Every task has a time limit. A pool without progress beyond it has lost a message of a dying worker,
+        and counts as dead too.
         """
         limit = self.settings.time_limit_s + _START_S
         seen, since = -1, time.monotonic()
-        while not wait([futures[index]], _LOOK_S).done:
+        while not wait([futures[index]], _POLL_S).done:
             if pool is not self._pool or not pool.active:
                 break
             progress = sum(2 * future.done() + future.running() for future in futures)
@@ -262,17 +262,17 @@ class WorkerPool:
 
     def _give_up(self) -> NoReturn:
         raise MeasurementError(
-            "workers end before they begin their work",
-            hint=f"is there memory enough? {self._where_to_look()}; the same command goes on",
+            "worker processes end before they run a task",
+            hint=f"check the free memory; {self._where_to_look()}; repeat the same command to resume",
             transient=True,
         )
 
     def _where_to_look(self) -> str:
-        return f"what it printed is {'in ' + self.settings.log if self.settings.log else 'on the terminal'}"
+        return f"its output is {'in ' + self.settings.log if self.settings.log else 'on the terminal'}"
 
 
 def last_line(error: BaseException) -> str:
-    """The line of a long report that says what happened, at most 300 characters."""
+    """Return the most informative line of an error message, at most 300 characters."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     kept = [line for line in lines if not line.startswith(("File ", "-->", "^", "Traceback"))] or lines
     last = kept[-1] if kept else type(error).__name__
@@ -311,19 +311,19 @@ def _begin(
         if prepare is not None:
             prepare(*arguments)
     except MeasurementError as error:
-        error.transient = True  # no program is at fault
+        error.transient = True  # not caused by a program
         _unready = error
     except CdmppError as error:
         _unready = error
     except Exception as error:
         reason = _memory() if _is_memory(error) else last_line(error)
         _unready = MeasurementError(
-            f"a worker cannot begin: {reason}", hint="see --memory-gib and the log", transient=True
+            f"a worker process cannot start: {reason}", hint="see --memory-gib and the log", transient=True
         )
 
 
 def _limit(parent: int, settings: WorkerSettings) -> None:
-    # Ctrl-C goes to the whole group: the parent decides what to end.
+    # Ctrl-C signals the whole group: the parent ends the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with(parent)
     os.environ.update(settings.environment)
@@ -337,31 +337,31 @@ def _limit(parent: int, settings: WorkerSettings) -> None:
     if sys.platform != "win32":
         import resource
 
-        # A group of its own, so that a compiler which a task has started ends with it.
+        # A separate process group, so that a compiler started by a task ends with it.
         os.setpgid(0, 0)
         signal.signal(signal.SIGTERM, _end_group)
         if limit := settings.memory_bytes:
             hard = resource.getrlimit(resource.RLIMIT_AS)[1]
             resource.setrlimit(resource.RLIMIT_AS, (limit if hard < 0 else min(limit, hard), hard))
-        # A crashed program must not leave gigabytes of core files behind.
+        # No core files, which may have gigabytes.
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
 def _die_with(parent: int) -> None:
-    """End this process with its parent, even inside native code (Linux); elsewhere it ends with its pipe."""
+    """End this process with its parent, even inside native code (Linux); on other systems it ends with its pipe."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # died before the line above
+    if os.getppid() != parent:  # the parent ended before the call above
         os._exit(1)
 
 
 def _end_group(*_: object) -> None:
-    """Pebble asks this worker to end."""
+    """Handle pebble's request to end this worker."""
     os.killpg(os.getpid(), signal.SIGKILL)
 
 
 def _perform(function: Callable[..., Any], arguments: Sequence[Any]) -> _Report:
-    """One task."""
+    """Run one task in a worker."""
     if _unready is not None:
         return _Report(Outcome(failure=_unready.message, transient=True), unready=_unready)
     try:
@@ -369,7 +369,7 @@ def _perform(function: Callable[..., Any], arguments: Sequence[Any]) -> _Report:
     except CdmppError as error:
         transient = isinstance(error, MeasurementError) and error.transient
         return _Report(Outcome(failure=f"{error.code}: {error.message}", transient=transient), error)
-    except BaseException as error:  # TVM and LLVM raise whatever their checks are made of
+    except BaseException as error:  # TVM and LLVM raise many kinds of errors
         return _failed(_memory() if _is_memory(error) else f"error: {last_line(error)}")
 
 

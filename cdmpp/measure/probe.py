@@ -1,9 +1,9 @@
-"""A fixed set of micro-benchmarks of one device: records to adapt with, and the ceilings that it sustains.
+"""Micro-benchmarks of one device: records for adaptation, and measured peak rates.
 
-Some twenty programs: the largest matrix products, convolutions and attention of each type that the device has
-units for, element-wise programs from cache-sized to much larger than the caches, and programs that are
-nothing but their launch. Sizes follow the nominal figures, so that a phone and a rack-scale accelerator each
-work for some milliseconds; memory is bounded.
+The set has some twenty programs: large matrix products, convolutions and attention of each type with matrix
+units, element-wise programs from cache-sized to much larger than the caches, and programs dominated by their
+launch. Sizes follow the nominal figures, so that each takes some milliseconds on a phone and on a rack-scale
+accelerator. Memory is bounded.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.measure.needed_bytes import needed_bytes
 from cdmpp.programs.operators import DTYPE_BYTES, OperatorSpec, make_operator
 
-#: Most memory of one program: this, or this share of a large board's; and this share of what is free.
+#: Memory limit of one program: bytes, or a share of the device's memory; and a share of the free memory.
 _MOST_BYTES, _BOARD_SHARE, _FREE_SHARE = 2**30, 1 / 64, 0.25
-#: Seconds that a large program should take by the nominal figures.
+#: Target duration of a large program by the nominal figures, in seconds.
 _LARGE_S = {"gpu": 3e-3, "cpu": 30e-3}
 _EXTENTS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 #: Bytes moved by element-wise programs of cache size and in between.
 _SMALL_BYTES, _MIDDLE_BYTES = 2**20, 2**26
 _BEYOND_CACHES = 2.5
-#: Seconds of traffic that an eager launch is little beside.
+#: Duration of memory traffic beside which an eager launch is small, in seconds.
 _TRAFFIC_S = 250e-6
 _IMAGE: dict[str, Any] = {
     "operator": "conv2d",
@@ -56,16 +56,16 @@ _ATTENTION: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What a probe found.
+    """Result of a probe.
 
     Attributes
     ----------
     records : tuple of Measurement
-        One for each program, failed ones too.
+        One per program, including failed ones.
     device : DeviceSpec
-        The device with the ceilings that were believed.
+        The device with the accepted peak rates.
     warnings : tuple of CeilingWarning
-        Ceilings that were not.
+        Rejected peak rates.
     """
 
     records: tuple[Measurement, ...]
@@ -74,24 +74,24 @@ class ProbeResult:
 
 
 def probe_programs(device: DeviceSpec, dtypes: tuple[str, ...], memory_bytes: float) -> list[OperatorSpec]:
-    """The programs of a probe.
+    """Return the programs of a probe.
 
     Parameters
     ----------
     device : DeviceSpec
-        Its nominal figures decide about sizes.
+        Its nominal figures determine the sizes.
     dtypes : tuple of str
         Element types of matrix programs, "float32" among them.
     memory_bytes : float
-        No program needs more (:func:`cdmpp.measure.needed_bytes.needed_bytes`).
+        Memory limit of a program (:func:`cdmpp.measure.needed_bytes.needed_bytes`).
     """
     large_s = _LARGE_S[device.kind]
-    found: list[OperatorSpec] = []
+    specs: list[OperatorSpec] = []
 
     def add(operator: str, **fields: Any) -> None:
         spec = make_operator({"operator": operator, **fields})
         if needed_bytes(spec, gpu=device.kind == "gpu") <= memory_bytes:
-            found.append(spec)
+            specs.append(spec)
 
     for dtype in dtypes:
         side = _side(device, dtype, large_s, memory_bytes)
@@ -109,13 +109,13 @@ def probe_programs(device: DeviceSpec, dtypes: tuple[str, ...], memory_bytes: fl
     largest = max(beyond, _TRAFFIC_S * device.mem_bandwidth_bytes_per_s, _MIDDLE_BYTES)
     for moved in dict.fromkeys((_SMALL_BYTES, _MIDDLE_BYTES, largest)):
         for operator, tensors in (("copy", 2), ("add", 3), ("gelu", 2)):
-            # Fewer rows where memory does not suffice for all that the caches call for.
+            # Fewer rows if the memory is too small for the size that exceeds the caches.
             add(operator, rows=max(1, int(min(moved, memory_bytes) / (4 * tensors * 4096))), cols=4096)
     for operator in ("softmax", "layernorm"):
         add(operator, rows=_MIDDLE_BYTES // (2 * 4 * 1024), cols=1024)
     for operator in ("relu", "add", "mul_scalar"):
         add(operator, rows=1, cols=1)
-    return list({spec.hash(): spec for spec in found}.values())
+    return list({spec.hash(): spec for spec in specs}.values())
 
 
 def _image_flops() -> float:
@@ -123,12 +123,12 @@ def _image_flops() -> float:
 
 
 def memory_limit(device: DeviceSpec, free_bytes: float) -> float:
-    """Bytes that a program of a probe may take."""
+    """Return the memory limit of a program of a probe, in bytes."""
     return min(max(_MOST_BYTES, _BOARD_SHARE * (device.memory_bytes or 0.0)), _FREE_SHARE * free_bytes)
 
 
 def _side(device: DeviceSpec, dtype: str, large_s: float, memory_bytes: float) -> int:
-    """Extent of a cubic product that takes long enough and fits."""
+    """Return the extent of a cubic product that takes long enough and fits into memory."""
     peak = device.peak(dtype, matrix=True)
     fitting = [side for side in _EXTENTS if 3 * side**2 * DTYPE_BYTES[dtype] <= memory_bytes]
     return next((side for side in fitting if 2.0 * side**3 >= large_s * peak), max(fitting, default=_EXTENTS[0]))
@@ -140,12 +140,12 @@ def probe(
     measure: Callable[[OperatorSpec], Measurement],
     step: Callable[[], None] = lambda: None,
 ) -> ProbeResult:
-    """Measure the programs and derive the ceilings.
+    """Measure the programs and derive the peak rates.
 
     Parameters
     ----------
     measure : callable
-        Such as :meth:`cdmpp.measure.library.LibraryTimer.record`. Noisy programs are measured once more.
+        For example :meth:`cdmpp.measure.library.LibraryTimer.record`. Noisy programs are measured once more.
     step : callable
         Called after each program.
     """
@@ -158,11 +158,11 @@ def probe(
             again = measure(spec)
             rows[i] = rows[i] if again.excluded_reason == UNSTABLE else again
     table = from_measurements(rows)
-    # What is still noisy is no record to train on, but its median says enough of a ceiling.
+    # Noisy records are excluded from training, but their median suffices for a peak rate.
     believed = from_measurements([replace(r, excluded_reason="") for r in rows])
     known = table.device.used()
-    found = derive_ceilings(believed, known[0]) if known else Ceilings()
-    kept, warnings = check_ceilings(found, device)
+    ceilings = derive_ceilings(believed, known[0]) if known else Ceilings()
+    kept, warnings = check_ceilings(ceilings, device)
     dates = {(r.provenance or {}).get("date", "") for r in rows}
     if kept.figures():
         source = f"{len(rows)} micro-benchmarks, protocol {rows[0].protocol}, {max(dates)}"

@@ -1,7 +1,7 @@
-"""Timing on boards behind TVM's RPC tracker: as many programs at once as there are servers with the key.
+"""Timing on boards behind TVM's RPC tracker: one program at a time on each server with the key.
 
-Every program has a session of its own, as in TVM's own runner: the server ends it when its time is over, a
-crash costs that session alone, and between two programs the tracker may give the board to somebody else.
+Every program has its own session, as in TVM's runner. The server ends the session at its time limit, a crash
+affects only that session, and the tracker may assign the board to another client between two programs.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from cdmpp.measure.targets import Configuration
 from cdmpp.measure.timing import Arguments, Clock, Inputs, TimedRun, TimingSettings, time_program
 from cdmpp.measure.tracker import Tracker, no_server, parse_tracker
 
-#: Sessions of one program that may be lost before the program is taken for the cause.
+#: Number of lost sessions after which the program counts as the cause.
 SESSIONS = 2
 _QUEUE_S = 30.0
-#: Processors that no program is built for together, by how their names begin.
+#: Families of processors by the prefixes of their names; a program is built for one family.
 _FAMILIES = {"x86": ("x86", "amd64", "i386", "i486", "i586", "i686"), "ARM": ("arm", "aarch64")}
 _BIG_CORES = 1  # tvm::runtime::threading::ThreadGroup::AffinityMode
 
@@ -37,7 +37,7 @@ _BIG_CORES = 1  # tvm::runtime::threading::ThreadGroup::AffinityMode
 def remote_timers(
     tracker: str, key: str, priority: int = 1
 ) -> Callable[[Configuration, CollectSettings], RemoteTimers]:
-    """Makes :class:`RemoteTimers`, as :func:`cdmpp.measure.collect.collect` wants them.
+    """Return a function that makes :class:`RemoteTimers`, for :func:`cdmpp.measure.collect.collect`.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ def remote_timers(
 
 
 class RemoteTimers:
-    """A worker for every server with the key; see :class:`cdmpp.measure.timers.Timers`.
+    """One worker per server with the key; see :class:`cdmpp.measure.timers.Timers`.
 
     Parameters
     ----------
@@ -61,9 +61,9 @@ class RemoteTimers:
     Raises
     ------
     MeasurementError
-        No tracker, or no server with this key.
+        The tracker does not respond, or has no server with this key.
     InvalidDeviceError
-        The device is a family of boards; later also: a server runs on another kind of processor.
+        The device is a family of boards; or, later, a server runs on another kind of processor.
     """
 
     def __init__(self, tracker: Tracker, configuration: Configuration, settings: CollectSettings) -> None:
@@ -71,12 +71,12 @@ class RemoteTimers:
         if len(configuration.names) > 1:
             raise InvalidDeviceError(
                 f"the boards may be any of {', '.join(configuration.names)}",
-                hint="say what they are: --device NAME or FILE.toml",
+                hint="name the board: --device NAME or FILE.toml",
             )
         workers = tracker.servers()
         if not workers:
             raise no_server(tracker)
-        # The session's own limit ends a program that hangs; this one is for a worker that does.
+        # The session's limit ends a program that hangs; this limit ends a worker that hangs.
         limits = WorkerSettings(
             tracker.wait_s + 2 * SESSIONS * settings.time_limit_s,
             memory_bytes=int(settings.memory_gib * 2**30),
@@ -88,7 +88,7 @@ class RemoteTimers:
         self._pool = WorkerPool(workers, limits, _prepare, (tracker, *kinds, *about))
 
     def ready(self) -> None:
-        """See :class:`Timers`: what this machine does disturbs no board."""
+        """See :class:`Timers`; work on this machine does not disturb the boards."""
 
     def time(self, libraries: Sequence[Library]) -> Iterator[Outcome]:
         """Outcomes in the order of the libraries, measured on all boards at once.
@@ -96,23 +96,23 @@ class RemoteTimers:
         Raises
         ------
         MeasurementError
-            The tracker or the last server is gone.
+            The tracker or the last server is lost.
         """
         tasks = [(library.path, library.arguments) for library in libraries]
         for outcome in self._pool.run(_time_remotely, tasks):
-            # Programs run elsewhere: a worker that hangs or dies says nothing of its program.
+            # Programs run elsewhere: a worker that hangs or dies is not the fault of its program.
             unlucky = outcome.failure.startswith(("timeout:", "crash:"))
             if (outcome.transient or unlucky) and not self.tracker.servers():
                 raise no_server(self.tracker)
             yield replace(outcome, transient=True) if unlucky else outcome
 
     def close(self) -> None:
-        """End the workers; their sessions end with them."""
+        """End the workers and their sessions."""
         self._pool.close()
 
 
 class _RemoteTimer:
-    """Times libraries through a tracker; lives in a worker."""
+    """Times libraries on boards of a tracker, in a worker process."""
 
     def __init__(
         self, tracker: Tracker, kind: str, processor: str, threads: int, time_limit_s: float, settings: TimingSettings
@@ -121,7 +121,7 @@ class _RemoteTimer:
         self.time_limit_s, self.settings = time_limit_s, settings
 
     def time(self, library: str, arguments: Arguments) -> TimedRun:
-        """Time one library; in a second session if the first was lost."""
+        """Time one library; use a second session if the first was lost."""
         deadline = time.monotonic() + self.tracker.wait_s
         for _ in range(SESSIONS):
             session = self._session(deadline)
@@ -134,22 +134,24 @@ class _RemoteTimer:
                     ) from None
                 if isinstance(error, MeasurementError) or _alive(session):
                     raise
-        # Two boards, or one that came back, were lost under this program: it crashes them.
-        self.tracker.servers()  # not so where the tracker went, too
-        raise MeasurementError(f"the session was lost {SESSIONS} times while it ran", hint="does it crash?")
+        # The program was running each time a session was lost: it probably crashes the server.
+        self.tracker.servers()  # raises if the tracker is lost as well
+        raise MeasurementError(
+            f"the session was lost {SESSIONS} times while it ran", hint="check whether the program crashes"
+        )
 
     def _time_in(self, session: Any, library: str, arguments: Arguments) -> TimedRun:
         self._compare(session)
         if self.kind == "cpu":
             session.get_function("runtime.config_threadpool")(_BIG_CORES, self.threads)
         device = session.device(self.kind, 0)
-        # A board has no other way to say that it lacks this kind of device.
+        # This is the only way to find that the board lacks this kind of device.
         if not device.exist:
             raise MeasurementError(
-                f"the board has no {self.kind} device", hint="is it registered with the right --key?"
+                f"the board has no {self.kind} device", hint="check that it is registered with the right --key"
             )
         started = time.perf_counter()
-        # Several workers may share a board's folder: the process id keeps their files apart.
+        # Several workers may share a board's folder: the process id makes the name unique.
         name = f"{os.getpid()}-{Path(library).name}"
         session.upload(library, target=name)
         try:
@@ -161,14 +163,14 @@ class _RemoteTimer:
                 session.remove(name)
 
     def _compare(self, session: Any) -> None:
-        """Raise if a board says that it is of another kind of processor than programs are built for."""
+        """Raise if the board's processor differs from that of the built programs."""
         try:
-            found = _family(str(session.get_function(MACHINE)()))
-        except Exception:  # TVM's own server does not say
+            board = _family(str(session.get_function(MACHINE)()))
+        except Exception:  # TVM's own server has no such function
             return
-        if found != _family(self.processor):
+        if board != _family(self.processor):
             raise InvalidDeviceError(
-                f"a server with the key {self.tracker.key!r} runs on {found}, not {self.processor}",
+                f"a server with the key {self.tracker.key!r} runs on {board}, not {self.processor}",
                 hint="name the boards' processor in --target (mtriple), or another --key",
             )
 
@@ -195,14 +197,14 @@ class _RemoteTimer:
             if not servers:
                 time.sleep(0.5)
                 continue
-            # For the client's Python sockets; sessions have sockets of C++.
+            # For the client's Python sockets; sessions use C++ sockets.
             socket.setdefaulttimeout(_QUEUE_S)
             try:
                 client = rpc.connect_tracker(self.tracker.host, self.tracker.port)
                 return client.request(
                     self.tracker.key, priority=self.tracker.priority, session_timeout=self.time_limit_s, max_retry=1
                 )
-            except (RuntimeError, OSError):  # nobody was free, or the server has just died
+            except (RuntimeError, OSError):  # no board was free, or the server has just ended
                 time.sleep(0.1)
             finally:
                 socket.setdefaulttimeout(None)
@@ -210,13 +212,13 @@ class _RemoteTimer:
             raise no_server(self.tracker)
         raise MeasurementError(
             f"no board of {self.tracker.key!r} was free for {self.tracker.wait_s:g} s",
-            hint="others may be using them; give the same command again: it goes on",
+            hint="they may be in use; repeat the same command to resume",
             transient=True,
         )
 
 
 def _processor(configuration: Configuration) -> str:
-    """Processor of the host code: of the target's triple, else of this machine."""
+    """Return the processor of the host code: from the target's triple, else this machine's."""
     host = configuration.target.get("host", configuration.target)
     triple = host.get("mtriple", "") if isinstance(host, Mapping) else ""
     return str(triple).split("-")[0] or platform.machine()
@@ -228,10 +230,10 @@ def _family(processor: str) -> str:
 
 
 def _alive(session: Any) -> bool:
-    """Whether a session still answers."""
+    """Whether a session still responds."""
     try:
         session.get_function("runtime.NumThreads")()
-    except Exception:  # whatever TVM's transport makes of a lost peer
+    except Exception:  # TVM raises various errors for a lost peer
         return False
     return True
 

@@ -1,6 +1,6 @@
-"""What a collection knows, on disk after every step: one SQLite file; a kill costs what was in flight.
+"""State of a collection in one SQLite file, saved after every step; a kill loses only the step in progress.
 
-Tasks, programs and measurements are rows that are written once. Whoever starts again reads what is missing.
+Tasks, programs and measurements are rows that are written once. A resumed collection reads what is missing.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from cdmpp.measure.sampling import SampledProgram
 LOCK = "collect.lock"
 FIRST, SECOND = 0, 1
 _FULL = "no space left on the disk of {}"
-_MAKE_ROOM = "make room and give the same command again: it goes on"
-#: A linker that fails for want of room leaves some: it removes what it had written.
+_MAKE_ROOM = "free some space and repeat the same command to resume"
+#: Free space below which the disk counts as full: a failing linker removes its partial output.
 _ROOM_BYTES = 16 * 2**20
 
 _SCHEMA = """
@@ -54,7 +54,7 @@ CREATE TABLE IF NOT EXISTS measurements (
 
 @dataclass(frozen=True)
 class StoredProgram:
-    """A program with what is known of its task."""
+    """A program and its task."""
 
     hash: str
     task: str
@@ -66,14 +66,14 @@ class StoredProgram:
 
 @dataclass(frozen=True)
 class StoredMeasurement:
-    """One measurement: ``latency_s`` is None exactly when ``failure`` says why.
+    """One measurement; ``latency_s`` is None if and only if ``failure`` has a reason.
 
     Attributes
     ----------
     turn : int
         :data:`FIRST`, or :data:`SECOND` for the repeat, minutes later, that gives the noise floor.
     repeats_s : tuple of float
-        Seconds a run.
+        Seconds per run, one value per repeat.
     measured_at : float
         Seconds since the epoch.
     overhead_s : float
@@ -94,13 +94,13 @@ class StoredMeasurement:
 
 
 class Store:
-    """The collector's file in a folder; a context manager that owns the folder while it is open.
+    """The collector's file in a folder; a context manager that locks the folder while it is open.
 
     Raises
     ------
     DataError
-        Another process owns the folder, it holds files that no collection wrote, or the disk is full or not
-        writable.
+        Another process has locked the folder, it has files of another origin, or the disk is full or
+        read-only.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -109,7 +109,7 @@ class Store:
             foreign = sorted(p.name for p in folder.iterdir() if p.name not in (LOCK, f"{FILE}-journal"))
             if foreign:
                 raise DataError(
-                    f"{folder} has a {foreign[0]} that no collection there wrote",
+                    f"{folder} has a {foreign[0]} that was not written by a collection",
                     hint="choose a new or an empty folder: --out",
                 )
         with _disk(folder):
@@ -119,8 +119,8 @@ class Store:
             with _disk(folder):
                 self._db = sqlite3.connect(folder / FILE, isolation_level=None)
                 self._db.execute("PRAGMA journal_mode=WAL")
-                # A kill of the process loses nothing so; a power cut may lose the last moments, never the
-                # file.
+                # A killed process loses nothing; a power failure may lose the last transactions, but does not
+                # damage the file.
                 self._db.execute("PRAGMA synchronous=NORMAL")
                 self._db.executescript(_SCHEMA)
         except BaseException:
@@ -134,62 +134,62 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Give the folder back. The operating system does so too, when the process dies."""
+        """Unlock the folder; the operating system also does so when the process ends."""
         self._db.close()
         os.close(self._lock)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All of the writes inside, or none."""
+        """Run the writes of the block in one transaction."""
         with _disk(self.folder):
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield
             except BaseException:
-                if self._db.in_transaction:  # a full disk makes SQLite roll back by itself
+                if self._db.in_transaction:  # on a full disk SQLite rolls back itself
                     self._db.execute("ROLLBACK")
                 raise
             self._db.execute("COMMIT")
 
-    # What was asked for
+    # Settings
 
     def settle(self, settings: Mapping[str, Any]) -> None:
-        """Remember how this collection measures, or make sure that it still does so.
+        """Store the settings of this collection, or check that they are unchanged.
 
         Raises
         ------
         DataError
-            A setting differs from what the folder was begun with; the message names it.
+            A setting differs from that of earlier calls; the message names it.
         """
         known = dict(self._db.execute("SELECT key, value FROM meta"))
         given = {key: json.dumps(value, sort_keys=True) for key, value in settings.items()}
         for key, value in given.items():
             if known.get(key, value) != value:
                 raise DataError(
-                    f"{self.folder} was begun with {key} = {known[key]}, not {value}",
-                    hint="give the same options to go on, or another --out",
+                    f"{self.folder} was started with {key} = {known[key]}, not {value}",
+                    hint="use the same options to resume, or another --out",
                 )
         with self.transaction():
             self._db.executemany("INSERT OR IGNORE INTO meta VALUES (?, ?)", given.items())
 
     def forget_settings(self) -> None:
-        """Forget what :meth:`settle` was told, in a folder that has no program yet."""
+        """Remove the settings of :meth:`settle` if the folder has no program yet."""
         if not self.count_programs():
             with self.transaction():
                 self._db.execute("DELETE FROM meta")
                 self._db.execute("DELETE FROM devices")
 
     def settings(self) -> dict[str, Any]:
-        """What :meth:`settle` remembered."""
+        """Return the settings stored by :meth:`settle`."""
         return {key: json.loads(value) for key, value in self._db.execute("SELECT key, value FROM meta")}
 
     def devices(self) -> dict[str, dict[str, Any]]:
-        """What :meth:`remember_devices` was told, by name."""
+        """Return the descriptions of :meth:`remember_devices` by name."""
         rows = self._db.execute("SELECT name, description FROM devices ORDER BY rowid")
         return {name: json.loads(text) for name, text in rows}
 
     def remember_devices(self, described: Mapping[str, Mapping[str, Any]]) -> None:
-        """Keep the descriptions of devices; the first of a name stays."""
+        """Store the descriptions of devices; an earlier description of a name stays."""
         with self.transaction():
             self._db.executemany(
                 "INSERT OR IGNORE INTO devices VALUES (?, ?)",
@@ -199,18 +199,18 @@ class Store:
     # Networks and tasks
 
     def left_out(self) -> list[tuple[str, str, str]]:
-        """What could not be collected: (network or task, operator or "schedules", reason)."""
-        found = [(name, what, why) for name, skipped in self.networks().items() for what, why in skipped]
+        """Return what could not be collected: (network or task, operator or "schedules", reason)."""
+        skipped_operators = [(name, what, why) for name, skipped in self.networks().items() for what, why in skipped]
         rows = self._db.execute("SELECT name, failure FROM tasks WHERE failure != '' ORDER BY rowid")
-        return found + [(name, "schedules", why) for name, why in rows]
+        return skipped_operators + [(name, "schedules", why) for name, why in rows]
 
     def networks(self) -> dict[str, list[tuple[str, str]]]:
-        """Networks that were lowered, each with what could not be: (name, reason)."""
+        """Return the lowered networks, each with its unsupported operators as (name, reason)."""
         rows = self._db.execute("SELECT name, unsupported FROM networks ORDER BY rowid")
         return {name: [tuple(item) for item in json.loads(text)] for name, text in rows}
 
     def add_network(self, name: str, tasks: TaskList) -> None:
-        """A network's tasks; tasks that another network has too are shared."""
+        """Store the tasks of a network; networks share equal tasks."""
         with self.transaction():
             self._db.execute("INSERT INTO networks VALUES (?, ?)", (name, json.dumps(tasks.unsupported)))
             for task in tasks.tasks:
@@ -221,16 +221,16 @@ class Store:
                 self._db.execute("INSERT OR IGNORE INTO network_tasks VALUES (?, ?, ?)", (name, task.hash, task.calls))
 
     def unsampled(self, count: int) -> list[tuple[str, str, str]]:
-        """Tasks (hash, name, TVM JSON) with fewer schedules drawn than ``count``."""
+        """Return the tasks (hash, name, TVM JSON) with fewer than ``count`` sampled schedules."""
         rows = self._db.execute(
             "SELECT hash, name, program FROM tasks WHERE sampled < ? AND failure = '' ORDER BY rowid", (count,)
         )
         return [(digest, name, _unpack(blob)) for digest, name, blob in rows]
 
     def add_programs(self, task: str, programs: Sequence[SampledProgram], drawn: int | None) -> None:
-        """Programs of a task; known ones are left as they are.
+        """Store programs of a task; known programs stay unchanged.
 
-        ``drawn``: how many schedules were asked for, None for programs that a search found.
+        ``drawn``: number of requested schedules; None for programs of a search.
         """
         with self.transaction():
             have = self._db.execute("SELECT COUNT(*) FROM programs WHERE task = ?", (task,)).fetchone()[0]
@@ -244,8 +244,10 @@ class Store:
                 self._db.execute("UPDATE tasks SET sampled = ? WHERE hash = ?", (drawn, task))
 
     def untuned(self, trials: int) -> list[tuple[str, str, str]]:
-        """Tasks (hash, name, TVM JSON) whose last search, if any, had fewer trials; without those of one
-        program, where there is nothing to search."""
+        """Return the tasks (hash, name, TVM JSON) whose last search had fewer trials.
+
+        Tasks with a single schedule are omitted, because there is nothing to search.
+        """
         rows = self._db.execute(
             """SELECT hash, name, program FROM tasks t WHERE tuned < ? AND failure = ''
                AND (SELECT COUNT(*) FROM programs p WHERE p.task = t.hash) > 2 ORDER BY rowid""",
@@ -254,12 +256,12 @@ class Store:
         return [(digest, name, _unpack(blob)) for digest, name, blob in rows]
 
     def tuned(self, task: str, trials: int) -> None:
-        """A task's search is over."""
+        """Mark a task's search as completed."""
         with self.transaction():
             self._db.execute("UPDATE tasks SET tuned = ? WHERE hash = ?", (trials, task))
 
     def latencies(self, programs: Sequence[str], device: str) -> dict[str, float]:
-        """First measurements of some programs on a device, in seconds; without failed ones."""
+        """Return the first measurements of programs on a device in seconds, without failed ones."""
         marks = ",".join("?" * len(programs))
         rows = self._db.execute(
             f"""SELECT program, latency_s FROM measurements WHERE turn = {FIRST} AND failure = ''
@@ -269,17 +271,17 @@ class Store:
         return dict(rows)
 
     def fail_task(self, task: str, reason: str) -> None:
-        """A task of which no schedule can be drawn."""
+        """Mark a task whose schedules cannot be sampled."""
         with self.transaction():
             self._db.execute("UPDATE tasks SET failure = ? WHERE hash = ?", (reason, task))
 
     # Measurements
 
     def missing(self, devices: Sequence[str], limit: int) -> list[StoredProgram]:
-        """Up to ``limit`` programs that lack the first measurement on one of the devices.
+        """Return at most ``limit`` programs that lack the first measurement on one of the devices.
 
-        Interleaved over tasks: a collection that is stopped early holds some schedules of every task, and no
-        task's figures come all from one moment.
+        The order interleaves tasks: a partial collection has schedules of every task, and the measurements of
+        a task are spread over time.
         """
         marks = ",".join("?" * len(devices))
         return self._programs(
@@ -289,21 +291,21 @@ class Store:
         )
 
     def programs(self, hashes: Iterable[str]) -> list[StoredProgram]:
-        """Programs by hash."""
+        """Return programs by hash."""
         wanted = tuple(hashes)
         marks = ",".join("?" * len(wanted))
         return self._programs(f"WHERE p.hash IN ({marks}) ORDER BY p.position, t.rowid", wanted)
 
     def count_programs(self) -> int:
-        """How many programs there are."""
+        """Return the number of programs."""
         return int(self._db.execute("SELECT COUNT(*) FROM programs").fetchone()[0])
 
     def all_programs(self) -> Iterator[StoredProgram]:
-        """Every program, those of a task together."""
+        """Yield all programs, grouped by task."""
         yield from self._programs("ORDER BY t.rowid, p.position", ())
 
-    def add_measurements(self, found: Iterable[StoredMeasurement]) -> None:
-        """Keep measurements; the first of a program, device and turn stays."""
+    def add_measurements(self, measurements: Iterable[StoredMeasurement]) -> None:
+        """Store measurements; an earlier one of the same program, device and turn stays."""
         with self.transaction():
             self._db.executemany(
                 "INSERT OR IGNORE INTO measurements VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -321,12 +323,12 @@ class Store:
                         m.measured_at,
                         m.overhead_s,
                     )
-                    for m in found
+                    for m in measurements
                 ],
             )
 
     def measurements(self, turn: int | None = None) -> Iterator[StoredMeasurement]:
-        """All measurements, or those of one turn."""
+        """Yield all measurements, or those of one turn."""
         where, values = ("", ()) if turn is None else ("WHERE turn = ?", (turn,))
         rows = self._db.execute(f"SELECT * FROM measurements {where} ORDER BY rowid", values)
         for program, device, at, repeats, latency, spread, number, once, failure, when, overhead in rows:
@@ -345,7 +347,7 @@ class Store:
             )
 
     def once_measured(self, devices: Sequence[str]) -> list[tuple[str, str, float]]:
-        """(program, device, seconds since the epoch) of good first measurements without a second one."""
+        """Return (program, device, Unix time) of successful first measurements without a second one."""
         marks = ",".join("?" * len(devices))
         rows = self._db.execute(
             f"""SELECT program, device, measured_at FROM measurements m WHERE turn = {FIRST} AND failure = ''
@@ -356,7 +358,7 @@ class Store:
         return list(rows)
 
     def measured(self, devices: Sequence[str], turn: int) -> set[tuple[str, str]]:
-        """(program, device) of all measurements of a turn, failed ones included."""
+        """Return (program, device) of all measurements of a turn, including failed ones."""
         marks = ",".join("?" * len(devices))
         query = f"SELECT program, device FROM measurements WHERE turn = ? AND device IN ({marks})"
         return set(self._db.execute(query, (turn, *devices)))
@@ -384,7 +386,7 @@ def _unpack(blob: bytes) -> str:
 
 
 def _take_lock(path: Path) -> int:
-    """Own the folder until this process ends, however it ends: a lock of the dead is nobody's."""
+    """Lock the folder until this process ends; the system releases the lock even after a kill."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -392,8 +394,7 @@ def _take_lock(path: Path) -> int:
         owner = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
         os.close(descriptor)
         raise DataError(
-            f"{path.parent} belongs to {owner}, which is at work there",
-            hint="wait for it, stop it, or choose another --out",
+            f"{path.parent} is in use by {owner}", hint="wait for it, stop it, or choose another --out"
         ) from None
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
@@ -402,18 +403,18 @@ def _take_lock(path: Path) -> int:
 
 @contextmanager
 def _disk(folder: Path) -> Iterator[None]:
-    """Troubles of the disk as errors that say what to do; what was written before stays."""
+    """Convert errors of the disk to errors with a hint; earlier writes stay."""
     try:
         yield
     except sqlite3.OperationalError as error:
         if "full" in str(error):
             raise _full(folder) from None
-        raise DataError(f"{folder / FILE}: {error}", hint="is the disk full or read-only?") from None
+        raise DataError(f"{folder / FILE}: {error}", hint="check that the disk is neither full nor read-only") from None
     except sqlite3.IntegrityError:
-        raise  # a mistake in this package, and no damage to the file
+        raise  # a bug in this package, not a damaged file
     except sqlite3.DatabaseError as error:
         raise DataError(
-            f"{folder / FILE} is damaged: {error}", hint="move it away; records.parquet is not touched"
+            f"{folder / FILE} is damaged: {error}", hint="move it away; records.parquet is not affected"
         ) from None
     except OSError as error:
         if error.errno == errno.ENOSPC:
@@ -422,13 +423,13 @@ def _disk(folder: Path) -> Iterator[None]:
 
 
 def is_disk_full(folder: Path) -> bool:
-    """Whether writing to a folder, or to where compilers put their files, failed for want of room."""
+    """Whether the disk of a folder, or of the compilers' temporary files, is full."""
     places = (folder, Path(tempfile.gettempdir()))
     return any(shutil.disk_usage(place).free < _ROOM_BYTES for place in places)
 
 
 def no_room(folder: Path) -> MeasurementError:
-    """The disk is full where something is built: nothing of it is a program's fault."""
+    """Error for a full disk during a build, which no program has caused."""
     return MeasurementError(_FULL.format(folder), hint=_MAKE_ROOM, transient=True)
 
 

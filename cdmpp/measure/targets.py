@@ -1,4 +1,4 @@
-"""What programs are measured on: a TVM target, a number of threads, pinned cores, a device."""
+"""Measuring configurations: a TVM target, a number of threads, pinned cores and a device."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from cdmpp.devices.registry import family, lookup
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import InvalidDeviceError, MeasurementError, UnknownDeviceError
 
-#: Levels of x86-64 that LLVM knows by name; each is a target text of its own.
+#: Levels of x86-64 that LLVM supports by name; each is a valid target text.
 X86_LEVELS = {"x86-64-v2": "sse4.2", "x86-64-v3": "avx2", "x86-64-v4": "avx512"}
 HINT = (
     "a target is native, x86-64-v2 (SSE4.2), x86-64-v3 (AVX2), x86-64-v4 (AVX-512), a TVM target tag, "
     'cuda:DEVICE such as cuda:a100, or JSON such as \'{"kind":"llvm","mcpu":"znver3"}\'; @N fixes the '
     "threads, as in native@2"
 )
-#: LLVM's name of an instruction set -> ours, widest first.
+#: LLVM's and this project's names of instruction sets, widest first.
 _FEATURES = (("avx512f", "avx512"), ("avx2", "avx2"), ("sse4.2", "sse4.2"), ("neon", "neon"))
-#: Bandwidth, in bytes per second, where only a name is wanted.
+#: Placeholder for the bandwidth (bytes per second) where only the name is needed.
 _NO_MATTER = 1e9
 _THREADS = re.compile(r"^(?P<target>.*)@(?P<threads>[0-9]+)$", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """A device as it is measured.
+    """A device and its measuring configuration.
 
     Attributes
     ----------
     target : mapping
         TVM target as JSON; for CPUs with ``num-cores``, which bounds the parallel loops that are sampled.
     threads : int
-        Threads that a program may use; 1 on a GPU (the host's).
+        Number of threads of a program; 1 on a GPU (of the host).
     cores : tuple of int
-        Cores that the threads are pinned to, one each; empty where that is the remote side's affair.
+        Cores to which the threads are pinned, one each; empty for remote boards.
     device : DeviceSpec
-        Its name is the device of every record.
+        Device of every record.
     names : tuple of str
-        What the machine that measures must be, one of them: several where a GPU is named by its family. Empty
-        where the user says what it is (``--device``).
+        Accepted names of the machine's device; several if a GPU is named by its family. Empty if the user
+        names the device (``--device``).
     """
 
     target: Mapping[str, Any]
@@ -75,7 +75,7 @@ class Configuration:
 
     @property
     def device_kind(self) -> str:
-        """What ``tvm.runtime.device`` calls it."""
+        """Device kind of ``tvm.runtime.device``."""
         return "cpu" if self.kind == "llvm" else self.kind
 
     @property
@@ -85,7 +85,7 @@ class Configuration:
 
     @property
     def build_key(self) -> str:
-        """Configurations with one key share a library: the number of cores steers sampling, not compiling."""
+        """Key of libraries that configurations share; the number of cores affects sampling, not compiling."""
         return json.dumps({k: v for k, v in self.target.items() if k != "num-cores"}, sort_keys=True)
 
 
@@ -93,15 +93,15 @@ class Configuration:
 class _Parsed:
     target: dict[str, Any]
     threads: int | None
-    #: Instruction set by which the device's name and lanes go, "" where that is not this CPU's affair.
+    #: Instruction set that determines name and lanes of the device; "" unless it is this CPU.
     isa: str
     device: DeviceSpec | None = None
-    #: Boards that a GPU's name may mean; empty where a file describes it.
+    #: Boards that a GPU's name may denote; empty if a file describes it.
     boards: tuple[str, ...] = ()
 
 
 def describe(configuration: Configuration) -> dict[str, Any]:
-    """What every record of a configuration says of it."""
+    """Return the description of a configuration for its records."""
     return {
         "device_spec": configuration.device.model_dump(mode="json"),
         "target": configuration.target_text,
@@ -117,41 +117,41 @@ def configurations(
     remote: bool = False,
     known: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> tuple[Configuration, ...]:
-    """Configurations that a user named.
+    """Parse the targets of a user.
 
     Parameters
     ----------
     texts : tuple of str
-        As :data:`HINT` says. All of one kind, for they share their schedules.
+        Targets as in :data:`HINT`. All must have one kind, because they share their schedules.
     device : str, optional
         Name or specification file of the device; only with a single text. Default: this machine's CPU, for
         the targets that name an instruction set of it (native, x86-64-v3), and the GPU of ``cuda:DEVICE``.
     remote : bool
-        Programs run elsewhere: no core of this machine is reserved.
+        Programs run on other machines: no core of this machine is reserved.
     known : mapping of str to mapping, optional
-        What a collection that is gone on with says of its devices (:func:`describe`): a CPU of that name is
-        not looked at again.
+        Descriptions (:func:`describe`) of the devices of a resumed collection; a CPU of such a name is not
+        inspected again.
 
     Raises
     ------
     InvalidDeviceError, UnknownDeviceError
-        A text is no target, or the device must be named.
+        A text is not a target, or the device must be named.
     """
     if device is not None and len(texts) > 1:
-        raise InvalidDeviceError("--device says what one --target is", hint="collect each target by itself")
-    found = tuple(_configuration(text, device, remote, known or {}) for text in texts)
-    if len({c.kind for c in found}) > 1:
+        raise InvalidDeviceError("--device describes a single --target", hint="collect each target separately")
+    configured = tuple(_configuration(text, device, remote, known or {}) for text in texts)
+    if len({c.kind for c in configured}) > 1:
         raise InvalidDeviceError(
-            f"targets of several kinds: {', '.join(sorted({c.kind for c in found}))}",
-            hint="schedules of one kind do not run on another: collect each kind into a folder of its own",
+            f"targets of several kinds: {', '.join(sorted({c.kind for c in configured}))}",
+            hint="schedules of one kind do not run on another: collect each kind into a separate folder",
         )
-    names = [c.name for c in found]
+    names = [c.name for c in configured]
     if len(set(names)) < len(names):
         raise InvalidDeviceError(
             f"two targets are one device: {', '.join(sorted({n for n in names if names.count(n) > 1}))}",
             hint="they must differ in threads or instruction set, as in --target native@1 --target native@2",
         )
-    return found
+    return configured
 
 
 def _configuration(
@@ -162,8 +162,8 @@ def _configuration(
         if device is not None:
             return Configuration(parsed.target, 1, (), load_device(device))
         if parsed.device is None:
-            raise InvalidDeviceError(f"which device is {text!r}?", hint="name it: --device NAME or FILE.toml")
-        # Which board of a family it is, the machine that measures says.
+            raise InvalidDeviceError(f"the device of {text!r} is unknown", hint="name it: --device NAME or FILE.toml")
+        # The machine that measures identifies the board of the family.
         return Configuration(parsed.target, 1, (), parsed.device, parsed.boards)
     available = available_cores()
     threads = parsed.threads or parsed.target.get("num-cores") or (1 if remote else len(available))
@@ -171,20 +171,19 @@ def _configuration(
     if device is not None:
         spec = load_device(device)
     elif parsed.isa:
-        # Boards behind a tracker, too, are taken to be like this machine when nothing else is said of them.
+        # Without further information, boards behind a tracker are assumed to equal this machine.
         spec = this_cpu(threads, parsed.isa, known)
     else:
-        raise InvalidDeviceError(
-            f"what CPU runs the programs of {text!r}?", hint="describe it: --device NAME or FILE.toml"
-        )
+        raise InvalidDeviceError(f"the CPU of {text!r} is unknown", hint="describe it: --device NAME or FILE.toml")
     names = () if device is not None else (spec.name,)
     return Configuration({**parsed.target, "num-cores": threads}, threads, cores, spec, names)
 
 
 def this_cpu(threads: int, isa: str, known: Mapping[str, Mapping[str, Any]]) -> DeviceSpec:
-    """This machine's CPU with so many threads of an instruction set.
+    """Return this machine's CPU with ``threads`` threads of an instruction set.
 
-    As the table or the collection that is gone on with describes it; else looked at, its bandwidth measured.
+    The device table or the resumed collection describes it; otherwise it is inspected, and its bandwidth
+    measured.
     """
     from cdmpp.devices.host import host_device
 
@@ -198,24 +197,23 @@ def this_cpu(threads: int, isa: str, known: Mapping[str, Mapping[str, Any]]) -> 
 
 
 def _pinned(threads: int, available: tuple[int, ...]) -> tuple[int, ...]:
-    """The last cores: the first one has the system's interrupts."""
+    """Return the last cores, because the first one handles interrupts."""
     if not 1 <= threads <= len(available):
         raise InvalidDeviceError(
-            f"{threads} threads on a machine that gives {len(available)} cores to this process",
-            hint=f"from @1 to @{len(available)}",
+            f"{threads} threads, but this process may use {len(available)} cores", hint=f"use @1 to @{len(available)}"
         )
     return available[-threads:]
 
 
 def available_cores() -> tuple[int, ...]:
-    """Cores that this process may use: one number for each, though a core may run two threads."""
+    """Return the cores that this process may use: one number per core, even if it runs two threads."""
     if not hasattr(os, "sched_getaffinity"):
         return tuple(range(os.cpu_count() or 1))
     allowed = sorted(os.sched_getaffinity(0))
     first: dict[str, int] = {}
     for core in allowed:
         siblings = Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list")
-        # One that the system says nothing of is a core of its own.
+        # Without information on siblings, each number counts as a core.
         first.setdefault(siblings.read_text().strip() if siblings.is_file() else str(core), core)
     return tuple(sorted(first.values()))
 
@@ -244,15 +242,15 @@ def _parse(text: str) -> _Parsed:
 
 
 def _resolved(content: Any) -> dict[str, Any]:
-    """Ask TVM what a tag or a JSON target is."""
+    """Resolve a tag or a JSON target with TVM."""
     import tvm
 
     try:
         target = tvm.target.Target(content)
         found: dict[str, Any] = json.loads(str(target))
-    except Exception as error:  # TVM raises whatever its checks are made of
+    except Exception as error:  # TVM raises many kinds of errors
         line = str(error).strip().splitlines()[-1] if str(error).strip() else repr(error)
-        raise InvalidDeviceError(f"TVM does not know the target {content!r}: {line[:200]}", hint=HINT) from None
+        raise InvalidDeviceError(f"TVM does not accept the target {content!r}: {line[:200]}", hint=HINT) from None
     return {k: v for k, v in found.items() if k not in ("keys", "tag") and v not in ("", [])}
 
 
@@ -263,7 +261,7 @@ def _host_cpu() -> str:
 
 
 def host_isa() -> str:
-    """Widest instruction set that this machine offers, as in :data:`X86_LEVELS`, or "neon"."""
+    """Return the widest instruction set of this machine, as in :data:`X86_LEVELS`, or "neon"."""
     import tvm
 
     features = tvm.get_global_func("tvm.codegen.llvm.GetHostCPUFeatures")()
@@ -276,7 +274,7 @@ def host_isa() -> str:
 
 
 def _isa_here(target: Mapping[str, Any]) -> str:
-    """Widest instruction set of a CPU target that this machine has, "" for targets of other machines."""
+    """Return the widest instruction set of a CPU target on this machine; "" for targets of other machines."""
     if target["kind"] != "llvm" or target.get("mtriple", platform.machine()).split("-")[0] != platform.machine():
         return ""
     import tvm
@@ -290,22 +288,20 @@ def _isa_here(target: Mapping[str, Any]) -> str:
 
 
 def _boards(name: str) -> list[DeviceSpec]:
-    # A family such as a100 is several boards of one architecture, and so of one target.
+    # A family such as a100 has several boards of one architecture, which share a target.
     found = [lookup(board) for board in family(name)]
     if len({board.arch for board in found}) != 1:
         found = [load_device(name)]
     if any(board.kind != "gpu" or board.vendor != "NVIDIA" for board in found):
-        raise InvalidDeviceError(f"{name} is no NVIDIA GPU", hint=HINT)
+        raise InvalidDeviceError(f"{name} is not an NVIDIA GPU", hint=HINT)
     return found
 
 
 def _cuda_target(spec: DeviceSpec) -> dict[str, Any]:
-    """A CUDA target from the architecture that the device table states, such as "Ampere sm_80"."""
+    """Return the CUDA target of an architecture in the device table, such as "Ampere sm_80"."""
     match = re.search(r"sm_[0-9]+[af]?", spec.arch)
     if match is None:
-        raise InvalidDeviceError(
-            f"{spec.name} does not say its CUDA architecture", hint='arch must name it, as in "Ampere sm_80"'
-        )
+        raise InvalidDeviceError(f"{spec.name} has no CUDA architecture", hint='add it to arch, as in "Ampere sm_80"')
     return {
         "kind": "cuda",
         "arch": match[0],

@@ -1,4 +1,4 @@
-"""Where programs are timed: workers that a collection gives built programs to."""
+"""Timers: worker processes that time the built programs of a collection."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from cdmpp.measure.settings import CollectSettings
 from cdmpp.measure.targets import Configuration
 from cdmpp.measure.timing import driver_name, prepare_timer, thread_environment, time_library
 
-_SAY_SO = "if that is meant, say what measures: --device NAME or FILE.toml"
+_NAME_DEVICE = "if this is intended, name the device: --device NAME or FILE.toml"
 
 
 class Timers(Protocol):
-    """Where programs are timed: workers on this machine, or on boards behind a tracker."""
+    """Times built programs, on this machine or on boards behind a tracker."""
 
     def ready(self) -> None:
-        """Wait until nothing is busy but what will be timed."""
+        """Wait until no other work disturbs the timing."""
 
     def time(self, libraries: Sequence[Library]) -> Iterator[Outcome]:
-        """Outcomes (:class:`TimedRun`) in the order of the libraries."""
+        """Yield outcomes (:class:`TimedRun`) in the order of the libraries."""
 
     def close(self) -> None:
         """End the workers."""
 
 
 class LocalTimers:
-    """One worker of this machine, pinned to the configuration's cores, with TVM's runtime alone."""
+    """One worker of this machine, pinned to the configuration's cores, with TVM's runtime only."""
 
     def __init__(self, configuration: Configuration, settings: CollectSettings) -> None:
         arguments = (configuration.device_kind, settings.timing, configuration.cores)
@@ -46,7 +46,7 @@ class LocalTimers:
     def time(self, libraries: Sequence[Library]) -> Iterator[Outcome]:
         """See :class:`Timers`."""
         yield from self._pool.run(time_library, [(library.path, library.arguments) for library in libraries])
-        # A worker that replaces a crashed one imports TVM: not while another configuration is timed.
+        # A replacement worker imports TVM, which would disturb the timing of another configuration.
         self._pool.ready()
 
     def close(self) -> None:
@@ -55,16 +55,16 @@ class LocalTimers:
 
 
 def on_this_machine(configuration: Configuration, settings: CollectSettings) -> Configuration:
-    """The configuration with the device that this machine is.
+    """Return the configuration with the device of this machine.
 
-    Of a GPU that was named by a family, such as ``cuda:a100``, the driver says which board it is.
+    For a GPU named by a family, such as ``cuda:a100``, the driver identifies the board.
 
     Raises
     ------
     InvalidDeviceError
-        This machine is seen to be another device than the one that was named.
+        This machine is another device than the named one.
     MeasurementError
-        There is no such device, or its driver is missing: nothing can be timed.
+        There is no such device, or its driver is missing.
     MissingDependencyError
         TVM is not installed.
     """
@@ -77,27 +77,29 @@ def on_this_machine(configuration: Configuration, settings: CollectSettings) -> 
 
 
 def named(configuration: Configuration, seen: str) -> Configuration:
-    """The configuration with the device of a name that was seen.
+    """Return the configuration with the device that was found.
 
     Raises
     ------
     InvalidDeviceError
-        That is none of the configuration's names.
+        The device is not one of the configuration's names.
     """
     wanted = " or ".join(configuration.names)
     try:
-        found = lookup(seen)
+        device = lookup(seen)
     except UnknownDeviceError:
-        if seen in configuration.names:  # a CPU that is described where it was first measured
+        if seen in configuration.names:  # a CPU that an earlier call has described
             return configuration
-        raise InvalidDeviceError(f"{wanted} was named, this machine has {seen!r}", hint=_SAY_SO) from None
-    if found.name not in configuration.names:
-        raise InvalidDeviceError(f"{wanted} was named, this machine has {found.name}", hint=_SAY_SO)
-    return configuration if found.name == configuration.name else replace(configuration, device=found)
+        raise InvalidDeviceError(
+            f"the target names {wanted}, but this machine has {seen!r}", hint=_NAME_DEVICE
+        ) from None
+    if device.name not in configuration.names:
+        raise InvalidDeviceError(f"the target names {wanted}, but this machine has {device.name}", hint=_NAME_DEVICE)
+    return configuration if device.name == configuration.name else replace(configuration, device=device)
 
 
 def _this_cpu(configuration: Configuration) -> str:
-    """Name of this CPU with the threads and the instruction set of a device that was named like one."""
+    """Return the name of this CPU with the threads and instruction set of the named device."""
     suffix = configuration.names[0].rpartition("-")[2]
     isa = next(isa for isa in ISAS if isa.replace(".", "") == suffix)
     try:
@@ -105,7 +107,7 @@ def _this_cpu(configuration: Configuration) -> str:
         return host_device(configuration.threads, isa, 1e9, cores=configuration.cores).name
     except InvalidDeviceError as error:
         raise InvalidDeviceError(
-            f"{configuration.names[0]} was named, this machine is another: {error.message}", hint=_SAY_SO
+            f"{configuration.names[0]} is the target, but this machine differs: {error.message}", hint=_NAME_DEVICE
         ) from None
 
 

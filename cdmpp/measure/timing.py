@@ -1,8 +1,8 @@
-"""Timing one built program so that the figure can be believed.
+"""Timing of one built program.
 
-How often a program is run follows from how long it takes: many short runs make up one repeat, so that the
-clock's resolution does not show; several repeats show the spread; a program that takes seconds is run once.
-The label is the median of the repeats, which one interrupted repeat does not move.
+The run time determines the number of runs. Many short runs form one repeat, so that the clock's resolution
+does not matter; several repeats show the spread; a program that takes seconds is run once. The label is the
+median of the repeats, which is robust against one interrupted repeat.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from cdmpp.errors import MeasurementError
 from cdmpp.measure.imports import import_tvm_alone, load_device_runtime
 
-#: Runs the program ``number`` times for each of ``repeat`` repeats; seconds a run, one figure a repeat.
+#: Runs the program ``number`` times for each of ``repeat`` repeats; seconds per run, one value per repeat.
 Evaluate = Callable[[int, int], Sequence[float]]
-#: Shape, element type, and whether the program writes it, of each argument of a program.
+#: Shape, element type, and whether the program writes it, for each argument of a program.
 Arguments = Sequence[tuple[Sequence[int], str, bool]]
 
 _SPECIFY_ONE_CORE_PER_THREAD = -2  # tvm::runtime::threading::ThreadGroup::AffinityMode
@@ -31,7 +31,7 @@ _INPUT_BYTES_KEPT = 512 * 2**20
 
 
 class TimingSettings(BaseModel):
-    """How programs are timed. Part of a data set: figures taken otherwise are not mixed with it."""
+    """Timing settings. They are part of a dataset, which never mixes measurements of different settings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -41,14 +41,14 @@ class TimingSettings(BaseModel):
     max_repeats: int = Field(10, ge=2)
     once_s: float = Field(0.25, gt=0, description="a program that takes longer is timed once and marked")
     max_spread: float = Field(
-        0.1, gt=0, description="interquartile range / median above which a record is timed anew, then flagged"
+        0.1, gt=0, description="interquartile range / median above which a record is timed again, then flagged"
     )
     flush_cache: bool = Field(False, description="flush arguments from the CPU's caches before every run")
 
 
 @dataclass(frozen=True)
 class TimedRun:
-    """A timing and what it took: wall-clock seconds in all, and those of the timed runs alone."""
+    """A timing, its total wall-clock seconds, and the seconds of the timed runs."""
 
     timing: Timing
     elapsed_s: float
@@ -62,13 +62,13 @@ class Timing:
     Attributes
     ----------
     repeats_s : tuple of float
-        Seconds a run, one figure for each repeat.
+        Seconds per run, one value per repeat.
     number : int
         Runs in one repeat.
     once : bool
-        True when a single run took longer than the limit and is all there is.
+        True if a single run exceeded the limit; it is the only repeat.
     rounds : int
-        2 when the first round's spread was over the limit; the quieter round is kept.
+        2 if the spread of the first round exceeded the limit; the round with the smaller spread is kept.
     """
 
     repeats_s: tuple[float, ...]
@@ -83,27 +83,27 @@ class Timing:
 
     @property
     def spread(self) -> float:
-        """Interquartile range over median; 0 for a single run, which says nothing of its spread."""
+        """Interquartile range over median; 0 for a single run, whose spread is unknown."""
         low, high = np.quantile(self.repeats_s, [0.25, 0.75])
         return float((high - low) / self.latency_s)
 
 
 def time_program(evaluate: Evaluate, settings: TimingSettings) -> Timing:
-    """Warm up, choose number and repeats from the run time, time; a second round if the first was noisy.
+    """Time a program: warm up, choose the numbers of runs and repeats, and repeat a noisy round once.
 
     Raises
     ------
     MeasurementError
-        The clock gave no positive figure.
+        The clock returned a value that is not positive.
     """
     first = _positive(evaluate(1, 1))
     if first[0] > settings.once_s:
         return Timing(first, 1, once=True)
     number, repeats = _plan(first[0], settings)
-    if number > 1:  # the first run paid for cold caches: look again, warm, before settling the number
+    if number > 1:  # the first run had cold caches: time warm runs before choosing the number
         number, repeats = _plan(min(*first, *_positive(evaluate(max(1, number // 8), 1))), settings)
         best = Timing(_positive(evaluate(number, repeats)), number)
-    else:  # a long run, warmed up by one before it: it is a repeat like the others
+    else:  # a long run that a warm-up run preceded counts as a repeat
         best = Timing((*first, *_positive(evaluate(1, repeats - 1))), 1)
     if best.spread > settings.max_spread:
         again = Timing(_positive(evaluate(number, repeats)), number, rounds=2)
@@ -113,24 +113,24 @@ def time_program(evaluate: Evaluate, settings: TimingSettings) -> Timing:
 
 
 def _plan(run_s: float, settings: TimingSettings) -> tuple[int, int]:
-    """Runs in a repeat, and repeats."""
+    """Return the number of runs in a repeat, and of repeats."""
     number = 1 if settings.flush_cache else min(_MAX_NUMBER, max(1, math.ceil(settings.repeat_s / run_s)))
     repeats = math.floor(settings.total_s / (number * run_s))
     return number, min(settings.max_repeats, max(settings.min_repeats, repeats))
 
 
 def _positive(figures: Sequence[float]) -> tuple[float, ...]:
-    found = tuple(float(f) for f in figures)
-    if not found or not all(math.isfinite(f) and f > 0 for f in found):
-        raise MeasurementError(f"the clock gave {found}", hint="no device is that fast: check its timer")
-    return found
+    values = tuple(float(f) for f in figures)
+    if not values or not all(math.isfinite(f) and f > 0 for f in values):
+        raise MeasurementError(f"the clock returned {values}", hint="check the timer of the device")
+    return values
 
 
 class Clock:
-    """TVM's timer on a loaded module, local or remote, as an :data:`Evaluate` that adds up what it timed.
+    """TVM's timer on a loaded module, local or remote, as an :data:`Evaluate` that sums the timed seconds.
 
-    ``time_evaluator`` runs the program once before it starts the clock. ``started``: when work on the program
-    began, by ``time.perf_counter``; loading and inputs are part of what a timing takes.
+    ``time_evaluator`` runs the program once before it starts the clock. ``started`` is the
+    ``time.perf_counter`` at which work on the program began, including loading and inputs.
     """
 
     def __init__(
@@ -148,29 +148,29 @@ class Clock:
         return figures
 
     def finish(self, timing: Timing) -> TimedRun:
-        """The timing with what it took since the start."""
+        """Return the timing with the seconds since the start."""
         return TimedRun(timing, time.perf_counter() - self._started, self.timed_s)
 
 
 def random_array(shape: Sequence[int], dtype: str, bound: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
-    """Random values: floats in [-1, 1), integers in [0, bound), since integers may be indices."""
+    """Return random values: floats in [-1, 1), integers in [0, bound), because integers may be indices."""
     if dtype == "bool":
         return rng.integers(0, 2, size=tuple(shape)).astype(bool)
     if _is_float(dtype):
-        # bfloat16 is made of float32 by whoever fills the tensor.
+        # The tensor converts float32 to bfloat16.
         return (rng.random(tuple(shape), dtype=np.float32) * 2 - 1).astype("float32" if dtype == "bfloat16" else dtype)
     highest = min(bound - 1, np.iinfo(dtype).max)
     return rng.integers(0, highest, size=tuple(shape), endpoint=True).astype(dtype)
 
 
 def index_bound(arguments: Arguments) -> int:
-    """A bound below which every integer is a valid index into what a program reads.
+    """Return a bound below which every integer is a valid index into the arrays that a program reads.
 
-    Arguments do not say what is indexed. They leave no doubt where one array of integers and one of floats
-    are read, and the result has the shape of a gather: the table's with one axis replaced by the shape of
-    the indices, as (30522, 128) and (1, 64) make (1, 64, 128). The bound is that axis then, so that rows come
-    from all over the table. Otherwise it is the least extent of all floats, which holds for every axis, and
-    at most 128.
+    The arguments do not state which array is indexed. It is clear if the program reads one integer array and
+    one float array, and the result has the shape of a gather: the table with one axis replaced by the shape
+    of the indices, such as (30522, 128) and (1, 64) to (1, 64, 128). The bound is that axis then, so that
+    the indices cover the whole table. Otherwise it is the smallest extent of all float arrays, and at most
+    128.
     """
     read = [(tuple(shape), _is_float(dtype)) for shape, dtype, written in arguments if not written]
     tables = [shape for shape, is_float in read if is_float]
@@ -180,13 +180,13 @@ def index_bound(arguments: Arguments) -> int:
         results = [_squeezed(shape) for shape, _, written in arguments if written]
         # A result like the table or like the indices may be picked element by element, along any axis.
         if _squeezed(table) not in results and _squeezed(picked) not in results:
-            found = [
+            gathered = [
                 extent
                 for axis, extent in enumerate(table)
                 if _squeezed((*table[:axis], *picked, *table[axis + 1 :])) in results
             ]
-            if found:
-                return min(found)
+            if gathered:
+                return min(gathered)
     extents = [e for shape, dtype, _ in arguments if _is_float(dtype) for e in shape if e > 1]
     return min(*extents, 128) if extents else 2
 
@@ -200,7 +200,7 @@ def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 class Inputs:
-    """Random tensors on a device, made once for each shape and type and kept while they fit in memory.
+    """Random tensors on a device, created once per shape and type and kept while they fit into memory.
 
     Parameters
     ----------
@@ -214,10 +214,10 @@ class Inputs:
         self._bytes = 0
 
     def of(self, arguments: Arguments) -> list[Any]:
-        """One tensor for each argument; two arguments of one call never share a tensor.
+        """Return one tensor per argument; two arguments of one call never share a tensor.
 
-        What programs write is never read by another: results may hold infinities or denormal numbers, and
-        arithmetic on the latter is slow.
+        No program reads the results of another: they may contain infinities, or denormal numbers, whose
+        arithmetic is slow.
         """
         import tvm.runtime
 
@@ -242,7 +242,7 @@ class Inputs:
 
 
 class LocalTimer:
-    """Times libraries in this process; lives in a worker (:func:`prepare_timer`)."""
+    """Times libraries in this process, which is a worker (:func:`prepare_timer`)."""
 
     def __init__(self, kind: str, settings: TimingSettings) -> None:
         import tvm.runtime
@@ -271,12 +271,12 @@ _timer: LocalTimer | None = None
 
 
 def thread_environment(threads: int) -> dict[str, str]:
-    """Environment of a worker that times with a fixed number of threads; it needs TVM's runtime alone."""
+    """Return the environment of a worker with a fixed number of threads; it needs TVM's runtime only."""
     return {"TVM_NUM_THREADS": str(threads), "OMP_NUM_THREADS": str(threads), "TVM_USE_RUNTIME_LIB": "1"}
 
 
 def prepare_timer(kind: str, settings: TimingSettings, cores: Sequence[int]) -> None:
-    """Make a worker ready to time: TVM's threads pinned one to a core, this thread to the first."""
+    """Prepare a worker for timing: pin each TVM thread to a core, and this thread to the first one."""
     global _timer
     tvm = import_tvm_alone()
     if cores:
@@ -288,14 +288,14 @@ def prepare_timer(kind: str, settings: TimingSettings, cores: Sequence[int]) -> 
 
 
 def driver_name() -> str:
-    """What the driver calls the device, in a worker that :func:`prepare_timer` made ready."""
+    """Return the driver's name of the device, in a worker after :func:`prepare_timer`."""
     if _timer is None:
         raise RuntimeError("prepare_timer was not called in this process")
     return str(_timer.device.device_name)
 
 
 def time_library(library: str, arguments: Arguments) -> TimedRun:
-    """Time one library in a worker that :func:`prepare_timer` made ready."""
+    """Time one library in a worker after :func:`prepare_timer`."""
     if _timer is None:
         raise RuntimeError("prepare_timer was not called in this process")
     return _timer.time(library, arguments)

@@ -26,7 +26,7 @@ _THREADS_AND_ISA = re.compile(r"-[0-9]+t-[a-z0-9]+$")
 
 
 @dataclass(frozen=True)
-class Place:
+class TimingDevice:
     """A timing device: PyTorch's device, its specification, and the threads on a CPU."""
 
     torch_device: torch.device
@@ -34,7 +34,7 @@ class Place:
     threads: int
 
 
-def find_place(on: str, device: str | DeviceSpec | None = None, threads: int | None = None) -> Place:
+def find_timing_device(on: str, device: str | DeviceSpec | None = None, threads: int | None = None) -> TimingDevice:
     """Find the device to measure on.
 
     Parameters
@@ -72,10 +72,10 @@ def find_place(on: str, device: str | DeviceSpec | None = None, threads: int | N
         raise InvalidDeviceError(f"{cpu.name} is a {cpu.kind}, not a CPU", hint="measure it with --on cuda")
     if spec is not None and _is_known(spec.name):
         _check_cpu(spec)
-    return Place(where, cpu, count)
+    return TimingDevice(where, cpu, count)
 
 
-def _cuda_place(where: torch.device, spec: DeviceSpec | None) -> Place:
+def _cuda_place(where: torch.device, spec: DeviceSpec | None) -> TimingDevice:
     number = where.index or 0
     if not torch.cuda.is_available() or number >= torch.cuda.device_count():
         seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -99,7 +99,7 @@ def _cuda_place(where: torch.device, spec: DeviceSpec | None) -> Place:
         raise InvalidDeviceError(f"{gpu.name} is a {gpu.kind}, not a GPU", hint="measure it with --on cpu")
     if seen_as is not None and _is_known(gpu.name) and lookup(gpu.name).name != seen_as.name:
         raise InvalidDeviceError(f"this GPU is a {seen_as.name}, not a {gpu.name}", hint="omit --device, or correct it")
-    return Place(torch.device("cuda", number), gpu, 1)
+    return TimingDevice(torch.device("cuda", number), gpu, 1)
 
 
 def _check_cpu(spec: DeviceSpec) -> None:
@@ -154,7 +154,7 @@ def _widest(threads: int) -> tuple[str, str]:
     raise problem
 
 
-def free_bytes(place: Place) -> float:
+def free_bytes(place: TimingDevice) -> float:
     """Return the free memory of the device in bytes."""
     if place.torch_device.type == "cuda":
         torch.cuda.empty_cache()  # frees the cache of the last program
@@ -167,7 +167,7 @@ def free_bytes(place: Place) -> float:
     return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
-def matrix_types(place: Place) -> tuple[str, ...]:
+def matrix_types(place: TimingDevice) -> tuple[str, ...]:
     """Return the element types with matrix instructions on the device, float32 first.
 
     Other types run with conversions or scalar instructions, which do not show the device's peak rate.

@@ -1,4 +1,4 @@
-"""A folder of programs to measure, as ``cdmpp select`` writes it: a CSV for any tool, and its meaning."""
+"""Folder of programs to measure, written by ``cdmpp select``: a CSV file for any tool, and its description."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Todo:
     ----------
     programs : tuple of OperatorSpec
     expected_s : tuple of float
-        What the model expects, in seconds.
+        Predicted latencies in seconds.
     device : DeviceSpec
     protocol, framework : str
     about : dict
-        How they were chosen: model, k, sampler, seed.
+        Parameters of the selection: model, k, sampler, seed.
     estimate_s : float
-        Seconds that measuring them all takes.
+        Estimated time of all measurements, in seconds.
     """
 
     programs: tuple[OperatorSpec, ...]
@@ -50,7 +50,7 @@ class Todo:
 
 
 def is_todo(path: Path) -> bool:
-    """Whether a folder is one of these."""
+    """Whether a folder was written by :func:`write_todo`."""
     return (path / ABOUT).is_file() and (path / PROGRAMS).is_file()
 
 
@@ -60,10 +60,10 @@ def write_todo(todo: Todo, folder: Path) -> None:
     Raises
     ------
     DataError
-        It cannot be written, or there is something in it already: latencies that somebody typed in, perhaps.
+        The folder cannot be written, or is not empty: it may contain latencies entered by a user.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise DataError(f"{folder} is there already and not empty", hint="choose a new folder for --out")
+        raise DataError(f"{folder} already exists and is not empty", hint="choose a new folder for --out")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -104,28 +104,28 @@ def write_todo(todo: Todo, folder: Path) -> None:
 def _readme(todo: Todo, folder: Path) -> str:
     on = "cuda:0" if todo.device.kind == "gpu" else "cpu"
     meaning = {
-        "eager": "one call from the host, launch cost inside",
+        "eager": "one call from the host, including the launch",
         "graph": "one call inside a captured CUDA graph",
-        "kernel": "the time of the kernels alone",
+        "kernel": "the time of the kernels only",
     }[todo.protocol]
     model = todo.about.get("model", "models/base")
     file = "" if todo.device == _known(todo.device.name) else f" --device {folder / DEVICE}"
     return f"""# {len(todo.programs)} programs to measure on {todo.device.name}
 
-By what the model expects, measuring them with `cdmpp measure` takes about {format_latency(todo.estimate_s)}.
+According to the model, measuring them with `cdmpp measure` takes about {format_latency(todo.estimate_s)}.
 
 **On a machine with PyTorch and the device:**
 
     cdmpp measure {folder} --on {on}
     cdmpp adapt --model {model} --records {folder}/records.parquet{file} --out {todo.device.name}-adapted
 
-**With a tool of your own:** fill the column `latency_us` of `{PROGRAMS}` (or add `latency_ms` or
+**With another tool:** fill the column `latency_us` of `{PROGRAMS}` (or add `latency_ms` or
 `latency_s`), then
 
     cdmpp adapt --model {model} --records {folder}/{PROGRAMS}{file} --out {todo.device.name}-adapted
 
-Rows left empty are not used. What a latency is here: protocol `{todo.protocol}`, {meaning}.
-Correct the columns `protocol` and `framework` if your tool means another.
+Empty rows are not used. The latency is defined by the protocol `{todo.protocol}`: {meaning}.
+Correct the columns `protocol` and `framework` if your tool uses another definition.
 """
 
 
@@ -137,14 +137,14 @@ def _known(name: str) -> DeviceSpec | None:
 
 
 def read_todo(folder: Path) -> Todo:
-    """Read what :func:`write_todo` wrote; programs may have been taken out of the CSV, or added.
+    """Read a folder of :func:`write_todo`; the CSV may have fewer or additional programs.
 
     Raises
     ------
     DataError
-        A file cannot be read, or a row is no program (counted from 1, the header not among them).
+        A file cannot be read, or a row is not a program (rows are counted from 1, without the header).
     """
-    # Where programs of a job are timed there may be no pyarrow, which reading tables needs.
+    # Imported late: it needs pyarrow, which a machine that only times a job may lack.
     from cdmpp.data.program_csv import read_program
 
     try:
@@ -154,9 +154,11 @@ def read_todo(folder: Path) -> Todo:
         estimate_s = float(about.pop("estimate_s"))
         text = (folder / PROGRAMS).read_text(encoding="utf-8-sig")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{folder} is no folder of cdmpp select: {error}", hint="select the programs again") from None
+        raise DataError(
+            f"{folder} is not a folder of cdmpp select: {error}", hint="select the programs again"
+        ) from None
     if protocol not in PROTOCOLS:
-        raise DataError(f"{folder}: protocol {protocol!r} is not known", hint="one of: " + ", ".join(PROTOCOLS))
+        raise DataError(f"{folder}: protocol {protocol!r} is unknown", hint="one of: " + ", ".join(PROTOCOLS))
     programs, expected = [], []
     for number, row in enumerate(csv.DictReader(io.StringIO(text)), 1):
         try:

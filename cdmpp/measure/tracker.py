@@ -1,4 +1,4 @@
-"""TVM's RPC tracker: its address, and how many boards it knows. TVM is not needed for asking."""
+"""Client of TVM's RPC tracker: address and number of boards. It does not need TVM."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from cdmpp.errors import MeasurementError
 _CONNECT_S = 5.0
 _MAGIC = 0x2F271  # RPC_TRACKER_MAGIC
 _SUMMARY = 6  # TrackerCode.SUMMARY
-_BACK = "start it ({command}), then give the same command again: it goes on"
+_BACK = "start it ({command}), then repeat the same command to resume"
 
 
 @dataclass(frozen=True)
 class Tracker:
-    """Where boards are had from.
+    """Address of an RPC tracker, and the boards to request.
 
     Attributes
     ----------
@@ -26,11 +26,11 @@ class Tracker:
     key : str
         Kind of board.
     priority : int
-        Of this collection's requests; the tracker serves higher ones first.
+        Priority of the requests; the tracker serves higher ones first.
     wait_s : float
-        Longest wait for a free board: others may be using them, or they restart.
+        Longest wait for a free board, in seconds; boards may be in use or restarting.
     patience_s : float
-        Longest wait for the tracker itself.
+        Longest wait for the tracker, in seconds.
     """
 
     host: str
@@ -44,19 +44,19 @@ class Tracker:
         return f"{self.host}:{self.port}"
 
     def servers(self) -> int:
-        """How many servers have the key, at work or not.
+        """Return the number of servers with the key, busy or not.
 
         Raises
         ------
         MeasurementError
-            No tracker answers.
+            The tracker does not respond.
         """
-        # Not by TVM's client: that tries for a minute, and TVM is imported in workers only.
+        # Not TVM's client, which retries for a minute; TVM is imported in workers only.
         try:
             with socket.create_connection((self.host, self.port), _CONNECT_S) as link:
                 link.sendall(struct.pack("<i", _MAGIC))
                 if struct.unpack("<i", _receive(link, 4))[0] != _MAGIC:
-                    raise OSError("something else answers there")
+                    raise OSError("another service uses this port")
                 request = json.dumps([_SUMMARY]).encode()
                 link.sendall(struct.pack("<i", len(request)) + request)
                 _, content = json.loads(_receive(link, struct.unpack("<i", _receive(link, 4))[0]))
@@ -70,25 +70,27 @@ class Tracker:
 
 
 def no_server(tracker: Tracker) -> MeasurementError:
-    """What to say when no server has the key."""
+    """Error for a key without servers."""
     return MeasurementError(
-        f"the tracker at {tracker} knows no server with the key {tracker.key!r}",
+        f"the tracker at {tracker} has no server with the key {tracker.key!r}",
         hint=_BACK.format(command="python -m cdmpp.measure.board"),
         transient=True,
     )
 
 
 def parse_tracker(text: str, key: str, priority: int = 1) -> Tracker:
-    """A tracker as ``HOST:PORT``.
+    """Parse the address ``HOST:PORT`` of a tracker.
 
     Raises
     ------
     MeasurementError
-        The text is no address.
+        The text is not an address.
     """
     host, _, port = text.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise MeasurementError(f"{text!r} is no address of a tracker", hint="as in --tracker 127.0.0.1:9190")
+        raise MeasurementError(
+            f"{text!r} is not the address of a tracker", hint="use HOST:PORT, as in --tracker 127.0.0.1:9190"
+        )
     return Tracker(host.strip("[]"), int(port), key, priority)
 
 

@@ -1,4 +1,4 @@
-"""PrimFuncs that do what a program must not: each takes one float32 vector of 64 and writes another."""
+"""PrimFuncs with forbidden behaviour: each takes one float32 vector of 64 and writes another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A few tiny programs, as a collection whose networks are lowered and whose schedules are drawn."""
+"""A few tiny programs as a collection with lowered networks and sampled schedules."""
 
 from __future__ import annotations
 

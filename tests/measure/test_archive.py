@@ -1,4 +1,4 @@
-"""Building here, measuring elsewhere."""
+"""Jobs: building on one machine, measuring on another."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class CountingTimers:
         pass
 
 
-def test_a_job_says_what_it_holds(job: Path, tiny_programs: list[str]) -> None:
+def test_manifest_lists_the_programs(job: Path, tiny_programs: list[str]) -> None:
     manifest = read_job(job)
     assert len(manifest["programs"]) == PROGRAMS
     assert manifest["configurations"][0]["device"]["name"] == "test-cpu-1t"
@@ -87,13 +87,13 @@ def test_a_job_says_what_it_holds(job: Path, tiny_programs: list[str]) -> None:
     assert not list(job.rglob("*.part*"))
 
 
-def test_building_goes_on_where_it_was_stopped(job: Path, quick: CollectSettings, one_thread: Configuration) -> None:
+def test_building_resumes_after_an_interruption(job: Path, quick: CollectSettings, one_thread: Configuration) -> None:
     before = {p.name: p.stat().st_mtime_ns for p in (job / "programs").iterdir()}
     log = job / "work" / "built.jsonl"
     lines = log.read_text().splitlines(keepends=True)
     log.write_text("".join(lines[:4]) + lines[4][:20])  # as a kill leaves it
     (job / MANIFEST).unlink()
-    with pytest.raises(DataError, match="no complete job"):
+    with pytest.raises(DataError, match="not a complete job"):
         read_job(job)
     manifest = write_job([TINY], [one_thread], job, quick)
     assert len(manifest["programs"]) == PROGRAMS
@@ -102,9 +102,7 @@ def test_building_goes_on_where_it_was_stopped(job: Path, quick: CollectSettings
     assert sum(after[name] == before[name] for name in before) == 4
 
 
-def test_files_are_named_by_their_target_whatever_else_is_built(
-    job: Path, quick: CollectSettings, one_thread: Configuration
-) -> None:
+def test_file_names_depend_on_the_target_only(job: Path, quick: CollectSettings, one_thread: Configuration) -> None:
     left = job / "programs" / "program.so.7.part.so"
     left.write_text("half")  # as a kill leaves it
     before = {p.name: p.read_bytes() for p in (job / "programs").iterdir() if p != left}
@@ -120,19 +118,19 @@ def test_files_are_named_by_their_target_whatever_else_is_built(
     assert len({entry["file"] for entry in manifest["programs"]}) == 2 * PROGRAMS
 
 
-def test_only_the_caches_of_a_cpu_are_flushed(tmp_path: Path, one_thread: Configuration) -> None:
+def test_cache_flush_is_refused_for_gpus(tmp_path: Path, one_thread: Configuration) -> None:
     gpu = replace(one_thread, target={"kind": "cuda", "arch": "sm_80"}, device=lookup("t4"))
     flushing = CollectSettings.model_validate({"timing": {"flush_cache": True}})
     with pytest.raises(DataError, match="caches"):
         write_job([TINY], [gpu], tmp_path / "job", flushing)
 
 
-def test_a_search_needs_measurements(tmp_path: Path, one_thread: Configuration) -> None:
+def test_search_is_refused_in_a_job(tmp_path: Path, one_thread: Configuration) -> None:
     with pytest.raises(MeasurementError, match="search"):
         write_job([TINY], [one_thread], tmp_path / "job", CollectSettings(tune=8))
 
 
-def test_measured_where_there_is_no_compiler_no_torch_no_pyarrow(job: Path, tmp_path: Path) -> None:
+def test_job_is_measured_without_compiler_torch_and_pyarrow(job: Path, tmp_path: Path) -> None:
     """TVM with its compiler library taken away; a folder of records where pyarrow is."""
     bare = tmp_path / "site"
     _runtime_only_tvm(bare)
@@ -176,13 +174,13 @@ def _runtime_only_tvm(folder: Path) -> None:
             (folder / "tvm" / "lib" / path.name).symlink_to(path)
 
 
-def test_measuring_goes_on_where_it_was_stopped(job: Path, tmp_path: Path) -> None:
+def test_measuring_resumes_after_an_interruption(job: Path, tmp_path: Path) -> None:
     out = tmp_path / "result"
     broken = CountingTimers(limit=2)
     with pytest.raises(MeasurementError, match="the board is gone") as caught:
         measure_job(job, out, timers=broken)
     assert caught.value.transient
-    assert "again" in caught.value.hint
+    assert "repeat the same command" in caught.value.hint
     healed = CountingTimers(limit=10**6)
     measure_job(job, out, timers=healed)
     assert healed.timed == PROGRAMS - 2 + PROGRAMS  # all of them a second time, for the noise floor
@@ -193,7 +191,7 @@ def test_measuring_goes_on_where_it_was_stopped(job: Path, tmp_path: Path) -> No
     assert idle.timed == 0
 
 
-def test_provenance_names_the_tvm_that_built(job: Path, tmp_path: Path) -> None:
+def test_provenance_has_the_tvm_version_of_the_build(job: Path, tmp_path: Path) -> None:
     manifest = json.loads((job / MANIFEST).read_text())
     manifest["tvm"] = "0.27.0.other"
     (job / MANIFEST).write_text(json.dumps(manifest))
@@ -204,7 +202,7 @@ def test_provenance_names_the_tvm_that_built(job: Path, tmp_path: Path) -> None:
     assert json.loads(text)["tvm"] == "0.27.0.other"
 
 
-def test_a_damaged_job_is_refused(job: Path, tmp_path: Path) -> None:
+def test_damaged_job_is_refused(job: Path, tmp_path: Path) -> None:
     library = next((job / "programs").iterdir())
     library.write_bytes(library.read_bytes()[:-1])
     with pytest.raises(DataError, match=f"{library.name} is damaged"):
@@ -215,13 +213,13 @@ def test_a_damaged_job_is_refused(job: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"format": 99}'])
-def test_a_strange_manifest_is_refused(tmp_path: Path, content: str) -> None:
+def test_invalid_manifest_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / MANIFEST).write_text(content)
     with pytest.raises(DataError):
         read_job(tmp_path)
 
 
-def test_a_family_of_boards_is_the_one_that_measured_first(job: Path, tmp_path: Path) -> None:
+def test_first_measurement_settles_the_board_of_a_family(job: Path, tmp_path: Path) -> None:
     """The second call, where no GPU is, finds what the first one found."""
     boards = family("a100")
     manifest = json.loads((job / MANIFEST).read_text())
@@ -243,11 +241,11 @@ def test_a_family_of_boards_is_the_one_that_measured_first(job: Path, tmp_path: 
     assert info(finish(job, out))["devices"] == [boards[-1]]
 
 
-def test_another_cpu_than_the_one_that_was_looked_at_is_refused(job: Path, tmp_path: Path) -> None:
+def test_job_of_another_cpu_is_refused(job: Path, tmp_path: Path) -> None:
     manifest = json.loads((job / MANIFEST).read_text())
     manifest["configurations"][0]["names"] = ["no-such-cpu-1t-sse42"]
     (job / MANIFEST).write_text(json.dumps(manifest))
-    with pytest.raises(InvalidDeviceError, match="no-such-cpu-1t-sse42 was named") as caught:
+    with pytest.raises(InvalidDeviceError, match="names no-such-cpu-1t-sse42") as caught:
         measure_job(job, tmp_path / "result")
     assert "--device" in caught.value.hint
 
@@ -260,7 +258,7 @@ def test_threads_are_part_of_the_device(job: Path, tmp_path: Path) -> None:
         measure_job(job, tmp_path / "result", threads=100_000, device="xeon-platinum-8124m", **timers)
 
 
-def test_results_of_another_job_are_not_mixed(job: Path, tmp_path: Path) -> None:
+def test_results_of_different_jobs_are_not_mixed(job: Path, tmp_path: Path) -> None:
     out = tmp_path / "result"
     measure_job(job, out, timers=CountingTimers(10**6))
     manifest = json.loads((job / MANIFEST).read_text())
@@ -270,12 +268,12 @@ def test_results_of_another_job_are_not_mixed(job: Path, tmp_path: Path) -> None
         measure_job(job, out, timers=CountingTimers(10**6))
 
 
-def test_the_job_is_not_the_place_for_results(job: Path) -> None:
-    with pytest.raises(DataError, match="not the place"):
+def test_results_in_the_job_folder_are_refused(job: Path) -> None:
+    with pytest.raises(DataError, match="cannot be written into the job folder"):
         measure_job(job, job)
 
 
-def test_a_machine_without_the_device_is_told_before_anything_fails(job: Path, tmp_path: Path) -> None:
+def test_missing_device_is_reported_first(job: Path, tmp_path: Path) -> None:
     (job / MANIFEST).write_text((job / MANIFEST).read_text().replace("llvm", "vulkan"))
     with pytest.raises(MeasurementError, match="vulkan"):
         measure_job(job, tmp_path / "result", device="t4")
@@ -283,6 +281,6 @@ def test_a_machine_without_the_device_is_told_before_anything_fails(job: Path, t
         assert db.execute("SELECT COUNT(*) FROM measurements").fetchone() == (0,)
 
 
-def test_a_cpu_job_is_not_filed_as_a_gpu(job: Path, tmp_path: Path) -> None:
+def test_cpu_job_is_refused_for_a_gpu(job: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidDeviceError, match="t4 is a gpu"):
         measure_job(job, tmp_path / "result", device="t4")

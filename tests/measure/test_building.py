@@ -1,4 +1,4 @@
-"""What a built program takes."""
+"""Arguments of built programs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def main(A: T.Buffer((8, 8), "float32"), B: T.Buffer((8, 8), "float32")):
 
 
 @pytest.mark.tvm
-def test_the_last_argument_is_the_result_though_it_is_stored_through_an_alias() -> None:
+def test_last_argument_is_the_result_even_through_an_alias() -> None:
     tvm = pytest.importorskip("tvm")
     from tvm.script import tirx
 

@@ -1,4 +1,4 @@
-"""A collection from end to end on tiny programs: what a program does, and what a kill does, is survived."""
+"""A complete collection of tiny programs, with failing programs and killed processes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Steps:
         self.steps[ok] += 1
 
 
-def test_a_collection_gives_records_repeats_and_a_card(
+def test_collection_writes_records_repeats_and_card(
     tmp_path: Path, fill: Fill, quick: CollectSettings, one_thread: Configuration
 ) -> None:
     hashes, seen = fill(tmp_path), Steps()
@@ -70,7 +70,7 @@ def test_a_collection_gives_records_repeats_and_a_card(
     assert left - {LOG} == {"README.md", "collect.lock", "collect.sqlite", "records.parquet", "repeats.parquet"}
 
 
-def test_the_same_call_again_measures_nothing_anew(
+def test_repeated_call_measures_nothing(
     tmp_path: Path, fill: Fill, quick: CollectSettings, one_thread: Configuration
 ) -> None:
     fill(tmp_path)
@@ -82,7 +82,7 @@ def test_the_same_call_again_measures_nothing_anew(
     assert len(again) == 6
 
 
-def test_bad_programs_cost_themselves(
+def test_failing_programs_do_not_affect_others(
     tmp_path: Path, fill: Fill, quick: CollectSettings, one_thread: Configuration
 ) -> None:
     good = fill(tmp_path)
@@ -107,7 +107,7 @@ def test_bad_programs_cost_themselves(
     assert table.trainable.sum() == 6
 
 
-def test_builds_that_fail_on_a_full_disk_are_not_kept(
+def test_build_failures_on_a_full_disk_are_not_stored(
     tmp_path: Path, fill: Fill, quick: CollectSettings, one_thread: Configuration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(tmp_path)
@@ -122,7 +122,7 @@ def test_builds_that_fail_on_a_full_disk_are_not_kept(
         assert not list(store.measurements())
 
 
-def test_several_configurations_measure_the_same_programs(
+def test_configurations_measure_the_same_programs(
     tmp_path: Path, fill: Fill, quick: CollectSettings, one_thread: Configuration
 ) -> None:
     hashes = fill(tmp_path)
@@ -135,7 +135,7 @@ def test_several_configurations_measure_the_same_programs(
     assert {json.loads(text)["mcpu"] for text in targets} == {"x86-64-v2", "x86-64-v3"}
 
 
-def test_a_network_that_cannot_be_lowered_is_said_and_keeps_what_is_there(
+def test_unsupported_network_is_reported_and_keeps_the_records(
     tmp_path: Path, fill: Fill, quick: CollectSettings, one_thread: Configuration
 ) -> None:
     fill(tmp_path)
@@ -145,7 +145,7 @@ def test_a_network_that_cannot_be_lowered_is_said_and_keeps_what_is_there(
     assert info(tmp_path)["records"] == 6
 
 
-def test_a_board_that_stays_away_stops_the_collection_which_goes_on_later(
+def test_lost_board_stops_the_collection_which_resumes_later(
     tmp_path: Path, fill: Fill, quick: CollectSettings, one_thread: Configuration
 ) -> None:
     fill(tmp_path)
@@ -163,7 +163,7 @@ def test_a_board_that_stays_away_stops_the_collection_which_goes_on_later(
 
     with pytest.raises(MeasurementError, match=r"cannot be reached.*session was lost") as caught:
         collect([TINY], [one_thread], tmp_path, quick, timers=Away)
-    assert "goes on" in caught.value.hint
+    assert "resume" in caught.value.hint
     # What was measured is in the records already, and the rest follows.
     before = info(tmp_path)["records"]
     assert before == 2
@@ -176,7 +176,9 @@ def other_level(one_thread: Configuration, **changes: object) -> Configuration:
     return replace(one_thread, target={**one_thread.target, "mcpu": "x86-64-v3"}, device=device)
 
 
-def test_one_name_is_one_target(tmp_path: Path, fill: Fill, quick: CollectSettings, one_thread: Configuration) -> None:
+def test_device_name_has_one_target(
+    tmp_path: Path, fill: Fill, quick: CollectSettings, one_thread: Configuration
+) -> None:
     fill(tmp_path)
     collect([TINY], [one_thread], tmp_path, quick)
     same_name = other_level(one_thread, name=one_thread.name)
@@ -184,7 +186,7 @@ def test_one_name_is_one_target(tmp_path: Path, fill: Fill, quick: CollectSettin
         collect([TINY], [same_name], tmp_path, quick)
 
 
-def test_a_folder_goes_on_with_another_target_after_a_kill(
+def test_folder_resumes_with_another_target_after_a_kill(
     tmp_path: Path, fill: Fill, quick: CollectSettings, one_thread: Configuration
 ) -> None:
     hashes = fill(tmp_path)
@@ -198,9 +200,7 @@ def test_a_folder_goes_on_with_another_target_after_a_kill(
     assert summary["records"] == 2 * len(hashes)
 
 
-def test_a_network_named_twice_is_collected_once(
-    tmp_path: Path, quick: CollectSettings, one_thread: Configuration
-) -> None:
+def test_duplicate_network_is_collected_once(tmp_path: Path, quick: CollectSettings, one_thread: Configuration) -> None:
     model = tmp_path / "model.onnx"
     shutil.copy(Path("examples") / "small_resnet.onnx", model)
     out = tmp_path / "out"
@@ -210,11 +210,11 @@ def test_a_network_named_twice_is_collected_once(
     assert summary["networks"] == ["model.onnx"] and summary["records"] == summary["programs"] > 3
     # Another model under the same name is not taken for this one.
     shutil.copy(Path("examples") / "transformer_block.onnx", model)
-    with pytest.raises(DataError, match=r"begun with file model\.onnx"):
+    with pytest.raises(DataError, match=r"started with file model\.onnx"):
         collect([str(model)], [one_thread], out, settings)
 
 
-def test_only_pairs_that_are_old_enough_are_measured_again(
+def test_second_measurement_waits_for_the_gap(
     tmp_path: Path, fill: Fill, quick: CollectSettings, one_thread: Configuration
 ) -> None:
     fill(tmp_path)
@@ -234,7 +234,7 @@ def test_only_pairs_that_are_old_enough_are_measured_again(
         assert {name for _, name in due} == {one_thread.name} and len(due) == 6
 
 
-def test_a_refused_call_leaves_records_and_card_as_they_are(
+def test_refused_call_keeps_records_and_card(
     tmp_path: Path, fill: Fill, quick: CollectSettings, one_thread: Configuration
 ) -> None:
     fill(tmp_path)
@@ -247,7 +247,7 @@ def test_a_refused_call_leaves_records_and_card_as_they_are(
     assert (tmp_path / "README.md").read_text() == before and "the first" in before
 
 
-def test_a_mistake_in_a_new_folder_holds_nobody_to_its_seed(
+def test_refused_call_in_a_new_folder_does_not_fix_the_seed(
     tmp_path: Path, quick: CollectSettings, one_thread: Configuration
 ) -> None:
     for seed in (0, 1):
@@ -255,12 +255,12 @@ def test_a_mistake_in_a_new_folder_holds_nobody_to_its_seed(
             collect(["no-such-network"], [one_thread], tmp_path, quick.model_copy(update={"seed": seed}))
 
 
-def test_a_device_is_of_its_targets_kind(one_thread: Configuration) -> None:
+def test_device_must_match_the_kind_of_the_target(one_thread: Configuration) -> None:
     with pytest.raises(InvalidDeviceError, match="t4 is a gpu"):
         replace(one_thread, device=lookup("t4"))
 
 
-def test_only_the_caches_of_a_cpu_are_flushed(tmp_path: Path) -> None:
+def test_cache_flush_is_refused_for_gpus(tmp_path: Path) -> None:
     gpu = Configuration({"kind": "cuda", "arch": "sm_80"}, 1, (), lookup("a100-pcie-40gb"))
     flushing = CollectSettings.model_validate({"timing": {"flush_cache": True}})
     with pytest.raises(DataError, match="caches"):
@@ -280,7 +280,7 @@ mem_bandwidth_bytes_per_s = 1e10
 """
 
 
-def test_a_killed_command_goes_on_when_it_is_given_again(tmp_path: Path, fill: Fill) -> None:
+def test_killed_command_resumes_when_repeated(tmp_path: Path, fill: Fill) -> None:
     out, device = tmp_path / "out", tmp_path / "cpu.toml"
     hashes = fill(out)
     device.write_text(DEVICE)
@@ -321,7 +321,7 @@ def test_a_killed_command_goes_on_when_it_is_given_again(tmp_path: Path, fill: F
     assert not [p.name for p in out.iterdir() if p.name.endswith(".part") or p.name == "spool"]
 
 
-def test_a_second_collector_is_refused(tmp_path: Path, fill: Fill) -> None:
+def test_second_collector_is_refused(tmp_path: Path, fill: Fill) -> None:
     out, device = tmp_path / "out", tmp_path / "cpu.toml"
     fill(out)
     device.write_text(DEVICE)
@@ -348,7 +348,7 @@ def test_a_second_collector_is_refused(tmp_path: Path, fill: Fill) -> None:
             check=False,
         )
     assert done.returncode == 1
-    assert f"belongs to process {os.getpid()}" in done.stderr and "Traceback" not in done.stderr
+    assert f"in use by process {os.getpid()}" in done.stderr and "Traceback" not in done.stderr
 
 
 def _wait_for_a_measurement(out: Path, process: subprocess.Popen[bytes]) -> None:

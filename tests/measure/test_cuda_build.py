@@ -1,4 +1,4 @@
-"""CUDA programs built without a GPU: a library holds machine code for its architecture, and no source."""
+"""CUDA programs built without a GPU: libraries with machine code and without source."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _architectures(library: bytes) -> list[int]:
 @pytest.mark.tvm
 @pytest.mark.native
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-def test_a_library_holds_machine_code_for_its_architecture(arch: str, tmp_path: Path, tiny_programs: list[str]) -> None:
+def test_library_has_machine_code_for_its_architecture(arch: str, tmp_path: Path, tiny_programs: list[str]) -> None:
     try:
         require_nvcc()
     except MissingDependencyError as error:
@@ -63,7 +63,7 @@ def test_a_library_holds_machine_code_for_its_architecture(arch: str, tmp_path: 
 
 @pytest.mark.tvm
 @pytest.mark.native
-def test_an_architecture_that_nvcc_does_not_know(tmp_path: Path, tiny_programs: list[str]) -> None:
+def test_unknown_architecture_is_a_measurement_error(tmp_path: Path, tiny_programs: list[str]) -> None:
     try:
         require_nvcc()
     except MissingDependencyError as error:
@@ -74,7 +74,7 @@ def test_an_architecture_that_nvcc_does_not_know(tmp_path: Path, tiny_programs: 
     assert not list(tmp_path.iterdir())
 
 
-def test_without_nvcc_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_nvcc_is_reported_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = configurations(("cuda:a100-pcie-40gb",))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingDependencyError, match="nvcc") as caught:
@@ -106,7 +106,7 @@ _FUNCTIONS = (
 )
 
 
-def test_source_is_replaced_and_the_rest_stays() -> None:
+def test_source_is_replaced_and_the_rest_is_unchanged() -> None:
     source = _sized(b"cuda") + _FUNCTIONS + _sized(b"void f() {}")
     seen: list[str] = []
 
@@ -118,13 +118,13 @@ def test_source_is_replaced_and_the_rest_stays() -> None:
     assert seen == ["void f() {}"]
 
 
-def test_machine_code_is_left_as_it_is() -> None:
+def test_machine_code_is_unchanged() -> None:
     blob = _packed(_sized(b"fatbin") + _FUNCTIONS + _sized(b"code"))
     assert replace_code(blob, lambda _: b"never") == blob
 
 
 @pytest.mark.parametrize("cut", [1, 5, 40])
-def test_an_unknown_format_is_refused(cut: int) -> None:
+def test_unknown_format_is_refused(cut: int) -> None:
     blob = _packed(_sized(b"cuda") + _FUNCTIONS + _sized(b"void f() {}"))
-    with pytest.raises(MeasurementError, match="not known"):
+    with pytest.raises(MeasurementError, match="unknown format"):
         replace_code(blob[:-cut], lambda _: b"code")

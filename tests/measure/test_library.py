@@ -1,4 +1,4 @@
-"""Timing library kernels on this CPU, and on a GPU where there is one."""
+"""Timing of library kernels on this CPU, and on a GPU if there is one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cdmpp.devices import lookup
 from cdmpp.errors import InvalidDeviceError, MeasurementError
 from cdmpp.measure.library import LibraryTimer
 from cdmpp.measure.timing import TimingSettings
-from cdmpp.measure.timing_devices import Place, find_place, free_bytes, this_cpu
+from cdmpp.measure.timing_devices import TimingDevice, find_timing_device, free_bytes, this_cpu
 from cdmpp.programs.operators import parse_operator
 from tests.data.test_device_specs import cpu
 
@@ -20,18 +20,18 @@ QUICK = TimingSettings(repeat_s=1e-4, total_s=1e-3)
 
 
 @pytest.fixture
-def place() -> Place:
-    return find_place("cpu", cpu("mine"), threads=1)
+def place() -> TimingDevice:
+    return find_timing_device("cpu", cpu("mine"), threads=1)
 
 
-def test_a_larger_program_takes_longer(place: Place) -> None:
+def test_larger_program_takes_longer(place: TimingDevice) -> None:
     with LibraryTimer(place, "eager", QUICK).ready() as timer:
         small, large = (timer.time(parse_operator(f"linear:m={m},n=256,k=256")) for m in (4, 1024))
     assert 0 < small.latency_s < large.latency_s < 1
     assert len(small.repeats_s) >= 3
 
 
-def test_a_record_is_read_back(place: Place, tmp_path: Path) -> None:
+def test_record_round_trip(place: TimingDevice, tmp_path: Path) -> None:
     specs = [parse_operator(t) for t in ("softmax:rows=8,cols=16", "softmax:rows=8,cols=16,dtype=int8")]
     with LibraryTimer(place, "eager", QUICK).ready() as timer:
         rows = [timer.record(spec, "probe") for spec in specs]
@@ -45,7 +45,7 @@ def test_a_record_is_read_back(place: Place, tmp_path: Path) -> None:
     assert table.program_hashes[table.program_key[0]] == specs[0].hash()
 
 
-def test_pytorch_is_left_as_it_was(place: Place) -> None:
+def test_pytorch_settings_are_restored(place: TimingDevice) -> None:
     before = torch.get_num_threads()
     with pytest.raises(ZeroDivisionError), LibraryTimer(place, "eager", QUICK).ready():
         assert torch.get_num_threads() == 1
@@ -53,7 +53,7 @@ def test_pytorch_is_left_as_it_was(place: Place) -> None:
     assert torch.get_num_threads() == before and not torch.is_inference_mode_enabled()
 
 
-def test_memory_is_checked_before_it_is_taken(place: Place) -> None:
+def test_memory_is_checked_before_allocation(place: TimingDevice) -> None:
     timer = LibraryTimer(place, "eager", QUICK)
     with pytest.raises(MeasurementError, match="GiB may be used"):
         timer.time(parse_operator("relu:rows=1000000,cols=1000000"))
@@ -63,7 +63,7 @@ def test_memory_is_checked_before_it_is_taken(place: Place) -> None:
     assert free_bytes(place) > 1e7
 
 
-def test_what_pytorch_refuses_is_an_error_in_words(place: Place) -> None:
+def test_pytorch_errors_become_measurement_errors(place: TimingDevice) -> None:
     with (
         LibraryTimer(place, "eager", QUICK).ready() as timer,
         pytest.raises(MeasurementError, match="PyTorch cannot run max_pool2d"),
@@ -72,37 +72,37 @@ def test_what_pytorch_refuses_is_an_error_in_words(place: Place) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["kernel", "graph", "cuda"])
-def test_protocols_that_a_cpu_does_not_have(place: Place, protocol: str) -> None:
+def test_gpu_protocols_are_refused_on_a_cpu(place: TimingDevice, protocol: str) -> None:
     with pytest.raises(MeasurementError, match=protocol):
         LibraryTimer(place, protocol)
 
 
-def test_places_that_are_not_there() -> None:
+def test_missing_devices_are_refused() -> None:
     with pytest.raises(MeasurementError, match="cannot measure on 'tpu'"):
-        find_place("tpu")
+        find_timing_device("tpu")
     with pytest.raises(InvalidDeviceError, match="not a CPU"):
-        find_place("cpu", "t4")
+        find_timing_device("cpu", "t4")
     with pytest.raises(MeasurementError, match="threads"):
-        find_place("cpu", cpu("mine"), threads=99_999)
-    with pytest.raises(InvalidDeviceError, match="not as xeon-phi-7250"):
-        find_place("cpu", "xeon-phi-7250")
+        find_timing_device("cpu", cpu("mine"), threads=99_999)
+    with pytest.raises(InvalidDeviceError, match="not xeon-phi-7250"):
+        find_timing_device("cpu", "xeon-phi-7250")
     if not torch.cuda.is_available():
         with pytest.raises(MeasurementError, match="sees 0 CUDA devices"):
-            find_place("cuda:0", "t4")
+            find_timing_device("cuda:0", "t4")
 
 
-def test_a_gpu_is_what_its_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_identifies_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "Tesla T4")
-    assert find_place("cuda").device == lookup("t4")
+    assert find_timing_device("cuda").device == lookup("t4")
     with pytest.raises(InvalidDeviceError, match="is a t4, not a l4"):
-        find_place("cuda:0", "l4")
-    with pytest.raises(MeasurementError, match="none is number 1"):
-        find_place("cuda:1")
+        find_timing_device("cuda:0", "l4")
+    with pytest.raises(MeasurementError, match="there is no number 1"):
+        find_timing_device("cuda:1")
 
 
-def test_this_cpu_has_its_widest_instruction_set() -> None:
+def test_cpu_name_has_the_widest_instruction_set() -> None:
     try:
         found = this_cpu(1)
     except InvalidDeviceError:
@@ -112,8 +112,8 @@ def test_this_cpu_has_its_widest_instruction_set() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_protocols_of_a_gpu_contain_each_other() -> None:
-    place = find_place("cuda")
+def test_gpu_protocols_are_ordered() -> None:
+    place = find_timing_device("cuda")
     spec = parse_operator("relu:rows=128,cols=128")
     figures = {}
     for protocol in ("kernel", "graph", "eager"):

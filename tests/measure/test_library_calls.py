@@ -1,4 +1,4 @@
-"""Operators as PyTorch calls: the right shapes and the right arithmetic."""
+"""Operators as PyTorch calls: shapes and values of the results."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SMALL = {
 }
 
 
-def test_every_operator_is_among_them() -> None:
+def test_all_operators_are_covered() -> None:
     assert {text.partition(":")[0] for text in SMALL} == set(operator_types())
     assert set(get_args(operator_types()["relu"].model_fields["operator"].annotation)) <= {
         text.partition(":")[0] for text in SMALL
@@ -50,7 +50,7 @@ def test_every_operator_is_among_them() -> None:
 
 
 @pytest.mark.parametrize("text", SMALL)
-def test_shapes_and_finite_results(text: str) -> None:
+def test_results_have_the_right_shape_and_are_finite(text: str) -> None:
     spec = parse_operator(text)
     result = make_call(spec, Tensors(CPU))()
     if isinstance(result, tuple):  # a backward convolution gives the three gradients, but for the unwanted
@@ -61,7 +61,7 @@ def test_shapes_and_finite_results(text: str) -> None:
     assert needed_bytes(spec) >= result.numel() * result.element_size() / (4 if spec.dtype == "int8" else 1)
 
 
-def test_prefill_over_a_cache_lets_the_last_query_see_all() -> None:
+def test_last_query_of_prefill_attends_to_all_keys() -> None:
     spec = parse_operator("attention_prefill:batch=1,q_len=2,past_len=2,heads=1,kv_heads=1,head_dim=8")
     both = parse_operator("attention_encoder:batch=1,q_len=2,heads=1,kv_heads=1,head_dim=8")
     tensors = Tensors(CPU)
@@ -73,7 +73,7 @@ def test_prefill_over_a_cache_lets_the_last_query_see_all() -> None:
     assert make_call(both, Tensors(CPU))().shape == (1, 1, 2, 8)
 
 
-def test_three_inputs_are_a_chain() -> None:
+def test_three_inputs_give_a_chain() -> None:
     result = make_call(parse_operator("add:rows=4,cols=6,inputs=3"), Tensors(CPU, seed=1))()
     tensors = Tensors(CPU, seed=1)
     torch.testing.assert_close(result, sum(tensors.floats((4, 6), "float32") for _ in range(3)))
@@ -87,6 +87,6 @@ def test_three_inputs_are_a_chain() -> None:
         "attention_encoder:batch=1,q_len=4,heads=3,kv_heads=2,head_dim=8",
     ],
 )
-def test_what_pytorch_cannot_is_said(text: str) -> None:
+def test_missing_kernels_are_reported(text: str) -> None:
     with pytest.raises(MeasurementError, match="PyTorch"):
         make_call(parse_operator(text), Tensors(CPU))

@@ -111,14 +111,14 @@ def test_what_hinders_a_worker_is_raised_with_its_hint() -> None:
 
 def test_an_unforeseen_error_hinders_a_worker_too() -> None:
     with WorkerPool(1, WorkerSettings(), work.fail) as pool:
-        with pytest.raises(MeasurementError, match=r"cannot begin: .*something deep") as caught:
+        with pytest.raises(MeasurementError, match=r"cannot start: .*something deep") as caught:
             pool.call(work.double, 1)
         assert caught.value.transient
 
 
 def test_workers_that_die_before_they_work_are_given_up() -> None:
     with WorkerPool(1, WorkerSettings(), work.crash) as pool:
-        with pytest.raises(MeasurementError, match="end before they begin") as caught:
+        with pytest.raises(MeasurementError, match="end before they run a task") as caught:
             list(pool.run(work.double, [(1,), (2,)]))
         assert caught.value.transient
 

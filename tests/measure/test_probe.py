@@ -1,4 +1,4 @@
-"""The micro-benchmarks of a probe: bounded, large enough to tell, and honest where they cannot tell."""
+"""Micro-benchmarks of a probe: bounded sizes, derived peak rates, and rejected ones."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def synthetic(device: DeviceSpec, share: float = 0.8) -> list[tuple[OperatorSpec
 
 
 @pytest.mark.parametrize("device", known(), ids=lambda d: d.name)
-def test_programs_are_few_bounded_and_distinct(device: DeviceSpec) -> None:
+def test_number_of_programs_is_bounded_and_they_are_distinct(device: DeviceSpec) -> None:
     for memory in (2**30, 2**27):
         specs = probe_programs(device, ALL_TYPES, memory)
         assert 12 <= len(specs) <= 32
@@ -51,7 +51,7 @@ def test_programs_are_few_bounded_and_distinct(device: DeviceSpec) -> None:
 
 
 @pytest.mark.parametrize("name", ["t4", "a100-pcie-40gb", "h100-sxm", "raspberry-pi-3"])
-def test_the_ceilings_of_a_device_are_found(name: str) -> None:
+def test_peak_rates_are_derived(name: str) -> None:
     device = lookup(name)
     rows = dict((spec.hash(), record) for spec, record in synthetic(device))
     result = probe(device, [s for s, _ in synthetic(device)], lambda spec: rows[spec.hash()])
@@ -67,7 +67,7 @@ def test_the_ceilings_of_a_device_are_found(name: str) -> None:
     assert ceilings.floor_eager_s == pytest.approx(1e-5, rel=0.05)
 
 
-def test_a_ceiling_that_contradicts_the_sheet_is_named_and_not_used() -> None:
+def test_implausible_peak_rate_is_reported_and_rejected() -> None:
     device = lookup("t4")
     rows = {s.hash(): replace(r, latency_s=(r.latency_s or 0) / 4) for s, r in synthetic(device)}
     result = probe(device, [s for s, _ in synthetic(device)], lambda spec: rows[spec.hash()])
@@ -77,7 +77,7 @@ def test_a_ceiling_that_contradicts_the_sheet_is_named_and_not_used() -> None:
     assert all(r.latency_s is not None for r in result.records)  # measured is measured
 
 
-def test_noise_is_measured_again_once() -> None:
+def test_noisy_program_is_measured_again_once() -> None:
     spec = parse_operator("relu:rows=1,cols=1")
     noisy = Measurement(spec.text(), "operator", "t4", 2e-5, protocol="eager", excluded_reason=UNSTABLE)
     answers = [noisy, replace(noisy, latency_s=1e-5, excluded_reason="")]
@@ -88,7 +88,7 @@ def test_noise_is_measured_again_once() -> None:
     assert result.device.sustained is not None and result.device.sustained.floor_eager_s == 2e-5
 
 
-def test_nothing_measured_is_nothing_claimed() -> None:
+def test_no_peak_rates_without_measurements() -> None:
     spec = parse_operator("relu:rows=1,cols=1")
     failed = Measurement(spec.text(), "operator", "t4", None, protocol="eager", failure="no kernel")
     result = probe(lookup("t4"), [spec], lambda _: failed)

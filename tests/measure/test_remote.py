@@ -150,7 +150,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory, tiny_programs: list[str]
     return [build_program(text, target, str(folder / f"{i}.so")) for i, text in enumerate(tiny_programs)]
 
 
-def test_both_servers_measure_at_once(
+def test_two_servers_measure_concurrently(
     farm: Farm, libraries: list[Library], quick: CollectSettings, one_thread: Configuration
 ) -> None:
     before, rounds, served = farm.sessions(), 0, [0, 0]
@@ -166,7 +166,7 @@ def test_both_servers_measure_at_once(
     assert min(served) >= 1
 
 
-def test_a_board_that_dies_is_replaced_by_the_others(
+def test_other_boards_replace_a_dead_board(
     doomed: Farm, libraries: list[Library], quick: CollectSettings, one_thread: Configuration
 ) -> None:
     with contextlib.closing(RemoteTimers(doomed.at, one_thread, quick)) as timers:
@@ -177,7 +177,7 @@ def test_a_board_that_dies_is_replaced_by_the_others(
     assert [o.failure for o in (*first, *rest)] == [""] * 24
 
 
-def test_without_its_tracker_a_collection_stops_and_goes_on_later(
+def test_lost_tracker_stops_the_collection_which_resumes_later(
     doomed: Farm, tmp_path: Path, fill: Callable[[Path], list[str]], quick: CollectSettings, one_thread: Configuration
 ) -> None:
     out = tmp_path / "data"
@@ -206,7 +206,7 @@ def test_without_its_tracker_a_collection_stops_and_goes_on_later(
     assert sum(doomed.sessions()) - before == 6 - kept["records"]
 
 
-def test_bad_programs_cost_one_record_each(
+def test_failing_programs_cost_one_record_each(
     farm: Farm, libraries: list[Library], quick: CollectSettings, one_thread: Configuration, tmp_path: Path
 ) -> None:
     good = libraries[0]
@@ -235,15 +235,13 @@ def _compiled(folder: Path, name: str, body: str) -> str:
     return str(folder / f"{name}.so")
 
 
-def test_a_key_that_nobody_serves_is_said_at_once(
-    farm: Farm, quick: CollectSettings, one_thread: Configuration
-) -> None:
+def test_key_without_servers_is_reported_at_once(farm: Farm, quick: CollectSettings, one_thread: Configuration) -> None:
     with pytest.raises(MeasurementError, match="no server with the key 'rpi4'") as caught:
         RemoteTimers(Tracker("127.0.0.1", farm.port, "rpi4"), one_thread, quick)
     assert "cdmpp.measure.board" in caught.value.hint
 
 
-def test_a_tracker_that_is_not_there_is_said_at_once(quick: CollectSettings, one_thread: Configuration) -> None:
+def test_missing_tracker_is_reported_at_once(quick: CollectSettings, one_thread: Configuration) -> None:
     with socket.socket() as held:  # nobody listens there, and nobody else can
         held.bind(("127.0.0.1", 0))
         nowhere = Tracker("127.0.0.1", held.getsockname()[1], KEY)
@@ -252,7 +250,7 @@ def test_a_tracker_that_is_not_there_is_said_at_once(quick: CollectSettings, one
     assert "rpc_tracker" in caught.value.hint
 
 
-def test_boards_of_another_processor_are_refused(
+def test_boards_with_another_processor_are_refused(
     farm: Farm, libraries: list[Library], quick: CollectSettings, one_thread: Configuration
 ) -> None:
     other = replace(one_thread, target={**one_thread.target, "mtriple": "riscv64-linux-gnu"})
@@ -264,18 +262,18 @@ def test_boards_of_another_processor_are_refused(
     assert "mtriple" in caught.value.hint
 
 
-def test_a_family_of_boards_must_be_said_to_be_one(quick: CollectSettings, one_thread: Configuration) -> None:
+def test_family_of_boards_is_refused(quick: CollectSettings, one_thread: Configuration) -> None:
     family = replace(one_thread, names=("a100-pcie-40gb", "a100-sxm4-40gb"))
     with pytest.raises(InvalidDeviceError, match="a100-pcie-40gb, a100-sxm4-40gb"):
         RemoteTimers(Tracker("127.0.0.1", 9, KEY), family, quick)
 
 
 @pytest.mark.parametrize("text", ["", "host", "host:", ":9190", "host:x", "host:0", "host:99999"])
-def test_an_address_is_host_and_port(text: str) -> None:
-    with pytest.raises(MeasurementError, match="no address"):
+def test_invalid_address_is_refused(text: str) -> None:
+    with pytest.raises(MeasurementError, match="not the address"):
         parse_tracker(text, KEY)
 
 
-def test_addresses() -> None:
+def test_valid_addresses_are_parsed() -> None:
     assert parse_tracker("board-farm:9190", KEY) == Tracker("board-farm", 9190, KEY)
     assert parse_tracker("[::1]:9190", KEY, 3) == Tracker("::1", 9190, KEY, 3)

@@ -1,4 +1,4 @@
-"""Schedules: distinct, drawn by seed, the first n of more; in a worker, which has its own intrinsics."""
+"""Sampled schedules: distinct, reproducible by seed, and extensible."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def draw(pool: WorkerPool, count: int, seed: int = 0) -> list[SampledProgram]:
     return found
 
 
-def test_the_default_comes_first_and_all_are_distinct(pool: WorkerPool) -> None:
+def test_default_is_first_and_programs_are_distinct(pool: WorkerPool) -> None:
     found = draw(pool, 40)
     assert len(found) == 41 and len({p.hash for p in found}) == 41
     assert found[0].origin == "default" and found[0].hash == matmul()[1]
@@ -45,17 +45,17 @@ def test_the_default_comes_first_and_all_are_distinct(pool: WorkerPool) -> None:
     assert all(TensorProgram.from_tvm_json(p.tvm_json).hash == p.hash for p in found[:5])
 
 
-def test_fewer_are_the_first_of_more(pool: WorkerPool) -> None:
+def test_smaller_count_is_a_prefix(pool: WorkerPool) -> None:
     many = [p.hash for p in draw(pool, 40)]
     assert [p.hash for p in draw(pool, 7)] == many[:8]
 
 
-def test_another_seed_draws_others(pool: WorkerPool) -> None:
+def test_other_seed_draws_other_programs(pool: WorkerPool) -> None:
     one, other = ({p.hash for p in draw(pool, 20, seed)} for seed in (0, 1))
     assert len(one & other) < 10
 
 
-def test_a_small_space_is_exhausted_and_no_more_is_asked(pool: WorkerPool) -> None:
+def test_small_space_is_exhausted(pool: WorkerPool) -> None:
     import tvm
     from tvm import te, topi
 
@@ -65,17 +65,17 @@ def test_a_small_space_is_exhausted_and_no_more_is_asked(pool: WorkerPool) -> No
     assert 1 <= len(found) < 65
 
 
-def test_no_schedules_is_the_default_alone(pool: WorkerPool) -> None:
+def test_zero_schedules_give_the_default_only(pool: WorkerPool) -> None:
     assert [p.origin for p in draw(pool, 0)] == ["default"]
 
 
-def test_seeds_differ_by_task_and_are_what_tvm_takes() -> None:
+def test_task_seeds_differ_and_are_valid() -> None:
     seeds = {task_seed(task, seed) for task in ("a", "b") for seed in (0, 1)}
     assert len(seeds) == 4 and all(0 < s < 2**31 for s in seeds)
 
 
 @pytest.mark.parametrize("operator", ["matmul", "softmax"])
-def test_the_default_of_a_gpu_is_bound_to_threads(operator: str) -> None:
+def test_gpu_default_is_bound_to_threads(operator: str) -> None:
     from tvm import ir, te, topi
 
     text, digest = matmul()

@@ -1,4 +1,4 @@
-"""What a user names as a target becomes a device, threads, cores and TVM's JSON."""
+"""Parsing of targets to device, threads, cores and TVM's JSON."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(targets, "available_cores", lambda: (0, 1))
 
 
-def test_threads_and_level_make_the_device() -> None:
+def test_threads_and_level_determine_the_device() -> None:
     one, two, old = configurations(("x86-64-v3@1", "x86-64-v3@2", "x86-64-v2@1"))
     assert [c.name for c in (one, two, old)] == [
         "intel-xeon-amx-1t-avx2",
@@ -42,19 +42,19 @@ def test_threads_and_level_make_the_device() -> None:
     assert json.loads(one.target_text) == one.target
 
 
-def test_native_is_this_cpu_with_all_its_cores() -> None:
+def test_native_is_this_cpu_with_all_cores() -> None:
     (found,) = configurations(("native",))
     assert found.threads == 2 and found.kind == "llvm" and found.target["mcpu"]
 
 
-def test_a_remote_cpu_reserves_no_core_here() -> None:
+def test_remote_cpu_reserves_no_local_core() -> None:
     (found,) = configurations(("native",), remote=True)
     assert found.cores == () and found.threads == 1
 
 
-def test_json_needs_to_say_which_device_it_is() -> None:
+def test_json_target_needs_a_device() -> None:
     text = '{"kind":"llvm","mtriple":"aarch64-linux-gnu","mcpu":"cortex-a72"}@4'
-    with pytest.raises(InvalidDeviceError, match="what CPU"):
+    with pytest.raises(InvalidDeviceError, match="the CPU of"):
         configurations((text,), remote=True)
     (found,) = configurations((text,), device="raspberry-pi-3", remote=True)
     assert found.threads == 4 and found.name == "raspberry-pi-3"
@@ -62,7 +62,7 @@ def test_json_needs_to_say_which_device_it_is() -> None:
 
 
 @pytest.mark.parametrize(("name", "arch"), [("a100", "sm_80"), ("t4", "sm_75"), ("h100-sxm", "sm_90")])
-def test_a_gpu_names_its_architecture(name: str, arch: str) -> None:
+def test_gpu_target_has_its_architecture(name: str, arch: str) -> None:
     (found,) = configurations((f"cuda:{name}",))
     assert found.kind == "cuda" and str(found.target["arch"]).startswith(arch)
     assert found.name.startswith(name.partition("-")[0]) and found.target["host"]["kind"] == "llvm"
@@ -71,25 +71,25 @@ def test_a_gpu_names_its_architecture(name: str, arch: str) -> None:
 @pytest.mark.parametrize(
     ("texts", "reason"),
     [
-        (("x86-64-v3@9",), "9 threads on a machine that gives 2 cores"),
-        (("no-such-target",), "TVM does not know"),
+        (("x86-64-v3@9",), "9 threads, but this process may use 2 cores"),
+        (("no-such-target",), "TVM does not accept"),
         (('{"kind":',), "not JSON"),
-        (("cuda:xeon-platinum-8124m",), "no NVIDIA GPU"),
+        (("cuda:xeon-platinum-8124m",), "not an NVIDIA GPU"),
         (("native@1", "x86-64-v3@1"), "two targets are one device"),
         (("native@1", "cuda:t4"), "several kinds"),
     ],
 )
-def test_what_is_no_target_is_said(texts: tuple[str, ...], reason: str) -> None:
+def test_invalid_targets_are_refused(texts: tuple[str, ...], reason: str) -> None:
     with pytest.raises(InvalidDeviceError, match=reason):
         configurations(texts)
 
 
-def test_one_device_for_several_targets_is_refused() -> None:
-    with pytest.raises(InvalidDeviceError, match="one --target"):
+def test_device_with_several_targets_is_refused() -> None:
+    with pytest.raises(InvalidDeviceError, match="a single --target"):
         configurations(("native@1", "native@2"), device="t4")
 
 
-def test_cores_are_those_of_this_process() -> None:
+def test_cores_respect_the_affinity_of_the_process() -> None:
     import os
 
     assert set(available_cores()) <= set(range(os.cpu_count() or 1)) and available_cores()

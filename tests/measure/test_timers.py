@@ -1,4 +1,4 @@
-"""What the machine that measures turns out to be."""
+"""Identification of the measuring machine."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def gpu(*names: str) -> Configuration:
     return Configuration({"kind": "cuda", "arch": "sm_80"}, 1, (), lookup(names[0]), names)
 
 
-def test_the_driver_says_which_board_of_a_family_it_is() -> None:
+def test_driver_identifies_the_board_of_a_family() -> None:
     found = named(gpu(*family("a100")), "NVIDIA A100-SXM4-80GB")
     assert found.name == "a100-sxm4-80gb" and found.device == lookup("a100-sxm4-80gb")
 
 
-def test_a_board_that_is_the_named_one_is_taken() -> None:
+def test_named_board_is_accepted() -> None:
     board = gpu("a100-pcie-40gb")
     assert named(board, "NVIDIA A100-PCIE-40GB") is board
 
@@ -33,12 +33,12 @@ def test_a_board_that_is_the_named_one_is_taken() -> None:
     ("names", "seen", "reason"),
     [
         (("a100-pcie-40gb",), "NVIDIA A100-SXM4-80GB", "this machine has a100-sxm4-80gb"),
-        (("a100-pcie-40gb", "a100-sxm4-40gb"), "Tesla T4", "a100-pcie-40gb or a100-sxm4-40gb was named"),
+        (("a100-pcie-40gb", "a100-sxm4-40gb"), "Tesla T4", "names a100-pcie-40gb or a100-sxm4-40gb"),
         # A slice of a board is another device.
         (("a100-sxm4-40gb",), "NVIDIA A100-SXM4-40GB MIG 3g.20gb", "MIG 3g.20gb"),
     ],
 )
-def test_another_board_is_refused(names: tuple[str, ...], seen: str, reason: str) -> None:
+def test_other_board_is_refused(names: tuple[str, ...], seen: str, reason: str) -> None:
     with pytest.raises(InvalidDeviceError, match=reason) as caught:
         named(gpu(*names), seen)
     assert "--device" in caught.value.hint
@@ -67,9 +67,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch, name: str, named_as: str, one_thread
     return on_this_machine(Configuration(target, 1, cores, device, (named_as,)), CollectSettings())
 
 
-def test_a_cpu_that_was_looked_at_elsewhere_must_be_the_same(
-    monkeypatch: pytest.MonkeyPatch, one_thread: Configuration
-) -> None:
+def test_cpu_of_another_machine_must_match(monkeypatch: pytest.MonkeyPatch, one_thread: Configuration) -> None:
     name = "some-cpu-9000-1t-sse42"
     assert on_cpu(monkeypatch, name, name, one_thread).device is one_thread.device
     with pytest.raises(InvalidDeviceError, match="this machine has 'some-cpu-9000-1t-sse42'"):

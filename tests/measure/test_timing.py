@@ -1,4 +1,4 @@
-"""How often a program is run follows from how long it takes."""
+"""Choice of runs and repeats from the run time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Recorder:
 
 @settings(deadline=None)
 @given(run_s=st.floats(1e-8, 0.24))
-def test_repeats_are_long_enough_for_the_clock_and_short_enough_together(run_s: float) -> None:
+def test_repeats_respect_minimum_and_total_time(run_s: float) -> None:
     program = Recorder(run_s)
     timing = time_program(program, SETTINGS)
     number, repeats = timing.number, len(timing.repeats_s)
@@ -39,14 +39,14 @@ def test_repeats_are_long_enough_for_the_clock_and_short_enough_together(run_s: 
     assert timing.latency_s == pytest.approx(run_s)
 
 
-def test_a_slow_program_is_run_once_and_marked() -> None:
+def test_slow_program_runs_once_and_is_marked() -> None:
     program = Recorder(1.5)
     timing = time_program(program, SETTINGS)
     assert timing.once and timing.repeats_s == (1.5,) and timing.spread == 0
     assert program.calls == [(1, 1)]
 
 
-def test_a_noisy_first_round_gets_a_second_and_the_quieter_is_kept() -> None:
+def test_noisy_round_is_repeated_and_the_quieter_is_kept() -> None:
     class Calming(Recorder):
         def __call__(self, number: int, repeat: int) -> list[float]:
             self.noise = (1.0, 3.0) if len(self.calls) < 2 else (1.0, 1.01)
@@ -57,22 +57,22 @@ def test_a_noisy_first_round_gets_a_second_and_the_quieter_is_kept() -> None:
     assert time_program(Recorder(5e-3), SETTINGS).rounds == 1
 
 
-def test_a_program_that_stays_noisy_keeps_its_spread() -> None:
+def test_persistently_noisy_program_keeps_its_spread() -> None:
     timing = time_program(Recorder(5e-3, (1.0, 1.5)), SETTINGS)
     assert timing.rounds == 2 and timing.spread > SETTINGS.max_spread
 
 
-def test_caches_are_flushed_before_every_run() -> None:
+def test_cache_is_flushed_before_every_run() -> None:
     assert time_program(Recorder(1e-5), TimingSettings(flush_cache=True)).number == 1
 
 
 @pytest.mark.parametrize("figure", [0.0, -1e-6, float("nan"), float("inf")])
-def test_a_clock_that_gives_no_latency_is_an_error(figure: float) -> None:
+def test_invalid_clock_values_raise(figure: float) -> None:
     with pytest.raises(MeasurementError, match="clock"):
         time_program(lambda number, repeat: [figure] * repeat, SETTINGS)
 
 
-def test_spread_is_the_interquartile_range_over_the_median() -> None:
+def test_spread_is_interquartile_range_over_median() -> None:
     timing = Timing((1.0, 2.0, 3.0, 4.0, 5.0), 1)
     assert timing.latency_s == 3.0 and timing.spread == pytest.approx(2 / 3)
 
@@ -105,19 +105,19 @@ def test_integers_are_valid_indices(arguments: Arguments, bound: int) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "highest"), [("int64", 30521), ("int8", 127), ("uint8", 255)])
-def test_integers_are_drawn_from_all_that_fit(dtype: str, highest: int) -> None:
+def test_integers_cover_the_valid_range(dtype: str, highest: int) -> None:
     drawn = random_array((100, 100), dtype, 30522, np.random.default_rng(0))
     assert str(drawn.dtype) == dtype and drawn.min() >= 0 and 0.9 * highest < drawn.max() <= highest
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "bool"])
-def test_inputs_are_random_and_not_zeros(dtype: str) -> None:
+def test_inputs_are_random_and_nonzero(dtype: str) -> None:
     drawn = random_array((64, 64), dtype, 50, np.random.default_rng(0))
     assert str(drawn.dtype) == dtype and drawn.shape == (64, 64)
     assert np.count_nonzero(drawn) > 1000 and len(np.unique(drawn)) > 1
 
 
-def test_what_a_timing_takes_begins_before_the_program_is_loaded() -> None:
+def test_elapsed_time_includes_loading() -> None:
     started = time.perf_counter() - 100.0  # as if loading had taken so long
     run = Clock(None, None, (), SETTINGS, started).finish(Timing((1e-3,), 1))
     assert 100.0 <= run.elapsed_s < 1000.0 and run.timed_s == 0.0

@@ -1,4 +1,4 @@
-"""A folder of programs to measure: written once, edited by people, measured in several goes."""
+"""Folders of programs to measure: writing, editing, and resumed measuring."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def measure(spec: OperatorSpec) -> Measurement:
     )
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_todo_round_trip(tmp_path: Path) -> None:
     folder = tmp_path / "todo"
     write_todo(todo(), folder)
     assert is_todo(folder) and read_todo(folder) == todo()
@@ -46,7 +46,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert "--device" not in (tmp_path / "t4" / "README.md").read_text()
 
 
-def test_a_folder_in_use_is_left_alone(tmp_path: Path) -> None:
+def test_nonempty_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "programs.csv").write_text("mine")
     with pytest.raises(DataError, match="not empty"):
         write_todo(todo(), tmp_path)
@@ -55,7 +55,7 @@ def test_a_folder_in_use_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "programs.csv").read_text() == "mine"
 
 
-def test_latencies_that_people_fill_in_are_records(tmp_path: Path) -> None:
+def test_entered_latencies_become_records(tmp_path: Path) -> None:
     write_todo(todo(), tmp_path / "todo")
     path = tmp_path / "todo" / "programs.csv"
     rows = list(csv.DictReader(path.read_text().splitlines()))
@@ -70,7 +70,7 @@ def test_latencies_that_people_fill_in_are_records(tmp_path: Path) -> None:
     assert table.protocol.used() == ("eager",) and table.framework.used() == ("pytorch",)
 
 
-def test_edited_folders(tmp_path: Path) -> None:
+def test_edited_folders_are_read_or_refused(tmp_path: Path) -> None:
     write_todo(todo(), tmp_path / "todo")
     path = tmp_path / "todo" / "programs.csv"
     whole = path.read_text()
@@ -84,11 +84,11 @@ def test_edited_folders(tmp_path: Path) -> None:
         read_todo(tmp_path / "todo")
     path.write_text(whole)
     (tmp_path / "todo" / "select.json").write_text("{}")
-    with pytest.raises(DataError, match="no folder of cdmpp select"):
+    with pytest.raises(DataError, match="not a folder of cdmpp select"):
         read_todo(tmp_path / "todo")
 
 
-def test_a_stopped_run_goes_on(tmp_path: Path) -> None:
+def test_interrupted_run_resumes(tmp_path: Path) -> None:
     path = records_path(None, tmp_path)
     seen: list[str] = []
 
@@ -110,7 +110,7 @@ def test_a_stopped_run_goes_on(tmp_path: Path) -> None:
     assert again.new == 0 and seen == ["linear", "relu"]
 
 
-def test_failed_programs_are_tried_again(tmp_path: Path) -> None:
+def test_failed_programs_are_retried(tmp_path: Path) -> None:
     def fails(spec: OperatorSpec) -> Measurement:
         if spec.operator == "relu":
             return Measurement(spec.text(), "operator", "mine", None, protocol="eager", failure="no kernel")
@@ -134,7 +134,7 @@ def test_noisy_programs_are_measured_twice(tmp_path: Path) -> None:
     assert load_table(path).latency_s.tolist() == [2e-3] and path == tmp_path / "a.parquet"
 
 
-def test_devices_and_protocols_are_not_mixed(tmp_path: Path) -> None:
+def test_records_of_other_devices_or_protocols_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "records.parquet"
     measure_programs(PROGRAMS, measure, path, device="mine", protocol="eager")
     for device, protocol, what in (("t4", "eager", "device mine"), ("mine", "graph", "protocol eager")):

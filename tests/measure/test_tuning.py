@@ -1,4 +1,4 @@
-"""A search proposes schedules of the task that it was given, and learns from what they took."""
+"""A search proposes schedules of its task and learns from their latencies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.measure.test_sampling import matmul
 pytestmark = [pytest.mark.native, pytest.mark.slow]
 
 
-def test_what_a_search_tried_is_kept(tmp_path: Path, quick: CollectSettings, one_thread: Configuration) -> None:
+def test_programs_of_a_search_are_stored(tmp_path: Path, quick: CollectSettings, one_thread: Configuration) -> None:
     pytest.importorskip("tvm")
     text, digest = matmul()
     settings = quick.model_copy(update={"schedules": 4, "tune": 8, "repeat_share": 0.0})
@@ -39,7 +39,7 @@ def test_what_a_search_tried_is_kept(tmp_path: Path, quick: CollectSettings, one
     assert all(p.task == digest for p in programs)
 
 
-def test_programs_of_a_search_do_not_hide_those_of_a_draw(tmp_path: Path) -> None:
+def test_search_does_not_replace_sampled_programs(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
         store.add_network("one", TaskList("one", (Task("t", "task", "text", 1),)))
         store.add_programs("task", [SampledProgram("p0", "0", "default")], 0)
@@ -55,7 +55,7 @@ def test_programs_of_a_search_do_not_hide_those_of_a_draw(tmp_path: Path) -> Non
         }
 
 
-def test_without_xgboost_a_search_says_what_to_install(tmp_path: Path) -> None:
+def test_search_without_xgboost_has_an_installation_hint(tmp_path: Path) -> None:
     (tmp_path / "xgboost.py").write_text("raise ModuleNotFoundError('no xgboost', name='xgboost')")
     with (
         WorkerPool(1, WorkerSettings(), work.search_without, (str(tmp_path),)) as pool,

@@ -1,4 +1,4 @@
-"""Functions that worker processes of the tests run: what a program might do to its worker."""
+"""Functions that worker processes of the tests run, including harmful ones."""
 
 from __future__ import annotations
 
