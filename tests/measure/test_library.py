@@ -87,7 +87,7 @@ def test_missing_devices_are_refused() -> None:
     with pytest.raises(InvalidDeviceError, match="not xeon-phi-7250"):
         find_timing_device("cpu", "xeon-phi-7250")
     if not torch.cuda.is_available():
-        with pytest.raises(MeasurementError, match="sees 0 CUDA devices"):
+        with pytest.raises(MeasurementError, match="finds 0 CUDA devices"):
             find_timing_device("cuda:0", "t4")
 
 
