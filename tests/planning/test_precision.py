@@ -69,7 +69,7 @@ def test_figures_computed_by_hand() -> None:
     assert plan.gap == 0.0
     assert fast.proven and slow.proven
     assert plan.baselines["all_lowest"] == 2 * 4.0 + 4.0
-    assert {"best_uniform", "start", "qsync"} <= plan.baselines.keys()
+    assert {"best_uniform", "start", "heap"} <= plan.baselines.keys()
     assert "all_float32" not in plan.baselines
     assert [(refused.device, refused.operator, refused.breaks) for refused in plan.rejected] == [
         ("slow", "first", "time")
@@ -128,7 +128,7 @@ def test_programs_of_the_example_are_priced_on_both_devices(predictor: LatencyPr
 
 def test_tables_show_types_figures_and_baselines() -> None:
     text = render(solved().tables())
-    for part in ("operator  fast", "casts given", "sensitivity", "qsync", "breaks a limit", "the time limit of"):
+    for part in ("operator  fast", "casts given", "sensitivity", "heap", "breaks a limit", "the time limit of"):
         assert part in text
 
 

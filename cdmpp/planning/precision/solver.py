@@ -114,7 +114,7 @@ def baseline_plans(devices: Sequence[DeviceCosts], job: JobSolution) -> list[Bas
         "all_float32": [uniform(costs, "float32") for costs in devices],
         "best_uniform": one_type,
         "start": job.starts,
-        "qsync": job.heaps,
+        "heap": job.heaps,
     }
     out: list[BaselinePlan] = []
     for name, levels in choices.items():
