@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from cdmpp.compose.request import PriceRequest
+from cdmpp.compose.fields import PriceRequest
 from cdmpp.devices.loading import from_mapping
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, FieldError

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Self, TypeVar
 import numpy as np
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
 
-from cdmpp.compose.request import (
+from cdmpp.compose.fields import (
     MAX_COUNT,
     MAX_SECONDS,
     Closed,

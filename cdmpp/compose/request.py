@@ -8,121 +8,77 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from operator import attrgetter
 from types import ModuleType
 from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, computed_field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validator
 from pydantic_core import PydanticCustomError
 
 from cdmpp.compose.budget import SearchControl
+from cdmpp.compose.fields import (
+    MAX_BUDGET_S,
+    MAX_BYTES,
+    MAX_COUNT,
+    MAX_NAME,
+    MAX_SECONDS,
+    MAX_TEXT,
+    Budget,
+    Bytes,
+    Closed,
+    DeviceForm,
+    MaxSteps,
+    Name,
+    PositiveBytes,
+    PositiveSeconds,
+    PriceRequest,
+    ProgramForm,
+    Seconds,
+    Seed,
+    WholeNumber,
+    Work,
+    at_most_one,
+    exactly_one,
+)
+from cdmpp.compose.pricing import collect, fill
 from cdmpp.compose.render import Table
 from cdmpp.prediction import Prediction
-from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
 from cdmpp.units import format_latency
 
+#: Fields are defined in :mod:`cdmpp.compose.fields`; schemas import everything from here.
+__all__ = [
+    "MAX_BUDGET_S",
+    "MAX_BYTES",
+    "MAX_COUNT",
+    "MAX_NAME",
+    "MAX_SECONDS",
+    "MAX_TEXT",
+    "Answer",
+    "Budget",
+    "Bytes",
+    "Closed",
+    "DeviceForm",
+    "Explained",
+    "Interval",
+    "MaxSteps",
+    "Name",
+    "OldRequest",
+    "Plan",
+    "PositiveBytes",
+    "PositiveSeconds",
+    "PriceRequest",
+    "ProgramForm",
+    "Request",
+    "Row",
+    "Seconds",
+    "Seed",
+    "WholeNumber",
+    "Work",
+    "at_most_one",
+    "exactly_one",
+]
 A = TypeVar("A", bound="Answer")
-M = TypeVar("M", bound=BaseModel)
-
-#: Limits of one request: far above an honest one, and below what would fill the memory.
-MAX_NAME, MAX_TEXT, MAX_COUNT = 200, 2000, 1_000_000
-MAX_SECONDS, MAX_BYTES = 1e9, 1e18
-MAX_BUDGET_S = 600.0
-
-
-def _whole_number(value: Any) -> Any:
-    """5.0 is an integer to JSON."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-#: Put into ``Annotated[int, Field(...), WholeNumber]``: models are strict, and JSON has one kind of number.
-WholeNumber = BeforeValidator(_whole_number)
-
-Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
-Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS)]
-PositiveSeconds = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
-Bytes = Annotated[float, Field(ge=0, le=MAX_BYTES)]
-PositiveBytes = Annotated[float, Field(gt=0, le=MAX_BYTES)]
-Seed = Annotated[int, Field(ge=0, lt=2**32), WholeNumber]
-Budget = Annotated[
-    float,
-    Field(gt=0, le=MAX_BUDGET_S, description="Seconds that the search may take; it ends earlier when proven best."),
-]
-MaxSteps = Annotated[
-    Annotated[int, Field(ge=1, le=10**9), WholeNumber] | None,
-    Field(
-        description="The search ends after so many steps. Where the budget is not reached before, equal requests "
-        "give equal answers on any machine."
-    ),
-]
-ProgramForm = Annotated[
-    dict[str, Any],
-    Field(
-        min_length=1,
-        max_length=64,
-        description='A program as in POST /predict: an operator object, {"tvm_json": text}, '
-        '{"tvmscript": text}, or over HTTP {"hash": text}.',
-    ),
-]
-DeviceForm = Annotated[
-    Name | dict[str, Any], Field(description="Name of a known device, or the specification of another one.")
-]
-
-
-class Closed(BaseModel):
-    """Base of everything that travels: unknown fields, coercion, NaN and infinities are refused."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
-def exactly_one(model: M, *names: str) -> M:
-    """Validate that exactly one of some optional fields is given: ``x`` or ``x_s``.
-
-    Raises
-    ------
-    ValueError
-        None or several are given.
-    """
-    if sum(getattr(model, name) is not None for name in names) != 1:
-        raise PydanticCustomError("value_error", "give either {names}", {"names": " or ".join(names)})
-    return model
-
-
-def at_most_one(model: M, *names: str) -> M:
-    """Validate that not more than one of some optional fields is given; as :func:`exactly_one`."""
-    return exactly_one(model, *names) if any(getattr(model, name) is not None for name in names) else model
-
-
-class Work(Closed):
-    """Programs that run one after the other, where a cost is to be predicted."""
-
-    program: ProgramForm
-    count: Annotated[int, Field(ge=1, le=MAX_COUNT, description="How often it runs."), WholeNumber] = 1
-
-
-@dataclass(frozen=True)
-class PriceRequest:
-    """One program to price.
-
-    Attributes
-    ----------
-    path : str
-        The field of the request that names it (``nodes.3.program``), for messages.
-    program : dict
-        Its form.
-    device : str or dict
-    backend, protocol, framework
-        As in an item of ``/predict``.
-    """
-
-    path: str
-    program: dict[str, Any]
-    device: str | dict[str, Any]
-    backend: Backend | None = None
-    protocol: Protocol = DEFAULT_PROTOCOL
-    framework: Framework | None = None
 
 
 class Request(Closed, Generic[A]):
@@ -153,15 +109,11 @@ class Request(Closed, Generic[A]):
 
     def price_requests(self) -> list[PriceRequest]:
         """Programs to price, in a fixed order; empty where all costs are given."""
-        from cdmpp.compose.pricing import collect
-
         self.check()
         return collect(self)
 
     def with_prices(self, prices: Sequence[Prediction]) -> Self:
         """A copy whose costs are resolved; ``prices`` answer :meth:`price_requests`, in its order."""
-        from cdmpp.compose.pricing import fill
-
         return fill(self, prices)
 
     def solve(self, control: SearchControl) -> A:

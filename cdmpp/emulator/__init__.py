@@ -1,7 +1,7 @@
 """Pipeline step emulator (SEMU): step time, bubbles and peak memory of pipeline-parallel training.
 
-:func:`simulate` answers once, an :class:`Emulator` remembers; :mod:`cdmpp.emulator.schema` is the request
-around them, with programs to predict (docs/pipelines.md).
+:func:`simulate` simulates one step; an :class:`Emulator` caches the parts of earlier steps.
+:mod:`cdmpp.emulator.schema` has the request and the plan (docs/pipelines.md).
 """
 
 from cdmpp.emulator.emulate import Emulator, Step, simulate

@@ -1,4 +1,4 @@
-"""The figures of a step's tasks: how long they take, what they wait for, and what they hold."""
+"""Durations, transfer times and memory of the tasks of a step, as arrays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cdmpp.emulator.structure import Structure
 def durations(
     structure: Structure, costs: Table, classes: Sequence[int], transfer_s: float | Sequence[float]
 ) -> tuple[Floats, Floats, float]:
-    """Seconds of every task and of every transfer before it, rounded to a common :func:`grid`; its step."""
+    """Seconds of every task and of every transfer before it, rounded to a common :func:`grid`; and the grid."""
     rows = structure.tasks // (structure.stages * structure.micro_batches)
     whole = _by_class(costs.whole_s[:rows], classes)
     if structure.any_split:
@@ -30,7 +30,7 @@ def durations(
 
 
 def holdings(structure: Structure, costs: Table, classes: Sequence[int]) -> tuple[Floats, Floats]:
-    """Bytes that every task takes at its start and gives back at its end."""
+    """Bytes that every task allocates at its start and frees at its end."""
     rows = structure.tasks // (structure.stages * structure.micro_batches)
     at_start = _by_class(costs.at_start[:rows], classes)
     at_end = _by_class(costs.at_end[:rows], classes)
@@ -50,13 +50,13 @@ def _by_class(values: Floats, classes: Sequence[int]) -> Floats:
 def peaks_over_time(
     structure: Structure, start: Floats, end: Floats, at_start: Floats, at_end: Floats, resident: Floats, peak: Floats
 ) -> None:
-    """As :func:`cdmpp.emulator.evaluate.peaks`, where host links give memory back beside the passes."""
+    """As :func:`cdmpp.emulator.evaluate.peaks`, where copies to the host free memory, too."""
     for rank in range(structure.ranks):
         both = np.concatenate(
             [structure.order[structure.begin[r] : structure.begin[r + 1]] for r in (rank, rank + structure.ranks)]
         )
         when = np.concatenate((start[both], end[both]))
         change = np.concatenate((at_start[both], at_end[both]))
-        # What ends makes room for what starts at the same time.
+        # Memory of ending tasks is free for tasks that start at the same time.
         held = resident[rank] + np.cumsum(change[np.lexsort((change, when))])
         peak[rank] = max(resident[rank], held.max(initial=0.0))

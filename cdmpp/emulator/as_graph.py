@@ -1,4 +1,4 @@
-"""A step as a graph for the replay engine: for traces and what-ifs, and to check one against the other."""
+"""A step as a graph for the replay engine, for traces, what-ifs and tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What no schedule of a step can go below."""
+"""Lower bound of the makespan of a step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cdmpp.emulator.structure import Structure
 def lower_bound(
     structure: Structure, costs: Table, classes: Sequence[int], transfer_s: float | Sequence[float]
 ) -> float:
-    """Seconds that no order of the same passes on the same ranks can go below.
+    """Lower bound of all orders of the same passes on the same ranks.
 
     Each rank has to wait for its first micro-batch, do all its passes, and then the last gradient still
     goes down to stage 0; a micro-batch has to go up and down once.
@@ -35,11 +35,11 @@ def lower_bound(
     head[1:] = np.cumsum(forward[:-1] + up[1:], axis=0)
     tail = np.zeros((stages, count))
     tail[1:] = np.cumsum(backward[:-1] + down[:-1], axis=0)
-    found = float((head[-1] + forward[-1] + backward[-1] + tail[-1]).max())
+    bound_s = float((head[-1] + forward[-1] + backward[-1] + tail[-1]).max())
     for rank in range(ranks):
-        mine = np.flatnonzero(structure.rank_of == rank)
-        if len(mine):
-            before, after = float(head[mine].min()), float(tail[mine].min())
-            passes = float((forward + backward)[mine].sum())
-            found = max(found, before + passes + after, before + passes + float(weight[mine].sum()))
-    return found
+        stages_here = np.flatnonzero(structure.rank_of == rank)
+        if len(stages_here):
+            before, after = float(head[stages_here].min()), float(tail[stages_here].min())
+            passes = float((forward + backward)[stages_here].sum())
+            bound_s = max(bound_s, before + passes + after, before + passes + float(weight[stages_here].sum()))
+    return bound_s

@@ -1,4 +1,4 @@
-"""A search's stream of candidates: other orders of the same passes, many thousands a second."""
+"""Fast evaluation of many orders of the same passes, for searches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cdmpp.emulator.reuse import Reuse
 from cdmpp.emulator.stages import Table
 from cdmpp.emulator.structure import Structure
 
-#: Passes from which on it pays to look for what two orders have in common.
+#: Fewest passes for which it is faster to reuse the common part of two orders.
 LARGE = 2048
 
 
@@ -23,16 +23,16 @@ class Candidates:
     Parameters
     ----------
     structure : Structure
-        Its order is the first candidate. Nothing may be offloaded: copies follow the order.
+        Its order is the first candidate. No stage may be offloaded, because copies depend on the order.
     costs : Table
     classes : sequence of int
         Class of every micro-batch.
     transfer_s : float or sequence of float
     resume : bool, optional
-        Whether an order starts from what it has in common with the one before it. Default: from
-        ``LARGE`` passes on; fewer are simulated in the time that this takes.
+        Whether the common part with the order before is reused. Default: for at least ``LARGE`` passes; fewer
+        passes are simulated in the time that this takes.
     remember : bool
-        Whether an order that was seen is looked up. A lookup costs about as much as 256 passes.
+        Whether results of earlier orders are looked up. A lookup takes as long as about 256 passes.
 
     Raises
     ------
@@ -42,13 +42,13 @@ class Candidates:
     Attributes
     ----------
     orders : Reuse
-        Whole orders that were found, and that were not.
+        Hits and misses of whole orders.
     kept, run : int
-        Passes taken over from the candidate before, and passes simulated.
+        Reused passes, and simulated passes.
 
     Notes
     -----
-    Either way the answers are the same to the last bit.
+    Results are equal to the last bit with all settings.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Candidates:
         self.end_s = np.full_like(self._duration, -1.0)
 
     def makespan_s(self, order: Ints) -> float:
-        """Seconds of the step under an order; infinite where its ranks wait for each other in a circle.
+        """Seconds of the step under an order; infinite where its ranks wait for each other.
 
         Parameters
         ----------
@@ -88,11 +88,11 @@ class Candidates:
         simulate = self._rest if self.resume else self._all
         if not self.remember:
             return simulate(order)
-        found: float = self.orders.find(order.tobytes(), partial(simulate, order))
-        return found
+        makespan_s: float = self.orders.find(order.tobytes(), partial(simulate, order))
+        return makespan_s
 
     def peak_bytes(self, order: Ints) -> float:
-        """The most that a rank holds under an order."""
+        """Largest peak memory of a rank under an order."""
         peak = np.empty(self.structure.ranks)
         peaks(order, self.structure.begin, *self._holds, self._resident, peak)
         return float(peak.max())

@@ -1,4 +1,4 @@
-"""A pipeline-parallel training step: how long it takes, what it holds, and when each pass runs."""
+"""Emulation of a pipeline-parallel training step: makespan, memory, and times of each pass."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cdmpp.errors import FieldError
 
 @dataclass(frozen=True)
 class Step:
-    """A training step as it ran.
+    """A simulated training step.
 
     Attributes
     ----------
@@ -28,7 +28,7 @@ class Step:
     start_s, end_s : float64, shape (tasks,)
         By task number; -1 for tasks that the step does not have.
     peak_bytes : float64, shape (ranks,)
-        The most that each rank holds at once.
+        Peak memory of each rank.
     """
 
     structure: Structure
@@ -55,7 +55,7 @@ class Step:
 
     @property
     def bubble(self) -> float:
-        """Share of the ranks' time that they wait."""
+        """Share of the time of all ranks in which they wait."""
         whole = self.makespan_s * self.structure.ranks
         return 1.0 - float(self.busy_s.sum()) / whole if whole > 0 else 0.0
 
@@ -66,24 +66,24 @@ class Step:
 
 @dataclass
 class Emulator:
-    """Simulates steps, and does not simulate again what it has simulated before.
+    """Simulates steps and caches their parts.
 
     Parameters
     ----------
     reuse : bool
-        With False everything is simulated anew. The answers are the same to the last bit.
+        With False nothing is cached. Results are equal to the last bit.
 
     Attributes
     ----------
     stages, structures, steps : Reuse
-        What was found and what was not: costs of equal stages; numbering of equal orders; whole steps.
+        Caches of costs of equal stages, numbering of equal orders, and whole steps.
     frames : Frames
-        The same for stretches of a step that repeat, from micro-batch to micro-batch and from step to step.
+        Cache of stretches that repeat, from micro-batch to micro-batch and from step to step.
 
     Notes
     -----
     After SEMU, the step emulator of PipeWeaver: equal parts in space (stages) and in time (micro-batches,
-    steps, candidates of a search) are simulated once. Not safe between threads.
+    steps, candidates of a search) are simulated once. Not thread-safe.
     """
 
     reuse: bool = True
@@ -109,14 +109,14 @@ class Emulator:
         stages : sequence of Stage
             In the order of the forward pass.
         micro_batches : int or sequence of int
-            How many; or the class of each (:attr:`Stage.classes`).
+            Their number; or the class of each (:attr:`Stage.classes`).
         schedule : {"gpipe", "1f1b", "interleaved", "zero_bubble"} or list of list of Pass
-            Or the passes of every rank in their order.
+            A published schedule, or the passes of every rank in order.
         ranks : int, optional
-            Default: one per stage. Stage s is on rank s modulo ``ranks``; explicit orders say it themselves.
+            Default: one per stage. Stage s is on rank s modulo ``ranks``; explicit orders may place stages elsewhere.
         transfer_s : float or sequence of float, length stages - 1
             Seconds from one stage to the next (and of the gradient back), where they are on different
-            ranks. Transfers delay who waits for them, and nobody else.
+            ranks. A transfer delays only the pass that waits for it.
         host_bandwidth_bytes_per_s : float
             Each rank's link to the host, for stages whose activations are offloaded.
 
@@ -140,11 +140,11 @@ class Emulator:
         orders = schedule if isinstance(schedule, str) else tuple(map(tuple, schedule))
         transfers = transfer_s if isinstance(transfer_s, int | float) else tuple(transfer_s)
         key = (tuple(stages), classes, orders, ranks, transfers, host_bandwidth_bytes_per_s)
-        found: Step = self.steps.find(key, make)
-        return found
+        step: Step = self.steps.find(key, make)
+        return step
 
     def table(self, stages: Sequence[Stage], host_bandwidth_bytes_per_s: float = float("inf")) -> Table:
-        """The stages' costs; those of equal stages are worked out once."""
+        """Costs of the stages; those of equal stages are computed once."""
         find = self.stages.find if self.reuse else anew
         return table(
             list(stages),
@@ -188,7 +188,7 @@ class Emulator:
     def run(
         self, structure: Structure, costs: Table, classes: Sequence[int], transfer_s: float | Sequence[float] = 0.0
     ) -> Step:
-        """Simulate a structure with given costs; a whole step is not looked up here.
+        """Simulate a structure with given costs; whole steps are not cached here.
 
         Raises
         ------
@@ -203,12 +203,12 @@ class Emulator:
 
     @property
     def hits(self) -> int:
-        """How often something was found."""
+        """Number of cache hits."""
         return self.stages.hits + self.structures.hits + self.steps.hits + self.frames.hits
 
     @property
     def misses(self) -> int:
-        """How often it had to be made."""
+        """Number of cache misses."""
         return self.stages.misses + self.structures.misses + self.steps.misses + self.frames.misses
 
 
@@ -221,7 +221,7 @@ def simulate(
     transfer_s: float | Sequence[float] = 0.0,
     host_bandwidth_bytes_per_s: float = float("inf"),
 ) -> Step:
-    """Simulate one step; see :meth:`Emulator.simulate`, which remembers.
+    """Simulate one step; see :meth:`Emulator.simulate`, which caches.
 
     Examples
     --------

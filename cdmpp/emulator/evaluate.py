@@ -1,4 +1,4 @@
-"""When the passes of a step start and end, and what they hold: arrays in, arrays out, compiled.
+"""Compiled functions for start, end and memory of the passes of a step, on arrays.
 
 Tasks have numbers 0 to n - 1. Every rank runs its tasks one after the other in a given order; a task starts
 when its rank is free and all that it depends on has ended, with a lag (a transfer) where one is given. The
@@ -32,7 +32,7 @@ def _run(
     start: Floats,
     end: Floats,
 ) -> int:
-    """Go on from where each rank is; returns how many tasks have ended."""
+    """Continue from the position of each rank; return the number of ended tasks."""
     ranks = at.shape[0]
     # A rank waits for one task at a time: the ranks that wait for a task are a list linked through `after`.
     first = np.full(duration.shape[0], -1, np.int32)
@@ -151,7 +151,7 @@ def evaluate_again(
             if order[place] != before[place] or turn[place] >= order.shape[0]:
                 kept = min(kept, turn[place])
                 break
-    # `order.shape[0]` marks places that were never reached: all that ran can be kept then.
+    # `order.shape[0]` marks places that were never reached: then all tasks that ran can be kept.
     at = np.empty(ranks, np.int32)
     clock = np.zeros(ranks)
     done = 0
@@ -173,7 +173,7 @@ def evaluate_again(
 
 @jit
 def latest(order: Ints, begin: Ints, end: Floats) -> float:
-    """When the last rank ends, in seconds; infinite where one could not run all that it has.
+    """End of the last rank in seconds; infinite where a rank could not run all its tasks.
 
     Parameters
     ----------
@@ -192,7 +192,7 @@ def latest(order: Ints, begin: Ints, end: Floats) -> float:
 
 @jit
 def peaks(order: Ints, begin: Ints, at_start: Floats, at_end: Floats, resident: Floats, peak: Floats) -> None:
-    """The most that each rank holds at once.
+    """Peak memory of each rank.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Stretches of a step that repeat from micro-batch to micro-batch: simulated once, then moved.
+"""Reuse of stretches of a step that repeat from micro-batch to micro-batch.
 
 A step is cut into frames, from which dependences point only backwards. A frame that is built as an earlier
 one, whose passes take as long, and that waits for what ended later by one and the same time, runs as that
@@ -79,7 +79,7 @@ class Frames:
             known = structure, cut_into_frames(structure, start)
             if len(self._cuts) >= _MOST:
                 del self._cuts[next(iter(self._cuts))]
-            self._cuts[id(structure)] = known  # holds the structure, so that its id stays its own
+            self._cuts[id(structure)] = known  # keeps the structure alive, so that its id is unique
         cut = known[1]
         # Times as whole numbers below 2^40, for the table's keys.
         scale = 2.0**-12 / step if step > 0 else 0.0
@@ -143,7 +143,7 @@ def cut_into_frames(structure: Structure, level: Floats) -> Cut:
 
 @jit
 def _as_long(tasks: Ints, begin: Ints, frame: int, other: int, duration: Floats) -> bool:
-    """Whether the passes of two frames of one shape take as long."""
+    """Whether the passes of two frames of equal shape have equal durations."""
     shift = begin[other] - begin[frame]
     for at in range(begin[frame], begin[frame + 1]):  # noqa: SIM110 (numba compiles no generator)
         if duration[tasks[at]] != duration[tasks[at + shift]]:
@@ -166,7 +166,7 @@ def _run(
     start: Floats,
     end: Floats,
 ) -> int:
-    """Frame after frame; returns how many were moved."""
+    """Simulate frame after frame; return the number of reused ones."""
     start[:] = -1.0
     end[:] = -1.0
     moved = 0

@@ -1,4 +1,4 @@
-"""Orders of published pipeline schedules: what each rank runs, one pass after the other.
+"""Orders of published pipeline schedules: the passes of each rank.
 
 A pass is (kind, stage, micro-batch). Stage s lives on rank s modulo ranks: with as many stages as ranks, one
 each; with more, each rank has every ranks-th one ("virtual stages").
@@ -111,7 +111,7 @@ def interleaved(ranks: int, stages: int, micro_batches: int) -> Orders:
 
 
 def zero_bubble(ranks: int, stages: int, micro_batches: int) -> Orders:
-    """ZB-H1: 1F1B with the weight gradients put off, so that they fill the end of the step.
+    """ZB-H1: 1F1B with delayed weight gradients, which fill the end of the step.
 
     Qi et al., "Zero Bubble Pipeline Parallelism" (ICLR '24), section 2.3: rank r lags r weight passes behind,
     and so every rank holds the activations of at most ``ranks`` micro-batches, as rank 0 does under 1F1B.

@@ -1,4 +1,4 @@
-"""What was made before, by key, with a count of what was found."""
+"""Cache of results by key, with counts of hits and misses."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _NOTHING = object()
 
 @dataclass
 class Reuse:
-    """Results by key; all of them go when there are too many.
+    """Cache of results by key. It is emptied when it is full.
 
     Attributes
     ----------
     most, most_bytes : int
-        Results that are held, and the memory that they may take, as far as they say it (``nbytes``).
+        Most results, and the most memory of results that have ``nbytes``.
     hits, misses : int
     """
 
@@ -28,11 +28,11 @@ class Reuse:
     _bytes: int = 0
 
     def find(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """The result of a key; made where it is not there."""
-        found = self._held.get(key, _NOTHING)
-        if found is not _NOTHING:
+        """The result of a key; computed where it is not cached."""
+        cached = self._held.get(key, _NOTHING)
+        if cached is not _NOTHING:
             self.hits += 1
-            return found
+            return cached
         self.misses += 1
         made = make()
         size = getattr(made, "nbytes", 0)
@@ -45,5 +45,5 @@ class Reuse:
 
 
 def anew(key: Hashable, make: Callable[[], Any]) -> Any:
-    """As :meth:`Reuse.find`, where nothing is to be reused."""
+    """As :meth:`Reuse.find`, without a cache."""
     return make()

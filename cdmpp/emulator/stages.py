@@ -1,4 +1,4 @@
-"""What the stages of a pipeline cost, and how that changes with the way activations are kept."""
+"""Costs of the stages of a pipeline, for kept, recomputed and offloaded activations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WEIGHT_SHARE = 0.5
 
 @dataclass(frozen=True)
 class PassCost:
-    """What one micro-batch costs in a stage.
+    """Costs of one micro-batch in a stage.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class PassCost:
 
 @dataclass(frozen=True)
 class Stage(PassCost):
-    """A stage: costs of a micro-batch, and what does not depend on one.
+    """A stage: costs of a micro-batch, and properties that do not depend on micro-batches.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ class Stage(PassCost):
 
 @dataclass(frozen=True)
 class Table:
-    """Costs of all stages as the emulator takes them.
+    """Costs of all stages as arrays for the emulator.
 
     Attributes
     ----------
@@ -93,13 +93,13 @@ class Table:
 
 
 def column(stage: Stage, host_bandwidth_bytes_per_s: float) -> Floats:
-    """One stage's part of a :class:`Table`: its four arrays, each (classes, 5)."""
+    """The part of one stage in a :class:`Table`: its four arrays, each (classes, 5)."""
     found = []
     for cost in (stage, *stage.classes):
         weight_s = WEIGHT_SHARE * cost.backward_s if cost.weight_s is None else cost.weight_s
         again = cost.forward_s if stage.memory == "recompute" else 0.0
         held = cost.activation_bytes
-        # A recomputed stage's first pass drops its activations as it goes.
+        # The first pass of a recomputed stage drops its activations at once.
         first = cost.boundary_bytes if stage.memory == "recompute" else held
         moved = held if stage.memory == "offload" else 0.0
         copy_s = moved / host_bandwidth_bytes_per_s
@@ -110,7 +110,7 @@ def column(stage: Stage, host_bandwidth_bytes_per_s: float) -> Floats:
 
 
 def table(stages: Sequence[Stage], columns: Sequence[Floats]) -> Table:
-    """Put the columns of all stages together."""
+    """Merge the columns of all stages."""
     whole, split, at_start, at_end = np.array(columns).transpose(1, 3, 0, 2)
     return Table(
         whole,

@@ -1,4 +1,4 @@
-"""The passes of a step as numbered tasks: their orders and what they wait for, without what they cost."""
+"""The passes of a step as numbered tasks, with their orders and dependencies, without costs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_NAMED = 6
 
 @dataclass(frozen=True)
 class Structure:
-    """Who runs what in which order, and what waits for what.
+    """Orders and dependencies of numbered tasks.
 
     A task's number is (kind x stages + stage) x micro-batches + micro-batch, with the kinds of
     :data:`cdmpp.emulator.stages.KINDS`.
@@ -51,7 +51,7 @@ class Structure:
 
     @property
     def tasks(self) -> int:
-        """How many numbers there are; not each is in an order."""
+        """Number of task numbers; not every task is in an order."""
         return len(self.deps)
 
     @property
@@ -122,7 +122,7 @@ def build(
 
 
 def deadlock(structure: Structure, end: Floats, path: str = "schedule") -> FieldError:
-    """What to say of orders that wait for each other in a circle."""
+    """The error for orders that wait for each other."""
     stuck = []
     for rank in range(structure.ranks):
         row = structure.order[structure.begin[rank] : structure.begin[rank + 1]]
@@ -161,7 +161,7 @@ def _numbers(passes: list[Pass], stages: int, micro_batches: int, path: str) -> 
 
 
 def _check(rows: list[Ints], orders: Orders, stages: int, micro_batches: int, path: str) -> Ints:
-    """Every F and B once, every W at most once, every stage on one rank; returns that rank for each."""
+    """Check that F and B occur once, W at most once, each stage on one rank; return the rank of each stage."""
     rank_of = np.full(stages, -1, np.int32)
     seen = np.zeros(3 * stages * micro_batches, bool)
     for rank, (row, passes) in enumerate(zip(rows, orders, strict=True)):
@@ -191,7 +191,7 @@ def _check(rows: list[Ints], orders: Orders, stages: int, micro_batches: int, pa
 
 
 def _link(row: Ints, offloaded: Sequence[bool], size: int, micro_batches: int, deps: Ints) -> Ints:
-    """The copies of one rank in the order of its host link; what waits for them is put into ``deps``.
+    """The copies of one rank in the order of its host link; passes that wait for them are put into ``deps``.
 
     Activations leave when their forward pass has ended. They come back while the pass before their backward
     pass runs: earlier would take the memory that the copy is to save.
@@ -208,7 +208,7 @@ def _link(row: Ints, offloaded: Sequence[bool], size: int, micro_batches: int, d
                 found.append(IN * size + cell)
                 deps[IN * size + cell, 0] = row[at - 1]
                 deps[BACKWARD * size + cell, 2] = IN * size + cell
-        # What is needed at once stays.
+        # Activations that are needed at once are not copied.
         if moves[at] and kind[at] == FORWARD and place[BACKWARD * size + task] > following:
             found.append(OUT * size + task)
             deps[OUT * size + task, 0] = task

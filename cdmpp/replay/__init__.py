@@ -1,6 +1,6 @@
-"""Replay of whole models over their programs (dPRO): what runs when, and what the whole waits for.
+"""Replay of whole models from the latencies of their programs (dPRO): timeline and critical path.
 
-:class:`Graph` and :func:`replay` are the engine; :mod:`cdmpp.replay.schema` is the request around it, with
+:class:`Graph` and :func:`replay` are the engine. :mod:`cdmpp.replay.schema` has the request and the plan, with
 programs to predict, links, collectives, what-ifs and intervals (docs/replay.md).
 """
 

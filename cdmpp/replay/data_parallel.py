@@ -1,4 +1,4 @@
-"""Data-parallel training as a graph to replay: forward, backward, and gradients summed in buckets on the way.
+"""Data-parallel training as a graph to replay: forward, backward, and all-reduces of gradient buckets.
 
 Every rank has the same network, so one stands for all: an all-reduce starts when its own gradients are
 ready. Buckets are those of PyTorch's ``DistributedDataParallel`` (Li et al., PyTorch Distributed, VLDB 2020,
@@ -26,7 +26,7 @@ COMM = "comm"
 
 @dataclass(frozen=True)
 class Layer:
-    """A part of the network whose gradients are made together.
+    """A part of the network whose gradients are computed together.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Setup:
-    """How gradients travel.
+    """Settings of the all-reduces.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Gradients that travel together.
+    """Gradients of one all-reduce.
 
     Attributes
     ----------
@@ -85,7 +85,7 @@ class Bucket:
 
     @property
     def ready(self) -> int:
-        """The layer whose backward pass makes its last gradient."""
+        """The layer whose backward pass computes its last gradient."""
         return self.parameters[-1][0]
 
 
@@ -98,7 +98,7 @@ class Iteration:
     timeline : Timeline
     buckets : tuple of Bucket
     exposed_comm_s : float
-        Time in which gradients travel and nothing computes.
+        Time of all-reduces while nothing computes.
     """
 
     timeline: Timeline
@@ -111,12 +111,12 @@ class Iteration:
 
     @property
     def exposed_comm_s(self) -> float:
-        """Time in which gradients travel and nothing computes."""
+        """Time of all-reduces while nothing computes."""
         return self.timeline.exposed_comm_s
 
     @property
     def comm_s(self) -> float:
-        """Time in which gradients travel."""
+        """Time of all-reduces."""
         found = zip(self.timeline.graph.nodes, self.timeline.duration_s.tolist(), strict=True)
         return math.fsum(seconds for node, seconds in found if node.kind == "comm")
 

@@ -25,7 +25,7 @@ _MOST_NAMED = 12
 
 
 def replay(graph: Graph) -> Timeline:
-    """When each node of a graph starts and ends.
+    """Compute start and end of each node of a graph.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ def replay(graph: Graph) -> Timeline:
 
 
 class Replayer:
-    """A graph that is replayed again and again with other durations: what-ifs, samples, searches.
+    """Replays one graph many times with different durations, for what-ifs, samples and searches.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ class Replayer:
             self._longest_path_s(a.walked)
 
     def with_durations(self, duration_s: Floats) -> Replayer:
-        """The same graph with other durations, and their bounds, without checking it again.
+        """The same graph with other durations, and their bounds, without another check.
 
         Parameters
         ----------
@@ -98,7 +98,7 @@ class Replayer:
         return other
 
     def _longest_path_s(self, edges: Follow) -> float:
-        """End of a walk without streams. Nodes of a cycle, and behind one, it does not reach.
+        """End of a walk without streams. It does not reach nodes on or after a cycle.
 
         Raises
         ------
@@ -160,7 +160,7 @@ class Replayer:
 
     @cached_property
     def busiest_stream_s(self) -> float:
-        """The longest time that some stream is held, whatever the order: its nodes and all gaps but one."""
+        """Busy time of the busiest stream in any order: its nodes and all gaps but one."""
         a = self.arrays
         if not len(a.uses):
             return 0.0
@@ -173,7 +173,7 @@ class Replayer:
 
 
 def _prepared(a: Arrays, edges: Follow, uses_start: Ints, uses: Ints) -> tuple[Any, ...]:
-    """The fixed arguments of :func:`_walk`, as what is fastest."""
+    """The constant arguments of :func:`_walk`, in the fastest types."""
     fixed = (a.gap_s, edges.waits, edges.start, edges.next, uses_start, uses)
     return (*(fixed if COMPILED else (array.tolist() for array in fixed)), len(a.streams))
 
@@ -192,7 +192,7 @@ def _walk(
     end: Any,
     cause: Any,
 ) -> float:
-    """Fill start, end and cause (the node that one waited for last, -1: none); returns the makespan."""
+    """Fill start, end and cause (the last node that it waited for, -1: none); return the makespan."""
     n = len(duration_s)
     left = waits.copy()
     ready = [0.0] * n
@@ -257,7 +257,7 @@ def _many(
 
 def _cycle(graph: Graph, a: Arrays, edges: Follow, reached: npt.NDArray[np.bool_]) -> FieldError:
     """Name the nodes of one cycle among those that no walk reaches."""
-    before: dict[int, int] = {}  # of each unreached node, one unreached node that it waits for
+    before: dict[int, int] = {}  # unreached node to an unreached node that it waits for
     for i in np.flatnonzero(~reached).tolist():
         for j in edges.next[edges.start[i] : edges.start[i + 1]].tolist():
             before.setdefault(j, i)

@@ -1,4 +1,4 @@
-"""One inference of a model as a replay request: its programs on one stream, with a framework's gaps."""
+"""Replay requests for one inference of a model: its programs on one stream, with gaps of the framework."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def request_of(
     graph : ProgramGraph
         From :func:`cdmpp.frontends.load.load_programs`.
     device : str or dict
-        A known device, or the figures of one's own.
+        A known device, or the specification of another one.
     gap_s : float
         Idle seconds between one kernel and the next: what the framework needs to launch it, where the
         device waits for that.
@@ -41,8 +41,8 @@ def request_of(
     Returns
     -------
     dict
-        For ``make_plan("replay", ...)``. Nodes run on one stream in the model's order. What has no program is
-        listed under ``missing``, which the answer repeats: it is not in the makespan.
+        For ``make_plan("replay", ...)``. Nodes run on one stream in the model's order. Operators
+        without a program are listed under ``missing``; they are not in the makespan.
 
     Raises
     ------
@@ -100,7 +100,7 @@ def request_of(
 
 
 def _short(name: str, number: int) -> str:
-    """Names of exported nodes can be longer than a request's names may be."""
+    """A shorter name where that of an exported node is longer than names of a request may be."""
     return name if len(name) <= MAX_NAME else f"{name[:60]}...{name[-100:]} ({number})"
 
 

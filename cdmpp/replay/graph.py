@@ -1,4 +1,4 @@
-"""A graph to replay: what runs where, for how long, and after what."""
+"""Graphs to replay: nodes with devices, streams, durations and dependencies."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from cdmpp.errors import FieldError
 
-#: What a node is to the exposed communication: its own kind of work, a transfer, or idle time with a name.
+#: Kinds of nodes for exposed communication: computation, transfer, or named idle time.
 NodeKind = Literal["compute", "comm", "gap"]
-#: "ready": a stream runs what is ready first, as dPRO's device queues. "listed": in the order of the nodes,
-#: as a GPU stream runs what was put into it.
+#: "ready": a stream runs the node that is ready first, as the device queues of dPRO. "listed": a stream runs its
+#: nodes in the order of the list, as a GPU stream.
 Order = Literal["ready", "listed"]
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -22,25 +22,25 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One thing that takes time.
+    """One unit of work on a stream.
 
     Attributes
     ----------
     id : str
         Unique in the graph.
     device, stream : str
-        Where it runs. A stream runs one node at a time.
+        Its device and stream. A stream runs one node at a time.
     duration_s : float
         Seconds, 0 or more.
     deps : tuple of str
-        Nodes that must have ended, on whatever stream: a dependency between streams is an event that one
+        Nodes that must end before, on any stream. A dependency between streams is an event that one stream
         records and the other waits for.
     kind : {"compute", "comm", "gap"}
     gap_s : float
-        Seconds after its end in which neither its stream nor what depends on it goes on (a framework's
-        overhead). The makespan ends with the last node, not with the gap after it.
+        Seconds after its end in which its stream and its dependents wait (overhead of a framework). The makespan
+        ends with the last node, not with the gap after it.
     also : tuple of (device, stream)
-        Further streams that it occupies from start to end: a collective holds one on each rank.
+        Further streams that it occupies from start to end: a collective occupies one on each rank.
     """
 
     id: str
@@ -55,14 +55,14 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """Nodes, and how their streams queue.
+    """Nodes, and the order in which streams run them.
 
     Attributes
     ----------
     nodes : sequence of Node
         In any order, unless ``order`` is "listed".
     parallel : frozenset of str
-        Devices that run everything at once that is ready.
+        Devices that run all ready nodes at the same time.
     order : {"ready", "listed"}
     """
 
@@ -80,7 +80,7 @@ class Follow:
     waits : Ints, length nodes
         Number of edges into each.
     start, next : Ints, lengths nodes + 1 and edges
-        What waits for node i: ``next[start[i]:start[i + 1]]``.
+        Nodes that wait for node i: ``next[start[i]:start[i + 1]]``.
     """
 
     waits: Ints
@@ -90,7 +90,7 @@ class Follow:
 
 @dataclass(frozen=True)
 class Arrays:
-    """A graph as arrays. Nodes are sorted by id, so that nothing depends on their order in a file.
+    """A graph as arrays. Nodes are sorted by id, so that results do not depend on their order in a file.
 
     Attributes
     ----------
@@ -118,7 +118,7 @@ class Arrays:
 
     @property
     def size(self) -> int:
-        """Nodes, edges and held streams: what a replay's time grows with."""
+        """Number of nodes, edges and held streams; the time of a replay is proportional to it."""
         return len(self.place) + len(self.walked.next) + len(self.uses)
 
 
@@ -128,7 +128,7 @@ def to_arrays(graph: Graph) -> Arrays:
     Raises
     ------
     FieldError
-        Two nodes of one id, a dependency on a node that is not there, a duration that is no number.
+        Two nodes with one id, a dependency on an unknown node, or an invalid duration.
         Cycles are found later, by :class:`cdmpp.replay.engine.Replayer`.
     """
     nodes = graph.nodes

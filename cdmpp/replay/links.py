@@ -1,4 +1,4 @@
-"""How long a transfer takes: links by latency and rate or by a measured table, and collectives over them."""
+"""Transfer times: links by latency and rate or by a measured table, and collectives over links."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ COLLECTIVES: tuple[str, ...] = get_args(Collective)
 
 @dataclass(frozen=True)
 class Link:
-    """A connection.
+    """A connection between devices.
 
     Attributes
     ----------
     alpha_s : float
-        Seconds that a message of no bytes takes.
+        Seconds of an empty message.
     beta_s_per_byte : float
-        Seconds for each byte more.
+        Seconds per byte.
     table : tuple of (bytes, seconds)
         Measured times instead, at least two, bytes rising from above 0.
 
@@ -53,7 +53,7 @@ class Link:
             raise FieldError("a table's seconds are above 0", hint="[[1024, 2e-5], [1048576, 3e-4]]")
 
     def seconds(self, size: float) -> float:
-        """Time of one message of so many bytes.
+        """Seconds of one message of ``size`` bytes.
 
         Raises
         ------
@@ -70,12 +70,12 @@ class Link:
             return y0 if size == x0 else y1
         slope = (math.log(y1) - math.log(y0)) / (math.log(x1) - math.log(x0))
         if size > x1:
-            # A table that ends falling, by noise, does not go on to fall.
+            # Where a table falls at its end, by noise, its extension is constant.
             return _from_log(math.log(y1) + max(slope, 0.0) * (math.log(size) - math.log(x1)))
         return _from_log(math.log(y0) + slope * (math.log(size) - math.log(x0)))
 
     def measured(self, size: float) -> bool:
-        """Whether a message of this size lies within the table; True without one."""
+        """Whether a message of this size is within the table; True without a table."""
         return not self.table or self.table[0][0] <= size <= self.table[-1][0]
 
 
@@ -86,7 +86,7 @@ def _from_log(log_s: float) -> float:
 
 
 def collective_steps(op: Collective, ranks: int, size: float, algorithm: Algorithm) -> tuple[int, float]:
-    """How many messages follow one another in a collective, and the bytes of each.
+    """Number of consecutive messages of a collective, and the bytes of each.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def collective_steps(op: Collective, ranks: int, size: float, algorithm: Algorit
         One of :data:`COLLECTIVES`.
     ranks : int
     size : float
-        Bytes of the whole buffer: what each rank holds before an all-reduce, reduce-scatter or all-to-all,
+        Bytes of the whole buffer: the data of each rank before an all-reduce, reduce-scatter or all-to-all,
         and after an all-gather.
     algorithm : {"ring", "tree", "measured"}
         "measured": the link's figures are of the whole operation, not of a message.

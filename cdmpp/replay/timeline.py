@@ -1,4 +1,4 @@
-"""What a replay found: when each node ran, what held it up, how busy each stream was."""
+"""Result of a replay: times and causes of each node, use of each stream."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class StreamUse:
     ----------
     device, stream : str
     busy_s, idle_s : float
-        Their sum is the makespan. Gaps are idle; what overlaps (on parallel devices) counts once.
+        Their sum is the makespan. Gaps are idle; overlapping nodes (on parallel devices) count once.
     nodes : int
-        How many ran here.
+        Number of nodes.
     """
 
     device: str
@@ -33,7 +33,7 @@ class StreamUse:
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """When each node runs. Arrays are in the order of ``graph.nodes``.
+    """Times of each node. Arrays are in the order of ``graph.nodes``.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class Timeline:
 
     @cached_property
     def critical_path(self) -> list[int]:
-        """Positions in ``graph.nodes``, in time order: each starts when the one before it lets it.
+        """Positions in ``graph.nodes``, in time order: each starts when the one before allows it.
 
         The longest path of dPRO's execution graph, in which neighbours in a stream have an edge too. Of
         several that end last, the one whose id comes first.
@@ -87,7 +87,7 @@ class Timeline:
                 busy = covered_s(self.start_s[working], self.end_s[working])
             else:
                 busy = float(self.duration_s[working].sum())
-            busy = min(busy, makespan)  # a sum may be off by a rounding
+            busy = min(busy, makespan)  # sums have rounding errors
             uses.append(StreamUse(device, stream, busy, makespan - busy, len(nodes)))
         return uses
 
@@ -99,7 +99,7 @@ class Timeline:
 
     @cached_property
     def exposed_comm_by_device_s(self) -> dict[str, float]:
-        """The same seen from each device: it transfers, and does not compute itself."""
+        """Seconds of each device in which it transfers and does not compute."""
         there: dict[str, list[int]] = {}
         for i, node in enumerate(self.graph.nodes):
             for device in dict.fromkeys((node.device, *(one for one, _ in node.also))):
@@ -122,7 +122,7 @@ def covered_s(start_s: Floats, end_s: Floats) -> float:
 
 
 def exposed_s(start_s: Floats, end_s: Floats, ours: npt.NDArray[np.bool_], theirs: npt.NDArray[np.bool_]) -> float:
-    """Length of what the first intervals cover and the second do not."""
+    """Length of the union of the first intervals, less the second ones."""
     either = ours | theirs
     both = covered_s(start_s[either], end_s[either])
     return max(both - covered_s(start_s[theirs], end_s[theirs]), 0.0)

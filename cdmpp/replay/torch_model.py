@@ -1,4 +1,4 @@
-"""A torch module as the layers of data-parallel training: with programs to predict, or measured here."""
+"""Layers of data-parallel training from a torch module, with programs to predict or measured times."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def data_parallel_request(
     autocast: torch.dtype | None = None,
     **more: Any,
 ) -> dict[str, Any]:
-    """A request for ``cdmpp plan data-parallel`` whose costs are left to the predictor.
+    """A request for ``cdmpp plan data-parallel`` whose costs are predicted.
 
     Parameters
     ----------
@@ -163,7 +163,7 @@ class _Stamps:
 
 @dataclass(frozen=True)
 class Measured:
-    """Layers as they were measured, and the whole around them.
+    """Measured layers, and the measured iteration.
 
     Attributes
     ----------
@@ -239,7 +239,7 @@ def measure_layers(
 
 @contextmanager
 def _watching(module: nn.Module) -> Iterator[tuple[_Stamps, dict[str, list[str]]]]:
-    """Take the time whenever a layer's call ends, and whenever a gradient is there."""
+    """Record the time when the call of a layer ends, and when a gradient is ready."""
     stamps = _Stamps()
     names: dict[str, list[str]] = {}
     hooks = []
@@ -275,7 +275,7 @@ def _watching(module: nn.Module) -> Iterator[tuple[_Stamps, dict[str, list[str]]
 
 def _summary(module: nn.Module, names: Mapping[str, list[str]], found: Sequence[_Stamps]) -> Measured:
     sizes = {n: float(p.numel() * p.element_size()) for n, p in module.named_parameters()}
-    # What did not run has no gradient and is no layer.
+    # Modules that did not run have no gradient and are not layers.
     names = {name: own for name, own in names.items() if all(n in one.gradients for one in found for n in own)}
     if not names:
         raise InvalidProgramError("no layer had gradients", hint="the loss depends on no trained parameter")
