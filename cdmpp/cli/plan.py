@@ -87,7 +87,7 @@ def solve(
     plan : Answer
     """
     from cdmpp.compose.budget import SearchControl
-    from cdmpp.compose.solve import read_answer, solve_priced
+    from cdmpp.compose.solve import solve_priced
 
     if remote and url is None:
         raise DataError("--remote needs an address", hint="give --url, such as http://127.0.0.1:8000")
@@ -96,7 +96,7 @@ def solve(
     with _bar(spec.name) if on_terminal() and searches else nullcontext(None) as listener:
         if remote and url is not None:
             answer = solve_remotely(spec, value, url, listener or (lambda _: None))
-            return request, read_answer(request, answer)
+            return request, request.answer_model().model_validate(answer)
         prices, control = predict(request, model, url), SearchControl(request.budget, listener)
         with interruptible(control) if searches else nullcontext():
             return request, solve_priced(request, prices, control)

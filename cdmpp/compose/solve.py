@@ -17,6 +17,7 @@ from cdmpp.prediction import Prediction, Predictor
 
 _MOST_NAMED = 8
 R = TypeVar("R", bound=BaseModel)
+A = TypeVar("A", bound=Answer)
 AnyRequest = Request[Any]
 
 
@@ -40,7 +41,7 @@ def read_request(model: type[R], value: Any) -> R:
         ) from None
 
 
-def solve_request(request: AnyRequest, predictor: Predictor | None = None, control: SearchControl | None = None) -> Any:
+def solve_request(request: Request[A], predictor: Predictor | None = None, control: SearchControl | None = None) -> A:
     """Price the programs of a request and solve it.
 
     Parameters
@@ -71,13 +72,13 @@ def solve_request(request: AnyRequest, predictor: Predictor | None = None, contr
 
 
 def solve(
-    request: AnyRequest, predictor: Predictor | None = None, control: SearchControl | None = None
+    request: Request[Any], predictor: Predictor | None = None, control: SearchControl | None = None
 ) -> dict[str, Any]:
     """:func:`solve_request` as JSON values."""
     return to_json(solve_request(request, predictor, control))
 
 
-def solve_priced(request: AnyRequest, prices: Sequence[Prediction], control: SearchControl | None = None) -> Any:
+def solve_priced(request: Request[A], prices: Sequence[Prediction], control: SearchControl | None = None) -> A:
     """Solve a request whose programs are priced already.
 
     Raises
@@ -97,12 +98,7 @@ def solve_priced(request: AnyRequest, prices: Sequence[Prediction], control: Sea
     return signed(answer, prices)
 
 
-def read_answer(request: AnyRequest, value: dict[str, Any]) -> Any:
-    """An answer from the JSON values that a service returned."""
-    return request.answer_model().model_validate(value)
-
-
-def finish(request: AnyRequest, prices: Sequence[Prediction], control: SearchControl | None = None) -> dict[str, Any]:
+def finish(request: Request[Any], prices: Sequence[Prediction], control: SearchControl | None = None) -> dict[str, Any]:
     """:func:`solve_priced` as JSON values."""
     return to_json(solve_priced(request, prices, control))
 
@@ -119,7 +115,7 @@ def _out_of_range(reason: str) -> FieldError:
     )
 
 
-def signed(answer: Answer, prices: Sequence[Prediction]) -> Answer:
+def signed(answer: A, prices: Sequence[Prediction]) -> A:
     """A copy of the answer with the model that priced it and the worst domain of the prices."""
     marks = {
         "model_id": prices[0].model_id if prices else None,

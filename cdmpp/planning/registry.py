@@ -17,7 +17,7 @@ from cdmpp.errors import FieldError
 
 if TYPE_CHECKING:
     from cdmpp.compose.budget import SearchControl
-    from cdmpp.compose.solve import AnyRequest
+    from cdmpp.compose.request import Request
     from cdmpp.prediction import Predictor
 
 
@@ -48,11 +48,11 @@ class PlannerSpec:
         """Request models by the field that tells them apart."""
         return {"": self.requests} if isinstance(self.requests, str) else dict(self.requests)
 
-    def models(self) -> list[type[AnyRequest]]:
+    def models(self) -> list[type[Request[Any]]]:
         """Its request models."""
         return [load(home) for home in self.homes.values()]
 
-    def read(self, value: Any) -> AnyRequest:
+    def read(self, value: Any) -> Request[Any]:
         """A request from JSON values.
 
         Raises
@@ -64,13 +64,13 @@ class PlannerSpec:
 
         return read_request(self.model_of(value), value)
 
-    def model_of(self, value: Any) -> type[AnyRequest]:
+    def model_of(self, value: Any) -> type[Request[Any]]:
         """The form of a request; the first one where no field tells them apart."""
         if not isinstance(value, Mapping):
             raise FieldError("a request is a JSON object", hint="docs/planning.md has examples")
         homes = self.homes
         home = next((home for field, home in homes.items() if field and field in value), next(iter(homes.values())))
-        model: type[AnyRequest] = load(home)
+        model: type[Request[Any]] = load(home)
         return model
 
 

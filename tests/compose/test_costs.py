@@ -7,9 +7,8 @@ import pytest
 from pydantic import ValidationError
 
 from cdmpp.compose.predict import predict_prices
-from cdmpp.compose.pricing import BatchCurve, Cost, PredictedCost, interpolate
+from cdmpp.compose.pricing import BatchCurve, Cost, PredictedCost, cost_of, fill, interpolate
 from cdmpp.compose.solve import read_request
-from cdmpp.compose.transition import asked_of, cost_of
 from cdmpp.errors import FieldError
 from cdmpp.predictor import LatencyPredictor
 
@@ -21,9 +20,9 @@ def test_a_predicted_cost_is_the_sum_of_its_programs(predictor: LatencyPredictor
     field = PredictedCost.model_validate(
         {"programs": [{"program": LINEAR, "count": 3}, {"program": SOFTMAX}], "device": "t4"}
     )
-    asked = asked_of(field, "stages.0.forward")
+    asked = field.price_requests("stages.0.forward")
     assert [one.path for one in asked] == ["stages.0.forward.programs.0", "stages.0.forward.programs.1"]
-    cost = cost_of(field, iter(predict_prices(asked, predictor)))
+    cost = cost_of(fill(field, predict_prices(asked, predictor)))
     linear, softmax = predictor.predict([LINEAR, SOFTMAX], "t4")
     assert linear.latency_s is not None and softmax.latency_s is not None
     assert linear.upper_s is not None and softmax.upper_s is not None
@@ -34,9 +33,8 @@ def test_a_predicted_cost_is_the_sum_of_its_programs(predictor: LatencyPredictor
     assert f"linear:dtype=float32,m=64,n=256,k=128 {share:.0f} %" in cost.largest()
 
 
-def test_a_given_cost_is_exact_and_asks_nothing() -> None:
-    assert asked_of(0.5, "x") == []
-    assert cost_of(0.5, iter(())) == Cost(0.5, 0.5, 0.5)
+def test_given_cost_is_its_own_bound() -> None:
+    assert cost_of(0.5) == cost_of(None, 0.5) == Cost(0.5, 0.5, 0.5)
 
 
 def test_a_curve_from_programs_is_priced_at_each_size(predictor: LatencyPredictor) -> None:

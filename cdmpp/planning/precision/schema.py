@@ -7,7 +7,6 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PrivateAttr, computed_field
 
-from cdmpp.compose.budget import SearchControl
 from cdmpp.compose.render import Table
 from cdmpp.compose.request import (
     Budget,
@@ -330,9 +329,3 @@ class PrecisionRequest(Request[PrecisionPlan]):
         filled = self.model_copy()
         filled._prices = tuple(prices)
         return filled
-
-    def solve(self, control: SearchControl) -> PrecisionPlan:
-        """Solve a mixed-integer program for each device (:mod:`cdmpp.planning.precision.solver`)."""
-        from cdmpp.planning.precision.solver import solve
-
-        return solve(self, control)

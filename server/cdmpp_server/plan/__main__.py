@@ -31,13 +31,11 @@ def main(arguments: list[str]) -> None:
     # Replies have a separate descriptor: libraries print to the usual one.
     replies = os.fdopen(os.dup(1), "wb", closefd=True)
     os.dup2(2, 1)
-    from cdmpp.compose.request import Request
     from cdmpp.planning.registry import PLANNERS
 
     for spec in PLANNERS.values():
         for model in spec.models():
-            if issubclass(model, Request):  # imported before the memory is limited, and before a request waits
-                model.sibling("solver")
+            model.sibling("solver")  # imported before the memory is limited, and before a request waits
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (_MAX_OPEN_FILES, _MAX_OPEN_FILES))
     replies.write(frames.pack({"ready": True, "memory_limited": limit_memory(memory_bytes)}))

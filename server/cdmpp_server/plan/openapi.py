@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
-from cdmpp.compose.request import Answer, Request
+from cdmpp.compose.request import Answer
 from cdmpp.planning.registry import PLANNERS
 from cdmpp_server.deadline import DESCRIPTION
 from cdmpp_server.feature import Schema
@@ -35,15 +35,11 @@ _PARAMETERS: list[dict[str, Any]] = [
 ]
 
 
-def _answer_model(request: Any) -> Any:
-    return request.answer_model() if issubclass(request, Request) else request.answer_model
-
-
 def describe_plan(document: Schema, schemas: Schema, settings: Settings) -> None:
     """Add bodies, answers and problems of every planner."""
     add_models(schemas, Submitted)
     forms = {spec.name: spec.models() for spec in PLANNERS.values()}
-    answers = {name: list(dict.fromkeys(_answer_model(m) for m in models)) for name, models in forms.items()}
+    answers = {name: list(dict.fromkeys(model.answer_model() for model in models)) for name, models in forms.items()}
     refs = _add_apart(schemas, [model for part in (forms, answers) for models in part.values() for model in models])
     for spec in PLANNERS.values():
         operation = document["paths"][spec.path]["post"]

@@ -15,7 +15,8 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from cdmpp.compose.budget import Progress, SearchControl
-from cdmpp.compose.solve import AnyRequest, signed, solve_priced, to_json
+from cdmpp.compose.request import Request
+from cdmpp.compose.solve import signed, solve_priced, to_json
 from cdmpp.errors import CdmppError, FieldError
 from cdmpp.planning.registry import PLANNERS
 from cdmpp.prediction import Prediction
@@ -49,9 +50,9 @@ class Reader:
     """Validates requests; keeps the last one, which is usually solved next."""
 
     def __init__(self) -> None:
-        self._last: tuple[bytes, AnyRequest] | None = None
+        self._last: tuple[bytes, Request[Any]] | None = None
 
-    def read(self, kind: str, body: bytes) -> AnyRequest:
+    def read(self, kind: str, body: bytes) -> Request[Any]:
         """The validated request of a body.
 
         Raises
