@@ -320,9 +320,8 @@ class PrecisionRequest(Request[PrecisionPlan]):
 
     def price_requests(self) -> list[PriceRequest]:
         """Programs of the operators whose costs are not given, in each type of each device."""
-        from cdmpp.planning.precision.solver import price_requests
-
-        return price_requests(self)
+        requests: list[PriceRequest] = self.sibling("solver").price_requests(self)
+        return requests
 
     def with_prices(self, prices: Sequence[Prediction]) -> Self:
         """A copy that holds the prices."""
