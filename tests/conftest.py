@@ -1,4 +1,4 @@
-"""Fixtures that many tests share, and skips that name what is missing."""
+"""Fixtures that many tests share, the order of the test files, and skips for missing tools."""
 
 from __future__ import annotations
 
@@ -9,6 +9,40 @@ import pytest
 
 from cdmpp.predictor import LatencyPredictor
 from tests.waiting import PATIENT
+
+#: Files whose tests start many processes, compile or train, longest first: they are marked slow and run first, so that
+#: none of them is left at the end of a run with several processes.
+SLOW_FILES = (
+    "tests/measure/test_collect.py",
+    "tests/test_packaging.py",
+    "tests/server/test_process.py",
+    "tests/server/test_reload.py",
+    "tests/server/test_page.py",
+    "tests/measure/test_archive.py",
+    "tests/measure/test_remote.py",
+    "tests/benchmarks/test_smoke.py",
+    "tests/nn/test_loop.py",
+    "tests/measure/test_tuning.py",
+    "tests/measure/test_pools.py",
+    "tests/integrations/test_measuring.py",
+    "tests/integrations/test_metaschedule.py",
+    "tests/integrations/test_online.py",
+    "tests/training/test_run.py",
+    "tests/server/test_jobs_process.py",
+    "tests/server/test_sandbox.py",
+    "tests/server/test_store.py",
+    "tests/server/test_fuzz.py",
+    "tests/server/test_three_doors.py",
+    "tests/server/test_observe_postgres.py",
+    "tests/server/test_observe_process.py",
+    "tests/adaptation/test_adapt.py",
+    "tests/planning/test_multimodal.py",
+    "tests/features/test_class_way.py",
+    "tests/test_without_torch.py",
+    "tests/test_regression_gate.py",
+    "tests/stored_answers/test_stored_answers.py",
+    "tests/cli/test_command.py",
+)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -28,7 +62,17 @@ def predictor() -> LatencyPredictor:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests whose tools pip does not install, naming the tool."""
+    """Put slow files and notebooks first, mark slow files, and skip tests whose tool is missing."""
+    position = {file: number for number, file in enumerate(SLOW_FILES)}
+
+    def rank(item: pytest.Item) -> int:
+        file = item.nodeid.partition("::")[0]
+        return 4 if file.endswith(".ipynb") else position.get(file, len(position))
+
+    for item in items:
+        if item.nodeid.partition("::")[0] in position:
+            item.add_marker("slow")
+    items.sort(key=rank)
     needs = {
         "native": (("cc", "gcc", "clang"), "needs a C compiler (cc, gcc or clang); then: make test-native"),
         "browser": (("chromium", "chromium-browser", "google-chrome"), "needs chromium; then: make test-browser"),

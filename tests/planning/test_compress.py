@@ -150,7 +150,7 @@ def given_costs() -> dict[str, Any]:
         "compressors": [{"name": "c", "ratio": 0.01, "gpu": work, "cpu": work}],
         "workers": 4,
         "link": {"alpha_s": 1e-5, "bandwidth_bytes_per_s": 1e9},
-        "budget_s": 30.0,
+        "budget_s": 600,
         "max_steps": 2000,
     }
 

@@ -64,7 +64,7 @@ def test_bound_and_serial_baseline_equal_those_of_the_published_instances(instan
 
 @pytest.mark.parametrize("instance", [1, 5] if COMPILED else [5])
 def test_published_instances_are_solved_to_the_bound(instance: int) -> None:
-    request = published(instance, budget_s=60, max_steps=800)
+    request = published(instance, budget_s=600, max_steps=800)
     plan = make_plan("pipeline", request)
     assert plan["makespan_s"] == plan["lower_bound_s"] == PUBLISHED[instance][-1]
     assert plan["gap"] == 0
@@ -197,7 +197,7 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
         "models": draw(st.lists(model, min_size=1, max_size=3)),
         "ranks": ranks,
         "max_activations": draw(st.none() | st.floats(3.0, 12.0)),
-        "budget_s": 60,
+        "budget_s": 600,
         "max_steps": 40,
         "seed": draw(st.integers(0, 5)),
     }
@@ -216,7 +216,7 @@ def test_every_plan_passes_the_check_and_beats_its_baselines(request: dict[str, 
 
 
 def test_equal_requests_give_equal_plans_and_seeds_differ() -> None:
-    request = published(4, budget_s=60, max_steps=200)
+    request = published(4, budget_s=600, max_steps=200)
     first, again = (make_plan("pipeline", request) for _ in range(2))
     assert first == again
     other = make_plan("pipeline", {**request, "seed": 1})
@@ -224,7 +224,7 @@ def test_equal_requests_give_equal_plans_and_seeds_differ() -> None:
 
 
 def test_makespan_grows_as_memory_shrinks_to_one_activation() -> None:
-    request = published(5, budget_s=60, max_steps=300)
+    request = published(5, budget_s=600, max_steps=300)
     spans = [make_plan("pipeline", {**request, "max_activations": most})["makespan_s"] for most in (8, 4, 2, 1)]
     assert spans == sorted(spans)
     # One micro-batch of one model at a time: (5 + 10) * 8 stages and (2 + 4) * 8, eight times each.
@@ -243,13 +243,13 @@ def test_makespan_grows_as_memory_shrinks_to_one_activation() -> None:
     ],
 )
 def test_explanation_names_what_determines_the_bound(instance: int, limit: float | None, text: str) -> None:
-    plan = make_plan("pipeline", published(instance, max_activations=limit, budget_s=60, max_steps=2))
+    plan = make_plan("pipeline", published(instance, max_activations=limit, budget_s=600, max_steps=2))
     assert any(text in line for line in plan["explanation"])
 
 
 def test_memory_falls_to_that_of_the_larger_model_alone() -> None:
     # The published plan of this instance holds 8 activations of the first model: what 1F1B holds.
-    request = published(5, budget_s=60, max_steps=1500)
+    request = published(5, budget_s=600, max_steps=1500)
     request["models"][0]["activation"], request["models"][1]["activation"] = 1.95, 1.0
     plan = make_plan("pipeline", request)
     assert plan["makespan_s"] == 225
@@ -275,7 +275,7 @@ def test_invalid_requests_are_refused_with_their_path(change: dict[str, Any], pa
 
 def test_progress_reports_better_and_better_plans() -> None:
     reports: list[Progress] = []
-    request = FusedRequest.model_validate(published(4, budget_s=60, max_steps=400))
+    request = FusedRequest.model_validate(published(4, budget_s=600, max_steps=400))
     plan = request.solve(SearchControl(60, reports.append, every_s=0.0))
     makespans = [report.best for report in reports if report.best is not None]
     assert makespans == sorted(makespans, reverse=True) and makespans[-1] == plan.makespan_s

@@ -19,7 +19,7 @@ REQUEST: dict[str, Any] = {
     ],
     "ranks": 2,
     "max_activations": 3,
-    "budget_s": 60,
+    "budget_s": 600,
     "max_steps": 100,
 }
 Json = dict[str, Any]

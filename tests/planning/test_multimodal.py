@@ -64,7 +64,7 @@ def request(**more: Any) -> dict[str, Any]:
         ],
         "batch": {"vision": 12, "language": 8, "diffusion": 5},
         "ranks": 4,
-        "budget_s": 60.0,
+        "budget_s": 600,
         "max_steps": 250,
     }
     return {name: value for name, value in (base | more).items() if value is not None}
@@ -377,7 +377,7 @@ def test_too_many_tasks_are_refused() -> None:
 
 
 def test_example_is_priced_and_explained_by_its_programs(predictor: LatencyPredictor) -> None:
-    value = json.loads(EXAMPLE.read_text()) | {"budget_s": 60.0}
+    value = json.loads(EXAMPLE.read_text()) | {"budget_s": 600}
     answer = make_plan("pipeline", value, predictor)
     assert answer["model_id"] == predictor.model_id
     line = next(line for line in answer["explanation"] if line.startswith("language:"))

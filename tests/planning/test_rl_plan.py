@@ -51,7 +51,7 @@ REQUEST: dict[str, Any] = {
     "training": {"seconds_per_token": 0.002, "fixed_s": 1, "efficiency": 0.9, "batch_overhead_s": 0.3},
     "weights": {"same_site_s": 0.5, "cross_site_s": 4},
     "draws": 4,
-    "budget_s": 60,
+    "budget_s": 600,
 }
 
 

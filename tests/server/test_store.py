@@ -262,13 +262,13 @@ def test_concurrent_writes_share_a_transaction_and_full_queue_refuses() -> None:
     def add(observed: Any) -> list[str]:
         calls.append(len(observed))
         entered.set()
-        assert go.wait(20)
+        assert go.wait(PATIENCE_S)
         return [f"{o.latency_s:g}" for o in observed]
 
     async def scenario() -> None:
         writer = Writer(add, max_waiting=30)
         first = asyncio.create_task(writer.write([observation(0.0)]))
-        await asyncio.to_thread(entered.wait, 20)
+        await asyncio.to_thread(entered.wait, PATIENCE_S)
         later = [asyncio.create_task(writer.write([observation(float(i))] * 5)) for i in range(1, 6)]
         await asyncio.sleep(0)
         with pytest.raises(FullError):
@@ -320,7 +320,7 @@ def write(seed):
             sys.stdout.flush()
 for seed in range(3):
     threading.Thread(target=write, args=(seed,), daemon=True).start()
-threading.Event().wait(60)
+threading.Event().wait()
 """
 
 

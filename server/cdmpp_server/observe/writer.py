@@ -78,15 +78,18 @@ class Writer:
                 while self._waiting and rows + len(self._waiting[0][0]) <= MAX_ROWS:
                     calls.append(self._waiting.popleft())
                     rows += len(calls[-1][0])
+            error: Exception | None = None
+            ids: list[str] = []
             try:
                 ids = self._add([observation for observed, _ in calls for observation in observed])
-            except Exception as error:
-                for _, future in calls:
-                    future.set_exception(error)
-            else:
-                start = 0
-                for observed, future in calls:
-                    future.set_result(ids[start : start + len(observed)])
-                    start += len(observed)
+            except Exception as failure:
+                error = failure
+            # Before the callers continue: their rows no longer take room in the queue.
             with self._changed:
                 self._rows -= rows
+            for observed, future in calls:
+                if error is not None:
+                    future.set_exception(error)
+                else:
+                    future.set_result(ids[: len(observed)])
+                    ids = ids[len(observed) :]
