@@ -90,10 +90,10 @@ def test_nothing_else_is_written_over(folders: tuple[Path, Path], tmp_path: Path
     with pytest.raises(ArtifactError, match="base model itself"):
         check_target(base, artifact)
     write_artifact(tmp_path / "other")
-    with pytest.raises(ArtifactError, match="no adapted model"):
+    with pytest.raises(ArtifactError, match="not an adapted model"):
         check_target(tmp_path / "other", artifact)
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(ArtifactError, match="no adapted model"):
+    with pytest.raises(ArtifactError, match="not an adapted model"):
         check_target(tmp_path / "file", artifact)
     (tmp_path / "empty").mkdir()
     for free in (tmp_path / "empty", tmp_path / "new", mine):

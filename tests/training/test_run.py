@@ -81,7 +81,7 @@ def test_run_learns_and_the_folder_answers(table: Path, tmp_path: Path) -> None:
 
 
 def check_error_table(folder: Path, metrics: dict[str, object]) -> None:
-    """It is written with the model, and its checksum is kept where it lies beside it."""
+    """The error table is in the folder, with its checksum in the manifest; a copy may lack it."""
     table = folder / ERROR_TABLE
     written = table.read_bytes()
     assert json.loads(written) == json.loads(json.dumps(metrics))
@@ -93,7 +93,7 @@ def check_error_table(folder: Path, metrics: dict[str, object]) -> None:
     table.unlink()
     loaded = load_artifact(folder)
     for name in ("model.safetensors", "manifest.json", "../escape", "a/b", ""):
-        with pytest.raises(ValueError, match="no name for a further file"):
+        with pytest.raises(ValueError, match="cannot be the name of a further file"):
             save_artifact(
                 folder,
                 loaded.network,

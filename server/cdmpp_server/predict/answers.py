@@ -10,6 +10,8 @@ from cdmpp_server.predict.render import Answer
 
 #: Memory of a rendered answer besides its text, approximately.
 _ANSWER_BYTES = 400
+#: Rendered answers per row, for different quantiles or names; the oldest is dropped.
+MAX_ANSWERS = 8
 Levels = tuple[float, ...]
 
 
@@ -21,16 +23,18 @@ def answer_key(model_id: str, program: Known, device: KnownDevice, protocol: str
 def find_answer(cache: Lru[CachedRow], key: RowKey, name: str, levels: Levels) -> Answer | None:
     """The rendered answer of a query for a program of this name at these quantiles, if it is cached."""
     row = cache.get(key)
-    if row is None:
-        return None
-    answer: Answer | None = row.rendered.get((name, levels))
-    return answer
+    if row is not None:
+        for program, quantiles, answer in row[1]:
+            if program == name and quantiles == levels:
+                found: Answer = answer
+                return found
+    return None
 
 
 def keep_answer(cache: Lru[CachedRow], key: RowKey, name: str, levels: Levels, answer: Answer) -> None:
     """Cache a rendered answer, if the predictor's row is still cached."""
     row = cache.get(key)
     if row is not None:
-        row.rendered[name, levels] = answer
-        size = sum(len(rendered.text) + _ANSWER_BYTES for rendered in list(row.rendered.values()))
-        cache.put(key, row, ROW_BYTES + size)
+        answers = (*row[1], (name, levels, answer))[-MAX_ANSWERS:]
+        size = sum(len(rendered.text) + _ANSWER_BYTES for _, _, rendered in answers)
+        cache.put(key, (row[0], answers), ROW_BYTES + size)
