@@ -10,7 +10,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Self, TypeVar
+from functools import cache
+from typing import Annotated, Any, Self, TypeVar, get_args
 
 import numpy as np
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
@@ -124,12 +125,24 @@ def _priced_fields(value: Any, path: str) -> Iterator[tuple[str, Priced]]:
 def _items(value: Any) -> Iterable[tuple[Any, Any]]:
     """Parts of a value that may hold costs, with their keys."""
     if isinstance(value, BaseModel):
-        return ((name, getattr(value, name)) for name in type(value).model_fields)
+        return ((name, getattr(value, name)) for name in _fields_with_costs(type(value)))
     if isinstance(value, Mapping):
         return value.items()
     if isinstance(value, list | tuple):
         return enumerate(value)
     return ()
+
+
+@cache
+def _fields_with_costs(model: type[BaseModel]) -> tuple[str, ...]:
+    """Fields whose type may hold a cost: long lists of numbers are not walked."""
+    return tuple(name for name, field in model.model_fields.items() if _may_hold_costs(field.annotation))
+
+
+def _may_hold_costs(annotation: Any) -> bool:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return issubclass(annotation, Priced) or bool(_fields_with_costs(annotation))
+    return any(map(_may_hold_costs, get_args(annotation)))
 
 
 def _filled(value: Any, prices: Iterator[Prediction]) -> Any:
