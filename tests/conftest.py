@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -42,6 +43,13 @@ SLOW_FILES = (
     "tests/test_regression_gate.py",
     "tests/stored_answers/test_stored_answers.py",
     "tests/cli/test_command.py",
+    "tests/training/test_reference.py",
+    "tests/training/test_domain.py",
+    "tests/training/test_baselines.py",
+    "tests/server/test_plans.py",
+    "tests/server/test_adapt.py",
+    "tests/client/test_transport.py",
+    "tests/evaluation/test_tables.py",
 )
 
 
@@ -59,6 +67,13 @@ def _service_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 def predictor() -> LatencyPredictor:
     """The model that ships with the package."""
     return LatencyPredictor.load()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import slow files where slow tests are deselected."""
+    if config.option.markexpr != "not slow":
+        return None
+    return True if any(collection_path.match(file) for file in SLOW_FILES) else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
