@@ -1,4 +1,4 @@
-"""Running the command in this process and as a process of its own."""
+"""Fixtures that run the command in this process or in a subprocess."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LINEAR = "linear:m=512,n=4096,k=1024,dtype=float16"
 
 @pytest.fixture(autouse=True)
 def own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of the user's settings or cache."""
+    """Hide the user's settings and cache."""
     for name in list(os.environ):
         if name.startswith("CDMPP_"):
             monkeypatch.delenv(name)
@@ -32,7 +32,7 @@ def own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run() -> Run:
-    """``run("predict", ...)`` in this process."""
+    """Function that runs the command in this process, as in ``run("predict", ...)``."""
 
     def invoke(*arguments: object) -> Result:
         return CliRunner().invoke(app, [str(a) for a in arguments])
@@ -42,7 +42,7 @@ def run() -> Run:
 
 @pytest.fixture
 def spawn(tmp_path: Path) -> Spawn:
-    """``spawn("predict", ...)`` as a process, from a folder that is not the checkout."""
+    """Function that runs the command in a subprocess, outside the checkout."""
 
     def invoke(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **options.pop("env", {})}  # type: ignore[dict-item]

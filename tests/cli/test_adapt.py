@@ -1,4 +1,4 @@
-"""``cdmpp adapt``: a table in, a folder out that every command takes."""
+"""``cdmpp adapt``: adaptation to a table of records, and use of the adapted model."""
 
 from __future__ import annotations
 
@@ -28,13 +28,16 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def table(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """In the layout of the public GEMM table: an H200 that takes half as long again as the model says, one
-    row without a size and two of another device."""
+    """Table in the layout of the public GEMM table.
+
+    It has an H200 whose latencies are 1.5 times the predictions, one row without a size, and two rows of
+    another device.
+    """
     rng = np.random.default_rng(0)
     sizes = (2 ** rng.uniform(3, 12, (ROWS, 3))).astype(int)
     texts = [f"linear:m={m},n={n},k={k},dtype=bfloat16" for m, n, k in sizes.tolist()]
-    said = LatencyPredictor.load(base).predict(texts, DEVICE, protocol="graph", framework="vllm")
-    latency_us = [1.5e6 * (a.latency_s or 0) for a in said]
+    predictions = LatencyPredictor.load(base).predict(texts, DEVICE, protocol="graph", framework="vllm")
+    latency_us = [1.5e6 * (p.latency_s or 0) for p in predictions]
     columns: dict[str, list[Any]] = {
         "op": ["linear"] * (ROWS + 3),
         "device": ["NVIDIA H200"] * (ROWS + 1) + ["NVIDIA L40S"] * 2,
@@ -54,28 +57,28 @@ def adapt(run: Run, base: Path, table: Path, out: Path, *more: object) -> Any:
     return run("adapt", "--model", base, "--records", table, "--out", out, *more)
 
 
-def test_k_of_them_as_json(run: Run, base: Path, table: Path, tmp_path: Path) -> None:
+def test_adaptation_to_k_records_as_json(run: Run, base: Path, table: Path, tmp_path: Path) -> None:
     chosen = ("--device", DEVICE, "--k", 15, "--seed", 1, "--json")
     result = adapt(run, base, table, tmp_path / "mine", *chosen)
     assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
-    assert found["k"] == 15 and len(set(found["selected"])) == 15
-    assert max(found["selected"]) < ROWS
-    assert found["before"]["overall"]["n"] == found["after"]["overall"]["n"] == ROWS - 15
-    assert found["after"]["overall"]["mape"] < 0.5 * found["before"]["overall"]["mape"]
-    assert found["unsupported"] == {"missing_size": 1}
+    report = json.loads(result.stdout)
+    assert report["k"] == 15 and len(set(report["selected"])) == 15
+    assert max(report["selected"]) < ROWS
+    assert report["before"]["overall"]["n"] == report["after"]["overall"]["n"] == ROWS - 15
+    assert report["after"]["overall"]["mape"] < 0.5 * report["before"]["overall"]["mape"]
+    assert report["unsupported"] == {"missing_size": 1}
     assert (
         adapt(run, base, table, tmp_path / "again", *chosen).stdout.split('"seconds"')[0]
         == (result.stdout.split('"seconds"')[0])
     )
-    # Every --model takes it, for the adapted device and for others.
+    # Other commands accept the adapted model.
     evaluated = run("eval", "--records", table, "--model", tmp_path / "mine", "--devices", DEVICE, "--json")
-    assert json.loads(evaluated.stdout)["overall"]["mape"] < 0.5 * found["before"]["overall"]["mape"]
+    assert json.loads(evaluated.stdout)["overall"]["mape"] < 0.5 * report["before"]["overall"]["mape"]
     predicted = run("predict", "linear:m=64,n=64,k=64", "--model", tmp_path / "mine", "--device", DEVICE)
-    assert found["model_id"] in predicted.stdout
+    assert report["model_id"] in predicted.stdout
 
 
-def test_all_of_them_for_people(run: Run, base: Path, table: Path, tmp_path: Path) -> None:
+def test_adaptation_to_all_records_as_text(run: Run, base: Path, table: Path, tmp_path: Path) -> None:
     rows = pq.read_table(table).slice(0, ROWS + 1)
     pq.write_table(rows, tmp_path / "one.parquet")
     result = adapt(run, base, tmp_path / "one.parquet", tmp_path / "mine")
@@ -85,7 +88,7 @@ def test_all_of_them_for_people(run: Run, base: Path, table: Path, tmp_path: Pat
     assert (tmp_path / "mine" / "manifest.json").is_file()
 
 
-def test_mistakes_are_one_line_each(run: Run, base: Path, table: Path, tmp_path: Path) -> None:
+def test_invalid_arguments_are_refused_in_one_line(run: Run, base: Path, table: Path, tmp_path: Path) -> None:
     out = tmp_path / "mine"
     for more, message in (
         ((), "the records are of 2 devices: h200 (61), l40s (2)"),

@@ -1,4 +1,4 @@
-"""What every command does: help, exit codes, errors without traceback, a closed pipe, no heavy imports."""
+"""Behaviour of all commands: help, exit codes, errors without traceback, closed pipes, light imports."""
 
 from __future__ import annotations
 
@@ -40,31 +40,31 @@ def test_help_shows_an_example(run: Run, command: tuple[str, ...]) -> None:
     assert f"example: cdmpp {' '.join(command)}" in " ".join(result.stdout.split())
 
 
-def test_version(run: Run) -> None:
+def test_version_is_printed(run: Run) -> None:
     assert run("--version").stdout == f"cdmpp {cdmpp.__version__}\n"
 
 
-def test_wrong_usage(run: Run) -> None:
+def test_wrong_usage_exits_with_code_2(run: Run) -> None:
     assert run().exit_code == 2
     assert run("predct").exit_code == 2
     assert run("devices", "--nonsense").exit_code == 2
 
 
-def test_devices(run: Run) -> None:
-    found = json.loads(run("devices", "--json").stdout)["devices"]
-    assert [device["name"] for device in found] == [spec.name for spec in known()]
+def test_devices_are_listed(run: Run) -> None:
+    devices = json.loads(run("devices", "--json").stdout)["devices"]
+    assert [device["name"] for device in devices] == [spec.name for spec in known()]
     lines = run("devices").stdout.splitlines()
-    assert len(lines) == 1 + len(found)
+    assert len(lines) == 1 + len(devices)
     assert next(line for line in lines if line.startswith("t4 ")).endswith("320 GB/s")
 
 
-def test_support(run: Run, predictor: LatencyPredictor) -> None:
+def test_support_is_that_of_the_predictor(run: Run, predictor: LatencyPredictor) -> None:
     assert json.loads(run("support", "--json").stdout) == json.loads(json.dumps(predictor.support()))
     text = run("support").stdout
     assert predictor.model_id in text and "attention_decode" in text
 
 
-def test_an_unexpected_exception_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_exception_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("boom\nand more")
 
@@ -79,7 +79,7 @@ def test_an_unexpected_exception_is_one_line(run: Run, monkeypatch: pytest.Monke
     assert "Traceback" in run("predict", LINEAR, "--device", "t4").stderr
 
 
-def test_a_missing_package_names_the_extra(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_names_the_extra(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: object) -> None:
         raise ModuleNotFoundError("No module named 'tvm'", name="tvm.relax")
 
@@ -100,7 +100,7 @@ def test_interruption_is_quiet(run: Run, monkeypatch: pytest.MonkeyPatch, error:
     assert result.output == ""
 
 
-def test_from_any_folder_with_the_shipped_model(spawn: Spawn) -> None:
+def test_shipped_model_is_used_from_any_folder(spawn: Spawn) -> None:
     result = spawn("predict", LINEAR, "--device", "t4", "--json")
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
@@ -109,20 +109,20 @@ def test_from_any_folder_with_the_shipped_model(spawn: Spawn) -> None:
     assert {k: v for k, v in item.items() if k not in ("count", "source")} == answer
 
 
-def test_errors_of_a_process(spawn: Spawn) -> None:
+def test_errors_of_a_subprocess_have_no_traceback(spawn: Spawn) -> None:
     result = spawn("predict", "linear:m=nan,n=1,k=1", "--device", "t4", "--json")
     assert result.returncode == 1
     assert json.loads(result.stdout)["results"][0]["error"]["code"] == "invalid_program"
     assert "Traceback" not in result.stderr and result.stderr.startswith("error: ")
 
 
-def test_output_in_an_encoding_without_greek(spawn: Spawn) -> None:
+def test_output_is_escaped_in_an_encoding_without_greek(spawn: Spawn) -> None:
     result = spawn("predict", LINEAR, "--device", "t4", env={"PYTHONIOENCODING": "ascii"})
     assert result.returncode == 0, result.stderr
     assert "\\xb5s" in result.stdout
 
 
-def test_a_closed_pipe_is_quiet() -> None:
+def test_closed_pipe_is_quiet() -> None:
     command = f"'{sys.executable}' -m cdmpp.cli.main devices --json | head -c 10"
     shell = ["bash", "-o", "pipefail", "-c", command]
     result = subprocess.run(shell, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)

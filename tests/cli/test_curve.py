@@ -1,4 +1,4 @@
-"""``cdmpp curve``: the figures of :func:`cdmpp.curves.predict_curve`, as JSON and as a table."""
+"""``cdmpp curve``: the results of :func:`cdmpp.curves.predict_curve` as JSON and as a table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.cli.conftest import Run
 TEMPLATE = "linear:n=4096,k=1024,dtype=float16"
 
 
-def test_json_is_the_curve(run: Run, predictor: LatencyPredictor) -> None:
+def test_json_equals_the_python_result(run: Run, predictor: LatencyPredictor) -> None:
     result = run(
         "curve",
         "3*linear:m=batch*ceil(tokens*0.5),n=64,k=max(64,batch)",
@@ -59,10 +59,10 @@ def test_json_is_the_curve(run: Run, predictor: LatencyPredictor) -> None:
     assert json.loads(result.stdout) == expected.to_dict()
 
 
-def test_a_line_for_every_point(run: Run, tmp_path: Path) -> None:
-    mine = tmp_path / "mine.toml"
-    mine.write_text(SPECIFICATION_EXAMPLE)
-    result = run("curve", TEMPLATE, "--axis", "m=1,2,4,8", "--device", "t4", "--device", mine)
+def test_table_has_a_line_for_every_point(run: Run, tmp_path: Path) -> None:
+    device = tmp_path / "device.toml"
+    device.write_text(SPECIFICATION_EXAMPLE)
+    result = run("curve", TEMPLATE, "--axis", "m=1,2,4,8", "--device", "t4", "--device", device)
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert lines[0].split() == ["device", "m", "latency", "fitted", "interval", "domain"]
@@ -82,7 +82,7 @@ def test_points_that_cannot_be_predicted_are_reported_once(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (("--axis", "m=1", "--axis", "x=1"), "'x' is not used"),
         (("--axis", "m"), "NAME=A,B"),
@@ -91,8 +91,8 @@ def test_points_that_cannot_be_predicted_are_reported_once(run: Run) -> None:
         (("--axis", "m=1", "--monotone", "n"), "monotone"),
     ],
 )
-def test_invalid_curves_are_refused_in_one_line(run: Run, arguments: tuple[str, ...], says: str) -> None:
+def test_invalid_curves_are_refused_in_one_line(run: Run, arguments: tuple[str, ...], message: str) -> None:
     result = run("curve", TEMPLATE, "--device", "t4", *arguments)
     assert result.exit_code == 1
-    assert says in result.stderr
-    assert "hint:" in result.stderr or "monotone" in says
+    assert message in result.stderr
+    assert "hint:" in result.stderr or "monotone" in message

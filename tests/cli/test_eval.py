@@ -19,7 +19,7 @@ from tests.cli.conftest import Run
 
 @pytest.fixture
 def gemm(tmp_path: Path) -> Path:
-    """Four rows in the layout of the public GEMM table, one of an unknown device."""
+    """Table of four rows in the layout of the public GEMM table, one of them with an unknown device."""
     columns: dict[str, list[Any]] = {
         "op": ["linear"] * 4,
         "device": ["NVIDIA L40S", "NVIDIA B200", "NVIDIA L40S", "NVIDIA Foo"],
@@ -34,22 +34,22 @@ def gemm(tmp_path: Path) -> Path:
     return tmp_path / "gemm.parquet"
 
 
-def test_json(run: Run, gemm: Path, predictor: LatencyPredictor) -> None:
+def test_json_equals_the_python_result(run: Run, gemm: Path, predictor: LatencyPredictor) -> None:
     result = run("eval", "--records", gemm, "--json")
     assert result.exit_code == 0, result.output
     assert result.stderr == ""
-    found = json.loads(result.stdout)
-    assert found == evaluate(predictor, [load_table(gemm)])
-    assert found["overall"]["n"] == 3
-    assert {(g["source"], g["device"], g["op"]): g["n"] for g in found["groups"]} == {
+    report = json.loads(result.stdout)
+    assert report == evaluate(predictor, [load_table(gemm)])
+    assert report["overall"]["n"] == 3
+    assert {(g["source"], g["device"], g["op"]): g["n"] for g in report["groups"]} == {
         ("aiconfigurator_gemm", "NVIDIA B200", "linear"): 1,
         ("aiconfigurator_gemm", "NVIDIA L40S", "linear"): 2,
     }
     where = {"source": "aiconfigurator_gemm", "device": "NVIDIA Foo", "op": "linear"}
-    assert found["unsupported"] == [{**where, "reason": "unknown_device", "n": 1}]
+    assert report["unsupported"] == [{**where, "reason": "unknown_device", "n": 1}]
 
 
-def test_table(run: Run, gemm: Path) -> None:
+def test_table_has_a_line_per_device_and_a_total(run: Run, gemm: Path) -> None:
     result = run("eval", "--records", gemm)
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
@@ -59,11 +59,11 @@ def test_table(run: Run, gemm: Path) -> None:
     assert "unknown_device" in lines[-1] and "NVIDIA Foo" in lines[-1]
 
 
-def test_several_files_and_chosen_devices(run: Run, gemm: Path, tmp_path: Path) -> None:
+def test_several_files_and_selected_devices(run: Run, gemm: Path, tmp_path: Path) -> None:
     records = tmp_path / "records.parquet"
     assert run("data", "import", gemm, "--out", records).exit_code == 0
-    one = json.loads(run("eval", "--records", records, "--devices", "l40s,NVIDIA B200", "--json").stdout)
-    assert one["overall"]["n"] == 3 and one["unsupported"] == []
+    single = json.loads(run("eval", "--records", records, "--devices", "l40s,NVIDIA B200", "--json").stdout)
+    assert single["overall"]["n"] == 3 and single["unsupported"] == []
     files = ("--records", records, "--records", gemm)
     both = json.loads(run("eval", *files, "--devices", "l40s", "--json").stdout)
     assert both["overall"]["n"] == 4
@@ -71,7 +71,7 @@ def test_several_files_and_chosen_devices(run: Run, gemm: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["--devices", "foo"], "foo"),
         (["--records", "nowhere.parquet"], "nowhere.parquet"),
@@ -79,14 +79,14 @@ def test_several_files_and_chosen_devices(run: Run, gemm: Path, tmp_path: Path) 
         (["--model", "nowhere"], "model folder"),
     ],
 )
-def test_mistakes(run: Run, gemm: Path, arguments: list[str], says: str) -> None:
+def test_invalid_arguments_are_refused(run: Run, gemm: Path, arguments: list[str], message: str) -> None:
     result = run("eval", "--records", gemm, *arguments, "--json")
     assert result.exit_code == 1
     assert result.stdout == ""
-    assert result.stderr.startswith("error: ") and says in result.stderr
+    assert result.stderr.startswith("error: ") and message in result.stderr
 
 
-def test_an_unknown_device_shows_before_the_first_table_is_evaluated(
+def test_unknown_device_is_reported_before_any_table_is_evaluated(
     run: Run, gemm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(*_: object, **__: object) -> None:
@@ -98,18 +98,18 @@ def test_an_unknown_device_shows_before_the_first_table_is_evaluated(
     assert "evaluated first" in run("eval", "--records", gemm, "--devices", "NVIDIA Foo").stderr
 
 
-@pytest.mark.parametrize(("device", "says"), [("t4", "no row of t4 can"), ("NVIDIA Foo", "unknown_device 1")])
-def test_an_empty_selection_is_an_error(run: Run, gemm: Path, device: str, says: str) -> None:
+@pytest.mark.parametrize(("device", "message"), [("t4", "no row of t4 can"), ("NVIDIA Foo", "unknown_device 1")])
+def test_empty_selection_is_an_error(run: Run, gemm: Path, device: str, message: str) -> None:
     result = run("eval", "--records", gemm, "--devices", device)
     assert result.exit_code == 1 and result.stdout == ""
-    assert result.stderr.startswith("error: no row") and says in result.stderr
+    assert result.stderr.startswith("error: no row") and message in result.stderr
 
 
-def test_no_records_is_wrong_usage(run: Run) -> None:
+def test_missing_records_option_exits_with_code_2(run: Run) -> None:
     assert run("eval").exit_code == 2
 
 
-def test_data_import_and_info(run: Run, gemm: Path, tmp_path: Path) -> None:
+def test_data_import_and_info_agree(run: Run, gemm: Path, tmp_path: Path) -> None:
     out = tmp_path / "records.parquet"
     imported = json.loads(run("data", "import", gemm, "--out", out, "--json").stdout)
     assert imported["rows"] == 4 and imported["unsupported"] == {"unknown_device": 1}
@@ -120,13 +120,13 @@ def test_data_import_and_info(run: Run, gemm: Path, tmp_path: Path) -> None:
     assert f"wrote {out}" in run("data", "import", gemm, "--out", out).stdout
 
 
-def test_a_dataset_folder_is_a_table(run: Run, gemm: Path, tmp_path: Path) -> None:
+def test_dataset_folder_is_accepted_as_table(run: Run, gemm: Path, tmp_path: Path) -> None:
     folder = tmp_path / "my-cpu"
     folder.mkdir()
     assert run("eval", "--records", folder).exit_code == 1
     assert run("data", "import", gemm, "--out", folder / "records.parquet").exit_code == 0
-    found = json.loads(run("eval", "--records", folder, "--json").stdout)
-    assert found == json.loads(run("eval", "--records", gemm, "--json").stdout)
+    report = json.loads(run("eval", "--records", folder, "--json").stdout)
+    assert report == json.loads(run("eval", "--records", gemm, "--json").stdout)
     (folder / "records.parquet").rename(folder / "collect.sqlite")
     for command in (("data", "info", folder), ("eval", "--records", folder)):
         result = run(*command)
@@ -134,7 +134,7 @@ def test_a_dataset_folder_is_a_table(run: Run, gemm: Path, tmp_path: Path) -> No
         assert f"cdmpp collect ... --out {folder}" in result.stderr
 
 
-def test_data_mistakes(run: Run, gemm: Path, tmp_path: Path) -> None:
+def test_invalid_data_paths_are_refused(run: Run, gemm: Path, tmp_path: Path) -> None:
     for arguments in (("info", tmp_path / "no"), ("import", gemm, "--out", tmp_path / "no" / "x.parquet")):
         result = run("data", *arguments)
         assert result.exit_code == 1

@@ -1,4 +1,4 @@
-"""``cdmpp inspect``: tree, vectors by group, identity."""
+"""``cdmpp inspect``: loop tree, feature vectors by group, and hash of a program."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ TEXT = "linear:m=64,n=128,k=32,bias=true"
 def test_json_shows_the_model_inputs(run: Run) -> None:
     result = run("inspect", TEXT, "--json")
     assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
-    assert found["feature_schema"] == SCHEMA_HASH
-    (program,) = found["programs"]
+    report = json.loads(result.stdout)
+    assert report["feature_schema"] == SCHEMA_HASH
+    (program,) = report["programs"]
     encoded = encode_operator(parse_operator(TEXT))
     assert program["hash"] == TensorProgram.from_operator(TEXT).hash
     assert program["flops"] == encoded.totals[0, 0] and program["bytes"] == encoded.totals[0, 1]
@@ -36,7 +36,7 @@ def test_json_shows_the_model_inputs(run: Run) -> None:
     assert sum("leaf" in node for node in program["tree"]) == len(program["leaves"])
 
 
-def test_magnitudes_in_human_terms(run: Run) -> None:
+def test_scaled_features_have_their_unscaled_values(run: Run) -> None:
     leaves = json.loads(run("inspect", TEXT, "--json").stdout)["programs"][0]["leaves"]
     product = max(leaves, key=lambda leaf: leaf["vector"]["loops"]["trips"]["value"])
     assert product["vector"]["loops"]["trips"]["value"] == 64 * 128 * 32
@@ -48,7 +48,7 @@ def test_magnitudes_in_human_terms(run: Run) -> None:
                 assert 2 ** abs(about["scaled"]) - 1 == pytest.approx(abs(about["value"]), rel=1e-4)
 
 
-def test_text(run: Run) -> None:
+def test_text_shows_hash_loops_and_vectors(run: Run) -> None:
     result = run("inspect", TEXT)
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
@@ -59,13 +59,13 @@ def test_text(run: Run) -> None:
     assert any(line.startswith("  contraction: ") for line in lines)
 
 
-def test_every_program_of_a_model(run: Run) -> None:
-    found = json.loads(run("inspect", ROOT / "examples" / "transformer_block.onnx", "--json").stdout)
-    assert len({program["hash"] for program in found["programs"]}) == len(found["programs"]) > 3
+def test_every_program_of_a_model_is_shown(run: Run) -> None:
+    report = json.loads(run("inspect", ROOT / "examples" / "transformer_block.onnx", "--json").stdout)
+    assert len({program["hash"] for program in report["programs"]}) == len(report["programs"]) > 3
 
 
 @pytest.mark.tvm
-def test_a_tvm_program(run: Run, tmp_path: Path) -> None:
+def test_tvm_program_has_schedule_features(run: Run, tmp_path: Path) -> None:
     from cdmpp.programs.lowering import lower, to_json
 
     path = tmp_path / "program.json"
@@ -75,7 +75,7 @@ def test_a_tvm_program(run: Run, tmp_path: Path) -> None:
     for leaf in program["leaves"]:
         schedule = leaf["vector"]["schedule"]
         assert set(schedule) <= set(SCHEDULE_COLUMNS)
-        # A row of 32 floats, at most, in the innermost loop.
+        # At most one row of 32 floats per array in the innermost loop.
         assert 64 <= schedule["working_set_1"]["value"] <= 3 * 32 * 4 + 64
     lines = run("inspect", path).stdout.splitlines()
     assert any(line.startswith("  schedule: ") and " B)" in line for line in lines)

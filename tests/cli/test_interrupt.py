@@ -1,4 +1,4 @@
-"""Ctrl-C while a command searches."""
+"""Ctrl-C during a search."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cdmpp.cli.plan import interruptible
 from cdmpp.compose.budget import SearchControl
 
 
-def test_the_first_ctrl_c_ends_the_search_and_the_second_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_first_ctrl_c_ends_the_search_and_the_second_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     before, control = signal.getsignal(signal.SIGINT), SearchControl(60.0)
     with pytest.raises(KeyboardInterrupt), interruptible(control):
         assert not control.expired

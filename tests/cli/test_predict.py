@@ -1,4 +1,4 @@
-"""``cdmpp predict``: the predictor's figures, one program and device to a line, errors item by item."""
+"""``cdmpp predict``: the predictor's results, one line per program and device, with separate errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.cli.conftest import LINEAR, ROOT, Run
 MODEL = ROOT / "examples" / "transformer_block.onnx"
 
 
-def test_json_has_the_predictors_figures(run: Run, predictor: LatencyPredictor) -> None:
+def test_json_equals_the_python_result(run: Run, predictor: LatencyPredictor) -> None:
     softmax = "softmax:rows=4096,cols=512"
     result = run(
         "predict",
@@ -38,22 +38,22 @@ def test_json_has_the_predictors_figures(run: Run, predictor: LatencyPredictor) 
     )
     assert result.exit_code == 0, result.output
     assert result.stderr == ""
-    found = json.loads(result.stdout)
+    output = json.loads(result.stdout)
     programs = [TensorProgram.from_operator(text) for text in (LINEAR, softmax)]
     queries = [Query(p, d, "eager", "pytorch") for p in programs for d in ("t4", "l4")]
-    fresh = LatencyPredictor.load()  # not one that has answers in its cache
-    for item, answer in zip(found["results"], fresh.predict_queries(queries, (0.25, 0.75)), strict=True):
+    fresh = LatencyPredictor.load()  # without cached predictions
+    for item, answer in zip(output["results"], fresh.predict_queries(queries, (0.25, 0.75)), strict=True):
         assert {k: v for k, v in item.items() if k not in ("count", "source")} == answer.to_dict()
         assert item["count"] == 1
-    assert found["model_id"] == predictor.model_id
-    assert found["unsupported"] == []
+    assert output["model_id"] == predictor.model_id
+    assert output["unsupported"] == []
 
 
 def test_text_has_a_line_per_program_and_device(run: Run, predictor: LatencyPredictor) -> None:
     result = run("predict", LINEAR, "-d", "t4", "-d", "a100-pcie-40gb")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    assert len(lines) == 4  # header, two devices, what was asked
+    assert len(lines) == 4  # header, two devices, summary of the query
     text = TensorProgram.from_operator(LINEAR).name
     for line, device in zip(lines[1:3], ("t4", "a100-pcie-40gb"), strict=True):
         assert line.startswith(text)
@@ -63,14 +63,14 @@ def test_text_has_a_line_per_program_and_device(run: Run, predictor: LatencyPred
     assert "kernel" in lines[3] and predictor.model_id in lines[3]
 
 
-def test_a_model_gives_counts_and_totals(run: Run) -> None:
+def test_model_has_counts_and_totals(run: Run) -> None:
     graph = load_programs(MODEL)
     result = run("predict", MODEL, "--device", "t4", "--device", "v100-sxm2-16gb", "--json")
     assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
-    assert [r["count"] for r in found["results"][::2]] == list(graph.counts)
-    for total in found["totals"]:
-        items = [r for r in found["results"] if r["device"] == total["device"]]
+    output = json.loads(result.stdout)
+    assert [r["count"] for r in output["results"][::2]] == list(graph.counts)
+    for total in output["totals"]:
+        items = [r for r in output["results"] if r["device"] == total["device"]]
         assert total["latency_s"] == pytest.approx(sum(r["count"] * r["latency_s"] for r in items), rel=1e-12)
         assert (total["launches"], total["programs"], total["failed"]) == (graph.launches, len(items), 0)
     text = run("predict", MODEL, LINEAR, "--device", "t4").stdout
@@ -84,11 +84,11 @@ def test_operators_have_one_total(run: Run) -> None:
     assert "total" not in run("predict", LINEAR, "-d", "t4").stdout
 
 
-def test_a_bad_item_does_not_stop_the_others(run: Run) -> None:
+def test_invalid_item_does_not_stop_the_others(run: Run) -> None:
     result = run("predict", LINEAR, "nothing.onnx", "linear:m=0,n=1,k=1", "-d", "t4", "-d", "foo", "--json")
     assert result.exit_code == 0
-    found = json.loads(result.stdout)
-    codes = [(r["source"], r["device"], r.get("error", {}).get("code")) for r in found["results"]]
+    output = json.loads(result.stdout)
+    codes = [(r["source"], r["device"], r.get("error", {}).get("code")) for r in output["results"]]
     assert codes == [
         (LINEAR, "t4", None),
         (LINEAR, "foo", "unknown_device"),
@@ -97,14 +97,14 @@ def test_a_bad_item_does_not_stop_the_others(run: Run) -> None:
         ("linear:m=0,n=1,k=1", "t4", "invalid_program"),
         ("linear:m=0,n=1,k=1", "foo", "invalid_program"),
     ]
-    assert all("latency_s" not in r for r in found["results"] if "error" in r)
-    assert {t["device"]: t["failed"] for t in found["totals"]} == {"t4": 2, "foo": 3}
-    assert found["totals"][1]["latency_s"] is None  # never 0
+    assert all("latency_s" not in r for r in output["results"] if "error" in r)
+    assert {t["device"]: t["failed"] for t in output["totals"]} == {"t4": 2, "foo": 3}
+    assert output["totals"][1]["latency_s"] is None  # never 0
     lines = result.stderr.splitlines()
-    assert [line.partition(":")[0] for line in lines] == ["error", "hint"] * 3  # each mistake once
+    assert [line.partition(":")[0] for line in lines] == ["error", "hint"] * 3  # each error once
 
 
-def test_nothing_predicted_is_a_failure(run: Run) -> None:
+def test_command_fails_if_no_item_is_predicted(run: Run) -> None:
     result = run("predict", LINEAR, "--device", "a101-pcie-40gb")
     assert result.exit_code == 1
     assert result.stdout == ""
@@ -112,12 +112,12 @@ def test_nothing_predicted_is_a_failure(run: Run) -> None:
     assert "Traceback" not in result.output
 
 
-def test_user_defined_device(run: Run, tmp_path: Path) -> None:
+def test_user_defined_device_is_accepted(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "my-gpu.toml"
     path.write_text(SPECIFICATION_EXAMPLE)
-    found = json.loads(run("predict", LINEAR, "--device", path, "--json").stdout)["results"][0]
-    assert found["device"] == load_device(str(path)).name
-    assert found["latency_s"] > 0
+    item = json.loads(run("predict", LINEAR, "--device", path, "--json").stdout)["results"][0]
+    assert item["device"] == load_device(str(path)).name
+    assert item["latency_s"] > 0
     path.write_text("name = 'x'")
     result = run("predict", LINEAR, "--device", path)
     assert result.exit_code == 1 and "vendor" in result.stderr
@@ -134,43 +134,43 @@ def test_user_defined_device(run: Run, tmp_path: Path) -> None:
         ("--quantile", "many"),
     ],
 )
-def test_wrong_usage(run: Run, option: str, value: str) -> None:
+def test_wrong_usage_exits_with_code_2(run: Run, option: str, value: str) -> None:
     result = run("predict", LINEAR, "--device", "t4", option, value)
     assert result.exit_code == 2
     assert result.stdout == "" and option in result.stderr
 
 
-def test_no_device_is_wrong_usage(run: Run) -> None:
+def test_missing_device_or_program_exits_with_code_2(run: Run) -> None:
     assert run("predict", LINEAR).exit_code == 2
     assert run("predict", "--device", "t4").exit_code == 2
 
 
 @pytest.mark.parametrize("level", ["0", "1.5", "nan"])
-def test_impossible_quantile(run: Run, level: str) -> None:
+def test_invalid_quantile_is_refused(run: Run, level: str) -> None:
     result = run("predict", LINEAR, "--device", "t4", "--quantile", level, "--json")
     assert result.exit_code == 1
     assert result.stdout == "" and "hint" in result.stderr
 
 
-def test_dims_are_for_models(run: Run) -> None:
+def test_dims_are_refused_for_operators(run: Run) -> None:
     result = run("predict", LINEAR, "--device", "t4", "--dim", "batch=2")
     assert result.exit_code == 1 and "ONNX" in result.stderr
 
 
-def test_an_invalid_model_folder_is_refused(run: Run, tmp_path: Path) -> None:
+def test_invalid_model_folder_is_refused(run: Run, tmp_path: Path) -> None:
     result = run("predict", LINEAR, "--device", "t4", "--model", tmp_path, "--json")
     assert result.exit_code == 1
     assert result.stdout == "" and "not a model folder" in result.stderr
 
 
 @pytest.mark.tvm
-def test_tvm_programs(run: Run, tmp_path: Path) -> None:
+def test_tvm_program_is_predicted(run: Run, tmp_path: Path) -> None:
     from cdmpp.programs.lowering import lower, to_json
     from cdmpp.programs.operators import parse_operator
 
     path = tmp_path / "program.json"
     path.write_text(to_json(lower(parse_operator("linear:m=64,n=128,k=32"))))
-    found = json.loads(run("predict", path, "--device", "t4", "--json").stdout)["results"][0]
-    assert found["backend"] == "tvm" and found["latency_s"] > 0
+    item = json.loads(run("predict", path, "--device", "t4", "--json").stdout)["results"][0]
+    assert item["backend"] == "tvm" and item["latency_s"] > 0
     path.write_text("{}")
     assert run("predict", path, "--device", "t4").exit_code == 1

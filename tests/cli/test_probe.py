@@ -1,4 +1,4 @@
-"""``cdmpp probe``: records, a specification, and what it says where nothing can be measured."""
+"""``cdmpp probe``: records, a device specification, and errors for unavailable devices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.data.test_device_specs import cpu
 
 @pytest.fixture
 def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A CPU of one's own, and four small programs for a probe of it."""
+    """Specification file of a user-defined CPU, with a probe of four small programs."""
     texts = ("linear:m=64,n=64,k=64", "copy:rows=8,cols=8", "relu:rows=1,cols=1", "softmax:rows=4,cols=4,dtype=int8")
     monkeypatch.setattr(probe_module, "probe_programs", lambda *_: [parse_operator(t) for t in texts])
     path = tmp_path / "mine.toml"
@@ -27,29 +27,29 @@ def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_a_probe_writes_records_and_a_specification(run: Run, device: Path, tmp_path: Path) -> None:
+def test_probe_writes_records_and_a_specification(run: Run, device: Path, tmp_path: Path) -> None:
     out = tmp_path / "probed"
     result = run("probe", "--device", device, "--threads", 1, "--out", out, "--json")
     assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout)
-    assert [bool(p["failure"]) for p in told["programs"]] == [False, False, False, True]
-    assert "int8" in told["programs"][3]["failure"]
+    summary = json.loads(result.stdout)
+    assert [bool(p["failure"]) for p in summary["programs"]] == [False, False, False, True]
+    assert "int8" in summary["programs"][3]["failure"]
     table = load_table(out)
-    assert table.device.used() == ("mine",) and table.latency_s[0] == told["programs"][0]["latency_s"]
-    found = load_device(str(out / "device.toml"))
-    assert found.nominal() == cpu("mine")
-    assert found.sustained is not None and found.sustained.figures() == told["sustained"]
-    assert found.sustained.floor_eager_s is not None and 1e-8 < found.sustained.floor_eager_s < 1e-2
+    assert table.device.used() == ("mine",) and table.latency_s[0] == summary["programs"][0]["latency_s"]
+    spec = load_device(str(out / "device.toml"))
+    assert spec.nominal() == cpu("mine")
+    assert spec.sustained is not None and spec.sustained.figures() == summary["sustained"]
+    assert spec.sustained.floor_eager_s is not None and 1e-8 < spec.sustained.floor_eager_s < 1e-2
 
 
-def test_text_output(run: Run, device: Path, tmp_path: Path) -> None:
+def test_text_lists_ceilings_and_files(run: Run, device: Path, tmp_path: Path) -> None:
     result = run("probe", "--device", device, "--out", tmp_path / "probed")
     assert result.exit_code == 0, result.output
     assert "floor_eager_s" in result.stdout and "sustained by mine" in result.stdout
     assert f"wrote {tmp_path / 'probed' / 'records.parquet'}" in result.stdout
 
 
-def test_places_and_protocols_that_are_not_there(run: Run, device: Path, tmp_path: Path) -> None:
+def test_unavailable_devices_and_protocols_are_refused(run: Run, device: Path, tmp_path: Path) -> None:
     out = tmp_path / "probed"
     for arguments, message in (
         (("--on", "tpu"), "cannot measure on 'tpu'"),

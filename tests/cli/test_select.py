@@ -1,4 +1,4 @@
-"""``cdmpp select`` and ``cdmpp measure`` of its folder."""
+"""``cdmpp select``, and ``cdmpp measure`` on its folder."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ TEXTS = [*(f"linear:m={m},n=64,k=64" for m in range(1, 9)), "softmax:rows=8,cols
 
 @pytest.fixture
 def mine(tmp_path: Path) -> list[object]:
-    """Arguments: a CPU of one's own and a pool of small programs."""
+    """Arguments for a user-defined CPU and a pool of small programs."""
     (tmp_path / "mine.toml").write_text(specification_toml(cpu("mine")))
     (tmp_path / "pool.txt").write_text("\n".join(TEXTS))
     return ["--device", tmp_path / "mine.toml", "--pool", tmp_path / "pool.txt"]
 
 
-def test_select_then_measure(run: Run, mine: list[object], tmp_path: Path) -> None:
+def test_selected_programs_are_measured(run: Run, mine: list[object], tmp_path: Path) -> None:
     folder = tmp_path / "todo"
     result = run("select", *mine, "--k", 4, "--out", folder, "--json")
     assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout)
-    assert len(told["programs"]) == 4 and told["protocol"] == "eager" and told["pool_programs"] == 10
-    assert 0 < told["estimate_s"] < 60 and sum(told["families"].values()) == 4
+    summary = json.loads(result.stdout)
+    assert len(summary["programs"]) == 4 and summary["protocol"] == "eager" and summary["pool_programs"] == 10
+    assert 0 < summary["estimate_s"] < 60 and sum(summary["families"].values()) == 4
     measured = run("measure", folder, "--threads", 1, "--json")
     assert measured.exit_code == 0, measured.output
     assert json.loads(measured.stdout)["records"] == 4
@@ -48,7 +48,7 @@ def _filled(folder: Path) -> Path:
     return path
 
 
-def test_text_output(run: Run, mine: list[object], tmp_path: Path) -> None:
+def test_text_shows_the_estimate_and_the_next_command(run: Run, mine: list[object], tmp_path: Path) -> None:
     result = run("select", *mine, "--k", 3, "--sampler", "variance", "--out", tmp_path / "todo")
     assert result.exit_code == 0, result.output
     assert "3 of 10 programs" in result.stdout
@@ -56,7 +56,7 @@ def test_text_output(run: Run, mine: list[object], tmp_path: Path) -> None:
     assert f"cdmpp measure {tmp_path / 'todo'} --on cpu" in result.stdout
 
 
-def test_refusals(run: Run, mine: list[object], tmp_path: Path) -> None:
+def test_invalid_arguments_are_refused(run: Run, mine: list[object], tmp_path: Path) -> None:
     folder = tmp_path / "todo"
     for arguments, message in (
         (("--k", 11), "cannot choose k = 11"),
@@ -71,7 +71,7 @@ def test_refusals(run: Run, mine: list[object], tmp_path: Path) -> None:
     assert run("select", *mine, "--k", 2, "--out", tmp_path).exit_code == 1  # not empty
 
 
-def test_a_gpu_selection_is_not_measured_on_a_cpu(run: Run, mine: list[object], tmp_path: Path) -> None:
+def test_selection_for_a_gpu_is_not_measured_on_a_cpu(run: Run, mine: list[object], tmp_path: Path) -> None:
     folder = tmp_path / "todo"
     assert run("select", *mine, "--device", "t4", "--k", 2, "--out", folder).exit_code == 0
     result = run("measure", folder, "--on", "cpu")
@@ -80,7 +80,7 @@ def test_a_gpu_selection_is_not_measured_on_a_cpu(run: Run, mine: list[object], 
     assert other.exit_code == 1 and "protocol 'kernel'" in other.stderr
 
 
-def test_a_job_names_its_machine(run: Run, tmp_path: Path) -> None:
+def test_job_needs_out_and_refuses_on(run: Run, tmp_path: Path) -> None:
     (tmp_path / "job").mkdir()
     assert run("measure", tmp_path / "job").exit_code == 2
     assert run("measure", tmp_path / "job", "--out", tmp_path / "r", "--on", "cpu").exit_code == 2

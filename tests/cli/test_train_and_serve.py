@@ -1,4 +1,4 @@
-"""``cdmpp train`` from a TOML file to a model that answers; ``cdmpp serve`` hands over to the server."""
+"""``cdmpp train`` from a TOML file to a model, and the options that ``cdmpp serve`` passes to the server."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ xgboost_trees = 5
 
 @pytest.fixture
 def gemm(tmp_path: Path) -> Path:
-    """Synthetic rows in the layout of the public GEMM table."""
+    """Table of synthetic rows in the layout of the public GEMM table."""
     rng = np.random.default_rng(0)
     n = 600
     m, cols, k = (2 ** rng.integers(4, 12, n) for _ in range(3))
@@ -56,7 +56,7 @@ def gemm(tmp_path: Path) -> Path:
     return tmp_path / "gemm.parquet"
 
 
-def test_train(run: Run, gemm: Path, tmp_path: Path) -> None:
+def test_trained_model_predicts_and_is_evaluated(run: Run, gemm: Path, tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(CONFIG)
     common = ("--config", tmp_path / "tiny.toml", "--records", gemm, "--run", tmp_path / "run")
     result = run("train", *common, "--out", tmp_path / "model")
@@ -70,7 +70,7 @@ def test_train(run: Run, gemm: Path, tmp_path: Path) -> None:
         ["aiconfigurator_gemm", "all", "all"],
         ["all", "all", "all"],
     ]
-    # The same command again: the finished run is evaluated and written, not trained once more.
+    # The repeated command evaluates and writes the finished run without training.
     again = json.loads(run("train", *common, "--out", tmp_path / "again", "--json").stdout)
     assert again["model_id"] in lines[-1]
     assert again["metrics"]["overall"]["n"] > 0
@@ -82,7 +82,7 @@ def test_train(run: Run, gemm: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["nonsense = 1", "not toml", CONFIG.replace("false", "true")])
-def test_train_mistakes(run: Run, tmp_path: Path, content: str) -> None:
+def test_invalid_configurations_are_refused(run: Run, tmp_path: Path, content: str) -> None:
     (tmp_path / "c.toml").write_text(content)
     result = run("train", "--config", tmp_path / "c.toml", "--out", tmp_path / "model")
     assert result.exit_code == 1
@@ -106,7 +106,7 @@ def test_held_out_devices_have_a_separate_table(capsys: pytest.CaptureFixture[st
     assert "7.3 %" in lines[2] and lines[2].split()[-1] == "-"
 
 
-def test_serve(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serve_passes_its_options_to_the_server(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     monkeypatch.setattr(uvicorn, "run", lambda *a, **k: calls.append((a, k)))
     monkeypatch.setenv("CDMPP_MODEL", "")  # put back afterwards
@@ -125,7 +125,7 @@ def test_serve(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(calls) == 2
 
 
-def test_a_server_that_cannot_start(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_that_cannot_start_is_an_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*_: object, **__: object) -> None:
         raise SystemExit(3)
 
