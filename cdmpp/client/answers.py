@@ -93,12 +93,12 @@ def listed(value: Any, name: str, length: int | None = None) -> Sequence[Any]:
     ServiceError
         It is not there, or of another length than was asked.
     """
-    found = value.get(name) if isinstance(value, dict) else None
-    if not isinstance(found, list) or (length is not None and len(found) != length):
+    items = value.get(name) if isinstance(value, dict) else None
+    if not isinstance(items, list) or (length is not None and len(items) != length):
         raise ServiceError(
             f"the answer has no {name} as they were asked", hint="is this a cdmpp service of this version?"
         )
-    return found
+    return items
 
 
 @dataclass(frozen=True)

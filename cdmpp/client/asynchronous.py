@@ -131,8 +131,8 @@ class AsyncPredictorClient:
 
     async def observed(self) -> list[dict[str, Any]]:
         """Current error and drift by device: ``devices`` of ``GET /observe``."""
-        found: list[dict[str, Any]] = await self._run(self._steps.get("/observe", "devices"))
-        return found
+        rows: list[dict[str, Any]] = await self._run(self._steps.get("/observe", "devices"))
+        return rows
 
     async def plan(self, kind: str, request: Mapping[str, Any], *, timeout_s: float | None = None) -> dict[str, Any]:
         """Compute a replay or plan by the service; waits for long searches."""
@@ -158,8 +158,8 @@ class AsyncPredictorClient:
 
     async def devices(self) -> list[dict[str, Any]]:
         """Every known device with its figures."""
-        found: list[dict[str, Any]] = await self._run(self._steps.get("/devices", "devices"))
-        return found
+        rows: list[dict[str, Any]] = await self._run(self._steps.get("/devices", "devices"))
+        return rows
 
     async def _run(self, steps: Steps[T], timeout_s: float | None = None) -> T:
         limit_s = self._timeout_s if timeout_s is None else timeout_s
@@ -169,8 +169,8 @@ class AsyncPredictorClient:
             while True:
                 call = steps.send(await self._answer(call, attempts))
         except StopIteration as done:
-            found: T = done.value
-            return found
+            result: T = done.value
+            return result
 
     async def _answer(self, call: Call, attempts: Attempts) -> Answer:
         attempts.begin()

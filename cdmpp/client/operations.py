@@ -209,9 +209,9 @@ class Operations:
             "monotone": None if monotone is None else list(monotone),
             "model": self.model,
         }
-        found = content((yield Call("POST", "/curve", to_json(body).encode())))
+        answer = content((yield Call("POST", "/curve", to_json(body).encode())))
         with understood():
-            curve = Curve.from_dict(found)
+            curve = Curve.from_dict(answer)
         self.answered_by = curve.model_id
         return curve
 
@@ -231,10 +231,10 @@ class Operations:
         params += [("dim", f"{name}={size}") for name, size in dims.items()]
         params += [("model", self.model)] if self.model else []
         answer = yield Call("POST", "/models/predict", data, OCTETS, params)
-        found: dict[str, Any] = content(answer)
+        result: dict[str, Any] = content(answer)
         with understood():
-            self.answered_by = found["model_id"]
-        return found
+            self.answered_by = result["model_id"]
+        return result
 
     def register(self, programs: Sequence[ProgramLike]) -> Steps[list[Registered]]:
         """``POST /programs``."""
@@ -245,10 +245,10 @@ class Operations:
                 texts.append(to_json(program_fields(read_program(program))))
             except CdmppError as error:
                 errors[place] = ErrorInfo.of(error)
-        found = iter((yield from self._in_parts("/programs", "programs", texts, {}, "programs")))
+        hashes = iter((yield from self._in_parts("/programs", "programs", texts, {}, "programs")))
         with understood():
             return [
-                Registered(error=errors[place]) if place in errors else registered(next(found))
+                Registered(error=errors[place]) if place in errors else registered(next(hashes))
                 for place in range(len(programs))
             ]
 
@@ -323,7 +323,7 @@ class Operations:
             return False
         problem = problem_of(answer)
         lists = {"items", "programs", "observations", "body", "rows"}
-        places = {str(each.get("path")) for each in problem.get("errors") or [] if isinstance(each, dict)}
+        places = {str(error.get("path")) for error in problem.get("errors") or [] if isinstance(error, dict)}
         if not places & lists:
             return False
         document = content((yield Call("GET", "/openapi.json")))

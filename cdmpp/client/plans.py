@@ -34,11 +34,11 @@ class Plans:
     def plan(self, kind: str, request: Mapping[str, Any]) -> Steps[dict[str, Any]]:
         """The answer, directly or from the job that the request became."""
         answer = yield from self._post(kind, request, wait=True)
-        found: dict[str, Any] = _content(answer)
+        answer_value: dict[str, Any] = _content(answer)
         if answer.status != 202:
-            return found
+            return answer_value
         with understood():
-            id = str(found["job_id"])
+            id = str(answer_value["job_id"])
         wait_s = FIRST_LOOK_S
         while True:
             job = yield from self.job(id, wait_s)
@@ -49,19 +49,19 @@ class Plans:
 
     def submit(self, kind: str, request: Mapping[str, Any]) -> Steps[str]:
         """Id of the job."""
-        found = _content((yield from self._post(kind, request, wait=False)))
+        submitted = _content((yield from self._post(kind, request, wait=False)))
         with understood():
-            return str(found["job_id"])
+            return str(submitted["job_id"])
 
     def job(self, id: str, after_s: float = 0.0) -> Steps[dict[str, Any]]:
         """``GET /jobs/{id}``."""
-        found: dict[str, Any] = content((yield Call("GET", f"/jobs/{_word(id)}", after_s=after_s)))
-        return found
+        state: dict[str, Any] = content((yield Call("GET", f"/jobs/{_word(id)}", after_s=after_s)))
+        return state
 
     def cancel(self, id: str) -> Steps[dict[str, Any]]:
         """``DELETE /jobs/{id}``."""
-        found: dict[str, Any] = content((yield Call("DELETE", f"/jobs/{_word(id)}")))
-        return found
+        job: dict[str, Any] = content((yield Call("DELETE", f"/jobs/{_word(id)}")))
+        return job
 
     def _post(self, kind: str, request: Mapping[str, Any], *, wait: bool) -> Steps[Answer]:
         if self._model is not None:
@@ -81,9 +81,9 @@ class Plans:
 
     def _path(self, kind: str) -> Steps[str]:
         if kind not in self._paths:
-            found = listed(content((yield Call("GET", "/plans"))), "kinds")
+            planners = listed(content((yield Call("GET", "/plans"))), "kinds")
             with understood():
-                self._paths = {str(each["kind"]): str(each["path"]) for each in found}
+                self._paths = {str(planner["kind"]): str(planner["path"]) for planner in planners}
         if kind not in self._paths:
             raise FieldError(f"no plan is called {kind!r}", hint="one of: " + ", ".join(self._paths))
         return self._paths[kind]
@@ -102,8 +102,8 @@ def answer_of(job: Mapping[str, Any]) -> dict[str, Any]:
     error = job["error"]
     if error is not None:
         raise _raised(error["code"], error["message"], error["hint"], error["path"])
-    found: dict[str, Any] = job["answer"]
-    return found
+    answer: dict[str, Any] = job["answer"]
+    return answer
 
 
 def seconds_of(request: Mapping[str, Any]) -> float:

@@ -122,10 +122,10 @@ class Texts:
 
     def _text(self, value: Any, fields: Callable[[Any], Any]) -> str:
         # The caller keeps the objects alive, so an id identifies one of them.
-        found = self._made.get(id(value))
-        if found is None:
-            found = self._made[id(value)] = to_json(fields(value))
-        return found
+        encoded = self._made.get(id(value))
+        if encoded is None:
+            encoded = self._made[id(value)] = to_json(fields(value))
+        return encoded
 
 
 def read_program(program: ProgramLike) -> TensorProgram | dict[str, Any]:
@@ -215,7 +215,7 @@ def template_fields(programs: Programs) -> dict[str, Any]:
     if isinstance(programs, Mapping):
         return {"program": dict(programs)}
     several = [programs] if isinstance(programs, Template) else programs
-    return {"programs": [{"program": dict(each.fields), "count": each.count} for each in several]}
+    return {"programs": [{"program": dict(work.fields), "count": work.count} for work in several]}
 
 
 def observation_fields(one: Observation) -> dict[str, Any]:

@@ -173,8 +173,8 @@ class PredictorClient:
 
     def observed(self) -> list[dict[str, Any]]:
         """Current error and drift by device: ``devices`` of ``GET /observe``."""
-        found: list[dict[str, Any]] = self._run(self._steps.get("/observe", "devices"))
-        return found
+        rows: list[dict[str, Any]] = self._run(self._steps.get("/observe", "devices"))
+        return rows
 
     def plan(self, kind: str, request: Mapping[str, Any], *, timeout_s: float | None = None) -> dict[str, Any]:
         """Compute a replay or plan by the service, like :func:`cdmpp.make_plan`; waits for long searches.
@@ -215,8 +215,8 @@ class PredictorClient:
 
     def devices(self) -> list[dict[str, Any]]:
         """Every known device with its figures."""
-        found: list[dict[str, Any]] = self._run(self._steps.get("/devices", "devices"))
-        return found
+        rows: list[dict[str, Any]] = self._run(self._steps.get("/devices", "devices"))
+        return rows
 
     def _run(self, steps: Steps[T], timeout_s: float | None = None) -> T:
         limit_s = self._timeout_s if timeout_s is None else timeout_s
@@ -226,8 +226,8 @@ class PredictorClient:
             while True:
                 call = steps.send(self._answer(call, attempts))
         except StopIteration as done:
-            found: T = done.value
-            return found
+            result: T = done.value
+            return result
 
     def _answer(self, call: Call, attempts: Attempts) -> Answer:
         attempts.begin()

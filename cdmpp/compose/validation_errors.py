@@ -23,11 +23,11 @@ def places(error: ValidationError, value: Any) -> list[tuple[str, str]]:
         Paths as ``stages.0.forward_s``: without the branches of unions, which pydantic names and nobody
         wrote. What only says that a value is none of a union's other branches is left out.
     """
-    found = [
+    violations = [
         (_path(problem["loc"], problem["type"], value), problem["type"], problem["msg"])
         for problem in error.errors(include_url=False, include_input=False, include_context=False)
     ]
-    return [(".".join(path), said) for path, kind, said in found if not _beside(path, kind, found)]
+    return [(".".join(path), said) for path, kind, said in violations if not _beside(path, kind, violations)]
 
 
 def _path(loc: tuple[int | str, ...], kind: str, value: Any) -> list[str]:

@@ -52,9 +52,9 @@ def _fit(grid: Array) -> Array:
     for _ in range(MAX_ROUNDS if grid.ndim > 1 else 1):
         before = current
         for axis in axes:
-            asked = current + corrections[axis]
-            current = _project(asked, axis)
-            corrections[axis] = asked - current
+            corrected = current + corrections[axis]
+            current = _project(corrected, axis)
+            corrections[axis] = corrected - current
         if np.abs(current - before)[known].max() <= TOLERANCE:
             break
     return _running_maximum(current)

@@ -179,11 +179,11 @@ class Emulator:
                 hint="give a number of ranks that divides the number of stages",
             )
         find = self.structures.find if self.reuse else anew
-        found: Structure = find(
+        reused: Structure = find(
             (schedule, ranks, stages, micro_batches, offloaded),
             lambda: build(SCHEDULES[schedule](ranks, stages, micro_batches), stages, micro_batches, offloaded),
         )
-        return found
+        return reused
 
     def run(
         self, structure: Structure, costs: Table, classes: Sequence[int], transfer_s: float | Sequence[float] = 0.0

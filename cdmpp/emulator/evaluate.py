@@ -180,14 +180,14 @@ def latest(order: Ints, begin: Ints, end: Floats) -> float:
     order, begin, end
         As :func:`evaluate` takes and fills them.
     """
-    found = 0.0
+    peak = 0.0
     for rank in range(begin.shape[0] - 1):
         if begin[rank + 1] > begin[rank]:
             last = end[order[begin[rank + 1] - 1]]
             if last < 0.0:
                 return np.inf
-            found = max(found, last)
-    return found
+            peak = max(peak, last)
+    return peak
 
 
 @jit

@@ -136,7 +136,7 @@ def cut_into_frames(structure: Structure, level: Floats) -> Cut:
         at = far[low:high] > 0
         _, first = np.unique(far[low:high][at] * len(tasks) + where[low:high][at], return_index=True)
         outside.append(refs[low:high][at][first])
-    outside_begin = np.concatenate(([0], np.cumsum([len(one) for one in outside]))).astype(np.int32)
+    outside_begin = np.concatenate(([0], np.cumsum([len(tasks_outside) for tasks_outside in outside]))).astype(np.int32)
     reach = np.array([far[low:high].max() for low, high in pairwise(begin)], np.int32)
     return Cut(tasks, begin, refs, np.concatenate(outside), outside_begin, reach, np.array(shape, np.int32))
 

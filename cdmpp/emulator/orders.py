@@ -52,7 +52,7 @@ def one_f_one_b(ranks: int, stages: int, micro_batches: int) -> Orders:
     PipeDream-Flush (Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training", ICML '21).
     """
     _one_stage_each(ranks, stages, "1f1b")
-    found = []
+    order = []
     for rank in range(ranks):
         ahead = min(micro_batches, ranks - rank)
         passes = [Pass("F", rank, m) for m in range(ahead)]
@@ -60,8 +60,8 @@ def one_f_one_b(ranks: int, stages: int, micro_batches: int) -> Orders:
             passes.append(Pass("B", rank, m))
             if ahead + m < micro_batches:
                 passes.append(Pass("F", rank, ahead + m))
-        found.append(passes)
-    return found
+        order.append(passes)
+    return order
 
 
 def interleaved(ranks: int, stages: int, micro_batches: int) -> Orders:
@@ -93,7 +93,7 @@ def interleaved(ranks: int, stages: int, micro_batches: int) -> Orders:
         at = step // group % local
         return (local - 1 - at if backward else at), step // (group * local) * group + step % group
 
-    found = []
+    order = []
     for rank in range(ranks):
         forward, backward = (
             [
@@ -106,8 +106,8 @@ def interleaved(ranks: int, stages: int, micro_batches: int) -> Orders:
         passes = forward[:ahead]
         for f, b in zip(forward[ahead:], backward, strict=False):
             passes += [f, b]
-        found.append(passes + backward[total - ahead :])
-    return found
+        order.append(passes + backward[total - ahead :])
+    return order
 
 
 def zero_bubble(ranks: int, stages: int, micro_batches: int) -> Orders:
@@ -117,7 +117,7 @@ def zero_bubble(ranks: int, stages: int, micro_batches: int) -> Orders:
     and so every rank holds the activations of at most ``ranks`` micro-batches, as rank 0 does under 1F1B.
     """
     _one_stage_each(ranks, stages, "zero_bubble")
-    found = []
+    order = []
     for rank in range(ranks):
         ahead = min(micro_batches, ranks - rank)
         passes = [Pass("F", rank, m) for m in range(ahead)]
@@ -129,8 +129,8 @@ def zero_bubble(ranks: int, stages: int, micro_batches: int) -> Orders:
                 weights += 1
             if ahead + m < micro_batches:
                 passes.append(Pass("F", rank, ahead + m))
-        found.append(passes + [Pass("W", rank, m) for m in range(weights, micro_batches)])
-    return found
+        order.append(passes + [Pass("W", rank, m) for m in range(weights, micro_batches)])
+    return order
 
 
 #: Makers of orders: (ranks, stages, micro-batches) -> passes of each rank.

@@ -94,7 +94,7 @@ class Table:
 
 def column(stage: Stage, host_bandwidth_bytes_per_s: float) -> Floats:
     """The part of one stage in a :class:`Table`: its four arrays, each (classes, 5)."""
-    found = []
+    values = []
     for cost in (stage, *stage.classes):
         weight_s = WEIGHT_SHARE * cost.backward_s if cost.weight_s is None else cost.weight_s
         again = cost.forward_s if stage.memory == "recompute" else 0.0
@@ -105,8 +105,8 @@ def column(stage: Stage, host_bandwidth_bytes_per_s: float) -> Floats:
         copy_s = moved / host_bandwidth_bytes_per_s
         whole = (cost.forward_s, cost.backward_s + again, 0.0, copy_s, copy_s)
         split = (cost.forward_s, cost.backward_s - weight_s + again, weight_s, copy_s, copy_s)
-        found.append((whole, split, (first, held - first, 0.0, 0.0, moved), (0.0, -held, 0.0, -moved, 0.0)))
-    return np.array(found, np.float64).swapaxes(0, 1)
+        values.append((whole, split, (first, held - first, 0.0, 0.0, moved), (0.0, -held, 0.0, -moved, 0.0)))
+    return np.array(values, np.float64).swapaxes(0, 1)
 
 
 def table(stages: Sequence[Stage], columns: Sequence[Floats]) -> Table:

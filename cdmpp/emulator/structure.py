@@ -132,14 +132,14 @@ def deadlock(structure: Structure, end: Floats, path: str = "schedule") -> Field
         task = row[late[0]]
         waits = next(d for d in structure.deps[task] if d >= 0 and end[d] < 0)
         stuck.append((rank, int(late[0]), _words(structure.name(task)), _words(structure.name(waits))))
-    said = "; ".join(
+    waiting = "; ".join(
         f"rank {rank} at position {at} has {what}, which waits for {for_what}"
         for rank, at, what, for_what in stuck[:_MOST_NAMED]
     )
     more = f"; and {len(stuck) - _MOST_NAMED} more ranks" if len(stuck) > _MOST_NAMED else ""
     rank, at = stuck[0][:2]
     return FieldError(
-        f"{path}: the orders wait for each other: {said}{more}",
+        f"{path}: the orders wait for each other: {waiting}{more}",
         path=f"{path}.{rank}.{at}",
         hint="move what is waited for before what waits, on its own rank",
     )
@@ -199,17 +199,17 @@ def _link(row: Ints, offloaded: Sequence[bool], size: int, micro_batches: int, d
     moves = np.array(offloaded)[row // micro_batches % (size // micro_batches)]
     kind = row // size
     place = {int(task): at for at, task in enumerate(row)}
-    found: list[int] = []
+    cycle: list[int] = []
     for at, task in enumerate(row.tolist()):
         following = at + 1
         if following < len(row) and moves[following] and kind[following] == BACKWARD:
             cell = int(row[following]) % size
             if place[cell] < at:
-                found.append(IN * size + cell)
+                cycle.append(IN * size + cell)
                 deps[IN * size + cell, 0] = row[at - 1]
                 deps[BACKWARD * size + cell, 2] = IN * size + cell
         # Activations that are needed at once are not copied.
         if moves[at] and kind[at] == FORWARD and place[BACKWARD * size + task] > following:
-            found.append(OUT * size + task)
+            cycle.append(OUT * size + task)
             deps[OUT * size + task, 0] = task
-    return np.array(found, np.int32)
+    return np.array(cycle, np.int32)

@@ -117,8 +117,8 @@ class Iteration:
     @property
     def comm_s(self) -> float:
         """Time of all-reduces."""
-        found = zip(self.timeline.graph.nodes, self.timeline.duration_s.tolist(), strict=True)
-        return math.fsum(seconds for node, seconds in found if node.kind == "comm")
+        pairs = zip(self.timeline.graph.nodes, self.timeline.duration_s.tolist(), strict=True)
+        return math.fsum(seconds for node, seconds in pairs if node.kind == "comm")
 
 
 def fill_buckets(layers: Sequence[Layer], bucket_bytes: float, first_bytes: float | None = None) -> tuple[Bucket, ...]:

@@ -246,13 +246,13 @@ def _many(
     streams: int,
 ) -> Floats:
     replays, n = durations.shape
-    found = np.zeros(replays)
+    makespans = np.zeros(replays)
     start, end, cause = np.zeros(n), np.zeros(n), np.zeros(n, dtype=np.int64)
     for row in range(replays):
-        found[row] = _walk(
+        makespans[row] = _walk(
             durations[row], gap_s, waits, next_start, following, uses_start, uses, streams, start, end, cause
         )
-    return found
+    return makespans
 
 
 def _cycle(graph: Graph, a: Arrays, edges: Follow, reached: npt.NDArray[np.bool_]) -> FieldError:

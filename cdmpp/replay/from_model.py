@@ -55,7 +55,7 @@ def request_of(
     if not launched:
         raise UnsupportedOperatorError(
             f"{graph.source or 'the model'}: nothing to predict",
-            hint="; ".join(f"{one.operator}: {one.reason}" for one in graph.unsupported)
+            hint="; ".join(f"{kernel.operator}: {kernel.reason}" for kernel in graph.unsupported)
             or "cdmpp support lists what is covered",
         )
     if len(launched) > MAX_NODES // 2:
@@ -93,8 +93,8 @@ def request_of(
         made["framework"] = framework
     if graph.unsupported:
         made["missing"] = [
-            {"operator": one.operator[:MAX_TEXT], "count": one.count, "reason": one.reason[:MAX_TEXT]}
-            for one in graph.unsupported
+            {"operator": kernel.operator[:MAX_TEXT], "count": kernel.count, "reason": kernel.reason[:MAX_TEXT]}
+            for kernel in graph.unsupported
         ]
     return made
 

@@ -135,5 +135,5 @@ def collective_s(op: Collective, ranks: int, size: float, link: Link, algorithm:
     >>> collective_s("all_reduce", 4, 4e6, Link(alpha_s=1e-5, beta_s_per_byte=1e-9))
     0.00606
     """
-    steps, each = collective_steps(op, ranks, size, algorithm)
-    return steps * link.seconds(each) if steps else 0.0
+    steps, bytes_per_step = collective_steps(op, ranks, size, algorithm)
+    return steps * link.seconds(bytes_per_step) if steps else 0.0

@@ -102,13 +102,13 @@ class Timeline:
         """Seconds of each device in which it transfers and does not compute."""
         there: dict[str, list[int]] = {}
         for i, node in enumerate(self.graph.nodes):
-            for device in dict.fromkeys((node.device, *(one for one, _ in node.also))):
+            for device in dict.fromkeys((node.device, *(other for other, _ in node.also))):
                 there.setdefault(device, []).append(i)
-        found = {}
+        uses = {}
         for device, nodes in sorted(there.items()):
             kinds = np.array([self.graph.nodes[i].kind for i in nodes])
-            found[device] = exposed_s(self.start_s[nodes], self.end_s[nodes], kinds == "comm", kinds == "compute")
-        return found
+            uses[device] = exposed_s(self.start_s[nodes], self.end_s[nodes], kinds == "comm", kinds == "compute")
+        return uses
 
 
 def covered_s(start_s: Floats, end_s: Floats) -> float:

@@ -66,7 +66,7 @@ def data_parallel_request(
     """
     trace = eager_trace(module, inputs, backward=True, autocast=autocast)
     if trace.unsupported:
-        named = "; ".join(f"{one.operator} ({one.count} x): {one.reason}" for one in trace.unsupported)
+        named = "; ".join(f"{kernel.operator} ({kernel.count} x): {kernel.reason}" for kernel in trace.unsupported)
         raise InvalidProgramError(f"{type(module).__name__}: kernels without an operator: {named}")
     priced = {"device": device, "protocol": protocol, "framework": framework}
 
@@ -76,12 +76,12 @@ def data_parallel_request(
 
     layers = [
         {
-            "name": one.name,
-            "forward": cost(one.forward),
-            "backward": cost(one.backward),
-            "gradient_bytes": list(one.gradient_bytes),
+            "name": kernel.name,
+            "forward": cost(kernel.forward),
+            "backward": cost(kernel.backward),
+            "gradient_bytes": list(kernel.gradient_bytes),
         }
-        for one in layers_of(module, trace)
+        for kernel in layers_of(module, trace)
     ]
     return {"layers": layers, "ranks": ranks, "link": dict(link), **more}
 
@@ -276,7 +276,7 @@ def _watching(module: nn.Module) -> Iterator[tuple[_Stamps, dict[str, list[str]]
 def _summary(module: nn.Module, names: Mapping[str, list[str]], found: Sequence[_Stamps]) -> Measured:
     sizes = {n: float(p.numel() * p.element_size()) for n, p in module.named_parameters()}
     # Modules that did not run have no gradient and are not layers.
-    names = {name: own for name, own in names.items() if all(n in one.gradients for one in found for n in own)}
+    names = {name: own for name, own in names.items() if all(n in stamp.gradients for stamp in found for n in own)}
     if not names:
         raise InvalidProgramError("no layer had gradients", hint="the loss depends on no trained parameter")
 
@@ -284,25 +284,25 @@ def _summary(module: nn.Module, names: Mapping[str, list[str]], found: Sequence[
         return statistics.fmean(values)
 
     def order(times: Callable[[_Stamps], Mapping[str, float]], keys: Sequence[str]) -> list[str]:
-        return sorted(keys, key=lambda key: statistics.median(times(one)[key] - one.start for one in found))
+        return sorted(keys, key=lambda key: statistics.median(times(stamp)[key] - stamp.start for stamp in found))
 
-    called = order(lambda one: one.forward, list(names))
-    arrived = order(lambda one: one.gradients, [n for own in names.values() for n in own])
+    called = order(lambda stamp: stamp.forward, list(names))
+    arrived = order(lambda stamp: stamp.gradients, [n for own in names.values() for n in own])
     last = {name: max(own, key=arrived.index) for name, own in names.items()}
     finished = sorted(names, key=lambda name: arrived.index(last[name]))
 
     def spans(ends: Callable[[_Stamps], Sequence[float]], begin: Callable[[_Stamps], float]) -> list[float]:
         """Times between one end and the next."""
         rows = []
-        for one in found:
-            stops = [begin(one), *ends(one)]
+        for stamp in found:
+            stops = [begin(stamp), *ends(stamp)]
             rows.append([b - a for a, b in pairwise(stops)])
         return [max(mean(column), 0.0) for column in zip(*rows, strict=True)]
 
-    forward = spans(lambda one: [*(one.forward[n] for n in called), one.turned], lambda one: one.start)
+    forward = spans(lambda stamp: [*(stamp.forward[n] for n in called), stamp.turned], lambda stamp: stamp.start)
     forward[-2:] = [sum(forward[-2:])]
-    backward = spans(lambda one: [one.gradients[last[n]] for n in finished], lambda one: one.turned)
-    backward[-1] += mean(one.end - one.gradients[last[finished[-1]]] for one in found)
+    backward = spans(lambda stamp: [stamp.gradients[last[n]] for n in finished], lambda stamp: stamp.turned)
+    backward[-1] += mean(stamp.end - stamp.gradients[last[finished[-1]]] for stamp in found)
     forward_s, backward_s = (dict(zip(called, forward, strict=True)), dict(zip(finished, backward, strict=True)))
     layers = [
         Layer(
@@ -313,4 +313,6 @@ def _summary(module: nn.Module, names: Mapping[str, list[str]], found: Sequence[
         )
         for name in reversed(finished)
     ]
-    return Measured(layers, mean(one.end - one.start for one in found), mean(one.updated - one.end for one in found))
+    return Measured(
+        layers, mean(stamp.end - stamp.start for stamp in found), mean(stamp.updated - stamp.end for stamp in found)
+    )

@@ -26,8 +26,8 @@ def find_answer(cache: Lru[CachedRow], key: RowKey, name: str, levels: Levels) -
     if row is not None:
         for program, quantiles, answer in row[1]:
             if program == name and quantiles == levels:
-                found: Answer = answer
-                return found
+                kept: Answer = answer
+                return kept
     return None
 
 

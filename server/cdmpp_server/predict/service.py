@@ -122,8 +122,10 @@ class PredictionService:
             request = await self.do(len(body) <= INLINE_BYTES, partial(parse, model, body), deadline)
             on_items(len(request.programs))
             forms = [_fields(program) for program in request.programs]
-            found = await self.read_programs([(form, None) for form in forms], deadline)
-            named = {known.hash: form for form, known in zip(forms, found, strict=True) if isinstance(known, Known)}
+            registered = await self.read_programs([(form, None) for form in forms], deadline)
+            named = {
+                known.hash: form for form, known in zip(forms, registered, strict=True) if isinstance(known, Known)
+            }
             if self._store is not None and named:
                 try:
                     async with asyncio.timeout_at(deadline.at):
@@ -138,15 +140,15 @@ class PredictionService:
                         {"hash": known.hash, "name": known.name}
                         if isinstance(known, Known)
                         else {"error": error_fields(ErrorInfo.of(known))}
-                        for known in found
+                        for known in registered
                     ]
                 }
             ).encode()
 
     async def model(self, model_id: str | None) -> LatencyPredictor:
         """The model with this identity; raises :class:`ProblemError` (404) where there is none."""
-        found = self.models.in_memory(model_id)
-        return found if found is not None else await run_sync(self.models.get, model_id)
+        loaded = self.models.in_memory(model_id)
+        return loaded if loaded is not None else await run_sync(self.models.get, model_id)
 
     async def read_programs(
         self, sent: Sequence[tuple[Mapping[str, Any], Backend | None]], deadline: Deadline
@@ -158,10 +160,10 @@ class PredictionService:
         ProblemError
             503, 504.
         """
-        keyed, found = await self.do(len(sent) <= _INLINE_ITEMS, partial(self._read, sent), deadline)
-        missing = {keyed[i][1:]: keyed[i][0] for i, known in enumerate(found) if known is None}
+        keyed, cached = await self.do(len(sent) <= _INLINE_ITEMS, partial(self._read, sent), deadline)
+        missing = {keyed[i][1:]: keyed[i][0] for i, known in enumerate(cached) if known is None}
         looked_up = await self._look_up(missing, deadline) if missing else {}
-        return [known if known is not None else looked_up[keyed[i][1:]] for i, known in enumerate(found)]
+        return [known if known is not None else looked_up[keyed[i][1:]] for i, known in enumerate(cached)]
 
     def _read(
         self, sent: Sequence[tuple[Mapping[str, Any], Backend | None]]
@@ -185,23 +187,25 @@ class PredictionService:
 
     async def _resolve(self, reading: Reading, deadline: Deadline) -> None:
         """Resolve items whose program is not known yet: TIR in the sandbox, hashes in the store."""
-        late = [each for each in reading.open if each.known is None]
+        late = [unread for unread in reading.open if unread.known is None]
         if not late:
             return
-        found = await self.read_programs([(_fields(each.item.program), each.item.backend) for each in late], deadline)
-        for each, known in zip(late, found, strict=True):
+        read = await self.read_programs(
+            [(_fields(unread.item.program), unread.item.backend) for unread in late], deadline
+        )
+        for unread, known in zip(late, read, strict=True):
             if isinstance(known, Known):
-                each.known = known
+                unread.known = known
             else:
-                reading.fail(each.position, each.item, ErrorInfo.of(known))
-        reading.open = [each for each in reading.open if each.known is not None]
+                reading.fail(unread.position, unread.item, ErrorInfo.of(known))
+        reading.open = [unread for unread in reading.open if unread.known is not None]
         reading.check_strict()
 
     async def _look_up(
         self, missing: Mapping[_Key, Mapping[str, Any]], deadline: Deadline
     ) -> dict[_Key, Known | CdmppError]:
         """Programs given as TIR or hash, by key and backend."""
-        found: dict[_Key, Known | CdmppError] = {}
+        known_programs: dict[_Key, Known | CdmppError] = {}
         texts: dict[_Key, TirText] = {}
         hashes: dict[str, list[_Key]] = {}
         for key, fields in missing.items():
@@ -213,26 +217,26 @@ class PredictionService:
             here = self.programs.hashed(hash)
             if here is not None:
                 for key in hashes.pop(hash):
-                    found[key] = here.run_by(key[1])
+                    known_programs[key] = here.run_by(key[1])
         try:
             async with asyncio.timeout_at(deadline.at):
                 stored = await self._stored(list(hashes))
                 work = partial(_registered, hashes, stored)
                 of_store, texts_of_store = await self.do(len(stored) <= _INLINE_ITEMS, work, deadline)
-                found |= of_store
+                known_programs |= of_store
                 texts |= texts_of_store
                 if texts:
                     encoded = await self._sandbox.encode_tirs(list(texts.values()))
                     for key, program in zip(texts, encoded, strict=True):
-                        found[key] = Known.of(program) if isinstance(program, EncodedProgram) else program
+                        known_programs[key] = Known.of(program) if isinstance(program, EncodedProgram) else program
         except TimeoutError:
             raise deadline.exceeded() from None
         except OverloadedError as error:
             raise ProblemError("overloaded", error.message, error.hint, headers={"retry-after": "1"}) from None
-        for (wording, backend), known in found.items():
+        for (wording, backend), known in known_programs.items():
             if isinstance(known, Known):
                 self.programs.remember(known, wording, backend)
-        return found
+        return known_programs
 
     async def _stored(self, hashes: list[str]) -> dict[str, dict[str, Any]]:
         if not hashes or self._store is None:
@@ -338,18 +342,18 @@ def _registered(
     hashes: Mapping[str, Sequence[_Key]], stored: Mapping[str, Mapping[str, Any]]
 ) -> tuple[dict[_Key, Known | CdmppError], dict[_Key, TirText]]:
     """Programs from the store, and the TIR texts among them, which the sandbox reads."""
-    found: dict[_Key, Known | CdmppError] = {}
+    programs: dict[_Key, Known | CdmppError] = {}
     texts: dict[_Key, TirText] = {}
     for hash, keys in hashes.items():
         for key in keys:
             form = stored.get(hash)
             if form is None:
-                found[key] = unknown_program(hash)
+                programs[key] = unknown_program(hash)
             elif "operator" in form:
-                found[key] = _operator(form, key[1])
+                programs[key] = _operator(form, key[1])
             else:
                 texts[key] = _tir(form, key[1])
-    return found, texts
+    return programs, texts
 
 
 def _tir(form: Mapping[str, Any], backend: Backend | None) -> TirText:
