@@ -81,7 +81,7 @@ def names(answers: Sequence[Prediction]) -> list[str]:
     batch=st.integers(1, 20),
     threads=st.integers(1, 2),
 )
-def test_other_casesin_the_batch_change_no_answer(
+def test_other_requests_in_the_batch_change_no_answer(
     predictor: LatencyPredictor, requests: list[Any], batch: int, threads: int
 ) -> None:
     """Answers are equal to the last digit and in order; a cancelled request does not affect the others."""
@@ -104,7 +104,7 @@ def test_other_casesin_the_batch_change_no_answer(
     run(scenario, max_batch_rows=batch, max_queued_rows=1000, threads=threads)
 
 
-def test_casesthat_arrive_during_a_batch_form_the_next_one() -> None:
+def test_requests_that_arrive_during_a_batch_form_the_next_one() -> None:
     async def scenario(batcher: Batcher) -> None:
         recorder = Recorder()
         recorder.go.clear()
@@ -163,7 +163,7 @@ def test_request_that_would_exceed_its_deadline_is_refused_at_once() -> None:
     run(scenario, max_queued_rows=1000)
 
 
-def test_full_queue_refuses_caseswith_retry_after() -> None:
+def test_full_queue_refuses_requests_with_retry_after() -> None:
     async def scenario(batcher: Batcher) -> None:
         recorder = Recorder()
         recorder.go.clear()
@@ -255,7 +255,7 @@ def test_exception_reaches_only_the_request_that_caused_it() -> None:
     run(scenario)
 
 
-def test_waiting_casesare_refused_when_the_service_stops() -> None:
+def test_waiting_requests_are_refused_when_the_service_stops() -> None:
     async def main() -> None:
         batcher = Batcher(max_batch_rows=1, max_queued_rows=10, max_wait_s=0.0)
         recorder = Recorder()

@@ -124,7 +124,7 @@ class SplitPlan(Plan):
     ]
     bwd_costs: dict[str, float]
     steps: Annotated[int, Field(description="Simulated splits.")]
-    cache: dict[str, float]
+    cache: dict[str, int]
 
     def tables(self) -> list[Table]:
         """The objective, the stages, the baselines."""

@@ -95,7 +95,7 @@ def _problem(request: SplitRequest) -> _Problem:
 
 def _plan(problem: _Problem, result: SplitResult, emulator: Emulator) -> SplitPlan:
     best, table, ranks = result.split, result.split.table, problem.ranks
-    cache = {"hits": float(emulator.hits), "misses": float(emulator.misses)}
+    cache = {"hits": int(emulator.hits), "misses": int(emulator.misses)}
     step = best.step(emulator)
     goal, devices = problem.request.goal, problem.request.devices
 
