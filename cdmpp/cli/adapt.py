@@ -45,7 +45,7 @@ def adapt(
         str | None,
         typer.Option(
             metavar="NAME|FILE",
-            help="A known device or a .toml/.json specification. Default: the one that the records name.",
+            help="A known device or a .toml/.json specification. Default: the device named in the records.",
             show_default=False,
         ),
     ] = None,
@@ -66,9 +66,9 @@ def adapt(
 ) -> None:
     """Adapt a model to a device by measurements of it.
 
-    Writes a small folder on top of the model, which every --model takes; answers for other devices stay as
-    they are. The result says what is gained on measurements that were left out; where nothing is, the model's
-    own answers are kept, with a warning.
+    Writes a small folder that refers to the model and that every --model option accepts. Predictions for other
+    devices do not change. Prints the errors on held-out measurements before and after. Without an improvement,
+    the model's predictions are kept, with a warning.
     """
     from cdmpp.adaptation.adapt import adapt as adapt_model
     from cdmpp.adaptation.records import device_records

@@ -36,7 +36,7 @@ def devices(json: JsonOption = False) -> None:
 
 
 def support(model: ModelOption = None, json: JsonOption = False) -> None:
-    """Say what a model covers: operators with their fields, training devices, protocols, accuracy."""
+    """List what a model covers: operators with their fields, training devices, protocols, accuracy."""
     from cdmpp.predictor import LatencyPredictor
 
     found = LatencyPredictor.load(model).support()

@@ -88,7 +88,7 @@ def collect(
     """Turn networks into measured tensor programs.
 
     Lowers the networks, draws schedules, builds and times them in worker processes, and writes
-    DIR/records.parquet, repeats.parquet and a card. Stopped at any moment, the same command goes on.
+    DIR/records.parquet, repeats.parquet and a card. An interrupted run resumes with the same command.
     """
     from cdmpp.errors import InvalidProgramError
     from cdmpp.measure.settings import CollectSettings

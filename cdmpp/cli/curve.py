@@ -56,7 +56,7 @@ def curve(
         Protocol, typer.Option(help="What the latency includes: device alone, in a graph, from the host.")
     ] = DEFAULT_PROTOCOL,
     framework: Annotated[
-        Framework | None, typer.Option(help="Who launches library kernels, where that is known.")
+        Framework | None, typer.Option(help="Software that launches the library kernels, if known.")
     ] = None,
     backend: Annotated[
         Backend | None, typer.Option(help="A vendor library's kernels (default), or TVM programs.")
@@ -68,10 +68,9 @@ def curve(
     model: ModelOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Predict the latency of a template over sizes, with a fit that does not fall.
+    """Predict the latency of a template over sizes, with a monotone fit.
 
-    A device or a size that is at fault does not stop the others; the exit code is 1 when no point could be
-    predicted.
+    An invalid device or size does not stop the others. The exit code is 1 if no point can be predicted.
     """
     from cdmpp.curves import predict_curve
     from cdmpp.devices import load_device

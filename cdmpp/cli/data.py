@@ -45,7 +45,7 @@ def import_file(
 
 @data.command("info", epilog="example: cdmpp data info ops_neusight.parquet")
 def info_of(file: FileArgument, json: JsonOption = False) -> None:
-    """Say what a table holds."""
+    """Summarise a table: rows, sources, devices and operators."""
     from cdmpp.data.summary import info
 
     summary = info(file)

@@ -45,9 +45,9 @@ def evaluate(
     """Compare a model's predictions with measured tables.
 
     Errors by source, device and operator, and over all rows. Rows that cannot be predicted are counted by
-    reason. --json prints fractions (0.073), the table per cent. For schedules of tasks also how well they are
-    ordered within each task: Kendall's tau, and the best latency of a task over the best of the 1 and 5
-    programs that were predicted fastest.
+    reason. --json prints fractions (0.073), the table per cent. For schedules of tasks it also prints the ranking
+    within each task: Kendall's tau, and the best latency of a task over the best of the 1 and 5 programs that
+    were predicted fastest.
     """
     from cdmpp.artifact.load import load_artifact
     from cdmpp.evaluation.tables import evaluate as evaluate_tables

@@ -40,18 +40,18 @@ def measure(
             show_default="by the device's kind",
         ),
     ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads, if not as built.", show_default=False)] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads. Default: as built.", show_default=False)] = None,
     device: Annotated[
-        str | None, typer.Option(metavar="NAME|FILE", help="The device, if not as built.", show_default=False)
+        str | None, typer.Option(metavar="NAME|FILE", help="The device. Default: as built.", show_default=False)
     ] = None,
     json: JsonOption = False,
 ) -> None:
     """Time the programs of a job, or of a selection, on this machine.
 
     A job (`cdmpp collect --build-only`) needs TVM's runtime, no compiler. Without pyarrow the result stays in
-    DIR/collect.sqlite; the same command finishes the data set where pyarrow is. A selection (`cdmpp select`)
-    is timed as PyTorch's library kernels, for `cdmpp adapt --records`. Stopped at any moment, the same
-    command goes on.
+    DIR/collect.sqlite; the same command on a machine with pyarrow writes the data set. A selection
+    (`cdmpp select`) is timed as PyTorch's library kernels, for `cdmpp adapt --records`. An interrupted run
+    resumes with the same command.
     """
     from cdmpp.measure.todo import is_todo
 

@@ -27,7 +27,7 @@ def check(
     model: ModelOption = None,
     url: UrlOption = None,
 ) -> None:
-    """Simulate the schedule of a plan again; list its faults and exit with 1 where it does not hold."""
+    """Simulate the schedule of a plan again and list its faults. The exit code is 1 if there are any."""
     value = read_json(request)
     form = next((name for name in CHECKS if isinstance(value, Mapping) and name in value), None)
     if form is None:

@@ -52,7 +52,7 @@ def predict(
         Protocol, typer.Option(help="What the latency includes: device alone, in a graph, from the host.")
     ] = DEFAULT_PROTOCOL,
     framework: Annotated[
-        Framework | None, typer.Option(help="Who launches library kernels, where that is known.")
+        Framework | None, typer.Option(help="Software that launches the library kernels, if known.")
     ] = None,
     backend: Annotated[
         Backend | None,

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 def probe(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write.", show_default=False)],
     device: Annotated[
-        str | None,
-        typer.Option(metavar="NAME|FILE", help="What device it is, if it is not known by itself.", show_default=False),
+        str | None, typer.Option(metavar="NAME|FILE", help="The device, if it is not detected.", show_default=False)
     ] = None,
     on: Annotated[
         str | None,

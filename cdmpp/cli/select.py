@@ -40,10 +40,10 @@ def select(
     ] = "library",
     json: JsonOption = False,
 ) -> None:
-    """Choose the programs whose measurements tell a model most about a device.
+    """Choose the programs to measure on a new device, for `cdmpp adapt`.
 
-    Writes DIR/programs.csv and a README: measure them with `cdmpp measure DIR` or fill the latencies in, then
-    `cdmpp adapt`. Prints how long measuring takes.
+    Writes DIR/programs.csv and a README: measure them with `cdmpp measure DIR` or fill in the latencies, then run
+    `cdmpp adapt`. Prints the expected measuring time.
     """
     from cdmpp.adaptation.select import select as choose
     from cdmpp.artifact.load import load_artifact

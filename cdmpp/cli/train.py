@@ -39,22 +39,22 @@ def train(
         ),
     ] = None,
     records: Annotated[
-        list[Path] | None, typer.Option("--records", metavar="FILE|DIR", help="Further tables; repeatable.")
+        list[Path] | None, typer.Option("--records", metavar="FILE|DIR", help="More tables; repeatable.")
     ] = None,
     run: Annotated[
         Path | None,
         typer.Option(
             "--run",
             metavar="DIR",
-            help="Where the checkpoint lies; a run on the same data found there is continued. Default: runs/NAME.",
+            help="Folder of the checkpoint; an earlier run on the same data is resumed. Default: runs/NAME.",
             show_default=False,
         ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Train a model, write its folder, and print its errors beside the baselines'.
+    """Train a model, write its folder, and print its errors and those of the baselines.
 
-    A run that was interrupted goes on from its last checkpoint when the same command is given again.
+    An interrupted run resumes from its last checkpoint with the same command.
     """
     from cdmpp.training.config import load_config
     from cdmpp.training.run import train_model
