@@ -118,9 +118,11 @@ def _print(result: dict[str, Any], out: Path) -> None:
     checked = result["cross_validated"]
     families = ", ".join(f"{name} {count}" for name, count in result["families"].items())
     print(f"{result['model_id']}: {result['programs']} programs of {result['device']} ({families})")
-    print(
-        f"mean error on measurements left out: {percent(checked['before'])} before, {percent(checked['after'])} after"
-    )
+    if any(warning["code"] == "not_checked" for warning in result["warnings"]):
+        where = "the measurements used (too few to leave any out)"
+    else:
+        where = "measurements left out"
+    print(f"mean error on {where}: {percent(checked['before'])} before, {percent(checked['after'])} after")
     if result["after"] is not None:
         rows = [(name, *error_cells(result[name]["overall"])) for name in ("before", "after")]
         print_table(("other rows", *ERROR_HEADER), rows, right=range(1, len(ERROR_HEADER) + 1))

@@ -1,4 +1,4 @@
-"""Where a value breaks a schema, by the value's own fields."""
+"""Locations of schema violations, by the fields of the value."""
 
 from __future__ import annotations
 
@@ -21,13 +21,17 @@ def places(error: ValidationError, value: Any) -> list[tuple[str, str]]:
     -------
     list of (str, str)
         Paths as ``stages.0.forward_s``: without the branches of unions, which pydantic names and nobody
-        wrote. What only says that a value is none of a union's other branches is left out.
+        wrote. Violations that only exclude other branches of a union are left out.
     """
     violations = [
         (_path(problem["loc"], problem["type"], value), problem["type"], problem["msg"])
         for problem in error.errors(include_url=False, include_input=False, include_context=False)
     ]
-    return [(".".join(path), said) for path, kind, said in violations if not _beside(path, kind, violations)]
+    return [
+        (".".join(path), message.removeprefix("Value error, "))
+        for path, kind, message in violations
+        if not _beside(path, kind, violations)
+    ]
 
 
 def _path(loc: tuple[int | str, ...], kind: str, value: Any) -> list[str]:
