@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,14 +18,15 @@ from typing import Any, Literal, Self
 
 from cdmpp.errors import MeasurementError
 from cdmpp.integrations.needed import derived_object, ms, tvm
-from cdmpp.measure.building import Library, build_program, check_toolchain, prepare_builder
-from cdmpp.measure.pools import Outcome, WorkerPool
+from cdmpp.measure.building import Library, build_program, check_toolchain
+from cdmpp.measure.imports import import_tvm_alone
+from cdmpp.measure.pools import WorkerPool
 from cdmpp.measure.sampling import scheduled_program
 from cdmpp.measure.settings import CollectSettings
 from cdmpp.measure.store import FIRST, Store, StoredMeasurement
 from cdmpp.measure.targets import Configuration, available_cores, describe
 from cdmpp.measure.timers import LocalTimers
-from cdmpp.measure.timing import TimedRun
+from cdmpp.measure.worker import Outcome
 
 #: Statistic of the repeats that is the latency: the median is robust against one slow repeat, the least also
 #: against a busy machine.
@@ -115,7 +115,7 @@ class Workbench:
             stack.callback(shutil.rmtree, self._spool, True)
             limits = self.settings.worker(self.settings.build_limit_s)
             count = self.settings.builders or len(available_cores())
-            self._builders = stack.enter_context(WorkerPool(count, limits, prepare_builder))
+            self._builders = stack.enter_context(WorkerPool(count, limits, import_tvm_alone))
             self._builders.start()
             self._timers = LocalTimers(self.configuration, self.settings)
             stack.callback(self._timers.close)
@@ -189,23 +189,8 @@ class Workbench:
                 )
             self._fail(digest, "", outcome.failure, self.settings.time_limit_s)
             return
-        run: TimedRun = outcome.value
-        timing = run.timing
-        self._add(
-            StoredMeasurement(
-                digest,
-                self.configuration.name,
-                FIRST,
-                timing.repeats_s,
-                timing.latency_s,
-                timing.spread,
-                timing.number,
-                timing.once,
-                "",
-                time.time(),
-                library.build_s + run.elapsed_s - run.timed_s,
-            )
-        )
+        name = self.configuration.name
+        self._add(StoredMeasurement.of_run(digest, name, FIRST, library, outcome.value))
 
     def _fail(self, digest: str, step: str, why: str, limit_s: float) -> None:
         # The duration of other failures is unknown, but small.

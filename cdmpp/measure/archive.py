@@ -19,13 +19,16 @@ from typing import Any
 from cdmpp.data.folder import STORE
 from cdmpp.devices.loading import from_mapping, load_device
 from cdmpp.errors import DataError, InvalidDeviceError, MeasurementError
-from cdmpp.measure.building import Library, build_program, check_toolchain, prepare_builder
+from cdmpp.measure.building import Library, build_program, check_toolchain
 from cdmpp.measure.collect import GROUP, Collector, check_flushing
-from cdmpp.measure.pools import Outcome, WorkerPool
+from cdmpp.measure.disk import disk_full_error, is_disk_full
+from cdmpp.measure.imports import import_tvm_alone
+from cdmpp.measure.pools import WorkerPool
 from cdmpp.measure.settings import CollectSettings, Progress
-from cdmpp.measure.store import Store, StoredProgram, is_disk_full, no_room
+from cdmpp.measure.store import Store, StoredProgram
 from cdmpp.measure.targets import Configuration, available_cores, describe
 from cdmpp.measure.timers import LocalTimers, Timers, on_this_machine
+from cdmpp.measure.worker import Outcome
 
 FORMAT = 1
 MANIFEST, PROGRAMS, LIBRARIES = "manifest.json", "programs.sqlite", "programs"
@@ -218,7 +221,7 @@ class _Writer(Collector):
         missing = [(p, key) for p, key in programs if (p.hash, key) not in entries]
         self._phase("building", len(programs) - len(missing), len(programs))
         limits = self.settings.worker(self.settings.build_limit_s)
-        with log.open("a") as written, WorkerPool(self._builders(), limits, prepare_builder) as builders:
+        with log.open("a") as written, WorkerPool(self._builders(), limits, import_tvm_alone) as builders:
             for start in range(0, len(missing), GROUP):
                 group = missing[start : start + GROUP]
                 paths = [f"{LIBRARIES}/{p.hash}-{_short(key)}.so" for p, key in group]
@@ -228,7 +231,7 @@ class _Writer(Collector):
                 outcomes = builders.run(build_program, jobs)
                 for (program, key), path, outcome in zip(group, paths, outcomes, strict=True):
                     if outcome.failure and is_disk_full(folder):
-                        raise no_room(folder)
+                        raise disk_full_error(folder)
                     entry = {"hash": program.hash, "build_key": key, **_entry(folder, path, outcome)}
                     entries[program.hash, key] = entry
                     written.write(json.dumps(entry) + "\n")
@@ -419,5 +422,5 @@ def _room(folder: Path) -> Iterator[None]:
         yield
     except (OSError, sqlite3.OperationalError) as error:
         if is_disk_full(folder):
-            raise no_room(folder) from None
+            raise disk_full_error(folder) from None
         raise DataError(f"cannot write {folder}: {error}", hint="choose another --out") from None

@@ -37,11 +37,6 @@ class Library:
     build_s: float
 
 
-def prepare_builder() -> None:
-    """Import TVM once per worker."""
-    import_tvm_alone()
-
-
 def build_program(tvm_json: str, target: Mapping[str, Any], path: str) -> Library:
     """Compile a PrimFunc to a shared library.
 

@@ -19,15 +19,17 @@ from typing import Any
 
 from cdmpp.errors import CdmppError, DataError, MeasurementError
 from cdmpp.frontends.tasks import is_file, network_name, network_tasks
-from cdmpp.measure.building import Library, build_program, check_toolchain, prepare_builder
-from cdmpp.measure.pools import Outcome, WorkerPool, WorkerSettings
+from cdmpp.measure.building import Library, build_program, check_toolchain
+from cdmpp.measure.disk import disk_full_error, is_disk_full
+from cdmpp.measure.imports import import_tvm_alone
+from cdmpp.measure.pools import WorkerPool
 from cdmpp.measure.sampling import prepare_sampler, sample_programs
 from cdmpp.measure.settings import CollectSettings, Progress
-from cdmpp.measure.store import FIRST, SECOND, Store, StoredMeasurement, StoredProgram, is_disk_full, no_room
+from cdmpp.measure.store import FIRST, SECOND, Store, StoredMeasurement, StoredProgram
 from cdmpp.measure.targets import Configuration, available_cores, describe
 from cdmpp.measure.timers import LocalTimers, Timers, on_this_machine
-from cdmpp.measure.timing import TimedRun
 from cdmpp.measure.tuning import begin, continue_search, prepare_search
+from cdmpp.measure.worker import Outcome, WorkerSettings
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +130,7 @@ class Collector:
         with ExitStack() as stack:
             stack.callback(shutil.rmtree, self._spool, True)
             limits = self.settings.worker(self.settings.build_limit_s)
-            builders = stack.enter_context(WorkerPool(self._builders(), limits, prepare_builder))
+            builders = stack.enter_context(WorkerPool(self._builders(), limits, import_tvm_alone))
             builders.start()
             timers: dict[str, Timers] = {}
             for configuration in self.configurations:
@@ -288,7 +290,7 @@ class Collector:
                 jobs.setdefault((configuration.build_key, program.hash), arguments)
         outcomes = dict(zip(jobs, builders.run(build_program, list(jobs.values())), strict=True))
         if any(outcome.failure for outcome in outcomes.values()) and is_disk_full(self._spool):
-            raise no_room(self._spool)
+            raise disk_full_error(self._spool)
         return outcomes
 
     def _store_outcome(
@@ -309,23 +311,7 @@ class Collector:
                 return
             self._keep(StoredMeasurement(program.hash, configuration.name, turn, failure=outcome.failure))
             return
-        run: TimedRun = outcome.value
-        timing = run.timing
-        self._keep(
-            StoredMeasurement(
-                program.hash,
-                configuration.name,
-                turn,
-                timing.repeats_s,
-                timing.latency_s,
-                timing.spread,
-                timing.number,
-                timing.once,
-                "",
-                time.time(),
-                library.build_s + run.elapsed_s - run.timed_s,
-            )
-        )
+        self._keep(StoredMeasurement.of_run(program.hash, configuration.name, turn, library, outcome.value))
 
     def _keep(self, measurement: StoredMeasurement) -> None:
         self.store.add_measurements([measurement])

@@ -20,11 +20,12 @@ from cdmpp.errors import InvalidDeviceError, MeasurementError
 from cdmpp.measure.board import MACHINE
 from cdmpp.measure.building import Library
 from cdmpp.measure.imports import import_tvm_alone
-from cdmpp.measure.pools import Outcome, WorkerPool, WorkerSettings
+from cdmpp.measure.pools import WorkerPool
 from cdmpp.measure.settings import CollectSettings
 from cdmpp.measure.targets import Configuration
 from cdmpp.measure.timing import Arguments, Clock, Inputs, TimedRun, TimingSettings, time_program
 from cdmpp.measure.tracker import Tracker, no_server, parse_tracker
+from cdmpp.measure.worker import Outcome, WorkerSettings
 
 #: Number of lost sessions after which the program counts as the cause.
 SESSIONS = 2

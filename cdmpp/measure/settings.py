@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from cdmpp.measure.pools import WorkerSettings
 from cdmpp.measure.timing import TimingSettings
+from cdmpp.measure.worker import WorkerSettings
 
 
 class CollectSettings(BaseModel):

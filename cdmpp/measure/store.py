@@ -5,14 +5,10 @@ Tasks, programs and measurements are rows that are written once. A resumed colle
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import os
-import shutil
-import socket
 import sqlite3
-import tempfile
+import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,16 +17,15 @@ from pathlib import Path
 from typing import Any, Self
 
 from cdmpp.data.folder import STORE as FILE
-from cdmpp.errors import DataError, MeasurementError
+from cdmpp.errors import DataError
 from cdmpp.frontends.tasks import TaskList
+from cdmpp.measure.building import Library
+from cdmpp.measure.disk import disk_errors, take_lock
 from cdmpp.measure.sampling import SampledProgram
+from cdmpp.measure.timing import TimedRun
 
 LOCK = "collect.lock"
 FIRST, SECOND = 0, 1
-_FULL = "no space left on the disk of {}"
-_MAKE_ROOM = "free some space and repeat the same command to resume"
-#: Free space below which the disk counts as full: a failing linker removes its partial output.
-_ROOM_BYTES = 16 * 2**20
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -92,6 +87,23 @@ class StoredMeasurement:
     measured_at: float = 0.0
     overhead_s: float = 0.0
 
+    @classmethod
+    def of_run(cls, program: str, device: str, turn: int, library: Library, run: TimedRun) -> Self:
+        """Return the measurement of a program that was timed just now."""
+        timing = run.timing
+        return cls(
+            program,
+            device,
+            turn,
+            timing.repeats_s,
+            timing.latency_s,
+            timing.spread,
+            timing.number,
+            timing.once,
+            measured_at=time.time(),
+            overhead_s=library.build_s + run.elapsed_s - run.timed_s,
+        )
+
 
 class Store:
     """The collector's file in a folder; a context manager that locks the folder while it is open.
@@ -112,11 +124,11 @@ class Store:
                     f"{folder} has a {foreign[0]} that was not written by a collection",
                     hint="choose a new or an empty folder: --out",
                 )
-        with _disk(folder):
+        with disk_errors(folder / FILE):
             folder.mkdir(parents=True, exist_ok=True)
-            self._lock = _take_lock(folder / LOCK)
+            self._lock = take_lock(folder / LOCK)
         try:
-            with _disk(folder):
+            with disk_errors(folder / FILE):
                 self._db = sqlite3.connect(folder / FILE, isolation_level=None)
                 self._db.execute("PRAGMA journal_mode=WAL")
                 # A killed process loses nothing; a power failure may lose the last transactions, but does not
@@ -141,7 +153,7 @@ class Store:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Run the writes of the block in one transaction."""
-        with _disk(self.folder):
+        with disk_errors(self.folder / FILE):
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -383,55 +395,3 @@ def _pack(text: str) -> bytes:
 
 def _unpack(blob: bytes) -> str:
     return zlib.decompress(blob).decode()
-
-
-def _take_lock(path: Path) -> int:
-    """Lock the folder until this process ends; the system releases the lock even after a kill."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        owner = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
-        os.close(descriptor)
-        raise DataError(
-            f"{path.parent} is in use by {owner}", hint="wait for it, stop it, or choose another --out"
-        ) from None
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
-    return descriptor
-
-
-@contextmanager
-def _disk(folder: Path) -> Iterator[None]:
-    """Convert errors of the disk to errors with a hint; earlier writes stay."""
-    try:
-        yield
-    except sqlite3.OperationalError as error:
-        if "full" in str(error):
-            raise _full(folder) from None
-        raise DataError(f"{folder / FILE}: {error}", hint="check that the disk is neither full nor read-only") from None
-    except sqlite3.IntegrityError:
-        raise  # a bug in this package, not a damaged file
-    except sqlite3.DatabaseError as error:
-        raise DataError(
-            f"{folder / FILE} is damaged: {error}", hint="move it away; records.parquet is not affected"
-        ) from None
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise _full(folder) from None
-        raise DataError(f"cannot write {folder}: {error.strerror or error}", hint="choose another --out") from None
-
-
-def is_disk_full(folder: Path) -> bool:
-    """Whether the disk of a folder, or of the compilers' temporary files, is full."""
-    places = (folder, Path(tempfile.gettempdir()))
-    return any(shutil.disk_usage(place).free < _ROOM_BYTES for place in places)
-
-
-def no_room(folder: Path) -> MeasurementError:
-    """Error for a full disk during a build, which no program has caused."""
-    return MeasurementError(_FULL.format(folder), hint=_MAKE_ROOM, transient=True)
-
-
-def _full(folder: Path) -> DataError:
-    return DataError(_FULL.format(folder), hint=_MAKE_ROOM)

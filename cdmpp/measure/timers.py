@@ -10,10 +10,11 @@ from cdmpp.devices.host import ISAS, host_device
 from cdmpp.devices.registry import lookup
 from cdmpp.errors import InvalidDeviceError, UnknownDeviceError
 from cdmpp.measure.building import Library
-from cdmpp.measure.pools import Outcome, WorkerPool, WorkerSettings
+from cdmpp.measure.pools import WorkerPool
 from cdmpp.measure.settings import CollectSettings
 from cdmpp.measure.targets import Configuration
 from cdmpp.measure.timing import driver_name, prepare_timer, thread_environment, time_library
+from cdmpp.measure.worker import Outcome, WorkerSettings
 
 _NAME_DEVICE = "if this is intended, name the device: --device NAME or FILE.toml"
 

@@ -21,10 +21,10 @@ from cdmpp.devices.registry import family, lookup
 from cdmpp.errors import DataError, InvalidDeviceError, MeasurementError
 from cdmpp.measure.archive import MANIFEST, finish, measure_job, read_job, write_job
 from cdmpp.measure.building import Library
-from cdmpp.measure.pools import Outcome
 from cdmpp.measure.settings import CollectSettings
 from cdmpp.measure.targets import Configuration
 from cdmpp.measure.timing import TimedRun, Timing
+from cdmpp.measure.worker import Outcome
 from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.tvm, pytest.mark.native]

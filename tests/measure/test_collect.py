@@ -22,12 +22,12 @@ from cdmpp.devices import lookup
 from cdmpp.errors import CdmppError, DataError, InvalidDeviceError, InvalidProgramError, MeasurementError
 from cdmpp.frontends.tasks import Task, TaskList
 from cdmpp.measure.collect import LOG, Collector, collect
-from cdmpp.measure.pools import Outcome
 from cdmpp.measure.sampling import SampledProgram
 from cdmpp.measure.settings import CollectSettings
 from cdmpp.measure.store import FILE, FIRST, Store, StoredMeasurement
 from cdmpp.measure.targets import Configuration
 from cdmpp.measure.timers import LocalTimers
+from cdmpp.measure.worker import Outcome
 from cdmpp.programs.program import TensorProgram
 from tests.measure.bad_programs import bad_programs
 from tests.measure.conftest import TINY, Fill

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from cdmpp.errors import MeasurementError, MissingDependencyError
-from cdmpp.measure.pools import Outcome, WorkerPool, WorkerSettings, last_line
+from cdmpp.measure.pools import WorkerPool
+from cdmpp.measure.worker import Outcome, WorkerSettings, last_line
 from tests.measure import work
 from tests.waiting import PATIENCE_S, is_running, wait_until
 
@@ -174,7 +175,8 @@ def test_processes_of_a_task_end_with_it(tmp_path: Path) -> None:
 
 PARENT = """
 import sys
-from cdmpp.measure.pools import WorkerPool, WorkerSettings
+from cdmpp.measure.pools import WorkerPool
+from cdmpp.measure.worker import WorkerSettings
 from tests.measure import work
 if __name__ == "__main__":
     with WorkerPool(1, WorkerSettings()) as pool:

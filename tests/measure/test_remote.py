@@ -19,11 +19,11 @@ from cdmpp.data.summary import info
 from cdmpp.errors import InvalidDeviceError, MeasurementError
 from cdmpp.measure.building import Library, build_program
 from cdmpp.measure.collect import collect
-from cdmpp.measure.pools import Outcome
 from cdmpp.measure.remote import RemoteTimers, remote_timers
 from cdmpp.measure.settings import CollectSettings
 from cdmpp.measure.targets import Configuration
 from cdmpp.measure.tracker import Tracker, parse_tracker
+from cdmpp.measure.worker import Outcome
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.tvm, pytest.mark.native]

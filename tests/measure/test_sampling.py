@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from cdmpp.measure.pools import WorkerPool, WorkerSettings
+from cdmpp.measure.pools import WorkerPool
 from cdmpp.measure.sampling import SampledProgram, prepare_sampler, sample_programs, task_seed
+from cdmpp.measure.worker import WorkerSettings
 from cdmpp.programs.program import TensorProgram
 
 pytest.importorskip("tvm")

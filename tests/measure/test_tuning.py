@@ -9,12 +9,13 @@ import pytest
 from cdmpp.errors import MissingDependencyError
 from cdmpp.frontends.tasks import Task, TaskList
 from cdmpp.measure.collect import collect
-from cdmpp.measure.pools import WorkerPool, WorkerSettings
+from cdmpp.measure.pools import WorkerPool
 from cdmpp.measure.sampling import SampledProgram
 from cdmpp.measure.settings import CollectSettings
 from cdmpp.measure.store import Store
 from cdmpp.measure.targets import Configuration
 from cdmpp.measure.tuning import begin
+from cdmpp.measure.worker import WorkerSettings
 from tests.measure import work
 from tests.measure.test_sampling import matmul
 
