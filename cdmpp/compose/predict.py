@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -40,8 +41,17 @@ def predict_prices(requests: Sequence[PriceRequest], predictor: Predictor) -> li
             numbers[key] = len(queries)
             queries.append(Query(program, device, request.protocol, request.framework))
         positions.append(numbers[key])
-    predictions = predictor.predict_queries(queries)
+    predictions = _predict_queries(predictor, queries)
     return [check_price(request, predictions[i]) for request, i in zip(requests, positions, strict=True)]
+
+
+def _predict_queries(predictor: Predictor, queries: Sequence[Query]) -> list[Prediction]:
+    """Call ``predict_queries``, or its former name on predictors written for the version before 0.1."""
+    if hasattr(predictor, "predict_queries"):
+        return predictor.predict_queries(queries)
+    warnings.warn("predict_questions is now called predict_queries", DeprecationWarning, stacklevel=2)
+    former: Callable[[Sequence[Query]], list[Prediction]] = predictor.predict_questions
+    return former(queries)
 
 
 def check_price(request: PriceRequest, prediction: Prediction) -> Prediction:

@@ -64,8 +64,8 @@ def differences(stored: Any, computed: Any, tolerance: float, path: str = "") ->
     elif isinstance(stored, str) and isinstance(computed, str) and " " in stored:
         if not tolerance and sorted(_NUMBER.findall(stored)) != sorted(_NUMBER.findall(computed)):
             yield f"{path}: {stored!r} became {computed!r}"
-    elif isinstance(stored, float) and isinstance(computed, int | float):
+    elif type(stored) is float and type(computed) is float:
         if not math.isclose(stored, computed, rel_tol=tolerance, abs_tol=tolerance):
             yield f"{path}: {stored!r} became {computed!r}"
-    elif stored != computed:
+    elif type(stored) is not type(computed) or stored != computed:
         yield f"{path}: {stored!r} became {computed!r}"

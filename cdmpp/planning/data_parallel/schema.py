@@ -48,8 +48,8 @@ class LayerForm(Closed):
 class BucketSize(Row):
     """A bucket size."""
 
-    bucket_bytes: float
-    first_bucket_bytes: Annotated[float | None, Field(description="null: like the others.")]
+    bucket_bytes: int | float
+    first_bucket_bytes: Annotated[int | float | None, Field(description="null: like the others.")]
 
     def __str__(self) -> str:
         first = self.first_bucket_bytes
@@ -84,8 +84,8 @@ class DataParallelPlan(Plan):
 
     iteration_s: Annotated[float, Field(description="With the best bucket size.")]
     interval: Annotated[Interval | None, Field(description="null: all costs were given.")]
-    bucket_bytes: Annotated[float, Field(description="The best bucket size.")]
-    first_bucket_bytes: Annotated[float | None, Field(description="null: like the others.")]
+    bucket_bytes: Annotated[int | float, Field(description="The best bucket size.")]
+    first_bucket_bytes: Annotated[int | float | None, Field(description="null: like the others.")]
     compute_s: Annotated[float, Field(description="Forward, backward and update of a rank, without transfers.")]
     exposed_comm_s: float
     choices: list[Choice]

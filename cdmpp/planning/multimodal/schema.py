@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
+from cdmpp.compose.fields import MAX_BYTES, Bytes, PositiveBytes
 from cdmpp.compose.pricing import BatchCurve, Cost
 from cdmpp.compose.request import (
     MAX_COUNT,
@@ -27,11 +28,8 @@ from cdmpp.planning.multimodal.modules import EFFICIENCY, Module, sort_topologic
 from cdmpp.planning.multimodal.plan_schema import MultimodalPlan
 
 MAX_MODULES, MAX_LAYERS, MAX_RANKS, MAX_ITEMS, MAX_BATCHES = 8, 128, 64, 1024, 8
-MAX_BYTES = 1e18
 #: Least seconds of a layer: sums and squares of these are far from the limits of floating point.
 LEAST_SECONDS = 1e-12
-Bytes = Annotated[float, Field(ge=0, le=MAX_BYTES)]
-PositiveBytes = Annotated[float, Field(gt=0, le=MAX_BYTES)]
 LayerSeconds = Annotated[float, Field(ge=LEAST_SECONDS, le=MAX_SECONDS)]
 RelativeTime = Annotated[float, Field(ge=1e-6, le=1e6)]
 Items = Annotated[int, Field(ge=0, le=MAX_ITEMS), WholeNumber]

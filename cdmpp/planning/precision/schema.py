@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PrivateAttr, computed_field
 
+from cdmpp.compose.fields import MAX_BYTES
 from cdmpp.compose.render import Table
 from cdmpp.compose.request import (
     Budget,
@@ -36,7 +37,7 @@ MAX_OPERATORS, MAX_DEVICES, MAX_DEPS, MAX_WORKS, MAX_BUCKETS = 1000, 8, 64, 16, 
 MAX_EDGES = 3000
 #: Operators times devices: limits the work of one request.
 MAX_PAIRS = 2000
-MAX_ELEMENTS, MAX_BYTES = 10**13, 1e18
+MAX_ELEMENTS = 10**13
 #: Operators that the table in the terminal lists.
 _MAX_ROWS = 40
 #: A lower bound below this share of the objective counts as zero.

@@ -123,7 +123,7 @@ async def observe(request: Request) -> Response:
     return Response(json.dumps(answer, separators=(",", ":")), media_type="application/json")
 
 
-@router.get("/observe", summary="Error of predictions against measurements")
+@router.get("/observe", summary="Error of predictions against measurements", operation_id="observed_observe_get")
 async def get_observed(request: Request) -> ObservedErrors:
     """Running error and drift of every model on every device, over all workers of the database."""
     state = request.app.state

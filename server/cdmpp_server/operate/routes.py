@@ -20,7 +20,7 @@ router = APIRouter()
 _SAMPLE_S = 1.0
 
 
-@router.get("/metrics", summary="Metrics for Prometheus", response_class=Response)
+@router.get("/metrics", summary="Metrics for Prometheus", response_class=Response, operation_id="metrics_metrics_get")
 async def get_metrics(request: Request) -> Response:
     """Requests, batches, caches, queues, domains, errors, plans, jobs and observations in Prometheus' text format."""
     _sample(request.app)
