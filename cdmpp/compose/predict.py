@@ -50,7 +50,7 @@ def _predict_queries(predictor: Predictor, queries: Sequence[Query]) -> list[Pre
     if hasattr(predictor, "predict_queries"):
         return predictor.predict_queries(queries)
     warnings.warn("predict_questions is now called predict_queries", DeprecationWarning, stacklevel=2)
-    former: Callable[[Sequence[Query]], list[Prediction]] = predictor.predict_questions
+    former: Callable[[Sequence[Query]], list[Prediction]] = predictor.predict_questions  # type: ignore[attr-defined]
     return former(queries)
 
 
