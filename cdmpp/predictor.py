@@ -325,12 +325,12 @@ class LatencyPredictor:
         raise InvalidDeviceError(f"{device!r} is not a device", hint="pass a name, a DeviceSpec or its fields")
 
     def _device_finder(self) -> Callable[[DeviceSpec | str], tuple[DeviceSpec, str]]:
-        """Function from a device to its specification and digest; looks each object up once per call."""
-        seen: dict[int, tuple[DeviceSpec, str]] = {}
+        """Function from a device to its specification and digest; looks each name or object up once per call."""
+        seen: dict[str | int, tuple[DeviceSpec, str]] = {}
 
         def find(device: DeviceSpec | str) -> tuple[DeviceSpec, str]:
-            # The queries keep their devices alive, so no two of them share an id during the call.
-            identity = id(device)
+            # The queries keep their devices alive, so no two specifications share an id during the call.
+            identity = device if isinstance(device, str) else id(device)
             if identity not in seen:
                 spec = self.artifact.device(device) if isinstance(device, str) else device
                 seen[identity] = spec, _digest(spec)
