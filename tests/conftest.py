@@ -50,6 +50,19 @@ SLOW_FILES = (
     "tests/server/test_adapt.py",
     "tests/client/test_transport.py",
     "tests/evaluation/test_tables.py",
+    "tests/programs/test_lowering_runs.py",
+    "tests/features/test_hostile_json.py",
+    "tests/nn/test_engine.py",
+    "tests/nn/test_artifact.py",
+    "tests/planning/test_precision_search.py",
+    "tests/planning/test_rl_dispatch.py",
+    "tests/planning/test_fused.py",
+    "tests/measure/test_sampling.py",
+    "tests/cli/test_replay.py",
+    "tests/cli/test_eval.py",
+    "tests/cli/test_curve.py",
+    "tests/frontends/test_tasks.py",
+    "tests/test_end_to_end.py",
 )
 
 
