@@ -61,6 +61,7 @@ SLOW_FILES = (
     "tests/cli/test_replay.py",
     "tests/cli/test_eval.py",
     "tests/cli/test_curve.py",
+    "tests/cli/test_predict.py",
     "tests/frontends/test_tasks.py",
     "tests/test_end_to_end.py",
 )
