@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.tables import percent
+from benchmarks.report.markdown import percent
 from cdmpp.data.folder import SPLITS, records_file
 from cdmpp.data.networks import without_sizes
 from cdmpp.data.split_file import read_splits

@@ -21,8 +21,8 @@ from typing import Any, Literal
 import numpy as np
 
 from benchmarks.per_store import PackedSum, per_store_features, summed
+from benchmarks.report.markdown import percent
 from benchmarks.report.results import rounded, write_result
-from benchmarks.tables import percent
 from cdmpp.data.folder import SPLITS, records_file
 from cdmpp.data.split_file import read_splits
 from cdmpp.data.table import MeasurementTable

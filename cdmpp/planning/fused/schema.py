@@ -122,8 +122,7 @@ class FusedPlan(Plan):
             f"({format_latency(self.lower_bound_s)})"
         ]
         if self.interval is not None:
-            low, high = format_latency(self.interval.lower_s), format_latency(self.interval.upper_s)
-            lines.append(f"with all predictions at their bounds {low} to {high}")
+            lines.append(f"with all predictions at their bounds {self.interval}")
         baselines = [
             (name, format_latency(seconds), f"{seconds / self.makespan_s:.2f} x")
             for name, seconds in self.baselines.items()

@@ -142,8 +142,7 @@ class MultimodalPlan(Plan):
             f"(gap {100 * self.gap:.2f} %), bubble {100 * self.bubble:.1f} %"
         ]
         if self.interval is not None:
-            low, high = format_latency(self.interval.lower_s), format_latency(self.interval.upper_s)
-            summary.append(f"with all predictions at their bounds {low} to {high}")
+            summary.append(f"with all predictions at their bounds {self.interval}")
         baselines = [
             (name, format_latency(seconds), f"{seconds / self.makespan_s:.3f} x")
             for name, seconds in self.baselines.items()
