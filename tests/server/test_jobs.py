@@ -122,6 +122,39 @@ def test_job_is_taken_again_when_its_lease_has_ended(store: Store) -> None:
     assert third is not None and third.attempts == 2
 
 
+@pytest.mark.parametrize("error_s", [-3600.0, 3600.0])
+def test_leases_do_not_depend_on_the_clock_of_the_worker(
+    store: Store, error_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, genuine = job_store(store), time.time
+    id = queue.add("a", b"", b"", 1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: genuine() + error_s)
+        assert queue.take("wrong clock") is not None and queue.beat(id, "wrong clock", {})
+        # Neither this worker nor one whose clock is right takes a job that is being executed.
+        assert not queue.waiting() and queue.take("wrong clock too") is None
+        later = queue.add("b", b"", b"", 1.0)
+        assert queue.get(later) is not None
+    leased = queue.take("right clock")
+    assert leased is not None and leased.id == later
+    assert queue.take("right clock") is None
+    last = queue.get(queue.add("c", b"", b"", 1.0))
+    assert last is not None and abs(last.updated_at - genuine()) < 600
+    for name in (id, later):
+        state = state_of(queue, name)
+        assert abs(state.created_at - genuine()) < 600 and abs(state.updated_at - genuine()) < 600
+    # A worker that has died is replaced once its lease has ended, not an hour later.
+    expire(store, id)
+    again = queue.take("right clock")
+    assert again is not None and again.id == id
+
+
+def test_jobs_submitted_in_one_moment_are_taken_in_order(store: Store) -> None:
+    queue = job_store(store)
+    ids = [queue.add("a", b"", b"", 1.0) for _ in range(8)]
+    assert [leased.id for _ in ids if (leased := queue.take("worker"))] == ids
+
+
 def test_open_and_finished_jobs_are_limited(store: Store) -> None:
     queue = job_store(store, max_jobs=3, max_kept=2)
     ids = [queue.add("a", b"", b"", 1.0) for _ in range(3)]

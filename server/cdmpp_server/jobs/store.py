@@ -1,10 +1,12 @@
-"""Jobs in the database: any worker can execute them and report on all of them."""
+"""Jobs in the database: any worker can execute them and report on all of them.
+
+All times are of the database's clock: workers whose own clocks disagree still agree on which lease has ended.
+"""
 
 from __future__ import annotations
 
 import json
 import secrets
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,6 +14,7 @@ from typing import Any, Literal
 from sqlalchemy import Row, and_, delete, func, insert, or_, select, update
 from sqlalchemy.engine import Connection
 
+from cdmpp_server.database_clock import now_s
 from cdmpp_server.jobs.tables import jobs
 from cdmpp_server.observe.store import Store
 
@@ -93,7 +96,7 @@ class JobStore:
         ------
         FullError
         """
-        id, now = secrets.token_hex(16), time.time()
+        id = secrets.token_hex(16)
         row = {
             "id": id,
             "kind": kind,
@@ -102,18 +105,19 @@ class JobStore:
             "prices": prices,
             "budget_s": budget_s,
             "progress": 0.0,
-            "created_at": now,
-            "updated_at": now,
             "attempts": 0,
         }
 
         def work(connection: Connection) -> None:
-            self._drop_old(connection, now)
-            open_jobs = select(func.count()).where(jobs.c.state.in_(("queued", "running")))
-            count = connection.execute(open_jobs).scalar() or 0
+            self._drop_old(connection)
+            open_jobs = select(func.count(), func.max(jobs.c.created_at), now_s())
+            open_jobs = open_jobs.where(jobs.c.state.in_(("queued", "running")))
+            count, newest, now = connection.execute(open_jobs).one()
             if count >= self._max_jobs:
                 raise FullError(f"{count} jobs wait or run")
-            connection.execute(insert(jobs), row)
+            # After every job that waits, also within a millisecond and after the clock was set back.
+            now = max(now, (newest or 0.0) + 1e-6)
+            connection.execute(insert(jobs), {**row, "created_at": now, "updated_at": now})
 
         self._store.write(work)
         return id
@@ -129,7 +133,7 @@ class JobStore:
         end = (
             update(jobs)
             .where(jobs.c.id == id, jobs.c.state.in_(("queued", "running")))
-            .values(state="cancelled", updated_at=time.time())
+            .values(state="cancelled", updated_at=now_s())
         )
 
         def work(connection: Connection) -> None:
@@ -142,7 +146,7 @@ class JobStore:
 
     def waiting(self) -> bool:
         """Return whether a job can be taken, without writing."""
-        query = select(jobs.c.id).where(_free(time.time())).limit(1)
+        query = select(jobs.c.id).where(_free()).limit(1)
         return self._store.read(lambda connection: connection.execute(query).first()) is not None
 
     def take(self, owner: str) -> LeasedJob | None:
@@ -150,14 +154,13 @@ class JobStore:
         leased: list[LeasedJob | None] = []
 
         def work(connection: Connection) -> None:
-            now = time.time()
-            oldest = select(jobs).where(_free(now)).order_by(jobs.c.created_at).limit(1)
+            oldest = select(jobs).where(_free()).order_by(jobs.c.created_at).limit(1)
             # SQLite has no row locks and needs none: SQLAlchemy omits them there.
             row = connection.execute(oldest.with_for_update(skip_locked=True)).first()
             if row is None:
                 leased.append(None)
                 return
-            values = {"owner": owner, "lease_until": now + LEASE_S, "updated_at": now}
+            values = {"owner": owner, "lease_until": now_s() + LEASE_S, "updated_at": now_s()}
             lease = update(jobs).where(jobs.c.id == row.id)
             connection.execute(lease.values(state="running", attempts=row.attempts + 1, **values))
             leased.append(LeasedJob(row.id, row.kind, row.request, row.prices, row.budget_s, row.attempts + 1))
@@ -173,18 +176,17 @@ class JobStore:
         changes : mapping
             New values of the columns progress, best, bound and answer.
         """
-        now = time.time()
-        values = {**changes, "lease_until": now + LEASE_S, "updated_at": now}
+        values = {**changes, "lease_until": now_s() + LEASE_S, "updated_at": now_s()}
         return self._set(and_(_owned(id, owner), jobs.c.state == "running"), values)
 
     def finish(self, id: str, owner: str, state: State, changes: Mapping[str, Any]) -> bool:
         """Finish a job; False if it was cancelled or ``owner`` has lost it."""
-        values = {**changes, "state": state, "updated_at": time.time(), "owner": None, "lease_until": None}
+        values = {**changes, "state": state, "updated_at": now_s(), "owner": None, "lease_until": None}
         return self._set(and_(_owned(id, owner), jobs.c.state == "running"), values)
 
     def keep(self, id: str, owner: str, changes: Mapping[str, Any]) -> None:
         """Store the results of a job that was cancelled meanwhile."""
-        values = {**changes, "updated_at": time.time(), "owner": None, "lease_until": None}
+        values = {**changes, "updated_at": now_s(), "owner": None, "lease_until": None}
         self._set(and_(_owned(id, owner), jobs.c.state == "cancelled"), values)
 
     def give_back(self, id: str, owner: str) -> None:
@@ -198,9 +200,9 @@ class JobStore:
         self._store.write(lambda connection: changed.append(connection.execute(statement).rowcount))
         return changed[-1] > 0
 
-    def _drop_old(self, connection: Connection, now: float) -> None:
+    def _drop_old(self, connection: Connection) -> None:
         finished = jobs.c.state.in_(FINISHED)
-        connection.execute(delete(jobs).where(finished, jobs.c.updated_at < now - self._keep_s))
+        connection.execute(delete(jobs).where(finished, jobs.c.updated_at < now_s() - self._keep_s))
         newest_first = select(jobs.c.id).where(finished).order_by(jobs.c.updated_at.desc())
         too_many = [row.id for row in connection.execute(newest_first.offset(self._max_kept - 1).limit(1000))]
         if too_many:
@@ -211,8 +213,8 @@ def _by_id(id: str) -> Any:
     return select(*_SHOWN).where(jobs.c.id == id)
 
 
-def _free(now: float) -> Any:
-    return or_(jobs.c.state == "queued", and_(jobs.c.state == "running", jobs.c.lease_until < now))
+def _free() -> Any:
+    return or_(jobs.c.state == "queued", and_(jobs.c.state == "running", jobs.c.lease_until < now_s()))
 
 
 def _owned(id: str, owner: str) -> Any:
