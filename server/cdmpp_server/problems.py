@@ -44,6 +44,10 @@ STATUS_BY_CODE = {
 }
 
 
+#: Seconds in Retry-After of a 503, unless the cause knows better.
+_RETRY_S = {"store_unavailable": 5}
+
+
 class SchemaViolation(BaseModel):
     """A part of the body that violates the published schema."""
 
@@ -84,6 +88,7 @@ class ProblemError(Exception):
     status : int, optional
         Overrides the code's usual status.
     headers : mapping, optional
+        A 503 gets Retry-After if it is absent here.
     errors, item, id
         As in :class:`Problem`.
     """
@@ -103,6 +108,8 @@ class ProblemError(Exception):
         super().__init__(detail)
         self.status = status if status is not None else STATUS_BY_CODE[code]
         self.headers = {name.lower(): value for name, value in (headers or {}).items()}
+        if self.status == 503:
+            self.headers.setdefault("retry-after", str(_RETRY_S.get(code, 1)))
         self.problem = Problem(
             title=_phrase(self.status),
             status=self.status,

@@ -189,7 +189,14 @@ def test_predictions_work_without_the_database(tmp_path: Path) -> None:
         refused = client.post("/observe", json=told)
         problem(refused, 503, "store_unavailable")
         assert refused.headers["retry-after"] == "5"
-        problem(client.get("/observe"), 503, "store_unavailable")
+        for refused in (
+            client.get("/observe"),
+            client.post("/programs", json={"programs": [LINEAR]}),
+            client.post("/predict", json={"items": [{"program": {"hash": "0" * 32}, "device": "t4"}]}),
+            client.get("/jobs/" + "0" * 32),
+        ):
+            problem(refused, 503, "store_unavailable")
+            assert refused.headers["retry-after"] == "5"
         ready = client.get("/readyz")
         assert ready.status_code == 200
         assert ready.json()["observations"] == "unavailable"

@@ -20,7 +20,8 @@ from cdmpp.errors import MissingDependencyError
 from cdmpp_server.database_url import database_url
 from cdmpp_server.observe.figures import Running
 from cdmpp_server.observe.ids import PredictedBefore
-from cdmpp_server.observe.store import Observation, Store, StoreUnavailableError
+from cdmpp_server.observe.outage import SAY_AGAIN_S, AsUnavailable, StoreUnavailableError
+from cdmpp_server.observe.store import Observation, Store
 from cdmpp_server.observe.tables import observations
 from cdmpp_server.observe.writer import FullError, Writer
 from tests.server.postgres import running_postgres
@@ -213,6 +214,42 @@ def test_file_that_is_not_a_database_is_not_changed(tmp_path: Path) -> None:
         store.check()
     store.close()
     assert file.read_text().startswith("not a database")
+
+
+def test_an_outage_is_a_few_lines_of_the_log(database: str, caplog: pytest.LogCaptureFixture) -> None:
+    store = Store(database)
+    store.check()
+    engine = create_engine(database_url(database))
+    with engine.begin() as other:
+        other.execute(text("ALTER TABLE cdmpp_programs RENAME TO elsewhere"))
+    for _ in range(50):
+        with pytest.raises(StoreUnavailableError, match="cannot be read"):
+            store.check()
+    (line,) = caplog.messages
+    assert line.startswith("the database cannot be read: ") and "cdmpp_programs" in line
+    with engine.begin() as other:
+        other.execute(text("ALTER TABLE elsewhere RENAME TO cdmpp_programs"))
+    for _ in range(3):
+        store.check()
+    assert caplog.messages[1:] == ["the database can be read again; 49 more calls had failed"]
+    engine.dispose()
+    store.close()
+
+
+def test_a_long_outage_is_repeated_with_its_number_of_failures(caplog: pytest.LogCaptureFixture) -> None:
+    seconds = 0.0
+    errors = AsUnavailable("written", lambda: seconds)
+    for second in range(int(3 * SAY_AGAIN_S)):
+        seconds = float(second)
+        with pytest.raises(StoreUnavailableError), errors:
+            raise OSError("disk full")
+        # A call that fails in between does not make the log longer.
+        if second % 10 == 5:
+            with errors:
+                pass
+    failed = [line for line in caplog.messages if "cannot be written: disk full" in line]
+    assert len(failed) == 3
+    assert len(caplog.messages) - len(failed) == len([line for line in caplog.messages if "again" in line]) <= 3
 
 
 def test_unreachable_database_is_reported() -> None:

@@ -15,7 +15,7 @@ from cdmpp_server.feature import Schema
 from cdmpp_server.jobs.runner import Runner
 from cdmpp_server.jobs.schema import ID_PATTERN, Job, Submitted
 from cdmpp_server.jobs.store import FullError, JobState, JobStore, to_json
-from cdmpp_server.observe.store import StoreUnavailableError
+from cdmpp_server.observe.outage import StoreUnavailableError
 from cdmpp_server.openapi import add_answer, add_models, add_problems, ref
 from cdmpp_server.planners import planning
 from cdmpp_server.problems import ProblemError

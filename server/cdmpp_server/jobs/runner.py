@@ -14,7 +14,7 @@ from anyio.to_thread import run_sync
 
 from cdmpp.errors import OverloadedError
 from cdmpp_server.jobs.store import MAX_ATTEMPTS, JobStore, LeasedJob, State
-from cdmpp_server.observe.store import StoreUnavailableError
+from cdmpp_server.observe.outage import StoreUnavailableError
 from cdmpp_server.operate.metrics import Metrics
 from cdmpp_server.planners import run_job
 from cdmpp_server.problems import ProblemError, internal_error

@@ -71,7 +71,7 @@ class FullError(Exception):
 
 
 class JobStore:
-    """The queue of jobs. Calls block and raise :class:`cdmpp_server.observe.store.StoreUnavailableError`.
+    """The queue of jobs. Calls block and raise :class:`cdmpp_server.observe.outage.StoreUnavailableError`.
 
     Parameters
     ----------

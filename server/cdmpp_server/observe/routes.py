@@ -17,6 +17,7 @@ from cdmpp_server.body import INLINE_BYTES, read_json_body
 from cdmpp_server.deadline import Deadline
 from cdmpp_server.feature import Schema
 from cdmpp_server.observe.ids import read_id
+from cdmpp_server.observe.outage import StoreUnavailableError
 from cdmpp_server.observe.schema import (
     DeviceError,
     ObservedErrors,
@@ -25,7 +26,7 @@ from cdmpp_server.observe.schema import (
     ObserveResponse,
     observe_request_model,
 )
-from cdmpp_server.observe.store import Observation, Store, StoreUnavailableError, Summary
+from cdmpp_server.observe.store import Observation, Store, Summary
 from cdmpp_server.observe.writer import FullError, Writer
 from cdmpp_server.openapi import BODY_PROBLEMS, add_answer, add_body, add_models, add_problems, ref
 from cdmpp_server.operate.middleware import count_items

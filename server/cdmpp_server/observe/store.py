@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 import secrets
 import threading
@@ -19,14 +18,14 @@ import numpy as np
 from sqlalchemy import Engine, Row, Select, Update, delete, func, insert, select, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError
 
 from cdmpp_server.database_url import database_url
 from cdmpp_server.observe.figures import Figures, Running, Sums
 from cdmpp_server.observe.ids import PredictedBefore
-from cdmpp_server.observe.tables import SchemaVersionError, connect, create, observations, programs, running
+from cdmpp_server.observe.outage import AsUnavailable, StoreUnavailableError
+from cdmpp_server.observe.tables import connect, create, observations, programs, running
 
-_log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 #: Maximum number of entries of :meth:`Store.summaries`, most recently observed first.
@@ -39,10 +38,6 @@ _USED_AGAIN_S = 3600.0
 _AT_ONCE = 5000
 #: Time between two attempts to open the database, in seconds.
 _RETRY_S = 1.0
-
-
-class StoreUnavailableError(Exception):
-    """The database cannot be reached, read or written; nothing of the call was stored."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +95,7 @@ class Store:
         self._created = False
         self._failed_at = -_RETRY_S
         self._lock = threading.Lock()
+        self._read_errors, self._write_errors = AsUnavailable("read"), AsUnavailable("written")
 
     def close(self) -> None:
         """Close the connections."""
@@ -245,7 +241,7 @@ class Store:
 
     def write(self, work: Callable[[Connection], object]) -> None:
         """Run ``work`` in a write transaction; it runs again if the database aborted the first one."""
-        with self._errors("written"):
+        with self._write_errors:
             self._open()
             for last in (False, True):
                 try:
@@ -259,30 +255,10 @@ class Store:
 
     def read(self, work: Callable[[Connection], T]) -> T:
         """Run ``work`` in a read transaction."""
-        with self._errors("read"):
+        with self._read_errors:
             self._open()
             with self._engine.begin() as connection:
                 return work(connection)
-
-    def _errors(self, verb: str) -> _AsUnavailable:
-        return _AsUnavailable(f"the database cannot be {verb}")
-
-
-class _AsUnavailable:
-    """Converts errors of the database to :class:`StoreUnavailableError`; the log has the original message."""
-
-    def __init__(self, message: str) -> None:
-        self._message = message
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, SQLAlchemyError | OSError | SchemaVersionError):
-            # `orig` omits the statement and its parameters, which are long.
-            cause = getattr(error, "orig", None) or error
-            _log.error("%s: %s", self._message, str(cause).replace("\n", " ")[:500])
-            raise StoreUnavailableError(self._message) from error
 
 
 def _rows(query: Select[Any], connection: Connection) -> Sequence[Row[Any]]:

@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from cdmpp_server.observe.store import Observation, StoreUnavailableError
+from cdmpp_server.observe.outage import StoreUnavailableError
+from cdmpp_server.observe.store import Observation
 
 #: Maximum number of observations in one transaction.
 MAX_ROWS = 20_000

@@ -22,7 +22,8 @@ from cdmpp_server.body import INLINE_BYTES
 from cdmpp_server.concurrency import ConcurrencyLimiter
 from cdmpp_server.deadline import Deadline
 from cdmpp_server.models import Models
-from cdmpp_server.observe.store import Store, StoreUnavailableError
+from cdmpp_server.observe.outage import StoreUnavailableError
+from cdmpp_server.observe.store import Store
 from cdmpp_server.operate.metrics import Metrics
 from cdmpp_server.parse import parse
 from cdmpp_server.predict.answers import find_answer, keep_answer
