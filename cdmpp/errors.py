@@ -6,6 +6,8 @@ Each class has a stable ``code`` for machines and also derives from the matching
 
 from __future__ import annotations
 
+from importlib.metadata import version
+from pathlib import Path
 from typing import ClassVar
 
 
@@ -131,6 +133,21 @@ class MissingDependencyError(CdmppError, ImportError):
     """An optional package is missing; the hint names the extra to install."""
 
     code = "missing_dependency"
+
+
+def install_hint(extra: str) -> str:
+    """Return the command that installs an extra: from the checkout, or from the wheel that installed cdmpp.
+
+    Parameters
+    ----------
+    extra : str
+        Names of extras, separated by commas, such as "predict,tvm".
+    """
+    checkout = Path(__file__).parents[1]
+    if (checkout / "pyproject.toml").is_file():
+        return f"pip install '.[{extra}]' in {checkout}"
+    wheel = f"cdmpp-{version('cdmpp')}-py3-none-any.whl"
+    return f"pip install './{wheel}[{extra}]' (the wheel that cdmpp was installed from)"
 
 
 class ServiceError(CdmppError, ConnectionError):

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from cdmpp.data.distinct import hash_rows
-from cdmpp.errors import DataError, MissingDependencyError
+from cdmpp.errors import DataError, MissingDependencyError, install_hint
 
 Array = np.ndarray[Any, np.dtype[Any]]
 #: Prior covariance of the unknown errors of two sets of rows, by row number: (a,), (b,) -> (a, b).
@@ -118,7 +118,7 @@ def _kmeans(points: Array, families: Array, counts: Array, k: int, rng: np.rando
     except ImportError:
         raise MissingDependencyError(
             "choosing by KMeans needs scikit-learn",
-            hint="pip install '.[train]' in a checkout of cdmpp, or another sampler: random, variance",
+            hint=f"{install_hint('train')}, or another sampler: random, variance",
         ) from None
 
     codes = np.unique(families)

@@ -11,7 +11,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from cdmpp.errors import CdmppError, MissingDependencyError
+from cdmpp.errors import CdmppError, MissingDependencyError, install_hint
 
 DEBUG_VARIABLE = "CDMPP_DEBUG"
 FAILED, INTERRUPTED, PIPE_CLOSED = 1, 130, 141  # the last two as a shell reports SIGINT and SIGPIPE
@@ -95,9 +95,7 @@ def _missing(error: Exception) -> CdmppError | None:
     extra = _EXTRAS.get(error.name.partition(".")[0])
     if extra is None:
         return None
-    return MissingDependencyError(
-        f"this needs the package {error.name}", hint=f"pip install '.[{extra}]' in a checkout of cdmpp"
-    )
+    return MissingDependencyError(f"this needs the package {error.name}", hint=install_hint(extra))
 
 
 def _one_line(text: str) -> str:

@@ -49,7 +49,7 @@ class PredictorClient:
     Raises
     ------
     MissingDependencyError
-        httpx2 is not installed: ``pip install '.[client]'`` in a checkout of cdmpp.
+        httpx2 is not installed; the hint names the extra ``client``.
 
     Notes
     -----

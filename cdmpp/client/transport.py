@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cdmpp.errors import CdmppError, DeadlineExceededError, MissingDependencyError, ServiceError
+from cdmpp.errors import CdmppError, DeadlineExceededError, MissingDependencyError, ServiceError, install_hint
 
 try:
     import httpx2
 except ModuleNotFoundError:
     raise MissingDependencyError(
-        "a client of a service needs the package httpx2, which is not installed",
-        hint="pip install '.[client]' in a checkout of cdmpp",
+        "a client of a service needs the package httpx2, which is not installed", hint=install_hint("client")
     ) from None
 
 __all__ = ["JSON", "Answer", "Attempts", "Call", "by_code", "httpx2", "options"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cdmpp.errors import MissingDependencyError
+from cdmpp.errors import MissingDependencyError, install_hint
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,7 +67,7 @@ def new_figure(width: float, height: float) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MissingDependencyError("a figure needs matplotlib", hint="pip install '.[plan]'") from error
+        raise MissingDependencyError("a figure needs matplotlib", hint=install_hint("plan")) from error
     return Figure(figsize=(width, height), layout="constrained")
 
 

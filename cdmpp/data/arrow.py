@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cdmpp.errors import MissingDependencyError
+from cdmpp.errors import MissingDependencyError, install_hint
 
 try:
     import pyarrow as pa
@@ -10,8 +10,6 @@ try:
     import pyarrow.csv as pa_csv
     import pyarrow.parquet as pq
 except ImportError:  # pragma: no cover - the tests have it
-    raise MissingDependencyError(
-        "reading measurement tables needs pyarrow", hint="pip install '.[train]' in a checkout of cdmpp"
-    ) from None
+    raise MissingDependencyError("reading measurement tables needs pyarrow", hint=install_hint("train")) from None
 
 __all__ = ["pa", "pa_csv", "pc", "pq"]

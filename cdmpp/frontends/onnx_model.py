@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cdmpp.errors import InvalidProgramError, MissingDependencyError
+from cdmpp.errors import InvalidProgramError, MissingDependencyError, install_hint
 from cdmpp.frontends.onnx_graph import OnnxGraph, OnnxNode
 from cdmpp.frontends.onnx_shapes import CHECK_HINT, first_line, infer_shapes, stripped_model
 
@@ -69,8 +69,7 @@ def import_onnx() -> Any:
         import onnx.shape_inference
     except ImportError as error:
         raise MissingDependencyError(
-            "reading an ONNX model needs the onnx package",
-            hint="pip install '.[predict]' in a checkout of cdmpp (or: pip install onnx)",
+            "reading an ONNX model needs the onnx package", hint=f"{install_hint('predict')}, or: pip install onnx"
         ) from error
     return onnx
 

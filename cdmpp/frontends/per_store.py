@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.errors import InvalidProgramError, MissingDependencyError
+from cdmpp.errors import InvalidProgramError, MissingDependencyError, install_hint
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -38,10 +38,7 @@ def extract(texts: Sequence[str]) -> list[Array]:
     try:
         import tvm
     except ImportError as error:
-        raise MissingDependencyError(
-            "PerStoreFeature is TVM's",
-            hint="pip install '.[tvm]' in a checkout of cdmpp (pins apache-tvm and apache-tvm-ffi)",
-        ) from error
+        raise MissingDependencyError("PerStoreFeature is TVM's", hint=install_hint("tvm")) from error
     with _without_intrinsics():
         return _extract(tvm, texts)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from cdmpp.errors import InvalidProgramError, MissingDependencyError
+from cdmpp.errors import InvalidProgramError, MissingDependencyError, install_hint
 from cdmpp.frontends.tvmscript_check import HINT, T_DOTTED, T_NAMES, checked_functions
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import Backend
@@ -23,10 +23,7 @@ def import_tvm() -> Any:
     try:
         import tvm
     except ImportError as error:
-        raise MissingDependencyError(
-            "this program form needs TVM",
-            hint="pip install '.[tvm]' in a checkout of cdmpp (pins apache-tvm and apache-tvm-ffi)",
-        ) from error
+        raise MissingDependencyError("this program form needs TVM", hint=install_hint("tvm")) from error
     return tvm
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from cdmpp.errors import InvalidProgramError, MissingDependencyError
+from cdmpp.errors import InvalidProgramError, MissingDependencyError, install_hint
 from cdmpp.frontends.graph import ProgramGraph
 from cdmpp.frontends.relax_programs import fused, importing, programs_of_fused
 from cdmpp.frontends.tir import import_tvm
@@ -96,9 +96,7 @@ def import_torch() -> Any:
         import torch
         import torch.export
     except ImportError as error:
-        raise MissingDependencyError(
-            "torch programs need torch", hint="pip install '.[predict,tvm]' in a checkout of cdmpp"
-        ) from error
+        raise MissingDependencyError("torch programs need torch", hint=install_hint("predict,tvm")) from error
     return torch
 
 

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from cdmpp.errors import MissingDependencyError
+from cdmpp.errors import MissingDependencyError, install_hint
 from cdmpp.inference.output import NetworkOutput
 from cdmpp.nn.config import LEVELS, NetworkConfig
 from cdmpp.nn.positional_encoding_np import encode_places
@@ -91,8 +91,7 @@ class Engine:
             from cdmpp.nn.network_graph import network_graph
         except ImportError as error:
             raise MissingDependencyError(
-                f"predictions need {error.name or 'onnxruntime'}, which is not installed",
-                hint="pip install '.[predict]' in a checkout of cdmpp",
+                f"predictions need {error.name or 'onnxruntime'}, which is not installed", hint=install_hint("predict")
             ) from None
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cdmpp.errors import MissingDependencyError
+from cdmpp.errors import MissingDependencyError, install_hint
 
 try:
     import tvm
@@ -10,9 +10,6 @@ try:
     from tvm.ir.utils import derived_object
     from tvm.s_tir import meta_schedule as ms
 except ImportError as error:
-    raise MissingDependencyError(
-        "TVM is not installed",
-        hint="pip install '.[predict,measure]' in a checkout of cdmpp (pins apache-tvm and apache-tvm-ffi)",
-    ) from error
+    raise MissingDependencyError("TVM is not installed", hint=install_hint("predict,measure")) from error
 
 __all__ = ["derived_object", "ms", "tvm", "tvm_ffi"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from cdmpp.errors import MeasurementError, MissingDependencyError
+from cdmpp.errors import MeasurementError, MissingDependencyError, install_hint
 
 
 def import_tvm_alone() -> Any:
@@ -16,7 +16,7 @@ def import_tvm_alone() -> Any:
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
             f"the package {error.name} is not installed",
-            hint="pip install '.[tvm]' in a checkout of cdmpp; for timing alone its compiler library may be deleted",
+            hint=f"{install_hint('tvm')}; for timing alone its compiler library may be deleted",
         ) from None
     return tvm
 

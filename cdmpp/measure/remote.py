@@ -10,6 +10,7 @@ import os
 import platform
 import socket
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -129,12 +130,17 @@ class _RemoteTimer:
             try:
                 return self._time_in(session, library, arguments)
             except Exception as error:
+                # TVM's errors belong to reference cycles: their frames would keep the session open, and its board
+                # busy, until the next garbage collection.
+                traceback.clear_frames(error.__traceback__)
                 if type(error).__name__ == "RPCSessionTimeoutError":
                     raise MeasurementError(
                         f"longer than {self.time_limit_s:g} s on the board", hint="see --time-limit-s"
                     ) from None
                 if isinstance(error, MeasurementError) or _alive(session):
                     raise
+            finally:
+                del session  # the frame of this method may belong to such a cycle too
         # The program was running each time a session was lost: it probably crashes the server.
         self.tracker.servers()  # raises if the tracker is lost as well
         raise MeasurementError(
@@ -188,7 +194,7 @@ class _RemoteTimer:
         last_seen = time.monotonic()
         while time.monotonic() < deadline:
             try:
-                # PriceRequest anew each time: TVM's client would wait for ever for a key that nobody serves.
+                # Ask again each time: TVM's client would wait without end for a key that nobody serves.
                 servers = self.tracker.servers()
                 last_seen = time.monotonic()
             except MeasurementError:

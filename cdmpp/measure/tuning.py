@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cdmpp.errors import MissingDependencyError
+from cdmpp.errors import MissingDependencyError, install_hint
 from cdmpp.measure.sampling import SampledProgram, prepare_sampler, scheduled_program, task_seed, tune_context
 
 #: Candidates per round. The search learns from each round before it proposes the next one.
@@ -84,8 +84,7 @@ def prepare_search(kind: str) -> None:
         import xgboost  # noqa: F401
     except ImportError as error:
         raise MissingDependencyError(
-            "a search needs xgboost, which TVM's cost model uses",
-            hint="pip install '.[measure]' in a checkout of cdmpp, or omit --tune",
+            "a search needs xgboost, which TVM's cost model uses", hint=f"{install_hint('measure')}, or omit --tune"
         ) from error
     prepare_sampler(kind)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cdmpp.errors import MissingDependencyError
+from cdmpp.errors import MissingDependencyError, install_hint
 from cdmpp.nn.config import LEVELS, NetworkConfig
 from cdmpp.nn.constants import ADD, OVERLAP
 from cdmpp.nn.inputs import DEVICE_LOGS, INPUT_WIDTH
@@ -188,7 +188,7 @@ def _torch_network(weights: Weights) -> LatencyNetwork:
     except ImportError:
         raise MissingDependencyError(
             "the network itself needs torch: training, tuning and its layers",
-            hint="pip install '.[train]' in a checkout of cdmpp; predictions go without it",
+            hint=f"{install_hint('train')}; predictions go without it",
         ) from None
     from cdmpp.nn.network import LatencyNetwork
 

@@ -12,17 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cdmpp.errors import MissingDependencyError, UnsupportedOperatorError
+from cdmpp.errors import MissingDependencyError, UnsupportedOperatorError, install_hint
 from cdmpp.programs.operators import OperatorSpec, structural_flags
 
 try:
     import tvm
     from tvm import te, topi
 except ImportError as error:  # pragma: no cover - depends on the installation
-    raise MissingDependencyError(
-        "lowering a program needs TVM",
-        hint="pip install '.[tvm]' in a checkout of cdmpp (pins apache-tvm and apache-tvm-ffi)",
-    ) from error
+    raise MissingDependencyError("lowering a program needs TVM", hint=install_hint("tvm")) from error
 
 Sizes = Mapping[str, Any]
 #: A constant whose value no feature depends on stands for 1/cols, 1/sqrt(head_dim) and the like.

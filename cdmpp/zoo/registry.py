@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from cdmpp.errors import InvalidProgramError, MissingDependencyError
+from cdmpp.errors import InvalidProgramError, MissingDependencyError, install_hint
 
 if TYPE_CHECKING:
     import torch
@@ -197,9 +197,7 @@ def _builders() -> dict[str, Build]:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise MissingDependencyError(
-            "the networks are written in torch", hint="pip install '.[predict]' in a checkout of cdmpp"
-        ) from error
+        raise MissingDependencyError("the networks are written in torch", hint=install_hint("predict")) from error
     # In the order of the modules, whichever of them somebody imported first.
     place = {f"cdmpp.zoo.{module}": i for i, module in enumerate(_MODULES)}
     return dict(sorted(_BUILDERS.items(), key=lambda item: place[item[1].__module__]))

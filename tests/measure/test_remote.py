@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +21,7 @@ from cdmpp.data.summary import info
 from cdmpp.errors import InvalidDeviceError, MeasurementError
 from cdmpp.measure.building import Library, build_program
 from cdmpp.measure.collect import collect
-from cdmpp.measure.remote import RemoteTimers, remote_timers
+from cdmpp.measure.remote import RemoteTimers, _RemoteTimer, remote_timers
 from cdmpp.measure.settings import CollectSettings
 from cdmpp.measure.targets import Configuration
 from cdmpp.measure.tracker import Tracker, parse_tracker
@@ -277,3 +279,43 @@ def test_invalid_address_is_refused(text: str) -> None:
 def test_valid_addresses_are_parsed() -> None:
     assert parse_tracker("board-farm:9190", KEY) == Tracker("board-farm", 9190, KEY)
     assert parse_tracker("[::1]:9190", KEY, 3) == Tracker("::1", 9190, KEY, 3)
+
+
+class _Session:
+    """A session as far as :meth:`_RemoteTimer.time` uses it before it times: it responds or it was lost."""
+
+    def __init__(self, alive: bool) -> None:
+        self.alive = alive
+
+    def get_function(self, name: str) -> Callable[[], int]:
+        if not self.alive:
+            raise RuntimeError("lost")
+        return lambda: 1
+
+
+def test_a_lost_session_leaves_no_later_session_open(
+    monkeypatch: pytest.MonkeyPatch, quick: CollectSettings, farm: Farm
+) -> None:
+    timer = _RemoteTimer(farm.at, "cpu", "x86_64", 1, 30.0, quick.timing)
+    opened: list[weakref.ref[_Session]] = []
+
+    def connect(_: float) -> _Session:
+        session = _Session(alive=bool(opened))
+        opened.append(weakref.ref(session))
+        return session
+
+    def measure(session: _Session, library: str, arguments: object) -> str:
+        if session.alive:
+            return "timed"
+        error = RuntimeError("lost")
+        error.cycle = error  # type: ignore[attr-defined]  # as TVM's errors
+        raise error
+
+    monkeypatch.setattr(timer, "_session", connect)
+    monkeypatch.setattr(timer, "_time_in", measure)
+    gc.disable()
+    try:
+        assert timer.time("library.so", ()) == "timed"
+        assert [session() for session in opened] == [None, None]
+    finally:
+        gc.enable()

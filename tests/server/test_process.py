@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from cdmpp.demo import DEVICES, Server, missing, running_server
+from cdmpp.demo import DEVICES, SHOWN, Server, missing, running_server
 from cdmpp.frontends.graph import GraphBuilder
 from cdmpp.planning.registry import PLANNERS
 from cdmpp.programs.program import TensorProgram
@@ -145,7 +145,7 @@ def test_the_demonstration(tmp_path: Path) -> None:
     figure = r"[\d.]+ (?:ns|µs|ms|s)"
     line = re.compile(rf"^  (\S+)  +(\d+)  +(\S+)  +{figure} \[{figure}, {figure}\]  +(in|near|out)$", re.M)
     rows = line.findall(done.stdout)
-    assert len(rows) >= 20 * len(DEVICES)
+    assert len(rows) == 2 * SHOWN * len(DEVICES)
     assert {device for _, _, device, _ in rows} == set(DEVICES)
     assert len(re.findall(rf"^  (\S+)  +{figure}  +(\d+) of \2$", done.stdout, re.M)) == 2 * len(DEVICES)
     assert done.stdout.count("not predicted: none") == 2

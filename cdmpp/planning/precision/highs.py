@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from cdmpp.compose.budget import SearchControl
-from cdmpp.errors import MissingDependencyError
+from cdmpp.errors import MissingDependencyError, install_hint
 from cdmpp.planning.precision.linear import LinearProgram
 from cdmpp.planning.precision.pricing import Levels
 
@@ -119,9 +119,7 @@ def _load(program: LinearProgram, effort: Effort, integer: bool) -> Any:
     try:
         import highspy
     except ImportError:
-        raise MissingDependencyError(
-            "precision plans need highspy", hint="pip install '.[plan]' in a checkout of cdmpp"
-        ) from None
+        raise MissingDependencyError("precision plans need highspy", hint=install_hint("plan")) from None
     highs = highspy.Highs()
     options: dict[str, Any] = {**_OPTIONS, "random_seed": effort.seed % 2**31, "time_limit": effort.left_s}
     if effort.nodes is not None:
