@@ -151,6 +151,10 @@ class AsyncPredictorClient:
         """Cancel a job, which keeps its best answer; returns the job."""
         return await self._run(self._plans.cancel(job_id))
 
+    async def remove(self, job_id: str) -> None:
+        """Remove a job with its answer; a queued or running one is cancelled first."""
+        await self._run(self._plans.remove(job_id))
+
     async def support(self) -> dict[str, Any]:
         """Coverage of the loaded model."""
         found: dict[str, Any] = await self._run(self._steps.get("/support"))

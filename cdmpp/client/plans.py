@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from typing import Any, TypeVar
 
-from cdmpp.client.answers import content, listed, place_of, problem_of, understood
+from cdmpp.client.answers import check, content, listed, place_of, problem_of, understood
 from cdmpp.client.queries import to_json
 from cdmpp.client.transport import Answer, Call, by_code
 from cdmpp.errors import CdmppError, DataError, FieldError, InvalidProgramError, ServiceError
@@ -59,9 +59,14 @@ class Plans:
         return state
 
     def cancel(self, id: str) -> Steps[dict[str, Any]]:
-        """``DELETE /jobs/{id}``."""
-        job: dict[str, Any] = content((yield Call("DELETE", f"/jobs/{_word(id)}")))
+        """``POST /jobs/{id}/cancel``."""
+        job: dict[str, Any] = content((yield Call("POST", f"/jobs/{_word(id)}/cancel")))
         return job
+
+    def remove(self, id: str) -> Steps[None]:
+        """``DELETE /jobs/{id}``."""
+        # Not retried after it may have been received: the second attempt would find no job.
+        check((yield Call("DELETE", f"/jobs/{_word(id)}", once=True)))
 
     def _post(self, kind: str, request: Mapping[str, Any], *, wait: bool) -> Steps[Answer]:
         if self._model is not None:

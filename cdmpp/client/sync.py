@@ -208,6 +208,10 @@ class PredictorClient:
         """Cancel a job, which keeps its best answer; returns the job."""
         return self._run(self._plans.cancel(job_id))
 
+    def remove(self, job_id: str) -> None:
+        """Remove a job with its answer; a queued or running one is cancelled first."""
+        self._run(self._plans.remove(job_id))
+
     def support(self) -> dict[str, Any]:
         """Coverage of the loaded model, as :meth:`LatencyPredictor.support`."""
         found: dict[str, Any] = self._run(self._steps.get("/support"))

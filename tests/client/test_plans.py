@@ -87,7 +87,13 @@ def test_a_job_is_followed_to_its_end(asynchronous: bool) -> None:
     looks = Service(job("running"), job("cancelled", {"x": 1}))
     assert call(looks, asynchronous, "job", "a1")["state"] == "running"
     assert call(looks, asynchronous, "cancel", "a1")["answer"] == {"x": 1}
-    assert looks.asked == [("GET", "/jobs/a1", None), ("DELETE", "/jobs/a1", None)]
+    assert looks.asked == [("GET", "/jobs/a1", None), ("POST", "/jobs/a1/cancel", None)]
+    gone = httpx2.Response(404, json={"code": "unknown_job", "detail": "no such job", "hint": ""})
+    removes = Service(httpx2.Response(204), gone)
+    assert call(removes, asynchronous, "remove", "a1") is None
+    with pytest.raises(ServiceError, match="no such job"):
+        call(removes, asynchronous, "remove", "a1")
+    assert removes.asked == [("DELETE", "/jobs/a1", None)] * 2
 
 
 def test_what_is_wrong_with_a_request_names_the_field(asynchronous: bool) -> None:

@@ -105,6 +105,16 @@ def test_cancelled_job_keeps_its_best_answer(store: Store) -> None:
     assert queue.take("worker") is None
 
 
+def test_removed_job_is_unknown_and_its_worker_loses_it(store: Store) -> None:
+    queue = job_store(store)
+    running, waiting = queue.add("a", b"", b"", 1.0), queue.add("b", b"", b"", 1.0)
+    assert queue.take("worker") is not None
+    assert queue.remove(running) and queue.remove(waiting)
+    assert not queue.remove(running) and not queue.remove("0" * 32)
+    assert queue.get(running) is None and not queue.waiting()
+    assert not queue.beat(running, "worker", {}) and not queue.finish(running, "worker", "done", {})
+
+
 def test_job_is_taken_again_when_its_lease_has_ended(store: Store) -> None:
     queue = job_store(store)
     id = queue.add("a", b"", b"", 1.0)

@@ -52,7 +52,7 @@ def test_job_survives_the_kill_of_its_service(tmp_path: Path) -> None:
         assert before["state"] == "running" and before["answer"] is None
         # After the end of its lease the job is taken again.
         wait_until(lambda: again.ask("GET", f"/jobs/{long}")[1]["updated_at"] != before["updated_at"])
-        cancelled = again.ask("DELETE", f"/jobs/{long}")[1]
+        cancelled = again.ask("POST", f"/jobs/{long}/cancel")[1]
         assert cancelled["state"] == "cancelled", cancelled["error"]
         done = wait(again, short, "done")
         assert done["answer"]["makespan_s"] >= done["answer"]["lower_bound_s"]

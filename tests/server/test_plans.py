@@ -18,11 +18,13 @@ from pydantic import TypeAdapter
 from typer.testing import CliRunner
 
 from cdmpp.cli.main import app as command_line
+from cdmpp.compose.predict import predict_prices
 from cdmpp.compose.request import Request as PlanRequest
 from cdmpp.errors import OverloadedError
 from cdmpp.planning.registry import PLANNERS, make_plan
 from cdmpp.predictor import LatencyPredictor
 from cdmpp_server.deadline import Deadline
+from cdmpp_server.plan import work
 from cdmpp_server.plan.routes import PlanKinds
 from cdmpp_server.planners import Planners
 from cdmpp_server.problems import ProblemError
@@ -168,7 +170,11 @@ def test_prefer_header_turns_any_request_into_a_job(post: Post, client: TestClie
     job = until(client, submitted["job_id"], "done")
     assert job["answer"] == at_once
     assert (job["kind"], job["progress"], job["error"]) == ("cluster", 1.0, None)
-    assert client.delete(f"/jobs/{submitted['job_id']}").json() == job
+    assert client.post(f"/jobs/{submitted['job_id']}/cancel").json() == job
+    removed = client.delete(f"/jobs/{submitted['job_id']}")
+    assert (removed.status_code, removed.content) == (204, b"")
+    for gone in (client.get, client.delete):
+        problem(gone(f"/jobs/{submitted['job_id']}"), 404, "unknown_job")
 
 
 def test_long_search_becomes_a_job_that_can_be_cancelled(post: Post, client: TestClient) -> None:
@@ -178,12 +184,69 @@ def test_long_search_becomes_a_job_that_can_be_cancelled(post: Post, client: Tes
     until(client, id, "running")
     # Meanwhile other requests are answered.
     assert post("cluster", CLUSTER).status_code == 200
-    assert client.delete(f"/jobs/{id}").json()["state"] == "cancelled"
+    assert client.post(f"/jobs/{id}/cancel").json()["state"] == "cancelled"
     last = client.get(f"/jobs/{id}").json()
     assert last["state"] == "cancelled" and last["progress"] < 1
     for unknown in ("0" * 32, "nonsense", "%2e%2e"):
         problem(client.get(f"/jobs/{unknown}"), 404, "unknown_job")
         problem(client.delete(f"/jobs/{unknown}"), 404, "unknown_job")
+        problem(client.post(f"/jobs/{unknown}/cancel"), 404, "unknown_job")
+
+
+def test_removed_job_ends_and_frees_its_runner(post: Post, client: TestClient) -> None:
+    running = post("pipeline", LONG).json()["job_id"]
+    until(client, running, "running")
+    assert client.delete(f"/jobs/{running}").status_code == 204
+    problem(client.get(f"/jobs/{running}"), 404, "unknown_job")
+    # The only runner takes the next job.
+    until(client, post("cluster", CLUSTER, Prefer="respond-async").json()["job_id"], "done")
+
+
+def changed(kind: str, **fields: Any) -> dict[str, Any]:
+    return {**json.loads((EXAMPLES / f"{kind}.json").read_text()), **fields}
+
+
+WORK = {"compress_s_per_byte": 1e-9, "decompress_s_per_byte": 1e-10}
+COMPRESSOR = {"name": "c", "ratio": 0.1}
+TENSOR = {"name": "t", "bytes": 1e6, "backward": 1e-3}
+PASSES = {"forward_s": 1e-3, "backward_s": 1e-3}
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "status", "path"),
+    [
+        ("compress", changed("compress", compressors=[COMPRESSOR]), 422, "compressors.0"),
+        ("compress", changed("compress", compressors=[{**COMPRESSOR, "gpu": None}]), 422, "compressors.0"),
+        ("compress", changed("compress", tensors=[TENSOR, TENSOR]), 409, "tensors.1.name"),
+        ("compress", changed("compress", link={"table": [[1024, 2e-5], [1024, 3e-5]]}), 409, "link.table"),
+        ("split", {"layers": [PASSES], "ranks": [{}, {}], "micro_batches": 2}, 409, "ranks"),
+        ("pipeline", {**LONG, "models": [*LONG["models"], {**LONG["models"][0], "forward_s": 1e-9}]}, 409, "models"),
+        ("simulate", {"stages": [{**PASSES, "weight_s": 1.0}], "micro_batches": 2}, 409, "stages.0.weight_s"),
+        ("cluster", {**CLUSTER, "jobs": CLUSTER["jobs"][:1], "gpus": 1, "loans": [], "reclaim": 0}, 409, "gpus"),
+    ],
+)
+def test_faulty_request_is_refused_before_it_becomes_a_job(
+    post: Post, kind: str, value: Any, status: int, path: str
+) -> None:
+    response = post(kind, value, Prefer="respond-async")
+    assert response.status_code == status, response.text
+    assert [place["path"] for place in response.json()["errors"]] == [path]
+
+
+@pytest.mark.parametrize("kind", [k for k, spec in PLANNERS.items() if "budget_s" in spec.models()[0].model_fields])
+def test_check_of_a_search_does_not_search(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sound request passes the check before its search has made a step, however large its budget is."""
+    value = changed(kind, budget_s=600)
+    predictor = LatencyPredictor.load()
+    request = PLANNERS[kind].read(value)
+    programs = request.price_requests()
+    prices = predict_prices(programs, predictor) if programs else []
+    body = json.dumps(value).encode()
+    monkeypatch.setattr(work, "CHECK_S", 0.0)  # no timer: only the search itself can end the check
+    steps: list[Any] = []
+    monkeypatch.setattr(work, "signed", lambda *plan: steps.append(plan))
+    assert work.check(work.Reader(), kind, body, work.encode_prices(prices, range(len(prices)))) == ({}, b"")
+    assert not steps
 
 
 def until(client: TestClient, id: str, state: str) -> dict[str, Any]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from cdmpp.compose.pricing import CostField
 from cdmpp.compose.render import Table
@@ -32,6 +33,11 @@ Stage = Literal["backward", "compress", "exchange", "decompress"]
 _LEAST_BOUND = 1e-12
 
 
+def _given(name: str) -> dict[str, Any]:
+    """JSON schema of an object with this field."""
+    return {"required": [name], "properties": {name: {"not": {"type": "null"}}}}
+
+
 class WorkForm(Closed):
     """Seconds of compressing and decompressing one tensor, by its uncompressed bytes."""
 
@@ -41,7 +47,9 @@ class WorkForm(Closed):
 
 
 class CompressorForm(Closed):
-    """A compressor: its ratio, how compressed gradients are exchanged, and its cost on each processor."""
+    """A compressor: its ratio, how compressed gradients are exchanged, and its cost on one processor or both."""
+
+    model_config = ConfigDict(json_schema_extra={"anyOf": [_given("gpu"), _given("cpu")]})
 
     name: Name
     ratio: Annotated[float, Field(gt=0, le=1, description="Compressed bytes over bytes.")]
@@ -54,6 +62,13 @@ class CompressorForm(Closed):
     ] = "all_gather"
     gpu: WorkForm | None = None
     cpu: WorkForm | None = None
+
+    @model_validator(mode="after")
+    def _has_processor(self) -> Self:
+        if self.gpu is None and self.cpu is None:
+            # Not a value_error, which stands for faults that no schema describes.
+            raise PydanticCustomError("processor", "neither gpu nor cpu: give its cost on one of them")
+        return self
 
 
 class TensorForm(Closed):

@@ -66,7 +66,7 @@ def tensors_of(request: CompressRequest) -> list[Tensor]:
     Raises
     ------
     FieldError
-        Two compressors or tensors with one name, a compressor without a processor, or a link without figures.
+        Two compressors or tensors with one name, or a link without figures.
     """
     link = read_link(request.link, "link")
 
@@ -78,10 +78,6 @@ def tensors_of(request: CompressRequest) -> list[Tensor]:
 
     _check_unique([compressor.name for compressor in request.compressors], "compressors")
     _check_unique([tensor.name for tensor in request.tensors], "tensors")
-    for c, compressor in enumerate(request.compressors):
-        if compressor.gpu is None and compressor.cpu is None:
-            path = f"compressors.{c}"
-            raise FieldError(f"{path}: neither gpu nor cpu", path=path, hint="give its cost on one of them")
     tensors = []
     for form in request.tensors:
         options = [Option(None, "none", exchange_s("all_reduce", form.bytes))]

@@ -1,4 +1,4 @@
-"""``GET`` and ``DELETE /jobs/{job_id}``, and the runners that execute jobs while the application runs."""
+"""``GET`` and ``DELETE /jobs/{job_id}``, ``POST /jobs/{job_id}/cancel``, and the runners of jobs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -22,8 +23,9 @@ from cdmpp_server.problems import ProblemError
 from cdmpp_server.settings import Settings
 
 router = APIRouter()
+T = TypeVar("T")
 _MEANING = {
-    404: "No such job: the id is wrong, or the job finished long ago and was deleted (unknown_job).",
+    404: "No such job: the id is wrong, or the job was removed (unknown_job).",
     503: "The database cannot be used (store_unavailable).",
 }
 
@@ -75,16 +77,29 @@ async def job(job_id: str, request: Request) -> Response:
     return _response(job_id, await _call(request.app.state.jobs.get, job_id))
 
 
-@router.delete("/jobs/{job_id}", summary="Cancel a job", response_class=Response)
+@router.post("/jobs/{job_id}/cancel", summary="Cancel a job", response_class=Response)
 async def cancel(job_id: str, request: Request) -> Response:
     """Cancel a queued or running job; it keeps its best answer. A finished job stays unchanged."""
     state = await _call(request.app.state.jobs.cancel, job_id)
-    for runner in request.app.state.runners:
-        runner.interrupt(job_id)
+    _interrupt(request, job_id)
     return _response(job_id, state)
 
 
-async def _call(method: Callable[[str], JobState | None], job_id: str) -> JobState | None:
+@router.delete("/jobs/{job_id}", summary="Remove a job", status_code=204, response_class=Response)
+async def remove(job_id: str, request: Request) -> Response:
+    """Remove a job with its answer; a queued or running one is cancelled first. Afterwards its id is unknown."""
+    if not await _call(request.app.state.jobs.remove, job_id):
+        raise _unknown(job_id)
+    _interrupt(request, job_id)
+    return Response(status_code=204)
+
+
+def _interrupt(request: Request, job_id: str) -> None:
+    for runner in request.app.state.runners:
+        runner.interrupt(job_id)
+
+
+async def _call(method: Callable[[str], T], job_id: str) -> T | None:
     if not re.fullmatch(ID_PATTERN, job_id):
         return None
     try:
@@ -95,8 +110,12 @@ async def _call(method: Callable[[str], JobState | None], job_id: str) -> JobSta
 
 def _response(job_id: str, state: JobState | None) -> Response:
     if state is None:
-        raise ProblemError("unknown_job", f"no job has the id {job_id[:64]!r}", "finished jobs are deleted later")
+        raise _unknown(job_id)
     return Response(to_json(state), media_type=JSON)
+
+
+def _unknown(job_id: str) -> ProblemError:
+    return ProblemError("unknown_job", f"no job has the id {job_id[:64]!r}", "finished jobs are deleted later")
 
 
 def _unavailable(error: StoreUnavailableError) -> ProblemError:
@@ -106,9 +125,11 @@ def _unavailable(error: StoreUnavailableError) -> ProblemError:
 def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
     """Add the responses and problems of the job endpoints to the OpenAPI document."""
     add_models(schemas, Job)
-    for method, meaning in (("get", "The job."), ("delete", "The job, cancelled unless it had finished.")):
-        operation = document["paths"]["/jobs/{job_id}"][method]
+    one, cancelled = document["paths"]["/jobs/{job_id}"], document["paths"]["/jobs/{job_id}/cancel"]["post"]
+    for operation in (one["get"], one["delete"], cancelled):
         for parameter in operation["parameters"]:
             parameter["schema"] = {"type": "string", "pattern": ID_PATTERN}
-        add_answer(operation, ref("Job"), meaning)
         add_problems(operation, 404, 503, meaning=_MEANING)
+    add_answer(one["get"], ref("Job"), "The job.")
+    add_answer(cancelled, ref("Job"), "The job, cancelled unless it had finished.")
+    one["delete"]["responses"]["204"] = {"description": "The job was removed."}

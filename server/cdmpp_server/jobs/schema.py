@@ -16,7 +16,7 @@ class _Answer(BaseModel):
 class Submitted(_Answer):
     """A request that has become a job."""
 
-    job_id: Annotated[str, Field(pattern=ID_PATTERN, description="For GET and DELETE /jobs/{job_id}.")]
+    job_id: Annotated[str, Field(pattern=ID_PATTERN, description="For /jobs/{job_id} and /jobs/{job_id}/cancel.")]
     state: Literal["queued"] = "queued"
 
 

@@ -144,6 +144,14 @@ class JobStore:
         row = rows[-1]
         return None if row is None else _state(row)
 
+    def remove(self, id: str) -> bool:
+        """Delete a job in any state; False if the id is unknown. A worker that executes it loses its lease."""
+        removed: list[int] = []
+        self._store.write(
+            lambda connection: removed.append(connection.execute(delete(jobs).where(jobs.c.id == id)).rowcount)
+        )
+        return removed[-1] > 0
+
     def waiting(self) -> bool:
         """Return whether a job can be taken, without writing."""
         query = select(jobs.c.id).where(_free()).limit(1)

@@ -90,6 +90,9 @@ def serve(jobs: BinaryIO, replies: BinaryIO) -> None:
         try:
             if header["do"] == "read":
                 reply, text = work.read(reader, header["kind"], body)
+            elif header["do"] == "check":
+                warmth.warm(header["kind"])
+                reply, text = work.check(reader, header["kind"], body, prices)
             else:
                 warmth.warm(header["kind"])
                 progress = send if header["progress"] else None

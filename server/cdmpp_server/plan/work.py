@@ -1,12 +1,13 @@
-"""The two jobs of a planning process: validate a request, and solve it with prices from the service.
+"""The jobs of a planning process: validate a request, check it with prices from the service, and solve it.
 
-Inputs and outputs are JSON. A request is validated once for both jobs where they follow each other.
+Inputs and outputs are JSON. A request is validated once for all jobs where they follow each other.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -27,6 +28,8 @@ WorkerReply = tuple[dict[str, Any], bytes]
 Send = Callable[[dict[str, Any], bytes], None]
 #: Seconds between two plans that are sent during a search: describing a plan may take longer than finding it.
 PLAN_EACH_S = 2.0
+#: Seconds after which :func:`check` accepts a request that is still being prepared.
+CHECK_S = 1.0
 
 #: Errors of checks by validators: fields that fit the schema, but contradict each other.
 _CONTRADICTIONS = ("value_error", "assertion_error")
@@ -130,6 +133,48 @@ def solve(
     on_start(control)
     answer = to_json(solve_priced(request, predictions, control))
     return _objective(answer), encode(answer)
+
+
+def check(reader: Reader, kind: str, body: bytes, prices: bytes) -> WorkerReply:
+    """Prepare the search of a request without searching, so that a faulty request does not become a job.
+
+    A planner refuses a request before its search asks for the remaining time or reports progress. A planner without
+    a search, or a preparation that takes longer than :data:`CHECK_S`, is interrupted; its job reports what is wrong.
+    """
+    request = reader.read(kind, body)
+    before = signal.signal(signal.SIGALRM, _end_check)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, CHECK_S)
+        solve_priced(request, _decode_prices(prices) if prices else [], _Checking(request.budget))
+    except _PreparedError:
+        pass
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+    return {}, b""
+
+
+class _PreparedError(BaseException):
+    """The search of a request begins; no planner catches this."""
+
+
+def _end_check(*_: Any) -> None:
+    raise _PreparedError
+
+
+class _Checking(SearchControl):
+    """A control that ends the search where it begins."""
+
+    @property
+    def spent_s(self) -> float:
+        raise _PreparedError
+
+    @property
+    def left_s(self) -> float:
+        raise _PreparedError
+
+    def report(self, **_: Any) -> None:
+        raise _PreparedError
 
 
 class ProgressSender:
