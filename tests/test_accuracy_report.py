@@ -47,7 +47,6 @@ def left_out(device: str, source: str, error: float) -> dict[str, Any]:
             "before": figures(error, error),
             "after": figures(*[error * (0.8 - 0.2 * i) + 0.001 * seed] * 2),
             "weight": 1,
-            "tuned": False,
             "width": 1.0,
         }
         for i, k in enumerate((10, 40, 100))

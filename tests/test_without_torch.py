@@ -100,7 +100,6 @@ def test_adapting_without_torch(tmp_path: Path) -> None:
     code = (
         RECORDS.format(count=20)
         + f"""
-assert "not_tuned" not in str(adapted.adaptation["warnings"])
 adapted.save({str(folder)!r})
 """
     )
@@ -109,24 +108,17 @@ adapted.save({str(folder)!r})
     assert float(alone) > 0 and run(PREDICT.format(folder=str(folder))) == alone
 
 
-def test_tuning_is_left_out_by_name() -> None:
-    code = (
-        RECORDS.format(count=80)
-        + """
-codes = [w["code"] for w in adapted.adaptation["warnings"]]
-assert "not_tuned" in codes and adapted.adaptation["tuned"] is None, codes
-"""
-    )
-    run(code, *HEAVY)
-
-
 def test_a_tuned_model_is_asked_without_torch(tmp_path: Path) -> None:
     folder = tmp_path / "tuned"
     code = f"""
 from dataclasses import replace
 from cdmpp.artifact.adapted import adapted as on_top
-from cdmpp.nn.tuned import read_tuned
-weights = read_tuned(base.artifact.network)
+from cdmpp.nn.weights import tuned_names
+arrays = base.artifact.weights.arrays
+weights = {{
+    short: arrays[name][0] if short == "device" else arrays[name]
+    for short, name in tuned_names(base.artifact.config).items()
+}}
 weights["out_bias"] = weights["out_bias"] + 0.1
 adapter = replace(adapted.artifact.adapter, weight=1, tuned=weights)
 LatencyPredictor(on_top(base.artifact, adapter)).save({str(folder)!r})

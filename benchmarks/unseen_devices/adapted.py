@@ -37,7 +37,7 @@ def adapted(
     made = adapt(artifact, records, k=k, sampler=sampler, seed=seed, cache=cache, known=known)
     rest = ~np.isin(records.origin[known.rows], made.report["selected"])
     query = known.query[rest]
-    after = [column[query] for column in answers_after(made.artifact, records, known, cache)]
+    after = [column[query] for column in answers_after(made.artifact, known)]
     before = [column[query] for column in (known.point, known.levels, known.factor)]
     adapter = made.artifact.adapter
     assert adapter is not None
@@ -48,6 +48,5 @@ def adapted(
         "before": figures(log_measured[rest], before[0], family[rest], *before[1:]),
         "after": figures(log_measured[rest], after[0], family[rest], *after[1:]),
         "weight": adapter.weight,
-        "tuned": adapter.tuned is not None,
         "width": round(adapter.width, 4),
     }

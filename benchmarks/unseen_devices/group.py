@@ -30,8 +30,7 @@ from cdmpp.training.draw import training_rows
 OFF = 0.3
 #: Validation rows of known devices beside the held-out ones.
 KNOWN_ROWS = 10_000
-#: Measurements, and seeds of choosing them. From 100 on weights are tuned, which takes the longest by far:
-#: only on the sources of the headline.
+#: Measurements, and seeds of choosing them; 100 only on the sources of the headline.
 FEW, MANY, SEEDS = (10, 40), (100,), (0, 1, 2)
 #: Samplers are compared on the sources of the headline, once per group: on the first device that has one.
 DEFAULT, OTHERS = "kmeans", ("random", "variance")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cdmpp.adaptation.checks import Warning_, check_physics, family_warnings, protocol_warnings, warning
-from cdmpp.adaptation.fit import CHECKED_FROM, TUNED_FROM, Checked, Measured, TunedFit, fit_process
+from cdmpp.adaptation.fit import CHECKED_FROM, Checked, Measured, fit_process
 from cdmpp.adaptation.records import DeviceRecords
 from cdmpp.adaptation.samplers import choose
 from cdmpp.adaptation.select import choose_rows
@@ -22,16 +22,13 @@ from cdmpp.artifact.adapted import adapted
 from cdmpp.artifact.model import Artifact
 from cdmpp.errors import ArtifactError, DataError
 from cdmpp.evaluation.cache import FeatureCache
-from cdmpp.evaluation.query_batches import query_parts
 from cdmpp.evaluation.tables import overall
-from cdmpp.inference.pipeline import InferencePipeline, as_trained, known_devices
+from cdmpp.inference.pipeline import InferencePipeline
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 #: Maximum number of measured queries in the residual process; KMeans selects from more, without latencies.
 PROCESS_MOST = 1000
-#: The base is kept where the cross-validated error is worse by more than this over k, relative.
-DOUBT = 3.0
 
 
 @dataclass(frozen=True)
@@ -112,15 +109,8 @@ def adapt(
     fitting = time.monotonic()
     thin = _thinned(measured, seed)
     checked = fit_process(measured.take(thin), settings)
-    tuned: TunedFit | None = None
-    if len(measured) >= TUNED_FROM:
-        rows = known.rows[used][np.unique(known.query[used], return_index=True)[1]]
-        tuned = _tune(artifact, records, cache, rows, measured, checked, settings, seed, warnings)
-        if tuned is not None and tuned.kept:
-            checked = tuned.checked
     fitted_s = time.monotonic() - fitting
-    unseen = not as_trained(known_devices(artifact.trained_devices), [records.device])[0][0]
-    weight = _weight(checked, len(measured), unseen, warnings)
+    warnings += _evidence(checked, len(measured))
     report: dict[str, Any] = {
         "device": records.device.name,
         "base_model_id": artifact.model_id,
@@ -131,28 +121,20 @@ def adapt(
         "families": _counts(measured.features.family),
         "protocols": {name: protocols.count(name) for name in sorted(set(protocols))},
         "cross_validated": {"before": checked.before, "after": checked.after},
-        "tuned": tuned.report if tuned is not None else None,
-        "weight": weight,
+        "tuned": None,
+        "weight": checked.weight,
         "width": checked.width,
         "unsupported": dict(records.unsupported) | ({"invalid_program": known.lost} if known.lost else {}),
         "warnings": warnings,
     }
-    adapter = Adapter(
-        records.device,
-        checked.process,
-        known.names,
-        weight,
-        checked.width,
-        tuned.weights if tuned is not None and tuned.kept and weight else None,
-        report,
-    )
+    adapter = Adapter(records.device, checked.process, known.names, checked.weight, checked.width, None, report)
     made = adapted(artifact, adapter)
     result = {"model_id": made.model_id, **report, "selected": None, "before": None, "after": None}
     if k is not None:
         result["selected"] = sorted(records.origin[known.rows[chosen]].tolist())
         rest = np.setdiff1d(np.arange(len(known.rows)), chosen)
         if len(rest):
-            before, after = _compare(made, records, known, rest, cache)
+            before, after = _compare(made, records, known, rest)
             result |= {"before": {"overall": before}, "after": {"overall": after}}
             adapter.report["remaining"] = {"before": before["mape"], "after": after["mape"], "n": before["n"]}
     result["seconds"] = {
@@ -198,65 +180,19 @@ def _thinned(measured: Measured, seed: int) -> Array:
     return np.sort(choose("kmeans", features.numeric, features.family, PROCESS_MOST, seed))
 
 
-def _tune(
-    artifact: Artifact,
-    records: DeviceRecords,
-    cache: FeatureCache,
-    rows: Array,
-    measured: Measured,
-    alone: Checked,
-    settings: ResidualSettings | None,
-    seed: int,
-    warnings: list[Warning_],
-) -> TunedFit | None:
-    """:func:`cdmpp.adaptation.tune.tune`, or a warning where torch is not installed."""
-    try:
-        import cdmpp.adaptation.tune as tuning
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        warnings.append(
-            warning(
-                "not_tuned",
-                f"{len(measured)} measured programs are enough to tune weights, which needs torch: it is not "
-                "installed (pip install '.[train]' in a checkout of cdmpp), so only the residuals are fitted",
-            )
-        )
-        return None
-    return tuning.tune(artifact, records, cache, rows, measured, alone, settings, seed)
-
-
-def _weight(checked: Checked, k: int, unseen: bool, warnings: list[Warning_]) -> int:
-    """1, or 0 where the base was clearly better in cross-validation; adds a warning in doubtful cases.
-
-    Ten cross-validated errors are weak evidence: of 40 adaptations with k = 10 on unseen devices, ten looked worse
-    than the base, by up to 12 %, and all ten were better on the remaining programs. On a device of the training set
-    there is no such bias to correct, so the adapter must beat the base.
-    """
+def _evidence(checked: Checked, k: int) -> list[Warning_]:
+    """Warning where cross-validation does not support the whole correction."""
     if k < CHECKED_FROM:
-        warnings.append(
-            warning("not_checked", f"{k} measured programs are too few to leave any out: nothing was checked")
-        )
-        return 1
-    if checked.after < checked.before:
-        return 1
-    if unseen and checked.after < checked.before * (1 + DOUBT / k):
-        warnings.append(
-            warning(
-                "little_gain",
-                f"on measurements left out the adapted model is not better ({100 * checked.after:.1f} % "
-                f"against {100 * checked.before:.1f} %), by too little to tell with {k} of them: it is used",
-            )
-        )
-        return 1
-    warnings.append(
-        warning(
-            "no_gain",
-            f"on measurements left out the adapted model is not better ({100 * checked.after:.1f} % against "
-            f"{100 * checked.before:.1f} %): the base's answers are kept",
-        )
-    )
-    return 0
+        message = f"{k} measured program cannot be left out, so nothing was checked: the base's predictions are kept"
+        return [warning("not_checked", message)]
+    if checked.weight == 1.0:
+        return []
+    tried = f"on measurements left out the whole correction has an error of {100 * checked.whole:.1f} %"
+    base = f"the base model {100 * checked.before:.1f} %"
+    if checked.weight:
+        message = f"{tried}, {checked.weight:.0%} of it {100 * checked.after:.1f} %, {base}: this part is applied"
+        return [warning("little_gain", message)]
+    return [warning("no_gain", f"{tried}, {base}, and no part of it is better: the base's predictions are kept")]
 
 
 def _counts(families: Array) -> dict[str, int]:
@@ -265,18 +201,16 @@ def _counts(families: Array) -> dict[str, int]:
 
 
 def _compare(
-    made: Artifact, records: DeviceRecords, known: Survey, rest: Array, cache: FeatureCache
+    made: Artifact, records: DeviceRecords, known: Survey, rest: Array
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Figures of base and adapted model on the same rows."""
     table, rows, query = records.table, known.rows[rest], known.query[rest]
     before = overall(table, rows, known.point[query], known.levels[query], known.factor[query])
-    point, levels, factor = (column[query] for column in answers_after(made, records, known, cache))
+    point, levels, factor = (column[query] for column in answers_after(made, known))
     return before, overall(table, rows, point, levels, factor)
 
 
-def answers_after(
-    made: Artifact, records: DeviceRecords, known: Survey, cache: FeatureCache
-) -> tuple[Array, Array, Array]:
+def answers_after(made: Artifact, known: Survey) -> tuple[Array, Array, Array]:
     """Predictions of the adapted model for every surveyed query, computed from those of the base.
 
     Returns
@@ -288,11 +222,5 @@ def answers_after(
     assert adapter is not None
     if not adapter.weight:
         return known.point, known.levels, known.factor
-    delta = np.zeros(len(known.point))
-    if adapter.tuned is not None:
-        # Tuned weights need another pass over the programs; the peers do not.
-        pipeline = InferencePipeline(made)
-        parts = query_parts(records.table, records.usable, cache, records.specs)
-        delta = np.concatenate([pipeline.tuned_shift(part.batch) for part in parts if len(part.index)])
-    point, levels, _ = adapter.apply(known.point + delta, known.levels + delta[:, None], known.features)
+    point, levels, _ = adapter.apply(known.point, known.levels, known.features)
     return point, levels, np.full(len(point), adapter.width)

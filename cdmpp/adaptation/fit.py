@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,14 +10,13 @@ import numpy as np
 from cdmpp.adapter.adapter import centre_and_spread
 from cdmpp.adapter.residuals import AdapterFeatures, ResidualProcess, ResidualSettings
 from cdmpp.domain.calibration import fit_factor
-from cdmpp.nn.weights import Tuned
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-#: Measured programs from which tuning is tried (:mod:`cdmpp.adaptation.tune`).
-TUNED_FROM = 80
-#: Smallest number of measurements for cross-validation.
-CHECKED_FROM = 5
+#: Smallest number of measurements for cross-validation: one is predicted from the others.
+CHECKED_FROM = 2
+#: Shares of the correction that are tried, in this order; the first that beats the base is used, else none.
+WEIGHTS = (1.0, 0.5, 0.25)
 #: The interval's factor is shrunk towards 1 with the weight of this number of measurements.
 _WIDTH_PRIOR = 10.0
 _WIDTH_BOUNDS = (0.5, 3.0)
@@ -42,56 +41,48 @@ class Measured:
 
 @dataclass(frozen=True)
 class Checked:
-    """A residual process and its cross-validated error.
+    """A residual process, and the share of its correction that cross-validation supports.
 
     Attributes
     ----------
     process : ResidualProcess
+    weight : float
+        One of :data:`WEIGHTS`, or 0 where none of them has a smaller error than the base.
     before, after : float
-        Mean relative error of the base on the k measurements, and of the process when each is left out.
+        Mean relative error of the base on the k measurements, and of the model with ``weight`` when each is left
+        out; equal where ``weight`` is 0.
+    whole : float
+        Error of the whole correction when each measurement is left out; ``before`` where none can be left out.
     width : float
         Factor on the intervals.
     """
 
     process: ResidualProcess
+    weight: float
     before: float
     after: float
+    whole: float
     width: float
 
 
-@dataclass(frozen=True)
-class TunedFit:
-    """Result of tuning.
-
-    Attributes
-    ----------
-    kept : bool
-    weights : dict of arrays
-    checked : Checked
-        The process on the residuals of the folds.
-    report : dict
-        ``kept``, ``steps``, ``cross_validated``: ``process`` alone and ``both``.
-    """
-
-    kept: bool
-    weights: Tuned
-    checked: Checked
-    report: dict[str, Any]
-
-
 def fit_process(measured: Measured, settings: ResidualSettings | None = None) -> Checked:
-    """Fit the residuals and leave each measurement out once (in closed form)."""
+    """Fit the residuals, leave each measurement out once (in closed form), and choose the weight."""
     process = ResidualProcess.fit(measured.features, measured.log_s - measured.point, settings)
+    before = mean_error(measured.point, measured.log_s)
+    kept = Checked(process, 0.0, before, before, before, 1.0)
+    if len(measured) < CHECKED_FROM:
+        return kept
     mean, variance = process.leave_one_out()
     # The variance of an unmeasured query excludes noise; leave_one_out includes it.
     hidden = np.maximum(variance - process.settings.noise**2, 0.0)
-    point, levels = centre_and_spread(process, measured.point, measured.levels, mean, hidden)
-    return Checked(
-        process,
-        before=mean_error(measured.point, measured.log_s),
-        after=mean_error(point, measured.log_s),
-        width=_width(measured.log_s, levels),
-    )
+    for weight in WEIGHTS:
+        point, levels = centre_and_spread(process, measured.point, measured.levels, mean, hidden, weight)
+        after = mean_error(point, measured.log_s)
+        if weight == 1.0:
+            kept = replace(kept, whole=after)
+        if after < before:
+            return replace(kept, weight=weight, after=after, width=_width(measured.log_s, levels))
+    return kept
 
 
 def mean_error(point: Array, log_s: Array) -> float:

@@ -31,8 +31,8 @@ class Adapter:
     process : ResidualProcess
     names : Names
         Texts of the codes in the process's features.
-    weight : {0, 1}
-        0 where cross-validation found the base to be better; then the base's predictions are kept.
+    weight : float
+        Share of the correction that is applied, from cross-validation: 1 all of it, 0 the base's predictions.
     width : float
         Factor on the width of the adapted intervals, from cross-validation.
     tuned : dict of arrays, optional
@@ -44,7 +44,7 @@ class Adapter:
     device: DeviceSpec
     process: ResidualProcess
     names: Names
-    weight: int
+    weight: float
     width: float
     tuned: Tuned | None = None
     report: dict[str, Any] = field(default_factory=dict)
@@ -67,24 +67,27 @@ class Adapter:
         point, levels
             Adapted values; :attr:`width` still has to scale ``levels``.
         unsure : (n,)
-            Posterior over prior standard deviation: near 0 next to a measured query, 1 far from all.
+            Posterior over prior standard deviation: near 0 next to a measured query, 1 far from all. A
+            :attr:`weight` below 1 moves it towards 1.
         """
         mean, variance = self.process.mean_and_variance(features, one_by_one=one_by_one)
-        adapted, spread = centre_and_spread(self.process, point, levels, mean, variance)
+        adapted, spread = centre_and_spread(self.process, point, levels, mean, variance, self.weight)
         unsure = np.sqrt(np.minimum(variance / prior_variance(features, self.process.settings), 1.0))
-        return adapted, spread, unsure
+        return adapted, spread, unsure + (1.0 - self.weight) * (1.0 - unsure)
 
 
 def centre_and_spread(
-    process: ResidualProcess, point: Array, levels: Array, mean: Array, variance: Array
+    process: ResidualProcess, point: Array, levels: Array, mean: Array, variance: Array, weight: float = 1.0
 ) -> tuple[Array, Array]:
     """Point and quantiles of queries, given mean and variance (without noise) of their residuals.
 
-    The median is the base's point plus the mean residual. Each quantile keeps the network's distance from the
-    median, which depends on the program, and the process's standard deviation is added in quadrature.
+    The median is the base's point plus ``weight`` times the mean residual. Each quantile keeps the network's
+    distance from the median, which depends on the program. The process's standard deviation and the part of the
+    mean residual that is not applied are added in quadrature.
     """
     s = process.settings
-    median = point + mean
+    median = point + weight * mean
     away = levels - levels[:, _MEDIAN : _MEDIAN + 1]
-    widened = np.sign(_NORMAL) * np.sqrt(away**2 + _NORMAL**2 * variance[:, None])
-    return median - s.shift * (variance + s.noise**2), median[:, None] + widened
+    unsure = variance + ((1.0 - weight) * mean) ** 2
+    widened = np.sign(_NORMAL) * np.sqrt(away**2 + _NORMAL**2 * unsure[:, None])
+    return median - weight * s.shift * (variance + s.noise**2), median[:, None] + widened

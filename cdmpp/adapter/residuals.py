@@ -159,6 +159,11 @@ def centred(peers: Array) -> Array:
     return np.where(can, known - mean[:, None], 0.0)
 
 
+def _clipped(residual: Array, settings: ResidualSettings) -> Array:
+    middle = float(np.median(residual))
+    return np.clip(residual, middle - settings.clip, middle + settings.clip)
+
+
 class ResidualProcess:
     """Residuals of a device's queries given some that were measured.
 
@@ -176,29 +181,36 @@ class ResidualProcess:
         if not len(features):
             raise ValueError("a residual process needs at least one measured query")
         self.features, self.residual, self.settings = features, np.asarray(residual, float), settings
-        middle = float(np.median(self.residual))
-        self._used = np.clip(self.residual, middle - settings.clip, middle + settings.clip)
+        self._used = _clipped(self.residual, settings)
         covariance = kernel(features, features, settings)
         covariance[np.diag_indices(len(features))] += settings.noise**2
         factor = np.linalg.cholesky(covariance)
         half = np.linalg.inv(factor)
         self._inverse = half.T @ half
         self._weight = self._inverse @ self._used
-        self.log_likelihood = float(-0.5 * self._used @ self._weight - np.log(np.diag(factor)).sum())
 
     @classmethod
     def fit(
         cls, features: AdapterFeatures, residual: Array, settings: ResidualSettings | None = None
     ) -> ResidualProcess:
-        """The process whose scales make the measured residuals most likely, of ``settings``' factors."""
+        """The process whose scales make the measured residuals most likely, of ``settings``' factors.
+
+        The factors scale the whole kernel and the noise, so one eigendecomposition gives the likelihood of every pair.
+        """
         base = settings or ResidualSettings()
+        eigenvalues, vectors = np.linalg.eigh(kernel(features, features, base))
+        squares = (vectors.T @ _clipped(np.asarray(residual, float), base)) ** 2
+
+        def likelihood(factors: tuple[float, float]) -> float:
+            amplitude, noise = factors
+            variance = amplitude**2 * np.maximum(eigenvalues, 0.0) + (base.noise * noise) ** 2
+            return float(-0.5 * (squares / variance + np.log(variance)).sum())
+
+        amplitude, noise = max(itertools.product(base.amplitudes, base.noises), key=likelihood)
         scales = ("constant", "family", "operator", "setting", "sizes", "peers")
-        tried = []
-        for amplitude, noise in itertools.product(base.amplitudes, base.noises):
-            chosen = {name: getattr(base, name) * amplitude for name in scales}
-            scaled = replace(base, **chosen, noise=base.noise * noise, amplitudes=(1.0,), noises=(1.0,))
-            tried.append(cls(features, residual, scaled))
-        return max(tried, key=lambda process: process.log_likelihood)
+        chosen = {name: getattr(base, name) * amplitude for name in scales}
+        scaled = replace(base, **chosen, noise=base.noise * noise, amplitudes=(1.0,), noises=(1.0,))
+        return cls(features, residual, scaled)
 
     def __len__(self) -> int:
         return len(self.residual)

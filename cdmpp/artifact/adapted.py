@@ -110,7 +110,7 @@ def load_adapted(path: Path, manifest: dict[str, Any]) -> Artifact:
             device=from_mapping(manifest["device"]),
             process=ResidualProcess.load(process, manifest["process"]),
             names=Names(**{k: tuple(v) for k, v in manifest["names"].items()}),
-            weight=int(manifest["weight"]),
+            weight=float(manifest["weight"]),
             width=float(manifest["width"]),
             tuned=tuned if manifest["tuned"] else None,
             report=manifest["report"],

@@ -67,8 +67,8 @@ def adapt(
     """Adapt a model to a device by measurements of it.
 
     Writes a small folder that refers to the model and that every --model option accepts. Predictions for other
-    devices do not change. Prints the errors on held-out measurements before and after. Without an improvement,
-    the model's predictions are kept, with a warning.
+    devices do not change. Prints the errors on held-out measurements before and after. The correction is shrunk
+    until it reduces that error. If no part of it does, the model's predictions are kept, with a warning.
     """
     from cdmpp.adaptation.adapt import adapt as adapt_model
     from cdmpp.adaptation.records import device_records
@@ -118,11 +118,12 @@ def _print(result: dict[str, Any], out: Path) -> None:
     checked = result["cross_validated"]
     families = ", ".join(f"{name} {count}" for name, count in result["families"].items())
     print(f"{result['model_id']}: {result['programs']} programs of {result['device']} ({families})")
-    if any(warning["code"] == "not_checked" for warning in result["warnings"]):
-        where = "the measurements used (too few to leave any out)"
+    if result["weight"]:
+        share = "" if result["weight"] == 1.0 else f", {result['weight']:.0%} of the correction is applied"
+        after = f"{percent(checked['before'])} before, {percent(checked['after'])} after{share}"
+        print(f"mean error on measurements left out: {after}")
     else:
-        where = "measurements left out"
-    print(f"mean error on {where}: {percent(checked['before'])} before, {percent(checked['after'])} after")
+        print(f"the base model's predictions are kept; mean error on the measurements: {percent(checked['before'])}")
     if result["after"] is not None:
         rows = [(name, *error_cells(result[name]["overall"])) for name in ("before", "after")]
         print_table(("other rows", *ERROR_HEADER), rows, right=range(1, len(ERROR_HEADER) + 1))

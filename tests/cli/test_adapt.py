@@ -107,6 +107,30 @@ def test_invalid_arguments_are_refused_in_one_line(run: Run, base: Path, table: 
 
 
 def test_warnings_go_to_stderr(run: Run, base: Path, table: Path, tmp_path: Path) -> None:
-    result = adapt(run, base, table, tmp_path / "mine", "--device", DEVICE, "--k", 2, "--json")
+    result = adapt(run, base, table, tmp_path / "mine", "--device", DEVICE, "--k", 1, "--json")
     assert [w["code"] for w in json.loads(result.stdout)["warnings"]] == ["few_of_family", "not_checked"]
     assert "warning: not_checked:" in result.stderr
+
+
+def test_base_is_kept_where_measurements_show_no_gain(run: Run, base: Path, tmp_path: Path) -> None:
+    texts = [f"linear:m={64 * i},n=512,k=1024" for i in range(1, 5)]
+    predictions = LatencyPredictor.load(base).predict(texts, DEVICE)
+    # Measured faster and slower in turn: the measurements of one program mislead about the next.
+    swing = (3.0, 0.4, 3.0, 0.4)
+    lines = [f'"{text}",{1e6 * by * (p.latency_s or 0)}' for text, p, by in zip(texts, predictions, swing, strict=True)]
+    path = tmp_path / "records.csv"
+    path.write_text("program,latency_us\n" + "\n".join(lines) + "\n")
+    result = adapt(run, base, path, tmp_path / "mine", "--device", DEVICE, "--json")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert report["weight"] == 0 and "no_gain" in [w["code"] for w in report["warnings"]]
+    assert report["cross_validated"]["after"] == report["cross_validated"]["before"]
+    answers = [
+        run("predict", "linear:m=96,n=512,k=1024", "--model", model, "--device", DEVICE, "--json")
+        for model in (base, tmp_path / "mine")
+    ]
+    before, after = (json.loads(answer.stdout) for answer in answers)
+    assert before["results"][0].pop("model_id") != after["results"][0].pop("model_id")
+    assert after["results"] == before["results"]
+    text = adapt(run, base, path, tmp_path / "mine", "--device", DEVICE)
+    assert "the base model's predictions are kept" in text.stdout and " after" not in text.stdout

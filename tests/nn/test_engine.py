@@ -18,7 +18,7 @@ from cdmpp.nn.network import LatencyNetwork
 from cdmpp.nn.network_graph import network_graph
 from cdmpp.nn.positional_encoding_np import KEPT, encode_places
 from cdmpp.nn.positions import positional_encoding, published_encoding
-from cdmpp.nn.weights import VIEW_COLUMNS, Weights, shapes
+from cdmpp.nn.weights import VIEW_COLUMNS, Weights, shapes, tuned_names
 from cdmpp.predictor import LatencyPredictor
 from tests.nn.synthetic import TINY, network
 
@@ -125,7 +125,12 @@ def test_weights_of_another_network_are_refused() -> None:
 
 
 def test_tuned_weights_take_their_places() -> None:
-    from cdmpp.nn.tuned import read_tuned, tunable
+    def tunable(net: LatencyNetwork) -> dict[str, torch.Tensor]:
+        parameters = dict(net.named_parameters())
+        return {short: parameters[name] for short, name in tuned_names(net.config).items()}
+
+    def read_tuned(net: LatencyNetwork) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
+        return {n: (p[0] if n == "device" else p).detach().numpy().copy() for n, p in tunable(net).items()}
 
     net, other = network(), network(seed=1)
     tuned = weights_of(net).tuned(read_tuned(other))

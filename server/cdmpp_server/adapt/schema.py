@@ -96,13 +96,14 @@ class AdaptResponse(BaseModel):
     cross_validated: CrossValidated
     before: Annotated[Figures | None, Field(description="Errors of the base model on the remaining records.")]
     after: Annotated[Figures | None, Field(description="Errors of the adapted model on the same records.")]
-    tuned: Annotated[dict[str, Any] | None, Field(description="Whether fine-tuning was tried, and its result.")]
+    tuned: Annotated[dict[str, Any] | None, Field(description="Always null: no weight of the network changes.")]
     weight: Annotated[
-        int,
+        float,
         Field(
             ge=0,
             le=1,
-            description="0: the adaptation gained nothing, and the adapted model predicts as the base model.",
+            description="Share of the correction that reduced the error on left-out measurements. 0: none did, and "
+            "the adapted model predicts as the base model.",
         ),
     ]
     width: Annotated[float, Field(gt=0, description="Factor on the width of the intervals.")]
