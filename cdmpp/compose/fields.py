@@ -12,10 +12,10 @@ from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, P
 
 M = TypeVar("M", bound=BaseModel)
 
-#: Limits of one request: far above an honest one, and below what would fill the memory.
+#: Limits of single values: far above honest ones. The size of a request has no limit here (``Request.sizes``).
 MAX_NAME, MAX_TEXT, MAX_COUNT = 200, 2000, 1_000_000
 MAX_SECONDS, MAX_BYTES = 1e9, 1e18
-MAX_BUDGET_S = 600.0
+MAX_BUDGET_S = 1e6
 
 
 def _whole_number(value: Any) -> Any:
@@ -31,6 +31,8 @@ Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS)]
 PositiveSeconds = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
 Bytes = Annotated[float, Field(ge=0, le=MAX_BYTES)]
 PositiveBytes = Annotated[float, Field(gt=0, le=MAX_BYTES)]
+#: A number of things: stages, ranks, micro-batches.
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT), WholeNumber]
 Seed = Annotated[int, Field(ge=0, lt=2**32), WholeNumber]
 Budget = Annotated[
     float,

@@ -32,7 +32,6 @@ from cdmpp.errors import CdmppError, FieldError
 from cdmpp.prediction import Prediction
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
 
-MAX_PARTS, MAX_POINTS = 256, 64
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -161,7 +160,7 @@ def _filled(value: Any, prices: Iterator[Prediction]) -> Any:
 class PredictedCost(Priced):
     """Programs that run one after the other on a device; their predicted latencies are summed."""
 
-    programs: Annotated[list[Work], Field(min_length=1, max_length=MAX_PARTS)]
+    programs: Annotated[list[Work], Field(min_length=1)]
     device: DeviceForm
     backend: Backend | None = None
     protocol: Protocol = DEFAULT_PROTOCOL
@@ -218,7 +217,7 @@ class BatchCurve(Priced):
 
     batch: Annotated[
         list[Annotated[int, Field(ge=1, le=MAX_COUNT), WholeNumber]],
-        Field(min_length=1, max_length=MAX_POINTS, description="Batch sizes, growing."),
+        Field(min_length=1, description="Batch sizes, growing."),
     ]
     seconds: Annotated[
         list[Annotated[float, Field(gt=0, le=MAX_SECONDS)]] | None, Field(description="Seconds at each batch size.")

@@ -27,6 +27,7 @@ from cdmpp.compose.fields import (
     Budget,
     Bytes,
     Closed,
+    Count,
     DeviceForm,
     MaxSteps,
     Name,
@@ -58,6 +59,7 @@ __all__ = [
     "Budget",
     "Bytes",
     "Closed",
+    "Count",
     "DeviceForm",
     "Interval",
     "MaxSteps",
@@ -101,6 +103,13 @@ class Request(Closed, Generic[A]):
     def budget(self) -> float | None:
         """Search budget in seconds; None where the answer is computed directly."""
         return getattr(self, "budget_s", None)
+
+    def sizes(self) -> dict[str, int]:
+        """Figures of this request that decide the time and memory of its plan, by name.
+
+        A service limits them. Python and the command line take what fits into memory.
+        """
+        return {}
 
     def check(self) -> None:
         """Raise FieldError or InfeasibleError for a request that is wrong whatever its programs cost."""

@@ -7,21 +7,13 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from cdmpp.compose.render import Table
-from cdmpp.compose.request import Interval, Plan, PositiveBytes, Request, Row, Seconds, WholeNumber
+from cdmpp.compose.request import MAX_COUNT, Count, Interval, Plan, PositiveBytes, Request, Row, Seconds, WholeNumber
 from cdmpp.emulator.orders import ScheduleName
-from cdmpp.emulator.stage_schema import MAX_CELLS, MAX_CLASSES, MAX_MICRO_BATCHES, MAX_STAGES, OrderForm, StageForm
+from cdmpp.emulator.stage_schema import OrderForm, StageForm
 from cdmpp.errors import FieldError
 from cdmpp.units import format_latency, format_si
 
-MAX_REPLICAS = 256
-MicroBatches = (
-    Annotated[int, Field(ge=1, le=MAX_MICRO_BATCHES), WholeNumber]
-    | Annotated[
-        list[Annotated[int, Field(ge=0, lt=MAX_CLASSES), WholeNumber]],
-        Field(min_length=1, max_length=MAX_MICRO_BATCHES),
-    ]
-)
-Ranks = Annotated[int, Field(ge=1, le=MAX_STAGES), WholeNumber]
+MicroBatches = Count | Annotated[list[Annotated[int, Field(ge=0, lt=MAX_COUNT), WholeNumber]], Field(min_length=1)]
 
 
 class TimelinePass(Row):
@@ -117,15 +109,12 @@ class SimulatePlan(Plan):
 class SimulateRequest(Request[SimulatePlan]):
     """One training step of a pipeline under a given schedule: time, bubbles and memory."""
 
-    stages: Annotated[
-        list[StageForm], Field(min_length=1, max_length=MAX_STAGES, description="In the order of the forward pass.")
-    ]
+    stages: Annotated[list[StageForm], Field(min_length=1, description="In the order of the forward pass.")]
     micro_batches: Annotated[MicroBatches, Field(description="Their number; or the class of each.")]
     replicas: Annotated[
         list[MicroBatches],
         Field(
             default_factory=list,
-            max_length=MAX_REPLICAS,
             description="Further data-parallel copies of the pipeline, by their micro-batches. Equal copies are "
             "simulated once.",
         ),
@@ -138,15 +127,15 @@ class SimulateRequest(Request[SimulatePlan]):
         ScheduleName | OrderForm, Field(description="A published schedule, or the order of every rank.")
     ] = "1f1b"
     ranks: Annotated[
-        Ranks | None,
+        Count | None,
         Field(
             description="null: number of stages divided by virtual_stages. Stage s is on rank s modulo ranks, "
             "unless the order places it elsewhere."
         ),
     ] = None
-    virtual_stages: Annotated[Ranks | None, Field(description="Stages on each rank; null: as many as fit.")] = None
+    virtual_stages: Annotated[Count | None, Field(description="Stages on each rank; null: as many as fit.")] = None
     transfer_s: Annotated[
-        Seconds | Annotated[list[Seconds], Field(max_length=MAX_STAGES - 1)],
+        Seconds | list[Seconds],
         Field(
             description="Seconds from one stage to the next, and for the gradient back, where they are on "
             "different ranks; or one value for each pair of neighbours."
@@ -175,17 +164,21 @@ class SimulateRequest(Request[SimulatePlan]):
             return len(self.schedule.order)
         return self.ranks or max(len(self.stages) // (self.virtual_stages or 1), 1)
 
+    def sizes(self) -> dict[str, int]:
+        """Stages, passes of one copy and of all copies, classes and copies."""
+        copies = [given if isinstance(given, int) else len(given) for given in (self.micro_batches, *self.replicas)]
+        stages = len(self.stages)
+        return {
+            "stages": stages,
+            "passes": stages * max(copies),
+            "passes_of_all_copies": stages * sum(copies),
+            "classes": 1 + max(len(stage.classes) for stage in self.stages),
+            "copies": len(copies),
+        }
+
     def check(self) -> None:
         """Raise FieldError where fields contradict each other."""
         stages, classes = len(self.stages), max(map(max, self.class_of_each))
-        cells = [stages * len(copy) for copy in set(self.class_of_each)]
-        if max(cells) > MAX_CELLS or sum(cells) > 4 * MAX_CELLS:
-            raise FieldError(
-                f"micro_batches: up to {max(cells) // stages} in {stages} stages are {max(cells):,} passes, "
-                f"and with all different copies {sum(cells):,}",
-                path="micro_batches",
-                hint=f"at most {MAX_CELLS:,}, and {4 * MAX_CELLS:,} with all copies",
-            )
         if isinstance(self.schedule, OrderForm) and len({len(copy) for copy in self.class_of_each}) > 1:
             raise FieldError(
                 "replicas: an explicit order needs copies with equal numbers of micro-batches",

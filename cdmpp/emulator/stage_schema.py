@@ -7,16 +7,12 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from cdmpp.compose.pricing import PredictedCost
-from cdmpp.compose.request import Bytes, Closed, Seconds, WholeNumber, at_most_one, exactly_one
+from cdmpp.compose.request import MAX_COUNT, Bytes, Closed, Seconds, WholeNumber, at_most_one, exactly_one
 from cdmpp.emulator.orders import Pass, PassKind
 from cdmpp.emulator.stages import Memory
 
-#: Most stages, micro-batches, their product, and classes of micro-batches of one request. The largest step takes
-#: well under a second.
-MAX_STAGES, MAX_MICRO_BATCHES, MAX_CELLS, MAX_CLASSES = 256, 4096, 16_384, 16
-
-StageNumber = Annotated[int, Field(ge=0, lt=MAX_STAGES), WholeNumber]
-MicroBatch = Annotated[int, Field(ge=0, lt=MAX_MICRO_BATCHES), WholeNumber]
+StageNumber = Annotated[int, Field(ge=0, lt=MAX_COUNT), WholeNumber]
+MicroBatch = Annotated[int, Field(ge=0, lt=MAX_COUNT), WholeNumber]
 
 
 class PassForm(Closed):
@@ -63,7 +59,6 @@ class StageForm(PassForm):
         list[PassForm],
         Field(
             default_factory=list,
-            max_length=MAX_CLASSES - 1,
             description="Costs of micro-batches of class 1, 2, ...; class 0 has the costs of the stage itself.",
         ),
     ]
@@ -88,9 +83,7 @@ class PassStep(Closed):
 class OrderForm(Closed):
     """The passes of each rank, in order. Where there is a W, its B computes only the gradients of the inputs."""
 
-    order: Annotated[
-        list[Annotated[list[PassStep], Field(max_length=3 * MAX_CELLS)]], Field(min_length=1, max_length=MAX_STAGES)
-    ]
+    order: Annotated[list[list[PassStep]], Field(min_length=1)]
 
     def passes(self) -> list[list[Pass]]:
         """The passes of each rank."""

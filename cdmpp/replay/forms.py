@@ -22,10 +22,6 @@ from cdmpp.compose.request import (
 )
 from cdmpp.replay.links import Algorithm, Collective
 
-MAX_NODES, MAX_DEPS, MAX_EVENTS, MAX_PARTS = 200_000, 200_000, 1000, 256
-MAX_DEVICES, MAX_LINKS, MAX_ROWS, MAX_RANKS = 10_000, 10_000, 1000, 1024
-MAX_WHAT_IFS, MAX_SAMPLES = 256, 10_000
-
 #: A number names the stream of the same digits: 0 is "0".
 StreamName = Name | Annotated[int, Field(ge=0, le=MAX_COUNT), WholeNumber]
 
@@ -34,7 +30,7 @@ class CollectiveForm(Closed):
     """A transfer between ranks that starts when all of them are ready, and holds a stream on each."""
 
     op: Collective
-    ranks: Annotated[list[Name], Field(min_length=1, max_length=MAX_RANKS, description="Devices.")]
+    ranks: Annotated[list[Name], Field(min_length=1, description="Devices.")]
     bytes: Annotated[Bytes, Field(description="Size of the whole buffer.")]
     link: Annotated[Name, Field(description="A name in links: the link between neighbours.")]
     algorithm: Annotated[
@@ -57,22 +53,14 @@ class NodeForm(Closed):
         Field(description="Number of runs of program; default: 1."),
     ] = None
     programs: Annotated[
-        list[Work] | None,
-        Field(min_length=1, max_length=MAX_PARTS, description="Several programs, one after the other."),
+        list[Work] | None, Field(min_length=1, description="Several programs, one after the other.")
     ] = None
     bytes: Bytes | None = None
     link: Annotated[Name | None, Field(description="A name in links; needs bytes.")] = None
     collective: CollectiveForm | None = None
-    deps: Annotated[
-        list[Name], Field(max_length=MAX_DEPS, description="Ids of nodes that must end before.", default_factory=list)
-    ]
-    records: Annotated[
-        list[Name],
-        Field(max_length=MAX_EVENTS, description="Events that are recorded when it ends.", default_factory=list),
-    ]
-    waits: Annotated[
-        list[Name], Field(max_length=MAX_EVENTS, description="Events that it waits for.", default_factory=list)
-    ]
+    deps: Annotated[list[Name], Field(description="Ids of nodes that must end before.", default_factory=list)]
+    records: Annotated[list[Name], Field(description="Events that are recorded when it ends.", default_factory=list)]
+    waits: Annotated[list[Name], Field(description="Events that it waits for.", default_factory=list)]
     gap_s: Annotated[
         Seconds | None,
         Field(description="Idle time after it, for its stream and its dependents; default: gap_s of its device."),
@@ -111,9 +99,7 @@ class LinkForm(Closed):
     table: Annotated[
         list[Row] | None,
         Field(
-            min_length=2,
-            max_length=MAX_ROWS,
-            description="Measured [bytes, seconds], bytes growing; linear in logarithms between the rows.",
+            min_length=2, description="Measured [bytes, seconds], bytes growing; linear in logarithms between the rows."
         ),
     ] = None
     exclusive: Annotated[bool, Field(description="Carries one transfer at a time.")] = False

@@ -9,7 +9,6 @@ from cdmpp.errors import FieldError, UnsupportedOperatorError
 from cdmpp.frontends.graph import ProgramGraph
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Framework, Protocol
-from cdmpp.replay.forms import MAX_NODES
 
 
 def request_of(
@@ -49,7 +48,7 @@ def request_of(
     UnsupportedOperatorError
         No node has a program.
     FieldError
-        More nodes than a request holds, or a program that JSON cannot carry alone.
+        A program that JSON cannot carry alone.
     """
     launched = [node for node in graph.nodes if node.program is not None]
     if not launched:
@@ -58,8 +57,6 @@ def request_of(
             hint="; ".join(f"{kernel.operator}: {kernel.reason}" for kernel in graph.unsupported)
             or "cdmpp support lists what is covered",
         )
-    if len(launched) > MAX_NODES // 2:
-        raise FieldError(f"{len(launched)} kernels", path="nodes", hint=f"at most {MAX_NODES // 2}")
     ids = {node.id: _short(node.id, i) for i, node in enumerate(graph.nodes)}
     before: dict[str, list[str]] = {}
     for source, target in graph.edges:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 
 from cdmpp.compose.render import Table
-from cdmpp.compose.request import Interval, Name, Plan, PriceRequest, Request, Row, Seed, WholeNumber
+from cdmpp.compose.request import MAX_COUNT, Interval, Name, Plan, PriceRequest, Request, Row, Seed, WholeNumber
 from cdmpp.errors import FieldError
 from cdmpp.prediction import Prediction
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
@@ -20,11 +20,6 @@ from cdmpp.replay.engine import Replayer
 from cdmpp.replay.graph import Order
 from cdmpp.units import format_latency
 
-#: The size of a graph is the sum of its nodes, edges and held streams. Most samples and what-ifs of one request,
-#: times that size: several seconds.
-MAX_WORK = 60_000_000
-#: Most events of a trace.
-MAX_EVENTS = 500_000
 _MOST_ROWS = 15
 
 
@@ -190,16 +185,12 @@ def _shortened(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list
 class ReplayRequest(Request[ReplayPlan]):
     """A graph of nodes on devices and streams to replay (dPRO)."""
 
-    nodes: Annotated[list[forms.NodeForm], Field(min_length=1, max_length=forms.MAX_NODES)]
+    nodes: Annotated[list[forms.NodeForm], Field(min_length=1)]
     devices: Annotated[
         dict[Name, Name | forms.DeviceEntry],
-        Field(
-            max_length=forms.MAX_DEVICES,
-            description="Devices of the nodes whose names are not those of known devices.",
-            default_factory=dict,
-        ),
+        Field(description="Devices of the nodes whose names are not those of known devices.", default_factory=dict),
     ]
-    links: Annotated[dict[Name, forms.LinkForm], Field(max_length=forms.MAX_LINKS, default_factory=dict)]
+    links: Annotated[dict[Name, forms.LinkForm], Field(default_factory=dict)]
     order: Annotated[
         Order,
         Field(
@@ -211,15 +202,14 @@ class ReplayRequest(Request[ReplayPlan]):
     protocol: Protocol = DEFAULT_PROTOCOL
     framework: Framework | None = None
     overrides: Annotated[
-        list[forms.OverrideForm],
-        Field(max_length=forms.MAX_WHAT_IFS, description="What-ifs, each applied alone.", default_factory=list),
+        list[forms.OverrideForm], Field(description="What-ifs, each applied alone.", default_factory=list)
     ]
     quantiles: Annotated[
         list[Annotated[float, Field(gt=0, lt=1)]],
         Field(min_length=1, max_length=32, description="Quantile levels of the interval."),
     ] = [0.1, 0.9]  # noqa: RUF012
     samples: Annotated[
-        Annotated[int, Field(ge=0, le=forms.MAX_SAMPLES), WholeNumber] | None,
+        Annotated[int, Field(ge=0, le=MAX_COUNT), WholeNumber] | None,
         Field(description="Samples of the interval; default: 256, in large graphs fewer, at least 16."),
     ] = None
     seed: Seed = 0
@@ -236,11 +226,7 @@ class ReplayRequest(Request[ReplayPlan]):
     trace: Annotated[bool, Field(description="Add Chrome trace events.")] = False
     missing: Annotated[
         list[forms.MissingForm],
-        Field(
-            max_length=1000,
-            description="Operators of a model that are not in this graph; copied to the plan.",
-            default_factory=list,
-        ),
+        Field(description="Operators of a model that are not in this graph; copied to the plan.", default_factory=list),
     ]
 
     _prices: list[Prediction] = PrivateAttr(default_factory=list)
@@ -277,24 +263,17 @@ class ReplayRequest(Request[ReplayPlan]):
         """
         return Replayer(self.checked.graph(self.order))
 
-    def check(self) -> None:
-        """Raise FieldError where the graph is wrong, an override matches nothing, or there is too much work."""
-        with paused_collector():
-            size = self.replayer.arrays.size
+    def sizes(self) -> dict[str, int]:
+        """Nodes; nodes, edges and held streams times the replays of the graph; the same for a trace."""
+        size = self.replayer.arrays.size
         predicted = bool(self.checked.price_requests)
         replays = (self.samples or 0 if predicted else 0) + len(self.overrides)
-        if replays * size > MAX_WORK:
-            raise FieldError(
-                f"{replays} replays of {size} nodes, edges and held streams are too much work",
-                path="samples" if predicted and self.samples else "overrides",
-                hint=f"at most {MAX_WORK:,}: samples and overrides, times that size",
-            )
-        if self.trace and size > MAX_EVENTS:
-            raise FieldError(
-                f"a trace of {size} nodes, edges and held streams is too large",
-                path="trace",
-                hint=f"at most {MAX_EVENTS:,}; the timeline has the same times",
-            )
+        return {"nodes": len(self.nodes), "work": replays * size, "events": size if self.trace else 0}
+
+    def check(self) -> None:
+        """Raise FieldError where the graph is wrong, or an override matches nothing."""
+        with paused_collector():
+            _ = self.replayer
         self.matches()
 
     def price_requests(self) -> list[PriceRequest]:

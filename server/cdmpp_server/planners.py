@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -31,7 +32,7 @@ _log = logging.getLogger(__name__)
 MAX_ANSWER_BYTES = 128 * 2**20
 
 
-def planning(role: str, memory_bytes: int) -> Callable[[], Worker]:
+def planning(role: str, memory_bytes: int, limits: Mapping[str, float]) -> Callable[[], Worker]:
     """Return a function that makes a planning process, not started.
 
     Parameters
@@ -40,9 +41,15 @@ def planning(role: str, memory_bytes: int) -> Callable[[], Worker]:
         Whether it serves requests or jobs.
     memory_bytes : int
         Memory of each process, beyond its libraries.
+    limits : mapping of str to float
+        Largest sizes of requests.
     """
     program = Program(
-        "cdmpp_server.plan", f"planning process ({role})", (role,), _numba_cache(), max_payload=MAX_ANSWER_BYTES
+        "cdmpp_server.plan",
+        f"planning process ({role})",
+        (role, json.dumps(dict(limits))),
+        _numba_cache(),
+        max_payload=MAX_ANSWER_BYTES,
     )
     return partial(Worker, memory_bytes, program)
 

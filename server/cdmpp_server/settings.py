@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from cdmpp_server.database_url import check_database
+from cdmpp_server.plan_limits import with_defaults
 
 #: Environment variable with the path of the optional TOML file.
 FILE_VARIABLE = "CDMPP_SETTINGS_FILE"
@@ -93,6 +94,9 @@ class Settings(BaseSettings):
         Maximum number of processes for plans that are answered at once; each starts when needed.
     plan_memory_bytes : int
         Memory of a planning process beyond its libraries, in bytes; it applies to jobs too.
+    plan_limits : mapping of str to float
+        Largest sizes of plan requests, by the names in :mod:`cdmpp_server.plan_limits` (``replay.nodes``,
+        ``budget_s``); names that are not given keep their default. A larger request is refused (409).
     max_inline_s : float
         Largest search budget that is answered at once, in seconds; a longer search becomes a job.
     warm_plans : bool
@@ -144,6 +148,7 @@ class Settings(BaseSettings):
     max_waiting_observations: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
     plan_workers: Annotated[int, Field(ge=1, le=64)] = 2
     plan_memory_bytes: Annotated[int, Field(ge=64 * 2**20, le=2**40)] = 2 * 2**30
+    plan_limits: Annotated[dict[str, float], AfterValidator(with_defaults), Field(validate_default=True)] = {}
     max_inline_s: Annotated[float, Field(ge=0, le=3600)] = 1.0
     warm_plans: bool = True
     job_workers: Annotated[int, Field(ge=0, le=64)] = 1

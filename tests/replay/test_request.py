@@ -12,7 +12,7 @@ import pytest
 
 from cdmpp import FieldError, LatencyPredictor, make_plan
 from cdmpp.compose.solve import read_request
-from cdmpp.replay import schema, solver
+from cdmpp.replay import solver
 from cdmpp.replay.schema import ReplayPlan, ReplayRequest
 
 EXAMPLE = Path(__file__).parents[2] / "docs/examples/replay.json"
@@ -354,22 +354,12 @@ def test_error_names_the_unknown_device_or_program(predictor: LatencyPredictor) 
         make_plan("replay", {"nodes": [{"id": "a", "device": "t4", "program": LINEAR}]})
 
 
-@pytest.mark.parametrize(
-    ("more", "path"),
-    [
-        ({"samples": 101}, "samples"),
-        ({"overrides": [{"device": "t4"}] * 101}, "overrides"),
-        ({"trace": True, "order": "listed"}, "trace"),
-    ],
-)
-def test_too_much_work_is_refused(monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], path: str) -> None:
-    monkeypatch.setattr(schema, "MAX_WORK", 2000)
-    monkeypatch.setattr(schema, "MAX_EVENTS", 28)
+def test_sizes_count_the_work_of_samples_overrides_and_the_trace() -> None:
     nodes = [{"id": str(i), "device": "t4", "program": LINEAR} for i in range(10)]
-    read_request(ReplayRequest, {"nodes": nodes, "samples": 100, "trace": True}).price_requests()
-    with pytest.raises(FieldError, match="too ") as error:
-        read_request(ReplayRequest, {"nodes": nodes, **more}).price_requests()
-    assert error.value.path == path
+    size = read_request(ReplayRequest, {"nodes": nodes}).replayer.arrays.size
+    more = {"samples": 100, "overrides": [{"device": "t4"}] * 2, "trace": True}
+    sizes = read_request(ReplayRequest, {"nodes": nodes, **more}).sizes()
+    assert sizes == {"nodes": 10, "work": 102 * size, "events": size}
 
 
 def test_garbage_collector_is_enabled_again() -> None:

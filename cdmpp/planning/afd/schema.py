@@ -8,13 +8,8 @@ from pydantic import Field
 
 from cdmpp.compose.pricing import BatchCurve
 from cdmpp.compose.render import Table
-from cdmpp.compose.request import Closed, Plan, PositiveSeconds, Request, Seconds, WholeNumber
+from cdmpp.compose.request import Closed, Count, Plan, PositiveSeconds, Request, Seconds, WholeNumber
 from cdmpp.units import format_latency
-
-MAX_INSTANCES, MAX_TOKENS = 64, 8192
-#: Choices (counts times batches) of one request: a second or two.
-MAX_CHOICES = 40_000_000
-Count = Annotated[int, Field(ge=1, le=MAX_INSTANCES), WholeNumber]
 
 
 class SideForm(Closed):
@@ -24,9 +19,13 @@ class SideForm(Closed):
     instances: Annotated[Count, Field(description="As many may be used.")]
     price: Annotated[float, Field(gt=0, le=1e9, description="Of one instance, in any unit.")] = 1.0
     max_tokens: Annotated[
-        Annotated[int, Field(ge=1, le=MAX_TOKENS), WholeNumber] | None,
-        Field(description="Tokens (sequences) one instance may hold; null: the curve's last batch size."),
+        Count | None, Field(description="Tokens (sequences) one instance may hold; null: the curve's last batch size.")
     ] = None
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens that one instance may hold."""
+        return self.max_tokens if self.max_tokens is not None else int(self.layer.batch[-1])
 
 
 class LinkForm(Closed):
@@ -88,3 +87,14 @@ class AfdRequest(Request[AfdPlan]):
             "two curves where both are of one device."
         ),
     ] = None
+
+    def sizes(self) -> dict[str, int]:
+        """Instances of a side, tokens of an instance, and choices (counts times batches) to try."""
+        sides = (self.attention, self.ffn)
+        held = [side.instances * side.most_tokens for side in sides]
+        together = [] if self.colocated is None else [self.colocated]
+        return {
+            "instances": max(side.instances for side in sides),
+            "tokens": max(side.most_tokens for side in (*sides, *together)),
+            "choices": self.attention.instances * self.ffn.instances * min(held),
+        }

@@ -9,7 +9,7 @@ import numpy as np
 from cdmpp.compose.budget import SearchControl
 from cdmpp.compose.pricing import Cost
 from cdmpp.errors import FieldError
-from cdmpp.planning.afd.schema import MAX_CHOICES, MAX_TOKENS, AfdPlan, AfdRequest, SideForm
+from cdmpp.planning.afd.schema import AfdPlan, AfdRequest, SideForm
 from cdmpp.planning.afd.size import IN_FLIGHT, Link, Side, bandwidth_needed, bound, colocated, size
 from cdmpp.units import format_latency, format_si
 
@@ -20,19 +20,12 @@ def solve(request: AfdRequest, control: SearchControl) -> AfdPlan:
     Raises
     ------
     FieldError
-        More choices than one request may try, or a curve that contradicts itself.
+        A curve contradicts itself.
     InfeasibleError
         No choice meets the goal.
     """
     attention, attention_costs = _side(request.attention, "attention")
     ffn, ffn_costs = _side(request.ffn, "ffn")
-    choices = attention.most * ffn.most * min(attention.most * attention.max_tokens, ffn.most * ffn.max_tokens)
-    if choices > MAX_CHOICES:
-        raise FieldError(
-            f"attention.max_tokens: {choices:,} choices to try",
-            path="attention.max_tokens",
-            hint=f"at most {MAX_CHOICES:,}: fewer instances, or fewer tokens for each",
-        )
     layers, tpot_s, tokens_per_s = request.layers, request.tpot_s, request.tokens_per_s
     link = Link(request.link.bytes_per_token, request.link.bandwidth_bytes_per_s, request.link.alpha_s)
     best = size(attention, ffn, link, layers=layers, tpot_s=tpot_s, tokens_per_s=tokens_per_s)
@@ -83,13 +76,8 @@ def _colocated_sides(request: AfdRequest, attention: Side, ffn: Side) -> tuple[S
 def _side(form: SideForm, name: str) -> tuple[Side, list[Cost]]:
     form.layer.check(f"{name}.layer")
     sizes, costs = form.layer.points()
-    most = form.max_tokens if form.max_tokens is not None else int(sizes[-1])
-    if most > MAX_TOKENS:
-        raise FieldError(
-            f"{name}.max_tokens: {most} tokens on an instance", path=f"{name}.max_tokens", hint=f"at most {MAX_TOKENS}"
-        )
     seconds = np.array([cost.latency_s for cost in costs])
-    return Side(sizes, seconds, form.instances, form.price, most), costs
+    return Side(sizes, seconds, form.instances, form.price, form.most_tokens), costs
 
 
 def _dominating(name: str, costs: Sequence[Cost]) -> list[str]:

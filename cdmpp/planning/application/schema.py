@@ -9,12 +9,9 @@ from pydantic import Field
 
 from cdmpp.compose.pricing import BatchCurve
 from cdmpp.compose.render import Table
-from cdmpp.compose.request import Budget, Closed, MaxSteps, Name, Plan, Request, Row, Seconds, Seed, WholeNumber
+from cdmpp.compose.request import Budget, Closed, Count, MaxSteps, Name, Plan, Request, Row, Seconds, Seed
 from cdmpp.errors import FieldError
 from cdmpp.units import format_latency
-
-MAX_ENGINES, MAX_PRIMITIVES, MAX_PARTS, MAX_REQUESTS, MAX_ITEMS = 32, 48, 8, 128, 10_000
-Items = Annotated[int, Field(ge=1, le=MAX_ITEMS), WholeNumber]
 
 
 class EngineForm(Closed):
@@ -25,14 +22,14 @@ class EngineForm(Closed):
     device: Annotated[
         Name | None, Field(description="Engines on one device take turns; null: a device for this engine alone.")
     ] = None
-    max_items: Annotated[Items | None, Field(description="Largest batch; null: the last size of the curve.")] = None
+    max_items: Annotated[Count | None, Field(description="Largest batch; null: the last size of the curve.")] = None
 
 
 class PartForm(Closed):
     """A part of a primitive that can start earlier than the rest; it follows the part before it."""
 
-    items: Items
-    after: Annotated[list[Name], Field(max_length=MAX_PRIMITIVES)]
+    items: Count
+    after: list[Name]
 
 
 class PrimitiveForm(Closed):
@@ -40,9 +37,9 @@ class PrimitiveForm(Closed):
 
     id: Name
     engine: Name
-    items: Items = 1
-    after: Annotated[list[Name], Field(max_length=MAX_PRIMITIVES, default_factory=list)]
-    parts: Annotated[list[PartForm] | None, Field(min_length=2, max_length=MAX_PARTS)] = None
+    items: Count = 1
+    after: Annotated[list[Name], Field(default_factory=list)]
+    parts: Annotated[list[PartForm] | None, Field(min_length=2)] = None
 
     @property
     def predecessors(self) -> set[str]:
@@ -98,14 +95,22 @@ class ApplicationPlan(Plan):
 class ApplicationRequest(Request[ApplicationPlan]):
     """How requests of an application pass through its engines with the least mean latency."""
 
-    engines: Annotated[list[EngineForm], Field(min_length=1, max_length=MAX_ENGINES)]
-    primitives: Annotated[list[PrimitiveForm], Field(min_length=1, max_length=MAX_PRIMITIVES)]
-    arrivals_s: Annotated[
-        list[Seconds], Field(min_length=1, max_length=MAX_REQUESTS, description="Arrival of each request.")
-    ]
+    engines: Annotated[list[EngineForm], Field(min_length=1)]
+    primitives: Annotated[list[PrimitiveForm], Field(min_length=1)]
+    arrivals_s: Annotated[list[Seconds], Field(min_length=1, description="Arrival of each request.")]
     budget_s: Budget = 1.0
     seed: Seed = 0
     max_steps: MaxSteps = None
+
+    def sizes(self) -> dict[str, int]:
+        """Engines, primitives with their parts, requests, and items of a batch."""
+        batches = [engine.max_items or int(engine.curve.batch[-1]) for engine in self.engines]
+        return {
+            "engines": len(self.engines),
+            "primitives": sum(len(primitive.parts or (0,)) for primitive in self.primitives),
+            "requests": len(self.arrivals_s),
+            "items": max(*batches, *(primitive.items for primitive in self.primitives)),
+        }
 
     def check(self) -> None:
         """Raise FieldError where names are not unique or unknown, parts do not add up, or there is a cycle."""

@@ -10,7 +10,6 @@ from cdmpp.compose.budget import SearchControl
 from cdmpp.compose.pricing import Cost
 from cdmpp.planning.application.graph import Application, Engine, Primitive
 from cdmpp.planning.application.schema import (
-    MAX_ITEMS,
     ApplicationPlan,
     ApplicationRequest,
     BatchPlan,
@@ -72,7 +71,7 @@ def solve(request: ApplicationRequest, control: SearchControl) -> ApplicationPla
 def _engine(form: EngineForm, sizes: np.ndarray, points: Sequence[Cost]) -> Engine:
     most = form.max_items if form.max_items is not None else form.curve.batch[-1]
     seconds = np.array([cost.latency_s for cost in points])
-    return Engine(form.name, form.device or form.name, sizes, seconds, min(most, MAX_ITEMS))
+    return Engine(form.name, form.device or form.name, sizes, seconds, int(most))
 
 
 def _application(engines: Sequence[Engine], forms: Sequence[PrimitiveForm], *, split: bool) -> Application:

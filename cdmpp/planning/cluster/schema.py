@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from cdmpp.compose.pricing import CostField
 from cdmpp.compose.render import Table
-from cdmpp.compose.request import Bytes, Closed, Name, Plan, Request, Row, Seconds, WholeNumber, exactly_one
+from cdmpp.compose.request import (
+    MAX_COUNT,
+    Bytes,
+    Closed,
+    Count,
+    Name,
+    Plan,
+    Request,
+    Row,
+    Seconds,
+    WholeNumber,
+    exactly_one,
+)
 from cdmpp.errors import FieldError
 from cdmpp.units import format_latency
-
-MAX_JOBS, MAX_OPTIONS, MAX_WORKERS, MAX_SERVERS = 256, 32, 4096, 16
-Count = Annotated[int, Field(ge=1, le=MAX_WORKERS), WholeNumber]
 
 
 class StepForm(Closed):
@@ -36,19 +46,15 @@ class JobForm(Closed):
     """An elastic job. Its speed is given by exactly one of ``samples_per_s`` and ``step``."""
 
     name: Name
-    workers: Annotated[
-        list[Count], Field(min_length=1, max_length=MAX_OPTIONS, description="Possible counts, growing.")
-    ]
+    workers: Annotated[list[Count], Field(min_length=1, description="Possible counts, growing.")]
     remaining_samples: Annotated[float, Field(gt=0, le=1e15)]
     samples_per_s: Annotated[
         list[Annotated[float, Field(gt=0, le=1e12)]] | None,
-        Field(min_length=1, max_length=MAX_OPTIONS, description="Throughput with each count."),
+        Field(min_length=1, description="Throughput with each count."),
     ] = None
     step: StepForm | None = None
     running: Annotated[
-        int,
-        Field(ge=0, le=MAX_WORKERS, description="Workers on the cluster's own GPUs now (for reclaim)."),
-        WholeNumber,
+        int, Field(ge=0, le=MAX_COUNT, description="Workers on the cluster's own GPUs now (for reclaim)."), WholeNumber
     ] = 0
     preemption_cost_s: Annotated[Seconds, Field(description="Seconds lost when it is preempted.")] = 0.0
 
@@ -65,9 +71,7 @@ class LoanForm(Closed):
     gpus_per_worker: Annotated[
         int, Field(ge=1, le=64, description="GPUs of this server that replace one training GPU."), WholeNumber
     ] = 1
-    running: Annotated[
-        dict[Name, Count], Field(max_length=MAX_JOBS, description="Workers on it now, by job.", default_factory=dict)
-    ]
+    running: Annotated[dict[Name, Count], Field(description="Workers on it now, by job.", default_factory=dict)]
 
 
 class JobPlan(Row):
@@ -124,12 +128,21 @@ class ClusterPlan(Plan):
 class ClusterRequest(Request[ClusterPlan]):
     """Workers for each job, on the cluster's own GPUs and on lent inference servers."""
 
-    gpus: Annotated[int, Field(ge=0, le=MAX_WORKERS), WholeNumber]
-    jobs: Annotated[list[JobForm], Field(min_length=1, max_length=MAX_JOBS)]
-    loans: Annotated[list[LoanForm], Field(max_length=MAX_SERVERS, default_factory=list)]
+    gpus: Annotated[int, Field(ge=0, le=MAX_COUNT), WholeNumber]
+    jobs: Annotated[list[JobForm], Field(min_length=1)]
+    loans: Annotated[list[LoanForm], Field(default_factory=list)]
     reclaim: Annotated[
-        int, Field(ge=0, le=MAX_SERVERS, description="Number of lent servers that must be returned first."), WholeNumber
+        int, Field(ge=0, le=MAX_COUNT, description="Number of lent servers that must be returned first."), WholeNumber
     ] = 0
+
+    def sizes(self) -> dict[str, int]:
+        """Workers, jobs, counts of a job, and sets of servers to return."""
+        return {
+            "gpus": self.gpus + sum(loan.gpus for loan in self.loans),
+            "jobs": len(self.jobs),
+            "counts": max(len(job.workers) for job in self.jobs),
+            "server_sets": math.comb(len(self.loans), min(self.reclaim, len(self.loans))),
+        }
 
     def check(self) -> None:
         """Raise FieldError where names are not unique or unknown, or lists contradict each other."""

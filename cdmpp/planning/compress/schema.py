@@ -26,7 +26,6 @@ from cdmpp.planning.compress.strategy import Place
 from cdmpp.replay.forms import LinkForm
 from cdmpp.units import format_latency
 
-MAX_TENSORS, MAX_COMPRESSORS = 256, 4
 Stream = Literal["gpu", "cpu", "network"]
 Stage = Literal["backward", "compress", "exchange", "decompress"]
 #: Shortest bound, as a share of the iteration, that the gap is computed with.
@@ -146,12 +145,14 @@ class CompressPlan(Plan):
 class CompressRequest(Request[CompressPlan]):
     """Which gradients to compress, with which compressor and on which processor, for the shortest iteration."""
 
-    tensors: Annotated[
-        list[TensorForm], Field(min_length=1, max_length=MAX_TENSORS, description="In the order of the backward pass.")
-    ]
-    compressors: Annotated[list[CompressorForm], Field(min_length=1, max_length=MAX_COMPRESSORS)]
+    tensors: Annotated[list[TensorForm], Field(min_length=1, description="In the order of the backward pass.")]
+    compressors: Annotated[list[CompressorForm], Field(min_length=1)]
     workers: Annotated[int, Field(ge=2, le=100_000), WholeNumber]
     link: LinkForm
     seed: Seed = 0
     budget_s: Budget = 1.0
     max_steps: MaxSteps = None
+
+    def sizes(self) -> dict[str, int]:
+        """Gradients and compressors."""
+        return {"tensors": len(self.tensors), "compressors": len(self.compressors)}

@@ -10,6 +10,7 @@ from cdmpp.compose.pricing import CostField
 from cdmpp.compose.render import Table
 from cdmpp.compose.request import (
     MAX_BYTES,
+    MAX_COUNT,
     Bytes,
     Closed,
     Interval,
@@ -20,16 +21,12 @@ from cdmpp.compose.request import (
     Row,
     WholeNumber,
 )
-from cdmpp.errors import FieldError
 from cdmpp.replay.forms import LinkForm
 from cdmpp.replay.links import Algorithm
 from cdmpp.units import format_latency, format_si
 
-MAX_LAYERS, MAX_PARAMETERS, MAX_CHOICES = 2048, 256, 16
 #: A bucket of this size holds all gradients of any request.
-WHOLE_BYTES = MAX_BYTES * MAX_LAYERS
-#: Most gradients times bucket sizes: each gradient may be an all-reduce.
-MAX_WORK = 100_000
+WHOLE_BYTES = MAX_BYTES * MAX_COUNT
 Slowdown = Annotated[float, Field(ge=1, le=1000)]
 
 
@@ -39,10 +36,7 @@ class LayerForm(Closed):
     name: Name
     forward: CostField
     backward: Annotated[CostField, Field(description="Includes everything between the next layer and this one.")]
-    gradient_bytes: Annotated[
-        list[PositiveBytes],
-        Field(max_length=MAX_PARAMETERS, description="One for each parameter.", default_factory=list),
-    ]
+    gradient_bytes: Annotated[list[PositiveBytes], Field(description="One for each parameter.", default_factory=list)]
 
 
 class BucketSize(Row):
@@ -121,9 +115,7 @@ class DataParallelPlan(Plan):
 class DataParallelRequest(Request[DataParallelPlan]):
     """One iteration of data-parallel training at several bucket sizes (buckets of PyTorch DDP)."""
 
-    layers: Annotated[
-        list[LayerForm], Field(min_length=1, max_length=MAX_LAYERS, description="In the order of the forward pass.")
-    ]
+    layers: Annotated[list[LayerForm], Field(min_length=1, description="In the order of the forward pass.")]
     ranks: Annotated[int, Field(ge=1, le=1_000_000, description="Number of equal ranks."), WholeNumber]
     link: Annotated[LinkForm, Field(description="Between neighbours.")]
     algorithm: Annotated[
@@ -133,7 +125,6 @@ class DataParallelRequest(Request[DataParallelPlan]):
         list[Bytes],
         Field(
             min_length=1,
-            max_length=MAX_CHOICES,
             description="Bucket sizes to choose from; the default of PyTorch is added. A bucket closes when it "
             "has at least so many bytes.",
         ),
@@ -149,12 +140,8 @@ class DataParallelRequest(Request[DataParallelPlan]):
         Slowdown, Field(description="Factor of the time of an all-reduce while something computes.")
     ] = 1.0
 
-    def check(self) -> None:
-        """Raise FieldError where there is too much work."""
-        work = sum(len(layer.gradient_bytes) for layer in self.layers) * len(self.bucket_bytes)
-        if work > MAX_WORK:
-            raise FieldError(
-                f"{work:,} gradients at all bucket sizes together are too much work",
-                path="bucket_bytes",
-                hint=f"gradients times bucket sizes: at most {MAX_WORK:,}",
-            )
+    def sizes(self) -> dict[str, int]:
+        """Layers, bucket sizes, and gradients times bucket sizes: each gradient may be an all-reduce."""
+        gradients = sum(len(layer.gradient_bytes) for layer in self.layers)
+        choices = len(self.bucket_bytes)
+        return {"layers": len(self.layers), "bucket_sizes": choices, "all_reduces": gradients * choices}

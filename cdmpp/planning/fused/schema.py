@@ -12,22 +12,18 @@ from cdmpp.compose.render import Table
 from cdmpp.compose.request import (
     Budget,
     Closed,
+    Count,
     MaxSteps,
     Plan,
     PositiveSeconds,
     Request,
     Row,
     Seed,
-    WholeNumber,
     exactly_one,
 )
-from cdmpp.errors import FieldError
 from cdmpp.planning.fused.problem import Model, Problem
 from cdmpp.units import format_latency
 
-MAX_RANKS, MAX_MICRO_BATCHES, MAX_MODELS = 128, 4096, 8
-#: Passes of one request: about ten milliseconds for one schedule.
-MAX_TASKS = 32_768
 MAX_ACTIVATION = 1e12
 #: Largest ratio between two costs of one request: below it, sums of costs lose none of them to rounding.
 MAX_RATIO = 1e9
@@ -38,13 +34,10 @@ class ModelForm(Closed):
     """One model. Each of its two costs is given in seconds, or predicted from the programs of one stage."""
 
     stages: Annotated[
-        Annotated[int, Field(ge=1, le=MAX_RANKS), WholeNumber],
+        Count,
         Field(description="Number of equal stages; divides the ranks, which the model's replicas fill side by side."),
     ]
-    micro_batches: Annotated[
-        Annotated[int, Field(ge=1, le=MAX_MICRO_BATCHES), WholeNumber],
-        Field(description="Number of micro-batches of each replica."),
-    ]
+    micro_batches: Annotated[Count, Field(description="Number of micro-batches of each replica.")]
     forward_s: Annotated[PositiveSeconds | None, Field(description="Seconds of a stage for one micro-batch.")] = None
     backward_s: PositiveSeconds | None = None
     forward: Annotated[
@@ -144,8 +137,8 @@ class FusedPlan(Plan):
 class FusedRequest(Request[FusedPlan]):
     """A schedule of one or more models that train at once on the same ranks (RLHFuse's fused pipelines)."""
 
-    models: Annotated[list[ModelForm], Field(min_length=1, max_length=MAX_MODELS)]
-    ranks: Annotated[int, Field(ge=1, le=MAX_RANKS), WholeNumber]
+    models: Annotated[list[ModelForm], Field(min_length=1)]
+    ranks: Count
     max_activations: Annotated[
         Annotated[float, Field(gt=0, le=MAX_ACTIVATION)] | None,
         Field(description="Memory limit of each rank, in the unit of `activation`."),
@@ -154,15 +147,13 @@ class FusedRequest(Request[FusedPlan]):
     seed: Seed = 0
     max_steps: MaxSteps = None
 
+    def sizes(self) -> dict[str, int]:
+        """Ranks, models and passes."""
+        passes = sum(2 * model.micro_batches * self.ranks for model in self.models)
+        return {"ranks": self.ranks, "models": len(self.models), "passes": passes}
+
     def check(self) -> None:
         """Raise FieldError or InfeasibleError for a request that is wrong whatever its programs cost."""
-        tasks = sum(2 * model.micro_batches * self.ranks for model in self.models)
-        if tasks > MAX_TASKS:
-            raise FieldError(
-                f"models: {tasks:,} passes to schedule",
-                path="models",
-                hint=f"at most {MAX_TASKS:,}: 2 x micro_batches x ranks, summed over the models",
-            )
         self._problem([(1.0, 1.0)] * len(self.models))
 
     def costs(self) -> list[tuple[Cost, Cost]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from cdmpp.errors import FieldError
 from cdmpp.planning.precision.indicator import indicator
-from cdmpp.planning.precision.schema import MAX_EDGES, MAX_PAIRS, DeviceLine, OperatorForm, PrecisionRequest
+from cdmpp.planning.precision.schema import DeviceLine, OperatorForm, PrecisionRequest
 from cdmpp.programs.operators import DTYPE_BYTES
 
 
@@ -54,16 +54,6 @@ def read_network(request: PrecisionRequest) -> Network:
     devices, operators = request.devices, request.operators
     _index_of([device.name for device in devices], "devices", "name")
     index = _index_of([operator.id for operator in operators], "operators", "id")
-    edges = sum(len(operator.deps) for operator in operators)
-    if edges > MAX_EDGES:
-        raise FieldError(f"operators: {edges:,} deps in all; at most {MAX_EDGES:,}", path="operators")
-    pairs = len(operators) * len(devices)
-    if pairs > MAX_PAIRS:
-        raise FieldError(
-            f"operators: {len(operators):,} on {len(devices)} devices are {pairs:,} pairs; at most {MAX_PAIRS:,}",
-            path="operators",
-            hint="plan equal blocks of the network once",
-        )
     for position, operator in enumerate(operators):
         _check_sources(position, operator)
     positions = _topological_order(operators, index)

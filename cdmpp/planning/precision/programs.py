@@ -14,8 +14,6 @@ from cdmpp.planning.precision.network import Network
 from cdmpp.planning.precision.schema import DeviceLine, OperatorForm
 from cdmpp.prediction import Prediction
 
-MAX_PROGRAMS = 50_000
-
 
 @dataclass(frozen=True)
 class OperatorCosts:
@@ -62,12 +60,6 @@ def price_requests(network: Network) -> list[PriceRequest]:
                         out.append(
                             PriceRequest(path, program, line.device, line.backend, line.protocol, line.framework)
                         )
-            if len(out) > MAX_PROGRAMS:
-                raise FieldError(
-                    f"operators: more than {MAX_PROGRAMS:,} programs to price",
-                    path="operators",
-                    hint="fewer operators, types or devices",
-                )
     return out
 
 

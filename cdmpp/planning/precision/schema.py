@@ -32,11 +32,6 @@ from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, P
 from cdmpp.replay.forms import LinkForm
 from cdmpp.units import format_latency, format_si
 
-MAX_OPERATORS, MAX_DEVICES, MAX_DEPS, MAX_WORKS, MAX_BUCKETS = 1000, 8, 64, 16, 256
-#: Dependencies of all operators together; networks have one or two for each operator.
-MAX_EDGES = 3000
-#: Operators times devices: limits the work of one request.
-MAX_PAIRS = 2000
 MAX_ELEMENTS = 10**13
 #: Operators that the table in the terminal lists.
 _MAX_ROWS = 40
@@ -138,9 +133,7 @@ class OperatorForm(Closed):
     """
 
     id: Name
-    deps: Annotated[
-        list[Name], Field(default_factory=list, max_length=MAX_DEPS, description="Operators whose output it reads.")
-    ]
+    deps: Annotated[list[Name], Field(default_factory=list, description="Operators whose output it reads.")]
     output_elements: Elements
     weight_elements: Elements = 0
     kept_elements: Annotated[
@@ -151,10 +144,9 @@ class OperatorForm(Closed):
     ] = None
     costs: Annotated[list[GivenCost] | None, Field(min_length=1, max_length=32)] = None
     forward: Annotated[
-        list[Work] | None,
-        Field(max_length=MAX_WORKS, description="Operator objects; their dtype is replaced by each type in turn."),
+        list[Work] | None, Field(description="Operator objects; their dtype is replaced by each type in turn.")
     ] = None
-    backward: Annotated[list[Work] | None, Field(max_length=MAX_WORKS)] = None
+    backward: list[Work] | None = None
     backward_factor: Annotated[
         float | None, Field(ge=0, le=100, description="Backward seconds over forward seconds, instead.")
     ] = None
@@ -165,7 +157,7 @@ class OperatorForm(Closed):
 class BucketForm(Closed):
     """Gradients that are exchanged together."""
 
-    operators: Annotated[list[Name], Field(min_length=1, max_length=MAX_OPERATORS)]
+    operators: Annotated[list[Name], Field(min_length=1)]
     duration_s: Annotated[
         Seconds | None, Field(description="null: a ring all-reduce of their float32 gradients over the link.")
     ] = None
@@ -178,7 +170,7 @@ class ExchangeForm(Closed):
     bucket_bytes: Annotated[
         float, Field(gt=0, le=MAX_BYTES, description="Where no buckets are given: filled in backward order.")
     ] = 26_214_400.0
-    buckets: Annotated[list[BucketForm] | None, Field(min_length=1, max_length=MAX_BUCKETS)] = None
+    buckets: Annotated[list[BucketForm] | None, Field(min_length=1)] = None
 
 
 class DevicePlan(Row):
@@ -298,8 +290,8 @@ class PrecisionRequest(Request[PrecisionPlan]):
     The sum of the sensitivities is minimised within each device's memory and the iteration's time.
     """
 
-    devices: Annotated[list[DeviceLine], Field(min_length=1, max_length=MAX_DEVICES)]
-    operators: Annotated[list[OperatorForm], Field(min_length=1, max_length=MAX_OPERATORS)]
+    devices: Annotated[list[DeviceLine], Field(min_length=1)]
+    operators: Annotated[list[OperatorForm], Field(min_length=1)]
     communication: Annotated[ExchangeForm | None, Field(description="Exchange of gradients; null: takes no time.")] = (
         None
     )
@@ -318,6 +310,18 @@ class PrecisionRequest(Request[PrecisionPlan]):
     def prices(self) -> tuple[Prediction, ...]:
         """Prices of :meth:`price_requests`, in its order; empty before :meth:`with_prices`."""
         return self._prices
+
+    def sizes(self) -> dict[str, int]:
+        """Operators, devices, operators times devices, dependencies, and programs to price at most."""
+        dtypes = sum(len(device.dtypes) for device in self.devices)
+        works = sum(len(operator.forward or ()) + len(operator.backward or ()) for operator in self.operators)
+        return {
+            "operators": len(self.operators),
+            "devices": len(self.devices),
+            "pairs": len(self.operators) * len(self.devices),
+            "deps": sum(len(operator.deps) for operator in self.operators),
+            "programs": works * dtypes,
+        }
 
     def price_requests(self) -> list[PriceRequest]:
         """Programs of the operators whose costs are not given, in each type of each device."""

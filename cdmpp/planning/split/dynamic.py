@@ -11,9 +11,6 @@ from cdmpp.emulator.evaluate import Floats
 from cdmpp.planning.split.stages import Split
 from cdmpp.planning.split.table import LayerTable, Rank
 
-#: Most cells of one request: one or two seconds.
-MAX_CELLS = 100_000_000
-
 Join = Callable[[Floats, Floats, Floats, int], Floats]
 
 
@@ -41,17 +38,6 @@ def states(ranks: Sequence[Rank], any_order: bool) -> tuple[list[Rank], list[tup
     grid_of = np.stack(np.meshgrid(*[np.arange(n + 1) for n in counts], indexing="ij"), axis=-1)
     all_of = [tuple(int(n) for n in row) for row in grid_of.reshape(-1, len(kinds))]
     return kinds, sorted(all_of, key=sum)
-
-
-def cells(ranks: Sequence[Rank], any_order: bool) -> int:
-    """Work of the dynamic programming, divided by the square of the number of layers."""
-    if not any_order:
-        return len(ranks)
-    kinds = set(ranks)
-    total = 1
-    for kind in kinds:
-        total *= 1 + sum(rank == kind for rank in ranks)
-    return total * len(kinds)
 
 
 def best_split(

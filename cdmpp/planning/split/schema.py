@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from cdmpp.compose.pricing import MAX_PARTS, Cost
+from cdmpp.compose.pricing import Cost
 from cdmpp.compose.render import Table
 from cdmpp.compose.request import (
     Budget,
     Bytes,
     Closed,
+    Count,
     DeviceForm,
     MaxSteps,
     Name,
@@ -22,7 +24,6 @@ from cdmpp.compose.request import (
     Request,
     Row,
     Seconds,
-    WholeNumber,
     Work,
     exactly_one,
 )
@@ -32,10 +33,8 @@ from cdmpp.prediction import Prediction
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
 from cdmpp.units import format_latency, format_si
 
-MAX_LAYERS, MAX_RANKS, MAX_MICRO_BATCHES, MAX_DEVICES = 512, 64, 512, 16
-
 #: Seconds on any device, or by the name of the device.
-GivenSeconds = Seconds | Annotated[dict[Name, Seconds], Field(min_length=1, max_length=MAX_DEVICES)]
+GivenSeconds = Seconds | Annotated[dict[Name, Seconds], Field(min_length=1)]
 PassName = Literal["forward", "backward"]
 PASSES: tuple[PassName, ...] = ("forward", "backward")
 DeviceValue = str | dict[str, Any]
@@ -44,7 +43,7 @@ DeviceValue = str | dict[str, Any]
 class Programs(Closed):
     """Programs that run one after the other, on the device of the layer's stage."""
 
-    programs: Annotated[list[Work], Field(min_length=1, max_length=MAX_PARTS)]
+    programs: Annotated[list[Work], Field(min_length=1)]
     backend: Backend | None = None
     protocol: Protocol = DEFAULT_PROTOCOL
     framework: Framework | None = None
@@ -54,7 +53,7 @@ class LayerForm(Closed):
     """A layer, or several equal ones in a row. The cost of each pass is given in seconds or by programs."""
 
     name: Annotated[str, Field(max_length=200)] = ""
-    count: Annotated[int, Field(ge=1, le=MAX_LAYERS), WholeNumber] = 1
+    count: Count = 1
     forward_s: Annotated[
         GivenSeconds | None, Field(description="For one micro-batch: a number, or one for each device by name.")
     ] = None
@@ -156,15 +155,12 @@ class SplitPlan(Plan):
 class SplitRequest(Request[SplitPlan]):
     """Which layers form which stage of a pipeline: contiguous, at least one layer on each rank."""
 
-    layers: Annotated[
-        list[LayerForm], Field(min_length=1, max_length=MAX_LAYERS, description="In the order of the forward pass.")
-    ]
+    layers: Annotated[list[LayerForm], Field(min_length=1, description="In the order of the forward pass.")]
     ranks: Annotated[
-        Annotated[int, Field(ge=1, le=MAX_RANKS), WholeNumber]
-        | Annotated[list[RankForm], Field(min_length=1, max_length=MAX_RANKS)],
+        Count | Annotated[list[RankForm], Field(min_length=1)],
         Field(description="Number of equal ranks; or each rank, in the order of the pipeline."),
     ]
-    micro_batches: Annotated[int, Field(ge=1, le=MAX_MICRO_BATCHES), WholeNumber]
+    micro_batches: Count
     goal: Annotated[
         Goal, Field(description="Objective: the slowest stage (the rate of a long run), or a whole 1F1B step.")
     ] = "slowest"
@@ -174,6 +170,22 @@ class SplitRequest(Request[SplitPlan]):
 
     #: Predicted cost on each device of :attr:`devices`, by layer and pass.
     _predicted: dict[tuple[int, PassName], list[Cost]] = PrivateAttr(default_factory=dict)
+
+    def sizes(self) -> dict[str, int]:
+        """Layers, ranks, micro-batches, devices, and cells of the dynamic programming."""
+        layers, ranks = sum(layer.count for layer in self.layers), self.ranks
+        kinds: dict[str, int] = {}
+        for form in [] if isinstance(ranks, int) else ranks:
+            kinds[repr(form)] = kinds.get(repr(form), 0) + 1
+        count = ranks if isinstance(ranks, int) else len(ranks)
+        states = math.prod(1 + n for n in kinds.values() or [count]) * max(len(kinds), 1) if self.any_order else count
+        return {
+            "layers": layers,
+            "ranks": count,
+            "micro_batches": self.micro_batches,
+            "devices": len(self.devices) if kinds else 1,
+            "cells": (layers + 1) ** 2 * states,
+        }
 
     def price_requests(self) -> list[PriceRequest]:
         """The programs of all layers on every kind of device, device after device within a pass."""

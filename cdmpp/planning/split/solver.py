@@ -9,8 +9,7 @@ from cdmpp.compose.budget import SearchControl
 from cdmpp.compose.pricing import Cost, Part
 from cdmpp.emulator.emulate import Emulator
 from cdmpp.errors import FieldError
-from cdmpp.planning.split.dynamic import MAX_CELLS, cells
-from cdmpp.planning.split.schema import MAX_LAYERS, PASSES, SplitPlan, SplitRequest, StagePlan, device_name
+from cdmpp.planning.split.schema import PASSES, SplitPlan, SplitRequest, StagePlan, device_name
 from cdmpp.planning.split.search import SplitResult, split
 from cdmpp.planning.split.stages import Split, equal_count, greedy, stage_costs
 from cdmpp.planning.split.table import Layer, LayerTable, Rank
@@ -75,20 +74,11 @@ def _problem(request: SplitRequest) -> _Problem:
         ]
         layers += [layer] * form.count
         costs += [both] * form.count
-        if len(layers) > MAX_LAYERS:
-            path = f"layers.{number}.count"
-            raise FieldError(f"{path}: more than {MAX_LAYERS} layers", path=path, hint="merge several layers into one")
     devices = request.devices
     ranks = [Rank(devices.index(form.device), form.memory_bytes or float("inf")) for form in request.rank_forms]
     if len(ranks) > len(layers):
         raise FieldError(
             f"ranks: {len(ranks)}, and {len(layers)} layers", path="ranks", hint="each rank needs at least one layer"
-        )
-    if (len(layers) + 1) ** 2 * cells(ranks, request.any_order) > MAX_CELLS:
-        raise FieldError(
-            f"any_order: too many ways to arrange {len(ranks)} ranks for {len(layers)} layers",
-            path="any_order",
-            hint="give the order, or use fewer kinds of ranks",
         )
     return _Problem(request, layers, costs, ranks)
 

@@ -1,4 +1,4 @@
-"""A planning process: ``python -m cdmpp_server.plan MEMORY_BYTES PARENT ROLE``. Started by the service only.
+"""A planning process: ``python -m cdmpp_server.plan MEMORY_BYTES PARENT ROLE LIMITS``. Started by the service only.
 
 Reads jobs from standard input and writes replies to the original standard output, one at a time. SIGUSR1 ends the
 running search with its best plan so far.
@@ -6,12 +6,14 @@ running search with its best plan so far.
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import select
 import signal
 import sys
 import traceback
+from collections.abc import Mapping
 from typing import Any, BinaryIO
 
 from cdmpp_server.sandbox import frames
@@ -41,7 +43,7 @@ def main(arguments: list[str]) -> None:
     replies.write(frames.pack({"ready": True, "memory_limited": limit_memory(memory_bytes)}))
     replies.flush()
     give_way(role)
-    serve(sys.stdin.buffer, replies)
+    serve(sys.stdin.buffer, replies, json.loads(arguments[3]))
 
 
 def give_way(role: str) -> None:
@@ -59,13 +61,13 @@ def give_way(role: str) -> None:
         os.sched_setaffinity(0, cores[1:] or cores)
 
 
-def serve(jobs: BinaryIO, replies: BinaryIO) -> None:
-    """Run jobs until the input ends."""
+def serve(jobs: BinaryIO, replies: BinaryIO, limits: Mapping[str, float]) -> None:
+    """Run jobs until the input ends; ``limits`` as in :class:`cdmpp_server.plan.work.Reader`."""
     from cdmpp.compose.budget import SearchControl
     from cdmpp_server.plan import work
     from cdmpp_server.plan.warm import Warmth
 
-    reader, warmth = work.Reader(), Warmth()
+    reader, warmth = work.Reader(limits), Warmth()
     running: list[SearchControl] = []
 
     def stop(*_: Any) -> None:

@@ -31,7 +31,7 @@ _WARM_AFTER_S = 0.5
 @asynccontextmanager
 async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     """Keep planning processes. The first one starts early, so that no request waits for it."""
-    make = planning("inline", settings.plan_memory_bytes)
+    make = planning("inline", settings.plan_memory_bytes, settings.plan_limits)
     async with Planners(settings.plan_workers, make, settings.max_queued, settings.deadline_s) as planners:
         app.state.planners = planners
         warm = asyncio.create_task(_warm(planners)) if settings.warm_plans else None

@@ -21,6 +21,7 @@ from cdmpp.compose.solve import signed, solve_priced, to_json
 from cdmpp.errors import CdmppError, FieldError
 from cdmpp.planning.registry import PLANNERS
 from cdmpp.prediction import Prediction
+from cdmpp_server.plan_limits import LOCAL_HINT, too_large
 from cdmpp_server.schema_errors import HINT, violations
 
 WorkerReply = tuple[dict[str, Any], bytes]
@@ -50,9 +51,16 @@ class RefusedError(Exception):
 
 
 class Reader:
-    """Validates requests; keeps the last one, which is usually solved next."""
+    """Validates requests; keeps the last one, which is usually solved next.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    limits : mapping of str to float
+        Largest sizes of requests by their names (:mod:`cdmpp_server.plan_limits`).
+    """
+
+    def __init__(self, limits: Mapping[str, float]) -> None:
+        self._limits = limits
         self._last: tuple[bytes, Request[Any]] | None = None
 
     def read(self, kind: str, body: bytes) -> Request[Any]:
@@ -61,7 +69,9 @@ class Reader:
         Raises
         ------
         RefusedError
-            400 or 422.
+            400, 409 or 422.
+        CdmppError
+            Sizes cannot be determined because the request is wrong.
         """
         key = hashlib.sha256(kind.encode() + b"\0" + body).digest()
         if self._last is not None and self._last[0] == key:
@@ -81,6 +91,10 @@ class Reader:
             if any(problem["type"] in _CONTRADICTIONS for problem in error.errors(include_url=False)):
                 raise RefusedError(409, FieldError.code, message, "", places) from None
             raise RefusedError(422, "invalid_request", message, HINT, places) from None
+        breach = too_large(kind, request, self._limits)
+        if breach is not None:
+            name, message = breach
+            raise RefusedError(409, "plan_too_large", message, LOCAL_HINT, [(name, message)])
         self._last = (key, request)
         return request
 

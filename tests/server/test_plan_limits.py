@@ -1,0 +1,87 @@
+"""The service limits the size of plan requests by its settings; the library has no such limits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from cdmpp.planning.registry import PLANNERS, make_plan
+from cdmpp_server.plan.work import Reader, RefusedError, read
+from cdmpp_server.plan_limits import DEFAULTS
+from cdmpp_server.settings import Settings
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
+STAGES: dict[str, Any] = {"stages": [{"forward_s": 1, "backward_s": 2}] * 257, "micro_batches": 2, "timeline": False}
+FUSED: dict[str, Any] = {
+    "models": [{"stages": 4, "micro_batches": 4200, "forward_s": 1, "backward_s": 2}],
+    "ranks": 4,
+    "max_steps": 1,
+}
+
+
+def examples() -> list[tuple[str, Any]]:
+    named = [(path.stem.partition("_")[0], path) for path in sorted(EXAMPLES.glob("*.json"))]
+    return [(kind, json.loads(path.read_text())) for kind, path in named if kind in PLANNERS]
+
+
+def refusal(kind: str, value: Any, limits: dict[str, float]) -> dict[str, Any] | None:
+    try:
+        read(Reader(Settings(plan_limits=limits).plan_limits), kind, json.dumps(value).encode())
+    except RefusedError as error:
+        return error.problem
+    return None
+
+
+def test_every_size_of_a_request_has_a_default_limit_and_every_limit_a_size() -> None:
+    sizes = {f"{kind}.{name}" for kind, value in examples() for name in PLANNERS[kind].read(value).sizes()}
+    assert sizes | {"budget_s"} == set(DEFAULTS)
+
+
+@pytest.mark.parametrize(("kind", "value"), examples())
+def test_request_at_its_limits_is_read_and_one_beyond_any_of_them_is_refused(kind: str, value: Any) -> None:
+    sizes = {f"{kind}.{name}": size for name, size in PLANNERS[kind].read(value).sizes().items() if size}
+    assert refusal(kind, value, dict(sizes)) is None
+    for name, size in sizes.items():
+        problem = refusal(kind, value, {name: size - 0.5})
+        assert problem is not None, name
+        assert (problem["status"], problem["code"]) == (409, "plan_too_large")
+        assert f"{size:,}" in problem["message"]
+        assert problem["errors"][0]["path"] == name.rpartition(".")[2]
+
+
+@pytest.mark.parametrize(("kind", "value", "size"), [("simulate", STAGES, "stages"), ("pipeline", FUSED, "passes")])
+def test_library_plans_what_the_service_refuses_by_default(kind: str, value: Any, size: str) -> None:
+    problem = refusal(kind, value, {})
+    assert problem is not None
+    assert problem["errors"][0]["path"] == size
+    assert refusal(kind, value, {f"{kind}.{size}": 1e9}) is None
+    assert make_plan(kind, value)["makespan_s"] > 0
+
+
+def test_huge_counts_are_refused_before_anything_of_their_size_is_made() -> None:
+    stage = {"forward_s": 1, "backward_s": 2}
+    for kind, value in (
+        ("simulate", {"stages": [stage] * 200, "micro_batches": 1_000_000}),
+        ("split", {"layers": [{**stage, "count": 1_000_000}] * 200, "ranks": 2, "micro_batches": 2}),
+    ):
+        problem = refusal(kind, value, {})
+        assert problem is not None
+        assert problem["code"] == "plan_too_large"
+
+
+def test_longer_budget_than_the_service_allows_is_refused() -> None:
+    problem = refusal("pipeline", {**FUSED, "budget_s": 601}, {"pipeline.passes": 1e9})
+    assert problem is not None
+    assert problem["message"] == "budget_s: 601, and this service takes at most 600"
+
+
+@pytest.mark.parametrize(
+    ("limits", "text"), [({"replay.node": 1}, "did you mean 'replay.nodes'"), ({"budget_s": 0}, "positive")]
+)
+def test_wrong_limit_in_the_settings_is_refused(limits: dict[str, float], text: str) -> None:
+    with pytest.raises(ValidationError, match=text):
+        Settings(plan_limits=limits)
