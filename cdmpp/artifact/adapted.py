@@ -11,7 +11,7 @@ import json
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from safetensors.numpy import load, save
@@ -28,6 +28,16 @@ from cdmpp.artifact.folder import (
     no_model_folder,
     read_manifest,
     write_folder,
+)
+from cdmpp.artifact.manifest import (
+    SEAL,
+    AdapterManifest,
+    TrainedManifest,
+    check_fields,
+    check_identity,
+    check_seal,
+    sealed,
+    trained_identity,
 )
 from cdmpp.artifact.model import Artifact
 from cdmpp.artifact.trained import load_trained
@@ -77,6 +87,7 @@ def save_adapted(folder: str | os.PathLike[str], artifact: Artifact) -> dict[str
         "libraries": library_versions(),
         "sha256": {ADAPTER: hashlib.sha256(payload).hexdigest()},
     }
+    manifest = sealed(manifest)
     text = json.dumps(manifest, indent=1, sort_keys=True, allow_nan=False) + "\n"
     write_folder(path, {ADAPTER: payload, MANIFEST: text.encode()})
     return manifest
@@ -94,35 +105,30 @@ def load_adapted(path: Path, manifest: dict[str, Any]) -> Artifact:
         payload = (path / ADAPTER).read_bytes()
     except OSError as error:
         raise no_model_folder(path, error) from None
-    try:
-        if hashlib.sha256(payload).hexdigest() != manifest["sha256"][ADAPTER]:
-            raise ArtifactError(f"{path / ADAPTER} does not match its checksum", hint="copy the model folder again")
-        if manifest["numeric"] != list(NUMERIC):
-            raise ArtifactError(
-                f"{path} was adapted with other features", hint="adapt again with this version of cdmpp"
-            )
-        folder = _base(path, manifest["base"])
-        base = load_trained(folder, read_manifest(folder))
-        tensors = load(payload)
-        process = {k[8:]: v for k, v in tensors.items() if k.startswith("process.")}
-        tuned = {k[6:]: v for k, v in tensors.items() if k.startswith("tuned.")}
-        adapter = Adapter(
-            device=from_mapping(manifest["device"]),
-            process=ResidualProcess.load(process, manifest["process"]),
-            names=Names(**{k: tuple(v) for k, v in manifest["names"].items()}),
-            weight=float(manifest["weight"]),
-            width=float(manifest["width"]),
-            tuned=tuned if manifest["tuned"] else None,
-            report=manifest["report"],
-        )
-        if adapter.tuned is not None:
-            base.weights.tuned(adapter.tuned)
-        return _on_top(base, adapter, manifest["model_id"])
-    except ArtifactError:
-        raise
-    except Exception as error:
-        # A damaged or foreign file can fail in many ways (keys, shapes, header); all are faults of the artifact.
-        raise ArtifactError(f"{path} is damaged: {error}", hint="copy the model folder again, or adapt again") from None
+    check_fields(path, manifest, AdapterManifest)
+    if hashlib.sha256(payload).hexdigest() != manifest["sha256"][ADAPTER]:
+        raise ArtifactError(f"{path / ADAPTER} does not match its checksum", hint="copy the model folder again")
+    if manifest["numeric"] != list(NUMERIC):
+        raise ArtifactError(f"{path} was adapted with other features", hint="adapt again with this version of cdmpp")
+    folder, base_manifest = _base(path, manifest)
+    base = load_trained(folder, base_manifest)
+    tensors = load(payload)
+    process = {k[8:]: v for k, v in tensors.items() if k.startswith("process.")}
+    tuned = {k[6:]: v for k, v in tensors.items() if k.startswith("tuned.")}
+    adapter = Adapter(
+        device=from_mapping(manifest["device"]),
+        process=ResidualProcess.load(process, manifest["process"]),
+        names=Names(**{k: tuple(v) for k, v in manifest["names"].items()}),
+        weight=float(manifest["weight"]),
+        width=float(manifest["width"]),
+        tuned=tuned if manifest["tuned"] else None,
+        report=manifest["report"],
+    )
+    if adapter.tuned is not None:
+        base.weights.tuned(adapter.tuned)
+    identity = _identity(base, adapter, payload)
+    check_identity(path, manifest, identity)
+    return _on_top(base, adapter, identity)
 
 
 def check_target(path: Path, artifact: Artifact) -> Path:
@@ -160,17 +166,28 @@ def base_identity(base: Artifact) -> dict[str, str]:
     return {"model_id": base.model_id, "sha256": base.manifest["sha256"][TENSORS]}
 
 
-def _base(path: Path, named: dict[str, str]) -> Path:
-    """The first folder that holds the base with this checksum."""
+def _base(path: Path, manifest: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
+    """The first folder that holds the base, and its manifest."""
+    named = manifest["base"]
     places = [path / named["path"], Path(named["was"]), default_model()]
-    found = ""
+    found, fault = "", cast(ArtifactError | None, None)
     for place in places:
         if not (place / MANIFEST).is_file():
             continue
-        digest = read_manifest(place).get("sha256", {}).get(TENSORS)
-        if digest == named["sha256"]:
-            return place
+        try:
+            base = read_manifest(place)
+            check_seal(place, base)
+            check_fields(place, base, TrainedManifest)
+        except ArtifactError as error:
+            fault = fault or error
+            continue
+        # Manifests without a checksum name their base by an identity that covered its tensors only.
+        same = trained_identity(base) == named["model_id"]
+        if same or (SEAL not in manifest and base["sha256"][TENSORS] == named["sha256"]):
+            return place, base
         found = found or str(place)
+    if fault is not None:
+        raise fault
     other = f"; {found} is another model" if found else ""
     raise ArtifactError(
         f"{path} is an adapter of {named['model_id']}, which is not at {named['path']}{other}",
@@ -187,7 +204,8 @@ def _payload(adapter: Adapter) -> bytes:
 
 def _identity(base: Artifact, adapter: Adapter, payload: bytes) -> str:
     digest = hashlib.sha256(payload)
-    digest.update(json.dumps([adapter.process.manifest(), adapter.weight, adapter.width]).encode())
+    figures = [adapter.process.manifest(), float(adapter.weight), float(adapter.width), asdict(adapter.names)]
+    digest.update(json.dumps(figures).encode())
     digest.update((base.model_id + adapter.device.digest()).encode())
     return f"{base.model_id}+{adapter.device.name}-k{len(adapter.process)}-{digest.hexdigest()[:8]}"
 

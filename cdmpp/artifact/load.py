@@ -7,9 +7,10 @@ from pathlib import Path
 
 from cdmpp.artifact.adapted import load_adapted
 from cdmpp.artifact.folder import read_manifest
+from cdmpp.artifact.manifest import check_seal
 from cdmpp.artifact.model import Artifact
 from cdmpp.artifact.trained import load_trained
-from cdmpp.errors import ArtifactError
+from cdmpp.errors import ArtifactError, MissingDependencyError
 
 
 def load_artifact(folder: str | os.PathLike[str]) -> Artifact:
@@ -22,12 +23,22 @@ def load_artifact(folder: str | os.PathLike[str]) -> Artifact:
         this version does not have, or the base of an adapted model is missing.
     """
     path = Path(folder)
-    manifest = read_manifest(path)
-    if manifest.get("kind") == "adapter":
-        return load_adapted(path, manifest)
-    if manifest.get("kind") == "reference":
+    try:
+        manifest = read_manifest(path)
+        check_seal(path, manifest)
+        if manifest.get("kind") == "adapter":
+            return load_adapted(path, manifest)
+        if manifest.get("kind") == "reference":
+            raise ArtifactError(
+                f"{path} records a training run of the original network, which is a baseline and makes no predictions",
+                hint="train a model with: cdmpp train --config configs/base.toml",
+            )
+        return load_trained(path, manifest)
+    except (ArtifactError, MissingDependencyError):
+        raise
+    except Exception as error:
+        # A damaged or foreign file can fail in many ways (keys, shapes, header); all are faults of the folder.
+        reason = str(error) or type(error).__name__
         raise ArtifactError(
-            f"{path} records a training run of the original network, which is a baseline and makes no predictions",
-            hint="train a model with: cdmpp train --config configs/base.toml",
-        )
-    return load_trained(path, manifest)
+            f"{path} is damaged: {reason[:500]}", hint="copy the model folder again, retrain or adapt again"
+        ) from None

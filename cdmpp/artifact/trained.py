@@ -1,6 +1,7 @@
 """A trained model as a folder: ``model.safetensors`` and ``manifest.json``. No pickle.
 
-Loading checks the format, the feature schema and the checksum before it uses a tensor.
+Loading checks the format, the feature schema and the checksums before it uses a tensor. A model's identity is a hash
+of its tensors and of every field of the manifest that predictions depend on.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 from safetensors.numpy import load, save
 
 from cdmpp.artifact.folder import FORMAT_VERSION, MANIFEST, TENSORS, library_versions, no_model_folder, write_folder
+from cdmpp.artifact.manifest import TrainedManifest, check_fields, check_identity, sealed, trained_identity
 from cdmpp.artifact.model import Artifact
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.devices.table import table
@@ -64,7 +66,6 @@ def save_artifact(
     digest = hashlib.sha256(payload).hexdigest()
     manifest = {
         "format_version": FORMAT_VERSION,
-        "model_id": f"{name}-{digest[:12]}",
         "name": name,
         "feature_schema": SCHEMA_HASH,
         "input_schema": INPUT_HASH,
@@ -83,6 +84,7 @@ def save_artifact(
         "sha256": {TENSORS: digest, **{k: hashlib.sha256(v).hexdigest() for k, v in extra.items()}},
         **details,
     }
+    manifest = sealed({**manifest, "model_id": trained_identity(sealed(manifest))})
     text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
     write_folder(Path(folder), {TENSORS: payload, **extra, MANIFEST: text.encode()})
     return manifest
@@ -130,28 +132,26 @@ def load_trained(path: Path, manifest: dict[str, Any]) -> Artifact:
                 f"{path} was trained on {key} {manifest.get(key)}, this version computes {expected}",
                 hint="use the cdmpp version that made it, or retrain",
             )
-    try:
-        digests = manifest["sha256"]
-        # The tensors are required; further files are reports, which a copy may lack.
-        further = [(file, _content(path / Path(file).name)) for file in digests if file != TENSORS]
-        for file, content in ((TENSORS, payload), *further):
-            if content is not None and hashlib.sha256(content).hexdigest() != digests[file]:
-                raise ArtifactError(f"{path / file} does not match its checksum", hint="copy the model folder again")
-        tensors = load(payload)
-        weights = Weights(
-            _network_config(path, manifest),
-            len(manifest["devices"]),
-            {k[8:]: v for k, v in tensors.items() if k.startswith("network.")},
-        )
-        domain = Domain.load({k[7:]: v for k, v in tensors.items() if k.startswith("domain.")}, manifest["domain"])
-    except ArtifactError:
-        raise
-    except Exception as error:
-        # A damaged or foreign file can fail in many ways (keys, shapes, header); all are faults of the artifact.
-        raise ArtifactError(f"{path} is damaged: {error}", hint="copy the model folder again, or retrain") from None
-    artifact = Artifact(weights, tuple(manifest["devices"]), domain, manifest["calibration"], manifest, folder=path)
+    check_fields(path, manifest, TrainedManifest)
+    digests = manifest["sha256"]
+    # The tensors are required; further files are reports, which a copy may lack.
+    further = [(file, _content(path / Path(file).name)) for file in digests if file != TENSORS]
+    for file, content in ((TENSORS, payload), *further):
+        if content is not None and hashlib.sha256(content).hexdigest() != digests[file]:
+            raise ArtifactError(f"{path / file} does not match its checksum", hint="copy the model folder again")
+    tensors = load(payload)
+    weights = Weights(
+        _network_config(path, manifest),
+        len(manifest["devices"]),
+        {k[8:]: v for k, v in tensors.items() if k.startswith("network.")},
+    )
+    domain = Domain.load({k[7:]: v for k, v in tensors.items() if k.startswith("domain.")}, manifest["domain"])
+    identity = trained_identity(manifest)
+    known = {**manifest, "model_id": identity}
+    artifact = Artifact(weights, tuple(manifest["devices"]), domain, manifest["calibration"], known, folder=path)
     try:
         artifact.trained_devices  # noqa: B018 - looked up now, so that a model with unknown devices fails here
     except CdmppError as error:
         raise ArtifactError(f"{path}: {error}", hint="use the cdmpp version that made it, or retrain") from None
+    check_identity(path, manifest, identity)
     return artifact

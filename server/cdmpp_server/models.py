@@ -9,7 +9,7 @@ import threading
 from collections import OrderedDict
 from pathlib import Path
 
-from cdmpp.artifact.folder import default_model, read_manifest
+from cdmpp.artifact.folder import default_model
 from cdmpp.artifact.load import load_artifact
 from cdmpp.errors import CdmppError
 from cdmpp.lru import Lru
@@ -142,8 +142,10 @@ class Models:
             if path.name != _name(model_id):
                 continue
             try:
-                if read_manifest(path).get("model_id") == model_id:
-                    return load_model(path, self.base.cache)
+                stored = load_model(path, self.base.cache)
+                if stored.model_id == model_id:
+                    return stored
+                _log.warning("the adapted model in %s was written by an older version: adapt again", path)
             except CdmppError as error:
                 _log.warning("the adapted model in %s is not used: %s", path, error)
         return None

@@ -12,6 +12,7 @@ import pytest
 from cdmpp.artifact.adapted import ADAPTER, check_target
 from cdmpp.artifact.folder import MANIFEST, TENSORS
 from cdmpp.artifact.load import load_artifact
+from cdmpp.artifact.manifest import SEAL, sealed, trained_identity
 from cdmpp.errors import ArtifactError
 from cdmpp.predictor import LatencyPredictor
 from tests.nn.synthetic import write_artifact
@@ -33,7 +34,7 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
 
 def edit(folder: Path, **values: Any) -> None:
     manifest = json.loads((folder / MANIFEST).read_text())
-    (folder / MANIFEST).write_text(json.dumps({**manifest, **values}))
+    (folder / MANIFEST).write_text(json.dumps(sealed({**manifest, **values})))
 
 
 def test_nothing_of_the_base_is_copied(folders: tuple[Path, Path]) -> None:
@@ -99,3 +100,54 @@ def test_nothing_else_is_written_over(folders: tuple[Path, Path], tmp_path: Path
     for free in (tmp_path / "empty", tmp_path / "new", mine):
         check_target(free, artifact)
     assert (base / TENSORS).is_file()
+
+
+def test_the_identity_covers_the_adapter_and_the_manifest_of_its_base(folders: tuple[Path, Path]) -> None:
+    base, mine = folders
+    manifest = json.loads((mine / MANIFEST).read_text())
+    (mine / MANIFEST).write_text(json.dumps({**manifest, "width": 0.5}))
+    with pytest.raises(ArtifactError, match="checksum"):
+        load_artifact(mine)
+    edit(mine, width=0.5)
+    with pytest.raises(ArtifactError, match="names itself"):
+        load_artifact(mine)
+    edit(mine, width=manifest["width"])
+    assert load_artifact(mine).model_id == manifest["model_id"]
+    own = json.loads((base / MANIFEST).read_text())
+    changed = own | {"calibration": {"in": 0.5, "near": 1.0, "out": 1.5}}
+    (base / MANIFEST).write_text(json.dumps(sealed(changed | {"model_id": trained_identity(changed)})))
+    with pytest.raises(ArtifactError, match="another model"):
+        load_artifact(mine)
+
+
+def test_folders_of_earlier_versions_load_with_the_identity_of_their_content(folders: tuple[Path, Path]) -> None:
+    base, mine = folders
+    names = [json.loads((folder / MANIFEST).read_text())["model_id"] for folder in (base, mine)]
+    for folder in (base, mine):
+        manifest = json.loads((folder / MANIFEST).read_text())
+        del manifest[SEAL]
+        manifest["model_id"] = "old"
+        if "base" in manifest:
+            manifest["base"]["model_id"] = "old"
+        (folder / MANIFEST).write_text(json.dumps(manifest))
+    assert [load_artifact(folder).model_id for folder in (base, mine)] == names
+
+
+@pytest.mark.parametrize("value", [None, "x", 3, [], [1], {}, {"a": 1}], ids=repr)
+def test_any_value_of_any_field_is_refused_or_harmless(folders: tuple[Path, Path], value: Any) -> None:
+    _, mine = folders
+    original = json.loads((mine / MANIFEST).read_text())
+    places = [(name,) for name in original]
+    places += [(name, key) for name in ("base", "device", "process", "names", "sha256") for key in original[name]]
+    refused = 0
+    for *outer, last in places:
+        changed = json.loads(json.dumps(original))
+        (changed[outer[0]] if outer else changed)[last] = value
+        (mine / MANIFEST).write_text(json.dumps(sealed(changed)))
+        try:
+            answer = LatencyPredictor.load(mine).predict(["softmax:rows=4096,cols=512"], "h200")[0]
+            assert answer.latency_s is not None and answer.latency_s > 0
+        except ArtifactError as error:
+            assert error.hint
+            refused += 1
+    assert refused > len(places) // 2

@@ -11,6 +11,7 @@ import torch
 
 from cdmpp.artifact.folder import MANIFEST, TENSORS
 from cdmpp.artifact.load import load_artifact
+from cdmpp.artifact.manifest import SEAL, sealed, trained_identity
 from cdmpp.artifact.trained import save_artifact
 from cdmpp.devices import lookup
 from cdmpp.errors import ArtifactError, UnknownDeviceError
@@ -27,8 +28,15 @@ def folder(tmp_path: Path) -> Path:
 
 
 def edit(folder: Path, **changes: Any) -> None:
+    """Change fields as somebody does who also renews the checksum."""
     manifest = json.loads((folder / MANIFEST).read_text())
-    (folder / MANIFEST).write_text(json.dumps(manifest | changes))
+    (folder / MANIFEST).write_text(json.dumps(sealed(manifest | changes)))
+
+
+def rename(folder: Path) -> None:
+    """Give the manifest the identity of its content."""
+    manifest = json.loads((folder / MANIFEST).read_text())
+    edit(folder, model_id=trained_identity(manifest))
 
 
 def test_round_trip(folder: Path) -> None:
@@ -125,6 +133,7 @@ DAMAGE = {
     "manifest is not JSON": (lambda f: (f / MANIFEST).write_text("{"), "not JSON"),
     "manifest is a list": (lambda f: (f / MANIFEST).write_text("[]"), "format"),
     "no manifest": (lambda f: (f / MANIFEST).unlink(), "not a model folder"),
+    "manifest is nested too deeply": (lambda f: (f / MANIFEST).write_text("[" * 200_000), "not JSON"),
     "no tensors": (lambda f: (f / TENSORS).unlink(), "not a model folder"),
 }
 
@@ -151,6 +160,7 @@ def network_options(folder: Path) -> dict[str, Any]:
 def test_folder_with_retired_options_at_their_supported_value_loads(folder: Path) -> None:
     expected = load_artifact(folder).config
     edit(folder, network=network_options(folder) | {"device_inputs": "ratio", "leaf_times": True})
+    rename(folder)
     assert load_artifact(folder).config == expected
 
 
@@ -164,3 +174,74 @@ def test_folder_with_a_removed_option_is_refused(folder: Path, name: str, value:
         load_artifact(folder)
     assert caught.value.code == "artifact_error"
     assert "retrain" in caught.value.hint
+
+
+HALVED = {"in": 0.5, "near": 1.0, "out": 1.5}
+
+
+def test_a_changed_manifest_is_refused(folder: Path) -> None:
+    manifest = json.loads((folder / MANIFEST).read_text())
+    (folder / MANIFEST).write_text(json.dumps(manifest | {"calibration": HALVED}))
+    with pytest.raises(ArtifactError, match="checksum"):
+        load_artifact(folder)
+    # The layout of the file may change.
+    (folder / MANIFEST).write_text(json.dumps(dict(reversed(manifest.items()))))
+    assert load_artifact(folder).model_id == manifest["model_id"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"calibration": HALVED},
+        {"devices": [*DEVICES[:-1], ""]},
+        {"domain": {"reach": 2.0, "contexts": []}},
+        {"name": "other"},
+    ],
+)
+def test_no_two_models_that_predict_differently_share_an_identity(folder: Path, changes: dict[str, Any]) -> None:
+    before = load_artifact(folder).model_id
+    edit(folder, **changes)
+    with pytest.raises(ArtifactError, match="names itself"):
+        load_artifact(folder)
+    rename(folder)
+    assert load_artifact(folder).model_id != before
+    # Without a checksum, as earlier versions wrote it, a folder loads, with the identity of its content.
+    manifest = json.loads((folder / MANIFEST).read_text())
+    named = manifest["model_id"]
+    del manifest[SEAL]
+    (folder / MANIFEST).write_text(json.dumps(manifest | {"model_id": before}))
+    assert load_artifact(folder).model_id == named != before
+
+
+def test_reports_are_no_part_of_the_identity(folder: Path) -> None:
+    before = load_artifact(folder).model_id
+    edit(folder, metrics={"overall": {}}, libraries={"python": "4.0"})
+    assert load_artifact(folder).model_id == before
+
+
+STRANGE: tuple[Any, ...] = (None, "x", 3, -1.5, True, [], [1], [["a"]], {}, {"a": 1}, {"in": 0}, {"in": "x"}, 10**400)
+
+
+@pytest.mark.parametrize("value", STRANGE, ids=lambda value: repr(value)[:12])
+def test_any_value_of_any_field_is_refused_or_harmless(folder: Path, value: Any) -> None:
+    """No field of a wrong type leaks another error, when the model is loaded or when it predicts."""
+    original = json.loads((folder / MANIFEST).read_text())
+    refused = 0
+    places = [(name,) for name in original]
+    places += [(name, key) for name in ("calibration", "domain", "network", "sha256") for key in original[name]]
+    for *outer, last in places:
+        changed = json.loads(json.dumps(original))
+        inner = changed[outer[0]] if outer else changed
+        for removed in (False, True):
+            inner.pop(last) if removed else inner.update({last: value})
+            (folder / MANIFEST).write_text(json.dumps(sealed(changed)))
+            try:
+                predictor = LatencyPredictor.load(folder)
+            except ArtifactError as error:
+                assert error.hint and len(str(error)) < 1500
+                refused += 1
+                continue
+            answer = predictor.predict([PROGRAM], "t4")[0]
+            assert answer.lower_s < answer.latency_s < answer.upper_s
+            assert predictor.support()["model_id"] == predictor.model_id
+    assert refused > len(places)
