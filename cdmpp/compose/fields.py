@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from cdmpp.curves.template import template_fields
+from cdmpp.errors import InvalidProgramError
+from cdmpp.programs.operators import MAX_PROGRAM_TEXT
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
 
 M = TypeVar("M", bound=BaseModel)
@@ -45,13 +48,33 @@ MaxSteps = Annotated[
         "give equal answers on any machine."
     ),
 ]
+
+
+def _from_text(value: Any) -> Any:
+    """The operator object of an operator's text; its values may be expressions."""
+    if not isinstance(value, str):
+        return value
+    if len(value) > MAX_PROGRAM_TEXT:
+        raise PydanticCustomError("string_too_long", f"a program's text has at most {MAX_PROGRAM_TEXT} characters")
+    try:
+        return template_fields(value)
+    except InvalidProgramError as error:
+        raise PydanticCustomError("value_error", "{message}", {"message": error.message}) from None
+
+
 ProgramForm = Annotated[
     dict[str, Any],
-    Field(
-        min_length=1,
-        max_length=64,
-        description='A program as in POST /predict: an operator object, {"tvm_json": text}, '
-        '{"tvmscript": text}, or over HTTP {"hash": text}.',
+    Field(min_length=1, max_length=64),
+    BeforeValidator(_from_text),
+    WithJsonSchema(
+        {
+            "description": "A program as in POST /predict: an operator object, its text (`linear:m=1,n=2,k=3`), "
+            '{"tvm_json": text}, {"tvmscript": text}, or over HTTP {"hash": text}.',
+            "anyOf": [
+                {"type": "object", "minProperties": 1, "maxProperties": 64},
+                {"type": "string", "maxLength": MAX_PROGRAM_TEXT},
+            ],
+        }
     ),
 ]
 DeviceForm = Annotated[

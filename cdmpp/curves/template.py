@@ -11,7 +11,7 @@ from typing import Any
 
 from cdmpp.curves.expressions import FUNCTIONS, HINT, Expression, Number, exact
 from cdmpp.errors import CdmppError, DataError, InvalidProgramError
-from cdmpp.programs.operators import OperatorSpec, make_operator, operator_types
+from cdmpp.programs.operators import OperatorSpec, make_operator, operator_fields, operator_types
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import Backend
 
@@ -53,18 +53,12 @@ class Template:
         InvalidProgramError
             The text is not ``name:key=value,...``.
         """
-        name, _, rest = text.partition(":")
-        fields: dict[str, Any] = {"operator": name.strip()}
-        # Commas between brackets are arguments of min and max.
-        for part in filter(None, (p.strip() for p in re.split(r",(?![^()]*\))", rest))):
-            key, equals, value = (p.strip() for p in part.partition("="))
-            if not equals or key in fields:
-                raise InvalidProgramError(
-                    f"{text[:MAX_TEXT]!r}: {part!r} is not key=value or says a key twice",
-                    hint="write a template as linear:m=batch*128,n=4096,k=1024,dtype=float16",
-                )
-            fields[key] = _value(value)
-        return cls(fields, count)
+        return cls(template_fields(text), count)
+
+
+def template_fields(text: str) -> dict[str, Any]:
+    """Fields of a template's text; raises as :meth:`Template.parse`."""
+    return operator_fields(text, _value)
 
 
 def _value(text: str) -> Any:

@@ -10,7 +10,7 @@ from cdmpp.programs.query_options import Backend
 
 
 def program_from_request(program: Any, backend: Backend | None = None) -> TensorProgram:
-    """Make a program from an operator object, ``{"tvm_json": text}`` or ``{"tvmscript": text}``.
+    """Make a program from an operator object, its text, ``{"tvm_json": text}`` or ``{"tvmscript": text}``.
 
     Parameters
     ----------
@@ -22,7 +22,7 @@ def program_from_request(program: Any, backend: Backend | None = None) -> Tensor
     Raises
     ------
     InvalidProgramError, UnsupportedOperatorError
-        Not one of the three forms, or not a valid program.
+        Not one of the four forms, or not a valid program.
     MissingDependencyError
         TVMScript, and TVM is not installed; the other forms do not need it.
     """

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
@@ -25,6 +25,8 @@ DTYPE_BYTES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "int8"
 MAX_EXTENT = 2**31 - 1
 #: Largest tensor or iteration count that is believed; anything above is a typing error, not a program.
 MAX_ELEMENTS = 2**48
+#: Maximum length of an operator's text in a request, and of a part of it in a message.
+MAX_PROGRAM_TEXT, MAX_SHOWN = 2000, 200
 
 
 def _whole_number(value: Any) -> Any:
@@ -401,17 +403,46 @@ def parse_operator(text: str) -> OperatorSpec:
     UnsupportedOperatorError, InvalidProgramError
         As :func:`make_operator`; also when the text is not ``name:key=value,...``.
     """
+    return make_operator(operator_fields(text))
+
+
+def operator_fields(text: str, read: Callable[[str], Any] | None = None) -> dict[str, Any]:
+    """Fields of an operator's text; its values are not checked, so they may be expressions (``m=batch*128``).
+
+    Parameters
+    ----------
+    text : str
+    read : callable, optional
+        Reads a value; default: :func:`read_value`.
+
+    Raises
+    ------
+    InvalidProgramError
+        The text is not ``name:key=value,...``.
+    """
     name, _, rest = text.partition(":")
     fields: dict[str, Any] = {"operator": name.strip()}
-    for part in filter(None, (p.strip() for p in rest.split(","))):
-        key, equals, value = part.partition("=")
-        if not equals or key.strip() in fields:
+    for part in filter(None, map(str.strip, _split(rest))):
+        key, equals, value = (p.strip() for p in part.partition("="))
+        if not equals or key in fields:
             raise InvalidProgramError(
-                f"{text!r}: {part!r} is not key=value, or repeats a key",
+                f"{text[:MAX_SHOWN]!r}: {part[:MAX_SHOWN]!r} is not key=value, or repeats a key",
                 hint="write an operator as linear:m=512,n=4096,k=1024,dtype=float16",
             )
-        fields[key.strip()] = read_value(value.strip())
-    return make_operator(fields)
+        fields[key] = (read or read_value)(value)
+    return fields
+
+
+def _split(text: str) -> Iterator[str]:
+    """Parts between commas; commas between brackets are arguments of min and max."""
+    start, depth = 0, 0
+    for at, character in enumerate(text):
+        if character == "," and depth == 0:
+            yield text[start:at]
+            start = at + 1
+        else:
+            depth += (character == "(") - (character == ")")
+    yield text[start:]
 
 
 def read_value(text: str) -> Any:

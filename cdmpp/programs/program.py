@@ -12,7 +12,7 @@ from cdmpp.programs.operators import OperatorSpec, make_operator, parse_operator
 from cdmpp.programs.query_options import BACKENDS, Backend
 from cdmpp.programs.tvm_json import find_prim_func, load, structural_hash
 
-PROGRAM_FORMS = "an operator object, {'tvm_json': text} or {'tvmscript': text}"
+PROGRAM_FORMS = "an operator object, its text, {'tvm_json': text} or {'tvmscript': text}"
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,12 @@ class TensorProgram:
 
     @classmethod
     def from_request(cls, program: Any, backend: Backend | None = None) -> TensorProgram:
-        """Make a program from an operator object or ``{"tvm_json": text}``; needs no TVM.
+        """Make a program from an operator object, its text, or ``{"tvm_json": text}``; needs no TVM.
 
         :func:`cdmpp.frontends.request.program_from_request` also reads ``{"tvmscript": text}``.
         """
+        if isinstance(program, str):
+            return cls.from_operator(program, backend or "library")
         if isinstance(program, Mapping):
             if "operator" in program:
                 return cls.from_operator(program, backend or "library")

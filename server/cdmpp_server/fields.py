@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, PlainValidator, Tag, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from cdmpp.programs.operators import MAX_PROGRAM_TEXT
 from cdmpp.programs.program import PROGRAM_FORMS
 
 #: Bounds on texts and numbers of fields, far above what real requests need.
@@ -87,6 +88,18 @@ OperatorProgram = Annotated[
 ]
 
 
+TextProgram = Annotated[
+    str,
+    Field(
+        max_length=MAX_PROGRAM_TEXT,
+        title="TextProgram",
+        description="One operator as text, as in Python and on the command line. A text that is no operator is an "
+        "error of the item.",
+        examples=["linear:m=512,n=4096,k=1024,dtype=float16"],
+    ),
+]
+
+
 class TvmJsonProgram(BaseModel):
     """TIR as ``tvm.ir.save_json`` of apache-tvm 0.27 writes it: a PrimFunc, or a module with one."""
 
@@ -116,14 +129,15 @@ class HashProgram(BaseModel):
 def _form(value: Any) -> str | None:
     if isinstance(value, dict):
         return next((form for form in _FORMS if form in value), None)
-    return None
+    return "text" if isinstance(value, str) else None
 
 
 Program = Annotated[
     Annotated[OperatorProgram, Tag("operator")]
     | Annotated[TvmJsonProgram, Tag("tvm_json")]
     | Annotated[TvmScriptProgram, Tag("tvmscript")]
-    | Annotated[HashProgram, Tag("hash")],
+    | Annotated[HashProgram, Tag("hash")]
+    | Annotated[TextProgram, Tag("text")],
     Discriminator(
         _form,
         custom_error_type="program_form",
@@ -135,13 +149,24 @@ Program = Annotated[
 RegisteredProgram = Annotated[
     Annotated[OperatorProgram, Tag("operator")]
     | Annotated[TvmJsonProgram, Tag("tvm_json")]
-    | Annotated[TvmScriptProgram, Tag("tvmscript")],
+    | Annotated[TvmScriptProgram, Tag("tvmscript")]
+    | Annotated[TextProgram, Tag("text")],
     Discriminator(
         lambda value: None if _form(value) == "hash" else _form(value),
         custom_error_type="program_form",
         custom_error_message=f"a program is {PROGRAM_FORMS}",
     ),
 ]
+
+
+#: A program as JSON has it: an operator's text, or an object.
+ProgramValue = str | dict[str, Any]
+
+
+def program_value(program: Any) -> ProgramValue:
+    """The JSON value of a validated program."""
+    value: ProgramValue = program if isinstance(program, str | dict) else program.model_dump()
+    return value
 
 
 def _device_form(value: Any) -> str | None:

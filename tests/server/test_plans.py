@@ -193,6 +193,14 @@ def test_long_search_becomes_a_job_that_can_be_cancelled(post: Post, client: Tes
         problem(client.post(f"/jobs/{unknown}/cancel"), 404, "unknown_job")
 
 
+def test_description_links_a_submitted_job_to_its_operations(client: TestClient) -> None:
+    paths = client.get("/openapi.json").json()["paths"]
+    ids = {operation["operationId"] for methods in paths.values() for operation in methods.values()}
+    for spec in PLANNERS.values():
+        links = paths[spec.path]["post"]["responses"]["202"]["links"]
+        assert {link["operationId"] for link in links.values()} <= ids and len(links) == 3
+
+
 def test_removed_job_ends_and_frees_its_runner(post: Post, client: TestClient) -> None:
     running = post("pipeline", LONG).json()["job_id"]
     until(client, running, "running")

@@ -335,7 +335,7 @@ BROKEN_BODIES: dict[str, Any] = {
     "no device": {"items": [{"program": LINEAR}]},
     "no program": {"items": [{"device": "t4"}]},
     "empty program": {"items": [{**GOOD, "program": {}}]},
-    "program as text": {"items": [{**GOOD, "program": "linear:m=1,n=1,k=1"}]},
+    "program as a list": {"items": [{**GOOD, "program": ["linear:m=1,n=1,k=1"]}]},
     "operator not text": {"items": [{**GOOD, "program": {"operator": 5}}]},
     "nested value": {"items": [{**GOOD, "program": {**LINEAR, "m": [512]}}]},
     "two forms": {"items": [{**GOOD, "program": {"tvm_json": "x", "tvmscript": "y"}}]},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from cdmpp.adaptation.records import measurement
 from cdmpp.data.records import Measurement
@@ -14,6 +13,7 @@ from cdmpp.frontends.request import program_from_request
 from cdmpp_server.adapt.schema import AdaptRequest, Record
 from cdmpp_server.concurrency import ConcurrencyLimiter
 from cdmpp_server.deadline import Deadline
+from cdmpp_server.fields import ProgramValue, program_value
 from cdmpp_server.models import Models
 from cdmpp_server.predict.service import PredictionService
 from cdmpp_server.problems import ProblemError
@@ -33,7 +33,7 @@ async def adapt(
     ProblemError
         404 for an unknown device, 409 for records that cannot be used, 503 and 504 under load.
     """
-    forms = [r.program if isinstance(r.program, dict) else r.program.model_dump() for r in request.records]
+    forms = [program_value(record.program) for record in request.records]
     backends = [record.backend for record in request.records]
     known = await service.read_programs(list(zip(forms, backends, strict=True)), deadline)
     for position, program in enumerate(known):
@@ -43,20 +43,21 @@ async def adapt(
     return await limiter.run(lambda: _adapt(request, forms, service.models), deadline)
 
 
-async def _without_scripts(
-    forms: Sequence[dict[str, Any]], sandbox: Sandbox, deadline: Deadline
-) -> list[dict[str, Any]]:
-    scripts = {form["tvmscript"]: "" for form in forms if "tvmscript" in form}
+async def _without_scripts(forms: Sequence[ProgramValue], sandbox: Sandbox, deadline: Deadline) -> list[ProgramValue]:
+    scripts = {form["tvmscript"]: "" for form in forms if isinstance(form, dict) and "tvmscript" in form}
     try:
         async with deadline.limit():
             for script in scripts:
                 scripts[script] = await sandbox.script_as_json(script)
     except CdmppError as error:  # the first reading succeeded; this one exceeded the time or memory limit
         raise ProblemError(error.code, error.message, error.hint, status=409) from None
-    return [{"tvm_json": scripts[form["tvmscript"]]} if "tvmscript" in form else form for form in forms]
+    return [
+        {"tvm_json": scripts[form["tvmscript"]]} if isinstance(form, dict) and "tvmscript" in form else form
+        for form in forms
+    ]
 
 
-def _adapt(request: AdaptRequest, forms: Sequence[dict[str, Any]], models: Models) -> bytes:
+def _adapt(request: AdaptRequest, forms: Sequence[ProgramValue], models: Models) -> bytes:
     rows = [_record(i, record, form) for i, (record, form) in enumerate(zip(request.records, forms, strict=True))]
     base = models.base
     try:
@@ -73,7 +74,7 @@ def _adapt(request: AdaptRequest, forms: Sequence[dict[str, Any]], models: Model
     return json.dumps(answer, allow_nan=False, separators=(",", ":")).encode()
 
 
-def _record(position: int, record: Record, form: dict[str, Any]) -> Measurement:
+def _record(position: int, record: Record, form: ProgramValue) -> Measurement:
     try:
         program = program_from_request(form, record.backend)
         return measurement(program, record.latency_s, record.protocol, record.framework)

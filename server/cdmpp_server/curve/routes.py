@@ -13,6 +13,7 @@ from cdmpp.errors import CdmppError
 from cdmpp_server.body import read_json_body
 from cdmpp_server.curve.schema import CurveRequest, CurvesRequest
 from cdmpp_server.deadline import Deadline
+from cdmpp_server.fields import ProgramValue
 from cdmpp_server.operate.middleware import count_items
 from cdmpp_server.parse import check, parse_json
 from cdmpp_server.predict.service import bugs_hidden
@@ -52,12 +53,16 @@ def _parse(body: bytes | bytearray) -> CurveRequest | CurvesRequest:
     return check(CurvesRequest, value) if several else check(CurveRequest, value)
 
 
+def _template(program: ProgramValue, count: int = 1) -> Template:
+    return Template.parse(program, count) if isinstance(program, str) else Template(program, count)
+
+
 def _plan(request: CurveRequest | CurvesRequest, artifact: Artifact, most: int) -> CurvePlan:
-    if isinstance(request, CurvesRequest):
-        templates = [Template(program.program, program.count) for program in request.programs]
-    else:
-        templates = [Template(request.program)]
     try:
+        if isinstance(request, CurvesRequest):
+            templates = [_template(program.program, program.count) for program in request.programs]
+        else:
+            templates = [_template(request.program)]
         return CurvePlan(
             templates,
             request.axes,

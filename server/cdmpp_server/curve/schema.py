@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, PlainValidator, Tag, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from cdmpp.compose.request import WholeNumber
@@ -22,7 +22,7 @@ from cdmpp.curves.template import (
 from cdmpp.errors import DataError
 from cdmpp.prediction import DEFAULT_QUANTILES
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
-from cdmpp_server.fields import Device, OperatorProgram
+from cdmpp_server.fields import Device, OperatorProgram, TextProgram
 from cdmpp_server.predict.schema import MAX_QUANTILES, ErrorInfo, Level, Seconds
 
 MAX_DEVICES = 100
@@ -52,8 +52,8 @@ AXES_SCHEMA: dict[str, Any] = {
     "examples": [{"batch": [1, 2, 4, 8], "dtype": ["float16"]}],
 }
 _TEMPLATE = (
-    "An operator object. Integer fields may be expressions over axes, as text: `batch*tokens`, "
-    "`ceil(tokens*density)`; + - * / //, ceil, floor, min, max, numbers and brackets."
+    "An operator object, or its text (`linear:m=batch*128,n=64,k=64`). Integer fields may be expressions over axes, "
+    "as text: `batch*tokens`, `ceil(tokens*density)`; + - * / //, ceil, floor, min, max, numbers and brackets."
 )
 
 
@@ -68,12 +68,17 @@ def _axes(value: Any) -> Any:
 
 
 def _template(value: Any) -> Any:
-    if not isinstance(value, Mapping) or "operator" not in value:
-        raise PydanticCustomError("template", "should be an operator object")
+    if not isinstance(value, str) and (not isinstance(value, Mapping) or "operator" not in value):
+        raise PydanticCustomError("template", "should be an operator object, or its text")
     return value
 
 
-TemplateProgram = Annotated[OperatorProgram, BeforeValidator(_template), Field(description=_TEMPLATE)]
+TemplateProgram = Annotated[
+    Annotated[OperatorProgram, Tag("operator")] | Annotated[TextProgram, Tag("text")],
+    Discriminator(lambda value: "text" if isinstance(value, str) else "operator"),
+    BeforeValidator(_template),
+    Field(description=_TEMPLATE),
+]
 
 
 class CountedProgram(BaseModel):

@@ -16,6 +16,7 @@ from cdmpp.errors import MissingDependencyError
 from cdmpp_server.body import INLINE_BYTES, read_json_body
 from cdmpp_server.deadline import Deadline
 from cdmpp_server.feature import Schema
+from cdmpp_server.fields import program_value
 from cdmpp_server.observe.ids import read_id
 from cdmpp_server.observe.outage import StoreUnavailableError
 from cdmpp_server.observe.schema import (
@@ -159,7 +160,7 @@ async def _by_program(
         return
     items = [
         {
-            "program": o.program if isinstance(o.program, dict) else o.program.model_dump(),
+            "program": program_value(o.program),
             "device": o.device,
             "backend": o.backend,
             "protocol": o.protocol,

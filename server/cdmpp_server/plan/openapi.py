@@ -41,6 +41,7 @@ def describe_plan(document: Schema, schemas: Schema, settings: Settings) -> None
     forms = {spec.name: spec.models() for spec in PLANNERS.values()}
     answers = {name: list(dict.fromkeys(model.answer_model() for model in models)) for name, models in forms.items()}
     refs = _add_apart(schemas, [model for part in (forms, answers) for models in part.values() for model in models])
+    links = _job_links(document)
     for spec in PLANNERS.values():
         operation = document["paths"][spec.path]["post"]
         operation["operationId"] = f"plan_{spec.name.replace('-', '_')}"
@@ -57,7 +58,19 @@ def describe_plan(document: Schema, schemas: Schema, settings: Settings) -> None
         operation["responses"]["202"]["headers"] = {
             "Location": {"description": "URL of the job.", "schema": {"type": "string"}}
         }
+        operation["responses"]["202"]["links"] = links
         add_problems(operation, 409, *BODY_PROBLEMS, meaning=_MEANING)
+
+
+def _job_links(document: Schema) -> Schema:
+    """OpenAPI links from a submitted job to the operations on it."""
+    paths = document["paths"]
+    one = paths["/jobs/{job_id}"]
+    operations = {"job": one["get"], "cancel": paths["/jobs/{job_id}/cancel"]["post"], "remove": one["delete"]}
+    return {
+        name: {"operationId": operation["operationId"], "parameters": {"job_id": "$response.body#/job_id"}}
+        for name, operation in operations.items()
+    }
 
 
 def _add_apart(schemas: Schema, models: Sequence[type[BaseModel]]) -> dict[type[BaseModel], Schema]:

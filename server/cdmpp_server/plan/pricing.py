@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -53,7 +52,7 @@ async def price(
     return encode_prices(predictions, listed["positions"])
 
 
-def _program(request: PriceRequest) -> Mapping[str, Any]:
+def _program(request: PriceRequest) -> dict[str, Any]:
     try:
         _PROGRAM.validate_python(request.program)
     except ValidationError as error:

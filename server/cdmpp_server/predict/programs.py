@@ -99,8 +99,8 @@ class Programs:
         """The program with this hash that an earlier request sent, with its default backend."""
         return self._cache.get(hash)
 
-    def operator(self, fields: Mapping[str, Any], key: bytes, backend: Backend | None) -> Known:
-        """The program of an operator object; raises the errors of :meth:`TensorProgram.from_operator`."""
+    def operator(self, fields: Mapping[str, Any] | str, key: bytes, backend: Backend | None) -> Known:
+        """The program of an operator object or text; raises the errors of :meth:`TensorProgram.from_operator`."""
         known = Known.of(TensorProgram.from_operator(fields, backend or "library"))
         self.remember(known, key, backend)
         return known

@@ -16,6 +16,7 @@ from cdmpp.errors import CdmppError
 from cdmpp.prediction import ErrorInfo
 from cdmpp.predictor import LatencyPredictor, RowKey
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL
+from cdmpp_server.fields import program_value
 from cdmpp_server.parse import check, parse_json
 from cdmpp_server.predict.answers import answer_key, find_answer
 from cdmpp_server.predict.devices import Devices, KnownDevice
@@ -175,10 +176,10 @@ class Reader:
 
     def _open(self, reading: Reading, position: int, item: Item) -> None:
         try:
-            sent = item.program if isinstance(item.program, dict) else item.program.model_dump()
+            sent = program_value(item.program)
             key = exact_key(sent)
             known = self._programs.known(key, item.backend)
-            if known is None and isinstance(item.program, dict):
+            if known is None and isinstance(item.program, str | dict):
                 known = self._programs.operator(sent, key, item.backend)
             device = self._devices.find(item.device, reading.predictor.artifact)
         except CdmppError as error:

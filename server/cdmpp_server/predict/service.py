@@ -21,6 +21,7 @@ from cdmpp.programs.query_options import Backend
 from cdmpp_server.body import INLINE_BYTES
 from cdmpp_server.concurrency import ConcurrencyLimiter
 from cdmpp_server.deadline import Deadline
+from cdmpp_server.fields import ProgramValue, program_value
 from cdmpp_server.models import Models
 from cdmpp_server.observe.outage import StoreUnavailableError
 from cdmpp_server.observe.store import Store
@@ -122,10 +123,12 @@ class PredictionService:
             model = register_request_model(self._max_items)
             request = await self.do(len(body) <= INLINE_BYTES, partial(parse, model, body), deadline)
             on_items(len(request.programs))
-            forms = [_fields(program) for program in request.programs]
+            forms = [program_value(program) for program in request.programs]
             registered = await self.read_programs([(form, None) for form in forms], deadline)
             named = {
-                known.hash: form for form, known in zip(forms, registered, strict=True) if isinstance(known, Known)
+                known.hash: _stored_form(form, known)
+                for form, known in zip(forms, registered, strict=True)
+                if isinstance(known, Known)
             }
             if self._store is not None and named:
                 try:
@@ -152,7 +155,7 @@ class PredictionService:
         return loaded if loaded is not None else await run_sync(self.models.get, model_id)
 
     async def read_programs(
-        self, sent: Sequence[tuple[Mapping[str, Any], Backend | None]], deadline: Deadline
+        self, sent: Sequence[tuple[ProgramValue, Backend | None]], deadline: Deadline
     ) -> list[Known | CdmppError]:
         """Programs from any of their forms, or the error of each.
 
@@ -162,19 +165,23 @@ class PredictionService:
             503, 504.
         """
         keyed, cached = await self.do(len(sent) <= _INLINE_ITEMS, partial(self._read, sent), deadline)
-        missing = {keyed[i][1:]: keyed[i][0] for i, known in enumerate(cached) if known is None}
+        missing = {
+            keyed[i][1:]: form
+            for i, known in enumerate(cached)
+            if known is None and not isinstance(form := keyed[i][0], str)
+        }
         looked_up = await self._look_up(missing, deadline) if missing else {}
         return [known if known is not None else looked_up[keyed[i][1:]] for i, known in enumerate(cached)]
 
     def _read(
-        self, sent: Sequence[tuple[Mapping[str, Any], Backend | None]]
-    ) -> tuple[list[tuple[Mapping[str, Any], bytes, Backend | None]], list[Known | CdmppError | None]]:
+        self, sent: Sequence[tuple[ProgramValue, Backend | None]]
+    ) -> tuple[list[tuple[ProgramValue, bytes, Backend | None]], list[Known | CdmppError | None]]:
         """Programs with their keys, and the cached program, new operator or error; None for new TIR and hashes."""
         keyed = [(fields, exact_key(fields), backend) for fields, backend in sent]
         found: list[Known | CdmppError | None] = []
         for fields, wording, backend in keyed:
             known: Known | CdmppError | None = self.programs.known(wording, backend)
-            if known is None and "operator" in fields:
+            if known is None and (isinstance(fields, str) or "operator" in fields):
                 try:
                     known = self.programs.operator(fields, wording, backend)
                 except CdmppError as error:
@@ -192,7 +199,7 @@ class PredictionService:
         if not late:
             return
         read = await self.read_programs(
-            [(_fields(unread.item.program), unread.item.backend) for unread in late], deadline
+            [(program_value(unread.item.program), unread.item.backend) for unread in late], deadline
         )
         for unread, known in zip(late, read, strict=True):
             if isinstance(known, Known):
@@ -326,9 +333,12 @@ def _query(open: OpenItem) -> Query:
     return Query(open.known.program, open.device.spec, open.item.protocol, open.item.framework)
 
 
-def _fields(program: Any) -> dict[str, Any]:
-    fields: dict[str, Any] = program if isinstance(program, dict) else program.model_dump()
-    return fields
+def _stored_form(form: ProgramValue, known: Known) -> dict[str, Any]:
+    """The object that the store keeps: it has no texts of operators."""
+    if not isinstance(form, str):
+        return form
+    assert isinstance(known.program, TensorProgram) and known.program.operator is not None
+    return known.program.operator.model_dump()
 
 
 def _operator(form: Mapping[str, Any], backend: Backend | None) -> Known | CdmppError:

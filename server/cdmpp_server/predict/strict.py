@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, InvalidDeviceError, InvalidProgramError
 from cdmpp.predictor import ErrorInfo
 from cdmpp.programs.operators import SPEC_TYPES, make_operator, operator_types
+from cdmpp_server.fields import TextProgram
 from cdmpp_server.openapi import REF
 from cdmpp_server.predict.schema import Item
 from cdmpp_server.problems import ProblemError
@@ -108,7 +109,8 @@ def _name_bounds(schema: Any) -> None:
 def strict_program() -> dict[str, Any]:
     """Schema of a program in a strict request."""
     names = [f"{kind.__name__}Operator" for kind in SPEC_TYPES] + ["TvmJsonProgram", "TvmScriptProgram", "HashProgram"]
-    return {"oneOf": [{"$ref": REF.format(model=name)} for name in names]}
+    text = TypeAdapter(TextProgram).json_schema()
+    return {"oneOf": [{"$ref": REF.format(model=name)} for name in names] + [text]}
 
 
 def strict_device(name_schema: dict[str, Any]) -> dict[str, Any]:
