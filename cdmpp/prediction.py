@@ -8,6 +8,7 @@ from typing import Any
 from typing import Protocol as Interface
 
 from cdmpp.devices.spec import DeviceSpec
+from cdmpp.domain.calibration import DEFAULT_INTERVAL
 from cdmpp.domain.score import Label
 from cdmpp.errors import CdmppError, DataError
 from cdmpp.features.encoded import EncodedProgram
@@ -16,7 +17,7 @@ from cdmpp.programs.operators import OperatorSpec
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS, Protocol
 
-DEFAULT_QUANTILES = (0.1, 0.9)
+DEFAULT_QUANTILES = DEFAULT_INTERVAL
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ class Prediction:
     latency_s : float
         Predicted run time in seconds, > 0.
     lower_s, upper_s : float
-        The outermost of the requested quantiles, or ``latency_s`` where that lies outside.
+        The outermost of the requested quantiles where they lie on both sides of the median, else the quantiles 0.1
+        and 0.9; or ``latency_s`` where that lies outside.
     quantiles : dict of str to float
         Requested level (as text, "0.1") to seconds.
     domain : {"in", "near", "out"}

@@ -20,7 +20,7 @@ from cdmpp.artifact.load import load_artifact
 from cdmpp.artifact.model import Artifact
 from cdmpp.devices.loading import from_mapping
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.domain.calibration import read_quantiles
+from cdmpp.domain.calibration import read_interval
 from cdmpp.domain.score import label
 from cdmpp.errors import CdmppError, DataError, InvalidDeviceError
 from cdmpp.features.bulk import FeatureAnswers, FeatureQueries
@@ -385,13 +385,11 @@ class LatencyPredictor:
             return []
         table = np.stack([rows[key][0] for _, key in predicted])
         points = np.exp(table[:, _POINT])
-        values = np.exp(read_quantiles(table[:, _LEVELS:], table[:, _FACTOR], levels))
-        # The point minimises the relative error and is slightly below the median.
-        lower = np.minimum(points, values.min(axis=1)).tolist()
-        upper = np.maximum(points, values.max(axis=1)).tolist()
+        lower, upper, values = read_interval(table[:, _LEVELS:], table[:, _FACTOR], levels, points)
         names = [f"{level:g}" for level in levels]
         scores, coverage = table[:, _SCORE].tolist(), table[:, _COVERAGE].tolist()
         bounds, seconds = table[:, _ROOFLINE].tolist(), points.tolist()
+        lower_s, upper_s = lower.tolist(), upper.tolist()
         return [
             Prediction(
                 queries[i].program.name,
@@ -402,8 +400,8 @@ class LatencyPredictor:
                 framework,
                 model_id,
                 seconds[row],
-                lower[row],
-                upper[row],
+                lower_s[row],
+                upper_s[row],
                 dict(zip(names, quantiles, strict=True)),
                 label(coverage[row]),
                 round(scores[row], 4),

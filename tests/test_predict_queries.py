@@ -100,3 +100,16 @@ def test_what_is_remembered_of_programs_is_bounded(predictor: LatencyPredictor) 
     # Cached features own their arrays: no block of a call stays in memory for one of its rows.
     assert all(value.leaves.base is None or value.leaves.base.nbytes == value.leaves.nbytes for value in cache.values())
     assert np.isfinite(held)
+
+
+@pytest.mark.parametrize("levels", [(0.5,), (0.05,), (0.9,), (0.6, 0.9)])
+def test_levels_on_one_side_of_the_median_do_not_bound_the_interval(
+    predictor: LatencyPredictor, levels: tuple[float, ...]
+) -> None:
+    asked = queries(12)
+    usual = LatencyPredictor(predictor.artifact).predict_queries(asked)
+    others = LatencyPredictor(predictor.artifact).predict_queries(asked, levels)
+    for expected, prediction in zip(usual, others, strict=True):
+        assert (prediction.lower_s, prediction.upper_s) == (expected.lower_s, expected.upper_s)
+        assert list(prediction.quantiles) == [f"{level:g}" for level in levels]
+        assert prediction.lower_s < prediction.latency_s < prediction.upper_s

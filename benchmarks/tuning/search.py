@@ -140,7 +140,9 @@ def cost_model(method: str, predictor: BulkPredictor, device: Any) -> Any:
     if method == "xgboost":
         # By default TVM's model guesses for its first 100 trials; here it learns after the first round.
         return ms.cost_model.XGBModel(num_warmup_samples=ROUND, num_tuning_cores=1)
-    return CdmppCostModel(predictor, device=device, update="fine-tune" if method == "fine-tuned" else "frozen")
+    return CdmppCostModel(
+        predictor, device=device, update="fine-tune" if method == "fine-tuned" else "frozen", report=None
+    )
 
 
 def run_search(

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from cdmpp.errors import DataError
 
 
+Part = Literal["train", "validation", "test"]
+
+
 def evaluate(
     records: Annotated[
         list[Path],
@@ -40,11 +43,16 @@ def evaluate(
     ],
     model: ModelOption = None,
     devices: Annotated[str | None, typer.Option(metavar="A,B", help="Only these devices.", show_default=False)] = None,
+    split: Annotated[
+        Part | None,
+        typer.Option("--split", help="Only rows of this part of the model's own split.", show_default=False),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Compare a model's predictions with measured tables.
 
-    Errors by source, device and operator, and over all rows. Rows that cannot be predicted are counted by
+    Errors by source, device and operator, and over all rows. A last line says how many rows the model was trained on,
+    by the hash of their shape or task: --split test leaves these out. Rows that cannot be predicted are counted by
     reason. --json prints fractions (0.073), the table per cent. For schedules of tasks it also prints the ranking
     within each task: Kendall's tau, and the best latency of a task over the best of the 1 and 5 programs that
     were predicted fastest.
@@ -59,9 +67,9 @@ def evaluate(
     artifact = load_artifact(model or default_model())
     _check_devices(artifact, records, chosen or [])
     with _progress() as (started, done):
-        result = evaluate_tables(artifact, _tables(records, started), devices=chosen, progress=done)
+        result = evaluate_tables(artifact, _tables(records, started), devices=chosen, part=split, progress=done)
     if not result["overall"]["n"]:
-        raise _nothing(result, chosen)
+        raise _nothing(result, chosen, split)
     if json:
         print_json(result)
     else:
@@ -81,7 +89,7 @@ def _check_devices(artifact: Artifact, files: list[Path], chosen: list[str]) -> 
                 raise
 
 
-def _nothing(result: dict[str, Any], chosen: list[str] | None) -> DataError:
+def _nothing(result: dict[str, Any], chosen: list[str] | None, split: str | None) -> DataError:
     """Why not a single row was predicted."""
     from cdmpp.errors import DataError
 
@@ -89,6 +97,7 @@ def _nothing(result: dict[str, Any], chosen: list[str] | None) -> DataError:
     for entry in result["unsupported"]:
         reasons[entry["reason"]] += entry["n"]
     of = f" of {', '.join(chosen)}" if chosen is not None else ""
+    of += f" in the {split} part" if split else ""
     left = ", ".join(f"{reason} {n:,}" for reason, n in reasons.most_common(5))
     return DataError(
         f"no row{of} can be compared with a prediction" + (f": {left}" if left else ""),
@@ -136,6 +145,17 @@ def _progress() -> Iterator[tuple[Callable[[Path, int], None], Callable[[int], N
         )
 
 
+def _trained_on(result: dict[str, Any]) -> str:
+    """One sentence about the rows that were training rows."""
+    parts, rows = result["parts"], result["overall"]["n"]
+    if parts is None:
+        return "The model does not name its split: some of these rows may have been training rows."
+    return (
+        f"The model was trained on {parts['trained_on']:,} of these {rows:,} rows; "
+        f"{parts['test']:,} belong to the test part of its split (--split test)."
+    )
+
+
 def _print(result: dict[str, Any]) -> None:
     ranked = "ranked_groups" in result["overall"]
 
@@ -146,6 +166,7 @@ def _print(result: dict[str, Any]) -> None:
     rows.append(("all", "", "", *cells(result["overall"])))
     header = ("source", "device", "operator", *ERROR_HEADER, *(RANKING_HEADER if ranked else ()))
     print_table(header, rows, right=range(3, len(header)))
+    print(_trained_on(result))
     if result["unsupported"]:
         print("not predicted:")
         names = ("source", "device", "op", "n", "reason")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -77,9 +80,9 @@ def train(
 
 @contextmanager
 def _progress() -> Iterator[Progress | None]:
-    """A bar on a terminal; nothing elsewhere (``metrics.jsonl`` of the run says the same)."""
+    """A bar on a terminal, elsewhere a line on stderr every 30 s; ``metrics.jsonl`` of the run has the same figures."""
     if not on_terminal():
-        yield None
+        yield StepLines(sys.stderr)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -93,6 +96,38 @@ def _progress() -> Iterator[Progress | None]:
             bars.update(task, completed=step, total=steps, loss=f"loss {metrics['loss']:.4f}")
 
         yield show
+
+
+class StepLines:
+    """Progress of a training run as lines of text: the first step, one line per interval, the last step.
+
+    Parameters
+    ----------
+    stream : text stream
+    every_s : float
+        Shortest time between two lines, in seconds.
+    clock : callable
+        Returns seconds.
+    """
+
+    def __init__(self, stream: TextIO, every_s: float = 30.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream, self._every_s, self._clock = stream, every_s, clock
+        self._first: tuple[int, float] | None = None
+        self._printed_s = -math.inf
+
+    def __call__(self, step: int, steps: int, metrics: dict[str, float]) -> None:
+        """Print the step if a line is due."""
+        now_s = self._clock()
+        # Steps of an earlier run, which this run resumes, say nothing about its speed.
+        first_step, started_s = self._first = self._first or (step, now_s)
+        if now_s < self._printed_s + self._every_s and step < steps:
+            return
+        self._printed_s = now_s
+        line = f"step {step:,} of {steps:,}, loss {metrics['loss']:.4f}"
+        if first_step < step < steps:
+            left_s = (now_s - started_s) / (step - first_step) * (steps - step)
+            line += f", about {max(1, round(left_s / 60))} min left"
+        print(line, file=self._stream, flush=True)
 
 
 def print_errors(metrics: dict[str, Any], title: str) -> None:

@@ -16,6 +16,8 @@ from cdmpp.nn.config import LEVELS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+#: Levels of the interval of a prediction unless others are requested.
+DEFAULT_INTERVAL = (0.1, 0.9)
 _MEDIAN = LEVELS.index(0.5)
 #: An interval below and above the median; both are scaled by one factor.
 _LOW, _HIGH = LEVELS.index(0.1), LEVELS.index(0.9)
@@ -52,3 +54,34 @@ def read_quantiles(log_quantiles: Array, factor: Array, levels: Sequence[float])
     right = np.clip(np.searchsorted(known, wanted), 1, len(known) - 1)
     share = (wanted - known[right - 1]) / (known[right] - known[right - 1])
     return np.asarray(scaled[:, right - 1] * (1 - share) + scaled[:, right] * share)
+
+
+def interval_levels(levels: Sequence[float]) -> Sequence[float]:
+    """Levels whose outermost values bound the interval of a prediction.
+
+    These are the requested levels, or 0.1 and 0.9 where the requested ones are not on both sides of the median.
+    """
+    return levels if min(levels) < 0.5 < max(levels) else DEFAULT_INTERVAL
+
+
+def read_interval(
+    log_quantiles: Array, factor: Array, levels: Sequence[float], point_s: Array
+) -> tuple[Array, Array, Array]:
+    """Bounds of the interval and the quantiles, in seconds.
+
+    Parameters
+    ----------
+    log_quantiles, factor, levels
+        As in :func:`read_quantiles`.
+    point_s : (n,)
+        Predicted seconds. The point minimises the relative error and is slightly below the median.
+
+    Returns
+    -------
+    lower_s, upper_s : (n,)
+    quantiles_s : (n, len(levels))
+    """
+    quantiles_s = np.exp(read_quantiles(log_quantiles, factor, levels))
+    outer = interval_levels(levels)
+    bounds_s = quantiles_s if outer is levels else np.exp(read_quantiles(log_quantiles, factor, outer))
+    return np.minimum(point_s, bounds_s.min(axis=1)), np.maximum(point_s, bounds_s.max(axis=1)), quantiles_s

@@ -19,9 +19,10 @@ from cdmpp.data.table import MeasurementTable
 from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.domain.calibration import read_quantiles
-from cdmpp.errors import UnknownDeviceError
+from cdmpp.errors import DataError, UnknownDeviceError
 from cdmpp.evaluation.cache import FeatureCache
 from cdmpp.evaluation.metrics import measure
+from cdmpp.evaluation.parts import CODES, row_parts, trained_on
 from cdmpp.evaluation.query_batches import QueryPart, query_parts
 from cdmpp.evaluation.ranking import rank
 from cdmpp.inference.pipeline import InferencePipeline
@@ -54,6 +55,9 @@ class _Scores:
     tasks: dict[tuple[str, str], int] = field(default_factory=dict)
     schedules: dict[str, int] = field(default_factory=dict)
     unsupported: Counter[tuple[str, str, str, str]] = field(default_factory=Counter)
+    #: Predicted rows per part of the model's split; and how many of them were training rows.
+    parts: Counter[str] = field(default_factory=Counter)
+    trained_on: int = 0
 
     def result(self) -> dict[str, Any]:
         columns = [np.concatenate(parts) for parts in zip(*self.columns, strict=True)]
@@ -75,6 +79,9 @@ class _Scores:
         return {
             "overall": figures(slice(None)),
             "groups": groups,
+            "parts": {name: self.parts[name] for name in CODES} | {"trained_on": self.trained_on}
+            if self.parts
+            else None,
             "unsupported": [
                 {"source": source, "device": device, "op": op, "reason": reason, "n": n}
                 for (source, device, op, reason), n in sorted(self.unsupported.items())
@@ -87,6 +94,7 @@ def evaluate(
     tables: Iterable[MeasurementTable],
     *,
     devices: Collection[str] | None = None,
+    part: str | None = None,
     cache: FeatureCache | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
@@ -99,6 +107,8 @@ def evaluate(
         Tables are read one after the other; with a generator, one is in memory at a time.
     devices : collection of str, optional
         Only rows of these devices: names or aliases that cdmpp knows, or names as a table has them.
+    part : {"train", "validation", "test"}, optional
+        Only rows of this part of the split that the model was trained with.
     cache : FeatureCache, optional
         Cache of programs given as TVM JSON.
     progress : callable, optional
@@ -110,7 +120,9 @@ def evaluate(
         ``overall``: the figures of :func:`cdmpp.evaluation.metrics.measure` over all predicted rows, each
         row of equal weight, and of :func:`cdmpp.evaluation.ranking.rank` where programs are schedules of
         tasks; ``groups``: the same by ``source``, ``device`` and ``op``, the latter two as
-        the file names them; ``unsupported``: how many rows (``n``) of which group were not predicted, and
+        the file names them; ``parts``: predicted rows in the training, validation and test part of the model's split
+        (:mod:`cdmpp.evaluation.parts`), and how many of them it was trained on, or None if the model names no split;
+        ``unsupported``: how many rows (``n``) of which group were not predicted, and
         the ``reason``: a code of :data:`cdmpp.data.table.UNSUPPORTED`, ``failed``, ``no_latency``,
         ``latency_not_positive``, ``latency_not_believable`` (outside 1 ns to 10^6 s), or
         ``invalid_program`` with what is wrong with the program. Every row is in one of the two.
@@ -119,14 +131,18 @@ def evaluate(
     ------
     UnknownDeviceError
         A name in ``devices`` that neither cdmpp nor any table knows.
+    DataError
+        ``part`` is unknown, or the model names no split.
     """
+    if part is not None and part not in CODES:
+        raise DataError(f"unknown part {part!r}", hint="one of: " + ", ".join(CODES))
     artifact = model if isinstance(model, Artifact) else model.artifact
     wanted = None if devices is None else {*devices, *(d.name for d in map(_known, devices) if d)}
     scores, kept = _Scores(), cache or FeatureCache(schedule=artifact.config.schedule)
     unmatched = {name for name in devices or () if _known(name) is None}
     for table in tables:
         unmatched -= set(table.device_name.names)
-        _evaluate_table(artifact, table, wanted, kept, scores, progress or (lambda _: None))
+        _evaluate_table(artifact, table, wanted, part, kept, scores, progress or (lambda _: None))
     for name in sorted(unmatched):
         lookup(name)  # raises, with the nearest names
     return scores.result()
@@ -136,6 +152,7 @@ def _evaluate_table(
     artifact: Artifact,
     table: MeasurementTable,
     wanted: set[str] | None,
+    part: str | None,
     cache: FeatureCache,
     scores: _Scores,
     progress: Callable[[int], None],
@@ -143,6 +160,14 @@ def _evaluate_table(
     chosen = np.ones(len(table), dtype=np.bool_)
     if wanted is not None:
         chosen = rows_of(table, wanted)
+    try:
+        parts = row_parts(artifact, table)
+    except DataError:
+        if part is not None:
+            raise
+        parts = None
+    if part is not None:
+        chosen &= parts == CODES[part]
     reason = reasons(table)
     lost = np.flatnonzero(chosen & (reason != ""))
     _count(scores, table, lost, reason[lost])
@@ -151,6 +176,9 @@ def _evaluate_table(
     if not len(rows):
         return
     rows = rows[np.argsort(table.program_key[rows], kind="stable")]
+    if parts is not None:
+        scores.parts.update({name: int((parts[rows] == code).sum()) for name, code in CODES.items()})
+        scores.trained_on += int(trained_on(artifact, table, parts)[rows].sum())
     _score_rows(InferencePipeline(artifact), table, rows, query_parts(table, rows, cache), scores, progress)
 
 

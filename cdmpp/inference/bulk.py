@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.domain.calibration import read_quantiles
+from cdmpp.domain.calibration import read_interval
 from cdmpp.domain.score import THRESHOLDS
 from cdmpp.errors import DataError, InvalidProgramError
 from cdmpp.features.bulk import TIR, FeatureAnswers, FeatureQueries
@@ -61,7 +61,7 @@ def predict_features(pipeline: InferencePipeline, queries: FeatureQueries) -> Fe
         output = pipeline.predict(batch)
         bound = np.maximum(*roofline_s(store.summary, stack_devices(specs)[batch.rows.device]))
         point = np.exp(output.point)
-        values = np.exp(read_quantiles(output.levels, output.factor, levels))
+        lower, upper, values = read_interval(output.levels, output.factor, levels, point)
     figures = np.column_stack([point, values, output.score, bound])
     bad = ~(np.isfinite(figures).all(axis=1) & (point > 0) & (values > 0).all(axis=1))
     if bad.any():
@@ -71,9 +71,8 @@ def predict_features(pipeline: InferencePipeline, queries: FeatureQueries) -> Fe
         )
     return FeatureAnswers(
         latency_s=point,
-        # The point minimises the relative error and is slightly below the median.
-        lower_s=np.minimum(point, values.min(axis=1)),
-        upper_s=np.maximum(point, values.max(axis=1)),
+        lower_s=lower,
+        upper_s=upper,
         quantiles=values,
         domain=((output.coverage > THRESHOLDS[0]).astype(np.int8) + (output.coverage > THRESHOLDS[1])),
         domain_score=np.array([round(score, 4) for score in output.score.tolist()]),

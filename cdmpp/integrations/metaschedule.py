@@ -10,7 +10,10 @@ uses a server instead, so that the tuning process does not load the network.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -30,6 +33,12 @@ logger = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Update = Literal["frozen", "fine-tune"]
+_REPORT_EVERY_S = 10.0
+
+
+def print_line(text: str) -> None:
+    """Print a line on stderr at once."""
+    print(text, file=sys.stderr, flush=True)
 
 
 @derived_object
@@ -49,6 +58,10 @@ class CdmppCostModel(ms.cost_model.PyCostModel):  # type: ignore[misc]
         without changing the network (:mod:`cdmpp.integrations.online`).
     api_key : str, optional
         API key of the server.
+    report : callable, optional
+        Called with a line of text at the start of each task, and then at most every 10 s: candidates ranked, and runs
+        learned from. A search takes minutes in which MetaSchedule itself prints nothing. Default: print to stderr;
+        None: silent.
 
     Attributes
     ----------
@@ -71,6 +84,7 @@ class CdmppCostModel(ms.cost_model.PyCostModel):  # type: ignore[misc]
         protocol: Protocol = DEFAULT_PROTOCOL,
         update: Update = "frozen",
         api_key: str | None = None,
+        report: Callable[[str], None] | None = print_line,
     ) -> None:
         super().__init__()
         if update not in get_args(Update):
@@ -83,6 +97,8 @@ class CdmppCostModel(ms.cost_model.PyCostModel):  # type: ignore[misc]
         self._online: dict[str, OnlineResiduals] = {}
         self._reference: dict[str, float] = {}
         self._hosts: dict[str, DeviceSpec | str] = {}
+        self._report, self._reported_s = report, -math.inf
+        self._ranked = self._learned = 0
 
     @property
     def unencoded(self) -> int:
@@ -114,10 +130,16 @@ class CdmppCostModel(ms.cost_model.PyCostModel):  # type: ignore[misc]
         if not encodable:
             return scores
         task = task_key(context)
+        if task not in self._reference:
+            device = self._device_of(context)
+            name = device if isinstance(device, str) else device.name
+            self._say(f"model {self.model_id} ranks the candidates of a new task for {name}", at_once=True)
         log_s = self._log_seconds(context, task, [e for e in encoded if e is not None])
         # MetaSchedule samples parents in proportion to the score, so all batches of a task share one reference.
         best = self._reference.setdefault(task, float(log_s.min()))
         scores[encodable] = np.exp(np.clip(best - log_s, -50.0, 50.0))
+        self._ranked += len(encodable)
+        self._say_counts()
         return scores
 
     def update(self, context: Any, candidates: Sequence[Any], results: Sequence[Any]) -> None:
@@ -141,6 +163,8 @@ class CdmppCostModel(ms.cost_model.PyCostModel):  # type: ignore[misc]
         task, encoded = task_key(context), [e for e, _ in pairs]
         online = self._online.setdefault(task, OnlineResiduals())
         online.learn(encoded, self._log_base(context, encoded), [s for _, s in pairs])
+        self._learned += len(pairs)
+        self._say_counts()
 
     def save(self, path: str) -> None:
         """Write the online corrections to a file (safetensors)."""
@@ -168,6 +192,16 @@ class CdmppCostModel(ms.cost_model.PyCostModel):  # type: ignore[misc]
             self._predictor.close()  # type: ignore[attr-defined]
 
     # -- private -----------------------------------------------------------------------------------------
+    def _say_counts(self) -> None:
+        self._say(f"{self._ranked:,} candidates ranked, {self._learned:,} measured runs learned from")
+
+    def _say(self, text: str, *, at_once: bool = False) -> None:
+        """Report a line, unless one was reported in the last seconds."""
+        now_s = time.monotonic()
+        if self._report is not None and (at_once or now_s >= self._reported_s + _REPORT_EVERY_S):
+            self._reported_s = now_s
+            self._report(f"cdmpp: {text}")
+
     def _log_seconds(self, context: Any, task: str, encoded: Sequence[EncodedPrograms]) -> Array:
         base = self._log_base(context, encoded)
         online = self._online.get(task)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -139,3 +140,49 @@ def test_invalid_data_paths_are_refused(run: Run, gemm: Path, tmp_path: Path) ->
         result = run("data", *arguments)
         assert result.exit_code == 1
         assert result.stderr.startswith("error: ")
+
+
+def shape_in(part: int, count: int) -> list[int]:
+    """Sizes m of linear operators (n = k = 64) whose shape is in this part of the standard split."""
+    from cdmpp.data.splits import program_parts
+
+    sizes = list(range(1, 400))
+    table = load_table(_gemm_table(Path(tempfile.mkdtemp()) / "all.parquet", sizes))
+    parts = program_parts(table)[table.program_key]
+    return [m for m, code in zip(sizes, parts.tolist(), strict=True) if code == part][:count]
+
+
+def _gemm_table(path: Path, sizes: list[int]) -> Path:
+    count = len(sizes)
+    columns: dict[str, list[Any]] = {
+        "op": ["linear"] * count,
+        "device": ["NVIDIA L40S"] * count,
+        "framework": ["vllm"] * count,
+        "dtype": ["bfloat16"] * count,
+        "m": sizes,
+        "n": [64] * count,
+        "k": [64] * count,
+        "latency_us": [5.0] * count,
+    }
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def test_the_report_counts_training_rows_and_split_leaves_them_out(run: Run, tmp_path: Path) -> None:
+    trained, tested = shape_in(0, 3), shape_in(2, 2)
+    table = _gemm_table(tmp_path / "gemm.parquet", trained + tested)
+    result = run("eval", "--records", table, "--json")
+    assert result.exit_code == 0, result.output
+    parts = {"train": 3, "validation": 0, "test": 2, "trained_on": 3}
+    assert json.loads(result.stdout)["parts"] == parts
+    assert "trained on 3 of these 5 rows; 2 belong to the test part" in run("eval", "--records", table).stdout
+    only = json.loads(run("eval", "--records", table, "--split", "test", "--json").stdout)
+    assert only["overall"]["n"] == 2
+    assert only["parts"] == {"train": 0, "validation": 0, "test": 2, "trained_on": 0}
+
+
+def test_a_part_without_rows_is_an_error_that_names_it(run: Run, tmp_path: Path) -> None:
+    table = _gemm_table(tmp_path / "gemm.parquet", shape_in(0, 2))
+    result = run("eval", "--records", table, "--split", "validation")
+    assert result.exit_code == 1
+    assert "no row in the validation part" in result.stderr

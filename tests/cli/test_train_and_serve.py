@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -131,3 +132,17 @@ def test_server_that_cannot_start_is_an_error(run: Run, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(uvicorn, "run", stop)
     assert run("serve").exit_code == 1
+
+
+def test_training_prints_lines_where_there_is_no_terminal() -> None:
+    from cdmpp.cli.train import StepLines
+
+    stream, now_s = io.StringIO(), iter([0.0, 10.0, 40.0, 50.0])
+    lines = StepLines(stream, every_s=30.0, clock=lambda: next(now_s))
+    for step in (50, 100, 150, 200):
+        lines(step, 200, {"loss": 0.5})
+    assert stream.getvalue().splitlines() == [
+        "step 50 of 200, loss 0.5000",
+        "step 150 of 200, loss 0.5000, about 1 min left",
+        "step 200 of 200, loss 0.5000",
+    ]

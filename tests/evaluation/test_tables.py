@@ -64,7 +64,7 @@ def test_figures_are_the_predictors(predictor: LatencyPredictor, columns: Column
 
 def test_layout_of_the_result(predictor: LatencyPredictor, columns: Columns, save: Save) -> None:
     result = evaluate(predictor.artifact, [load_table(save(columns))])
-    assert result.keys() == {"overall", "groups", "unsupported"}
+    assert result.keys() == {"overall", "groups", "parts", "unsupported"}
     assert tuple(result["overall"]) == METRICS
     keys = [(g["source"], g["device"], g["op"]) for g in result["groups"]]
     assert keys == sorted(set(keys))
@@ -150,7 +150,8 @@ def test_nothing_left_gives_nulls(predictor: LatencyPredictor, save: Save) -> No
     result = evaluate(predictor, [load_table(save(columns))])
     assert result["overall"] == {"n": 0, **dict.fromkeys(METRICS[1:])}
     assert result["groups"] == []
-    assert evaluate(predictor, []) == {"overall": result["overall"], "groups": [], "unsupported": []}
+    empty = {"overall": result["overall"], "groups": [], "parts": None, "unsupported": []}
+    assert evaluate(predictor, []) == empty
 
 
 def test_chosen_devices(predictor: LatencyPredictor, save: Save) -> None:

@@ -180,3 +180,24 @@ def test_by_default_programs_run_here(draw: Draw) -> None:
     (spec,) = simple.asked[0].devices
     assert isinstance(spec, DeviceSpec) and spec.kind == "cpu" and spec.compute_units == 1
     assert spec.name.endswith("-1t-sse42")
+
+
+def test_a_search_reports_its_tasks_and_its_counts(draw: Draw, predictor: LatencyPredictor, device: DeviceSpec) -> None:
+    from cdmpp.integrations.metaschedule import CdmppCostModel
+
+    lines: list[str] = []
+    context, candidates = draw(4)
+    cost_model = CdmppCostModel(predictor, device=device, report=lines.append)
+    cost_model.predict(context, candidates)
+    cost_model.predict(context, candidates)  # within ten seconds of the first line
+    assert lines == [f"cdmpp: model {predictor.model_id} ranks the candidates of a new task for {device.name}"]
+
+
+def test_a_search_reports_on_stderr_by_default(
+    draw: Draw, predictor: LatencyPredictor, device: DeviceSpec, capsys: pytest.CaptureFixture[str]
+) -> None:
+    context, candidates = draw(2)
+    model(predictor, device).predict(context, candidates)
+    printed = capsys.readouterr()
+    assert "ranks the candidates of a new task" in printed.err
+    assert printed.out == ""

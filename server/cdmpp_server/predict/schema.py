@@ -88,7 +88,10 @@ def request_model(max_items: int) -> type[PredictRequest]:
 
 
 Seconds = Annotated[float, Field(gt=0)]
-_BOUND = "of the requested quantiles, or latency_s where that lies outside."
+_BOUND = (
+    "of the requested quantiles (of 0.1 and 0.9 where those lie on one side of the median), or latency_s where that "
+    "lies outside."
+)
 
 
 class PredictionResult(BaseModel):
