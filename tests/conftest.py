@@ -48,6 +48,7 @@ SLOW_FILES = (
     "tests/training/test_baselines.py",
     "tests/server/test_plans.py",
     "tests/server/test_adapt.py",
+    "tests/server/test_adapt_process.py",
     "tests/client/test_transport.py",
     "tests/evaluation/test_tables.py",
     "tests/programs/test_lowering_runs.py",

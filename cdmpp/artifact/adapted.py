@@ -108,10 +108,25 @@ def load_adapted(path: Path, manifest: dict[str, Any]) -> Artifact:
     check_fields(path, manifest, AdapterManifest)
     if hashlib.sha256(payload).hexdigest() != manifest["sha256"][ADAPTER]:
         raise ArtifactError(f"{path / ADAPTER} does not match its checksum", hint="copy the model folder again")
+    folder, base_manifest = _base(path, manifest)
+    return on_base(load_trained(folder, base_manifest), payload, manifest, path)
+
+
+def on_base(base: Artifact, payload: bytes, manifest: dict[str, Any], path: Path) -> Artifact:
+    """An adapted model from the content of its two files, on a base that is loaded already.
+
+    Parameters
+    ----------
+    path : Path
+        Where the files are, for error messages.
+
+    Raises
+    ------
+    ArtifactError
+        It is an adapter of another base, or was written by another version.
+    """
     if manifest["numeric"] != list(NUMERIC):
         raise ArtifactError(f"{path} was adapted with other features", hint="adapt again with this version of cdmpp")
-    folder, base_manifest = _base(path, manifest)
-    base = load_trained(folder, base_manifest)
     tensors = load(payload)
     process = {k[8:]: v for k, v in tensors.items() if k.startswith("process.")}
     tuned = {k[6:]: v for k, v in tensors.items() if k.startswith("tuned.")}
@@ -129,6 +144,15 @@ def load_adapted(path: Path, manifest: dict[str, Any]) -> Artifact:
     identity = _identity(base, adapter, payload)
     check_identity(path, manifest, identity)
     return _on_top(base, adapter, identity)
+
+
+def without_adapter(artifact: Artifact) -> Artifact:
+    """The base model of an adapted model; a base model itself."""
+    if artifact.adapter is None:
+        return artifact
+    added = ("base", "adapted_device", "adapter")
+    manifest = {name: value for name, value in artifact.manifest.items() if name not in added}
+    return replace(artifact, manifest=manifest | {"model_id": artifact.manifest["base"]["model_id"]}, adapter=None)
 
 
 def check_target(path: Path, artifact: Artifact) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cdmpp_server import routes
 from cdmpp_server.adapt.openapi import describe_adapt
+from cdmpp_server.adapt.routes import lifespan as adapt_lifespan
 from cdmpp_server.adapt.routes import router as adapt_router
 from cdmpp_server.curve.openapi import describe_curve
 from cdmpp_server.curve.routes import router as curve_router
@@ -38,7 +39,7 @@ FEATURES: tuple[Feature, ...] = (
     Feature(observe_router, describe_observe, lifespan=observe_lifespan),
     Feature(predict_router, describe_predict, lifespan=predict_lifespan),
     Feature(None, describe_reload, reload_install, reload_lifespan),
-    Feature(adapt_router, describe_adapt),
+    Feature(adapt_router, describe_adapt, lifespan=adapt_lifespan),
     Feature(curve_router, describe_curve),
     Feature(onnx_router, describe_onnx),
     Feature(plan_router, describe_plan, lifespan=plan_lifespan),

@@ -65,7 +65,7 @@ class Settings(BaseSettings):
     max_wait_s : float
         Time for which a small batch right after another waits for further queries, in seconds.
     max_concurrent : int
-        Maximum number of batches computed at a time, and separately of other requests (``/adapt``).
+        Maximum number of batches computed at a time, and separately of other requests.
     max_queued : int
         Maximum number of waiting other requests; one beyond it is refused (503).
     cache_bytes : int
@@ -83,6 +83,10 @@ class Settings(BaseSettings):
     sandbox_timeout_s : float
         Time limit for reading one program or model, in seconds, below `deadline_s`. A program that exceeds
         it is refused, and the process is replaced.
+    adapt_workers : int
+        Maximum number of processes that adapt a model (``POST /adapt``); each starts when needed.
+    adapt_memory_bytes : int
+        Memory of such a process beyond its libraries, in bytes.
     database : str, optional
         Database of observations, registered programs and jobs: path of a SQLite file, or
         ``postgresql+psycopg://...``. Default: cdmpp/service.sqlite in the user's state folder.
@@ -142,6 +146,8 @@ class Settings(BaseSettings):
     sandbox_workers: Annotated[int, Field(ge=1, le=64)] = 1
     sandbox_memory_bytes: Annotated[int, Field(ge=64 * 2**20, le=2**40)] = 2 * 2**30
     sandbox_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 5.0
+    adapt_workers: Annotated[int, Field(ge=1, le=64)] = 1
+    adapt_memory_bytes: Annotated[int, Field(ge=64 * 2**20, le=2**40)] = 2 * 2**30
     database: Annotated[str | None, AfterValidator(check_database)] = None
     max_programs: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
     max_program_bytes: Annotated[int, Field(ge=2**20)] = 2**30

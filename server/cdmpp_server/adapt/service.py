@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
 
-from cdmpp.adaptation.records import measurement
-from cdmpp.data.records import Measurement
-from cdmpp.devices import from_mapping
+from anyio.to_thread import run_sync
+
+from cdmpp.artifact.adapted import ADAPTER, on_base, without_adapter
 from cdmpp.errors import CdmppError
-from cdmpp.frontends.request import program_from_request
-from cdmpp_server.adapt.schema import AdaptRequest, Record
-from cdmpp_server.concurrency import ConcurrencyLimiter
+from cdmpp.predictor import LatencyPredictor
+from cdmpp_server.adapt.processes import AdaptProcesses
+from cdmpp_server.adapt.schema import AdaptRequest
+from cdmpp_server.adapt.work import header_for, unpack
 from cdmpp_server.deadline import Deadline
 from cdmpp_server.fields import ProgramValue, program_value
 from cdmpp_server.models import Models
@@ -21,12 +25,12 @@ from cdmpp_server.sandbox.sandbox import Sandbox
 
 
 async def adapt(
-    request: AdaptRequest, service: PredictionService, sandbox: Sandbox, limiter: ConcurrencyLimiter, deadline: Deadline
+    request: AdaptRequest, service: PredictionService, sandbox: Sandbox, processes: AdaptProcesses, deadline: Deadline
 ) -> bytes:
-    """Adapt the model to a device, keep the adapted model, and return the response body.
+    """Adapt the base model to a device, keep the adapted model, and return the response body.
 
-    The sandbox reads TIR texts first and refuses those that exceed its limits. The adaptation then reads
-    TVM JSON again in this process, in plain Python. The sandbox converts TVMScript to TVM JSON.
+    The sandbox reads TIR texts first and refuses those that exceed its limits, and converts TVMScript to TVM JSON.
+    An adapting process reads TVM JSON again, in plain Python. It is killed at the deadline.
 
     Raises
     ------
@@ -38,9 +42,13 @@ async def adapt(
     known = await service.read_programs(list(zip(forms, backends, strict=True)), deadline)
     for position, program in enumerate(known):
         if isinstance(program, CdmppError):
-            raise _refused(position, program)
+            message = f"records.{position}: {program.message}"
+            raise ProblemError(program.code, message, program.hint, status=409, item=position)
     forms = await _without_scripts(forms, sandbox, deadline)
-    return await limiter.run(lambda: _adapt(request, forms, service.models), deadline)
+    base = service.models.base.artifact
+    body = await service.do(False, partial(_encode, request, forms), deadline)
+    reply, data = await processes.run(header_for(base), body, deadline)
+    return await run_sync(_keep, unpack(reply, data), service.models)
 
 
 async def _without_scripts(forms: Sequence[ProgramValue], sandbox: Sandbox, deadline: Deadline) -> list[ProgramValue]:
@@ -57,30 +65,25 @@ async def _without_scripts(forms: Sequence[ProgramValue], sandbox: Sandbox, dead
     ]
 
 
-def _adapt(request: AdaptRequest, forms: Sequence[ProgramValue], models: Models) -> bytes:
-    rows = [_record(i, record, form) for i, (record, form) in enumerate(zip(request.records, forms, strict=True))]
+def _encode(request: AdaptRequest, forms: Sequence[ProgramValue]) -> bytes:
+    records = [
+        {
+            "program": form,
+            "backend": record.backend,
+            "latency_s": record.latency_s,
+            "protocol": record.protocol,
+            "framework": record.framework,
+        }
+        for form, record in zip(forms, request.records, strict=True)
+    ]
+    fields = request.model_dump(include={"device", "k", "sampler", "seed"})
+    return json.dumps({**fields, "records": records}).encode()
+
+
+def _keep(reply: tuple[dict[str, Any], dict[str, Any], bytes], models: Models) -> bytes:
+    report, manifest, payload = reply
     base = models.base
-    try:
-        name = request.device
-        device = base.artifact.device(name) if isinstance(name, str) else from_mapping(name)
-        adapted = base.adapt(rows, device, k=request.k, sampler=request.sampler, seed=request.seed)
-    except CdmppError as error:
-        status = 404 if error.code == "unknown_device" else 409
-        raise ProblemError(error.code, error.message, error.hint, status=status) from None
-    models.add(adapted)
-    report = dict(adapted.adaptation or {})
-    # NaN and infinity are not JSON: they are a bug and raise.
-    answer = {"adapted_model": report.pop("model_id"), **report}
-    return json.dumps(answer, allow_nan=False, separators=(",", ":")).encode()
-
-
-def _record(position: int, record: Record, form: ProgramValue) -> Measurement:
-    try:
-        program = program_from_request(form, record.backend)
-        return measurement(program, record.latency_s, record.protocol, record.framework)
-    except CdmppError as error:
-        raise _refused(position, error) from None
-
-
-def _refused(position: int, error: CdmppError) -> ProblemError:
-    return ProblemError(error.code, f"records.{position}: {error.message}", error.hint, status=409, item=position)
+    models.add(
+        LatencyPredictor(on_base(without_adapter(base.artifact), payload, manifest, Path(ADAPTER)), cache=base.cache)
+    )
+    return json.dumps({"adapted_model": report.pop("model_id"), **report}, separators=(",", ":")).encode()

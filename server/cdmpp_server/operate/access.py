@@ -107,7 +107,7 @@ class Rates:
 
     Notes
     -----
-    The number of items is known only after the request was read, so items are charged afterwards. One
+    The number of items is known only after the request was read. It is charged then, before the work. One
     request may make the balance negative; further requests are then refused until it is positive again.
     """
 

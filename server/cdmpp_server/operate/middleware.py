@@ -10,6 +10,7 @@ import logging
 import random
 import re
 import time
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -31,12 +32,17 @@ _QUIET = frozenset(("/healthz", "/readyz", "/metrics"))
 OPEN = frozenset(("/", "/healthz", "/readyz", "/openapi.json", "/docs"))
 OPEN_FOLDERS = ("/page/",)
 _ITEMS = "cdmpp.items"
+_CHARGE = "cdmpp.charge"
 _ACCESS = "cdmpp.access"
 
 
 def count_items(request: Request, items: int) -> None:
-    """Set the number of items of a request, for the log and for the rate limit."""
-    request.scope[_ITEMS] = items
+    """Set the number of items of a request, for the log, and charge them; call it before the work."""
+    scope = request.scope
+    charge = scope.get(_CHARGE)
+    if charge is not None:
+        charge(items - scope.get(_ITEMS, 0))
+    scope[_ITEMS] = items
 
 
 def require_administrator(request: Request) -> None:
@@ -85,7 +91,6 @@ class RequestMiddleware:
             await send(message)
 
         key: str | None = None
-        sender: str | None = None
         try:
             try:
                 key, administrator = self._keys.find(_text(headers.get(b"authorization")))
@@ -97,21 +102,20 @@ class RequestMiddleware:
                         client = scope.get("client")
                         sender = sender_of(key, client[0] if client else None)
                         self._rates.take(sender)
+                        scope[_CHARGE] = partial(self._rates.charge, sender)
             except ProblemError as error:
                 scope[CODE_OF_PROBLEM] = error.problem.code
                 await error.response()(scope, receive, send_with_id)
             else:
                 await self._app(scope, receive, send_with_id)
         finally:
-            self._ended(scope, status, time.perf_counter() - started, id_text.decode(), key, sender)
+            self._ended(scope, status, time.perf_counter() - started, id_text.decode(), key)
             request_id.reset(token)
 
     def _is_open(self, path: str) -> bool:
         return path in self._open or path.startswith(OPEN_FOLDERS)
 
-    def _ended(
-        self, scope: Scope, status: int, seconds: float, id_text: str, key: str | None, sender: str | None
-    ) -> None:
+    def _ended(self, scope: Scope, status: int, seconds: float, id_text: str, key: str | None) -> None:
         # The path of the route, not of the request: the number of labels must be bounded.
         path = scope["path"]
         route = getattr(scope.get("route"), "path", None) or (path if path in OPEN else "none")
@@ -121,8 +125,6 @@ class RequestMiddleware:
         status = status or 499
         items: int | None = scope.get(_ITEMS)
         self._metrics.ended(method, route, status, seconds, code)
-        if sender is not None and items:
-            self._rates.charge(sender, items)
         fields: dict[str, Any] = {
             "request_id": id_text,
             "method": method,

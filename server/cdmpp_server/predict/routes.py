@@ -42,8 +42,6 @@ async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
         raise
     state.models = Models(predictor, settings.max_adapted, settings.adapted_dir)
     state.limiter = ConcurrencyLimiter(settings.max_concurrent, settings.max_queued)
-    # Requests that take seconds have a separate limit, so that they do not block short requests.
-    state.slow_limiter = ConcurrencyLimiter(1, settings.max_queued)
     state.batcher = Batcher(
         max_batch_rows=settings.max_batch_rows,
         max_queued_rows=settings.max_queued_rows,

@@ -98,6 +98,10 @@ class SupervisedWorker:
             except (WorkerTimeoutError, WorkerMemoryError):
                 await self.replace()
                 raise
+            except asyncio.CancelledError:  # the cancelled exchange has killed the process
+                self.restarts += 1
+                self.start()
+                raise
             except WorkerDiedError as error:
                 _log.warning("a %s died: %s: %s", worker.program.name, error, worker.stderr_tail)
                 await self.replace()
@@ -158,6 +162,11 @@ class WorkerPool:
         return sum(worker.restarts for worker in self._workers)
 
     @property
+    def busy(self) -> int:
+        """Number of jobs that have begun."""
+        return len(self._running)
+
+    @property
     def pids(self) -> list[int]:
         """Process ids of the running workers."""
         processes = [worker.worker for worker in self._workers]
@@ -167,10 +176,11 @@ class WorkerPool:
         """Begin to start the first process before a job needs it."""
         self._workers[0].start()
 
-    async def run(self, job: Callable[[SupervisedWorker], Coroutine[Any, Any, T]]) -> T:
+    async def run(self, job: Callable[[SupervisedWorker], Coroutine[Any, Any, T]], *, kill: bool = False) -> T:
         """Run ``job`` with an idle worker.
 
-        A job that has begun continues when the caller is cancelled: its process stays usable.
+        A job that has begun continues when the caller is cancelled: its process stays usable. With ``kill`` the job
+        is cancelled too, which kills its process.
 
         Raises
         ------
@@ -197,6 +207,8 @@ class WorkerPool:
         except asyncio.CancelledError:
             if task.cancelled():
                 raise _closed() from None
+            if kill:
+                task.cancel()
             raise
 
     async def close(self) -> None:

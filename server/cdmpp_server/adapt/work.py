@@ -1,0 +1,129 @@
+"""The job of an adapting process: records as JSON become a report and the files of an adapted model."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import cdmpp.adaptation.adapt  # noqa: F401 - imported before the memory of the process is limited
+from cdmpp.adaptation.records import measurement
+from cdmpp.artifact.adapted import ADAPTER, without_adapter
+from cdmpp.artifact.folder import MANIFEST
+from cdmpp.artifact.load import load_artifact
+from cdmpp.artifact.model import Artifact
+from cdmpp.data.records import Measurement
+from cdmpp.devices import from_mapping
+from cdmpp.errors import ArtifactError, CdmppError
+from cdmpp.frontends.request import program_from_request
+from cdmpp.predictor import LatencyPredictor
+
+WorkerReply = tuple[dict[str, Any], bytes]
+
+
+class RecordError(Exception):
+    """A record that cannot be read.
+
+    Attributes
+    ----------
+    position : int
+    error : CdmppError
+    """
+
+    def __init__(self, position: int, error: CdmppError) -> None:
+        super().__init__(str(error))
+        self.position, self.error = position, error
+
+
+class Bases:
+    """Base models of the process: the last one that was used."""
+
+    def __init__(self) -> None:
+        self._last: LatencyPredictor | None = None
+
+    def get(self, folder: str, model_id: str) -> LatencyPredictor:
+        """The base model of a folder.
+
+        Raises
+        ------
+        ArtifactError
+            The folder no longer holds this model.
+        """
+        if self._last is None or self._last.model_id != model_id:
+            artifact = without_adapter(load_artifact(folder))
+            if artifact.model_id != model_id:
+                raise ArtifactError(
+                    f"the model folder now holds {artifact.model_id}, which the service has not loaded",
+                    hint="an administrator can load it: POST /models/reload",
+                )
+            self._last = LatencyPredictor(artifact)
+        return self._last
+
+
+def header_for(artifact: Artifact) -> dict[str, Any]:
+    """Header of a job that adapts the base of this model."""
+    return {"folder": str(artifact.folder), "model_id": without_adapter(artifact).model_id}
+
+
+def run(bases: Bases, header: Mapping[str, Any], body: bytes) -> WorkerReply:
+    """Run one job; an error of the request becomes the reply."""
+    try:
+        return _adapt(bases.get(header["folder"], header["model_id"]), json.loads(body))
+    except RecordError as failed:
+        return {"refused": _refusal(failed.error, failed.position)}, b""
+    except CdmppError as error:
+        return {"refused": _refusal(error)}, b""
+
+
+def _adapt(base: LatencyPredictor, request: Mapping[str, Any]) -> WorkerReply:
+    device = request["device"]
+    adapted = base.adapt(
+        measurements(request["records"]),
+        base.artifact.device(device) if isinstance(device, str) else from_mapping(device),
+        k=request["k"],
+        sampler=request["sampler"],
+        seed=request["seed"],
+    )
+    return pack(adapted.adaptation or {}, adapted)
+
+
+def measurements(records: list[dict[str, Any]]) -> list[Measurement]:
+    """Records as measurements without a device.
+
+    Raises
+    ------
+    RecordError
+    """
+    rows = []
+    for position, record in enumerate(records):
+        try:
+            program = program_from_request(record["program"], record["backend"])
+            rows.append(measurement(program, record["latency_s"], record["protocol"], record["framework"]))
+        except CdmppError as error:
+            raise RecordError(position, error) from None
+    return rows
+
+
+def pack(answer: Mapping[str, Any], adapted: LatencyPredictor) -> WorkerReply:
+    """Reply with an answer and the two files of an adapted model."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "adapted"
+        adapted.save(folder)
+        manifest, payload = (folder / MANIFEST).read_bytes(), (folder / ADAPTER).read_bytes()
+    # NaN and infinity are not JSON: they are a bug and raise.
+    text = json.dumps(answer, allow_nan=False, separators=(",", ":")).encode()
+    return {"answer": len(text), "manifest": len(manifest)}, text + manifest + payload
+
+
+def unpack(reply: Mapping[str, Any], data: bytes) -> tuple[dict[str, Any], dict[str, Any], bytes]:
+    """Answer, manifest and adapter of :func:`pack`."""
+    first, second = reply["answer"], reply["answer"] + reply["manifest"]
+    return json.loads(data[:first]), json.loads(data[first:second]), data[second:]
+
+
+def _refusal(error: CdmppError, position: int | None = None) -> dict[str, Any]:
+    status = 404 if error.code == "unknown_device" else 409
+    message = error.message if position is None else f"records.{position}: {error.message}"
+    return {"code": error.code, "message": message, "hint": error.hint, "status": status, "item": position}
