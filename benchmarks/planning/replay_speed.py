@@ -1,4 +1,5 @@
-"""Replay speed of a graph of 100,000 nodes, compiled and as plain Python, with reading and answering.
+"""Replay speed of a graph of 100,000 nodes, compiled and as plain Python, with reading and answering; and time and
+memory of ``cdmpp replay`` with 1,000,000 nodes, from JSON and from Parquet.
 
 ``python -m benchmarks.planning.replay_speed`` writes ``benchmarks/results/replay_speed.json``. One core: set
 OMP_NUM_THREADS=1. The graph is made by this program: 16 devices with two streams each, two dependencies a
@@ -14,6 +15,7 @@ import random
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +26,7 @@ import numpy as np
 from cdmpp.compose import jit
 from cdmpp.compose.solve import read_request, solve
 from cdmpp.replay import Graph, Node, Replayer
+from cdmpp.replay.parquet import write_parquet
 from cdmpp.replay.schema import ReplayRequest
 
 RESULT = Path(__file__).parents[1] / "results" / "replay_speed.json"
@@ -86,10 +89,41 @@ def measure(nodes: int, repeats: int) -> dict[str, Any]:
     }
 
 
+def measure_command(path: Path) -> dict[str, float]:
+    """Elapsed seconds, CPU seconds and largest memory of ``cdmpp replay`` with a file, as a process of its own."""
+    began = time.perf_counter()
+    child = os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-m", "cdmpp", "replay", str(path), "--json"],
+        os.environ,
+        file_actions=[(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)],
+    )
+    _, status, usage = os.wait4(child, 0)
+    if status:
+        raise SystemExit(f"cdmpp replay {path} failed")
+    return {
+        "elapsed_s": time.perf_counter() - began,
+        "cpu_s": usage.ru_utime + usage.ru_stime,
+        "peak_bytes": usage.ru_maxrss * 1024.0,
+    }
+
+
+def measure_files(nodes: int) -> dict[str, Any]:
+    """Figures of the command, by form of the file."""
+    with tempfile.TemporaryDirectory() as folder:
+        text, columns = Path(folder, "graph.json"), Path(folder, "graph.parquet")
+        value = make_request(nodes)
+        text.write_text(json.dumps(value))
+        write_parquet(columns, value, read_request(ReplayRequest, value).nodes)
+        del value
+        return {"nodes": nodes, "json": measure_command(text), "parquet": measure_command(columns)}
+
+
 def main() -> None:
     """Measure in two processes: as it is installed, and without numba."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, default=100_000)
+    parser.add_argument("--file-nodes", type=int, default=1_000_000, help="nodes of the files for the command")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--plain", action="store_true", help="hide numba, print the figures, write nothing")
@@ -106,13 +140,20 @@ def main() -> None:
     output = subprocess.run([sys.executable, "-c", hide, *same], check=True, capture_output=True, text=True).stdout
     plain = json.loads(output)
     assert plain["makespan_s"] == compiled["makespan_s"]
-    result = {"compiled": compiled, "plain": plain, "load_average": os.getloadavg()[0]}
+    files = measure_files(options.file_nodes)
+    result = {"compiled": compiled, "plain": plain, "files": files, "load_average": os.getloadavg()[0]}
     options.out.write_text(json.dumps(result, indent=1) + "\n")
     for name, one in (("compiled", compiled), ("plain Python", plain)):
         print(
             f"{name}: {one['nodes']:,} nodes in {one['replay_s']:.2f} s ({one['nodes_per_s']:,.0f} nodes/s), "
             f"again with other durations {one['replay_again_s'] * 1e3:.0f} ms; JSON and schema "
             f"{one['read_s']:.2f} s, answer {one['answer_s']:.2f} s, JSON out {one['write_s']:.2f} s"
+        )
+    for name in ("json", "parquet"):
+        one = files[name]
+        print(
+            f"cdmpp replay, {files['nodes']:,} nodes from {name}: {one['elapsed_s']:.1f} s, CPU {one['cpu_s']:.1f} s, "
+            f"{one['peak_bytes'] / 1e9:.2f} GB"
         )
     print(f"load average {result['load_average']:.1f}")
 

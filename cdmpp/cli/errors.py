@@ -21,7 +21,7 @@ _EXTRAS = {
     "onnxruntime": "predict",
     "onnx": "predict",
     "torch": "train",
-    "pyarrow": "train",
+    "pyarrow": "plan",
     "scipy": "train",
     "sklearn": "train",
     "xgboost": "train",

@@ -18,9 +18,9 @@ ModelOption = Annotated[
 ]
 
 
-def print_json(value: Any) -> None:
+def print_json(value: Any, indent: int | None = 1) -> None:
     """One JSON document; NaN and infinities are a bug and raise."""
-    print(json.dumps(value, indent=1, allow_nan=False))
+    print(json.dumps(value, indent=indent, allow_nan=False))
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> None:

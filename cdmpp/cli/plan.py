@@ -163,8 +163,8 @@ def _bar(name: str) -> Iterator[Callable[[Progress], None]]:
         yield listen
 
 
-def show(request: Any, plan: Any, as_json: bool, figure: Path | None) -> None:
-    """Print a plan, and draw it where a figure is wanted."""
+def show(request: Any, plan: Any, as_json: bool, figure: Path | None, *, indent: int | None = 1) -> None:
+    """Print a plan, and draw it where a figure is wanted. JSON is on one line where ``indent`` is None."""
     from cdmpp.compose.render import render
     from cdmpp.compose.solve import to_json
 
@@ -173,7 +173,7 @@ def show(request: Any, plan: Any, as_json: bool, figure: Path | None) -> None:
             draw_to(figure, request, plan)
     finally:  # the plan is printed although it cannot be drawn, and drawn although the output is closed
         if as_json:
-            print_json(to_json(plan))
+            print_json(to_json(plan), indent)
         else:
             print(render(plan.tables()))
 

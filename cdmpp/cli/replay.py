@@ -15,6 +15,8 @@ from cdmpp.errors import DataError, FieldError
 from cdmpp.planning.registry import PLANNERS
 from cdmpp.programs.query_options import Framework, Protocol
 
+#: Most nodes of an answer in JSON with a line for each value.
+_MOST_INDENTED = 10_000
 _SELECTORS = ("node", "device", "stream", "class")
 
 
@@ -22,9 +24,9 @@ def replay(
     graph: Annotated[
         str,
         typer.Argument(
-            metavar="GRAPH.json|MODEL",
-            help="A replay request as JSON (docs/replay.md), - for stdin; or with --device a model: one "
-            "inference of model.onnx, its programs on one stream.",
+            metavar="GRAPH.json|GRAPH.parquet|MODEL",
+            help="A replay request as JSON or Parquet (docs/replay.md), - for JSON on stdin; or with --device a model: "
+            "one inference of model.onnx, its programs on one stream.",
             show_default=False,
         ),
     ],
@@ -51,7 +53,9 @@ def replay(
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="Size of a dynamic dimension of an ONNX model; repeatable."),
     ] = None,
-    save_graph: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the request.")] = None,
+    save_graph: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the request: .json or .parquet.")
+    ] = None,
     what_if: Annotated[
         list[str] | None,
         typer.Option(
@@ -82,7 +86,7 @@ def replay(
     elif graph.lower().endswith((".onnx", ".pt2", ".py")):
         raise typer.BadParameter("a model needs a device", param_hint="--device")
     else:
-        request = read_json(Path(graph))
+        request = _read(Path(graph))
     if not isinstance(request, dict):
         raise DataError(f"{graph}: not a replay request", hint="docs/replay.md has examples")
     overrides = [_override(text) for text in what_if or []]
@@ -92,22 +96,51 @@ def replay(
         if value is not None:
             request[name] = value
     if save_graph is not None:
-        _write(save_graph, request)
+        _save(save_graph, request)
     if trace is not None:
         request["trace"] = True
-    try:
-        read, plan = solve(PLANNERS["replay"], request, model, url)
-    except FieldError as error:
-        prefix_with_file(graph, error)
-        raise
-    if trace is not None:
-        _write(trace, plan.trace.model_dump())
-        plan = plan.model_copy(update={"trace": None})
-    show(read, plan, json, figure)
+    from cdmpp.replay.collector import paused_collector
+
+    with paused_collector():
+        try:
+            read, plan = solve(PLANNERS["replay"], request, model, url)
+        except FieldError as error:
+            prefix_with_file(graph, error)
+            raise
+        if trace is not None:
+            _write(trace, plan.trace.model_dump())
+            plan = plan.model_copy(update={"trace": None})
+        # To indent a long timeline takes longer than to replay it.
+        show(read, plan, json, figure, indent=1 if len(read.nodes) <= _MOST_INDENTED else None)
+
+
+def _read(path: Path) -> Any:
+    if path.suffix.lower() != ".parquet":
+        from cdmpp.replay.collector import paused_collector
+
+        with paused_collector():
+            return read_json(path)
+    from cdmpp.replay.parquet import read_parquet
+
+    return read_parquet(path)
+
+
+def _save(path: Path, request: dict[str, Any]) -> None:
+    if path.suffix.lower() == ".parquet":
+        from cdmpp.replay.parquet import write_parquet
+
+        request["nodes"] = PLANNERS["replay"].read(request).nodes  # type: ignore[attr-defined]
+        write_parquet(path, request, request["nodes"])
+    else:
+        from cdmpp.replay.records import as_json
+
+        _write(path, {**request, "nodes": as_json(request.get("nodes"))})
 
 
 def _is_graph(source: str) -> bool:
     """Whether a file is a replay request. Programs as JSON also have nodes, in another form."""
+    if source.lower().endswith(".parquet"):
+        return True
     if not source.lower().endswith(".json") or not Path(source).is_file():
         return False
     value = read_json(Path(source))

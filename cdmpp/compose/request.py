@@ -176,6 +176,10 @@ class Answer(Row):
             return values
         return {name: value for name, value in values.items() if name not in cls.model_computed_fields}
 
+    def to_json(self) -> dict[str, Any]:
+        """The answer as JSON values."""
+        return self.model_dump()
+
     def tables(self) -> list[Table]:
         """The answer as tables for the terminal."""
         raise NotImplementedError

@@ -105,7 +105,7 @@ def finish(request: Request[Any], prices: Sequence[Prediction], control: SearchC
 
 def to_json(answer: Answer) -> dict[str, Any]:
     """An answer as JSON values."""
-    return answer.model_dump()
+    return answer.to_json()
 
 
 def _out_of_range(reason: str) -> FieldError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,13 @@ from cdmpp.compose.request import PriceRequest, Work
 from cdmpp.errors import FieldError
 from cdmpp.prediction import Prediction
 from cdmpp.programs.query_options import Backend, Framework, Protocol
-from cdmpp.replay.forms import DeviceEntry, LinkForm, NodeForm
+from cdmpp.replay.forms import DeviceEntry, LinkForm
 from cdmpp.replay.graph import Floats, Graph, Ints, Node, NodeKind, Order
 from cdmpp.replay.links import Link, collective_steps
+from cdmpp.replay.records import NodeRecord
 
 _COSTS = ("duration_s", "program", "programs", "bytes", "collective")
+_costs = attrgetter(*_COSTS)
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class CheckedNodes:
         Warnings about transfers outside of the measured range.
     """
 
-    nodes: Sequence[NodeForm]
+    nodes: Sequence[NodeRecord]
     devices: Mapping[str, DeviceEntry]
     deps: list[tuple[str, ...]]
     seconds: list[float] = field(default_factory=list)
@@ -75,7 +78,10 @@ class CheckedNodes:
 
 
 def check_nodes(
-    nodes: Sequence[NodeForm], devices: Mapping[str, DeviceEntry], links: Mapping[str, LinkForm], options: PriceOptions
+    nodes: Sequence[NodeRecord],
+    devices: Mapping[str, DeviceEntry],
+    links: Mapping[str, LinkForm],
+    options: PriceOptions,
 ) -> CheckedNodes:
     """Check the nodes of a request and collect their costs.
 
@@ -88,11 +94,12 @@ def check_nodes(
     known = {name: read_link(link, f"links.{name}") for name, link in links.items()}
     outside: dict[str, int] = {}
     numbers: dict[tuple[str, str], int] = {}
+    streams: dict[tuple[str, str], tuple[str, str]] = {}  # one object for each: a graph has many nodes on few
     for i, node in enumerate(nodes):
         path = f"nodes.{i}"
         cost = _cost(node, path)
         stream = str(node.stream) if node.stream is not None else "comm" if cost == "collective" else "0"
-        held = [(device, stream) for device in _devices(node, path)]
+        held = [streams.setdefault((device, stream), (device, stream)) for device in _devices(node, path)]
         seconds = 0.0
         if cost == "duration_s":
             seconds = float(node.duration_s or 0.0)
@@ -114,8 +121,8 @@ def check_nodes(
     return checked
 
 
-def _cost(node: NodeForm, path: str) -> str:
-    given = [name for name in _COSTS if getattr(node, name) is not None]
+def _cost(node: NodeRecord, path: str) -> str:
+    given = [name for name, value in zip(_COSTS, _costs(node), strict=True) if value is not None]
     if len(given) != 1:
         what = " and ".join(given) if given else "none of " + ", ".join(_COSTS)
         raise FieldError(
@@ -137,7 +144,7 @@ def _cost(node: NodeForm, path: str) -> str:
     return given[0]
 
 
-def _devices(node: NodeForm, path: str) -> list[str]:
+def _devices(node: NodeRecord, path: str) -> list[str]:
     if node.collective is None:
         if node.device is None:
             raise FieldError(
@@ -198,7 +205,7 @@ def read_link(form: LinkForm, path: str) -> Link:
         raise FieldError(f"{path}: {error.message}", path=f"{path}.table", hint=error.hint) from None
 
 
-def _transfer(node: NodeForm, links: Mapping[str, Link], path: str) -> tuple[float, str, bool]:
+def _transfer(node: NodeRecord, links: Mapping[str, Link], path: str) -> tuple[float, str, bool]:
     """Seconds of a transfer, its link, and whether the table of the link covers it."""
     collective = node.collective
     name = collective.link if collective is not None else str(node.link)
@@ -222,7 +229,7 @@ def _transfer(node: NodeForm, links: Mapping[str, Link], path: str) -> tuple[flo
 
 
 def _add_programs(
-    checked: CheckedNodes, i: int, node: NodeForm, options: PriceOptions, numbers: dict[tuple[str, str], int]
+    checked: CheckedNodes, i: int, node: NodeRecord, options: PriceOptions, numbers: dict[tuple[str, str], int]
 ) -> None:
     entry = checked.devices.get(str(node.device))
     device = entry.device if entry is not None and entry.device is not None else str(node.device)
@@ -244,7 +251,7 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
-def _dependencies(nodes: Sequence[NodeForm]) -> list[tuple[str, ...]]:
+def _dependencies(nodes: Sequence[NodeRecord]) -> list[tuple[str, ...]]:
     """Ids that each node waits for: its deps, and the nodes that record its events."""
     recorded: dict[str, str] = {}
     for i, node in enumerate(nodes):

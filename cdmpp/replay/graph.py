@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -132,10 +132,9 @@ def to_arrays(graph: Graph) -> Arrays:
         Cycles are found later, by :class:`cdmpp.replay.engine.Replayer`.
     """
     nodes = graph.nodes
-    order = sorted(range(len(nodes)), key=lambda i: nodes[i].id)
-    rank: dict[str, int] = {}
-    for position, i in enumerate(order):
-        rank[nodes[i].id] = position
+    ids = [node.id for node in nodes]
+    order = sorted(range(len(nodes)), key=ids.__getitem__)
+    rank = dict(zip(map(ids.__getitem__, order), range(len(nodes)), strict=True))
     if len(rank) < len(nodes):
         _refuse_twice(nodes)
     place = np.array(order, dtype=np.int64)
@@ -177,23 +176,21 @@ def _refuse_twice(nodes: Sequence[Node]) -> None:
         seen[node.id] = i
 
 
-def _edges(nodes: Sequence[Node], order: Iterable[int], rank: Mapping[str, int]) -> tuple[Ints, Ints]:
+def _edges(nodes: Sequence[Node], order: Sequence[int], rank: Mapping[str, int]) -> tuple[Ints, Ints]:
     """Positions before and after, an edge each; in the order of the later node."""
-    sources: list[int] = []
-    targets: list[int] = []
-    for position, i in enumerate(order):
-        deps = nodes[i].deps
-        for k, dep in enumerate(deps):
-            source = rank.get(dep)
-            if source is None:
-                raise FieldError(
-                    f"node {nodes[i].id!r} depends on {dep!r}, which is not there",
-                    path=f"nodes.{i}.deps.{k}",
-                    hint="deps are ids of nodes of this graph",
-                )
-            sources.append(source)
-            targets.append(position)
-    return np.array(sources, dtype=np.int64), np.array(targets, dtype=np.int64)
+    deps = [nodes[i].deps for i in order]
+    counts = np.fromiter(map(len, deps), np.int64, len(deps))
+    try:
+        sources = np.fromiter((rank[dep] for ids in deps for dep in ids), np.int64, int(counts.sum()))
+    except KeyError as error:
+        (unknown,) = error.args
+        i, k = next((i, node.deps.index(unknown)) for i, node in enumerate(nodes) if unknown in node.deps)
+        raise FieldError(
+            f"node {nodes[i].id!r} depends on {unknown!r}, which is not there",
+            path=f"nodes.{i}.deps.{k}",
+            hint="deps are ids of nodes of this graph",
+        ) from None
+    return sources, np.repeat(np.arange(len(deps)), counts)
 
 
 def _uses(graph: Graph, order: Sequence[int]) -> tuple[Ints, Ints, tuple[tuple[str, str], ...]]:

@@ -18,6 +18,8 @@ from cdmpp.replay.build import CheckedNodes, PriceOptions, check_nodes
 from cdmpp.replay.collector import paused_collector
 from cdmpp.replay.engine import Replayer
 from cdmpp.replay.graph import Order
+from cdmpp.replay.records import NodeList
+from cdmpp.replay.rows import NodeRows, NodeTimeline
 from cdmpp.units import format_latency
 
 _MOST_ROWS = 15
@@ -80,17 +82,6 @@ class DeviceRow(Row):
     exposed_comm_s: Annotated[float, Field(description="Seconds in which it transfers and does not compute.")]
 
 
-class NodeRow(Row):
-    """Start and end of a node."""
-
-    id: str
-    device: str
-    stream: str
-    class_: Annotated[str, Field(alias="class")]
-    start_s: float
-    end_s: float
-
-
 def _not_given(value: object) -> bool:
     return value is None
 
@@ -141,10 +132,19 @@ class ReplayPlan(Plan):
         float, Field(description="Seconds in which something is transferred and no device computes.")
     ]
     what_if: Annotated[list[WhatIf], Field(description="In the order of overrides.")]
-    timeline: Annotated[list[NodeRow] | None, Field(description="In the order of nodes.")]
+    timeline: Annotated[NodeTimeline, Field(description="In the order of nodes.")]
     missing: Annotated[list[forms.MissingForm], Field(description="Operators of the model that are not included.")]
     remarks: Annotated[list[str], Field(description="Transfers outside of the measured range.")]
     trace: Trace | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as JSON values."""
+        if not isinstance(self.timeline, NodeRows):
+            return super().to_json()
+        # Apart: to serialize a long list row by row takes longer than to replay it.
+        with paused_collector():
+            rows = self.timeline.dicts()
+        return {**self.model_copy(update={"timeline": None}).to_json(), "timeline": rows}
 
     def tables(self) -> list[Table]:
         """The makespan, the critical path by program, the streams and the what-ifs."""
@@ -155,7 +155,8 @@ class ReplayPlan(Plan):
             (f"{s.device} {s.stream}", str(s.nodes), format_latency(s.busy_s), format_latency(s.idle_s))
             for s in self.streams
         ]
-        transfers = any(node.class_ == "comm" for node in self.timeline or []) or self.exposed_comm_s
+        classes = self.timeline.column("class_") if isinstance(self.timeline, NodeRows) else []
+        transfers = "comm" in classes or self.exposed_comm_s
         what_if = [row.cells() for row in self.what_if]
         return [
             Table.lines(
@@ -185,7 +186,7 @@ def _shortened(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list
 class ReplayRequest(Request[ReplayPlan]):
     """A graph of nodes on devices and streams to replay (dPRO)."""
 
-    nodes: Annotated[list[forms.NodeForm], Field(min_length=1)]
+    nodes: NodeList
     devices: Annotated[
         dict[Name, Name | forms.DeviceEntry],
         Field(description="Devices of the nodes whose names are not those of known devices.", default_factory=dict),

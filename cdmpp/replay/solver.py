@@ -11,10 +11,10 @@ from cdmpp.replay.critical_path import explain, path_by_program, programs_of
 from cdmpp.replay.engine import Replayer
 from cdmpp.replay.graph import Floats
 from cdmpp.replay.interval import sample_makespans, spread_of
+from cdmpp.replay.rows import NodeRows
 from cdmpp.replay.schema import (
     DeviceRow,
     MakespanInterval,
-    NodeRow,
     PathNode,
     ReplayPlan,
     ReplayRequest,
@@ -72,10 +72,14 @@ def _solve(request: ReplayRequest) -> ReplayPlan:
         ],
         exposed_comm_s=timeline.exposed_comm_s,
         what_if=_what_ifs(request, replayer, durations.durations(), makespan_s),
-        timeline=[
-            NodeRow(id=node.id, device=node.device, stream=node.stream, class_=class_, start_s=start_s, end_s=end_s)
-            for node, class_, start_s, end_s in zip(nodes, checked.classes, starts, ends, strict=True)
-        ]
+        timeline=NodeRows(
+            [node.id for node in nodes],
+            [node.device for node in nodes],
+            [node.stream for node in nodes],
+            checked.classes,
+            starts,
+            ends,
+        )
         if request.timeline
         else None,
         missing=request.missing,

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from cdmpp.replay.graph import Floats, Graph, Ints
+from cdmpp.replay.graph import Floats, Graph, Ints, NodeKind
+
+_KINDS = get_args(NodeKind)
+_COMPUTE, _COMM, _GAP = map(_KINDS.index, ("compute", "comm", "gap"))
 
 
 @dataclass(frozen=True)
@@ -75,14 +79,10 @@ class Timeline:
     @cached_property
     def streams(self) -> list[StreamUse]:
         """Each (device, stream), sorted by name."""
-        held: dict[tuple[str, str], list[int]] = {}
-        for i, node in enumerate(self.graph.nodes):
-            for where in dict.fromkeys(((node.device, node.stream), *node.also)):
-                held.setdefault(where, []).append(i)
         makespan = self.makespan_s
         uses = []
-        for (device, stream), nodes in sorted(held.items()):
-            working = [i for i in nodes if self.graph.nodes[i].kind != "gap"]
+        for (device, stream), nodes in sorted(self._held.items()):
+            working = nodes[self._kinds[nodes] != _GAP]
             if device in self.graph.parallel:
                 busy = covered_s(self.start_s[working], self.end_s[working])
             else:
@@ -94,21 +94,38 @@ class Timeline:
     @cached_property
     def exposed_comm_s(self) -> float:
         """Seconds in which something is transferred and nothing computes, on any device."""
-        kinds = np.array([node.kind for node in self.graph.nodes])
-        return exposed_s(self.start_s, self.end_s, kinds == "comm", kinds == "compute")
+        return exposed_s(self.start_s, self.end_s, self._kinds == _COMM, self._kinds == _COMPUTE)
 
     @cached_property
     def exposed_comm_by_device_s(self) -> dict[str, float]:
         """Seconds of each device in which it transfers and does not compute."""
-        there: dict[str, list[int]] = {}
-        for i, node in enumerate(self.graph.nodes):
-            for device in dict.fromkeys((node.device, *(other for other, _ in node.also))):
-                there.setdefault(device, []).append(i)
+        there: dict[str, list[Ints]] = {}
+        for (device, _), nodes in self._held.items():
+            there.setdefault(device, []).append(nodes)
         uses = {}
-        for device, nodes in sorted(there.items()):
-            kinds = np.array([self.graph.nodes[i].kind for i in nodes])
-            uses[device] = exposed_s(self.start_s[nodes], self.end_s[nodes], kinds == "comm", kinds == "compute")
+        for device, parts in sorted(there.items()):
+            nodes = np.unique(np.concatenate(parts))
+            kinds = self._kinds[nodes]
+            uses[device] = exposed_s(self.start_s[nodes], self.end_s[nodes], kinds == _COMM, kinds == _COMPUTE)
         return uses
+
+    @cached_property
+    def _kinds(self) -> npt.NDArray[np.int8]:
+        """Kind of each node, as its position in :data:`_KINDS`."""
+        number = {kind: i for i, kind in enumerate(_KINDS)}
+        return np.array([number[node.kind] for node in self.graph.nodes], dtype=np.int8)
+
+    @cached_property
+    def _held(self) -> dict[tuple[str, str], Ints]:
+        """Nodes of each stream, in their order."""
+        held: dict[tuple[str, str], list[int]] = {}
+        for i, node in enumerate(self.graph.nodes):
+            own = (node.device, node.stream)
+            held.setdefault(own, []).append(i)
+            for where in dict.fromkeys(node.also):
+                if where != own:
+                    held.setdefault(where, []).append(i)
+        return {where: np.array(nodes, dtype=np.int64) for where, nodes in held.items()}
 
 
 def covered_s(start_s: Floats, end_s: Floats) -> float:

@@ -41,7 +41,7 @@ TINY = {
     "planning.gloo": "--rounds 1 --repeats 2 --networks mlp --out {out}",
     "planning.multimodal": "--mixes 1 --steps 10 --out {out}",
     "planning.precision": "--operators 8 --seeds 1 --budgets 1 --networks 2 --tensors 1 0 --out {out}",
-    "planning.replay_speed": "--nodes 50 --repeats 1 --out {out}",
+    "planning.replay_speed": "--nodes 50 --file-nodes 50 --repeats 1 --out {out}",
     "planning.rl": "--regimes 1 --seeds 1 --units 4 --out {out}",
     "reference_preset": "--seconds 1 --data {records} --out {out}",
     "serving.__main__": "--seconds 0.2 --workers 1 --requests 20 --only rates --out {out}",

@@ -207,3 +207,13 @@ def test_a_graph_needs_no_device(run: Run) -> None:
 def test_what_if_without_match_lists_the_values(run: Run) -> None:
     result = run("replay", EXAMPLE, "--what-if", "node=zz:ratio=2")
     assert result.exit_code == 1 and "node is one of: b1, b2, f1, f2, r1, r2, update" in result.stderr
+
+
+def test_command_reads_and_writes_parquet(run: Run, tmp_path: Path) -> None:
+    graph, again = tmp_path / "graph.parquet", tmp_path / "again.json"
+    expected = run("replay", EXAMPLE, "--json", "--save-graph", graph)
+    assert expected.exit_code == 0, expected.output
+    answer = run("replay", graph, "--json", "--save-graph", again)
+    assert answer.stdout == expected.stdout
+    assert run("replay", again, "--json").stdout == expected.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["again.json", "graph.parquet"]

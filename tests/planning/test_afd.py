@@ -96,14 +96,6 @@ def test_the_colocated_baseline_is_both_layers_in_turn() -> None:
         ({"tokens_per_s": 1e6}, InfeasibleError, "tokens_per_s"),
         ({"layers": 0}, FieldError, "layers"),
         ({"tpot_s": -1.0}, FieldError, "tpot_s"),
-        (
-            {
-                "attention": {"layer": {"batch": [1], "seconds": [1e-3]}, "instances": 64, "max_tokens": 8192},
-                "ffn": {"layer": {"batch": [1], "seconds": [1e-3]}, "instances": 64, "max_tokens": 8192},
-            },
-            FieldError,
-            "attention.max_tokens",
-        ),
     ],
 )
 def test_what_cannot_be_answered_names_the_field(change: dict[str, Any], error: type[FieldError], path: str) -> None:

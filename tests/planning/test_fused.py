@@ -263,7 +263,6 @@ def test_memory_falls_to_that_of_the_larger_model_alone() -> None:
         ({"models": []}, "models"),
         ({"models": [{"stages": 8, "micro_batches": 1, "forward_s": 1}]}, "models.0"),
         ({"models": [{"stages": 8, "micro_batches": 1, "forward_s": 1, "backward_s": 0}]}, "models.0.backward_s"),
-        ({"models": [{"stages": 8, "micro_batches": 4096, "forward_s": 1, "backward_s": 1}]}, "models"),
         ({"models": [{"stages": 8, "micro_batches": 1, "forward_s": 1e9, "backward_s": 1e-9}]}, "models"),
     ],
 )

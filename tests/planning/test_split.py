@@ -203,17 +203,8 @@ def test_unlike_devices_get_unlike_stages() -> None:
         ({"micro_batches": 0}, "micro_batches"),
         ({"layers": [{"forward_s": 1}]}, "layers.0"),
         ({"layers": [{**LAYER, "forward": {"programs": [{"program": {"a": 1}}]}}]}, "layers.0"),
-        ({"layers": [{**LAYER, "count": 512}, LAYER]}, "layers.1.count"),
         ({"layers": [{**LAYER, "forward_s": {"t4": 1}}], "ranks": 1}, "layers.0.forward_s"),
         ({"layers": [{"backward_s": 1, "forward": {"programs": [{"program": {"a": 1}}]}}]}, "ranks"),
-        (
-            {
-                "layers": [{**LAYER, "count": 512}],
-                "ranks": [{"memory_bytes": i + 1} for i in range(16)],
-                "any_order": True,
-            },
-            "any_order",
-        ),
         ({"ranks": [{"memory_bytes": 1}], "layers": [{**LAYER, "weight_bytes": 5}]}, "ranks.0.memory_bytes"),
     ],
 )
