@@ -22,13 +22,21 @@ def serve(
         int | None, typer.Option(min=1, max=256, help="Processes that answer. Default: 1.", show_default=False)
     ] = None,
     model: ModelOption = None,
+    database: Annotated[
+        str | None,
+        typer.Option(
+            help="SQLite file or postgresql+psycopg://... of observations, programs and jobs. Default: a file for each "
+            "model folder, in the user's state folder.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Serve predictions over HTTP until interrupted.
 
     Further settings come from CDMPP_... variables or the TOML file that CDMPP_SETTINGS_FILE names:
     docs/server.md.
     """
-    chosen = {"--host": host, "--port": port, "--workers": workers, "--model": model}
+    chosen = {"--host": host, "--port": port, "--workers": workers, "--model": model, "--database": database}
     arguments = [text for name, value in chosen.items() if value is not None for text in (name, str(value))]
     # By name, as uvicorn loads its application: cdmpp must not import the server.
     serve_forever = importlib.import_module("cdmpp_server.__main__").main

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import math
-import os
 import sys
-from typing import Any
 
 from pydantic import ValidationError
-
-APPLICATION = "cdmpp_server.app:create_app"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -27,43 +22,30 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--port", type=int, help="port to listen on (default 8000)")
     parser.add_argument("--model", help="model folder (default: the model in the package)")
     parser.add_argument("--workers", type=int, help="number of processes that serve requests (default 1)")
+    parser.add_argument(
+        "--database",
+        help="SQLite file or postgresql+psycopg://... of observations, programs and jobs (default: a file per model)",
+    )
     chosen = {key: value for key, value in vars(parser.parse_args(arguments)).items() if value is not None}
 
-    import uvicorn
-
-    from cdmpp_server.operate.logs import log_config
+    from cdmpp_server.database_url import default_database
+    from cdmpp_server.serving import ListenError, serve
     from cdmpp_server.settings import Settings
 
     try:
         settings = Settings(**chosen)
+        if settings.database is None:
+            default_database(settings.model)  # there must be a home folder
     except (ValidationError, OSError, ValueError) as error:
         print(f"error: settings: {_one_line(error)}", file=sys.stderr)
         return 2
-    if settings.model is not None:
-        # The factory reads its settings from the environment, also in uvicorn's worker processes.
-        os.environ["CDMPP_MODEL"] = str(settings.model)
-    options: dict[str, Any] = {
-        "factory": True,
-        "host": settings.host,
-        "port": settings.port,
-        "log_config": log_config(settings.log_format),
-        # The service logs one line per request itself, with more fields.
-        "access_log": False,
-        # Every accepted request is answered or refused within this time.
-        "timeout_graceful_shutdown": math.ceil(settings.deadline_s) + 5,
-    }
-    if settings.workers > 1:
-        from cdmpp_server.workers import serve_workers
-
-        os.environ["CDMPP_WORKERS"] = str(settings.workers)
-        # A worker without a sign of life for this time is replaced; a failed start is noticed as late.
-        health_timeout_s = 10
-        config = uvicorn.Config(
-            APPLICATION, workers=settings.workers, timeout_worker_healthcheck=health_timeout_s, **options
-        )
-        return 0 if serve_workers(config) else 1
-    uvicorn.run(APPLICATION, **options)
-    return 0
+    try:
+        return 0 if serve(settings) else 1
+    except ListenError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 0
 
 
 def hash_key_command(arguments: list[str]) -> int:

@@ -2,29 +2,51 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 from pathlib import Path
 
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
+from cdmpp.artifact.folder import default_model
 
-def database_url(database: str | None) -> URL:
-    """Return the URL of a ``database`` setting: None, path of a SQLite file, or SQLAlchemy URL.
+
+def default_database(model: Path | None) -> str:
+    """Path of the SQLite file of services of one model folder, in the user's state folder.
+
+    Each model folder has a file of its own, so that a service shows no observations, programs and jobs of another.
+
+    Parameters
+    ----------
+    model : Path, optional
+        Default: the model in the package.
 
     Raises
     ------
     ValueError
-        It is neither a path nor a URL of SQLite or PostgreSQL; or it is None and there is no home folder.
+        There is no home folder.
     """
-    if database is None:
-        state = os.environ.get("XDG_STATE_HOME", "")
-        # The XDG specification: a relative path is to be ignored.
-        try:
-            folder = Path(state) if Path(state).is_absolute() else Path.home() / ".local" / "state"
-        except RuntimeError:
-            raise ValueError("there is no home folder for the database: set CDMPP_DATABASE") from None
-        return URL.create("sqlite", database=str(folder / "cdmpp" / "service.sqlite"))
+    state = os.environ.get("XDG_STATE_HOME", "")
+    # The XDG specification: a relative path is to be ignored.
+    try:
+        folder = Path(state) if Path(state).is_absolute() else Path.home() / ".local" / "state"
+    except RuntimeError:
+        raise ValueError("there is no home folder for the database: set CDMPP_DATABASE") from None
+    path = (model or default_model()).resolve()
+    digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:8]
+    return str(folder / "cdmpp" / f"service-{re.sub('[^A-Za-z0-9._-]', '_', path.name)[:64]}-{digest}.sqlite")
+
+
+def database_url(database: str) -> URL:
+    """Return the URL of a database: path of a SQLite file, or SQLAlchemy URL.
+
+    Raises
+    ------
+    ValueError
+        It is neither a path nor a URL of SQLite or PostgreSQL.
+    """
     if "://" not in database and database not in ("", ":memory:"):
         return URL.create("sqlite", database=database)
     try:
@@ -41,5 +63,6 @@ def database_url(database: str | None) -> URL:
 
 def check_database(database: str | None) -> str | None:
     """Return the setting unchanged; raises as :func:`database_url`."""
-    database_url(database)
+    if database is not None:
+        database_url(database)
     return database

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import tomllib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
-from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 from cdmpp_server.database_url import check_database
 from cdmpp_server.plan_limits import with_defaults
-
-#: Environment variable with the path of the optional TOML file.
-FILE_VARIABLE = "CDMPP_SETTINGS_FILE"
-
+from cdmpp_server.variables import FILE_VARIABLE, PREFIX, check_names, injected, unknown
 
 #: "auto": text if stderr is a terminal, else JSON.
 LogFormat = Literal["auto", "json", "text"]
@@ -39,7 +43,8 @@ class Settings(BaseSettings):
     """Settings of the service.
 
     Every field can be set by an environment variable (``CDMPP_`` and the name in capitals) or in the
-    TOML file that ``CDMPP_SETTINGS_FILE`` names.
+    TOML file that ``CDMPP_SETTINGS_FILE`` names. An unknown ``CDMPP_`` variable and an unknown name in the
+    file are refused: a misspelled setting would otherwise be ignored, and the service be open.
 
     Parameters
     ----------
@@ -89,7 +94,7 @@ class Settings(BaseSettings):
         Memory of such a process beyond its libraries, in bytes.
     database : str, optional
         Database of observations, registered programs and jobs: path of a SQLite file, or
-        ``postgresql+psycopg://...``. Default: cdmpp/service.sqlite in the user's state folder.
+        ``postgresql+psycopg://...``. Default: a file for this model in the user's state folder.
     max_programs, max_program_bytes : int
         Maximum number and total size of registered programs; the least recently used is removed first.
     max_waiting_observations : int
@@ -124,7 +129,7 @@ class Settings(BaseSettings):
         "auto": text on a terminal, else JSON.
     """
 
-    model_config = SettingsConfigDict(env_prefix="CDMPP_", frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
 
     model: Path | None = None
     host: str = "127.0.0.1"
@@ -178,13 +183,22 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Arguments, then environment, then the file; no ``.env`` and no secrets folder."""
-        return init_settings, env_settings, InitSettingsSource(settings_cls, init_kwargs=_from_file())
+        check_names(os.environ, settings_cls.model_fields)
+        assert isinstance(env_settings, EnvSettingsSource)
+        # Kubernetes sets CDMPP_PORT to an address if a Service has this name.
+        env_settings.env_vars = {k: v for k, v in env_settings.env_vars.items() if not injected(k, v or "")}
+        given = _from_file(settings_cls.model_fields)
+        return init_settings, env_settings, InitSettingsSource(settings_cls, init_kwargs=given)
 
 
-def _from_file() -> dict[str, Any]:
+def _from_file(fields: Collection[str]) -> dict[str, Any]:
     path = os.environ.get(FILE_VARIABLE)
     if not path:
         return {}
     # A missing file is an error.
     with open(path, "rb") as file:
-        return tomllib.load(file)
+        given = tomllib.load(file)
+    wrong = given.keys() - set(fields)
+    if wrong:
+        raise ValueError(f"{path}: {unknown('name', wrong, fields)}")
+    return given

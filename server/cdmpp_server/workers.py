@@ -71,13 +71,13 @@ class Supervisor(Multiprocess):
         self._to_reload = waiting
 
 
-def serve_workers(config: Config) -> bool:
-    """Serve with ``config.workers`` processes until interrupted; return whether any was ever ready."""
+def serve_workers(config: Config, sockets: list[socket]) -> bool:
+    """Serve these sockets with ``config.workers`` processes until interrupted; return whether any was ever ready."""
     with tempfile.TemporaryDirectory(prefix="cdmpp-workers-") as folder, shared_by_workers():
         os.environ[FOLDER_VARIABLE] = folder
         statuses = WorkerStatuses(Path(folder))
         try:
-            Supervisor(config, [config.bind_socket()], statuses).run()
+            Supervisor(config, sockets, statuses).run()
             return bool(statuses.read())
         finally:
             del os.environ[FOLDER_VARIABLE]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import socket
 from pathlib import Path
 
 import numpy as np
@@ -108,19 +109,26 @@ def test_held_out_devices_have_a_separate_table(capsys: pytest.CaptureFixture[st
 
 
 def test_serve_passes_its_options_to_the_server(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-    monkeypatch.setattr(uvicorn, "run", lambda *a, **k: calls.append((a, k)))
-    monkeypatch.setenv("CDMPP_MODEL", "")  # put back afterwards
-    monkeypatch.delenv("CDMPP_MODEL")
-    assert run("serve").exit_code == 0
-    assert calls[0][0] == ("cdmpp_server.app:create_app",)
-    assert calls[0][1]["factory"] is True
-    assert (calls[0][1]["host"], calls[0][1]["port"]) == ("127.0.0.1", 8000)
-    run("serve", "--host", "0.0.0.0", "--port", "9", "--model", ROOT / "models" / "base")
-    assert (calls[1][1]["host"], calls[1][1]["port"]) == ("0.0.0.0", 9)
+    calls: list[tuple[uvicorn.Config, list[tuple[str, int]]]] = []
+
+    def serve(server: uvicorn.Server, sockets: list[socket.socket]) -> None:
+        calls.append((server.config, [listener.getsockname()[:2] for listener in sockets]))
+        server.started = True
+
+    monkeypatch.setattr(uvicorn.Server, "run", serve)
+    assert run("serve", "--port", "0").exit_code == 0
+    config, ((host, port),) = calls[0]
+    assert config.factory and host == "127.0.0.1" and port > 0
+    database, model = "here.sqlite", ROOT / "models" / "base"
+    run("serve", "--host", "0.0.0.0", "--port", "0", "--model", model, "--database", database)
+    config, ((host, _),) = calls[1]
+    assert host == "0.0.0.0"
+    settings: Settings = config.app.args[0]  # type: ignore[union-attr]
+    assert (settings.host, settings.model, settings.database) == ("0.0.0.0", model, database)
+    assert config.timeout_graceful_shutdown is not None
+    assert config.timeout_graceful_shutdown > Settings(model=None).deadline_s
     assert run("serve", "--port", "99999").exit_code == 2
     assert run("serve", "--workers", "0").exit_code == 2
-    assert calls[1][1]["timeout_graceful_shutdown"] > Settings(model=None).deadline_s
     monkeypatch.setenv("CDMPP_MAX_ITEMS", "0")
     assert run("serve").exit_code == 2
     assert len(calls) == 2
@@ -130,8 +138,19 @@ def test_server_that_cannot_start_is_an_error(run: Run, monkeypatch: pytest.Monk
     def stop(*_: object, **__: object) -> None:
         raise SystemExit(3)
 
-    monkeypatch.setattr(uvicorn, "run", stop)
-    assert run("serve").exit_code == 1
+    monkeypatch.setattr(uvicorn.Server, "run", stop)
+    assert run("serve", "--port", "0").exit_code == 1
+
+
+def test_a_port_in_use_is_told_in_plain_words(run: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = run("serve", "--port", str(port))
+    assert result.exit_code == 1
+    assert result.stderr == (
+        f"error: port {port} of 127.0.0.1 is in use by another program, perhaps a service that still runs: end it, "
+        "or choose another port with --port (0: any free one)\n"
+    )
 
 
 def test_training_prints_lines_where_there_is_no_terminal() -> None:

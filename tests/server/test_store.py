@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -16,8 +17,9 @@ import numpy as np
 import pytest
 from sqlalchemy import create_engine, select, text
 
+from cdmpp.artifact.folder import default_model
 from cdmpp.errors import MissingDependencyError
-from cdmpp_server.database_url import database_url
+from cdmpp_server.database_url import database_url, default_database
 from cdmpp_server.observe.figures import Running
 from cdmpp_server.observe.ids import PredictedBefore
 from cdmpp_server.observe.outage import SAY_AGAIN_S, AsUnavailable, StoreUnavailableError
@@ -274,13 +276,20 @@ def _no_home() -> Path:
 
 def test_default_database_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert database_url(None).database == str(tmp_path / "cdmpp" / "service.sqlite")
+    shipped = Path(default_database(None))
+    assert shipped.parent == tmp_path / "cdmpp" and re.fullmatch(r"service-base-[0-9a-f]{8}\.sqlite", shipped.name)
+    assert default_database(default_model()) == str(shipped)
+    # Each model folder has a file of its own, by whatever path it is named.
+    monkeypatch.chdir(tmp_path)
+    others = [default_database(Path(name)) for name in ("mine", "a/mine", "a/b", "a/../a/b", "x y/ü")]
+    assert len({str(shipped), *others}) == 5 and others[2] == others[3]
+    assert all(re.fullmatch(r"service-[A-Za-z0-9._-]+-[0-9a-f]{8}\.sqlite", Path(other).name) for other in others)
     monkeypatch.setenv("XDG_STATE_HOME", "relative")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert database_url(None).database == str(tmp_path / ".local" / "state" / "cdmpp" / "service.sqlite")
+    assert Path(default_database(None)) == tmp_path / ".local" / "state" / "cdmpp" / shipped.name
     monkeypatch.setattr(Path, "home", _no_home)
     with pytest.raises(ValueError, match="set CDMPP_DATABASE"):
-        database_url(None)
+        default_database(None)
     assert database_url("/a/b").database == "/a/b"
     assert database_url("postgresql+psycopg://u:p@h/n").host == "h"
 

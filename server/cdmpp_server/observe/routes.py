@@ -14,6 +14,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 
 from cdmpp.errors import MissingDependencyError
 from cdmpp_server.body import INLINE_BYTES, read_json_body
+from cdmpp_server.database_url import default_database
 from cdmpp_server.deadline import Deadline
 from cdmpp_server.feature import Schema
 from cdmpp_server.fields import program_value
@@ -54,7 +55,8 @@ _EXAMPLE = {
 async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     """Open the database and its writer; if it is unavailable, the other endpoints still work."""
     try:
-        store = Store(settings.database, settings.max_programs, settings.max_program_bytes)
+        database = settings.database or default_database(settings.model)
+        store = Store(database, settings.max_programs, settings.max_program_bytes)
     except MissingDependencyError as error:
         app.state.start_error = f"{error.message} ({error.hint})"
         raise

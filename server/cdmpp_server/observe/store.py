@@ -70,7 +70,7 @@ class Store:
 
     Parameters
     ----------
-    database : str, optional
+    database : str
         As :func:`cdmpp_server.database_url.database_url` reads it.
     max_programs, max_program_bytes : int
         Maximum number and size of stored programs, exceeded by a few for a while. The least recently used are
@@ -82,9 +82,7 @@ class Store:
     again.
     """
 
-    def __init__(
-        self, database: str | None = None, max_programs: int = 100_000, max_program_bytes: int = 2**30
-    ) -> None:
+    def __init__(self, database: str, max_programs: int = 100_000, max_program_bytes: int = 2**30) -> None:
         self._engine: Engine = connect(database_url(database))
         self._writing = self._engine.execution_options(write=True)
         upserts = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
