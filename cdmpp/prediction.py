@@ -74,6 +74,9 @@ class Prediction:
     roofline_s : float
         max(arithmetic at peak, traffic at full bandwidth): a bound, not a prediction. Kernels that read
         from cache or need less arithmetic (winograd) can be faster.
+    domain_reason : str or None
+        Why the figures are not the network's own: they follow or are limited by those of another type or protocol,
+        which training had.
     """
 
     name: str
@@ -90,6 +93,7 @@ class Prediction:
     domain: Label | None = None
     domain_score: float | None = None
     roofline_s: float | None = None
+    domain_reason: str | None = None
     error: ErrorInfo | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -98,6 +102,8 @@ class Prediction:
         out = dict(vars(self))
         if self.error is None:
             del out["error"]
+            if self.domain_reason is None:
+                del out["domain_reason"]
             out["quantiles"] = dict(self.quantiles)
         else:
             for key in _FIGURES:
@@ -133,7 +139,7 @@ class Predictor(Interface):
         """Predict queries with different programs, devices and settings, in order; errors are per query."""
 
 
-_FIGURES = ("latency_s", "lower_s", "upper_s", "quantiles", "domain", "domain_score", "roofline_s")
+_FIGURES = ("latency_s", "lower_s", "upper_s", "quantiles", "domain", "domain_score", "roofline_s", "domain_reason")
 
 
 def check_quantiles(quantiles: Sequence[float]) -> tuple[float, ...]:

@@ -23,6 +23,7 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.domain.calibration import read_interval
 from cdmpp.domain.score import label
 from cdmpp.errors import CdmppError, DataError, InvalidDeviceError
+from cdmpp.features.bindings import binding_error
 from cdmpp.features.bulk import FeatureAnswers, FeatureQueries
 from cdmpp.features.encode import EncodedPrograms
 from cdmpp.features.encoded import EncodedProgram, operator_name
@@ -62,12 +63,12 @@ ProgramLike = TensorProgram | OperatorSpec | str | Mapping[str, Any]
 #: Memory of a cached row and its key, in bytes, approximately.
 ROW_BYTES = 600
 #: Columns of a cached row; the network's quantile levels follow.
-_POINT, _FACTOR, _SCORE, _COVERAGE, _ROOFLINE, _LEVELS = range(6)
+_POINT, _FACTOR, _SCORE, _COVERAGE, _ROOFLINE, _BENT, _LEVELS = range(7)
 #: Model, program hash, backend, device digest, device name, protocol, framework: all that a prediction depends on.
 RowKey = tuple[str, str, str, str, str, str, str | None]
 
 
-#: A cached row: point, factor, score, coverage, roofline and quantile levels of the network, as one array; and forms of
+#: A cached row: point, factor, score, coverage, roofline, bent and quantile levels, as one array; and forms of
 #: the prediction that a caller made, as (program name, quantiles, form). Exact tuples, because the garbage collector
 #: does not traverse those of arrays: with objects, a full cache cost a tenth of the rate of cached predictions.
 CachedRow = tuple[Array, tuple[tuple[str, tuple[float, ...], Any], ...]]
@@ -342,12 +343,23 @@ class LatencyPredictor:
         self, missing: Mapping[RowKey, tuple[Query, DeviceSpec]], rows: dict[RowKey, CachedRow]
     ) -> dict[RowKey, CdmppError]:
         """Compute rows that are not cached, add them to ``rows`` and the cache; returns the errors."""
-        features = self._encoder.encode([query.program for query, _ in missing.values()])
-        errors = {key: f for key, f in zip(missing, features, strict=True) if isinstance(f, CdmppError)}
+        halves = {key: half for key, (query, _) in missing.items() if (half := self._half(query.program)) is not None}
+        programs = [query.program for query, _ in missing.values()]
+        features = self._encoder.encode([*programs, *halves.values()])
+        of_half = dict(zip(halves, features[len(programs) :], strict=True))
+        errors: dict[RowKey, CdmppError] = {}
+        encoded: list[EncodedPrograms] = []
+        for (key, (query, spec)), found in zip(missing.items(), features[: len(programs)], strict=True):
+            fault = next((f for f in (found, of_half.get(key)) if isinstance(f, CdmppError)), None)
+            if fault is None and isinstance(found, EncodedPrograms):
+                fault = binding_error(query.program, found, spec)
+            if fault is not None:
+                errors[key] = fault
+            elif isinstance(found, EncodedPrograms):
+                encoded.append(found)
         sound = [key for key in missing if key not in errors]
         if not sound:
             return errors
-        encoded = [f for f in features if not isinstance(f, CdmppError)]
         kinds: dict[tuple[str, str], int] = {}
         devices: dict[tuple[str, str], int] = {}
         specs: list[DeviceSpec] = []
@@ -362,16 +374,37 @@ class LatencyPredictor:
             launcher = FRAMEWORKS.index(framework) if framework else -1
             numbers.append((kind, device, BACKENDS.index(backend), PROTOCOLS.index(protocol), launcher))
         kind_of, *columns = np.array(numbers).T
-        store = ProgramStore.of(encoded, self.artifact.config.leaf_width)
         query_rows = QueryRows(np.arange(len(sound)), *columns)
-        output = self._pipeline.predict(QueryBatch(store, list(kinds), kind_of, specs, query_rows))
-        bound = np.maximum(*roofline_s(store.summary, stack_devices(specs)[query_rows.device]))
-        table = np.column_stack([output.point, output.factor, output.score, output.coverage, bound, output.levels])
+        further: list[EncodedPrograms] = []
+        half_of = np.full(len(sound), -1)
+        for i, key in enumerate(sound):
+            if isinstance(form := of_half.get(key), EncodedPrograms):
+                half_of[i] = len(sound) + len(further)
+                kind = kinds.setdefault((operator_name(missing[key][0].program), form.dtype), len(kinds))
+                kind_of = np.append(kind_of, kind)
+                further.append(form)
+        store = ProgramStore.of([*encoded, *further], self.artifact.config.leaf_width)
+        batch = QueryBatch(store, list(kinds), kind_of, specs, query_rows, half_of)
+        output = self._pipeline.predict(batch)
+        bound = np.maximum(*roofline_s(store.summary[: len(sound)], stack_devices(specs)[query_rows.device]))
+        bent = output.bent if len(output.bent) else np.zeros(len(sound))
+        figures = (output.point, output.factor, output.score, output.coverage, bound, bent, output.levels)
+        table = np.column_stack(figures)
         for key, values in zip(sound, table, strict=True):
             # A copy: a view would keep the whole table in memory as long as one of its rows is cached.
             rows[key] = (values.copy(), ())
             self.cache.put(key, rows[key], ROW_BYTES)
         return errors
+
+    def _half(self, program: TensorProgram | EncodedProgram) -> TensorProgram | None:
+        """The 16-bit form of an operator, where its prediction may depend on it."""
+        operator = program.operator if isinstance(program, TensorProgram) else None
+        if operator is None:
+            return None
+        dtype = self._pipeline.half_type(operator.operator, operator.dtype, program.backend)
+        if dtype is None:
+            return None
+        return TensorProgram.from_operator(operator.model_copy(update={"dtype": dtype}), program.backend)
 
     def _predictions(
         self,
@@ -390,6 +423,7 @@ class LatencyPredictor:
         scores, coverage = table[:, _SCORE].tolist(), table[:, _COVERAGE].tolist()
         bounds, seconds = table[:, _ROOFLINE].tolist(), points.tolist()
         lower_s, upper_s = lower.tolist(), upper.tolist()
+        bent = table[:, _BENT].astype(int).tolist()
         return [
             Prediction(
                 queries[i].program.name,
@@ -406,6 +440,7 @@ class LatencyPredictor:
                 label(coverage[row]),
                 round(scores[row], 4),
                 bounds[row],
+                self._pipeline.reason(queries[i].program, bent[row]) if bent[row] else None,
             )
             for row, ((i, (model_id, digest, backend, _, device, protocol, framework)), quantiles) in enumerate(
                 zip(predicted, values.tolist(), strict=True)

@@ -212,7 +212,7 @@ class Group:
         index = sample(index, KNOWN_ROWS, [self.config.seed, 22])
         index = index[np.argsort(rows.program[index], kind="stable")]
         columns = []
-        for part in query_parts(self.study.table, index, self.cache):
+        for part in query_parts(self.study.table, index, self.cache, half_type=self._pipeline.half_type):
             output = self._pipeline.predict(part.batch)
             same = (c[part.position] for c in (output.point, output.levels, output.factor, output.score))
             columns.append((index[part.index], *same))

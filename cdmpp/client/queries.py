@@ -63,6 +63,7 @@ class Item:
         fields = {name: result[name] for name in _FIELDS}
         if self.name is not None:
             fields["name"] = self.name
+        fields["domain_reason"] = result.get("domain_reason")
         return ServedPrediction(**fields)
 
     def failed(self, error: ErrorInfo, model_id: str) -> ServedPrediction:

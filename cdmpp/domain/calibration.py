@@ -32,6 +32,12 @@ def fit_factor(log_measured: Array, log_quantiles: Array, coverage: float = 0.8)
     return float(np.quantile(ratio, coverage))
 
 
+def scale_quantiles(log_quantiles: Array, factor: Array) -> Array:
+    """Log quantiles with their distance from the median scaled, unchanged to the last digit where the factor is 1."""
+    median = log_quantiles[:, _MEDIAN : _MEDIAN + 1]
+    return np.where(factor[:, None] == 1.0, log_quantiles, median + (log_quantiles - median) * factor[:, None])
+
+
 def read_quantiles(log_quantiles: Array, factor: Array, levels: Sequence[float]) -> Array:
     """Log quantiles at any levels between the first and last of LEVELS.
 
@@ -47,8 +53,7 @@ def read_quantiles(log_quantiles: Array, factor: Array, levels: Sequence[float])
     -------
     (n, len(levels))
     """
-    median = log_quantiles[:, _MEDIAN : _MEDIAN + 1]
-    scaled = median + (log_quantiles - median) * factor[:, None]
+    scaled = scale_quantiles(log_quantiles, factor)
     normal = NormalDist().inv_cdf
     known, wanted = (np.array([normal(p) for p in ps]) for ps in (LEVELS, levels))
     right = np.clip(np.searchsorted(known, wanted), 1, len(known) - 1)

@@ -68,6 +68,10 @@ class Context(NamedTuple):
         launched = f"{self.device}&{self.framework}"
         return whole, operator, f"{operator}|{self.dtype}|*", f"{operator}|*|{self.protocol}", launched
 
+    def launch_key(self) -> str:
+        """Key in :attr:`Domain.contexts` of the whole context with its framework ("" where it is not known)."""
+        return "|".join(self)
+
 
 @dataclass(frozen=True)
 class Domain:
@@ -79,7 +83,8 @@ class Domain:
     reach : float
         99th percentile of the distance of training programs to their centre.
     contexts : frozenset of str
-        The keys (:meth:`Context.keys`) of every training row, and ``device&`` for every device.
+        The keys (:meth:`Context.keys`, :meth:`Context.launch_key`) of every training row, and ``device&`` for every
+        device.
     """
 
     centres: Array

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,8 @@ CHUNK_PROGRAMS = 16_384
 #: The same for programs given as TIR, which may have any number of leaves.
 CHUNK_TVM = 1024
 
+#: Function from operator, element type and backend to a 16-bit type or None.
+HalfType = Callable[[str, str, str], str | None]
 _OVERFLOW = InvalidProgramError("its sizes overflow the features")
 
 
@@ -40,6 +42,8 @@ class ProgramChunk:
         Index into ``kinds``.
     failed : dict of int to str
         Why a program (key in the store) cannot be encoded.
+    half : (programs,) int, optional
+        As in :class:`cdmpp.nn.rows.QueryBatch`.
     """
 
     first: int
@@ -47,9 +51,16 @@ class ProgramChunk:
     kinds: list[tuple[str, str]]
     kind: Array
     failed: dict[int, str]
+    half: Array | None = None
+
+    def __len__(self) -> int:
+        """Programs of the table; the store may hold 16-bit forms behind them."""
+        return len(self.kind) if self.half is None else len(self.half)
 
 
-def program_chunks(table: MeasurementTable, needed: Array, cache: FeatureCache) -> Iterator[ProgramChunk]:
+def program_chunks(
+    table: MeasurementTable, needed: Array, cache: FeatureCache, half_type: HalfType = lambda *_: None
+) -> Iterator[ProgramChunk]:
     """Encode the needed programs of a table.
 
     Parameters
@@ -59,21 +70,29 @@ def program_chunks(table: MeasurementTable, needed: Array, cache: FeatureCache) 
         Programs that rows refer to; a chunk may hold further ones.
     cache : FeatureCache
         For programs given as TVM JSON; says whether the schedule's columns are wanted.
+    half_type : callable
+        Function from operator, element type and backend to the 16-bit type whose features are added, or None.
     """
+    backends = sorted(set(table.backend.names))
     for block in table.programs:
         for start in range(0, len(block), CHUNK_PROGRAMS):
             part = block.take(np.arange(start, min(start + CHUNK_PROGRAMS, len(block))))
             first = int(part.row_index[0])
             if not needed[first : first + len(part)].any():
                 continue
-            store, failed = ProgramStore(len(part), cache.width), {}
-            for members, encoded in encode_shapes(part.operator, part.dtype, part.flags, part.sizes):
-                sound = finite(encoded)
-                failed.update(dict.fromkeys(members[~sound].tolist(), _reason(_OVERFLOW)))
-                store.add(members, encoded if sound.all() else _cleared(encoded, sound))
+            halves = {half_type(part.operator, part.dtype, backend) for backend in backends} - {None}
+            dtypes = [part.dtype, *sorted(half for half in halves if half is not None)[:1]]
+            store, failed = ProgramStore(len(part) * len(dtypes), cache.width), {}
+            for number, dtype in enumerate(dtypes):
+                for members, encoded in encode_shapes(part.operator, dtype, part.flags, part.sizes):
+                    sound = finite(encoded)
+                    failed.update(dict.fromkeys(members[~sound].tolist(), _reason(_OVERFLOW)))
+                    store.add(members + number * len(part), encoded if sound.all() else _cleared(encoded, sound))
             store.finish()
-            kind = np.zeros(len(part), dtype=np.int64)
-            yield ProgramChunk(first, store, [(part.operator, part.dtype)], kind, failed)
+            kinds = [(part.operator, dtype) for dtype in dtypes]
+            kind = np.repeat(np.arange(len(dtypes)), len(part))
+            half = len(part) + np.arange(len(part)) if len(dtypes) > 1 else None
+            yield ProgramChunk(first, store, kinds, kind, failed, half)
     for start in range(0, len(table.tvm.texts), CHUNK_TVM):
         first = table.tvm.first_key + start
         texts = table.tvm.texts[start : start + CHUNK_TVM]

@@ -11,7 +11,7 @@ import numpy as np
 from cdmpp.data.table import MeasurementTable
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.evaluation.cache import FeatureCache
-from cdmpp.evaluation.chunks import program_chunks
+from cdmpp.evaluation.chunks import HalfType, program_chunks
 from cdmpp.nn.rows import QueryBatch, QueryRows
 from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
 
@@ -43,7 +43,11 @@ class QueryPart:
 
 
 def query_parts(
-    table: MeasurementTable, rows: Array, cache: FeatureCache, specs: Mapping[str, DeviceSpec] | None = None
+    table: MeasurementTable,
+    rows: Array,
+    cache: FeatureCache,
+    specs: Mapping[str, DeviceSpec] | None = None,
+    half_type: HalfType = lambda *_: None,
 ) -> Iterator[QueryPart]:
     """Rows of a table as queries.
 
@@ -57,6 +61,8 @@ def query_parts(
         Cache of programs given as TVM JSON; decides whether their schedule columns are computed.
     specs : mapping, optional
         Specifications by canonical device name that replace the table's.
+    half_type : callable
+        :meth:`cdmpp.inference.pipeline.InferencePipeline.half_type` where the batches are for ``predict``.
     """
     keys = table.program_key[rows]
     device_names = sorted({table.device.names[code] for code in np.unique(table.device.codes[rows])})
@@ -71,8 +77,8 @@ def query_parts(
     )
     needed = np.zeros(table.n_programs, dtype=np.bool_)
     needed[keys] = True
-    for chunk in program_chunks(table, needed, cache):
-        low, high = np.searchsorted(keys, [chunk.first, chunk.first + len(chunk.kind)])
+    for chunk in program_chunks(table, needed, cache, half_type):
+        low, high = np.searchsorted(keys, [chunk.first, chunk.first + len(chunk)])
         index = np.arange(low, high)
         bad = np.isin(keys[index] - chunk.first, list(chunk.failed))
         failed, index = index[bad], index[~bad]
@@ -80,7 +86,7 @@ def query_parts(
         part = queries.take(index)
         part = replace(part, program=part.program - chunk.first)
         first, position = part.distinct()
-        batch = QueryBatch(chunk.store, chunk.kinds, chunk.kind, devices, part.take(first))
+        batch = QueryBatch(chunk.store, chunk.kinds, chunk.kind, devices, part.take(first), chunk.half)
         yield QueryPart(index, batch, position, failed, reasons)
 
 

@@ -179,7 +179,9 @@ def _evaluate_table(
     if parts is not None:
         scores.parts.update({name: int((parts[rows] == code).sum()) for name, code in CODES.items()})
         scores.trained_on += int(trained_on(artifact, table, parts)[rows].sum())
-    _score_rows(InferencePipeline(artifact), table, rows, query_parts(table, rows, cache), scores, progress)
+    pipeline = InferencePipeline(artifact)
+    batches = query_parts(table, rows, cache, half_type=pipeline.half_type)
+    _score_rows(pipeline, table, rows, batches, scores, progress)
 
 
 def _score_rows(

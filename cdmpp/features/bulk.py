@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,8 +26,9 @@ from cdmpp.features.schedule import SCHEDULE_HASH, SCHEDULE_WIDTH
 from cdmpp.features.schema import SCHEMA_HASH, WIDTH
 from cdmpp.features.tensor_bytes import Layout, expect_format, numbers, read, texts, within, write
 from cdmpp.features.walk import MAX_LEAVES
-from cdmpp.programs.operators import DTYPE_BYTES, operator_family, operator_types
+from cdmpp.programs.operators import DTYPE_BYTES, MAX_EXTENT, operator_family, operator_types
 from cdmpp.programs.query_options import BACKENDS, DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS
+from cdmpp.programs.templates import is_class, size_names
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -53,7 +54,10 @@ _ROWS: Layout = {
     "backend": ("i8", ("rows",)),
     "protocol": ("i8", ("rows",)),
     "framework": ("i8", ("rows",)),
+    "sizes": ("i32", ("rows", "size names")),
 }
+#: Bodies of earlier clients lack it.
+_OPTIONAL = ("sizes",)
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,11 @@ class FeatureQueries:
         Levels to answer.
     model : str or None
         Which model answers; None: the loaded one.
+    structures : tuple of str
+        Structural class of each of ``kinds``, "" where it is not known.
+    sizes : int32, (n, s)
+        Sizes of operators, as in :class:`EncodedPrograms`; 0 where they are not known. A type that training did not
+        have for an operator is predicted from its 16-bit type, whose features these sizes give.
     """
 
     leaves: Array
@@ -116,6 +125,14 @@ class FeatureQueries:
     devices: tuple[DeviceSpec | str, ...]
     quantiles: tuple[float, ...] = (0.1, 0.9)
     model: str | None = None
+    structures: tuple[str, ...] = ()
+    sizes: Array = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int32))
+
+    def __post_init__(self) -> None:
+        if not self.structures:
+            object.__setattr__(self, "structures", ("",) * len(self.kinds))
+        if not len(self.sizes):
+            object.__setattr__(self, "sizes", np.zeros((len(self.leaves), 0), dtype=np.int32))
 
     def __len__(self) -> int:
         return len(self.leaves)
@@ -139,7 +156,8 @@ class FeatureQueries:
         leaves = np.zeros((rows, longest, width), dtype=np.float32)
         positions = np.zeros((rows, longest), dtype=np.int32)
         totals = np.zeros((rows, len(PROGRAM_COLUMNS)))
-        kinds: dict[tuple[str, str], int] = {}
+        sizes = np.zeros((rows, max((_sizes(part).shape[1] for part in parts), default=0)), dtype=np.int32)
+        kinds: dict[tuple[str, str, str], int] = {}
         devices: dict[str, int] = {}
         listed: list[DeviceSpec | str] = []
         codes = np.zeros((len(parts), 6), dtype=np.int32)
@@ -151,6 +169,9 @@ class FeatureQueries:
             leaves[place, :real, : encoded.leaves.shape[2]] = encoded.leaves
             positions[place, :real] = encoded.positions
             totals[place] = encoded.totals
+            known_sizes = _sizes(part)
+            sizes[place, : known_sizes.shape[1]] = known_sizes
+            structure = encoded.structure if known_sizes.shape[1] else ""
             number = known.get(id(part.device))
             if number is None:
                 spec = part.device
@@ -160,7 +181,7 @@ class FeatureQueries:
                     listed.append(spec)
             codes[i] = (
                 real,
-                kinds.setdefault((part.operator, encoded.dtype), len(kinds)),
+                kinds.setdefault((part.operator, encoded.dtype, structure), len(kinds)),
                 number,
                 _code("backend", part.backend, BACKENDS),
                 _code("protocol", part.protocol, PROTOCOLS),
@@ -177,10 +198,12 @@ class FeatureQueries:
             backend=repeated[:, 3].astype(np.int8),
             protocol=repeated[:, 4].astype(np.int8),
             framework=repeated[:, 5].astype(np.int8),
-            kinds=tuple(kinds),
+            kinds=tuple((operator, dtype) for operator, dtype, _ in kinds),
             devices=tuple(listed),
             quantiles=tuple(map(float, quantiles)),
             model=model,
+            structures=tuple(structure for _, _, structure in kinds),
+            sizes=sizes,
         )
         made.check()
         return made
@@ -220,9 +243,22 @@ class FeatureQueries:
                 raise DataError(f"kinds: operator {operator!r} is not known", hint="GET /support lists them")
             if not _DTYPE.fullmatch(dtype) or (known_dtypes and dtype not in known_dtypes):
                 raise DataError(f"kinds: {operator} has no element type {dtype!r}")
+        self._check_sizes()
         levels = self.quantiles
         if not 1 <= len(levels) <= MAX_QUANTILES or not all(math.isfinite(q) and 0 < q < 1 for q in levels):
             raise DataError(f"quantiles: 1 to {MAX_QUANTILES} levels between 0 and 1 are needed")
+
+    def _check_sizes(self) -> None:
+        if len(self.structures) != len(self.kinds):
+            raise DataError(f"{len(self.structures)} structures for {len(self.kinds)} kinds")
+        within("sizes", self.sizes, 0, MAX_EXTENT)
+        for (operator, dtype), structure in zip(self.kinds, self.structures, strict=True):
+            if not structure:
+                continue
+            if not structure.startswith(f"{operator}:{dtype}") or not is_class(structure):
+                raise DataError(f"structures: {structure[:100]!r} is no structure of {operator} with {dtype}")
+            if self.sizes.shape[1] < len(size_names(operator)):
+                raise DataError(f"sizes: {operator} has {len(size_names(operator))}, not {self.sizes.shape[1]}")
 
     def to_bytes(self) -> bytes:
         """Serialise as safetensors; names and devices go into the metadata."""
@@ -233,6 +269,7 @@ class FeatureQueries:
                 "format": QUESTIONS_FORMAT,
                 "feature_schema": SCHEMAS[self.leaves.shape[2]],
                 "kinds": json.dumps(self.kinds),
+                "structures": json.dumps(self.structures),
                 "devices": json.dumps([d if isinstance(d, str) else _fields(d) for d in self.devices]),
                 "quantiles": json.dumps(self.quantiles),
                 "model": json.dumps(self.model),
@@ -250,7 +287,7 @@ class FeatureQueries:
         InvalidDeviceError
             A device specification is invalid.
         """
-        tensors, metadata = read(body, _ROWS)
+        tensors, metadata = read(body, _ROWS, _OPTIONAL)
         expect_format(metadata, QUESTIONS_FORMAT)
         width = tensors["leaves"].shape[2]
         if width in SCHEMAS and metadata.get("feature_schema") != SCHEMAS[width]:
@@ -264,6 +301,7 @@ class FeatureQueries:
         made = cls(
             **tensors,
             kinds=_kinds(kinds),
+            structures=_structures(texts(metadata, "structures")) if "structures" in metadata else (),
             devices=_devices(devices),
             quantiles=numbers(levels),
             model=_text_or_none(model),
@@ -281,6 +319,16 @@ def _code(what: str, value: str, known: Sequence[str]) -> int:
     if value not in known:
         raise DataError(f"{what} {value!r} is not known", hint="one of: " + ", ".join(known))
     return known.index(value)
+
+
+def _sizes(part: FeaturePart) -> Array:
+    return np.zeros((len(part.encoded), 0)) if part.encoded.sizes is None else part.encoded.sizes
+
+
+def _structures(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise DataError("metadata 'structures' is not a list of texts")
+    return tuple(value)
 
 
 def _kinds(value: Any) -> tuple[tuple[str, str], ...]:

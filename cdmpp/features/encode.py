@@ -22,7 +22,7 @@ from cdmpp.features.schedule import schedule_matrix
 from cdmpp.features.schema import COLUMN
 from cdmpp.features.walk import build_ast
 from cdmpp.programs.operators import OperatorSpec, operator_family, output_hw
-from cdmpp.programs.templates import class_name, partition, template_json
+from cdmpp.programs.templates import class_name, partition, size_names, template_json
 from cdmpp.programs.tvm_json import HINT, Nodes, load
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -50,6 +50,10 @@ class EncodedPrograms:
         Element type of the first argument.
     family : str
         ``gemm``, ``conv``, ``attention``, ``vector`` or ``tir`` (a program given as TIR).
+    structure : str
+        Structural class of operators (:mod:`cdmpp.programs.templates`); "" where there is none.
+    sizes : int64, (programs, size names of the operator), optional
+        Sizes of operators; with the structure they give the features of another element type.
     """
 
     leaves: Array
@@ -57,6 +61,8 @@ class EncodedPrograms:
     totals: Array
     dtype: str
     family: str
+    structure: str = ""
+    sizes: Array | None = None
 
     def __len__(self) -> int:
         return len(self.leaves)
@@ -76,13 +82,22 @@ class EncodedPrograms:
         counted = ((p, len(p) if p.positions.ndim == 1 else 1) for p in parts)
         where = np.concatenate([p.positions.reshape(-1, p.leaves.shape[1]).repeat(n, 0) for p, n in counted])
         leaves, totals = (np.concatenate([getattr(p, name) for p in parts]) for name in ("leaves", "totals"))
-        return cls(leaves, where, totals, first.dtype, first.family)
+        if len({p.structure for p in parts}) > 1:
+            return cls(leaves, where, totals, first.dtype, first.family)
+        sizes = [p.sizes for p in parts if p.sizes is not None]
+        together = np.concatenate(sizes) if len(sizes) == len(parts) else None
+        return cls(leaves, where, totals, first.dtype, first.family, first.structure, together)
 
     def row(self, index: int) -> EncodedPrograms:
         """One program, as arrays of its own."""
         one = slice(index, index + 1)
         where = self.positions if self.positions.ndim == 1 else self.positions[one].copy()
-        return EncodedPrograms(self.leaves[one].copy(), where, self.totals[one].copy(), self.dtype, self.family)
+        sizes = None if self.sizes is None else self.sizes[one].copy()
+        leaves, totals = self.leaves[one].copy(), self.totals[one].copy()
+        return EncodedPrograms(leaves, where, totals, self.dtype, self.family, self.structure, sizes)
+
+
+_size_names = lru_cache(maxsize=None)(size_names)
 
 
 @lru_cache(maxsize=512)
@@ -141,7 +156,7 @@ def encode_operator(spec: OperatorSpec) -> EncodedPrograms:
     """Features of one operator specification."""
     # Integers, not arrays of one: the same figures in half the time.
     ast, sizes = operator_ast(spec), spec.sizes()
-    return _of_class(ast, ast_matrix(ast)[None], spec.operator, spec.dtype, sizes)
+    return _of_class(ast, ast_matrix(ast)[None], spec.structural_class(), spec.operator, spec.dtype, sizes)
 
 
 def encode_operators(specs: Sequence[OperatorSpec]) -> list[EncodedPrograms | InvalidProgramError]:
@@ -215,16 +230,34 @@ def encode_shapes(
 def _encode_class(name: str, operator: str, dtype: str, sizes: Mapping[str, Array], count: int) -> EncodedPrograms:
     """Shapes of one structural class."""
     ast = build_ast(*_template(name), bindings=sizes)
-    return _of_class(ast, ast_matrix(ast, count), operator, dtype, sizes)
+    return _of_class(ast, ast_matrix(ast, count), name, operator, dtype, sizes)
 
 
-def _of_class(ast: CompactAST, matrix: Array, operator: str, dtype: str, sizes: Mapping[str, Any]) -> EncodedPrograms:
+def encode_as(structure: str, dtype: str, sizes: Array) -> EncodedPrograms:
+    """Features of operators with another element type, from :attr:`EncodedPrograms.structure` and ``sizes``.
+
+    Raises
+    ------
+    UnsupportedOperatorError
+        There is no such structural class.
+    """
+    operator, _, *flags = structure.split(":")
+    names = _size_names(operator)
+    columns = {name: sizes[:, i].astype(np.int64) for i, name in enumerate(names)}
+    return _encode_class(":".join([operator, dtype, *flags]), operator, dtype, columns, len(sizes))
+
+
+def _of_class(
+    ast: CompactAST, matrix: Array, structure: str, operator: str, dtype: str, sizes: Mapping[str, Any]
+) -> EncodedPrograms:
     totals = _totals(ast, len(matrix), matrix)
     useful = useful_flops(operator, sizes)
     if useful is not None:
         totals[:, 3] = np.minimum(useful / np.maximum(totals[:, 0], 1.0), 1.0)
         totals[:, 0] = useful
-    return EncodedPrograms(matrix, positions(ast), totals, dtype, operator_family(operator))
+    columns = [np.broadcast_to(np.asarray(sizes[name], dtype=np.int64), len(matrix)) for name in _size_names(operator)]
+    stacked = np.stack(columns, axis=1)
+    return EncodedPrograms(matrix, positions(ast), totals, dtype, operator_family(operator), structure, stacked)
 
 
 def _totals(ast: CompactAST, count: int, matrix: Array) -> Array:

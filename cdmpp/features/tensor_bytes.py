@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,9 @@ def write(tensors: Mapping[str, Array], layout: Layout, metadata: Mapping[str, s
     return bytes(save(cast, dict(metadata)))
 
 
-def read(body: bytes | bytearray | memoryview, layout: Layout) -> tuple[dict[str, Array], dict[str, str]]:
+def read(
+    body: bytes | bytearray | memoryview, layout: Layout, optional: Collection[str] = ()
+) -> tuple[dict[str, Array], dict[str, str]]:
     """Read what :func:`write` wrote.
 
     Parameters
@@ -38,6 +40,8 @@ def read(body: bytes | bytearray | memoryview, layout: Layout) -> tuple[dict[str
     body : bytes
     layout : Layout
         Exactly the tensors that must be there.
+    optional : collection of str
+        Names of those that may be missing.
 
     Returns
     -------
@@ -55,6 +59,7 @@ def read(body: bytes | bytearray | memoryview, layout: Layout) -> tuple[dict[str
         arrays = dict(deserialize(body))  # type: ignore[no-untyped-call]
     except SafetensorError as error:
         raise DataError(f"the tensors cannot be read ({str(error)[:200]})", hint=_HINT) from None
+    layout = {name: form for name, form in layout.items() if name in arrays or name not in optional}
     if set(arrays) != set(layout):
         missing, unknown = sorted(set(layout) - set(arrays)), sorted(set(arrays) - set(layout))
         problems = [f"missing: {', '.join(missing)}"] if missing else []

@@ -5,20 +5,24 @@ The results equal those of :meth:`cdmpp.predictor.LatencyPredictor.predict_queri
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from cdmpp.devices.spec import DeviceSpec
 from cdmpp.domain.calibration import read_interval
 from cdmpp.domain.score import THRESHOLDS
 from cdmpp.errors import DataError, InvalidProgramError
+from cdmpp.features.bindings import unbound, unbound_error
 from cdmpp.features.bulk import TIR, FeatureAnswers, FeatureQueries
-from cdmpp.features.encode import EncodedPrograms
+from cdmpp.features.encode import EncodedPrograms, encode_as, finite, overflow
 from cdmpp.inference.pipeline import InferencePipeline
 from cdmpp.nn.config import LEVELS
 from cdmpp.nn.inputs import roofline_s, stack_devices
 from cdmpp.nn.rows import QueryBatch, QueryRows
 from cdmpp.nn.store import ProgramStore
+from cdmpp.programs.query_options import BACKENDS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -42,11 +46,13 @@ def predict_features(pipeline: InferencePipeline, queries: FeatureQueries) -> Fe
     specs = [artifact.device(d) if isinstance(d, str) else d for d in queries.devices]
     if not len(queries):
         return FeatureAnswers.none(levels, artifact.model_id)
-    store = _store(queries, artifact.config.leaf_width)
+    _check_bindings(queries, specs)
+    kinds, kind, half, further = _halves(queries, pipeline)
+    store = _store(queries, artifact.config.leaf_width, further)
     batch = QueryBatch(
         store,
-        queries.kinds,
-        queries.kind,
+        kinds,
+        kind,
         specs,
         QueryRows(
             program=np.arange(len(queries)),
@@ -55,11 +61,12 @@ def predict_features(pipeline: InferencePipeline, queries: FeatureQueries) -> Fe
             protocol=queries.protocol.astype(np.int64),
             framework=queries.framework.astype(np.int64),
         ),
+        half,
     )
     # Features from an unknown source may be finite and still overflow.
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         output = pipeline.predict(batch)
-        bound = np.maximum(*roofline_s(store.summary, stack_devices(specs)[batch.rows.device]))
+        bound = np.maximum(*roofline_s(store.summary[: len(queries)], stack_devices(specs)[batch.rows.device]))
         point = np.exp(output.point)
         lower, upper, values = read_interval(output.levels, output.factor, levels, point)
     figures = np.column_stack([point, values, output.score, bound])
@@ -82,15 +89,61 @@ def predict_features(pipeline: InferencePipeline, queries: FeatureQueries) -> Fe
     )
 
 
-def _store(queries: FeatureQueries, width: int) -> ProgramStore:
-    """A store with one program per row, added by leaf count and kind."""
+def _check_bindings(queries: FeatureQueries, specs: Sequence[DeviceSpec]) -> None:
+    """Refuse TIR that its device cannot run, as :func:`cdmpp.features.bindings.binding_error` does."""
+    scheduled = np.array([operator == TIR for operator, _ in queries.kinds])[queries.kind]
+    on_gpu = np.array([spec.kind == "gpu" for spec in specs])[queries.device]
+    rows = np.flatnonzero(scheduled & on_gpu & (queries.backend == BACKENDS.index("tvm")))
+    if len(rows):
+        padding = np.arange(queries.leaves.shape[1]) >= queries.leaf_count[rows, None]
+        loose = unbound(queries.leaves[rows], padding)
+        if loose.any():
+            row = int(rows[loose.argmax()])
+            raise unbound_error(f"row {row}", specs[queries.device[row]].name)
+
+
+def _halves(
+    queries: FeatureQueries, pipeline: InferencePipeline
+) -> tuple[list[tuple[str, str]], Array, Array, list[tuple[Array, EncodedPrograms]]]:
+    """16-bit forms of the rows' programs, where their predictions may depend on them.
+
+    Returns
+    -------
+    kinds, kind, half
+        Fields of :class:`QueryBatch`; the keys of the forms follow those of the rows.
+    further : list of (keys, features)
+    """
+    rows = len(queries)
+    kinds, kind, half = list(queries.kinds), [queries.kind], np.full(rows, -1)
+    further = []
+    backends = np.unique(queries.backend).tolist()
+    for number, ((operator, dtype), structure) in enumerate(zip(queries.kinds, queries.structures, strict=True)):
+        for backend in backends:
+            wanted = pipeline.half_type(operator, dtype, BACKENDS[backend])
+            members = np.flatnonzero((queries.kind == number) & (queries.backend == backend))
+            if wanted is None or not structure or not len(members):
+                continue
+            features = encode_as(structure, wanted, queries.sizes[members])
+            if not finite(features).all():
+                raise overflow(f"row {int(members[(~finite(features)).argmax()])}")
+            keys = rows + np.arange(len(members))
+            rows += len(members)
+            half[members] = keys
+            kind.append(np.full(len(members), len(kinds)))
+            kinds.append((operator, wanted))
+            further.append((keys, features))
+    return kinds, np.concatenate(kind), half, further
+
+
+def _store(queries: FeatureQueries, width: int, further: list[tuple[Array, EncodedPrograms]]) -> ProgramStore:
+    """A store with one program per row, added by leaf count and kind, and further programs."""
     scheduled = np.array([operator == TIR for operator, _ in queries.kinds])[queries.kind]
     if queries.leaves.shape[2] < width and scheduled.any():
         raise InvalidProgramError(
             f"row {int(scheduled.argmax())}: its features lack the schedule columns that the model reads",
             hint="encode programs given as TIR with schedule=True",
         )
-    store = ProgramStore(len(queries), width)
+    store = ProgramStore(len(queries) + sum(len(keys) for keys, _ in further), width)
     groups = np.stack([queries.leaf_count, queries.kind], axis=1)
     distinct, inverse = np.unique(groups, axis=0, return_inverse=True)
     families = queries.families
@@ -106,5 +159,7 @@ def _store(queries: FeatureQueries, width: int) -> ProgramStore:
                 families[kind],
             ),
         )
+    for keys, features in further:
+        store.add(keys, features)
     store.finish()
     return store

@@ -46,6 +46,8 @@ class NetworkOutput:
         Part of the domain score for a context that training did not have.
     factor : (n,)
         Calibrated factor on the interval's width.
+    bent : (n,) int8
+        Sum of the codes of :data:`cdmpp.inference.consistency.BENT`: why a prediction is not the network's own.
     """
 
     point: Array
@@ -56,6 +58,7 @@ class NetworkOutput:
     distance: Array = field(default_factory=_empty)
     step: Array = field(default_factory=_empty)
     factor: Array = field(default_factory=_empty)
+    bent: Array = field(default_factory=_empty)
 
     @property
     def coverage(self) -> Array:

@@ -16,12 +16,16 @@ import numpy as np
 from cdmpp.adapter.features import FeatureMaker
 from cdmpp.artifact.model import Artifact
 from cdmpp.devices.spec import DeviceSpec
+from cdmpp.domain.evidence import ADAPTED, Evidence
 from cdmpp.domain.peers import Peers, Trained, as_peers, shift, weights
 from cdmpp.domain.score import THRESHOLDS, Context
+from cdmpp.features.encoded import EncodedProgram, operator_name
+from cdmpp.inference.consistency import REASONS, Rules
 from cdmpp.inference.engine import all_threads, engine_of
 from cdmpp.inference.output import NetworkOutput
 from cdmpp.nn.inputs import stack_devices
-from cdmpp.nn.rows import BLOCK_ROWS, QueryBatch, QueryRows, RowInputs, concatenate
+from cdmpp.nn.rows import BLOCK_ROWS, QueryBatch, QueryRows, RowInputs, concatenate, distinct_rows
+from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -59,9 +63,34 @@ class InferencePipeline:
         self._tuned = None
         if adapter is not None and adapter.tuned is not None and adapter.weight:
             self._tuned = engine_of(artifact.weights.tuned(adapter.tuned), count)
+        self._sheet = data_sheet(adapter.device) if adapter is not None and adapter.weight else None
+        self.evidence = Evidence(artifact.domain.contexts, self._adapter_contexts())
+        self._rules = Rules(self.evidence)
 
     def predict(self, batch: QueryBatch) -> NetworkOutput:
-        """Predict queries, in their order, with the adapter where the model has one."""
+        """Predict queries, in their order, with the adapter where the model has one.
+
+        Predictions of one program agree across protocols and types (:mod:`cdmpp.inference.consistency`).
+
+        Raises
+        ------
+        InvalidProgramError
+            A prediction depends on the program's 16-bit form, which the batch lacks.
+        """
+        plan = self._rules.plan(batch, self._evidence_names(batch.specs))
+        return self._unbent(batch) if plan is None else plan.bend(self._unbent(plan.batch), self)
+
+    def half_type(self, operator: str, dtype: str, backend: str) -> str | None:
+        """The 16-bit type whose features :meth:`predict` may need beside those of a program; None: it does not."""
+        return self.evidence.may_need_half(operator, dtype, backend)
+
+    def reason(self, program: TensorProgram | EncodedProgram, bent: int) -> str:
+        """Why a prediction is not the network's own, from its code :attr:`NetworkOutput.bent`."""
+        operator = operator_name(program)
+        half = self.evidence.half_type(operator, program.backend)
+        return "; ".join(text.format(operator=operator, half=half) for code, text in REASONS.items() if code & bent)
+
+    def _unbent(self, batch: QueryBatch) -> NetworkOutput:
         adapter = self.artifact.adapter
         if adapter is None or not adapter.weight:
             return self.predict_base(batch, details=False)
@@ -72,6 +101,36 @@ class InferencePipeline:
         calibration = np.array([self.artifact.calibration[name] for name in ("in", "near", "out")])
         factor: Array = calibration[(coverage > THRESHOLDS[0]).astype(int) + (coverage > THRESHOLDS[1])]
         return factor
+
+    def distance(self, batch: QueryBatch) -> Array:
+        """Distance of the queries' programs from the training programs."""
+        programs, position = np.unique(batch.rows.program, return_inverse=True)
+        return self.artifact.domain.program_distance(batch.store.summary[programs])[position.reshape(-1)]
+
+    def steps(self, batch: QueryBatch) -> Array:
+        """Part of the domain score for contexts that training did not have, without peers."""
+        return _steps(self.artifact, batch, [spec.name if index else "" for index, spec in self._figures(batch.specs)])
+
+    def _evidence_names(self, specs: Sequence[DeviceSpec]) -> list[str]:
+        """Names of devices in :attr:`evidence`: "" for a device that the model has no measurements of."""
+        names = []
+        for spec in specs:
+            index, figures = self._trained.get(data_sheet(spec), (0, spec))
+            names.append(figures.name if index else ADAPTED if data_sheet(spec) == self._sheet else "")
+        return names
+
+    def _adapter_contexts(self) -> list[Context]:
+        """Contexts of the records that the model was adapted with."""
+        adapter = self.artifact.adapter
+        if adapter is None or not adapter.weight:
+            return []
+        [name] = self._evidence_names([adapter.device])
+        features = adapter.process.features
+        pairs = np.unique(np.stack([features.operator, features.setting], axis=1), axis=0).tolist()
+        return [
+            Context(name, *adapter.names.operators[operator].split("|"), *adapter.names.settings[setting].split("|"))
+            for operator, setting in pairs
+        ]
 
     def predict_base(self, batch: QueryBatch, *, details: bool = True) -> NetworkOutput:
         """Predict queries with network and peers, without the adapter.
@@ -110,8 +169,7 @@ class InferencePipeline:
             levels[members] += by[:, None]
             if opinions is not None:
                 opinions[members[:, None], np.array(columns)[None, :]] = of_peers
-        programs, position = np.unique(rows.program, return_inverse=True)
-        distance = self.artifact.domain.program_distance(batch.store.summary[programs])[position.reshape(-1)]
+        distance = self.distance(batch)
         factor = self.factor(distance + step)
         return replace(output, peers=opinions, distance=distance, step=step, factor=factor)
 
@@ -205,15 +263,15 @@ def _by_kind(batch: QueryBatch, chosen: Array) -> Iterator[tuple[Array, DeviceSp
         yield members, batch.specs[device], (operator, dtype, PROTOCOLS[protocol], BACKENDS[backend])
 
 
-def _steps(artifact: Artifact, batch: QueryBatch, trained_names: list[str]) -> Array:
+def _steps(artifact: Artifact, batch: QueryBatch, trained_names: Sequence[str]) -> Array:
     """:meth:`cdmpp.domain.score.Domain.step` of each row, computed once per distinct context."""
     rows = batch.rows
-    columns = np.stack([rows.device, batch.kind[rows.program], rows.protocol, rows.backend, rows.framework], axis=1)
-    distinct, inverse = np.unique(columns, axis=0, return_inverse=True)
+    columns = [rows.device, batch.kind[rows.program], rows.protocol, rows.backend, rows.framework]
+    first, inverse = distinct_rows(columns)
     steps = []
-    for device, kind, protocol, backend, framework in distinct.tolist():
+    for device, kind, protocol, backend, framework in np.stack([c[first] for c in columns], axis=1).tolist():
         launcher = FRAMEWORKS[framework] if framework >= 0 else ""
         operator, dtype = batch.kinds[kind]
         setting = (PROTOCOLS[protocol], BACKENDS[backend], launcher)
         steps.append(artifact.domain.step(Context(trained_names[device], operator, dtype, *setting)))
-    return np.array(steps)[inverse.reshape(-1)]
+    return np.array(steps)[inverse]

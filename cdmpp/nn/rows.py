@@ -49,12 +49,16 @@ class QueryRows:
 
     def distinct(self) -> tuple[Array, Array]:
         """Positions of the first row of each distinct query, and for every row the index of its query."""
-        code = np.zeros(len(self), dtype=np.int64)
-        for field in fields(QueryRows):
-            column = getattr(self, field.name)
-            code = code * (int(column.max(initial=0)) + 2) + column + 1  # -1 is "not known"
-        _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
-        return first, inverse.reshape(-1)
+        return distinct_rows([getattr(self, field.name) for field in fields(QueryRows)])  # -1 is "not known"
+
+
+def distinct_rows(columns: Sequence[Array]) -> tuple[Array, Array]:
+    """Positions of the first of each distinct row of integer columns (values from -1), and each row's index of it."""
+    code = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        code = code * (int(column.max(initial=0)) + 2) + column + 1
+    _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+    return first, inverse.reshape(-1)
 
 
 def concatenate(parts: Sequence[QueryRows]) -> QueryRows:
@@ -78,6 +82,8 @@ class QueryBatch:
     specs : sequence of DeviceSpec
         Devices; ``rows.device`` holds positions in it.
     rows : QueryRows
+    half : (programs,) int, optional
+        Key of the same operator with 16-bit elements for each program key; -1 where it is not in the store.
     """
 
     store: ProgramStore
@@ -85,6 +91,7 @@ class QueryBatch:
     kind: Array
     specs: Sequence[DeviceSpec]
     rows: QueryRows
+    half: Array | None = None
 
 
 class RowInputs:

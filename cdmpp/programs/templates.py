@@ -41,6 +41,11 @@ def template_json(structural_class: str) -> str:
         ) from None
 
 
+def is_class(name: str) -> bool:
+    """Whether there is a structural class of this name."""
+    return name in _shipped()
+
+
 def class_name(operator: str, dtype: str, flags: Mapping[str, Any]) -> str:
     """Key of a structural class, as :meth:`OperatorSpec.structural_class` gives it."""
     return ":".join([operator, dtype, *(f"{k}={v}" for k, v in flags.items())])

@@ -36,8 +36,7 @@ def fit_domain(dataset: Dataset, index: Array, seed: int) -> Domain:
         launcher = FRAMEWORKS[framework] if framework >= 0 else ""
         operator, dtype = dataset.kinds[kind]
         context = Context(name, operator, dtype, PROTOCOLS[protocol], BACKENDS[backend], launcher)
-        contexts.update(context.keys())
-        contexts.add(f"{name}&")
+        contexts.update((*context.keys(), context.launch_key(), f"{name}&"))
     return Domain.fit(dataset.store.summary[np.unique(rows.program)], frozenset(contexts), seed)
 
 

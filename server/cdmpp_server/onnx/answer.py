@@ -14,6 +14,7 @@ from cdmpp.prediction_matrix import Failed, PredictionMatrix
 from cdmpp.programs.program import TensorProgram
 from cdmpp_server.observe.ids import make_id
 from cdmpp_server.onnx.query import ModelQuery
+from cdmpp_server.predict.render import reason_field
 from cdmpp_server.sandbox.replies import ModelSummary
 
 Device = DeviceSpec | Failed
@@ -122,4 +123,5 @@ def _answer(device: Device, result: Prediction | ErrorInfo) -> dict[str, Any]:
         "domain_score": result.domain_score,
         "roofline_s": result.roofline_s,
         "prediction_id": make_id(result, device.digest()),
+        **reason_field(result),
     }

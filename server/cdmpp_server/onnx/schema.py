@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from cdmpp.programs.query_options import Framework, Protocol
 from cdmpp_server.fields import OPERATOR_SCHEMA
 from cdmpp_server.observe.ids import MAX_ID
-from cdmpp_server.predict.schema import ErrorInfo, Seconds
+from cdmpp_server.predict.schema import ErrorInfo, Reason, Seconds
 
 Domain = Literal["in", "near", "out"]
 _CLOSED = ConfigDict(extra="forbid")
@@ -45,6 +45,7 @@ class ProgramAnswer(BaseModel):
     domain_score: float
     roofline_s: Annotated[float, Field(ge=0)]
     prediction_id: Annotated[str, Field(max_length=MAX_ID, description="Identifies this prediction in POST /observe.")]
+    domain_reason: Reason = ""
 
 
 class ProgramFailure(BaseModel):

@@ -58,8 +58,14 @@ def fragment(prediction: Prediction, device_digest: str) -> str:
             "domain": prediction.domain,
             "domain_score": prediction.domain_score,
             "roofline_s": prediction.roofline_s,
+            **reason_field(prediction),
         }
     )[1:]
+
+
+def reason_field(prediction: Prediction) -> dict[str, str]:
+    """``domain_reason`` of a prediction that has one."""
+    return {} if prediction.domain_reason is None else {"domain_reason": prediction.domain_reason}
 
 
 def error_fragment(error: ErrorInfo) -> str:

@@ -88,6 +88,13 @@ def request_model(max_items: int) -> type[PredictRequest]:
 
 
 Seconds = Annotated[float, Field(gt=0)]
+Reason = Annotated[
+    str,
+    Field(
+        description="Only where the figures follow or are limited by those of another type or protocol, which "
+        "training had: which one."
+    ),
+]
 _BOUND = (
     "of the requested quantiles (of 0.1 and 0.9 where those lie on one side of the median), or latency_s where that "
     "lies outside."
@@ -123,6 +130,7 @@ class PredictionResult(BaseModel):
     roofline_s: Annotated[
         Annotated[float, Field(ge=0)], Field(description="Bound by arithmetic and memory traffic, not a prediction.")
     ]
+    domain_reason: Reason = ""
 
 
 class ErrorInfo(BaseModel):

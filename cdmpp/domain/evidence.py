@@ -1,0 +1,114 @@
+"""What training had for an operator: which protocols and element types, on which devices, launched by what.
+
+The network answers every protocol and type, also those that training never had. Such answers bend to the ones that
+training had (:mod:`cdmpp.inference.consistency`); this module says which is which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from cdmpp.domain.score import Context
+from cdmpp.features.encoded import TIR
+from cdmpp.programs.query_options import PROTOCOLS
+
+#: Name of a device that the model was adapted to and that training did not have.
+ADAPTED = "(adapted)"
+#: Penalty for a framework that launched no such training row; less than that of another device.
+OTHER_FRAMEWORK = 0.5
+_GRAPH = PROTOCOLS.index("graph")
+_HALVES = ("float16", "bfloat16")
+
+
+class Kind(NamedTuple):
+    """Operator, element type and backend of a query on a device ("" for a device that training did not have)."""
+
+    device: str
+    operator: str
+    dtype: str
+    backend: str
+
+
+class Evidence:
+    """Contexts of the training rows, and of the records that a model was adapted with.
+
+    Parameters
+    ----------
+    contexts : iterable of str
+        :attr:`cdmpp.domain.score.Domain.contexts`.
+    adapted : iterable of Context
+        Contexts of the adapter's records; they count on that device only.
+    """
+
+    def __init__(self, contexts: Iterable[str], adapted: Iterable[Context] = ()) -> None:
+        self._exact: set[tuple[str, ...]] = set()
+        self._on_any_device: set[tuple[str, ...]] = set()
+        self._protocols: set[tuple[str, str, str]] = set()
+        self._types: dict[tuple[str, str], set[str]] = {}
+        self._types_on: set[Kind] = set()
+        self._launched: set[tuple[str, ...]] = set()
+        for key in contexts:
+            parts = tuple(key.split("|"))
+            if len(parts) == 5:
+                device, operator, dtype, protocol, backend = parts
+                self._exact.add(parts)
+                self._on_any_device.add(parts[1:])
+                self._protocols.add((operator, protocol, backend))
+                self._types.setdefault((operator, backend), set()).add(dtype)
+                self._types_on.add(Kind(device, operator, dtype, backend))
+            elif len(parts) == 6:
+                self._launched |= {parts, ("", *parts[1:])}
+        for context in adapted:
+            self._exact.add(context[:5])
+            self._types_on.add(Kind(context.device, context.operator, context.dtype, context.backend))
+            self._launched.add(tuple(context))
+
+    def rank(self, kind: Kind, protocol: str, framework: str) -> float:
+        """How far a query is from training in its protocol; 0 where training had it.
+
+        0: on this device; 1: on another device; 2: with another element type; 3: never. A framework that launched
+        no such rows adds :data:`OTHER_FRAMEWORK`.
+        """
+        device, operator, dtype, backend = kind
+        query = (operator, dtype, protocol, backend)
+        if (device, *query) in self._exact:
+            rank, launched = 0.0, (device, *query, framework)
+        elif query in self._on_any_device:
+            rank, launched = 1.0, ("", *query, framework)
+        else:
+            return 2.0 if (operator, protocol, backend) in self._protocols else 3.0
+        other = bool(framework and self._launched) and launched not in self._launched
+        return rank + OTHER_FRAMEWORK * other
+
+    def protocol_order(self, kind: Kind, framework: str) -> tuple[int, ...]:
+        """Indices into PROTOCOLS, the best known first.
+
+        Of equals ``kernel`` comes first, then ``eager``: ``graph`` lies between the two.
+        """
+        ranks = [self.rank(kind, protocol, framework) for protocol in PROTOCOLS]
+        return tuple(sorted(range(len(PROTOCOLS)), key=lambda p: (ranks[p], p == _GRAPH, p)))
+
+    def half_type(self, operator: str, backend: str) -> str:
+        """The 16-bit type whose answer other types follow: the one that training had, else float16."""
+        types = self._types.get((operator, backend), set())
+        return next((half for half in _HALVES if half in types), _HALVES[0])
+
+    def was_trained(self, kind: Kind) -> bool:
+        """Whether training had this type of this operator on this device."""
+        return kind in self._types_on
+
+    def follows(self, kind: Kind) -> bool:
+        """Whether the type was never trained for this operator, so that it follows the 16-bit answer."""
+        _, operator, dtype, backend = kind
+        if operator == TIR or dtype == self.half_type(operator, backend) or self.was_trained(kind):
+            return False
+        return dtype not in self._types.get((operator, backend), ())
+
+    def may_need_half(self, operator: str, dtype: str, backend: str) -> str | None:
+        """The 16-bit type whose features a query may need on some device; None where it needs none."""
+        half = self.half_type(operator, backend)
+        if operator == TIR or dtype == half:
+            return None
+        needed = dtype == "int8" or self.follows(Kind("", operator, dtype, backend))
+        return half if needed else None
