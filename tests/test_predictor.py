@@ -133,7 +133,7 @@ def test_an_encoded_program_is_answered_as_the_program_itself(predictor: Latency
         features = LatencyPredictor(predictor.artifact).encode(one)
         encoded = EncodedProgram(one.name, one.hash, one.backend, operator_name(one), features)
         expected, got = (
-            LatencyPredictor(predictor.artifact).predict_queries([Query(p, "t4")])[0] for p in (one, encoded)
+            LatencyPredictor(predictor.artifact).predict_queries([Query(p, "iphone-7")])[0] for p in (one, encoded)
         )
         assert got == expected and got.latency_s
 

@@ -54,8 +54,8 @@ def main() -> int:
 
 def warm_up(served: Served) -> None:
     """Load what is loaded once, so that it is no growth: readers, TVM, the way to adapt."""
-    items = [{"program": {"tvmscript": seeds.SCRIPTS[0]}, "device": "t4"}]
-    items += [{"program": {"tvm_json": json.dumps(document)}, "device": "t4"} for document in seeds.tir_documents()]
+    items = [{"program": {"tvmscript": seeds.SCRIPTS[0]}, "device": "intel-xeon-amx-2t-avx2"}]
+    items += [{**items[0], "program": {"tvm_json": json.dumps(document)}} for document in seeds.tir_documents()]
     served.ask("POST", "/predict", {"items": items})
     served.ask("POST", "/predict", seeds.predict_body(len(seeds.OPERATORS)))
     record = seeds.adapt_body()["records"][0]

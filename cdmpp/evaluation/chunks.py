@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from cdmpp.data.table import MeasurementTable
 from cdmpp.errors import CdmppError, InvalidProgramError
 from cdmpp.evaluation.cache import FeatureCache
+from cdmpp.features.bindings import unbound
 from cdmpp.features.encode import EncodedPrograms, encode_shapes, encode_tvm_json, finite
 from cdmpp.nn.store import ProgramStore
 
@@ -44,6 +45,8 @@ class ProgramChunk:
         Why a program (key in the store) cannot be encoded.
     half : (programs,) int, optional
         As in :class:`cdmpp.nn.rows.QueryBatch`.
+    unbound : set of int
+        Programs given as TIR that no GPU can run (:mod:`cdmpp.features.bindings`).
     """
 
     first: int
@@ -52,6 +55,7 @@ class ProgramChunk:
     kind: Array
     failed: dict[int, str]
     half: Array | None = None
+    unbound: Set[int] = frozenset()
 
     def __len__(self) -> int:
         """Programs of the table; the store may hold 16-bit forms behind them."""
@@ -86,7 +90,7 @@ def program_chunks(
             for number, dtype in enumerate(dtypes):
                 for members, encoded in encode_shapes(part.operator, dtype, part.flags, part.sizes):
                     sound = finite(encoded)
-                    failed.update(dict.fromkeys(members[~sound].tolist(), _reason(_OVERFLOW)))
+                    failed.update(dict.fromkeys(members[~sound].tolist(), reason_of(_OVERFLOW)))
                     store.add(members + number * len(part), encoded if sound.all() else _cleared(encoded, sound))
             store.finish()
             kinds = [(part.operator, dtype) for dtype in dtypes]
@@ -104,6 +108,7 @@ def _tvm_chunk(first: int, texts: tuple[str, ...], needed: Array, cache: Feature
     store, failed = ProgramStore(len(texts), cache.width), {}
     kinds: dict[tuple[str, str], int] = {("tir", "float32"): 0}
     kind = np.zeros(len(texts), dtype=np.int64)
+    loose: set[int] = set()
     for key in np.flatnonzero(needed).tolist():
         try:
             encoded = cache.get(texts[key])
@@ -113,12 +118,14 @@ def _tvm_chunk(first: int, texts: tuple[str, ...], needed: Array, cache: Feature
                     raise _OVERFLOW
                 cache.put(texts[key], encoded)
         except CdmppError as error:
-            failed[key] = _reason(error)
+            failed[key] = reason_of(error)
             continue
         store.add(np.array([key]), encoded)
         kind[key] = kinds.setdefault(("tir", encoded.dtype), len(kinds))
+        if unbound(encoded.leaves)[0]:
+            loose.add(key)
     store.finish()
-    return ProgramChunk(first, store, list(kinds), kind, failed)
+    return ProgramChunk(first, store, list(kinds), kind, failed, unbound=loose)
 
 
 def _cleared(encoded: EncodedPrograms, sound: Array) -> EncodedPrograms:
@@ -127,5 +134,5 @@ def _cleared(encoded: EncodedPrograms, sound: Array) -> EncodedPrograms:
     return EncodedPrograms(leaves, encoded.positions, totals, encoded.dtype, encoded.family)
 
 
-def _reason(error: CdmppError) -> str:
+def reason_of(error: CdmppError) -> str:
     return f"{error.code}: {error.message}"

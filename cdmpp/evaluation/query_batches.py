@@ -11,11 +11,14 @@ import numpy as np
 from cdmpp.data.table import MeasurementTable
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.evaluation.cache import FeatureCache
-from cdmpp.evaluation.chunks import HalfType, program_chunks
+from cdmpp.evaluation.chunks import HalfType, program_chunks, reason_of
+from cdmpp.features.bindings import unbound_error
 from cdmpp.nn.rows import QueryBatch, QueryRows
 from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+_UNBOUND = reason_of(unbound_error("the program", "its device"))
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class QueryPart:
     position : (n,) int
         Position of each row's query in the batch.
     failed : (m,) int
-        Positions among the given rows of those whose program cannot be encoded.
+        Positions among the given rows of those whose program cannot be encoded, or cannot run on the device.
     reasons : list of str, length m
     """
 
@@ -68,6 +71,7 @@ def query_parts(
     device_names = sorted({table.device.names[code] for code in np.unique(table.device.codes[rows])})
     given = specs or {}
     devices = [given[name] if name in given else table.device_spec(name) for name in device_names]
+    on_gpu = np.array([device.kind == "gpu" for device in devices])
     queries = QueryRows(
         program=keys,
         device=_codes(table.device.names, device_names)[table.device.codes[rows]],
@@ -80,9 +84,12 @@ def query_parts(
     for chunk in program_chunks(table, needed, cache, half_type):
         low, high = np.searchsorted(keys, [chunk.first, chunk.first + len(chunk)])
         index = np.arange(low, high)
-        bad = np.isin(keys[index] - chunk.first, list(chunk.failed))
+        chunk_keys = keys[index] - chunk.first
+        loose = np.isin(chunk_keys, list(chunk.unbound)) & on_gpu[queries.device[index]]
+        loose &= queries.backend[index] == BACKENDS.index("tvm")
+        bad = np.isin(chunk_keys, list(chunk.failed)) | loose
+        reasons = [chunk.failed.get(key, _UNBOUND) for key in chunk_keys[bad].tolist()]
         failed, index = index[bad], index[~bad]
-        reasons = [chunk.failed[key] for key in (keys[failed] - chunk.first).tolist()]
         part = queries.take(index)
         part = replace(part, program=part.program - chunk.first)
         first, position = part.distinct()

@@ -131,7 +131,7 @@ class FeatureQueries:
     def __post_init__(self) -> None:
         if not self.structures:
             object.__setattr__(self, "structures", ("",) * len(self.kinds))
-        if not len(self.sizes):
+        if self.sizes.shape == (0, 0):
             object.__setattr__(self, "sizes", np.zeros((len(self.leaves), 0), dtype=np.int32))
 
     def __len__(self) -> int:

@@ -170,7 +170,9 @@ def test_tvm_program_is_predicted(run: Run, tmp_path: Path) -> None:
 
     path = tmp_path / "program.json"
     path.write_text(to_json(lower(parse_operator("linear:m=64,n=128,k=32"))))
-    item = json.loads(run("predict", path, "--device", "t4", "--json").stdout)["results"][0]
+    item = json.loads(run("predict", path, "--device", "intel-xeon-amx-2t-avx2", "--json").stdout)["results"][0]
     assert item["backend"] == "tvm" and item["latency_s"] > 0
+    refused = run("predict", path, "--device", "t4")
+    assert refused.exit_code == 1 and "stores outside of thread bindings, and t4 is a GPU" in refused.stderr
     path.write_text("{}")
     assert run("predict", path, "--device", "t4").exit_code == 1

@@ -77,14 +77,20 @@ def test_programs_on_a_device(implementation: Predictor, predictor: LatencyPredi
         TensorProgram.from_tvm_json(TVM_JSON, name="mine"),
     ]
     for device, more in (
+        ("intel-xeon-amx-2t-avx2", {}),
         ("t4", {}),
         ("Tesla T4", {"protocol": "eager", "framework": "pytorch", "quantiles": (0.05, 0.5, 0.95)}),
         (MINE, {"protocol": "graph"}),
         (MINE.model_dump(mode="json"), {}),
     ):
         found = implementation.predict(programs, device, **more)  # type: ignore[arg-type]
-        assert plain(found) == plain(predictor.predict(programs, device, **more))  # type: ignore[arg-type]
-        assert all(p.error is None for p in found)
+        here = predictor.predict(programs, device, **more)  # type: ignore[arg-type]
+        assert plain(found[:4]) == plain(here[:4])
+        assert [(p.latency_s, p.error) for p in found[4:]] == [(p.latency_s, p.error) for p in here[4:]]
+        assert [p.error for p in found[:4]] == [None] * 4
+        # A GPU cannot run TIR without thread bindings.
+        refused = device != "intel-xeon-amx-2t-avx2"
+        assert [p.error is not None and "thread bindings" in p.error.message for p in found[4:]] == [refused] * 2
     assert implementation.predict([], "t4") == []
 
 

@@ -209,13 +209,15 @@ def test_tvm_programs_and_their_cache(
     rows = [
         Measurement(text, "tvm_json", device, 1e-4, program_hash=f"p{i}", backend="tvm")
         for i, text in enumerate(texts)
-        for device in ("t4", "a40")
+        for device in ("iphone-7", "intel-xeon-amx-2t-avx2")
     ]
     broken = Measurement('{"nodes": [], "root_index": 0}', "tvm_json", "t4", 1e-4, program_hash="x", backend="tvm")
-    table = from_measurements([*rows, *records(), broken])
+    unbound = Measurement(texts[0], "tvm_json", "t4", 1e-4, program_hash="p0", backend="tvm")
+    table = from_measurements([*rows, *records(), broken, unbound])
     result = evaluate(predictor, [table])
     assert result["overall"]["n"] == 16
-    assert [(u["n"], u["reason"].partition(":")[0]) for u in result["unsupported"]] == [(1, "invalid_program")]
+    assert all(u["n"] == 1 and u["reason"].startswith("invalid_program") for u in result["unsupported"])
+    assert sum("outside of thread bindings" in u["reason"] for u in result["unsupported"]) == 1
     assert_same(result["overall"], by_hand(predictor, table.select(np.arange(16))))
     stored = [path for path in own_cache.rglob("*") if path.is_file()]
     assert len(stored) == 2

@@ -81,9 +81,11 @@ def test_a_row_does_not_depend_on_its_company(predictor: LatencyPredictor) -> No
 def test_programs_given_as_tir(predictor: LatencyPredictor) -> None:
     texts = (json.dumps(concrete(f"linear:m={m},n=8,k=16")) for m in (4, 5, 6))
     programs = [TensorProgram.from_tvm_json(text) for text in texts]
-    queries = [Query(p, "t4") for p in programs]
+    queries = [Query(p, "intel-xeon-amx-2t-avx2") for p in programs]
     rows = as_features(predictor, queries)
     assert_same(predictor, queries, predictor.predict_features(rows))
+    with pytest.raises(InvalidProgramError, match="row 0: it has stores outside of thread bindings, and t4 is a GPU"):
+        predictor.predict_features(as_features(predictor, [Query(p, "t4") for p in programs]))
     if rows.leaves.shape[2] > WIDTH:
         with pytest.raises(InvalidProgramError, match="schedule"):
             predictor.predict_features(replace(rows, leaves=rows.leaves[:, :, :WIDTH]))

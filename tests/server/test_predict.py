@@ -168,10 +168,10 @@ def test_a_registered_program_outlives_the_process(tmp_path: Path, predictor: La
     with TestClient(create_app(chosen)) as client:
         # What the database holds may be of another version.
         client.app.state.store.put_programs({"1" * 32: {"operator": "nope"}})
-        items = [{"program": {"hash": hash}, "device": "t4"} for hash in [*hashes, "1" * 32]]
+        items = [{"program": {"hash": hash}, "device": "intel-xeon-amx-2t-avx2"} for hash in [*hashes, "1" * 32]]
         body = json.dumps({"items": items})
         relu, tir, gone = client.post("/predict", content=body, headers=JSON).json()["results"]
-    here = predictor.predict([forms[0]], "t4")[0]
+    here = predictor.predict([forms[0]], "intel-xeon-amx-2t-avx2")[0]
     assert (relu["latency_s"], relu["backend"]) == (here.latency_s, "library")
     assert (tir["program_hash"], tir["backend"]) == (hashes[1], "tvm")
     assert gone["error"]["code"] == "unsupported_operator"
@@ -282,13 +282,13 @@ def test_tir_as_json_and_as_script(ask, predictor: LatencyPredictor) -> None:
     )
     program = program_from_request({"tvmscript": script})
     items = [
-        {"program": {"tvmscript": script}, "device": "t4"},
-        {"program": {"tvm_json": program.tvm_json}, "device": "t4"},
+        {"program": {"tvmscript": script}, "device": "intel-xeon-amx-2t-avx2"},
+        {"program": {"tvm_json": program.tvm_json}, "device": "intel-xeon-amx-2t-avx2"},
     ]
     by_script, by_json = ask(items).json()["results"]
     assert by_script["backend"] == "tvm"
     assert by_script["program_hash"] == by_json["program_hash"] == program.hash
-    here = predictor.predict_queries([Query(program, "t4")])[0]
+    here = predictor.predict_queries([Query(program, "intel-xeon-amx-2t-avx2")])[0]
     assert by_script["latency_s"] == by_json["latency_s"] == here.latency_s
 
 

@@ -528,12 +528,12 @@ def test_service_process_never_loads_parsers() -> None:
         settings = Settings(model=None, database=database, deadline_s=600, sandbox_timeout_s=500)
         with TestClient(create_app(settings)) as client:
             program = {"tvmscript": tvmscript}
-            predicted = client.post("/predict", json={"items": [{"program": program, "device": "t4"}]})
+            predicted = client.post("/predict", json={"items": [{"program": program, "device": "iphone-7"}]})
             print(predicted.json()["results"][0]["backend"])
             record = {"program": program, "latency_s": 1e-4}
             operators = [{"operator": "linear", "m": 64, "n": 64, "k": k} for k in (8, 16, 32)]
             records = [record, *({"program": o, "latency_s": 1e-5} for o in operators)]
-            adapted = client.post("/adapt", json={"device": "t4", "records": records})
+            adapted = client.post("/adapt", json={"device": "iphone-7", "records": records})
             print(adapted.status_code, adapted.json().get("adapted_model", adapted.text) != "")
             kind = {"content-type": "application/octet-stream"}
             model = client.post("/models/predict?device=t4", content=open(path, "rb").read(), headers=kind)
