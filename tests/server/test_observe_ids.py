@@ -22,7 +22,7 @@ ANSWER = Prediction(
     "library",
     "eager",
     "pytorch",
-    "base-b84e817859e1",
+    "base-05a1db0f61a3",
     latency_s=1.1e-3,
     lower_s=1e-3,
     upper_s=2e-3,
