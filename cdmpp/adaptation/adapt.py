@@ -22,8 +22,10 @@ from cdmpp.artifact.adapted import adapted
 from cdmpp.artifact.model import Artifact
 from cdmpp.errors import ArtifactError, DataError
 from cdmpp.evaluation.cache import FeatureCache
+from cdmpp.evaluation.query_batches import query_parts
 from cdmpp.evaluation.tables import overall
 from cdmpp.inference.pipeline import InferencePipeline
+from cdmpp.nn.config import LEVELS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -134,7 +136,7 @@ def adapt(
         result["selected"] = sorted(records.origin[known.rows[chosen]].tolist())
         rest = np.setdiff1d(np.arange(len(known.rows)), chosen)
         if len(rest):
-            before, after = _compare(made, records, known, rest)
+            before, after = _compare(artifact, made, records, known, rest, cache)
             result |= {"before": {"overall": before}, "after": {"overall": after}}
             adapter.report["remaining"] = {"before": before["mape"], "after": after["mape"], "n": before["n"]}
     result["seconds"] = {
@@ -201,13 +203,31 @@ def _counts(families: Array) -> dict[str, int]:
 
 
 def _compare(
-    made: Artifact, records: DeviceRecords, known: Survey, rest: Array
+    base: Artifact, made: Artifact, records: DeviceRecords, known: Survey, rest: Array, cache: FeatureCache
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Figures of base and adapted model on the same rows."""
-    table, rows, query = records.table, known.rows[rest], known.query[rest]
-    before = overall(table, rows, known.point[query], known.levels[query], known.factor[query])
-    point, levels, factor = (column[query] for column in answers_after(made, known))
-    return before, overall(table, rows, point, levels, factor)
+    rows, query = known.rows[rest], known.query[rest]
+    surveyed = (known.point, known.levels, known.factor), answers_after(made, known)
+    figures = []
+    for artifact, columns in zip((base, made), surveyed, strict=True):
+        again = _bent(InferencePipeline(artifact), records, rows, cache)
+        figures.append(overall(records.table, rows, *(again or (column[query] for column in columns))))
+    return figures[0], figures[1]
+
+
+def _bent(
+    pipeline: InferencePipeline, records: DeviceRecords, rows: Array, cache: FeatureCache
+) -> tuple[Array, Array, Array] | None:
+    """Predictions of rows where some of them depend on other protocols or types; None where none does."""
+    parts = list(query_parts(records.table, rows, cache, records.specs, pipeline.half_type))
+    if not any(pipeline.bends(part.batch) for part in parts if len(part.index)):
+        return None
+    point, levels, factor = np.empty(len(rows)), np.empty((len(rows), len(LEVELS))), np.empty(len(rows))
+    for part in parts:
+        output = pipeline.predict(part.batch)
+        for column, values in ((point, output.point), (levels, output.levels), (factor, output.factor)):
+            column[part.index] = values[part.position]
+    return point, levels, factor
 
 
 def answers_after(made: Artifact, known: Survey) -> tuple[Array, Array, Array]:

@@ -80,6 +80,10 @@ class InferencePipeline:
         plan = self._rules.plan(batch, self._evidence_names(batch.specs))
         return self._unbent(batch) if plan is None else plan.bend(self._unbent(plan.batch), self)
 
+    def bends(self, batch: QueryBatch) -> bool:
+        """Whether a prediction of the batch depends on others."""
+        return self._rules.plan(batch, self._evidence_names(batch.specs)) is not None
+
     def half_type(self, operator: str, dtype: str, backend: str) -> str | None:
         """The 16-bit type whose features :meth:`predict` may need beside those of a program; None: it does not."""
         return self.evidence.may_need_half(operator, dtype, backend)
