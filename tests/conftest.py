@@ -73,6 +73,8 @@ def _service_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
     """Services of tests store their database in a folder of this run and do not time out on a busy machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        # The name that Starlette's test client sends, and those of this machine.
+        patch.setenv("CDMPP_ALLOWED_HOSTS", "testserver,localhost,127.0.0.1")
         for name, value in PATIENT.items():
             patch.setenv(name, value)
         yield

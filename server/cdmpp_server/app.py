@@ -70,6 +70,11 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         description=DESCRIPTION,
         version=__version__,
         lifespan=lifespan,
+        # FastAPI's own pages load scripts from elsewhere into the origin that keeps the reader's key.
+        docs_url=None,
+        redoc_url=None,
+        # A redirect would name the host that the client sent.
+        redirect_slashes=False,
     )
     app.state.settings = chosen
     app.state.not_ready = "the model is being loaded"

@@ -29,6 +29,7 @@ _MEANING = {
     408: "The body did not arrive in time (body_timeout).",
     413: "The body is too large (body_too_large).",
     415: "The media type of the body is not accepted (unsupported_media_type).",
+    421: "The service does not answer under the name in Host (unknown_host).",
     422: "The request violates this schema (invalid_request).",
     429: "The sender exceeds its rate limit (rate_limited); retry after the seconds in Retry-After.",
     500: "A bug of the service (internal_error).",

@@ -31,6 +31,7 @@ STATUS_BY_CODE = {
     "body_timeout": 408,
     "body_too_large": 413,
     "unsupported_media_type": 415,
+    "unknown_host": 421,
     "invalid_request": 422,
     "invalid_program": 422,
     "unsupported_operator": 422,

@@ -13,6 +13,7 @@ from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
     InitSettingsSource,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
@@ -39,6 +40,17 @@ KeyHashes = Annotated[
 ]
 
 
+def _parts(value: object) -> object:
+    """Split a text at its commas."""
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+#: A name or address without a port, or a pattern of names.
+HostName = Annotated[
+    str, Field(pattern=r"^(\*|(\*\.)?[A-Za-z0-9._-]{1,253}|\[?[0-9A-Fa-f]*:[0-9A-Fa-f]*:[0-9A-Fa-f:.]*\]?)$")
+]
+
+
 class Settings(BaseSettings):
     """Settings of the service.
 
@@ -52,6 +64,10 @@ class Settings(BaseSettings):
         Model folder. Default: the model in the package.
     host, port
         Address on which ``python -m cdmpp_server`` listens. 127.0.0.1 accepts local connections only.
+    allowed_hosts : sequence of str, optional
+        Names under which the service answers, in the environment separated by commas; ``*.example.com`` is every
+        name below, ``*`` every name. Default: localhost, 127.0.0.1, ::1 and `host`; with 0.0.0.0 every address
+        and the name of this machine.
     workers : int
         Number of server processes, each with its own model.
     max_body_bytes : int
@@ -134,6 +150,7 @@ class Settings(BaseSettings):
     model: Path | None = None
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    allowed_hosts: Annotated[tuple[HostName, ...], Field(min_length=1), NoDecode, BeforeValidator(_parts)] | None = None
     workers: Annotated[int, Field(ge=1, le=256)] = 1
     max_body_bytes: Annotated[int, Field(ge=1024, le=2**31)] = 16 * 2**20
     max_items: Annotated[int, Field(ge=1, le=100_000)] = 10_000

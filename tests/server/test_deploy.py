@@ -106,7 +106,9 @@ def test_all_named_settings_exist(services: dict[str, dict[str, Any]]) -> None:
         if name.startswith("CDMPP_") and value is not None
     }
     values["workers"] = int(values["workers"])
-    assert Settings(**values).database.startswith("postgresql+psycopg://")  # type: ignore[union-attr]
+    settings = Settings(**values)
+    assert settings.database is not None and settings.database.startswith("postgresql+psycopg://")
+    assert settings.allowed_hosts == ("localhost", "127.0.0.1", "service")
 
 
 def test_compose_file_is_consistent(services: dict[str, dict[str, Any]]) -> None:

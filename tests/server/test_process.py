@@ -23,7 +23,7 @@ from tests.server.conftest import LINEAR
 from tests.waiting import PATIENCE_S, PATIENT, is_running, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
-HEAD = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+HEAD = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,9 @@ def test_a_huge_body_is_refused_while_it_arrives(server: Server) -> None:
     ):
         with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as connection:
             connection.sendall(
-                b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" + framing + b"\r\n\r\n"
+                b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                + framing
+                + b"\r\n\r\n"
             )
             # A little over the limit of 16 MiB: the answer comes long before the 2 GiB have.
             for _ in range(264):

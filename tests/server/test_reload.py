@@ -211,7 +211,7 @@ def test_stopping_service_answers_requests_in_its_queue(workers: int) -> None:
 def test_stopping_service_refuses_connections_and_answers_a_request_that_has_begun(workers: int) -> None:
     body = json.dumps({"items": [{"program": LINEAR, "device": "t4"}]}).encode()
     head = (
-        b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nExpect: 100-continue\r\n"
+        b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nExpect: 100-continue\r\n"
         b"Content-Length: %d\r\n\r\n" % len(body)
     )
     with running_server("--workers", str(workers), environment=PATIENT) as server:

@@ -1,4 +1,4 @@
-"""Middleware around every request: id, key, rate limit, log line and metrics.
+"""Middleware around every request: id, host, key, rate limit, log line and metrics.
 
 It is the outermost layer, outside Starlette's handling of bugs. It is plain ASGI, costs a few
 microseconds, and neither reads nor buffers a body.
@@ -17,6 +17,7 @@ from fastapi import FastAPI, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cdmpp_server.operate.access import Keys, Rates, forbidden, sender_of, unauthorized
+from cdmpp_server.operate.hosts import Hosts
 from cdmpp_server.operate.logs import log_request, request_id
 from cdmpp_server.operate.metrics import Metrics
 from cdmpp_server.problems import CODE_OF_PROBLEM, ProblemError
@@ -26,8 +27,8 @@ from cdmpp_server.settings import Settings
 ID_HEADER = b"x-request-id"
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
-#: Polled every few seconds by monitoring: logged at level DEBUG.
-_QUIET = frozenset(("/healthz", "/readyz", "/metrics"))
+#: Polled every few seconds by monitoring, under any name: logged at level DEBUG.
+QUIET = frozenset(("/healthz", "/readyz", "/metrics"))
 #: Paths that need no key.
 OPEN = frozenset(("/", "/healthz", "/readyz", "/openapi.json", "/docs"))
 OPEN_FOLDERS = ("/page/",)
@@ -68,6 +69,7 @@ class RequestMiddleware:
         self._app, self._metrics = app, metrics
         self._keys = Keys(settings.api_key_hashes, settings.admin_key_hashes)
         self._rates = Rates(settings.requests_per_s, settings.items_per_s)
+        self._hosts = Hosts(settings.allowed_hosts, settings.host)
         self._open = OPEN | ({"/metrics"} if settings.open_metrics else set())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -93,6 +95,8 @@ class RequestMiddleware:
         key: str | None = None
         try:
             try:
+                if scope["path"] not in QUIET:
+                    self._hosts.check(scope)
                 key, administrator = self._keys.find(_text(headers.get(b"authorization")))
                 scope[_ACCESS] = (key, administrator)
                 if not self._is_open(scope["path"]):
@@ -135,7 +139,7 @@ class RequestMiddleware:
         for name, value in (("items", items), ("key", key), ("code", code)):
             if value is not None:
                 fields[name] = value
-        log_request(fields, logging.DEBUG if route in _QUIET and status < 400 else logging.INFO)
+        log_request(fields, logging.DEBUG if route in QUIET and status < 400 else logging.INFO)
 
 
 def install(app: FastAPI, settings: Settings) -> None:

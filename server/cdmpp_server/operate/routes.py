@@ -12,7 +12,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from cdmpp_server.feature import Schema
 from cdmpp_server.openapi import add_answer, add_problems
 from cdmpp_server.operate.metrics import MEDIA_TYPE, Metrics
-from cdmpp_server.operate.middleware import OPEN
+from cdmpp_server.operate.middleware import OPEN, QUIET
 from cdmpp_server.settings import Settings
 
 router = APIRouter()
@@ -41,6 +41,8 @@ def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
     for path, methods in document["paths"].items():
         is_open = path in OPEN or (path == "/metrics" and settings.open_metrics)
         for operation in methods.values():
+            if path not in QUIET:
+                add_problems(operation, 421)
             if not is_open and settings.api_key_hashes:
                 operation["security"] = [{"key": []}]
                 add_problems(operation, 401)

@@ -1,4 +1,4 @@
-"""``GET /``, the page, and the files that it loads.
+"""``GET /``, the page, ``GET /docs``, the schema in readable form, and the files that they load.
 
 Scripts and styles are separate files. The content security policy can therefore allow this server alone,
 without a hash or nonce per script.
@@ -12,11 +12,16 @@ from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
+import fastapi_offline
 from fastapi import APIRouter, Request, Response
 
 from cdmpp_server.problems import ProblemError
 
 FOLDER = Path(__file__).parent
+#: Swagger UI, which is installed with the service instead of loaded from its publisher by each reader.
+SWAGGER = tuple(
+    Path(fastapi_offline.__file__).parent / "static" / name for name in ("swagger-ui-bundle.js", "swagger-ui.css")
+)
 MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -44,7 +49,7 @@ router = APIRouter()
 def files() -> Mapping[str, tuple[bytes, str]]:
     """Return content and entity tag of each file of the page by name; no other file is served."""
     contents = {}
-    for path in sorted(FOLDER.iterdir()):
+    for path in (*sorted(FOLDER.iterdir()), *SWAGGER):
         if path.suffix in MEDIA_TYPES:
             content = path.read_bytes()
             contents[path.name] = (content, f'"{hashlib.sha256(content).hexdigest()[:20]}"')
@@ -68,7 +73,13 @@ async def page(request: Request) -> Response:
     return _respond(request, "index.html")
 
 
+@router.api_route("/docs", methods=["GET", "HEAD"], include_in_schema=False)
+async def docs(request: Request) -> Response:
+    """The schema in readable form."""
+    return _respond(request, "docs.html")
+
+
 @router.api_route("/page/{name}", methods=["GET", "HEAD"], include_in_schema=False)
 async def asset(request: Request, name: str) -> Response:
-    """A script, a style sheet or the icon of the page."""
+    """A script, a style sheet or the icon of a page."""
     return _respond(request, name)
