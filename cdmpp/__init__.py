@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from cdmpp.errors import ServiceError as ServiceError
     from cdmpp.errors import UnknownDeviceError as UnknownDeviceError
     from cdmpp.errors import UnsupportedOperatorError as UnsupportedOperatorError
+    from cdmpp.frontends.load import load_programs as load_programs
     from cdmpp.planning.registry import make_plan as make_plan
     from cdmpp.prediction import Predictor as Predictor
     from cdmpp.predictor import LatencyPredictor as LatencyPredictor
@@ -45,6 +46,7 @@ _HOMES = {
     "Predictor": "cdmpp.prediction",
     "Query": "cdmpp.prediction",
     "predict_curve": "cdmpp.curves",
+    "load_programs": "cdmpp.frontends.load",
     "make_plan": "cdmpp.planning.registry",
     "PredictorClient": "cdmpp.client",
     "AsyncPredictorClient": "cdmpp.client",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -157,4 +158,6 @@ def check_settings(protocol: str, framework: str | None) -> None:
     """Raise :class:`DataError` for an unknown protocol or framework."""
     for what, value, known in (("protocol", protocol, PROTOCOLS), ("framework", framework, FRAMEWORKS)):
         if value is not None and value not in known:
-            raise DataError(f"{what} {value!r} is not known", hint="one of: " + ", ".join(known))
+            nearest = difflib.get_close_matches(str(value).casefold(), known, n=1)
+            meant = f"; did you mean {nearest[0]}?" if nearest else ""
+            raise DataError(f"{what} {value!r} is not known{meant}", hint="one of: " + ", ".join(known))

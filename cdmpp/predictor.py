@@ -22,7 +22,7 @@ from cdmpp.devices.loading import from_mapping
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.domain.calibration import read_interval
 from cdmpp.domain.score import label
-from cdmpp.errors import CdmppError, DataError, InvalidDeviceError
+from cdmpp.errors import CdmppError, DataError, InvalidDeviceError, InvalidProgramError
 from cdmpp.features.bindings import binding_error
 from cdmpp.features.bulk import FeatureAnswers, FeatureQueries
 from cdmpp.features.encode import EncodedPrograms
@@ -59,6 +59,8 @@ __all__ = [
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ProgramLike = TensorProgram | OperatorSpec | str | Mapping[str, Any]
+#: Files of whole models, which :func:`cdmpp.load_programs` reads.
+MODEL_SUFFIXES = (".onnx", ".pt2", ".json", ".py")
 
 #: Memory of a cached row and its key, in bytes, approximately.
 ROW_BYTES = 600
@@ -202,8 +204,8 @@ class LatencyPredictor:
 
         Parameters
         ----------
-        programs : sequence of TensorProgram, OperatorSpec, operator text or operator object, length n
-            Order is kept; n = 0 gives an empty list.
+        programs : sequence of TensorProgram, OperatorSpec, operator text or object, PrimFunc or IRModule, length n
+            An IRModule has one PrimFunc. Order is kept; n = 0 gives an empty list.
         device : DeviceSpec, mapping of its fields, or str
             Target hardware, or the name of a known device. Training need not have seen it.
         protocol : {"kernel", "graph", "eager"}
@@ -471,12 +473,32 @@ def _digest(spec: DeviceSpec) -> str:
     return spec.digest()
 
 
+def _of_tir(module: Any) -> TensorProgram:
+    """The program of a PrimFunc, or of an IRModule with one."""
+    from cdmpp.frontends.tir import programs_from_tir
+
+    programs = programs_from_tir(module)
+    if len(programs) > 1:
+        raise InvalidProgramError(
+            f"the module has {len(programs)} PrimFuncs: {', '.join(program.name for program in programs)[:200]}",
+            hint="pass cdmpp.frontends.tir.programs_from_tir(module), which has a program for each",
+        )
+    return programs[0]
+
+
 def _as_program(program: ProgramLike) -> TensorProgram | Failed:
     try:
         if isinstance(program, TensorProgram):
             return program
+        if isinstance(program, str | PathLike) and str(program).lower().endswith(MODEL_SUFFIXES):
+            raise InvalidProgramError(
+                f"{str(program)[:200]} is a whole model, not one program",
+                hint="graph = cdmpp.load_programs(path); predictor.predict(graph.programs, device), times graph.counts",
+            )
         if isinstance(program, str | OperatorSpec):
             return TensorProgram.from_operator(program)
+        if type(program).__module__.partition(".")[0] == "tvm":
+            return _of_tir(program)
         return program_from_request(program)
     except CdmppError as error:
         return Failed(str(program)[:200], error)

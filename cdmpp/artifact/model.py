@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 from cdmpp.adapter.adapter import Adapter
 from cdmpp.data.device_specs import resolve
 from cdmpp.devices.loading import from_mapping
+from cdmpp.devices.registry import commonest
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.domain.score import Domain
+from cdmpp.errors import UnknownDeviceError
 from cdmpp.nn.config import NetworkConfig
 from cdmpp.nn.weights import Weights
 
@@ -75,14 +77,20 @@ class Artifact:
         return specs
 
     def device(self, name: str) -> DeviceSpec:
-        """Specification of a known device or a training device by its name.
+        """Specification of a known device or a training device by its name; a short name is its commonest board.
 
         Raises
         ------
         UnknownDeviceError
             No known device and no training device has this name.
         """
-        return resolve(name, self.device_specs)
+        try:
+            return resolve(name, self.device_specs)
+        except UnknownDeviceError:
+            board = commonest(name)
+            if board is None:
+                raise
+            return board
 
     @cached_property
     def trained_devices(self) -> list[tuple[int, DeviceSpec]]:

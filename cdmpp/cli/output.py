@@ -6,11 +6,15 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cdmpp.compose.render import format_columns
+
+if TYPE_CHECKING:
+    from cdmpp.artifact.model import Artifact
+    from cdmpp.devices.spec import DeviceSpec
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 ModelOption = Annotated[
@@ -63,3 +67,14 @@ def ranking_cells(figures: dict[str, Any]) -> list[str]:
         return ["-", "-", "-", str(figures.get("ranked_groups", "-"))]
     names = ("task_kendall_tau", "top1_score", "top5_score")
     return [*(f"{figures[name]:.3f}" for name in names), str(figures["ranked_groups"])]
+
+
+def named_device(artifact: Artifact, name: str) -> DeviceSpec:
+    """Specification of a named device; a note on stderr where a short name means one of several boards."""
+    from cdmpp.devices.registry import family, normalise, other_boards
+
+    spec = artifact.device(name)
+    others = other_boards(name) if normalise(name) != normalise(spec.name) and spec.name in family(name) else []
+    if others:
+        print(f"note: {name} is read as {spec.name}; other boards: {', '.join(others)}", file=sys.stderr)
+    return spec

@@ -10,7 +10,7 @@ import typer
 
 from cdmpp.cli.dims import parse_sizes
 from cdmpp.cli.errors import FAILED, report
-from cdmpp.cli.output import JsonOption, ModelOption, print_json, print_table
+from cdmpp.cli.output import JsonOption, ModelOption, named_device, print_json, print_table
 from cdmpp.errors import CdmppError
 from cdmpp.prediction_matrix import Failed, PredictionMatrix
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
@@ -26,6 +26,10 @@ _MEANING = {
     "kernel": "device time only, without launch cost",
     "graph": "inside a captured graph",
     "eager": "called from the host, with launch cost",
+}
+_BACKEND_MEANING = {
+    "library": "library (kernels of cuDNN, cuBLAS, oneDNN, ...)",
+    "tvm": "tvm (TVM code as scheduled; without a schedule it is much slower than a library)",
 }
 
 
@@ -76,7 +80,7 @@ def predict(
     """Predict the latency of programs on devices.
 
     Prints one line per program and device, and the sum per device. A faulty program or device does not stop the
-    others. The exit code is 1 when nothing could be predicted.
+    others. The exit code is 1 when nothing could be predicted, or when a device is unknown.
     """
     sizes = parse_sizes(dim or [])
     from cdmpp.predictor import DEFAULT_QUANTILES, LatencyPredictor, check_quantiles
@@ -100,9 +104,10 @@ def predict(
     else:
         _print(results, programs.unsupported, predictor.model_id, protocol, levels)
     _report_errors(results)
-    if not any(r.prediction.error is None for r in results):
-        if not results:
-            report("no program to predict", "see the operators listed above; cdmpp support lists all known")
+    if not results:
+        report("no program to predict", "see the operators listed above; cdmpp support lists all known")
+    wrong_device = any(r.prediction.error is not None and "device" in r.prediction.error.code for r in results)
+    if wrong_device or not any(r.prediction.error is None for r in results):
         raise typer.Exit(FAILED)
 
 
@@ -162,7 +167,7 @@ def _predict(
     for name in dict.fromkeys(devices):
         try:
             is_file = name.lower().endswith((".json", ".toml"))
-            specs.append(load_device(name) if is_file else predictor.artifact.device(name))
+            specs.append(load_device(name) if is_file else named_device(predictor.artifact, name))
         except CdmppError as error:
             specs.append(Failed(name, error))
 
@@ -228,7 +233,9 @@ def _print(
         print(f"not predicted: {node.operator} ({node.count} x in {source}): {node.reason}")
     if rows:
         ends = f"{100 * min(levels):g} % – {100 * max(levels):g} %"
+        backends = sorted({r.prediction.backend for r in results})
         print(f"latency: protocol {protocol}, {_MEANING[protocol]}; interval: {ends}; model {model_id}")
+        print(f"backend: {'; '.join(_BACKEND_MEANING[backend] for backend in backends)}")
 
 
 def _sums(results: list[_Result]) -> list[tuple[str, list[_Result]]]:

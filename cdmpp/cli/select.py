@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from cdmpp.cli.output import JsonOption, ModelOption, print_json, print_table
+from cdmpp.cli.output import JsonOption, ModelOption, named_device, print_json, print_table
 from cdmpp.units import format_latency
 
 _MOST_SHOWN = 10
@@ -67,7 +67,7 @@ def select(
     folder = model or default_model()
     artifact = load_artifact(folder)
     is_file = device.lower().endswith((".json", ".toml"))
-    spec = load_device(device) if is_file else artifact.device(device)
+    spec = load_device(device) if is_file else named_device(artifact, device)
     programs = read_pool(pool) if pool is not None else model_pool(folder)
     timed = protocol or ("eager" if spec.kind == "cpu" else "kernel")
     found = choose(artifact, spec, programs, k, sampler=sampler, seed=seed, protocol=timed, framework=framework)

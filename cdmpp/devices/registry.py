@@ -22,6 +22,26 @@ _MAX_NEAREST = 5
 _WELL_KNOWN = ("a100-pcie-40gb", "h100-sxm", "t4", "rtx-4090", "mi300x")
 
 
+#: Commonest board of a short name that several boards share.
+_COMMONEST = {
+    "a100": "a100-sxm4-80gb",
+    "a100 40gb": "a100-sxm4-40gb",
+    "a100 80gb": "a100-sxm4-80gb",
+    "a100 pcie": "a100-pcie-40gb",
+    "a100 sxm": "a100-sxm4-80gb",
+    "a100 sxm4": "a100-sxm4-80gb",
+    "h100": "h100-sxm",
+    "h100 80gb": "h100-sxm",
+    "p100": "p100-pcie-16gb",
+    "rtx pro 6000": "rtx-pro-6000-server",
+    "v100": "v100-sxm2-16gb",
+    "v100 pcie": "v100-pcie-16gb",
+    "v100 sxm2": "v100-sxm2-16gb",
+}
+#: Product lines that people leave out: "4090".
+_LINES = ("rtx", "gtx", "rx")
+
+
 def _words(name: str) -> list[str]:
     return [word for word in re.findall(r"[a-z0-9]+", name.casefold()) if word not in _BRANDS]
 
@@ -54,6 +74,24 @@ def family(name: str) -> list[str]:
     if not words:
         return []
     return [board for board in table() if _words(board)[: len(words)] == words]
+
+
+def commonest(name: str) -> DeviceSpec | None:
+    """The commonest board of a short name (``"h100"``, ``"4090"``), or None if the name is no such name.
+
+    :func:`lookup` refuses these names, because measured tables must name the board exactly.
+    """
+    words = " ".join(_words(name[:200]))
+    board = _COMMONEST.get(words)
+    if board is None:
+        board = next((index for line in _LINES if (index := _index().get(normalise(f"{line} {words}")))), None)
+    return None if board is None else table()[board]
+
+
+def other_boards(name: str) -> list[str]:
+    """Boards that a short name may also mean, without its commonest."""
+    board = commonest(name)
+    return [other for other in family(name[:200]) if board is not None and other != board.name]
 
 
 def nearest_names(name: str) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cdmpp.errors import InvalidProgramError
 from cdmpp.frontends.graph import ProgramGraph
-from cdmpp.programs.operators import operator_types
+from cdmpp.programs.operators import PRODUCT_ALIASES, operator_types
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import BACKENDS, Backend
 
@@ -67,10 +67,13 @@ def load_programs(
         return _onnx(path, backend or "library", dims)
     _no_dims(dims, "TIR")
     if suffix == ".pt2":
-        _tvm_only(backend, path)
         from cdmpp.frontends.torch_programs import read_exported, torch_graph
 
-        return torch_graph(read_exported(path), path.name)
+        if backend == "tvm":
+            return torch_graph(read_exported(path), path.name)
+        from cdmpp.frontends.torch_library import exported_library_graph
+
+        return exported_library_graph(read_exported(path), path.name)
     if suffix == ".json":
         return _tvm_json(path, backend)
     if suffix == ".py":
@@ -89,7 +92,7 @@ def _exists(path: Path) -> bool:
 
 def _is_operator(text: str) -> bool:
     name, colon, _ = text.partition(":")
-    return bool(colon) and name.strip() in operator_types()
+    return bool(colon) and name.strip() in (*operator_types(), *PRODUCT_ALIASES)
 
 
 def _no_dims(dims: Mapping[str, int] | None, what: str) -> None:

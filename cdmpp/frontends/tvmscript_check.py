@@ -121,6 +121,8 @@ _OPERATORS = (
     ast.Load,
     ast.Store,
 )
+#: Constructs that TVM renamed, and their names today.
+_FORMER = {"block": "sblock", "block_attr": "sblock_attr"}
 #: Parents under which a string or a display (list, tuple, dictionary) is only handed on.
 _HOLDERS = (ast.Call, ast.keyword, ast.Tuple, ast.List, ast.Dict, ast.Subscript, ast.Assert, ast.Expr)
 
@@ -397,6 +399,11 @@ def _check_t_name(node: ast.Attribute, name: str) -> None:
     if not isinstance(node.ctx, ast.Load):
         raise _refuse(node, f"an assignment to T.{name}")
     first, _, rest = name.partition(".")
+    if first in _FORMER and name not in T_NAMES:
+        raise InvalidProgramError(
+            f"TVMScript, line {node.lineno}: T.{first} is the spelling of an older TVM",
+            hint=f"write T.{_FORMER[first]}; TVM 0.27 prints modules in its own spelling",
+        )
     known = name in T_NAMES or name in _T_PLAIN or bool(_T_DTYPE.fullmatch(name))
     if not known and rest not in T_DOTTED.get(first, ()):
         raise _refuse(node, f"T.{name[:60]} is not one of the constructs that are read")

@@ -7,6 +7,7 @@ structural class (which lowered TIR it shares with other sizes) and nothing abou
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import math
@@ -18,7 +19,26 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from cdmpp.errors import InvalidProgramError, UnsupportedOperatorError
 
-DType = Literal["float32", "float16", "bfloat16", "int8"]
+#: Other spellings of element types and operators, as texts and requests may use them.
+DTYPE_ALIASES = {
+    **dict.fromkeys(("fp32", "f32", "float"), "float32"),
+    **dict.fromkeys(("fp16", "f16", "half"), "float16"),
+    **dict.fromkeys(("bf16",), "bfloat16"),
+    **dict.fromkeys(("i8", "s8"), "int8"),
+}
+PRODUCT_ALIASES = ("matmul", "gemm", "mm")
+
+
+def _canonical_dtype(value: Any) -> Any:
+    """A known spelling's element type; "torch.float16" is float16."""
+    if not isinstance(value, str):
+        return value
+    name = value.removeprefix("torch.")
+    return DTYPE_ALIASES.get(name, name)
+
+
+DTypeName = Literal["float32", "float16", "bfloat16", "int8"]
+DType = Annotated[DTypeName, BeforeValidator(_canonical_dtype)]
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 
 #: Largest size of one axis. Products of axes stay exact in float64, which the features are made in.
@@ -376,10 +396,11 @@ def make_operator(fields: Mapping[str, Any]) -> OperatorSpec:
         A field is missing, unknown, of the wrong type, out of range, or contradicts another.
     """
     name = fields.get("operator")
+    if isinstance(name, str) and name in PRODUCT_ALIASES:
+        name = "bmm" if "batch" in fields else "linear"
+        fields = {**fields, "operator": name}
     if not isinstance(name, str) or name not in operator_types():
-        raise UnsupportedOperatorError(
-            f"operator {name!r} is not supported", hint="one of: " + ", ".join(sorted(operator_types()))
-        )
+        raise _unknown_operator(name)
     kind = operator_types()[name]
     try:
         spec = kind.model_validate(dict(fields))
@@ -393,6 +414,13 @@ def make_operator(fields: Mapping[str, Any]) -> OperatorSpec:
         raise InvalidProgramError(f"{name}: {problems}", hint=f"{name} takes {wanted}") from None
     spec.check()
     return spec
+
+
+def _unknown_operator(name: Any) -> UnsupportedOperatorError:
+    known = sorted(operator_types())
+    nearest = difflib.get_close_matches(name[:64], known, n=3) if isinstance(name, str) else []
+    meant = f"; did you mean {' or '.join(nearest)}?" if nearest else ""
+    return UnsupportedOperatorError(f"operator {name!r} is not supported{meant}", hint="one of: " + ", ".join(known))
 
 
 def parse_operator(text: str) -> OperatorSpec:

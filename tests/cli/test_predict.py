@@ -53,7 +53,7 @@ def test_text_has_a_line_per_program_and_device(run: Run, predictor: LatencyPred
     result = run("predict", LINEAR, "-d", "t4", "-d", "a100-pcie-40gb")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    assert len(lines) == 4  # header, two devices, summary of the query
+    assert len(lines) == 5  # header, two devices, two lines on what the latency means
     text = TensorProgram.from_operator(LINEAR).name
     for line, device in zip(lines[1:3], ("t4", "a100-pcie-40gb"), strict=True):
         assert line.startswith(text)
@@ -61,6 +61,7 @@ def test_text_has_a_line_per_program_and_device(run: Run, predictor: LatencyPred
         assert f" {device} " in line and f"{1e6 * (answer.latency_s or 0):.3g}" in line and " µs" in line
         assert line.endswith(answer.domain or "?")
     assert "kernel" in lines[3] and predictor.model_id in lines[3]
+    assert lines[4].startswith("backend: library ")
 
 
 def test_model_has_counts_and_totals(run: Run) -> None:
@@ -86,7 +87,7 @@ def test_operators_have_one_total(run: Run) -> None:
 
 def test_invalid_item_does_not_stop_the_others(run: Run) -> None:
     result = run("predict", LINEAR, "nothing.onnx", "linear:m=0,n=1,k=1", "-d", "t4", "-d", "foo", "--json")
-    assert result.exit_code == 0
+    assert result.exit_code == 1
     output = json.loads(result.stdout)
     codes = [(r["source"], r["device"], r.get("error", {}).get("code")) for r in output["results"]]
     assert codes == [
@@ -176,3 +177,38 @@ def test_tvm_program_is_predicted(run: Run, tmp_path: Path) -> None:
     assert refused.exit_code == 1 and "stores outside of thread bindings, and t4 is a GPU" in refused.stderr
     path.write_text("{}")
     assert run("predict", path, "--device", "t4").exit_code == 1
+
+
+def test_short_device_name_prints_its_board_and_the_others(run: Run) -> None:
+    result = run("predict", "linear:m=64,n=64,k=64", "--device", "h100")
+    assert result.exit_code == 0, result.output
+    assert "note: h100 is read as h100-sxm; other boards: h100-pcie, h100-nvl" in result.stderr
+    assert " h100-sxm " in result.stdout
+    assert "backend: library" in result.stdout
+
+
+def test_unknown_device_beside_a_known_one_fails(run: Run) -> None:
+    result = run("predict", "linear:m=64,n=64,k=64", "--device", "t4", "--device", "wrong")
+    assert result.exit_code == 1
+    assert " t4 " in result.stdout
+    assert "wrong" in result.stderr
+
+
+def test_exported_torch_model_is_read_as_library_kernels(run: Run, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(64, 128), torch.nn.Linear(128, 64)
+
+        def forward(self, x, *, scale):
+            return self.second(torch.relu(self.first(x))) * scale
+
+    inputs = (torch.zeros(8, 64),), {"scale": torch.zeros(8, 64)}
+    torch.export.save(torch.export.export(Block().eval(), *inputs), tmp_path / "block.pt2")
+    result = run("predict", tmp_path / "block.pt2", "--device", "t4", "--json")
+    assert result.exit_code == 0, result.output
+    names = [entry["name"].partition(":")[0] for entry in json.loads(result.stdout)["results"]]
+    assert names == ["linear", "relu", "linear", "mul"]
+    assert {entry["backend"] for entry in json.loads(result.stdout)["results"]} == {"library"}

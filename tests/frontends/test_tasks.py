@@ -71,11 +71,12 @@ def test_exported_programs_and_relax_modules_give_the_tasks_of_their_network(tmp
     expected = network_tasks(network).tasks
     for source in (exported, module, tmp_path / "saved.pt2", str(tmp_path / "module.json")):
         assert network_tasks(source).tasks == expected
-    graph = load_programs(tmp_path / "saved.pt2")
+    graph = load_programs(tmp_path / "saved.pt2", backend="tvm")
     assert graph.launches == sum(task.calls for task in expected) and len(graph.edges) >= len(expected)
-    for name in ("saved.pt2", "module.json"):
-        with pytest.raises(InvalidProgramError, match="those that TVM makes"):
-            load_programs(tmp_path / name, backend="library")
+    library = load_programs(tmp_path / "saved.pt2")
+    assert {program.backend for program in library.programs} == {"library"}
+    with pytest.raises(InvalidProgramError, match="those that TVM makes"):
+        load_programs(tmp_path / "module.json", backend="library")
 
 
 def test_dynamic_shapes_are_unsupported_by_name() -> None:

@@ -136,7 +136,6 @@ def test_forms_of_an_operator() -> None:
     [
         None,
         3,
-        "linear:m=8,n=8,k=8",
         [],
         {},
         {"tvm_json": 3},

@@ -53,7 +53,7 @@ BAD_ITEMS: dict[str, tuple[dict[str, Any], str]] = {
     "unknown dtype": ({**GOOD, "program": {**LINEAR, "dtype": "float12"}}, "invalid_program"),
     "unknown device": ({**GOOD, "device": "t5000x"}, "unknown_device"),
     "a path as device": ({**GOOD, "device": "../../etc/device.toml"}, "unknown_device"),
-    "several devices": ({**GOOD, "device": "a100"}, "unknown_device"),
+    "several devices": ({**GOOD, "device": "titan"}, "unknown_device"),
     "incomplete device": ({**GOOD, "device": {"name": "mine"}}, "invalid_device"),
     "impossible device": ({**GOOD, "device": {**OWN_DEVICE, "clock_hz": -1.0}}, "invalid_device"),
     "NaN device": ({**GOOD, "device": {**OWN_DEVICE, "clock_hz": math.nan}}, "invalid_device"),
