@@ -43,7 +43,9 @@ class StageCosts:
         return merged
 
 
-def explain(step: Step, stages: Sequence[StageCosts], same_passes_s: float, others: Mapping[str, Step]) -> list[str]:
+def explain(
+    step: Step, stages: Sequence[StageCosts], same_passes_s: float, bound_s: float, others: Mapping[str, Step]
+) -> list[str]:
     """Sentences about a step.
 
     Parameters
@@ -52,6 +54,8 @@ def explain(step: Step, stages: Sequence[StageCosts], same_passes_s: float, othe
     stages : sequence of StageCosts
     same_passes_s : float
         Lower bound of all orders of the same passes.
+    bound_s : float
+        Lower bound of all schedules of the stages.
     others : mapping of str to Step
         The step under other schedules.
     """
@@ -70,8 +74,10 @@ def explain(step: Step, stages: Sequence[StageCosts], same_passes_s: float, othe
     if shorter:
         name = min(shorter, key=lambda name: shorter[name].makespan_s)
         needed, now = (format_si(float(s.peak_bytes.max()), "B") for s in (shorter[name], step))
+        above = 100 * (shorter[name].makespan_s / bound_s - 1) if bound_s > 0 else 0.0
         lines.append(
-            f"{name} would take {100 * (1 - shorter[name].makespan_s / makespan_s):.1f} % less, with "
+            f"{name} would take {100 * (1 - shorter[name].makespan_s / makespan_s):.1f} % less "
+            f"({above:.1f} % above the lower bound of all schedules), with "
             + ("as much memory" if needed == now else f"up to {needed} on a rank instead of {now}")
         )
     return lines

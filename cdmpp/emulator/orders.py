@@ -113,6 +113,9 @@ def interleaved(ranks: int, stages: int, micro_batches: int) -> Orders:
 def zero_bubble(ranks: int, stages: int, micro_batches: int) -> Orders:
     """ZB-H1: 1F1B with delayed weight gradients, which fill the end of the step.
 
+    With passes of f (forward), b (gradients of the inputs alone) and w (gradients of the weights) the bubble is
+    (P - 1)(f + b - w) where w is at most f and at most b, and longer otherwise.
+
     Qi et al., "Zero Bubble Pipeline Parallelism" (ICLR '24), section 2.3: rank r lags r weight passes behind,
     and so every rank holds the activations of at most ``ranks`` micro-batches, as rank 0 does under 1F1B.
     """

@@ -93,7 +93,7 @@ class SimulatePlan(Plan):
         return [
             Table.lines(
                 f"{self.schedule}: {format_latency(self.makespan_s)} a step, {100 * self.bubble:.1f} % bubble, "
-                f"{100 * self.gap:.1f} % above the lower bound"
+                f"{100 * self.gap:.1f} % above the lower bound of all schedules ({format_latency(self.lower_bound_s)})"
                 + (f", up to {format_si(self.peak_bytes, 'B')} on a rank" if self.peak_bytes else ""),
                 f"with {len(self.replicas_s)} further copies: {format_latency(self.step_s)}"
                 if self.replicas_s or self.step_s > self.makespan_s

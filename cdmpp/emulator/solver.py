@@ -85,7 +85,7 @@ def solve(request: SimulateRequest, control: SearchControl) -> SimulatePlan:
     serial_s = sum(_alone_s(stages, c, transfer_s, structure.rank_of) for c in classes)
     makespan_s, busy_s = step.makespan_s, step.busy_s
     slowest_s = max([makespan_s, *(copy.makespan_s for copy in copies)])
-    explanation = explain(step, costs, same_passes_s, baselines)
+    explanation = explain(step, costs, same_passes_s, bound_s, baselines)
     if slowest_s > makespan_s:
         late = [copy.makespan_s for copy in copies].index(slowest_s)
         explanation.append(

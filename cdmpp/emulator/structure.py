@@ -116,7 +116,7 @@ def build(
     cut[micro_batches:size, 0] = travels
     cut[BACKWARD * size : (BACKWARD + 1) * size - micro_batches, 1] = travels
     if copies:
-        rows += [_link(row, offloaded, size, micro_batches, deps) for row in rows]
+        rows += [_link(row, offloaded, size, micro_batches, deps, cut) for row in rows]
     begin = np.concatenate(([0], np.cumsum([len(row) for row in rows]))).astype(np.int32)
     return Structure(len(orders), stages, micro_batches, rank_of, np.concatenate(rows), begin, deps, cut, split)
 
@@ -190,11 +190,12 @@ def _check(rows: list[Ints], orders: Orders, stages: int, micro_batches: int, pa
     return rank_of
 
 
-def _link(row: Ints, offloaded: Sequence[bool], size: int, micro_batches: int, deps: Ints) -> Ints:
+def _link(row: Ints, offloaded: Sequence[bool], size: int, micro_batches: int, deps: Ints, cut: Ints) -> Ints:
     """The copies of one rank in the order of its host link; passes that wait for them are put into ``deps``.
 
     Activations leave when their forward pass has ended. They come back while the pass before their backward
-    pass runs: earlier would take the memory that the copy is to save.
+    pass runs: earlier would take the memory that the copy is to save. So the copy waits for all that this pass
+    waits for: the pass before it on the rank, and its input from another rank.
     """
     moves = np.array(offloaded)[row // micro_batches % (size // micro_batches)]
     kind = row // size
@@ -207,6 +208,10 @@ def _link(row: Ints, offloaded: Sequence[bool], size: int, micro_batches: int, d
             if place[cell] < at:
                 cycle.append(IN * size + cell)
                 deps[IN * size + cell, 0] = row[at - 1]
+                if kind[at] != WEIGHT:
+                    arrives = int(kind[at] == BACKWARD)
+                    deps[IN * size + cell, 1] = deps[task, arrives]
+                    cut[IN * size + cell, 1] = cut[task, arrives]
                 deps[BACKWARD * size + cell, 2] = IN * size + cell
         # Activations that are needed at once are not copied.
         if moves[at] and kind[at] == FORWARD and place[BACKWARD * size + task] > following:

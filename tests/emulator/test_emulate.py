@@ -210,6 +210,32 @@ def test_one_offloaded_stage_by_hand():
     assert step.peak_bytes.tolist() == [8.0]
 
 
+@settings(max_examples=60, deadline=None)
+@given(steps())
+def test_copy_back_never_starts_before_the_pass_before_its_backward_pass(asked):
+    (stages, classes, name), named = asked
+    step = simulate(stages, classes, name, **named)
+    starts = {
+        step.structure.name(task): step.start_s[task]
+        for row in range(len(step.structure.begin) - 1)
+        for task in step.row(row)
+    }
+    for rank in range(step.structure.ranks):
+        row = [step.structure.name(task) for task in step.row(rank)]
+        for (kind, stage, micro_batch), before in zip(row[1:], row, strict=False):
+            if kind == "B" and ("in", stage, micro_batch) in starts:
+                assert starts["in", stage, micro_batch] >= starts[before]
+
+
+def test_copy_back_waits_for_a_pass_that_waits():
+    # Rank 0 has ended F0.1 at 2 s, and waits for B0.0 until 13 s: the copy for B0.1 must not be there before.
+    away = Stage(1.0, 2.0, activation_bytes=4.0, memory="offload")
+    step = simulate([away, Stage(1.0, 10.0)], 2, "1f1b", host_bandwidth_bytes_per_s=4.0)
+    times = {step.structure.name(task): step.start_s[task] for row in (0, 2) for task in step.row(row)}
+    assert times["B", 0, 0] == 12.0
+    assert times["in", 0, 1] == 12.0
+
+
 def test_classes_of_micro_batches():
     stage = Stage(1.0, 2.0, activation_bytes=1.0, classes=(PassCost(10.0, 20.0, activation_bytes=5.0),))
     step = simulate([stage], [0, 1, 0], "1f1b")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cdmpp.emulator import SCHEDULES, Pass, Stage, simulate
 from cdmpp.emulator.orders import gpipe, interleaved, one_f_one_b
@@ -31,6 +33,16 @@ def test_zero_bubble_h1(f, b, w, stages, micro_batches):
     step = simulate([Stage(f, b + w, w, activation_bytes=1.0)] * stages, micro_batches, "zero_bubble")
     assert step.makespan_s == micro_batches * (f + b + w) + (stages - 1) * (f + b - w)
     assert step.peak_bytes.tolist() == [stages] * stages
+
+
+@settings(max_examples=60, deadline=None)
+@given(*[st.integers(1, 12)] * 3, st.integers(2, 6), st.integers(0, 6))
+def test_bubble_of_zero_bubble_h1_needs_weight_gradients_no_longer_than_the_other_passes(f, b, w, stages, more):
+    micro_batches = 2 * stages + more
+    step = simulate([Stage(float(f), float(b + w), float(w))] * stages, micro_batches, "zero_bubble")
+    bubble = step.makespan_s - micro_batches * (f + b + w)
+    published = (stages - 1) * (f + b - w)
+    assert bubble == published if w <= min(f, b) else bubble > published
 
 
 def test_weight_gradients_default_to_half_of_the_backward_pass():

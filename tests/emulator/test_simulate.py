@@ -14,6 +14,7 @@ from cdmpp.compose.render import render
 from cdmpp.emulator.schema import SimulatePlan, SimulateRequest
 from cdmpp.emulator.view import draw
 from cdmpp.predictor import LatencyPredictor
+from cdmpp.units import format_latency
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "simulate.json"
 STAGE: dict[str, Any] = {"forward_s": 5, "backward_s": 10, "activation_bytes": 10, "weight_bytes": 100}
@@ -165,3 +166,13 @@ def test_plan_is_printed_and_drawn(example: tuple[SimulateRequest, dict[str, Any
     assert sum(len(group.get_paths()) for group in axes[0].collections) == len(plan.timeline)
     with pytest.raises(FieldError):
         draw(request, plan.model_copy(update={"timeline": None}))
+
+
+def test_text_names_the_bound_of_its_figures() -> None:
+    plan = SimulatePlan.model_validate(simulate())
+    text = render(plan.tables())
+    assert (
+        f"{100 * plan.gap:.1f} % above the lower bound of all schedules ({format_latency(plan.lower_bound_s)})" in text
+    )
+    above = 100 * (plan.baselines["zero_bubble"] / plan.lower_bound_s - 1)
+    assert f"% less ({above:.1f} % above the lower bound of all schedules), with" in text
