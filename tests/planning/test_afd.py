@@ -89,6 +89,27 @@ def test_the_colocated_baseline_is_both_layers_in_turn() -> None:
     assert answer["baselines"]["colocated"] == pytest.approx(10 * 3.5e-3 / 4)
 
 
+@settings(max_examples=40, deadline=None)
+@given(seconds=st.floats(1e-3, 2e-2), batch=st.integers(1, 6), instances=st.integers(1, 3), rate=st.floats(0, 900))
+def test_recommendation_is_the_cheapest_of_all_choices_that_keep_the_goal(
+    seconds: float, batch: int, instances: int, rate: float
+) -> None:
+    both = {"layer": {"batch": [1, batch + 1], "seconds": [seconds, 2 * seconds]}, "instances": instances}
+    answer = make_plan("afd", {**GIVEN, "tokens_per_s": rate / 2, "colocated": both})
+    stage = {b: 10 * (seconds + seconds * (b - 1) / batch) for b in range(1, batch + 2)}
+    kept = [b for b, s in stage.items() if s <= 0.06 and instances * b / s >= rate / 2]
+    best = min((stage[b] / b for b in kept), default=math.inf)
+    assert answer["baselines"].get("colocated", math.inf) == pytest.approx(best)
+    cheaper = best < answer["price_s_per_token"] * (1 - 1e-9)
+    assert answer["recommended"] == ("colocated" if cheaper else "disaggregated")
+    text = render(AfdPlan.model_validate(answer).tables())
+    assert text.startswith("recommended: colocated") == cheaper
+    if cheaper:
+        found = answer["colocated"]
+        assert found["instances"] <= instances
+        assert found["instances"] * found["batch"] / found["tpot_s"] >= rate / 2 * (1 - 1e-9)
+
+
 @pytest.mark.parametrize(
     ("change", "error", "path"),
     [

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+from cdmpp.compose.predict import predict_prices
+from cdmpp.compose.solve import solve_priced, to_json
 from cdmpp.planning.fused.check import check
 from cdmpp.planning.fused.schema import FusedRequest
 from cdmpp.planning.registry import make_plan
+from cdmpp.predictor import LatencyPredictor
 
 REQUEST: dict[str, Any] = {
     "models": [
@@ -98,6 +101,22 @@ def beat_plan(plan: Json) -> None:
     plan["baselines"]["serial_1f1b"] = plan["makespan_s"] - 1
 
 
+def invent_longer_baseline(plan: Json) -> None:
+    plan["baselines"]["serial_1f1b"] *= 2
+
+
+def invent_longer_greedy(plan: Json) -> None:
+    plan["baselines"]["greedy"] += 1
+
+
+def invent_interval(plan: Json) -> None:
+    plan["interval"] = {"lower_s": 1.0, "upper_s": 99.0}
+
+
+def lower_peak_of_a_rank(plan: Json) -> None:
+    plan["rank_peak_activations"][1] -= 0.5
+
+
 def drop_baselines(plan: Json) -> None:
     plan["baselines"] = {}
 
@@ -109,6 +128,10 @@ def misspell_pass(plan: Json) -> None:
 @pytest.mark.parametrize(
     ("spoil", "text"),
     [
+        (invent_longer_baseline, "baselines.serial_1f1b: "),
+        (invent_longer_greedy, "baselines.greedy: "),
+        (invent_interval, "interval: given, but no cost is predicted"),
+        (lower_peak_of_a_rank, "rank_peak_activations.1: "),
         (drop_pass, "1 passes are missing"),
         (repeat_pass, "runs twice"),
         (move_to_other_rank, "does not belong on rank 1"),
@@ -149,3 +172,17 @@ def test_at_most_twenty_faults_are_listed(plan: Json) -> None:
         for step in row:
             step["micro_batch"] += 100
     assert len(faults(spoiled)) == 21 and faults(spoiled)[-1].startswith("and ")
+
+
+def test_interval_of_predicted_costs_is_simulated_again(predictor: LatencyPredictor) -> None:
+    cost = {"programs": [{"program": {"operator": "linear", "m": 512, "n": 512, "k": 512}}], "device": "t4"}
+    value = {**REQUEST, "models": [{**REQUEST["models"][0], "forward_s": None, "forward": cost}, REQUEST["models"][1]]}
+    value["models"][0]["backward_s"] = value["models"][1]["forward_s"] = value["models"][1]["backward_s"] = 1e-4
+    request = FusedRequest.model_validate(value)
+    prices = predict_prices(request.price_requests(), predictor)
+    answer = to_json(solve_priced(request, prices))
+    assert check(request, answer, prices) == []
+    for name in ("lower_s", "upper_s"):
+        wrong = {**answer, "interval": {**answer["interval"], name: 0.5 * answer["interval"][name]}}
+        assert [fault.partition(":")[0] for fault in check(request, wrong, prices)] == [f"interval.{name}"]
+    assert check(request, {**answer, "interval": None}, prices) == ["interval: missing, and costs are predicted"]

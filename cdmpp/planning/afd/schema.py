@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from cdmpp.compose.pricing import BatchCurve
 from cdmpp.compose.render import Table
-from cdmpp.compose.request import Closed, Count, Plan, PositiveSeconds, Request, Seconds, WholeNumber
+from cdmpp.compose.request import Closed, Count, Plan, PositiveSeconds, Request, Row, Seconds, WholeNumber
 from cdmpp.units import format_latency
 
 
@@ -36,8 +36,20 @@ class LinkForm(Closed):
     alpha_s: Seconds = 0.0
 
 
+class ColocatedPlan(Row):
+    """Instances that each compute whole layers, without links between them."""
+
+    instances: Annotated[int, Field(description="As many as the goal needs.")]
+    batch: Annotated[int, Field(description="Sequences on each instance.")]
+    tpot_s: float
+    price_s_per_token: float
+
+
 class AfdPlan(Plan):
-    """Baselines, bound and gap are of ``price_s_per_token``: price x seconds for one token."""
+    """The best disaggregated choice, and whether instances that compute whole layers are cheaper.
+
+    Baselines, bound and gap are of ``price_s_per_token``: price x seconds for one token.
+    """
 
     objective_field = "price_s_per_token"
     bound_field = "lower_bound_price_s_per_token"
@@ -50,18 +62,38 @@ class AfdPlan(Plan):
     stage_s: Annotated[dict[str, float], Field(description="Seconds of a micro-batch in all layers, by stage.")]
     price_s_per_token: float
     lower_bound_price_s_per_token: float
+    recommended: Annotated[
+        Literal["disaggregated", "colocated"],
+        Field(description="colocated: the baseline of this name is cheaper than the best disaggregated choice."),
+    ]
+    colocated: Annotated[
+        ColocatedPlan | None, Field(description="null: its cost is not known, or it does not keep the goal.")
+    ]
     dead_zone: Annotated[bool, Field(description="The links are the slowest stage.")]
 
     def tables(self) -> list[Table]:
         """The choice, its stages and its baselines."""
+        advice = []
+        if self.recommended == "colocated" and self.colocated is not None:
+            plural = "s" if self.colocated.instances > 1 else ""
+            advice = [
+                f"recommended: colocated. {self.colocated.instances} instance{plural} of attention and FFN together, "
+                f"{self.colocated.batch} sequences on each: {format_latency(self.colocated.tpot_s)} between tokens, "
+                f"price x seconds per token {self.colocated.price_s_per_token:.4g}, "
+                f"{100 * (1 - self.colocated.price_s_per_token / self.price_s_per_token):.1f} % less than the best "
+                "disaggregated choice:"
+            ]
         choice = (
             f"{self.attention_instances} attention and {self.ffn_instances} FFN instances, "
             f"micro-batches of {self.micro_batch}: {self.tokens_per_s:,.0f} tokens/s, "
             f"{format_latency(self.tpot_s)} between tokens"
         )
-        price = f"price x seconds per token: {self.price_s_per_token:.4g}, {100 * self.gap:.1f} % above the lower bound"
+        price = (
+            f"price x seconds per token: {self.price_s_per_token:.4g}, {100 * self.gap:.1f} % above the lower bound "
+            "of disaggregated choices"
+        )
         return [
-            Table.lines(choice),
+            Table.lines(*advice, choice),
             Table(("stage", "time"), [(name, format_latency(s)) for name, s in self.stage_s.items()], right=(1,)),
             Table.lines(price),
             Table(("baseline", "price x s"), [(name, f"{v:.4g}") for name, v in self.baselines.items()], right=(1,)),

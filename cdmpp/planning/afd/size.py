@@ -176,13 +176,51 @@ def size(
     return best
 
 
-def colocated(*layers_in_turn: Side, layers: int, tpot_s: float) -> float | None:
-    """Price-seconds a token where one instance computes all parts of a layer in turn; None past the goal."""
+@dataclass(frozen=True)
+class Colocated:
+    """Equal instances that each compute whole layers; they share nothing.
+
+    Attributes
+    ----------
+    instances : int
+        As many as the goal needs.
+    batch : int
+        Sequences on each instance.
+    tpot_s : float
+    price_s_per_token : float
+    """
+
+    instances: int
+    batch: int
+    tpot_s: float
+    price_s_per_token: float
+
+
+def colocated(
+    *layers_in_turn: Side, layers: int, tpot_s: float, tokens_per_s: float = 0.0, most: int | None = None
+) -> Colocated | None:
+    """The cheapest batch of instances that compute all parts of a layer in turn; None if no batch keeps the goal.
+
+    Parameters
+    ----------
+    *layers_in_turn : Side
+        Parts of a layer, at one price.
+    layers, tpot_s, tokens_per_s
+        As :func:`size` takes them.
+    most : int, optional
+        Instances that may be used.
+    """
     batches = np.arange(1, min(side.max_tokens for side in layers_in_turn) + 1)
     stage = layers * np.sum([side.layer_s(batches) for side in layers_in_turn], axis=0)
+    instances = np.maximum(np.ceil(tokens_per_s * stage / batches * (1 - 1e-12)), 1.0)
     good = stage <= tpot_s
-    price = layers_in_turn[0].price
-    return float((price * stage / batches)[good].min()) if good.any() else None
+    if most is not None:
+        good &= instances <= most
+    if not good.any():
+        return None
+    cost = np.where(good, layers_in_turn[0].price * stage / batches, np.inf)
+    i = int(cost.argmin())
+    return Colocated(int(instances[i]), int(batches[i]), float(stage[i]), float(cost[i]))
 
 
 def bound(attention: Side, ffn: Side, *, layers: int, tpot_s: float) -> float:

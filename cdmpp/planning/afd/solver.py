@@ -9,7 +9,7 @@ import numpy as np
 from cdmpp.compose.budget import SearchControl
 from cdmpp.compose.pricing import Cost
 from cdmpp.errors import FieldError
-from cdmpp.planning.afd.schema import AfdPlan, AfdRequest, SideForm
+from cdmpp.planning.afd.schema import AfdPlan, AfdRequest, ColocatedPlan, SideForm
 from cdmpp.planning.afd.size import IN_FLIGHT, Link, Side, bandwidth_needed, bound, colocated, size
 from cdmpp.units import format_latency, format_si
 
@@ -31,9 +31,14 @@ def solve(request: AfdRequest, control: SearchControl) -> AfdPlan:
     best = size(attention, ffn, link, layers=layers, tpot_s=tpot_s, tokens_per_s=tokens_per_s)
     baselines: dict[str, float] = {}
     together = _colocated_sides(request, attention, ffn)
-    alone = None if together is None else colocated(*together, layers=layers, tpot_s=tpot_s)
+    alone = None
+    if together is not None:
+        own = request.colocated
+        most = own.instances if own is not None else attention.most + ffn.most
+        alone = colocated(*together, layers=layers, tpot_s=tpot_s, tokens_per_s=tokens_per_s, most=most)
     if alone is not None:
-        baselines["colocated"] = alone
+        baselines["colocated"] = alone.price_s_per_token
+    cheaper = alone is not None and alone.price_s_per_token < best.price_s_per_token * (1 - 1e-9)
     try:
         even = size(attention, ffn, link, layers=layers, tpot_s=tpot_s, tokens_per_s=tokens_per_s, equal=True)
         baselines["equal_counts"] = even.price_s_per_token
@@ -42,6 +47,11 @@ def solve(request: AfdRequest, control: SearchControl) -> AfdPlan:
     stages = {"attention": best.attention_s, "ffn": best.ffn_s, "communication": best.communication_s}
     slowest = max(stages, key=lambda name: stages[name])
     explanation = [
+        *(
+            ["disaggregation does not pay: instances that compute whole layers are cheaper per token"]
+            if cheaper
+            else []
+        ),
         f"{slowest} is the slowest stage: {format_latency(stages[slowest])} of {format_latency(tpot_s / IN_FLIGHT)}",
         *_dominating("attention", attention_costs),
         *_dominating("ffn", ffn_costs),
@@ -60,6 +70,8 @@ def solve(request: AfdRequest, control: SearchControl) -> AfdPlan:
         price_s_per_token=best.price_s_per_token,
         lower_bound_price_s_per_token=bound(attention, ffn, layers=layers, tpot_s=tpot_s),
         baselines=baselines,
+        recommended="colocated" if cheaper else "disaggregated",
+        colocated=None if alone is None else ColocatedPlan(**vars(alone)),
         dead_zone=slowest == "communication",
         explanation=explanation,
     )

@@ -1,16 +1,18 @@
-"""Verification of fused pipeline plans: the order is simulated again, without the search's code."""
+"""Verification of fused pipeline plans: order, figures and baselines are simulated again, without the search."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cdmpp.errors import FieldError
+from cdmpp.planning.fused.baselines import EQUAL, greedy, serial_1f1b
 from cdmpp.planning.fused.bound import lower_bound_s
 from cdmpp.planning.fused.problem import Problem
-from cdmpp.planning.fused.schema import FusedRequest
+from cdmpp.planning.fused.schema import Figure, FusedRequest
 from cdmpp.planning.fused.timing import Task, all_tasks, duration_s, peaks, predecessor, run_order
 from cdmpp.prediction import Prediction
 
@@ -33,11 +35,18 @@ class _Step(_Lenient):
     end_s: float
 
 
+class _Interval(_Lenient):
+    lower_s: float
+    upper_s: float
+
+
 class _Claim(_Lenient):
     makespan_s: float
     lower_bound_s: float
     gap: float
     peak_activations: float
+    rank_peak_activations: list[float] | None = None
+    interval: _Interval | None = None
     baselines: Annotated[dict[str, float], Field(min_length=1)]
     order: list[list[_Step]]
 
@@ -47,7 +56,8 @@ def check(request: FusedRequest, answer: Any, prices: Sequence[Prediction] = ())
 
     Every pass of every micro-batch must be there once, on the rank of its stage, with the duration of its cost,
     after the pass it depends on, and without overlap. The order of the ranks, run again as early as possible, must
-    end at the claimed makespan or before. Peak memory, bound, gap and baselines must be as claimed.
+    end at the claimed makespan or before. Peak memory, bound, gap and the interval must be as claimed; so must the
+    baselines of cdmpp, which are scheduled again. A baseline of another name must be possible: not below the bound.
 
     Parameters
     ----------
@@ -63,7 +73,8 @@ def check(request: FusedRequest, answer: Any, prices: Sequence[Prediction] = ())
         The request itself is invalid.
     """
     request.check()
-    problem = request.with_prices(prices).problem()
+    request = request.with_prices(prices)
+    problem = request.problem()
     try:
         claim = _Claim.model_validate(answer)
     except ValidationError as error:
@@ -71,7 +82,9 @@ def check(request: FusedRequest, answer: Any, prices: Sequence[Prediction] = ())
         return [f"{'.'.join(map(str, p['loc'])) or 'answer'}: {p['msg']}" for p in problems[:_MAX_FAULTS]]
     faults = list(_task_faults(problem, claim))
     if not faults:
-        faults = [*_time_faults(problem, claim), *_figure_faults(problem, claim)]
+        faults = [*_time_faults(problem, claim), *_figure_faults(problem, claim), *_baseline_faults(problem, claim)]
+    if not faults:
+        faults = list(_interval_faults(request, problem, claim))
     more = len(faults) - _MAX_FAULTS
     return [*faults[:_MAX_FAULTS], f"and {more} more"] if more > 0 else faults
 
@@ -144,8 +157,15 @@ def _time_faults(problem: Problem, claim: _Claim) -> Iterator[str]:
 
 
 def _figure_faults(problem: Problem, claim: _Claim) -> Iterator[str]:
-    """Wrong memory, bound, gap and baselines."""
-    peak = max(peaks(problem, _tasks(problem, claim)))
+    """Wrong memory, bound and gap."""
+    held = peaks(problem, _tasks(problem, claim))
+    peak = max(held)
+    claimed = claim.rank_peak_activations
+    if claimed is not None and len(claimed) != len(held):
+        yield f"rank_peak_activations: {len(claimed)} ranks, the request has {len(held)}"
+    for rank, (said, found) in enumerate(zip(claimed or [], held, strict=False)):
+        if abs(said - found) > TOLERANCE * peak:
+            yield f"rank_peak_activations.{rank}: {said:.9g}, the order holds {found:.9g}"
     if abs(peak - claim.peak_activations) > TOLERANCE * peak:
         yield f"peak_activations: {claim.peak_activations:.9g}, the order holds {peak:.9g}"
     limit = problem.max_activations
@@ -158,11 +178,46 @@ def _figure_faults(problem: Problem, claim: _Claim) -> Iterator[str]:
         yield f"lower_bound_s: {claim.lower_bound_s:.9g}, the provable bound is {bound_s:.9g}"
     if claim.lower_bound_s <= 0 or abs(claim.makespan_s / claim.lower_bound_s - 1 - claim.gap) > TOLERANCE:
         yield f"gap: {claim.gap:.9g}, not makespan_s / lower_bound_s - 1"
+
+
+def _baseline_faults(problem: Problem, claim: _Claim) -> Iterator[str]:
+    """Baselines that are not what they are called, impossible, or shorter than the plan."""
+    bound_s = lower_bound_s(problem)
+    found_s: dict[str, float | None] = {}
+    if "serial_1f1b" in claim.baselines:
+        found_s["serial_1f1b"] = serial_1f1b(problem)[1]
+    if "greedy" in claim.baselines:
+        limit = math.inf if problem.max_activations is None else problem.max_activations * (1 + EQUAL)
+        schedule = greedy(problem, limit)
+        found_s["greedy"] = None if schedule is None else schedule.makespan_s
     for name, seconds in claim.baselines.items():
+        expected_s = found_s.get(name, seconds)
+        if expected_s is None:
+            yield f"baselines.{name}: {seconds:.9g}, but within max_activations it ends in a deadlock"
+        elif abs(seconds - expected_s) > 2 * TOLERANCE * expected_s:
+            yield f"baselines.{name}: {seconds:.9g}, this schedule takes {expected_s:.9g}"
         if seconds < bound_s * (1 - TOLERANCE):
             yield f"baselines.{name}: {seconds:.9g}, below the lower bound {bound_s:.9g}"
         if seconds < claim.makespan_s * (1 - TOLERANCE):
             yield f"baselines.{name}: {seconds:.9g}, shorter than the plan"
+
+
+def _interval_faults(request: FusedRequest, problem: Problem, claim: _Claim) -> Iterator[str]:
+    """An interval that is not that of the order with all predictions at their bounds."""
+    predicted = any(cost.parts for pair in request.costs() for cost in pair)
+    if "interval" not in claim.model_fields_set:
+        return
+    if (claim.interval is not None) != predicted:
+        yield "interval: missing, and costs are predicted" if predicted else "interval: given, but no cost is predicted"
+        return
+    if claim.interval is None:
+        return
+    order = _tasks(problem, claim)
+    ends: tuple[tuple[Figure, float], ...] = (("lower_s", claim.interval.lower_s), ("upper_s", claim.interval.upper_s))
+    for name, seconds in ends:
+        expected_s = max(end for _, end in run_order(request.problem(name), order).values())
+        if abs(seconds - expected_s) > TOLERANCE * expected_s:
+            yield f"interval.{name}: {seconds:.9g}, the order takes {expected_s:.9g} with these costs"
 
 
 def _name(task: Task) -> str:
