@@ -57,10 +57,31 @@ class SearchControl:
         self._reported_at = self._started
         self._stopped = threading.Event()
 
+    def restart(self) -> None:
+        """Begin the budget now: what ran before, such as compilation, is not part of it."""
+        self._started = time.monotonic()
+
+    def part(self, budget_s: float | None = None, reserve_s: float = 0.0) -> SearchControl:
+        """A control for one part of this search, without a listener. It ends with this one at the latest.
+
+        Parameters
+        ----------
+        budget_s : float, optional
+            Seconds from now that the part may take; default: what is left.
+        reserve_s : float
+            Seconds of this budget that the part leaves.
+        """
+        return _PartControl(self, budget_s, reserve_s)
+
     @property
     def spent_s(self) -> float:
         """Seconds since the start."""
         return time.monotonic() - self._started
+
+    @property
+    def stopped(self) -> bool:
+        """Whether :meth:`stop` was called: the user waits, so that only what a plan must have is computed."""
+        return self._stopped.is_set()
 
     @property
     def left_s(self) -> float:
@@ -106,3 +127,19 @@ class SearchControl:
         if done is None:
             done = 0.0 if not self.budget_s else spent / self.budget_s
         self._listener(Progress(spent, min(max(done, 0.0), 1.0), best, bound, answer))
+
+
+class _PartControl(SearchControl):
+    """Made by :meth:`SearchControl.part`."""
+
+    def __init__(self, whole: SearchControl, budget_s: float | None, reserve_s: float) -> None:
+        super().__init__(budget_s)
+        self._whole, self._reserve_s = whole, reserve_s
+
+    @property
+    def left_s(self) -> float:
+        return min(super().left_s, max(self._whole.left_s - self._reserve_s, 0.0))
+
+    @property
+    def stopped(self) -> bool:
+        return super().stopped or self._whole.stopped

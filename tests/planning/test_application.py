@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from cdmpp.compose.render import render
 from cdmpp.planning.application import Application, Engine, Policy, Primitive, simulate
 from cdmpp.planning.application.schema import ApplicationPlan, ApplicationRequest
 from cdmpp.planning.application.search import replay_graph, search
+from cdmpp.planning.application.simulate import without_idle_time
 from cdmpp.planning.application.view import draw
 from cdmpp.predictor import LatencyPredictor
 from cdmpp.replay import replay
@@ -162,7 +164,7 @@ def exhaustive(app: Application, arrivals: tuple[float, ...]) -> float:
 
 
 def test_example_is_planned_with_predictions(predictor: LatencyPredictor, tmp_path: Path) -> None:
-    value = json.loads(EXAMPLE.read_text())
+    value = {**json.loads(EXAMPLE.read_text()), "budget_s": 60}
     answer = make_plan("application", value, predictor)
     plan = ApplicationPlan.model_validate(answer)
     assert answer == make_plan("application", value, predictor)
@@ -236,3 +238,95 @@ def test_error_names_the_field(change: dict[str, Any], path: str) -> None:
     with pytest.raises(FieldError) as caught:
         make_plan("application", {**ONE, **change})
     assert caught.value.path == path
+
+
+def best_of_all(app: Application, arrivals_s: list[float]) -> float:
+    """The least mean latency on one engine: every way to put all primitives of all requests into batches."""
+    (engine,), primitives = app.engines, app.primitives
+    best = math.inf
+
+    def extend(done: dict[tuple[int, int], float], free_s: float) -> None:
+        nonlocal best
+        ready = [
+            (r, p)
+            for r in range(len(arrivals_s))
+            for p, primitive in enumerate(primitives)
+            if (r, p) not in done and all((r, before) in done for before in primitive.after)
+        ]
+        if not ready:
+            last_s = [max(done[r, p] for p in range(len(primitives))) for r in range(len(arrivals_s))]
+            best = min(best, sum(end - at for end, at in zip(last_s, arrivals_s, strict=True)) / len(arrivals_s))
+        for size in range(1, len(ready) + 1):
+            for batch in itertools.combinations(ready, size):
+                items = sum(primitives[p].items for _, p in batch)
+                if size > 1 and items > engine.max_items:
+                    continue
+                start_s = max(
+                    free_s, *(max((done[r, b] for b in primitives[p].after), default=arrivals_s[r]) for r, p in batch)
+                )
+                end_s = start_s + engine.batch_s(items)
+                extend({**done, **dict.fromkeys(batch, end_s)}, end_s)
+
+    extend({}, 0.0)
+    return best
+
+
+def one_engine_cases(seed: int, count: int, requests: tuple[int, int], most_primitives: int) -> list[Any]:
+    """Random applications on one engine, and arrivals."""
+    random = np.random.default_rng(seed)
+    cases = []
+    for _ in range(count):
+        most = int(random.integers(2, 6))
+        server = engine("e", float(random.integers(1, 9)), float(random.integers(0, 6)), most)
+        chain = tuple(
+            Primitive(str(i), 0, int(random.integers(1, 3)), (i - 1,) if i else ())
+            for i in range(int(random.integers(1, most_primitives + 1)))
+        )
+        arrivals = np.cumsum(random.integers(0, 6, int(random.integers(*requests)))).tolist()
+        cases.append((Application((server,), chain), [float(at) for at in arrivals]))
+    return cases
+
+
+def test_an_engine_waits_for_company_where_that_is_better() -> None:
+    # Alone 10 s each: the second request waits until 10 and ends at 20. Together they start at 1 and end at 11.
+    app = Application((engine("e", 10, 0),), (Primitive("a", 0, 1, ()),))
+    found = search(app, app, [0.0, 1.0], SearchControl(60))
+    assert [(b.start_s, b.end_s, len(b.members)) for b in found.run.batches] == [(1.0, 11.0, 2)]
+    assert found.run.mean_s == 10.5 < found.baselines["first_come"].mean_s == 14.5
+    assert "wait" in found.policy
+    # What the plan says is what the replay of its batches takes.
+    timeline = replay(replay_graph(found.app, found.run, [0.0, 1.0]))
+    assert timeline.makespan_s == found.run.makespan_s
+
+
+@pytest.mark.parametrize(
+    ("requests", "most_primitives", "count", "within"), [((3, 6), 1, 60, 0.0), ((3, 4), 2, 20, 0.0)]
+)
+def test_one_engine_is_planned_to_the_optimum(
+    requests: tuple[int, int], most_primitives: int, count: int, within: float
+) -> None:
+    gaps = []
+    for app, arrivals_s in one_engine_cases(3, count, requests, most_primitives):
+        found = search(app, app, arrivals_s, SearchControl(), max_steps=20_000)
+        best_s = best_of_all(app, arrivals_s)
+        assert found.run.mean_s >= best_s * (1 - 1e-9)
+        gaps.append(found.run.mean_s / best_s - 1)
+    assert max(gaps) <= within + 1e-9, gaps
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.lists(st.integers(0, 4), max_size=12))
+def test_runs_with_choices_are_valid_and_lose_nothing_without_idle_time(seed: int, choices: list[int]) -> None:
+    ((app, arrivals_s),) = one_engine_cases(seed, 1, (2, 6), 3)
+    run = simulate(app, arrivals_s, Policy(choices=tuple(choices)))
+    early = without_idle_time(app, run, arrivals_s)
+    assert early.mean_s <= run.mean_s + 1e-9
+    for one in (run, early):
+        members = [member for batch in one.batches for member in batch.members]
+        assert sorted(members) == sorted(itertools.product(range(len(arrivals_s)), range(len(app.primitives))))
+        ended = {member: batch.end_s for batch in one.batches for member in batch.members}
+        for batch in one.batches:
+            for request, primitive in batch.members:
+                assert batch.start_s >= arrivals_s[request]
+                assert all(batch.start_s >= ended[request, i] for i in app.primitives[primitive].after)
+        assert all(a.end_s <= b.start_s for a, b in itertools.pairwise(one.batches))

@@ -181,7 +181,7 @@ def test_plan_has_timeline_baselines_and_bound() -> None:
 
 
 def test_example_is_planned_with_predictions(predictor: LatencyPredictor) -> None:
-    answer = make_plan("compress", json.loads(EXAMPLE.read_text()), predictor)
+    answer = make_plan("compress", {**json.loads(EXAMPLE.read_text()), "budget_s": 60}, predictor)
     assert answer["proven"]
     assert answer["iteration_s"] < answer["baselines"]["none"]
     assert any("linear" in line for line in answer["explanation"])

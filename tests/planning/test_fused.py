@@ -307,7 +307,9 @@ def test_compiled_and_interpreted_list_schedules_are_equal() -> None:
         results = []
         for function in (list_schedule, list_schedule.py_func):  # type: ignore[attr-defined]
             start, peak = np.zeros(tasks.size), np.zeros(problem.ranks)
-            makespan = function(tasks.arrays, window, limits, limit < 10, priority, patience, start, peak)
+            makespan = function(
+                tasks.arrays, window, limits, limit < 10, priority, patience, start, peak, np.zeros(1, np.int64)
+            )
             results.append((makespan, start.tolist(), peak.tolist()))
         assert results[0] == results[1]
 

@@ -255,6 +255,15 @@ def test_where_the_lowest_precision_does_not_fit_the_least_memory_is_the_start()
     assert job.solutions[0].objective == pytest.approx(least, rel=1e-9)
 
 
+def test_search_for_any_plan_ends_with_the_budget() -> None:
+    costs, _ = limited(make_costs(12, 0, ("float16", "float32")), 0.45, 0.6)
+    control = SearchControl(60.0)
+    control.stop()
+    with pytest.raises(InfeasibleError) as caught:
+        search([costs], None, control)
+    assert "raise budget_s" in caught.value.hint
+
+
 def test_memory_that_fits_no_plan_names_what_would() -> None:
     costs = make_costs(8, 2)
     least = minimise_memory(costs).objective

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -12,11 +12,16 @@ import numpy as np
 from cdmpp.compose.budget import SearchControl
 from cdmpp.compose.request import Answer
 from cdmpp.planning.application.graph import Application
-from cdmpp.planning.application.simulate import Policy, Run, simulate
+from cdmpp.planning.application.simulate import Policy, Run, simulate, without_idle_time
 from cdmpp.replay import Graph, Node
 
 #: Most primitives for which all orders are tried.
 EXHAUSTIVE_PRIMITIVES = 5
+#: Most primitives of all requests together for which all choices of the engines are tried, and the number of best
+#: policies that the search keeps.
+EXHAUSTIVE_TASKS, PROMISING = 10, 4
+#: Choices that are tried for each of these orders, and steps without success that end the search for choices.
+MOST_CHOICES, PATIENCE_STEPS = 20_000, 2000
 
 
 @dataclass(frozen=True)
@@ -56,38 +61,116 @@ def search(
     describe : callable, optional
         Makes the plan so far, for progress reports.
     """
-    baselines = {
-        "modules_in_turn": simulate(whole.chained(), arrivals_s, Policy()),
-        "no_batching": simulate(whole, arrivals_s, Policy(batching=False)),
-        "first_come": simulate(whole, arrivals_s, Policy()),
-    }
-    apps = {"": whole} if split is whole else {"": whole, ", split": split}
-    best: tuple[float, Run, Application, str] | None = None
+    return _Search(whole, split, arrivals_s, control, seed, max_steps, describe).run()
 
-    def consider(run: Run, app: Application, name: str) -> None:
-        nonlocal best
-        if best is None or run.mean_s < best[0]:
-            best = (run.mean_s, run, app, name)
 
-    # A baseline may be the best one: a chain delays primitives, so that batches can be fuller.
-    consider(baselines["modules_in_turn"], whole.chained(), "modules in turn")
-    consider(baselines["no_batching"], whole, "no batching")
-    for suffix, app in apps.items():
-        consider(simulate(app, arrivals_s, Policy()), app, "first come" + suffix)
-        depths = tuple(app.depths())
-        for by_request, name in ((True, "topology-aware"), (False, "deepest first")):
-            run = simulate(app, arrivals_s, Policy(priority=depths, by_request=by_request))
-            consider(run, app, name + suffix)
-    assert best is not None
-    bound, steps = least_bound_s(apps.values(), arrivals_s), 0
-    for app, policy in _orders(list(apps.values()), seed):
-        if control.expired or (max_steps is not None and steps >= max_steps) or best[0] <= bound * (1 + 1e-12):
-            break
-        consider(simulate(app, arrivals_s, policy), app, "searched order")
-        steps += 1
-        incumbent = Incumbent(best[1], best[2], best[3], baselines, steps)
-        control.report(best=best[0], bound=bound, answer=describe and partial(describe, incumbent))
-    return Incumbent(best[1], best[2], best[3], baselines, steps)
+@dataclass(frozen=True)
+class _Tried:
+    """A simulated policy."""
+
+    run: Run
+    app: Application
+    policy: Policy
+    name: str
+
+
+class _Search:
+    def __init__(
+        self,
+        whole: Application,
+        split: Application,
+        arrivals_s: Sequence[float],
+        control: SearchControl,
+        seed: int,
+        max_steps: int | None,
+        describe: Callable[[Incumbent], Answer] | None,
+    ) -> None:
+        self.apps = {"": whole} if split is whole else {"": whole, ", split": split}
+        self.arrivals_s, self.control, self.max_steps, self.describe = arrivals_s, control, max_steps, describe
+        self.random = np.random.default_rng(seed)
+        self.bound_s = least_bound_s(self.apps.values(), arrivals_s)
+        self.steps = self.improved_at = 0
+        #: The best policies so far, best first.
+        self.promising: list[_Tried] = []
+        chained, alone = whole.chained(), Policy(batching=False)
+        # A baseline may be the best one: a chain delays primitives, so that batches can be fuller.
+        self.baselines = {
+            "modules_in_turn": self._simulate(chained, Policy(), "modules in turn"),
+            "no_batching": self._simulate(whole, alone, "no batching"),
+            "first_come": self._simulate(whole, Policy(), "first come"),
+        }
+
+    def run(self) -> Incumbent:
+        for suffix, app in self.apps.items():
+            if suffix:
+                self._simulate(app, Policy(), "first come" + suffix)
+            depths = tuple(app.depths())
+            for by_request, name in ((True, "topology-aware"), (False, "deepest first")):
+                self._simulate(app, Policy(priority=depths, by_request=by_request), name + suffix)
+        endless = any(len(app.primitives) > EXHAUSTIVE_PRIMITIVES for app in self.apps.values())
+        for app, policy in _orders(list(self.apps.values()), self.random):
+            if self._over():
+                break
+            self._step(app, policy)
+            if endless and not self._over():
+                self._step_with_other_choices()
+        tasks = len(self.arrivals_s) * max(len(app.primitives) for app in self.apps.values())
+        if tasks <= EXHAUSTIVE_TASKS and all([self._every_choice(tried) for tried in list(self.promising)]):
+            return self._incumbent()
+        while not self._over() and self.steps - self.improved_at < PATIENCE_STEPS:
+            self._step_with_other_choices()
+        return self._incumbent()
+
+    def _incumbent(self) -> Incumbent:
+        best = self.promising[0]
+        return Incumbent(best.run, best.app, best.name, self.baselines, self.steps)
+
+    def _over(self) -> bool:
+        spent = self.max_steps is not None and self.steps >= self.max_steps
+        return spent or self.control.expired or self.promising[0].run.mean_s <= self.bound_s * (1 + 1e-12)
+
+    def _simulate(self, app: Application, policy: Policy, name: str) -> Run:
+        run = simulate(app, self.arrivals_s, policy)
+        if any(policy.choices):
+            run = without_idle_time(app, run, self.arrivals_s)
+        if not self.promising or run.mean_s < self.promising[0].run.mean_s:
+            self.improved_at = self.steps
+        self.promising.append(_Tried(run, app, policy, name))
+        self.promising.sort(key=lambda tried: tried.run.mean_s)  # stable: of equal ones the first
+        del self.promising[PROMISING:]
+        return run
+
+    def _step(self, app: Application, policy: Policy) -> Run:
+        self.steps += 1
+        name = "searched order, engines wait for company" if any(policy.choices) else "searched order"
+        run = self._simulate(app, policy, name)
+        incumbent = self._incumbent()
+        answer = self.describe and partial(self.describe, incumbent)
+        self.control.report(best=incumbent.run.mean_s, bound=self.bound_s, answer=answer)
+        return run
+
+    def _every_choice(self, tried: _Tried) -> bool:
+        """All choices of the engines under one order, up to :data:`MOST_CHOICES`; return whether that was all."""
+        choices: tuple[int, ...] = ()
+        for _ in range(MOST_CHOICES):
+            if self._over():
+                return False
+            run = self._step(tried.app, replace(tried.policy, choices=choices))
+            taken = (*choices, *(0 for _ in run.decisions[len(choices) :]))
+            last = next((i for i in reversed(range(len(taken))) if taken[i] + 1 < run.decisions[i]), None)
+            if last is None:
+                return True
+            choices = (*taken[:last], taken[last] + 1)
+        return False
+
+    def _step_with_other_choices(self) -> None:
+        """A good policy with some choices of the engines changed."""
+        tried = self.promising[int(self.random.integers(len(self.promising)))]
+        decisions = tried.run.decisions
+        choices = [*tried.policy.choices, *(0 for _ in decisions[len(tried.policy.choices) :])]
+        for at in self.random.integers(len(decisions), size=int(self.random.integers(1, 4))):
+            choices[at] = int(self.random.integers(decisions[at]))
+        self._step(tried.app, replace(tried.policy, choices=tuple(choices)))
 
 
 def least_bound_s(apps: Iterable[Application], arrivals_s: Sequence[float]) -> float:
@@ -95,9 +178,8 @@ def least_bound_s(apps: Iterable[Application], arrivals_s: Sequence[float]) -> f
     return min(app.bound_s(arrivals_s) for app in apps)
 
 
-def _orders(apps: Sequence[Application], seed: int) -> Iterator[tuple[Application, Policy]]:
+def _orders(apps: Sequence[Application], random: np.random.Generator) -> Iterator[tuple[Application, Policy]]:
     """Priorities of the primitives: all orders of few primitives, otherwise random ones without end."""
-    random = np.random.default_rng(seed)
     small = [app for app in apps if len(app.primitives) <= EXHAUSTIVE_PRIMITIVES]
     for app in small:
         for order in itertools.permutations(range(len(app.primitives))):

@@ -11,7 +11,7 @@ from cdmpp.planning.application.graph import Application
 
 @dataclass(frozen=True)
 class Policy:
-    """What an engine runs next when it is free. It never waits for further primitives.
+    """What an engine runs next when it is free.
 
     Attributes
     ----------
@@ -22,11 +22,19 @@ class Policy:
         the request. None: primitives run in the order in which they became ready.
     by_request : bool
         Earlier requests first, then ``priority``; otherwise ``priority`` alone.
+    choices : tuple of int
+        For each decision of the run in turn, which of its :func:`options` is taken; 0 for further decisions.
     """
 
     batching: bool = True
     priority: tuple[float, ...] | None = None
     by_request: bool = True
+    choices: tuple[int, ...] = ()
+
+
+def options(most: int, may_wait: bool) -> list[int]:
+    """How many of ``most`` ready primitives an engine may take: all, none (it waits for company), or fewer."""
+    return [most, *([0] if may_wait else []), *range(most - 1, 0, -1)]
 
 
 @dataclass(frozen=True)
@@ -41,10 +49,14 @@ class Batch:
 
 @dataclass(frozen=True)
 class Run:
-    """Result of a simulation: batches in the order of their starts, and the latency of each request."""
+    """Result of a simulation: batches in the order of their starts, and the latency of each request.
+
+    ``decisions`` has the number of options of each decision.
+    """
 
     batches: list[Batch]
     latency_s: list[float]
+    decisions: tuple[int, ...] = ()
 
     @property
     def mean_s(self) -> float:
@@ -84,6 +96,7 @@ def simulate(app: Application, arrivals_s: Sequence[float], policy: Policy) -> R
     events: list[tuple[float, int, int]] = [(at, 0, r) for r, at in enumerate(arrivals_s)]
     heapq.heapify(events)
     batches: list[Batch] = []
+    decisions: list[int] = []
 
     def key(now: float, request: int, primitive: int) -> tuple[float, ...]:
         if policy.priority is None:
@@ -119,16 +132,53 @@ def simulate(app: Application, arrivals_s: Sequence[float], policy: Policy) -> R
             if engines[e].device not in free:
                 continue
             items = 0
-            members: list[tuple[int, int]] = []
+            taken: list[tuple[tuple[float, ...], int, int]] = []
             while ready[e]:
                 size = primitives[ready[e][0][2]].items
-                if members and (not policy.batching or items + size > engines[e].max_items):
+                if taken and (not policy.batching or items + size > engines[e].max_items):
                     break
-                _, request, primitive = heapq.heappop(ready[e])
-                members.append((request, primitive))
+                taken.append(heapq.heappop(ready[e]))
                 items += size
+            possible = options(len(taken), bool(events))
+            at = len(decisions)
+            decisions.append(len(possible))
+            choice = policy.choices[at] if at < len(policy.choices) else 0
+            count = possible[min(choice, len(possible) - 1)]  # an earlier choice may have left fewer
+            for entry in taken[count:]:
+                heapq.heappush(ready[e], entry)
+                items -= primitives[entry[2]].items
+            if not count:
+                continue
+            members = [(request, primitive) for _, request, primitive in taken[:count]]
             end = now + engines[e].batch_s(items)
             free.remove(engines[e].device)
             heapq.heappush(events, (end, 1, len(batches)))
             batches.append(Batch(e, now, end, tuple(members)))
-    return Run(batches, latency)
+    return Run(batches, latency, tuple(decisions))
+
+
+def without_idle_time(app: Application, run: Run, arrivals_s: Sequence[float]) -> Run:
+    """The same batches in the same order on every device, each as early as possible.
+
+    An engine may have waited for company that did not come.
+    """
+    primitives, engines = app.primitives, app.engines
+    free_s: dict[str, float] = {}
+    ended_s: dict[tuple[int, int], float] = {}
+    batches: list[Batch] = []
+    for batch in run.batches:
+        device = engines[batch.engine].device
+        ready_s = max(
+            max((ended_s[request, i] for i in primitives[p].after), default=arrivals_s[request])
+            for request, p in batch.members
+        )
+        start_s = max(free_s.get(device, 0.0), ready_s)
+        end_s = start_s + engines[batch.engine].batch_s(sum(primitives[p].items for _, p in batch.members))
+        free_s[device] = end_s
+        ended_s.update(dict.fromkeys(batch.members, end_s))
+        batches.append(Batch(batch.engine, start_s, end_s, batch.members))
+    latency_s = [
+        max(ended_s[request, p] for p in range(len(primitives))) - arrival_s
+        for request, arrival_s in enumerate(arrivals_s)
+    ]
+    return Run(sorted(batches, key=lambda batch: batch.start_s), latency_s, run.decisions)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import combinations, product
 
 import numpy as np
 
@@ -97,10 +97,10 @@ def improve(tensors: Sequence[Tensor], start: Choice, may_continue: Callable[[],
     """Change single tensors, then two at once, while the iteration becomes shorter."""
     choice, best_s = start, timeline(tensors, start).makespan_s
 
-    def others() -> list[tuple[tuple[int, int], ...]]:
+    def others() -> Iterator[tuple[tuple[int, int], ...]]:
         single = [(i, k) for i, t in enumerate(tensors) for k in range(len(t.options)) if k != choice[i]]
-        pairs = [(a, b) for n, a in enumerate(single) for b in single[n + 1 :] if a[0] != b[0]]
-        return [*((change,) for change in single), *pairs]
+        yield from ((change,) for change in single)
+        yield from ((a, b) for a, b in combinations(single, 2) if a[0] != b[0])
 
     moved = True
     while moved:

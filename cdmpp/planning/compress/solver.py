@@ -42,20 +42,14 @@ def solve(request: CompressRequest, control: SearchControl) -> CompressPlan:
 def _limit(max_steps: int | None, control: SearchControl, tensors: Sequence[Tensor]) -> Callable[[], bool]:
     """A function that says whether the search may take another step."""
     # The replay engine is loaded or compiled here, once; the budget does not include that time.
-    started_s = control.spent_s
     timeline(tensors[:1], (0,))
-    loading_s = control.spent_s - started_s
+    control.restart()
     steps = 0
 
     def may_continue() -> bool:
         nonlocal steps
         steps += 1
-        if max_steps is not None and steps > max_steps:
-            return False
-        if not control.expired or control.budget_s is None:
-            return not control.expired
-        # Either somebody stopped the search before its time, or the time is over.
-        return control.budget_s <= control.spent_s < control.budget_s + loading_s
+        return not control.expired and (max_steps is None or steps <= max_steps)
 
     return may_continue
 

@@ -105,5 +105,5 @@ def _schedule_once(problem: Problem, priority: Floats, limit: float, window: Int
         window = np.full(len(tasks.count), np.iinfo(np.int64).max)
     start, peak = np.empty(tasks.size), np.empty(problem.ranks)
     limits, guarded = np.full(problem.ranks, limit), bool(np.isfinite(limit))
-    makespan = list_schedule(tasks.arrays, window, limits, guarded, priority, 0.0, start, peak)
+    makespan = list_schedule(tasks.arrays, window, limits, guarded, priority, 0.0, start, peak, np.zeros(1, np.int64))
     return None if makespan < 0 else Schedule(start, makespan, float(peak.max()), float(peak.sum()))

@@ -82,6 +82,7 @@ def list_schedule(
     patience: float,
     start: np.ndarray,
     peak: np.ndarray,
+    stop: np.ndarray,
 ) -> float:
     """Schedule all tasks by priority: Giffler and Thompson's construction (1960).
 
@@ -108,11 +109,13 @@ def list_schedule(
         Filled with the start of each task, in seconds.
     peak : ndarray of float64, shape (ranks,)
         Filled with the peak memory of each rank.
+    stop : ndarray of int64, shape (1,)
+        Not 0, also while this runs: end without a schedule.
 
     Returns
     -------
     float
-        The makespan in seconds; -1 on a deadlock: unguarded, or with less memory than one activation.
+        The makespan in seconds; -1 on a deadlock: unguarded, or with less memory than one activation; -2: stopped.
     """
     rank_groups, rank_start, rank, count, offset, duration, before, after, opens, partner, activation = groups
     ranks = len(rank_start) - 1
@@ -129,6 +132,8 @@ def list_schedule(
     makespan = 0.0
     remaining = count.sum()
     while remaining > 0:
+        if stop[0] != 0:
+            return -2.0
         chosen_rank = -1
         end_s = np.inf
         for r in range(ranks):
@@ -228,6 +233,7 @@ def improve(
     rounds: int,
     starts: np.ndarray,
     figures: np.ndarray,
+    stop: np.ndarray,
 ) -> None:
     """Schedule each row of priorities and improve it: forward-backward improvement (Li and Willis 1992).
 
@@ -247,7 +253,10 @@ def improve(
     starts : ndarray of float64, shape (rows, tasks)
         Filled with start times in seconds.
     figures : ndarray of float64, shape (rows, 3)
-        Filled with the makespan in seconds (-1: no schedule), the largest peak of the ranks, the sum of the peaks.
+        Filled with the makespan in seconds (-1: no schedule; -2: stopped before there was one), the largest peak of
+        the ranks, the sum of the peaks.
+    stop : ndarray of int64, shape (1,)
+        As for :func:`list_schedule`.
     """
     tasks = len(group)
     start = np.empty(tasks)
@@ -263,11 +272,12 @@ def improve(
             backwards = turn % 2 == 1
             direction = mirrored if backwards else groups
             target = mirrored_start if backwards else start
-            makespan = list_schedule(direction, window, limit, guarded, priority, patience, target, peak)
+            makespan = list_schedule(direction, window, limit, guarded, priority, patience, target, peak, stop)
             if backwards:
                 for t in range(tasks):
                     start[t] = makespan - (mirrored_start[mirror[t]] + groups.duration[group[t]])
             if makespan < 0.0:
+                figures[row, 0] = max(figures[row, 0], makespan) if turn > 0 else makespan
                 break
             largest, total = peak.max(), peak.sum()
             kept = figures[row, 0]

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
 from cdmpp.compose.budget import SearchControl
 from cdmpp.compose.jit import COMPILED
-from cdmpp.planning.fused.baselines import EQUAL, Floats, Schedule, greedy, schedule_from, serial_1f1b
+from cdmpp.planning.fused.baselines import EQUAL, Floats, Ints, Schedule, greedy, schedule_from, serial_1f1b
 from cdmpp.planning.fused.bound import lower_bound_s
 from cdmpp.planning.fused.list_scheduling import improve
-from cdmpp.planning.fused.problem import Problem
+from cdmpp.planning.fused.problem import Model, Problem
 from cdmpp.planning.fused.proposals import Proposals
 
 #: Tasks and candidates of one call of the compiled code: enough to outweigh the call.
@@ -21,6 +22,10 @@ _BATCH_TASKS, _BATCH_CANDIDATES = 40_000, 64
 #: Batches of one iteration. Constant rather than the number of cores, so that equal requests give equal plans.
 _WORKERS = 2
 _ROUNDS = 12
+#: Seconds between two looks at the budget while a batch is computed.
+_LOOK_S = 0.05
+#: Seconds of making a plan from a schedule, for each task; the search leaves them of its budget.
+_PLAN_S = 2e-5
 #: Size of the elite set, and steps without a better elite after which the set is renewed.
 _ELITES, _STALE_STEPS = 6, 1500
 #: Once the makespan is proven optimal, memory reduction ends after so many steps without success, or when this
@@ -73,12 +78,24 @@ def search(
     -----
     The search ends early when the makespan equals its lower bound and the memory has stopped falling.
     """
-    return _Search(problem, control or SearchControl(), seed, max_steps).run(on_progress)
+    control = control or SearchControl()
+    _compile()
+    control.restart()
+    return _Search(problem, control, seed, max_steps).run(on_progress)
+
+
+@cache
+def _compile() -> None:
+    """Compile the loops, which takes seconds on a new machine and is not part of a budget."""
+    for limit in (None, 1.0):
+        _Search(Problem(1, (Model(1, 1, 1.0, 1.0),), limit), SearchControl(), 0, 1).run(None)
 
 
 class _Search:
     def __init__(self, problem: Problem, control: SearchControl, seed: int, max_steps: int | None) -> None:
         self.problem, self.control = problem, control
+        self.deadline = control.part(reserve_s=min(_PLAN_S * problem.tasks.size, (control.budget_s or 0.0) / 2))
+        self.stop = np.zeros(1, np.int64)
         self.tasks = problem.tasks
         self.rng = np.random.default_rng(seed)
         self.max_steps = max_steps
@@ -104,24 +121,31 @@ class _Search:
         if self.max_steps is not None:
             candidates = min(candidates, -(-self.max_steps // _WORKERS))
         with ThreadPoolExecutor(_WORKERS if COMPILED else 1) as pool:
-            # At least one iteration: on a new machine compiling alone may take the budget.
             while True:
-                self._renew_elites()
-                batches = [self._propose(candidates) for _ in range(_WORKERS)]
-                for starts, figures in pool.map(lambda batch: _improve(self.problem, *batch), batches):
-                    self._take(starts, figures)
+                if not self.deadline.expired:
+                    self._renew_elites()
+                    self._run_batches(pool, [self._propose(candidates) for _ in range(_WORKERS)])
                 result = FusedSearchResult(self.best, self.bound, dict(self.baselines), self.steps)
                 if on_progress is not None:
                     on_progress(result)
                 if self._finished():
                     return result
 
+    def _run_batches(self, pool: ThreadPoolExecutor, batches: list[tuple[Floats, ...]]) -> None:
+        """Schedule and improve candidates; what is not ready at the end of the budget is left out."""
+        runs = [pool.submit(_improve, self.problem, self.stop, *batch) for batch in batches]
+        while wait(runs, _LOOK_S).not_done:
+            if self.deadline.expired:
+                self.stop[0] = 1
+        for run in runs:
+            self._take(*run.result())
+
     @property
     def _proven(self) -> bool:
         return self.best.makespan_s <= self.bound * (1 + EQUAL)
 
     def _finished(self) -> bool:
-        if self.control.expired or (self.max_steps is not None and self.steps >= self.max_steps):
+        if self.deadline.expired or (self.max_steps is not None and self.steps >= self.max_steps):
             return True
         budget_s = self.control.budget_s
         idle = self.steps - self.improved_at >= _PATIENCE_STEPS
@@ -132,7 +156,7 @@ class _Search:
     def _take(self, starts: Floats, figures: Floats) -> None:
         """Keep the valid schedules of a batch."""
         for start_s, (makespan, peak, peaks_sum) in zip(starts, figures, strict=True):
-            self.steps += 1
+            self.steps += makespan > -2.0
             if makespan >= 0 and peak <= self.limit:
                 self._keep(Schedule(start_s, float(makespan), float(peak), float(peaks_sum)))
 
@@ -204,7 +228,7 @@ class _Search:
 
 
 def _improve(
-    problem: Problem, priorities: Floats, patiences: Floats, windows: Floats, limits: Floats
+    problem: Problem, stop: Ints, priorities: Floats, patiences: Floats, windows: Floats, limits: Floats
 ) -> tuple[Floats, Floats]:
     """Starts and figures of each candidate; see :func:`cdmpp.planning.fused.list_scheduling.improve`."""
     tasks = problem.tasks
@@ -223,5 +247,6 @@ def _improve(
         _ROUNDS,
         starts,
         figures,
+        stop,
     )
     return starts, figures

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from cdmpp.compose.budget import SearchControl
 from cdmpp.errors import InfeasibleError
 from cdmpp.planning.precision.milp import minimise_memory, minimise_time
 from cdmpp.planning.precision.pricing import DeviceCosts, Levels, Pricing, lowest
 
 
-def within_memory(costs: DeviceCosts, d: int) -> Levels:
+def within_memory(costs: DeviceCosts, d: int, control: SearchControl) -> Levels:
     """Fewest bits where they fit; else the levels of least memory.
 
     Parameters
@@ -18,6 +19,7 @@ def within_memory(costs: DeviceCosts, d: int) -> Levels:
     costs : DeviceCosts
     d : int
         Index of the device in the request.
+    control : SearchControl
 
     Raises
     ------
@@ -27,7 +29,7 @@ def within_memory(costs: DeviceCosts, d: int) -> Levels:
     start = lowest(costs)
     if Pricing(costs, start).memory_bytes <= costs.memory_bytes:
         return start
-    least = minimise_memory(costs)
+    least = minimise_memory(costs, control)
     if least.objective <= costs.memory_bytes:
         return least.levels
     path = f"devices.{d}.memory_bytes"
@@ -36,11 +38,14 @@ def within_memory(costs: DeviceCosts, d: int) -> Levels:
     raise InfeasibleError(
         f"{path}: {costs.name!r} has {costs.memory_bytes:.0f} bytes; {smallest} needs {need}",
         path=path,
-        hint=f"at least {need}, or smaller batches, or recomputation (fewer kept elements)",
+        hint=_more_time(control, least.proven)
+        + f"at least {need}, or smaller batches, or recomputation (fewer kept elements)",
     )
 
 
-def within_time(devices: Sequence[DeviceCosts], starts: Sequence[Levels], limit_s: float) -> list[Levels]:
+def within_time(
+    devices: Sequence[DeviceCosts], starts: Sequence[Levels], limit_s: float, control: SearchControl
+) -> list[Levels]:
     """Levels within memory and time, by device; ``starts`` are within the memory.
 
     Raises
@@ -48,7 +53,7 @@ def within_time(devices: Sequence[DeviceCosts], starts: Sequence[Levels], limit_
     InfeasibleError
         No levels are found on some device.
     """
-    fastest = [minimise_time(costs, start, limit_s) for costs, start in zip(devices, starts, strict=True)]
+    fastest = [minimise_time(costs, start, limit_s, control) for costs, start in zip(devices, starts, strict=True)]
     slowest = max(range(len(devices)), key=lambda d: fastest[d].objective)
     if fastest[slowest].objective > limit_s:
         least_s = rounded_up(fastest[slowest].objective)
@@ -57,9 +62,14 @@ def within_time(devices: Sequence[DeviceCosts], starts: Sequence[Levels], limit_
             f"iteration_limit_s: {limit_s} s; the fastest plan found takes {least_s} s on "
             f"{devices[slowest].name!r}, and none takes less than {bound_s:.6g} s",
             path="iteration_limit_s",
-            hint=f"at least {least_s}",
+            hint=_more_time(control, fastest[slowest].proven) + f"at least {least_s}",
         )
     return [solution.levels for solution in fastest]
+
+
+def _more_time(control: SearchControl, proven: bool) -> str:
+    """Advice where the search for any plan ended with the budget."""
+    return "" if proven or not control.expired else "the budget ended this search: raise budget_s; or "
 
 
 def rounded_up(value: float) -> float:

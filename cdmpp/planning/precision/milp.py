@@ -28,7 +28,7 @@ _ROUNDS, _FAR = 8, 1e-3
 _MARGIN = 1e-8
 #: Unit of time where all costs are 0.
 _SMALLEST_S = 1e-12
-#: Effort for levels within the limits, which a request needs whatever its budget.
+#: Effort for levels within the limits, which a request needs first.
 _START_S, _START_NODES = 10.0, 2000
 
 
@@ -188,7 +188,7 @@ class ErrorSearch:
         return program, unit
 
 
-def minimise_memory(costs: DeviceCosts) -> Solution:
+def minimise_memory(costs: DeviceCosts, control: SearchControl | None = None) -> Solution:
     """The fewest bytes."""
     start = lowest(costs)
     best = Solution(start, Pricing(costs, start).memory_bytes, costs.fixed_bytes)
@@ -199,7 +199,7 @@ def minimise_memory(costs: DeviceCosts) -> Solution:
     for columns, size in program.memory():
         for column, value in zip(columns, size, strict=True):
             program.cost[column] += float(value / unit)
-    outcome = branch(program, start, _start_effort(), lambda values, bound: False)
+    outcome = branch(program, start, _start_effort(control), lambda values, bound: False)
     if outcome.values is not None:
         levels = program.levels(outcome.values)
         best.offer(levels, Pricing(costs, levels).memory_bytes)
@@ -207,7 +207,9 @@ def minimise_memory(costs: DeviceCosts) -> Solution:
     return best
 
 
-def minimise_time(costs: DeviceCosts, start: Levels, enough_s: float = 0.0) -> Solution:
+def minimise_time(
+    costs: DeviceCosts, start: Levels, enough_s: float = 0.0, control: SearchControl | None = None
+) -> Solution:
     """The shortest iteration within the memory limit; ends once one of at most ``enough_s`` is found.
 
     Parameters
@@ -217,6 +219,7 @@ def minimise_time(costs: DeviceCosts, start: Levels, enough_s: float = 0.0) -> S
         Levels within the memory limit.
     enough_s : float
         Seconds.
+    control : SearchControl, optional
     """
     best = Solution(list(start), Pricing(costs, start).iteration_s, 0.0)
     unit_s = best.objective
@@ -241,12 +244,13 @@ def minimise_time(costs: DeviceCosts, start: Levels, enough_s: float = 0.0) -> S
             offer(values)
         return best.objective <= enough_s
 
-    outcome = branch(program, start, _start_effort(), listen)
+    outcome = branch(program, start, _start_effort(control), listen)
     if outcome.values is not None:
         offer(outcome.values)
     best.raise_bound(unit_s * outcome.bound / _SCALE)
     return best
 
 
-def _start_effort() -> Effort:
-    return Effort(SearchControl(_START_S), nodes=_START_NODES)
+def _start_effort(control: SearchControl | None) -> Effort:
+    whole = SearchControl() if control is None else control
+    return Effort(whole.part(_START_S), nodes=_START_NODES)

@@ -71,12 +71,12 @@ def search(
     InfeasibleError
         No levels are within a device's memory, or within the time.
     """
-    starts = [within_memory(costs, d) for d, costs in enumerate(devices)]
+    starts = [within_memory(costs, d, control) for d, costs in enumerate(devices)]
     limit_of: Literal["request", "start"] = "start" if limit_s is None else "request"
     if limit_s is None:
         limit_s = max(Pricing(costs, start).iteration_s for costs, start in zip(devices, starts, strict=True))
     else:
-        starts = within_time(devices, starts, limit_s)
+        starts = within_time(devices, starts, limit_s, control)
     heaps = [heap(costs, start, limit_s) for costs, start in zip(devices, starts, strict=True)]
     job = JobSolution(limit_s, limit_of, starts, heaps, [])
     searches: list[ErrorSearch] = []

@@ -7,9 +7,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from cdmpp.compose.budget import SearchControl
 from cdmpp.emulator.evaluate import Floats
 from cdmpp.planning.split.stages import Split
 from cdmpp.planning.split.table import LayerTable, Rank
+
+
+class UnfinishedError(Exception):
+    """The budget ended before the best split was known."""
+
 
 Join = Callable[[Floats, Floats, Floats, int], Floats]
 
@@ -46,10 +52,16 @@ def best_split(
     any_order: bool,
     join: Join,
     weigh: Callable[[Rank, int], Floats] | None = None,
+    control: SearchControl | None = None,
 ) -> Split | None:
     """The split with the least value, from the last stage to the first; None where none fits.
 
     ``weigh`` replaces the time of every run of layers on a rank by another figure.
+
+    Raises
+    ------
+    UnfinishedError
+        ``control`` has expired.
     """
     kinds, left = states(ranks, any_order)
     count, layers = len(ranks), len(table)
@@ -61,6 +73,8 @@ def best_split(
     transfer_s[layers] = 0.0
     runs = {kind: table.times_s(kind.kind) for kind in kinds} if weigh is None else {}
     for state in left[1:]:
+        if control is not None and control.expired:
+            raise UnfinishedError
         position = count - sum(state)
         # In a given order, the next rank is the first of those that are left.
         nexts = [k for k, n in enumerate(state) if n] if any_order else [position]

@@ -22,7 +22,7 @@ from cdmpp.compose.request import Answer
 from cdmpp.emulator.emulate import Emulator
 from cdmpp.emulator.evaluate import Floats
 from cdmpp.errors import InfeasibleError
-from cdmpp.planning.split.dynamic import best_split, bound, larger, longest
+from cdmpp.planning.split.dynamic import UnfinishedError, best_split, bound, larger, longest
 from cdmpp.planning.split.stages import Split, equal_count, greedy, step_bound_s
 from cdmpp.planning.split.table import LayerTable, Rank
 
@@ -85,13 +85,16 @@ def split(
         No split fits into the memory; the message has the memory that one needs.
     """
     control, emulator = control or SearchControl(), emulator or Emulator()
-    slowest = best_split(table, ranks, any_order, longest)
-    if slowest is None:
-        raise _infeasible(table, ranks, any_order)
-    if goal == "slowest":
-        return SplitResult(slowest, slowest.slowest_s, slowest.slowest_s)
-    least = best_split(table, ranks, any_order, bound)
-    assert least is not None  # the same splits fit
+    try:
+        slowest = best_split(table, ranks, any_order, longest, control=control)
+        if slowest is None:
+            raise _infeasible(table, ranks, any_order)
+        if goal == "slowest":
+            return SplitResult(slowest, slowest.slowest_s, slowest.slowest_s)
+        least = best_split(table, ranks, any_order, bound, control=control)
+        assert least is not None  # the same splits fit
+    except UnfinishedError:
+        return _simple(table, ranks, goal, emulator)
     bound_s = step_bound_s(least)
     # All of these, whatever the budget: the result is not worse than the baselines.
     seeds = [s for s in (least, slowest, equal_count(table, ranks), greedy(table, ranks)) if s.fits()]
@@ -117,6 +120,29 @@ def split(
         so_far = SplitResult(best, best_s, bound_s, steps)
         control.report(best=best_s, bound=bound_s, answer=partial(describe, so_far) if describe else None)
     return SplitResult(best, best_s, bound_s, steps)
+
+
+def _simple(table: LayerTable, ranks: Sequence[Rank], goal: Goal, emulator: Emulator) -> SplitResult:
+    """The better baseline, where the budget ended before the best split was known.
+
+    Raises
+    ------
+    InfeasibleError
+        No baseline fits into the memory.
+    """
+    seeds = [split for split in (equal_count(table, ranks), greedy(table, ranks)) if split.fits()]
+    if not seeds:
+        raise InfeasibleError(
+            "budget_s: the budget ended before a split was found that fits into the memory",
+            path="budget_s",
+            hint="allow more time",
+        )
+    values_s = [split.slowest_s if goal == "slowest" else split.step(emulator).makespan_s for split in seeds]
+    best_s = min(values_s)
+    kinds = {rank.kind for rank in ranks}
+    fastest_s = sum(min(table.time_s(kind, i, i + 1) for kind in kinds) for i in range(len(table)))
+    bound_s = fastest_s / len(ranks) * (1 if goal == "slowest" else table.micro_batches)
+    return SplitResult(seeds[values_s.index(best_s)], best_s, min(bound_s, best_s), len(seeds))
 
 
 def arrangements(ranks: Sequence[Rank]) -> list[tuple[int, ...]]:
