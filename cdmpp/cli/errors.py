@@ -1,4 +1,4 @@
-"""Exit codes: 0 done, 1 expected failure (one line and a hint on stderr), 2 wrong usage."""
+"""Exit codes: 0 done, 1 expected failure (one line and a hint on stderr), 2 wrong usage, 3 incomplete (--strict)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from typer.core import TyperGroup
 from cdmpp.errors import CdmppError, MissingDependencyError, install_hint
 
 DEBUG_VARIABLE = "CDMPP_DEBUG"
-FAILED, INTERRUPTED, PIPE_CLOSED = 1, 130, 141  # the last two as a shell reports SIGINT and SIGPIPE
+FAILED, INCOMPLETE = 1, 3
+INTERRUPTED, PIPE_CLOSED = 130, 141  # as a shell reports SIGINT and SIGPIPE
 
 #: Optional packages -> the extra that brings them.
 _EXTRAS = {

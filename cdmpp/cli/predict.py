@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cdmpp.cli.dims import parse_sizes
-from cdmpp.cli.errors import FAILED, report
+from cdmpp.cli.errors import FAILED, INCOMPLETE, report
 from cdmpp.cli.output import JsonOption, ModelOption, named_device, print_json, print_table
 from cdmpp.errors import CdmppError
 from cdmpp.prediction_matrix import Failed, PredictionMatrix
@@ -19,6 +20,7 @@ from cdmpp.units import format_latency
 if TYPE_CHECKING:
     from cdmpp.devices import DeviceSpec
     from cdmpp.frontends.graph import Unsupported
+    from cdmpp.prediction_total import PredictionTotal
     from cdmpp.predictor import LatencyPredictor, Prediction
     from cdmpp.programs.program import TensorProgram
 
@@ -75,12 +77,17 @@ def predict(
         typer.Option(metavar="NAME=VALUE", help="Size of a dynamic dimension of an ONNX model; repeatable."),
     ] = None,
     model: ModelOption = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with code 3 when a total leaves something out.", show_default=False)
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Predict the latency of programs on devices.
 
-    Prints one line per program and device, and the sum per device. A faulty program or device does not stop the
-    others. The exit code is 1 when nothing could be predicted, or when a device is unknown.
+    Prints one line per program and device, and the sum per device with its interval and the share of its time in
+    each domain. A faulty program or device does not stop the others. A sum that leaves nodes or programs out is a
+    lower bound. The exit code is 1 when nothing could be predicted or a device is unknown, and 3 with --strict when a
+    sum is a lower bound.
     """
     sizes = parse_sizes(dim or [])
     from cdmpp.predictor import DEFAULT_QUANTILES, LatencyPredictor, check_quantiles
@@ -94,7 +101,10 @@ def predict(
             {
                 "model_id": predictor.model_id,
                 "results": [{**r.prediction.to_dict(), "count": r.count, "source": r.source} for r in results],
-                "totals": _totals(results),
+                "totals": [
+                    {"device": device, **asdict(total)}
+                    for device, total in _totals(results, bool(programs.unsupported)).items()
+                ],
                 "unsupported": [
                     {"source": source, "operator": u.operator, "count": u.count, "reason": u.reason}
                     for source, u in programs.unsupported
@@ -109,6 +119,9 @@ def predict(
     wrong_device = any(r.prediction.error is not None and "device" in r.prediction.error.code for r in results)
     if wrong_device or not any(r.prediction.error is None for r in results):
         raise typer.Exit(FAILED)
+    if strict and any(total.lower_bound for total in _totals(results, bool(programs.unsupported)).values()):
+        report("a total is a lower bound: something is left out of it", "leave --strict out to accept lower bounds")
+        raise typer.Exit(INCOMPLETE)
 
 
 @dataclass
@@ -190,19 +203,14 @@ def _predict(
     ]
 
 
-def _totals(results: list[_Result]) -> list[dict[str, Any]]:
-    """Sum of count x latency per device, without ``failed`` runs."""
-    totals: dict[str, dict[str, Any]] = {}
+def _totals(results: list[_Result], left_out: bool) -> dict[str, PredictionTotal]:
+    """Sum of count x latency by device."""
+    from cdmpp.prediction_total import PredictionTotal
+
+    by_device: dict[str, list[tuple[Prediction | None, int]]] = {}
     for r in results:
-        empty = {"device": r.prediction.device, "latency_s": 0.0, "programs": 0, "launches": 0, "failed": 0}
-        total = totals.setdefault(r.prediction.device, empty)
-        if r.prediction.latency_s is None:
-            total["failed"] += r.count
-        else:
-            total["latency_s"] += r.count * r.prediction.latency_s
-            total["programs"] += 1
-            total["launches"] += r.count
-    return [{**t, "latency_s": t["latency_s"] if t["programs"] else None} for t in totals.values()]
+        by_device.setdefault(r.prediction.device, []).append((r.prediction, r.count))
+    return {device: PredictionTotal.of(counted, left_out=left_out) for device, counted in by_device.items()}
 
 
 def _print(
@@ -221,14 +229,19 @@ def _print(
         rows.append((p.name, f"{r.count} x", p.device, format_latency(p.latency_s), interval, p.domain or ""))
     if rows:
         print_table(("program", "count", "device", "latency", "interval", "domain"), rows, right=(1, 3))
-    for name, part in _sums(results):
-        for total in _totals(part):
-            if total["latency_s"] is not None:
-                lacking = f", {total['failed']} not predicted" if total["failed"] else ""
+    for name, part in _sums(results, unsupported):
+        sources = {r.source for r in part}
+        left_out = sum(node.count for source, node in unsupported if source in sources)
+        for device, total in _totals(part, bool(left_out)).items():
+            if total.latency_s is not None and total.lower_s is not None and total.upper_s is not None:
+                interval = f"{format_latency(total.lower_s)} – {format_latency(total.upper_s)}"
                 print(
-                    f"total{name} on {total['device']}: {format_latency(total['latency_s'])} "
-                    f"({total['launches']} launches of {total['programs']} programs{lacking})"
+                    f"total{name} on {device}: {'at least ' if total.lower_bound else ''}"
+                    f"{format_latency(total.latency_s)} [{interval}], domain {total.domain}: {total.domain_text()} "
+                    f"({total.launches} launches of {total.programs} programs{_lacking(total.failed, left_out)})"
                 )
+    for reason, count in Counter(r.prediction.domain_reason for r in results if _follows(r)).items():
+        print(f"{count} of {len(rows)}: {reason}")
     for source, node in unsupported:
         print(f"not predicted: {node.operator} ({node.count} x in {source}): {node.reason}")
     if rows:
@@ -238,13 +251,29 @@ def _print(
         print(f"backend: {'; '.join(_BACKEND_MEANING[backend] for backend in backends)}")
 
 
-def _sums(results: list[_Result]) -> list[tuple[str, list[_Result]]]:
+def _follows(result: _Result) -> bool:
+    """Whether a prediction is that of another element type."""
+    return "ratio of the rooflines" in (result.prediction.domain_reason or "")
+
+
+def _lacking(failed: int, left_out: int) -> str:
+    """What a total leaves out."""
+    parts = [f"{failed} not predicted"] if failed else []
+    if left_out:
+        parts.append(f"a lower bound: {left_out} {'node is' if left_out == 1 else 'nodes are'} left out")
+    return "".join(f", {part}" for part in parts)
+
+
+def _sums(results: list[_Result], unsupported: list[tuple[str, Unsupported]]) -> list[tuple[str, list[_Result]]]:
     """Groups to print totals of: each model, or all operators of the command line together."""
+    partial = {source for source, _ in unsupported}
     sources: dict[str, list[_Result]] = {}
     for r in results:
         sources.setdefault(r.source, []).append(r)
 
     def several(part: list[_Result]) -> bool:
+        if any(r.source in partial for r in part):
+            return True
         return len({r.prediction.program_hash for r in part}) > 1 or any(r.count > 1 for r in part)
 
     models = [(f" of {source}", part) for source, part in sources.items() if several(part)]

@@ -8,7 +8,7 @@ or a new operator.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -49,6 +49,17 @@ THRESHOLDS = (1.0, 2.0)
 def worst(labels: Iterable[Label | None]) -> Label | None:
     """The worst label, for a figure made of several predictions; None without any label."""
     return max((label for label in labels if label is not None), key=LABELS.index, default=None)
+
+
+#: Shares of a total's time: at least so much "in" makes it "in", at most so much "out" makes it "near".
+IN_SHARE, OUT_SHARE = 0.9, 0.1
+
+
+def label_of_total(shares: Mapping[Label, float]) -> Label:
+    """Label of a sum of predictions, from the share of its time that each label has."""
+    if shares["in"] >= IN_SHARE:
+        return "in"
+    return "near" if shares["out"] <= OUT_SHARE else "out"
 
 
 class Context(NamedTuple):

@@ -212,3 +212,42 @@ def test_exported_torch_model_is_read_as_library_kernels(run: Run, tmp_path: Pat
     names = [entry["name"].partition(":")[0] for entry in json.loads(result.stdout)["results"]]
     assert names == ["linear", "relu", "linear", "mul"]
     assert {entry["backend"] for entry in json.loads(result.stdout)["results"]} == {"library"}
+
+
+def test_total_of_a_model_has_an_interval_and_shares_of_domains(run: Run) -> None:
+    setting = ("--device", "t4", "--protocol", "eager", "--framework", "pytorch")
+    output = json.loads(run("predict", MODEL, *setting, "--json").stdout)
+    (total,), rows = output["totals"], output["results"]
+    for key in ("latency_s", "lower_s", "upper_s"):
+        assert total[key] == pytest.approx(sum(r["count"] * r[key] for r in rows), rel=1e-12)
+    inside = sum(r["count"] * r["latency_s"] for r in rows if r["domain"] == "in") / total["latency_s"]
+    assert total["domain_shares"]["in"] == pytest.approx(inside)
+    # One operator of seven is near; it takes less than a tenth of the time.
+    assert {r["domain"] for r in rows} == {"in", "near"} and total["domain"] == "in"
+    assert sum(total["domain_shares"].values()) == pytest.approx(1.0) and total["lower_bound"] is False
+    done = run("predict", MODEL, *setting, "--strict")
+    assert done.exit_code == 0
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("total on t4: ")]
+    assert f", domain in: {100 * inside:.0f} % of the time in, {100 * (1 - inside):.0f} % near (" in line
+    assert " ms [" in line and "at least" not in line
+    assert "training had no such type of attention_encoder: the bfloat16 prediction" in done.stdout
+
+
+def test_nodes_left_out_make_the_total_a_lower_bound(run: Run, tmp_path: Path) -> None:
+    from onnx import helper
+
+    from tests.frontends.onnx_models import model, weight
+
+    nodes = [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("LSTM", ["r", "w", "u"], ["y"], hidden_size=64)]
+    path = tmp_path / "lstm.onnx"
+    constants = {"w": weight(1, 256, 32), "u": weight(1, 256, 64)}
+    path.write_bytes(model(nodes, {"x": (10, 8, 32)}, ["y"], constants))
+    output = json.loads(run("predict", path, "--device", "t4", "--json").stdout)
+    assert [u["operator"] for u in output["unsupported"]] == ["LSTM"]
+    assert [total["lower_bound"] for total in output["totals"]] == [True]
+    text = run("predict", path, "--device", "t4")
+    assert text.exit_code == 0 and "total on t4: at least " in text.stdout
+    assert "a lower bound: 1 node is left out" in text.stdout
+    for more in ((), ("--json",)):
+        strict = run("predict", path, "--device", "t4", "--strict", *more)
+        assert strict.exit_code == 3 and "lower bound" in strict.stderr

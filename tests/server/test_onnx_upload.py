@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from onnx import TensorProto, helper
 
+from cdmpp.domain.score import label_of_total
 from cdmpp_server.observe.ids import read_id
 from cdmpp_server.onnx.schema import ModelResponse
 from tests.server.conftest import problem
@@ -96,6 +97,11 @@ def test_the_figures_are_those_of_the_command_line(upload: Upload) -> None:
         assert sum(total["latency_s"] for total in mine) == pytest.approx(theirs["latency_s"])
         assert sum(total["launches"] for total in mine) == theirs["launches"]
         assert all(total["launches"] == total["launches_predicted"] for total in mine)
+        assert not theirs["lower_bound"] and not any(total["lower_bound"] for total in mine)
+        for key in ("lower_s", "upper_s"):
+            assert sum(total[key] for total in mine) == pytest.approx(theirs[key])
+        inside = sum(total["domain_shares"]["in"] * total["latency_s"] for total in mine)
+        assert inside / theirs["latency_s"] == pytest.approx(theirs["domain_shares"]["in"])
 
 
 def test_sums_order_and_ids(upload: Upload, ask: Any) -> None:
@@ -105,8 +111,11 @@ def test_sums_order_and_ids(upload: Upload, ask: Any) -> None:
         answers = [(p["count"], p["answers"][i]) for p in said["programs"]]
         for key in ("latency_s", "lower_s", "upper_s"):
             assert total[key] == pytest.approx(sum(n * a[key] for n, a in answers))
-        worst = {"in": 0, "near": 1, "out": 2}
-        assert total["domain"] == max((a["domain"] for _, a in answers), key=worst.__getitem__)
+        for domain, share in total["domain_shares"].items():
+            seconds = sum(n * a["latency_s"] for n, a in answers if a["domain"] == domain)
+            assert share == pytest.approx(seconds / total["latency_s"])
+        assert total["domain"] == label_of_total(total["domain_shares"])
+        assert total["lower_bound"] is False
     costs = [sum(p["count"] * a["latency_s"] for a in p["answers"]) for p in said["programs"]]
     assert costs == sorted(costs, reverse=True)
 
@@ -148,6 +157,7 @@ def test_what_is_not_supported_is_said_and_in_no_sum(upload: Upload) -> None:
     assert said["programs"] == []
     (total,) = said["devices"]
     assert (total["latency_s"], total["launches"], total["launches_predicted"]) == (None, 0, 0)
+    assert (total["domain_shares"], total["lower_bound"]) == (None, True)
 
 
 # -- refusals -------------------------------------------------------------------------------------------

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.domain.score import Label, worst
 from cdmpp.errors import CdmppError
 from cdmpp.features.encoded import EncodedProgram
 from cdmpp.prediction import ErrorInfo, Prediction, Query
 from cdmpp.prediction_matrix import Failed, PredictionMatrix
+from cdmpp.prediction_total import PredictionTotal
 from cdmpp.programs.program import TensorProgram
 from cdmpp_server.observe.ids import make_id
 from cdmpp_server.onnx.query import ModelQuery
@@ -54,7 +54,10 @@ def model_answer(
         "model_id": model_id,
         "protocol": query.protocol,
         "framework": query.framework,
-        "devices": [_total(device.name, summary.counts, [row[i] for row in rows]) for i, device in enumerate(devices)],
+        "devices": [
+            _total(device.name, summary.counts, [row[i] for row in rows], bool(summary.unsupported))
+            for i, device in enumerate(devices)
+        ],
         "programs": [
             {
                 "name": program.name,
@@ -95,18 +98,22 @@ def _cost(count: int, row: Sequence[Prediction | ErrorInfo]) -> float:
     return sum(count * p.latency_s for p in row if isinstance(p, Prediction) and p.latency_s is not None)
 
 
-def _total(device: str, counts: Sequence[int], column: Sequence[Prediction | ErrorInfo]) -> dict[str, Any]:
-    sums: dict[str, float | None] = dict.fromkeys(("latency_s", "lower_s", "upper_s"))
-    domains: list[Label] = []
-    launches = 0
-    for count, result in zip(counts, column, strict=True):
-        if isinstance(result, ErrorInfo) or result.error is not None or result.domain is None:
-            continue
-        for key in sums:
-            sums[key] = (sums[key] or 0.0) + count * getattr(result, key)
-        domains.append(result.domain)
-        launches += count
-    return {"device": device, **sums, "domain": worst(domains), "launches": sum(counts), "launches_predicted": launches}
+def _total(
+    device: str, counts: Sequence[int], column: Sequence[Prediction | ErrorInfo], left_out: bool
+) -> dict[str, Any]:
+    counted = [(None if isinstance(r, ErrorInfo) else r, count) for count, r in zip(counts, column, strict=True)]
+    total = PredictionTotal.of(counted, left_out=left_out)
+    return {
+        "device": device,
+        "latency_s": total.latency_s,
+        "lower_s": total.lower_s,
+        "upper_s": total.upper_s,
+        "domain": total.domain,
+        "domain_shares": total.domain_shares,
+        "lower_bound": total.lower_bound,
+        "launches": sum(counts),
+        "launches_predicted": total.launches,
+    }
 
 
 def _answer(device: Device, result: Prediction | ErrorInfo) -> dict[str, Any]:

@@ -16,6 +16,9 @@ _CLOSED = ConfigDict(extra="forbid")
 _Count = Annotated[int, Field(ge=1)]
 
 
+_Share = Annotated[float, Field(ge=0, le=1)]
+
+
 class DeviceTotal(BaseModel):
     """Sum of the predicted kernel latencies on one device, without the gaps between kernels."""
 
@@ -27,7 +30,15 @@ class DeviceTotal(BaseModel):
         Seconds | None, Field(description="Sum of the lower bounds, as if all errors had the same sign.")
     ]
     upper_s: Seconds | None
-    domain: Annotated[Domain | None, Field(description="The worst domain of its programs.")]
+    domain: Annotated[
+        Domain | None, Field(description="in: at least 90 % of the time is in; near: at most 10 % is out; else out.")
+    ]
+    domain_shares: Annotated[
+        dict[Domain, _Share] | None, Field(description="Share of latency_s that the programs of each domain have.")
+    ]
+    lower_bound: Annotated[
+        bool, Field(description="Whether nodes without a program or launches without a prediction are left out.")
+    ]
     launches: Annotated[int, Field(ge=0, description="Number of program launches in one pass of the model.")]
     launches_predicted: Annotated[int, Field(ge=0, description="Number of launches in the sum.")]
 

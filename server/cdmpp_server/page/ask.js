@@ -11,7 +11,13 @@ import { axesOf, curveQuery } from "./operators.js";
 /** Sizes of the axis for an ONNX file; each needs an upload. */
 const ONNX_SIZES = [1, 2, 4, 8, 16, 32, 64];
 
-const worst = (domains) => DOMAIN_ORDER[Math.max(-1, ...domains.map((d) => DOMAIN_ORDER.indexOf(d)))];
+/** Domain of a sum by the shares of its time, as cdmpp.domain.score.label_of_total. */
+function domainOf(answers) {
+  const seconds = (domain) => answers.reduce((s, a) => s + (a.domain === domain ? a.count * a.latency_s : 0), 0);
+  const [inside, , outside] = DOMAIN_ORDER.map(seconds);
+  const all = DOMAIN_ORDER.map(seconds).reduce((s, part) => s + part, 0);
+  return inside >= 0.9 * all ? "in" : outside <= 0.1 * all ? "near" : "out";
+}
 
 /** Sums over the predicted launches; null if there is none. */
 function totals(device, programs) {
@@ -20,7 +26,7 @@ function totals(device, programs) {
   const sum = (key) => (good.length ? good.reduce((total, a) => total + a.count * a[key], 0) : null);
   const launches = (list) => list.reduce((total, a) => total + a.count, 0);
   return { device, latency_s: sum("latency_s"), lower_s: sum("lower_s"), upper_s: sum("upper_s"),
-    domain: worst(good.map((a) => a.domain)), launches: launches(answers), launches_predicted: launches(good) };
+    domain: good.length ? domainOf(good) : undefined, launches: launches(answers), launches_predicted: launches(good) };
 }
 
 /** Predict operators by POST /predict. */
