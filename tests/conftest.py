@@ -49,6 +49,7 @@ SLOW_FILES = (
     "tests/server/test_plans.py",
     "tests/server/test_adapt.py",
     "tests/server/test_adapt_process.py",
+    "tests/server/test_proposals.py",
     "tests/client/test_transport.py",
     "tests/evaluation/test_tables.py",
     "tests/programs/test_lowering_runs.py",

@@ -22,6 +22,8 @@ from cdmpp.cli.output import (
 )
 
 if TYPE_CHECKING:
+    from cdmpp.adaptation.observed import Observed
+    from cdmpp.artifact.model import Artifact
     from cdmpp.devices import DeviceSpec
 
 
@@ -30,8 +32,9 @@ Sampler = Literal["kmeans", "random", "variance"]
 
 
 def adapt(
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the adapted model.", show_default=False)],
     records: Annotated[
-        Path,
+        Path | None,
         typer.Option(
             "--records",
             metavar="FILE|DIR",
@@ -39,8 +42,24 @@ def adapt(
             "table, or a CSV with the columns program and latency_us (or latency_ms, latency_s).",
             show_default=False,
         ),
-    ],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the adapted model.", show_default=False)],
+    ] = None,
+    observations: Annotated[
+        str | None,
+        typer.Option(
+            "--observations",
+            metavar="URL",
+            help="Instead of --records: the measurements that this service has collected (POST /observe) of --device, "
+            "since the last change of the device.",
+            show_default=False,
+        ),
+    ] = None,
+    last: Annotated[int, typer.Option("--last", min=1, help="Read so many of the newest --observations.")] = 1000,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            "--api-key", metavar="KEY", envvar="CDMPP_API_KEY", help="Key of the service.", show_default=False
+        ),
+    ] = None,
     device: Annotated[
         str | None,
         typer.Option(
@@ -76,19 +95,50 @@ def adapt(
     from cdmpp.artifact.folder import default_model
     from cdmpp.artifact.load import load_artifact
 
+    if (records is None) == (observations is None):
+        raise typer.BadParameter("give one of --records and --observations")
     artifact = load_artifact(model or default_model())
     check_target(out, artifact)
-    rows = device_records(records, _device(device), artifact)
+    collected: dict[str, Any] | None = None
+    if observations is None:
+        assert records is not None
+        rows = device_records(records, _device(device), artifact)
+    else:
+        spec, observed = _observed(observations, api_key, device, last, artifact)
+        rows = device_records(observed.records, spec, artifact)
+        collected = {
+            "read": observed.count,
+            "before_change": observed.before_change,
+            "unusable": dict(observed.unusable),
+            "since": observed.since,
+        }
     with _progress(len(rows.usable)) as done:
         made = adapt_model(artifact, rows, k=k, sampler=sampler, seed=seed, progress=done)
     save_adapted(out, made.artifact)
-    result = made.report
+    result = made.report if collected is None else {**made.report, "observations": collected}
     if json:
         print_json(result)
     else:
         _print(result, out)
     for entry in result["warnings"]:
         print(f"warning: {entry['code']}: {entry['message']}", file=sys.stderr)
+
+
+def _observed(
+    url: str, api_key: str | None, device: str | None, last: int, artifact: Artifact
+) -> tuple[DeviceSpec, Observed]:
+    """The device, and what the service has collected of it."""
+    from cdmpp.adaptation.observed import observed_records
+    from cdmpp.client import PredictorClient
+
+    if device is None:
+        raise typer.BadParameter("--observations needs --device")
+    named = _device(device)
+    spec = artifact.device(named) if isinstance(named, str) else named
+    assert spec is not None
+    with PredictorClient(url, api_key=api_key) as client:
+        rows = client.observations(spec.name, digest=spec.digest(), most=last)
+    return spec, observed_records(rows)
 
 
 def _device(text: str | None) -> DeviceSpec | str | None:
@@ -117,6 +167,12 @@ def _progress(rows: int) -> Iterator[Callable[[int], None]]:
 def _print(result: dict[str, Any], out: Path) -> None:
     checked = result["cross_validated"]
     families = ", ".join(f"{name} {count}" for name, count in result["families"].items())
+    if "observations" in result:
+        collected = result["observations"]
+        print(
+            f"{collected['read']:,} observations read, {collected['before_change']:,} of them from before the last "
+            f"change and {sum(collected['unusable'].values()):,} without a usable program: not used"
+        )
     print(f"{result['model_id']}: {result['programs']} programs of {result['device']} ({families})")
     if result["weight"]:
         share = "" if result["weight"] == 1.0 else f", {result['weight']:.0%} of the correction is applied"

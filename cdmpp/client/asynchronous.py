@@ -129,6 +129,18 @@ class AsyncPredictorClient:
         """Send measured latencies; results with an ``observation_id`` are stored durably."""
         return await self._run(self._steps.observe(observations))
 
+    async def observations(self, device: str, *, digest: str | None = None, most: int = 1000) -> list[dict[str, Any]]:
+        """Stored measurements of a device with their programs, newest first: ``GET /observations``.
+
+        Parameters
+        ----------
+        device, digest : str
+            Name of the device, and ``DeviceSpec.digest()``; without a digest every device of this name.
+        most : int
+            Maximum number of observations.
+        """
+        return await self._run(self._steps.observations(device, digest, most))
+
     async def observed(self) -> list[dict[str, Any]]:
         """Current error and drift by device: ``devices`` of ``GET /observe``."""
         rows: list[dict[str, Any]] = await self._run(self._steps.get("/observe", "devices"))

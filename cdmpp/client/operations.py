@@ -58,6 +58,8 @@ MAX_ITEMS, MAX_BODY_BYTES = 10_000, 15 * 2**20
 #: A request that a busy service could not finish in time is split into halves, down to this number of items. Each half
 #: has the service's full deadline, and computed items are cached there.
 FEW_ITEMS = 256
+#: Observations of one request.
+_PAGE = 1000
 
 
 class Operations:
@@ -258,6 +260,20 @@ class Operations:
         results = yield from self._in_parts("/observe", "observations", texts, {}, "results", once=True)
         with understood():
             return [observed(result) for result in results]
+
+    def observations(self, device: str, digest: str | None, most: int) -> Steps[list[dict[str, Any]]]:
+        """``GET /observations`` in pages, newest first, at most ``most`` of them."""
+        rows: list[dict[str, Any]] = []
+        params = [("device", device)] + ([("digest", digest)] if digest else [])
+        before: str | None = None
+        while len(rows) < most:
+            page = [("limit", str(min(most - len(rows), _PAGE)))] + ([("before", before)] if before else [])
+            value = content((yield Call("GET", "/observations", params=(*params, *page))))
+            rows += listed(value, "observations")
+            before = value.get("next")
+            if not before:
+                break
+        return rows
 
     def get(self, path: str, name: str | None = None) -> Steps[Any]:
         """The JSON of a ``GET``, or a list in it."""

@@ -8,10 +8,14 @@ from cdmpp_server.adapt.routes import lifespan as adapt_lifespan
 from cdmpp_server.adapt.routes import router as adapt_router
 from cdmpp_server.curve.openapi import describe_curve
 from cdmpp_server.curve.routes import router as curve_router
+from cdmpp_server.drift.feature import handlers as drift_handlers
+from cdmpp_server.drift.feature import lifespan as drift_lifespan
 from cdmpp_server.feature import Feature
 from cdmpp_server.jobs.routes import describe as describe_jobs
 from cdmpp_server.jobs.routes import lifespan as jobs_lifespan
 from cdmpp_server.jobs.routes import router as jobs_router
+from cdmpp_server.observe.listing import describe as describe_listing
+from cdmpp_server.observe.listing import router as listing_router
 from cdmpp_server.observe.routes import describe as describe_observe
 from cdmpp_server.observe.routes import lifespan as observe_lifespan
 from cdmpp_server.observe.routes import router as observe_router
@@ -37,13 +41,17 @@ FEATURES: tuple[Feature, ...] = (
     Feature(lifespan=sandbox_lifespan),
     # Before predictions, which read registered programs from its database.
     Feature(observe_router, describe_observe, lifespan=observe_lifespan),
+    Feature(listing_router, describe_listing),
     Feature(predict_router, describe_predict, lifespan=predict_lifespan),
     Feature(None, describe_reload, reload_install, reload_lifespan),
     Feature(adapt_router, describe_adapt, lifespan=adapt_lifespan),
     Feature(curve_router, describe_curve),
     Feature(onnx_router, describe_onnx),
     Feature(plan_router, describe_plan, lifespan=plan_lifespan),
+    # Before the runners of jobs, which execute them.
+    Feature(lifespan=drift_handlers),
     Feature(jobs_router, describe_jobs, lifespan=jobs_lifespan),
+    Feature(lifespan=drift_lifespan),
     Feature(routes.router, routes.describe),
     Feature(page_router),
     # Last: its descriptions apply to all endpoints, and its middleware is outermost.

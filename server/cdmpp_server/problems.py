@@ -8,6 +8,7 @@ from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
@@ -158,6 +159,15 @@ def install(app: FastAPI) -> None:
             problem.headers |= _allowed(request)
         return respond(request, problem)
 
+    async def on_parameters(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        places = [
+            SchemaViolation(path=".".join(map(str, fault["loc"][1:])), message=fault["msg"]) for fault in error.errors()
+        ]
+        line = f"{places[0].path}: {places[0].message}"
+        hint = "GET /openapi.json has the parameters of a request"
+        return respond(request, ProblemError("invalid_request", line, hint, errors=places))
+
     async def on_bug(request: Request, error: Exception) -> Response:
         # Starlette raises the error again after this response, and uvicorn logs the traceback.
         return respond(request, internal_error())
@@ -168,6 +178,7 @@ def install(app: FastAPI) -> None:
 
     app.add_exception_handler(ProblemError, on_problem)
     app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(RequestValidationError, on_parameters)
     app.add_exception_handler(Exception, on_bug)
 
 

@@ -108,6 +108,8 @@ class Settings(BaseSettings):
         Maximum number of processes that adapt a model (``POST /adapt``); each starts when needed.
     adapt_memory_bytes : int
         Memory of such a process beyond its libraries, in bytes.
+    propose_models : bool
+        Start a job that proposes an adapted model when the predictions for a device have drifted.
     database : str, optional
         Database of observations, registered programs and jobs: path of a SQLite file, or
         ``postgresql+psycopg://...``. Default: a file for this model in the user's state folder.
@@ -170,6 +172,7 @@ class Settings(BaseSettings):
     sandbox_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 5.0
     adapt_workers: Annotated[int, Field(ge=1, le=64)] = 1
     adapt_memory_bytes: Annotated[int, Field(ge=64 * 2**20, le=2**40)] = 2 * 2**30
+    propose_models: bool = True
     database: Annotated[str | None, AfterValidator(check_database)] = None
     max_programs: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
     max_program_bytes: Annotated[int, Field(ge=2**20)] = 2**30

@@ -10,7 +10,7 @@ PREFIX = "CDMPP_"
 #: Environment variable with the path of the optional TOML file.
 FILE_VARIABLE = "CDMPP_SETTINGS_FILE"
 #: Variables that are no settings: of the service's own processes, and of other parts of the product.
-OTHERS = (FILE_VARIABLE, "CDMPP_WORKERS_FOLDER", "CDMPP_CACHE", "CDMPP_DEBUG", "CDMPP_PUBLIC_DATA")
+OTHERS = (FILE_VARIABLE, "CDMPP_WORKERS_FOLDER", "CDMPP_CACHE", "CDMPP_DEBUG", "CDMPP_PUBLIC_DATA", "CDMPP_API_KEY")
 
 # Kubernetes describes each Service to each container by such variables; a Service may be named cdmpp or cdmpp-NAME.
 _INJECTED = re.compile(r"CDMPP_(?:\w+_)?(?:SERVICE_(?:HOST|PORT\w*)|PORT_\d+_\w+)|CDMPP_(?:SERVICE|PORT)_\w+")

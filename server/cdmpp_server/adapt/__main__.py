@@ -12,9 +12,8 @@ import sys
 import traceback
 from typing import Any
 
-from cdmpp_server.plan.__main__ import give_way
 from cdmpp_server.sandbox import frames
-from cdmpp_server.sandbox.confine import die_with_parent, limit_memory
+from cdmpp_server.sandbox.confine import die_with_parent, give_way, limit_memory
 
 _MAX_OPEN_FILES = 256
 #: Most characters of a traceback in the log.

@@ -6,6 +6,7 @@ import json
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import cdmpp.adaptation.adapt  # noqa: F401 - imported before the memory of the process is limited
@@ -16,9 +17,9 @@ from cdmpp.artifact.load import load_artifact
 from cdmpp.artifact.model import Artifact
 from cdmpp.data.records import Measurement
 from cdmpp.devices import from_mapping
-from cdmpp.errors import ArtifactError, CdmppError
+from cdmpp.errors import ArtifactError, CdmppError, DataError
 from cdmpp.frontends.request import program_from_request
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.predictor import LatencyPredictor, Query
 
 WorkerReply = tuple[dict[str, Any], bytes]
 
@@ -70,7 +71,8 @@ def header_for(artifact: Artifact) -> dict[str, Any]:
 def run(bases: Bases, header: Mapping[str, Any], body: bytes) -> WorkerReply:
     """Run one job; an error of the request becomes the reply."""
     try:
-        return _adapt(bases.get(header["folder"], header["model_id"]), json.loads(body))
+        job = _propose if header.get("do") == "propose" else _adapt
+        return job(bases.get(header["folder"], header["model_id"]), json.loads(body))
     except RecordError as failed:
         return {"refused": _refusal(failed.error, failed.position)}, b""
     except CdmppError as error:
@@ -87,6 +89,37 @@ def _adapt(base: LatencyPredictor, request: Mapping[str, Any]) -> WorkerReply:
         seed=request["seed"],
     )
     return pack(adapted.adaptation or {}, adapted)
+
+
+def _propose(base: LatencyPredictor, request: Mapping[str, Any]) -> WorkerReply:
+    """Adapt to the records, and compare with the predictions that were served on those that were held back."""
+    device = base.artifact.device(request["device"])
+    adapted = base.adapt(measurements(request["records"]), device)
+    held = request["held"]
+    programs = [program_from_request(record["program"], record["backend"]) for record in held]
+    answers = adapted.predict_queries(
+        [Query(p, device, record["protocol"], record["framework"]) for p, record in zip(programs, held, strict=True)]
+    )
+    pairs = [(record, answer.latency_s) for record, answer in zip(held, answers, strict=True) if answer.latency_s]
+    if not pairs:
+        raise DataError("none of the observations that were held back can be predicted")
+    before = fmean(abs(record["predicted_s"] / record["latency_s"] - 1) for record, _ in pairs)
+    after = fmean(abs(latency_s / record["latency_s"] - 1) for record, latency_s in pairs)
+    report = adapted.adaptation or {}
+    answer = {
+        "device": device.name,
+        "model_id": adapted.model_id,
+        "base_model_id": base.model_id,
+        "proposed": bool(report["weight"]) and after < before,
+        "held_back": {
+            "programs": len({program.hash for program in programs}),
+            "observations": len(pairs),
+            "before": before,
+            "after": after,
+        },
+        **{name: report[name] for name in ("k", "programs", "weight", "width", "cross_validated", "warnings")},
+    }
+    return pack(answer, adapted)
 
 
 def measurements(records: list[dict[str, Any]]) -> list[Measurement]:

@@ -36,7 +36,12 @@ async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     state = app.state
     state.jobs = JobStore(state.store, settings.max_jobs, settings.max_kept_jobs, settings.job_keep_s)
     state.runners = [
-        Runner(state.jobs, planning("jobs", settings.plan_memory_bytes, settings.plan_limits), state.metrics)
+        Runner(
+            state.jobs,
+            planning("jobs", settings.plan_memory_bytes, settings.plan_limits),
+            state.metrics,
+            state.job_handlers,
+        )
         for _ in range(settings.job_workers)
     ]
     tasks = [asyncio.create_task(runner.serve()) for runner in state.runners]

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -41,10 +41,19 @@ class Runner:
     make : callable
         Creates a planning process that is not started.
     metrics : Metrics
+    handlers : mapping, optional
+        Kind of job to a coroutine function that executes it and returns its answer as JSON, instead of a planning
+        process.
     """
 
-    def __init__(self, jobs: JobStore, make: Callable[[], Worker], metrics: Metrics) -> None:
-        self._jobs, self._metrics = jobs, metrics
+    def __init__(
+        self,
+        jobs: JobStore,
+        make: Callable[[], Worker],
+        metrics: Metrics,
+        handlers: Mapping[str, Callable[[LeasedJob], Awaitable[str]]] | None = None,
+    ) -> None:
+        self._jobs, self._metrics, self._handlers = jobs, metrics, handlers or {}
         self._worker = SupervisedWorker(make)
         self._owner = secrets.token_hex(16)
         self._wake = asyncio.Event()
@@ -124,6 +133,11 @@ class Runner:
             if data:
                 progress["answer"] = data.decode()
 
+        if job.kind in self._handlers:
+            try:
+                return "done", {"answer": await self._handlers[job.kind](job)}
+            except ProblemError as error:
+                return "failed", {"error": _error(error)}
         try:
             worker = await self._worker.ready()
         except OverloadedError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
 from typing import Any
@@ -115,8 +115,12 @@ async def observe(request: Request) -> Response:
     results = await do(small, lambda: _by_id(observe_request), deadline)
     await _by_program(request, observe_request, results, deadline)
     observations = [result for result in results if isinstance(result, Observation)]
+    # Before the observations: one whose program is not stored cannot be adapted to.
+    with suppress(StoreUnavailableError):
+        await run_sync(state.observed_programs.keep, observe_request, results)
     ids = iter(await _write(state, observations, deadline))
     state.metrics.observed(len(observations))
+    state.drift.wake()
     answer = {
         "accepted": len(observations),
         "results": [
@@ -133,9 +137,10 @@ async def get_observed(request: Request) -> ObservedErrors:
     state = request.app.state
     try:
         summaries = await run_sync(state.store.summaries)
+        jobs = await run_sync(state.proposals.jobs)
     except StoreUnavailableError as error:
         raise _unavailable(error) from None
-    return ObservedErrors(devices=[_device_error(summary) for summary in summaries])
+    return ObservedErrors(devices=[_device_error(summary, jobs) for summary in summaries])
 
 
 def _by_id(observe_request: ObserveRequest) -> list[Observation | _Error]:
@@ -204,12 +209,13 @@ def _unavailable(error: StoreUnavailableError) -> ProblemError:
     )
 
 
-def _device_error(summary: Summary) -> DeviceError:
+def _device_error(summary: Summary, jobs: Mapping[tuple[str, str, str], str]) -> DeviceError:
     return DeviceError(
         device=summary.device,
         device_digest=summary.device_digest,
         model_id=summary.model_id,
         last_at=summary.last_at,
+        proposal=jobs.get((summary.device, summary.device_digest, summary.model_id)),
         **asdict(summary.figures),
     )
 

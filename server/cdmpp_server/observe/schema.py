@@ -133,6 +133,10 @@ class DeviceError(_Answer):
         ),
     ]
     drifting: Annotated[bool, Field(description="Whether the change is at least 5 standard errors and 5 %.")]
+    proposal: Annotated[
+        str | None,
+        Field(description="Job that proposes an adapted model, for GET /jobs/{job_id} and POST /models/reload."),
+    ] = None
     last_at: Annotated[float, Field(description="Unix time of the last observation, in seconds.")]
 
 

@@ -86,7 +86,7 @@ class Store:
         self._engine: Engine = connect(database_url(database))
         self._writing = self._engine.execution_options(write=True)
         upserts = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
-        self._upsert: Callable[..., Any] = upserts[self._engine.dialect.name]
+        self.upsert: Callable[..., Any] = upserts[self._engine.dialect.name]
         self._max_programs, self._max_program_bytes = max_programs, max_program_bytes
         # Check at the first write: another process may have stored too many.
         self._unchecked = _CHECK_EACH
@@ -148,7 +148,7 @@ class Store:
         device, digest, model = key
         names = {"device": device, "device_digest": digest, "model_id": model}
         empty = {**names, **_columns(Running(), now)}
-        connection.execute(self._upsert(running).values(empty).on_conflict_do_nothing())
+        connection.execute(self.upsert(running).values(empty).on_conflict_do_nothing())
         key_matches = tuple_(running.c.device, running.c.device_digest, running.c.model_id) == tuple_(*key)
         # SQLAlchemy omits FOR UPDATE for SQLite, which does not need it.
         state = _running(connection.execute(select(running).where(key_matches).with_for_update()).one())
@@ -171,7 +171,7 @@ class Store:
         for hash, program in sorted(registered.items()):
             document = json.dumps(program, separators=(",", ":"))
             rows.append({"hash": hash, "document": document, "size": len(document), "used_at": now})
-        put = self._upsert(programs)
+        put = self.upsert(programs)
         put = put.on_conflict_do_update(index_elements=["hash"], set_={"used_at": put.excluded.used_at})
 
         def work(connection: Connection) -> None:

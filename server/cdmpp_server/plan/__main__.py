@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any, BinaryIO
 
 from cdmpp_server.sandbox import frames
-from cdmpp_server.sandbox.confine import die_with_parent, limit_memory
+from cdmpp_server.sandbox.confine import die_with_parent, give_way, limit_memory
 
 _MAX_OPEN_FILES = 256
 #: Seconds without a job after which code for other planners is compiled.
@@ -44,21 +44,6 @@ def main(arguments: list[str]) -> None:
     replies.flush()
     give_way(role)
     serve(sys.stdin.buffer, replies, json.loads(arguments[3]))
-
-
-def give_way(role: str) -> None:
-    """Lower the priority of this process below that of the service.
-
-    Searches of waiting clients (``inline``) have priority over those of ``jobs``.
-    """
-    os.nice(5 if role == "inline" else 15)
-    if hasattr(os, "SCHED_BATCH"):  # Linux; SCHED_IDLE would never run on a busy machine
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    if role == "jobs" and hasattr(os, "sched_setaffinity"):
-        # A thread that wakes up may have to wait until one of a lower priority has ended its time slice. So jobs
-        # leave one core free, whatever the number of their threads.
-        cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, cores[1:] or cores)
 
 
 def serve(jobs: BinaryIO, replies: BinaryIO, limits: Mapping[str, float]) -> None:

@@ -22,7 +22,10 @@ from cdmpp_server.models import Models, fingerprint, load_model
 from cdmpp_server.operate.middleware import count_items
 from cdmpp_server.predict.batcher import Batcher
 from cdmpp_server.predict.binary import MEDIA_TYPE, predict_features
+from cdmpp_server.predict.observed_programs import ObservedPrograms
 from cdmpp_server.predict.service import PredictionService, check_golden
+from cdmpp_server.propose.store import ProposalStore
+from cdmpp_server.propose.taken import with_taken
 from cdmpp_server.settings import Settings
 
 router = APIRouter()
@@ -40,6 +43,8 @@ async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     except CdmppError as error:
         state.start_error = f"{error.message} ({error.hint})" if error.hint else error.message
         raise
+    state.proposals = ProposalStore(state.store)
+    predictor, state.model_taken = await run_sync(with_taken, predictor, state.proposals)
     state.models = Models(predictor, settings.max_adapted, settings.adapted_dir)
     state.limiter = ConcurrencyLimiter(settings.max_concurrent, settings.max_queued)
     state.batcher = Batcher(
@@ -51,6 +56,7 @@ async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     )
     state.metrics.model(predictor.model_id)
     state.service = PredictionService(state.models, settings, state.batcher, state.sandbox, state.metrics, state.store)
+    state.observed_programs = ObservedPrograms(state.store, state.service.programs)
     state.not_ready = await run_sync(check_golden, predictor)
     if state.not_ready:
         _log.error("not ready: %s", state.not_ready)

@@ -11,12 +11,19 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated
 
+from anyio.to_thread import run_sync
 from fastapi import APIRouter, FastAPI, Request
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.datastructures import State
 
+from cdmpp.artifact.adapted import without_adapter
+from cdmpp_server.body import read_json_body
 from cdmpp_server.feature import Schema
-from cdmpp_server.openapi import add_problems
+from cdmpp_server.jobs.schema import ID_PATTERN
+from cdmpp_server.observe.outage import StoreUnavailableError
+from cdmpp_server.openapi import add_body, add_models, add_problems, ref
 from cdmpp_server.operate.middleware import require_administrator
+from cdmpp_server.parse import parse
 from cdmpp_server.problems import ProblemError
 from cdmpp_server.reload.reloader import Reloader, ReloadRefusedError
 from cdmpp_server.reload.worker_status import WorkerStatus, WorkerStatuses
@@ -29,9 +36,24 @@ _log = logging.getLogger(__name__)
 _TIMEOUT_S = 60.0
 _PATH = "/models/reload"
 _MEANING = {
-    409: "The folder has no working model (reload_refused); the old model stays.",
+    404: "No job with this id has proposed a model (unknown_proposal).",
+    409: "The folder has no working model, or the proposal is for another one (reload_refused); the old model stays.",
     504: "Some workers did not finish in time (deadline_exceeded); they continue to reload.",
 }
+
+
+class ReloadRequest(BaseModel):
+    """Which proposal to take; without a body the present one stays."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    proposal: Annotated[
+        Annotated[str, Field(pattern=ID_PATTERN)] | None,
+        Field(
+            description="Job that proposed an adapted model (`proposal` of GET /observe): every worker loads it, also "
+            "after a restart. null: no proposal, only the model folder."
+        ),
+    ]
 
 
 class Reloaded(BaseModel):
@@ -52,14 +74,18 @@ def install(app: FastAPI, settings: Settings) -> None:
 def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
     """Add the problems of a reload."""
     if _PATH in document["paths"]:
-        add_problems(document["paths"][_PATH]["post"], 409, 504, meaning=_MEANING)
+        add_models(schemas, ReloadRequest)
+        operation = document["paths"][_PATH]["post"]
+        add_body(operation, ref("ReloadRequest"), {"proposal": "0123456789abcdef0123456789abcdef"})
+        operation["requestBody"]["required"] = False
+        add_problems(operation, 400, 404, 408, 409, 413, 415, 422, 503, 504, meaning=_MEANING)
 
 
 @asynccontextmanager
 async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     """Reload on SIGHUP while the application runs."""
     state = app.state
-    state.reloader = Reloader(state, settings.model, state.model_fingerprint)
+    state.reloader = Reloader(state, settings.model, state.model_fingerprint, state.model_taken)
     statuses = WorkerStatuses.of_this_process()
     status = WorkerStatus(0, state.models.base.model_id)
     tasks: set[asyncio.Task[None]] = set()
@@ -103,8 +129,49 @@ async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
 
 @router.post(_PATH, summary="Load the model again")
 async def reload_model(request: Request) -> Reloaded:
-    """Load the configured model folder again in every worker; requests are served meanwhile."""
+    """Load the model folder again in every worker, with the chosen proposal; requests are served meanwhile."""
     require_administrator(request)
+    state = request.app.state
+    chosen = await _chosen(request)
+    if chosen is None:
+        return await _reload(request)
+    try:
+        before = await run_sync(state.proposals.taken)
+        await run_sync(_take, state, chosen.proposal)
+        try:
+            return await _reload(request)
+        except ProblemError as problem:
+            if problem.problem.code == "reload_refused":
+                await run_sync(state.proposals.take, None if before is None else before.job_id)
+            raise
+    except StoreUnavailableError as error:
+        raise ProblemError("store_unavailable", str(error), "retry after some seconds") from None
+
+
+async def _chosen(request: Request) -> ReloadRequest | None:
+    if request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers:
+        return None
+    settings = request.app.state.settings
+    return parse(ReloadRequest, await read_json_body(request, settings))
+
+
+def _take(state: State, job_id: str | None) -> None:
+    if job_id is not None:
+        proposal = state.proposals.get(job_id)
+        if proposal is None:
+            raise ProblemError(
+                "unknown_proposal",
+                f"job {job_id} has proposed no model",
+                "GET /observe names the jobs, GET /jobs/{job_id} has their answers",
+                status=404,
+            )
+        base = without_adapter(state.models.base.artifact).model_id
+        if proposal.base_model_id != base:
+            raise _refused(f"job {job_id} proposed a model on {proposal.base_model_id}, but the service has {base}")
+    state.proposals.take(job_id)
+
+
+async def _reload(request: Request) -> Reloaded:
     try:
         model_id: str = await request.app.state.reloader.reload()
         statuses = WorkerStatuses.of_this_process()

@@ -83,6 +83,21 @@ def limit_memory(memory_bytes: int) -> bool:
     return True
 
 
+def give_way(role: str) -> None:
+    """Lower the priority of this process below that of the service.
+
+    Searches of waiting clients (``inline``) have priority over those of ``jobs``.
+    """
+    os.nice(5 if role == "inline" else 15)
+    if hasattr(os, "SCHED_BATCH"):  # Linux; SCHED_IDLE would never run on a busy machine
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    if role == "jobs" and hasattr(os, "sched_setaffinity"):
+        # A thread that wakes up may have to wait until one of a lower priority has ended its time slice. So jobs
+        # leave one core free, whatever the number of their threads.
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, cores[1:] or cores)
+
+
 def _mapped_bytes() -> int | None:
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])

@@ -1,0 +1,89 @@
+"""When a proposal is started: bounded, at most one for each model and device, from enough observations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cdmpp.devices import lookup
+from cdmpp.predictor import LatencyPredictor
+from cdmpp_server.drift.watch import MIN_OBSERVATIONS, DriftWatch
+from cdmpp_server.jobs.store import JobStore
+from cdmpp_server.models import Models
+from cdmpp_server.observe.figures import RECENT
+from cdmpp_server.observe.ids import PredictedBefore
+from cdmpp_server.observe.store import Observation, Store
+from cdmpp_server.propose.store import MAX_KEPT, Key, ProposalStore
+
+DIGEST = lookup("t4").digest()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = Store(str(tmp_path / "s.sqlite"))
+    yield opened
+    opened.close()
+
+
+def watch_of(store: Store, predictor: LatencyPredictor, max_jobs: int = 10) -> DriftWatch:
+    jobs = JobStore(store, max_jobs, 10, 60.0)
+    return DriftWatch(store, ProposalStore(store), jobs, Models(predictor, 1), lambda: None)
+
+
+def observe(
+    store: Store, predictor: LatencyPredictor, count: int, ratio: float, device: str = "t4", model: str | None = None
+) -> None:
+    predicted = PredictedBefore(
+        "0" * 32, device, DIGEST, "library", "kernel", None, model or predictor.model_id, 1e-3, 0.9e-3, 1.1e-3
+    )
+    store.add([Observation(predicted, 1e-3 * ratio)] * count)
+
+
+def test_one_job_is_submitted_for_a_drift(store: Store, predictor: LatencyPredictor) -> None:
+    watch = watch_of(store, predictor)
+    observe(store, predictor, 300, 1.0)
+    assert watch.check() == 0
+    observe(store, predictor, MIN_OBSERVATIONS - 1, 1.5)
+    assert watch.check() == 0, "a job was submitted from too few observations since the change"
+    observe(store, predictor, 1, 1.5)
+    assert watch.check() == 1
+    assert watch.check() == 0
+    # Other workers see the same database, and further observations are of the same drift.
+    observe(store, predictor, RECENT - 1, 1.5)
+    assert watch_of(store, predictor).check() == 0
+    observe(store, predictor, 1, 1.5)
+    assert [watch.check(), watch_of(store, predictor).check()] == [1, 0], "an old proposal is replaced once"
+    (key,) = ProposalStore(store).jobs()
+    assert key == Key("t4", DIGEST, predictor.model_id)
+
+
+def test_no_job_for_other_models_and_devices_that_cannot_be_found_again(
+    store: Store, predictor: LatencyPredictor
+) -> None:
+    observe(store, predictor, 200, 3.0, model="an older model")
+    observe(store, predictor, 200, 3.0, device="my own")
+    observe(store, predictor, 200, 3.0, device="l4")  # the figures are not those of the L4
+    assert watch_of(store, predictor).check() == 0
+
+
+def test_full_queue_leaves_the_proposal_to_a_later_check(store: Store, predictor: LatencyPredictor) -> None:
+    full = watch_of(store, predictor, max_jobs=0)
+    observe(store, predictor, 200, 3.0)
+    assert full.check() == 0
+    assert watch_of(store, predictor).check() == 1
+
+
+def test_proposals_are_bounded(store: Store) -> None:
+    proposals = ProposalStore(store)
+    for number in range(MAX_KEPT + 20):
+        id = proposals.claim(Key("t4", DIGEST, f"model {number}"), 1)
+        assert id is not None
+        proposals.submitted(id, f"{number:032x}")
+    assert len(proposals.jobs()) == MAX_KEPT
+    proposals.finish(id, "base", "{}", b"")
+    proposals.take(f"{number:032x}")
+    taken = proposals.taken()
+    assert taken is not None and taken.job_id == f"{number:032x}"
+    assert proposals.claim(Key("t4", DIGEST, f"model {number}"), 10_000) is None, "a taken proposal stays"
