@@ -11,6 +11,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+#: The server closes a connection after 5 idle seconds. A request that crosses that would look lost.
+_IDLE_S = 2.0
+
 
 @dataclass
 class Answer:
@@ -40,22 +43,26 @@ class Tally:
 
 
 class Connection:
-    """One keep-alive connection; opened anew when the server has closed it."""
+    """One keep-alive connection; opened anew when the server has closed it or may do so soon."""
 
     def __init__(self, port: int) -> None:
         self._port = port
+        self._used = 0.0
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
     async def post(self, path: str, body: bytes, limit_s: float = 60.0, *, keep: bool = False) -> Answer:
         """Send one request; ``keep`` the answer's body."""
         started = time.perf_counter()
+        if started - self._used > _IDLE_S:
+            await self.close()
         try:
             async with asyncio.timeout(limit_s):
                 status, headers, text = await self._exchange(path, body)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError):
             await self.close()
             return Answer(0, time.perf_counter() - started)
+        self._used = time.perf_counter()
         return Answer(status, time.perf_counter() - started, text if keep else b"", b"retry-after:" in headers.lower())
 
     async def _exchange(self, path: str, body: bytes) -> tuple[int, bytes, bytes]:

@@ -39,8 +39,7 @@ async def read_body(request: Request, settings: Settings, media: Set[str]) -> tu
     """
     media_type = _media_type(request.headers.get("content-type"), media)
     limit = settings.max_body_bytes
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared[:20]) > limit:
+    if declared_bytes(request) > limit:
         raise _too_large(limit)
     body = bytearray()
     try:
@@ -59,6 +58,12 @@ async def read_body(request: Request, settings: Settings, media: Set[str]) -> tu
         # Nobody reads this response; it keeps a traceback out of the log.
         raise ProblemError("body_timeout", "the client closed the connection") from None
     return media_type, body
+
+
+def declared_bytes(request: Request) -> int:
+    """Length of the body by its header; 0 if the header is missing or invalid."""
+    declared = request.headers.get("content-length", "")
+    return int(declared[:20]) if declared.isdecimal() else 0
 
 
 def _media_type(header: str | None, media: Set[str]) -> str:

@@ -14,6 +14,7 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -22,6 +23,8 @@ from cdmpp_server.problems import ProblemError
 _PREFIX = "cdmpp_"
 # Longer texts are not valid keys and are not hashed.
 _MAX_KEY = 200
+#: Sender of the current request (:func:`sender_of`), between whom the queue is shared.
+current_sender: ContextVar[str] = ContextVar("current_sender", default="")
 
 
 def new_key() -> tuple[str, str]:

@@ -16,7 +16,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cdmpp_server.operate.access import Keys, Rates, forbidden, sender_of, unauthorized
+from cdmpp_server.operate.access import Keys, Rates, current_sender, forbidden, sender_of, unauthorized
 from cdmpp_server.operate.hosts import Hosts
 from cdmpp_server.operate.logs import log_request, request_id
 from cdmpp_server.operate.metrics import Metrics
@@ -102,9 +102,11 @@ class RequestMiddleware:
                 if not self._is_open(scope["path"]):
                     if key is None and self._keys.required:
                         raise unauthorized()
+                    client = scope.get("client")
+                    sender = sender_of(key, client[0] if client else None)
+                    # Every request has a context of its own.
+                    current_sender.set(sender)
                     if self._rates:
-                        client = scope.get("client")
-                        sender = sender_of(key, client[0] if client else None)
                         self._rates.take(sender)
                         scope[_CHARGE] = partial(self._rates.charge, sender)
             except ProblemError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cdmpp.lru import Lru
 from cdmpp.predictor import ROW_BYTES, CachedRow, RowKey
+from cdmpp_server.predict.admission import CACHED_WORK
 from cdmpp_server.predict.devices import KnownDevice
 from cdmpp_server.predict.programs import Known
 from cdmpp_server.predict.render import Answer
@@ -29,6 +30,11 @@ def find_answer(cache: Lru[CachedRow], key: RowKey, name: str, levels: Levels) -
                 kept: Answer = answer
                 return kept
     return None
+
+
+def work_of(cache: Lru[CachedRow], key: RowKey) -> float:
+    """Cost of a query without a rendered answer, in rows of a new operator."""
+    return 1.0 if cache.get(key) is None else CACHED_WORK
 
 
 def keep_answer(cache: Lru[CachedRow], key: RowKey, name: str, levels: Levels, answer: Answer) -> None:

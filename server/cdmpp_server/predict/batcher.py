@@ -1,8 +1,8 @@
 """Micro-batching: queries of several requests are computed together, within the deadline of each request.
 
 The next batch collects queries while one is computed, so batches grow under load. Only a small batch right after
-another waits for more queries. Every waiting request gets a share of each batch: a request of ten thousand rows does
-not block a request of one row.
+another waits for more queries. :mod:`cdmpp_server.predict.admission` has the order of the requests and decides which
+are admitted; small ones that arrive during a long batch are computed beside it.
 
 A prediction does not depend on the other queries of the batch: the predictor computes in chunks of a fixed shape.
 """
@@ -10,14 +10,11 @@ A prediction does not depend on the other queries of the batch: the predictor co
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import accumulate, chain, pairwise
-from operator import itemgetter
 from typing import Any
 from typing import Protocol as Typed
 
@@ -26,14 +23,14 @@ import numpy as np
 from cdmpp.features.bulk import FeatureAnswers, FeatureQueries
 from cdmpp.prediction import Prediction, Query
 from cdmpp_server.deadline import Deadline
+from cdmpp_server.operate.access import current_sender
+from cdmpp_server.predict.admission import AdmissionQueue, Batch, RefusedError
+from cdmpp_server.predict.lane import Ticket
+from cdmpp_server.predict.waiting import OnAnswers, Part, Waiting, compute_batch
 from cdmpp_server.problems import ProblemError
 
-_log = logging.getLogger(__name__)
 #: A batch of this size is as efficient as a larger one, so it does not wait for more rows.
 _WORTH_WAITING_ROWS = 32
-#: A request is accepted only if the rows before it need at most this share of its time, at the current rate: a
-#: request that would miss its deadline is refused at once, before it costs anything.
-_SHARE_OF_DEADLINE = 0.5
 
 
 class Predicts(Typed):
@@ -50,57 +47,6 @@ class PredictsFeatures(Typed):
     def predict_features(self, queries: FeatureQueries) -> FeatureAnswers:
         """Predictions in order."""
         ...
-
-
-class _Waiting:
-    """A request in the queue."""
-
-    def __init__(self, group: Hashable, queries: Any, compute: _Compute, on_answers: OnAnswers | None = None) -> None:
-        self.group, self.queries, self.rows, self.compute = group, queries, len(queries), compute
-        self.on_answers = on_answers
-        self.future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
-        self.taken = 0
-        self._missing = self.rows
-        self._pieces: list[tuple[int, Any]] = []
-
-    @property
-    def left(self) -> int:
-        """Rows that no batch has taken yet."""
-        return self.rows - self.taken
-
-    def take(self, rows: int) -> _Part:
-        start = self.taken
-        self.taken = min(self.rows, start + rows)
-        return _Part(self, start, self.taken)
-
-    def deliver(self, part: _Part, answers: Any) -> None:
-        if self.future.done():
-            return  # the request has ended; the other requests of the batch are not affected
-        self._pieces.append((part.start, answers))
-        self._missing -= part.rows
-        if self._missing == 0:
-            self.future.set_result([piece for _, piece in sorted(self._pieces, key=itemgetter(0))])
-
-    def fail(self, error: BaseException) -> None:
-        if not self.future.done():
-            self.future.set_exception(error)
-
-
-class _Part:
-    """Rows of one request in a batch."""
-
-    def __init__(self, owner: _Waiting, start: int, end: int) -> None:
-        self.owner, self.start, self.end = owner, start, end
-
-    @property
-    def rows(self) -> int:
-        return self.end - self.start
-
-
-#: Called with the position of the first row and the predictions of a part, in the thread that computed them.
-OnAnswers = Callable[[int, Sequence[Prediction]], None]
-#: Computes the parts of a batch that belong to one group; called in a thread.
-_Compute = Callable[[list[_Part]], list[Any]]
 
 
 class Batcher:
@@ -130,23 +76,22 @@ class Batcher:
         threads: int = 1,
         on_batch: Callable[[int, float], None] | None = None,
     ) -> None:
-        self._max_batch_rows, self._max_queued_rows = max_batch_rows, max_queued_rows
         self._max_wait_s, self._threads, self._on_batch = max_wait_s, threads, on_batch
-        self._queue: deque[_Waiting] = deque()
-        self._queued_rows = 0
-        self._work = asyncio.Event()
-        self._rows_per_s = 1000.0  # until batches are measured
+        self._queue = AdmissionQueue(max_batch_rows, max_queued_rows, threads)
+        self._waiting: set[Waiting] = set()
+        self._work, self._small_work = asyncio.Event(), asyncio.Event()
 
     @property
     def queued_rows(self) -> int:
-        """Waiting rows that are not in a batch yet."""
-        return self._queued_rows
+        """Rows of admitted requests that are not in a batch yet."""
+        return self._queue.rows
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Compute in separate threads until the block ends; requests that still wait then are refused."""
-        with ThreadPoolExecutor(self._threads, thread_name_prefix="predict") as executor:
+        with ThreadPoolExecutor(self._threads + 1, thread_name_prefix="predict") as executor:
             tasks = [asyncio.create_task(self._serve(executor)) for _ in range(self._threads)]
+            tasks.append(asyncio.create_task(self._serve_beside(executor)))
             try:
                 yield
             finally:
@@ -155,8 +100,50 @@ class Batcher:
                 for task in tasks:
                     with suppress(asyncio.CancelledError):
                         await task
-                for waiting in self._queue:
+                # Requests whose last rows are being computed still get them.
+                for waiting in [waiting for waiting in self._waiting if waiting.taken < waiting.rows]:
                     waiting.fail(ProblemError("overloaded", "the service is being stopped"))
+
+    def check_unread(self, body_bytes: int, deadline: Deadline) -> None:
+        """Refuse (503) a request before its body is read, if earlier bodies of its sender show that it has no chance.
+
+        Reading a request that will be refused would take time from the others.
+        """
+        try:
+            self._queue.check_unread(current_sender.get(), body_bytes, deadline.left_s(), _now())
+        except RefusedError as refused:
+            raise self._overloaded(refused) from None
+
+    @contextmanager
+    def admitted(self, rows: int, work: float, deadline: Deadline) -> Iterator[Ticket]:
+        """Give a request its place in the queue while it is read; pass the place to :meth:`ask`.
+
+        Parameters
+        ----------
+        rows : int
+        work : float
+            Cost of the rows, in rows of a new operator.
+        deadline : Deadline
+
+        Raises
+        ------
+        ProblemError
+            503 if it would miss its deadline or delay others beyond theirs; 504 if its deadline has passed.
+        """
+        if deadline.left_s() <= 0:
+            raise deadline.exceeded()
+        try:
+            ticket = self._queue.admit(current_sender.get(), rows, work, deadline.at, _now())
+        except RefusedError as refused:
+            raise self._overloaded(refused) from None
+        try:
+            yield ticket
+        finally:
+            self._queue.remove(ticket)
+
+    def learn(self, body_bytes: int, work: float) -> None:
+        """Keep the work of a body of the current sender, for :meth:`check_unread`."""
+        self._queue.learn(current_sender.get(), body_bytes, work)
 
     async def ask(
         self,
@@ -165,22 +152,24 @@ class Batcher:
         levels: Sequence[float],
         deadline: Deadline,
         on_answers: OnAnswers | None = None,
+        place: tuple[Ticket, float] | None = None,
     ) -> list[Prediction]:
         """Predictions in the order of the queries; ``on_answers`` is called with those of each batch.
 
         It is called also if the request misses its deadline later, so that a repeated request can continue.
+        ``place`` is a ticket of :meth:`admitted` and the work of the queries; without it the request is admitted here.
 
         Raises
         ------
         ProblemError
-            503 at once when the queue is full, 504 at the deadline. Then, and when the caller is cancelled,
+            503 at once if the request is not admitted, 504 at the deadline. Then, and when the caller is cancelled,
             rows that are not in a batch yet are not computed.
         """
         if not queries:
             return []
         wanted = tuple(levels)
 
-        def compute(parts: list[_Part]) -> list[Sequence[Prediction]]:
+        def compute(parts: list[Part]) -> list[Sequence[Prediction]]:
             batch = [part.owner.queries[part.start : part.end] for part in parts]
             answers = predictor.predict_queries(list(chain.from_iterable(batch)), wanted)
             if len(answers) != sum(map(len, batch)):
@@ -194,7 +183,7 @@ class Batcher:
 
         # Requests to the same model with the same quantiles are computed together.
         group = (id(predictor), wanted)
-        pieces = await self._wait(_Waiting(group, queries, compute, on_answers), deadline)
+        pieces = await self._wait(Waiting(group, queries, compute, on_answers), deadline, place)
         return list(chain.from_iterable(pieces))
 
     async def ask_features(
@@ -210,107 +199,76 @@ class Batcher:
             A row cannot be predicted.
         """
 
-        def compute(parts: list[_Part]) -> list[FeatureAnswers]:
+        def compute(parts: list[Part]) -> list[FeatureAnswers]:
             rows = (np.arange(part.start, part.end) for part in parts)
             return [predictor.predict_features(queries.take(part)) for part in rows]
 
-        pieces = await self._wait(_Waiting(object(), queries, compute), deadline)
+        pieces = await self._wait(Waiting(object(), queries, compute), deadline)
         return FeatureAnswers.concat(pieces)
 
-    async def _wait(self, waiting: _Waiting, deadline: Deadline) -> list[Any]:
+    async def _wait(self, waiting: Waiting, deadline: Deadline, place: tuple[Ticket, float] | None = None) -> list[Any]:
         """Queue a request until its rows are computed; returns its pieces in order."""
-        if deadline.left_s() <= 0:
-            raise deadline.exceeded()
-        if self._queued_rows and self._queued_rows + waiting.rows > self._max_queued_rows:
-            raise self._full()
-        self.admit(deadline)
-        self._queue.append(waiting)
-        self._queued_rows += waiting.rows
+        if place is None:
+            with self.admitted(waiting.rows, waiting.rows, deadline) as ticket:
+                return await self._wait(waiting, deadline, (ticket, waiting.rows))
+        self._queue.ready(place[0], waiting.rows, place[1], waiting)
+        self._waiting.add(waiting)
         self._work.set()
+        self._small_work.set()
         try:
             async with asyncio.timeout_at(deadline.at):
                 return await waiting.future
         except TimeoutError:
             raise deadline.exceeded() from None
         finally:
-            if waiting.left:
-                self._queued_rows -= waiting.left
-                self._queue.remove(waiting)
+            self._waiting.discard(waiting)
+            self._queue.remove(place[0])
 
-    def admit(self, deadline: Deadline) -> None:
-        """Refuse (503) a request that would wait too long; from any thread.
-
-        Callers use it before they read a body: under overload, reading requests that will be refused would take
-        time from the others.
-        """
-        left_s = max(deadline.left_s(), 0.0)
-        if self._queued_rows > _SHARE_OF_DEADLINE * left_s * self._rows_per_s + self._max_batch_rows:
-            raise self._full()
-
-    def _full(self) -> ProblemError:
-        seconds = max(1, math.ceil(self._queued_rows / self._rows_per_s))
+    def _overloaded(self, refused: RefusedError) -> ProblemError:
         return ProblemError(
             "overloaded",
-            f"{self._queued_rows} items are waiting in the queue",
+            f"{self._queue.rows} items are waiting in the queue",
             "retry after the seconds of Retry-After, or send fewer items",
-            headers={"retry-after": str(min(seconds, 60))},
+            headers={"retry-after": str(max(1, math.ceil(refused.retry_after_s)))},
         )
 
-    def _next_batch(self) -> list[_Part]:
-        """Rows of the waiting requests, first come first served, each with at least its share."""
-        room = self._max_batch_rows
-        share = max(1, room // max(1, len(self._queue)))
-        parts: list[_Part] = []
-        while self._queue and room:
-            parts.append(self._queue.popleft().take(min(share, room)))
-            room -= parts[-1].rows
-        for part in parts:  # room that other requests did not need
-            more = part.owner.take(room)
-            part.end = more.end
-            room -= more.rows
-        self._queued_rows -= sum(part.rows for part in parts)
-        # Behind the requests that this batch had no room for.
-        self._queue.extend(part.owner for part in parts if part.owner.left)
-        return parts
-
     async def _serve(self, executor: ThreadPoolExecutor) -> None:
-        loop = asyncio.get_running_loop()
         ended = -math.inf
         while True:
-            while not self._queue:
+            while not self._queue.ready_rows:
                 self._work.clear()
                 await self._work.wait()
-            if self._queued_rows < _WORTH_WAITING_ROWS and loop.time() - ended < self._max_wait_s:
+            if self._queue.ready_rows < _WORTH_WAITING_ROWS and _now() - ended < self._max_wait_s:
                 await asyncio.sleep(self._max_wait_s)
-                if not self._queue:
+                if not self._queue.ready_rows:
                     continue
-            parts = self._next_batch()
-            rows = sum(part.rows for part in parts)
-            started = loop.time()
-            await loop.run_in_executor(executor, _compute, loop, parts)
-            ended = loop.time()
-            if self._on_batch is not None:
-                self._on_batch(rows, ended - started)
-            if rows >= _WORTH_WAITING_ROWS:  # the rate of a small batch is not the rate under load
-                self._rows_per_s += 0.2 * (rows / max(ended - started, 1e-6) - self._rows_per_s)
+            batch = self._queue.batch(_now())
+            self._small_work.set()
+            await self._run(executor, batch)
+            ended = _now()
+            self._queue.ended(batch, ended)
 
-
-def _compute(loop: asyncio.AbstractEventLoop, parts: list[_Part]) -> None:
-    """Compute a batch, in a thread; the predictor merges equal queries of different requests."""
-    groups: dict[Hashable, list[_Part]] = {}
-    for part in parts:
-        groups.setdefault(part.owner.group, []).append(part)
-    for group in groups.values():
-        try:
-            answers = group[0].owner.compute(group)
-        except Exception as error:
-            if len(group) == 1:
-                loop.call_soon_threadsafe(group[0].owner.fail, error)
+    async def _serve_beside(self, executor: ThreadPoolExecutor) -> None:
+        while True:
+            self._small_work.clear()
+            wait_s = self._queue.beside_in_s(_now())
+            if wait_s is None:
+                await self._small_work.wait()
+            elif wait_s > 0:
+                await asyncio.sleep(wait_s)
             else:
-                # One request may have caused the failure: compute each separately.
-                _log.warning("a batch of %d requests failed; each is computed separately", len(group))
-                for part in group:
-                    _compute(loop, [part])
-            continue
-        for part, answer in zip(group, answers, strict=True):
-            loop.call_soon_threadsafe(part.owner.deliver, part, answer)
+                batch = self._queue.beside(_now())
+                await self._run(executor, batch)
+                self._queue.beside_ended(batch, _now())
+
+    async def _run(self, executor: ThreadPoolExecutor, batch: Batch) -> None:
+        loop = asyncio.get_running_loop()
+        parts = [ticket.owner.take(rows) for ticket, rows in batch.parts]
+        started = _now()
+        await loop.run_in_executor(executor, compute_batch, loop, parts)
+        if self._on_batch is not None:
+            self._on_batch(batch.rows, _now() - started)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -13,7 +13,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 
 from cdmpp.errors import CdmppError
 from cdmpp.lru import Lru
-from cdmpp_server.body import JSON, read_body, read_json_body
+from cdmpp_server.body import JSON, declared_bytes, read_body, read_json_body
 from cdmpp_server.concurrency import ConcurrencyLimiter
 from cdmpp_server.deadline import Deadline
 from cdmpp_server.disconnect import cancel_on_disconnect
@@ -71,6 +71,7 @@ async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
 async def predict(request: Request) -> Response:
     """Predict the latency of each item, in order. A faulty item gets an error; the others are unaffected."""
     state = request.app.state
+    state.batcher.check_unread(declared_bytes(request), Deadline.of(request, state.settings))
     media, body = await read_body(request, state.settings, {JSON, MEDIA_TYPE})
     deadline, on_items = Deadline.of(request, state.settings), partial(count_items, request)
     if media == MEDIA_TYPE:

@@ -27,9 +27,10 @@ from cdmpp_server.observe.outage import StoreUnavailableError
 from cdmpp_server.observe.store import Store
 from cdmpp_server.operate.metrics import Metrics
 from cdmpp_server.parse import parse
-from cdmpp_server.predict.answers import find_answer, keep_answer
+from cdmpp_server.predict.answers import find_answer, keep_answer, work_of
 from cdmpp_server.predict.batcher import Batcher
 from cdmpp_server.predict.devices import Devices
+from cdmpp_server.predict.lane import Ticket
 from cdmpp_server.predict.programs import Known, Programs, exact_key, unknown_program
 from cdmpp_server.predict.reading import OpenItem, Reader, Reading
 from cdmpp_server.predict.render import Answer, answer_of, encode, error_fields, error_fragment, response, with_id
@@ -101,15 +102,18 @@ class PredictionService:
             envelope = await self.do(small, partial(self._reader.parse, body), deadline)
             on_items(len(envelope.items))
             predictor = await self.model(envelope.model)
-            admit = partial(self.batcher.admit, deadline)
-            reading = await self.do(small, partial(self._reader.read, envelope, predictor, admit), deadline)
+            reading = await self.do(small, partial(self._reader.find_cached, envelope, predictor), deadline)
             known = len(reading.kinds)
-            if reading.open:
-                await self._resolve(reading, deadline)
-                await self._compute(reading, deadline)
+            self.batcher.learn(len(body), reading.work)
+            if reading.unread:
+                with self.batcher.admitted(len(reading.unread), reading.work, deadline) as place:
+                    await self.do(small, partial(self._reader.read, envelope, reading), deadline)
+                    await self._resolve(reading, deadline)
+                    await self._compute(reading, deadline, place)
             self._metrics.cache("answers", known, len(envelope.items) - known)
             self._metrics.items(reading.kinds, [error.code for _, error in reading.failed.values()])
-            return await self.do(small, partial(_answer, reading), deadline)
+            # Not in the thread that reads bodies: a finished request must not wait for those that begin.
+            return _answer(reading) if small else await run_sync(_answer, reading)
 
     async def register(self, body: bytes | bytearray, deadline: Deadline, on_items: Callable[[int], None]) -> bytes:
         """Register programs; every worker with the same store then knows the returned hashes.
@@ -254,7 +258,7 @@ class PredictionService:
         except StoreUnavailableError as error:
             raise ProblemError("store_unavailable", str(error), "retry later, or send the program itself") from None
 
-    async def _compute(self, reading: Reading, deadline: Deadline) -> None:
+    async def _compute(self, reading: Reading, deadline: Deadline, place: Ticket) -> None:
         """Predict items without a cached answer, each distinct query once, and cache the answers."""
         groups: dict[tuple[RowKey, str], list[OpenItem]] = {}
         cache, levels = reading.predictor.cache, reading.levels
@@ -282,7 +286,8 @@ class PredictionService:
                     answers[position] = answer
 
         queries = [_query(group[0]) for _, group in items]
-        predictions = await self.batcher.ask(reading.predictor, queries, levels, deadline, keep)
+        work = sum(work_of(cache, key) for (key, _), _ in items)
+        predictions = await self.batcher.ask(reading.predictor, queries, levels, deadline, keep, (place, work))
         for (_, group), prediction, answer in zip(items, predictions, answers, strict=True):
             for open in group:
                 if answer is not None:

@@ -1,0 +1,235 @@
+"""Order and admission of the queue; it has no clock and no event loop of its own.
+
+A batch takes requests in order of arrival, in equal shares between senders. A share of each batch is for small
+requests, which therefore wait for one batch and not for the queue. A request is admitted if it would be finished in
+time in this order, at the rate of the worst recent second, and if no admitted request would then miss its deadline.
+
+While requests are refused, the queue is kept short: a longer one would not get more of them answered, only each of
+them later, and it would delay the requests after the overload.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from cdmpp_server.predict.lane import Lane, Ticket
+from cdmpp_server.predict.rate import Rate
+from cdmpp_server.predict.senders import Senders
+
+#: Share of a batch for small requests while others wait, and the largest small request as a share of a batch.
+SMALL_SHARE = 1 / 8
+#: A request has to be finished within the first share of its time. The rest is for requests of other senders, which
+#: may delay it up to the second share, and for errors of the prediction.
+OWN_SHARE, DELAYED_SHARE = 0.7, 0.9
+#: While requests are refused, a request may wait for so long before its first row, in seconds. That ends when the queue
+#: is as short as the second figure.
+STRAINED_S, RELAXED_S = 1.0, 0.1
+#: Small requests that arrive during a batch are computed beside it, for at most this share of the time.
+BESIDE_SHARE = 0.2
+#: Cost of a row whose figures are cached, in rows of a new operator. All other rows (new devices, cached features,
+#: arrays, adapted models) cost 0.7 to 1.3 of a new operator, which the measured rate covers.
+CACHED_WORK = 1 / 32
+
+
+class RefusedError(Exception):
+    """A request that would miss its deadline, or make another one miss it.
+
+    Parameters
+    ----------
+    retry_after_s : float
+        Seconds after which there is probably room for it.
+    """
+
+    def __init__(self, retry_after_s: float) -> None:
+        super().__init__(f"retry in {retry_after_s:.1f} s")
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(eq=False)
+class Batch:
+    """Rows that are being computed: how many of which request, and their work together."""
+
+    parts: list[tuple[Ticket, int]]
+    work: float
+    started: float
+    large: bool
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return sum(rows for _, rows in self.parts)
+
+
+class AdmissionQueue:
+    """Waiting requests: who may join, and who is next.
+
+    Parameters
+    ----------
+    max_batch_rows : int
+        Maximum rows of a batch.
+    max_queued_rows : int
+        Maximum waiting rows. With nothing waiting, a request of any size is admitted.
+    threads : int
+        Batches that are computed at the same time.
+    """
+
+    def __init__(self, max_batch_rows: int, max_queued_rows: int, threads: int = 1) -> None:
+        self._max_batch_rows, self._max_queued_rows, self._threads = max_batch_rows, max_queued_rows, threads
+        self.small_rows = max(1, int(SMALL_SHARE * max_batch_rows))
+        self._small, self._large = Lane(), Lane()
+        self._rate, self._senders = Rate(max_batch_rows / 2), Senders()
+        self._running: list[Batch] = []
+        self._beside: Batch | None = None
+        self._beside_work, self._beside_from = 0.0, -math.inf
+        self._ended, self._backlog = -math.inf, False
+
+    @property
+    def rows(self) -> int:
+        """Rows that no batch has taken."""
+        return self._small.rows + self._large.rows
+
+    @property
+    def ready_rows(self) -> int:
+        """Those of requests that have been read."""
+        return self._small.ready_rows + self._large.ready_rows
+
+    # -- admission --------------------------------------------------------------------------------------
+    def admit(self, sender: str, rows: int, work: float, until: float, now: float) -> Ticket:
+        """Add a request, which may still have to be read.
+
+        Raises
+        ------
+        RefusedError
+        """
+        wait_s = self._wait_s(sender, rows, work, until - now, now)
+        if wait_s > 0:
+            raise self._refused(sender, work, wait_s, now)
+        ticket = Ticket(sender, rows, work, until, small=rows <= self.small_rows)
+        self._lane(ticket).add(ticket)
+        return ticket
+
+    def check_unread(self, sender: str, body_bytes: int, left_s: float, now: float) -> None:
+        """Refuse a request by the length of its body, if earlier bodies of its sender show that it has no chance.
+
+        Raises
+        ------
+        RefusedError
+        """
+        work = self._senders.least_work(sender, body_bytes)
+        wait_s = self._wait_s(sender, int(work), work, left_s, now) if work >= 1 else 0.0
+        if wait_s > 0 and not self._senders.read_after_all(sender):
+            raise self._refused(sender, work, wait_s, now)
+
+    def learn(self, sender: str, body_bytes: int, work: float) -> None:
+        """Keep the work of a body that was read, for :meth:`check_unread`."""
+        self._senders.learn(sender, body_bytes, work)
+
+    def ready(self, ticket: Ticket, rows: int, work: float, owner: Any) -> None:
+        """A request has been read and has so many rows, which batches may take from now on."""
+        if rows <= self.small_rows and not ticket.small:
+            self._large.remove(ticket)
+            ticket.small = True
+            self._small.add(ticket)
+        self._lane(ticket).ready(ticket, rows, work, owner)
+
+    def remove(self, ticket: Ticket) -> None:
+        """Forget what is left of a request, if anything is."""
+        if ticket.rows:
+            self._lane(ticket).remove(ticket)
+            ticket.rows = 0
+
+    def _wait_s(self, sender: str, rows: int, work: float, left_s: float, now: float) -> float:
+        """Seconds after which a request would be admitted; 0: now."""
+        if not self.rows:
+            return 0.0
+        small = rows <= self.small_rows
+        lane, finish_s = (self._small, self._small_s) if small else (self._large, self._large_s)
+        lane.strained = lane.strained and lane.work * self._rate.row_s > RELAXED_S
+        wait_s = max(
+            (self.rows + rows - self._max_queued_rows) * self._rate.row_s,
+            finish_s(sender, work) - OWN_SHARE * left_s,
+            finish_s(sender, 0) - STRAINED_S if lane.strained else 0.0,
+        )
+        if wait_s > 0:
+            lane.strained = True
+            return wait_s
+        return 0.0 if small else self._delay_s(sender, work, now)
+
+    def _delay_s(self, sender: str, work: float, now: float) -> float:
+        """Seconds after which a large request would not make another one miss its deadline; 0: now."""
+        wait_s = 0.0
+        for ticket, before, after in self._large.delayed(sender, work):
+            left_s = DELAYED_SHARE * (ticket.until - now)
+            # One that is late anyway is no reason to refuse another.
+            if self._large_lane_s(before) <= left_s < self._large_lane_s(after):
+                wait_s = max(wait_s, self._large_lane_s(before))
+        return wait_s
+
+    def _small_s(self, sender: str, work: float) -> float:
+        """Predicted seconds until a small request would be finished."""
+        ahead = self._small.work_until(sender, work)
+        if self._large.work > 0:
+            ahead = math.ceil(ahead / self.small_rows) * self._max_batch_rows
+        return self._computed_s() + ahead * self._rate.row_s
+
+    def _large_s(self, sender: str, work: float) -> float:
+        return self._large_lane_s(self._large.work_until(sender, work))
+
+    def _large_lane_s(self, work: float) -> float:
+        """Predicted seconds until so much work is done, if small requests use their share."""
+        return self._computed_s() + work / (1 - SMALL_SHARE) * self._rate.row_s
+
+    def _computed_s(self) -> float:
+        return sum(batch.work for batch in self._running) * self._rate.row_s / self._threads
+
+    def _refused(self, sender: str, work: float, wait_s: float, now: float) -> RefusedError:
+        senders = max(1, self._large.senders, self._small.senders)
+        return RefusedError(self._senders.retry_after_s(sender, wait_s, work * self._rate.row_s * senders, now))
+
+    def _lane(self, ticket: Ticket) -> Lane:
+        return self._small if ticket.small else self._large
+
+    # -- batches ----------------------------------------------------------------------------------------
+    def batch(self, now: float) -> Batch:
+        """The next rows to compute."""
+        room = self._max_batch_rows
+        parts = self._small.take(self.small_rows if self._large.ready_rows else room)
+        large = self._large.take(room - sum(rows for _, rows, _ in parts))
+        parts += large
+        parts += self._small.take(room - sum(rows for _, rows, _ in parts))
+        batch = _batch(parts, now, bool(large))
+        self._running.append(batch)
+        return batch
+
+    def ended(self, batch: Batch, now: float) -> None:
+        """A batch has been computed."""
+        self._running.remove(batch)
+        # With rows waiting, what passes between two batches is part of the cost of a row.
+        since = self._ended if self._backlog or batch.started < self._ended else batch.started
+        self._rate.batch(batch.work + self._beside_work, now - since)
+        self._beside_work = 0.0
+        self._ended, self._backlog = now, self.ready_rows > 0
+
+    def beside_in_s(self, now: float) -> float | None:
+        """Seconds after which :meth:`beside` may be called; None: not before something changes."""
+        busy = len(self._running) >= self._threads and any(batch.large for batch in self._running)
+        if not busy or self._beside is not None or not self._small.ready_rows:
+            return None
+        return max(0.0, self._beside_from - now)
+
+    def beside(self, now: float) -> Batch:
+        """Small requests to compute beside a batch that takes long."""
+        self._beside = _batch(self._small.take(self.small_rows), now, large=False)
+        return self._beside
+
+    def beside_ended(self, batch: Batch, now: float) -> None:
+        """The batch of :meth:`beside` has been computed."""
+        self._beside = None
+        self._beside_work += batch.work
+        self._beside_from = now + (now - batch.started) * (1 / BESIDE_SHARE - 1)
+
+
+def _batch(parts: list[tuple[Ticket, int, float]], now: float, large: bool) -> Batch:
+    return Batch([(ticket, rows) for ticket, rows, _ in parts], sum(work for *_, work in parts), now, large)

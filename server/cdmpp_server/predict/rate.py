@@ -1,0 +1,55 @@
+"""Cost of a row under load, bounded by the worst recent second."""
+
+from __future__ import annotations
+
+from collections import deque
+
+#: Cost of a row until the first batch is measured, in seconds.
+FIRST_ROW_S = 1e-3
+#: Rows whose cost equals the fixed cost of a batch. Measured on one core: 4.5 ms for 1 row, 57 ms for 256.
+FIXED_ROWS = 32
+#: Batches of this much time are averaged: one slow batch says little about a queue of seconds.
+_WINDOW_S = 1.0
+#: A better rate is believed after this much time.
+_RISE_S = 5.0
+
+
+class Rate:
+    """Seconds per row of new work, estimated from the batches of a loaded queue.
+
+    The estimate follows a slower second at once and a faster one slowly, because an admission that counts on too high
+    a rate cannot be taken back.
+
+    Parameters
+    ----------
+    full_rows : float
+        Batches from this size on are measured. A smaller batch counts only until the first of them, with its fixed
+        cost taken off.
+    """
+
+    def __init__(self, full_rows: float) -> None:
+        self.row_s = FIRST_ROW_S
+        self._full_rows = full_rows
+        self._measured = False
+        self._recent: deque[tuple[float, float]] = deque()
+        self._rows = self._seconds = 0.0
+
+    def batch(self, rows: float, seconds: float) -> None:
+        """Count a batch: its rows, and the time since the batch before it or since it began."""
+        if rows < self._full_rows:
+            if not self._measured:
+                self.row_s = seconds / (rows + FIXED_ROWS)
+            return
+        self._recent.append((rows, seconds))
+        self._rows += rows
+        self._seconds += seconds
+        while self._seconds - self._recent[0][1] >= _WINDOW_S:
+            old_rows, old_seconds = self._recent.popleft()
+            self._rows -= old_rows
+            self._seconds -= old_seconds
+        recent_s = self._seconds / self._rows
+        if recent_s > self.row_s or not self._measured:
+            self.row_s = recent_s
+        else:
+            self.row_s += (recent_s - self.row_s) * min(1.0, seconds / _RISE_S)
+        self._measured = True
