@@ -45,6 +45,7 @@ TINY = {
     "planning.rl": "--regimes 1 --seeds 1 --units 4 --out {out}",
     "reference_preset": "--seconds 1 --data {records} --out {out}",
     "serving.__main__": "--seconds 0.2 --workers 1 --requests 20 --only rates --out {out}",
+    "serving.overload": "--seconds 1 --workers 1 --items 40 --capacity-seconds 0.5 --probes 5 --out {out}",
     "serving.jobs": "--seconds 0.3 --rounds 1 --rates 20 --out {out}",
     "tuning.__main__": "--tasks 1 --trials 2 --methods 1 --work {folder}",
     "collecting": "--network bert-tiny --schedules 1 --skip-tvm --json {out}",
@@ -66,6 +67,7 @@ SLOW = {
     "schedules",
     "serving.__main__",
     "serving.jobs",
+    "serving.overload",
     "tuning.__main__",
 }
 

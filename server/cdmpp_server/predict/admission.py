@@ -4,8 +4,8 @@ A batch takes requests in order of arrival, in equal shares between senders. A s
 requests, which therefore wait for one batch and not for the queue. A request is admitted if it would be finished in
 time in this order, at the rate of the worst recent second, and if no admitted request would then miss its deadline.
 
-While requests are refused, the queue is kept short: a longer one would not get more of them answered, only each of
-them later, and it would delay the requests after the overload.
+While most requests are refused, the queue is kept short: a longer one would not get more of them answered, only each
+of them later, and it would delay the requests after the overload.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cdmpp_server.predict.lane import Lane, Ticket
-from cdmpp_server.predict.rate import Rate
+from cdmpp_server.predict.rate import Rate, Refusals
 from cdmpp_server.predict.senders import Senders
 
 #: Share of a batch for small requests while others wait, and the largest small request as a share of a batch.
@@ -23,9 +23,8 @@ SMALL_SHARE = 1 / 8
 #: A request has to be finished within the first share of its time. The rest is for requests of other senders, which
 #: may delay it up to the second share, and for errors of the prediction.
 OWN_SHARE, DELAYED_SHARE = 0.7, 0.9
-#: While requests are refused, a request may wait for so long before its first row, in seconds. That ends when the queue
-#: is as short as the second figure.
-STRAINED_S, RELAXED_S = 1.0, 0.1
+#: While most requests are refused, a request may wait for so long before its first row, in seconds.
+STRAINED_S = 1.0
 #: Small requests that arrive during a batch are computed beside it, for at most this share of the time.
 BESIDE_SHARE = 0.2
 #: Cost of a row whose figures are cached, in rows of a new operator. All other rows (new devices, cached features,
@@ -80,6 +79,7 @@ class AdmissionQueue:
         self.small_rows = max(1, int(SMALL_SHARE * max_batch_rows))
         self._small, self._large = Lane(), Lane()
         self._rate, self._senders = Rate(max_batch_rows / 2), Senders()
+        self._small_refused, self._large_refused = Refusals(), Refusals()
         self._running: list[Batch] = []
         self._beside: Batch | None = None
         self._beside_work, self._beside_from = 0.0, -math.inf
@@ -105,7 +105,7 @@ class AdmissionQueue:
         """
         wait_s = self._wait_s(sender, rows, work, until - now, now)
         if wait_s > 0:
-            raise self._refused(sender, work, wait_s, now)
+            raise self._refused(sender, rows, work, wait_s, now)
         ticket = Ticket(sender, rows, work, until, small=rows <= self.small_rows)
         self._lane(ticket).add(ticket)
         return ticket
@@ -120,7 +120,7 @@ class AdmissionQueue:
         work = self._senders.least_work(sender, body_bytes)
         wait_s = self._wait_s(sender, int(work), work, left_s, now) if work >= 1 else 0.0
         if wait_s > 0 and not self._senders.read_after_all(sender):
-            raise self._refused(sender, work, wait_s, now)
+            raise self._refused(sender, int(work), work, wait_s, now)
 
     def learn(self, sender: str, body_bytes: int, work: float) -> None:
         """Keep the work of a body that was read, for :meth:`check_unread`."""
@@ -145,17 +145,13 @@ class AdmissionQueue:
         if not self.rows:
             return 0.0
         small = rows <= self.small_rows
-        lane, finish_s = (self._small, self._small_s) if small else (self._large, self._large_s)
-        lane.strained = lane.strained and lane.work * self._rate.row_s > RELAXED_S
+        finish_s = self._small_s if small else self._large_s
         wait_s = max(
             (self.rows + rows - self._max_queued_rows) * self._rate.row_s,
             finish_s(sender, work) - OWN_SHARE * left_s,
-            finish_s(sender, 0) - STRAINED_S if lane.strained else 0.0,
+            finish_s(sender, 0) - STRAINED_S if self._refusals(rows).many(now) else 0.0,
         )
-        if wait_s > 0:
-            lane.strained = True
-            return wait_s
-        return 0.0 if small else self._delay_s(sender, work, now)
+        return max(0.0, wait_s) if wait_s > 0 or small else self._delay_s(sender, work, now)
 
     def _delay_s(self, sender: str, work: float, now: float) -> float:
         """Seconds after which a large request would not make another one miss its deadline; 0: now."""
@@ -184,9 +180,14 @@ class AdmissionQueue:
     def _computed_s(self) -> float:
         return sum(batch.work for batch in self._running) * self._rate.row_s / self._threads
 
-    def _refused(self, sender: str, work: float, wait_s: float, now: float) -> RefusedError:
+    def _refused(self, sender: str, rows: int, work: float, wait_s: float, now: float) -> RefusedError:
+        work_s = work * self._rate.row_s
+        self._refusals(rows).add(work_s, now)
         senders = max(1, self._large.senders, self._small.senders)
-        return RefusedError(self._senders.retry_after_s(sender, wait_s, work * self._rate.row_s * senders, now))
+        return RefusedError(self._senders.retry_after_s(sender, wait_s, work_s * senders, now))
+
+    def _refusals(self, rows: int) -> Refusals:
+        return self._small_refused if rows <= self.small_rows else self._large_refused
 
     def _lane(self, ticket: Ticket) -> Lane:
         return self._small if ticket.small else self._large

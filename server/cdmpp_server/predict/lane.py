@@ -58,10 +58,7 @@ class _Sender:
 
 
 class Lane:
-    """Waiting requests, with their rows and their work in total.
-
-    ``strained`` is for the caller: requests are being refused, and the lane has not been short since.
-    """
+    """Waiting requests, with their rows and their work in total."""
 
     def __init__(self) -> None:
         self._senders: dict[str, _Sender] = {}
@@ -70,7 +67,6 @@ class Lane:
         self._served = 0.0
         self.rows = self.ready_rows = 0
         self.work = 0.0
-        self.strained = False
 
     @property
     def senders(self) -> int:

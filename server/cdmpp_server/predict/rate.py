@@ -1,7 +1,8 @@
-"""Cost of a row under load, bounded by the worst recent second."""
+"""Cost of a row under load, bounded by the worst recent second, and how much work is refused."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 #: Cost of a row until the first batch is measured, in seconds.
@@ -12,6 +13,8 @@ FIXED_ROWS = 32
 _WINDOW_S = 1.0
 #: A better rate is believed after this much time.
 _RISE_S = 5.0
+#: Time constant of the work that was refused lately, and how many times the capacity it has to be.
+_REFUSED_S, _REFUSED_FACTOR = 2.0, 2.0
 
 
 class Rate:
@@ -53,3 +56,23 @@ class Rate:
         else:
             self.row_s += (recent_s - self.row_s) * min(1.0, seconds / _RISE_S)
         self._measured = True
+
+
+class Refusals:
+    """Work that was refused lately."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._at = 0.0
+
+    def add(self, seconds: float, now: float) -> None:
+        """Count a refused request and the seconds that it would have taken."""
+        self._seconds = self._left(now) + seconds
+        self._at = now
+
+    def many(self, now: float) -> bool:
+        """Whether more than twice as much is refused as can be answered."""
+        return self._left(now) > _REFUSED_FACTOR * _REFUSED_S
+
+    def _left(self, now: float) -> float:
+        return self._seconds * math.exp((self._at - now) / _REFUSED_S)

@@ -71,7 +71,8 @@ async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
 async def predict(request: Request) -> Response:
     """Predict the latency of each item, in order. A faulty item gets an error; the others are unaffected."""
     state = request.app.state
-    state.batcher.check_unread(declared_bytes(request), Deadline.of(request, state.settings))
+    if hasattr(state, "batcher"):  # the service has started
+        state.batcher.check_unread(declared_bytes(request), Deadline.of(request, state.settings))
     media, body = await read_body(request, state.settings, {JSON, MEDIA_TYPE})
     deadline, on_items = Deadline.of(request, state.settings), partial(count_items, request)
     if media == MEDIA_TYPE:
