@@ -243,7 +243,7 @@ class RlPlan(Plan):
 
     def _stage_lines(self) -> list[str]:
         stage, training, migration = self.generation, self.training, self.migration
-        lines = [f"generation: {stage.instances} units of {stage.pool}, {format_latency(stage.stage_s)}"]
+        lines = [f"generation: {stage.instances} units of pool {stage.pool!r}, {format_latency(stage.stage_s)}"]
         if self.tail_split.used:
             lines += [
                 f"  {name}: {group.samples} samples on {group.instances} instances, batch {group.batch}"
@@ -259,8 +259,8 @@ class RlPlan(Plan):
             lines.append(f"training: the same units, {format_latency(training.time_s)}")
         elif training is not None and self.streaming is not None:
             lines.append(
-                f"training: {training.units} units of {training.pool}, {format_latency(training.time_s)}; {self.mode}, "
-                f"{self.streaming.batches} batches, idle {format_latency(training.idle_s)}"
+                f"training: {training.units} units of pool {training.pool!r}, {format_latency(training.time_s)}; "
+                f"{self.mode}, {self.streaming.batches} batches, idle {format_latency(training.idle_s)}"
             )
         return lines
 
