@@ -21,6 +21,7 @@ from cdmpp_server.observe.routes import lifespan as observe_lifespan
 from cdmpp_server.observe.routes import router as observe_router
 from cdmpp_server.onnx.openapi import describe_onnx
 from cdmpp_server.onnx.routes import router as onnx_router
+from cdmpp_server.operate.connections import lifespan as connections_lifespan
 from cdmpp_server.operate.middleware import install as install_middleware
 from cdmpp_server.operate.routes import describe as describe_operate
 from cdmpp_server.operate.routes import lifespan as operate_lifespan
@@ -38,6 +39,7 @@ from cdmpp_server.reload.routes import lifespan as reload_lifespan
 from cdmpp_server.sandbox.feature import lifespan as sandbox_lifespan
 
 FEATURES: tuple[Feature, ...] = (
+    Feature(lifespan=connections_lifespan),
     Feature(lifespan=sandbox_lifespan),
     # Before predictions, which read registered programs from its database.
     Feature(observe_router, describe_observe, lifespan=observe_lifespan),

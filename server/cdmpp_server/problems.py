@@ -18,6 +18,9 @@ _log = logging.getLogger(__name__)
 #: Key of the ASGI scope that holds the code of a refused request, for the log and the metrics.
 CODE_OF_PROBLEM = "cdmpp.problem"
 
+#: Key of the ASGI scope that holds the :class:`ProblemError` of a request that its connection must not serve.
+REFUSED = "cdmpp.refused"
+
 #: Status of a refused request by error code. The error of one item in a batch has the same code.
 STATUS_BY_CODE = {
     "malformed_json": 400,
@@ -30,6 +33,7 @@ STATUS_BY_CODE = {
     "unknown_job": 404,
     "method_not_allowed": 405,
     "body_timeout": 408,
+    "header_timeout": 408,
     "body_too_large": 413,
     "unsupported_media_type": 415,
     "unknown_host": 421,
@@ -38,6 +42,7 @@ STATUS_BY_CODE = {
     "unsupported_operator": 422,
     "invalid_device": 422,
     "rate_limited": 429,
+    "headers_too_large": 431,
     "internal_error": 500,
     "overloaded": 503,
     "not_ready": 503,

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from cdmpp_server.database_url import default_database
+from cdmpp_server.operate.connections import connection_limit
+from cdmpp_server.operate.descriptors import descriptor_limit, raise_descriptor_limit
 from cdmpp_server.operate.logs import log_config
 from cdmpp_server.settings import Settings
 from cdmpp_server.variables import PREFIX, injected
@@ -50,6 +52,7 @@ def serve(settings: Settings) -> bool:
         Before the model is loaded.
     """
     sockets = listen(settings.host, settings.port)
+    raise_descriptor_limit()
     try:
         options: dict[str, Any] = {
             "factory": True,
@@ -62,6 +65,7 @@ def serve(settings: Settings) -> bool:
             "timeout_graceful_shutdown": math.ceil(settings.deadline_s) + 5,
             # Otherwise every program on this machine could name the address that its requests are charged to.
             "proxy_headers": FORWARDED_VARIABLE in os.environ,
+            "http": "cdmpp_server.operate.protocol:BoundedProtocol",
             "ws": "none",
             "workers": settings.workers,
             # A worker without a sign of life for this time is replaced; a failed start is noticed as late.
@@ -177,6 +181,11 @@ def warnings(settings: Settings) -> Iterator[str]:
         yield (
             f"everybody who reaches port {settings.port} of {settings.host} can use this service: "
             "it needs no key (CDMPP_API_KEY_HASHES)"
+        )
+    if (most := connection_limit(settings)) < settings.max_connections:
+        yield (
+            f"at most {most} connections instead of {settings.max_connections}: "
+            f"this process may open {descriptor_limit()} files (ulimit -n)"
         )
     if settings.database is None:
         former = Path(default_database(settings.model)).with_name("service.sqlite")

@@ -70,6 +70,12 @@ class Settings(BaseSettings):
         and the name of this machine.
     workers : int
         Number of server processes, each with its own model.
+    max_connections : int
+        Maximum number of connections of a worker; a request on a further one is refused (503).
+    max_header_bytes : int
+        Largest header of a request in bytes (431).
+    header_timeout_s : float
+        Time limit for the arrival of a request's header, also of the first one of a connection, in seconds.
     max_body_bytes : int
         Largest request body in bytes; a larger one is refused while it arrives. Parsing the worst body of
         this size (all commas) takes 40 times its length in memory.
@@ -154,6 +160,9 @@ class Settings(BaseSettings):
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     allowed_hosts: Annotated[tuple[HostName, ...], Field(min_length=1), NoDecode, BeforeValidator(_parts)] | None = None
     workers: Annotated[int, Field(ge=1, le=256)] = 1
+    max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = 2000
+    max_header_bytes: Annotated[int, Field(ge=1024, le=2**24)] = 2**16
+    header_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 10.0
     max_body_bytes: Annotated[int, Field(ge=1024, le=2**31)] = 16 * 2**20
     max_items: Annotated[int, Field(ge=1, le=100_000)] = 10_000
     body_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 60.0

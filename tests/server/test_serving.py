@@ -22,6 +22,12 @@ ROOT = Path(__file__).resolve().parents[2]
 _, HASH = new_key()
 
 
+@pytest.fixture(autouse=True)
+def _enough_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The warnings of this file are not about the limit of open files of this machine."""
+    monkeypatch.setattr("cdmpp_server.operate.connections.descriptor_limit", lambda: 10_000)
+
+
 def started(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """The service with further variables, which must end by itself."""
     return subprocess.run(
@@ -115,6 +121,13 @@ def test_an_open_service_beyond_this_machine_is_warned_of(monkeypatch: pytest.Mo
     for host in ("0.0.0.0", "::", "10.0.0.7", "gpu1"):
         (line,) = warnings(Settings(host=host))
         assert "CDMPP_API_KEY_HASHES" in line and host in line
+
+
+def test_fewer_connections_than_set_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cdmpp_server.operate.connections.descriptor_limit", lambda: 1024)
+    (line,) = warnings(Settings())
+    assert "at most 768 connections instead of 2000" in line
+    assert list(warnings(Settings(max_connections=700))) == []
 
 
 def test_the_file_of_earlier_versions_is_not_forgotten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

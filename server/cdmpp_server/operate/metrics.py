@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 from collections import Counter as Count
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -62,6 +62,16 @@ class Metrics:
         self._refusals = Counter(
             "cdmpp_refusals", "Requests refused with a problem, by its code.", ["code"], registry=registry
         )
+        self._connections = Gauge(
+            "cdmpp_connections", "Open connections.", registry=registry, multiprocess_mode="livesum"
+        )
+        self._refused_connections = Counter(
+            "cdmpp_connections_refused",
+            "Connections refused because of their number, of descriptors, or of the bytes or time of a header.",
+            ["reason"],
+            registry=registry,
+        )
+        self._refused_connections_seen: dict[str, int] = {}
         self._items = Counter("cdmpp_items", "Predicted items by domain.", ["domain"], registry=registry)
         self._out_of_domain = Counter(
             "cdmpp_out_of_domain_items",
@@ -181,6 +191,15 @@ class Metrics:
         if sandbox_restarts > self._sandbox_restarts_seen:
             self._sandbox_restarts.inc(sandbox_restarts - self._sandbox_restarts_seen)
             self._sandbox_restarts_seen = sandbox_restarts
+
+    def connections(self, number: int, refused: Mapping[str, int]) -> None:
+        """Set the open connections and the refused ones by reason, which count from the start of the process."""
+        self._connections.set(number)
+        for reason, count in refused.items():
+            before = self._refused_connections_seen.get(reason, 0)
+            if count > before:
+                self._refused_connections.labels(reason).inc(count - before)
+                self._refused_connections_seen[reason] = count
 
     def text(self) -> bytes:
         """Return the metrics of all workers in Prometheus' text format."""

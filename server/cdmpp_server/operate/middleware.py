@@ -20,7 +20,7 @@ from cdmpp_server.operate.access import Keys, Rates, current_sender, forbidden, 
 from cdmpp_server.operate.hosts import Hosts
 from cdmpp_server.operate.logs import log_request, request_id
 from cdmpp_server.operate.metrics import Metrics
-from cdmpp_server.problems import CODE_OF_PROBLEM, ProblemError
+from cdmpp_server.problems import CODE_OF_PROBLEM, REFUSED, ProblemError
 from cdmpp_server.settings import Settings
 
 #: Header with the request id: the client's or a new one; every response has it.
@@ -96,6 +96,8 @@ class RequestMiddleware:
         try:
             try:
                 if scope["path"] not in QUIET:
+                    if REFUSED in scope:
+                        raise scope[REFUSED]
                     self._hosts.check(scope)
                 key, administrator = self._keys.find(_text(headers.get(b"authorization")))
                 scope[_ACCESS] = (key, administrator)

@@ -11,6 +11,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 
 from cdmpp_server.feature import Schema
 from cdmpp_server.openapi import add_answer, add_problems
+from cdmpp_server.operate.connections import CONNECTIONS
 from cdmpp_server.operate.metrics import MEDIA_TYPE, Metrics
 from cdmpp_server.operate.middleware import OPEN, QUIET
 from cdmpp_server.settings import Settings
@@ -70,6 +71,7 @@ async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
 
 def _sample(app: FastAPI) -> None:
     metrics: Metrics = app.state.metrics
+    metrics.connections(len(CONNECTIONS.open), CONNECTIONS.refused)
     batcher = getattr(app.state, "batcher", None)
     sandbox = getattr(app.state, "sandbox", None)
     metrics.sample(
