@@ -1,4 +1,4 @@
-"""``cdmpp plan check``: verify a plan of a pipeline."""
+"""``cdmpp plan check``: verify a plan of a pipeline or of an RL step."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from cdmpp.cli.plan import UrlOption, predict, read_json
 from cdmpp.errors import FieldError
 from cdmpp.planning.registry import PLANNERS, load
 
-#: Field that only this form of a pipeline request has, to ``check(request, answer, prices)``.
-CHECKS: dict[str, str] = {
-    "models": "cdmpp.planning.fused.check:check",
-    "modules": "cdmpp.planning.multimodal.check:check",
+#: Field that only this form of a request has, to its planner and ``check(request, answer, prices)``.
+CHECKS: dict[str, tuple[str, str]] = {
+    "models": ("pipeline", "cdmpp.planning.fused.check:check"),
+    "modules": ("pipeline", "cdmpp.planning.multimodal.check:check"),
+    "lengths": ("rl", "cdmpp.planning.rl.check:check"),
 }
 
 
@@ -27,16 +28,20 @@ def check(
     model: ModelOption = None,
     url: UrlOption = None,
 ) -> None:
-    """Simulate the schedule of a plan again and list its faults. The exit code is 1 if there are any."""
+    """Simulate a pipeline schedule or an RL step again and list the plan's faults. Exit code 1: there are some."""
     value = read_json(request)
     form = next((name for name in CHECKS if isinstance(value, Mapping) and name in value), None)
     if form is None:
-        raise FieldError(f"{request}: not a pipeline request", hint='it has "models" or "modules" (docs/pipelines.md)')
-    read = PLANNERS["pipeline"].read(value)
+        raise FieldError(
+            f"{request}: not a request of a pipeline or of an RL step",
+            hint='it has "models" or "modules" (docs/pipelines.md), or "lengths" (docs/rl.md)',
+        )
+    planner, home = CHECKS[form]
+    read = PLANNERS[planner].read(value)
     claimed = read_json(answer)
-    check_plan: Callable[..., list[str]] = load(CHECKS[form])
+    check_plan: Callable[..., list[str]] = load(home)
     faults = check_plan(read, claimed, predict(read, model, url))
-    names = ("makespan_s", "lower_bound_s", "gap", "peak_activations")
+    names = ("makespan_s", "step_s", "lower_bound_s", "gap", "peak_activations")
     figures = {name: claimed[name] for name in names if isinstance(claimed, Mapping) and name in claimed}
     if json:
         print_json({"ok": not faults, "faults": faults, **({} if faults else figures)})

@@ -152,10 +152,8 @@ def test_no_plan_is_below_its_lower_bound(inference: float, mode: Any, seed: int
     assert result.outcome.generation_s.mean() >= result.longest_alone_s * (1 - 1e-12)
     if layout != "separate":
         assert result.colocated is not None
-    held_out = {
-        index: problem.dispatcher(pool.generation_engine(), result.steps, held_out=True)
-        for index, pool in enumerate(sizing.pools)
-    }
+    engines = {index: pool.generation_engine() for index, pool in enumerate(sizing.pools)}
+    held_out = problem.dispatchers(engines, held_out=True)
     seconds, price = lower_bounds(sizing, held_out)
     for index, dispatcher in held_out.items():
         for sizes in candidate_sizes(sizing, index, dispatcher, TailSplit(0, 2)):
@@ -169,7 +167,7 @@ def test_faster_stage_on_another_site_gives_units_back_until_both_stages_take_eq
     problem = RlProblem(LENGTHS, LengthRanker(), 64, sizing, draws=3)
     sizes = search(problem).sizes
     assert (sizes.generation, sizes.training) == (0, 1)
-    dispatcher = problem.dispatcher(here.generation_engine(), problem.steps(held_out=False), held_out=False)
+    dispatcher = problem.dispatchers({0: here.generation_engine()}, held_out=False)[0]
     candidates = [
         candidate
         for units in range(1, 5)
@@ -393,7 +391,6 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"objective": "cost", "pools": [{"name": "a", "units": 4}]}, "pools.0.price_per_hour"),
     ({"training": {"fixed_s": 1}}, "training"),
     ({"kv": {"memory_bytes": 10}}, "kv"),
-    ({"draws": 64, "samples_per_step": 65536}, "draws"),
     ({"generation_units": 500}, "pools"),
 ]
 
@@ -442,6 +439,7 @@ def test_example_is_predicted_rendered_and_plotted(predictor: LatencyPredictor, 
     assert "simulated" in text
     assert "tail" in text
     figure = draw(request, plan)
-    assert [axes.get_xlabel() for axes in figure.axes] == ["response length (tokens)", "simulated step (s)"]
+    labels = ["response length (tokens)", "simulated step (s)", "seconds"]
+    assert [axes.get_xlabel() for axes in figure.axes] == labels
     figure.savefig(tmp_path / "rl.png")
     assert (tmp_path / "rl.png").stat().st_size > 5000

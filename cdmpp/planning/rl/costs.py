@@ -48,6 +48,10 @@ class TrainingCost:
         Seconds added per batch of a streamed step.
     inference_s : float
         Seconds of inference per sample on one unit, if the training units run it. It scales ideally.
+    run_s : float
+        Seconds of one run of a pipeline schedule, which trains on ``run_samples`` samples; 0: no pipelines.
+    run_samples, run_units : int
+        Samples of one run, and units of one pipeline. Pipelines train side by side on equal numbers of samples.
     """
 
     per_sample_s: float = 0.0
@@ -56,6 +60,9 @@ class TrainingCost:
     efficiency: float = 1.0
     batch_overhead_s: float = 0.0
     inference_s: float = 0.0
+    run_s: float = 0.0
+    run_samples: int = 1
+    run_units: int = 1
 
     def speedup(self, units: Floats | float) -> Floats:
         """Speed-up of ``units`` over one unit."""
@@ -64,15 +71,32 @@ class TrainingCost:
         return speed
 
     def work_s(self, samples: Floats | float, tokens: Floats | float, units: Floats | float) -> Floats:
-        """Seconds of work on samples and tokens, without ``fixed_s`` and ``batch_overhead_s``."""
+        """Seconds of work on samples and tokens, without pipelines, ``fixed_s`` and ``batch_overhead_s``."""
         on_one_unit = self.per_sample_s * samples + self.per_token_s * np.asarray(tokens)
         count = np.asarray(units, dtype=np.float64)
         work: Floats = on_one_unit / self.speedup(count) + self.inference_s * samples / count
         return work
 
+    def pipelines(self, units: Floats | float) -> Floats:
+        """Number of pipelines on ``units`` units; at least 1."""
+        count: Floats = np.maximum(np.asarray(units, dtype=np.float64) // self.run_units, 1.0)
+        return count
+
+    def runs(self, samples: Floats | float, units: Floats | float) -> Floats:
+        """Runs of the pipeline schedule, one after the other, that train on ``samples`` samples."""
+        count: Floats = np.ceil(np.asarray(samples) / (self.pipelines(units) * self.run_samples))
+        return count
+
+    def runs_s(self, samples: Floats | float, units: Floats | float) -> Floats:
+        """Seconds of the pipelines for one batch of samples; 0 without pipelines."""
+        slowdown = self.efficiency ** np.log2(self.pipelines(units))
+        seconds: Floats = self.run_s * self.runs(samples, units) / slowdown
+        return seconds
+
     def whole_s(self, samples: Floats | float, tokens: Floats | float, units: Floats | float) -> Floats:
         """Seconds of a step's training in one batch."""
-        whole: Floats = self.work_s(samples, tokens, units) + self.batch_overhead_s + self.fixed_s
+        work = self.work_s(samples, tokens, units) + self.runs_s(samples, units)
+        whole: Floats = work + self.batch_overhead_s + self.fixed_s
         return whole
 
 

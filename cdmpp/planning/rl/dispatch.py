@@ -8,6 +8,7 @@ length is used.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -21,6 +22,13 @@ from cdmpp.planning.rl.lengths import SampledSteps
 #: A split is accepted if its mean gain is at least LEAST_GAIN and at least STANDARD_ERRORS standard errors, and if at
 #: most the share MOST_LOSERS of the steps become longer by more than LOSER_MARGIN.
 LEAST_GAIN, LOSER_MARGIN, MOST_LOSERS, STANDARD_ERRORS = 1e-3, 0.005, 0.05, 2.0
+#: Simulations of whole steps that a dispatcher keeps.
+MOST_KEPT = 4
+
+
+def never() -> bool:
+    """The end of a search without a limit."""
+    return False
 
 
 @dataclass(frozen=True)
@@ -69,12 +77,18 @@ class Dispatcher:
     ) -> None:
         self.engine, self.steps, self.doubt = engine, steps, doubt
         self.pessimistic = None if pessimistic is None else Dispatcher(engine, pessimistic)
-        self._makespans: dict[tuple[str, int], Floats] = {}
+        self._makespans: dict[tuple[str | tuple[int, int], int], Floats] = {}
+        self._simulated: dict[TailSplit, tuple[Floats, float]] = {}
 
     @property
     def samples(self) -> int:
         """Samples of a step."""
         return int(self.steps.lengths.shape[1])
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of each prompt."""
+        return self.engine.prompt_tokens
 
     @cached_property
     def tokens(self) -> Floats:
@@ -84,8 +98,27 @@ class Dispatcher:
 
     def finish_times(self, split: TailSplit) -> Floats:
         """Time at which each sample ends, (draws, samples)."""
+        return self._simulate(split)[0]
+
+    def preemptions(self, split: TailSplit) -> float:
+        """Mean number of preemptions of a step."""
+        return self._simulate(split)[1]
+
+    def _simulate(self, split: TailSplit) -> tuple[Floats, float]:
+        """Finish times and preemptions of whole steps; the last few splits are kept."""
+        kept = self._simulated.get(split)
+        if kept is not None:
+            return kept
         queues = split.queues(self.samples, self.steps.tail_samples)
-        return np.array([generate(self.engine, row, queues).finish_s for row in self.steps.lengths])
+        results = [generate(self.engine, row, queues) for row in self.steps.lengths]
+        finish = np.array([result.finish_s for result in results])
+        simulated = finish, float(np.mean([result.preemptions for result in results]))
+        for oldest in list(self._simulated)[: 1 - MOST_KEPT]:
+            self._simulated.pop(oldest, None)
+        self._simulated[split] = simulated
+        if split.tail == 0:
+            self._makespans["all", split.regular] = finish.max(1)
+        return simulated
 
     def makespans(self, split: TailSplit) -> Floats:
         """Time at which generation ends, (draws,)."""
@@ -101,12 +134,12 @@ class Dispatcher:
             finish[draw, order] = generate(self.engine, row[order], queues).finish_s
         return finish
 
-    def choose_split(self, instances: int) -> TailSplit:
+    def choose_split(self, instances: int, over: Callable[[], bool] = never) -> TailSplit:
         """:meth:`best_split` if its gain is significant, else no split."""
         unsplit = TailSplit(0, instances)
         if instances < 2 or self.samples < 2:
             return unsplit
-        split = self.best_split(instances)
+        split = self.best_split(instances, over)
         gain = self.gains(split)
         error = float(gain.std(ddof=1)) / len(gain) ** 0.5 if len(gain) > 1 else 0.0
         losers = (1 - self.makespans(split) / self.makespans(unsplit) < -LOSER_MARGIN).mean()
@@ -123,12 +156,15 @@ class Dispatcher:
         expected: Floats = gain + self.doubt * (pessimistic - gain)
         return expected
 
-    def best_split(self, instances: int) -> TailSplit:
-        """The split into two groups with the largest mean gain, which may be negative."""
+    def best_split(self, instances: int, over: Callable[[], bool] = never) -> TailSplit:
+        """The split into two groups with the largest mean gain, which may be negative.
+
+        ``over``: whether to end the search with the best split so far.
+        """
         # With more tail instances the tail ends sooner and the rest later: the best split is near the crossing.
         # Doubt moves it to fewer tail instances.
         low, high = 1, instances - 1
-        while low < high:
+        while low < high and not over():
             middle = (low + high) // 2
             if self._tail(middle).mean() > self._regular(instances - middle).mean():
                 low = middle + 1
@@ -138,7 +174,7 @@ class Dispatcher:
 
         def best_near(center: int, reach: int) -> int:
             for tail in range(max(center - reach, 1), min(center + reach, instances - 1) + 1):
-                if tail not in losses:
+                if tail not in losses and not (losses and over()):
                     losses[tail] = -float(self.gains(TailSplit(tail, instances - tail)).mean())
             return min(losses, key=lambda tail: (losses[tail], tail))
 
@@ -160,23 +196,23 @@ class Dispatcher:
             return TailSplit(0, instances)
         median, high = np.quantile(self.steps.lengths, [0.5, 0.9])
 
-        def seconds(samples: int, instances: int, length: float) -> float:
+        def seconds(samples: int, instances: Ints, length: float) -> Floats:
             samples_each = -(-samples // instances)
-            batch = min(samples_each, self.engine.max_batch)
-            return float(self.engine.seconds_per_token[batch] * length * -(-samples_each // batch))
+            batch = np.minimum(samples_each, self.engine.max_batch)
+            whole: Floats = self.engine.seconds_per_token[batch] * length * -(-samples_each // batch)
+            return whole
 
-        def combined(tail: int) -> tuple[float, int]:
-            long = seconds(self.steps.tail_samples, tail, high)
-            rest = seconds(self.samples - self.steps.tail_samples, instances - tail, median)
-            return (max(long, rest) if combine == "max" else long + rest), tail
-
-        tail = min(range(1, instances), key=combined)
+        tails = np.arange(1, instances)
+        long = seconds(self.steps.tail_samples, tails, high)
+        rest = seconds(self.samples - self.steps.tail_samples, instances - tails, median)
+        tail = 1 + int((np.maximum(long, rest) if combine == "max" else long + rest).argmin())
         return TailSplit(tail, instances - tail)
 
-    def guessed_finish_times(self, instances: int) -> Floats:
+    def guessed_finish_times(self, instances: int, over: Callable[[], bool] = never) -> Floats | None:
         """Baseline: :meth:`finish_times` if a guess of each length is trusted.
 
-        The guesses of each step determine its groups, order and best split; the true lengths are generated.
+        The guesses of each step determine its groups, order and best split; the true lengths are generated. None if
+        the search is ``over`` before all splits are compared.
         """
         longest = min(self.engine.memory_tokens - self.engine.prompt_tokens, 2**31)
         finish = np.empty(self.steps.lengths.shape)
@@ -187,7 +223,9 @@ class Dispatcher:
             dispatcher = Dispatcher(self.engine, guessed_step)
             split = unsplit = TailSplit(0, instances)
             if instances > 1 and self.samples > 1:
-                best = dispatcher.best_split(instances)
+                best = dispatcher.best_split(instances, over)
+                if over():
+                    return None
                 split = best if dispatcher.makespans(best)[0] < dispatcher.makespans(unsplit)[0] else unsplit
             queues = split.queues(self.samples, self.steps.tail_samples)
             finish[draw, order] = generate(self.engine, row[order], queues).finish_s
@@ -209,13 +247,25 @@ class Dispatcher:
         work: Floats = self.steps.lengths.sum(1) / self.engine.tokens_per_s() + self.samples * self.engine.prefill_s
         return work
 
+    def range_makespans(self, start: int, stop: int, instances: int) -> Floats:
+        """Time at which instances end that generate only the samples ``start`` to ``stop`` of each step, (draws,)."""
+        return self._group((start, stop), instances, self.steps.lengths[:, start:stop])
+
+    def simulate_range(self, start: int, stop: int, instances: int) -> tuple[Floats, float]:
+        """Time at which each of these samples ends, (draws, stop - start), and mean number of preemptions."""
+        queues = SampleQueues.shared(stop - start, instances)
+        rows = np.ascontiguousarray(self.steps.lengths[:, start:stop])
+        results = [generate(self.engine, row, queues) for row in rows]
+        finish = np.array([result.finish_s for result in results])
+        return finish, float(np.mean([result.preemptions for result in results]))
+
     def _tail(self, instances: int) -> Floats:
         return self._group("tail", instances, self.steps.lengths[:, : self.steps.tail_samples])
 
     def _regular(self, instances: int) -> Floats:
         return self._group("regular", instances, self.steps.lengths[:, self.steps.tail_samples :])
 
-    def _group(self, name: str, instances: int, lengths: Ints) -> Floats:
+    def _group(self, name: str | tuple[int, int], instances: int, lengths: Ints) -> Floats:
         key = (name, instances)
         if key not in self._makespans:
             queues = SampleQueues.shared(lengths.shape[1], instances)

@@ -7,12 +7,13 @@ another instance saves nothing. A unit is removed if training is behind by at le
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
 from cdmpp.planning.rl.costs import Pool, TrainingCost
-from cdmpp.planning.rl.dispatch import Dispatcher, TailSplit
+from cdmpp.planning.rl.dispatch import Dispatcher, TailSplit, never
 from cdmpp.planning.rl.lengths import SampledSteps
 from cdmpp.planning.rl.plan_schema import Action, ElasticPart
 
@@ -34,7 +35,13 @@ def action_of(gap_s: float, saving_s: float, loss_s: float | None, min_saving_s:
 
 
 def elastic_table(
-    pool: Pool, split: TailSplit, cost: TrainingCost, training_units: int, steps: SampledSteps, free_units: int
+    pool: Pool,
+    split: TailSplit,
+    cost: TrainingCost,
+    training_units: int,
+    steps: SampledSteps,
+    free_units: int,
+    over: Callable[[], bool] = never,
 ) -> list[ElasticPart]:
     """The table of a plan.
 
@@ -51,6 +58,8 @@ def elastic_table(
         Planned steps. Their lengths are scaled, and truncated at the memory limit.
     free_units : int
         Unused units of the pool.
+    over : callable
+        Whether to end with the rows so far.
     """
     engine, units, first_steps = pool.generation_engine(), split.instances, steps.first(MOST_DRAWS)
     longest = engine.memory_tokens - engine.prompt_tokens
@@ -65,6 +74,8 @@ def elastic_table(
 
     rows = []
     for growth in GROWTH:
+        if over():
+            break
         lengths = np.clip(np.rint(first_steps.lengths * growth), 1, longest).astype(np.int64)
         dispatcher = Dispatcher(engine, replace(first_steps, lengths=lengths))
         tokens = float(dispatcher.tokens.mean())

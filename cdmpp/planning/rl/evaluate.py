@@ -9,8 +9,8 @@ import numpy as np
 from cdmpp.planning.rl.dispatch import Dispatcher, TailSplit
 from cdmpp.planning.rl.engine import Floats
 from cdmpp.planning.rl.migration import Migration, inference_after
-from cdmpp.planning.rl.sizes import Objective, PoolSizes, SizingProblem
-from cdmpp.planning.rl.streaming import ReadyTimes
+from cdmpp.planning.rl.sizes import AnyDispatcher, Objective, PoolSizes, SizingProblem, finish_times
+from cdmpp.planning.rl.streaming import ReadyTimes, asynchronous_step
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class StepOutcome:
 
 
 def evaluate(
-    problem: SizingProblem, sizes: PoolSizes, dispatcher: Dispatcher, migration: Migration | None = None
+    problem: SizingProblem, sizes: PoolSizes, dispatcher: AnyDispatcher, migration: Migration | None = None
 ) -> StepOutcome:
     """Simulate steps with given sizes, split and number of batches.
 
@@ -47,18 +47,20 @@ def evaluate(
     ----------
     problem : SizingProblem
     sizes : PoolSizes
-    dispatcher : Dispatcher
-        Engine of the generation pool, and the steps.
+    dispatcher : Dispatcher or MixDispatcher
+        Of the generation units, on the steps.
     migration : Migration, optional
         On the same steps.
     """
     if migration is not None:
         return _outcome(problem, sizes, dispatcher, migration.ends_s, migration.ready_s, sizes.batches)
-    finish = dispatcher.finish_times(sizes.split)
+    finish = finish_times(dispatcher, sizes.split)
     return _outcome(problem, sizes, dispatcher, finish.max(1), _ready(problem, sizes, finish), sizes.batches)
 
 
-def evaluate_finish(problem: SizingProblem, sizes: PoolSizes, dispatcher: Dispatcher, finish_s: Floats) -> StepOutcome:
+def evaluate_finish(
+    problem: SizingProblem, sizes: PoolSizes, dispatcher: AnyDispatcher, finish_s: Floats
+) -> StepOutcome:
     """Simulate the stages after a generation with finish times (draws, samples), with the best number of batches."""
     return _outcome(problem, sizes, dispatcher, finish_s.max(1), _ready(problem, sizes, finish_s), None)
 
@@ -70,7 +72,7 @@ def colocated(
     steps: list[tuple[float, float]] = []
     for index, dispatcher in dispatchers.items():
         pool = problem.pools[index]
-        if pool.training is None:
+        if pool.training is None or pool.units < pool.training.run_units:
             continue
         unsplit = TailSplit(0, pool.units)
         sizes = PoolSizes(index, pool.units, index, pool.units, unsplit, 1, 0.0, 0.0, shared=True)
@@ -86,7 +88,7 @@ def _ready(problem: SizingProblem, sizes: PoolSizes, finish_s: Floats) -> Floats
 def _outcome(
     problem: SizingProblem,
     sizes: PoolSizes,
-    dispatcher: Dispatcher,
+    dispatcher: AnyDispatcher,
     ends_s: Floats,
     ready_s: Floats,
     batches: int | None,
@@ -99,11 +101,11 @@ def _outcome(
     whole = cost.whole_s(dispatcher.samples, dispatcher.tokens, float(sizes.training_units))
     if sizes.shared:
         return StepOutcome(ends_s, stage, whole, zeros, stage + whole + problem.shared_s)
-    weights_s = problem.weights_s(sizes.generation, sizes.training)
+    weights_s = problem.weights_s(problem.stage_of(sizes), sizes.training)
     if problem.mode == "async":
-        step = np.maximum(np.maximum(stage, whole), weights_s)
+        step = asynchronous_step(stage, whole, weights_s, problem.staleness)
         return StepOutcome(ends_s, stage, whole, step - whole, step)
-    ready = ReadyTimes.of(ready_s, dispatcher.steps.lengths, dispatcher.engine.prompt_tokens)
+    ready = ReadyTimes.of(ready_s, dispatcher.steps.lengths, dispatcher.prompt_tokens)
     units = np.array([sizes.training_units])
     counts = ready.batch_counts()
     if batches is not None:

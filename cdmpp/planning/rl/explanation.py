@@ -10,6 +10,7 @@ from cdmpp.planning.rl.plan_schema import SplitPart
 from cdmpp.planning.rl.problem import RlProblem
 from cdmpp.planning.rl.schema import PoolForm, RlRequest
 from cdmpp.planning.rl.search import SearchResult
+from cdmpp.planning.rl.sizes import MIXED
 from cdmpp.units import format_latency
 
 
@@ -40,7 +41,7 @@ def _stages(problem: RlProblem, result: SearchResult) -> Iterator[str]:
     generation_s = float(result.outcome.generation_s.mean())
     if sizes.training is not None:
         stage_s, training_s = float(result.outcome.stage_s.mean()), float(result.outcome.training_s.mean())
-        pool = pools[sizes.generation].name
+        pool = problem.sizing.stage_name(sizes)
         if sizes.shared:
             yield (
                 f"all {sizes.generation_units} units of {pool!r} generate, then train, which is better than separate "
@@ -65,7 +66,8 @@ def _split(result: SearchResult, split: SplitPart) -> Iterator[str]:
             f"the split loses {-100 * split.if_misses_any:.1f} % if the ranker misses any of the longest samples with "
             'equal chance; if yours may, raise "doubt" or set "misses": "any"'
         )
-    lead = 1.0 - float(result.guessed.step_s.mean()) / float(result.outcome.step_s.mean())
+    guessed = result.dispatches.get("guesses")
+    lead = 0.0 if guessed is None else 1.0 - float(guessed.step_s.mean()) / float(result.outcome.step_s.mean())
     if lead > 1e-3:
         yield (
             f"the baseline guesses is {100 * lead:.1f} % faster: it uses a guess of each length, the ranker only flags "
@@ -74,7 +76,8 @@ def _split(result: SearchResult, split: SplitPart) -> Iterator[str]:
 
 
 def _programs(request: RlRequest, result: SearchResult, split: SplitPart) -> Iterator[str]:
-    yield from _decoding(request.pools[result.sizes.generation], split)
+    if result.sizes.generation != MIXED:
+        yield from _decoding(request.pools[result.sizes.generation], split)
     training = None if result.sizes.training is None else request.pools[result.sizes.training].training
     if training is not None and training.sample is not None:
         yield f"training of a sample: {training.sample.cost.largest()}"

@@ -105,6 +105,12 @@ def generate(
     return GenerationResult(finish, left, home, int(preemptions))
 
 
+def compile_loops() -> None:
+    """Compile the simulation, or load it from the cache, before the budget of a search begins."""
+    one = np.ones(1, dtype=np.int64)
+    generate(GenerationEngine(np.ones(2)), one, SampleQueues.shared(1, 1))
+
+
 @jit
 def _run(
     members: Ints,

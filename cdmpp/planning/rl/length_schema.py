@@ -10,7 +10,7 @@ from cdmpp.compose.request import Closed, WholeNumber
 from cdmpp.errors import FieldError
 from cdmpp.planning.rl.lengths import LengthDistribution, LengthRanker, Misses
 
-MAX_TOKENS, MAX_OBSERVED = 10_000_000, 100_000
+MAX_TOKENS = 10_000_000
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS), WholeNumber]
 Level = Annotated[str, Field(pattern=r"^(0(\.[0-9]{1,9})?|1(\.0{1,9})?)$", max_length=11)]
 
@@ -18,7 +18,7 @@ Level = Annotated[str, Field(pattern=r"^(0(\.[0-9]{1,9})?|1(\.0{1,9})?)$", max_l
 class ObservedLengths(Closed):
     """Lengths of past responses, in tokens; steps are drawn from them with replacement."""
 
-    samples: Annotated[list[Tokens], Field(min_length=1, max_length=MAX_OBSERVED)]
+    samples: Annotated[list[Tokens], Field(min_length=1)]
     max_tokens: Annotated[Tokens | None, Field(description="Responses are truncated at this length.")] = None
 
     def distribution(self, samples_per_step: int) -> LengthDistribution:

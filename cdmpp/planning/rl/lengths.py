@@ -177,7 +177,7 @@ class LengthRanker:
         low, high = 0.0, 64.0
         for _ in range(30):
             middle = (low + high) / 2
-            ranked = np.argsort(-(logs + middle * spread * noise), axis=1)[:, :count]
+            ranked = np.argpartition(-(logs + middle * spread * noise), count - 1, axis=1)[:, :count]
             if float((logs[ranked] >= border).mean()) > self.recall:
                 low = middle
             else:

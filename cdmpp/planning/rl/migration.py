@@ -168,6 +168,8 @@ def best_migration(
         pauses = _pauses(dispatcher, split, threshold)
         held = float(np.mean([pause.held.sum() for pause in pauses]))
         for remaining in _remaining_counts(dispatcher.engine, threshold, instances, held):
+            if control.expired:
+                break
             migration = simulate_migration(dispatcher, split, threshold, remaining, link, inference_s, pauses)
             seconds = step_of(migration.ready_s) if inference_s > 0 else migration.generation_s
             if seconds <= limit and migration.freed_s > 0:

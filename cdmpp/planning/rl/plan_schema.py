@@ -8,6 +8,7 @@ from pydantic import Field
 
 from cdmpp.compose.render import Table
 from cdmpp.compose.request import Plan, Row
+from cdmpp.planning.fused.schema import FusedPlan
 from cdmpp.planning.rl.sizes import Objective, Stage
 from cdmpp.planning.rl.streaming import Mode
 from cdmpp.units import format_latency, format_si
@@ -25,10 +26,21 @@ class ObjectivePart(Row):
     lower_bound: Figure
 
 
+class PoolPart(Row):
+    """One of several pools that generate at once."""
+
+    pool: str
+    instances: Count
+    samples: Count
+    first: Annotated[Count, Field(description="Rank of its first sample; the sample ranked longest has rank 0.")]
+    time_s: Annotated[Figure, Field(description="Until its last sample is generated.")]
+
+
 class GenerationPart(Row):
     """The generation stage; seconds are means over the held-out steps."""
 
-    pool: str
+    pool: Annotated[str, Field(description='Of several pools: their names, joined by " + ".')]
+    parts: Annotated[list[PoolPart], Field(description="Pools that generate at once; empty: one pool.")]
     inference_by: Annotated[
         Stage,
         Field(
@@ -51,6 +63,16 @@ class GenerationPart(Row):
     preemptions: Annotated[Figure, Field(description="Preemptions for lack of memory, per step.")]
 
 
+class PipelinePart(Row):
+    """Training by a pipeline schedule."""
+
+    run_s: Annotated[Figure, Field(description="One run of the schedule.")]
+    samples: Annotated[Count, Field(description="Samples of one run.")]
+    pipelines: Annotated[Count, Field(description="Pipelines side by side.")]
+    runs: Annotated[Count, Field(description="Runs of each pipeline in a step, in one batch.")]
+    schedule: Annotated[FusedPlan | None, Field(description="null: the request gives the answer of the schedule.")]
+
+
 class TrainingPart(Row):
     """The training stage."""
 
@@ -59,6 +81,7 @@ class TrainingPart(Row):
     units: Count
     time_s: Annotated[Figure, Field(description="Work in one batch, without waiting.")]
     idle_s: Annotated[Figure, Field(description="Waiting within the step.")]
+    pipeline: Annotated[PipelinePart | None, Field(description="null: training has no pipeline schedule.")]
 
 
 class GroupPart(Row):
@@ -99,6 +122,14 @@ class StreamingPart(Row):
     training_bubble: Annotated[Figure, Field(description="Share of the step in which training waits.")]
     generation_bubble: Annotated[Figure, Field(description="Share of the step in which generation is idle.")]
     serial_s: Annotated[Figure, Field(description="Seconds of the step in one batch.")]
+    staleness: Annotated[
+        Count | None,
+        Field(description="Steps by which weights of generation may be behind; null: async without a limit."),
+    ]
+    weights_s: Annotated[Figure, Field(description="Transfer of the new weights to all generation instances.")]
+    weights_exposed_s: Annotated[
+        Figure, Field(description="Part of the step that the transfer adds: on the critical path, not overlapped.")
+    ]
 
 
 class MigrationPart(Row):
@@ -243,7 +274,15 @@ class RlPlan(Plan):
 
     def _stage_lines(self) -> list[str]:
         stage, training, migration = self.generation, self.training, self.migration
-        lines = [f"generation: {stage.instances} units of pool {stage.pool!r}, {format_latency(stage.stage_s)}"]
+        name = f"pool {stage.pool!r}"
+        if stage.parts:
+            name = "pools " + ", ".join(repr(part.pool) for part in stage.parts)
+        lines = [f"generation: {stage.instances} units of {name}, {format_latency(stage.stage_s)}"]
+        lines += [
+            f"  {part.pool!r}: {part.samples} samples from rank {part.first} on {part.instances} instances, "
+            f"{format_latency(part.time_s)}"
+            for part in stage.parts
+        ]
         if self.tail_split.used:
             lines += [
                 f"  {name}: {group.samples} samples on {group.instances} instances, batch {group.batch}"
@@ -261,6 +300,18 @@ class RlPlan(Plan):
             lines.append(
                 f"training: {training.units} units of pool {training.pool!r}, {format_latency(training.time_s)}; "
                 f"{self.mode}, {self.streaming.batches} batches, idle {format_latency(training.idle_s)}"
+            )
+            if self.streaming.weights_s:
+                stale = "" if self.streaming.staleness is None else f"staleness {self.streaming.staleness}, "
+                lines.append(
+                    f"  weights: {stale}transfer {format_latency(self.streaming.weights_s)}, of which "
+                    f"{format_latency(self.streaming.weights_exposed_s)} add to the step"
+                )
+        if training is not None and training.pipeline is not None:
+            pipeline = training.pipeline
+            lines.append(
+                f"  pipelines: {pipeline.pipelines}, {pipeline.runs} runs of {pipeline.samples} samples and "
+                f"{format_latency(pipeline.run_s)} each"
             )
         return lines
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -13,6 +14,7 @@ from cdmpp.planning.rl.dispatch import Dispatcher
 from cdmpp.planning.rl.engine import GenerationEngine
 from cdmpp.planning.rl.lengths import LengthDistribution, LengthRanker, SampledSteps, draw_steps
 from cdmpp.planning.rl.migration import MigrationLink
+from cdmpp.planning.rl.pipeline import PipelineSchedule
 from cdmpp.planning.rl.schema import PoolForm, RlRequest
 from cdmpp.planning.rl.sizes import Objective, SizingProblem
 
@@ -67,14 +69,20 @@ class RlProblem:
         ranker = replace(self.ranker, misses="any") if pessimistic else self.ranker
         return draw_steps(self.lengths, ranker, self.samples, self.draws, seed)
 
-    def dispatcher(self, engine: GenerationEngine, steps: SampledSteps, held_out: bool) -> Dispatcher:
-        """A dispatcher on sampled steps, with the pessimistic ranker unless the ranker is that one."""
-        if self.ranker.misses == "any":
-            return Dispatcher(engine, steps)
-        return Dispatcher(engine, steps, self.steps(held_out, pessimistic=True), self.doubt)
+    def dispatchers(self, engines: Mapping[int, GenerationEngine], held_out: bool) -> dict[int, Dispatcher]:
+        """Dispatchers of pools on the same sampled steps.
+
+        Each has the steps of a pessimistic ranker besides, unless the ranker is that one.
+        """
+        steps = self.steps(held_out)
+        pessimistic = None if self.ranker.misses == "any" else self.steps(held_out, pessimistic=True)
+        doubt = 0.0 if pessimistic is None else self.doubt
+        return {index: Dispatcher(engine, steps, pessimistic, doubt) for index, engine in engines.items()}
 
 
-def make_problem(request: RlRequest, figure: CostFigure = "latency_s") -> RlProblem:
+def make_problem(
+    request: RlRequest, figure: CostFigure = "latency_s", schedules: Mapping[int, PipelineSchedule] | None = None
+) -> RlProblem:
     """The problem of a request with resolved costs.
 
     Parameters
@@ -82,18 +90,27 @@ def make_problem(request: RlRequest, figure: CostFigure = "latency_s") -> RlProb
     request : RlRequest
     figure : {"latency_s", "lower_s", "upper_s"}
         Which value of each predicted cost to use.
+    schedules : mapping of int to PipelineSchedule, optional
+        Schedules of the pools that train by pipelines, by index (:func:`cdmpp.planning.rl.pipeline.schedules`).
     """
+    schedules = schedules or {}
     lengths = request.lengths.distribution(request.samples_per_step)
     weights = request.weights
     sizing = SizingProblem(
-        tuple(_pool(request, pool, lengths.median(), figure) for pool in request.pools),
-        request.mode,
+        tuple(
+            _pool(request, pool, lengths.median(), figure, schedules.get(index))
+            for index, pool in enumerate(request.pools)
+        ),
+        request.effective_mode,
         weights.same_site_s,
         weights.cross_site_s,
         weights.shared_s,
         request.layout,
         request.generation_units,
         request.training_units,
+        request.staleness if request.effective_mode == "async" else None,
+        None if weights.transfer is None else weights.transfer.transfer(),
+        request.mix_pools,
     )
     return RlProblem(
         lengths,
@@ -117,7 +134,9 @@ def pool_costs(pool: PoolForm) -> list[Cost]:
     return costs if pool.decode is None else costs + pool.decode.points()[1]
 
 
-def _pool(request: RlRequest, form: PoolForm, reserve_tokens: int, figure: CostFigure) -> Pool:
+def _pool(
+    request: RlRequest, form: PoolForm, reserve_tokens: int, figure: CostFigure, schedule: PipelineSchedule | None
+) -> Pool:
     """A pool of the search. An entering sample needs ``reserve_tokens`` of free memory."""
     engine, training = None, None
     if form.decode is not None:
@@ -139,5 +158,13 @@ def _pool(request: RlRequest, form: PoolForm, reserve_tokens: int, figure: CostF
             cost.efficiency,
             cost.batch_overhead_s,
         )
+        if cost.pipeline is not None:
+            assert schedule is not None, "schedules of all pools are given"
+            training = replace(
+                training,
+                run_s=getattr(schedule, figure),
+                run_samples=cost.pipeline.samples,
+                run_units=cost.pipeline.units,
+            )
     inference_s = getattr(cost_of(form.inference), figure)
     return Pool(form.name, form.units, form.price_per_hour, form.site, engine, training, inference_s)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,10 @@ from cdmpp.errors import FieldError
 from cdmpp.planning.rl.dispatch import Dispatcher, TailSplit
 from cdmpp.planning.rl.evaluate import evaluate
 from cdmpp.planning.rl.explanation import explain
-from cdmpp.planning.rl.generation import generate
 from cdmpp.planning.rl.lengths import SampledSteps
 from cdmpp.planning.rl.migration import simulate_migration
+from cdmpp.planning.rl.mixture import MixDispatcher, PoolMix
+from cdmpp.planning.rl.pipeline import PipelineSchedule
 from cdmpp.planning.rl.plan_schema import (
     CurvePart,
     DispatchPart,
@@ -23,6 +24,8 @@ from cdmpp.planning.rl.plan_schema import (
     LengthsPart,
     MigrationPart,
     ObjectivePart,
+    PipelinePart,
+    PoolPart,
     RlPlan,
     SizesPart,
     SplitPart,
@@ -33,12 +36,18 @@ from cdmpp.planning.rl.problem import CostFigure, RlProblem, make_problem, pool_
 from cdmpp.planning.rl.schema import DecodeLine, PoolForm, RlRequest
 from cdmpp.planning.rl.search import SearchResult
 from cdmpp.planning.rl.sizes import PoolSizes
+from cdmpp.planning.rl.streaming import asynchronous_step
 
 #: Bins of the length histogram; most points of the Pareto front that a plan lists.
 BINS, MOST_FRONT = 32, 64
 
 
-def plan_of(request: RlRequest, problem: RlProblem, result: SearchResult) -> RlPlan:
+def plan_of(
+    request: RlRequest,
+    problem: RlProblem,
+    result: SearchResult,
+    schedules: Mapping[int, PipelineSchedule] | None = None,
+) -> RlPlan:
     """The plan of a search result.
 
     Parameters
@@ -48,6 +57,8 @@ def plan_of(request: RlRequest, problem: RlProblem, result: SearchResult) -> RlP
     problem : RlProblem
         Made from the request.
     result : SearchResult
+    schedules : mapping of int to PipelineSchedule, optional
+        Schedules of the pools that train by pipelines, by index.
 
     Raises
     ------
@@ -55,8 +66,6 @@ def plan_of(request: RlRequest, problem: RlProblem, result: SearchResult) -> RlP
         The lower bound of the price is 0.
     """
     sizes, sizing = result.sizes, problem.sizing
-    pool = sizing.pools[sizes.generation]
-    held_out = problem.dispatcher(pool.generation_engine(), result.steps, held_out=True)
     bound = result.bound_s if problem.objective == "time" else result.bound_price
     if bound == 0:
         raise FieldError(
@@ -64,8 +73,9 @@ def plan_of(request: RlRequest, problem: RlProblem, result: SearchResult) -> RlP
             path="pools",
             hint='give every pool a price, or use "objective": "time"',
         )
-    lower_s, upper_s = _interval(request, result)
-    split = _split(result, held_out)
+    schedules = schedules or {}
+    lower_s, upper_s = _interval(request, result, schedules)
+    split = _split(result, problem.samples)
     return RlPlan(
         objective=ObjectivePart(name=problem.objective, value=sizes.value(problem.objective), lower_bound=bound),
         mode=sizing.mode,
@@ -74,10 +84,10 @@ def plan_of(request: RlRequest, problem: RlProblem, result: SearchResult) -> RlP
         step_upper_s=upper_s,
         lower_bound_s=result.bound_s,
         price_per_step=sizes.price,
-        generation=_generation(result, pool.name, held_out),
-        training=_training(problem, result),
+        generation=_generation(problem, result),
+        training=_training(problem, result, schedules),
         tail_split=split,
-        dispatch=DispatchPart(rule="lpt", words=_dispatch_rule(sizes.split, result.steps.tail_samples)),
+        dispatch=DispatchPart(rule="lpt", words=_dispatch_rule(problem, result)),
         streaming=_streaming(problem, result),
         migration=_migration(problem, result),
         elastic=result.elastic,
@@ -97,15 +107,23 @@ def _mean(values: Any) -> float:
     return float(np.mean(values))
 
 
-def _interval(request: RlRequest, result: SearchResult) -> tuple[float | None, float | None]:
+def _interval(
+    request: RlRequest, result: SearchResult, schedules: Mapping[int, PipelineSchedule]
+) -> tuple[float | None, float | None]:
     """Step time of the same plan with all predictions at their lower and at their upper bounds."""
-    if not any(cost.parts for pool in request.pools for cost in pool_costs(pool)):
+    predicted = any(cost.parts for pool in request.pools for cost in pool_costs(pool))
+    if not predicted and not any(schedule.predicted for schedule in schedules.values()):
         return None, None
     sizes = result.sizes
 
     def step_s(figure: CostFigure) -> float:
-        problem = make_problem(request, figure)
+        problem = make_problem(request, figure, schedules)
         sizing = problem.sizing
+        if isinstance(sizes.split, PoolMix):
+            dispatchers = {
+                pool: Dispatcher(sizing.pools[pool].generation_engine(), result.steps) for pool in sizes.split.pools
+            }
+            return _mean(evaluate(sizing, sizes, MixDispatcher(dispatchers)).step_s)
         dispatcher = Dispatcher(sizing.pools[sizes.generation].generation_engine(), result.steps)
         migration = None
         if result.migration_applied and result.migration is not None:
@@ -120,58 +138,92 @@ def _interval(request: RlRequest, result: SearchResult) -> tuple[float | None, f
 
 def _baselines(problem: RlProblem, result: SearchResult) -> dict[str, float]:
     """The objective of simpler plans with the same units."""
-    factor = 1.0 if problem.objective == "time" else problem.sizing.price_per_s(result.sizes)
-    baselines = {
-        "random": _mean(result.random.step_s) * factor,
-        "lpt": _mean(result.lpt.step_s) * factor,
-        "rule": _mean(result.quantile_rule.step_s) * factor,
-        "guesses": _mean(result.guessed.step_s) * factor,
-        "floor": result.longest_alone_s * factor,
-    }
+    time = problem.objective == "time"
+    factor = 1.0 if time else problem.sizing.price_per_s(result.sizes)
+    baselines = {name: _mean(outcome.step_s) * factor for name, outcome in result.dispatches.items()}
+    baselines["floor"] = result.longest_alone_s * factor
     if result.sizes.batches > 1:
         baselines["not_streamed"] = _mean(result.unstreamed.step_s) * factor
     if result.migration_applied:
         baselines["not_migrated"] = _mean(result.unmigrated.step_s) * factor
     if result.colocated is not None:
-        baselines["colocated"] = result.colocated[0 if problem.objective == "time" else 1]
+        baselines["colocated"] = result.colocated[0 if time else 1]
+    if result.one_pool is not None:
+        baselines["one_pool"] = result.one_pool[0 if time else 1]
     return baselines
 
 
-def _generation(result: SearchResult, pool: str, held_out: Dispatcher) -> GenerationPart:
-    queues = result.sizes.split.queues(held_out.samples, result.steps.tail_samples)
-    preemptions = [generate(held_out.engine, row, queues).preemptions for row in result.steps.lengths]
+def _generation(problem: RlProblem, result: SearchResult) -> GenerationPart:
+    sizes, judge, pools = result.sizes, result.judge, problem.sizing.pools
+    parts: list[PoolPart] = []
+    if isinstance(judge, MixDispatcher):
+        assert isinstance(sizes.split, PoolMix)
+        parts = [
+            PoolPart(
+                pool=pools[pool].name,
+                instances=units,
+                samples=stop - start,
+                first=start,
+                time_s=judge.range_s(pool, units, start, stop),
+            )
+            for pool, units, start, stop in sizes.split.ranges()
+        ]
+        preemptions = judge.preemptions(sizes.split)
+    else:
+        assert not isinstance(sizes.split, PoolMix)
+        preemptions = judge.preemptions(sizes.split)
     return GenerationPart(
-        pool=pool,
-        inference_by=result.sizes.inference_by,
-        instances=result.sizes.generation_units,
+        pool=problem.sizing.stage_name(sizes),
+        parts=parts,
+        inference_by=sizes.inference_by,
+        instances=sizes.generation_units,
         time_s=_mean(result.outcome.generation_s),
         stage_s=_mean(result.outcome.stage_s),
         lower_bound_s=result.generation_bound_s,
-        baselines_s={
-            "random": _mean(result.random.generation_s),
-            "lpt": _mean(result.lpt.generation_s),
-            "rule": _mean(result.quantile_rule.generation_s),
-            "guesses": _mean(result.guessed.generation_s),
-            "floor": result.longest_alone_s,
-        },
-        preemptions=_mean(preemptions),
+        baselines_s={name: _mean(outcome.generation_s) for name, outcome in result.dispatches.items()}
+        | {"floor": result.longest_alone_s},
+        preemptions=preemptions,
     )
 
 
-def _training(problem: RlProblem, result: SearchResult) -> TrainingPart | None:
-    if result.sizes.training is None:
+def _training(
+    problem: RlProblem, result: SearchResult, schedules: Mapping[int, PipelineSchedule]
+) -> TrainingPart | None:
+    sizes = result.sizes
+    if sizes.training is None:
         return None
+    cost, pipeline = problem.sizing.cost_of(sizes), None
+    if sizes.training in schedules:
+        pipeline = PipelinePart(
+            run_s=cost.run_s,
+            samples=cost.run_samples,
+            pipelines=int(cost.pipelines(float(sizes.training_units))),
+            runs=int(cost.runs(float(problem.samples), float(sizes.training_units))),
+            schedule=schedules[sizes.training].plan,
+        )
     return TrainingPart(
-        shared=result.sizes.shared,
-        pool=problem.sizing.pools[result.sizes.training].name,
-        units=result.sizes.training_units,
+        shared=sizes.shared,
+        pool=problem.sizing.pools[sizes.training].name,
+        units=sizes.training_units,
         time_s=_mean(result.outcome.training_s),
         idle_s=_mean(result.outcome.idle_s),
+        pipeline=pipeline,
     )
 
 
-def _split(result: SearchResult, held_out: Dispatcher) -> SplitPart:
-    split, tail_samples = result.sizes.split, result.steps.tail_samples
+def _split(result: SearchResult, samples: int) -> SplitPart:
+    split, tail_samples, held_out = result.sizes.split, result.steps.tail_samples, result.judge
+    if isinstance(held_out, MixDispatcher) or isinstance(split, PoolMix):
+        everything = GroupPart(samples=samples, instances=split.instances, batch=0)
+        return SplitPart(
+            used=False,
+            tail=GroupPart(samples=0, instances=0, batch=0),
+            regular=everything,
+            gain=0.0,
+            best_gain=0.0,
+            if_misses_any=None,
+            reason="each pool has a range of the samples and no groups within it",
+        )
     unsplit = TailSplit(0, split.instances)
     makespan = _mean(held_out.makespans(unsplit))
     gain = 1 - _mean(held_out.makespans(split)) / makespan
@@ -183,6 +235,8 @@ def _split(result: SearchResult, held_out: Dispatcher) -> SplitPart:
         reason = f"it gains {100 * gain:.1f} % on held-out steps"
     elif split.instances < 2:
         reason = "one instance cannot be split"
+    elif not result.best_split.tail:
+        reason = "the search ended before a split was tried"
     else:
         reason = (
             f"no split has a significant gain, with doubt of the ranker; the best one gains {100 * best_gain:.1f} % if "
@@ -204,9 +258,13 @@ def _split(result: SearchResult, held_out: Dispatcher) -> SplitPart:
     )
 
 
-def _dispatch_rule(split: TailSplit, tail_samples: int) -> str:
+def _dispatch_rule(problem: RlProblem, result: SearchResult) -> str:
+    split, tail_samples, pools = result.sizes.split, result.steps.tail_samples, problem.sizing.pools
     order = "in the ranker's order, longest first"
     take = "an instance with room takes the next sample; if several have room, the one with the smallest batch does"
+    if isinstance(split, PoolMix):
+        ranges = ", ".join(f"{stop - start} for {pools[pool].name!r}" for pool, _, start, stop in split.ranges())
+        return f"the samples {order}, are divided into ranges ({ranges}), each with one queue; {take}"
     if split.tail == 0:
         return f"all samples wait in one queue {order}; {take}"
     return (
@@ -218,14 +276,21 @@ def _dispatch_rule(split: TailSplit, tail_samples: int) -> str:
 def _streaming(problem: RlProblem, result: SearchResult) -> StreamingPart | None:
     if result.sizes.training is None or result.sizes.shared:
         return None
-    step_s = result.outcome.step_s
+    sizing, sizes, outcome = problem.sizing, result.sizes, result.outcome
+    step_s, weights_s = outcome.step_s, sizing.weights_s(sizing.stage_of(sizes), result.sizes.training)
+    exposed_s = weights_s
+    if sizing.mode == "async":
+        exposed_s = _mean(step_s - asynchronous_step(outcome.stage_s, outcome.training_s, 0.0, sizing.staleness))
     return StreamingPart(
-        mode=problem.sizing.mode,
-        batches=result.sizes.batches,
-        samples_per_batch=problem.samples / result.sizes.batches,
-        training_bubble=_mean(result.outcome.idle_s / step_s),
-        generation_bubble=_mean(1 - result.outcome.stage_s / step_s),
+        mode=sizing.mode,
+        batches=sizes.batches,
+        samples_per_batch=problem.samples / sizes.batches,
+        training_bubble=_mean(outcome.idle_s / step_s),
+        generation_bubble=_mean(1 - outcome.stage_s / step_s),
         serial_s=_mean(result.unstreamed.step_s),
+        staleness=0 if sizing.mode == "sync" else sizing.staleness,
+        weights_s=weights_s,
+        weights_exposed_s=exposed_s,
     )
 
 
@@ -251,7 +316,7 @@ def _migration(problem: RlProblem, result: SearchResult) -> MigrationPart | None
 def _front_sizes(problem: RlProblem, sizes: PoolSizes) -> SizesPart:
     pools = problem.sizing.pools
     return SizesPart(
-        generation_pool=pools[sizes.generation].name,
+        generation_pool=problem.sizing.stage_name(sizes),
         generation_units=sizes.generation_units,
         training_pool=None if sizes.training is None else pools[sizes.training].name,
         training_units=sizes.training_units,

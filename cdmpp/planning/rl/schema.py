@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Self, TypeVar
 
 import numpy as np
 from pydantic import Field, model_validator
 
-from cdmpp.compose.pricing import BatchCurve, Cost, CostField, PredictedCost, Priced, fill
+from cdmpp.compose.pricing import BatchCurve, Cost, CostField, PredictedCost, Priced, collect, fill
 from cdmpp.compose.request import (
+    MAX_COUNT,
     Budget,
     Closed,
+    Count,
     DeviceForm,
     MaxSteps,
     Name,
@@ -24,23 +27,22 @@ from cdmpp.compose.request import (
     WholeNumber,
 )
 from cdmpp.errors import FieldError, InfeasibleError
+from cdmpp.planning.fused.schema import FusedRequest
 from cdmpp.planning.rl.engine import UNLIMITED
 from cdmpp.planning.rl.length_schema import MAX_TOKENS, ObservedLengths, QuantileLengths, RankerForm
 from cdmpp.planning.rl.plan_schema import RlPlan
 from cdmpp.planning.rl.sizes import Layout, Objective, Stage
 from cdmpp.planning.rl.streaming import Mode
+from cdmpp.planning.rl.training_schema import PipelineForm, TrainingForm, WeightsForm
 from cdmpp.prediction import Prediction
 
-MAX_SAMPLES, MAX_UNITS, MAX_BATCH = 65_536, 512, 8192
-#: Largest product of draws and samples: a second of plain Python, a tenth of it compiled.
-MAX_SIMULATED = 2**17
+#: Default product of draws and samples: a tenth of a second compiled, a second in plain Python.
+SIMULATED = 2**17
 #: Default number of draws: the first for small steps, down to the second for large ones.
 MOST_DRAWS, LEAST_DRAWS = 16, 2
-#: Largest number of programs to price.
-MAX_PROGRAMS = 10_000
+MAX_STALENESS = 1000
 #: Costs that a pool inherits from the request, in the order in which they are priced.
 COST_FIELDS = ("decode", "prefill", "inference", "training")
-Units = Annotated[int, Field(ge=1, le=MAX_UNITS), WholeNumber]
 V = TypeVar("V")
 
 
@@ -64,7 +66,7 @@ class KvForm(Closed):
 
     bytes_per_token: Annotated[PositiveBytes | None, Field(description="Keys and values of one token.")] = None
     memory_bytes: Annotated[PositiveBytes | None, Field(description="KV-cache memory of one instance.")] = None
-    max_batch: Annotated[int, Field(ge=1, le=MAX_BATCH), WholeNumber] = 256
+    max_batch: Count = 256
 
     @model_validator(mode="after")
     def _both(self) -> Self:
@@ -79,36 +81,6 @@ class KvForm(Closed):
         return int(min(memory_bytes // self.bytes_per_token, UNLIMITED))
 
 
-class TrainingForm(Closed):
-    """Cost of training on one unit; the given costs are added. At least one of the first four."""
-
-    step_s: Annotated[PositiveSeconds | None, Field(description="For all samples of a step.")] = None
-    seconds_per_sample: PositiveSeconds | None = None
-    seconds_per_token: Annotated[
-        PositiveSeconds | None, Field(description="For each token of prompt and response.")
-    ] = None
-    sample: Annotated[PredictedCost | None, Field(description="Predicted, for each sample.")] = None
-    fixed_s: Annotated[Seconds, Field(description="Once per step, for any number of units: optimizer.")] = 0.0
-    efficiency: Annotated[
-        float, Field(gt=0.5, le=1, description="Share of the ideal speed-up that remains at each doubling of units.")
-    ] = 1.0
-    batch_overhead_s: Annotated[Seconds, Field(description="Added for each batch of a streamed step.")] = 0.0
-
-    @model_validator(mode="after")
-    def _some(self) -> Self:
-        if (self.step_s or self.seconds_per_sample or self.seconds_per_token or self.sample) is None:
-            raise ValueError("give step_s, seconds_per_sample, seconds_per_token or sample")
-        return self
-
-
-class WeightsForm(Closed):
-    """Transfer of the new weights from training to generation."""
-
-    same_site_s: Seconds = 0.0
-    cross_site_s: Seconds = 0.0
-    shared_s: Annotated[Seconds, Field(description="If the same units generate and train.")] = 0.0
-
-
 class PoolForm(Closed):
     """Equal units at one site: each is a generation instance or a data-parallel training unit.
 
@@ -116,7 +88,7 @@ class PoolForm(Closed):
     """
 
     name: Name
-    units: Units
+    units: Count
     price_per_hour: Annotated[float, Field(ge=0, le=1e9, description="Of one unit.")] = 0.0
     site: Annotated[str, Field(max_length=200)] = ""
     stages: Annotated[list[Stage], Field(min_length=1, max_length=2, json_schema_extra={"uniqueItems": True})] = Field(
@@ -150,10 +122,10 @@ class RlRequest(Request[RlPlan]):
     """
 
     lengths: ObservedLengths | QuantileLengths
-    samples_per_step: Annotated[int, Field(ge=1, le=MAX_SAMPLES), WholeNumber]
+    samples_per_step: Count
     ranker: RankerForm = RankerForm()
     prompt_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS), WholeNumber] = 0
-    pools: Annotated[list[PoolForm], Field(min_length=1, max_length=8)]
+    pools: Annotated[list[PoolForm], Field(min_length=1)]
     decode: Annotated[
         DecodeForm | None, Field(description="Decode curve: seconds of one decoding step by batch size.")
     ] = None
@@ -179,6 +151,17 @@ class RlRequest(Request[RlPlan]):
             "(one-step off-policy)."
         ),
     ] = "sync"
+    staleness: Annotated[
+        Annotated[int, Field(ge=0, le=MAX_STALENESS), WholeNumber] | None,
+        Field(
+            description="k: step i is generated with the weights of the training of step i - 1 - k or later. 0: "
+            "sync; 1 or more: async, with transfer and both stages of a step within k + 1 steps. null: as mode says; "
+            "async then never waits for weights, as with 2."
+        ),
+    ] = None
+    mix_pools: Annotated[
+        bool, Field(description="Several pools may generate at once; the samples of a step are divided between them.")
+    ] = False
     layout: Annotated[
         Layout,
         Field(
@@ -191,14 +174,11 @@ class RlRequest(Request[RlPlan]):
         float, Field(ge=0, le=1, description="A step may be longer than the shortest by this share if it is cheaper.")
     ] = 0.0
     most_step_s: Annotated[PositiveSeconds | None, Field(description="Upper limit of a step.")] = None
-    generation_units: Annotated[Units | None, Field(description="Fixed instead of searched.")] = None
-    training_units: Annotated[Units | None, Field(description="Fixed instead of searched.")] = None
+    generation_units: Annotated[Count | None, Field(description="Fixed instead of searched.")] = None
+    training_units: Annotated[Count | None, Field(description="Fixed instead of searched.")] = None
     draws: Annotated[
-        Annotated[int, Field(ge=2, le=64), WholeNumber] | None,
-        Field(
-            description=f"Steps to simulate. Default: {MOST_DRAWS}, fewer for large steps. Draws times samples may "
-            f"be at most {MAX_SIMULATED}."
-        ),
+        Annotated[int, Field(ge=2, le=MAX_COUNT), WholeNumber] | None,
+        Field(description=f"Steps to simulate. Default: {MOST_DRAWS}, fewer for large steps."),
     ] = None
     budget_s: Budget = 1.0
     max_steps: MaxSteps = None
@@ -220,8 +200,43 @@ class RlRequest(Request[RlPlan]):
         if not generating:
             raise FieldError("no pool generates", path="pools", hint='add "generation" to the stages of a pool')
         self._check_memory(generating)
+        self._check_mode()
+        training = {pool.name: pool.site for pool in pools if pool.training is not None}
+        separate = training if self.layout != "shared" else {}
+        self.weights.check(separate, {pool.name: pool.site for pool in generating})
+        for pool in pools:
+            if pool.training is not None and pool.training.pipeline is not None:
+                self._check_pipeline(pool, pool.training.pipeline)
         self.ranker.ranker()
-        self.draw_count()
+
+    def sizes(self) -> dict[str, int]:
+        """Units, pools, samples, batch, given lengths, programs to price, and pipeline schedules to search."""
+        return {
+            "units": max(pool.units for pool in self.pools),
+            "pools": len(self.pools),
+            "samples": self.samples_per_step,
+            "simulated_samples": self.draw_count() * self.samples_per_step,
+            "batch": self.kv.max_batch,
+            "lengths": len(self.lengths.samples) if isinstance(self.lengths, ObservedLengths) else 0,
+            "programs": _programs(self) + sum(map(_programs, self.pools)),
+            **{
+                f"pipeline_{name}": max((pipeline.sizes()[name] for pipeline in self._pipelines()), default=0)
+                for name in ("ranks", "models", "passes")
+            },
+        }
+
+    def _pipelines(self) -> list[FusedRequest]:
+        """Schedules that are searched."""
+        costs = [cost for cost in (self.training, *(pool.training for pool in self.pools)) if cost is not None]
+        pipelines = [cost.pipeline.request for cost in costs if cost.pipeline is not None]
+        return [request for request in pipelines if request is not None]
+
+    @property
+    def effective_mode(self) -> Mode:
+        """The mode, or that of the staleness if it is given."""
+        if self.staleness is None:
+            return self.mode
+        return "async" if self.staleness else "sync"
 
     def with_pool_costs(self) -> Self:
         """A copy in which each pool has all costs of its stages, its own or the request's, and the request has none.
@@ -245,15 +260,9 @@ class RlRequest(Request[RlPlan]):
                 path = name if getattr(given, name) is None else f"pools.{index}.{name}"
                 cost = getattr(pool, name)
                 if isinstance(cost, TrainingForm):
-                    cost, path = cost.sample, f"{path}.sample"
-                if isinstance(cost, Priced):
+                    programs += [replace(program, path=f"{path}.{program.path}") for program in collect(cost)]
+                elif isinstance(cost, Priced):
                     programs += cost.price_requests(path)
-        if len(programs) > MAX_PROGRAMS:
-            raise FieldError(
-                f"{len(programs):,} programs would have to be priced",
-                path="pools",
-                hint=f"at most {MAX_PROGRAMS:,}: give fewer batch sizes",
-            )
         return programs
 
     def with_prices(self, prices: Sequence[Prediction]) -> Self:
@@ -263,23 +272,30 @@ class RlRequest(Request[RlPlan]):
         return resolved.model_copy(update={"pools": pools})
 
     def draw_count(self) -> int:
-        """Number of steps to simulate.
+        """Number of steps to simulate."""
+        if self.draws is not None:
+            return self.draws
+        return min(max(SIMULATED // self.samples_per_step, LEAST_DRAWS), MOST_DRAWS)
 
-        Raises
-        ------
-        FieldError
-            The request has more draws than can be simulated.
-        """
-        limit = max(MAX_SIMULATED // self.samples_per_step, LEAST_DRAWS)
-        if self.draws is None:
-            return min(limit, MOST_DRAWS)
-        if self.draws * self.samples_per_step > MAX_SIMULATED:
+    def _check_mode(self) -> None:
+        """Raise FieldError if mode and staleness contradict each other."""
+        if "mode" in self.model_fields_set and self.effective_mode != self.mode:
             raise FieldError(
-                f"draws: {self.draws} steps of {self.samples_per_step} samples are too many to simulate",
-                path="draws",
-                hint=f"at most {limit}, or omit it",
+                f"staleness: {self.staleness} is {self.effective_mode}, but mode is {self.mode}",
+                path="staleness",
+                hint="omit mode: a staleness of 0 is sync, of 1 or more async",
             )
-        return self.draws
+
+    def _check_pipeline(self, pool: PoolForm, pipeline: PipelineForm) -> None:
+        if pipeline.request is not None:
+            pipeline.request.check()
+        if pipeline.units > pool.units:
+            raise FieldError(
+                f"training.pipeline.units: a pipeline of {pipeline.units} units does not fit into pool {pool.name!r} "
+                f"of {pool.units}",
+                path="training.pipeline.units" if self.training is not None else "pools",
+                hint='give the pool more units, or remove "training" from its stages',
+            )
 
     def _with_costs(self, index: int) -> PoolForm:
         pool, path = self.pools[index], f"pools.{index}"
@@ -337,3 +353,16 @@ class RlRequest(Request[RlPlan]):
 
 def _own_or_common(own: V | None, common: V) -> V:
     return common if own is None else own
+
+
+def _programs(holder: RlRequest | PoolForm) -> int:
+    """Programs of the costs that a pool or the request gives, at all batch sizes."""
+    count = 0
+    for name in COST_FIELDS:
+        cost = getattr(holder, name)
+        for part in (cost,) if not isinstance(cost, TrainingForm) else (cost.sample,):
+            if isinstance(part, PredictedCost):
+                count += len(part.programs)
+            elif isinstance(part, BatchCurve) and part.programs is not None:
+                count += len(part.batch) * len(part.programs)
+    return count

@@ -17,13 +17,18 @@ from cdmpp.planning.rl.engine import Floats
 from cdmpp.planning.rl.evaluate import StepOutcome, colocated, evaluate, evaluate_finish
 from cdmpp.planning.rl.lengths import SampledSteps
 from cdmpp.planning.rl.migration import Migration, best_migration, simulate_migration
+from cdmpp.planning.rl.mixture import MixDispatcher, PoolMix
 from cdmpp.planning.rl.plan_schema import ElasticPart
 from cdmpp.planning.rl.problem import RlProblem
 from cdmpp.planning.rl.size_search import SizeSearchResult, choose_sizes, search_sizes
-from cdmpp.planning.rl.sizes import PoolSizes, SizingProblem, candidate_sizes
+from cdmpp.planning.rl.sizes import AnyDispatcher, Groups, PoolSizes, SizingProblem, candidate_sizes
 
 #: Number of search steps on which a migration is chosen.
 MIGRATION_DRAWS = 8
+#: Simulations of all steps after the search: the plan, its baselines and its bounds. Time for them is reserved.
+EVALUATIONS = 14
+#: Shares of the budget that are left when the search for migrations and the elastic table end.
+MIGRATION_LEAVES, ELASTIC_LEAVES = 0.25, 0.1
 
 
 @dataclass(frozen=True)
@@ -38,10 +43,12 @@ class SearchResult:
     migration : Migration or None
     migration_applied : bool
         Whether ``outcome`` includes the migration.
-    lpt : StepOutcome
-        Baseline: longest first, without split and migration.
-    random, quantile_rule, guessed : StepOutcome
-        Baselines: random order, StreamRL's split by quantiles, and splits that trust guesses of lengths.
+    dispatches : dict of str to StepOutcome
+        Baselines of the dispatch with the same units. In one pool: ``lpt`` (longest first, without split and
+        migration), ``random``, ``rule`` (StreamRL's split by quantiles), ``guesses`` (splits that trust guesses of
+        lengths). In several: ``random`` and ``proportional`` (samples in proportion to throughput).
+    one_pool : (float, float) or None
+        Baseline of a mix: seconds and price of the best plan that generates in one pool, without split and migration.
     unstreamed : StepOutcome
         Baseline: training after generation, in one batch.
     unmigrated : StepOutcome
@@ -49,7 +56,7 @@ class SearchResult:
     colocated : (float, float) or None
         Baseline: seconds and price if all units of one pool generate and then train.
     best_split : TailSplit
-        The best split into two groups, used or not.
+        The best split into two groups, used or not; no split if the search ended before.
     longest_alone_s : float
         Decoding of the longest sample alone.
     bound_s, bound_price : float
@@ -59,25 +66,23 @@ class SearchResult:
     front : list of PoolSizes
         The Pareto front of time and price.
     elastic : list of ElasticPart
-        Empty without separate training.
+        Empty without separate training and for a mix; shorter if the search ended before.
     sizes_tried : int
         Number of generation sizes that were simulated.
     complete : bool
         Whether these are all sizes.
     left_out : dict of str to str
         Name of each pool whose memory is too small, and the reason.
-    steps : SampledSteps
-        The held-out steps.
+    judge : Dispatcher or MixDispatcher
+        Of the units that generate, on the held-out steps.
     """
 
     sizes: PoolSizes
     outcome: StepOutcome
     migration: Migration | None
     migration_applied: bool
-    lpt: StepOutcome
-    random: StepOutcome
-    quantile_rule: StepOutcome
-    guessed: StepOutcome
+    dispatches: dict[str, StepOutcome]
+    one_pool: tuple[float, float] | None
     unstreamed: StepOutcome
     unmigrated: StepOutcome
     colocated: tuple[float, float] | None
@@ -91,7 +96,12 @@ class SearchResult:
     sizes_tried: int
     complete: bool
     left_out: dict[str, str]
-    steps: SampledSteps
+    judge: AnyDispatcher
+
+    @property
+    def steps(self) -> SampledSteps:
+        """The held-out steps."""
+        return self.judge.steps
 
 
 def search(
@@ -126,18 +136,24 @@ def search(
         for index, pool in enumerate(problem.sizing.pools)
         if pool.engine is not None and pool.name not in left_out
     }
-    steps, held_out_steps = problem.steps(held_out=False), problem.steps(held_out=True)
-    dispatchers = {index: problem.dispatcher(engine, steps, False) for index, engine in engines.items()}
-    held_out = {index: problem.dispatcher(engine, held_out_steps, True) for index, engine in engines.items()}
+    dispatchers, held_out = problem.dispatchers(engines, False), problem.dispatchers(engines, True)
 
     def answer(result: SizeSearchResult) -> Any:
         stopped = SearchControl()
         stopped.stop()
-        plan = _complete(problem, dispatchers, held_out, left_out, result, stopped)
+        plan = _complete(problem, dispatchers, held_out, left_out, result, stopped, 0.0)
         return None if make_answer is None else make_answer(plan)
 
-    result = search_sizes(problem, dispatchers, control, max_steps, answer)
-    return _complete(problem, dispatchers, held_out, left_out, result, control)
+    # One simulation of all drawn steps is the longest part that does not look at the budget.
+    started = control.spent_s
+    index, dispatcher = next(iter(dispatchers.items()))
+    first_units = problem.sizing.generation_units or problem.sizing.pools[index].units
+    dispatcher.finish_times(TailSplit(0, first_units))
+    reserve_s = (control.spent_s - started) * (EVALUATIONS + len(dispatchers))
+    total_s = control.left_s if control.left_s < np.inf else 0.0
+    within = control.part(reserve_s=min(reserve_s, total_s / 2))
+    result = search_sizes(problem, dispatchers, within, control, max_steps, answer)
+    return _complete(problem, dispatchers, held_out, left_out, result, within, total_s)
 
 
 def pools_without_memory(problem: RlProblem) -> dict[str, str]:
@@ -167,70 +183,161 @@ def _complete(
     left_out: dict[str, str],
     result: SizeSearchResult,
     control: SearchControl,
+    total_s: float,
 ) -> SearchResult:
     """Choose sizes and migration, and evaluate them with all baselines on the held-out steps."""
     sizing = problem.sizing
-    short_dispatchers = {
-        index: Dispatcher(dispatcher.engine, dispatcher.steps.first(MIGRATION_DRAWS))
-        for index, dispatcher in dispatchers.items()
-    }
-    sizes, migration = _sizes_with_migration(problem, short_dispatchers, result, control)
-    units = sizes.generation_units
-    dispatcher, short_dispatcher = dispatchers[sizes.generation], short_dispatchers[sizes.generation]
-    judge = held_out[sizes.generation]
-    best_split = sizes.split
-    if not best_split.tail and units > 1 and dispatcher.samples > 1:
-        best_split = dispatcher.best_split(units)
-    unsplit = _resimulated(sizing, sizes, dispatcher, TailSplit(0, units))
-    lpt, outcome = evaluate(sizing, unsplit, judge), evaluate(sizing, sizes, judge)
-    if sizes.split.tail and outcome.step_s.mean() > lpt.step_s.mean():
-        # The split gains on the search steps and loses on the held-out steps.
-        sizes, outcome = unsplit, lpt
-        migration = _best_migration(problem, short_dispatcher, sizes, control)
-    unmigrated, applied = outcome, False
-    inference_s, split = sizing.generation_inference_s(sizes), sizes.split
-    if migration is not None:
-        ready_s = migration.ready_s
-        migration = simulate_migration(
-            judge, split, migration.threshold, migration.remaining, problem.link, inference_s
+    sizes = choose_sizes(problem, result.front)
+    migration: Migration | None = None
+    judge: AnyDispatcher
+    dispatches: dict[str, StepOutcome] = {}
+    if isinstance(sizes.split, PoolMix):
+        judge, best_split = MixDispatcher(held_out), TailSplit(0, sizes.generation_units)
+        outcome = unmigrated = evaluate(sizing, sizes, judge)
+        applied = False
+    else:
+        short_dispatchers = {
+            index: Dispatcher(dispatcher.engine, dispatcher.steps.first(MIGRATION_DRAWS))
+            for index, dispatcher in dispatchers.items()
+        }
+        migrating = control.part(reserve_s=MIGRATION_LEAVES * total_s)
+        sizes, migration = _sizes_with_migration(problem, short_dispatchers, result, migrating)
+        judge = held_out[sizes.generation]
+        dispatcher, short_dispatcher = dispatchers[sizes.generation], short_dispatchers[sizes.generation]
+        sizes, outcome, lpt, best_split, migration = _split_or_not(
+            problem, dispatcher, short_dispatcher, judge, sizes, migration, migrating
         )
-        migrated_sizes = _resimulated(sizing, sizes, short_dispatcher, split, ready_s)
-        migrated = evaluate(sizing, migrated_sizes, judge, migration)
-        if inference_s > 0 and migrated.step_s.mean() < outcome.step_s.mean():
-            sizes, outcome, applied = migrated_sizes, migrated, True
-        elif inference_s > 0:
-            migration = None
+        dispatches["lpt"] = lpt
+        unmigrated, applied = outcome, False
+        if migration is not None:
+            sizes, outcome, migration, applied = _migrate_or_not(
+                problem, short_dispatcher, judge, sizes, outcome, migration
+            )
     elastic: list[ElasticPart] = []
-    if sizes.training is not None and not sizes.shared:
+    if isinstance(judge, Dispatcher) and sizes.training is not None and not sizes.shared:
+        inference_s, units = sizing.generation_inference_s(sizes), sizes.generation_units
         pool = replace(sizing.pools[sizes.generation], inference_s=inference_s)
         free_units = pool.units - (sizes.units if sizes.training == sizes.generation else units)
-        elastic = elastic_table(pool, best_split, sizing.cost_of(sizes), sizes.training_units, judge.steps, free_units)
+        cost, over = sizing.cost_of(sizes), control.part(reserve_s=ELASTIC_LEAVES * total_s)
+        elastic = elastic_table(
+            pool, best_split, cost, sizes.training_units, judge.steps, free_units, lambda: over.expired
+        )
     bound_s, bound_price = lower_bounds(sizing, held_out)
     step_s = float(outcome.step_s.mean())
+    # A user who stopped the search waits for the plan.
+    baselines = not control.stopped
     return SearchResult(
         sizes=replace(sizes, step_s=step_s, price=step_s * sizing.price_per_s(sizes)),
         outcome=outcome,
         migration=migration,
         migration_applied=applied,
-        lpt=lpt,
-        random=evaluate_finish(sizing, sizes, judge, judge.random_finish_times(units)),
-        quantile_rule=evaluate_finish(sizing, sizes, judge, judge.finish_times(judge.quantile_rule_split(units))),
-        guessed=evaluate_finish(sizing, sizes, judge, judge.guessed_finish_times(units)),
+        dispatches=dispatches | (_dispatches(sizing, sizes, judge, control) if baselines else {}),
+        one_pool=_one_pool(problem, sizes, held_out, result) if baselines else None,
         unstreamed=evaluate(sizing, replace(sizes, batches=1), judge),
         unmigrated=unmigrated,
-        colocated=colocated(sizing, problem.objective, held_out),
+        colocated=colocated(sizing, problem.objective, held_out) if baselines else None,
         best_split=best_split,
         longest_alone_s=float(judge.longest_alone_s().mean()),
         bound_s=bound_s,
         bound_price=bound_price,
-        generation_bound_s=float(judge.lower_bound_s(units).mean()),
+        generation_bound_s=generation_bound_s(judge, sizes),
         front=result.front,
         elastic=elastic,
         sizes_tried=result.tried,
         complete=result.complete,
         left_out=left_out,
-        steps=judge.steps,
+        judge=judge,
     )
+
+
+def generation_bound_s(dispatcher: AnyDispatcher, sizes: PoolSizes) -> float:
+    """Lower bound of the mean generation with the units of these sizes."""
+    if isinstance(dispatcher, MixDispatcher):
+        assert isinstance(sizes.split, PoolMix)
+        return float(dispatcher.lower_bound_s(sizes.split).mean())
+    return float(dispatcher.lower_bound_s(sizes.generation_units).mean())
+
+
+def _split_or_not(
+    problem: RlProblem,
+    dispatcher: Dispatcher,
+    short_dispatcher: Dispatcher,
+    judge: Dispatcher,
+    sizes: PoolSizes,
+    migration: Migration | None,
+    control: SearchControl,
+) -> tuple[PoolSizes, StepOutcome, StepOutcome, TailSplit, Migration | None]:
+    """The sizes with their split, or without it if it loses on the held-out steps.
+
+    Besides: the outcome, that without split, the best split, and the migration.
+    """
+    sizing, units = problem.sizing, sizes.generation_units
+    assert isinstance(sizes.split, TailSplit)
+    best_split = sizes.split
+    if not best_split.tail and units > 1 and dispatcher.samples > 1 and not control.expired:
+        best_split = dispatcher.best_split(units, lambda: control.expired)
+    unsplit = _resimulated(sizing, sizes, dispatcher, TailSplit(0, units))
+    lpt, outcome = evaluate(sizing, unsplit, judge), evaluate(sizing, sizes, judge)
+    if sizes.split.tail and outcome.step_s.mean() > lpt.step_s.mean():
+        # The split gains on the search steps and loses on the held-out steps.
+        return unsplit, lpt, lpt, best_split, _best_migration(problem, short_dispatcher, unsplit, control)
+    return sizes, outcome, lpt, best_split, migration
+
+
+def _migrate_or_not(
+    problem: RlProblem,
+    short_dispatcher: Dispatcher,
+    judge: Dispatcher,
+    sizes: PoolSizes,
+    outcome: StepOutcome,
+    migration: Migration,
+) -> tuple[PoolSizes, StepOutcome, Migration | None, bool]:
+    """Sizes and outcome with or without the migration, the migration on the held-out steps, whether it is applied."""
+    sizing, split = problem.sizing, sizes.split
+    assert isinstance(split, TailSplit)
+    inference_s, ready_s = sizing.generation_inference_s(sizes), migration.ready_s
+    simulated = simulate_migration(judge, split, migration.threshold, migration.remaining, problem.link, inference_s)
+    if inference_s == 0:
+        return sizes, outcome, simulated, False
+    migrated_sizes = _resimulated(sizing, sizes, short_dispatcher, split, ready_s)
+    migrated = evaluate(sizing, migrated_sizes, judge, simulated)
+    if migrated.step_s.mean() < outcome.step_s.mean():
+        return migrated_sizes, migrated, simulated, True
+    return sizes, outcome, None, False
+
+
+def _dispatches(
+    sizing: SizingProblem, sizes: PoolSizes, judge: AnyDispatcher, control: SearchControl
+) -> dict[str, StepOutcome]:
+    """Other dispatches of the samples to the same units, each with its best number of batches."""
+    finish: dict[str, Floats | None]
+    if isinstance(judge, MixDispatcher):
+        assert isinstance(sizes.split, PoolMix)
+        finish = {
+            "random": judge.random_finish_times(sizes.split),
+            "proportional": judge.finish_times(judge.proportional(sizes.split.pools, sizes.split.units)),
+        }
+    else:
+        units_ = sizes.generation_units
+        finish = {
+            "random": judge.random_finish_times(units_),
+            "rule": judge.finish_times(judge.quantile_rule_split(units_)),
+            "guesses": judge.guessed_finish_times(units_, lambda: control.expired),
+        }
+    return {name: evaluate_finish(sizing, sizes, judge, times) for name, times in finish.items() if times is not None}
+
+
+def _one_pool(
+    problem: RlProblem, sizes: PoolSizes, held_out: dict[int, Dispatcher], result: SizeSearchResult
+) -> tuple[float, float] | None:
+    """Seconds and price of the best sizes that generate in one pool, if the plan generates in several."""
+    limit = problem.most_step_s
+    front = [other for other in result.one_pool if limit is None or other.step_s <= limit]
+    if not isinstance(sizes.split, PoolMix) or not front:
+        return None
+    best = choose_sizes(problem, front)
+    seconds = float(evaluate(problem.sizing, best, held_out[best.generation]).step_s.mean())
+    return seconds, seconds * problem.sizing.price_per_s(best)
 
 
 def _sizes_with_migration(
@@ -238,6 +345,8 @@ def _sizes_with_migration(
 ) -> tuple[PoolSizes, Migration | None]:
     """The best sizes with their migration: inference beside the tail may make sizes better than the front."""
     sizes = choose_sizes(problem, result.front)
+    if control.expired:
+        return sizes, None
     migration = _best_migration(problem, dispatchers[sizes.generation], sizes, control)
 
     def value(sizes: PoolSizes, migration: Migration | None) -> float:
@@ -266,11 +375,12 @@ def _best_migration(
         return _resimulated(problem.sizing, sizes, dispatcher, sizes.split, ready_s).step_s
 
     inference_s = problem.sizing.generation_inference_s(sizes)
+    assert isinstance(sizes.split, TailSplit)
     return best_migration(dispatcher, sizes.split, problem.link, inference_s, control, step_of)
 
 
 def _resimulated(
-    sizing: SizingProblem, sizes: PoolSizes, dispatcher: Dispatcher, split: TailSplit, ready_s: Floats | None = None
+    sizing: SizingProblem, sizes: PoolSizes, dispatcher: Dispatcher, split: Groups, ready_s: Floats | None = None
 ) -> PoolSizes:
     """The same sizes with another split or other ready times; the number of batches is chosen again."""
     (resimulated,) = candidate_sizes(sizing, sizes.generation, dispatcher, split, ready_s, sizes)

@@ -17,11 +17,20 @@ from cdmpp.planning.rl.costs import Pool, TrainingCost
 from cdmpp.planning.rl.dispatch import Dispatcher, TailSplit
 from cdmpp.planning.rl.engine import Floats, Ints
 from cdmpp.planning.rl.migration import inference_after
+from cdmpp.planning.rl.mixture import MixDispatcher, PoolMix
 from cdmpp.planning.rl.streaming import Mode, ReadyTimes, step_times
+from cdmpp.planning.rl.weights import WeightTransfer
 
 Objective = Literal["time", "cost"]
 Stage = Literal["generation", "training"]
 Layout = Literal["any", "separate", "shared"]
+#: Groups of the instances that generate, and the simulator of their steps.
+Groups = TailSplit | PoolMix
+AnyDispatcher = Dispatcher | MixDispatcher
+#: Index of the generation pool of sizes with a PoolMix.
+MIXED = -1
+#: Numbers of training units that are tried at first; all, if there are at most so many.
+MOST_COUNTS = 512
 
 
 @dataclass(frozen=True)
@@ -31,10 +40,11 @@ class PoolSizes:
     Attributes
     ----------
     generation, generation_units : int
-        Index of the generation pool, and its units.
+        Index of the generation pool, and its units. With a :class:`PoolMix` as ``split``: :data:`MIXED`, and all
+        its units.
     training, training_units : int or None, int
         Index of the training pool, and its units; None and 0 without training.
-    split : TailSplit
+    split : TailSplit or PoolMix
         Groups of the generation instances.
     batches : int
         Number of batches in which samples are streamed to training.
@@ -52,7 +62,7 @@ class PoolSizes:
     generation_units: int
     training: int | None
     training_units: int
-    split: TailSplit
+    split: Groups
     batches: int
     step_s: float
     price: float
@@ -70,6 +80,31 @@ class PoolSizes:
 
 
 @dataclass(frozen=True)
+class GenerationStage:
+    """The units that generate.
+
+    Attributes
+    ----------
+    units : tuple of (int, int)
+        Index and units of each pool.
+    inference_s : float
+        Seconds of one instance for the inference of a sample; for a mix, of one average instance.
+    """
+
+    units: tuple[tuple[int, int], ...]
+    inference_s: float
+
+    @property
+    def instances(self) -> int:
+        """Units of all pools."""
+        return sum(units for _, units in self.units)
+
+    def of_pool(self, pool: int) -> int:
+        """Units of one pool."""
+        return sum(units for index, units in self.units if index == pool)
+
+
+@dataclass(frozen=True)
 class SizingProblem:
     """Pools and constraints of the search for sizes.
 
@@ -84,6 +119,12 @@ class SizingProblem:
         Whether both stages run on separate units, on shared units, or on either.
     generation_units, training_units : int or None
         Fixed sizes; None: searched.
+    staleness : int or None
+        Of :func:`cdmpp.planning.rl.streaming.asynchronous_step`.
+    transfer : WeightTransfer or None
+        Replaces ``same_site_s`` and ``cross_site_s``.
+    mix : bool
+        Whether several pools may generate at once.
     """
 
     pools: tuple[Pool, ...]
@@ -94,30 +135,55 @@ class SizingProblem:
     layout: Layout = "any"
     generation_units: int | None = None
     training_units: int | None = None
+    staleness: int | None = None
+    transfer: WeightTransfer | None = None
+    mix: bool = False
 
     @property
     def trains(self) -> bool:
         """Whether there is a training stage."""
         return any(pool.training is not None for pool in self.pools)
 
-    def weights_s(self, generation: int, training: int) -> float:
-        """Seconds to transfer the weights between two pools."""
-        same = self.pools[generation].site == self.pools[training].site
-        return self.same_site_s if same else self.cross_site_s
+    def stage(self, generation: int, groups: Groups) -> GenerationStage:
+        """The units that generate, by index of the pool and groups of its instances."""
+        if isinstance(groups, PoolMix):
+            units = tuple(zip(groups.pools, groups.units, strict=True))
+            seconds = [self.pools[pool].inference_s for pool, _ in units]
+            if 0.0 in seconds:
+                return GenerationStage(units, 0.0)
+            rate = sum(count / inference_s for (_, count), inference_s in zip(units, seconds, strict=True))
+            return GenerationStage(units, groups.instances / rate)
+        return GenerationStage(((generation, groups.instances),), self.pools[generation].inference_s)
 
-    def prices_per_s(self, generation: int, units: int, training: int | None, training_units: Ints | int) -> Floats:
+    def stage_of(self, sizes: PoolSizes) -> GenerationStage:
+        """The units that generate."""
+        return self.stage(sizes.generation, sizes.split)
+
+    def stage_name(self, sizes: PoolSizes) -> str:
+        """Names of the pools that generate."""
+        return " + ".join(self.pools[pool].name for pool, _ in self.stage_of(sizes).units)
+
+    def weights_s(self, stage: GenerationStage, training: int) -> float:
+        """Seconds to transfer the weights to all units that generate; transfers to several pools overlap."""
+        source = self.pools[training].site
+        return max(self._transfer_s(source, self.pools[pool].site, units) for pool, units in stage.units if units)
+
+    def _transfer_s(self, source: str, target: str, instances: int) -> float:
+        if self.transfer is not None:
+            return self.transfer.seconds(source, target, instances)
+        return self.same_site_s if source == target else self.cross_site_s
+
+    def prices_per_s(self, stage: GenerationStage, training: int | None, training_units: Ints | int) -> Floats:
         """Price of a second, by number of training units."""
         training_price = 0.0 if training is None else self.pools[training].price_per_hour
-        prices: Floats = (
-            units * self.pools[generation].price_per_hour
-            + np.asarray(training_units, dtype=np.float64) * training_price
-        ) / 3600
+        generation_price = sum(units * self.pools[pool].price_per_hour for pool, units in stage.units)
+        prices: Floats = (generation_price + np.asarray(training_units, dtype=np.float64) * training_price) / 3600
         return prices
 
     def price_per_s(self, sizes: PoolSizes) -> float:
         """Price of a second with these sizes."""
         training = None if sizes.shared else sizes.training
-        return float(self.prices_per_s(sizes.generation, sizes.generation_units, training, sizes.training_units))
+        return float(self.prices_per_s(self.stage_of(sizes), training, sizes.training_units))
 
     def training_cost(self, pool: int, inference_by: Stage) -> TrainingCost | None:
         """Training cost of a pool, with inference if its units run it; None if it does not train."""
@@ -135,7 +201,7 @@ class SizingProblem:
 
     def generation_inference_s(self, sizes: PoolSizes) -> float:
         """Seconds of one generation unit per sample's inference; 0 if training units run it."""
-        return self.pools[sizes.generation].inference_s if sizes.inference_by == "generation" else 0.0
+        return self.stage_of(sizes).inference_s if sizes.inference_by == "generation" else 0.0
 
     def generation_sizes(self, pool: int) -> list[int]:
         """Numbers of generation units to try, coarse to fine: an early end of the search covers the whole range."""
@@ -144,13 +210,41 @@ class SizingProblem:
             return [self.generation_units] if self.generation_units <= most else []
         return list(coarse_to_fine(most))
 
-    def training_sizes(self, generation: int, units: int, training: int) -> Ints:
-        """Possible numbers of training units beside a generation stage."""
-        most = self.pools[training].units - (units if training == generation else 0)
+    def training_sizes(self, stage: GenerationStage, training: int, near: int | None = None) -> Ints:
+        """Numbers of training units to try beside a generation stage: all, or :data:`MOST_COUNTS` of many.
+
+        ``near``: all numbers around this one that the grid leaves out.
+        """
+        pool = self.pools[training]
+        most = pool.units - stage.of_pool(training)
         if self.training_units is not None:
             fixed = [self.training_units] if self.training_units <= most else []
             return np.array(fixed, dtype=np.int64)
+        step = 1 if pool.training is None else pool.training.run_units
+        counts = grid(most // step)
+        if near is not None and len(counts):
+            at = int(np.searchsorted(counts, near // step))
+            low, high = counts[max(at - 1, 0)], counts[min(at + 1, len(counts) - 1)]
+            counts = np.arange(low, high + 1, dtype=np.int64)
+        return counts * step
+
+
+def grid(most: int, count: int = MOST_COUNTS) -> Ints:
+    """The numbers 1 to ``most``; of many, about ``count``: all small ones, then in equal ratios."""
+    if most <= count:
         return np.arange(1, most + 1, dtype=np.int64)
+    dense = count // 4
+    ratios = np.geomspace(dense, most, count - dense + 1).round().astype(np.int64)
+    return np.unique(np.concatenate([np.arange(1, dense + 1, dtype=np.int64), ratios]))
+
+
+def finish_times(dispatcher: AnyDispatcher, groups: Groups) -> Floats:
+    """Time at which each sample ends, (draws, samples)."""
+    if isinstance(dispatcher, MixDispatcher):
+        assert isinstance(groups, PoolMix)
+        return dispatcher.finish_times(groups)
+    assert isinstance(groups, TailSplit)
+    return dispatcher.finish_times(groups)
 
 
 def coarse_to_fine(most: int) -> Iterator[int]:
@@ -185,10 +279,11 @@ def pareto_front(candidates: Iterable[PoolSizes], priced: bool) -> list[PoolSize
 def candidate_sizes(
     problem: SizingProblem,
     pool: int,
-    dispatcher: Dispatcher,
-    split: TailSplit,
+    dispatcher: AnyDispatcher,
+    split: Groups,
     ready_s: Floats | None = None,
     only: PoolSizes | None = None,
+    near: PoolSizes | None = None,
 ) -> list[PoolSizes]:
     """Steps of one generation stage with every training stage beside it, or after it on the same units.
 
@@ -199,16 +294,18 @@ def candidate_sizes(
         generation.
     only : PoolSizes, optional
         Evaluate only these sizes. Default: all.
+    near : PoolSizes, optional
+        Evaluate all numbers of training units around these, which a grid of many units leaves out.
     """
-    generation, units = problem.pools[pool], split.instances
-    finish = dispatcher.finish_times(split) if ready_s is None else ready_s
-    inferred = inference_after(finish, generation.inference_s, units) if ready_s is None else ready_s
+    stage = problem.stage(pool, split)
+    finish = finish_times(dispatcher, split) if ready_s is None else ready_s
+    inferred = inference_after(finish, stage.inference_s, stage.instances) if ready_s is None else ready_s
     if not problem.trains:
         seconds = float(inferred.max(1).mean())
-        price = seconds * float(problem.prices_per_s(pool, units, None, 0))
-        return [PoolSizes(pool, units, None, 0, split, 1, seconds, price)]
+        price = seconds * float(problem.prices_per_s(stage, None, 0))
+        return [PoolSizes(pool, stage.instances, None, 0, split, 1, seconds, price)]
     candidates = []
-    if generation.training is not None and (only is None or only.shared):
+    if pool != MIXED and near is None and (only is None or only.shared):
         candidates = _shared(problem, pool, dispatcher, split, inferred)
     if problem.layout == "shared" or (only is not None and only.shared):
         return candidates
@@ -218,20 +315,33 @@ def candidate_sizes(
     for inference_by, times in ready_times:
         if only is not None and inference_by != only.inference_by:
             continue
-        ready = ReadyTimes.of(times, dispatcher.steps.lengths, dispatcher.engine.prompt_tokens)
+        ready = ReadyTimes.of(times, dispatcher.steps.lengths, dispatcher.prompt_tokens)
         for training in range(len(problem.pools)):
-            counts = problem.training_sizes(pool, units, training)
+            if near is not None and (training, inference_by) != (near.training, near.inference_by):
+                continue
             if only is not None:
-                counts = counts[counts == (only.training_units if only.training == training else 0)]
+                counts = np.array([only.training_units] if only.training == training else [], dtype=np.int64)
+            else:
+                counts = problem.training_sizes(stage, training, None if near is None else near.training_units)
             cost = problem.training_cost(training, inference_by)
             if cost is None or not len(counts):
                 continue
-            steps, batches = step_times(ready, cost, counts, problem.mode, problem.weights_s(pool, training))
+            weights_s = problem.weights_s(stage, training)
+            steps, batches = step_times(ready, cost, counts, problem.mode, weights_s, problem.staleness)
             means = steps.mean(0)
-            prices = means * problem.prices_per_s(pool, units, training, counts)
+            prices = means * problem.prices_per_s(stage, training, counts)
             candidates += [
                 PoolSizes(
-                    pool, units, training, int(count), split, int(cut), float(mean), float(price), False, inference_by
+                    pool,
+                    stage.instances,
+                    training,
+                    int(count),
+                    split,
+                    int(cut),
+                    float(mean),
+                    float(price),
+                    False,
+                    inference_by,
                 )
                 for count, cut, mean, price in zip(counts, batches, means, prices, strict=True)
             ]
@@ -239,12 +349,14 @@ def candidate_sizes(
 
 
 def _shared(
-    problem: SizingProblem, pool: int, dispatcher: Dispatcher, split: TailSplit, ready_s: Floats
+    problem: SizingProblem, pool: int, dispatcher: AnyDispatcher, split: Groups, ready_s: Floats
 ) -> list[PoolSizes]:
     units, cost, fixed = split.instances, problem.pools[pool].training, problem.training_units
     if problem.layout == "separate" or cost is None or (fixed is not None and fixed != units):
         return []
+    if units < cost.run_units:
+        return []
     whole = cost.whole_s(dispatcher.samples, dispatcher.tokens, float(units))
     seconds = float((ready_s.max(1) + whole).mean()) + problem.shared_s
-    price = seconds * float(problem.prices_per_s(pool, units, None, 0))
+    price = seconds * float(problem.prices_per_s(problem.stage(pool, split), None, 0))
     return [PoolSizes(pool, units, pool, units, split, 1, seconds, price, shared=True)]

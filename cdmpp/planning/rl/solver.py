@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from cdmpp.compose.budget import SearchControl
+from cdmpp.planning.rl.generation import compile_loops
+from cdmpp.planning.rl.pipeline import schedules
 from cdmpp.planning.rl.plan_schema import RlPlan
 from cdmpp.planning.rl.problem import make_problem
 from cdmpp.planning.rl.report import plan_of
@@ -11,7 +13,7 @@ from cdmpp.planning.rl.search import SearchResult, search
 
 
 def solve(request: RlRequest, control: SearchControl) -> RlPlan:
-    """The best plan within the budget.
+    """The best plan within the budget, which begins when the simulation is compiled.
 
     Raises
     ------
@@ -20,9 +22,12 @@ def solve(request: RlRequest, control: SearchControl) -> RlPlan:
     InfeasibleError
         The longest sample fits into no memory, or every step is longer than the limit.
     """
-    problem = make_problem(request)
+    compile_loops()
+    control.restart()
+    found = schedules([pool.training for pool in request.pools], control)
+    problem = make_problem(request, schedules=found)
 
     def answer(result: SearchResult) -> RlPlan:
-        return plan_of(request, problem, result)
+        return plan_of(request, problem, result, found)
 
     return answer(search(problem, control, request.max_steps, answer))

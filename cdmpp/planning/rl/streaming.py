@@ -1,7 +1,7 @@
-"""Step times from the times at which samples are ready: streamed and one-step off-policy training.
+"""Step times from the times at which samples are ready: streamed and off-policy training.
 
 StreamRL (section 4): synchronous training starts on the samples that are ready (dynamic-batch pipelining).
-Asynchronous training uses the samples of the previous step and overlaps the transfer of the weights.
+Asynchronous training uses samples of earlier steps and overlaps the transfer of the weights.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ class ReadyTimes:
         last_parts = np.arange(1, batches + 1) * (len(self.samples) // batches) - 1
         # Cumulative, then per batch: (draws, batches, units).
         work = cost.work_s(self.samples[last_parts, None], self.tokens[:, last_parts, None], units.astype(np.float64))
-        batch_s = np.diff(work, prepend=0.0, axis=1)
+        batch_samples = np.diff(self.samples[last_parts], prepend=0.0)[:, None]
+        batch_s = np.diff(work, prepend=0.0, axis=1) + cost.runs_s(batch_samples, units.astype(np.float64))
         end = np.zeros((len(self.at_s), len(units)))
         idle = np.zeros_like(end)
         for batch, part in enumerate(last_parts):
@@ -74,7 +75,38 @@ class ReadyTimes:
         return end + cost.fixed_s, idle
 
 
-def step_times(ready: ReadyTimes, cost: TrainingCost, units: Ints, mode: Mode, weights_s: float) -> tuple[Floats, Ints]:
+def asynchronous_step(
+    generation_s: Floats, training_s: Floats, weights_s: Floats | float, staleness: int | None
+) -> Floats:
+    """Seconds from one step to the next if generation and training overlap.
+
+    Parameters
+    ----------
+    generation_s, training_s : float64 arrays
+        Seconds of both stages; shapes that broadcast.
+    weights_s : float64 array or float
+        Seconds to transfer the new weights.
+    staleness : int or None
+        k >= 1: generation of step i starts when the weights after the training of step i - 1 - k have arrived. None:
+        as 2, so that generation never waits for weights.
+
+    Notes
+    -----
+    Generation, training and transfer each work on one step at a time, so a step takes at least the longest of them.
+    Generation, training and transfer of a step, one after the other, must end within k + 1 steps:
+    ``max(g, t, w, (g + t + w) / (k + 1))``. This is the largest cycle mean of the dependencies, so the period of
+    equal steps. With k >= 2 the last term is never the largest.
+    """
+    longest = np.maximum(np.maximum(generation_s, training_s), weights_s)
+    if staleness is None:
+        return longest
+    step: Floats = np.maximum(longest, (generation_s + training_s + weights_s) / (staleness + 1))
+    return step
+
+
+def step_times(
+    ready: ReadyTimes, cost: TrainingCost, units: Ints, mode: Mode, weights_s: float, staleness: int | None = None
+) -> tuple[Floats, Ints]:
     """Step times by number of training units, each with its best number of batches.
 
     Parameters
@@ -85,8 +117,10 @@ def step_times(ready: ReadyTimes, cost: TrainingCost, units: Ints, mode: Mode, w
         Numbers of training units; each is evaluated separately.
     mode : {"sync", "async"}
     weights_s : float
-        Seconds to transfer the new weights to generation. "sync": added after training. "async": overlapped with
-        both stages.
+        Seconds to transfer the new weights to generation. "sync": added after training. "async": overlapped, as
+        :func:`asynchronous_step` describes.
+    staleness : int or None
+        Of :func:`asynchronous_step`.
 
     Returns
     -------
@@ -95,7 +129,7 @@ def step_times(ready: ReadyTimes, cost: TrainingCost, units: Ints, mode: Mode, w
     """
     if mode == "async":
         whole = cost.whole_s(ready.samples[-1], ready.tokens[:, -1, None], units.astype(np.float64))
-        seconds = np.maximum(np.maximum(ready.at_s[:, -1, None], whole), weights_s)
+        seconds = asynchronous_step(ready.at_s[:, -1, None], whole, weights_s, staleness)
         return seconds, np.ones(len(units), dtype=np.int64)
     counts = np.array(ready.batch_counts(), dtype=np.int64)
     ends = [ready.trained(cost, units, batches)[0] for batches in counts.tolist()]

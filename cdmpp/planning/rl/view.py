@@ -1,4 +1,4 @@
-"""Plot of an RL plan: length histogram with the tail split, and the Pareto front of time and price."""
+"""Plot of an RL plan: length histogram with the tail split, Pareto front of time and price, stages of a step."""
 
 from __future__ import annotations
 
@@ -12,18 +12,41 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_TAIL, _REGULAR, _CHOSEN = "#efb118", "#4269d0", "#d0342c"
+_TAIL, _REGULAR, _CHOSEN, _WEIGHTS = "#efb118", "#4269d0", "#d0342c", "#6cc5b0"
 
 
 def draw(request: RlRequest, plan: RlPlan) -> Figure:
-    """Left: histogram of the lengths, with samples flagged as long. Right: the Pareto front and the plan."""
+    """Histogram of the lengths with samples flagged as long, the Pareto front and the plan, and the stages."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 3.8), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure = Figure(figsize=(14, 3.8), layout="constrained")
+    left, middle, right = figure.subplots(1, 3)
     _draw_lengths(left, request, plan)
-    _draw_front(right, request, plan)
+    _draw_front(middle, request, plan)
+    _draw_stages(right, plan)
     return figure
+
+
+def _draw_stages(axes: Axes, plan: RlPlan) -> None:
+    """Seconds of each stage and each pool, and of the transfer of the weights, beside the step."""
+    generation, training, streaming = plan.generation, plan.training, plan.streaming
+    bars = [(f"generation, {part.pool}", part.time_s, _REGULAR) for part in generation.parts]
+    if not bars:
+        bars = [(f"generation, {generation.pool}", generation.time_s, _REGULAR)]
+    if generation.stage_s > generation.time_s:
+        bars.append(("with inference", generation.stage_s, _REGULAR))
+    if training is not None:
+        bars.append((f"training, {training.pool}", training.time_s, _TAIL))
+    if streaming is not None and streaming.weights_s:
+        bars.append(("weights", streaming.weights_s, _WEIGHTS))
+        bars.append(("weights, not overlapped", streaming.weights_exposed_s, _WEIGHTS))
+    names, seconds, colors = zip(*bars, strict=True)
+    axes.barh(range(len(bars)), seconds, color=colors)
+    axes.set_yticks(range(len(bars)), names)
+    axes.invert_yaxis()
+    axes.axvline(plan.step_s, color=_CHOSEN, label="step")
+    axes.set(xlabel="seconds", title="Stages of a step")
+    axes.legend(fontsize=8)
 
 
 def _draw_lengths(axes: Axes, request: RlRequest, plan: RlPlan) -> None:

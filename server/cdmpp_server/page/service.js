@@ -94,7 +94,6 @@ async function ready() {
 }
 
 async function part(id, path, options, draw) {
-  if (!find(id)) return;
   try {
     find(id).replaceChildren(...[draw(await call(path, options))].flat());
   } catch (refusal) {
@@ -110,7 +109,7 @@ async function refresh() {
   ]);
 }
 
-/** Show the status now and every few seconds while the page is visible; returns a function that refreshes it. */
+/** Show the status now and every few seconds while the page is visible. */
 export function watch() {
   let timer = null;
   const go = async () => {
@@ -122,5 +121,4 @@ export function watch() {
     if (document.visibilityState === "visible" && timer === null) go();
   });
   go();
-  return refresh;
 }

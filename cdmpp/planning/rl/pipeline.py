@@ -1,0 +1,76 @@
+"""Pipeline schedules of training: searched, or taken from the answer that the request gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cdmpp.compose.budget import SearchControl
+from cdmpp.compose.request import Interval
+from cdmpp.planning.fused.schema import FusedPlan
+from cdmpp.planning.rl.training_schema import PipelineForm, TrainingForm
+
+#: Largest share of the remaining budget for one schedule.
+MOST_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class PipelineSchedule:
+    """Time of one run of a schedule.
+
+    Attributes
+    ----------
+    latency_s, lower_s, upper_s : float
+        Makespan, with the predictions and with their bounds.
+    plan : FusedPlan or None
+        The schedule; None if the request gives its answer only.
+    """
+
+    latency_s: float
+    lower_s: float
+    upper_s: float
+    plan: FusedPlan | None = None
+
+    @property
+    def predicted(self) -> bool:
+        """Whether its time is uncertain."""
+        return self.lower_s < self.upper_s
+
+
+def schedules(costs: Sequence[TrainingForm | None], control: SearchControl) -> dict[int, PipelineSchedule]:
+    """Schedules of the costs that have pipelines, by index; equal pipelines are searched once.
+
+    Raises
+    ------
+    FieldError, InfeasibleError
+        A schedule cannot be made.
+    """
+    known: list[tuple[PipelineForm, PipelineSchedule]] = []
+    found: dict[int, PipelineSchedule] = {}
+    for index, cost in enumerate(costs):
+        if cost is None or cost.pipeline is None:
+            continue
+        form = cost.pipeline
+        schedule = next((schedule for other, schedule in known if other == form), None)
+        if schedule is None:
+            schedule = _schedule(form, control)
+            known.append((form, schedule))
+        found[index] = schedule
+    return found
+
+
+def _schedule(form: PipelineForm, control: SearchControl) -> PipelineSchedule:
+    if form.answer is not None:
+        return _of(form.answer.makespan_s, form.answer.interval)
+    assert form.request is not None
+    left_s = control.left_s
+    budget_s = min(form.request.budget_s, MOST_SHARE * left_s) if left_s < float("inf") else form.request.budget_s
+    plan = form.request.solve(control.part(budget_s))
+    interval = None if plan.interval is None else Interval(lower_s=plan.interval.lower_s, upper_s=plan.interval.upper_s)
+    return _of(plan.makespan_s, interval, plan)
+
+
+def _of(makespan_s: float, interval: Interval | None, plan: FusedPlan | None = None) -> PipelineSchedule:
+    if interval is None:
+        return PipelineSchedule(makespan_s, makespan_s, makespan_s, plan)
+    return PipelineSchedule(makespan_s, min(interval.lower_s, makespan_s), max(interval.upper_s, makespan_s), plan)
