@@ -26,6 +26,7 @@ from cdmpp.predictor import LatencyPredictor
 from cdmpp_server.deadline import Deadline
 from cdmpp_server.plan import work
 from cdmpp_server.plan.routes import PlanKinds
+from cdmpp_server.plan_limits import DEFAULTS
 from cdmpp_server.planners import Planners
 from cdmpp_server.problems import ProblemError
 from cdmpp_server.sandbox.supervised import SupervisedWorker
@@ -253,7 +254,7 @@ def test_check_of_a_search_does_not_search(kind: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(work, "CHECK_S", 0.0)  # no timer: only the search itself can end the check
     steps: list[Any] = []
     monkeypatch.setattr(work, "signed", lambda *plan: steps.append(plan))
-    assert work.check(work.Reader(), kind, body, work.encode_prices(prices, range(len(prices)))) == ({}, b"")
+    assert work.check(work.Reader(DEFAULTS), kind, body, work.encode_prices(prices, range(len(prices)))) == ({}, b"")
     assert not steps
 
 
