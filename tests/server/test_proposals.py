@@ -120,8 +120,9 @@ def test_drift_is_proposed_away_and_the_proposal_is_taken(serve: Callable[..., T
     # The proposal is kept over a restart, until it is put back.
     client = serve()
     assert client.get("/readyz").json()["model_id"] == answer["model_id"]
-    plain = client.post("/models/reload", headers=HEADERS)
-    assert plain.json()["model_id"] == answer["model_id"]
+    for nothing in (None, {}):
+        plain = client.post("/models/reload", json=nothing, headers=HEADERS)
+        assert plain.json()["model_id"] == answer["model_id"]
     back = client.post("/models/reload", json={"proposal": None}, headers=HEADERS)
     assert back.json()["model_id"] == base_id
     assert [result["latency_s"] for result in predict(client)] == true_s
@@ -158,7 +159,6 @@ def test_reload_of_an_unknown_proposal_is_refused(serve: Callable[..., TestClien
     for body, status, code in (
         ({"proposal": "0" * 32}, 404, "unknown_proposal"),
         ({"proposal": "../model"}, 422, "invalid_request"),
-        ({}, 422, "invalid_request"),
         ({"proposal": None, "model": "x"}, 422, "invalid_request"),
     ):
         problem(

@@ -43,7 +43,7 @@ _MEANING = {
 
 
 class ReloadRequest(BaseModel):
-    """Which proposal to take; without a body the present one stays."""
+    """Which proposal to take; without a body or this field the present one stays."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -53,7 +53,7 @@ class ReloadRequest(BaseModel):
             description="Job that proposed an adapted model (`proposal` of GET /observe): every worker loads it, also "
             "after a restart. null: no proposal, only the model folder."
         ),
-    ]
+    ] = None
 
 
 class Reloaded(BaseModel):
@@ -151,8 +151,8 @@ async def reload_model(request: Request) -> Reloaded:
 async def _chosen(request: Request) -> ReloadRequest | None:
     if request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers:
         return None
-    settings = request.app.state.settings
-    return parse(ReloadRequest, await read_json_body(request, settings))
+    chosen = parse(ReloadRequest, await read_json_body(request, request.app.state.settings))
+    return chosen if chosen.model_fields_set else None
 
 
 def _take(state: State, job_id: str | None) -> None:
