@@ -77,12 +77,10 @@ class ProposalStore:
         claimed: list[bool] = []
 
         def work(connection: Connection) -> None:
-            added = connection.execute(self._store.upsert(proposals).values(row).on_conflict_do_nothing())
-            changed = added.rowcount
-            if not changed:
-                again = update(proposals).where(_is(key), old_or_none)
-                changed = connection.execute(again.values(**row, **empty)).rowcount
-            claimed.append(changed > 0)
+            connection.execute(self._store.upsert(proposals).values(row).on_conflict_do_nothing())
+            connection.execute(update(proposals).where(_is(key), old_or_none).values(**row, **empty))
+            # Not the row counts: a driver may not know them.
+            claimed.append(connection.execute(select(proposals.c.id).where(_is(key))).scalar() == id)
             untaken = select(proposals.c.id).where(proposals.c.taken_at.is_(None))
             extra = untaken.order_by(proposals.c.created_at.desc()).offset(MAX_KEPT).limit(MAX_KEPT)
             ids = [found.id for found in connection.execute(extra)]
