@@ -12,7 +12,7 @@ from cdmpp.planning.registry import PLANNERS
 from cdmpp.prediction import Prediction
 from cdmpp.programs.operators import parse_operator
 from cdmpp.programs.templates import template_json
-from cdmpp_server.observe.ids import make_id
+from cdmpp_server.observe.ids import Signer
 from cdmpp_server.plan.warm import REQUESTS
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -199,11 +199,12 @@ def plan_bodies() -> tuple[tuple[str, dict[str, Any]], ...]:
 
 @cache
 def prediction_id() -> str:
-    """Name of the answer of a model to a query."""
+    """A token in the form of the service's own, with the signature of another one."""
     prediction = Prediction(
         "linear", "0" * 32, "t4", "library", "kernel", None, "base-1", latency_s=2e-4, lower_s=1e-4, upper_s=3e-4
     )
-    return make_id(prediction, "0" * 16)
+    signer = Signer(b"key of another service")
+    return signer.receipts(1)[0] + signer.content(prediction, "0" * 16)
 
 
 def observe_body() -> dict[str, Any]:

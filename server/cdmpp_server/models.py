@@ -7,16 +7,21 @@ import logging
 import shutil
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
-from cdmpp.artifact.folder import default_model
+from cdmpp.artifact.folder import MANIFEST, default_model
 from cdmpp.artifact.load import load_artifact
 from cdmpp.errors import CdmppError
 from cdmpp.lru import Lru
 from cdmpp.predictor import CachedRow, LatencyPredictor
 from cdmpp_server.problems import ProblemError
+from cdmpp_server.shares import excess
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 #: Name, size and modification time of each file of a model folder.
@@ -56,17 +61,17 @@ class Models:
     base : LatencyPredictor
         Used by requests that name no model.
     most : int
-        Maximum number of adapted models in memory, and of folders on disk; the least recently used is
-        removed first.
+        Maximum number of adapted models in memory, and of folders on disk. The owners with most lose their least
+        recently used model in memory, and their oldest on disk.
     folder : Path, optional
-        Keeps adapted models over a restart. The folders are named by a hash, never by a client's text. A
-        name that is not in memory is compared with their manifests and never opened as a path.
+        Keeps adapted models over a restart, in a folder for each owner. The folders are named by a hash, never by a
+        client's text. A name that is not in memory is compared with their manifests and never opened as a path.
     """
 
     def __init__(self, base: LatencyPredictor, most: int, folder: Path | None = None) -> None:
         self.base = base
         self._most, self._folder = most, folder
-        self._adapted: OrderedDict[str, LatencyPredictor] = OrderedDict()
+        self._adapted: OrderedDict[str, tuple[str, LatencyPredictor]] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, model_id: str | None) -> LatencyPredictor:
@@ -80,15 +85,15 @@ class Models:
         predictor = self.in_memory(model_id)
         if predictor is not None:
             return predictor
-        predictor = self._stored(model_id or "")
-        if predictor is None:
+        stored = self._stored(model_id or "")
+        if stored is None:
             raise ProblemError(
                 "unknown_model",
                 f"no model {(model_id or '')[:200]!r} is loaded",
                 "GET /models lists the models; old adapted models are removed, POST /adapt creates them again",
             )
-        self._remember(predictor)
-        return predictor
+        self._remember(*stored)
+        return stored[1]
 
     def replace(self, base: LatencyPredictor) -> None:
         """Set the base model; adapted models stay unchanged."""
@@ -102,20 +107,28 @@ class Models:
         with self._lock:
             if model_id in self._adapted:
                 self._adapted.move_to_end(model_id)
-            return self._adapted.get(model_id)
+            entry = self._adapted.get(model_id)
+            return None if entry is None else entry[1]
 
-    def add(self, adapted: LatencyPredictor) -> None:
-        """Keep an adapted model in memory, and on disk if a folder is set."""
-        self._remember(adapted)
+    def add(self, adapted: LatencyPredictor, owner: str) -> None:
+        """Keep an adapted model in memory, and on disk if a folder is set.
+
+        Parameters
+        ----------
+        adapted : LatencyPredictor
+        owner : str
+            Who made it, as 32 hexadecimal digits. Others may use the model, but only its owner's models make room for
+            it, unless another owner has more of them.
+        """
+        self._remember(owner, adapted)
         if self._folder is None:
             return
         with self._lock:
             try:
-                self._folder.mkdir(parents=True, exist_ok=True)
-                adapted.save(self._folder / _name(adapted.model_id))
-                folders = sorted(self._folders(), key=lambda path: path.stat().st_mtime)
-                for old in folders[: max(0, len(folders) - self._most)]:
-                    shutil.rmtree(old)
+                folder = self._folder / owner
+                folder.mkdir(parents=True, exist_ok=True)
+                adapted.save(folder / _name(adapted.model_id))
+                self._drop_folders()
             except (CdmppError, OSError):
                 # The client can use the model until the process ends; the log reports the fault.
                 _log.exception("an adapted model could not be saved in %s", self._folder)
@@ -123,32 +136,57 @@ class Models:
     def every(self) -> list[LatencyPredictor]:
         """Return the base model, then the adapted models in memory, most recent first."""
         with self._lock:
-            return [self.base, *reversed(self._adapted.values())]
+            return [self.base, *(predictor for _, predictor in reversed(self._adapted.values()))]
 
-    def _remember(self, adapted: LatencyPredictor) -> None:
+    def _remember(self, owner: str, adapted: LatencyPredictor) -> None:
         with self._lock:
-            self._adapted[adapted.model_id] = adapted
+            # Whoever made a model first owns it.
+            first = self._adapted.get(adapted.model_id)
+            self._adapted[adapted.model_id] = owner if first is None else first[0], adapted
             self._adapted.move_to_end(adapted.model_id)
-            while len(self._adapted) > self._most:
-                self._adapted.popitem(last=False)
+            for id in _surplus([(owner, id) for id, (owner, _) in self._adapted.items()], self._most):
+                del self._adapted[id]
+
+    def _drop_folders(self) -> None:
+        oldest_first = sorted(self._folders(), key=lambda path: path.stat().st_mtime_ns)
+        for path in _surplus([(path.parent.name, path) for path in oldest_first], self._most):
+            shutil.rmtree(path)
+            with suppress(OSError):  # it has other models
+                path.parent.rmdir()
 
     def _folders(self) -> list[Path]:
+        """Folders of models: those of the present version by owner, and those of an earlier one, which has none."""
         if self._folder is None or not self._folder.is_dir():
             return []
-        return [path for path in self._folder.iterdir() if len(path.name) == 32 and path.is_dir()]
+        return [path.parent for path in self._folder.glob(f"**/{MANIFEST}") if len(path.parent.name) == 32]
 
-    def _stored(self, model_id: str) -> LatencyPredictor | None:
+    def _stored(self, model_id: str) -> tuple[str, LatencyPredictor] | None:
+        """A model on disk with its owner."""
         for path in self._folders():
             if path.name != _name(model_id):
                 continue
             try:
                 stored = load_model(path, self.base.cache)
                 if stored.model_id == model_id:
-                    return stored
+                    return path.parent.name, stored
                 _log.warning("the adapted model in %s was written by an older version: adapt again", path)
             except CdmppError as error:
                 _log.warning("the adapted model in %s is not used: %s", path, error)
         return None
+
+
+def _surplus(owned: Sequence[tuple[str, T]], places: int) -> list[T]:
+    """Models that give up their place, of pairs (owner, model), oldest first."""
+    numbers: dict[str, int] = {}
+    for owner, _ in owned:  # moved to the end: of owners with equally many, the one without a recent model is first
+        numbers[owner] = numbers.pop(owner, 0) + 1
+    given_up = excess(numbers, places)
+    dropped = []
+    for owner, model in owned:
+        if given_up.get(owner, 0) > 0:
+            given_up[owner] -= 1
+            dropped.append(model)
+    return dropped
 
 
 def _name(model_id: str) -> str:

@@ -42,6 +42,7 @@ STATUS_BY_CODE = {
     "unsupported_operator": 422,
     "invalid_device": 422,
     "rate_limited": 429,
+    "quota_exceeded": 429,
     "headers_too_large": 431,
     "internal_error": 500,
     "overloaded": 503,

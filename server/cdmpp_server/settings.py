@@ -121,6 +121,9 @@ class Settings(BaseSettings):
         ``postgresql+psycopg://...``. Default: a file for this model in the user's state folder.
     max_programs, max_program_bytes : int
         Maximum number and total size of registered programs; the least recently used is removed first.
+    max_observations : int
+        Maximum number of stored observations, exceeded by 1 % for a while. Beyond it, the oldest of the key or
+        address with most are removed.
     max_waiting_observations : int
         Maximum number of observations that wait to be written; a request beyond it is refused (503).
     plan_workers : int
@@ -138,6 +141,8 @@ class Settings(BaseSettings):
         Number of jobs that each worker runs at a time, each in its own process.
     max_jobs, max_kept_jobs : int
         Maximum number of waiting and running jobs in a database, and of finished jobs.
+    max_job_share : float
+        Share of `max_jobs` that one key, or one address without a key, may have; at least one job.
     job_keep_s : float
         Time for which a finished job is kept, in seconds.
     api_key_hashes : mapping of str to str, or list of str
@@ -185,6 +190,7 @@ class Settings(BaseSettings):
     database: Annotated[str | None, AfterValidator(check_database)] = None
     max_programs: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
     max_program_bytes: Annotated[int, Field(ge=2**20)] = 2**30
+    max_observations: Annotated[int, Field(ge=1, le=1_000_000_000)] = 1_000_000
     max_waiting_observations: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
     plan_workers: Annotated[int, Field(ge=1, le=64)] = 2
     plan_memory_bytes: Annotated[int, Field(ge=64 * 2**20, le=2**40)] = 2 * 2**30
@@ -193,6 +199,7 @@ class Settings(BaseSettings):
     warm_plans: bool = True
     job_workers: Annotated[int, Field(ge=0, le=64)] = 1
     max_jobs: Annotated[int, Field(ge=1, le=100_000)] = 1000
+    max_job_share: Annotated[float, Field(gt=0, le=1)] = 0.25
     max_kept_jobs: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
     job_keep_s: Annotated[float, Field(ge=1)] = 86_400.0
     api_key_hashes: KeyHashes = {}

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from sqlalchemy import create_engine, text
 
 from cdmpp_server.app import create_app
 from cdmpp_server.settings import Settings
+from tests.server.postgres import running_postgres
 
 LINEAR: dict[str, Any] = {"operator": "linear", "m": 512, "n": 4096, "k": 1024, "dtype": "float16"}
 JSON = {"content-type": "application/json"}
@@ -39,6 +42,31 @@ def ask(client: TestClient) -> Callable[..., httpx2.Response]:
         return response
 
     return ask
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[str]:
+    with running_postgres() as server:
+        yield server.url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty database: a SQLite file, or PostgreSQL where it is installed."""
+    if request.param == "sqlite":
+        return str(tmp_path / "folder" / "s.sqlite")
+    url: str = request.getfixturevalue("postgres")
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        connection.execute(text("DROP SCHEMA public CASCADE"))
+        connection.execute(text("CREATE SCHEMA public"))
+    engine.dispose()
+    return url
+
+
+def without_ids(*results: dict[str, Any]) -> list[dict[str, Any]]:
+    """Results of /predict without their prediction_id, which differs between all results."""
+    return [{name: value for name, value in result.items() if name != "prediction_id"} for result in results]
 
 
 def problem(response: httpx2.Response, status: int, code: str) -> dict[str, Any]:

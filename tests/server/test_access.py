@@ -15,6 +15,7 @@ import pytest
 from fastapi.testclient import TestClient
 from pydantic import ValidationError
 
+from cdmpp.planning.registry import PLANNERS
 from cdmpp_server.app import create_app
 from cdmpp_server.operate.access import Keys, Rates, hash_key, new_key, sender_of
 from cdmpp_server.problems import ProblemError
@@ -73,8 +74,12 @@ def test_schema_requires_a_key(client: TestClient) -> None:
 
 
 def test_default_schema_has_no_keys() -> None:
-    document = json.dumps(create_app(Settings()).openapi())
-    assert "securitySchemes" not in document and '"401"' not in document and '"429"' not in document
+    document = create_app(Settings()).openapi()
+    text = json.dumps(document)
+    assert "securitySchemes" not in text and '"401"' not in text
+    # Plans have a quota of jobs, which needs no setting.
+    refusing = {path for path, methods in document["paths"].items() if "429" in json.dumps(methods)}
+    assert refusing == {spec.path for spec in PLANNERS.values()}
 
 
 def test_all_hashes_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,8 @@ def test_fuzz_seeds_are_valid_requests(client: TestClient) -> None:
     points = client.post("/curve", json=seeds.curve_body()).json()["points"]
     assert len(points) == 24
     assert not [point for point in points if "error" in point]
-    assert client.post("/observe", json=seeds.observe_body()).json()["accepted"] == 2
+    signed_elsewhere, stored = client.post("/observe", json=seeds.observe_body()).json()["results"]
+    assert signed_elsewhere["error"]["code"] == "invalid_prediction_id" and "observation_id" in stored
     programs = {"programs": [dict(p) for p in seeds.operators()]}
     assert not [p for p in client.post("/programs", json=programs).json()["programs"] if "error" in p]
     assert client.post("/adapt", json=seeds.adapt_body()).status_code == 200

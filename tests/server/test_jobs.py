@@ -15,7 +15,7 @@ from sqlalchemy import create_engine, text, update
 
 from cdmpp_server.jobs.runner import Runner
 from cdmpp_server.jobs.schema import Job
-from cdmpp_server.jobs.store import FINISHED, MAX_ATTEMPTS, FullError, JobState, JobStore, to_json
+from cdmpp_server.jobs.store import FINISHED, MAX_ATTEMPTS, FullError, JobState, JobStore, QuotaError, to_json
 from cdmpp_server.jobs.tables import jobs
 from cdmpp_server.observe.store import Store
 from cdmpp_server.operate.metrics import Metrics
@@ -47,8 +47,10 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     opened.close()
 
 
-def job_store(store: Store, max_jobs: int = 10, max_kept: int = 10, keep_s: float = 60.0) -> JobStore:
-    return JobStore(store, max_jobs, max_kept, keep_s)
+def job_store(
+    store: Store, max_jobs: int = 10, max_kept: int = 10, keep_s: float = 60.0, max_of_sender: int = 10
+) -> JobStore:
+    return JobStore(store, max_jobs, max_of_sender, max_kept, keep_s)
 
 
 def state_of(jobs: JobStore, id: str) -> JobState:
@@ -103,6 +105,62 @@ def test_cancelled_job_keeps_its_best_answer(store: Store) -> None:
     queue.keep(running, "worker", {"answer": '{"best":1}'})
     assert (state_of(queue, running).state, state_of(queue, running).answer) == ("cancelled", '{"best":1}')
     assert queue.take("worker") is None
+
+
+def test_senders_take_turns(store: Store) -> None:
+    queue = job_store(store, max_jobs=100, max_of_sender=100)
+
+    def add(sender: str, budget_s: float | None = 10.0) -> str:
+        return f"{sender}{queue.add('a', b'', b'', budget_s, sender)}"
+
+    added = [add("first") for _ in range(6)]
+    for _ in range(2):
+        leased = queue.take("worker")
+        assert leased is not None and leased.id == added.pop(0)[5:]
+        queue.finish(leased.id, "worker", "done", {})
+    # Another sender comes later: from now on, they take turns. Its short jobs run several at a turn.
+    others = [add("other") for _ in range(2)] + [add("third", 5.0) for _ in range(2)]
+    order = []
+    while (leased := queue.take("worker")) is not None:
+        order.append(leased.id)
+        queue.finish(leased.id, "worker", "done", {})
+    senders = {id[5:]: id[:5] for id in [*added, *others]}
+    assert [senders[id] for id in order] == ["first", "third", "first", "other", "third", "first", "other", "first"]
+    # The jobs of one sender keep their order; a sender that was absent has saved up nothing.
+    assert [id for id in order if senders[id] == "first"] == [id[5:] for id in added]
+    late, early = add("first"), add("first")
+    assert [queue.take("worker").id, queue.take("worker").id] == [late[5:], early[5:]]  # type: ignore[union-attr]
+
+
+def test_places_of_one_sender_are_limited(store: Store) -> None:
+    queue = job_store(store, max_jobs=4, max_of_sender=2)
+    first = queue.add("a", b"", b"", 1.0, "one")
+    queue.add("a", b"", b"", 1.0, "one")
+    with pytest.raises(QuotaError, match="2 jobs of this sender"):
+        queue.add("a", b"", b"", 1.0, "one")
+    queue.add("a", b"", b"", 1.0, "two")
+    queue.cancel(first)
+    queue.add("a", b"", b"", 1.0, "one")
+    with pytest.raises(FullError):
+        [queue.add("a", b"", b"", 1.0, "three") for _ in range(2)]
+
+
+def test_submissions_at_a_time_keep_the_limit_of_a_sender(store: Store) -> None:
+    queue = job_store(store, max_of_sender=3)
+    refused: list[QuotaError] = []
+
+    def submit() -> None:
+        try:
+            queue.add("a", b"", b"", 1.0, "one")
+        except QuotaError as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=submit) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert len(refused) == 5
 
 
 def test_removed_job_is_unknown_and_its_worker_loses_it(store: Store) -> None:

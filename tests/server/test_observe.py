@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sqlalchemy import create_engine, select
 
+from cdmpp.predictor import LatencyPredictor
 from cdmpp_server.app import create_app
 from cdmpp_server.database_url import database_url
+from cdmpp_server.observe.ids import Signer
 from cdmpp_server.observe.tables import observations
 from cdmpp_server.settings import Settings
 from tests.server.conftest import LINEAR, problem
@@ -39,9 +42,16 @@ def client(app: FastAPI) -> Iterator[TestClient]:
 
 
 def predicted(client: TestClient, program: dict[str, Any] = LINEAR, device: Any = "t4") -> dict[str, Any]:
+    return results_of(client, 1, program, device)[0]
+
+
+def results_of(
+    client: TestClient, count: int, program: dict[str, Any] = LINEAR, device: Any = "t4"
+) -> list[dict[str, Any]]:
+    """Results of equal items; each counts once."""
     item = {"program": program, "device": device, "protocol": "eager", "framework": "pytorch"}
-    result: dict[str, Any] = client.post("/predict", json={"items": [item]}).json()["results"][0]
-    return result
+    results: list[dict[str, Any]] = client.post("/predict", json={"items": [item] * count}).json()["results"]
+    return results
 
 
 def errors(client: TestClient) -> dict[str, dict[str, Any]]:
@@ -57,16 +67,16 @@ def kept(database: str) -> dict[str, Any]:
 
 
 def test_observation_needs_only_id_and_latency(client: TestClient, database: str) -> None:
-    before = predicted(client)
-    response = client.post(
-        "/observe",
-        json={"observations": [{"prediction_id": before["prediction_id"], "latency_s": x} for x in (1e-3, 2e-3)]},
-    )
+    before, again = results_of(client, 2)
+    seconds = [1.5 * before["latency_s"], 3.0 * before["latency_s"]]
+    measured = list(zip((before, again), seconds, strict=True))
+    told = {"observations": [{"prediction_id": r["prediction_id"], "latency_s": x} for r, x in measured]}
+    response = client.post("/observe", json=told)
     assert response.status_code == 200
     answer = response.json()
     assert answer["accepted"] == 2
     rows = kept(database)
-    for result, latency_s in zip(answer["results"], (1e-3, 2e-3), strict=True):
+    for result, latency_s in zip(answer["results"], seconds, strict=True):
         row = rows[result["observation_id"]]
         assert row.latency_s == latency_s
         for column, field in (("predicted_s", "latency_s"), ("lower_s", "lower_s"), ("upper_s", "upper_s")):
@@ -75,9 +85,8 @@ def test_observation_needs_only_id_and_latency(client: TestClient, database: str
             assert getattr(row, field) == before[field]
     shown = errors(client)["t4"]
     assert shown["count"] == 2
-    ratios = [x / before["latency_s"] for x in (1e-3, 2e-3)]
-    assert shown["bias"] == pytest.approx(math.sqrt(ratios[0] * ratios[1]) - 1)
-    assert shown["mape"] == pytest.approx(sum(abs(1 / r - 1) for r in ratios) / 2)
+    assert shown["bias"] == pytest.approx(math.sqrt(1.5 * 3.0) - 1)
+    assert shown["mape"] == pytest.approx((1 / 3 + 2 / 3) / 2)
     assert shown["drift"] is None and shown["drifting"] is False
     assert shown["model_id"] == before["model_id"]
 
@@ -151,12 +160,10 @@ def test_empty_list_and_invalid_json_are_refused(client: TestClient) -> None:
 
 
 def test_drift_is_reported(client: TestClient) -> None:
-    before = predicted(client, device="a30")
-
     def tell(factor: float, count: int) -> dict[str, Any]:
         observed = [
-            {"prediction_id": before["prediction_id"], "latency_s": before["latency_s"] * factor * (1 + i % 7 / 50)}
-            for i in range(count)
+            {"prediction_id": result["prediction_id"], "latency_s": result["latency_s"] * factor * (1 + i % 7 / 50)}
+            for i, result in enumerate(results_of(client, count, device="a30"))
         ]
         assert client.post("/observe", json={"observations": observed}).json()["accepted"] == count
         return errors(client)["a30"]
@@ -167,9 +174,64 @@ def test_drift_is_reported(client: TestClient) -> None:
     assert shown["recent_bias"] > shown["bias"] > 0.4
 
 
+def observe(client: TestClient, *observed: tuple[str, float]) -> list[dict[str, Any]]:
+    told = {"observations": [{"prediction_id": id, "latency_s": latency_s} for id, latency_s in observed]}
+    results: list[dict[str, Any]] = client.post("/observe", json=told).json()["results"]
+    return results
+
+
+def counts(client: TestClient) -> list[tuple[str, int]]:
+    return [(row["device"], row["count"]) for row in client.get("/observe").json()["devices"]]
+
+
+def test_invented_prediction_is_refused(client: TestClient) -> None:
+    """The token of a client with another key: a device that does not exist, and a latency of 1e18 s."""
+    before, invented = counts(client), Signer(b"a key of the client's own")
+    prediction = LatencyPredictor.load().predict([LINEAR], "t4")[0]
+    forged = replace(prediction, device="invented", latency_s=1e18, lower_s=1e18, upper_s=1e18)
+    genuine = predicted(client)["prediction_id"]
+    tokens = [
+        invented.receipts(1)[0] + invented.content(forged, "0" * 16),
+        genuine[:28] + invented.content(forged, "0" * 16),
+        genuine[:-1] + ("A" if genuine[-1] != "A" else "Q"),
+        "B" + genuine[1:],
+    ]
+    results = observe(client, *((token, 1e-6) for token in tokens))
+    assert [result["error"]["code"] for result in results] == ["invalid_prediction_id"] * len(tokens)
+    assert counts(client) == before
+
+
+def test_prediction_counts_once(client: TestClient, database: str) -> None:
+    result = predicted(client, device="l40s")
+    id, latency_s = result["prediction_id"], 1.5 * result["latency_s"]
+    first, again, other = observe(client, (id, latency_s), (id, latency_s), (id, 2 * latency_s))
+    assert first == again and "observation_id" in first
+    assert other["error"]["code"] == "already_observed" and first["observation_id"] in other["error"]["message"]
+    stored = len(kept(database))
+    replayed = observe(client, *[(id, latency_s)] * 1000)
+    assert replayed == [first] * 1000
+    shown = errors(client)["l40s"]
+    assert (shown["count"], len(kept(database))) == (1, stored)
+    assert shown["bias"] == pytest.approx(0.5)
+    # Another result of the same query counts, too.
+    again = predicted(client, device="l40s")
+    assert again["latency_s"] == result["latency_s"] and again["prediction_id"] != id
+    observe(client, (again["prediction_id"], latency_s))
+    assert errors(client)["l40s"]["count"] == 2
+
+
+def test_one_absurd_measurement_does_not_decide_the_error(client: TestClient) -> None:
+    results = results_of(client, 100, device="h100-sxm")
+    factors = [0.02 if i == 0 else 1.0 for i in range(100)]
+    observe(client, *((r["prediction_id"], r["latency_s"] * f) for r, f in zip(results, factors, strict=True)))
+    shown = errors(client)["h100-sxm"]
+    assert shown["mape"] == pytest.approx(9 / 100)
+    assert shown["bias"] == pytest.approx(10 ** (-1 / 100) - 1)
+
+
 def test_ten_thousand_observations_in_one_request(client: TestClient, database: str) -> None:
-    before, count = predicted(client), len(kept(database))
-    body = json.dumps({"observations": [{"prediction_id": before["prediction_id"], "latency_s": 1e-3}] * 10_000})
+    results, count = results_of(client, 10_000), len(kept(database))
+    body = json.dumps({"observations": [{"prediction_id": r["prediction_id"], "latency_s": 1e-3} for r in results]})
     answer = client.post("/observe", content=body, headers={"content-type": "application/json"}).json()
     assert answer["accepted"] == 10_000
     assert len({result["observation_id"] for result in answer["results"]}) == 10_000
@@ -184,8 +246,8 @@ def test_predictions_work_without_the_database(tmp_path: Path) -> None:
     app = create_app(Settings(database=str(tmp_path / "folder" / "s.sqlite")))
     with TestClient(app, raise_server_exceptions=False) as client:
         before = predicted(client)
-        assert before["latency_s"] > 0
-        told = {"observations": [{"prediction_id": before["prediction_id"], "latency_s": 1e-4}]}
+        assert before["latency_s"] > 0 and before["prediction_id"] is None
+        told = {"observations": [{"prediction_id": "x", "latency_s": 1e-4}]}
         refused = client.post("/observe", json=told)
         problem(refused, 503, "store_unavailable")
         assert refused.headers["retry-after"] == "5"
@@ -225,7 +287,7 @@ def test_services_share_one_database(client: TestClient, database: str) -> None:
             "/predict",
             json={"items": [{"program": p, "device": "t4"} for p in ({"hash": registered["hash"]}, program)]},
         ).json()["results"]
-        assert by_hash == in_full and by_hash["latency_s"] > 0
+        assert by_hash["latency_s"] == in_full["latency_s"] > 0
         told = {"observations": [{"prediction_id": by_hash["prediction_id"], "latency_s": 1e-4}]}
         assert other.post("/observe", json=told).json()["accepted"] == 1
         assert client.get("/observe").json() == other.get("/observe").json()

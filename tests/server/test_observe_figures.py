@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdmpp_server.observe.figures import MIN_REFERENCE, RECENT, REFERENCE, Figures, Running
+from cdmpp_server.observe.figures import MIN_REFERENCE, RATIO_LIMIT, RECENT, REFERENCE, Figures, Running
 
 
 def figures(ratios: np.ndarray, sizes: list[int] | None = None) -> Figures:
@@ -36,6 +36,16 @@ def test_batches_match_the_definitions(seed: int, count: int, sizes: list[int]) 
     else:
         error = math.sqrt(recent.var(ddof=1) / len(recent) + earlier.var(ddof=1) / len(earlier))
         assert found.drift == pytest.approx((recent.mean() - earlier.mean()) / error, rel=1e-6)
+
+
+@given(factor=st.floats(1e-30, 1e30), count=st.integers(1, 50))
+def test_ratio_beyond_the_limit_counts_as_the_limit(factor: float, count: int) -> None:
+    ratios = np.ones(50)
+    ratios[:count] = factor
+    expected = figures(np.clip(ratios, 1 / RATIO_LIMIT, RATIO_LIMIT))
+    found = figures(ratios)
+    assert (found.mape, found.bias, found.recent_bias) == (expected.mape, expected.bias, expected.recent_bias)
+    assert found.mape <= RATIO_LIMIT - 1
 
 
 def test_constant_bias_is_not_drift() -> None:

@@ -49,9 +49,7 @@ def test_accepted_observations_survive_a_kill_under_load(tmp_path: Path) -> None
     database, port = tmp_path / "s.sqlite", free_port()
     url = f"http://127.0.0.1:{port}"
     process = start(database, port)
-    item = {"program": LINEAR, "device": "t4"}
-    told = httpx2.post(f"{url}/predict", json={"items": [item]}).json()["results"][0]
-    body = json.dumps({"observations": [{"prediction_id": told["prediction_id"], "latency_s": 1e-4}] * EACH})
+    items = {"items": [{"program": LINEAR, "device": "t4"}] * EACH}
     accepted: list[str] = []
     requests = 0
     enough = threading.Event()
@@ -61,6 +59,9 @@ def test_accepted_observations_survive_a_kill_under_load(tmp_path: Path) -> None
         with httpx2.Client(timeout=PATIENCE_S) as client:
             while True:
                 try:
+                    results = client.post(f"{url}/predict", json=items).json()["results"]
+                    told = [{"prediction_id": result["prediction_id"], "latency_s": 1e-4} for result in results]
+                    body = json.dumps({"observations": told})
                     response = client.post(f"{url}/observe", content=body, headers={"content-type": "application/json"})
                 except httpx2.TransportError:
                     return  # killed: what was under way was not accepted

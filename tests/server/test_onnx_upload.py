@@ -18,7 +18,6 @@ from fastapi.testclient import TestClient
 from onnx import TensorProto, helper
 
 from cdmpp.domain.score import label_of_total
-from cdmpp_server.observe.ids import read_id
 from cdmpp_server.onnx.schema import ModelResponse
 from tests.server.conftest import problem
 from tests.waiting import PATIENCE_S
@@ -104,7 +103,7 @@ def test_the_figures_are_those_of_the_command_line(upload: Upload) -> None:
         assert inside / theirs["latency_s"] == pytest.approx(theirs["domain_shares"]["in"])
 
 
-def test_sums_order_and_ids(upload: Upload, ask: Any) -> None:
+def test_sums_order_and_ids(app: FastAPI, upload: Upload, ask: Any) -> None:
     said = upload(example("transformer_block"), "device=t4&device=l4").json()
     ModelResponse.model_validate(said)
     for i, total in enumerate(said["devices"]):
@@ -124,7 +123,7 @@ def test_sums_order_and_ids(upload: Upload, ask: Any) -> None:
     (result,) = ask([{"program": program["program"], "device": "l4"}]).json()["results"]
     answer = program["answers"][1]
     assert (result["program_hash"], result["latency_s"]) == (program["program_hash"], answer["latency_s"])
-    before = read_id(answer["prediction_id"])
+    before = app.state.store.signer.read(answer["prediction_id"])
     assert (before.program_hash, before.device) == (program["program_hash"], "l4")
     assert before.latency_s == answer["latency_s"]
 

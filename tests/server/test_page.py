@@ -430,12 +430,13 @@ def test_page_works_with_the_keyboard_only(opened: Callable[..., Any]) -> None:
 @pytest.mark.browser
 def test_service_status_is_shown(server: Server, opened: Callable[..., Any]) -> None:
     items = [{"program": LINEAR, "device": "t4"}]
-    answer = server.request("POST", "/predict", {"items": items})["results"][0]
-    seen = [{"prediction_id": answer["prediction_id"], "latency_s": 1.25 * answer["latency_s"]}] * 4
+    answers = server.request("POST", "/predict", {"items": items * 4})["results"]
+    seen = [{"prediction_id": a["prediction_id"], "latency_s": 1.25 * a["latency_s"]} for a in answers]
     assert server.request("POST", "/observe", {"observations": seen})["accepted"] == 4
     page = opened(fragment="")
-    assert page.locator("#ready").text_content() == "ready"
-    assert page.locator("#model").text_content() == answer["model_id"]
+    page.get_by_role("link", name="Service status").first.click()
+    page.wait_for_selector("#ready:has-text('ready')")
+    assert page.locator("#model").text_content() == answers[0]["model_id"]
     row = page.locator("#drift tr[data-device=t4]")
     row.wait_for()
     figures = server.request("GET", "/observe")["devices"][0]

@@ -20,10 +20,9 @@ from cdmpp.frontends.request import program_from_request
 from cdmpp.predictor import LatencyPredictor, Query
 from cdmpp.programs.operators import operator_types
 from cdmpp_server.app import create_app
-from cdmpp_server.observe.ids import read_id
 from cdmpp_server.settings import Settings
 from tests.features.test_hostile_json import concrete
-from tests.server.conftest import JSON, LINEAR, problem
+from tests.server.conftest import JSON, LINEAR, problem, without_ids
 
 GOOD = {"program": LINEAR, "device": "t4"}
 OWN_DEVICE = lookup("l4").model_dump(exclude={"aliases"})
@@ -81,7 +80,7 @@ def test_answers_come_in_order_with_ids(ask, predictor: LatencyPredictor) -> Non
         assert set(result["quantiles"]) == {"0.1", "0.9"}
 
 
-def test_the_same_figures_as_in_process(ask, predictor: LatencyPredictor) -> None:
+def test_the_same_figures_as_in_process(app: FastAPI, ask, predictor: LatencyPredictor) -> None:
     programs = [
         LINEAR,
         {"operator": "softmax", "rows": 4096, "cols": 1024},
@@ -96,7 +95,7 @@ def test_the_same_figures_as_in_process(ask, predictor: LatencyPredictor) -> Non
         figures = [{k: v for k, v in r.items() if k not in ("id", "prediction_id")} for r in over_http]
         assert figures == [p.to_dict() for p in here]
         for result in over_http:
-            assert read_id(result["prediction_id"]).latency_s == result["latency_s"]
+            assert app.state.store.signer.read(result["prediction_id"]).latency_s == result["latency_s"]
 
 
 def test_an_answer_given_before_is_the_same(ask, app: FastAPI, monkeypatch) -> None:
@@ -111,7 +110,7 @@ def test_an_answer_given_before_is_the_same(ask, app: FastAPI, monkeypatch) -> N
     for program in (LINEAR, words, {"hash": first["program_hash"]}):
         item = {"protocol": "kernel", "device": GOOD["device"], "id": None, "program": program}
         again = ask([item, {**item, "id": '"ü\\'}], quantiles=[0.2, 0.8]).json()["results"]
-        assert again == [{**first, "id": None}, {**first, "id": '"ü\\'}]
+        assert without_ids(*again) == without_ids({**first, "id": None}, {**first, "id": '"ü\\'})
     assert ask([{**GOOD, "backend": "tvm"}], quantiles=[0.2, 0.8]).status_code == 500
     assert ask([GOOD], quantiles=[0.2, 0.7]).status_code == 500
 
@@ -152,7 +151,7 @@ def test_programs_are_asked_about_by_their_hash(client: TestClient, ask) -> None
     named = [{"hash": relu["hash"]}, {"hash": softmax["hash"]}, {"hash": "0" * 32}]
     answers = ask([{"program": p, "device": "t4"} for p in named]).json()["results"]
     spelled = ask([{"program": p, "device": "t4"} for p in forms]).json()["results"]
-    assert answers[:2] == spelled[:2]
+    assert without_ids(*answers[:2]) == without_ids(*spelled[:2])
     assert answers[2]["error"]["code"] == "unknown_program"
     assert "POST /programs" in answers[2]["error"]["hint"]
     strict = ask([{"program": {"hash": "0" * 32}, "device": "t4"}], strict=True)
@@ -219,7 +218,7 @@ def test_past_the_clients_deadline_it_is_refused(client: TestClient, app: FastAP
 def test_the_company_does_not_matter(ask) -> None:
     alone = ask([GOOD]).json()["results"][0]
     crowd = [{"program": {**LINEAR, "m": m, "n": n}, "device": "v100-pcie-32gb"} for m in (3, 5) for n in (7, 9)]
-    assert ask([*crowd, GOOD, *crowd]).json()["results"][4] == alone
+    assert ask([*crowd, GOOD, *crowd]).json()["results"][4]["latency_s"] == alone["latency_s"]
 
 
 @pytest.mark.parametrize("what", BAD_ITEMS)
@@ -233,7 +232,8 @@ def test_a_bad_item_leaves_the_others_alone(what: str, ask) -> None:
     assert set(bad["error"]) == {"code", "message", "hint"}
     assert bad["error"]["code"] == code
     assert bad["error"]["message"]
-    assert before == after == ask([GOOD]).json()["results"][0]
+    alone = ask([GOOD]).json()["results"][0]
+    assert without_ids(before) == without_ids(after) == without_ids(alone)
 
 
 def test_an_unknown_device_says_which_are_near_and_how_to_bring_one(ask) -> None:
@@ -244,7 +244,7 @@ def test_an_unknown_device_says_which_are_near_and_how_to_bring_one(ask) -> None
 
 def test_whole_numbers_may_be_written_as_floats(ask) -> None:
     text = json.dumps({"items": [GOOD]}).replace("512", "512.0")
-    assert ask(text).json() == ask([GOOD]).json()
+    assert without_ids(*ask(text).json()["results"]) == without_ids(*ask([GOOD]).json()["results"])
 
 
 def test_equal_numbers_of_other_types_are_other_programs(ask) -> None:
@@ -266,7 +266,7 @@ def test_backend_and_protocol_are_part_of_the_query(ask) -> None:
     ]
     assert results[2]["latency_s"] > results[0]["latency_s"]
     explicit = ask([{"id": None, **GOOD, "backend": None, "protocol": "kernel", "framework": None}])
-    assert explicit.json()["results"][0] == results[0]
+    assert without_ids(*explicit.json()["results"]) == without_ids(results[0])
 
 
 @pytest.mark.tvm
@@ -317,7 +317,8 @@ def test_strict_refuses_the_request(what: str, ask) -> None:
 
 def test_strict_changes_no_figure(ask) -> None:
     items = [GOOD, {**GOOD, "device": OWN_DEVICE}]
-    assert ask(items, strict=True).json() == ask(items, strict=False).json()
+    strict, lenient = (ask(items, strict=strict).json()["results"] for strict in (True, False))
+    assert without_ids(*strict) == without_ids(*lenient)
 
 
 def test_strict_takes_no_number_for_a_truth_value(ask) -> None:

@@ -23,10 +23,10 @@ from cdmpp_server.database_url import database_url, default_database
 from cdmpp_server.observe.figures import Running
 from cdmpp_server.observe.ids import PredictedBefore
 from cdmpp_server.observe.outage import SAY_AGAIN_S, AsUnavailable, StoreUnavailableError
-from cdmpp_server.observe.store import Observation, Store
+from cdmpp_server.observe.records import Observation
+from cdmpp_server.observe.store import Store
 from cdmpp_server.observe.tables import observations
 from cdmpp_server.observe.writer import FullError, Writer
-from tests.server.postgres import running_postgres
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,25 +35,6 @@ ROOT = Path(__file__).resolve().parents[2]
 def observation(latency_s: float, device: str = "t4", model: str = "m", n: int = 0) -> Observation:
     predicted = PredictedBefore(f"{n:032x}", device, "0" * 16, "library", "kernel", None, model, 1e-4, 8e-5, 1.2e-4)
     return Observation(predicted, latency_s)
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[str]:
-    with running_postgres() as server:
-        yield server.url
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return str(tmp_path / "folder" / "s.sqlite")
-    url: str = request.getfixturevalue("postgres")
-    engine = create_engine(url)
-    with engine.begin() as connection:
-        connection.execute(text("DROP SCHEMA public CASCADE"))
-        connection.execute(text("CREATE SCHEMA public"))
-    engine.dispose()
-    return url
 
 
 @pytest.fixture
@@ -72,7 +53,7 @@ def rows(database: str) -> list[Any]:
 
 
 def test_observations_are_stored_with_their_query(store: Store, database: str) -> None:
-    ids = store.add([observation(2e-4), observation(1e-4, "l4", n=1), observation(3e-4)])
+    ids = [stored.id for stored in store.add([observation(2e-4), observation(1e-4, "l4", n=1), observation(3e-4)])]
     assert len(set(ids)) == 3
     kept = {row.id: row for row in rows(database)}
     assert set(kept) == set(ids)
@@ -175,7 +156,7 @@ def test_total_size_of_programs_is_bounded(database: str) -> None:
 
 
 def test_ten_thousand_observations_are_one_transaction(store: Store, database: str) -> None:
-    ids = store.add([observation(1e-4, f"d{n % 40}", n=n) for n in range(10_000)])
+    ids = [stored.id for stored in store.add([observation(1e-4, f"d{n % 40}", n=n) for n in range(10_000)])]
     assert len(set(ids)) == 10_000 == len(rows(database))
     assert sum(s.figures.count for s in store.summaries()) == 10_000
 
@@ -305,7 +286,7 @@ def test_concurrent_writes_share_a_transaction_and_full_queue_refuses() -> None:
     entered, go = threading.Event(), threading.Event()
     calls: list[int] = []
 
-    def add(observed: Any) -> list[str]:
+    def add(observed: Any) -> list[Any]:
         calls.append(len(observed))
         entered.set()
         assert go.wait(PATIENCE_S)
@@ -336,7 +317,7 @@ def test_concurrent_writes_share_a_transaction_and_full_queue_refuses() -> None:
 
 
 def test_failed_transaction_fails_all_its_writes() -> None:
-    def add(observed: Any) -> list[str]:
+    def add(observed: Any) -> list[Any]:
         raise StoreUnavailableError("gone")
 
     async def scenario() -> None:
@@ -359,7 +340,7 @@ lock = threading.Lock()
 def write(seed):
     n = 0
     while True:
-        ids = store.add([observation(1e-4, f"d{seed}", n=n + i) for i in range(7)])
+        ids = [stored.id for stored in store.add([observation(1e-4, f"d{seed}", n=n + i) for i in range(7)])]
         n += 7
         with lock:
             sys.stdout.write("".join(id + "\\n" for id in ids))

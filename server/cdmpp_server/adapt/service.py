@@ -19,6 +19,7 @@ from cdmpp_server.adapt.work import header_for, unpack
 from cdmpp_server.deadline import Deadline
 from cdmpp_server.fields import ProgramValue, program_value
 from cdmpp_server.models import Models
+from cdmpp_server.operate.access import sender_id
 from cdmpp_server.predict.service import PredictionService
 from cdmpp_server.problems import ProblemError
 from cdmpp_server.sandbox.sandbox import Sandbox
@@ -82,8 +83,8 @@ def _encode(request: AdaptRequest, forms: Sequence[ProgramValue]) -> bytes:
 
 def _keep(reply: tuple[dict[str, Any], dict[str, Any], bytes], models: Models) -> bytes:
     report, manifest, payload = reply
-    base = models.base
-    models.add(
-        LatencyPredictor(on_base(without_adapter(base.artifact), payload, manifest, Path(ADAPTER)), cache=base.cache)
+    predictor = LatencyPredictor(
+        on_base(without_adapter(base.artifact), payload, manifest, Path(ADAPTER)), cache=base.cache
     )
+    models.add(predictor, sender_id())
     return json.dumps({"adapted_model": report.pop("model_id"), **report}, separators=(",", ":")).encode()

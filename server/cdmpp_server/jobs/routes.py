@@ -15,9 +15,10 @@ from cdmpp_server.body import JSON
 from cdmpp_server.feature import Schema
 from cdmpp_server.jobs.runner import Runner
 from cdmpp_server.jobs.schema import ID_PATTERN, Job, Submitted
-from cdmpp_server.jobs.store import FullError, JobState, JobStore, to_json
+from cdmpp_server.jobs.store import FullError, JobState, JobStore, QuotaError, to_json
 from cdmpp_server.observe.outage import StoreUnavailableError
 from cdmpp_server.openapi import add_answer, add_models, add_problems, ref
+from cdmpp_server.operate.access import sender_id
 from cdmpp_server.planners import planning
 from cdmpp_server.problems import ProblemError
 from cdmpp_server.settings import Settings
@@ -34,7 +35,8 @@ _MEANING = {
 async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     """Execute jobs, including those that other workers or an earlier process left behind."""
     state = app.state
-    state.jobs = JobStore(state.store, settings.max_jobs, settings.max_kept_jobs, settings.job_keep_s)
+    of_sender = max(1, int(settings.max_jobs * settings.max_job_share))
+    state.jobs = JobStore(state.store, settings.max_jobs, of_sender, settings.max_kept_jobs, settings.job_keep_s)
     state.runners = [
         Runner(
             state.jobs,
@@ -59,12 +61,15 @@ async def submit(app: FastAPI, kind: str, body: bytes, prices: bytes, budget_s: 
     Raises
     ------
     ProblemError
-        503: too many jobs are open, or the database is unavailable.
+        429: too many jobs of the sender are open; 503: too many jobs are open, or the database is unavailable.
     """
     try:
-        id = await run_sync(app.state.jobs.add, kind, body, prices, budget_s)
+        id = await run_sync(app.state.jobs.add, kind, body, prices, budget_s, sender_id())
     except StoreUnavailableError as error:
         raise _unavailable(error) from None
+    except QuotaError as error:
+        hint = "retry when some of them have ended, or remove them: DELETE /jobs/{id}"
+        raise ProblemError("quota_exceeded", str(error), hint, headers={"retry-after": "10"}) from None
     except FullError as error:
         raise ProblemError(
             "overloaded", str(error), "retry when some jobs have ended", headers={"retry-after": "10"}

@@ -13,7 +13,7 @@ from typing import Any
 from anyio.to_thread import run_sync
 
 from cdmpp.errors import OverloadedError
-from cdmpp_server.jobs.store import MAX_ATTEMPTS, JobStore, LeasedJob, State
+from cdmpp_server.jobs.store import DEFAULT_BUDGET_S, MAX_ATTEMPTS, JobStore, LeasedJob, State
 from cdmpp_server.observe.outage import StoreUnavailableError
 from cdmpp_server.operate.metrics import Metrics
 from cdmpp_server.planners import run_job
@@ -28,8 +28,6 @@ _POLL_S = 1.0
 _BEAT_S = 2.0
 #: Seconds after its budget, and after its cancellation, at which a search is killed.
 GRACE_S, CANCEL_S = 60.0, 5.0
-#: Time limit of a search without a budget.
-DEFAULT_BUDGET_S = 600.0
 
 
 class Runner:

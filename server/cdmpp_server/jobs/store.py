@@ -19,7 +19,10 @@ from cdmpp_server.jobs.tables import jobs
 from cdmpp_server.observe.store import Store
 
 State = Literal["queued", "running", "done", "cancelled", "failed"]
+OPEN: tuple[State, ...] = ("queued", "running")
 FINISHED: tuple[State, ...] = ("done", "cancelled", "failed")
+#: Time limit of a search without a budget.
+DEFAULT_BUDGET_S = 600.0
 #: A job whose worker has not renewed its lease for this long can be taken by another worker.
 LEASE_S = 6.0
 #: A job fails after this many attempts whose process ended.
@@ -70,6 +73,14 @@ class FullError(Exception):
     """The limit of queued and running jobs is reached."""
 
 
+class QuotaError(FullError):
+    """The sender has as many queued and running jobs as one sender may have."""
+
+
+#: Key of PostgreSQL's advisory lock around the submission of a job; any constant.
+_SUBMISSION_LOCK = 0x6A6F6273
+
+
 class JobStore:
     """The queue of jobs. Calls block and raise :class:`cdmpp_server.observe.outage.StoreUnavailableError`.
 
@@ -79,22 +90,32 @@ class JobStore:
         Holds the database connection.
     max_jobs : int
         Limit of queued and running jobs.
+    max_of_sender : int
+        Limit of those of one sender.
     max_kept : int
         Limit of finished jobs; the oldest are deleted first.
     keep_s : float
         Seconds after which a finished job is deleted.
+
+    Notes
+    -----
+    Senders take turns. A job gets a tag when it is submitted: its own budget, after the tag of the sender's job before
+    it, or after that of the job that is due now. The job with the smallest tag is next. So the jobs of a sender keep
+    their order, each sender gets an equal share of the time, and an absent one saves up nothing. This is self-clocked
+    fair queueing (Golestani, INFOCOM 1994).
     """
 
-    def __init__(self, store: Store, max_jobs: int, max_kept: int, keep_s: float) -> None:
+    def __init__(self, store: Store, max_jobs: int, max_of_sender: int, max_kept: int, keep_s: float) -> None:
         self._store = store
-        self._max_jobs, self._max_kept, self._keep_s = max_jobs, max_kept, keep_s
+        self._max_jobs, self._max_of_sender = max_jobs, max_of_sender
+        self._max_kept, self._keep_s = max_kept, keep_s
 
-    def add(self, kind: str, request: bytes, prices: bytes, budget_s: float | None) -> str:
+    def add(self, kind: str, request: bytes, prices: bytes, budget_s: float | None, sender: str = "") -> str:
         """Store a job and return its id: 128 random bits, which nobody can guess.
 
         Raises
         ------
-        FullError
+        FullError, QuotaError
         """
         id = secrets.token_hex(16)
         row = {
@@ -106,18 +127,27 @@ class JobStore:
             "budget_s": budget_s,
             "progress": 0.0,
             "attempts": 0,
+            "sender": sender,
         }
+        cost_s = DEFAULT_BUDGET_S if budget_s is None else budget_s
 
         def work(connection: Connection) -> None:
+            if connection.dialect.name == "postgresql":
+                # Two submissions at a time would not count each other.
+                connection.execute(select(func.pg_advisory_xact_lock(_SUBMISSION_LOCK)))
             self._drop_old(connection)
-            open_jobs = select(func.count(), func.max(jobs.c.created_at), now_s())
-            open_jobs = open_jobs.where(jobs.c.state.in_(("queued", "running")))
-            count, newest, now = connection.execute(open_jobs).one()
+            columns = (func.count(), func.max(jobs.c.created_at), func.min(jobs.c.turn), func.max(jobs.c.turn), now_s())
+            of_all = select(*columns).where(jobs.c.state.in_(OPEN))
+            own, _, _, last_own, _ = connection.execute(of_all.where(jobs.c.sender == sender)).one()
+            if own >= self._max_of_sender:
+                raise QuotaError(f"{own} jobs of this sender wait or run; one sender may have {self._max_of_sender}")
+            count, newest, due, _, now = connection.execute(of_all).one()
             if count >= self._max_jobs:
                 raise FullError(f"{count} jobs wait or run")
+            turn = (max(due, last_own or due) if count else 0.0) + cost_s
             # After every job that waits, also within a millisecond and after the clock was set back.
             now = max(now, (newest or 0.0) + 1e-6)
-            connection.execute(insert(jobs), {**row, "created_at": now, "updated_at": now})
+            connection.execute(insert(jobs), {**row, "turn": turn, "created_at": now, "updated_at": now})
 
         self._store.write(work)
         return id
@@ -130,11 +160,7 @@ class JobStore:
     def cancel(self, id: str) -> JobState | None:
         """Cancel a queued or running job; a finished one stays unchanged. None if the id is unknown."""
         rows: list[Row[Any] | None] = []
-        end = (
-            update(jobs)
-            .where(jobs.c.id == id, jobs.c.state.in_(("queued", "running")))
-            .values(state="cancelled", updated_at=now_s())
-        )
+        end = update(jobs).where(jobs.c.id == id, jobs.c.state.in_(OPEN)).values(state="cancelled", updated_at=now_s())
 
         def work(connection: Connection) -> None:
             connection.execute(end)
@@ -158,13 +184,13 @@ class JobStore:
         return self._store.read(lambda connection: connection.execute(query).first()) is not None
 
     def take(self, owner: str) -> LeasedJob | None:
-        """Lease the oldest job that has no worker; None if there is none."""
+        """Lease the next job that has no worker; None if there is none."""
         leased: list[LeasedJob | None] = []
 
         def work(connection: Connection) -> None:
-            oldest = select(jobs).where(_free()).order_by(jobs.c.created_at).limit(1)
+            following = select(jobs).where(_free()).order_by(jobs.c.turn, jobs.c.created_at).limit(1)
             # SQLite has no row locks and needs none: SQLAlchemy omits them there.
-            row = connection.execute(oldest.with_for_update(skip_locked=True)).first()
+            row = connection.execute(following.with_for_update(skip_locked=True)).first()
             if row is None:
                 leased.append(None)
                 return

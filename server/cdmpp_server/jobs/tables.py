@@ -29,5 +29,8 @@ jobs = Table(
     Column("owner", String(32)),
     Column("lease_until", Double),
     Column("attempts", Integer, nullable=False),
+    # Who submitted the job, and its place in the order between senders.
+    Column("sender", String(32), nullable=False, server_default=""),
+    Column("turn", Double, nullable=False, server_default="0"),
 )
 Index("cdmpp_jobs_state", jobs.c.state, jobs.c.created_at)

@@ -22,6 +22,9 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
+#: A ratio measured / predicted beyond this factor, up or down, counts as this factor: one measurement that is wrong by
+#: orders of magnitude, or invented, must not decide the mean of thousands.
+RATIO_LIMIT = 10.0
 #: Number of observations in the recent window, and maximum number in the reference.
 RECENT, REFERENCE = 200, 1000
 #: Minimum number of observations in the reference; with fewer, the drift is unknown.
@@ -65,9 +68,9 @@ class Running:
     Attributes
     ----------
     ratios : Sums
-        Sums of all log ratios log(measured / predicted).
+        Sums of all log ratios log(measured / predicted), clipped to :data:`RATIO_LIMIT`.
     relative_error : float
-        Sum of |predicted / measured - 1|.
+        Sum of |predicted / measured - 1|, of clipped ratios.
     covered : int
         Number of measurements inside their interval.
     recent : array of float64, at most :data:`RECENT`
@@ -84,9 +87,10 @@ class Running:
 
     def add(self, measured_s: Floats, predicted_s: Floats, lower_s: Floats, upper_s: Floats) -> None:
         """Add observations in order; arrays of equal length, in seconds."""
-        ratios = np.log(measured_s / predicted_s)
+        clipped = np.clip(measured_s / predicted_s, 1.0 / RATIO_LIMIT, RATIO_LIMIT)
+        ratios = np.log(clipped)
         self.ratios.add(ratios)
-        self.relative_error += float(np.abs(predicted_s / measured_s - 1.0).sum())
+        self.relative_error += float(np.abs(1.0 / clipped - 1.0).sum())
         self.covered += int(((lower_s <= measured_s) & (measured_s <= upper_s)).sum())
         window = np.concatenate([self.recent, ratios])
         leaving, self.recent = window[: max(0, len(window) - RECENT)], window[-RECENT:]
@@ -122,7 +126,7 @@ class Figures:
     count : int
         Number of observations.
     mape : float
-        Mean of |predicted / measured - 1|.
+        Mean of |predicted / measured - 1|, of ratios clipped to :data:`RATIO_LIMIT`.
     bias, recent_bias : float
         exp(mean log(measured / predicted)) - 1 of all and of the last 200 observations: 0.1 means that
         measured latencies are 10 % longer than predicted.

@@ -1,20 +1,24 @@
-"""``prediction_id``: a token with a prediction, so that a measurement needs only the token and a latency.
+"""``prediction_id``: a signed token with a prediction, so that a measurement needs only the token and a latency.
 
-The token contains the query (by hashes) and the prediction. The service stores no list of predictions: any
-worker, even one started later, can decode any token. A token is neither secret nor signed: a client that may
-call /observe may also send program, device and latency without one. The checksum detects tokens that were
-truncated or mistyped.
+A token contains the query (by hashes) and the prediction. The service stores no list of predictions: any worker of
+the same database, even one started later, can read any token. The database holds the key of the signature, so a client
+cannot invent a prediction, a device or a model.
+
+A token has two parts. The receipt is different in each result of each response, so that each result counts once. The
+content is equal for equal predictions, so it is rendered and signed once and then cached. A receipt does not say which
+content it came with: whoever exchanges receipts between tokens has no more of them than before.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
+import hmac
 import re
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
+from secrets import token_bytes
 
 from cdmpp.prediction import Prediction
 from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
@@ -22,16 +26,23 @@ from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
 #: Maximum length of a token, in characters.
 MAX_ID = 400
 
-_VERSION = 1
+_VERSION = 2
 # Version; backend, protocol, framework (0: none); lengths of the two names; program hash; device digest;
 # latency, lower, upper.
 _HEAD = struct.Struct(">B3B2B16s8s3d")
-_CHECK_BYTES = 6
+_SIGNATURE_BYTES = 16
+# A receipt: a random number per response, the position of the result, a signature. Multiples of 3 bytes are whole
+# characters of base64. One HMAC signs as many positions as fit into it.
+_NONCE_BYTES, _POSITION_BYTES, _TAG_BYTES = 9, 3, 9
+_PER_HMAC = hashlib.sha256().digest_size // _TAG_BYTES
+_RECEIPT_BYTES = _NONCE_BYTES + _POSITION_BYTES + _TAG_BYTES
+_RECEIPT = _RECEIPT_BYTES // 3 * 4
+#: Characters of a receipt without its signature.
+_NUMBER = (_NONCE_BYTES + _POSITION_BYTES) // 3 * 4
 # Maximum lengths of the names in bytes of UTF-8, so that a token fits into MAX_ID.
-_MAX_DEVICE, _MAX_MODEL = 120, 110
-# Allowed range, far beyond any prediction and still safe for sums of ratios.
-_SECONDS = (1e-18, 1e18)
+_MAX_DEVICE, _MAX_MODEL = 110, 98
 _CONTROL = re.compile("[\x00-\x1f\x7f]")
+_TOKEN = re.compile("[A-Za-z0-9_-]+")
 _CODE_OF_BACKEND = {name: code for code, name in enumerate(BACKENDS)}
 _CODE_OF_PROTOCOL = {name: code for code, name in enumerate(PROTOCOLS)}
 _FRAMEWORKS: tuple[str | None, ...] = (None, *FRAMEWORKS)
@@ -54,6 +65,8 @@ class PredictedBefore:
         Id of the model. A name that is too long for a token is cut and ends with a hash of the whole name.
     latency_s, lower_s, upper_s : float
         The prediction, in seconds.
+    receipt : str, optional
+        Identifies the result of a response, in 16 characters.
     """
 
     program_hash: str
@@ -66,34 +79,59 @@ class PredictedBefore:
     latency_s: float
     lower_s: float
     upper_s: float
+    receipt: str | None = None
 
 
-def make_id(prediction: Prediction, device_digest: str) -> str:
-    """Return the token of a prediction; equal predictions of one model have equal tokens.
+class Signer:
+    """Makes and reads tokens.
 
     Parameters
     ----------
-    prediction : Prediction
-        A prediction without an error.
-    device_digest : str
-        ``DeviceSpec.digest()`` of its device.
-
-    Returns
-    -------
-    str
-        At most :data:`MAX_ID` characters of ``A-Z a-z 0-9 _ -``.
-
-    Raises
-    ------
-    ValueError
-        The prediction has an error.
+    key : bytes
+        Secret that all workers share.
     """
-    if prediction.program_hash is None or prediction.latency_s is None:
-        raise ValueError("a prediction with an error has no id")
-    device = _fitting(prediction.device, _MAX_DEVICE)
-    model = _fitting(prediction.model_id, _MAX_MODEL)
-    content = (
-        _HEAD.pack(
+
+    def __init__(self, key: bytes) -> None:
+        # Separate keys: a signature of one part is never one of the other.
+        self._of_contents = hmac.digest(key, b"content", "sha256")
+        self._of_receipts = hmac.digest(key, b"receipt", "sha256")
+
+    def receipts(self, count: int) -> list[str]:
+        """Return new receipts, one for each result of a response."""
+        nonce = token_bytes(_NONCE_BYTES)
+        blocks = range(-(-count // _PER_HMAC))
+        tags = b"".join(self._tags(nonce, block) for block in blocks)
+        raw = b"".join(
+            nonce + i.to_bytes(_POSITION_BYTES) + tags[_TAG_BYTES * i : _TAG_BYTES * (i + 1)] for i in range(count)
+        )
+        text = base64.urlsafe_b64encode(raw).decode("ascii")
+        return [text[_RECEIPT * i : _RECEIPT * (i + 1)] for i in range(count)]
+
+    def content(self, prediction: Prediction, device_digest: str) -> str:
+        """Return the content of a token; equal predictions of one model have equal contents.
+
+        Parameters
+        ----------
+        prediction : Prediction
+            A prediction without an error.
+        device_digest : str
+            ``DeviceSpec.digest()`` of its device.
+
+        Returns
+        -------
+        str
+            Characters of ``A-Z a-z 0-9 _ -``; with a receipt before it at most :data:`MAX_ID`.
+
+        Raises
+        ------
+        ValueError
+            The prediction has an error.
+        """
+        if prediction.program_hash is None or prediction.latency_s is None:
+            raise ValueError("a prediction with an error has no id")
+        device = _fitting(prediction.device, _MAX_DEVICE)
+        model = _fitting(prediction.model_id, _MAX_MODEL)
+        head = _HEAD.pack(
             _VERSION,
             _CODE_OF_BACKEND[prediction.backend],
             _CODE_OF_PROTOCOL[prediction.protocol],
@@ -106,75 +144,76 @@ def make_id(prediction: Prediction, device_digest: str) -> str:
             prediction.lower_s,
             prediction.upper_s,
         )
-        + device
-        + model
-    )
-    return base64.urlsafe_b64encode(content + _checksum(content)).rstrip(b"=").decode("ascii")
+        raw = head + device + model
+        return base64.urlsafe_b64encode(raw + self._signature(raw)).rstrip(b"=").decode("ascii")
+
+    def read(self, text: str) -> PredictedBefore:
+        """Read a token.
+
+        Raises
+        ------
+        ValueError
+            This service did not make the token, or it was changed or is incomplete.
+        """
+        if len(text) > MAX_ID:
+            raise ValueError(f"a prediction_id has at most {MAX_ID} characters")
+        receipt, content = text[:_RECEIPT], text[_RECEIPT:]
+        # A length of 4 n + 1 is no base64; unused bits are checked because Python ignores them.
+        if not _TOKEN.fullmatch(text) or len(content) % 4 == 1:
+            raise ValueError("this is not a prediction_id")
+        raw = base64.urlsafe_b64decode(content + "=" * (-len(content) % 4))
+        exact = base64.urlsafe_b64encode(raw).rstrip(b"=").decode("ascii") == content
+        raw, signature = raw[:-_SIGNATURE_BYTES], raw[-_SIGNATURE_BYTES:]
+        signed = hmac.compare_digest(signature, self._signature(raw)) and self._is_signed(receipt)
+        if not exact or not signed:
+            raise ValueError("this prediction_id is not one of this service, or it was changed or cut")
+        return _unpack(raw, receipt[:_NUMBER])
+
+    def _is_signed(self, receipt: str) -> bool:
+        if len(receipt) < _RECEIPT:
+            return False
+        raw = base64.urlsafe_b64decode(receipt)
+        nonce, tag = raw[:_NONCE_BYTES], raw[-_TAG_BYTES:]
+        block, place = divmod(int.from_bytes(raw[_NONCE_BYTES:-_TAG_BYTES]), _PER_HMAC)
+        expected = self._tags(nonce, block)[_TAG_BYTES * place : _TAG_BYTES * (place + 1)]
+        return hmac.compare_digest(tag, expected)
+
+    def _tags(self, nonce: bytes, block: int) -> bytes:
+        tags = hmac.digest(self._of_receipts, nonce + block.to_bytes(_POSITION_BYTES), "sha256")
+        return tags[: _TAG_BYTES * _PER_HMAC]
+
+    def _signature(self, content: bytes) -> bytes:
+        return hmac.digest(self._of_contents, content, "sha256")[:_SIGNATURE_BYTES]
 
 
-def read_id(text: str) -> PredictedBefore:
-    """Decode a token.
-
-    Raises
-    ------
-    ValueError
-        The text is not a token of :func:`make_id`, or is incomplete; the message states the fault.
-    """
-    if len(text) > MAX_ID:
-        raise ValueError(f"a prediction_id has at most {MAX_ID} characters")
-    try:
-        raw = base64.b64decode(text.encode("ascii") + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)
-    except (UnicodeEncodeError, binascii.Error):
-        raise ValueError("this is not a prediction_id") from None
-    # Python also decodes the other alphabet, and ignores unused bits.
-    if base64.urlsafe_b64encode(raw).rstrip(b"=").decode() != text:
-        raise ValueError("this is not a prediction_id, or it is incomplete")
-    content, check = raw[:-_CHECK_BYTES], raw[-_CHECK_BYTES:]
-    if len(content) < _HEAD.size or _checksum(content) != check:
-        raise ValueError("this is not a prediction_id, or it is incomplete")
-    version, backend, protocol, framework, device_bytes, model_bytes, program, digest, *figures = _HEAD.unpack_from(
-        content
-    )
-    names = content[_HEAD.size :]
-    # The checksum is not secret: a client may send any content.
-    if (
-        version != _VERSION
-        or backend >= len(BACKENDS)
-        or protocol >= len(PROTOCOLS)
-        or framework >= len(_FRAMEWORKS)
-        or len(names) != device_bytes + model_bytes
-        or not all(_SECONDS[0] <= figure <= _SECONDS[1] for figure in figures)
-        or not figures[1] <= figures[0] <= figures[2]
-    ):
+def _unpack(raw: bytes, receipt: str) -> PredictedBefore:
+    """Fields of a content that this service has signed, maybe an earlier version of it."""
+    if raw[0] != _VERSION:
         raise ValueError("this prediction_id is of another version of the service")
-    try:
-        device, model = names[:device_bytes].decode(), names[device_bytes:].decode()
-    except UnicodeDecodeError:
-        raise ValueError("this is not a prediction_id") from None
-    # Some databases cannot store control characters.
-    if not device or not model or _CONTROL.search(device + model):
-        raise ValueError("this is not a prediction_id")
+    _, backend, protocol, framework, device_bytes, _, program, digest, latency_s, lower_s, upper_s = _HEAD.unpack_from(
+        raw
+    )
+    device, model = raw[_HEAD.size :][:device_bytes], raw[_HEAD.size + device_bytes :]
     return PredictedBefore(
         program.hex(),
-        device,
+        device.decode(),
         digest.hex(),
         BACKENDS[backend],
         PROTOCOLS[protocol],
         _FRAMEWORKS[framework],
-        model,
-        *figures,
+        model.decode(),
+        latency_s,
+        lower_s,
+        upper_s,
+        receipt,
     )
-
-
-def _checksum(content: bytes) -> bytes:
-    return hashlib.blake2b(content, digest_size=_CHECK_BYTES).digest()
 
 
 @lru_cache(maxsize=1024)
 def _fitting(name: str, limit: int) -> bytes:
     """Return the name in UTF-8; a longer name is cut between characters and ends with a hash."""
-    # JSON may contain a lone surrogate, which has no UTF-8 encoding.
-    encoded = name.encode("utf-8", "replace")
+    # JSON may contain a lone surrogate, which has no UTF-8 encoding, and characters that some databases cannot store.
+    encoded = _CONTROL.sub("?", name).encode("utf-8", "replace")
     if len(encoded) <= limit:
         return encoded
     ending = "~" + hashlib.sha256(encoded).hexdigest()[:8]

@@ -6,20 +6,23 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, FastAPI, Request, Response
 
+from cdmpp.devices import known
 from cdmpp.errors import MissingDependencyError
 from cdmpp_server.body import INLINE_BYTES, read_json_body
 from cdmpp_server.database_url import default_database
 from cdmpp_server.deadline import Deadline
 from cdmpp_server.feature import Schema
 from cdmpp_server.fields import program_value
-from cdmpp_server.observe.ids import read_id
+from cdmpp_server.observe.ids import Signer
 from cdmpp_server.observe.outage import StoreUnavailableError
+from cdmpp_server.observe.records import Observation, Stored
 from cdmpp_server.observe.schema import (
     DeviceError,
     ObservedErrors,
@@ -28,9 +31,10 @@ from cdmpp_server.observe.schema import (
     ObserveResponse,
     observe_request_model,
 )
-from cdmpp_server.observe.store import Observation, Store, Summary
+from cdmpp_server.observe.store import Store, Summary
 from cdmpp_server.observe.writer import FullError, Writer
 from cdmpp_server.openapi import BODY_PROBLEMS, add_answer, add_body, add_models, add_problems, ref
+from cdmpp_server.operate.access import sender_id
 from cdmpp_server.operate.middleware import count_items
 from cdmpp_server.parse import parse
 from cdmpp_server.problems import ProblemError
@@ -56,7 +60,7 @@ async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     """Open the database and its writer; if it is unavailable, the other endpoints still work."""
     try:
         database = settings.database or default_database(settings.model)
-        store = Store(database, settings.max_programs, settings.max_program_bytes)
+        store = Store(database, settings.max_programs, settings.max_program_bytes, settings.max_observations)
     except MissingDependencyError as error:
         app.state.start_error = f"{error.message} ({error.hint})"
         raise
@@ -112,23 +116,42 @@ async def observe(request: Request) -> Response:
     do, small = state.service.do, len(body) <= INLINE_BYTES
     observe_request = await do(small, lambda: parse(model, body), deadline)
     count_items(request, len(observe_request.observations))
-    results = await do(small, lambda: _by_id(observe_request), deadline)
-    await _by_program(request, observe_request, results, deadline)
+    reports = _Reports(await _signer(state), state.service.predictor.model_id, sender_id())
+    results = await do(small, lambda: _by_id(observe_request, reports), deadline)
+    await _by_program(request, observe_request, reports, results, deadline)
     observations = [result for result in results if isinstance(result, Observation)]
     # Before the observations: one whose program is not stored cannot be adapted to.
     with suppress(StoreUnavailableError):
         await run_sync(state.observed_programs.keep, observe_request, results)
-    ids = iter(await _write(state, observations, deadline))
-    state.metrics.observed(len(observations))
+    stored = await _write(state, observations, deadline)
+    state.metrics.observed(sum(result.new for result in stored))
     state.drift.wake()
-    answer = {
-        "accepted": len(observations),
-        "results": [
-            {"observation_id": next(ids)} if isinstance(result, Observation) else {"error": result}
-            for result in results
-        ],
-    }
+    outcomes = iter(map(_outcome, observations, stored))
+    rendered = [next(outcomes) if isinstance(result, Observation) else {"error": result} for result in results]
+    answer = {"accepted": sum("error" not in result for result in rendered), "results": rendered}
     return Response(json.dumps(answer, separators=(",", ":")), media_type="application/json")
+
+
+async def _signer(state: Any) -> Signer:
+    try:
+        if state.store.signer is None:
+            await run_sync(state.store.check)
+    except StoreUnavailableError as error:
+        raise _unavailable(error) from None
+    signer: Signer = state.store.signer
+    return signer
+
+
+def _outcome(observation: Observation, stored: Stored) -> dict[str, Any]:
+    """The result of an observation; one that is sent again has the result of the first time."""
+    if stored.latency_s == observation.latency_s:
+        return {"observation_id": stored.id}
+    error = {
+        "code": "already_observed",
+        "message": f"this prediction_id was observed with {stored.latency_s:g} s (observation {stored.id})",
+        "hint": "each result of /predict counts once: predict again to report another measurement",
+    }
+    return {"error": error}
 
 
 @router.get("/observe", summary="Error of predictions against measurements", operation_id="observed_observe_get")
@@ -143,7 +166,28 @@ async def get_observed(request: Request) -> ObservedErrors:
     return ObservedErrors(devices=[_device_error(summary, jobs) for summary in summaries])
 
 
-def _by_id(observe_request: ObserveRequest) -> list[Observation | _Error]:
+@dataclass(frozen=True)
+class _Reports:
+    """Makes the observations of one request."""
+
+    signer: Signer
+    model_id: str
+    sender: str
+
+    def observation(self, prediction_id: str, latency_s: float) -> Observation:
+        """Raise ValueError where ``prediction_id`` is not one of this service."""
+        predicted = self.signer.read(prediction_id)
+        own_device = _digests().get(predicted.device) == predicted.device_digest
+        return Observation(predicted, latency_s, self.sender, own_device and predicted.model_id == self.model_id)
+
+
+@cache
+def _digests() -> dict[str, str]:
+    """Digests of the known devices by name."""
+    return {spec.name: spec.digest() for spec in known()}
+
+
+def _by_id(observe_request: ObserveRequest, reports: _Reports) -> list[Observation | _Error]:
     """Return observations of previous predictions; the remaining entries are empty until predicted."""
     results: list[Observation | _Error] = []
     for observed in observe_request.observations:
@@ -151,7 +195,7 @@ def _by_id(observe_request: ObserveRequest) -> list[Observation | _Error]:
             results.append({})
             continue
         try:
-            results.append(Observation(read_id(observed.prediction_id), observed.latency_s))
+            results.append(reports.observation(observed.prediction_id, observed.latency_s))
         except ValueError as error:
             hint = "send program, device and latency_s instead"
             results.append({"code": "invalid_prediction_id", "message": str(error), "hint": hint})
@@ -159,7 +203,11 @@ def _by_id(observe_request: ObserveRequest) -> list[Observation | _Error]:
 
 
 async def _by_program(
-    request: Request, observe_request: ObserveRequest, results: list[Observation | _Error], deadline: Deadline
+    request: Request,
+    observe_request: ObserveRequest,
+    reports: _Reports,
+    results: list[Observation | _Error],
+    deadline: Deadline,
 ) -> None:
     """Predict observations without an id, as /predict does, and fill in observation or error."""
     unpredicted = [(i, o) for i, o in enumerate(observe_request.observations) if isinstance(o, ObservedProgram)]
@@ -182,22 +230,22 @@ async def _by_program(
         if "error" in result:
             results[position] = result["error"]
         else:
-            results[position] = Observation(read_id(result["prediction_id"]), observed.latency_s)
+            results[position] = reports.observation(result["prediction_id"], observed.latency_s)
 
 
-async def _write(state: Any, observations: list[Observation], deadline: Deadline) -> list[str]:
+async def _write(state: Any, observations: list[Observation], deadline: Deadline) -> list[Stored]:
     if not observations:
         return []
     try:
         async with deadline.limit():
-            ids: list[str] = await state.observations.write(observations)
+            stored: list[Stored] = await state.observations.write(observations)
     except StoreUnavailableError as error:
         _set_up(state, False)
         raise _unavailable(error) from None
     except FullError as error:
         raise ProblemError("overloaded", str(error), "retry after a second", headers={"retry-after": "1"}) from None
     _set_up(state, True)
-    return ids
+    return stored
 
 
 def _unavailable(error: StoreUnavailableError) -> ProblemError:

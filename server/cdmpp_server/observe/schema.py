@@ -17,7 +17,7 @@ _MEASURED = Field(ge=BELIEVABLE_S[0], le=BELIEVABLE_S[1], allow_inf_nan=False, d
 
 
 class ObservedPrediction(BaseModel):
-    """A measurement of a previous prediction."""
+    """A measurement of a previous prediction; each result of a response counts once."""
 
     model_config = _CLOSED
 
@@ -72,7 +72,7 @@ class _Answer(BaseModel):
 
 
 class Kept(_Answer):
-    """An observation that is stored on disk."""
+    """An observation that is stored on disk; the same one sent again has the same id."""
 
     observation_id: str
 
@@ -83,6 +83,7 @@ class ObservationError(_Answer):
     code: Annotated[
         Literal[
             "invalid_prediction_id",
+            "already_observed",
             "unknown_program",
             "invalid_program",
             "unsupported_operator",
@@ -106,12 +107,17 @@ class NotKept(_Answer):
 class ObserveResponse(_Answer):
     """Result of each observation, in the order of the request."""
 
-    accepted: Annotated[int, Field(ge=0, description="Number of stored observations.")]
+    accepted: Annotated[
+        int, Field(ge=0, description="Number of stored observations, including those that were sent before.")
+    ]
     results: list[Kept | NotKept]
 
 
 class DeviceError(_Answer):
-    """Running error of one model on one device; all figures except count and drift are fractions."""
+    """Running error of one model on one device; all figures except count and drift are fractions.
+
+    A ratio measured / predicted above 10 or below 0.1 counts as 10 or 0.1.
+    """
 
     device: str
     device_digest: Annotated[

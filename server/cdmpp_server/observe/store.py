@@ -4,48 +4,36 @@ from __future__ import annotations
 
 import json
 import re
-import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
 from typing import Any, TypeVar
 
-import numpy as np
-from sqlalchemy import Engine, Row, Select, Update, delete, func, insert, select, tuple_, update
+from sqlalchemy import Engine, Row, Select, Update, delete, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 
 from cdmpp_server.database_url import database_url
-from cdmpp_server.observe.figures import Figures, Running, Sums
-from cdmpp_server.observe.ids import PredictedBefore
+from cdmpp_server.observe import records
+from cdmpp_server.observe.create import create
+from cdmpp_server.observe.figures import Figures
+from cdmpp_server.observe.ids import Signer
 from cdmpp_server.observe.outage import AsUnavailable, StoreUnavailableError
-from cdmpp_server.observe.tables import connect, create, observations, programs, running
+from cdmpp_server.observe.records import Observation, Stored, parts
+from cdmpp_server.observe.tables import connect, programs
 
 T = TypeVar("T")
 
-#: Maximum number of entries of :meth:`Store.summaries`, most recently observed first.
-MAX_SUMMARIES = 1000
 #: Number of stored programs after which the limits are checked.
 _CHECK_EACH = 256
 #: Minimum time between two updates of a program's time of last use, because a write per use is expensive.
 _USED_AGAIN_S = 3600.0
-# Variables per statement; SQLite's limit is 32,766.
-_AT_ONCE = 5000
 #: Time between two attempts to open the database, in seconds.
 _RETRY_S = 1.0
-
-
-@dataclass(frozen=True)
-class Observation:
-    """A measured latency, in seconds, and its prediction."""
-
-    predicted: PredictedBefore
-    latency_s: float
 
 
 @dataclass(frozen=True)
@@ -59,10 +47,10 @@ class Summary:
     last_at: float
 
 
-#: PostgreSQL's error code of a transaction that it aborted to end a deadlock.
-_DEADLOCK = "40P01"
+#: PostgreSQL's error codes of a transaction that it aborted to end a deadlock, and of one that stored the same receipt
+#: at the same time as another. The next attempt succeeds.
+_ABORTED = ("40P01", "23505")
 _HASH = re.compile("[0-9a-f]{32}")
-_Key = tuple[str, str, str]
 
 
 class Store:
@@ -75,6 +63,13 @@ class Store:
     max_programs, max_program_bytes : int
         Maximum number and size of stored programs, exceeded by a few for a while. The least recently used are
         removed first.
+    max_observations : int
+        Maximum number of observations, exceeded by 1 % for a while. The senders with most lose their oldest.
+
+    Attributes
+    ----------
+    signer : Signer or None
+        Makes and reads prediction ids; None until the database was opened for the first time.
 
     Notes
     -----
@@ -82,14 +77,23 @@ class Store:
     again.
     """
 
-    def __init__(self, database: str, max_programs: int = 100_000, max_program_bytes: int = 2**30) -> None:
+    def __init__(
+        self,
+        database: str,
+        max_programs: int = 100_000,
+        max_program_bytes: int = 2**30,
+        max_observations: int = 1_000_000,
+    ) -> None:
         self._engine: Engine = connect(database_url(database))
         self._writing = self._engine.execution_options(write=True)
         upserts = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
         self.upsert: Callable[..., Any] = upserts[self._engine.dialect.name]
         self._max_programs, self._max_program_bytes = max_programs, max_program_bytes
+        self._max_observations = max_observations
+        self._check_observations_each = max(1, max_observations // 100)
         # Check at the first write: another process may have stored too many.
-        self._unchecked = _CHECK_EACH
+        self._unchecked, self._unchecked_observations = _CHECK_EACH, self._check_observations_each
+        self.signer: Signer | None = None
         self._created = False
         self._failed_at = -_RETRY_S
         self._lock = threading.Lock()
@@ -103,64 +107,28 @@ class Store:
         """Raise :class:`StoreUnavailableError` if the database cannot be opened and read."""
         self.read(partial(_rows, select(programs.c.hash).limit(1)))
 
-    def add(self, observed: Sequence[Observation]) -> list[str]:
-        """Store observations in one transaction, which is on disk when this returns.
-
-        Returns
-        -------
-        list of str
-            Id of each observation: 32 hexadecimal digits that sort by time.
-        """
+    def add(self, observed: Sequence[Observation]) -> list[Stored]:
+        """Store observations in one transaction, which is on disk when this returns; results are in order."""
         if not observed:
             return []
-        now = time.time()
-        moment, random = f"{int(now * 1000) % 2**48:012x}", secrets.token_hex(10 * len(observed))
-        ids = [moment + random[20 * i : 20 * (i + 1)] for i in range(len(observed))]
-        rows = [
-            {
-                "id": id,
-                "program_hash": o.predicted.program_hash,
-                "device": o.predicted.device,
-                "device_digest": o.predicted.device_digest,
-                "backend": o.predicted.backend,
-                "protocol": o.predicted.protocol,
-                "framework": o.predicted.framework,
-                "model_id": o.predicted.model_id,
-                "predicted_s": o.predicted.latency_s,
-                "lower_s": o.predicted.lower_s,
-                "upper_s": o.predicted.upper_s,
-                "latency_s": o.latency_s,
-                "received_at": now,
-            }
-            for id, o in zip(ids, observed, strict=True)
-        ]
+        results: list[list[Stored]] = []
 
         def work(connection: Connection) -> None:
-            connection.execute(insert(observations), rows)
-            # A fixed order, so that two processes cannot deadlock.
-            for key, group in groupby(sorted(rows, key=_key), key=_key):
-                self._update_running(connection, key, list(group), now)
+            results.append(records.add(connection, observed, time.time(), self.upsert))
+            if self._unchecked_observations + len(observed) >= self._check_observations_each:
+                records.drop_oldest(connection, self._max_observations)
 
         self.write(work)
-        return ids
-
-    def _update_running(self, connection: Connection, key: _Key, rows: list[dict[str, Any]], now: float) -> None:
-        device, digest, model = key
-        names = {"device": device, "device_digest": digest, "model_id": model}
-        empty = {**names, **_columns(Running(), now)}
-        connection.execute(self.upsert(running).values(empty).on_conflict_do_nothing())
-        key_matches = tuple_(running.c.device, running.c.device_digest, running.c.model_id) == tuple_(*key)
-        # SQLAlchemy omits FOR UPDATE for SQLite, which does not need it.
-        state = _running(connection.execute(select(running).where(key_matches).with_for_update()).one())
-        state.add(*(np.array([row[c] for row in rows]) for c in ("latency_s", "predicted_s", "lower_s", "upper_s")))
-        connection.execute(update(running).where(key_matches).values(**_columns(state, now)))
+        with self._lock:
+            unchecked = self._unchecked_observations + len(observed)
+            self._unchecked_observations = unchecked % self._check_observations_each
+        return results[-1]
 
     def summaries(self) -> list[Summary]:
-        """Return the error of each model on each device, most recent first; at most :data:`MAX_SUMMARIES`."""
-        query = select(running).order_by(running.c.last_at.desc()).limit(MAX_SUMMARIES)
+        """Return the error of each model on each device, most recent first."""
         return [
-            Summary(row.device, row.device_digest, row.model_id, _running(row).figures(), row.last_at)
-            for row in self.read(partial(_rows, query))
+            Summary(row.device, row.device_digest, row.model_id, state.figures(), row.last_at)
+            for row, state in self.read(records.summaries)
         ]
 
     def put_programs(self, registered: Mapping[str, Mapping[str, Any]]) -> None:
@@ -192,13 +160,13 @@ class Store:
         documents: dict[str, dict[str, Any]] = {}
         used: list[str] = []
         now = time.time()
-        for part in _parts(sorted(hash for hash in set(hashes) if _HASH.fullmatch(hash))):
+        for part in parts(sorted(hash for hash in set(hashes) if _HASH.fullmatch(hash))):
             query = select(programs).where(programs.c.hash.in_(part))
             for row in self.read(partial(_rows, query)):
                 documents[row.hash] = json.loads(row.document)
                 if now - row.used_at > _USED_AGAIN_S:
                     used.append(row.hash)
-        for part in _parts(used):
+        for part in parts(used):
             mark = update(programs).where(programs.c.hash.in_(part)).values(used_at=now)
             # A failed write must not fail the read.
             with suppress(StoreUnavailableError):
@@ -220,7 +188,7 @@ class Store:
             removed.append(row.hash)
             excess_bytes -= row.size
         rows.close()
-        for part in _parts(removed):
+        for part in parts(removed):
             connection.execute(delete(programs).where(programs.c.hash.in_(part)))
 
     def _open(self) -> None:
@@ -231,7 +199,7 @@ class Store:
             if time.monotonic() - self._failed_at < _RETRY_S:
                 raise StoreUnavailableError("the database could not be opened a moment ago")
             try:
-                create(self._engine)
+                self.signer = Signer(create(self._engine))
             except BaseException:
                 self._failed_at = time.monotonic()
                 raise
@@ -248,7 +216,7 @@ class Store:
                     return
                 except DBAPIError as error:
                     # The database rolled this transaction back in favour of another one.
-                    if last or getattr(error.orig, "sqlstate", None) != _DEADLOCK:
+                    if last or getattr(error.orig, "sqlstate", None) not in _ABORTED:
                         raise
 
     def read(self, work: Callable[[Connection], T]) -> T:
@@ -265,36 +233,3 @@ def _rows(query: Select[Any], connection: Connection) -> Sequence[Row[Any]]:
 
 def _execute(statement: Update, connection: Connection) -> None:
     connection.execute(statement)
-
-
-def _key(row: Mapping[str, Any]) -> _Key:
-    return row["device"], row["device_digest"], row["model_id"]
-
-
-def _parts(values: Sequence[str]) -> Iterable[Sequence[str]]:
-    return (values[i : i + _AT_ONCE] for i in range(0, len(values), _AT_ONCE))
-
-
-def _columns(state: Running, now: float) -> dict[str, Any]:
-    return {
-        "number": state.ratios.count,
-        "total": state.ratios.total,
-        "squares": state.ratios.squares,
-        "relative_error": state.relative_error,
-        "covered": state.covered,
-        "recent": state.recent.astype("<f8").tobytes(),
-        "reference_count": state.reference.count,
-        "reference_total": state.reference.total,
-        "reference_squares": state.reference.squares,
-        "last_at": now,
-    }
-
-
-def _running(row: Row[Any]) -> Running:
-    return Running(
-        Sums(row.number, row.total, row.squares),
-        row.relative_error,
-        row.covered,
-        np.frombuffer(row.recent, "<f8"),
-        Sums(row.reference_count, row.reference_total, row.reference_squares),
-    )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import (
@@ -26,26 +25,30 @@ from sqlalchemy import (
     Text,
     create_engine,
     event,
-    insert,
-    select,
-    text,
 )
 from sqlalchemy.engine import URL, Connection
 
 from cdmpp.errors import MissingDependencyError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 #: Time limit for a connection or a lock, in seconds.
 WAIT_S = 5
-# Key of PostgreSQL's advisory lock around the creation of the tables; any constant.
-_CREATION_LOCK = 0x63646D70
 
 metadata = MetaData()
 
 #: One row: version of the tables.
 schema_version = Table("cdmpp_schema", metadata, Column("version", Integer, primary_key=True))
 
-#: Measured and predicted latencies; rows are never changed or deleted.
+#: One row: the key that signs prediction ids; all workers of the database have it.
+secrets = Table(
+    "cdmpp_secrets",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("signing_key", LargeBinary, nullable=False),
+)
+
+#: Measured and predicted latencies; rows are never changed. Beyond a limit the oldest of the sender with most are
+#: deleted.
 observations = Table(
     "cdmpp_observations",
     metadata,
@@ -62,7 +65,12 @@ observations = Table(
     Column("upper_s", Double, nullable=False),
     Column("latency_s", Double, nullable=False),
     Column("received_at", Double, nullable=False),
+    # Who reported it, and the receipt of its prediction: each counts once.
+    Column("sender", String(32), nullable=False, server_default=""),
+    Column("receipt", String(16)),
 )
+Index("cdmpp_observations_sender", observations.c.sender, observations.c.id)
+Index("cdmpp_observations_receipt", observations.c.receipt, unique=True)
 
 #: :class:`cdmpp_server.observe.figures.Running` of each model on each device, updated with the observations.
 running = Table(
@@ -81,6 +89,8 @@ running = Table(
     Column("reference_total", Double, nullable=False),
     Column("reference_squares", Double, nullable=False),
     Column("last_at", Double, nullable=False),
+    # Empty for a known device and the loaded model; else the sender whose observation created the row.
+    Column("sender", String(32), nullable=False, server_default=""),
 )
 Index("cdmpp_running_last", running.c.last_at)
 
@@ -160,26 +170,3 @@ def _to_wal(connection: sqlite3.Connection) -> None:
             if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
                 raise
             time.sleep(0.02)
-
-
-def create(engine: Engine) -> None:
-    """Create missing tables; several workers may call it at a time.
-
-    Raises
-    ------
-    SchemaVersionError
-        The database was written by another version of the service.
-    """
-    if engine.dialect.name == "sqlite":
-        Path(engine.url.database or "").parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with engine.execution_options(write=True).begin() as connection:
-        if engine.dialect.name == "postgresql":
-            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _CREATION_LOCK})
-        metadata.create_all(connection)
-        version = connection.execute(select(schema_version.c.version)).scalar()
-        if version is None:
-            connection.execute(insert(schema_version), {"version": SCHEMA_VERSION})
-        elif version != SCHEMA_VERSION:
-            raise SchemaVersionError(
-                f"the database has schema version {version}, this service needs version {SCHEMA_VERSION}"
-            )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from cdmpp_server.observe.outage import StoreUnavailableError
-from cdmpp_server.observe.store import Observation
+from cdmpp_server.observe.records import Observation, Stored
 
 #: Maximum number of observations in one transaction.
 MAX_ROWS = 20_000
@@ -30,17 +30,17 @@ class Writer:
         Maximum number of waiting observations; a larger call is accepted if nothing waits.
     """
 
-    def __init__(self, add: Callable[[Sequence[Observation]], list[str]], max_waiting: int) -> None:
+    def __init__(self, add: Callable[[Sequence[Observation]], list[Stored]], max_waiting: int) -> None:
         self._add, self._max_waiting = add, max_waiting
-        self._waiting: deque[tuple[Sequence[Observation], Future[list[str]]]] = deque()
+        self._waiting: deque[tuple[Sequence[Observation], Future[list[Stored]]]] = deque()
         self._rows = 0
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="observations", daemon=True)
         self._thread.start()
 
-    async def write(self, observed: Sequence[Observation]) -> list[str]:
-        """Store observations and return their ids once they are on disk.
+    async def write(self, observed: Sequence[Observation]) -> list[Stored]:
+        """Store observations and return their results once they are on disk.
 
         Raises
         ------
@@ -49,7 +49,7 @@ class Writer:
         StoreUnavailableError
             The database cannot be written; none of the observations was stored.
         """
-        future: Future[list[str]] = Future()
+        future: Future[list[Stored]] = Future()
         with self._changed:
             if self._closed:
                 raise StoreUnavailableError("the service is being stopped")
@@ -80,9 +80,9 @@ class Writer:
                     calls.append(self._waiting.popleft())
                     rows += len(calls[-1][0])
             error: Exception | None = None
-            ids: list[str] = []
+            results: list[Stored] = []
             try:
-                ids = self._add([observation for observed, _ in calls for observation in observed])
+                results = self._add([observation for observed, _ in calls for observation in observed])
             except Exception as failure:
                 error = failure
             # Before the callers continue: their rows no longer take room in the queue.
@@ -92,5 +92,5 @@ class Writer:
                 if error is not None:
                     future.set_exception(error)
                 else:
-                    future.set_result(ids[: len(observed)])
-                    ids = ids[len(observed) :]
+                    future.set_result(results[: len(observed)])
+                    results = results[len(observed) :]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from cdmpp.devices.spec import DeviceSpec
@@ -12,7 +12,7 @@ from cdmpp.prediction import ErrorInfo, Prediction, Query
 from cdmpp.prediction_matrix import Failed, PredictionMatrix
 from cdmpp.prediction_total import PredictionTotal
 from cdmpp.programs.program import TensorProgram
-from cdmpp_server.observe.ids import make_id
+from cdmpp_server.observe.ids import Signer
 from cdmpp_server.onnx.query import ModelQuery
 from cdmpp_server.predict.render import reason_field
 from cdmpp_server.sandbox.replies import ModelSummary
@@ -33,6 +33,7 @@ def model_answer(
     summary: ModelSummary,
     devices: Sequence[Device],
     predictions: Sequence[Prediction],
+    signer: Signer | None,
 ) -> dict[str, Any]:
     """The response as plain values.
 
@@ -41,7 +42,10 @@ def model_answer(
     devices : sequence of DeviceSpec or Failed
     predictions : sequence of Prediction
         One for each of :func:`queries`.
+    signer : Signer, optional
+        Makes prediction ids; without it they are null.
     """
+    receipts = iter([] if signer is None else signer.receipts(len(summary.programs) * len(devices)))
 
     def failed(_: Program | Failed, device: Device) -> Prediction | ErrorInfo:
         assert isinstance(device, Failed)
@@ -64,7 +68,9 @@ def model_answer(
                 "program_hash": program.hash,
                 "program": {} if program.operator is None else program.operator.canonical(),
                 "count": count,
-                "answers": [_answer(device, result) for device, result in zip(devices, row, strict=True)],
+                "answers": [
+                    _answer(device, result, signer, receipts) for device, result in zip(devices, row, strict=True)
+                ],
             }
             for program, count, row in programs
         ],
@@ -116,7 +122,9 @@ def _total(
     }
 
 
-def _answer(device: Device, result: Prediction | ErrorInfo) -> dict[str, Any]:
+def _answer(
+    device: Device, result: Prediction | ErrorInfo, signer: Signer | None, receipts: Iterator[str]
+) -> dict[str, Any]:
     error = result if isinstance(result, ErrorInfo) else result.error
     if error is not None or isinstance(result, ErrorInfo) or isinstance(device, Failed):
         assert error is not None
@@ -129,6 +137,6 @@ def _answer(device: Device, result: Prediction | ErrorInfo) -> dict[str, Any]:
         "domain": result.domain,
         "domain_score": result.domain_score,
         "roofline_s": result.roofline_s,
-        "prediction_id": make_id(result, device.digest()),
+        "prediction_id": None if signer is None else next(receipts) + signer.content(result, device.digest()),
         **reason_field(result),
     }

@@ -42,7 +42,8 @@ async def predict_model(request: Request) -> Response:
         predictions = await state.batcher.ask(predictor, queries, DEFAULT_QUANTILES, deadline)
 
         def render() -> bytes:
-            response = answer.model_answer(predictor.model_id, query, summary, devices, predictions)
+            signer = state.service.signer
+            response = answer.model_answer(predictor.model_id, query, summary, devices, predictions, signer)
             return json.dumps(response, allow_nan=False, separators=(",", ":")).encode()
 
         text = render() if len(queries) <= _INLINE_ROWS else await asyncio.to_thread(render)

@@ -55,7 +55,10 @@ class ProgramAnswer(BaseModel):
     domain: Domain
     domain_score: float
     roofline_s: Annotated[float, Field(ge=0)]
-    prediction_id: Annotated[str, Field(max_length=MAX_ID, description="Identifies this prediction in POST /observe.")]
+    prediction_id: Annotated[
+        Annotated[str, Field(max_length=MAX_ID)] | None,
+        Field(description="Identifies this result in POST /observe; null as in a result of /predict."),
+    ]
     domain_reason: Reason = ""
 
 

@@ -185,6 +185,11 @@ def sender_of(key: str | None, address: str | None) -> str:
     return f"key {key}" if key is not None else _network(address)
 
 
+def sender_id() -> str:
+    """Return the sender of the current request as 32 hexadecimal digits, for the database and for file names."""
+    return hashlib.sha256(current_sender.get().encode()).hexdigest()[:32]
+
+
 @lru_cache(maxsize=4096)
 def _network(address: str | None) -> str:
     try:

@@ -47,7 +47,7 @@ def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
             if not is_open and settings.api_key_hashes:
                 operation["security"] = [{"key": []}]
                 add_problems(operation, 401)
-            if not is_open and limited:
+            if not is_open and limited and "429" not in operation["responses"]:
                 add_problems(operation, 429)
 
 

@@ -21,6 +21,8 @@ _MEANING = {
     409: "The request fits the schema, but its parts contradict each other, or a program or device does not exist "
     "(invalid_field); no plan keeps its limits (infeasible); or it needs more memory than a plan may use "
     "(plan_too_large). `errors` names the field.",
+    429: "The sender has as many jobs as one sender may have (quota_exceeded), or exceeds its rate limit "
+    "(rate_limited); retry after the seconds in Retry-After.",
     503: "Too much work waits (overloaded), or the database of jobs or programs cannot be used "
     "(store_unavailable); retry later.",
 }
@@ -59,7 +61,7 @@ def describe_plan(document: Schema, schemas: Schema, settings: Settings) -> None
             "Location": {"description": "URL of the job.", "schema": {"type": "string"}}
         }
         operation["responses"]["202"]["links"] = links
-        add_problems(operation, 409, *BODY_PROBLEMS, meaning=_MEANING)
+        add_problems(operation, 409, 429, *BODY_PROBLEMS, meaning=_MEANING)
 
 
 def _job_links(document: Schema) -> Schema:

@@ -7,8 +7,9 @@ from typing import Any
 
 from cdmpp.lru import Lru
 from cdmpp.programs.program import TensorProgram
+from cdmpp_server.observe.records import Observation
 from cdmpp_server.observe.schema import ObservedProgram, ObserveRequest
-from cdmpp_server.observe.store import Observation, Store
+from cdmpp_server.observe.store import Store
 from cdmpp_server.predict.programs import Programs
 
 #: Memory of the hashes that are known to be stored, and of one of them.

@@ -55,8 +55,8 @@ class Reading:
     levels: tuple[float, ...]
     strict: bool
     ids: list[str | None]
-    #: The JSON of each result without its id; None where there is no result yet.
-    results: list[str | None]
+    #: The answer of each item; None where there is none yet.
+    results: list[Answer | None]
     #: Device and domain of each answer, in no order.
     kinds: list[tuple[str, str]] = field(default_factory=list)
     #: Positions without a cached answer, and their cost in rows of a new operator.
@@ -68,7 +68,7 @@ class Reading:
 
     def answer(self, position: int, answer: Answer) -> None:
         """Set an item's answer."""
-        self.results[position] = answer.text
+        self.results[position] = answer
         self.kinds.append(answer.kind)
 
     def fail(self, position: int, item: Item, error: ErrorInfo) -> None:

@@ -1,4 +1,4 @@
-"""JSON of results. A prediction is rendered once; the item's id is added per request."""
+"""JSON of results. A prediction is rendered once; the item's id and a receipt are added per request."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from json.encoder import encode_basestring_ascii
 from typing import Any, NamedTuple
 
 from cdmpp.prediction import ErrorInfo, Prediction
-from cdmpp_server.observe.ids import make_id
+from cdmpp_server.observe.ids import Signer
 
 #: JSON without spaces; raises ValueError for a figure that is not finite.
 encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
@@ -19,31 +19,35 @@ class Answer(NamedTuple):
     Attributes
     ----------
     text : str
-        The JSON object of a result without its opening brace and its id.
+        The JSON object of a result after its id and, if it is signed, after the receipt in its ``prediction_id``.
     kind : (str, str)
         Device and domain, for statistics.
+    signed : bool
+        Whether the text begins with the content of a ``prediction_id``; only such answers are cached.
     """
 
     text: str
     kind: tuple[str, str]
+    signed: bool
 
 
-def answer_of(prediction: Prediction, device_digest: str) -> Answer:
-    """The rendered form of a prediction without an error; raises as :func:`fragment`."""
-    return Answer(fragment(prediction, device_digest), (prediction.device, prediction.domain or "out"))
+def answer_of(prediction: Prediction, device_digest: str, signer: Signer | None) -> Answer:
+    """The rendered form of a prediction without an error.
 
-
-def fragment(prediction: Prediction, device_digest: str) -> str:
-    """The JSON object of a result without its opening brace and its id.
+    Parameters
+    ----------
+    prediction : Prediction
+    device_digest : str
+    signer : Signer, optional
+        None while the database has not been opened: results then have no ``prediction_id``.
 
     Raises
     ------
     ValueError
         A figure is not finite: NaN and infinity are not valid JSON.
     """
-    return encode(
+    text = encode(
         {
-            "prediction_id": make_id(prediction, device_digest),
             "name": prediction.name,
             "program_hash": prediction.program_hash,
             "device": prediction.device,
@@ -61,6 +65,10 @@ def fragment(prediction: Prediction, device_digest: str) -> str:
             **reason_field(prediction),
         }
     )[1:]
+    kind = (prediction.device, prediction.domain or "out")
+    if signer is None:
+        return Answer(text, kind, signed=False)
+    return Answer(f'{signer.content(prediction, device_digest)}",{text}', kind, signed=True)
 
 
 def reason_field(prediction: Prediction) -> dict[str, str]:
@@ -68,19 +76,21 @@ def reason_field(prediction: Prediction) -> dict[str, str]:
     return {} if prediction.domain_reason is None else {"domain_reason": prediction.domain_reason}
 
 
-def error_fragment(error: ErrorInfo) -> str:
-    """The JSON object of an item's error, without its opening brace and its id."""
-    return encode({"error": error_fields(error)})[1:]
+def result(id: str | None, answer: Answer, receipt: str) -> str:
+    """The JSON object of a result; ``receipt`` is used if the answer is signed."""
+    id_text = "null" if id is None else encode_basestring_ascii(id)
+    prediction_id = f'"{receipt}' if answer.signed else "null,"
+    return f'{{"id":{id_text},"prediction_id":{prediction_id}{answer.text}'
+
+
+def failure(id: str | None, error: ErrorInfo) -> str:
+    """The JSON object of an item's error."""
+    return encode({"id": id, "error": error_fields(error)})
 
 
 def error_fields(error: ErrorInfo) -> dict[str, Any]:
     """Fields of an error in JSON."""
     return {"code": error.code, "message": error.message, "hint": error.hint}
-
-
-def with_id(id: str | None, rest: str) -> str:
-    """A result with its id."""
-    return f'{{"id":{"null" if id is None else encode_basestring_ascii(id)},{rest}'
 
 
 def response(model_id: str, results: list[str]) -> bytes:

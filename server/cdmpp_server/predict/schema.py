@@ -108,10 +108,10 @@ class PredictionResult(BaseModel):
 
     id: str | None
     prediction_id: Annotated[
-        str,
+        Annotated[str, Field(max_length=MAX_ID_TOKEN)] | None,
         Field(
-            max_length=MAX_ID_TOKEN,
-            description="Identifies this prediction in POST /observe; equal queries to one model share it.",
+            description="Identifies this result in POST /observe, where it counts once; each result has another one. "
+            "null while the database has been unavailable since the service started."
         ),
     ]
     name: Annotated[str, Field(description="Text of the operator, or name of the function.")]

@@ -23,6 +23,7 @@ from cdmpp_server.concurrency import ConcurrencyLimiter
 from cdmpp_server.deadline import Deadline
 from cdmpp_server.fields import ProgramValue, program_value
 from cdmpp_server.models import Models
+from cdmpp_server.observe.ids import Signer
 from cdmpp_server.observe.outage import StoreUnavailableError
 from cdmpp_server.observe.store import Store
 from cdmpp_server.operate.metrics import Metrics
@@ -33,7 +34,7 @@ from cdmpp_server.predict.devices import Devices
 from cdmpp_server.predict.lane import Ticket
 from cdmpp_server.predict.programs import Known, Programs, exact_key, unknown_program
 from cdmpp_server.predict.reading import OpenItem, Reader, Reading
-from cdmpp_server.predict.render import Answer, answer_of, encode, error_fields, error_fragment, response, with_id
+from cdmpp_server.predict.render import Answer, answer_of, encode, error_fields, failure, response, result
 from cdmpp_server.predict.schema import register_request_model
 from cdmpp_server.problems import ProblemError, internal_error
 from cdmpp_server.sandbox.sandbox import Sandbox, TirText
@@ -88,6 +89,11 @@ class PredictionService:
         """The loaded model."""
         return self.models.base
 
+    @property
+    def signer(self) -> Signer | None:
+        """Makes prediction ids; None before the database was opened."""
+        return None if self._store is None else self._store.signer
+
     async def predict(self, body: bytes | bytearray, deadline: Deadline, on_items: Callable[[int], None]) -> bytes:
         """Response body of a request body; ``on_items`` is called with the number of items.
 
@@ -113,7 +119,7 @@ class PredictionService:
             self._metrics.cache("answers", known, len(envelope.items) - known)
             self._metrics.items(reading.kinds, [error.code for _, error in reading.failed.values()])
             # Not in the thread that reads bodies: a finished request must not wait for those that begin.
-            return _answer(reading) if small else await run_sync(_answer, reading)
+            return _answer(reading, self.signer) if small else await run_sync(_answer, reading, self.signer)
 
     async def register(self, body: bytes | bytearray, deadline: Deadline, on_items: Callable[[int], None]) -> bytes:
         """Register programs; every worker with the same store then knows the returned hashes.
@@ -281,8 +287,9 @@ class PredictionService:
             for position, prediction in enumerate(predictions, start):
                 if prediction.error is None:
                     (key, name), group = items[position]
-                    answer = answer_of(prediction, group[0].device.digest)
-                    keep_answer(cache, key, name, levels, answer)
+                    answer = answer_of(prediction, group[0].device.digest, self.signer)
+                    if answer.signed:
+                        keep_answer(cache, key, name, levels, answer)
                     answers[position] = answer
 
         queries = [_query(group[0]) for _, group in items]
@@ -324,12 +331,13 @@ def bugs_hidden(route: str) -> Iterator[None]:
         raise internal_error() from None
 
 
-def _answer(reading: Reading) -> bytes:
-    for position, (_, error) in reading.failed.items():
-        reading.results[position] = error_fragment(error)
-    results = [with_id(id, rest) for id, rest in zip(reading.ids, reading.results, strict=True) if rest]
-    if len(results) != len(reading.ids):
-        raise RuntimeError("an item has no result")
+def _answer(reading: Reading, signer: Signer | None) -> bytes:
+    receipts = [""] * len(reading.ids) if signer is None else signer.receipts(len(reading.ids))
+    # A KeyError is a bug: an item has neither an answer nor an error.
+    results = [
+        failure(id, reading.failed[position][1]) if answer is None else result(id, answer, receipt)
+        for position, (id, answer, receipt) in enumerate(zip(reading.ids, reading.results, receipts, strict=True))
+    ]
     return response(reading.predictor.model_id, results)
 
 
