@@ -122,6 +122,28 @@ def test_invalid_requests_are_refused(client: TestClient, predictor: LatencyPred
     assert body["item"] == 12 and body["detail"].startswith("records.12")
 
 
+def test_service_of_an_adapted_model_adapts_its_base(predictor: LatencyPredictor, tmp_path: Path) -> None:
+    given = [(r["program"], r["latency_s"]) for r in records(predictor)]
+    predictor.adapt(given, "l4", protocol="eager", framework="pytorch").save(tmp_path / "mine")
+    with TestClient(create_app(Settings(model=tmp_path / "mine")), raise_server_exceptions=False) as client:
+        answer = post(client, "/adapt", device=DEVICE, records=records(predictor))
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["base_model_id"] == predictor.model_id
+        assert predict(client, answer.json()["adapted_model"]).status_code == 200
+
+
+def test_answer_states_that_nothing_was_gained(client: TestClient, predictor: LatencyPredictor) -> None:
+    given = records(predictor, by=1.0)
+    for position, record in enumerate(given):
+        record["latency_s"] *= (3.0, 0.4)[position % 2]
+    body = post(client, "/adapt", device=DEVICE, records=given).json()
+    assert body["weight"] == 0 and "no_gain" in [warning["code"] for warning in body["warnings"]]
+    assert body["cross_validated"]["after"] == body["cross_validated"]["before"]
+    before, after = (predict(client, model).json()["results"] for model in (None, body["adapted_model"]))
+    same = ("latency_s", "lower_s", "upper_s", "domain")
+    assert [[r[name] for name in same] for r in before] == [[r[name] for name in same] for r in after]
+
+
 def test_too_many_records_are_refused(predictor: LatencyPredictor) -> None:
     with TestClient(create_app(Settings(model=None, max_items=5))) as client:
         problem(post(client, "/adapt", device=DEVICE, records=records(predictor, 6)), 422, "invalid_request")

@@ -86,7 +86,16 @@ def finished(client: TestClient, model_id: str) -> dict[str, Any]:
     return dict(client.get(path).json())
 
 
-def test_drift_is_proposed_away_and_the_proposal_is_taken(serve: Callable[..., TestClient]) -> None:
+@pytest.fixture
+def other_worker(settings: Settings) -> Iterator[TestClient]:
+    """Another process of the service would share its database."""
+    with TestClient(create_app(settings), raise_server_exceptions=False) as client:
+        yield client
+
+
+def test_drift_is_proposed_away_and_the_proposal_is_taken(
+    serve: Callable[..., TestClient], other_worker: TestClient
+) -> None:
     client = serve()
     base_id = client.get("/readyz").json()["model_id"]
     true_s = [result["latency_s"] for result in predict(client)]
@@ -109,6 +118,7 @@ def test_drift_is_proposed_away_and_the_proposal_is_taken(serve: Callable[..., T
 
     taken = client.post("/models/reload", json={"proposal": job["job_id"]}, headers=HEADERS)
     assert taken.status_code == 200 and taken.json()["model_id"] == answer["model_id"] != base_id, taken.text
+    assert other_worker.post("/models/reload", headers=HEADERS).json()["model_id"] == answer["model_id"]
     for result, latency_s in zip(predict(client), true_s, strict=True):
         assert result["latency_s"] == pytest.approx(1.5 * latency_s, rel=0.1)
     for seed in (2, 3):

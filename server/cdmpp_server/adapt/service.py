@@ -46,10 +46,10 @@ async def adapt(
             message = f"records.{position}: {program.message}"
             raise ProblemError(program.code, message, program.hint, status=409, item=position)
     forms = await _without_scripts(forms, sandbox, deadline)
-    base = service.models.base.artifact
+    base = service.models.base  # it may be replaced meanwhile
     body = await service.do(False, partial(_encode, request, forms), deadline)
-    reply, data = await processes.run(header_for(base), body, deadline)
-    return await run_sync(_keep, unpack(reply, data), service.models)
+    reply, data = await processes.run(header_for(base.artifact), body, deadline)
+    return await run_sync(_keep, unpack(reply, data), base, service.models)
 
 
 async def _without_scripts(forms: Sequence[ProgramValue], sandbox: Sandbox, deadline: Deadline) -> list[ProgramValue]:
@@ -81,7 +81,7 @@ def _encode(request: AdaptRequest, forms: Sequence[ProgramValue]) -> bytes:
     return json.dumps({**fields, "records": records}).encode()
 
 
-def _keep(reply: tuple[dict[str, Any], dict[str, Any], bytes], models: Models) -> bytes:
+def _keep(reply: tuple[dict[str, Any], dict[str, Any], bytes], base: LatencyPredictor, models: Models) -> bytes:
     report, manifest, payload = reply
     predictor = LatencyPredictor(
         on_base(without_adapter(base.artifact), payload, manifest, Path(ADAPTER)), cache=base.cache

@@ -23,7 +23,7 @@ from cdmpp_server.propose.store import Key, ProposalStore
 
 _log = logging.getLogger(__name__)
 #: Interval between two checks, and shortest interval, in seconds.
-_CHECK_S, _SHORTEST_S = 5.0, 0.5
+_CHECK_S, _SHORTEST_S = 5.0, 2.0
 #: Observations since the last change from which a job is submitted; fewer may still be of the time before.
 MIN_OBSERVATIONS = 40
 #: A device that has a bias from the first day does not drift. Beyond its interval it is: from so many observations,

@@ -13,7 +13,15 @@ const SHAPES = [
   (r) => `M0,${-1.25 * r}L${1.2 * r},${0.9 * r}H${-1.2 * r}Z`,
   (r) => `M0,${-1.35 * r}L${1.35 * r},0L0,${1.35 * r}L${-1.35 * r},0Z`,
   (r) => `M0,${1.25 * r}L${1.2 * r},${-0.9 * r}H${-1.2 * r}Z`,
+  (r) => cross(r, 0),
+  (r) => polygon([0, 1, 2, 3, 4, 5].map((i) => polar(1.15 * r, 60 * i))),
+  (r) => cross(r, 45),
 ];
+const polar = (r, degrees) => [r * Math.cos((degrees * Math.PI) / 180), r * Math.sin((degrees * Math.PI) / 180)];
+const polygon = (points) => `M${points.map(([x, y]) => `${x.toFixed(2)},${y.toFixed(2)}`).join("L")}Z`;
+/** A plus sign of the same area as the other shapes, turned by `turn` degrees. */
+const cross = (r, turn) => polygon([0, 90, 180, 270].flatMap((quarter) =>
+  [[1.4 * r, quarter - 19], [1.4 * r, quarter + 19], [0.62 * r, quarter + 45]].map(([d, a]) => polar(d, a + turn))));
 const path = (points) => points.map(([x, y], i) => `${i ? "L" : "M"}${x.toFixed(1)},${y.toFixed(1)}`).join("");
 
 /** Mark of the i-th line, for legends and tables. */

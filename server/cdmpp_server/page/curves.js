@@ -6,6 +6,9 @@ import { size } from "./scale.js";
 
 let state = null, move = null;
 
+/** What the panel shows, for exports and links: {axis, at, series}; null without a curve. */
+export const shownCurve = () => state && { axis: state.axis, at: state.sizes[state.place], series: visible() };
+
 const visible = () => state.series.filter((s) => !state.hidden.has(s.device));
 
 function draw() {

@@ -31,6 +31,11 @@ const DOMAINS = {
 
 export const DOMAIN_ORDER = Object.keys(DOMAINS);
 
+/** One line for each of the domains: its mark and its meaning. */
+export function domainLegend(domains) {
+  return DOMAIN_ORDER.filter((d) => domains.includes(d)).map((d) => html("li", {}, domainMark(d), `: ${DOMAINS[d][1]}`));
+}
+
 export function domainMark(domain) {
   const [sign, meaning] = DOMAINS[domain] ?? ["–", ""];
   return html("span", { class: `domain ${domain ?? ""}`, title: meaning },

@@ -1,12 +1,14 @@
 // Controller of the page: reads the form, sends one query at a time, updates the three views.
 
-import { apiKey, call } from "./api.js";
+import { call } from "./api.js";
 import { askCurve, askModel, askOperators, curveAxes } from "./ask.js";
 import { barsTable, drawBars } from "./bars.js";
-import { showCurve } from "./curves.js";
+import { showCurve, shownCurve } from "./curves.js";
 import { deviceList } from "./devices.js";
-import { errorText, find, html } from "./dom.js";
+import { DOMAIN_ORDER, domainLegend, domainMark, errorText, find, html } from "./dom.js";
+import { exportButtons } from "./export.js";
 import { fileField } from "./file.js";
+import { keyForm } from "./key.js";
 import { example, readOperators } from "./operators.js";
 import { programTable } from "./programs.js";
 import { watch } from "./service.js";
@@ -30,6 +32,8 @@ const MEANING = {
 
 let support, devices, file, result = null, query = null, options = null, running = null;
 let view = { device: null, picked: null, all: false };
+/** Axis and size of a link, until the first curve is shown. */
+let linked = {};
 
 const chosen = (name) => document.querySelector(`input[name=${name}]:checked`).value;
 const unit = () => find("unit").value;
@@ -94,10 +98,15 @@ async function ask() {
 
 const predicted = () => result.devices.filter((d) => d.latency_s > 0);
 
+/** Predicted devices, those that the model knows best first, then by latency. */
+function trusted(list) {
+  const rank = (d) => DOMAIN_ORDER.indexOf(d.domain);
+  return list.filter((d) => d.latency_s > 0).sort((a, b) => rank(a) - rank(b) || a.latency_s - b.latency_s);
+}
+
 function pickDevice(answer) {
-  const good = answer.devices.filter((d) => d.latency_s > 0).sort((a, b) => a.latency_s - b.latency_s);
-  // The fastest device, unless the user has selected another one.
-  return answer.devices.some((d) => d.device === view.picked) ? view.picked : (good[0] ?? answer.devices[0]).device;
+  // The device of the headline, unless the user has selected another one.
+  return answer.devices.some((d) => d.device === view.picked) ? view.picked : (trusted(answer.devices)[0] ?? answer.devices[0]).device;
 }
 
 function show() {
@@ -105,6 +114,8 @@ function show() {
   headline(good);
   find("device").replaceChildren(...result.devices.map((d) => html("option", { selected: d.device === view.device }, d.device)));
   find("bars-table").replaceChildren(barsTable(result.devices, unit()));
+  const answers = result.programs.flatMap((p) => p.answers);
+  find("domains").replaceChildren(...domainLegend([...result.devices, ...answers].map((a) => a.domain)));
   drawTotals();
   showPrograms();
 }
@@ -116,13 +127,15 @@ function headline(good) {
     box.replaceChildren("No prediction is possible. ", fault ? errorText(fault) : "");
     return;
   }
-  const [fastest, ...others] = [...good].sort((a, b) => a.latency_s - b.latency_s);
-  const slowest = others.at(-1);
+  const best = trusted(good)[0], others = good.filter((d) => d !== best).sort((a, b) => a.latency_s - b.latency_s);
+  const [fastest, slowest] = [others[0], others.at(-1)];
   const incomplete = good.some((d) => d.launches_predicted < d.launches);
   box.replaceChildren(
-    html("strong", { id: "fastest" }, latency(fastest.latency_s, unit())), ` on ${fastest.device} `,
-    html("span", { class: "bounds" }, interval(fastest.lower_s, fastest.upper_s, unit())),
-    slowest ? `, ${threeDigits(slowest.latency_s / fastest.latency_s)} times as fast as ${slowest.device}.` : ".",
+    html("strong", { id: "fastest" }, latency(best.latency_s, unit())), ` on ${best.device} `, domainMark(best.domain), " ",
+    html("span", { class: "bounds" }, interval(best.lower_s, best.upper_s, unit())),
+    slowest?.latency_s > best.latency_s ? `, ${threeDigits(slowest.latency_s / best.latency_s)} times as fast as ${slowest.device}` : "", ".",
+    fastest?.latency_s < best.latency_s ? html("span", { class: "hint" },
+      ` ${fastest.device} may be faster (${latency(fastest.latency_s, unit())}), but this prediction is less certain: `, domainMark(fastest.domain), ".") : "",
     incomplete ? html("span", { class: "hint" }, " The sum omits programs that could not be predicted, see below.") : "");
 }
 
@@ -150,7 +163,7 @@ function showPrograms() {
 
 async function curve(signal) {
   const axes = curveAxes(query, support), select = find("axis");
-  const kept = axes.find((a) => a.name === select.value) ?? axes[0];
+  const kept = axes.find((a) => a.name === (linked.axis ?? select.value)) ?? axes[0];
   select.replaceChildren(...axes.map((a) => html("option", { selected: a === kept }, a.name)));
   find("axis-label").hidden = axes.length === 0;
   find("curve-title").textContent = kept ? `Latency over ${kept.name}` : "Latency over size";
@@ -165,7 +178,8 @@ async function curve(signal) {
   note.textContent = "…";
   try {
     const { series, faults } = await askCurve(query, kept, options, support, signal);
-    showCurve(series, { axis: kept.name, at: kept.value, unit });
+    showCurve(series, { axis: kept.name, at: Number(linked.at ?? kept.value), unit });
+    linked = {};
     const fault = faults[0];
     note.replaceChildren(...(fault ? [`${faults.length} points could not be predicted, such as ${kept.name} = ${fault.x} on ${fault.device}: `, errorText(fault.error)] : []));
   } catch (error) {
@@ -174,11 +188,31 @@ async function curve(signal) {
   }
 }
 
-/** Store the query in the URL, so that it can be bookmarked and shared; a file cannot be stored. */
-function saveQuery() {
+/** Parameters of the query; a file has none, because a link cannot hold it. */
+function queryState() {
   const state = { devices: options.devices.join(","), protocol: options.protocol, framework: options.framework };
   if (query.mode === "operators") state.text = find("text").value;
+  return state;
+}
+
+/** Store the query in the URL, so that it can be bookmarked and shared. */
+function saveQuery() {
+  history.replaceState(null, "", `#${new URLSearchParams(queryState())}`);
+}
+
+/** Link to the query and to what the page shows of it: scale, unit, device, axis and size. */
+async function copyLink() {
+  if (!result) return;
+  const curve = find("curve-part").hidden ? null : shownCurve();
+  const state = { ...queryState(), scale: chosen("scale"), unit: unit(), device: view.device, ...(curve && { axis: curve.axis, at: curve.at }) };
   history.replaceState(null, "", `#${new URLSearchParams(state)}`);
+  const note = find("link-note");
+  try {
+    await navigator.clipboard.writeText(location.href);
+    note.textContent = query.mode === "model" ? "Copied; the link does not hold the ONNX file." : "Copied.";
+  } catch {
+    note.textContent = "The browser does not allow copying: copy the address of this page.";
+  }
 }
 
 /** Select the example in the list only while the text equals it. */
@@ -191,8 +225,13 @@ function restoreQuery() {
   find("text").value = state.get("text") ?? LAYER;
   syncExample();
   if (state.get("devices")) devices.set(state.get("devices").split(","));
-  find("protocol").value = state.get("protocol") ?? "eager";
-  find("framework").value = state.get("framework") ?? "pytorch";
+  find("protocol").value = state.get("protocol") ?? support.default_protocol;
+  find("framework").value = state.get("framework") ?? "";
+  if (state.get("unit")) find("unit").value = state.get("unit");
+  const scale = document.querySelector(`input[name=scale][value=${CSS.escape(state.get("scale") ?? "linear")}]`);
+  if (scale) scale.checked = true;
+  view = { ...view, picked: state.get("device") };
+  linked = { axis: state.get("axis") ?? undefined, at: state.get("at") ?? undefined };
   for (const id of ["protocol", "framework"]) if (find(id).selectedIndex < 0) find(id).selectedIndex = 0;
 }
 
@@ -233,12 +272,21 @@ function listen() {
   find("device").addEventListener("change", ({ target }) => choose(target.value));
   find("axis").addEventListener("change", () => curve(running.signal).catch(() => {}));
   new ResizeObserver(() => result && drawTotals()).observe(find("bars"));
-  document.addEventListener("key-wanted", () => (find("key-part").open = true));
-  find("key-form").addEventListener("submit", (event) => {
-    event.preventDefault();
-    apiKey.set(find("key").value.trim());
-    start();
-  });
+  find("link").addEventListener("click", copyLink);
+  document.querySelector("[data-figure=bars]").replaceChildren(...exportButtons("bars", () => result && {
+    records: result.devices.map(({ device, latency_s, lower_s, upper_s, domain, launches, launches_predicted }) =>
+      ({ device, latency_s, lower_s, upper_s, domain, launches, launches_predicted })),
+    json: { query: queryState(), ...result },
+  }));
+  document.querySelector("[data-figure=curve]").replaceChildren(...exportButtons("curve", () => {
+    const curve = find("curve-part").hidden ? null : shownCurve();
+    return curve && {
+      records: curve.series.flatMap((s) => s.points.map(({ x, latency_s, lower_s, upper_s, fitted_s, domain }) =>
+        ({ device: s.device, [curve.axis]: x, latency_s, lower_s, upper_s, fitted_s, domain }))),
+      json: { query: queryState(), ...curve },
+    };
+  }));
+  keyForm(start);
 }
 
 /** Load operators and devices, then predict the initial query. */

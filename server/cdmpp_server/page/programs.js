@@ -52,7 +52,7 @@ export function programTable(result, device, { unit, all, more }) {
     tableHead(["program", "count", "each", "total", "share", " domain"], { role: "columnheader" }),
     html("tbody", { role: "rowgroup" }, ...body));
   const rest = rows.length - shown.length;
-  return [table,
+  return [html("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Latency by program" }, table),
     rest > 0 ? html("button", { type: "button", class: "quiet", onclick: more }, `Show ${rest} more`) : null,
     unsupported(result.unsupported)].filter(Boolean);
 }

@@ -28,9 +28,10 @@ MEDIA_TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-#: The page loads from and connects to this server only, and cannot be framed.
+#: The page loads from and connects to this server only, and cannot be framed. Its script makes blob images itself, to
+#: export a figure as PNG.
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _HEADERS = {
@@ -77,6 +78,12 @@ async def page(request: Request) -> Response:
 async def docs(request: Request) -> Response:
     """The schema in readable form."""
     return _respond(request, "docs.html")
+
+
+@router.api_route("/status", methods=["GET", "HEAD"], include_in_schema=False)
+async def status(request: Request) -> Response:
+    """The page of the service's status and drift."""
+    return _respond(request, "status.html")
 
 
 @router.api_route("/page/{name}", methods=["GET", "HEAD"], include_in_schema=False)

@@ -94,6 +94,7 @@ async function ready() {
 }
 
 async function part(id, path, options, draw) {
+  if (!find(id)) return;
   try {
     find(id).replaceChildren(...[draw(await call(path, options))].flat());
   } catch (refusal) {
@@ -109,7 +110,7 @@ async function refresh() {
   ]);
 }
 
-/** Show the status now and every few seconds while the page is visible. */
+/** Show the status now and every few seconds while the page is visible; returns a function that refreshes it. */
 export function watch() {
   let timer = null;
   const go = async () => {
@@ -121,4 +122,5 @@ export function watch() {
     if (document.visibilityState === "visible" && timer === null) go();
   });
   go();
+  return refresh;
 }

@@ -1,0 +1,7 @@
+// Page of the service's status.
+
+import { keyForm } from "./key.js";
+import { watch } from "./service.js";
+
+const refresh = watch();
+keyForm(refresh);
