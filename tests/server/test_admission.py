@@ -246,3 +246,13 @@ def test_rate_falls_at_once_and_rises_slowly() -> None:
     before = rate.row_s
     rate.batch(1, 0.01)
     assert rate.row_s == before
+
+
+def test_time_without_requests_is_not_part_of_the_rate() -> None:
+    admission = queue()
+    left = add(admission, BATCH)
+    admission.ended(run(admission, BATCH, 200), 200 + BATCH * ROW_S)
+    admission.remove(left)
+    admission.ended(run(admission, BATCH, 9000), 9000 + BATCH * ROW_S)
+    add(admission, 1000, now=9001)
+    add(admission, 1000, now=9001, left_s=4)

@@ -83,7 +83,7 @@ class AdmissionQueue:
         self._running: list[Batch] = []
         self._beside: Batch | None = None
         self._beside_work, self._beside_from = 0.0, -math.inf
-        self._ended, self._backlog = -math.inf, False
+        self._ended = -math.inf
 
     @property
     def rows(self) -> int:
@@ -207,11 +207,10 @@ class AdmissionQueue:
     def ended(self, batch: Batch, now: float) -> None:
         """A batch has been computed."""
         self._running.remove(batch)
-        # With rows waiting, what passes between two batches is part of the cost of a row.
-        since = self._ended if self._backlog or batch.started < self._ended else batch.started
-        self._rate.batch(batch.work + self._beside_work, now - since)
+        # Where several are computed at the same time, each counts from the end of the one before it.
+        self._rate.batch(batch.work + self._beside_work, now - max(batch.started, self._ended))
         self._beside_work = 0.0
-        self._ended, self._backlog = now, self.ready_rows > 0
+        self._ended = now
 
     def beside_in_s(self, now: float) -> float | None:
         """Seconds after which :meth:`beside` may be called; None: not before something changes."""

@@ -43,6 +43,7 @@ async def predict_features(
                     "invalid_request", f"{len(queries)} rows", hint, errors=[SchemaViolation(path="rows", message=hint)]
                 )
             on_items(len(queries))
+            service.batcher.learn(len(body), len(queries))
             predictor = await service.model(queries.model)
             answers = await service.batcher.ask_features(predictor, queries, deadline)
         except CdmppError as error:

@@ -38,7 +38,7 @@ class Rate:
         self._rows = self._seconds = 0.0
 
     def batch(self, rows: float, seconds: float) -> None:
-        """Count a batch: its rows, and the time since the batch before it or since it began."""
+        """Count a batch: its rows, and the time since it began or since another one ended."""
         if rows < self._full_rows:
             if not self._measured:
                 self.row_s = seconds / (rows + FIXED_ROWS)
