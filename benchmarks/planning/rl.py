@@ -20,6 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from cdmpp import make_plan
+from cdmpp.compose.budget import SearchControl
 from cdmpp.planning.rl.costs import Pool, TrainingCost
 from cdmpp.planning.rl.dispatch import Dispatcher, TailSplit
 from cdmpp.planning.rl.engine import GenerationEngine, SampleQueues
@@ -195,6 +196,25 @@ def sizes(units: int) -> dict[str, Any]:
     return out
 
 
+def large(units: int, budget_s: float) -> dict[str, Any]:
+    """A search with many units and the largest step of the service: seconds it takes, and the gap it leaves."""
+    control = SearchControl(budget_s)
+    cost = {"seconds_per_token": 0.0003, "fixed_s": 1.5, "efficiency": 0.95, "batch_overhead_s": 0.1}
+    value = request((0.008, 0.00005, 65_536, units, 128), 0, "near") | {
+        "inference": 0.06,
+        "training": cost,
+        "pools": [
+            {"name": "near", "units": units, "price_per_hour": 4.0, "site": "a"},
+            {"name": "far", "units": units, "price_per_hour": 1.8, "site": "b"},
+        ],
+        "weights": {"same_site_s": 0.5, "cross_site_s": 6.0},
+        "budget_s": budget_s,
+    }
+    plan = make_plan("rl", value, control=control)
+    figures = {"units": units, "budget_s": budget_s, "search_s": control.spent_s, "sizes_tried": plan["sizes_tried"]}
+    return figures | {name: plan[name] for name in ("step_s", "lower_bound_s", "gap")}
+
+
 def migration(regimes: Sequence[Regime]) -> list[dict[str, Any]]:
     """Inference (reward, reference, critic) beside the tail of generation, against after it (RLHFuse)."""
     rows = []
@@ -264,6 +284,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="number of seeds (default: %(default)s)")
     parser.add_argument("--regimes", type=int, default=len(REGIMES), help="use the first regimes (default: all)")
     parser.add_argument("--units", type=int, default=64, help="units of a site (default: %(default)s)")
+    parser.add_argument("--large-units", type=int, default=10_000, help="units of large pools (default: %(default)s)")
+    parser.add_argument("--budgets", type=float, nargs="*", default=[1, 3, 30], help="budgets of large pools")
     parser.add_argument("--out", type=Path, default=RESULTS, help="result file (default: %(default)s)")
     options = parser.parse_args()
     regimes, seeds = REGIMES[: options.regimes], range(options.seeds)
@@ -277,6 +299,7 @@ def main() -> None:
         "sizes": sizes(options.units),
         "migration": migration([regime for index, regime in enumerate(regimes) if index in (0, 5, 6)]),
         "speed": speed(),
+        "large": [large(options.large_units, budget_s) for budget_s in options.budgets],
     }
     options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     for assumed, misses in (("near", "near"), ("near", "any"), ("any", "any")):
@@ -288,7 +311,7 @@ def main() -> None:
             means = {name: np.mean([row["ends_s"][name] for row in selected]) for name in selected[0]["ends_s"]}
             tails, worst = [row["tail_instances"] for row in selected], max(row["over_lpt"] for row in selected)
             print(kind, regime, tails, f"{worst:+.4f}", {name: f"{mean:.1f}" for name, mean in means.items()})
-    print(json.dumps({key: results[key] for key in ("sizes", "migration", "speed")}, indent=1))
+    print(json.dumps({key: results[key] for key in ("sizes", "migration", "speed", "large")}, indent=1))
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ TINY = {
     "planning.multimodal": "--mixes 1 --steps 10 --out {out}",
     "planning.precision": "--operators 8 --seeds 1 --budgets 1 --networks 2 --tensors 1 0 --out {out}",
     "planning.replay_speed": "--nodes 50 --file-nodes 50 --repeats 1 --out {out}",
-    "planning.rl": "--regimes 1 --seeds 1 --units 4 --out {out}",
+    "planning.rl": "--regimes 1 --seeds 1 --units 4 --large-units 600 --budgets 1 --out {out}",
     "reference_preset": "--seconds 1 --data {records} --out {out}",
     "serving.__main__": "--seconds 0.2 --workers 1 --requests 20 --only rates --out {out}",
     "serving.overload": "--seconds 1 --workers 1 --items 40 --capacity-seconds 0.5 --probes 5 --out {out}",

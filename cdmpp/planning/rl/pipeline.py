@@ -7,9 +7,12 @@ from dataclasses import dataclass
 
 from cdmpp.compose.budget import SearchControl
 from cdmpp.compose.request import Interval
-from cdmpp.planning.fused.schema import FusedPlan
-from cdmpp.planning.rl.training_schema import PipelineForm, TrainingForm
+from cdmpp.errors import FieldError
+from cdmpp.planning.fused.schema import FusedPlan, FusedRequest, ModelForm
+from cdmpp.planning.rl.training_schema import PipelineForm, TrainingForm, within
 
+#: Path of a schedule's request in the request, or in a pool with a training cost of its own.
+REQUEST_PATH = "training.pipeline.request"
 #: Largest share of the remaining budget for one schedule.
 MOST_SHARE = 0.25
 
@@ -35,6 +38,13 @@ class PipelineSchedule:
     def predicted(self) -> bool:
         """Whether its time is uncertain."""
         return self.lower_s < self.upper_s
+
+
+def compile_pipelines(costs: Sequence[TrainingForm | None]) -> None:
+    """Compile the search for schedules before the budget begins, if one of the costs needs it."""
+    if any(cost is not None and cost.pipeline is not None and cost.pipeline.request is not None for cost in costs):
+        model = ModelForm(stages=1, micro_batches=1, forward_s=1.0, backward_s=1.0)
+        FusedRequest(models=[model], ranks=1, max_steps=1).solve(SearchControl())
 
 
 def schedules(costs: Sequence[TrainingForm | None], control: SearchControl) -> dict[int, PipelineSchedule]:
@@ -65,7 +75,10 @@ def _schedule(form: PipelineForm, control: SearchControl) -> PipelineSchedule:
     assert form.request is not None
     left_s = control.left_s
     budget_s = min(form.request.budget_s, MOST_SHARE * left_s) if left_s < float("inf") else form.request.budget_s
-    plan = form.request.solve(control.part(budget_s))
+    try:
+        plan = form.request.solve(control.part(budget_s))
+    except FieldError as error:
+        raise within(error, REQUEST_PATH) from None
     interval = None if plan.interval is None else Interval(lower_s=plan.interval.lower_s, upper_s=plan.interval.upper_s)
     return _of(plan.makespan_s, interval, plan)
 

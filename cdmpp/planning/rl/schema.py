@@ -33,7 +33,7 @@ from cdmpp.planning.rl.length_schema import MAX_TOKENS, ObservedLengths, Quantil
 from cdmpp.planning.rl.plan_schema import RlPlan
 from cdmpp.planning.rl.sizes import Layout, Objective, Stage
 from cdmpp.planning.rl.streaming import Mode
-from cdmpp.planning.rl.training_schema import PipelineForm, TrainingForm, WeightsForm
+from cdmpp.planning.rl.training_schema import PipelineForm, TrainingForm, WeightsForm, within
 from cdmpp.prediction import Prediction
 
 #: Default product of draws and samples: a tenth of a second compiled, a second in plain Python.
@@ -204,9 +204,10 @@ class RlRequest(Request[RlPlan]):
         training = {pool.name: pool.site for pool in pools if pool.training is not None}
         separate = training if self.layout != "shared" else {}
         self.weights.check(separate, {pool.name: pool.site for pool in generating})
-        for pool in pools:
+        for index, (given, pool) in enumerate(zip(self.pools, pools, strict=True)):
             if pool.training is not None and pool.training.pipeline is not None:
-                self._check_pipeline(pool, pool.training.pipeline)
+                path = "training.pipeline" if given.training is None else f"pools.{index}.training.pipeline"
+                _check_pipeline(pool, pool.training.pipeline, path)
         self.ranker.ranker()
 
     def sizes(self) -> dict[str, int]:
@@ -286,17 +287,6 @@ class RlRequest(Request[RlPlan]):
                 hint="omit mode: a staleness of 0 is sync, of 1 or more async",
             )
 
-    def _check_pipeline(self, pool: PoolForm, pipeline: PipelineForm) -> None:
-        if pipeline.request is not None:
-            pipeline.request.check()
-        if pipeline.units > pool.units:
-            raise FieldError(
-                f"training.pipeline.units: a pipeline of {pipeline.units} units does not fit into pool {pool.name!r} "
-                f"of {pool.units}",
-                path="training.pipeline.units" if self.training is not None else "pools",
-                hint='give the pool more units, or remove "training" from its stages',
-            )
-
     def _with_costs(self, index: int) -> PoolForm:
         pool, path = self.pools[index], f"pools.{index}"
         if any(other.name == pool.name for other in self.pools[:index]):
@@ -366,3 +356,18 @@ def _programs(holder: RlRequest | PoolForm) -> int:
             elif isinstance(part, BatchCurve) and part.programs is not None:
                 count += len(part.batch) * len(part.programs)
     return count
+
+
+def _check_pipeline(pool: PoolForm, pipeline: PipelineForm, path: str) -> None:
+    """Raise FieldError or InfeasibleError if a schedule is wrong, or does not fit into its pool."""
+    if pipeline.request is not None:
+        try:
+            pipeline.request.check()
+        except FieldError as error:
+            raise within(error, f"{path}.request") from None
+    if pipeline.units > pool.units:
+        raise FieldError(
+            f"{path}.units: a pipeline of {pipeline.units} units does not fit into pool {pool.name!r} of {pool.units}",
+            path=f"{path}.units",
+            hint='give the pool more units, or remove "training" from its stages',
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cdmpp.compose.budget import SearchControl
 from cdmpp.planning.rl.generation import compile_loops
-from cdmpp.planning.rl.pipeline import schedules
+from cdmpp.planning.rl.pipeline import compile_pipelines, schedules
 from cdmpp.planning.rl.plan_schema import RlPlan
 from cdmpp.planning.rl.problem import make_problem
 from cdmpp.planning.rl.report import plan_of
@@ -22,9 +22,11 @@ def solve(request: RlRequest, control: SearchControl) -> RlPlan:
     InfeasibleError
         The longest sample fits into no memory, or every step is longer than the limit.
     """
+    costs = [pool.training for pool in request.pools]
     compile_loops()
+    compile_pipelines(costs)
     control.restart()
-    found = schedules([pool.training for pool in request.pools], control)
+    found = schedules(costs, control)
     problem = make_problem(request, schedules=found)
 
     def answer(result: SearchResult) -> RlPlan:

@@ -15,6 +15,12 @@ from cdmpp.planning.rl.weights import SiteLink, WeightTransfer
 Site = Annotated[str, Field(max_length=200)]
 
 
+def within(error: FieldError, path: str) -> FieldError:
+    """The error of a request that is a part of another one, with the path of its field in the whole."""
+    path = f"{path}.{error.path}".rstrip(".")
+    return type(error)(f"{path}: {error.message.removeprefix(error.path + ': ')}", hint=error.hint, path=path)
+
+
 class PipelineAnswer(Closed):
     """The answer of ``cdmpp plan pipeline``. Fields that are not listed here are ignored."""
 
