@@ -43,6 +43,7 @@ SLOW_FILES = (
     "tests/planning/test_rl_limits.py",
     "tests/planning/test_rl_mix.py",
     "tests/planning/test_rl_check.py",
+    "tests/planning/test_multimodal_designs.py",
     "tests/features/test_class_way.py",
     "tests/test_without_torch.py",
     "tests/test_regression_gate.py",

@@ -40,6 +40,7 @@ TINY = {
     " --out {out}",
     "planning.gloo": "--rounds 1 --repeats 2 --networks mlp --out {out}",
     "planning.multimodal": "--mixes 1 --steps 10 --out {out}",
+    "planning.multimodal_exact": "--cases 2 --steps 100 --out {out}",
     "planning.precision": "--operators 8 --seeds 1 --budgets 1 --networks 2 --tensors 1 0 --out {out}",
     "planning.replay_speed": "--nodes 50 --file-nodes 50 --repeats 1 --out {out}",
     "planning.rl": "--regimes 1 --seeds 1 --units 4 --large-units 600 --budgets 1 --out {out}",

@@ -35,6 +35,7 @@ from cdmpp.planning.multimodal.sequence import data_order_key, sequence_by
 from cdmpp.planning.multimodal.view import draw
 from cdmpp.planning.registry import make_plan
 from cdmpp.predictor import LatencyPredictor
+from cdmpp_server.plan_limits import DEFAULTS
 from tests.planning.multimodal_cases import module, step
 
 EXAMPLE = Path("docs/examples/pipeline_modules.json")
@@ -278,7 +279,7 @@ def test_plan_states_the_rule_size_and_its_own() -> None:
     answer = make_plan("pipeline", request())
     for cut in answer["sub_batches"].values():
         assert cut["rule_size"] == 4  # (4 / 4.25) / (8 / 8.25) is 0.97; of 2 it is 0.92
-        assert cut["size"] == max(cut["items"]) <= 4
+        assert cut["size"] == max(cut["items"])
     assert make_plan("pipeline", request(efficiency=0.8))["sub_batches"]["vision"]["rule_size"] == 1
 
 
@@ -369,19 +370,24 @@ def test_contradicting_curves_are_refused_with_their_path(cost: dict[str, Any], 
     assert caught.value.path == path
 
 
-def test_too_many_tasks_are_refused() -> None:
-    one = form("a", 128, 1.0)
+def test_library_plans_steps_of_more_tasks_than_a_service_takes() -> None:
+    one = form("a", 64, 1.0)
     one["cost"] = {"sizes": [1], "forward_s": [1.0], "backward_s": [1.0]}
-    with pytest.raises(FieldError, match="more than 20,000 tasks"):
-        make_plan("pipeline", request(modules=[one], batch={"a": 1024}, ranks=64))
+    value = request(modules=[one], batch={"a": 512}, ranks=32, max_steps=4)
+    assert read_request(MultimodalRequest, value).sizes()["tasks"] == 2 * 32 * 512 > DEFAULTS["pipeline.tasks"]
+    assert make_plan("pipeline", value)["baselines"]["1f1b"] == (512 + 31) * 2 * 2.0
 
 
 def test_example_is_priced_and_explained_by_its_programs(predictor: LatencyPredictor) -> None:
-    value = json.loads(EXAMPLE.read_text()) | {"budget_s": 600}
+    value = json.loads(EXAMPLE.read_text()) | {"budget_s": 600, "max_steps": 60}
     answer = make_plan("pipeline", value, predictor)
     assert answer["model_id"] == predictor.model_id
     line = next(line for line in answer["explanation"] if line.startswith("language:"))
     assert "forward: linear:" in line and "backward: linear:" in line
+    interval = next(
+        line for line in map(str, MultimodalPlan.model_validate(answer).tables()) if "at their bounds" in line
+    )
+    assert re.search(r"at their bounds \d+ ms to \d+ ms", interval)
     example = read_request(MultimodalRequest, value)
     assert check(example, answer, predict_prices(example.price_requests(), predictor)) == []
 
@@ -436,6 +442,16 @@ def _swap(answer: dict[str, Any]) -> None:
     row[0]["micro_batch"], row[-1]["micro_batch"] = row[-1]["micro_batch"], row[0]["micro_batch"]
 
 
+def _offload(answer: dict[str, Any]) -> None:
+    answer["memory"][0]["knobs"]["language"][0] = "offload"
+
+
+def _recompute(answer: dict[str, Any]) -> None:
+    knobs = answer["memory"][0]["knobs"]
+    for name, row in knobs.items():
+        knobs[name] = ["keep" if knob == "recompute" else "recompute" for knob in row]
+
+
 @pytest.mark.parametrize(
     ("spoil", "word"),
     [
@@ -451,9 +467,22 @@ def _swap(answer: dict[str, Any]) -> None:
         (lambda a: a["order"][0][0].update(module="language2"), "no such pass"),
         (lambda a: a["order"][0][0].update(end_s=a["order"][0][0]["end_s"] + 0.01), "its cost is"),
         (lambda a: a["memory"][0].update(peak_bytes=1.0), "memory.0"),
-        (lambda a: a["memory"][0]["knobs"].update(language=["recompute"] * 8), "order"),
+        (lambda a: a["memory"][0]["knobs"].update(language=["recompute"] * 99), "memory.0.knobs.language: 99 knobs"),
+        (_recompute, "its cost is"),
         (lambda a: a["layout"][0].update(layers=a["layout"][0]["layers"] + 1), "layout"),
         (lambda a: a["sub_batches"]["vision"]["items"].append(1), "sub_batches.vision"),
+        (lambda a: a.update(searched_lower_bound_s=a["makespan_s"] * 1.01), "searched_lower_bound_s"),
+        (lambda a: a.update(searched_lower_bound_s=a["lower_bound_s"] * 0.99), "searched_lower_bound_s"),
+        (lambda a: a.update(complete=not a["complete"]), "complete"),
+        (lambda a: a["memory"].pop(), "memory: rows of ranks [0, 1, 2]"),
+        (lambda a: a.update(memory=[]), "memory: rows of ranks []"),
+        (lambda a: a["memory"][1].update(rank=0), "memory: rows of ranks [0, 0, 2, 3]"),
+        (lambda a: a["memory"].append(a["memory"][0]), "memory: rows of ranks"),
+        (lambda a: a["memory"][0].update(knobs={}), "memory.0.knobs.vision: 0 knobs for"),
+        (lambda a: a["memory"][0]["knobs"].pop("language"), "memory.0.knobs.language: 0 knobs for"),
+        (lambda a: a["memory"][0]["knobs"]["vision"].pop(), "memory.0.knobs.vision"),
+        (lambda a: a["memory"][0]["knobs"].update(audio=["keep"]), "no module is called 'audio'"),
+        (_offload, "the request permits keep, recompute"),
         (lambda a: a["batch"].update(vision=11), "batch"),
         (lambda a: a.pop("order"), "order"),
         (lambda a: a.update(order=None), "order"),

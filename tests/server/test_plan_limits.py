@@ -64,9 +64,12 @@ def test_library_plans_what_the_service_refuses_by_default(kind: str, value: Any
 
 def test_huge_counts_are_refused_before_anything_of_their_size_is_made() -> None:
     stage = {"forward_s": 1, "backward_s": 2}
+    cost = {"sizes": [1], "forward_s": [1], "backward_s": [2]}
+    modules = [{"name": f"m{i}", "layers": 1_000_000, "cost": cost} for i in range(200)]
     for kind, value in (
         ("simulate", {"stages": [stage] * 200, "micro_batches": 1_000_000}),
         ("split", {"layers": [{**stage, "count": 1_000_000}] * 200, "ranks": 2, "micro_batches": 2}),
+        ("pipeline", {"modules": modules, "batch": {f"m{i}": 1_000_000 for i in range(200)}, "ranks": 1_000_000}),
     ):
         problem = refusal(kind, value, {})
         assert problem is not None

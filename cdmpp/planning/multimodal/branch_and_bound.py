@@ -130,6 +130,30 @@ def branch_and_bound(
     return best_s, True, nodes
 
 
+def shorten(best: Schedule, limit_s: float, nodes: int) -> tuple[Schedule, bool]:
+    """A shorter schedule of the same tasks, or ``best``, by branch and bound of at most so many nodes.
+
+    Returns
+    -------
+    Schedule
+    bool
+        Whether no order of these tasks is shorter than the schedule and ``limit_s``.
+    """
+    tasks = best.tasks
+    if tasks.bound_s >= min(best.makespan_s, limit_s) * (1 - ROUNDING):
+        return best, True
+    if tasks.size > MAX_TASKS or tasks.limited:
+        return best, False
+    order = np.full(tasks.size, -1, np.int64)
+    limit_s = min(limit_s, best.makespan_s)
+    _, complete, _ = branch_and_bound(
+        tasks.ranks, tasks.rank_of_all, tasks.graph, tasks.paths_s[1], limit_s, nodes, order
+    )
+    if order[0] >= 0:
+        best = schedule_orders(tasks, [order[tasks.rank_of_all[order] == r].tolist() for r in range(tasks.ranks)])
+    return best, bool(complete)
+
+
 def solve_exactly(variants: Sequence[Tasks], best: Schedule, control: SearchControl) -> tuple[Schedule, bool]:
     """Search small variants without a memory limit for a schedule shorter than ``best``.
 

@@ -9,7 +9,7 @@ import numpy as np
 from cdmpp.planning.multimodal.links import ItemLinks
 from cdmpp.planning.multimodal.modules import Module, split_evenly
 from cdmpp.planning.multimodal.one_f_one_b import improve_cuts
-from cdmpp.planning.multimodal.placement import MAX_SEGMENTS, Placement, contiguous, in_segments, segment_counts
+from cdmpp.planning.multimodal.placement import Placement, contiguous, in_segments, segment_counts
 
 #: Most micro-batch counts that are tried for 1F1B.
 MAX_COUNTS = 16
@@ -17,9 +17,9 @@ MAX_COUNTS = 16
 MAX_CUT_PASSES = 1_000_000
 
 
-def unit_sizes(modules: Sequence[Module], efficiency: float, divisor: int = 1) -> list[int]:
-    """Sub-micro-batch size of each module: the efficient size, divided; at least the curves' first size."""
-    return [max(int(module.sizes[0]), module.efficient_size(efficiency) // divisor) for module in modules]
+def unit_sizes(modules: Sequence[Module], efficiency: float) -> list[int]:
+    """Sub-micro-batch size of each module by PipeWeaver's rule."""
+    return [module.efficient_size(efficiency) for module in modules]
 
 
 def split_batch(batch: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, ...]]:
@@ -32,37 +32,39 @@ def task_count(placement: Placement, items: Sequence[Sequence[int]]) -> int:
     return 2 * sum(len(units) * len(row) for units, row in zip(items, placement.chunks, strict=True))
 
 
+def rule_sizes(modules: Sequence[Module]) -> list[list[int]]:
+    """Sizes of the rule for every efficiency from 0 to 1, by growing efficiency."""
+    rates = [module.sizes / (module.forward_s + module.backward_s) for module in modules]
+    shares = sorted({float(share) for row in rates for share in row / row.max()})
+    sizes: list[list[int]] = []
+    for share in shares:
+        at_share = unit_sizes(modules, share)
+        if at_share not in sizes:
+            sizes.append(at_share)
+    return sizes
+
+
+def rule_placement(modules: Sequence[Module], batch: Sequence[int], sizes: Sequence[int], ranks: int) -> Placement:
+    """Placement of PipeWeaver's rule for sub-micro-batches of these sizes."""
+    work_s = _work_s(modules, split_batch(batch, sizes))
+    return in_segments(modules, segment_counts(modules, sizes, ranks), work_s, ranks)
+
+
 def segment_placements(
-    modules: Sequence[Module], batch: Sequence[int], ranks: int, efficiency: float
+    modules: Sequence[Module], items: Sequence[Sequence[int]], counts: Sequence[int], ranks: int
 ) -> list[Placement]:
-    """Placements in segments, balanced for the mix: PipeWeaver's rule first, then other segment counts."""
-    sizes = unit_sizes(modules, efficiency)
-    items = split_batch(batch, sizes)
+    """Placements in so many segments, balanced for these sub-micro-batches: evenly, and with more on the first ranks.
+
+    A rank waits for the one before it at least for a chunk of the quickest unit, forward and backward.
+    """
     work_s = _work_s(modules, items)
-    rule = segment_counts(modules, sizes, ranks)
-    most = [max(1, min(MAX_SEGMENTS, len(module.layers) // ranks)) for module in modules]
-    options = [
-        rule,
-        [1] * len(modules),
-        [min(2 * k, top) for k, top in zip(rule, most, strict=True)],
-        [max(k, min(2, top)) for k, top in zip(rule, most, strict=True)],
-    ]
-    placements: list[Placement] = []
-    for option in options:
-        counts = [
-            module.segments if module.segments is not None else k for module, k in zip(modules, option, strict=True)
-        ]
-        # A rank waits for the one before it at least for a chunk of the quickest unit, forward and backward.
-        lead_s = min(
-            module.work * sum(module.layer_s(max(units))) / (ranks * k)
-            for module, units, k in zip(modules, items, counts, strict=True)
-            if units
-        )
-        for lead in (0.0, lead_s):
-            placement = in_segments(modules, counts, work_s, ranks, lead)
-            if placement not in placements:
-                placements.append(placement)
-    return placements
+    lead_s = min(
+        module.work * sum(module.layer_s(max(units))) / (ranks * k)
+        for module, units, k in zip(modules, items, counts, strict=True)
+        if units
+    )
+    even, early = (in_segments(modules, counts, work_s, ranks, lead) for lead in (0.0, lead_s))
+    return [even] if early == even else [even, early]
 
 
 def contiguous_placements(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -62,21 +63,29 @@ def _faults(
         if plan.layout != claim.layout:
             yield f"{where}layout: differs from that of the other steps"
         yield from _StepCheck(request, modules, plan, where).faults()
-        yield from _figure_faults(plan.makespan_s, plan.lower_bound_s, plan.gap, where)
-    for name in ("makespan_s", "lower_bound_s"):
+        yield from _figure_faults(plan, plan.gap, where)
+    for name in ("makespan_s", "lower_bound_s", "searched_lower_bound_s"):
         total = sum(getattr(plan, name) for plan in plans)
         if abs(total - getattr(claim, name)) > TOLERANCE * total:
             yield f"{name}: {getattr(claim, name):.9g}, the sum of the steps is {total:.9g}"
     # The model computes the gap from other fields: what the answer claims is in its JSON.
-    yield from _figure_faults(claim.makespan_s, claim.lower_bound_s, answer.get("gap"), "")
+    yield from _figure_faults(claim, answer.get("gap"), "")
+    if claim.complete and claim.lower_bound_s < claim.makespan_s * (1 - TOLERANCE):
+        yield f"complete: true, but lower_bound_s is {claim.lower_bound_s:.9g} and makespan_s {claim.makespan_s:.9g}"
     # One placement for several steps may be worse in one of them, so only the sums are compared.
     for name, seconds in claim.baselines.items():
         if seconds < claim.makespan_s * (1 - TOLERANCE):
             yield f"baselines.{name}: {seconds:.9g}, shorter than the plan"
 
 
-def _figure_faults(makespan_s: float, bound_s: float, gap: Any, where: str) -> Iterator[str]:
-    """Wrong bound or gap."""
+def _figure_faults(plan: StepPlan | MultimodalPlan, gap: Any, where: str) -> Iterator[str]:
+    """Wrong bounds or gap."""
+    makespan_s, bound_s, searched_s = plan.makespan_s, plan.lower_bound_s, plan.searched_lower_bound_s
+    if not bound_s * (1 - TOLERANCE) <= searched_s <= makespan_s * (1 + TOLERANCE):
+        yield (
+            f"{where}searched_lower_bound_s: {searched_s:.9g}, "
+            f"not between lower_bound_s {bound_s:.9g} and makespan_s {makespan_s:.9g}"
+        )
     if bound_s > makespan_s * (1 + TOLERANCE) or bound_s <= 0:
         yield f"{where}lower_bound_s: {bound_s:.9g}, makespan_s is {makespan_s:.9g}"
     elif not isinstance(gap, float | int) or abs(makespan_s / bound_s - 1 - gap) > TOLERANCE:
@@ -93,8 +102,9 @@ class _StepCheck:
         self.chains = [[entry for entry in plan.layout if entry.module == module.name] for module in modules]
 
     def faults(self) -> Iterator[str]:
-        """Faults of layout and items; without these, of the passes; without these, of times and memory."""
+        """Faults of layout, items and knobs; without these, of the passes; without these, of times and memory."""
         faults = [*self._layout_faults(), *self._item_faults()]
+        faults = faults or list(self._knob_faults())
         if not faults:
             self.units = [self.plan.sub_batches[module.name].items for module in self.modules]
             self.links = link_items(self.modules, [sum(units) for units in self.units], self.samples).all
@@ -124,6 +134,27 @@ class _StepCheck:
                 yield f"{self.where}sub_batches.{module.name}: not the {expected} items of the step"
             elif len(cut.items) != cut.count or max(cut.items, default=0) != cut.size:
                 yield f"{self.where}sub_batches.{module.name}: count or size differ from items"
+
+    def _knob_faults(self) -> Iterator[str]:
+        """Rows of memory that are not one for each rank, with a permitted knob for each layout entry on it."""
+        rows = [row.rank for row in self.plan.memory]
+        if rows != list(range(self.ranks)):
+            yield f"{self.where}memory: rows of ranks {rows}, the request has ranks 0 to {self.ranks - 1}"
+            return
+        names = [module.name for module in self.modules]
+        permitted = set(self.memory.knobs) | (set() if math.isfinite(self.memory.limit_bytes) else {"keep"})
+        for row in self.plan.memory:
+            path = f"{self.where}memory.{row.rank}.knobs"
+            for name in row.knobs:
+                if name not in names:
+                    yield f"{path}: no module is called {name!r}"
+            for name, chain in zip(names, self.chains, strict=True):
+                knobs = row.knobs.get(name, [])
+                entries = sum(entry.rank == row.rank for entry in chain)
+                if len(knobs) != entries:
+                    yield f"{path}.{name}: {len(knobs)} knobs for {entries} layout entries on rank {row.rank}"
+                elif self.plan.batch[name] and not set(knobs) <= permitted:
+                    yield f"{path}.{name}: {', '.join(knobs)}; the request permits {', '.join(sorted(permitted))}"
 
     def _pass_faults(self) -> Iterator[str]:
         """Passes that are missing, repeated or on a wrong rank; collects the others."""

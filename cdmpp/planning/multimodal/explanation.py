@@ -8,7 +8,7 @@ import numpy as np
 
 from cdmpp.compose.pricing import Cost
 from cdmpp.planning.multimodal.modules import Module
-from cdmpp.planning.multimodal.steps import StepSolution
+from cdmpp.planning.multimodal.solution import StepSolution
 from cdmpp.planning.multimodal.tasks import Tasks
 from cdmpp.units import format_latency
 
@@ -32,7 +32,9 @@ def explain(
     baselines : dict of str to float
         Makespans of the baselines in seconds.
     """
-    lines = [f"{format_latency(makespan_s)}, {100 * (makespan_s / bound_s - 1):.1f} % above the lower bound"]
+    proven = all(solution.complete for solution in solutions)
+    gap = f"{100 * (makespan_s / bound_s - 1):.1f} % above the lower bound of all plans"
+    lines = [f"{format_latency(makespan_s)}, {'no plan of this request is shorter' if proven else gap}"]
     if "1f1b" in baselines:
         counts = ", ".join(str(solution.micro_batches) for solution in solutions)
         lines.append(

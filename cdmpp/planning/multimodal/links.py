@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -41,10 +42,18 @@ class ItemLink:
         ndarray of int64, shape (pairs, 2)
             Sub-micro-batches of ``single`` and of ``other``, growing.
         """
-        other_items = np.arange(sum(single)) * sum(other) // max(1, sum(single))
-        single_units = np.repeat(np.arange(len(single)), single)
-        other_units = np.searchsorted(np.cumsum(other), other_items, side="right")
-        return np.unique(np.stack([single_units, other_units], axis=1), axis=0)
+        return _pairs(tuple(single), tuple(other))
+
+
+@lru_cache(maxsize=4096)
+def _pairs(single: tuple[int, ...], other: tuple[int, ...]) -> np.ndarray:
+    """:meth:`ItemLink.pairs`; a search asks for the same again and again."""
+    other_items = np.arange(sum(single)) * sum(other) // max(1, sum(single))
+    single_units = np.repeat(np.arange(len(single)), single)
+    other_units = np.searchsorted(np.cumsum(other), other_items, side="right")
+    pairs = np.unique(np.stack([single_units, other_units], axis=1), axis=0)
+    pairs.flags.writeable = False
+    return pairs
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from cdmpp.compose.render import Table
-from cdmpp.compose.request import Plan, Row
+from cdmpp.compose.request import Interval, Plan, Row
 from cdmpp.planning.multimodal.memory import Knob
 from cdmpp.units import format_latency, format_si
 
@@ -55,22 +55,18 @@ class Entry(Row):
     end_s: float
 
 
-class Interval(Row):
-    """Makespan of the same order with every prediction at its lower bound, and with each at its upper bound."""
-
-    lower_s: float
-    upper_s: float
-
-
 class StepPlan(Row):
     """Plan of one step."""
 
     batch: dict[str, int]
     makespan_s: float
     lower_bound_s: float
+    searched_lower_bound_s: float
     gap: float
     baselines: dict[str, float]
-    interval: Interval | None
+    interval: Annotated[
+        Interval | None, Field(description="Makespan of the same order at the bounds of all predictions.")
+    ]
     sub_batches: dict[str, SubBatches]
     layout: list[LayoutEntry]
     memory: list[RankMemory]
@@ -107,7 +103,10 @@ class MultimodalPlan(Plan):
 
     makespan_s: Annotated[float, Field(description="Sum of all steps.")]
     lower_bound_s: Annotated[
-        float, Field(description="Lower bound of all orders on the placements and sub-micro-batches considered.")
+        float, Field(description="Lower bound of every plan that the request allows: all cuts, counts and orders.")
+    ]
+    searched_lower_bound_s: Annotated[
+        float, Field(description="Lower bound of all orders on the placements and sub-micro-batches that were tried.")
     ]
     interval: Annotated[Interval | None, Field(description="null where all costs are given.")]
     batch: dict[str, int] | None
@@ -120,7 +119,7 @@ class MultimodalPlan(Plan):
     cache: CacheSummary
     steps: Annotated[int, Field(description="Orders that the search evaluated.")]
     complete: Annotated[
-        bool, Field(description="Every order was evaluated or ruled out; the search did not end by its budget.")
+        bool, Field(description="No plan that the request allows is shorter: the bound is met, or all were tried.")
     ]
 
     def step_plans(self) -> list[StepPlan]:
@@ -139,7 +138,8 @@ class MultimodalPlan(Plan):
         """Makespan and baselines, sub-micro-batches and memory of each step, and the layout."""
         summary = [
             f"makespan {format_latency(self.makespan_s)}, lower bound {format_latency(self.lower_bound_s)} "
-            f"(gap {100 * self.gap:.2f} %), bubble {100 * self.bubble:.1f} %"
+            f"(gap {100 * self.gap:.2f} %), of the variants searched {format_latency(self.searched_lower_bound_s)}, "
+            f"bubble {100 * self.bubble:.1f} %"
         ]
         if self.interval is not None:
             summary.append(f"with all predictions at their bounds {self.interval}")
@@ -154,7 +154,7 @@ class MultimodalPlan(Plan):
                 tables.append(Table.lines(f"step {number}: {format_latency(step.makespan_s)}, {gap}"))
             tables += step.tables()
         searched = f"{self.steps:,} orders evaluated, {100 * self.cache.hit_rate:.0f} % of them from the cache"
-        done = "; none is left" if self.complete else ""
+        done = "; no plan of this request is shorter" if self.complete else ""
         return [*tables, self._layout_table(), Table.lines(searched + done, *self.explanation)]
 
     def _layout_table(self) -> Table:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cdmpp.compose.pricing import Cost
+from cdmpp.compose.request import Interval
 from cdmpp.planning.multimodal.explanation import explain
 from cdmpp.planning.multimodal.knobs import peak_bytes
 from cdmpp.planning.multimodal.modules import EFFICIENCY, Module
 from cdmpp.planning.multimodal.plan_schema import (
     CacheSummary,
     Entry,
-    Interval,
     LayoutEntry,
     MultimodalPlan,
     RankMemory,
@@ -19,7 +19,7 @@ from cdmpp.planning.multimodal.plan_schema import (
     SubBatches,
 )
 from cdmpp.planning.multimodal.schedule import Schedule, schedule_orders
-from cdmpp.planning.multimodal.steps import StepSolution
+from cdmpp.planning.multimodal.solution import StepSolution
 from cdmpp.planning.multimodal.tasks import Tasks
 from cdmpp.planning.multimodal.tree import CacheCounts
 
@@ -52,6 +52,7 @@ def make_plan(
     return MultimodalPlan(
         makespan_s=makespan_s,
         lower_bound_s=bound_s,
+        searched_lower_bound_s=sum(step.searched_lower_bound_s for step in steps),
         baselines=baselines,
         interval=Interval(lower_s=sum(i.lower_s for i in intervals), upper_s=sum(i.upper_s for i in intervals))
         if intervals
@@ -100,6 +101,7 @@ def make_step_plan(
         batch=dict(zip(names, solution.batch, strict=True)),
         makespan_s=schedule.makespan_s,
         lower_bound_s=solution.bound_s,
+        searched_lower_bound_s=solution.searched_bound_s,
         gap=schedule.makespan_s / solution.bound_s - 1,
         baselines=solution.baselines_s,
         interval=interval,

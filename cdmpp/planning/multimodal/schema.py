@@ -15,6 +15,7 @@ from cdmpp.compose.request import (
     MAX_SECONDS,
     Budget,
     Closed,
+    Count,
     MaxSteps,
     Name,
     Request,
@@ -26,25 +27,22 @@ from cdmpp.errors import FieldError
 from cdmpp.planning.multimodal.memory import Knob, Memory
 from cdmpp.planning.multimodal.modules import EFFICIENCY, Module, sort_topologically
 from cdmpp.planning.multimodal.plan_schema import MultimodalPlan
+from cdmpp.planning.multimodal.space import MOST_SEGMENTS
 
-MAX_MODULES, MAX_LAYERS, MAX_RANKS, MAX_ITEMS, MAX_BATCHES = 8, 128, 64, 1024, 8
 #: Least seconds of a layer: sums and squares of these are far from the limits of floating point.
 LEAST_SECONDS = 1e-12
 LayerSeconds = Annotated[float, Field(ge=LEAST_SECONDS, le=MAX_SECONDS)]
 RelativeTime = Annotated[float, Field(ge=1e-6, le=1e6)]
-Items = Annotated[int, Field(ge=0, le=MAX_ITEMS), WholeNumber]
+Items = Annotated[int, Field(ge=0, le=MAX_COUNT), WholeNumber]
 Figure = Literal["latency_s", "lower_s", "upper_s"]
 
 
 class GivenCurves(Closed):
     """Seconds of one layer by size of the sub-micro-batch."""
 
-    sizes: Annotated[
-        list[Annotated[int, Field(ge=1, le=MAX_COUNT), WholeNumber]],
-        Field(min_length=1, max_length=64, description="Sub-micro-batch sizes in items, growing."),
-    ]
-    forward_s: Annotated[list[LayerSeconds], Field(min_length=1, max_length=64)]
-    backward_s: Annotated[list[LayerSeconds], Field(min_length=1, max_length=64)]
+    sizes: Annotated[list[Count], Field(min_length=1, description="Sub-micro-batch sizes in items, growing.")]
+    forward_s: Annotated[list[LayerSeconds], Field(min_length=1)]
+    backward_s: Annotated[list[LayerSeconds], Field(min_length=1)]
 
     def check(self, path: str) -> None:
         """Raise FieldError where the curves contradict each other."""
@@ -55,6 +53,11 @@ class GivenCurves(Closed):
                 )
         if any(b <= a for a, b in zip(self.sizes, self.sizes[1:], strict=False)):
             raise FieldError(f"{path}.sizes: sizes must grow", path=f"{path}.sizes")
+
+    @property
+    def largest_size(self) -> int:
+        """Largest size."""
+        return self.sizes[-1]
 
     def points(self) -> tuple[list[int], list[Cost], list[Cost]]:
         """Sizes, and the forward and backward cost at each."""
@@ -77,6 +80,11 @@ class Curves(Closed):
             path = f"{path}.backward.batch"
             raise FieldError(f"{path}: sizes differ from those of forward", path=path)
 
+    @property
+    def largest_size(self) -> int:
+        """Largest size."""
+        return self.forward.batch[-1]
+
     def points(self) -> tuple[list[int], list[Cost], list[Cost]]:
         """Sizes, and the forward and backward cost at each; the request must be resolved."""
         return self.forward.batch, self.forward.points()[1], self.backward.points()[1]
@@ -87,17 +95,14 @@ class ModuleForm(Closed):
 
     name: Name
     layers: Annotated[
-        Annotated[int, Field(ge=1, le=MAX_LAYERS), WholeNumber]
-        | Annotated[list[RelativeTime], Field(min_length=1, max_length=MAX_LAYERS)],
+        Count | Annotated[list[RelativeTime], Field(min_length=1)],
         Field(description="Number of equal layers, or the time of each relative to the curves."),
     ]
     cost: GivenCurves | Curves
-    after: Annotated[
-        list[Name], Field(max_length=MAX_MODULES, description="Modules whose output it takes.", default_factory=list)
-    ]
+    after: Annotated[list[Name], Field(description="Modules whose output it takes.", default_factory=list)]
     segments: Annotated[
-        Annotated[int, Field(ge=1, le=16), WholeNumber] | None,
-        Field(description="Number of passes over all ranks; default: in proportion to its latency."),
+        Annotated[int, Field(ge=1, le=MOST_SEGMENTS), WholeNumber] | None,
+        Field(description="Most passes over all ranks; default: as many as have a layer on each rank, up to 16."),
     ] = None
     activation_bytes: Annotated[Bytes, Field(description="Bytes that a layer keeps for an item.")] = 0.0
     boundary_bytes: Annotated[
@@ -112,6 +117,11 @@ class ModuleForm(Closed):
         """Time of each layer relative to the curves."""
         return (1.0,) * self.layers if isinstance(self.layers, int) else tuple(self.layers)
 
+    @property
+    def layer_count(self) -> int:
+        """Number of layers."""
+        return self.layers if isinstance(self.layers, int) else len(self.layers)
+
     def check(self, names: Sequence[str], ranks: int, path: str) -> None:
         """Raise FieldError where parts of the module contradict each other or the modules' ``names``."""
         for j, name in enumerate(self.after):
@@ -122,7 +132,7 @@ class ModuleForm(Closed):
                     hint="one of: " + ", ".join(names),
                 )
         self.cost.check(f"{path}.cost")
-        layers = len(self.layer_times)
+        layers = self.layer_count
         if self.segments is not None and self.segments > max(1, layers // ranks):
             raise FieldError(
                 f"{path}.segments: {self.segments} segments on {ranks} ranks need {self.segments * ranks} layers, "
@@ -134,20 +144,15 @@ class ModuleForm(Closed):
 class MultimodalRequest(Request[MultimodalPlan]):
     """A training step of a multimodal model on a pipeline of ranks."""
 
-    modules: Annotated[list[ModuleForm], Field(min_length=1, max_length=MAX_MODULES)]
+    modules: Annotated[list[ModuleForm], Field(min_length=1)]
     batch: Annotated[
-        dict[str, Items] | None,
-        Field(max_length=MAX_MODULES, description="The mix: number of items of each module in the step."),
+        dict[str, Items] | None, Field(description="The mix: number of items of each module in the step.")
     ] = None
     batches: Annotated[
-        list[Annotated[dict[str, Items], Field(max_length=MAX_MODULES)]] | None,
-        Field(
-            min_length=1,
-            max_length=MAX_BATCHES,
-            description="Instead of batch: the mixes of several steps, planned on one placement.",
-        ),
+        list[dict[str, Items]] | None,
+        Field(min_length=1, description="Instead of batch: the mixes of several steps, planned on one placement."),
     ] = None
-    ranks: Annotated[int, Field(ge=1, le=MAX_RANKS), WholeNumber]
+    ranks: Count
     samples: Annotated[
         Name | None,
         Field(
@@ -156,7 +161,13 @@ class MultimodalRequest(Request[MultimodalPlan]):
         ),
     ] = None
     efficiency: Annotated[
-        float, Field(gt=0, le=1, description="Share of the peak items per second that sub-micro-batches reach.")
+        float,
+        Field(
+            gt=0,
+            le=1,
+            description="Share of the peak items per second that sub-micro-batches of PipeWeaver's rule reach. "
+            "The rule is a baseline; the plan tries every size.",
+        ),
     ] = EFFICIENCY
     memory_bytes: Annotated[PositiveBytes | None, Field(description="Memory limit of each rank.")] = None
     knobs: Annotated[
@@ -179,6 +190,20 @@ class MultimodalRequest(Request[MultimodalPlan]):
     @model_validator(mode="after")
     def _one_of(self) -> Self:
         return exactly_one(self, "batch", "batches")
+
+    def sizes(self) -> dict[str, int]:
+        """Modules, layers of one, ranks, steps, items of a step, and its tasks in the largest sub-micro-batches."""
+        largest = {module.name: module.cost.largest_size for module in self.modules}
+        batches = [batch for _, batch in self.named_batches()]
+        tasks = [2 * self.ranks * sum(-(-n // largest.get(name, n or 1)) for name, n in b.items()) for b in batches]
+        return {
+            "modules": len(self.modules),
+            "layers": max(module.layer_count for module in self.modules),
+            "ranks": self.ranks,
+            "steps": len(batches),
+            "items": max(sum(batch.values()) for batch in batches),
+            "tasks": max(tasks),
+        }
 
     def check(self) -> None:
         """Raise FieldError where parts of the request contradict each other; ``path`` names the field."""

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
+
+import numpy as np
 
 from cdmpp.compose.budget import SearchControl
+from cdmpp.compose.jit import COMPILED
+from cdmpp.planning.multimodal.modules import Module
 from cdmpp.planning.multimodal.plan_schema import MultimodalPlan
 from cdmpp.planning.multimodal.report import make_plan, make_step_plan
 from cdmpp.planning.multimodal.schema import MultimodalRequest
-from cdmpp.planning.multimodal.steps import MAX_TASKS, StepSolution, plan_steps
+from cdmpp.planning.multimodal.solution import StepSolution
+from cdmpp.planning.multimodal.steps import plan_step, plan_steps
 from cdmpp.planning.multimodal.tree import CacheCounts
 
 
+@cache
+def compile_loops() -> None:
+    """Compile the search, or load it from the cache, before the budget of a search begins: seconds the first time."""
+    if COMPILED:
+        sizes, seconds = np.array([1.0, 2.0]), np.array([1.0, 1.5])
+        modules = [
+            Module(name, (1.0,) * 2, sizes, seconds, 2 * seconds, after) for name, after in (("a", ()), ("b", (0,)))
+        ]
+        plan_step(modules, [2, 3], 2, control=SearchControl(60.0), max_steps=20)
+
+
 def solve(request: MultimodalRequest, control: SearchControl) -> MultimodalPlan:
-    """Search for a short schedule of each step on a common placement.
+    """Search for a short schedule of each step on a common placement; the budget begins when its code is compiled.
 
     Parameters
     ----------
@@ -27,6 +43,8 @@ def solve(request: MultimodalRequest, control: SearchControl) -> MultimodalPlan:
     ------
     FieldError, InfeasibleError
     """
+    compile_loops()
+    control.restart()
     batches = [batch for _, batch in request.named_batches()]
     costs, counts = request.costs(), CacheCounts()
     bounds = None
@@ -54,7 +72,6 @@ def solve(request: MultimodalRequest, control: SearchControl) -> MultimodalPlan:
         control=control,
         seed=request.seed,
         max_steps=request.max_steps,
-        max_tasks=min(MAX_TASKS, 2 * MAX_TASKS // len(batches)),
         counts=counts,
         on_progress=on_progress,
     )
