@@ -23,11 +23,14 @@ from tests.features.test_hostile_json import concrete
 DEVICE = "l40s"
 TEXTS = [f"linear:m={64 * i},n=1024,k=512,dtype=float16" for i in range(1, 13)]
 KEY, KEY_HASH = new_key()
+OTHER, OTHER_HASH = new_key()
+ADMIN, ADMIN_HASH = new_key()
 
 
 @pytest.fixture(scope="module")
 def url(serve: Serve) -> str:
-    return serve(api_key_hashes={"user": KEY_HASH}, propose_models=False)
+    keys = {"user": KEY_HASH, "other": OTHER_HASH}
+    return serve(api_key_hashes=keys, admin_key_hashes={"boss": ADMIN_HASH}, propose_models=False)
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +73,13 @@ def test_observations_are_listed_with_their_programs(client: PredictorClient, mo
     assert client.observations("b200") == []
     ids = [row["observation_id"] for row in client.observations(device)]
     assert ids == sorted(ids, reverse=True), "newest first"
+
+
+def test_users_list_their_own_observations_and_administrators_all(url: str, client: PredictorClient) -> None:
+    own = client.observations("a40")
+    with PredictorClient(url, api_key=OTHER) as other, PredictorClient(url, api_key=ADMIN) as administrator:
+        assert own and other.observations("a40") == []
+        assert administrator.observations("a40") == own
 
 
 def test_async_client_reads_the_same_observations(client: PredictorClient, url: str) -> None:

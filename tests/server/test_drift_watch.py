@@ -44,7 +44,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
 
 
 def watch_of(store: Store, predictor: LatencyPredictor, max_jobs: int = 10) -> DriftWatch:
-    jobs = JobStore(store, max_jobs, 10, 60.0)
+    jobs = JobStore(store, max_jobs, 10, 10, 60.0)
     return DriftWatch(store, ProposalStore(store), jobs, Models(predictor, 1), lambda: None)
 
 

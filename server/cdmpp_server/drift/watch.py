@@ -13,7 +13,7 @@ from anyio.to_thread import run_sync
 from cdmpp.adaptation.observed import current
 from cdmpp.errors import CdmppError
 from cdmpp_server.drift.job import KIND, LIMIT_S
-from cdmpp_server.jobs.store import FullError, JobStore
+from cdmpp_server.jobs.store import FullError, JobStore, QuotaError
 from cdmpp_server.models import Models
 from cdmpp_server.observe.figures import Figures
 from cdmpp_server.observe.listing import list_observations
@@ -108,7 +108,7 @@ class DriftWatch:
             return False
         try:
             job_id = self._jobs.add(KIND, json.dumps({"proposal": id}).encode(), b"", LIMIT_S)
-        except FullError as error:
+        except (FullError, QuotaError) as error:
             _log.warning("no proposal for %s: %s", key.device, error)
             self._proposals.release(id)
             self._checked.pop(key, None)

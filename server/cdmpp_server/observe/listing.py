@@ -16,6 +16,8 @@ from cdmpp_server.observe.outage import StoreUnavailableError
 from cdmpp_server.observe.store import Store
 from cdmpp_server.observe.tables import observations
 from cdmpp_server.openapi import add_problems
+from cdmpp_server.operate.access import sender_id
+from cdmpp_server.operate.middleware import is_administrator
 from cdmpp_server.problems import ProblemError
 from cdmpp_server.settings import Settings
 
@@ -63,6 +65,7 @@ def list_observations(
     digest: str | None = None,
     *,
     model_id: str | None = None,
+    sender: str | None = None,
     before: str | None = None,
     limit: int = MAX_LISTED,
 ) -> list[dict[str, Any]]:
@@ -75,12 +78,14 @@ def list_observations(
         Name, and hash of the figures; None: of every device with this name.
     model_id : str, optional
         Only predictions of this model.
+    sender : str, optional
+        Only observations of this sender.
     before : str, optional
         Only observations that are older than the one with this id.
     limit : int
     """
     query: Select[Any] = select(observations).where(observations.c.device == device)
-    for column, value in (("device_digest", digest), ("model_id", model_id)):
+    for column, value in (("device_digest", digest), ("model_id", model_id), ("sender", sender)):
         if value is not None:
             query = query.where(observations.c[column] == value)
     if before is not None:
@@ -107,8 +112,13 @@ async def get_observations(
     before: Annotated[str | None, Query(pattern=_ID, description="`next` of the previous response.")] = None,
     limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = MAX_LISTED,
 ) -> ListedObservations:
-    """List measurements of a device with their programs, newest first, to adapt a model to them."""
-    work = partial(list_observations, request.app.state.store, device, digest, before=before, limit=limit)
+    """List measurements of a device with their programs, newest first, to adapt a model to them.
+
+    With API keys, a user's key lists its own observations, and an administrator's key those of all.
+    """
+    state = request.app.state
+    sender = sender_id() if state.settings.api_key_hashes and not is_administrator(request) else None
+    work = partial(list_observations, state.store, device, digest, sender=sender, before=before, limit=limit)
     try:
         rows = await run_sync(work)
     except StoreUnavailableError as error:

@@ -46,6 +46,11 @@ def count_items(request: Request, items: int) -> None:
     scope[_ITEMS] = items
 
 
+def is_administrator(request: Request) -> bool:
+    """Whether the request has an administrator's key."""
+    return bool(request.scope[_ACCESS][1])
+
+
 def require_administrator(request: Request) -> None:
     """Raise :class:`ProblemError` (401, 403) unless the request has an administrator's key."""
     name, administrator = request.scope[_ACCESS]
