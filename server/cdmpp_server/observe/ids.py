@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from secrets import token_bytes
 
+import numpy as np
+
 from cdmpp.prediction import Prediction
 from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
 
@@ -32,9 +34,9 @@ _VERSION = 2
 _HEAD = struct.Struct(">B3B2B16s8s3d")
 _SIGNATURE_BYTES = 16
 # A receipt: a random number per response, the position of the result, a signature. Multiples of 3 bytes are whole
-# characters of base64. One HMAC signs as many positions as fit into it.
+# characters of base64. One HMAC is expanded to the signatures of a block of results.
 _NONCE_BYTES, _POSITION_BYTES, _TAG_BYTES = 9, 3, 9
-_PER_HMAC = hashlib.sha256().digest_size // _TAG_BYTES
+_BLOCK = 16
 _RECEIPT_BYTES = _NONCE_BYTES + _POSITION_BYTES + _TAG_BYTES
 _RECEIPT = _RECEIPT_BYTES // 3 * 4
 #: Characters of a receipt without its signature.
@@ -99,13 +101,14 @@ class Signer:
     def receipts(self, count: int) -> list[str]:
         """Return new receipts, one for each result of a response."""
         nonce = token_bytes(_NONCE_BYTES)
-        blocks = range(-(-count // _PER_HMAC))
-        tags = b"".join(self._tags(nonce, block) for block in blocks)
-        raw = b"".join(
-            nonce + i.to_bytes(_POSITION_BYTES) + tags[_TAG_BYTES * i : _TAG_BYTES * (i + 1)] for i in range(count)
-        )
-        text = base64.urlsafe_b64encode(raw).decode("ascii")
-        return [text[_RECEIPT * i : _RECEIPT * (i + 1)] for i in range(count)]
+        tags = b"".join(self._tags(nonce, block) for block in range(-(-count // _BLOCK)))
+        raw = np.empty((count, _RECEIPT_BYTES), np.uint8)
+        raw[:, :_NONCE_BYTES] = np.frombuffer(nonce, np.uint8)
+        # The last three bytes of a big-endian number of four.
+        raw[:, _NONCE_BYTES:-_TAG_BYTES] = np.arange(count, dtype=">u4").view(np.uint8).reshape(count, 4)[:, 1:]
+        raw[:, -_TAG_BYTES:] = np.frombuffer(tags, np.uint8).reshape(-1, _TAG_BYTES)[:count]
+        text = base64.urlsafe_b64encode(raw.tobytes()).decode("ascii")
+        return [text[i : i + _RECEIPT] for i in range(0, _RECEIPT * count, _RECEIPT)]
 
     def content(self, prediction: Prediction, device_digest: str) -> str:
         """Return the content of a token; equal predictions of one model have equal contents.
@@ -174,13 +177,13 @@ class Signer:
             return False
         raw = base64.urlsafe_b64decode(receipt)
         nonce, tag = raw[:_NONCE_BYTES], raw[-_TAG_BYTES:]
-        block, place = divmod(int.from_bytes(raw[_NONCE_BYTES:-_TAG_BYTES]), _PER_HMAC)
+        block, place = divmod(int.from_bytes(raw[_NONCE_BYTES:-_TAG_BYTES]), _BLOCK)
         expected = self._tags(nonce, block)[_TAG_BYTES * place : _TAG_BYTES * (place + 1)]
         return hmac.compare_digest(tag, expected)
 
     def _tags(self, nonce: bytes, block: int) -> bytes:
-        tags = hmac.digest(self._of_receipts, nonce + block.to_bytes(_POSITION_BYTES), "sha256")
-        return tags[: _TAG_BYTES * _PER_HMAC]
+        seed = hmac.digest(self._of_receipts, nonce + block.to_bytes(_POSITION_BYTES), "sha256")
+        return hashlib.shake_256(seed).digest(_TAG_BYTES * _BLOCK)
 
     def _signature(self, content: bytes) -> bytes:
         return hmac.digest(self._of_contents, content, "sha256")[:_SIGNATURE_BYTES]
