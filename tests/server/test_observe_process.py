@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -49,7 +50,7 @@ def test_accepted_observations_survive_a_kill_under_load(tmp_path: Path) -> None
     database, port = tmp_path / "s.sqlite", free_port()
     url = f"http://127.0.0.1:{port}"
     process = start(database, port)
-    items = {"items": [{"program": LINEAR, "device": "t4"}] * EACH}
+    sizes = itertools.count(1)  # the id of a prediction counts once
     accepted: list[str] = []
     requests = 0
     enough = threading.Event()
@@ -59,7 +60,8 @@ def test_accepted_observations_survive_a_kill_under_load(tmp_path: Path) -> None
         with httpx2.Client(timeout=PATIENCE_S) as client:
             while True:
                 try:
-                    results = client.post(f"{url}/predict", json=items).json()["results"]
+                    items = [{"program": {**LINEAR, "m": next(sizes)}, "device": "t4"} for _ in range(EACH)]
+                    results = client.post(f"{url}/predict", json={"items": items}).json()["results"]
                     told = [{"prediction_id": result["prediction_id"], "latency_s": 1e-4} for result in results]
                     body = json.dumps({"observations": told})
                     response = client.post(f"{url}/observe", content=body, headers={"content-type": "application/json"})

@@ -39,7 +39,11 @@ PLANS = "^(" + "|".join(["/plans", "/jobs.*", *(re.escape(kind.path) for kind in
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param(["--exclude-path-regex", PLANS, "--max-examples", "25"], id="predictions"),
+        # All links are between the operations of plans and jobs.
+        pytest.param(
+            ["--exclude-path-regex", PLANS, "--max-examples", "25", "--phases", "examples,coverage,fuzzing"],
+            id="predictions",
+        ),
         pytest.param(
             [
                 "--include-path-regex",
