@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from cdmpp import make_plan
@@ -148,6 +150,29 @@ def test_false_figure_is_found(name: str, path: str, value: Any, text: str, plan
     found = faults(name, changed(plans[name], path, value))
     assert found
     assert text in "\n".join(found)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    changes=st.fixed_dictionaries(
+        {
+            "samples_per_step": st.sampled_from([1, 2, 7, 33]),
+            "layout": st.sampled_from(["any", "separate", "shared"]),
+            "objective": st.sampled_from(["time", "cost"]),
+            "mix_pools": st.booleans(),
+            "inference": st.sampled_from([0.0, 0.5]),
+            "staleness": st.sampled_from([None, 0, 1, 3]),
+            "training": st.sampled_from([None, REQUEST["training"], CASES["pipeline"]["training"]]),
+            "weights": st.sampled_from([REQUEST["weights"], {"transfer": TRANSFER}]),
+            "seed": st.integers(0, 9),
+        }
+    )
+)
+def test_plans_of_any_request_pass_and_are_not_below_their_bounds(changes: dict[str, Any]) -> None:
+    value = {**REQUEST, **changes}
+    plan = make_plan("rl", value)
+    assert check(read_request(RlRequest, value), plan) == []
+    assert plan["objective"]["value"] >= plan["objective"]["lower_bound"] * (1 - 1e-12)
 
 
 def test_command_checks_an_rl_plan(tmp_path: Path, plans: dict[str, dict[str, Any]]) -> None:

@@ -31,7 +31,7 @@ def lower_bounds(problem: SizingProblem, dispatchers: dict[int, Dispatcher]) -> 
         By index of the generation pool.
     """
     bounds = [bound for pool, dispatcher in dispatchers.items() for bound in _bounds(problem, pool, dispatcher)]
-    if problem.mix and len(dispatchers) > 1 and problem.layout != "shared":
+    if problem.mixes and len(dispatchers) > 1:
         bounds += _mix_bounds(problem, dispatchers)
     return min(seconds for seconds, _ in bounds), min(price for _, price in bounds)
 

@@ -267,12 +267,14 @@ class _Checker:
         ):
             if claimed > provable * (1 + TOLERANCE):
                 yield f"{name}: {claimed:.9g}, the provable bound is {provable:.9g}"
+        if plan.objective.value < plan.objective.lower_bound * (1 - TOLERANCE):
+            yield f"objective.lower_bound: {plan.objective.lower_bound:.9g}, above objective.value"
         gap = answer.get("gap") if isinstance(answer, Mapping) else None
         if gap is not None and abs(gap - plan.gap) > TOLERANCE * (1 + abs(plan.gap)):
             yield f"gap: {gap:.9g}, not objective.value / objective.lower_bound - 1"
         factor = 1.0 if plan.objective.name == "time" else plan.price_per_step / plan.step_s
         for name, value in plan.baselines.items():
-            if name != "floor" and value < bound * (1 - TOLERANCE):
+            if name not in ("floor", "colocated") and value < bound * (1 - TOLERANCE):
                 yield f"baselines.{name}: {value:.9g}, below the lower bound {bound:.9g}"
         expected = {"floor": min(self._alone_s(name) for name, _, _ in self.parts) * factor}
         if "colocated" in plan.baselines:

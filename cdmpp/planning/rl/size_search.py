@@ -80,7 +80,7 @@ def search_sizes(
     queue = SizeQueue(problem, list(dispatchers))
     best: dict[tuple[int, int], float] = {}
     budget_s = control.left_s if control.left_s < np.inf else 0.0
-    mixed = sizing.mix and len(dispatchers) > 1
+    mixed = sizing.mixes and len(dispatchers) > 1
     sizes_control = control.part(reserve_s=budget_s * (1 - (1 - SIZES_LEAVE) / (2 if mixed else 1)))
     while (size := queue.next(best)) is not None:
         if best and (sizes_control.expired or (max_steps is not None and queue.tried >= max_steps)):
@@ -99,8 +99,8 @@ def search_sizes(
                 best=min(best.values()),
                 answer=partial(make_answer, so_far) if allowed else None,
             )
-    one_pool, complete = list(front), queue.complete
-    if mixed:
+    one_pool, complete = list(front), queue.complete and not (mixed and control.stopped)
+    if mixed and not control.stopped:
         mixes, all_mixes = search_mixes(problem, dispatchers, control.part(reserve_s=budget_s * MIX_LEAVES))
         complete = complete and all_mixes
         front = pareto_front(front + mixes, priced)

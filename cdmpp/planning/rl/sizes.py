@@ -144,6 +144,11 @@ class SizingProblem:
         """Whether there is a training stage."""
         return any(pool.training is not None for pool in self.pools)
 
+    @property
+    def mixes(self) -> bool:
+        """Whether sizes may be mixes: units that generate in a mix do not train."""
+        return self.mix and not (self.trains and self.layout == "shared")
+
     def stage(self, generation: int, groups: Groups) -> GenerationStage:
         """The units that generate, by index of the pool and groups of its instances."""
         if isinstance(groups, PoolMix):
