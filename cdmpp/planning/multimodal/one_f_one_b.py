@@ -8,7 +8,7 @@ import numpy as np
 
 from cdmpp.compose.jit import jit
 from cdmpp.planning.multimodal.modules import Module, topological_order
-from cdmpp.planning.multimodal.placement import Placement, contiguous_at, move_layer
+from cdmpp.planning.multimodal.placement import Placement, contiguous_at, contiguous_cuts, move_layer
 from cdmpp.planning.multimodal.tasks import Tasks
 
 
@@ -80,11 +80,7 @@ def improve_cuts(
     zeros = np.zeros((1, count))
     forward_total_s = np.cumsum(np.concatenate([zeros, *forward]), axis=0)
     backward_total_s = np.cumsum(np.concatenate([zeros, *backward]), axis=0)
-    layers_of_rank = np.zeros(ranks, np.int64)
-    for row in placement.chunks:
-        for chunk in row:
-            layers_of_rank[chunk.rank] += chunk.layers
-    cuts = np.concatenate([[0], np.cumsum(layers_of_rank)])
+    cuts = contiguous_cuts(placement, ranks)
 
     def makespan_s(at: np.ndarray) -> float:
         return float(_one_f_one_b_s(np.diff(forward_total_s[at], axis=0), np.diff(backward_total_s[at], axis=0)))

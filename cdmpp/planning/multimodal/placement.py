@@ -178,6 +178,15 @@ def _level(cuts_of: list[np.ndarray], totals: list[np.ndarray], load: np.ndarray
         i, cuts_of[i], load[:] = best
 
 
+def contiguous_cuts(placement: Placement, ranks: int) -> np.ndarray:
+    """Cuts of a contiguous placement, shape (ranks + 1,): the layers of all modules before each rank."""
+    layers = np.zeros(ranks, np.int64)
+    for row in placement.chunks:
+        for chunk in row:
+            layers[chunk.rank] += chunk.layers
+    return np.concatenate([[0], np.cumsum(layers)])
+
+
 def move_layer(cuts: np.ndarray, source: int, target: int) -> np.ndarray:
     """Cuts after one layer moved from part ``source`` to part ``target``, by moving all cuts between them by one."""
     moved = cuts.copy()

@@ -10,6 +10,7 @@ from cdmpp.compose.budget import SearchControl
 from cdmpp.errors import InfeasibleError
 from cdmpp.planning.multimodal.branch_and_bound import MAX_TASKS, solve_exactly
 from cdmpp.planning.multimodal.candidates import (
+    MAX_CUT_PASSES,
     contiguous_placements,
     rule_placement,
     rule_sizes,
@@ -23,6 +24,7 @@ from cdmpp.planning.multimodal.exhaustive import try_all
 from cdmpp.planning.multimodal.knobs import choose_knobs
 from cdmpp.planning.multimodal.links import link_items
 from cdmpp.planning.multimodal.memory import Memory
+from cdmpp.planning.multimodal.placement import Placement, contiguous_at, contiguous_cuts, move_layer
 from cdmpp.planning.multimodal.request_bound import request_bound_s
 from cdmpp.planning.multimodal.schedule import Schedule, schedule_orders
 from cdmpp.planning.multimodal.search import search
@@ -34,6 +36,8 @@ from cdmpp.planning.multimodal.tree import CacheCounts
 #: the trial of every design of a small step, and random changes. The rest is for orders of the best designs. Designs
 #: of a small step have their best order already.
 SCAN_SHARE, TRY_ALL_SHARE, DESIGN_SHARE, SMALL_DESIGN_SHARE = 0.35, 0.7, 0.75, 0.9
+#: Share of the budget after which the cuts of 1F1B are not fitted to a memory limit any further.
+CUT_SHARE = 0.1
 #: Share of the remaining budget for the search for an order; the rest is for the exact solution of small designs.
 _ORDER_SHARE = 0.9
 #: Relative difference of a makespan and a bound that are equal.
@@ -109,10 +113,10 @@ class Planner:
         steps = sum(designs.steps for designs in self.designs)
         return self._late() or (self.max_steps is not None and steps >= self.share * self.max_steps)
 
-    def _late(self) -> bool:
-        """Whether the present share of the budget is spent."""
-        budget_s = self.control.budget_s
-        return self.control.expired or (budget_s is not None and self.control.spent_s >= self.share * budget_s)
+    def _late(self, share: float | None = None) -> bool:
+        """Whether a share of the budget is spent; default: the present one."""
+        budget_s, share = self.control.budget_s, self.share if share is None else share
+        return self.control.expired or (budget_s is not None and self.control.spent_s >= share * budget_s)
 
     def _done(self) -> bool:
         """Whether no plan can be shorter."""
@@ -136,18 +140,44 @@ class Planner:
         for placement in contiguous_placements(self.modules, self.total, self.ranks, links):
             if self.search.pool and self._late():
                 break
-            row = [designs.one_f_one_b(placement) for designs in self.designs]
-            found = [one for one in row if one is not None]
-            if len(found) < len(row):
-                continue
-            schedules = [schedule for schedule, _ in found]
-            if self.conventional is None or _total_s(schedules) < _total_s([s for s, _ in self.conventional]):
-                self.conventional = found
-            self._insert(schedules)
+            self._try_1f1b(placement)
+        self._fit_cuts()
         sizes = unit_sizes(self.modules, self.settings[0].efficiency)
         placement = rule_placement(self.modules, self.total, sizes, self.ranks)
         for at, designs in enumerate(self.designs):
             self.segments[at] = designs.segments_1f1b(placement, split_batch(designs.step.batch, sizes))
+
+    def _try_1f1b(self, placement: Placement) -> bool:
+        """Simulate 1F1B on a contiguous placement; return whether it is the shortest so far."""
+        row = [designs.one_f_one_b(placement) for designs in self.designs]
+        found = [one for one in row if one is not None]
+        if len(found) < len(row):
+            return False
+        schedules = [schedule for schedule, _ in found]
+        shorter = self.conventional is None or _total_s(schedules) < _total_s([s for s, _ in self.conventional])
+        if shorter:
+            self.conventional = found
+        self._insert(schedules)
+        return shorter
+
+    def _fit_cuts(self) -> None:
+        """Move layers between ranks while that shortens 1F1B within a memory limit: the other cuts ignore the limit."""
+        if self.conventional is None or not self.conventional[0][0].tasks.limited:
+            return
+        # Neighbouring ranks first: most of the gain is there.
+        pairs = [(a, b) for a in range(self.ranks) for b in range(self.ranks) if a != b]
+        pairs.sort(key=lambda pair: abs(pair[0] - pair[1]))
+        passes, fruitless, at = MAX_CUT_PASSES, 0, 0
+        while fruitless < len(pairs) and passes > 0 and not self._late(CUT_SHARE):
+            source, target = pairs[at]
+            at, fruitless = (at + 1) % len(pairs), fruitless + 1
+            tasks = self.conventional[0][0].tasks
+            cuts = contiguous_cuts(tasks.placement, self.ranks)
+            if cuts[source + 1] == cuts[source]:
+                continue
+            passes -= tasks.size * len(self.designs)
+            if self._try_1f1b(contiguous_at(self.modules, move_layer(cuts, source, target))):
+                fruitless = at = 0
 
     def _insert(self, schedules: Sequence[Schedule]) -> None:
         """Insert schedules of all steps on one placement among the designs, if they are the best."""
