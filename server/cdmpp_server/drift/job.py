@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Callable, Sequence
@@ -28,7 +29,7 @@ from cdmpp_server.sandbox.worker import Worker, WorkerDiedError, WorkerMemoryErr
 _log = logging.getLogger(__name__)
 #: Kind of the jobs.
 KIND = "adapt"
-#: Time limit of the adaptation, in seconds.
+#: Time limit of reading the programs, and of the adaptation, in seconds.
 LIMIT_S = 60.0
 #: Every so many of the different queries are held back; the smallest number of them.
 HELD_BACK = 4
@@ -77,7 +78,12 @@ class ProposalJob:
             raise ProblemError("data_error", "the proposal was replaced by a newer one", status=409)
         read = partial(list_observations, self._store, key.device, key.device_digest, model_id=key.model_id)
         rows: Sequence[Row] = await run_sync(read)
-        usable = await self._readable([row for row in current(rows) if row["program"] is not None])
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                usable = await self._readable([row for row in current(rows) if row["program"] is not None])
+        except TimeoutError:
+            message = f"the programs of the observations were not read within {LIMIT_S:g} s"
+            raise ProblemError("deadline_exceeded", message) from None
         used, held = hold_back(usable)
         request = {"device": key.device, "records": used, "held": held}
         base = self._models.base.artifact
