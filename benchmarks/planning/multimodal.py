@@ -7,7 +7,7 @@ predicted costs. The mixes are random with a fixed seed.
 
 Three experiments: each mix alone, with placements balanced for that mix; the first mixes as steps of one run on one
 placement; and the first mixes with no more memory per rank than the fullest rank of 1F1B. 1F1B is treated alike.
-``--mixes 100 --out benchmarks/results/multimodal.json`` gives the figures of the documentation in about three
+``--mixes 100 --out benchmarks/results/multimodal.json`` gives the figures of the documentation in about ten
 minutes.
 """
 
