@@ -42,7 +42,7 @@ GOALS: dict[str, tuple[float, bool]] = {
 }
 
 
-async def capacity(port: int, queries: Iterator[bytes], seconds: float, connections: int = 8) -> float:
+async def capacity(port: int, queries: Iterator[bytes], seconds: float, connections: int = 16) -> float:
     """Requests answered a second by connections that wait for each answer.
 
     They open one after the other: one worker would accept all that open at once.
@@ -130,10 +130,9 @@ def measure(served: Served, options: argparse.Namespace) -> dict[str, Any]:
     """Capacity, then the overload and the recovery."""
     queries = distinct(0)
     source = bodies(queries, options.items)
-    ready = iter(list(itertools.islice(source, int(100 * options.capacity_seconds) + 16)))
-    # First caches and the rate of the queue.
-    asyncio.run(capacity(served.port, ready, options.capacity_seconds / 2))
-    requests_per_s = asyncio.run(capacity(served.port, ready, options.capacity_seconds))
+    ready = iter(list(itertools.islice(source, int(150 * options.capacity_seconds) + 32)))
+    # The better of two runs; the first also fills caches.
+    requests_per_s = max(asyncio.run(capacity(served.port, ready, options.capacity_seconds)) for _ in range(2))
     if not requests_per_s:
         raise SystemExit("no request was answered in the closed loop")
     rate = options.factor * requests_per_s
@@ -214,7 +213,7 @@ def main() -> None:
     parser.add_argument("--factor", type=float, default=6.0, help="offered load over capacity")
     parser.add_argument("--items", type=int, default=200, help="new operators of a large request")
     parser.add_argument("--small-rate", type=float, default=5.0, help="small requests a second")
-    parser.add_argument("--capacity-seconds", type=float, default=10.0, help="duration of the closed loop")
+    parser.add_argument("--capacity-seconds", type=float, default=10.0, help="duration of each of two closed loops")
     parser.add_argument("--probes", type=int, default=100, help="single requests that define the normal time")
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
