@@ -161,7 +161,7 @@ class PredictorClient:
         return self._run(self._steps.register(programs))
 
     def observe(self, observations: Iterable[Observation]) -> list[Observed]:
-        """Send measured latencies; results with an ``observation_id`` are stored durably.
+        """Send measured latencies; results with an ``observation_id`` are stored durably. A prediction counts once.
 
         Parameters
         ----------
