@@ -136,7 +136,7 @@ def _column(table: pa.Table, name: str) -> list[Any]:
 
 
 def _parsed(text: Any, name: str) -> Any:
-    """JSON text as a value; what is not JSON stays text, which the check of the column refuses."""
+    """JSON text as a value; what is not JSON stays text, such as that of an operator."""
     try:
         return from_json(text, allow_inf_nan=False)
     except (TypeError, ValueError):

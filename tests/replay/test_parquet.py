@@ -73,7 +73,7 @@ def test_columns_may_be_dictionaries_or_nulls(tmp_path: Path) -> None:
         ({"id": ["a", "b"], "device": ["x", "x"], "duration_s": [1.0, float("nan")]}, "nodes.1.duration_s"),
         ({"id": ["a", "b"], "device": ["x", ""], "duration_s": [1.0, 1.0]}, "nodes.1.device"),
         ({"id": ["a", None], "device": ["x", "x"], "duration_s": [1.0, 1.0]}, "nodes.1.id"),
-        ({"id": ["a", "b"], "device": ["x", "x"], "program": ["{", "{"]}, "nodes.0.program"),
+        ({"id": ["a", "b"], "device": ["x", "x"], "program": ["[1]", "[1]"]}, "nodes.0.program"),
         ({"id": ["a"], "device": ["x"], "duration_s": ["1"]}, "nodes.0.duration_s"),
         ({"id": ["a"], "device": ["x"], "duration_s": [1.0], "deps": [["b", ""]]}, "nodes.0.deps.1"),
         ({"id": ["a"], "durations": [1.0]}, "'durations'"),
