@@ -66,6 +66,7 @@ class InferencePipeline:
         self._sheet = data_sheet(adapter.device) if adapter is not None and adapter.weight else None
         self.evidence = Evidence(artifact.domain.contexts, self._adapter_contexts())
         self._rules = Rules(self.evidence)
+        self._reasons: dict[tuple[str, str, int], str] = {}
 
     def predict(self, batch: QueryBatch) -> NetworkOutput:
         """Predict queries, in their order, with the adapter where the model has one.
@@ -90,9 +91,13 @@ class InferencePipeline:
 
     def reason(self, program: TensorProgram | EncodedProgram, bent: int) -> str:
         """Why a prediction is not the network's own, from its code :attr:`NetworkOutput.bent`."""
-        operator = operator_name(program)
-        half = self.evidence.half_type(operator, program.backend)
-        return "; ".join(text.format(operator=operator, half=half) for code, text in REASONS.items() if code & bent)
+        key = (operator_name(program), program.backend, bent)
+        if key not in self._reasons:
+            operator, backend, _ = key
+            half = self.evidence.half_type(operator, backend)
+            texts = (text.format(operator=operator, half=half) for code, text in REASONS.items() if code & bent)
+            self._reasons[key] = "; ".join(texts)
+        return self._reasons[key]
 
     def _unbent(self, batch: QueryBatch) -> NetworkOutput:
         adapter = self.artifact.adapter
