@@ -99,11 +99,15 @@ class Evidence:
         return kind in self._types_on
 
     def follows(self, kind: Kind) -> bool:
-        """Whether the type was never trained for this operator, so that it follows the 16-bit answer."""
+        """Whether the type was never trained for this operator, so that it follows the 16-bit prediction.
+
+        float32 of an operator that training never had in any type does not: most training rows are float32.
+        """
         _, operator, dtype, backend = kind
         if operator == TIR or dtype == self.half_type(operator, backend) or self.was_trained(kind):
             return False
-        return dtype not in self._types.get((operator, backend), ())
+        types = self._types.get((operator, backend), set())
+        return dtype not in types if types else dtype != "float32"
 
     def may_need_half(self, operator: str, dtype: str, backend: str) -> str | None:
         """The 16-bit type whose features a query may need on some device; None where it needs none."""

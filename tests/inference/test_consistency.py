@@ -177,6 +177,8 @@ def test_the_protocol_that_training_had_comes_first() -> None:
     assert needed((graph, kernel, eager), eager) == (graph, eager)
     assert evidence.follows(Kind("t4", "linear", "int8", "library"))
     assert not evidence.follows(kind)
+    assert evidence.follows(Kind("t4", "embedding", "int8", "library"))
+    assert not evidence.follows(Kind("t4", "embedding", "float32", "library"))
     adapted = Evidence(keys, [Context("t4", "linear", "int8", "kernel", "library")])
     assert not adapted.follows(Kind("t4", "linear", "int8", "library"))
     assert adapted.follows(Kind("l4", "linear", "int8", "library"))
