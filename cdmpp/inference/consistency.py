@@ -39,7 +39,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 #: Codes of :attr:`NetworkOutput.bent`: limited by another protocol, by the 16-bit type, or following that type.
 BENT = {"protocol": 1, "type": 2, "follows": 4}
 REASONS = {
-    1: "limited by the protocol that training had for {operator}",
+    1: "limited by the prediction of a protocol of {operator} that is closer to training",
     2: "limited by the {half} prediction, whose peak is lower",
     4: "training had no such type of {operator}: the {half} prediction times the ratio of the rooflines",
 }
