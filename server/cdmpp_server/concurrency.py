@@ -62,6 +62,10 @@ class ConcurrencyLimiter:
         task.add_done_callback(self._ended)
         return await asyncio.shield(task)
 
+    async def run_unless(self, inline: bool, work: Callable[[], T], deadline: Deadline) -> T:
+        """Run ``work`` in the event loop if ``inline``, otherwise as :meth:`run` does."""
+        return work() if inline else await self.run(work, deadline)
+
     def _ended(self, task: asyncio.Future[Any]) -> None:
         self._free.release()
         self._calls -= 1

@@ -1,19 +1,18 @@
-"""The services behind ``/predict`` and ``/programs``: from a request body to a response body."""
+"""Services of ``/predict`` and ``/programs``: a request body becomes a response body."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from anyio.to_thread import run_sync
 
-from cdmpp.errors import CdmppError, OverloadedError
-from cdmpp.features.encoded import EncodedProgram
+from cdmpp.errors import CdmppError
 from cdmpp.prediction import DEFAULT_QUANTILES, ErrorInfo, Prediction, Query
 from cdmpp.predictor import LatencyPredictor, RowKey
 from cdmpp.programs.program import TensorProgram
@@ -32,20 +31,17 @@ from cdmpp_server.predict.answers import find_answer, keep_answer, work_of
 from cdmpp_server.predict.batcher import Batcher
 from cdmpp_server.predict.devices import Devices
 from cdmpp_server.predict.lane import Ticket
-from cdmpp_server.predict.programs import Known, Programs, exact_key, unknown_program
+from cdmpp_server.predict.programs import Known, Programs
 from cdmpp_server.predict.reading import OpenItem, Reader, Reading
 from cdmpp_server.predict.render import Answer, answer_of, encode, error_fields, failure, response, result
+from cdmpp_server.predict.resolver import ProgramResolver, stored_form
 from cdmpp_server.predict.schema import register_request_model
 from cdmpp_server.problems import ProblemError, internal_error
-from cdmpp_server.sandbox.sandbox import Sandbox, TirText
+from cdmpp_server.sandbox.sandbox import Sandbox
 from cdmpp_server.settings import Settings
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-#: :func:`exact_key` of a program, and its backend where the item names one.
-_Key = tuple[bytes, Backend | None]
-#: Up to this number of items is processed in the event loop.
-_INLINE_ITEMS = 256
 #: Predicted once at start; the service is ready when the prediction is sound.
 GOLDEN = Query(TensorProgram.from_operator("linear:m=512,n=4096,k=1024,dtype=float16"), "t4")
 
@@ -79,10 +75,11 @@ class PredictionService:
         self.models, self.batcher = models, batcher
         self.programs = Programs(settings.cache_bytes)
         self.devices = Devices()
-        self._sandbox, self._metrics, self._store = sandbox, metrics, store
+        self._metrics, self._store = metrics, store
         self._reader = Reader(settings, self.programs, self.devices)
         self._max_items = settings.max_items
-        self._apart = ConcurrencyLimiter(1, settings.max_queued)
+        self._threads = ConcurrencyLimiter(1, settings.max_queued)
+        self._resolver = ProgramResolver(self.programs, sandbox, store, self._threads)
 
     @property
     def predictor(self) -> LatencyPredictor:
@@ -136,7 +133,7 @@ class PredictionService:
             forms = [program_value(program) for program in request.programs]
             registered = await self.read_programs([(form, None) for form in forms], deadline)
             named = {
-                known.hash: _stored_form(form, known)
+                known.hash: stored_form(form, known)
                 for form, known in zip(forms, registered, strict=True)
                 if isinstance(known, Known)
             }
@@ -167,41 +164,12 @@ class PredictionService:
     async def read_programs(
         self, sent: Sequence[tuple[ProgramValue, Backend | None]], deadline: Deadline
     ) -> list[Known | CdmppError]:
-        """Programs from any of their forms, or the error of each.
-
-        Raises
-        ------
-        ProblemError
-            503, 504.
-        """
-        keyed, cached = await self.do(len(sent) <= _INLINE_ITEMS, partial(self._read, sent), deadline)
-        missing = {
-            keyed[i][1:]: form
-            for i, known in enumerate(cached)
-            if known is None and not isinstance(form := keyed[i][0], str)
-        }
-        looked_up = await self._look_up(missing, deadline) if missing else {}
-        return [known if known is not None else looked_up[keyed[i][1:]] for i, known in enumerate(cached)]
-
-    def _read(
-        self, sent: Sequence[tuple[ProgramValue, Backend | None]]
-    ) -> tuple[list[tuple[ProgramValue, bytes, Backend | None]], list[Known | CdmppError | None]]:
-        """Programs with their keys, and the cached program, new operator or error; None for new TIR and hashes."""
-        keyed = [(fields, exact_key(fields), backend) for fields, backend in sent]
-        found: list[Known | CdmppError | None] = []
-        for fields, wording, backend in keyed:
-            known: Known | CdmppError | None = self.programs.known(wording, backend)
-            if known is None and (isinstance(fields, str) or "operator" in fields):
-                try:
-                    known = self.programs.operator(fields, wording, backend)
-                except CdmppError as error:
-                    known = error
-            found.append(known)
-        return keyed, found
+        """Programs from any of their forms, or the error of each; see :meth:`ProgramResolver.resolve`."""
+        return await self._resolver.resolve(sent, deadline)
 
     async def do(self, here: bool, work: Callable[[], T], deadline: Deadline) -> T:
         """Run ``work`` in the event loop if ``here``, otherwise in a thread."""
-        return work() if here else await self._apart.run(work, deadline)
+        return await self._threads.run_unless(here, work, deadline)
 
     async def _resolve(self, reading: Reading, deadline: Deadline) -> None:
         """Resolve items whose program is not known yet: TIR in the sandbox, hashes in the store."""
@@ -218,51 +186,6 @@ class PredictionService:
                 reading.fail(unread.position, unread.item, ErrorInfo.of(known))
         reading.open = [unread for unread in reading.open if unread.known is not None]
         reading.check_strict()
-
-    async def _look_up(
-        self, missing: Mapping[_Key, Mapping[str, Any]], deadline: Deadline
-    ) -> dict[_Key, Known | CdmppError]:
-        """Programs given as TIR or hash, by key and backend."""
-        known_programs: dict[_Key, Known | CdmppError] = {}
-        texts: dict[_Key, TirText] = {}
-        hashes: dict[str, list[_Key]] = {}
-        for key, fields in missing.items():
-            if "hash" in fields:
-                hashes.setdefault(fields["hash"], []).append(key)
-            else:
-                texts[key] = _tir(fields, key[1])
-        for hash in list(hashes):
-            here = self.programs.hashed(hash)
-            if here is not None:
-                for key in hashes.pop(hash):
-                    known_programs[key] = here.run_by(key[1])
-        try:
-            async with asyncio.timeout_at(deadline.at):
-                stored = await self._stored(list(hashes))
-                work = partial(_registered, hashes, stored)
-                of_store, texts_of_store = await self.do(len(stored) <= _INLINE_ITEMS, work, deadline)
-                known_programs |= of_store
-                texts |= texts_of_store
-                if texts:
-                    encoded = await self._sandbox.encode_tirs(list(texts.values()))
-                    for key, program in zip(texts, encoded, strict=True):
-                        known_programs[key] = Known.of(program) if isinstance(program, EncodedProgram) else program
-        except TimeoutError:
-            raise deadline.exceeded() from None
-        except OverloadedError as error:
-            raise ProblemError("overloaded", error.message, error.hint, headers={"retry-after": "1"}) from None
-        for (wording, backend), known in known_programs.items():
-            if isinstance(known, Known):
-                self.programs.remember(known, wording, backend)
-        return known_programs
-
-    async def _stored(self, hashes: list[str]) -> dict[str, dict[str, Any]]:
-        if not hashes or self._store is None:
-            return {}
-        try:
-            return await run_sync(self._store.get_programs, hashes, abandon_on_cancel=True)
-        except StoreUnavailableError as error:
-            raise ProblemError("store_unavailable", str(error), "retry later, or send the program itself") from None
 
     async def _compute(self, reading: Reading, deadline: Deadline, place: Ticket) -> None:
         """Predict items without a cached answer, each distinct query once, and cache the answers."""
@@ -344,43 +267,3 @@ def _answer(reading: Reading, signer: Signer | None) -> bytes:
 def _query(open: OpenItem) -> Query:
     assert open.known is not None
     return Query(open.known.program, open.device.spec, open.item.protocol, open.item.framework)
-
-
-def _stored_form(form: ProgramValue, known: Known) -> dict[str, Any]:
-    """The object that the store keeps: it has no texts of operators."""
-    if not isinstance(form, str):
-        return form
-    assert isinstance(known.program, TensorProgram) and known.program.operator is not None
-    return known.program.operator.model_dump()
-
-
-def _operator(form: Mapping[str, Any], backend: Backend | None) -> Known | CdmppError:
-    """A stored operator; another version of the service may have stored operators that this version lacks."""
-    try:
-        return Known.of(TensorProgram.from_operator(form, backend or "library"))
-    except CdmppError as error:
-        return error
-
-
-def _registered(
-    hashes: Mapping[str, Sequence[_Key]], stored: Mapping[str, Mapping[str, Any]]
-) -> tuple[dict[_Key, Known | CdmppError], dict[_Key, TirText]]:
-    """Programs from the store, and the TIR texts among them, which the sandbox reads."""
-    programs: dict[_Key, Known | CdmppError] = {}
-    texts: dict[_Key, TirText] = {}
-    for hash, keys in hashes.items():
-        for key in keys:
-            form = stored.get(hash)
-            if form is None:
-                programs[key] = unknown_program(hash)
-            elif "operator" in form:
-                programs[key] = _operator(form, key[1])
-            else:
-                texts[key] = _tir(form, key[1])
-    return programs, texts
-
-
-def _tir(form: Mapping[str, Any], backend: Backend | None) -> TirText:
-    if "tvm_json" in form:
-        return TirText("tvm_json", form["tvm_json"], backend or "tvm")
-    return TirText("tvmscript", form["tvmscript"], backend or "tvm")
