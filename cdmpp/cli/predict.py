@@ -40,8 +40,8 @@ def predict(
         list[str],
         typer.Argument(
             metavar="PROGRAM",
-            help="An operator (linear:m=512,n=4096,k=1024,dtype=float16), model.onnx, program.py "
-            "(TVMScript), program.json (TVM JSON) or a MetaSchedule database folder.",
+            help="An operator (linear:m=512,n=4096,k=1024,dtype=float16), model.onnx, model.pt2 "
+            "(torch.export), program.py (TVMScript), program.json (TVM JSON) or a MetaSchedule database folder.",
             show_default=False,
         ),
     ],
@@ -64,13 +64,17 @@ def predict(
         Backend | None,
         typer.Option(
             help="A vendor library's kernels, or TVM programs as scheduled. Default: library for operators "
-            "and ONNX, tvm for TIR.",
+            "and models, tvm for TIR.",
             show_default=False,
         ),
     ] = None,
     quantile: Annotated[
         list[float] | None,
-        typer.Option(help="Levels of the interval; repeatable. Default: 0.1 and 0.9.", show_default=False),
+        typer.Option(
+            help="Levels of the interval; repeatable. Default: 0.1 and 0.9. Levels on one side of the median "
+            "are columns beside the default interval.",
+            show_default=False,
+        ),
     ] = None,
     dim: Annotated[
         list[str] | None,
@@ -220,15 +224,21 @@ def _print(
     protocol: Protocol,
     levels: tuple[float, ...],
 ) -> None:
+    from cdmpp.domain.calibration import interval_levels
+
+    outer = interval_levels(levels)
+    beside = () if outer is levels else tuple(dict.fromkeys(levels))
     rows = []
     for r in results:
         p = r.prediction
         if p.latency_s is None or p.lower_s is None or p.upper_s is None:
             continue
         interval = f"{format_latency(p.lower_s)} – {format_latency(p.upper_s)}"
-        rows.append((p.name, f"{r.count} x", p.device, format_latency(p.latency_s), interval, p.domain or ""))
+        values = [format_latency(p.quantiles[f"{level:g}"]) for level in beside]
+        rows.append((p.name, f"{r.count} x", p.device, format_latency(p.latency_s), interval, *values, p.domain or ""))
     if rows:
-        print_table(("program", "count", "device", "latency", "interval", "domain"), rows, right=(1, 3))
+        columns = [f"{100 * level:g} %" for level in beside]
+        print_table(("program", "count", "device", "latency", "interval", *columns, "domain"), rows, right=(1, 3))
     for name, part in _sums(results, unsupported):
         sources = {r.source for r in part}
         left_out = sum(node.count for source, node in unsupported if source in sources)
@@ -245,7 +255,7 @@ def _print(
     for source, node in unsupported:
         print(f"not predicted: {node.operator} ({node.count} x in {source}): {node.reason}")
     if rows:
-        ends = f"{100 * min(levels):g} % – {100 * max(levels):g} %"
+        ends = f"{100 * min(outer):g} % – {100 * max(outer):g} %"
         backends = sorted({r.prediction.backend for r in results})
         print(f"latency: protocol {protocol}, {_MEANING[protocol]}; interval: {ends}; model {model_id}")
         print(f"backend: {'; '.join(_BACKEND_MEANING[backend] for backend in backends)}")

@@ -33,7 +33,7 @@ def unbound_error(name: str, device: str) -> InvalidProgramError:
     """The error for a program that a GPU cannot run."""
     return InvalidProgramError(
         f"{name}: it has stores outside of thread bindings, and {device} is a GPU, which cannot run it",
-        hint="bind its loops to blockIdx and threadIdx, or predict a library kernel with backend library",
+        hint="bind its loops to blockIdx and threadIdx, or pass the operator instead: linear:m=128,n=128,k=128",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,10 @@ def read_exported(path: str | Path) -> Any:
         The file cannot be read, or holds something else.
     """
     torch, path = import_torch(), Path(path)
+    log = logging.getLogger("torch.export")
+    level = log.level
     try:
+        log.setLevel(logging.CRITICAL)  # torch logs a traceback, then tries an older format
         return torch.export.load(path)
     except OSError as error:
         raise InvalidProgramError(f"{path}: cannot be read: {error.strerror or error}") from None
@@ -88,6 +92,8 @@ def read_exported(path: str | Path) -> Any:
             f"{path.name}: not an exported torch program: {what[0][:200] if what else type(error).__name__}",
             hint="write it with torch.export.save(torch.export.export(module.eval(), inputs), path)",
         ) from None
+    finally:
+        log.setLevel(level)
 
 
 def import_torch() -> Any:

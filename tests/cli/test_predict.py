@@ -251,3 +251,17 @@ def test_nodes_left_out_make_the_total_a_lower_bound(run: Run, tmp_path: Path) -
     for more in ((), ("--json",)):
         strict = run("predict", path, "--device", "t4", "--strict", *more)
         assert strict.exit_code == 3 and "lower bound" in strict.stderr
+
+
+def test_text_names_the_levels_that_bound_the_interval(run: Run, predictor: LatencyPredictor) -> None:
+    from cdmpp.units import format_latency
+
+    result = run("predict", LINEAR, "--device", "t4", "--quantile", 0.9, "--quantile", 0.95)
+    assert result.exit_code == 0, result.output
+    assert "interval: 10 % – 90 %" in result.stdout
+    header, row = result.stdout.splitlines()[:2]
+    [answer] = predictor.predict([LINEAR], "t4", quantiles=(0.9, 0.95))
+    assert "90 %" in header and "95 %" in header
+    assert format_latency(answer.quantiles["0.95"]) in row
+    result = run("predict", LINEAR, "--device", "t4", "--quantile", 0.05, "--quantile", 0.95)
+    assert "interval: 5 % – 95 %" in result.stdout and "95 %" not in result.stdout.splitlines()[0]

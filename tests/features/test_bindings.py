@@ -41,6 +41,8 @@ def test_a_serial_program_is_refused_on_a_gpu(predictor: LatencyPredictor) -> No
         assert refused.error.code == "invalid_program"
         assert "matmul: it has stores outside of thread bindings, and t4 is a GPU" in refused.error.message
         assert "blockIdx" in refused.error.hint
+        # As a library kernel the same serial TIR has an absurd prediction: the hint must not lead to it.
+        assert "backend library" not in refused.error.hint and "linear:m=" in refused.error.hint
         [on_cpu] = predictor.predict([{"tvmscript": script}], "intel-xeon-amx-2t-avx2")
         assert on_cpu.error is None and on_cpu.latency_s
 
@@ -51,3 +53,9 @@ def test_a_bound_program_and_operators_are_predicted_on_a_gpu(predictor: Latency
     bound, operator = predictor.predict([{"tvmscript": BOUND}, lowered], "t4")
     assert bound.error is None and bound.latency_s
     assert operator.error is None and operator.latency_s
+
+
+def test_blocks_in_an_unmarked_function_are_refused_with_the_declaration_to_use(predictor: LatencyPredictor) -> None:
+    pytest.importorskip("tvm", reason="needs apache-tvm")
+    [refused] = predictor.predict([{"tvmscript": SERIAL.replace("(s_tir=True)", "")}], "t4")
+    assert refused.error is not None and "@T.prim_func(s_tir=True)" in refused.error.hint

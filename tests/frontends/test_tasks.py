@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -124,3 +125,18 @@ def test_errors_name_the_argument_to_pass(tmp_path: Path) -> None:
         network_tasks(tmp_path / "missing.onnx")
     with pytest.raises(InvalidProgramError, match="is no network"):
         network_tasks(7)
+
+
+def test_a_damaged_torch_file_is_refused_without_torchs_own_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("torch", reason="needs torch")
+    (tmp_path / "torn.pt2").write_bytes(b"PK\x03\x04 and no more")
+    logger = logging.getLogger("torch.export")  # torch's loggers do not propagate
+    logger.addHandler(caplog.handler)
+    try:
+        with pytest.raises(InvalidProgramError, match="not an exported torch program"):
+            network_tasks(tmp_path / "torn.pt2")
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert caplog.records == []

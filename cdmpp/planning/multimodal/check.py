@@ -27,7 +27,8 @@ def check(request: MultimodalRequest, answer: Any, prices: Sequence[Prediction] 
 
     The layout must contain every layer once, and the sub-micro-batches the step's items. Every pass must be there
     once, on its rank, with the duration of its costs and its memory knob, after the passes it depends on, and without
-    overlap. Makespan, peak memory, gap and the sums over steps must be as claimed, and no baseline may be shorter.
+    overlap. Makespan, bubble, peak memory, gap and the sums over steps must be as claimed, and no baseline may be
+    shorter. An interval must contain the makespan, and is there only if costs are predicted.
 
     Parameters
     ----------
@@ -43,6 +44,9 @@ def check(request: MultimodalRequest, answer: Any, prices: Sequence[Prediction] 
         problems = error.errors(include_url=False, include_input=False, include_context=False)
         return [f"{'.'.join(map(str, p['loc'])) or 'answer'}: {p['msg']}" for p in problems[:_MAX_FAULTS]]
     faults = list(_faults(request.with_prices(prices), answer, claim, plans))
+    faults += _interval_faults(claim, bool(prices), "")
+    for number, plan in enumerate(claim.plans or []):
+        faults += _interval_faults(plan, bool(prices), f"plans.{number}.")
     more = len(faults) - _MAX_FAULTS
     return [*faults[:_MAX_FAULTS], f"and {more} more"] if more > 0 else faults
 
@@ -68,6 +72,9 @@ def _faults(
         total = sum(getattr(plan, name) for plan in plans)
         if abs(total - getattr(claim, name)) > TOLERANCE * total:
             yield f"{name}: {getattr(claim, name):.9g}, the sum of the steps is {total:.9g}"
+    idle_s = sum(plan.bubble * plan.makespan_s for plan in plans)
+    if abs(idle_s - claim.bubble * claim.makespan_s) > TOLERANCE * (1 + claim.makespan_s):
+        yield f"bubble: {claim.bubble:.9g}, the mean of the steps is {idle_s / claim.makespan_s:.9g}"
     # The model computes the gap from other fields: what the answer claims is in its JSON.
     yield from _figure_faults(claim, answer.get("gap"), "")
     if claim.complete and claim.lower_bound_s < claim.makespan_s * (1 - TOLERANCE):
@@ -76,6 +83,19 @@ def _faults(
     for name, seconds in claim.baselines.items():
         if seconds < claim.makespan_s * (1 - TOLERANCE):
             yield f"baselines.{name}: {seconds:.9g}, shorter than the plan"
+
+
+def _interval_faults(plan: StepPlan | MultimodalPlan, predicted: bool, where: str) -> Iterator[str]:
+    """An interval without predicted costs, the reverse, or one that does not contain the makespan."""
+    if plan.interval is None:
+        if predicted:
+            yield f"{where}interval: missing, and costs are predicted"
+        return
+    if not predicted:
+        yield f"{where}interval: given, but no cost is predicted"
+    lower_s, upper_s, slack_s = plan.interval.lower_s, plan.interval.upper_s, TOLERANCE * plan.makespan_s
+    if not lower_s - slack_s <= plan.makespan_s <= upper_s + slack_s:
+        yield f"{where}interval: {lower_s:.9g} to {upper_s:.9g} does not contain makespan_s {plan.makespan_s:.9g}"
 
 
 def _figure_faults(plan: StepPlan | MultimodalPlan, gap: Any, where: str) -> Iterator[str]:
@@ -248,6 +268,10 @@ class _StepCheck:
         last_s = max(end_s for _, end_s in self.times.values())
         if abs(last_s - self.plan.makespan_s) > slack_s:
             yield f"{self.where}makespan_s: {self.plan.makespan_s:.9g}, the last pass ends at {last_s:.9g} s"
+        busy_s = sum(end_s - start_s for start_s, end_s in self.times.values())
+        bubble = 1 - busy_s / (last_s * self.ranks) if last_s else 0.0
+        if abs(bubble - self.plan.bubble) > TOLERANCE * 10:
+            yield f"{self.where}bubble: {self.plan.bubble:.9g}, the order has {bubble:.9g}"
 
     def _memory_faults(self) -> Iterator[str]:
         """Wrong peak memory, or more than the limit."""
