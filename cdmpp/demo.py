@@ -33,13 +33,13 @@ from cdmpp.units import format_latency
 
 ROOT = Path(__file__).resolve().parents[1]
 NETWORKS = ("transformer_block.onnx", "small_resnet.onnx")
-#: The first four stand in the public tables, the last two nobody showed the model.
+#: The first four are in the public tables, the last two are not in the training data.
 DEVICES = ("a100-pcie-40gb", "v100-pcie-32gb", "t4", "p100-pcie-16gb", "l4", "h100-sxm")
 QUANTILES = (0.1, 0.9)
 #: Programs shown of each network.
 SHOWN = 6
 START_TIMEOUT_S, ANSWER_TIMEOUT_S, STOP_TIMEOUT_S = 150.0, 150.0, 10.0
-#: The demonstration shows the shipped model, to everybody, whatever this shell is set up for.
+#: The demonstration always uses the shipped model, whatever the environment sets.
 _SETTINGS = "CDMPP_"
 
 

@@ -69,7 +69,7 @@ class PredictionTotal:
         return cls(latency_s, lower_s, upper_s, label_of_total(shares), shares, programs, launches, failed, incomplete)
 
     def domain_text(self) -> str:
-        """The shares in words, such as "93 % of the time in, 5 % near, 2 % out"."""
+        """The shares as text, such as "93 % of the time in, 5 % near, 2 % out"."""
         parts = [(label, share) for label, share in (self.domain_shares or {}).items() if share > 0]
         texts = [f"{_percent(share)}{'' if i else ' of the time'} {label}" for i, (label, share) in enumerate(parts)]
         return ", ".join(texts)

@@ -351,14 +351,14 @@ class LatencyPredictor:
         of_half = dict(zip(halves, features[len(programs) :], strict=True))
         errors: dict[RowKey, CdmppError] = {}
         encoded: list[EncodedPrograms] = []
-        for (key, (query, spec)), found in zip(missing.items(), features[: len(programs)], strict=True):
-            fault = next((f for f in (found, of_half.get(key)) if isinstance(f, CdmppError)), None)
-            if fault is None and isinstance(found, EncodedPrograms):
-                fault = binding_error(query.program, found, spec)
+        for (key, (query, spec)), features_or_error in zip(missing.items(), features[: len(programs)], strict=True):
+            fault = next((f for f in (features_or_error, of_half.get(key)) if isinstance(f, CdmppError)), None)
+            if fault is None and isinstance(features_or_error, EncodedPrograms):
+                fault = binding_error(query.program, features_or_error, spec)
             if fault is not None:
                 errors[key] = fault
-            elif isinstance(found, EncodedPrograms):
-                encoded.append(found)
+            elif isinstance(features_or_error, EncodedPrograms):
+                encoded.append(features_or_error)
         sound = [key for key in missing if key not in errors]
         if not sound:
             return errors

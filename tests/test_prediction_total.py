@@ -52,7 +52,7 @@ def test_domain_is_weighted_by_time_and_not_by_programs() -> None:
         ((0, 0, 1), "out"),
     ],
 )
-def test_word_of_a_total(shares: tuple[float, float, float], label: str) -> None:
+def test_domain_label_of_a_total(shares: tuple[float, float, float], label: str) -> None:
     assert label_of_total(dict(zip(("in", "near", "out"), shares, strict=True))) == label
 
 
@@ -61,7 +61,7 @@ def test_small_shares_are_neither_hidden_nor_rounded_up_to_all() -> None:
     assert total.domain_text() == "> 99 % of the time in, < 1 % out"
 
 
-def test_what_is_left_out_makes_a_lower_bound() -> None:
+def test_left_out_programs_make_the_total_a_lower_bound() -> None:
     some = PredictionTotal.of([(prediction(1.0, "in"), 2), (FAILED, 3), (None, 1)])
     assert (some.latency_s, some.failed, some.lower_bound) == (2.0, 4, True)
     assert PredictionTotal.of([(prediction(1.0, "in"), 1)], left_out=True).lower_bound

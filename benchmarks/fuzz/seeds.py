@@ -199,7 +199,7 @@ def plan_bodies() -> tuple[tuple[str, dict[str, Any]], ...]:
 
 @cache
 def prediction_id() -> str:
-    """A token in the form of the service's own, with the signature of another one."""
+    """A token in the service's format, signed with another key."""
     prediction = Prediction(
         "linear", "0" * 32, "t4", "library", "kernel", None, "base-1", latency_s=2e-4, lower_s=1e-4, upper_s=3e-4
     )

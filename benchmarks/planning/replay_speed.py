@@ -143,17 +143,17 @@ def main() -> None:
     files = measure_files(options.file_nodes)
     result = {"compiled": compiled, "plain": plain, "files": files, "load_average": os.getloadavg()[0]}
     options.out.write_text(json.dumps(result, indent=1) + "\n")
-    for name, one in (("compiled", compiled), ("plain Python", plain)):
+    for name, timing in (("compiled", compiled), ("plain Python", plain)):
         print(
-            f"{name}: {one['nodes']:,} nodes in {one['replay_s']:.2f} s ({one['nodes_per_s']:,.0f} nodes/s), "
-            f"again with other durations {one['replay_again_s'] * 1e3:.0f} ms; JSON and schema "
-            f"{one['read_s']:.2f} s, answer {one['answer_s']:.2f} s, JSON out {one['write_s']:.2f} s"
+            f"{name}: {timing['nodes']:,} nodes in {timing['replay_s']:.2f} s ({timing['nodes_per_s']:,.0f} nodes/s), "
+            f"again with other durations {timing['replay_again_s'] * 1e3:.0f} ms; JSON and schema "
+            f"{timing['read_s']:.2f} s, answer {timing['answer_s']:.2f} s, JSON out {timing['write_s']:.2f} s"
         )
     for name in ("json", "parquet"):
-        one = files[name]
+        timing = files[name]
         print(
-            f"cdmpp replay, {files['nodes']:,} nodes from {name}: {one['elapsed_s']:.1f} s, CPU {one['cpu_s']:.1f} s, "
-            f"{one['peak_bytes'] / 1e9:.2f} GB"
+            f"cdmpp replay, {files['nodes']:,} nodes from {name}: {timing['elapsed_s']:.1f} s, "
+            f"CPU {timing['cpu_s']:.1f} s, {timing['peak_bytes'] / 1e9:.2f} GB"
         )
     print(f"load average {result['load_average']:.1f}")
 

@@ -54,10 +54,10 @@ def main() -> None:
     print("\n".join(table(results)))
 
 
-def table(found: dict[str, Any]) -> list[str]:
+def table(figures: dict[str, Any]) -> list[str]:
     """Markdown lines."""
     lines = ["| what | figure |", "| --- | ---: |"]
-    for name, part in found.items():
+    for name, part in figures.items():
         if name.startswith("workers_"):
             label = f"{name.removeprefix('workers_')} worker(s)"
             lines += [
@@ -66,29 +66,29 @@ def table(found: dict[str, Any]) -> list[str]:
                 f"| {label}: one item a request, 200 requests a second, p50 / p99 | "
                 f"{1e3 * part['single']['p50_s']:.1f} / **{1e3 * part['single']['p99_s']:.1f}** ms |",
             ]
-    if "in_process" in found:
-        part = found["in_process"]
+    if "in_process" in figures:
+        part = figures["in_process"]
         lines.append(
             f"| predictor in this process: warm / new | {part['warm_items_per_s']:,.0f} / "
             f"{part['cold_items_per_s']:,.0f} items/s |"
         )
-    if "memory" in found:
-        part = found["memory"]
+    if "memory" in figures:
+        part = figures["memory"]
         first, last = part["resident_bytes"][0] / 2**20, part["resident_bytes"][-1] / 2**20
         lines.append(
             f"| memory over {part['requests']:,} requests | {first:.0f} to {last:.0f} MiB, at most "
             f"**{100 * part['growth']:+.1f} %** |"
         )
-    if "overload" in found:
-        part = found["overload"]
+    if "overload" in figures:
+        part = figures["overload"]
         lines.append(
             f"| {part['offered_requests_per_s']:,.0f} requests/s of 64 new items where "
             f"{part['capacity_requests_per_s']:,.0f} is all it can | {part['answered']:,} answered, "
             f"{part['refused']:,} refused, {part['too_late']:,} too late, **{part['lost']} lost**; longest "
             f"{part['longest_s']:.1f} s; as before after {part['recovered_after_s']:.1f} s |"
         )
-    if "kill" in found:
-        part = found["kill"]
+    if "kill" in figures:
+        part = figures["kill"]
         lines.append(
             f"| kill -9 under load, {part['rounds']} times | {part['accepted']:,} observations accepted, "
             f"{part['stored']:,} there, **{part['lost']} lost** |"

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.serving.overload``: what becomes of requests when far more arrive than the service can answer.
+"""``python -m benchmarks.serving.overload``: the service under a load of several times its capacity.
 
 Server and client share the machine, on loopback; the server has its default settings. Requests of 200 new operators
 arrive in an open loop at six times the capacity, which is measured before in a closed loop. Requests of one new
@@ -179,7 +179,7 @@ def measure(served: Served, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def table(found: dict[str, Any]) -> list[str]:
+def table(figures: dict[str, Any]) -> list[str]:
     """Markdown lines of the figures with goals."""
     names = {
         "lost": "lost requests",
@@ -192,7 +192,7 @@ def table(found: dict[str, Any]) -> list[str]:
     }
     lines = ["| figure | goal | measured | |", "| --- | ---: | ---: | --- |"]
     for key, (goal, smallest) in GOALS.items():
-        value = found[key]
+        value = figures[key]
         met = value >= goal if smallest else value <= goal
         shown, wanted = (
             (f"{100 * value:.1f} %", f"{100 * goal:.0f} %")

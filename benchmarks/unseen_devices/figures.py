@@ -47,5 +47,5 @@ def figures(
 
 
 def rounded(found: dict[str, Any]) -> dict[str, Any]:
-    """To four digits, which is more than any sample here can tell."""
+    """The figures rounded to four digits, which is finer than the sampling error."""
     return {key: round(v, 4) if isinstance(v, float) else v for key, v in found.items()}

@@ -1,4 +1,4 @@
-"""Everything that is measured of one group of held-out devices."""
+"""Measurements of one group of held-out devices."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from cdmpp.training.draw import training_rows
 
 #: Relative error beyond which a prediction is off, for the domain score.
 OFF = 0.3
-#: Validation rows of known devices beside the held-out ones.
+#: Maximum number of validation rows of known devices.
 KNOWN_ROWS = 10_000
-#: Measurements, and seeds of choosing them; 100 only on the sources of the headline.
+#: Numbers of measurements to adapt to, and seeds of their choice; MANY only on the sources of the headline.
 FEW, MANY, SEEDS = (10, 40), (100,), (0, 1, 2)
-#: Samplers are compared on the sources of the headline, once per group: on the first device that has one.
+#: Samplers are compared once per group and source of the headline, on the first device with that source.
 DEFAULT, OTHERS = "kmeans", ("random", "variance")
 COMPARED = ("neusight", "aiconfigurator_gemm")
 
@@ -45,11 +45,11 @@ class QueryBatch:
     ----------
     records : DeviceRecords
     known : Survey
-        Of the records by the network.
+        Predictions of the records by the network.
     rows : (n,) int
-        Rows of the study, in the survey's order; ``log_measured`` and ``family`` are theirs.
+        Rows of the study, in the survey's order; ``log_measured`` and ``family`` are in the same order.
     entry : dict
-        Of the results file.
+        Entry of the results file.
     """
 
     device: str
@@ -61,22 +61,22 @@ class QueryBatch:
     family: Array
     entry: dict[str, Any]
 
-    def said(self) -> tuple[Array, Array, Array]:
-        """Point, quantiles and their factor per row."""
+    def predictions(self) -> tuple[Array, Array, Array]:
+        """Predicted point, quantiles and interval factor of each row."""
         known = self.known
         return known.point[known.query], known.levels[known.query], known.factor[known.query]
 
 
 class Group:
-    """One group's network on its devices' rows.
+    """Evaluates one group's network on the rows of its devices.
 
     Parameters
     ----------
     study : Study
     config : TrainConfig
-        Holds the group's devices out.
+        Training configuration that holds the group's devices out.
     dataset : Dataset
-        ``study`` as the run saw it.
+        Dataset of the training run.
     artifact : Artifact
         The network.
     """
@@ -88,7 +88,7 @@ class Group:
         self._pipeline = InferencePipeline(artifact)
 
     def measure(self) -> Iterator[dict[str, Any]]:
-        """The group's entry of the results file, again with every part that comes to it."""
+        """Yield the group's entry of the results file after each part that is added to it."""
         started = time.monotonic()
         train = self.artifact.manifest["train"]
         tables: list[QueryBatch] = []
@@ -138,7 +138,7 @@ class Group:
                     "rows": len(chosen),
                 }
                 batch = QueryBatch(device, source, records, known, chosen, logs, family, entry)
-                point, levels, factor = batch.said()
+                point, levels, factor = batch.predictions()
                 curve = coverage_curve(logs, point, levels, factor)
                 entry |= {
                     "specification": figures(logs, point, family, levels, factor),
@@ -148,12 +148,11 @@ class Group:
                     "baselines": {},
                     "adapted": [],
                 }
-                self._say(batch, "specification", entry["specification"])
+                self._print(batch, "specification", entry["specification"])
                 yield batch
 
     def _with_ceilings(self, batch: QueryBatch) -> tuple[dict[str, Any] | None, dict[str, float] | None]:
-        """Figures with what the device sustains in place of its sheet, and what that is; none where no
-        training-part row tells it."""
+        """Errors with measured peak rates in place of the data sheet, and these rates; None without training rows."""
         spec = self.study.device(batch.device)
         if spec.sustained is None:
             return None, None
@@ -161,7 +160,7 @@ class Group:
         records = self.study.records(rows, spec, self.artifact)
         known = survey(self._pipeline, records, self.cache)
         chosen = rows[records.origin[known.rows]]
-        again = QueryBatch(
+        with_rates = QueryBatch(
             batch.device,
             batch.source,
             records,
@@ -171,9 +170,9 @@ class Group:
             self.study.family[chosen],
             {},
         )
-        point, levels, factor = again.said()
-        results = figures(again.log_measured, point, again.family, levels, factor)
-        self._say(batch, "ceilings", results)
+        point, levels, factor = with_rates.predictions()
+        results = figures(with_rates.log_measured, point, with_rates.family, levels, factor)
+        self._print(batch, "ceilings", results)
         return results, spec.sustained.figures()
 
     def _adapt(self, batch: QueryBatch, sampler: str, counts: Sequence[int]) -> None:
@@ -190,22 +189,22 @@ class Group:
                 seed=seed,
             )
             batch.entry["adapted"].append(adaptation)
-            self._say(batch, f"{sampler} k = {k} seed {seed}", adaptation["after"])
+            self._print(batch, f"{sampler} k = {k} seed {seed}", adaptation["after"])
 
     def _baselines(self, tables: list[QueryBatch]) -> None:
-        """Fit the baselines on the network's training rows and ask them about the tables."""
+        """Fit the baselines on the network's training rows and evaluate them on the tables."""
         inputs = Inputs(self.dataset.store, self.dataset.device_matrix)
         index = training_rows(self.dataset, self.config)[0]
         fitted = fit_baselines(self.dataset, inputs, self.config, index, self.config.finish.baselines)
-        for asked in tables:
-            rows = self.dataset.rows.take(asked.rows)
+        for batch in tables:
+            rows = self.dataset.rows.take(batch.rows)
             for name, baseline in fitted.items():
-                found = figures(asked.log_measured, baseline.predict_log(rows), asked.family)
-                asked.entry["baselines"][name] = found
-                self._say(asked, name, found)
+                errors = figures(batch.log_measured, baseline.predict_log(rows), batch.family)
+                batch.entry["baselines"][name] = errors
+                self._print(batch, name, errors)
 
     def _domain(self, tables: list[QueryBatch]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Error on known devices' validation rows; and how well the score ranks bad predictions."""
+        """Error on validation rows of known devices, and the domain score's AUC for predictions that are off."""
         rows, names = self.dataset.rows, [d.name for d in self.dataset.devices]
         held = [names.index(name) for name in self.held_out]
         index = np.flatnonzero((rows.part == 1) & ~np.isin(rows.device, held))
@@ -219,8 +218,8 @@ class Group:
         chosen, point, levels, factor, score = (np.concatenate(c) for c in zip(*columns, strict=True))
         logs = rows.log_latency[chosen]
         known = figures(logs, point, self.study.family[chosen], levels, factor)["overall"]
-        unseen = np.concatenate([asked.known.score[asked.known.query] for asked in tables])
-        off = np.concatenate([_off(asked.said()[0], asked.log_measured) for asked in tables])
+        unseen = np.concatenate([batch.known.score[batch.known.query] for batch in tables])
+        off = np.concatenate([_off(batch.predictions()[0], batch.log_measured) for batch in tables])
         off_known = _off(point, logs)
         return known, rounded(
             {
@@ -234,10 +233,10 @@ class Group:
             }
         )
 
-    def _say(self, asked: QueryBatch, what: str, found: dict[str, Any]) -> None:
-        """A line of progress."""
-        error, macro = 100 * found["overall"]["mape"], 100 * found["macro"]
-        print(f"{asked.device} {asked.source}, {what}: {error:.1f} % (macro {macro:.1f} %)", flush=True)
+    def _print(self, batch: QueryBatch, what: str, results: dict[str, Any]) -> None:
+        """Print a line of progress."""
+        error, macro = 100 * results["overall"]["mape"], 100 * results["macro"]
+        print(f"{batch.device} {batch.source}, {what}: {error:.1f} % (macro {macro:.1f} %)", flush=True)
 
 
 def _off(point: Array, log_measured: Array) -> Array:

@@ -31,7 +31,7 @@ def network_of(config: TrainConfig, dataset: Dataset, folder: Path) -> Artifact:
     Raises
     ------
     ArtifactError
-        The model that lies there was trained on a device that the configuration holds out.
+        The existing model was trained on a device that the configuration holds out.
     """
     if not (folder / MANIFEST).is_file():
         print(f"{config.name}: training {config.optimiser.steps} steps", flush=True)

@@ -1,4 +1,4 @@
-"""The tables of the study, encoded once, and the rows of a held-out device that are asked about."""
+"""The tables of the study, encoded once, and the rows of a held-out device to evaluate."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from cdmpp.training.config import TrainConfig
 from cdmpp.training.dataset import Dataset, make_dataset
 from cdmpp.training.run import load_training_table
 
-#: Rows of a device and source that are asked about: a seeded sample where there are more.
+#: Maximum number of rows of a device and source; a seeded sample if there are more.
 ROWS_PER_TABLE = 3000
-#: A source with fewer rows of a device says nothing about it.
+#: Minimum number of rows of a device and source; smaller tables are left out.
 ENOUGH = 200
 
 

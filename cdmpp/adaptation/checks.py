@@ -70,18 +70,18 @@ def family_warnings(measured: Array, asked: Array) -> list[Warning_]:
     Parameters
     ----------
     measured, asked : int
-        Family codes of the measured queries, and of all that are known to be asked.
+        Family codes of the measured queries, and of all queries to predict.
     """
-    few = []
+    sparse = []
     for code in np.unique(asked).tolist():
         count = int((measured == code).sum())
         if count < FEW:
-            few.append(f"{FAMILIES[code]} {count}")
-    if not few:
+            sparse.append(f"{FAMILIES[code]} {count}")
+    if not sparse:
         return []
     return [
         warning(
             "few_of_family",
-            f"fewer than {FEW} programs were measured of: {', '.join(few)}; their answers lean on the others",
+            f"fewer than {FEW} programs were measured of: {', '.join(sparse)}; their answers lean on the others",
         )
     ]

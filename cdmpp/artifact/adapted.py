@@ -191,10 +191,10 @@ def base_identity(base: Artifact) -> dict[str, str]:
 
 
 def _base(path: Path, manifest: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
-    """The first folder that holds the base, and its manifest."""
+    """Return the first folder that contains the base model, and its manifest."""
     named = manifest["base"]
     places = [path / named["path"], Path(named["was"]), default_model()]
-    found, fault = "", cast(ArtifactError | None, None)
+    other_folder, fault = "", cast(ArtifactError | None, None)
     for place in places:
         if not (place / MANIFEST).is_file():
             continue
@@ -209,10 +209,10 @@ def _base(path: Path, manifest: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
         same = trained_identity(base) == named["model_id"]
         if same or (SEAL not in manifest and base["sha256"][TENSORS] == named["sha256"]):
             return place, base
-        found = found or str(place)
+        other_folder = other_folder or str(place)
     if fault is not None:
         raise fault
-    other = f"; {found} is another model" if found else ""
+    other = f"; {other_folder} is another model" if other_folder else ""
     raise ArtifactError(
         f"{path} is an adapter of {named['model_id']}, which is not at {named['path']}{other}",
         hint="put the base model back there, or adapt the model that you have",

@@ -38,7 +38,7 @@ def percent(fraction: float | None) -> str:
 
 
 def on_terminal() -> bool:
-    """Whether a progress bar (on stderr) has somebody to look at it."""
+    """Whether to show a progress bar: stderr is a terminal."""
     return sys.stderr.isatty()
 
 

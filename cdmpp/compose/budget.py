@@ -58,7 +58,7 @@ class SearchControl:
         self._stopped = threading.Event()
 
     def restart(self) -> None:
-        """Begin the budget now: what ran before, such as compilation, is not part of it."""
+        """Begin the budget now; earlier work, such as compilation, is not part of it."""
         self._started = time.monotonic()
 
     def part(self, budget_s: float | None = None, reserve_s: float = 0.0) -> SearchControl:
@@ -80,7 +80,7 @@ class SearchControl:
 
     @property
     def stopped(self) -> bool:
-        """Whether :meth:`stop` was called: the user waits, so that only what a plan must have is computed."""
+        """Whether :meth:`stop` was called; then only the required parts of a plan are computed."""
         return self._stopped.is_set()
 
     @property

@@ -27,17 +27,17 @@ def read_request(model: type[R], value: Any) -> R:
     Raises
     ------
     FieldError
-        The value breaks the request's schema; the message names the first places.
+        The value violates the request's schema; the message names the first violations.
     """
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        breaches = places(error, value)
-        message = "; ".join(f"{path or 'request'}: {text}" for path, text in breaches[:_MOST_NAMED])
-        if len(breaches) > _MOST_NAMED:
-            message += f"; and {len(breaches) - _MOST_NAMED} more"
+        violations = places(error, value)
+        message = "; ".join(f"{path or 'request'}: {text}" for path, text in violations[:_MOST_NAMED])
+        if len(violations) > _MOST_NAMED:
+            message += f"; and {len(violations) - _MOST_NAMED} more"
         raise FieldError(
-            message, path=breaches[0][0], hint="docs/planning.md describes requests, docs/examples has some"
+            message, path=violations[0][0], hint="docs/planning.md describes requests, docs/examples has some"
         ) from None
 
 

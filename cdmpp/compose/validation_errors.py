@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 
 def places(error: ValidationError, value: Any) -> list[tuple[str, str]]:
-    """Path and message of each breach.
+    """Path and message of each violation.
 
     Parameters
     ----------
@@ -20,8 +20,8 @@ def places(error: ValidationError, value: Any) -> list[tuple[str, str]]:
     Returns
     -------
     list of (str, str)
-        Paths as ``stages.0.forward_s``: without the branches of unions, which pydantic names and nobody
-        wrote. Violations that only exclude other branches of a union are left out.
+        Paths as ``stages.0.forward_s``: without the union branches that
+        pydantic inserts. Violations that only exclude other branches of a union are left out.
     """
     violations = [
         (_path(problem["loc"], problem["type"], value), problem["type"], problem["msg"])
@@ -49,9 +49,9 @@ def _path(loc: tuple[int | str, ...], kind: str, value: Any) -> list[str]:
     return parts
 
 
-def _beside(path: list[str], kind: str, found: list[tuple[list[str], str, str]]) -> bool:
-    """Whether a breach is only that of a branch that was not meant."""
-    for other, other_kind, _ in found:
+def _beside(path: list[str], kind: str, violations: list[tuple[list[str], str, str]]) -> bool:
+    """Whether a violation belongs to another branch of a union than the value's."""
+    for other, other_kind, _ in violations:
         deeper = len(other) > len(path) and other[: len(path)] == path
         if deeper and (kind.endswith("_type") or kind == "literal_error"):
             return True

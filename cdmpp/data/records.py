@@ -234,7 +234,7 @@ def read_records(path: str | PathLike[str]) -> MeasurementTable:
 
 
 def table_from_arrow(arrow: Any, path: Path) -> MeasurementTable:
-    """Check records and build the table. Identities and flags are derived again, never believed."""
+    """Check records and build the table. Identities and flags are computed again, not taken from the records."""
     raw = RawTable(arrow, path)
     rows = len(raw)
     parsed = read_programs(raw.labels("program"), raw.labels("program_kind"), raw)

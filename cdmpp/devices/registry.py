@@ -77,7 +77,7 @@ def family(name: str) -> list[str]:
 
 
 def commonest(name: str) -> DeviceSpec | None:
-    """The commonest board of a short name (``"h100"``, ``"4090"``), or None if the name is no such name.
+    """The commonest board of a short name (``"h100"``, ``"4090"``), or None if it is not a short name.
 
     :func:`lookup` refuses these names, because measured tables must name the board exactly.
     """

@@ -1,7 +1,7 @@
-"""What training had for an operator: which protocols and element types, on which devices, launched by what.
+"""Training coverage of an operator: protocols, element types, devices and frameworks.
 
-The network answers every protocol and type, also those that training never had. Such answers bend to the ones that
-training had (:mod:`cdmpp.inference.consistency`); this module says which is which.
+The network predicts every protocol and type, also untrained ones. Predictions of untrained ones are adjusted to
+those of trained ones (:mod:`cdmpp.inference.consistency`). This module ranks protocols and types by their coverage.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Evidence:
             self._launched.add(tuple(context))
 
     def rank(self, kind: Kind, protocol: str, framework: str) -> float:
-        """How far a query is from training in its protocol; 0 where training had it.
+        """Distance of a query from the training rows by its protocol; 0 if training had it.
 
         0: on this device; 1: on another device; 2: with another element type; 3: never. A framework that launched
         no such rows adds :data:`OTHER_FRAMEWORK`.
@@ -82,15 +82,15 @@ class Evidence:
         return rank + OTHER_FRAMEWORK * other
 
     def protocol_order(self, kind: Kind, framework: str) -> tuple[int, ...]:
-        """Indices into PROTOCOLS, the best known first.
+        """Indices into PROTOCOLS, smallest distance first.
 
-        Of equals ``kernel`` comes first, then ``eager``: ``graph`` lies between the two.
+        Ties are in the order ``kernel``, ``eager``, ``graph``, because ``graph`` is between the other two.
         """
         ranks = [self.rank(kind, protocol, framework) for protocol in PROTOCOLS]
         return tuple(sorted(range(len(PROTOCOLS)), key=lambda p: (ranks[p], p == _GRAPH, p)))
 
     def half_type(self, operator: str, backend: str) -> str:
-        """The 16-bit type whose answer other types follow: the one that training had, else float16."""
+        """The 16-bit type that predictions of other types are derived from: the trained one, else float16."""
         types = self._types.get((operator, backend), set())
         return next((half for half in _HALVES if half in types), _HALVES[0])
 
@@ -99,9 +99,9 @@ class Evidence:
         return kind in self._types_on
 
     def follows(self, kind: Kind) -> bool:
-        """Whether the type was never trained for this operator, so that it follows the 16-bit prediction.
+        """Whether the type was never trained for this operator, so that it is derived from the 16-bit prediction.
 
-        float32 of an operator that training never had in any type does not: most training rows are float32.
+        float32 of an operator without any training row is not derived: most training rows are float32.
         """
         _, operator, dtype, backend = kind
         if operator == TIR or dtype == self.half_type(operator, backend) or self.was_trained(kind):

@@ -194,7 +194,7 @@ def _link(row: Ints, offloaded: Sequence[bool], size: int, micro_batches: int, d
     """The copies of one rank in the order of its host link; passes that wait for them are put into ``deps``.
 
     Activations leave when their forward pass has ended. They come back while the pass before their backward
-    pass runs: earlier would take the memory that the copy is to save. So the copy waits for all that this pass
+    pass runs: earlier would take the memory that the copy is to save. So the copy waits for everything that this pass
     waits for: the pass before it on the rank, and its input from another rank.
     """
     moves = np.array(offloaded)[row // micro_batches % (size // micro_batches)]

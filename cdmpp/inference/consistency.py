@@ -1,17 +1,17 @@
 """Predictions that agree across measuring protocols and element types.
 
-The network answers every query on its own, also those of which training had no row, and such answers may
+The network predicts each query independently, also queries without training rows. Such predictions may
 contradict others: a kernel longer than the call that contains it, int8 slower than fp16. Rules, for one program on
 one device:
 
-1. ``kernel`` <= ``graph`` <= ``eager``. The protocol that training had stays; the others are limited by it.
-2. A type that training never had for the operator follows the 16-bit prediction by the ratio of the rooflines,
-   each with the launch cost.
+1. ``kernel`` <= ``graph`` <= ``eager``. The trained protocol is unchanged; the others are limited by it.
+2. A type that was never trained for the operator is predicted as the 16-bit prediction times the ratio of the
+   rooflines, each with the launch cost.
 3. int8 is not slower than the 16-bit type where the device's int8 peak is higher, unless training had int8 of the
    operator on this device.
 
-Rules 1 and 3 hold for the point and for each quantile. A query that training had needs no other prediction; any
-other is computed together with those that limit it, in one pass of the network.
+Rules 1 and 3 hold for the point and for each quantile. A trained query needs no other prediction. Any other query is
+computed together with the queries that limit it, in one pass of the network.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ _KERNEL, _GRAPH = PROTOCOLS.index("kernel"), PROTOCOLS.index("graph")
 
 @dataclass(frozen=True)
 class Recipe:
-    """Predictions that one kind of query needs, as protocols in the order in which they limit each other.
+    """Predictions that a kind of query depends on, as protocols in the order in which they limit each other.
 
     Attributes
     ----------
     protocol : int
         The protocol of the query, as an index into PROTOCOLS.
     own : tuple of int
-        Protocols of the program itself; empty where it follows its 16-bit form.
+        Protocols of the program itself; empty if its prediction is derived from its 16-bit form.
     half : tuple of int
         Protocols of its 16-bit form.
     shrinks : bool
@@ -102,7 +102,7 @@ class Values:
 
 
 def neighbours(order: Sequence[int], protocol: int) -> tuple[int | None, int | None]:
-    """The next better known protocols below and above one."""
+    """The nearest protocols of higher rank below and above a protocol."""
     better = order[: list(order).index(protocol)]
     below, above = [p for p in better if p < protocol], [p for p in better if p > protocol]
     return max(below, default=None), min(above, default=None)
@@ -110,16 +110,16 @@ def neighbours(order: Sequence[int], protocol: int) -> tuple[int | None, int | N
 
 @lru_cache(maxsize=64)
 def needed(order: tuple[int, ...], protocol: int) -> tuple[int, ...]:
-    """The protocols whose predictions decide that of one, in order, ending with itself."""
-    found, open_ = set[int](), [protocol]
+    """The protocols that the prediction of ``protocol`` depends on, in order; the last is ``protocol`` itself."""
+    closure, open_ = set[int](), [protocol]
     while open_:
-        found.add(last := open_.pop())
-        open_ += [p for p in neighbours(order, last) if p is not None and p not in found]
-    return tuple(p for p in order if p in found)
+        closure.add(last := open_.pop())
+        open_ += [p for p in neighbours(order, last) if p is not None and p not in closure]
+    return tuple(p for p in order if p in closure)
 
 
 def chain(order: Sequence[int], values: dict[int, Values]) -> dict[int, Values]:
-    """The predictions of some protocols, each limited by its better known neighbours."""
+    """Limit the prediction of each protocol by its neighbours of higher rank."""
     final: dict[int, Values] = {}
     for protocol in order:
         below, above = neighbours(order, protocol)
@@ -231,11 +231,11 @@ class Plan:
                 values = {}
                 for protocol in recipe.half:
                     there = places[True, protocol]
-                    asked = replace(batch, rows=with_protocol(batch.rows, protocol))
-                    step = np.maximum(coverage.steps(asked), output.step[there])
+                    with_other_protocol = replace(batch, rows=with_protocol(batch.rows, protocol))
+                    step = np.maximum(coverage.steps(with_other_protocol), output.step[there])
                     wider = coverage.factor(distance + step)
                     wider /= coverage.factor(output.distance[there] + output.step[there])
-                    ratio = self._log_ratio(asked, recipe.shrinks)
+                    ratio = self._log_ratio(with_other_protocol, recipe.shrinks)
                     values[protocol] = halves[protocol].followed(ratio, wider)
                     if protocol == recipe.protocol:
                         columns["distance"][members], columns["step"][members] = distance, step
@@ -282,7 +282,7 @@ class Rules:
         self._recipes: dict[tuple[Kind, int, str, bool], Recipe] = {}
 
     def plan(self, batch: QueryBatch, names: Sequence[str]) -> Plan | None:
-        """What the queries of a batch need beside themselves; None where they need nothing.
+        """Further predictions that the queries of a batch depend on; None if there are none.
 
         Parameters
         ----------

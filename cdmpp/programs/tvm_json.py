@@ -112,7 +112,7 @@ _UNREAD = frozenset({"span", "name", "name_hint", "source_map", "global_infos", 
 _VALUES = frozenset({"iter_type", "kind", "data_alignment", "offset_factor", "ndim", "dtype_lanes"})
 #: A float that JSON writes without a point.
 _FLOAT = ("ir.FloatImm", "value")
-#: Objects that are what they are by identity; all others by their content.
+#: Objects that are compared by identity; all others are compared by content.
 _VARIABLES = frozenset({"ir.Var", "tirx.Var", "tirx.SizeVar"})
 
 
@@ -143,7 +143,7 @@ def structural_hash(nodes: Nodes, func: int) -> str:
             missing = [child for child in children if child not in done]
             if missing:
                 if index in unfinished:
-                    raise InvalidProgramError("the program's nodes go round in a circle", hint=HINT)
+                    raise InvalidProgramError("the program's nodes form a cycle", hint=HINT)
                 unfinished.add(index)
                 stack.extend(reversed(missing))
                 continue
@@ -154,13 +154,13 @@ def structural_hash(nodes: Nodes, func: int) -> str:
             key = (kind, *fields, *(done[child] for child in children))
             done[index] = numbers.setdefault(key, len(numbers))
     except (KeyError, TypeError):
-        raise InvalidProgramError("a node refers to one that is not there", hint=HINT) from None
+        raise InvalidProgramError("a node refers to a node that does not exist", hint=HINT) from None
     text = "\n".join(map(repr, numbers))
     return hashlib.sha256(b"tir\0" + text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def _sorted_pairs(nodes: Nodes, pairs: list[int]) -> list[int]:
-    """Keys and values of a map in the order of the keys: a map has none of its own."""
+    """Keys and values of a map, sorted by key, because maps are not ordered."""
     keys = sorted(range(0, len(pairs) - 1, 2), key=lambda i: str(nodes[pairs[i]].get("data")))
     return [index for i in keys for index in pairs[i : i + 2]]
 

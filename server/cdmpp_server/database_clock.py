@@ -1,4 +1,4 @@
-"""The clock of the database as a SQL expression: all workers that share a database share it, whatever their own say."""
+"""The clock of the database as a SQL expression: all workers of a database use it instead of their own clocks."""
 
 from __future__ import annotations
 

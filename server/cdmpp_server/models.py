@@ -117,8 +117,8 @@ class Models:
         ----------
         adapted : LatencyPredictor
         owner : str
-            Who made it, as 32 hexadecimal digits. Others may use the model, but only its owner's models make room for
-            it, unless another owner has more of them.
+            Sender that made it, as 32 hexadecimal digits. All senders may use the model. To make room for it, models of
+            its owner are removed, unless another owner has more.
         """
         self._remember(owner, adapted)
         if self._folder is None:
@@ -140,7 +140,7 @@ class Models:
 
     def _remember(self, owner: str, adapted: LatencyPredictor) -> None:
         with self._lock:
-            # Whoever made a model first owns it.
+            # The first sender that made a model owns it.
             first = self._adapted.get(adapted.model_id)
             self._adapted[adapted.model_id] = owner if first is None else first[0], adapted
             self._adapted.move_to_end(adapted.model_id)
@@ -176,7 +176,7 @@ class Models:
 
 
 def _surplus(owned: Sequence[tuple[str, T]], places: int) -> list[T]:
-    """Models that give up their place, of pairs (owner, model), oldest first."""
+    """Models to remove, of pairs (owner, model), oldest first."""
     numbers: dict[str, int] = {}
     for owner, _ in owned:  # moved to the end: of owners with equally many, the one without a recent model is first
         numbers[owner] = numbers.pop(owner, 0) + 1

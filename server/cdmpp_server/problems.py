@@ -52,7 +52,7 @@ STATUS_BY_CODE = {
 }
 
 
-#: Seconds in Retry-After of a 503, unless the cause knows better.
+#: Default Retry-After of a 503 in seconds.
 _RETRY_S = {"store_unavailable": 5}
 
 

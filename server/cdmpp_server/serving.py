@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 _log = logging.getLogger(__name__)
-#: uvicorn's variable with the addresses of proxies whose X-Forwarded-For is believed.
+#: uvicorn's variable with the addresses of proxies whose X-Forwarded-For is trusted.
 FORWARDED_VARIABLE = "FORWARDED_ALLOW_IPS"
 #: Addresses that a system lacks without IPv6: the others of a name suffice.
 _ABSENT = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 class ListenError(Exception):
-    """The address cannot be listened on; the message says why, and what to do."""
+    """The address cannot be listened on; the message has the reason and a remedy."""
 
 
 def application(settings: Settings) -> FastAPI:
@@ -83,7 +83,7 @@ def serve(settings: Settings) -> bool:
         server.run(sockets)
         return server.started
     except OSError as error:
-        # Two services that start at the same time notice each other only when they begin to accept.
+        # Two services that start at the same time conflict only in listen(), not in bind().
         if error.errno == errno.EADDRINUSE:
             raise ListenError(_reason(error, settings.host, settings.port)) from None
         raise
@@ -93,7 +93,7 @@ def serve(settings: Settings) -> bool:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which says nothing of sockets that it was given."""
+    """uvicorn's server, which does not log the addresses of given sockets."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to serve."""
@@ -117,14 +117,14 @@ def listen(host: str, port: int) -> list[socket.socket]:
         The port is in use, or the address is not one of this machine.
     """
     try:
-        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
         raise ListenError(
             f"cannot listen on {host!r}: {error.strerror}; --host takes an address of this machine"
         ) from None
     sockets: list[socket.socket] = []
     failure: OSError | None = None
-    for family, kind, protocol, _, address in dict.fromkeys(found):
+    for family, kind, protocol, _, address in dict.fromkeys(addresses):
         try:
             listener = socket.socket(family, kind, protocol)
             sockets.append(listener)
@@ -165,7 +165,7 @@ def _reason(error: OSError, host: str, port: int) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """Whether an address can be reached from this machine only."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -173,7 +173,7 @@ def is_loopback(host: str) -> bool:
 
 
 def warnings(settings: Settings) -> Iterator[str]:
-    """What somebody who starts a service with these settings should know."""
+    """Warnings about these settings, for the log at start."""
     ignored = sorted(name for name, value in os.environ.items() if name.startswith(PREFIX) and injected(name, value))
     if ignored:
         yield f"ignored, because Kubernetes sets them for a Service of this name: {', '.join(ignored)}"

@@ -1,4 +1,4 @@
-"""Fair shares of a limited number of places: who holds most gives up places first."""
+"""Max-min fair shares of a limited number of places."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 PREFIX = "CDMPP_"
 #: Environment variable with the path of the optional TOML file.
 FILE_VARIABLE = "CDMPP_SETTINGS_FILE"
-#: Variables that are no settings: of the service's own processes, and of other parts of the product.
+#: Variables that are not settings: for the service's own processes, and for other parts of the product.
 OTHERS = (FILE_VARIABLE, "CDMPP_WORKERS_FOLDER", "CDMPP_CACHE", "CDMPP_DEBUG", "CDMPP_PUBLIC_DATA", "CDMPP_API_KEY")
 
 # Kubernetes describes each Service to each container by such variables; a Service may be named cdmpp or cdmpp-NAME.

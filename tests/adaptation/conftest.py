@@ -32,22 +32,22 @@ def base(base_folder: Path) -> LatencyPredictor:
 def programs(count: int, seed: int = 0) -> list[TensorProgram]:
     """Matrix products and softmaxes of many sizes, every one another."""
     rng = np.random.default_rng(seed)
-    found: dict[str, TensorProgram] = {}
-    while len(found) < count:
+    by_text: dict[str, TensorProgram] = {}
+    while len(by_text) < count:
         m, n, k = (int(2 ** rng.uniform(5, 12)) for _ in range(3))
         text = f"linear:m={m},n={n},k={k}" if rng.random() < 0.6 else f"softmax:rows={m},cols={n}"
         program = TensorProgram.from_operator(text)
-        found[program.hash] = program
-    return list(found.values())
+        by_text[program.hash] = program
+    return list(by_text.values())
 
 
 def pairs(base: LatencyPredictor, count: int, seed: int = 0) -> list[tuple[TensorProgram, float]]:
     """What a device would take that is slower than the model says: GEMMs by half, the others by a fifth."""
-    rng, asked = np.random.default_rng(seed + 100), programs(count, seed)
-    output = base.predict(asked, DEVICE)
-    slower = [1.5 if p.name.startswith("linear") else 1.2 for p in asked]
+    rng, queries = np.random.default_rng(seed + 100), programs(count, seed)
+    output = base.predict(queries, DEVICE)
+    slower = [1.5 if p.name.startswith("linear") else 1.2 for p in queries]
     noise = np.exp(rng.normal(0, 0.03, count))
     return [
         (p, (answer.latency_s or 0) * by * float(e))
-        for p, answer, by, e in zip(asked, output, slower, noise, strict=True)
+        for p, answer, by, e in zip(queries, output, slower, noise, strict=True)
     ]

@@ -27,8 +27,8 @@ from cdmpp.predictor import LatencyPredictor, Query
 from tests.adaptation.conftest import DEVICE, pairs, programs
 
 
-def figures(predictor: LatencyPredictor, device: Any, asked: list[Any]) -> list[tuple[Any, ...]]:
-    answers = predictor.predict(asked, device)
+def figures(predictor: LatencyPredictor, device: Any, queries: list[Any]) -> list[tuple[Any, ...]]:
+    answers = predictor.predict(queries, device)
     return [(p.latency_s, p.lower_s, p.upper_s, p.domain, p.domain_score) for p in answers]
 
 
@@ -49,10 +49,10 @@ def test_a_few_measurements_teach_the_device_and_leave_the_others(base: LatencyP
     assert report["cross_validated"]["after"] < 0.1 < report["cross_validated"]["before"]
     assert report["weight"] == 1 and report["k"] == 40 and codes(adapted) == []
     assert adapted.model_id != base.model_id
-    asked = programs(20, 3)
-    assert figures(adapted, "t4", asked) == figures(base, "t4", asked)
-    assert figures(adapted, "b200", asked) == figures(base, "b200", asked)
-    assert figures(adapted, DEVICE, asked) != figures(base, DEVICE, asked)
+    queries = programs(20, 3)
+    assert figures(adapted, "t4", queries) == figures(base, "t4", queries)
+    assert figures(adapted, "b200", queries) == figures(base, "b200", queries)
+    assert figures(adapted, DEVICE, queries) != figures(base, DEVICE, queries)
 
 
 def test_intervals_hold_and_the_domain_is_nearer(base: LatencyPredictor) -> None:
@@ -67,19 +67,19 @@ def test_intervals_hold_and_the_domain_is_nearer(base: LatencyPredictor) -> None
 
 def test_answers_of_an_adapted_model_do_not_depend_on_the_batch(base: LatencyPredictor) -> None:
     adapted = base.adapt(pairs(base, 30), DEVICE)
-    asked = [Query(p, d) for p in programs(35, 5) for d in (DEVICE, "l4")]
-    together = adapted.predict_queries(asked)
-    order = random.Random(0).sample(range(len(asked)), len(asked))
+    queries = [Query(p, d) for p in programs(35, 5) for d in (DEVICE, "l4")]
+    together = adapted.predict_queries(queries)
+    order = random.Random(0).sample(range(len(queries)), len(queries))
     fresh = LatencyPredictor(adapted.artifact)
-    assert [fresh.predict_queries([asked[i]])[0] for i in order] == [together[i] for i in order]
+    assert [fresh.predict_queries([queries[i]])[0] for i in order] == [together[i] for i in order]
 
 
-def test_saved_and_loaded_it_says_the_same(base: LatencyPredictor, tmp_path: Path) -> None:
+def test_saved_and_loaded_model_predicts_the_same(base: LatencyPredictor, tmp_path: Path) -> None:
     adapted = base.adapt(pairs(base, 30), DEVICE)
     adapted.save(tmp_path / "mine")
     loaded = LatencyPredictor.load(tmp_path / "mine")
-    asked = programs(20, 3)
-    assert figures(loaded, DEVICE, asked) == figures(adapted, DEVICE, asked)
+    queries = programs(20, 3)
+    assert figures(loaded, DEVICE, queries) == figures(adapted, DEVICE, queries)
     assert loaded.model_id == adapted.model_id
     assert sum(f.stat().st_size for f in (tmp_path / "mine").iterdir()) < 100_000
     adapted.save(tmp_path / "mine")  # an older one is replaced
@@ -118,15 +118,15 @@ def test_a_device_of_ones_own_is_known_by_name_afterwards(base: LatencyPredictor
     adapted = base.adapt(pairs(base, 12), spec)
     adapted.save(tmp_path / "mine")
     loaded = LatencyPredictor.load(tmp_path / "mine")
-    asked = programs(3, 3)
-    assert figures(loaded, "my-gpu", asked) == figures(adapted, spec, asked)
+    queries = programs(3, 3)
+    assert figures(loaded, "my-gpu", queries) == figures(adapted, spec, queries)
     with pytest.raises(UnknownDeviceError):
-        base.predict(asked, "my-gpu")
+        base.predict(queries, "my-gpu")
 
 
 def test_a_trained_device_can_be_adapted_too(base: LatencyPredictor) -> None:
-    asked = programs(40)
-    measured = [(p, 1.4 * (a.latency_s or 0)) for p, a in zip(asked, base.predict(asked, "t4"), strict=True)]
+    queries = programs(40)
+    measured = [(p, 1.4 * (a.latency_s or 0)) for p, a in zip(queries, base.predict(queries, "t4"), strict=True)]
     adapted = base.adapt(measured, "t4")
     report = adapted.adaptation or {}
     assert report["cross_validated"]["after"] < 0.5 * report["cross_validated"]["before"]
@@ -134,14 +134,14 @@ def test_a_trained_device_can_be_adapted_too(base: LatencyPredictor) -> None:
 
 def swinging(base: LatencyPredictor, count: int, spread: float, seed: int) -> list[tuple[Any, float]]:
     """Measurements that scatter about the predictions without any pattern."""
-    rng, asked = np.random.default_rng(seed), programs(count, seed)
-    output = base.predict(asked, DEVICE)
+    rng, queries = np.random.default_rng(seed), programs(count, seed)
+    output = base.predict(queries, DEVICE)
     noise = np.exp(rng.normal(0, spread, count))
-    return [(p, (a.latency_s or 0) * float(e)) for p, a, e in zip(asked, output, noise, strict=True)]
+    return [(p, (a.latency_s or 0) * float(e)) for p, a, e in zip(queries, output, noise, strict=True)]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 6, 12, 30])
-def test_adapted_model_is_never_worse_than_the_base_by_its_own_evidence(base: LatencyPredictor, count: int) -> None:
+def test_adapted_model_is_never_worse_than_the_base_in_cross_validation(base: LatencyPredictor, count: int) -> None:
     weights = set()
     for seed in range(12):
         adapted = base.adapt(swinging(base, count, 0.4, seed), DEVICE)
@@ -169,8 +169,8 @@ def test_correction_is_shrunk_where_all_of_it_is_worse_than_the_base(base: Laten
     for adapted in shrunk[:3]:
         assert adapted.artifact.adapter is not None
         whole = LatencyPredictor(replace(adapted.artifact, adapter=replace(adapted.artifact.adapter, weight=1.0)))
-        asked = programs(10, 99)
-        for less, more, none in zip(*(m.predict(asked, DEVICE) for m in (adapted, whole, base)), strict=True):
+        queries = programs(10, 99)
+        for less, more, none in zip(*(m.predict(queries, DEVICE) for m in (adapted, whole, base)), strict=True):
             less_s, more_s, none_s = (np.log(x.latency_s or 0) for x in (less, more, none))
             assert min(none_s, more_s) <= less_s <= max(none_s, more_s)
             assert LABELS.index(more.domain) <= LABELS.index(less.domain) <= LABELS.index(none.domain)
@@ -200,7 +200,7 @@ def test_likelihood_by_eigenvalues_chooses_the_most_likely_scales(base: LatencyP
     features = survey(InferencePipeline(base.artifact), rows, FeatureCache(schedule=False)).features
     for spread in (0.02, 0.2, 0.8):
         residual = 0.3 + rng.normal(0, spread, len(features))
-        found = ResidualProcess.fit(features, residual)
+        process = ResidualProcess.fit(features, residual)
         given = ResidualSettings()
         best = (-np.inf, given)
         for amplitude, noise in itertools.product(given.amplitudes, given.noises):
@@ -213,14 +213,14 @@ def test_likelihood_by_eigenvalues_chooses_the_most_likely_scales(base: LatencyP
             used = np.clip(residual, middle - given.clip, middle + given.clip)
             logs = -0.5 * (used @ np.linalg.solve(covariance, used) + np.linalg.slogdet(covariance)[1])
             best = max(best, (float(logs), scaled), key=lambda pair: pair[0])
-        assert (found.settings.constant, found.settings.noise) == (best[1].constant, best[1].noise)
+        assert (process.settings.constant, process.settings.noise) == (best[1].constant, best[1].noise)
 
 
 def test_named_warnings(base: LatencyPredictor) -> None:
     assert codes(base.adapt(pairs(base, 1), DEVICE))[-1] == "not_checked"
     gemms = [(p, s) for p, s in pairs(base, 60) if p.name.startswith("linear")]
-    one = next((p, s) for p, s in pairs(base, 60) if p.name.startswith("softmax"))
-    adapted = base.adapt([*gemms[:20], one], DEVICE)
+    softmax_pair = next((p, s) for p, s in pairs(base, 60) if p.name.startswith("softmax"))
+    adapted = base.adapt([*gemms[:20], softmax_pair], DEVICE)
     assert codes(adapted) == ["few_of_family"]
     table = as_table(pairs(base, 20), "kernel", None)
     mixed = replace(table, protocol=Labels.of(["kernel", "eager"] * 10))
@@ -234,10 +234,10 @@ def test_a_protocol_has_an_offset_of_its_own(base: LatencyPredictor) -> None:
     mixed = replace(table, protocol=Labels.of(["kernel", "eager"] * 40))
     latency = np.where(mixed.protocol.is_("eager"), 1.3, 1.0) * table.latency_s
     adapted = base.adapt(replace(mixed, latency_s=latency), DEVICE)
-    asked = [p for p, _ in pairs(base, 30, seed=1)]
+    queries = [p for p, _ in pairs(base, 30, seed=1)]
     moved = {}
     for protocol in ("kernel", "eager"):
-        before, after = (m.predict(asked, DEVICE, protocol=protocol) for m in (base, adapted))  # type: ignore[arg-type]
+        before, after = (m.predict(queries, DEVICE, protocol=protocol) for m in (base, adapted))  # type: ignore[arg-type]
         moved[protocol] = np.mean(
             [np.log((a.latency_s or 1) / (b.latency_s or 1)) for a, b in zip(after, before, strict=True)]
         )
@@ -269,7 +269,7 @@ def test_what_is_refused(base: LatencyPredictor, tmp_path: Path) -> None:
         base.save(tmp_path / "x")
 
 
-def test_which_rows_are_the_devices(base: LatencyPredictor, tmp_path: Path) -> None:
+def test_rows_of_a_device_are_selected_by_name_or_figures(base: LatencyPredictor, tmp_path: Path) -> None:
     table = as_table(pairs(base, 20), "kernel", None)
     names = Labels.of(["t4"] * 8 + ["l4"] * 12)
     both = replace(table, device=names, device_name=names, unsupported=Labels.constant("", 20))
@@ -279,14 +279,14 @@ def test_which_rows_are_the_devices(base: LatencyPredictor, tmp_path: Path) -> N
     assert l4.device.name == "l4" and l4.origin.tolist() == list(range(8, 20))
     with pytest.raises(DataError, match="no record is of a40"):
         device_records(both, "a40", base.artifact)
-    mine = lookup("l4").model_copy(update={"name": "mine", "aliases": ()})
-    assert len(device_records(both, mine, base.artifact).usable) == 12  # the same figures
-    mine = mine.model_copy(update={"clock_hz": 1e9})
+    custom_device = lookup("l4").model_copy(update={"name": "mine", "aliases": ()})
+    assert len(device_records(both, custom_device, base.artifact).usable) == 12  # the same figures
+    custom_device = custom_device.model_copy(update={"clock_hz": 1e9})
     with pytest.raises(DataError, match="no record is of mine"):
-        device_records(both, mine, base.artifact)
+        device_records(both, custom_device, base.artifact)
     only = both.select(np.arange(8))
     assert device_records(only, None, base.artifact).device.name == "t4"
-    assert len(device_records(only, mine, base.artifact).usable) == 8
+    assert len(device_records(only, custom_device, base.artifact).usable) == 8
     write_records(only, tmp_path / "r.parquet")
     assert len(device_records(tmp_path / "r.parquet", None, base.artifact).usable) == 8
 

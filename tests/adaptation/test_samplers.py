@@ -59,9 +59,9 @@ def test_kmeans_takes_one_row_of_each_clump() -> None:
     rng = np.random.default_rng(0)
     clump = np.repeat(np.arange(6), 50)
     features = 100.0 * rng.normal(size=(6, 3))[clump] + rng.normal(size=(300, 3))
-    found = [set(clump[choose("kmeans", features, np.zeros(300, int), 6, seed)]) for seed in range(8)]
+    chosen_clumps = [set(clump[choose("kmeans", features, np.zeros(300, int), 6, seed)]) for seed in range(8)]
     # k-means++ may put two centres into one clump; it may not do so habitually.
-    assert sum(f == set(range(6)) for f in found) >= 5
+    assert sum(f == set(range(6)) for f in chosen_clumps) >= 5
 
 
 @pytest.mark.parametrize("sampler", ["kmeans", "variance"])
@@ -92,16 +92,16 @@ def test_variance_reduction_beats_chance_on_its_own_measure() -> None:
 
 def test_variance_reduction_uses_the_kernel_it_is_given() -> None:
     features, families = programs(50)
-    asked: list[Array] = []
+    kernel_rows: list[Array] = []
 
     def kernel(a: Array, b: Array) -> Array:
-        asked.extend([a, b])
+        kernel_rows.extend([a, b])
         # Row 17 tells of all others, which tell of nothing but themselves.
         out = (a[:, None] == b[None]).astype(float)
         return np.asarray(out + 0.9 * ((a[:, None] == 17) | (b[None] == 17)))
 
     assert choose("variance", features, families, 3, 0, kernel)[0] == 17
-    assert set(np.concatenate(asked)) == set(range(50))  # row numbers of the features, not of a subset
+    assert set(np.concatenate(kernel_rows)) == set(range(50))  # row numbers of the features, not of a subset
 
 
 @pytest.mark.parametrize("k", [0, -1, 401])

@@ -30,27 +30,27 @@ def artifact() -> Artifact:
 
 @pytest.mark.parametrize("sampler", ["kmeans", "random", "variance"])
 def test_distinct_programs_with_what_the_model_expects(artifact: Artifact, sampler: str) -> None:
-    found = select(artifact, lookup("t4"), POOL, 5, sampler=sampler, protocol="eager", framework="pytorch")
-    assert len({spec.hash() for spec in found.programs}) == 5 and found.pool == len(POOL)
-    expected = LatencyPredictor(artifact).predict(found.programs, "t4", protocol="eager", framework="pytorch")
-    assert found.expected_s == pytest.approx([p.latency_s for p in expected], rel=1e-4)
-    assert found.estimate_s == pytest.approx(measuring_s(found.expected_s).sum())
+    selection = select(artifact, lookup("t4"), POOL, 5, sampler=sampler, protocol="eager", framework="pytorch")
+    assert len({spec.hash() for spec in selection.programs}) == 5 and selection.pool == len(POOL)
+    expected = LatencyPredictor(artifact).predict(selection.programs, "t4", protocol="eager", framework="pytorch")
+    assert selection.expected_s == pytest.approx([p.latency_s for p in expected], rel=1e-4)
+    assert selection.estimate_s == pytest.approx(measuring_s(selection.expected_s).sum())
     again = select(artifact, lookup("t4"), POOL, 5, sampler=sampler, protocol="eager", framework="pytorch")
-    assert again.programs == found.programs
+    assert again.programs == selection.programs
 
 
 def test_kmeans_takes_every_family(artifact: Artifact) -> None:
-    found = select(artifact, lookup("t4"), POOL, 4)
-    assert {spec.operator for spec in found.programs} == {"linear", "softmax", "conv2d"}
+    selection = select(artifact, lookup("t4"), POOL, 4)
+    assert {spec.operator for spec in selection.programs} == {"linear", "softmax", "conv2d"}
 
 
 def test_programs_beyond_the_device_are_left_out(artifact: Artifact) -> None:
     large = parse_operator("copy:rows=1000000,cols=4096")
     slow = parse_operator("linear:m=65536,n=8192,k=65536")
     device = lookup("raspberry-pi-3")
-    found = select(artifact, device, [large, slow, *POOL], 3)
-    assert large not in found.programs and slow not in found.programs
-    assert found.left_out["memory"] >= 2 and max(found.expected_s) <= 2.0
+    selection = select(artifact, device, [large, slow, *POOL], 3)
+    assert large not in selection.programs and slow not in selection.programs
+    assert selection.left_out["memory"] >= 2 and max(selection.expected_s) <= 2.0
     with pytest.raises(DataError, match="none of the 1 programs"):
         select(artifact, device, [large], 1)
 
@@ -75,6 +75,6 @@ def test_families_are_counted_by_what_is_chosen(artifact: Artifact) -> None:
 
 def test_a_large_pool_is_sampled(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cdmpp.adaptation.select.POOL_MOST", 6)
-    found = select(artifact, lookup("t4"), POOL, 3)
-    assert (found.pool, found.left_out) == (6, {"not sampled": len(POOL) - 6})
-    assert found.programs == select(artifact, lookup("t4"), POOL, 3).programs
+    selection = select(artifact, lookup("t4"), POOL, 3)
+    assert (selection.pool, selection.left_out) == (6, {"not sampled": len(POOL) - 6})
+    assert selection.programs == select(artifact, lookup("t4"), POOL, 3).programs

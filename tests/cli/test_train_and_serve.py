@@ -142,7 +142,7 @@ def test_server_that_cannot_start_is_an_error(run: Run, monkeypatch: pytest.Monk
     assert run("serve", "--port", "0").exit_code == 1
 
 
-def test_a_port_in_use_is_told_in_plain_words(run: Run) -> None:
+def test_port_in_use_is_reported_with_a_remedy(run: Run) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         result = run("serve", "--port", str(port))

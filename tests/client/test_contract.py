@@ -83,18 +83,18 @@ def test_programs_on_a_device(implementation: Predictor, predictor: LatencyPredi
         (MINE, {"protocol": "graph"}),
         (MINE.model_dump(mode="json"), {}),
     ):
-        found = implementation.predict(programs, device, **more)  # type: ignore[arg-type]
+        predictions = implementation.predict(programs, device, **more)  # type: ignore[arg-type]
         here = predictor.predict(programs, device, **more)  # type: ignore[arg-type]
-        assert plain(found[:4]) == plain(here[:4])
-        assert [(p.latency_s, p.error) for p in found[4:]] == [(p.latency_s, p.error) for p in here[4:]]
-        assert [p.error for p in found[:4]] == [None] * 4
+        assert plain(predictions[:4]) == plain(here[:4])
+        assert [(p.latency_s, p.error) for p in predictions[4:]] == [(p.latency_s, p.error) for p in here[4:]]
+        assert [p.error for p in predictions[:4]] == [None] * 4
         # A GPU cannot run TIR without thread bindings.
         refused = device != "intel-xeon-amx-2t-avx2"
-        assert [p.error is not None and "thread bindings" in p.error.message for p in found[4:]] == [refused] * 2
+        assert [p.error is not None and "thread bindings" in p.error.message for p in predictions[4:]] == [refused] * 2
     assert implementation.predict([], "t4") == []
 
 
-def test_a_program_that_is_none_is_an_answer(implementation: Predictor, predictor: LatencyPredictor) -> None:
+def test_invalid_program_becomes_an_error_answer(implementation: Predictor, predictor: LatencyPredictor) -> None:
     programs = [
         "linear:m=0,n=1,k=1",
         LINEAR,
@@ -105,9 +105,9 @@ def test_a_program_that_is_none_is_an_answer(implementation: Predictor, predicto
         {"tvm_json": "{}"},
         TensorProgram.from_tvm_json("not json"),
     ]
-    found = implementation.predict(programs, "t4")  # type: ignore[arg-type]
-    assert plain(found) == plain(predictor.predict(programs, "t4"))  # type: ignore[arg-type]
-    assert [p.error is None for p in found] == [False, True, *[False] * 6]
+    predictions = implementation.predict(programs, "t4")  # type: ignore[arg-type]
+    assert plain(predictions) == plain(predictor.predict(programs, "t4"))  # type: ignore[arg-type]
+    assert [p.error is None for p in predictions] == [False, True, *[False] * 6]
 
 
 def test_queries_of_all_kinds(implementation: Predictor, predictor: LatencyPredictor) -> None:
@@ -118,9 +118,9 @@ def test_queries_of_all_kinds(implementation: Predictor, predictor: LatencyPredi
         for protocol, framework in (("kernel", None), ("eager", "pytorch"), ("nonsense", None), ("graph", "x"))
     ]
     queries += [Query(TensorProgram.from_tvm_json("[]"), "t4"), Query(linear, "no-such-gpu")]
-    found = implementation.predict_queries(queries, (0.25, 0.75))
-    assert plain(found) == plain(predictor.predict_queries(queries, (0.25, 0.75)))
-    codes = {p.error.code for p in found if p.error is not None}
+    predictions = implementation.predict_queries(queries, (0.25, 0.75))
+    assert plain(predictions) == plain(predictor.predict_queries(queries, (0.25, 0.75)))
+    codes = {p.error.code for p in predictions if p.error is not None}
     assert codes == {"unknown_device", "data_error", "invalid_program"}
 
 
@@ -147,10 +147,10 @@ def test_features_in_bulk(implementation: Any, predictor: LatencyPredictor) -> N
         for device in ("t4", MINE)
     ]
     queries = FeatureQueries.of(parts, quantiles=(0.1, 0.6))
-    found, expected = implementation.predict_features(queries), predictor.predict_features(queries)
-    assert (found.model_id, found.levels) == (expected.model_id, expected.levels)
+    predictions, expected = implementation.predict_features(queries), predictor.predict_features(queries)
+    assert (predictions.model_id, predictions.levels) == (expected.model_id, expected.levels)
     for name in ("latency_s", "lower_s", "upper_s", "quantiles", "domain", "domain_score", "roofline_s"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+        np.testing.assert_array_equal(getattr(predictions, name), getattr(expected, name))
     empty = implementation.predict_features(FeatureQueries.of([], quantiles=(0.1, 0.6)))
     assert (len(empty), empty.levels, empty.model_id) == (0, (0.1, 0.6), predictor.model_id)
     unknown = FeatureQueries.of([FeaturePart(parts[0].encoded, "linear", "no-such-gpu")])

@@ -120,8 +120,8 @@ def test_what_is_wrong_with_a_request_names_the_field(asynchronous: bool) -> Non
 
 def test_how_jobs_end_without_an_answer(asynchronous: bool) -> None:
     def end(state: str, **error: str) -> Service:
-        said = {"code": "", "message": "m", "hint": "h", "path": "p", **error} if error else None
-        return Service(httpx2.Response(202, json=SUBMITTED), job(state, error=said))
+        job_error = {"code": "", "message": "m", "hint": "h", "path": "p", **error} if error else None
+        return Service(httpx2.Response(202, json=SUBMITTED), job(state, error=job_error))
 
     with pytest.raises(InfeasibleError, match="m") as raised:
         call(end("failed", code="infeasible"), asynchronous, "plan", "pipeline", REQUEST)
@@ -153,11 +153,11 @@ def test_a_service_answers_as_python_does(url: str, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(remote, "_POLL_S", 0.02)
     arguments = ["plan", "pipeline", str(file), "--json", "--url", url]
     for more in ([], ["--remote"]):
-        said = CliRunner().invoke(command_line, [*arguments, *more])
-        assert said.exit_code == 0, said.output
-        assert json.loads(said.stdout) == here
-    said = CliRunner().invoke(command_line, ["plan", "pipeline", str(file), "--remote"])
-    assert isinstance(said.exception, DataError) or "--url" in said.output
+        cli_result = CliRunner().invoke(command_line, [*arguments, *more])
+        assert cli_result.exit_code == 0, cli_result.output
+        assert json.loads(cli_result.stdout) == here
+    cli_result = CliRunner().invoke(command_line, ["plan", "pipeline", str(file), "--remote"])
+    assert isinstance(cli_result.exception, DataError) or "--url" in cli_result.output
 
 
 def test_an_interrupt_cancels_the_job(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,5 +179,5 @@ def test_an_interrupt_cancels_the_job(url: str, monkeypatch: pytest.MonkeyPatch)
         if progress.done > 0:
             raise KeyboardInterrupt
 
-    found = remote.solve_remotely(PLANNERS["pipeline"], long, url, interrupt)
-    assert found["makespan_s"] >= found["lower_bound_s"] > 0
+    plan = remote.solve_remotely(PLANNERS["pipeline"], long, url, interrupt)
+    assert plan["makespan_s"] >= plan["lower_bound_s"] > 0

@@ -79,14 +79,14 @@ def asynchronous(request: pytest.FixtureRequest) -> bool:
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds that the clients wait between attempts, without waiting."""
-    found: list[float] = []
+    waited_s: list[float] = []
 
     async def later(seconds: float) -> None:
-        found.append(seconds)
+        waited_s.append(seconds)
 
-    monkeypatch.setattr("cdmpp.client.sync.sleep", found.append)
+    monkeypatch.setattr("cdmpp.client.sync.sleep", waited_s.append)
     monkeypatch.setattr("cdmpp.client.asynchronous.sleep", later)
-    return found
+    return waited_s
 
 
 def linears(*sizes: int) -> list[str]:
@@ -100,8 +100,8 @@ def test_a_busy_service_is_asked_again_later_each_time(asynchronous: bool, waits
         seen.append(request)
         return answered(request) if len(seen) == 4 else problem(503, "overloaded")
 
-    (found,) = call(handler, asynchronous, "predict", linears(5), "t4")
-    assert (found.latency_s, found.prediction_id, found.model_id) == (5.0, "abc", "m")
+    (prediction,) = call(handler, asynchronous, "predict", linears(5), "t4")
+    assert (prediction.latency_s, prediction.prediction_id, prediction.model_id) == (5.0, "abc", "m")
     assert len({request.content for request in seen}) == 1
     first = transport.FIRST_WAIT_S
     for wait, step in zip(waits, (first, 2 * first, 4 * first), strict=True):
@@ -115,31 +115,31 @@ def test_retry_after_is_respected(asynchronous: bool, waits: list[float]) -> Non
 
 
 def test_measurements_that_may_have_arrived_are_not_sent_again(asynchronous: bool, waits: list[float]) -> None:
-    asked: list[str] = []
+    requested_paths: list[str] = []
 
     def handler(request: httpx2.Request) -> httpx2.Response:
-        asked.append(request.url.path)
+        requested_paths.append(request.url.path)
         return httpx2.Response(502, text="Bad Gateway")
 
     with pytest.raises(ServiceError) as caught:
         call(handler, asynchronous, "observe", [("abc", 1.0)])
-    assert (caught.value.status, len(asked)) == (502, 1)
+    assert (caught.value.status, len(requested_paths)) == (502, 1)
     with pytest.raises(ServiceError):
         call(handler, asynchronous, "predict", linears(1), "t4", retries=2)
-    assert asked[1:] == ["/predict"] * 3
+    assert requested_paths[1:] == ["/predict"] * 3
 
 
-def test_one_that_stays_busy_is_an_error_of_its_own(asynchronous: bool, waits: list[float]) -> None:
-    asked: list[int] = []
+def test_service_that_stays_busy_is_an_overloaded_error(asynchronous: bool, waits: list[float]) -> None:
+    attempts: list[int] = []
 
     def handler(request: httpx2.Request) -> httpx2.Response:
-        asked.append(1)
+        attempts.append(1)
         return problem(503, "overloaded")
 
     with pytest.raises(OverloadedError, match="what overloaded says") as caught:
         call(handler, asynchronous, "predict", linears(1), "t4", retries=2)
     assert caught.value.hint == "a hint"
-    assert len(asked) == 3
+    assert len(attempts) == 3
     # No time for what Retry-After asks: not waited for.
     waits.clear()
     with pytest.raises(OverloadedError):
@@ -212,14 +212,14 @@ def test_the_time_is_for_all_attempts(asynchronous: bool) -> None:
 
 
 def test_the_service_is_told_how_long_an_answer_is_of_use(asynchronous: bool, waits: list[float]) -> None:
-    told: list[float] = []
+    deadlines: list[float] = []
 
     def handler(request: httpx2.Request) -> httpx2.Response:
-        told.append(float(request.headers["x-request-timeout-s"]))
+        deadlines.append(float(request.headers["x-request-timeout-s"]))
         return answered(request)
 
     call(handler, asynchronous, "predict", linears(1), "t4", timeout_s=1e6)
-    assert 0.9e6 < told[0] <= 1e6
+    assert 0.9e6 < deadlines[0] <= 1e6
 
 
 class Dripping(httpx2.SyncByteStream):
@@ -249,7 +249,9 @@ def test_an_answer_that_drips_ends_too() -> None:
         (httpx2.Response(302, headers={"location": "http://elsewhere.invalid"}), ServiceError, "302"),
     ],
 )
-def test_what_is_no_answer(asynchronous: bool, response: httpx2.Response, kind: type[CdmppError], says: str) -> None:
+def test_invalid_response_is_an_error(
+    asynchronous: bool, response: httpx2.Response, kind: type[CdmppError], says: str
+) -> None:
     def again(request: httpx2.Request) -> httpx2.Response:  # a response can be sent once
         return httpx2.Response(response.status_code, headers=response.headers, content=response.content)
 
@@ -295,8 +297,8 @@ def test_a_long_list_goes_in_parts_as_the_service_takes_it(asynchronous: bool) -
         sizes.append(len(items))
         return answered(request)
 
-    found = call(handler, asynchronous, "predict", linears(*range(1, 9)), "t4")
-    assert [p.latency_s for p in found] == list(range(1, 9))
+    predictions = call(handler, asynchronous, "predict", linears(*range(1, 9)), "t4")
+    assert [p.latency_s for p in predictions] == list(range(1, 9))
     assert sizes == [3, 3, 2]
 
 
@@ -309,8 +311,8 @@ def test_a_large_body_goes_in_parts(asynchronous: bool) -> None:
         sizes.append(len(request.content))
         return answered(request)
 
-    found = call(handler, asynchronous, "predict", linears(*range(1, 3001)), "t4")
-    assert [p.latency_s for p in found] == list(range(1, 3001))
+    predictions = call(handler, asynchronous, "predict", linears(*range(1, 3001)), "t4")
+    assert [p.latency_s for p in predictions] == list(range(1, 3001))
     assert len(sizes) > 2
 
 
@@ -321,8 +323,8 @@ def test_what_a_busy_service_has_no_time_for_goes_in_halves(asynchronous: bool) 
         sizes.append(len(json.loads(request.content)["items"]))
         return answered(request) if sizes[-1] <= 600 else problem(504, "deadline_exceeded")
 
-    found = call(handler, asynchronous, "predict", linears(*range(1, 2001)), "t4")
-    assert [p.latency_s for p in found] == list(range(1, 2001))
+    predictions = call(handler, asynchronous, "predict", linears(*range(1, 2001)), "t4")
+    assert [p.latency_s for p in predictions] == list(range(1, 2001))
     assert sizes == [2000, 1000, 500, 500, 500, 500]
     with pytest.raises(DeadlineExceededError):
         call(lambda r: problem(504, "deadline_exceeded"), asynchronous, "predict", linears(*range(1, 500)), "t4")
@@ -348,8 +350,8 @@ def test_features_go_in_parts_of_like_programs(asynchronous: bool, predictor: La
         rows.append(part.leaves.shape[:2])
         return httpx2.Response(200, content=predictor.predict_features(part).to_bytes())
 
-    found = call(handler, asynchronous, "predict_features", queries)
-    np.testing.assert_array_equal(found.latency_s, predictor.predict_features(queries).latency_s)
+    predictions = call(handler, asynchronous, "predict_features", queries)
+    np.testing.assert_array_equal(predictions.latency_s, predictor.predict_features(queries).latency_s)
     assert sum(count for count, _ in rows) == 60
     assert len(rows) > 1
     assert rows[0][1] < queries.leaves.shape[1], "small programs are padded to the largest"
@@ -360,15 +362,15 @@ def test_a_real_service_that_takes_little_at_once(serve: Serve, predictor: Laten
     parts = [FeaturePart(encode_operator(parse_operator(text)), "linear", "t4") for text in texts]
     queries = FeatureQueries.of(parts)
     with PredictorClient(serve(max_items=4)) as client:
-        found = client.predict_features(queries)
-        np.testing.assert_array_equal(found.latency_s, predictor.predict_features(queries).latency_s)
+        predictions = client.predict_features(queries)
+        np.testing.assert_array_equal(predictions.latency_s, predictor.predict_features(queries).latency_s)
     with PredictorClient(serve(max_items=4)) as client:
         answers = client.predict(texts, "t4")
         expected = predictor.predict(texts, "t4")
         assert [a.latency_s for a in answers] == [e.latency_s for e in expected]
-        assert [one.hash for one in client.register(texts)] == [e.program_hash for e in expected]
+        assert [registered.hash for registered in client.register(texts)] == [e.program_hash for e in expected]
         kept = client.observe([(answer, 1e-4) for answer in answers])
-        assert len({one.observation_id for one in kept}) == len(texts)
+        assert len({registered.observation_id for registered in kept}) == len(texts)
 
 
 def test_operations_side_by_side(url: str) -> None:
@@ -424,7 +426,7 @@ def test_the_client_loads_neither_torch_nor_an_engine() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_without_httpx2_it_says_what_to_install() -> None:
+def test_without_httpx2_the_error_names_the_extra() -> None:
     code = (
         "import sys; sys.modules['httpx2'] = None\n"
         "import cdmpp\n"

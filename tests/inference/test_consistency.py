@@ -88,9 +88,7 @@ def test_int8_is_not_slower_than_16_bit_types_where_its_peak_is_higher(
     assert compared > 100
 
 
-def test_a_type_that_training_never_had_follows_the_16_bit_prediction_by_the_ratio_of_the_rooflines(
-    predictor: LatencyPredictor,
-) -> None:
+def test_untrained_type_is_the_16_bit_prediction_times_the_roofline_ratio(predictor: LatencyPredictor) -> None:
     for text, half, device in (
         ("rmsnorm:rows=65536,cols=8192", "float16", "a100-pcie-40gb"),
         ("softmax:rows=65536,cols=8192", "float16", "l4"),
@@ -107,7 +105,7 @@ def test_a_type_that_training_never_had_follows_the_16_bit_prediction_by_the_rat
             assert other.domain_reason is not None and f"the {half} prediction" in other.domain_reason
 
 
-def test_examples_of_contradictions_are_gone(predictor: LatencyPredictor) -> None:
+def test_known_contradictory_predictions_agree(predictor: LatencyPredictor) -> None:
     softmax = TensorProgram.from_operator("softmax:rows=16384,cols=4096")
     kernel, eager = ask(predictor, [Query(softmax, "l4", p) for p in ("kernel", "eager")])  # type: ignore[arg-type]
     assert kernel.latency_s is not None and eager.latency_s is not None and kernel.latency_s <= eager.latency_s
@@ -117,7 +115,7 @@ def test_examples_of_contradictions_are_gone(predictor: LatencyPredictor) -> Non
     assert fast.latency_s is not None and slow.latency_s is not None and fast.latency_s <= slow.latency_s
 
 
-def test_a_query_that_training_had_keeps_the_prediction_of_the_network(predictor: LatencyPredictor) -> None:
+def test_trained_query_keeps_the_prediction_of_the_network(predictor: LatencyPredictor) -> None:
     keys = [c.split("|") for c in sorted(predictor.artifact.domain.contexts) if c.count("|") == 5]
     assert len(keys) > 200
     shapes = {spec.operator: spec for spec in random_specs(200, seed=3)}
@@ -160,7 +158,7 @@ def test_cached_predictions_are_the_same(predictor: LatencyPredictor) -> None:
     assert ask(fresh, queries)[:5] == [ask(LatencyPredictor(predictor.artifact), [q])[0] for q in queries[:5]]
 
 
-def test_the_protocol_that_training_had_comes_first() -> None:
+def test_trained_protocol_ranks_first() -> None:
     contexts = [
         Context("t4", "linear", "float32", protocol, "library", launcher)
         for protocol, launcher in (("kernel", "vendor"), ("eager", "pytorch"))

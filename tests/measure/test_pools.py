@@ -82,7 +82,7 @@ def test_task_that_exceeds_its_time_limit_costs_only_itself(pool: WorkerPool) ->
 
 
 @pytest.mark.parametrize("transient", [True, False])
-def test_a_measurement_error_says_whether_to_try_again(pool: WorkerPool, transient: bool) -> None:
+def test_measurement_error_states_whether_to_retry(pool: WorkerPool, transient: bool) -> None:
     outcome = one(pool, work.complain, transient)
     assert outcome == Outcome(failure="measurement_error: the board is away", transient=transient)
 

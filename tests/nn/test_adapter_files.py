@@ -23,13 +23,13 @@ TEXT = "linear:m={},n=256,k=512"
 @pytest.fixture
 def folders(tmp_path: Path) -> tuple[Path, Path]:
     """A base and a model adapted from it, beside each other."""
-    base, mine = tmp_path / "base", tmp_path / "mine"
+    base, adapted = tmp_path / "base", tmp_path / "mine"
     write_artifact(base)
     predictor = LatencyPredictor.load(base)
     texts = [TEXT.format(m) for m in (16, 64, 256, 1024, 4096, 8192)]
     measured = [(t, 1.5 * (a.latency_s or 0)) for t, a in zip(texts, predictor.predict(texts, "h200"), strict=True)]
-    predictor.adapt(measured, "h200").save(mine)
-    return base, mine
+    predictor.adapt(measured, "h200").save(adapted)
+    return base, adapted
 
 
 def edit(folder: Path, **values: Any) -> None:
@@ -38,9 +38,9 @@ def edit(folder: Path, **values: Any) -> None:
 
 
 def test_nothing_of_the_base_is_copied(folders: tuple[Path, Path]) -> None:
-    base, mine = folders
-    assert sorted(f.name for f in mine.iterdir()) == [ADAPTER, MANIFEST]
-    manifest = json.loads((mine / MANIFEST).read_text())
+    base, adapted = folders
+    assert sorted(f.name for f in adapted.iterdir()) == [ADAPTER, MANIFEST]
+    manifest = json.loads((adapted / MANIFEST).read_text())
     assert manifest["kind"] == "adapter" and manifest["base"]["path"] == "../base"
     assert manifest["base"]["model_id"] == load_artifact(base).model_id
 
@@ -48,45 +48,45 @@ def test_nothing_of_the_base_is_copied(folders: tuple[Path, Path]) -> None:
 def test_both_may_be_moved_together_and_the_base_may_stay_where_it_was(
     folders: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    base, mine = folders
-    model_id = load_artifact(mine).model_id
+    base, adapted = folders
+    model_id = load_artifact(adapted).model_id
     (tmp_path / "far" / "away").mkdir(parents=True)
-    elsewhere = shutil.move(mine, tmp_path / "far" / "away" / "mine")
+    elsewhere = shutil.move(adapted, tmp_path / "far" / "away" / "mine")
     assert load_artifact(elsewhere).model_id == model_id  # by the absolute path of the day
     shutil.move(base, tmp_path / "far" / "away" / "base")
     assert load_artifact(elsewhere).model_id == model_id  # by the relative one
 
 
 def test_without_its_base_or_with_another_one_it_is_refused(folders: tuple[Path, Path]) -> None:
-    base, mine = folders
+    base, adapted = folders
     shutil.rmtree(base)
     with pytest.raises(ArtifactError, match="is an adapter of synthetic-"):
-        load_artifact(mine)
+        load_artifact(adapted)
     write_artifact(base, seed=1)
     with pytest.raises(ArtifactError, match="another model"):
-        load_artifact(mine)
+        load_artifact(adapted)
 
 
-def test_damage_is_told(folders: tuple[Path, Path]) -> None:
-    _, mine = folders
-    payload = (mine / ADAPTER).read_bytes()
-    (mine / ADAPTER).write_bytes(payload[:-1] + b"x")
+def test_damaged_files_are_refused(folders: tuple[Path, Path]) -> None:
+    _, adapted = folders
+    payload = (adapted / ADAPTER).read_bytes()
+    (adapted / ADAPTER).write_bytes(payload[:-1] + b"x")
     with pytest.raises(ArtifactError, match="checksum"):
-        load_artifact(mine)
-    (mine / ADAPTER).write_bytes(payload)
-    edit(mine, process={"constant": 1, "unheard": 2})
+        load_artifact(adapted)
+    (adapted / ADAPTER).write_bytes(payload)
+    edit(adapted, process={"constant": 1, "unheard": 2})
     with pytest.raises(ArtifactError, match="damaged"):
-        load_artifact(mine)
-    edit(mine, numeric=["flops"])
+        load_artifact(adapted)
+    edit(adapted, numeric=["flops"])
     with pytest.raises(ArtifactError, match="other features"):
-        load_artifact(mine)
-    (mine / ADAPTER).unlink()
+        load_artifact(adapted)
+    (adapted / ADAPTER).unlink()
     with pytest.raises(ArtifactError, match="not a model folder"):
-        load_artifact(mine)
+        load_artifact(adapted)
 
 
 def test_nothing_else_is_written_over(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    base, mine = folders
+    base, adapted = folders
     artifact = load_artifact(base)
     with pytest.raises(ArtifactError, match="base model itself"):
         check_target(base, artifact)
@@ -97,55 +97,55 @@ def test_nothing_else_is_written_over(folders: tuple[Path, Path], tmp_path: Path
     with pytest.raises(ArtifactError, match="not an adapted model"):
         check_target(tmp_path / "file", artifact)
     (tmp_path / "empty").mkdir()
-    for free in (tmp_path / "empty", tmp_path / "new", mine):
+    for free in (tmp_path / "empty", tmp_path / "new", adapted):
         check_target(free, artifact)
     assert (base / TENSORS).is_file()
 
 
 def test_the_identity_covers_the_adapter_and_the_manifest_of_its_base(folders: tuple[Path, Path]) -> None:
-    base, mine = folders
-    manifest = json.loads((mine / MANIFEST).read_text())
-    (mine / MANIFEST).write_text(json.dumps({**manifest, "width": 0.5}))
+    base, adapted = folders
+    manifest = json.loads((adapted / MANIFEST).read_text())
+    (adapted / MANIFEST).write_text(json.dumps({**manifest, "width": 0.5}))
     with pytest.raises(ArtifactError, match="checksum"):
-        load_artifact(mine)
-    edit(mine, width=0.5)
+        load_artifact(adapted)
+    edit(adapted, width=0.5)
     with pytest.raises(ArtifactError, match="names itself"):
-        load_artifact(mine)
-    edit(mine, width=manifest["width"])
-    assert load_artifact(mine).model_id == manifest["model_id"]
+        load_artifact(adapted)
+    edit(adapted, width=manifest["width"])
+    assert load_artifact(adapted).model_id == manifest["model_id"]
     own = json.loads((base / MANIFEST).read_text())
     changed = own | {"calibration": {"in": 0.5, "near": 1.0, "out": 1.5}}
     (base / MANIFEST).write_text(json.dumps(sealed(changed | {"model_id": trained_identity(changed)})))
     with pytest.raises(ArtifactError, match="another model"):
-        load_artifact(mine)
+        load_artifact(adapted)
 
 
 def test_folders_of_earlier_versions_load_with_the_identity_of_their_content(folders: tuple[Path, Path]) -> None:
-    base, mine = folders
-    names = [json.loads((folder / MANIFEST).read_text())["model_id"] for folder in (base, mine)]
-    for folder in (base, mine):
+    base, adapted = folders
+    names = [json.loads((folder / MANIFEST).read_text())["model_id"] for folder in (base, adapted)]
+    for folder in (base, adapted):
         manifest = json.loads((folder / MANIFEST).read_text())
         del manifest[SEAL]
         manifest["model_id"] = "old"
         if "base" in manifest:
             manifest["base"]["model_id"] = "old"
         (folder / MANIFEST).write_text(json.dumps(manifest))
-    assert [load_artifact(folder).model_id for folder in (base, mine)] == names
+    assert [load_artifact(folder).model_id for folder in (base, adapted)] == names
 
 
 @pytest.mark.parametrize("value", [None, "x", 3, [], [1], {}, {"a": 1}], ids=repr)
 def test_any_value_of_any_field_is_refused_or_harmless(folders: tuple[Path, Path], value: Any) -> None:
-    _, mine = folders
-    original = json.loads((mine / MANIFEST).read_text())
+    _, adapted = folders
+    original = json.loads((adapted / MANIFEST).read_text())
     places = [(name,) for name in original]
     places += [(name, key) for name in ("base", "device", "process", "names", "sha256") for key in original[name]]
     refused = 0
     for *outer, last in places:
         changed = json.loads(json.dumps(original))
         (changed[outer[0]] if outer else changed)[last] = value
-        (mine / MANIFEST).write_text(json.dumps(sealed(changed)))
+        (adapted / MANIFEST).write_text(json.dumps(sealed(changed)))
         try:
-            answer = LatencyPredictor.load(mine).predict(["softmax:rows=4096,cols=512"], "h200")[0]
+            answer = LatencyPredictor.load(adapted).predict(["softmax:rows=4096,cols=512"], "h200")[0]
             assert answer.latency_s is not None and answer.latency_s > 0
         except ArtifactError as error:
             assert error.hint

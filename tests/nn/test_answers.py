@@ -31,30 +31,30 @@ def fresh(folder: Path) -> LatencyPredictor:
 
 def queries(count: int) -> list[Query]:
     rng = random.Random(0)
-    asked = []
+    rows = []
     for spec in random_specs(count, 4):
         protocol: Protocol = "kernel" if rng.random() < 0.5 else "eager"
-        asked.append(Query(TensorProgram.from_operator(spec), rng.choice(DEVICES), protocol))
-    return asked
+        rows.append(Query(TensorProgram.from_operator(spec), rng.choice(DEVICES), protocol))
+    return rows
 
 
 def test_batch_equals_one_by_one_to_the_last_digit(folder: Path) -> None:
-    asked = queries(5 * CHUNK_ROWS // 2)
-    together = fresh(folder).predict_queries(asked)
+    batch = queries(5 * CHUNK_ROWS // 2)
+    together = fresh(folder).predict_queries(batch)
     lonely = fresh(folder)
-    assert [lonely.predict_queries([q])[0] for q in asked] == together
-    backwards = fresh(folder).predict_queries(asked[::-1])[::-1]
+    assert [lonely.predict_queries([q])[0] for q in batch] == together
+    backwards = fresh(folder).predict_queries(batch[::-1])[::-1]
     assert backwards == together
     assert all(p.latency_s and p.latency_s > 0 for p in together)
 
 
 def test_memory_changes_nothing(folder: Path) -> None:
     predictor = fresh(folder)
-    asked = queries(40)
-    assert predictor.predict_queries(asked) == predictor.predict_queries(asked)
+    batch = queries(40)
+    assert predictor.predict_queries(batch) == predictor.predict_queries(batch)
     # Other quantiles are read from the same answer.
-    levels = predictor.predict_queries(asked, quantiles=(0.05, 0.5, 0.95))
-    assert levels == fresh(folder).predict_queries(asked, quantiles=(0.05, 0.5, 0.95))
+    levels = predictor.predict_queries(batch, quantiles=(0.05, 0.5, 0.95))
+    assert levels == fresh(folder).predict_queries(batch, quantiles=(0.05, 0.5, 0.95))
     for answer in levels:
         assert list(answer.quantiles) == ["0.05", "0.5", "0.95"]
         assert answer.lower_s is not None
@@ -63,7 +63,7 @@ def test_memory_changes_nothing(folder: Path) -> None:
 
 
 def test_the_shipped_model_too(predictor: LatencyPredictor) -> None:
-    asked = queries(CHUNK_ROWS + 3)
-    together = LatencyPredictor(predictor.artifact).predict_queries(asked)
+    batch = queries(CHUNK_ROWS + 3)
+    together = LatencyPredictor(predictor.artifact).predict_queries(batch)
     lonely = LatencyPredictor(predictor.artifact)
-    assert [lonely.predict_queries([q])[0] for q in asked] == together
+    assert [lonely.predict_queries([q])[0] for q in batch] == together

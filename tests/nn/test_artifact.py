@@ -53,7 +53,7 @@ def test_round_trip(folder: Path) -> None:
 
 
 def test_a_device_that_no_table_knows_goes_with_the_model(folder: Path) -> None:
-    mine = lookup("l4").model_copy(update={"name": "my-card", "compute_units": 44})
+    custom_device = lookup("l4").model_copy(update={"name": "my-card", "compute_units": 44})
     artifact = load_artifact(folder)
     save_artifact(
         folder,
@@ -63,12 +63,12 @@ def test_a_device_that_no_table_knows_goes_with_the_model(folder: Path) -> None:
         devices=["t4", "my-card", ""],
         calibration=artifact.calibration,
         details={},
-        device_specs=[lookup("t4"), mine, lookup("l4")],
+        device_specs=[lookup("t4"), custom_device, lookup("l4")],
     )
     predictor = LatencyPredictor.load(folder)
     assert set(predictor.artifact.manifest["device_specs"]) == {"my-card"}
-    assert predictor.artifact.trained_devices == [(1, lookup("t4")), (2, mine)]
-    by_name, by_figures = (predictor.predict([PROGRAM], device)[0] for device in ("my-card", mine))
+    assert predictor.artifact.trained_devices == [(1, lookup("t4")), (2, custom_device)]
+    by_name, by_figures = (predictor.predict([PROGRAM], device)[0] for device in ("my-card", custom_device))
     assert by_name.latency_s == by_figures.latency_s > 0
     with pytest.raises(UnknownDeviceError):
         predictor.predict([PROGRAM], "your-card")

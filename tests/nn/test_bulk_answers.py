@@ -49,16 +49,16 @@ def as_features(predictor: LatencyPredictor, queries: list[Query]) -> FeatureQue
 
 
 def assert_same(predictor: LatencyPredictor, queries: list[Query], answers: FeatureAnswers) -> None:
-    for i, one in enumerate(predictor.predict_queries(queries, LEVELS)):
-        assert one.error is None
-        assert (one.latency_s, one.lower_s, one.upper_s) == (
+    for i, prediction in enumerate(predictor.predict_queries(queries, LEVELS)):
+        assert prediction.error is None
+        assert (prediction.latency_s, prediction.lower_s, prediction.upper_s) == (
             answers.latency_s[i],
             answers.lower_s[i],
             answers.upper_s[i],
         )
-        assert list(one.quantiles.values()) == answers.quantiles[i].tolist()
-        assert one.domain == DOMAINS[answers.domain[i]]
-        assert (one.domain_score, one.roofline_s) == (answers.domain_score[i], answers.roofline_s[i])
+        assert list(prediction.quantiles.values()) == answers.quantiles[i].tolist()
+        assert prediction.domain == DOMAINS[answers.domain[i]]
+        assert (prediction.domain_score, prediction.roofline_s) == (answers.domain_score[i], answers.roofline_s[i])
 
 
 def test_arrays_and_queries_get_the_same_figures(predictor: LatencyPredictor) -> None:

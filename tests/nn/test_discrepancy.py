@@ -31,8 +31,8 @@ def numpy_cmd(source: np.ndarray, target: np.ndarray, moments: int) -> float:
 def test_cmd_is_the_published_formula(moments: int) -> None:
     rng = np.random.default_rng(0)
     source, target = np.tanh(rng.standard_normal((300, 8))), np.tanh(rng.standard_normal((200, 8)) + 0.5)
-    found = central_moment_discrepancy(torch.from_numpy(source), torch.from_numpy(target), moments)
-    assert float(found) == pytest.approx(numpy_cmd(source, target, moments), rel=1e-9)
+    discrepancy = central_moment_discrepancy(torch.from_numpy(source), torch.from_numpy(target), moments)
+    assert float(discrepancy) == pytest.approx(numpy_cmd(source, target, moments), rel=1e-9)
 
 
 def test_cmd_is_zero_for_equal_batches_and_symmetric() -> None:
@@ -52,15 +52,15 @@ def test_mmd_is_the_published_formula() -> None:
     squared = ((both[:, None] - both[None]) ** 2).sum(-1)
     kernel = np.mean([np.exp(-squared / (squared.mean() * w)) for w in KERNEL_WIDTHS], axis=0)
     expected = kernel[:40, :40].mean() + kernel[40:, 40:].mean() - 2 * kernel[:40, 40:].mean()
-    found = maximum_mean_discrepancy(torch.from_numpy(source), torch.from_numpy(target))
-    assert float(found) == pytest.approx(expected, rel=1e-9)
+    discrepancy = maximum_mean_discrepancy(torch.from_numpy(source), torch.from_numpy(target))
+    assert float(discrepancy) == pytest.approx(expected, rel=1e-9)
 
 
 def test_coral_is_the_published_formula() -> None:
     source, target = batches()
     gap = np.cov(source, rowvar=False) - np.cov(target, rowvar=False)
-    found = correlation_alignment(torch.from_numpy(source), torch.from_numpy(target))
-    assert float(found) == pytest.approx((gap**2).sum() / (4 * 6**2), rel=1e-9)
+    discrepancy = correlation_alignment(torch.from_numpy(source), torch.from_numpy(target))
+    assert float(discrepancy) == pytest.approx((gap**2).sum() / (4 * 6**2), rel=1e-9)
 
 
 @pytest.mark.parametrize("name", DISCREPANCIES)
@@ -70,11 +70,11 @@ def test_descending_brings_batches_together(name: str) -> None:
     fixed = torch.from_numpy(source)
     moving = torch.atanh(torch.from_numpy(target)).requires_grad_()
     optimiser = torch.optim.Adam([moving], lr=0.05)
-    found = []
+    discrepancies = []
     for _ in range(60):
         optimiser.zero_grad()
         loss = distance(fixed, bounded(moving))
         loss.backward()
         optimiser.step()
-        found.append(loss.item())
-    assert 0 <= found[-1] < 0.5 * found[0]
+        discrepancies.append(loss.item())
+    assert 0 <= discrepancies[-1] < 0.5 * discrepancies[0]

@@ -52,12 +52,12 @@ def random_feed(config: NetworkConfig, rows: int, leaves: int) -> dict[str, Any]
     }
 
 
-def torch_says(net: LatencyNetwork, feed: dict[str, Any]) -> list[Any]:
+def torch_outputs(net: LatencyNetwork, feed: dict[str, Any]) -> list[Any]:
     t = {name: torch.from_numpy(value) for name, value in feed.items()}
     with torch.inference_mode():
-        asked = net.standardise(t["inputs"])
-        latent = net.encode(t["leaves"], t["positions"], t["mask"], asked, t["logs"])
-        return [value.numpy() for value in net.decode_seen(latent, asked, t["device"])]
+        standardised = net.standardise(t["inputs"])
+        latent = net.encode(t["leaves"], t["positions"], t["mask"], standardised, t["logs"])
+        return [value.numpy() for value in net.decode_seen(latent, standardised, t["device"])]
 
 
 def graph_feed(weights: Weights, feed: dict[str, Any]) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def graph_feed(weights: Weights, feed: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in feed.items() if name != "positions"} | {"places": places}
 
 
-def graph_says(weights: Weights, feed: dict[str, Any]) -> list[Any]:
+def graph_outputs(weights: Weights, feed: dict[str, Any]) -> list[Any]:
     engine = engine_of(weights)
     outputs: list[Any] = engine._session.run(None, graph_feed(weights, feed))
     return outputs
@@ -79,7 +79,7 @@ def test_graph_equals_torch(config: NetworkConfig) -> None:
     onnx.checker.check_model(network_graph(config, weights.arrays, weights.view()), full_check=True)
     for rows, leaves in ((1, 1), (5, 3), (32, 8)):
         feed = random_feed(config, rows, leaves)
-        expected, got = torch_says(net, feed), graph_says(weights, feed)
+        expected, got = torch_outputs(net, feed), graph_outputs(weights, feed)
         np.testing.assert_allclose(got[0], expected[0], atol=TOLERANCE)
         np.testing.assert_allclose(got[1], expected[1], atol=TOLERANCE)
         np.testing.assert_allclose(got[2], expected[2] @ weights.view(), atol=TOLERANCE)
@@ -91,18 +91,18 @@ def test_the_shipped_network_too(predictor: LatencyPredictor) -> None:
     feed = random_feed(weights.config, 32, 4)
     mean, scale = weights.arrays["input_mean"], weights.arrays["input_scale"]
     feed["inputs"] = (mean + feed["inputs"] / np.maximum(scale, 1e-3)).astype(np.float32)
-    expected, got = torch_says(weights.network, feed), graph_says(weights, feed)
+    expected, got = torch_outputs(weights.network, feed), graph_outputs(weights, feed)
     np.testing.assert_allclose(got[0], expected[0], atol=TOLERANCE)
     np.testing.assert_allclose(got[1], expected[1], atol=TOLERANCE)
 
 
-def test_what_padding_holds_changes_nothing() -> None:
+def test_values_of_padding_change_nothing() -> None:
     config = TINY.model_copy(update={"schedule": True})
     weights = weights_of(network(config=config))
     feed = random_feed(config, 6, 4)
-    before = graph_says(weights, feed)
+    before = graph_outputs(weights, feed)
     feed["leaves"][~feed["mask"]] = 7.0
-    for one, two in zip(before, graph_says(weights, feed), strict=True):
+    for one, two in zip(before, graph_outputs(weights, feed), strict=True):
         np.testing.assert_array_equal(one, two)
 
 
@@ -153,10 +153,10 @@ def test_places_are_those_of_torch(kind: Positions) -> None:
         np.testing.assert_allclose(encode_places(kind, positions, 16), expected, atol=3e-4)
 
 
-def test_several_threads_say_the_same_but_for_the_last_digit() -> None:
+def test_several_threads_agree_except_for_the_last_digit() -> None:
     weights = weights_of(network())
     two = Engine(weights.config, weights.arrays, weights.view(), threads=2)
     feed = random_feed(weights.config, 64, 3)
-    for one, other in zip(graph_says(weights, feed), two._session.run(None, graph_feed(weights, feed)), strict=True):
+    for one, other in zip(graph_outputs(weights, feed), two._session.run(None, graph_feed(weights, feed)), strict=True):
         np.testing.assert_allclose(one, other, atol=TOLERANCE)
     assert one.shape == (64, VIEW_COLUMNS)

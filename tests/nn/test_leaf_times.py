@@ -29,11 +29,11 @@ def seconds(*leaves: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Te
     """Of an untrained module: one program on one unit of 2^20 flop/s."""
     times = LeafTimes(8, INPUT_WIDTH).eval()
     rows = torch.stack(leaves)[None]
-    found: torch.Tensor = times(
+    log_seconds: torch.Tensor = times(
         rows, torch.ones(1, len(leaves), 8), mask, torch.zeros(1, INPUT_WIDTH), torch.zeros(1, len(DEVICE_LOGS))
     )
-    assert found.shape == (1, 2)
-    return found[0]
+    assert log_seconds.shape == (1, 2)
+    return log_seconds[0]
 
 
 @pytest.mark.parametrize("name", [*OVERLAP, *ADD])
@@ -51,8 +51,8 @@ def test_every_count_costs_what_the_table_says(name: str) -> None:
 
 def test_leaves_add_up_and_what_overlaps_does_not() -> None:
     work = leaf(vector_ops=1.0, lines_32768=1e6)
-    one, two = (seconds(*[work] * n)[0].exp().item() for n in (1, 2))
-    assert two - CALL_CYCLES * CYCLE_S == pytest.approx(2 * (one - CALL_CYCLES * CYCLE_S), rel=1e-4)
+    single, double = (seconds(*[work] * n)[0].exp().item() for n in (1, 2))
+    assert double - CALL_CYCLES * CYCLE_S == pytest.approx(2 * (single - CALL_CYCLES * CYCLE_S), rel=1e-4)
     both = seconds(leaf(vector_ops=1.0, vector_loads=1e9, vector_stores=1e9))[0].exp().item()
     assert both < 0.8 * 1e9 * CYCLE_S * (OVERLAP["vector_loads"] + OVERLAP["vector_stores"])
 

@@ -171,8 +171,8 @@ def test_only_training_rows_of_devices_that_are_not_held_out() -> None:
     assert (data.rows.part[index] == 0).all()
     assert {data.devices[d].name for d in data.rows.device[index]} == {"l4", "a100-pcie-40gb"}
     assert (weight == 1).all()
-    few = config.model_copy(update={"data": config.data.model_copy(update={"max_rows_per_source": 50})})
-    assert len(training_rows(data, few)[0]) == 50
+    limited = config.model_copy(update={"data": config.data.model_copy(update={"max_rows_per_source": 50})})
+    assert len(training_rows(data, limited)[0]) == 50
 
 
 def test_an_epoch_draws_each_row_as_often_as_its_weight_says() -> None:
@@ -212,8 +212,8 @@ def test_programs_of_a_task_are_drawn_together() -> None:
 def test_pairs_are_of_one_task_and_come_once() -> None:
     group = np.array([5, -1, 2, 5, 2, -1, 5, 8])
     first, second = pairs_within(group)
-    found = {frozenset(pair) for pair in zip(first.tolist(), second.tolist(), strict=True)}
-    assert found == {frozenset(p) for p in [(0, 3), (0, 6), (3, 6), (2, 4)]}
+    distinct_pairs = {frozenset(pair) for pair in zip(first.tolist(), second.tolist(), strict=True)}
+    assert distinct_pairs == {frozenset(p) for p in [(0, 3), (0, 6), (3, 6), (2, 4)]}
     assert len(first) == 4
     for none in (np.full(4, -1), np.arange(4), np.zeros(0, dtype=np.int64)):
         assert len(pairs_within(none)[0]) == 0

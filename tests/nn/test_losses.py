@@ -16,8 +16,8 @@ def test_pinball_is_the_published_formula() -> None:
     target, quantiles = rng.standard_normal(40), rng.standard_normal((40, len(LEVELS)))
     error = target[:, None] - quantiles
     expected = np.where(error > 0, np.array(LEVELS) * error, (np.array(LEVELS) - 1) * error).mean()
-    found = pinball_loss(torch.from_numpy(quantiles), torch.from_numpy(target))
-    assert float(found) == pytest.approx(expected, rel=1e-9)
+    loss = pinball_loss(torch.from_numpy(quantiles), torch.from_numpy(target))
+    assert float(loss) == pytest.approx(expected, rel=1e-9)
 
 
 def test_pinball_is_least_at_the_quantiles() -> None:

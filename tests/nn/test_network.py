@@ -133,25 +133,25 @@ def test_shipped_networks_have_less_than_three_million_parameters(path: Path) ->
 
 def test_positional_encoding_is_the_standard_formula() -> None:
     width, positions = 12, [0, 1, 5, 17, 250]
-    found = positional_encoding(torch.tensor(positions), width).numpy()
-    assert found.shape == (5, width)
+    encoding = positional_encoding(torch.tensor(positions), width).numpy()
+    assert encoding.shape == (5, width)
     for row, p in enumerate(positions):
         for i in range(width // 2):
             angle = p / 10000 ** (2 * i / width)
-            assert found[row, 2 * i] == pytest.approx(math.sin(angle), abs=2e-5)
+            assert encoding[row, 2 * i] == pytest.approx(math.sin(angle), abs=2e-5)
             # The same frequency, and no doubled exponent: what the reference implementation got wrong.
-            assert found[row, 2 * i + 1] == pytest.approx(math.cos(angle), abs=2e-5)
+            assert encoding[row, 2 * i + 1] == pytest.approx(math.cos(angle), abs=2e-5)
 
 
 def test_published_encoding_is_what_the_reference_computes() -> None:
     width, positions = 164, [0, 1, 100]
-    found = published_encoding(torch.tensor(positions), width).numpy()
+    encoding = published_encoding(torch.tensor(positions), width).numpy()
     for row, p in enumerate(positions):
         for i in range(0, width, 2):
-            assert found[row, i] == pytest.approx(math.sin(p / 10000 ** (2 * i / width)), abs=2e-5)
-            assert found[row, i + 1] == pytest.approx(math.cos(p / 10000 ** (2 * (i + 1) / width)), abs=2e-5)
+            assert encoding[row, i] == pytest.approx(math.sin(p / 10000 ** (2 * i / width)), abs=2e-5)
+            assert encoding[row, i + 1] == pytest.approx(math.cos(p / 10000 ** (2 * (i + 1) / width)), abs=2e-5)
     # Almost half of its sines stay near zero even far into a program.
-    assert (np.abs(found[2, ::2][-40:]) < 0.01).all()
+    assert (np.abs(encoding[2, ::2][-40:]) < 0.01).all()
 
 
 def test_standardised_inputs_are_bounded() -> None:

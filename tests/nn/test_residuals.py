@@ -16,14 +16,14 @@ FIXED = ResidualSettings(amplitudes=(1.0,), noises=(1.0,))
 
 def features(rows: int, seed: int = 0, peers: int = 3) -> AdapterFeatures:
     rng = np.random.default_rng(seed)
-    said = rng.normal(0, 0.5, (rows, peers)).astype(np.float32)
-    said[rng.random(said.shape) < 0.2] = np.nan
+    peer_logs = rng.normal(0, 0.5, (rows, peers)).astype(np.float32)
+    peer_logs[rng.random(peer_logs.shape) < 0.2] = np.nan
     return AdapterFeatures(
         numeric=rng.normal(size=(rows, 4)).astype(np.float32),
         operator=rng.integers(-1, 4, rows),
         family=rng.integers(0, 2, rows),
         setting=rng.integers(0, 2, rows),
-        peers=said,
+        peers=peer_logs,
         view=rng.normal(size=(rows, 5)).astype(np.float32),
     )
 
@@ -53,14 +53,14 @@ def test_the_kernel_is_what_its_parts_say() -> None:
 
 
 def test_mean_and_variance_against_a_plain_solution() -> None:
-    known, asked = features(20), features(9, 2)
+    known, queries = features(20), features(9, 2)
     residual = np.random.default_rng(3).normal(0.1, 0.1, 20)
     process = ResidualProcess(known, residual, replace(FIXED, clip=10.0))
     covariance = plain_kernel(known, known, FIXED) + FIXED.noise**2 * np.eye(20)
-    cross = plain_kernel(asked, known, FIXED)
-    mean, variance = process.mean_and_variance(asked)
+    cross = plain_kernel(queries, known, FIXED)
+    mean, variance = process.mean_and_variance(queries)
     assert mean == pytest.approx(cross @ np.linalg.solve(covariance, residual), abs=1e-9)
-    left = np.diag(plain_kernel(asked, asked, FIXED) - cross @ np.linalg.solve(covariance, cross.T))
+    left = np.diag(plain_kernel(queries, queries, FIXED) - cross @ np.linalg.solve(covariance, cross.T))
     assert variance == pytest.approx(left, abs=1e-9)
 
 
@@ -77,14 +77,14 @@ def test_leave_one_out_is_a_fit_without_the_row() -> None:
         assert variance[row] == pytest.approx(spread[0] + settings.noise**2, abs=1e-9)
 
 
-def test_a_figure_does_not_depend_on_its_company() -> None:
+def test_a_prediction_does_not_depend_on_the_other_rows() -> None:
     process = ResidualProcess.fit(features(37), np.random.default_rng(5).normal(0, 0.2, 37))
-    asked = features(50, 6)
-    together = process.mean_and_variance(asked, one_by_one=True)
+    queries = features(50, 6)
+    together = process.mean_and_variance(queries, one_by_one=True)
     for row in range(50):
-        alone = process.mean_and_variance(asked.take(np.array([row])), one_by_one=True)
+        alone = process.mean_and_variance(queries.take(np.array([row])), one_by_one=True)
         assert (alone[0][0], alone[1][0]) == (together[0][row], together[1][row])
-    many = process.mean_and_variance(asked)
+    many = process.mean_and_variance(queries)
     assert many[0] == pytest.approx(together[0], abs=1e-12)
     assert many[1] == pytest.approx(together[1], abs=1e-10)
 
@@ -109,11 +109,11 @@ def test_likelihood_chooses_small_scales_for_noise_and_large_ones_for_structure(
     assert structure.noise < noise.noise * 1.01
 
 
-def test_stored_and_loaded_it_says_the_same() -> None:
+def test_stored_and_loaded_process_predicts_the_same() -> None:
     process = ResidualProcess.fit(features(25), np.random.default_rng(10).normal(0, 0.2, 25))
     again = ResidualProcess.load(process.tensors(), process.manifest())
-    asked = features(11, 12)
-    for mine, theirs in zip(process.mean_and_variance(asked), again.mean_and_variance(asked), strict=True):
+    queries = features(11, 12)
+    for mine, theirs in zip(process.mean_and_variance(queries), again.mean_and_variance(queries), strict=True):
         assert (mine == theirs).all()
 
 

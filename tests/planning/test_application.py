@@ -287,7 +287,7 @@ def one_engine_cases(seed: int, count: int, requests: tuple[int, int], most_prim
     return cases
 
 
-def test_an_engine_waits_for_company_where_that_is_better() -> None:
+def test_engine_waits_for_a_larger_batch_where_that_is_better() -> None:
     # Alone 10 s each: the second request waits until 10 and ends at 20. Together they start at 1 and end at 11.
     app = Application((engine("e", 10, 0),), (Primitive("a", 0, 1, ()),))
     found = search(app, app, [0.0, 1.0], SearchControl(60))

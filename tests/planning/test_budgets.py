@@ -103,7 +103,7 @@ def test_split_without_time_is_a_baseline_with_a_bound() -> None:
     assert simple.lower_bound_s <= best.value_s
 
 
-def test_split_without_time_says_so_where_no_baseline_fits() -> None:
+def test_split_without_time_is_an_error_where_no_baseline_fits() -> None:
     ranks = [{"memory_bytes": 30.0}, {"memory_bytes": 1.0}]
     layers = [{**STAGE, "weight_bytes": size} for size in (10.0, 10.0, 10.0, 1.0)]
     request = read_request(SplitRequest, {"layers": layers, "ranks": ranks, "micro_batches": 1})

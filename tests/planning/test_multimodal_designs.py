@@ -167,7 +167,7 @@ REQUEST = {
 }
 
 
-def test_search_asks_for_the_time_after_every_few_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_checks_the_budget_after_every_few_orders(monkeypatch: pytest.MonkeyPatch) -> None:
     class Clock:
         now = 0.0
 

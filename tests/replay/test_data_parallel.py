@@ -29,16 +29,16 @@ MEASURED = Setup(2, LINK, "measured")
 
 def test_a_bucket_for_each_layer_hides_all_but_the_last() -> None:
     # Forward until 2, b's gradients at 4, sent until 6; a's at 6, sent until 8; update until 8.5.
-    found = simulate(TWO, MEASURED, 1.0, update_s=0.5)
-    assert found.iteration_s == 8.5
-    assert (found.comm_s, found.exposed_comm_s) == (4.0, 2.0)
-    sent = [node for node in found.timeline.graph.nodes if node.kind == "comm"]
+    iteration = simulate(TWO, MEASURED, 1.0, update_s=0.5)
+    assert iteration.iteration_s == 8.5
+    assert (iteration.comm_s, iteration.exposed_comm_s) == (4.0, 2.0)
+    sent = [node for node in iteration.timeline.graph.nodes if node.kind == "comm"]
     assert [node.id for node in sent] == ["00004 all-reduce 0", "00005 all-reduce 1"]
 
 
 def test_one_bucket_hides_nothing() -> None:
-    found = simulate(TWO, MEASURED, 8.0)
-    assert (found.iteration_s, found.exposed_comm_s) == (10.0, 4.0)
+    iteration = simulate(TWO, MEASURED, 8.0)
+    assert (iteration.iteration_s, iteration.exposed_comm_s) == (10.0, 4.0)
 
 
 def test_ring_of_several_ranks() -> None:
@@ -52,11 +52,11 @@ def test_contention_by_hand() -> None:
     # transfers twice. a's backward ends at 4 + 3 = 7, by when 3 / 4 of the transfer are done; the rest runs
     # alone until 7.5.
     setup = Setup(2, LINK, "measured", compute_slowdown=1.5, comm_slowdown=2.0)
-    found = simulate(TWO, setup, 1.0)
-    ends = dict(zip((n.id for n in found.timeline.graph.nodes), found.timeline.end_s.tolist(), strict=True))
+    iteration = simulate(TWO, setup, 1.0)
+    ends = dict(zip((n.id for n in iteration.timeline.graph.nodes), iteration.timeline.end_s.tolist(), strict=True))
     assert ends["00003 backward a"] == pytest.approx(7.0)
     assert ends["00004 all-reduce 0"] == pytest.approx(7.5)
-    assert found.iteration_s == pytest.approx(9.5)
+    assert iteration.iteration_s == pytest.approx(9.5)
 
 
 @settings(max_examples=25, deadline=None)
@@ -89,11 +89,11 @@ layers = st.lists(
 @settings(max_examples=30, deadline=None)
 @given(layers, st.floats(0, 10), st.floats(1, 2), st.floats(1, 2))
 def test_between_the_bound_and_no_overlap(own: list[Layer], cap: float, compute: float, comm: float) -> None:
-    found = simulate(own, MEASURED, cap)
+    iteration = simulate(own, MEASURED, cap)
     alone = sum(layer.forward_s + layer.backward_s for layer in own)
-    assert max(alone, found.comm_s) - 1e-9 <= found.iteration_s <= alone + found.comm_s + 1e-9
+    assert max(alone, iteration.comm_s) - 1e-9 <= iteration.iteration_s <= alone + iteration.comm_s + 1e-9
     shared = simulate(own, Setup(2, LINK, "measured", compute, comm), cap)
-    assert found.iteration_s - 1e-9 <= shared.iteration_s <= compute * comm * found.iteration_s + 1e-9
+    assert iteration.iteration_s - 1e-9 <= shared.iteration_s <= compute * comm * iteration.iteration_s + 1e-9
 
 
 def _layer(name: str) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def request(**changes: Any) -> dict[str, Any]:
 def test_the_request_chooses_a_bucket_size() -> None:
     answer = make_plan("data-parallel", request())
     assert (answer["iteration_s"], answer["bucket_bytes"], answer["exposed_comm_s"]) == (8.0, 1.0, 2.0)
-    assert [(one["bucket_bytes"], one["buckets"], one["iteration_s"]) for one in answer["choices"]] == [
+    assert [(choice["bucket_bytes"], choice["buckets"], choice["iteration_s"]) for choice in answer["choices"]] == [
         (8.0, 1, 10.0),
         (1.0, 2, 8.0),
         (25 * 2**20, 1, 10.0),
@@ -127,7 +127,7 @@ def test_the_request_chooses_a_bucket_size() -> None:
     }
     # Forward 2 and backward 4, then a's gradients alone, 2; b's at 4 and both, 4, are as long.
     assert (answer["lower_bound_s"], answer["gap"]) == (8.0, 0.0)
-    assert [(one["ready_s"], one["start_s"], one["end_s"]) for one in answer["transfers"]] == [
+    assert [(choice["ready_s"], choice["start_s"], choice["end_s"]) for choice in answer["transfers"]] == [
         (4.0, 4.0, 6.0),
         (6.0, 6.0, 8.0),
     ]
@@ -153,7 +153,7 @@ def test_no_choice_is_below_the_bound(own: list[Layer], sizes: list[float], alph
 
 
 def _check_bound(answer: dict[str, Any]) -> None:
-    least = min(one["iteration_s"] for one in answer["choices"])
+    least = min(choice["iteration_s"] for choice in answer["choices"])
     assert answer["iteration_s"] == least
     assert all(seconds >= answer["lower_bound_s"] - 1e-9 for seconds in (least, *answer["baselines"].values()))
 
@@ -186,8 +186,8 @@ def test_error_names_the_field(changes: dict[str, Any], path: str) -> None:
 def test_a_program_needs_a_predictor_and_is_named_in_the_explanation() -> None:
     linear = {"operator": "linear", "m": 64, "n": 64, "k": 64}
     cost = {"programs": [{"program": linear, "count": 2}], "device": "t4"}
-    asked = PLANNERS["data-parallel"].read(request(update=cost)).price_requests()
-    assert [(one.path, one.device) for one in asked] == [("update.programs.0", "t4")]
+    price_requests = PLANNERS["data-parallel"].read(request(update=cost)).price_requests()
+    assert [(priced.path, priced.device) for priced in price_requests] == [("update.programs.0", "t4")]
 
 
 def test_documentation_shows_the_output_of_the_example() -> None:

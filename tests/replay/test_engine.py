@@ -15,10 +15,10 @@ from cdmpp.replay.graph import NodeKind, Order
 
 
 def ends(graph: Graph) -> dict[str, tuple[float, float]]:
-    found = replay(graph)
+    result = replay(graph)
     return {
         node.id: (start, end)
-        for node, start, end in zip(graph.nodes, found.start_s.tolist(), found.end_s.tolist(), strict=True)
+        for node, start, end in zip(graph.nodes, result.start_s.tolist(), result.end_s.tolist(), strict=True)
     }
 
 
@@ -33,14 +33,14 @@ def test_forward_backward_and_overlapped_all_reduce() -> None:
         Node("r1", "gpu", 1.5, ("b1",), stream="comm", kind="comm"),
         Node("u", "gpu", 0.5, ("r1", "r2")),
     ]
-    found = replay(Graph(nodes))
-    assert found.start_s.tolist() == [0.0, 1.0, 3.0, 7.0, 7.0, 10.0, 11.5]
-    assert found.makespan_s == 12.0
-    assert [nodes[i].id for i in found.critical_path] == ["f1", "f2", "b2", "r2", "r1", "u"]
+    result = replay(Graph(nodes))
+    assert result.start_s.tolist() == [0.0, 1.0, 3.0, 7.0, 7.0, 10.0, 11.5]
+    assert result.makespan_s == 12.0
+    assert [nodes[i].id for i in result.critical_path] == ["f1", "f2", "b2", "r2", "r1", "u"]
     # b1 ends at 9; from there to 11.5 only transfers go on.
-    assert found.exposed_comm_s == 2.5
-    assert found.exposed_comm_by_device_s == {"gpu": 2.5}
-    assert [(s.stream, s.busy_s, s.idle_s, s.nodes) for s in found.streams] == [
+    assert result.exposed_comm_s == 2.5
+    assert result.exposed_comm_by_device_s == {"gpu": 2.5}
+    assert [(s.stream, s.busy_s, s.idle_s, s.nodes) for s in result.streams] == [
         ("0", 9.5, 2.5, 5),
         ("comm", 4.5, 7.5, 2),
     ]
@@ -73,9 +73,9 @@ def test_listed_order_lets_nothing_overtake() -> None:
 
 def test_gaps_hold_up_the_stream_and_what_depends_but_not_the_makespan() -> None:
     nodes = [Node("a", "g", 1.0, gap_s=0.5), Node("b", "g", 1.0, gap_s=0.25), Node("c", "h", 2.0, ("a",), gap_s=9.0)]
-    found = replay(Graph(nodes))
-    assert found.start_s.tolist() == [0.0, 1.5, 1.5]
-    assert found.makespan_s == 3.5
+    result = replay(Graph(nodes))
+    assert result.start_s.tolist() == [0.0, 1.5, 1.5]
+    assert result.makespan_s == 3.5
 
 
 def test_a_collective_waits_for_all_its_streams_and_nothing_overtakes_it() -> None:
@@ -104,10 +104,10 @@ def test_a_node_without_duration_passes_on_at_once() -> None:
 
 
 def test_a_graph_without_nodes_takes_no_time() -> None:
-    found = replay(Graph([]))
-    assert found.makespan_s == 0
-    assert found.critical_path == []
-    assert found.exposed_comm_s == 0
+    result = replay(Graph([]))
+    assert result.makespan_s == 0
+    assert result.critical_path == []
+    assert result.exposed_comm_s == 0
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_a_graph_without_nodes_takes_no_time() -> None:
         ),
     ],
 )
-def test_what_is_no_graph_is_refused(nodes: list[Node], says: str, path: str) -> None:
+def test_invalid_graph_is_refused(nodes: list[Node], says: str, path: str) -> None:
     with pytest.raises(FieldError) as error:
         replay(Graph(nodes))
     assert says in error.value.message
@@ -273,17 +273,17 @@ def test_with_queues_by_readiness_it_can_as_graham_showed() -> None:
 @given(graphs())
 def test_bounds_path_and_streams_agree_with_the_timeline(graph: Graph) -> None:
     replayer = Replayer(graph)
-    found = replayer.run()
-    makespan = found.makespan_s
+    result = replayer.run()
+    makespan = result.makespan_s
     assert max(replayer.longest_path_s, replayer.busiest_stream_s) <= makespan + 1e-12
-    path = found.critical_path
-    assert found.start_s[path[0]] == 0
-    assert found.end_s[path[-1]] == makespan
+    path = result.critical_path
+    assert result.start_s[path[0]] == 0
+    assert result.end_s[path[-1]] == makespan
     for before, after in itertools.pairwise(path):
-        assert found.start_s[after] == found.end_s[before] + graph.nodes[before].gap_s
-    assert all(abs(use.busy_s + use.idle_s - makespan) < 1e-12 for use in found.streams)
+        assert result.start_s[after] == result.end_s[before] + graph.nodes[before].gap_s
+    assert all(abs(use.busy_s + use.idle_s - makespan) < 1e-12 for use in result.streams)
     comm = sum(node.duration_s for node in graph.nodes if node.kind == "comm")
-    assert 0 <= found.exposed_comm_s <= comm
+    assert 0 <= result.exposed_comm_s <= comm
 
 
 @settings(max_examples=15, deadline=None)
@@ -302,7 +302,7 @@ def test_compiled_and_plain_are_equal(graph: Graph) -> None:
         patch.setattr(engine, "COMPILED", False)
         patch.setattr(engine, "_walk", getattr(engine._walk, "py_func", engine._walk))
         plain = replay(graph)
-    found = replay(graph)
-    assert found.start_s.tolist() == plain.start_s.tolist()
-    assert found.end_s.tolist() == plain.end_s.tolist()
-    assert found.cause.tolist() == plain.cause.tolist()
+    result = replay(graph)
+    assert result.start_s.tolist() == plain.start_s.tolist()
+    assert result.end_s.tolist() == plain.end_s.tolist()
+    assert result.cause.tolist() == plain.cause.tolist()

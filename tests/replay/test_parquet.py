@@ -86,7 +86,7 @@ def test_error_names_row_and_column(tmp_path: Path, columns: dict[str, Any], tex
         read_parquet(table(tmp_path / "g.parquet", columns))
 
 
-def test_what_is_no_parquet_file_or_has_wrong_metadata_is_refused(tmp_path: Path) -> None:
+def test_invalid_parquet_file_or_metadata_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text.parquet").write_text("{}")
     for path in (
         tmp_path / "text.parquet",

@@ -54,21 +54,21 @@ def test_two_ranks_equal_hand_computed_times() -> None:
         "end1": (pytest.approx(0.040), pytest.approx(0.045)),
     }
     assert answer["makespan_s"] == pytest.approx(0.050)
-    assert [one["id"] for one in answer["critical_path"]] == ["a0", "b0", "end0"]
-    assert [one["share"] for one in answer["critical_path"]] == pytest.approx([0.2, 0.7, 0.1])
+    assert [path_node["id"] for path_node in answer["critical_path"]] == ["a0", "b0", "end0"]
+    assert [path_node["share"] for path_node in answer["critical_path"]] == pytest.approx([0.2, 0.7, 0.1])
     assert answer["lower_bound_s"] == pytest.approx(0.050)
     assert answer["gap"] == pytest.approx(0)
     assert answer["baselines"] == {"serial": pytest.approx(0.095), "longest_path": pytest.approx(0.050)}
-    assert [(one["device"], one["stream"], one["nodes"]) for one in answer["streams"]] == [
+    assert [(path_node["device"], path_node["stream"], path_node["nodes"]) for path_node in answer["streams"]] == [
         ("r0", "0", 3),
         ("r0", "comm", 1),
         ("r1", "0", 2),
         ("r1", "comm", 1),
     ]
-    assert [one["busy_s"] for one in answer["streams"]] == pytest.approx([0.050, 0.010, 0.035, 0.010])
+    assert [path_node["busy_s"] for path_node in answer["streams"]] == pytest.approx([0.050, 0.010, 0.035, 0.010])
     # On r1 nothing hides the all-reduce; somewhere something computes all the time.
     assert answer["exposed_comm_s"] == 0
-    assert [one["exposed_comm_s"] for one in answer["devices"]] == pytest.approx([0, 0.010])
+    assert [path_node["exposed_comm_s"] for path_node in answer["devices"]] == pytest.approx([0, 0.010])
     assert answer["model_id"] is None
     assert answer["domain"] is None
     assert answer["interval"] == {
@@ -95,15 +95,15 @@ def test_each_override_is_applied_alone() -> None:
     ]
     answer = plan_of({**TWO_RANKS, "overrides": overrides})
     assert answer["makespan_s"] == pytest.approx(0.050)
-    found = [(one["nodes"], one["makespan_s"]) for one in answer["what_if"]]
-    assert found == [
+    makespans = [(override["nodes"], override["makespan_s"]) for override in answer["what_if"]]
+    assert makespans == [
         (1, pytest.approx(0.065)),
         (1, pytest.approx(0.045)),
         (3, pytest.approx(0.045)),
         (1, pytest.approx(0.050)),
         (1, pytest.approx(0.050)),
     ]
-    assert [one["saving_s"] for one in answer["what_if"]] == pytest.approx([-0.015, 0.005, 0.005, 0, 0])
+    assert [override["saving_s"] for override in answer["what_if"]] == pytest.approx([-0.015, 0.005, 0.005, 0, 0])
     assert answer["what_if"][0] == {
         **overrides[0],
         "delay_s": 0.0,
@@ -156,14 +156,14 @@ def test_devices_may_be_parallel_and_have_gaps() -> None:
 def test_an_exclusive_link_carries_one_transfer_at_a_time() -> None:
     nodes = [{"id": f"t{i}", "device": f"r{i}", "bytes": 1e6, "link": "bus", "stream": "out"} for i in range(3)]
     table = {"table": [[1e5, 1e-3], [1e7, 1e-2]]}
-    one = 1e-3 * 10**0.5
-    assert plan_of({"nodes": nodes, "links": {"bus": table}})["makespan_s"] == pytest.approx(one)
+    transfer_s = 1e-3 * 10**0.5
+    assert plan_of({"nodes": nodes, "links": {"bus": table}})["makespan_s"] == pytest.approx(transfer_s)
     answer = plan_of({"nodes": nodes, "links": {"bus": {**table, "exclusive": True}}})
-    assert answer["makespan_s"] == pytest.approx(3 * one)
+    assert answer["makespan_s"] == pytest.approx(3 * transfer_s)
     assert {"device": "link:bus", "stream": "0", "nodes": 3} in [
         {key: use[key] for key in ("device", "stream", "nodes")} for use in answer["streams"]
     ]
-    assert answer["exposed_comm_s"] == pytest.approx(3 * one)
+    assert answer["exposed_comm_s"] == pytest.approx(3 * transfer_s)
     assert answer["remarks"] == []
 
 
@@ -193,8 +193,8 @@ def test_programs_are_predicted_once_and_add_up(predictor: LatencyPredictor) -> 
     assert answer["makespan_s"] == pytest.approx(long + linear.latency_s, rel=1e-12)
     assert answer["model_id"] == predictor.model_id
     assert answer["domain"] in ("in", "near", "out")
-    assert sum(one["share"] for one in answer["by_program"]) == pytest.approx(1)
-    assert {one["device"] for one in answer["by_program"]} == {"t4"}
+    assert sum(program["share"] for program in answer["by_program"]) == pytest.approx(1)
+    assert {program["device"] for program in answer["by_program"]} == {"t4"}
     assert answer["critical_path"][-1]["program"] == linear.name
     assert linear.name in " ".join(answer["explanation"])
 
@@ -202,14 +202,14 @@ def test_programs_are_predicted_once_and_add_up(predictor: LatencyPredictor) -> 
 def test_equal_programs_have_equal_errors(predictor: LatencyPredictor) -> None:
     # One queue of one program: its interval times the number of runs, not narrowed by averaging.
     nodes = [{"id": f"n{i}", "device": "t4", "program": LINEAR} for i in range(5)]
-    (one,) = predictor.predict([LINEAR], "t4")
-    assert one.latency_s is not None and one.lower_s is not None and one.upper_s is not None
+    (prediction,) = predictor.predict([LINEAR], "t4")
+    assert prediction.latency_s is not None and prediction.lower_s is not None and prediction.upper_s is not None
     answer = plan_of({"nodes": nodes, "samples": 4000, "seed": 1, "quantiles": [0.9, 0.1, 0.5]}, predictor)
     interval = answer["interval"]
     assert list(interval["quantiles"]) == ["0.1", "0.5", "0.9"]
-    assert interval["quantiles"]["0.1"] == pytest.approx(5 * one.lower_s, rel=0.01)
-    assert interval["quantiles"]["0.5"] == pytest.approx(5 * one.latency_s, rel=0.01)
-    assert interval["quantiles"]["0.9"] == pytest.approx(5 * one.upper_s, rel=0.01)
+    assert interval["quantiles"]["0.1"] == pytest.approx(5 * prediction.lower_s, rel=0.01)
+    assert interval["quantiles"]["0.5"] == pytest.approx(5 * prediction.latency_s, rel=0.01)
+    assert interval["quantiles"]["0.9"] == pytest.approx(5 * prediction.upper_s, rel=0.01)
     assert interval["samples"] == 4000
     # The errors of different programs add up, unless the request says that they are independent.
     mixed = [{"id": "m", "device": "t4", "programs": [{"program": LINEAR}, {"program": SOFTMAX}]}]
@@ -217,8 +217,8 @@ def test_equal_programs_have_equal_errors(predictor: LatencyPredictor) -> None:
     both = plan_of({"nodes": mixed, "correlation": 0}, predictor)
     together = plan_of({"nodes": mixed, "samples": 2000}, predictor)
 
-    def width(found: dict[str, Any]) -> float:
-        return float(found["interval"]["upper_s"] - found["interval"]["lower_s"])
+    def width(answer: dict[str, Any]) -> float:
+        return float(answer["interval"]["upper_s"] - answer["interval"]["lower_s"])
 
     assert width(both) < 0.9 * (width(alone[0]) + width(alone[1]))
     assert width(together) == pytest.approx(width(alone[0]) + width(alone[1]), rel=0.1)
@@ -256,7 +256,7 @@ def test_request_can_be_pickled(predictor: LatencyPredictor) -> None:
 
 def test_example_has_the_expected_critical_path(predictor: LatencyPredictor) -> None:
     answer = plan_of(json.loads(EXAMPLE.read_text()), predictor)
-    assert [one["id"] for one in answer["critical_path"]] == ["f1", "f2", "b2", "b1", "r1", "update"]
+    assert [node["id"] for node in answer["critical_path"]] == ["f1", "f2", "b2", "b1", "r1", "update"]
     assert answer["what_if"][0]["saving_s"] == pytest.approx((2 * (1e-5 + 8388608 / 2 / 12e9)) / 2, rel=1e-9)
     assert answer["what_if"][1]["saving_s"] == pytest.approx(-1e-3, rel=1e-9)
 

@@ -30,10 +30,10 @@ def test_correlation_is_between_programs_of_a_device(correlation: float) -> None
     prices = [price("a", 0.8, 1.25), price("b", 0.8, 1.25), price("a", 0.8, 1.25), price("a", 0.8, 1.25, "l4")]
     spread = spread_of([asked(), asked(), asked(), asked("l4")], prices)
     logs = np.log(spread.factors(50_000, 0, correlation))
-    found = np.corrcoef(logs.T)
-    assert found[0, 1] == pytest.approx(correlation, abs=0.02)
-    assert found[0, 2] == pytest.approx(1.0)  # equal programs
-    assert found[0, 3] == pytest.approx(0.0, abs=0.02)  # another device
+    correlations = np.corrcoef(logs.T)
+    assert correlations[0, 1] == pytest.approx(correlation, abs=0.02)
+    assert correlations[0, 2] == pytest.approx(1.0)  # equal programs
+    assert correlations[0, 3] == pytest.approx(0.0, abs=0.02)  # another device
     assert np.quantile(logs[:, 0], 0.9) == pytest.approx(np.log(1.25), rel=0.02)
 
 

@@ -30,7 +30,7 @@ class Net(nn.Module):
 
 
 def programs(cost: dict[str, list[dict[str, dict[str, object]]]]) -> list[object]:
-    return [one["program"]["operator"] for one in cost["programs"]]
+    return [program["program"]["operator"] for program in cost["programs"]]
 
 
 def test_layers_of_a_module() -> None:
@@ -42,8 +42,8 @@ def test_layers_of_a_module() -> None:
     # The softmax' gradient comes before the head's, the relu's before the body's; the input needs none.
     assert programs(head["backward"]) == ["relu", "linear", "linear", "reduce_mean"]
     assert programs(body["backward"]) == ["relu", "linear", "reduce_mean"]
-    asked = PLANNERS["data-parallel"].read(made).price_requests()
-    assert len(asked) == 11 and {one.protocol for one in asked} == {"eager"}
+    price_requests = PLANNERS["data-parallel"].read(made).price_requests()
+    assert len(price_requests) == 11 and {priced.protocol for priced in price_requests} == {"eager"}
 
 
 def test_parameters_of_the_root_and_of_modules_that_are_not_called() -> None:
@@ -58,10 +58,10 @@ def test_parameters_of_the_root_and_of_modules_that_are_not_called() -> None:
             return self.body(x, x, x, need_weights=False)[0]
 
     made = data_parallel_request(Attending(), [torch.empty(3, 5, 8)], "t4", ranks=2, link={"alpha_s": 1e-5})
-    found = {layer["name"]: sorted(layer["gradient_bytes"]) for layer in made["layers"]}
-    assert found == {"Attending": [32.0], "body": [96.0, 768.0], "body.out_proj": [32.0, 256.0]}
+    gradient_bytes = {layer["name"]: sorted(layer["gradient_bytes"]) for layer in made["layers"]}
+    assert gradient_bytes == {"Attending": [32.0], "body": [96.0, 768.0], "body.out_proj": [32.0, 256.0]}
     # In the order of the forward pass: gradients arrive the other way round.
-    assert list(found) == ["Attending", "body", "body.out_proj"]
+    assert list(gradient_bytes) == ["Attending", "body", "body.out_proj"]
 
 
 def test_kernels_without_an_operator_are_named() -> None:
@@ -81,13 +81,13 @@ def test_measured_layers_make_up_the_iteration() -> None:
     net, x = Net(), torch.randn(32, 8)
     before = {name: p.clone() for name, p in net.named_parameters()}
     optimizer = torch.optim.SGD(net.parameters(), 0.5)
-    found = measure_layers(net, lambda: net(x).square().sum(), optimizer.step, repeats=3, warm=1)
-    assert [layer.name for layer in found.layers] == ["body", "head"]
+    measured = measure_layers(net, lambda: net(x).square().sum(), optimizer.step, repeats=3, warm=1)
+    assert [layer.name for layer in measured.layers] == ["body", "head"]
     # In the order of the module, the last to arrive being the first.
-    assert [sorted(layer.gradient_bytes) for layer in found.layers] == [[64.0, 512.0], [16.0, 256.0]]
-    assert all(layer.forward_s > 0 and layer.backward_s > 0 for layer in found.layers)
-    assert sum(one.forward_s + one.backward_s for one in found.layers) == pytest.approx(found.iteration_s)
-    assert found.update_s > 0
+    assert [sorted(layer.gradient_bytes) for layer in measured.layers] == [[64.0, 512.0], [16.0, 256.0]]
+    assert all(layer.forward_s > 0 and layer.backward_s > 0 for layer in measured.layers)
+    assert sum(layer.forward_s + layer.backward_s for layer in measured.layers) == pytest.approx(measured.iteration_s)
+    assert measured.update_s > 0
     assert not torch.equal(net.body.weight, before["body.weight"])
     assert not net.body._forward_hooks and not net.body.weight._post_accumulate_grad_hooks
 
@@ -112,8 +112,8 @@ def test_buckets_of_a_measured_module_are_those_of_ddp() -> None:
         result: torch.Tensor = module(x).sum()
         return result
 
-    found = measure_layers(net, step, lambda: None, repeats=2, warm=2)
-    said = str(module._get_ddp_logging_data()["rebuilt_bucket_sizes"])
-    theirs = [int(part) for part in said.split(",")]
-    assert [int(bucket.bytes) for bucket in fill_buckets(found.layers, cap)] == theirs
+    measured = measure_layers(net, step, lambda: None, repeats=2, warm=2)
+    ddp_sizes = str(module._get_ddp_logging_data()["rebuilt_bucket_sizes"])
+    theirs = [int(part) for part in ddp_sizes.split(",")]
+    assert [int(bucket.bytes) for bucket in fill_buckets(measured.layers, cap)] == theirs
     assert len(theirs) == 3

@@ -74,10 +74,10 @@ class Postgres:
 def running_postgres() -> Iterator[Postgres]:
     """Start a server with an empty database; it is removed afterwards."""
     pytest.importorskip("psycopg", reason="needs psycopg (pip install '.[postgres]')")
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    if not found:
+    initdb_paths = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    if not initdb_paths:
         pytest.skip("needs PostgreSQL's server (/usr/lib/postgresql/*/bin)")
-    binaries = found[-1].parent
+    binaries = initdb_paths[-1].parent
     as_user: list[str] = []
     user = pwd.getpwuid(os.getuid()).pw_name
     if os.getuid() == 0:

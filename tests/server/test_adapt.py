@@ -20,10 +20,10 @@ DEVICE = "h200"
 
 def records(predictor: LatencyPredictor, count: int = 12, by: float = 1.6) -> list[dict[str, Any]]:
     sizes = [{**LINEAR, "m": 32 * (i + 1), "dtype": "float32"} for i in range(count)]
-    said = predictor.predict(sizes, DEVICE, protocol="eager", framework="pytorch")
+    predictions = predictor.predict(sizes, DEVICE, protocol="eager", framework="pytorch")
     return [
         {"program": p, "latency_s": by * (a.latency_s or 0), "protocol": "eager", "framework": "pytorch"}
-        for p, a in zip(sizes, said, strict=True)
+        for p, a in zip(sizes, predictions, strict=True)
     ]
 
 
@@ -63,10 +63,10 @@ def test_adapted_model_is_accepted_by_predict(client: TestClient, predictor: Lat
     assert listed[body["adapted_model"]]["adapted_device"] == DEVICE
     assert listed[body["base_model_id"]]["default"] and not listed[body["adapted_model"]]["default"]
     # Equal to the result in process.
-    mine = predictor.adapt(
+    adapted = predictor.adapt(
         [(r["program"], r["latency_s"]) for r in records(predictor)], DEVICE, protocol="eager", framework="pytorch"
     )
-    here = mine.predict([{**LINEAR, "m": 100, "dtype": "float32"}], DEVICE, protocol="eager", framework="pytorch")
+    here = adapted.predict([{**LINEAR, "m": 100, "dtype": "float32"}], DEVICE, protocol="eager", framework="pytorch")
     assert here[0].latency_s == h200[1]["latency_s"]
 
 

@@ -53,8 +53,8 @@ def test_small_requests_have_a_share_of_each_batch() -> None:
     assert parts(admission.batch(0)) == [*((ticket, 1) for ticket in small[:SMALL]), (large, BATCH - SMALL)]
     # Room that no other request needs is theirs too.
     alone = queue()
-    few = [add(alone, 1) for _ in range(2 * SMALL)]
-    assert parts(alone.batch(0)) == [(ticket, 1) for ticket in few]
+    small_alone = [add(alone, 1) for _ in range(2 * SMALL)]
+    assert parts(alone.batch(0)) == [(ticket, 1) for ticket in small_alone]
 
 
 def test_senders_share_a_batch() -> None:
@@ -106,7 +106,7 @@ def test_removed_request_leaves_no_trace() -> None:
         max_size=120,
     )
 )
-def test_what_is_admitted_is_finished_in_time(requests: list[tuple[float, int, str, float, bool]]) -> None:
+def test_admitted_requests_finish_in_time(requests: list[tuple[float, int, str, float, bool]]) -> None:
     """As long as a row costs what it did: also if requests of other senders arrive later, or small ones.
 
     A request for which nothing waited may be late, because it is never refused.
@@ -199,7 +199,7 @@ def test_small_requests_are_computed_beside_a_large_batch_for_a_share_of_the_tim
     assert admission.beside_in_s(100.07) is None
 
 
-def test_bodies_of_a_sender_without_chance_are_refused_unread() -> None:
+def test_bodies_that_would_be_refused_are_not_read() -> None:
     admission = queue()
     for _ in range(8):
         admission.learn("new", 20_000, 200)

@@ -45,11 +45,11 @@ def test_the_same_figures_as_in_json(client: TestClient, predictor: LatencyPredi
     response = post(client, sent.to_bytes())
     assert response.status_code == 200, response.text
     assert response.headers["content-type"] == MEDIA_TYPE
-    said = FeatureAnswers.from_bytes(response.content)
-    assert said.model_id == predictor.model_id and said.levels == (0.05, 0.5, 0.95)
+    answers = FeatureAnswers.from_bytes(response.content)
+    assert answers.model_id == predictor.model_id and answers.levels == (0.05, 0.5, 0.95)
     here = predictor.predict_features(sent)
     for name in ("latency_s", "lower_s", "upper_s", "quantiles", "domain", "domain_score", "roofline_s"):
-        assert np.array_equal(getattr(said, name), getattr(here, name)), name
+        assert np.array_equal(getattr(answers, name), getattr(here, name)), name
     items = [
         {
             "program": {**PROGRAMS[i % 3], **({"m": 1 + i} if i % 3 == 0 else {})},
@@ -61,8 +61,8 @@ def test_the_same_figures_as_in_json(client: TestClient, predictor: LatencyPredi
     ]
     body = json.dumps({"items": items, "quantiles": [0.05, 0.5, 0.95]})
     results = client.post("/predict", content=body, headers=JSON).json()["results"]
-    assert [r["latency_s"] for r in results] == said.latency_s[:9].tolist()
-    assert [r["domain"] for r in results] == said.labels[:9]
+    assert [r["latency_s"] for r in results] == answers.latency_s[:9].tolist()
+    assert [r["domain"] for r in results] == answers.labels[:9]
 
 
 def test_what_is_refused(client: TestClient) -> None:

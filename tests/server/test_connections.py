@@ -66,11 +66,11 @@ def answer(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
 def metric(server: Served, name: str) -> float:
     status, text = server.ask("GET", "/metrics")
     assert status == 200
-    found = re.search(rf"^{re.escape(name)} (\S+)$", text.decode() if isinstance(text, bytes) else text, re.M)
-    return float(found[1]) if found else 0.0
+    match = re.search(rf"^{re.escape(name)} (\S+)$", text.decode() if isinstance(text, bytes) else text, re.M)
+    return float(match[1]) if match else 0.0
 
 
-def test_beyond_the_limit_503_with_retry_after_and_never_a_reset(server: Served) -> None:
+def test_connection_beyond_the_limit_gets_503_with_retry_after(server: Served) -> None:
     with ExitStack() as stack:
         # Requests in progress hold their connections: their bodies have not arrived.
         held = [stack.enter_context(connect(server, PREDICT[:-1])) for _ in range(MOST)]
@@ -141,7 +141,7 @@ def test_a_header_without_end_is_refused(server: Served) -> None:
     assert metric(server, 'cdmpp_connections_refused_total{reason="header_bytes"}') >= 3
 
 
-def test_what_follows_a_body_is_bounded_too(server: Served) -> None:
+def test_bytes_after_a_body_are_bounded(server: Served) -> None:
     with connect(server) as connection:
         connection.sendall(
             PREDICT.split(b"Content-Length")[0] + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\nX: "
@@ -173,7 +173,7 @@ def test_another_protocol_is_answered_as_http(server: Served) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs prlimit and /proc")
-def test_running_out_of_descriptors_is_told_and_resets_nobody(server: Served, log: Path) -> None:
+def test_running_out_of_descriptors_is_logged_and_resets_no_connection(server: Served, log: Path) -> None:
     import resource
 
     highest = max(int(name) for name in os.listdir(f"/proc/{server.process.pid}/fd"))
@@ -278,7 +278,7 @@ def test_a_request_in_progress_has_the_time_of_the_application(monkeypatch: pyte
     assert transport.calls == []
 
 
-def test_a_lack_of_descriptors_is_told_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+def test_lack_of_descriptors_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     seconds = 0.0
     limits = Connections(lambda: seconds)
     assert limits.descriptors_left(10) >= LAST and caplog.messages == []

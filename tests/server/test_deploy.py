@@ -47,8 +47,8 @@ def load(name: str) -> Any:
 
 @pytest.fixture(scope="module")
 def services() -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = load("compose.yaml")["services"]
-    return found
+    compose_services: dict[str, dict[str, Any]] = load("compose.yaml")["services"]
+    return compose_services
 
 
 def test_containerfile_passes_hadolint() -> None:

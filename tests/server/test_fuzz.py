@@ -58,8 +58,8 @@ def test_fuzz_seeds_are_valid_requests(client: TestClient) -> None:
     assert not [p for p in client.post("/programs", json=programs).json()["programs"] if "error" in p]
     assert client.post("/adapt", json=seeds.adapt_body()).status_code == 200
     for model in examples():
-        said = client.post("/models/predict?device=t4", content=model, headers={"content-type": OCTETS})
-        assert said.json()["devices"][0]["latency_s"] > 0
+        response = client.post("/models/predict?device=t4", content=model, headers={"content-type": OCTETS})
+        assert response.json()["devices"][0]["latency_s"] > 0
     assert len({bytes(model) for model in adversarial()}) > 35
 
 
@@ -90,7 +90,7 @@ def test_mutations_do_not_change_their_seed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "media", "said", "cases"),
+    ("status", "media", "body", "cases"),
     [
         (500, PROBLEM, {"status": 500, "code": "internal_error", "detail": "x"}, 1),
         (302, "text/html", {}, 1),
@@ -109,12 +109,12 @@ def test_mutations_do_not_change_their_seed() -> None:
         (200, TENSORS, {}, 1),
     ],
 )
-def test_invalid_response_is_a_finding(status: int, media: str, said: object, cases: int) -> None:
-    assert check.problems(status, media, json.dumps(said).encode(), cases)
+def test_invalid_response_is_a_finding(status: int, media: str, body: object, cases: int) -> None:
+    assert check.problems(status, media, json.dumps(body).encode(), cases)
 
 
 @pytest.mark.parametrize(
-    ("status", "media", "said", "cases"),
+    ("status", "media", "body", "cases"),
     [
         (200, "application/json", {"results": [RESULT, ERROR]}, 2),
         (200, "application/json", {"accepted": 0}, 1),
@@ -122,8 +122,8 @@ def test_invalid_response_is_a_finding(status: int, media: str, said: object, ca
         (504, PROBLEM, {"status": 504, "code": "deadline_exceeded", "detail": "x"}, 16),
     ],
 )
-def test_valid_response_is_not_a_finding(status: int, media: str, said: object, cases: int) -> None:
-    assert check.problems(status, media, json.dumps(said).encode(), cases) == []
+def test_valid_response_is_not_a_finding(status: int, media: str, body: object, cases: int) -> None:
+    assert check.problems(status, media, json.dumps(body).encode(), cases) == []
     assert check.problems(200, "text/html", b"<html>", 1)
 
 

@@ -115,7 +115,7 @@ def test_no_slash_is_added_or_removed(client: TestClient) -> None:
         assert "location" not in answer.headers
 
 
-def test_documentation_is_served_from_here_under_the_policy_of_the_page(client: TestClient) -> None:
+def test_docs_page_loads_only_local_files_under_the_content_policy(client: TestClient) -> None:
     page = client.get("/docs")
     assert page.status_code == 200 and page.headers["content-security-policy"] == POLICY
     assert client.get("/").headers["content-security-policy"] == POLICY

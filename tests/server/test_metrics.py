@@ -49,8 +49,8 @@ def test_requests_items_and_refusals_are_counted(tmp_path: Path) -> None:
         for path in ("/nope/1", "/nope/2"):
             client.get(path)
         client.request("BREW", "/predict")
-        told = [{"prediction_id": result["prediction_id"], "latency_s": 1e-4} for result in results[:3]]
-        client.post("/observe", json={"observations": [*told, told[0]]})
+        observations = [{"prediction_id": result["prediction_id"], "latency_s": 1e-4} for result in results[:3]]
+        client.post("/observe", json={"observations": [*observations, observations[0]]})
         answer = client.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=")
     seen = samples(answer.text)

@@ -70,8 +70,8 @@ def test_observation_needs_only_id_and_latency(client: TestClient, database: str
     before, again = results_of(client, 2)
     seconds = [1.5 * before["latency_s"], 3.0 * before["latency_s"]]
     measured = list(zip((before, again), seconds, strict=True))
-    told = {"observations": [{"prediction_id": r["prediction_id"], "latency_s": x} for r, x in measured]}
-    response = client.post("/observe", json=told)
+    body = {"observations": [{"prediction_id": r["prediction_id"], "latency_s": x} for r, x in measured]}
+    response = client.post("/observe", json=body)
     assert response.status_code == 200
     answer = response.json()
     assert answer["accepted"] == 2
@@ -92,8 +92,8 @@ def test_observation_needs_only_id_and_latency(client: TestClient, database: str
 
 
 def test_observation_without_id_is_predicted_first(client: TestClient, database: str) -> None:
-    asked = {"program": OTHER, "device": "l4", "protocol": "eager", "framework": "pytorch"}
-    answer = client.post("/observe", json={"observations": [{**asked, "latency_s": 5e-5}]}).json()
+    query = {"program": OTHER, "device": "l4", "protocol": "eager", "framework": "pytorch"}
+    answer = client.post("/observe", json={"observations": [{**query, "latency_s": 5e-5}]}).json()
     row = kept(database)[answer["results"][0]["observation_id"]]
     before = predicted(client, OTHER, "l4")
     assert (row.program_hash, row.predicted_s) == (before["program_hash"], before["latency_s"])
@@ -101,9 +101,9 @@ def test_observation_without_id_is_predicted_first(client: TestClient, database:
 
 def test_devices_of_one_name_are_separated_by_their_figures(client: TestClient) -> None:
     listed = {d["name"]: d for d in client.get("/devices").json()["devices"]}
-    mine = {k: v for k, v in listed["l40"].items() if k != "trained"}
-    twice = {**mine, "mem_bandwidth_bytes_per_s": 2 * mine["mem_bandwidth_bytes_per_s"]}
-    for device in (mine, twice):
+    custom_device = {k: v for k, v in listed["l40"].items() if k != "trained"}
+    twice = {**custom_device, "mem_bandwidth_bytes_per_s": 2 * custom_device["mem_bandwidth_bytes_per_s"]}
+    for device in (custom_device, twice):
         body = {"observations": [{"program": LINEAR, "device": device, "latency_s": 1e-4}]}
         assert client.post("/observe", json=body).json()["accepted"] == 1
     rows = [row for row in client.get("/observe").json()["devices"] if row["device"] == "l40"]
@@ -175,8 +175,8 @@ def test_drift_is_reported(client: TestClient) -> None:
 
 
 def observe(client: TestClient, *observed: tuple[str, float]) -> list[dict[str, Any]]:
-    told = {"observations": [{"prediction_id": id, "latency_s": latency_s} for id, latency_s in observed]}
-    results: list[dict[str, Any]] = client.post("/observe", json=told).json()["results"]
+    body = {"observations": [{"prediction_id": id, "latency_s": latency_s} for id, latency_s in observed]}
+    results: list[dict[str, Any]] = client.post("/observe", json=body).json()["results"]
     return results
 
 
@@ -220,7 +220,7 @@ def test_prediction_counts_once(client: TestClient, database: str) -> None:
     assert errors(client)["l40s"]["count"] == 2
 
 
-def test_one_absurd_measurement_does_not_decide_the_error(client: TestClient) -> None:
+def test_one_outlier_does_not_dominate_the_mean_error(client: TestClient) -> None:
     results = results_of(client, 100, device="h100-sxm")
     factors = [0.02 if i == 0 else 1.0 for i in range(100)]
     observe(client, *((r["prediction_id"], r["latency_s"] * f) for r, f in zip(results, factors, strict=True)))
@@ -247,8 +247,8 @@ def test_predictions_work_without_the_database(tmp_path: Path) -> None:
     with TestClient(app, raise_server_exceptions=False) as client:
         before = predicted(client)
         assert before["latency_s"] > 0 and before["prediction_id"] is None
-        told = {"observations": [{"prediction_id": "x", "latency_s": 1e-4}]}
-        refused = client.post("/observe", json=told)
+        body = {"observations": [{"prediction_id": "x", "latency_s": 1e-4}]}
+        refused = client.post("/observe", json=body)
         problem(refused, 503, "store_unavailable")
         assert refused.headers["retry-after"] == "5"
         for refused in (
@@ -293,6 +293,6 @@ def test_services_share_one_database(client: TestClient, database: str) -> None:
             json={"items": [{"program": p, "device": "t4"} for p in ({"hash": registered["hash"]}, program)]},
         ).json()["results"]
         assert by_hash["latency_s"] == in_full["latency_s"] > 0
-        told = {"observations": [{"prediction_id": by_hash["prediction_id"], "latency_s": 1e-4}]}
-        assert other.post("/observe", json=told).json()["accepted"] == 1
+        body = {"observations": [{"prediction_id": by_hash["prediction_id"], "latency_s": 1e-4}]}
+        assert other.post("/observe", json=body).json()["accepted"] == 1
         assert counts(client) == counts(other)

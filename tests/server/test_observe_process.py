@@ -62,8 +62,8 @@ def test_accepted_observations_survive_a_kill_under_load(tmp_path: Path) -> None
                 try:
                     items = [{"program": {**LINEAR, "m": next(sizes)}, "device": "t4"} for _ in range(EACH)]
                     results = client.post(f"{url}/predict", json={"items": items}).json()["results"]
-                    told = [{"prediction_id": result["prediction_id"], "latency_s": 1e-4} for result in results]
-                    body = json.dumps({"observations": told})
+                    measured = [{"prediction_id": result["prediction_id"], "latency_s": 1e-4} for result in results]
+                    body = json.dumps({"observations": measured})
                     response = client.post(f"{url}/observe", content=body, headers={"content-type": "application/json"})
                 except httpx2.TransportError:
                     return  # killed: what was under way was not accepted

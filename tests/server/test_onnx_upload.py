@@ -80,17 +80,17 @@ def test_the_figures_are_those_of_the_command_line(upload: Upload) -> None:
     there = json.loads(done.stdout)
     rows = {(r["source"], r["program_hash"], r["device"]): r for r in there["results"]}
     keys = ("latency_s", "lower_s", "upper_s", "domain", "domain_score", "roofline_s")
-    for source, said in sources.items():
-        assert (said["model_id"], said["protocol"]) == (there["model_id"], "eager")
-        assert said["framework"] == "pytorch"
-        for program in said["programs"]:
+    for source, response in sources.items():
+        assert (response["model_id"], response["protocol"]) == (there["model_id"], "eager")
+        assert response["framework"] == "pytorch"
+        for program in response["programs"]:
             assert [a["device"] for a in program["answers"]] == list(DEVICES)
             for answer in program["answers"]:
                 row = rows.pop((source, program["program_hash"], answer["device"]))
                 assert (program["name"], program["count"]) == (row["name"], row["count"])
                 assert [answer[key] for key in keys] == [row[key] for key in keys]
     assert not rows
-    for totals in zip(*(said["devices"] for said in sources.values()), there["totals"], strict=True):
+    for totals in zip(*(response["devices"] for response in sources.values()), there["totals"], strict=True):
         *mine, theirs = totals
         assert {total["device"] for total in mine} == {theirs["device"]}
         assert sum(total["latency_s"] for total in mine) == pytest.approx(theirs["latency_s"])
@@ -104,10 +104,10 @@ def test_the_figures_are_those_of_the_command_line(upload: Upload) -> None:
 
 
 def test_sums_order_and_ids(app: FastAPI, upload: Upload, ask: Any) -> None:
-    said = upload(example("transformer_block"), "device=t4&device=l4").json()
-    ModelResponse.model_validate(said)
-    for i, total in enumerate(said["devices"]):
-        answers = [(p["count"], p["answers"][i]) for p in said["programs"]]
+    response = upload(example("transformer_block"), "device=t4&device=l4").json()
+    ModelResponse.model_validate(response)
+    for i, total in enumerate(response["devices"]):
+        answers = [(p["count"], p["answers"][i]) for p in response["programs"]]
         for key in ("latency_s", "lower_s", "upper_s"):
             assert total[key] == pytest.approx(sum(n * a[key] for n, a in answers))
         for domain, share in total["domain_shares"].items():
@@ -115,11 +115,11 @@ def test_sums_order_and_ids(app: FastAPI, upload: Upload, ask: Any) -> None:
             assert share == pytest.approx(seconds / total["latency_s"])
         assert total["domain"] == label_of_total(total["domain_shares"])
         assert total["lower_bound"] is False
-    costs = [sum(p["count"] * a["latency_s"] for a in p["answers"]) for p in said["programs"]]
+    costs = [sum(p["count"] * a["latency_s"] for a in p["answers"]) for p in response["programs"]]
     assert costs == sorted(costs, reverse=True)
 
     # A program goes back into /predict as it came, and its id says what was answered.
-    program = said["programs"][0]
+    program = response["programs"][0]
     (result,) = ask([{"program": program["program"], "device": "l4"}]).json()["results"]
     answer = program["answers"][1]
     assert (result["program_hash"], result["latency_s"]) == (program["program_hash"], answer["latency_s"])
@@ -129,13 +129,13 @@ def test_sums_order_and_ids(app: FastAPI, upload: Upload, ask: Any) -> None:
 
 
 def test_an_alias_and_an_unknown_device(upload: Upload) -> None:
-    said = upload(example("small_resnet"), "device=T4&device=t44").json()
-    known, unknown = said["devices"]
+    response = upload(example("small_resnet"), "device=T4&device=t44").json()
+    known, unknown = response["devices"]
     assert known["device"] == "t4"
     assert known["latency_s"] > 0
     assert (unknown["device"], unknown["latency_s"], unknown["domain"]) == ("t44", None, None)
     assert (unknown["launches"], unknown["launches_predicted"]) == (known["launches"], 0)
-    assert {p["answers"][1]["error"]["code"] for p in said["programs"]} == {"unknown_device"}
+    assert {p["answers"][1]["error"]["code"] for p in response["programs"]} == {"unknown_device"}
 
 
 def test_dynamic_sizes(upload: Upload) -> None:
@@ -148,13 +148,13 @@ def test_dynamic_sizes(upload: Upload) -> None:
     problem(upload(data, "device=t4&dim=batch=1&dim=other=2"), 409, "invalid_program")
 
 
-def test_what_is_not_supported_is_said_and_in_no_sum(upload: Upload) -> None:
+def test_unsupported_nodes_are_listed_and_in_no_sum(upload: Upload) -> None:
     node = helper.make_node("Mystery", ["x"], ["y"], domain="nowhere")
-    said = upload(model(node)).json()
-    (unsupported,) = said["unsupported"]
+    response = upload(model(node)).json()
+    (unsupported,) = response["unsupported"]
     assert (unsupported["operator"], unsupported["count"]) == ("nowhere::Mystery", 1)
-    assert said["programs"] == []
-    (total,) = said["devices"]
+    assert response["programs"] == []
+    (total,) = response["devices"]
     assert (total["latency_s"], total["launches"], total["launches_predicted"]) == (None, 0, 0)
     assert (total["domain_shares"], total["lower_bound"]) == (None, True)
 
@@ -223,6 +223,6 @@ def test_the_published_schema_is_that_of_the_answer(upload: Upload, client: Test
     operation = document["paths"]["/models/predict"]["post"]
     schema = operation["responses"]["200"]["content"]["application/json"]["schema"]
     for data in (example("small_resnet"), model(helper.make_node("Mystery", ["x"], ["y"], domain="nowhere"))):
-        said = upload(data, "device=t4&device=t44").json()
-        jsonschema.validate(said, {**schema, "components": document["components"]})
+        response = upload(data, "device=t4&device=t44").json()
+        jsonschema.validate(response, {**schema, "components": document["components"]})
     assert set(operation["responses"]) >= {"200", "404", "408", "409", "413", "415", "422", "500", "503", "504"}

@@ -244,7 +244,7 @@ def test_requests_that_are_being_read_count() -> None:
     simulate(scenario)
 
 
-def test_request_without_chance_is_refused_before_its_body_is_parsed(app: FastAPI, client: TestClient) -> None:
+def test_overloaded_service_refuses_a_request_before_parsing(app: FastAPI, client: TestClient) -> None:
     """Judged by the last bodies of its sender; small bodies are always read, and one in eight of the others."""
     batcher: Batcher = app.state.batcher
     assert client.portal is not None

@@ -229,10 +229,10 @@ def test_onnx_file_shows_the_values_of_models_predict(server: Server, opened: Ca
         page.locator("#device").select_option(device)
         costs = []
         for program in answer["programs"]:
-            each = next(a for a in program["answers"] if a["device"] == device)["latency_s"]
+            latency_s = next(a for a in program["answers"] if a["device"] == device)["latency_s"]
             row = page.locator(f'tr[data-program="{program["name"]}"]')
-            assert row.locator("[data-key=each]").text_content() == format_latency(each)
-            costs.append((program["count"] * each, program["name"]))
+            assert row.locator("[data-key=each]").text_content() == format_latency(latency_s)
+            costs.append((program["count"] * latency_s, program["name"]))
         names = [r.get_attribute("data-program") for r in page.locator("tr[data-program]").all()]
         assert names == [name for _, name in sorted(costs, reverse=True)][: len(names)]
 

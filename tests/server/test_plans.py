@@ -97,9 +97,9 @@ def test_python_cli_and_http_return_the_same_answer(
     assert over_http == json.loads(json.dumps(here))
     words = [kind] if kind == "replay" else ["plan", kind]
     (same := tmp_path / "request.json").write_text(json.dumps(value))
-    said = CliRunner().invoke(command_line, [*words, str(same), "--json"])
-    assert said.exit_code == 0, said.output
-    assert json.loads(said.stdout) == over_http
+    cli_result = CliRunner().invoke(command_line, [*words, str(same), "--json"])
+    assert cli_result.exit_code == 0, cli_result.output
+    assert json.loads(cli_result.stdout) == over_http
     # What is answered is what the schema says.
     model = PLANNERS[kind].model_of(value)
     answers = model.answer_model() if issubclass(model, PlanRequest) else model.answer_model

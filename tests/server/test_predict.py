@@ -236,7 +236,7 @@ def test_a_bad_item_leaves_the_others_alone(what: str, ask) -> None:
     assert without_ids(before) == without_ids(after) == without_ids(alone)
 
 
-def test_an_unknown_device_says_which_are_near_and_how_to_bring_one(ask) -> None:
+def test_unknown_device_error_names_similar_devices_and_the_remedy(ask) -> None:
     error = ask([{**GOOD, "device": "rtx-4099"}]).json()["results"][0]["error"]
     assert "rtx-4090" in error["message"]
     assert "peak_flops_fp32" in error["hint"]
@@ -381,7 +381,7 @@ def test_a_body_that_is_no_json_is_refused(text: str | bytes, ask) -> None:
     problem(ask(text), 400, "malformed_json")
 
 
-def test_a_bug_says_nothing_about_the_inside(ask, app: FastAPI, monkeypatch, caplog) -> None:
+def test_bug_response_has_no_internal_details(ask, app: FastAPI, monkeypatch, caplog) -> None:
     def explode(*_: Any) -> None:
         raise RuntimeError("secret detail")
 

@@ -174,7 +174,7 @@ def test_a_terminated_demonstration_takes_its_server_along() -> None:
         assert not is_running(server_pid)
 
 
-def test_the_demonstration_says_what_went_wrong(monkeypatch, capsys) -> None:
+def test_demonstration_reports_the_error(monkeypatch, capsys) -> None:
     from cdmpp import demo
 
     monkeypatch.setattr(demo, "ROOT", ROOT / "tests")

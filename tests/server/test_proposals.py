@@ -93,7 +93,7 @@ def other_worker(settings: Settings) -> Iterator[TestClient]:
         yield client
 
 
-def test_drift_is_proposed_away_and_the_proposal_is_taken(
+def test_drift_starts_a_proposal_that_an_administrator_loads(
     serve: Callable[..., TestClient], other_worker: TestClient
 ) -> None:
     client = serve()

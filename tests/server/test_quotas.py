@@ -71,8 +71,8 @@ def adapt(client: TestClient, sender: str, by: float) -> str:
     programs = [{**LINEAR, "k": k} for k in (256, 512, 1024)]
     items = [{"program": program, "device": DEVICE} for program in programs]
     results = post(client, sender, "/predict", items=items).json()["results"]
-    told = [{"program": p, "latency_s": by * r["latency_s"]} for p, r in zip(programs, results, strict=True)]
-    response = post(client, sender, "/adapt", device=DEVICE, records=told)
+    records = [{"program": p, "latency_s": by * r["latency_s"]} for p, r in zip(programs, results, strict=True)]
+    response = post(client, sender, "/adapt", device=DEVICE, records=records)
     assert response.status_code == 200, response.text
     name: str = response.json()["adapted_model"]
     return name
@@ -97,8 +97,8 @@ def test_adapted_models_of_one_key_do_not_evict_those_of_another(client: TestCli
 
 
 def sent_by(sender: str, number: int, shared: bool = False, device: str | None = None) -> Observation:
-    one = observation(1e-4, device or f"{sender}{number}", n=number)
-    return Observation(one.predicted, one.latency_s, sender, shared)
+    sent = observation(1e-4, device or f"{sender}{number}", n=number)
+    return Observation(sent.predicted, sent.latency_s, sender, shared)
 
 
 def counts(database: str) -> dict[str, int]:
@@ -142,13 +142,13 @@ def test_stored_observations_are_bounded_by_sender(database: str) -> None:
 
 def test_receipt_counts_once(database: str) -> None:
     store = Store(database)
-    one = sent_by("a", 1)
-    one.predicted.__dict__["receipt"] = "r" * 16
-    other = Observation(one.predicted, 5e-4)
-    first, again, different = store.add([one, one, other])
+    sent = sent_by("a", 1)
+    sent.predicted.__dict__["receipt"] = "r" * 16
+    other = Observation(sent.predicted, 5e-4)
+    first, again, different = store.add([sent, sent, other])
     assert (first.new, again.new, different.new) == (True, False, False)
-    assert first.id == again.id == different.id and different.latency_s == one.latency_s
-    assert [stored.new for stored in store.add([other, one])] == [False, False]
+    assert first.id == again.id == different.id and different.latency_s == sent.latency_s
+    assert [stored.new for stored in store.add([other, sent])] == [False, False]
     assert [summary.figures.count for summary in store.summaries()] == [1]
     store.close()
 

@@ -380,18 +380,18 @@ def test_mutated_tvm_json_is_a_program_or_an_error(text: str, rng: random.Random
 @settings(max_examples=150, deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_mutated_onnx_file_is_a_model_or_an_error(rng: random.Random) -> None:
-    said, data = jobs.run({"kind": "onnx", "dims": {}, "max_programs": 100}, onnx_case(rng))
-    assert "bug" not in said, said
-    if "error" not in said:
-        assert model_summary(json.loads(json.dumps(said)), 100).programs is not None
+    reply, data = jobs.run({"kind": "onnx", "dims": {}, "max_programs": 100}, onnx_case(rng))
+    assert "bug" not in reply, reply
+    if "error" not in reply:
+        assert model_summary(json.loads(json.dumps(reply)), 100).programs is not None
     assert data == b""
 
 
-def check_reply(said: dict[str, Any], data: bytes) -> None:
+def check_reply(reply: dict[str, Any], data: bytes) -> None:
     """Check that the service accepts the reply, as features or as an error of the text."""
-    assert "bug" not in said, said
+    assert "bug" not in reply, reply
     try:
-        encoded_program(json.loads(json.dumps(said)), data, "tvm")
+        encoded_program(json.loads(json.dumps(reply)), data, "tvm")
     except CdmppError as error:
         assert error.code in ("invalid_program", "unsupported_operator")
         assert error.message
@@ -418,7 +418,7 @@ def test_valid_reply_is_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "payload"),
+    ("reply", "payload"),
     [
         ({}, arrays()),
         ({**SAID, "name": "x" * 401}, arrays()),
@@ -448,9 +448,9 @@ def test_valid_reply_is_accepted() -> None:
         ({"error": {"code": "invalid_program", "message": "x" * 2000, "hint": ""}}, b""),
     ],
 )
-def test_invalid_features_are_rejected(said: dict[str, Any], payload: bytes) -> None:
+def test_invalid_features_are_rejected(reply: dict[str, Any], payload: bytes) -> None:
     with pytest.raises(InvalidReplyError):
-        encoded_program(said, payload, "tvm")
+        encoded_program(reply, payload, "tvm")
 
 
 LINEAR = {"operator": "linear", "m": 4, "n": 4, "k": 4}
@@ -458,7 +458,7 @@ NODES = {"operator": "Foo", "count": 1, "reason": "unknown"}
 
 
 @pytest.mark.parametrize(
-    "said",
+    "reply",
     [
         {},
         {"programs": [], "unsupported": None},
@@ -472,11 +472,11 @@ NODES = {"operator": "Foo", "count": 1, "reason": "unknown"}
         {"programs": [], "unsupported": [{**NODES, "reason": "x" * 2000}]},
     ],
 )
-def test_invalid_models_are_rejected(said: dict[str, Any]) -> None:
+def test_invalid_models_are_rejected(reply: dict[str, Any]) -> None:
     honest = model_summary({"programs": [{"program": LINEAR, "count": 2}], "unsupported": [NODES]}, 4)
     assert (honest.programs[0].operator.m, honest.counts) == (4, (2,))  # type: ignore[union-attr]
     with pytest.raises(InvalidReplyError):
-        model_summary(said, 4)
+        model_summary(reply, 4)
 
 
 def test_errors_of_a_reply_keep_class_message_and_hint() -> None:

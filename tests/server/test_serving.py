@@ -40,7 +40,7 @@ def started(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
     )
 
 
-def test_a_misspelled_setting_starts_no_open_service() -> None:
+def test_misspelled_setting_stops_the_start() -> None:
     done = started(CDMPP_API_KEY_HASHS=f'{{"scheduler": "{HASH}"}}')
     assert done.returncode == 2
     assert done.stderr == (
@@ -60,12 +60,12 @@ def test_a_misspelled_setting_starts_no_open_service() -> None:
         ("CDMPP_PUBLIC_DATUM", "CDMPP_PUBLIC_DATA"),
     ],
 )
-def test_the_nearest_name_is_told(name: str, nearest: str) -> None:
+def test_message_names_the_nearest_name(name: str, nearest: str) -> None:
     with pytest.raises(ValueError, match=rf"{name} is no setting: did you mean {nearest}\?"):
         check_names({name: "x", "PATH": "/bin", "XCDMPP_A": ""}, Settings.model_fields)
 
 
-def test_no_value_is_told() -> None:
+def test_message_contains_no_value() -> None:
     with pytest.raises(ValueError, match=r"docs/server\.md") as caught:
         check_names({"CDMPP_ZZZZZZZZ": "secret"}, Settings.model_fields)
     assert "secret" not in str(caught.value)
@@ -115,7 +115,7 @@ def test_an_unknown_name_in_the_file_is_refused(tmp_path: Path) -> None:
     )
 
 
-def test_an_open_service_beyond_this_machine_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_public_service_without_keys_logs_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(warnings(Settings())) == list(warnings(Settings(host="::1"))) == []
     assert list(warnings(Settings(host="0.0.0.0", api_key_hashes=[HASH]))) == []
     for host in ("0.0.0.0", "::", "10.0.0.7", "gpu1"):
@@ -123,14 +123,14 @@ def test_an_open_service_beyond_this_machine_is_warned_of(monkeypatch: pytest.Mo
         assert "CDMPP_API_KEY_HASHES" in line and host in line
 
 
-def test_fewer_connections_than_set_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reduced_connection_limit_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cdmpp_server.operate.connections.descriptor_limit", lambda: 1024)
     (line,) = warnings(Settings())
     assert "at most 768 connections instead of 2000" in line
     assert list(warnings(Settings(max_connections=700))) == []
 
 
-def test_the_file_of_earlier_versions_is_not_forgotten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_database_of_earlier_versions_is_named_in_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert list(warnings(Settings())) == []
     (tmp_path / "cdmpp").mkdir()
@@ -160,7 +160,7 @@ def test_all_addresses_of_a_name_share_a_port() -> None:
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_port_in_use_is_one_plain_line(workers: str) -> None:
+def test_port_in_use_is_reported_in_one_line(workers: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = started("--workers", workers, "--port", str(port))
@@ -178,7 +178,7 @@ def refused_by_rate(port: int, forwarded: str) -> bool:
     return answer.split()[1] == b"429"
 
 
-def test_forwarded_addresses_are_believed_only_from_named_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forwarded_addresses_are_trusted_only_from_listed_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
     rate = {**PATIENT, "CDMPP_REQUESTS_PER_S": "0.001"}
     monkeypatch.delenv("FORWARDED_ALLOW_IPS", raising=False)
     with running_server(environment=rate) as server:

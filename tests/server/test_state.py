@@ -131,17 +131,17 @@ def test_the_cache_of_programs_keeps_its_bound() -> None:
         return programs.known(exact_key(fields), backend) or programs.operator(fields, exact_key(fields), backend)
 
     programs = Programs(max_bytes=60_000)
-    asked = [ask(n) for n in range(1, 40)]
+    responses = [ask(n) for n in range(1, 40)]
     assert 0 < len(programs) < 30
-    assert ask(39) is asked[-1]
-    assert programs.hashed(asked[-1].hash) is asked[-1]
-    assert programs.hashed(asked[0].hash) is None
-    assert ask(1).program == asked[0].program
+    assert ask(39) is responses[-1]
+    assert programs.hashed(responses[-1].hash) is responses[-1]
+    assert programs.hashed(responses[0].hash) is None
+    assert ask(1).program == responses[0].program
     assert ask(39, "tvm").backend == "tvm"
-    hashed = programs.hashed(asked[-1].hash)
+    hashed = programs.hashed(responses[-1].hash)
     assert hashed is not None and hashed.backend == "library"
     programs = Programs(max_bytes=0)
-    assert ask(1).program == asked[0].program
+    assert ask(1).program == responses[0].program
     assert len(programs) == 0
 
 

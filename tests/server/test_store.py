@@ -47,9 +47,9 @@ def store(database: str) -> Iterator[Store]:
 def rows(database: str) -> list[Any]:
     engine = create_engine(database_url(database))
     with engine.connect() as connection:
-        found = list(connection.execute(select(observations)).all())
+        stored = list(connection.execute(select(observations)).all())
     engine.dispose()
-    return found
+    return stored
 
 
 def test_observations_are_stored_with_their_query(store: Store, database: str) -> None:
@@ -72,14 +72,14 @@ def test_figures_match_all_stored_observations(store: Store, database: str) -> N
     for device, summary in by_device.items():
         expected = Running()
         # Ids sort by time, but rows of one batch have no order.
-        mine = [row for row in rows(database) if row.device == device]
+        device_rows = [row for row in rows(database) if row.device == device]
         columns = ("latency_s", "predicted_s", "lower_s", "upper_s")
-        expected.add(*(np.array([getattr(row, c) for row in mine]) for c in columns))
+        expected.add(*(np.array([getattr(row, c) for row in device_rows]) for c in columns))
         figures = expected.figures()
         for name in ("count", "mape", "bias", "coverage"):
             assert getattr(summary.figures, name) == pytest.approx(getattr(figures, name))
         assert summary.figures.drift is not None
-        assert summary.last_at == max(row.received_at for row in mine)
+        assert summary.last_at == max(row.received_at for row in device_rows)
 
 
 def test_models_and_devices_of_one_name_are_separate(store: Store) -> None:
@@ -199,7 +199,7 @@ def test_file_that_is_not_a_database_is_not_changed(tmp_path: Path) -> None:
     assert file.read_text().startswith("not a database")
 
 
-def test_an_outage_is_a_few_lines_of_the_log(database: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_outage_logs_a_few_lines(database: str, caplog: pytest.LogCaptureFixture) -> None:
     store = Store(database)
     store.check()
     engine = create_engine(database_url(database))
@@ -219,7 +219,7 @@ def test_an_outage_is_a_few_lines_of_the_log(database: str, caplog: pytest.LogCa
     store.close()
 
 
-def test_a_long_outage_is_repeated_with_its_number_of_failures(caplog: pytest.LogCaptureFixture) -> None:
+def test_long_outage_is_logged_again_with_the_number_of_failures(caplog: pytest.LogCaptureFixture) -> None:
     seconds = 0.0
     errors = AsUnavailable("written", lambda: seconds)
     for second in range(int(3 * SAY_AGAIN_S)):

@@ -20,7 +20,7 @@ EXHAUSTIVE_PRIMITIVES = 5
 #: Most primitives of all requests together for which all choices of the engines are tried, and the number of best
 #: policies that the search keeps.
 EXHAUSTIVE_TASKS, PROMISING = 10, 4
-#: Choices that are tried for each of these orders, and steps without success that end the search for choices.
+#: Choices that are tried for each of these orders, and steps without improvement that end the search for choices.
 MOST_CHOICES, PATIENCE_STEPS = 20_000, 2000
 
 

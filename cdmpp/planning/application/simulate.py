@@ -33,7 +33,7 @@ class Policy:
 
 
 def options(most: int, may_wait: bool) -> list[int]:
-    """How many of ``most`` ready primitives an engine may take: all, none (it waits for company), or fewer."""
+    """How many of ``most`` ready primitives an engine may take: all, none (it waits for a larger batch), or fewer."""
     return [most, *([0] if may_wait else []), *range(most - 1, 0, -1)]
 
 
@@ -160,7 +160,7 @@ def simulate(app: Application, arrivals_s: Sequence[float], policy: Policy) -> R
 def without_idle_time(app: Application, run: Run, arrivals_s: Sequence[float]) -> Run:
     """The same batches in the same order on every device, each as early as possible.
 
-    An engine may have waited for company that did not come.
+    An engine may have waited for primitives that did not arrive.
     """
     primitives, engines = app.primitives, app.engines
     free_s: dict[str, float] = {}

@@ -163,9 +163,9 @@ def _figure_faults(problem: Problem, claim: _Claim) -> Iterator[str]:
     claimed = claim.rank_peak_activations
     if claimed is not None and len(claimed) != len(held):
         yield f"rank_peak_activations: {len(claimed)} ranks, the request has {len(held)}"
-    for rank, (said, found) in enumerate(zip(claimed or [], held, strict=False)):
-        if abs(said - found) > TOLERANCE * peak:
-            yield f"rank_peak_activations.{rank}: {said:.9g}, the order holds {found:.9g}"
+    for rank, (claimed_peak, actual_peak) in enumerate(zip(claimed or [], held, strict=False)):
+        if abs(claimed_peak - actual_peak) > TOLERANCE * peak:
+            yield f"rank_peak_activations.{rank}: {claimed_peak:.9g}, the order holds {actual_peak:.9g}"
     if abs(peak - claim.peak_activations) > TOLERANCE * peak:
         yield f"peak_activations: {claim.peak_activations:.9g}, the order holds {peak:.9g}"
     limit = problem.max_activations

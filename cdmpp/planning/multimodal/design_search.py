@@ -88,16 +88,16 @@ class DesignSearch:
             if parent is not None and same and parent.design.items[at] == items:
                 evaluated.append(parent.evaluated[at])
                 continue
-            found = step.evaluate(placement, items, self.best_s if len(self.steps) == 1 else float("inf"))
-            if found is None:
+            step_result = step.evaluate(placement, items, self.best_s if len(self.steps) == 1 else float("inf"))
+            if step_result is None:
                 return False
-            evaluated.append(found)
+            evaluated.append(step_result)
         return self.insert(design, evaluated)
 
     def insert(self, design: Design, evaluated: Sequence[Evaluated]) -> bool:
         """Insert a design whose schedules are known; True if it is the best so far."""
         self._number += 1
-        total_s = sum(one.schedule.makespan_s for one in evaluated)
+        total_s = sum(step_result.schedule.makespan_s for step_result in evaluated)
         entry = Entry(total_s, self._number, design, tuple(evaluated))
         improved = total_s < self.best_s * (1 - 1e-12)
         bisect.insort(self.pool, entry, key=lambda e: (e.total_s, e.number))

@@ -47,7 +47,7 @@ class ItemLink:
 
 @lru_cache(maxsize=4096)
 def _pairs(single: tuple[int, ...], other: tuple[int, ...]) -> np.ndarray:
-    """:meth:`ItemLink.pairs`; a search asks for the same again and again."""
+    """:meth:`ItemLink.pairs`; cached because a search repeats the same calls."""
     other_items = np.arange(sum(single)) * sum(other) // max(1, sum(single))
     single_units = np.repeat(np.arange(len(single)), single)
     other_units = np.searchsorted(np.cumsum(other), other_items, side="right")

@@ -78,10 +78,10 @@ class Planner:
         self._insert([schedule for schedule in self.segments if schedule is not None])
         if not self.search.pool:
             raise _infeasible(self.designs, self.settings[0].memory)
-        found = sum(designs.steps for designs in self.designs)
-        self.counts.misses += found
+        evaluations = sum(designs.steps for designs in self.designs)
+        self.counts.misses += evaluations
         for at in range(len(self.settings)):
-            self._search_orders(at, found)
+            self._search_orders(at, evaluations)
         return self._solutions()
 
     def _solutions(self) -> list[StepSolution]:
@@ -99,7 +99,9 @@ class Planner:
                     schedule=schedule,
                     bound_s=bound_s,
                     searched_bound_s=max(bound_s, min(self.designs[at].bound_s, schedule.makespan_s)),
-                    baselines_s={name: one.makespan_s for name, one in baselines.items() if one is not None},
+                    baselines_s={
+                        name: baseline.makespan_s for name, baseline in baselines.items() if baseline is not None
+                    },
                     one_f_one_b=one_f_one_b,
                     micro_batches=micro_batches,
                     complete=met or self.complete,
@@ -150,13 +152,13 @@ class Planner:
     def _try_1f1b(self, placement: Placement) -> bool:
         """Simulate 1F1B on a contiguous placement; return whether it is the shortest so far."""
         row = [designs.one_f_one_b(placement) for designs in self.designs]
-        found = [one for one in row if one is not None]
-        if len(found) < len(row):
+        results = [result for result in row if result is not None]
+        if len(results) < len(row):
             return False
-        schedules = [schedule for schedule, _ in found]
+        schedules = [schedule for schedule, _ in results]
         shorter = self.conventional is None or _total_s(schedules) < _total_s([s for s, _ in self.conventional])
         if shorter:
-            self.conventional = found
+            self.conventional = results
         self._insert(schedules)
         return shorter
 
@@ -184,7 +186,10 @@ class Planner:
         if len(schedules) == len(self.settings) and _total_s(schedules) < self.search.best_s:
             cuts = cuts_of(schedules[0].tasks.placement, self.ranks)
             items = tuple(schedule.tasks.items for schedule in schedules)
-            self.search.insert(Design(cuts, items), [Evaluated(one, variants_of(one)) for one in schedules])
+            self.search.insert(
+                Design(cuts, items),
+                [Evaluated(step_schedule, variants_of(step_schedule)) for step_schedule in schedules],
+            )
 
     def _search_designs(self) -> None:
         """Evaluate designs: those of the rule, other counts and segments, all of a small step, random changes."""
@@ -228,7 +233,7 @@ class Planner:
         for placement in segment_placements(self.modules, together, segments, self.ranks):
             yield Design(cuts_of(placement, self.ranks), tuple(items))
 
-    def _search_orders(self, at: int, found: int) -> None:
+    def _search_orders(self, at: int, evaluations: int) -> None:
         """Search for the order of one step: of the best designs, of several steps those on the best placement."""
         if self._done():
             return
@@ -247,7 +252,7 @@ class Planner:
             self.control,
             self.rng,
             until_s=spent_s + _ORDER_SHARE * self.control.left_s / remaining,
-            max_steps=None if self.max_steps is None else max(1, (self.max_steps - found) // len(self.settings)),
+            max_steps=None if self.max_steps is None else max(1, (self.max_steps - evaluations) // len(self.settings)),
             counts=self.counts,
             on_progress=take,
         )
@@ -273,8 +278,8 @@ def _total_s(schedules: Sequence[Schedule]) -> float:
 
 def _infeasible(designs: Sequence[StepDesigns], memory: Memory) -> InfeasibleError:
     # A placement needs what its largest step needs; the leanest placement decides.
-    placements = set.intersection(*(set(one.least_bytes) for one in designs))
-    least = min(max(one.least_bytes[placement] for one in designs) for placement in placements)
+    placements = set.intersection(*(set(designs_of_step.least_bytes) for designs_of_step in designs))
+    least = min(max(designs_of_step.least_bytes[placement] for designs_of_step in designs) for placement in placements)
     return InfeasibleError(
         f"memory_bytes: no plan fits {memory.limit_bytes:.0f} bytes per rank; "
         f"the leanest plan that was found needs {np.ceil(least):.0f}",

@@ -28,7 +28,7 @@ _ROUNDS, _FAR = 8, 1e-3
 _MARGIN = 1e-8
 #: Unit of time where all costs are 0.
 _SMALLEST_S = 1e-12
-#: Effort for levels within the limits, which a request needs first.
+#: Relative effort of the search for levels within the limits, which comes first.
 _START_S, _START_NODES = 10.0, 2000
 
 

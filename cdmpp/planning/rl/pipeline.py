@@ -56,7 +56,7 @@ def schedules(costs: Sequence[TrainingForm | None], control: SearchControl) -> d
         A schedule cannot be made.
     """
     known: list[tuple[PipelineForm, PipelineSchedule]] = []
-    found: dict[int, PipelineSchedule] = {}
+    by_index: dict[int, PipelineSchedule] = {}
     for index, cost in enumerate(costs):
         if cost is None or cost.pipeline is None:
             continue
@@ -65,8 +65,8 @@ def schedules(costs: Sequence[TrainingForm | None], control: SearchControl) -> d
         if schedule is None:
             schedule = _schedule(form, control)
             known.append((form, schedule))
-        found[index] = schedule
-    return found
+        by_index[index] = schedule
+    return by_index
 
 
 def _schedule(form: PipelineForm, control: SearchControl) -> PipelineSchedule:

@@ -66,7 +66,7 @@ def search_sizes(
     dispatchers : dict of int to Dispatcher
         By index of the generation pool, on the search steps.
     control : SearchControl
-        The search uses a part of its budget: the steps that follow are worth as much as more sizes.
+        The search uses a part of its budget; the rest is for the following steps.
     listener : SearchControl
         Receives the progress.
     max_steps : int or None

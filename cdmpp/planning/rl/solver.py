@@ -26,10 +26,10 @@ def solve(request: RlRequest, control: SearchControl) -> RlPlan:
     compile_loops()
     compile_pipelines(costs)
     control.restart()
-    found = schedules(costs, control)
-    problem = make_problem(request, schedules=found)
+    pipeline_schedules = schedules(costs, control)
+    problem = make_problem(request, schedules=pipeline_schedules)
 
     def answer(result: SearchResult) -> RlPlan:
-        return plan_of(request, problem, result, found)
+        return plan_of(request, problem, result, pipeline_schedules)
 
     return answer(search(problem, control, request.max_steps, answer))

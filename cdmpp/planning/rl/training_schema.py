@@ -16,7 +16,7 @@ Site = Annotated[str, Field(max_length=200)]
 
 
 def within(error: FieldError, path: str) -> FieldError:
-    """The error of a request that is a part of another one, with the path of its field in the whole."""
+    """The error of a nested request, with the path of its field in the outer request."""
     path = f"{path}.{error.path}".rstrip(".")
     return type(error)(f"{path}: {error.message.removeprefix(error.path + ': ')}", hint=error.hint, path=path)
 

@@ -46,7 +46,7 @@ async def adapt(
             message = f"records.{position}: {program.message}"
             raise ProblemError(program.code, message, program.hint, status=409, item=position)
     forms = await _without_scripts(forms, sandbox, deadline)
-    base = service.models.base  # it may be replaced meanwhile
+    base = service.models.base  # a reload may replace it during the adaptation
     body = await service.do(False, partial(_encode, request, forms), deadline)
     reply, data = await processes.run(header_for(base.artifact), body, deadline)
     return await run_sync(_keep, unpack(reply, data), base, service.models)

@@ -26,8 +26,8 @@ _log = logging.getLogger(__name__)
 _CHECK_S, _SHORTEST_S = 5.0, 2.0
 #: Observations since the last change from which a job is submitted; fewer may still be of the time before.
 MIN_OBSERVATIONS = 40
-#: A device that has a bias from the first day does not drift. Beyond its interval it is: from so many observations,
-#: of which so small a share is inside the 80 % interval.
+#: A constant bias is not drift. Predictions miss if at least this many observations have at most this share inside the
+#: 80 % interval.
 BIASED_FROM, BIASED_COVERAGE = 100, 0.5
 
 
@@ -60,7 +60,7 @@ class DriftWatch:
         self._checked: dict[Key, int] = {}
 
     def wake(self) -> None:
-        """Check soon: there are new observations."""
+        """Schedule a check, because there are new observations."""
         self._wake.set()
 
     async def serve(self) -> None:

@@ -135,11 +135,11 @@ def _unavailable(error: StoreUnavailableError) -> ProblemError:
 def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
     """Add the responses and problems of the job endpoints to the OpenAPI document."""
     add_models(schemas, Job)
-    one, cancelled = document["paths"]["/jobs/{job_id}"], document["paths"]["/jobs/{job_id}/cancel"]["post"]
-    for operation in (one["get"], one["delete"], cancelled):
+    job_path, cancelled = document["paths"]["/jobs/{job_id}"], document["paths"]["/jobs/{job_id}/cancel"]["post"]
+    for operation in (job_path["get"], job_path["delete"], cancelled):
         for parameter in operation["parameters"]:
             parameter["schema"] = {"type": "string", "pattern": ID_PATTERN}
         add_problems(operation, 404, 503, meaning=_MEANING)
-    add_answer(one["get"], ref("Job"), "The job.")
+    add_answer(job_path["get"], ref("Job"), "The job.")
     add_answer(cancelled, ref("Job"), "The job, cancelled unless it had finished.")
-    one["delete"]["responses"]["204"] = {"description": "The job was removed."}
+    job_path["delete"]["responses"]["204"] = {"description": "The job was removed."}

@@ -133,7 +133,7 @@ class JobStore:
 
         def work(connection: Connection) -> None:
             if connection.dialect.name == "postgresql":
-                # Two submissions at a time would not count each other.
+                # Concurrent submissions would not see each other in the count.
                 connection.execute(select(func.pg_advisory_xact_lock(_SUBMISSION_LOCK)))
             self._drop_old(connection)
             columns = (func.count(), func.max(jobs.c.created_at), func.min(jobs.c.turn), func.max(jobs.c.turn), now_s())

@@ -5,8 +5,8 @@ the same database, even one started later, can read any token. The database hold
 cannot invent a prediction, a device or a model.
 
 A token has two parts. The receipt is different in each result of each response, so that each result counts once. The
-content is equal for equal predictions, so it is rendered and signed once and then cached. A receipt does not say which
-content it came with: whoever exchanges receipts between tokens has no more of them than before.
+content is equal for equal predictions, so it is rendered and signed once and then cached. A receipt is not bound to
+a content, but exchanging receipts between tokens gives a client no further receipts.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 OVER_S = 2.0
 #: Descriptors that stay free for the database, files and processes.
 RESERVED = 256
-#: A connection that gets one of the last descriptors is refused.
+#: A connection is refused if it gets one of the last descriptors.
 LAST = 64
 #: Minimum time between two lines about a lack of descriptors, in seconds.
 SAY_AGAIN_S = 60.0
@@ -67,7 +67,7 @@ class Connections:
         return True
 
     def descriptors_left(self, descriptor: int) -> int:
-        """Number of free descriptors, judged by that of a new connection; the log has a line if few are left."""
+        """Number of free descriptors, estimated from a new connection's; logs a line if few are left."""
         # A system gives out the lowest free number.
         limit = descriptor_limit()
         left = limit - 1 - descriptor

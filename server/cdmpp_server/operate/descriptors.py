@@ -23,6 +23,6 @@ def raise_descriptor_limit() -> None:
     import resource
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # Where the system allows no more in spite of its own limit, the present one stays.
+    # The system may refuse even its own hard limit; the present limit then stays.
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,8 +1,8 @@
 """Names under which the service answers.
 
 A web page can let its own name point to the address of a service on the reader's machine or network, and would then be
-allowed to read and write it. The service therefore answers only under names of its own. No page can do so with an
-address in place of a name.
+allowed to read and write it. The service therefore accepts only its own names. Addresses are safe: a page cannot
+rebind an address.
 """
 
 from __future__ import annotations

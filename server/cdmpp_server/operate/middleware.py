@@ -111,7 +111,7 @@ class RequestMiddleware:
                         raise unauthorized()
                     client = scope.get("client")
                     sender = sender_of(key, client[0] if client else None)
-                    # Every request has a context of its own.
+                    # Each request has its own context.
                     current_sender.set(sender)
                     if self._rates:
                         self._rates.take(sender)

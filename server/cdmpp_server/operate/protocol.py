@@ -10,12 +10,12 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from cdmpp_server.operate.connections import CONNECTIONS, LAST, OVER_S, header_too_large, header_too_slow, too_many
 from cdmpp_server.problems import MEDIA_TYPE, REFUSED, ProblemError
 
-#: A chunk of one byte takes six; a larger excess over the body is no body.
+#: Maximum received bytes per byte of the body. A chunk of one byte takes six.
 _OVERHEAD = 16
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. Its state is what the client sends; the response is uvicorn's matter."""
+    """One connection. It tracks what the client sends; uvicorn sends the response."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -40,7 +40,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._admitted = CONNECTIONS.admit()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Count the connection no longer."""
+        """Remove the connection from the count."""
         CONNECTIONS.open.discard(self)
         if self._admitted:
             self._admitted = False
@@ -60,7 +60,7 @@ class BoundedProtocol(HttpToolsProtocol):
             if self._header_bytes > CONNECTIONS.header_bytes:
                 self._refuse("header_bytes", header_too_large(CONNECTIONS.header_bytes))
         elif before == self._sends == "body":
-            # What follows a body in chunks is a header too, of any length.
+            # Trailers after a chunked body are headers too, of any length.
             self._raw_bytes += len(data)
             if self._raw_bytes - _OVERHEAD * self._body_bytes > CONNECTIONS.header_bytes:
                 CONNECTIONS.refused["header_bytes"] += 1
@@ -102,7 +102,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Begin to wait for the rest of the request or for the next one."""
+        """Start the time limit for the rest of the request or for the next one."""
         self._since = CONNECTIONS.clock()
         super().on_response_complete()
 

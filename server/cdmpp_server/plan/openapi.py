@@ -67,8 +67,12 @@ def describe_plan(document: Schema, schemas: Schema, settings: Settings) -> None
 def _job_links(document: Schema) -> Schema:
     """OpenAPI links from a submitted job to the operations on it."""
     paths = document["paths"]
-    one = paths["/jobs/{job_id}"]
-    operations = {"job": one["get"], "cancel": paths["/jobs/{job_id}/cancel"]["post"], "remove": one["delete"]}
+    job_path = paths["/jobs/{job_id}"]
+    operations = {
+        "job": job_path["get"],
+        "cancel": paths["/jobs/{job_id}/cancel"]["post"],
+        "remove": job_path["delete"],
+    }
     return {
         name: {"operationId": operation["operationId"], "parameters": {"job_id": "$response.body#/job_id"}}
         for name, operation in operations.items()

@@ -81,7 +81,7 @@ async def _plan(spec: PlannerSpec, request: Request, body: bytes, deadline: Dead
             raise ProblemError(error.code, error.message, error.hint, status=409, errors=places) from None
     budget_s = reply["budget_s"]
     if (budget_s is not None and budget_s > state.settings.max_inline_s) or _wants_job(request):
-        # What can be refused is refused now: a client may never look at the job.
+        # Errors are reported now, because a client may never read the job.
         await state.planners.run({"do": "check", "kind": spec.name, "body": len(body)}, body + prices, deadline)
         return await submit(request.app, spec.name, body, prices, budget_s)
     header = {"do": "solve", "kind": spec.name, "body": len(body), "progress": False}

@@ -1,4 +1,4 @@
-"""Order and admission of the queue; it has no clock and no event loop of its own.
+"""Order and admission of the queue. Callers pass the time; it uses no clock and no event loop.
 
 A batch takes requests in order of arrival, in equal shares between senders. A share of each batch is for small
 requests, which therefore wait for one batch and not for the queue. A request is admitted if it would be finished in
@@ -62,7 +62,7 @@ class Batch:
 
 
 class AdmissionQueue:
-    """Waiting requests: who may join, and who is next.
+    """Waiting requests: admission and order.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ class AdmissionQueue:
 
     @property
     def ready_rows(self) -> int:
-        """Those of requests that have been read."""
+        """Rows of requests that have been read and that no batch has taken."""
         return self._small.ready_rows + self._large.ready_rows
 
     # -- admission --------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ class AdmissionQueue:
         return ticket
 
     def check_unread(self, sender: str, body_bytes: int, left_s: float, now: float) -> None:
-        """Refuse a request by the length of its body, if earlier bodies of its sender show that it has no chance.
+        """Refuse a request by the length of its body, if earlier bodies of its sender show that it would be refused.
 
         Raises
         ------
@@ -135,7 +135,7 @@ class AdmissionQueue:
         self._lane(ticket).ready(ticket, rows, work, owner)
 
     def remove(self, ticket: Ticket) -> None:
-        """Forget what is left of a request, if anything is."""
+        """Remove the remaining rows of a request."""
         if ticket.rows:
             self._lane(ticket).remove(ticket)
             ticket.rows = 0
@@ -158,7 +158,7 @@ class AdmissionQueue:
         wait_s = 0.0
         for ticket, before, after in self._large.delayed(sender, work):
             left_s = DELAYED_SHARE * (ticket.until - now)
-            # One that is late anyway is no reason to refuse another.
+            # A request that would be late anyway does not block others.
             if self._large_lane_s(before) <= left_s < self._large_lane_s(after):
                 wait_s = max(wait_s, self._large_lane_s(before))
         return wait_s

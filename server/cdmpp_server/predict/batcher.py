@@ -105,7 +105,7 @@ class Batcher:
                     waiting.fail(ProblemError("overloaded", "the service is being stopped"))
 
     def check_unread(self, body_bytes: int, deadline: Deadline) -> None:
-        """Refuse (503) a request before its body is read, if earlier bodies of its sender show that it has no chance.
+        """Refuse (503) a request before its body is read, if earlier bodies of its sender predict a refusal.
 
         Reading a request that will be refused would take time from the others.
         """

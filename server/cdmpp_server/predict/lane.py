@@ -77,7 +77,7 @@ class Lane:
         """Append a request."""
         sender = self._senders.get(ticket.sender)
         if sender is None:
-            # A sender that comes back has no claim on what it left unused.
+            # A sender that was idle has no claim to the share that it did not use.
             sender = self._senders[ticket.sender] = _Sender(served=self._served)
             heapq.heappush(self._turns, (sender.served, next(self._number), sender))
         sender.tickets.append(ticket)
@@ -116,7 +116,7 @@ class Lane:
             turn = heapq.heappop(self._turns)
             sender = turn[2]
             if not sender.tickets:
-                continue  # it has left
+                continue  # the sender has no waiting rows
             ticket = next((ticket for ticket in sender.tickets if ticket.owner is not None), None)
             if ticket is None:
                 unready.append(turn)
@@ -139,7 +139,7 @@ class Lane:
         return list(parts.values())
 
     def work_until(self, sender: str, work: float) -> float:
-        """Work of this lane that is done when another request of so much work would be finished."""
+        """Work of this lane that is completed before a new request of this much work finishes."""
         waiting = self._senders.get(sender)
         own = work + (waiting.work if waiting is not None else 0.0)
         return own + sum(min(other.work, own) for other in self._senders.values() if other is not waiting)

@@ -17,7 +17,7 @@ _MEMORY_BYTES, _HASH_BYTES = 16 * 2**20, 200
 
 
 class ObservedPrograms:
-    """Stores the program of each observation once, where it is known.
+    """Stores the program of each observation once, if the program is known.
 
     A ``prediction_id`` contains only a hash. The program behind it is known to the worker that predicted it, while it
     is cached there, and to every worker if it is stored. Safe between threads.

@@ -9,16 +9,16 @@ from collections import deque
 FIRST_ROW_S = 1e-3
 #: Rows whose cost equals the fixed cost of a batch. Measured on one core: 4.5 ms for 1 row, 57 ms for 256.
 FIXED_ROWS = 32
-#: Batches of this much time are averaged: one slow batch says little about a queue of seconds.
+#: Batches of this much time are averaged, because single batches vary too much to predict a queue of seconds.
 _WINDOW_S = 1.0
-#: A better rate is believed after this much time.
+#: A faster rate is used after this much time.
 _RISE_S = 5.0
 #: Time constant of the work that was refused lately, and how many times the capacity it has to be.
 _REFUSED_S, _REFUSED_FACTOR = 2.0, 2.0
 
 
 class Rate:
-    """Seconds per row of new work, estimated from the batches of a loaded queue.
+    """Estimate of the seconds per row of new work, from the batches of a loaded queue.
 
     The estimate follows a slower second at once and a faster one slowly, because an admission that counts on too high
     a rate cannot be taken back.

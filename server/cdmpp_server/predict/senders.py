@@ -1,4 +1,4 @@
-"""What the queue remembers of senders: how much work their bodies bring, and when they were asked to come back."""
+"""History of senders: work of their last bodies, and the Retry-After of their refused requests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Senders:
         self._history(sender).work_per_byte.append(work / max(1, body_bytes))
 
     def least_work(self, sender: str, body_bytes: int) -> float:
-        """Work of a body that was not read, going by the one with least work per byte of the last few."""
+        """Estimated work of a body that was not read, from the recent body with least work per byte."""
         history = self._histories.get(sender)
         if body_bytes < _SMALL_BYTES or history is None or len(history.work_per_byte) < _BODIES:
             return 0.0
@@ -48,7 +48,7 @@ class Senders:
         return history.unread % _BODIES == 0
 
     def retry_after_s(self, sender: str, wait_s: float, work_s: float, now: float) -> float:
-        """Seconds after which a refused request should come back.
+        """Seconds after which a refused request should be sent again.
 
         Parameters
         ----------
@@ -56,8 +56,8 @@ class Senders:
         wait_s : float
             Seconds until there is room for it.
         work_s : float
-            Seconds that it takes. The next request of this sender that is refused is asked to come so much later:
-            otherwise all would come back at once, and most be refused again.
+            Seconds that it takes. The next refused request of this sender gets a Retry-After that is longer by this:
+            otherwise all would be sent again at once, and most be refused again.
         now : float
         """
         history = self._history(sender)

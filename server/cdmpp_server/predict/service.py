@@ -115,11 +115,11 @@ class PredictionService:
                     await self._compute(reading, deadline, place)
             self._metrics.cache("answers", known, len(envelope.items) - known)
             self._metrics.items(reading.kinds, [error.code for _, error in reading.failed.values()])
-            # Not in the thread that reads bodies: a finished request must not wait for those that begin.
+            # Not in the thread that reads bodies: a finished request must not wait for new ones.
             return _answer(reading, self.signer) if small else await run_sync(_answer, reading, self.signer)
 
     async def register(self, body: bytes | bytearray, deadline: Deadline, on_items: Callable[[int], None]) -> bytes:
-        """Register programs; every worker with the same store then knows the returned hashes.
+        """Register programs; every worker with the same store then accepts the returned hashes.
 
         Raises
         ------

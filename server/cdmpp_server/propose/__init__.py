@@ -1,1 +1,1 @@
-"""Proposals: adapted models that a job has made; an administrator takes one or leaves it."""
+"""Proposals: adapted models that a job has made; an administrator may load one."""

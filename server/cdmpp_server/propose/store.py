@@ -83,7 +83,7 @@ class ProposalStore:
             claimed.append(connection.execute(select(proposals.c.id).where(_is(key))).scalar() == id)
             untaken = select(proposals.c.id).where(proposals.c.taken_at.is_(None))
             extra = untaken.order_by(proposals.c.created_at.desc()).offset(MAX_KEPT).limit(MAX_KEPT)
-            ids = [found.id for found in connection.execute(extra)]
+            ids = [untaken_row.id for untaken_row in connection.execute(extra)]
             if ids:
                 connection.execute(delete(proposals).where(proposals.c.id.in_(ids)))
 
