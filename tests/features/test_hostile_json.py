@@ -486,9 +486,9 @@ def test_the_hash_of_shared_nodes_is_soon_there() -> None:
         assert time.thread_time() - started < 1
 
 
-def test_the_hash_refuses_a_circle() -> None:
+def test_hash_refuses_a_cycle() -> None:
     b = Builder()
-    with pytest.raises(InvalidProgramError, match="circle"):
+    with pytest.raises(InvalidProgramError, match="cycle"):
         _ = TensorProgram.from_tvm_json(json.dumps(b.program(a_statement_in_itself(b)))).hash
 
 
