@@ -27,7 +27,8 @@ from cdmpp.planning.rl.engine import GenerationEngine, SampleQueues
 from cdmpp.planning.rl.generation import generate
 from cdmpp.planning.rl.lengths import LengthDistribution, LengthRanker, Misses, SampledSteps, draw_steps
 from cdmpp.planning.rl.problem import RlProblem
-from cdmpp.planning.rl.search import SearchResult, search
+from cdmpp.planning.rl.search import search
+from cdmpp.planning.rl.search_result import SearchResult
 from cdmpp.planning.rl.sizes import SizingProblem
 from cdmpp.planning.rl.streaming import Mode
 

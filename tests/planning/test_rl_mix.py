@@ -14,6 +14,7 @@ from cdmpp.compose.budget import SearchControl
 from cdmpp.compose.render import render
 from cdmpp.compose.solve import read_request, solve_request
 from cdmpp.planning.rl.bounds import lower_bounds
+from cdmpp.planning.rl.candidates import candidate_sizes
 from cdmpp.planning.rl.costs import Pool, TrainingCost
 from cdmpp.planning.rl.dispatch import Dispatcher, TailSplit
 from cdmpp.planning.rl.engine import Floats, GenerationEngine, SampleQueues
@@ -24,7 +25,7 @@ from cdmpp.planning.rl.mixture import MixDispatcher, PoolMix
 from cdmpp.planning.rl.plan_schema import RlPlan
 from cdmpp.planning.rl.problem import RlProblem
 from cdmpp.planning.rl.schema import RlRequest
-from cdmpp.planning.rl.sizes import SizingProblem, candidate_sizes
+from cdmpp.planning.rl.sizes import SizingProblem
 from cdmpp.planning.rl.streaming import Mode
 from cdmpp.planning.rl.view import draw
 

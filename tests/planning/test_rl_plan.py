@@ -19,6 +19,7 @@ from cdmpp.compose.budget import Progress, SearchControl
 from cdmpp.compose.render import render
 from cdmpp.compose.solve import read_request, solve_request
 from cdmpp.planning.rl.bounds import lower_bounds
+from cdmpp.planning.rl.candidates import candidate_sizes, pareto_front
 from cdmpp.planning.rl.costs import Pool, TrainingCost, token_table
 from cdmpp.planning.rl.dispatch import Dispatcher, TailSplit
 from cdmpp.planning.rl.elastic import action_of
@@ -30,7 +31,7 @@ from cdmpp.planning.rl.plan_schema import RlPlan
 from cdmpp.planning.rl.problem import RlProblem
 from cdmpp.planning.rl.schema import RlRequest
 from cdmpp.planning.rl.search import search
-from cdmpp.planning.rl.sizes import PoolSizes, SizingProblem, candidate_sizes, coarse_to_fine, pareto_front
+from cdmpp.planning.rl.sizes import PoolSizes, SizingProblem, coarse_to_fine
 from cdmpp.planning.rl.streaming import Mode, ReadyTimes
 from cdmpp.planning.rl.view import draw
 from cdmpp.predictor import LatencyPredictor

@@ -11,9 +11,8 @@ import numpy as np
 from pydantic import ValidationError
 
 from cdmpp.compose.budget import SearchControl
-from cdmpp.planning.fused.check import check as check_fused
-from cdmpp.planning.fused.schema import FusedRequest
 from cdmpp.planning.rl.bounds import lower_bounds
+from cdmpp.planning.rl.check_request import TOLERANCE, is_equal, pipeline_faults, pool_of, unit_faults
 from cdmpp.planning.rl.costs import TrainingCost
 from cdmpp.planning.rl.dispatch import Dispatcher, TailSplit
 from cdmpp.planning.rl.engine import Floats, SampleQueues
@@ -22,13 +21,11 @@ from cdmpp.planning.rl.migration import simulate_migration
 from cdmpp.planning.rl.pipeline import PipelineSchedule, schedules
 from cdmpp.planning.rl.plan_schema import RlPlan
 from cdmpp.planning.rl.problem import RlProblem, make_problem
-from cdmpp.planning.rl.schema import PoolForm, RlRequest
+from cdmpp.planning.rl.schema import RlRequest
 from cdmpp.planning.rl.streaming import MOST_BATCHES
 from cdmpp.planning.rl.training_schema import LinkForm
 from cdmpp.prediction import Prediction
 
-#: Largest difference between a claimed figure and the simulated one, as a share of the step.
-TOLERANCE = 1e-9
 _MAX_FAULTS = 20
 
 
@@ -59,104 +56,11 @@ def check(request: RlRequest, answer: Any, prices: Sequence[Prediction] = ()) ->
     except ValidationError as error:
         problems = error.errors(include_url=False, include_input=False, include_context=False)
         return [f"{'.'.join(map(str, p['loc'])) or 'answer'}: {p['msg']}" for p in problems[:_MAX_FAULTS]]
-    faults = [*_pipeline_faults(request, plan), *_unit_faults(request, plan)]
+    faults = [*pipeline_faults(request, plan), *unit_faults(request, plan)]
     if not faults:
         checker = _Checker(request, plan)
         faults = list(checker.shape_faults()) or [*checker.time_faults(), *checker.bound_faults(answer)]
     return faults[:_MAX_FAULTS]
-
-
-def _pipeline_faults(request: RlRequest, plan: RlPlan) -> Iterator[str]:
-    """A schedule that is missing, wrong, or not that of the request."""
-    trainer = None if plan.training is None else _pool_of(request, plan.training.pool)
-    form = None if trainer is None or trainer.training is None else trainer.training.pipeline
-    claim = None if plan.training is None else plan.training.pipeline
-    if (form is None) != (claim is None):
-        yield f"training.pipeline: {'missing' if claim is None else 'the request has none'}"
-        return
-    if form is None or claim is None or plan.training is None:
-        return
-    if claim.samples != form.samples:
-        yield f"training.pipeline.samples: {claim.samples}, the request has {form.samples}"
-    if form.answer is not None and not _equal(claim.run_s, form.answer.makespan_s):
-        yield f"training.pipeline.run_s: {claim.run_s:.9g}, the request has {form.answer.makespan_s:.9g}"
-    if form.request is not None:
-        if claim.schedule is None:
-            yield "training.pipeline.schedule: missing"
-            return
-        if not _equal(claim.run_s, claim.schedule.makespan_s):
-            yield f"training.pipeline.run_s: {claim.run_s:.9g}, its schedule takes {claim.schedule.makespan_s:.9g}"
-        for fault in _fused_faults(form.request, claim.schedule.model_dump()):
-            yield f"training.pipeline.schedule.{fault}"
-    pipelines = plan.training.units // form.units
-    runs = math.ceil(request.samples_per_step / (max(pipelines, 1) * form.samples))
-    if (claim.pipelines, claim.runs) != (pipelines, runs):
-        yield (
-            f"training.pipeline: {claim.pipelines} pipelines and {claim.runs} runs, {plan.training.units} units are "
-            f"{pipelines} and need {runs}"
-        )
-
-
-def _fused_faults(request: FusedRequest, schedule: Mapping[str, Any]) -> list[str]:
-    """Faults of a schedule whose request is priced already: its costs are given in seconds."""
-    models = [
-        model.model_copy(
-            update={"forward": None, "backward": None, "forward_s": f.latency_s, "backward_s": b.latency_s}
-        )
-        for model, (f, b) in zip(request.models, request.costs(), strict=True)
-    ]
-    return check_fused(request.model_copy(update={"models": models}), schedule)
-
-
-def _unit_faults(request: RlRequest, plan: RlPlan) -> Iterator[str]:
-    """Pools, units, samples and modes that do not fit the request."""
-    used: dict[str, int] = {}
-    generation, training = plan.generation, plan.training
-    parts = [(part.pool, part.instances) for part in generation.parts] or [(generation.pool, generation.instances)]
-    for at, (name, units) in enumerate(parts):
-        pool = _pool_of(request, name)
-        if pool is None or pool.decode is None:
-            yield f"generation: no pool {name!r} generates"
-            continue
-        used[name] = used.get(name, 0) + units
-        if units < 1:
-            yield f"generation.parts.{at}.instances: {units}"
-    if generation.parts:
-        if not request.mix_pools:
-            yield "generation.parts: the request has no mix_pools"
-        if sum(part.instances for part in generation.parts) != generation.instances:
-            yield f"generation.instances: {generation.instances}, not the sum of its parts"
-        firsts = list(accumulate((part.samples for part in generation.parts), initial=0))
-        if firsts[-1] != request.samples_per_step or firsts[:-1] != [part.first for part in generation.parts]:
-            yield f"generation.parts: their ranges are not the {request.samples_per_step} samples of a step"
-    groups = plan.tail_split
-    if not generation.parts:
-        if groups.tail.instances + groups.regular.instances != generation.instances:
-            yield f"tail_split: its instances are not the {generation.instances} of generation"
-        if groups.tail.samples + groups.regular.samples != request.samples_per_step:
-            yield f"tail_split: its samples are not the {request.samples_per_step} of a step"
-    if (training is None) != all(pool.training is None for pool in request.pools):
-        yield f"training: {'missing' if training is None else 'the request has none'}"
-    if training is not None:
-        pool = _pool_of(request, training.pool)
-        if pool is None or pool.training is None:
-            yield f"training: no pool {training.pool!r} trains"
-        elif training.shared:
-            if parts != [(training.pool, training.units)]:
-                yield "training.shared: other units than those of generation"
-        else:
-            used[training.pool] = used.get(training.pool, 0) + training.units
-    for name, units in used.items():
-        pool = _pool_of(request, name)
-        if pool is not None and units > pool.units:
-            yield f"pool {name!r}: {units} units are used, it has {pool.units}"
-    if plan.mode != request.effective_mode:
-        yield f"mode: {plan.mode}, the request is {request.effective_mode}"
-    staleness = 0 if request.effective_mode == "sync" else request.staleness
-    if plan.streaming is not None and plan.streaming.staleness != staleness:
-        yield f"streaming.staleness: {plan.streaming.staleness}, the request has {staleness}"
-    if (plan.streaming is None) != (training is None or training.shared):
-        yield "streaming: given for shared units, or missing for separate ones"
 
 
 class _Checker:
@@ -178,7 +82,7 @@ class _Checker:
     def _problem(self) -> RlProblem:
         known: dict[int, PipelineSchedule] = {}
         training = self.plan.training
-        trainer = None if training is None else _pool_of(self.request, training.pool)
+        trainer = None if training is None else pool_of(self.request, training.pool)
         for index, pool in enumerate(self.request.pools):
             if pool.training is None or pool.training.pipeline is None:
                 continue
@@ -238,7 +142,7 @@ class _Checker:
             ("objective.value", plan.objective.value, value),
         ]
         for name, claimed, simulated in claims:
-            if not _equal(claimed, simulated):
+            if not is_equal(claimed, simulated):
                 yield f"{name}: {claimed:.9g}, the simulation gives {simulated:.9g}"
         lower_s, upper_s = plan.step_lower_s, plan.step_upper_s
         if lower_s is not None and upper_s is not None and not lower_s <= plan.step_s <= upper_s:
@@ -280,7 +184,7 @@ class _Checker:
         if "colocated" in plan.baselines:
             expected["colocated"] = self._colocated(dispatchers)
         for name, value in expected.items():
-            if name in plan.baselines and not _equal(plan.baselines[name], value):
+            if name in plan.baselines and not is_equal(plan.baselines[name], value):
                 yield f"baselines.{name}: {plan.baselines[name]:.9g}, the simulation gives {value:.9g}"
 
     def _generation(self) -> tuple[Floats, Floats]:
@@ -414,12 +318,3 @@ class _Checker:
             price = seconds * pool.units * pool.price_per_hour / 3600
             values.append(seconds if self.plan.objective.name == "time" else price)
         return min(values, default=math.nan)
-
-
-def _pool_of(request: RlRequest, name: str) -> PoolForm | None:
-    """The pool of a name; None if there is none."""
-    return next((pool for pool in request.pools if pool.name == name), None)
-
-
-def _equal(claimed: float, simulated: float) -> bool:
-    return math.isclose(claimed, simulated, rel_tol=TOLERANCE, abs_tol=1e-12)

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from cdmpp.planning.rl.plan_schema import SplitPart
+from cdmpp.planning.rl.pool_schema import PoolForm
 from cdmpp.planning.rl.problem import RlProblem
-from cdmpp.planning.rl.schema import PoolForm, RlRequest
-from cdmpp.planning.rl.search import SearchResult
+from cdmpp.planning.rl.schema import RlRequest
+from cdmpp.planning.rl.search_result import SearchResult
 from cdmpp.planning.rl.sizes import MIXED
 from cdmpp.units import format_latency
 

@@ -7,10 +7,11 @@ from itertools import product
 from math import prod
 
 from cdmpp.compose.budget import SearchControl
+from cdmpp.planning.rl.candidates import candidate_sizes, pareto_front
 from cdmpp.planning.rl.dispatch import Dispatcher
 from cdmpp.planning.rl.mixture import MixDispatcher
 from cdmpp.planning.rl.problem import RlProblem
-from cdmpp.planning.rl.sizes import MIXED, PoolSizes, candidate_sizes, coarse_to_fine, pareto_front
+from cdmpp.planning.rl.sizes import MIXED, PoolSizes, coarse_to_fine
 
 #: Most combinations of units that are tried before the search goes on around the best.
 MOST_COMBINATIONS = 256

@@ -15,7 +15,8 @@ from cdmpp.planning.rl.engine import GenerationEngine
 from cdmpp.planning.rl.lengths import LengthDistribution, LengthRanker, SampledSteps, draw_steps
 from cdmpp.planning.rl.migration import MigrationLink
 from cdmpp.planning.rl.pipeline import PipelineSchedule
-from cdmpp.planning.rl.schema import PoolForm, RlRequest
+from cdmpp.planning.rl.pool_schema import PoolForm
+from cdmpp.planning.rl.schema import RlRequest
 from cdmpp.planning.rl.sizes import Objective, SizingProblem
 
 #: Fields of a predicted cost.

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from cdmpp.errors import FieldError
-from cdmpp.planning.rl.dispatch import Dispatcher, TailSplit
+from cdmpp.planning.rl.dispatch import Dispatcher
 from cdmpp.planning.rl.evaluate import evaluate
 from cdmpp.planning.rl.explanation import explain
 from cdmpp.planning.rl.lengths import SampledSteps
@@ -18,23 +17,20 @@ from cdmpp.planning.rl.pipeline import PipelineSchedule
 from cdmpp.planning.rl.plan_schema import (
     CurvePart,
     DispatchPart,
-    GenerationPart,
-    GroupPart,
     HistogramPart,
     LengthsPart,
-    MigrationPart,
     ObjectivePart,
     PipelinePart,
-    PoolPart,
     RlPlan,
     SizesPart,
-    SplitPart,
     StreamingPart,
     TrainingPart,
 )
+from cdmpp.planning.rl.pool_schema import DecodeLine, PoolForm
 from cdmpp.planning.rl.problem import CostFigure, RlProblem, make_problem, pool_costs
-from cdmpp.planning.rl.schema import DecodeLine, PoolForm, RlRequest
-from cdmpp.planning.rl.search import SearchResult
+from cdmpp.planning.rl.report_generation import dispatch_rule, generation_part, mean, migration_part, split_part
+from cdmpp.planning.rl.schema import RlRequest
+from cdmpp.planning.rl.search_result import SearchResult
 from cdmpp.planning.rl.sizes import PoolSizes
 from cdmpp.planning.rl.streaming import asynchronous_step
 
@@ -75,7 +71,7 @@ def plan_of(
         )
     schedules = schedules or {}
     lower_s, upper_s = _interval(request, result, schedules)
-    split = _split(result, problem.samples)
+    split = split_part(result, problem.samples)
     return RlPlan(
         objective=ObjectivePart(name=problem.objective, value=sizes.value(problem.objective), lower_bound=bound),
         mode=sizing.mode,
@@ -84,12 +80,12 @@ def plan_of(
         step_upper_s=upper_s,
         lower_bound_s=result.bound_s,
         price_per_step=sizes.price,
-        generation=_generation(problem, result),
+        generation=generation_part(problem, result),
         training=_training(problem, result, schedules),
         tail_split=split,
-        dispatch=DispatchPart(rule="lpt", words=_dispatch_rule(problem, result)),
+        dispatch=DispatchPart(rule="lpt", words=dispatch_rule(problem, result)),
         streaming=_streaming(problem, result),
-        migration=_migration(problem, result),
+        migration=migration_part(problem, result),
         elastic=result.elastic,
         pareto=[_front_sizes(problem, sizes) for sizes in _thinned(result.front)],
         lengths=_lengths(problem, result.steps),
@@ -101,10 +97,6 @@ def plan_of(
         baselines=_baselines(problem, result),
         explanation=explain(request, problem, result, split),
     )
-
-
-def _mean(values: Any) -> float:
-    return float(np.mean(values))
 
 
 def _interval(
@@ -123,14 +115,14 @@ def _interval(
             dispatchers = {
                 pool: Dispatcher(sizing.pools[pool].generation_engine(), result.steps) for pool in sizes.split.pools
             }
-            return _mean(evaluate(sizing, sizes, MixDispatcher(dispatchers)).step_s)
+            return mean(evaluate(sizing, sizes, MixDispatcher(dispatchers)).step_s)
         dispatcher = Dispatcher(sizing.pools[sizes.generation].generation_engine(), result.steps)
         migration = None
         if result.migration_applied and result.migration is not None:
             threshold, remaining = result.migration.threshold, result.migration.remaining
             inference_s = sizing.generation_inference_s(sizes)
             migration = simulate_migration(dispatcher, sizes.split, threshold, remaining, problem.link, inference_s)
-        return _mean(evaluate(sizing, sizes, dispatcher, migration).step_s)
+        return mean(evaluate(sizing, sizes, dispatcher, migration).step_s)
 
     bounds = step_s("lower_s"), step_s("upper_s")
     return min(*bounds, sizes.step_s), max(*bounds, sizes.step_s)
@@ -140,50 +132,17 @@ def _baselines(problem: RlProblem, result: SearchResult) -> dict[str, float]:
     """The objective of simpler plans with the same units."""
     time = problem.objective == "time"
     factor = 1.0 if time else problem.sizing.price_per_s(result.sizes)
-    baselines = {name: _mean(outcome.step_s) * factor for name, outcome in result.dispatches.items()}
+    baselines = {name: mean(outcome.step_s) * factor for name, outcome in result.dispatches.items()}
     baselines["floor"] = result.longest_alone_s * factor
     if result.sizes.batches > 1:
-        baselines["not_streamed"] = _mean(result.unstreamed.step_s) * factor
+        baselines["not_streamed"] = mean(result.unstreamed.step_s) * factor
     if result.migration_applied:
-        baselines["not_migrated"] = _mean(result.unmigrated.step_s) * factor
+        baselines["not_migrated"] = mean(result.unmigrated.step_s) * factor
     if result.colocated is not None:
         baselines["colocated"] = result.colocated[0 if time else 1]
     if result.one_pool is not None:
         baselines["one_pool"] = result.one_pool[0 if time else 1]
     return baselines
-
-
-def _generation(problem: RlProblem, result: SearchResult) -> GenerationPart:
-    sizes, judge, pools = result.sizes, result.judge, problem.sizing.pools
-    parts: list[PoolPart] = []
-    if isinstance(judge, MixDispatcher):
-        assert isinstance(sizes.split, PoolMix)
-        parts = [
-            PoolPart(
-                pool=pools[pool].name,
-                instances=units,
-                samples=stop - start,
-                first=start,
-                time_s=judge.range_s(pool, units, start, stop),
-            )
-            for pool, units, start, stop in sizes.split.ranges()
-        ]
-        preemptions = judge.preemptions(sizes.split)
-    else:
-        assert not isinstance(sizes.split, PoolMix)
-        preemptions = judge.preemptions(sizes.split)
-    return GenerationPart(
-        pool=problem.sizing.stage_name(sizes),
-        parts=parts,
-        inference_by=sizes.inference_by,
-        instances=sizes.generation_units,
-        time_s=_mean(result.outcome.generation_s),
-        stage_s=_mean(result.outcome.stage_s),
-        lower_bound_s=result.generation_bound_s,
-        baselines_s={name: _mean(outcome.generation_s) for name, outcome in result.dispatches.items()}
-        | {"floor": result.longest_alone_s},
-        preemptions=preemptions,
-    )
 
 
 def _training(
@@ -205,71 +164,9 @@ def _training(
         shared=sizes.shared,
         pool=problem.sizing.pools[sizes.training].name,
         units=sizes.training_units,
-        time_s=_mean(result.outcome.training_s),
-        idle_s=_mean(result.outcome.idle_s),
+        time_s=mean(result.outcome.training_s),
+        idle_s=mean(result.outcome.idle_s),
         pipeline=pipeline,
-    )
-
-
-def _split(result: SearchResult, samples: int) -> SplitPart:
-    split, tail_samples, held_out = result.sizes.split, result.steps.tail_samples, result.judge
-    if isinstance(held_out, MixDispatcher) or isinstance(split, PoolMix):
-        everything = GroupPart(samples=samples, instances=split.instances, batch=0)
-        return SplitPart(
-            used=False,
-            tail=GroupPart(samples=0, instances=0, batch=0),
-            regular=everything,
-            gain=0.0,
-            best_gain=0.0,
-            if_misses_any=None,
-            reason="each pool has a range of the samples and no groups within it",
-        )
-    unsplit = TailSplit(0, split.instances)
-    makespan = _mean(held_out.makespans(unsplit))
-    gain = 1 - _mean(held_out.makespans(split)) / makespan
-    best_gain = 1 - _mean(held_out.makespans(result.best_split)) / makespan
-    pessimistic, pessimistic_gain = held_out.pessimistic, None
-    if split.tail and pessimistic is not None:
-        pessimistic_gain = 1 - _mean(pessimistic.makespans(split)) / _mean(pessimistic.makespans(unsplit))
-    if split.tail:
-        reason = f"it gains {100 * gain:.1f} % on held-out steps"
-    elif split.instances < 2:
-        reason = "one instance cannot be split"
-    elif not result.best_split.tail:
-        reason = "the search ended before a split was tried"
-    else:
-        reason = (
-            f"no split has a significant gain, with doubt of the ranker; the best one gains {100 * best_gain:.1f} % if "
-            "the ranker is as stated"
-        )
-
-    def group(samples: int, instances: int) -> GroupPart:
-        batch = 0 if instances == 0 else min(-(-samples // instances), held_out.engine.max_batch)
-        return GroupPart(samples=samples, instances=instances, batch=batch)
-
-    return SplitPart(
-        used=split.tail > 0,
-        tail=group(tail_samples if split.tail else 0, split.tail),
-        regular=group(held_out.samples - tail_samples if split.tail else held_out.samples, split.regular),
-        gain=gain,
-        best_gain=best_gain,
-        if_misses_any=pessimistic_gain,
-        reason=reason,
-    )
-
-
-def _dispatch_rule(problem: RlProblem, result: SearchResult) -> str:
-    split, tail_samples, pools = result.sizes.split, result.steps.tail_samples, problem.sizing.pools
-    order = "in the ranker's order, longest first"
-    take = "an instance with room takes the next sample; if several have room, the one with the smallest batch does"
-    if isinstance(split, PoolMix):
-        ranges = ", ".join(f"{stop - start} for {pools[pool].name!r}" for pool, _, start, stop in split.ranges())
-        return f"the samples {order}, are divided into ranges ({ranges}), each with one queue; {take}"
-    if split.tail == 0:
-        return f"all samples wait in one queue {order}; {take}"
-    return (
-        f"the {tail_samples} samples ranked longest wait in the queue of the tail instances, the others in that of "
-        f"the regular instances, each {order}; {take}"
     )
 
 
@@ -280,36 +177,17 @@ def _streaming(problem: RlProblem, result: SearchResult) -> StreamingPart | None
     step_s, weights_s = outcome.step_s, sizing.weights_s(sizing.stage_of(sizes), result.sizes.training)
     exposed_s = weights_s
     if sizing.mode == "async":
-        exposed_s = _mean(step_s - asynchronous_step(outcome.stage_s, outcome.training_s, 0.0, sizing.staleness))
+        exposed_s = mean(step_s - asynchronous_step(outcome.stage_s, outcome.training_s, 0.0, sizing.staleness))
     return StreamingPart(
         mode=sizing.mode,
         batches=sizes.batches,
         samples_per_batch=problem.samples / sizes.batches,
-        training_bubble=_mean(outcome.idle_s / step_s),
-        generation_bubble=_mean(1 - outcome.stage_s / step_s),
-        serial_s=_mean(result.unstreamed.step_s),
+        training_bubble=mean(outcome.idle_s / step_s),
+        generation_bubble=mean(1 - outcome.stage_s / step_s),
+        serial_s=mean(result.unstreamed.step_s),
         staleness=0 if sizing.mode == "sync" else sizing.staleness,
         weights_s=weights_s,
         weights_exposed_s=exposed_s,
-    )
-
-
-def _migration(problem: RlProblem, result: SearchResult) -> MigrationPart | None:
-    migration = result.migration
-    if migration is None:
-        return None
-    return MigrationPart(
-        applied=result.migration_applied,
-        threshold=migration.threshold,
-        threshold_share=migration.threshold / problem.samples,
-        remaining_instances=migration.remaining,
-        at_s=migration.at_s,
-        moved_samples=migration.moved,
-        moved_bytes=migration.moved_bytes,
-        generation_s=migration.generation_s,
-        stage_s=migration.stage_s,
-        without_s=_mean(result.unmigrated.stage_s),
-        freed_unit_s=migration.freed_s,
     )
 
 

@@ -11,10 +11,11 @@ import numpy as np
 
 from cdmpp.compose.budget import SearchControl
 from cdmpp.errors import FieldError, InfeasibleError
+from cdmpp.planning.rl.candidates import candidate_sizes, pareto_front
 from cdmpp.planning.rl.dispatch import Dispatcher, TailSplit
 from cdmpp.planning.rl.mix_search import search_mixes
 from cdmpp.planning.rl.problem import RlProblem
-from cdmpp.planning.rl.sizes import MOST_COUNTS, PoolSizes, candidate_sizes, pareto_front
+from cdmpp.planning.rl.sizes import MOST_COUNTS, PoolSizes
 
 #: Number of generation sizes, best first, for which a tail split is tried.
 SPLIT_TRIALS = 8

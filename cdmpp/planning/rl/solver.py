@@ -9,7 +9,8 @@ from cdmpp.planning.rl.plan_schema import RlPlan
 from cdmpp.planning.rl.problem import make_problem
 from cdmpp.planning.rl.report import plan_of
 from cdmpp.planning.rl.schema import RlRequest
-from cdmpp.planning.rl.search import SearchResult, search
+from cdmpp.planning.rl.search import search
+from cdmpp.planning.rl.search_result import SearchResult
 
 
 def solve(request: RlRequest, control: SearchControl) -> RlPlan:
