@@ -66,7 +66,7 @@ class Prediction:
         Predicted run time in seconds, > 0.
     lower_s, upper_s : float
         The outermost of the requested quantiles where they lie on both sides of the median, else the quantiles 0.1
-        and 0.9; or ``latency_s`` where that lies outside.
+        and 0.9; each at least 1 % from ``latency_s``.
     quantiles : dict of str to float
         Requested level (as text, "0.1") to seconds.
     domain : {"in", "near", "out"}

@@ -113,3 +113,13 @@ def test_levels_on_one_side_of_the_median_do_not_bound_the_interval(
         assert (prediction.lower_s, prediction.upper_s) == (expected.lower_s, expected.upper_s)
         assert list(prediction.quantiles) == [f"{level:g}" for level in levels]
         assert prediction.lower_s < prediction.latency_s < prediction.upper_s
+
+
+@pytest.mark.parametrize("levels", [(0.1, 0.9), (0.45, 0.55)])
+def test_point_is_inside_its_interval(predictor: LatencyPredictor, levels: tuple[float, ...]) -> None:
+    asked = queries(60)
+    asked.append(Query(TensorProgram.from_operator("layernorm:rows=12,cols=6170"), "xeon-platinum-8124m"))
+    for prediction in LatencyPredictor(predictor.artifact).predict_queries(asked, levels):
+        assert prediction.error is None
+        assert prediction.lower_s <= 0.99 * prediction.latency_s
+        assert prediction.upper_s >= 1.01 * prediction.latency_s

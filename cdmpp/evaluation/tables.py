@@ -18,7 +18,7 @@ from cdmpp.artifact.model import Artifact
 from cdmpp.data.table import MeasurementTable
 from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.domain.calibration import read_quantiles
+from cdmpp.domain.calibration import read_interval
 from cdmpp.errors import DataError, UnknownDeviceError
 from cdmpp.evaluation.cache import FeatureCache
 from cdmpp.evaluation.metrics import measure
@@ -203,10 +203,8 @@ def _score_rows(
 
 def _score(scores: _Scores, table: MeasurementTable, rows: Array, point: Array, levels: Array, factor: Array) -> None:
     """Add predictions (log point, log quantiles and their factor) of rows and their measured latencies."""
-    low_s, high_s = np.exp(read_quantiles(levels, factor, INTERVAL)).T
     point_s = np.exp(point)
-    # The same widening as in a Prediction: the point may lie below the interval.
-    bounds_s = np.minimum(low_s, point_s), np.maximum(high_s, point_s)
+    *bounds_s, _ = read_interval(levels, factor, INTERVAL, point_s)
     ranked = _schedules(scores, table, rows)
     scores.columns.append((_groups(scores, table, rows), table.latency_s[rows], point_s, *bounds_s, *ranked))
 
