@@ -95,7 +95,7 @@ Reason = Annotated[
         "training had: which one."
     ),
 ]
-_BOUND = "of the requested quantiles (of 0.1 and 0.9 where those lie on one side of the median), at least 1 % from latency_s."
+_BOUND = "of the requested levels (0.1 and 0.9 where those are on one side of the median), at least 1 % from latency_s."
 
 
 class PredictionResult(BaseModel):
