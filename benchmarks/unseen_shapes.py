@@ -44,7 +44,7 @@ from cdmpp.training.run import load_training_table
 
 Array = np.ndarray[Any, np.dtype[Any]]
 OUT = Path("benchmarks/results/unseen_shapes.json")
-#: "Off by more than this" is what the domain score should tell.
+#: The domain score should detect relative errors above this.
 FAR_OFF = 0.3
 
 

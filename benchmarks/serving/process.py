@@ -1,4 +1,4 @@
-"""The server as a process of its own, and what it holds in memory."""
+"""The server in a separate process, and its memory use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A free port."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         port: int = server.getsockname()[1]
@@ -36,7 +36,7 @@ class Served:
     process: subprocess.Popen[bytes]
 
     def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        """Status and JSON of one request; 0 and None where nobody answers."""
+        """Status and JSON of one request; 0 and None without a response."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             connection.request(method, path, None if body is None else json.dumps(body), JSON)

@@ -19,7 +19,7 @@ ITEMS = 256
 
 
 def warm(served: Served, seconds: float, connections: int) -> dict[str, Any]:
-    """The same 256 items again and again: every answer lies in the cache."""
+    """The same 256 items in each request: every answer is cached."""
     body = json.dumps({"items": repeated(ITEMS)}).encode()
     status, answer = served.ask("POST", "/predict", json.loads(body))
     if status != 200 or any("error" in result for result in answer["results"]):

@@ -115,7 +115,7 @@ def _check(files: list[Path]) -> None:
     for file in map(records_file, files):
         columns = read_columns(file)
         if not set(columns) >= NEEDED and detect(columns) is None:
-            load_table(file)  # says what is wrong with it
+            load_table(file)  # raises the specific error
 
 
 def _tables(files: list[Path], started: Callable[[Path, int], None]) -> Iterator[MeasurementTable]:

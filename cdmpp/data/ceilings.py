@@ -38,7 +38,7 @@ _TRAFFIC = {"vector": "bytes_per_s", "gemm": "products"}
 _ENOUGH_PRODUCTS = 200
 #: Read again and again, or mostly not at all, whatever their sizes say.
 _NO_STREAM = ("embedding", "max_pool2d", "avg_pool2d", "batch_norm")
-#: Share of the nominal figure beyond which a measured one is not believed. Winograd saves arithmetic.
+#: Measured rates outside these shares of the nominal rate are rejected. HIGH_CONV: Winograd saves arithmetic.
 HIGH, LOW, HIGH_CONV = 1.2, 0.05, 2.5
 _BELIEVABLE_FLOOR_S = (1e-8, 1e-2)
 

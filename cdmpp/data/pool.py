@@ -39,7 +39,7 @@ def pool_of(table: MeasurementTable, keys: NDArray[Any], *, programs: int = POOL
         The training table.
     keys : int array
         Program keys of *training* rows (repeats do not matter). Those of other parts must not be among them:
-        whoever measures the pool's programs would train on them.
+        measurements of the pool's programs become training rows.
     programs : int
         About so many; every kind (operator, element type, structure) has a share that grows with the root of
         its number of programs.

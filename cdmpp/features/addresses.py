@@ -38,7 +38,7 @@ class Place:
 
 
 def places(ast: CompactAST) -> dict[int, Place]:
-    """Place of every intermediate buffer, by the buffer's ``id``; arguments lie as they are declared."""
+    """Place of every intermediate buffer, by the buffer's ``id``; arguments have their declared layout."""
     shared: dict[int, tuple[int, ...]] = {}
     uses: dict[int, list[Access]] = {}
     for leaf in ast.leaves:

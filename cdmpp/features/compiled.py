@@ -276,7 +276,7 @@ class CompiledLeaf:
         }
 
     def _loops(self) -> dict[str, float]:
-        """Sizes of the loops, by what becomes of them."""
+        """Loop sizes: vector lanes, iterations, repeats and tasks."""
         total, straight = float(self.trips[-1]), float(self.trips[len(self.body)])
         parallel = [p for p in self.path if self.kind[p] == "parallel"]
         tasks = self.extent[parallel[0]] if parallel else 1.0

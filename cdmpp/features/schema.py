@@ -12,7 +12,7 @@ from cdmpp.features.ast import OPERATIONS
 
 SCHEMA_VERSION = 1
 
-#: Reads that get columns of their own, in the order in which the expression mentions them.
+#: Maximum number of reads with separate columns, in the order of the expression.
 READ_SLOTS = 3
 SPATIAL_SLOTS = 4
 REDUCE_SLOTS = 3

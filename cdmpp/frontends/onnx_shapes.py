@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 #: Initializers up to this many elements stay in the model that shapes are inferred on.
 SMALL_TENSOR = 4096
-#: Dimensions of one tensor that are believed.
+#: Maximum number of dimensions of a tensor.
 MAX_RANK = 64
 
 CHECK_HINT = "check the model with onnx.checker.check_model(path, full_check=True)"
@@ -78,7 +78,7 @@ def infer_shapes(model: onnx.ModelProto, graph: OnnxGraph, declared: Mapping[str
     Raises
     ------
     InvalidProgramError
-        The shapes contradict each other, or a tensor is larger than is believed.
+        The shapes contradict each other, or a tensor exceeds the size limit.
     """
     opsets = {o.domain if o.domain != "ai.onnx" else "": o.version for o in model.opset_import}
     rules = OnnxRules(onnx, opsets, model.ir_version)

@@ -73,7 +73,7 @@ def is_file(source: str) -> bool:
 def network_name(source: str, dims: Mapping[str, int] | None = None) -> str:
     """Name of a network in records: its text, or the file's name with the given sizes.
 
-    The folder that a file lies in is nobody's business; ``;`` separates networks there.
+    The folder of a file is not part of the name, because ``;`` separates networks.
     """
     if not is_file(source):
         return source.strip()

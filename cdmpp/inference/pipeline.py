@@ -30,7 +30,7 @@ from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-#: Step of an unseen device, divided by the number of peer architectures: one architecture alone says little
+#: Step of an unseen device, divided by the number of peer architectures: one architecture alone is weak evidence
 #: about another.
 FEW_STEP = 1.0
 

@@ -45,7 +45,7 @@ class PlannerSpec:
 
     @property
     def homes(self) -> dict[str, str]:
-        """Request models by the field that tells them apart."""
+        """Request models by the field that identifies them."""
         return {"": self.requests} if isinstance(self.requests, str) else dict(self.requests)
 
     def models(self) -> list[type[Request[Any]]]:
@@ -65,7 +65,7 @@ class PlannerSpec:
         return read_request(self.model_of(value), value)
 
     def model_of(self, value: Any) -> type[Request[Any]]:
-        """The form of a request; the first one where no field tells them apart."""
+        """The form of a request; the first one if no field identifies it."""
         if not isinstance(value, Mapping):
             raise FieldError("a request is a JSON object", hint="docs/planning.md has examples")
         homes = self.homes

@@ -43,7 +43,7 @@ DTYPE_BYTES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "int8"
 
 #: Largest size of one axis. Products of axes stay exact in float64, which the features are made in.
 MAX_EXTENT = 2**31 - 1
-#: Largest tensor or iteration count that is believed; anything above is a typing error, not a program.
+#: Largest accepted tensor or iteration count; a larger one is probably a typing error.
 MAX_ELEMENTS = 2**48
 #: Maximum length of an operator's text in a request, and of a part of it in a message.
 MAX_PROGRAM_TEXT, MAX_SHOWN = 2000, 200

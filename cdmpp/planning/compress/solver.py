@@ -40,7 +40,7 @@ def solve(request: CompressRequest, control: SearchControl) -> CompressPlan:
 
 
 def _limit(max_steps: int | None, control: SearchControl, tensors: Sequence[Tensor]) -> Callable[[], bool]:
-    """A function that says whether the search may take another step."""
+    """A function that returns whether the search may take another step."""
     # The replay engine is loaded or compiled here, once; the budget does not include that time.
     timeline(tensors[:1], (0,))
     control.restart()

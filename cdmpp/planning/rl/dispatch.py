@@ -27,7 +27,7 @@ MOST_KEPT = 4
 
 
 def never() -> bool:
-    """The end of a search without a limit."""
+    """Default stop condition: the search is never interrupted."""
     return False
 
 

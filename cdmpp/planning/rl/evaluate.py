@@ -48,7 +48,7 @@ def evaluate(
     problem : SizingProblem
     sizes : PoolSizes
     dispatcher : Dispatcher or MixDispatcher
-        Of the generation units, on the steps.
+        Dispatcher of the generation units on the steps.
     migration : Migration, optional
         On the same steps.
     """

@@ -1,7 +1,7 @@
 """Generation on several unlike pools at once: the samples of a step are divided between them.
 
 Each pool gets a range of the ranker's order, and its instances take samples from one queue. So the longest samples
-may go to the pool that decodes fastest, and the others to where they take no longer. The sizes of the ranges are
+may go to the pool that decodes fastest, and the others to slower pools. The sizes of the ranges are
 chosen by simulation: pools that are next to each other in the order exchange samples until both end at the same
 time.
 """
@@ -56,7 +56,7 @@ class PoolMix:
 
     @property
     def tail(self) -> int:
-        """As of :class:`cdmpp.planning.rl.dispatch.TailSplit`: there is no tail group beside the ranges."""
+        """Always 0; a mix has no tail group (see :class:`cdmpp.planning.rl.dispatch.TailSplit`)."""
         return 0
 
     def ranges(self) -> Iterator[tuple[int, int, int, int]]:
@@ -73,7 +73,7 @@ class MixDispatcher:
     Parameters
     ----------
     dispatchers : mapping of int to Dispatcher
-        By index of the pool; all on the same steps.
+        Dispatchers by index of the pool, all on the same steps.
     """
 
     def __init__(self, dispatchers: Mapping[int, Dispatcher]) -> None:

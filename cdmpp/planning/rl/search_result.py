@@ -51,11 +51,11 @@ class SearchResult:
     sizes_tried : int
         Number of generation sizes that were simulated.
     complete : bool
-        Whether these are all sizes.
+        Whether all sizes were simulated.
     left_out : dict of str to str
         Name of each pool whose memory is too small, and the reason.
     judge : Dispatcher or MixDispatcher
-        Of the units that generate, on the held-out steps.
+        Dispatcher of the units that generate, on the held-out steps.
     """
 
     sizes: PoolSizes

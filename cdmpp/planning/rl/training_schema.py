@@ -98,7 +98,7 @@ class SitesForm(LinkForm):
 
 
 class TransferForm(Closed):
-    """Bytes of the weights and the links that they travel on."""
+    """Bytes of the weights, and the links of the transfer."""
 
     bytes: Annotated[PositiveBytes, Field(description="One copy of the weights, as generation needs them.")]
     ranks: Annotated[Count, Field(description="Connections in parallel; each sends an equal part.")] = 1

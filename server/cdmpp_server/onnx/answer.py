@@ -87,7 +87,7 @@ def counted(predictions: Sequence[Prediction]) -> tuple[list[tuple[str, str]], l
 
 
 def device_of(artifact: Any, name: str) -> Device:
-    """The device of this name, or why there is none."""
+    """The device of this name, or the error."""
     # By name and never load_device: a client's text must not be used as a path on this machine.
     try:
         spec: DeviceSpec = artifact.device(name)
