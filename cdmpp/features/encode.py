@@ -222,8 +222,11 @@ def encode_shapes(
     rows, features
         Which shapes (indices), and their features; one item per structural class.
     """
+    # A structural field may be a size too: the number of inputs of a concatenation.
+    whole = {name: value for name, value in fixed.items() if isinstance(value, int) and not isinstance(value, bool)}
     for flags, rows in partition(operator, fixed, sizes):
         bindings = {name: np.asarray(values[rows], dtype=np.int64) for name, values in sizes.items()}
+        bindings |= {name: np.full(len(rows), value) for name, value in whole.items()}
         yield rows, _encode_class(class_name(operator, dtype, flags), operator, dtype, bindings, len(rows))
 
 
