@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -68,13 +68,18 @@ def segment_placements(
 
 
 def contiguous_placements(
-    modules: Sequence[Module], batch: Sequence[int], ranks: int, links: ItemLinks
+    modules: Sequence[Module], batch: Sequence[int], ranks: int, links: ItemLinks, over: Callable[[], bool]
 ) -> list[Placement]:
-    """Contiguous placements: cut evenly for one micro-batch and for many, and cut for the shortest 1F1B."""
+    """Contiguous placements: cut evenly for one micro-batch and for many, and cut for the shortest 1F1B.
+
+    Once ``over`` returns True, no further numbers of micro-batches are tried.
+    """
     even: list[Placement] = []
     improved: list[tuple[float, int, Placement]] = []
     remaining = MAX_CUT_PASSES
     for number, count in enumerate(micro_batch_counts(batch[links.samples])):
+        if number and over():
+            break
         items, micro_batches = split_micro_batches(batch, count, links)
         placement = contiguous(modules, _work_s(modules, items), ranks)
         if placement not in even:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -85,24 +85,29 @@ def improve_cuts(
     def makespan_s(at: np.ndarray) -> float:
         return float(_one_f_one_b_s(np.diff(forward_total_s[at], axis=0), np.diff(backward_total_s[at], axis=0)))
 
-    passes = 2 * ranks * count
+    # With many ranks and few micro-batches the time is that of waiting ranks, which are visited in each round.
+    passes = 2 * ranks * max(count, ranks // 32)
     best_s, remaining = makespan_s(cuts), max_passes - passes
-    # Neighbouring ranks first: most of the gain is there.
-    pairs = [(a, b) for a in range(ranks) for b in range(ranks) if a != b]
-    moves = sorted(pairs, key=lambda pair: abs(pair[0] - pair[1]))
-    fruitless, at = 0, 0
-    while fruitless < len(moves) and remaining >= passes:
-        source, target = moves[at]
-        at = (at + 1) % len(moves)
-        fruitless += 1
+    moves = rank_pairs(ranks)
+    while remaining >= passes and (pair := next(moves, None)) is not None:
+        source, target = pair
         if cuts[source + 1] == cuts[source]:
             continue
         moved = move_layer(cuts, source, target)
         remaining -= passes
         moved_s = makespan_s(moved)
         if moved_s < best_s * (1 - 1e-9):
-            best_s, cuts, fruitless, at = moved_s, moved, 0, 0
+            best_s, cuts, moves = moved_s, moved, rank_pairs(ranks)
     return contiguous_at(modules, cuts), best_s, remaining
+
+
+def rank_pairs(ranks: int) -> Iterator[tuple[int, int]]:
+    """Pairs of different ranks, neighbours first: most of the gain of a move of layers is there."""
+    for distance in range(1, ranks):
+        for a in range(ranks):
+            for b in (a - distance, a + distance):
+                if 0 <= b < ranks:
+                    yield a, b
 
 
 @jit

@@ -12,6 +12,8 @@ from cdmpp.planning.multimodal.modules import Module, topological_order
 
 #: Most segments that the proportional rule gives a module: more add little overlap and many tasks.
 MAX_SEGMENTS = 4
+#: Most parts times squared layers that are cut by dynamic programming: above, it would take longer than most budgets.
+MAX_CUT_CELLS = 250_000_000
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,8 @@ def balanced_cuts(weights: np.ndarray, load: np.ndarray) -> np.ndarray:
     """Cut a chain of layers into contiguous parts of least sum of squares of load + part.
 
     Squares rather than the largest part alone: they also balance the parts that are not the largest. Dynamic
-    programming over cuts, O(parts · layers²).
+    programming over cuts, O(parts · layers²). Above :data:`MAX_CUT_CELLS` the layers are cut in proportion, and
+    the loads are ignored.
 
     Parameters
     ----------
@@ -63,7 +66,12 @@ def balanced_cuts(weights: np.ndarray, load: np.ndarray) -> np.ndarray:
         Cuts, from 0 to ``layers``; parts may be empty.
     """
     total = np.concatenate([[0.0], np.cumsum(weights)])
-    cuts = np.zeros(len(load) + 1, np.int64)
+    parts = len(load)
+    if parts * len(weights) ** 2 > MAX_CUT_CELLS:
+        targets = total[-1] * np.arange(parts + 1) / parts
+        nearest: np.ndarray = np.searchsorted((total[:-1] + total[1:]) / 2, targets)
+        return nearest
+    cuts = np.zeros(parts + 1, np.int64)
     _cut(total, np.asarray(load, np.float64), cuts)
     return cuts
 

@@ -24,6 +24,7 @@ from cdmpp.planning.multimodal.exhaustive import try_all
 from cdmpp.planning.multimodal.knobs import choose_knobs
 from cdmpp.planning.multimodal.links import link_items
 from cdmpp.planning.multimodal.memory import Memory
+from cdmpp.planning.multimodal.one_f_one_b import rank_pairs
 from cdmpp.planning.multimodal.placement import Placement, contiguous_at, contiguous_cuts, move_layer
 from cdmpp.planning.multimodal.request_bound import request_bound_s
 from cdmpp.planning.multimodal.schedule import Schedule, schedule_orders
@@ -36,6 +37,8 @@ from cdmpp.planning.multimodal.tree import CacheCounts
 #: the trial of every design of a small step, and random changes. The rest is for orders of the best designs. Designs
 #: of a small step have their best order already.
 SCAN_SHARE, TRY_ALL_SHARE, DESIGN_SHARE, SMALL_DESIGN_SHARE = 0.35, 0.7, 0.75, 0.9
+#: Share of the budget after which the lower bound of a large request is not refined any further.
+BOUND_SHARE = 0.2
 #: Share of the budget after which the cuts of 1F1B are not fitted to a memory limit any further.
 CUT_SHARE = 0.1
 #: Share of the remaining budget for the search for an order; the rest is for the exact solution of small designs.
@@ -61,7 +64,9 @@ class Planner:
         self.max_steps, self.counts, self.on_progress = max_steps, counts, on_progress
         self.modules, self.ranks = settings[0].modules, settings[0].ranks
         self.total = [sum(column) for column in zip(*(step.batch for step in settings), strict=True)]
-        self.bounds_s = [request_bound_s(self.modules, step.batch, self.ranks, step.links) for step in settings]
+        self.bounds_s = [
+            request_bound_s(self.modules, step.batch, self.ranks, step.links, self._bound_over) for step in settings
+        ]
         self.designs = [StepDesigns(step, control) for step in settings]
         self.share = SCAN_SHARE
         self.search = DesignSearch(self.designs, rng, self._over, self._take)
@@ -120,6 +125,9 @@ class Planner:
         budget_s, share = self.control.budget_s, self.share if share is None else share
         return self.control.expired or (budget_s is not None and self.control.spent_s >= share * budget_s)
 
+    def _bound_over(self) -> bool:
+        return self._late(BOUND_SHARE)
+
     def _done(self) -> bool:
         """Whether no plan can be shorter."""
         bounded = zip(self.best, self.bounds_s, strict=True)
@@ -139,7 +147,7 @@ class Planner:
     def _add_baselines(self) -> None:
         """1F1B on contiguous placements and on the rule's segments; the former are the first designs."""
         links = link_items(self.modules, self.total, self.samples)
-        for placement in contiguous_placements(self.modules, self.total, self.ranks, links):
+        for placement in contiguous_placements(self.modules, self.total, self.ranks, links, self._late):
             if self.search.pool and self._late():
                 break
             self._try_1f1b(placement)
@@ -166,20 +174,16 @@ class Planner:
         """Move layers between ranks while that shortens 1F1B within a memory limit: the other cuts ignore the limit."""
         if self.conventional is None or not self.conventional[0][0].tasks.limited:
             return
-        # Neighbouring ranks first: most of the gain is there.
-        pairs = [(a, b) for a in range(self.ranks) for b in range(self.ranks) if a != b]
-        pairs.sort(key=lambda pair: abs(pair[0] - pair[1]))
-        passes, fruitless, at = MAX_CUT_PASSES, 0, 0
-        while fruitless < len(pairs) and passes > 0 and not self._late(CUT_SHARE):
-            source, target = pairs[at]
-            at, fruitless = (at + 1) % len(pairs), fruitless + 1
+        pairs, passes = rank_pairs(self.ranks), MAX_CUT_PASSES
+        while passes > 0 and not self._late(CUT_SHARE) and (pair := next(pairs, None)) is not None:
+            source, target = pair
             tasks = self.conventional[0][0].tasks
             cuts = contiguous_cuts(tasks.placement, self.ranks)
             if cuts[source + 1] == cuts[source]:
                 continue
             passes -= tasks.size * len(self.designs)
             if self._try_1f1b(contiguous_at(self.modules, move_layer(cuts, source, target))):
-                fruitless = at = 0
+                pairs = rank_pairs(self.ranks)
 
     def _insert(self, schedules: Sequence[Schedule]) -> None:
         """Insert schedules of all steps on one placement among the designs, if they are the best."""
@@ -193,10 +197,11 @@ class Planner:
 
     def _search_designs(self) -> None:
         """Evaluate designs: those of the rule, other counts and segments, all of a small step, random changes."""
-        for design in self._initial_designs():
-            if self.search.pool and self._late():
-                break
-            self.search.add(design)
+        if not (self.search.pool and self._late()):
+            for design in self._initial_designs():
+                self.search.add(design)
+                if self.search.pool and self._late():
+                    break
         if not self.search.pool or self._done():
             return
         self.search.scan()

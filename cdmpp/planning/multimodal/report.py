@@ -8,6 +8,7 @@ from cdmpp.compose.pricing import Cost
 from cdmpp.compose.request import Interval
 from cdmpp.planning.multimodal.explanation import explain
 from cdmpp.planning.multimodal.knobs import peak_bytes
+from cdmpp.planning.multimodal.memory import Knob
 from cdmpp.planning.multimodal.modules import EFFICIENCY, Module
 from cdmpp.planning.multimodal.plan_schema import (
     CacheSummary,
@@ -116,7 +117,7 @@ def make_step_plan(
             for i, row in enumerate(tasks.placement.chunks)
             for chunk in row
         ],
-        memory=[_rank_memory(tasks, rank, peak) for rank, peak in enumerate(peak_bytes(tasks, orders))],
+        memory=_memory(tasks, orders),
         order=order_entries(schedule),
         bubble=1 - busy_s / total_s if total_s else 0.0,
     )
@@ -133,12 +134,14 @@ def _sub_batches(module: Module, units: Sequence[int], efficiency: float) -> Sub
     )
 
 
-def _rank_memory(tasks: Tasks, rank: int, peak: float) -> RankMemory:
-    knobs = {
-        module.name: [knob for knob, chunk in zip(tasks.knobs[i], row, strict=True) if chunk.rank == rank]
-        for i, (module, row) in enumerate(zip(tasks.modules, tasks.placement.chunks, strict=True))
-    }
-    return RankMemory(rank=rank, peak_bytes=peak, knobs={name: chosen for name, chosen in knobs.items() if chosen})
+def _memory(tasks: Tasks, orders: Sequence[Sequence[int]]) -> list[RankMemory]:
+    """Peak memory and knobs of each rank."""
+    knobs: list[dict[str, list[Knob]]] = [{} for _ in range(tasks.ranks)]
+    for module, row, chosen in zip(tasks.modules, tasks.placement.chunks, tasks.knobs, strict=True):
+        for chunk, knob in zip(row, chosen, strict=True):
+            knobs[chunk.rank].setdefault(module.name, []).append(knob)
+    peaks = peak_bytes(tasks, orders)
+    return [RankMemory(rank=rank, peak_bytes=peak, knobs=knobs[rank]) for rank, peak in enumerate(peaks)]
 
 
 def order_entries(schedule: Schedule) -> list[list[Entry]]:

@@ -26,31 +26,50 @@ MAX_RANGES = 300
 MAX_LOADS = 4096
 #: Most numbers of micro-batches that are examined one by one; of more samples, what holds for all of them is used.
 MAX_SPLITS = 2048
+#: Most layers for which the bound of one segment on each rank is computed; it takes memory for the square of them.
+MAX_LAYERS = 2048
+#: Cells of the tables for one such bound from which on the budget is checked meanwhile: tens of milliseconds.
+_LARGE = 2**22
 _ROUNDING = 1e-12
 
 
-def request_bound_s(modules: Sequence[Module], batch: Sequence[int], ranks: int, links: ItemLinks) -> float:
+def request_bound_s(
+    modules: Sequence[Module],
+    batch: Sequence[int],
+    ranks: int,
+    links: ItemLinks,
+    over: Callable[[], bool] | None = None,
+) -> float:
     """Lower bound of the makespan in seconds.
 
     It holds for all cuts of layers, numbers of segments, orders and memory knobs. The sub-micro-batches of a module
-    are of even size, in any number, or those of any number of micro-batches of samples.
+    are of even size, in any number, or those of any number of micro-batches of samples. For many layers and ranks,
+    ``over`` ends the computation with a looser bound.
     """
     active = [i for i in topological_order(modules) if batch[i]]
     curves = {i: _Curve(modules[i], batch[i]) for i in active}
-    bound = _CountBound(modules, batch, ranks, links, active)
+    if max(len(modules[i].layers) for i in active) ** 2 * ranks < _LARGE or over is None:
+        over = _never
+    bound = _CountBound(modules, batch, ranks, links, active, over)
 
     def of(ranges: Sequence[tuple[int, int]], *, precise: bool) -> float:
         parts = [curves[i].within(low, high) for i, (low, high) in zip(active, ranges, strict=True)]
         return bound.of(parts, precise=precise)
 
-    least_s = _least(of, [(1, batch[i]) for i in active])
+    least_s = _least(of, [(1, batch[i]) for i in active], over)
     if batch[links.samples] > MAX_SPLITS:
         return min(least_s, of([(1, batch[i]) for i in active], precise=True))
     for split in _sample_splits(batch, links):
+        if over():
+            return min(least_s, of([(1, batch[i]) for i in active], precise=False))
         parts = [curves[i].of(split[i]) for i in active]
         if bound.of(parts, precise=False) < least_s:
             least_s = min(least_s, bound.of(parts, precise=True))
     return least_s
+
+
+def _never() -> bool:
+    return False
 
 
 class _Part:
@@ -117,13 +136,15 @@ def _sample_splits(batch: Sequence[int], links: ItemLinks) -> Iterator[list[np.n
             yield items
 
 
-def _least(of: Callable[..., float], whole: list[tuple[int, int]]) -> float:
+def _least(of: Callable[..., float], whole: list[tuple[int, int]], over: Callable[[], bool]) -> float:
     """Least bound of all counts: ranges are halved, the one of least bound first."""
     number = itertools.count()
     heap: list[tuple[float, int, bool, list[tuple[int, int]]]] = [
         (of(whole, precise=False), next(number), False, whole)
     ]
     for _ in range(MAX_RANGES):
+        if over():
+            break
         bound_s, _, precise, ranges = heap[0]
         if not precise:
             heapq.heapreplace(heap, (max(bound_s, of(ranges, precise=True)), next(number), True, ranges))
@@ -144,9 +165,15 @@ class _CountBound:
     """Bound of the makespan for given costs of the modules' sub-micro-batches."""
 
     def __init__(
-        self, modules: Sequence[Module], batch: Sequence[int], ranks: int, links: ItemLinks, active: Sequence[int]
+        self,
+        modules: Sequence[Module],
+        batch: Sequence[int],
+        ranks: int,
+        links: ItemLinks,
+        active: Sequence[int],
+        over: Callable[[], bool],
     ) -> None:
-        self.ranks, self.active = ranks, list(active)
+        self.ranks, self.active, self.over = ranks, list(active), over
         self.layers = [np.array(modules[i].layers) for i in active]
         self.before = [np.concatenate([[0.0], np.cumsum(layers)[:-1]]) for layers in self.layers]
         self.work = [modules[i].work for i in active]
@@ -160,6 +187,7 @@ class _CountBound:
             else:
                 self.sources[number[link.single]].append((number[link.other], 1))
         self.one_segment = len(self.active) == 1 and most_segments(modules[self.active[0]], ranks) == 1
+        self.one_segment = self.one_segment and len(self.layers[0]) <= MAX_LAYERS
         alike = all((layers == layers[0]).all() for layers in self.layers)
         self.list_loads = alike and math.prod(len(layers) + 1 for layers in self.layers) <= MAX_LOADS
 
@@ -187,7 +215,7 @@ class _CountBound:
         bound_s = max(bound_s, float(np.sort(seconds)[: -(-len(seconds) // self.ranks)].sum()), float(seconds.max()))
         if precise and self.one_segment:
             both_s = parts[0].forward_s + parts[0].backward_s
-            bound_s = max(bound_s, _one_segment_s(self.layers[0], parts[0].work_s, both_s, self.ranks))
+            bound_s = max(bound_s, _one_segment_s(self.layers[0], parts[0].work_s, both_s, self.ranks, self.over))
         if precise and self.list_loads:
             loads = np.zeros(1)
             for layers, part in zip(self.layers, parts, strict=True):
@@ -210,8 +238,8 @@ def _idle_s(heads: np.ndarray, tails: np.ndarray) -> np.ndarray:
     return largest
 
 
-def _one_segment_s(layers: np.ndarray, work_s: float, both_s: float, ranks: int) -> float:
-    """Least makespan of all cuts of one module's layers into one chunk for each rank, in order."""
+def _one_segment_s(layers: np.ndarray, work_s: float, both_s: float, ranks: int, over: Callable[[], bool]) -> float:
+    """Least makespan of all cuts of one module's layers into one chunk for each rank, in order; 0 if ``over``."""
     before = np.concatenate([[0.0], np.cumsum(layers)])
     # A chunk from layer a to layer b: its work, after and before the passes of the layers before it.
     chunk_s = np.where(
@@ -221,6 +249,8 @@ def _one_segment_s(layers: np.ndarray, work_s: float, both_s: float, ranks: int)
     )
     best = np.where(np.arange(len(before)) == 0, 0.0, np.inf)
     for _ in range(ranks):
+        if over():
+            return 0.0
         best = np.maximum(best[:, None], chunk_s).min(axis=0)
     return float(best[-1])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from cdmpp.planning.multimodal.links import link_items
 from cdmpp.planning.multimodal.memory import Memory
 from cdmpp.planning.multimodal.modules import EFFICIENCY, Module
 from cdmpp.planning.multimodal.planner import Planner
+from cdmpp.planning.multimodal.schedule import Schedule
 from cdmpp.planning.multimodal.solution import StepSolution
 from cdmpp.planning.multimodal.tree import CacheCounts
 
@@ -101,8 +103,36 @@ def plan_steps(
     memory = memory if memory is not None else Memory()
     control = control if control is not None else SearchControl(1.0)
     counts = counts if counts is not None else CacheCounts()
+    used = most_used_ranks(modules, ranks)
     settings = [
-        StepSettings(modules, batch, ranks, memory, link_items(modules, batch, samples), efficiency)
-        for batch in batches
+        StepSettings(modules, batch, used, memory, link_items(modules, batch, samples), efficiency) for batch in batches
     ]
-    return Planner(settings, samples, control, np.random.default_rng(seed), max_steps, counts, on_progress).plan()
+
+    def report(solutions: list[StepSolution]) -> None:
+        if on_progress is not None:
+            on_progress([_on_ranks(solution, ranks) for solution in solutions])
+
+    planner = Planner(settings, samples, control, np.random.default_rng(seed), max_steps, counts, report)
+    return [_on_ranks(solution, ranks) for solution in planner.plan()]
+
+
+def most_used_ranks(modules: Sequence[Module], ranks: int) -> int:
+    """Most ranks that can have a layer.
+
+    With more ranks than layers each module has one segment. So a plan that leaves ranks idle is also a plan on the
+    other ranks alone: the search of these misses no plan, and its lower bound holds for all ranks.
+    """
+    return min(ranks, sum(len(module.layers) for module in modules))
+
+
+def _on_ranks(solution: StepSolution, ranks: int) -> StepSolution:
+    """The solution with idle ranks behind those that it uses."""
+
+    def extend(schedule: Schedule) -> Schedule:
+        same = schedule.tasks.ranks == ranks
+        return schedule if same else replace(schedule, tasks=replace(schedule.tasks, ranks=ranks))
+
+    baseline = solution.one_f_one_b
+    return replace(
+        solution, schedule=extend(solution.schedule), one_f_one_b=None if baseline is None else extend(baseline)
+    )
