@@ -147,3 +147,52 @@ def test_the_example_is_answered_from_predictions(predictor: LatencyPredictor, t
 def test_the_old_name_of_the_search_control_works_and_warns() -> None:
     with pytest.warns(DeprecationWarning, match="control"):
         assert make_plan("afd", GIVEN, watch=SearchControl(1.0)) == make_plan("afd", GIVEN, control=SearchControl(1.0))
+
+
+@pytest.mark.parametrize("goal", [{}, {"tokens_per_s": 2e7}, {"tpot_s": 0.031}])
+def test_many_instances_are_sized_in_bounded_memory(goal: dict[str, Any]) -> None:
+    many = {**GIVEN, **goal} | {name: {**GIVEN[name], "instances": 100_000} for name in ("attention", "ffn")}
+    answer = make_plan("afd", many)
+    assert answer["tpot_s"] <= many["tpot_s"]
+    assert answer["tokens_per_s"] >= many.get("tokens_per_s", 0)
+    # Counts in the best ratio meet the lower bound of a stage that never waits.
+    assert answer["baselines"]["equal_counts"] >= answer["price_s_per_token"] * (1 - 1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    times=st.lists(st.sampled_from([0.5, 1.0, 2.0, 2.7]), min_size=4, max_size=4),
+    most=st.tuples(st.integers(10, 14), st.integers(10, 14)),
+    price=st.sampled_from([0.3, 1.0, 2.0]),
+    rate=st.sampled_from([0.0, 3.0, 9.0]),
+    equal=st.booleans(),
+)
+def test_pruned_enumeration_equals_plain_loops(
+    times: list[float], most: tuple[int, int], price: float, rate: float, equal: bool
+) -> None:
+    attention = Side(np.array([1.0, 3.0]), np.array(times[:2]), most[0], price, 4)
+    ffn = Side(np.array([2.0, 5.0]), np.array(times[2:]), most[1], 1.0, 5)
+    best: tuple[float, int, int, int] | None = None
+    for x, y in itertools.product(range(1, most[0] + 1), range(1, most[1] + 1)):
+        for batch in range(1, min(4 * x, 5 * y) + 1) if x == y or not equal else ():
+            a, f = math.ceil(batch / x), math.ceil(batch / y)
+            stages = (attention.layer_s(np.array(a)), ffn.layer_s(np.array(f)), 2 * (0.1 + 0.2 * max(a, f)))
+            stage_s = float(max(stages))
+            cost = (price * x + y) * stage_s / batch
+            if 3 * stage_s <= 7 and batch / stage_s >= rate and (best is None or cost < best[0] * (1 - 1e-12)):
+                best = cost, x, y, batch
+    try:
+        plan = size(attention, ffn, Link(0.2, 1.0, 0.1), layers=1, tpot_s=7.0, tokens_per_s=rate, equal=equal)
+    except InfeasibleError:
+        assert best is None
+        return
+    assert best is not None
+    assert (plan.attention, plan.ffn, plan.micro_batch) == best[1:]
+
+
+def test_stopped_search_returns_the_best_choice_so_far() -> None:
+    control = SearchControl()
+    control.stop()
+    answer = make_plan("afd", {**GIVEN, "tpot_s": 0.2}, control=control)
+    assert any("stopped" in line for line in answer["explanation"])
+    assert answer["tpot_s"] <= 0.2

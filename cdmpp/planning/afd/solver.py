@@ -28,7 +28,7 @@ def solve(request: AfdRequest, control: SearchControl) -> AfdPlan:
     ffn, ffn_costs = _side(request.ffn, "ffn")
     layers, tpot_s, tokens_per_s = request.layers, request.tpot_s, request.tokens_per_s
     link = Link(request.link.bytes_per_token, request.link.bandwidth_bytes_per_s, request.link.alpha_s)
-    best = size(attention, ffn, link, layers=layers, tpot_s=tpot_s, tokens_per_s=tokens_per_s)
+    best = size(attention, ffn, link, layers=layers, tpot_s=tpot_s, tokens_per_s=tokens_per_s, control=control)
     baselines: dict[str, float] = {}
     together = _colocated_sides(request, attention, ffn)
     alone = None
@@ -40,13 +40,16 @@ def solve(request: AfdRequest, control: SearchControl) -> AfdPlan:
         baselines["colocated"] = alone.price_s_per_token
     cheaper = alone is not None and alone.price_s_per_token < best.price_s_per_token * (1 - 1e-9)
     try:
-        even = size(attention, ffn, link, layers=layers, tpot_s=tpot_s, tokens_per_s=tokens_per_s, equal=True)
+        even = size(
+            attention, ffn, link, layers=layers, tpot_s=tpot_s, tokens_per_s=tokens_per_s, equal=True, control=control
+        )
         baselines["equal_counts"] = even.price_s_per_token
     except FieldError:
         pass  # equal counts cannot meet the goal
     stages = {"attention": best.attention_s, "ffn": best.ffn_s, "communication": best.communication_s}
     slowest = max(stages, key=lambda name: stages[name])
     explanation = [
+        *([] if best.complete else ["the search was stopped: cheaper choices may exist"]),
         *(
             ["disaggregation does not pay: instances that compute whole layers are cheaper per token"]
             if cheaper
