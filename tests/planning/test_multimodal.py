@@ -507,3 +507,10 @@ def test_plan_step_plans_a_single_step() -> None:
     modules = [module("a", 4, 0.5, 1.0), module("b", 4, 1.0, 2.0, (0,))]
     plan = plan_step(modules, [3, 2], 2, max_steps=20)
     assert plan.baselines_s["1f1b"] >= plan.schedule.makespan_s >= plan.bound_s
+
+
+@pytest.mark.parametrize(("field", "value", "text"), [("steps", -1, "steps: -1"), ("baselines", {}, "1f1b: missing")])
+def test_check_finds_negative_steps_and_missing_baselines(field: str, value: Any, text: str) -> None:
+    answer = make_plan("pipeline", request(max_steps=20))
+    assert faults(request(max_steps=20), answer) == []
+    assert any(text in fault for fault in faults(request(max_steps=20), {**answer, field: value}))
