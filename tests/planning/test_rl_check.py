@@ -14,9 +14,11 @@ from typer.testing import CliRunner
 
 from cdmpp import make_plan
 from cdmpp.cli.main import app
+from cdmpp.compose.predict import predict_prices
 from cdmpp.compose.solve import read_request
 from cdmpp.planning.rl.check import check
 from cdmpp.planning.rl.schema import RlRequest
+from cdmpp.predictor import LatencyPredictor
 
 REQUEST: dict[str, Any] = {
     "lengths": {"quantiles": {"0.5": 300, "0.9": 1000, "0.99": 3000}, "max_tokens": 4000},
@@ -112,6 +114,10 @@ FALSE: list[tuple[str, str, Any, str]] = [
     ("sync", "objective.value", "*0.9", "objective.value"),
     ("sync", "objective.lower_bound", "*1.5", "objective.lower_bound"),
     ("sync", "lower_bound_s", "*1.5", "lower_bound_s"),
+    ("sync", "lower_bound_s", "*0.5", "lower_bound_s"),
+    ("cost", "lower_bound_s", 0.0, "lower_bound_s"),
+    ("sync", "step_lower_s", 1.0, "step_lower_s"),
+    ("sync", "step_upper_s", 1e6, "step_upper_s"),
     ("sync", "gap", 0.0, "gap"),
     ("sync", "generation.time_s", "*0.9", "generation.time_s"),
     ("sync", "generation.instances", 60, "tail_split"),
@@ -186,3 +192,13 @@ def test_command_checks_an_rl_plan(tmp_path: Path, plans: dict[str, dict[str, An
     checked = CliRunner().invoke(app, ["plan", "check", str(request), str(answer)])
     assert checked.exit_code == 1
     assert "step_s" in checked.output
+
+
+def test_step_at_the_bounds_of_predictions_is_simulated(predictor: LatencyPredictor) -> None:
+    value = json.loads((Path(__file__).parents[2] / "docs" / "examples" / "rl.json").read_text()) | {"draws": 2}
+    request = read_request(RlRequest, value)
+    prices = predict_prices(request.price_requests(), predictor)
+    plan = make_plan("rl", value, predictor)
+    assert check(request, plan, prices) == []
+    for path, claim in (("step_lower_s", "*0.5"), ("step_upper_s", "*2"), ("step_upper_s", None)):
+        assert any(path in fault for fault in check(request, changed(plan, path, claim), prices))
