@@ -71,6 +71,15 @@ SLOW_FILES = (
     "tests/cli/test_curve.py",
     "tests/cli/test_predict.py",
     "tests/frontends/test_tasks.py",
+    "tests/ablations/test_labels.py",
+    "tests/ablations/test_networks.py",
+    "tests/server/test_hosts.py",
+    "tests/cli/test_train_and_serve.py",
+    "tests/client/test_plans.py",
+    "tests/planning/test_multimodal_1f1b.py",
+    "tests/server/test_quotas.py",
+    "tests/planning/test_afd.py",
+    "tests/test_unseen_shapes.py",
     "tests/test_end_to_end.py",
 )
 

@@ -31,19 +31,22 @@ def answer(name: str) -> Prediction:
 
 
 class Recorder:
-    """A predictor that returns program names, records batches, can be held up and can fail for one name."""
+    """A predictor that returns program names, records batches, can hold up batches and can fail for one name.
 
-    def __init__(self, breaks_on: str | None = None) -> None:
+    Without ``go``, batches of at least ``holds`` rows wait.
+    """
+
+    def __init__(self, breaks_on: str | None = None, holds: int = 0) -> None:
         self.batches: list[list[str]] = []
         self.entered, self.go = threading.Event(), threading.Event()
         self.go.set()
-        self.breaks_on = breaks_on
+        self.breaks_on, self.holds = breaks_on, holds
 
     def predict_queries(self, queries: Sequence[Query], quantiles: Sequence[float]) -> list[Prediction]:
         names = [q.program.name for q in queries]
         self.batches.append(names)
         self.entered.set()
-        assert self.go.wait(PATIENCE_S)
+        assert len(names) < self.holds or self.go.wait(PATIENCE_S)
         if self.breaks_on in names:
             raise RuntimeError("a bug")
         return [answer(name) for name in names]
@@ -121,25 +124,23 @@ def test_requests_that_arrive_during_a_batch_form_the_next_one() -> None:
 
 def test_long_request_does_not_block_short_ones() -> None:
     async def scenario(batcher: Batcher) -> None:
-        recorder = Recorder()
+        recorder = Recorder(holds=8)
         recorder.go.clear()
-        finished: list[str] = []
 
-        async def ask(name: str, rows: range) -> None:
+        async def ask(rows: range) -> None:
             answers = await batcher.ask(recorder, [query(n) for n in rows], LEVELS, Deadline(PATIENCE_S))
             assert names(answers) == [query(n).program.name for n in rows]
-            finished.append(name)
 
-        long = asyncio.create_task(ask("long", range(1, 65)))
+        long = asyncio.create_task(ask(range(1, 65)))
         await asyncio.to_thread(recorder.entered.wait, PATIENCE_S)
-        short = [asyncio.create_task(ask(f"short {n}", range(100 + n, 101 + n))) for n in range(3)]
-        # One short request is computed beside the batch of the long one.
-        await wait_until_async(lambda: len(recorder.batches) == 2)
-        assert [len(batch) for batch in recorder.batches] == [8, 1]
-        assert batcher.queued_rows == 64 - 8 + 2
+        short = [asyncio.create_task(ask(range(100 + n, 101 + n))) for n in range(3)]
+        # A short request is computed beside the batch of the long one, which waits.
+        await short[0]
+        assert [len(batch) for batch in recorder.batches][:2] == [8, 1]
+        assert not long.done()
         recorder.go.set()
         await asyncio.gather(long, *short)
-        assert finished[-1] == "long"
+        assert sum(map(len, recorder.batches)) == 64 + 3
         assert [len(batch) for batch in recorder.batches].count(8) >= 7
 
     run(scenario)
