@@ -34,7 +34,7 @@ PUBLIC_DATA ?=
 help:
 	@echo 'make setup         .venv with every extra and the cdmpp command'
 	@echo 'make demo          predicted latencies of two networks on GPUs this machine does not have'
-	@echo 'make test          all tests and the notebooks (about 8 minutes on two cores)'
+	@echo 'make test          all tests and the notebooks (about 10 minutes on two cores)'
 	@echo 'make test-fast     tests that are not marked slow (about 90 seconds on two cores)'
 	@echo 'make test-stress   timing-sensitive tests repeatedly on busy processors (hours)'
 	@echo 'make test-native   tests that need a C compiler, a linker or nvcc'
@@ -67,7 +67,7 @@ demo: $(READY)
 # longest files first. Tests marked native, browser, gpu or load are skipped where their tool is missing.
 PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS)
 test: $(READY)
-	@echo 'all tests and the notebooks: about 8 minutes on two idle cores'
+	@echo 'all tests and the notebooks: about 10 minutes on two idle cores'
 	$(PYTEST) tests --nbmake notebooks
 
 test-fast: $(READY)
