@@ -34,6 +34,12 @@ def places(error: ValidationError, value: Any) -> list[tuple[str, str]]:
     ]
 
 
+def faults(error: ValidationError, most: int) -> list[str]:
+    """The first ``most`` violations of an answer's schema as lines of text, with the path of each."""
+    problems = error.errors(include_url=False, include_input=False, include_context=False)
+    return [f"{'.'.join(map(str, p['loc'])) or 'answer'}: {p['msg']}" for p in problems[:most]]
+
+
 def _path(loc: tuple[int | str, ...], kind: str, value: Any) -> list[str]:
     parts: list[str] = []
     at = value

@@ -14,6 +14,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import create_engine, text
 
 from cdmpp_server.app import create_app
+from cdmpp_server.observe.store import Store
 from cdmpp_server.settings import Settings
 from tests.server.postgres import running_postgres
 
@@ -62,6 +63,13 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         connection.execute(text("CREATE SCHEMA public"))
     engine.dispose()
     return url
+
+
+@pytest.fixture
+def store(database: str) -> Iterator[Store]:
+    opened = Store(database)
+    yield opened
+    opened.close()
 
 
 def without_ids(*results: dict[str, Any]) -> list[dict[str, Any]]:

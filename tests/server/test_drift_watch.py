@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-from sqlalchemy import create_engine, text
-
 from cdmpp.devices import lookup
 from cdmpp.predictor import LatencyPredictor
 from cdmpp_server.drift.watch import MIN_OBSERVATIONS, DriftWatch
@@ -17,30 +11,8 @@ from cdmpp_server.observe.figures import RECENT
 from cdmpp_server.observe.ids import PredictedBefore
 from cdmpp_server.observe.store import Observation, Store
 from cdmpp_server.propose.store import MAX_KEPT, Key, ProposalStore
-from tests.server.postgres import running_postgres
 
 DIGEST = lookup("t4").digest()
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[str]:
-    with running_postgres() as server:
-        yield server.url
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    database = str(tmp_path / "s.sqlite")
-    if request.param == "postgresql":
-        database = request.getfixturevalue("postgres")
-        engine = create_engine(database)
-        with engine.begin() as connection:
-            connection.execute(text("DROP SCHEMA public CASCADE"))
-            connection.execute(text("CREATE SCHEMA public"))
-        engine.dispose()
-    opened = Store(database)
-    yield opened
-    opened.close()
 
 
 def watch_of(store: Store, predictor: LatencyPredictor, max_jobs: int = 10) -> DriftWatch:

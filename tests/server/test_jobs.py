@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, text, update
+from sqlalchemy import update
 
 from cdmpp_server.jobs.runner import Runner
 from cdmpp_server.jobs.schema import Job
@@ -20,31 +20,9 @@ from cdmpp_server.jobs.tables import jobs
 from cdmpp_server.observe.store import Store
 from cdmpp_server.operate.metrics import Metrics
 from cdmpp_server.sandbox.worker import OnProgress, Worker, WorkerDiedError
-from tests.server.postgres import running_postgres
 
 #: Seconds until a wait counts as failed; no test needs them unless it fails.
 PATIENCE_S = 120.0
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[str]:
-    with running_postgres() as server:
-        yield server.url
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    database = str(tmp_path / "s.sqlite")
-    if request.param == "postgresql":
-        database = request.getfixturevalue("postgres")
-        engine = create_engine(database)
-        with engine.begin() as connection:
-            connection.execute(text("DROP SCHEMA public CASCADE"))
-            connection.execute(text("CREATE SCHEMA public"))
-        engine.dispose()
-    opened = Store(database)
-    yield opened
-    opened.close()
 
 
 def job_store(

@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -35,13 +34,6 @@ ROOT = Path(__file__).resolve().parents[2]
 def observation(latency_s: float, device: str = "t4", model: str = "m", n: int = 0) -> Observation:
     predicted = PredictedBefore(f"{n:032x}", device, "0" * 16, "library", "kernel", None, model, 1e-4, 8e-5, 1.2e-4)
     return Observation(predicted, latency_s)
-
-
-@pytest.fixture
-def store(database: str) -> Iterator[Store]:
-    store = Store(database)
-    yield store
-    store.close()
 
 
 def rows(database: str) -> list[Any]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from cdmpp.compose import validation_errors
 from cdmpp.errors import FieldError
 from cdmpp.planning.fused.baselines import EQUAL, greedy, serial_1f1b
 from cdmpp.planning.fused.bound import lower_bound_s
@@ -78,8 +79,7 @@ def check(request: FusedRequest, answer: Any, prices: Sequence[Prediction] = ())
     try:
         claim = _Claim.model_validate(answer)
     except ValidationError as error:
-        problems = error.errors(include_url=False, include_input=False, include_context=False)
-        return [f"{'.'.join(map(str, p['loc'])) or 'answer'}: {p['msg']}" for p in problems[:_MAX_FAULTS]]
+        return validation_errors.faults(error, _MAX_FAULTS)
     faults = list(_task_faults(problem, claim))
     if not faults:
         faults = [*_time_faults(problem, claim), *_figure_faults(problem, claim), *_baseline_faults(problem, claim)]

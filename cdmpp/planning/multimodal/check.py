@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from cdmpp.compose import validation_errors
 from cdmpp.planning.multimodal.links import link_items
 from cdmpp.planning.multimodal.memory import chunk_cost
 from cdmpp.planning.multimodal.modules import Module
@@ -41,8 +42,7 @@ def check(request: MultimodalRequest, answer: Any, prices: Sequence[Prediction] 
         claim = MultimodalPlan.model_validate(answer)
         plans = claim.step_plans()
     except ValidationError as error:
-        problems = error.errors(include_url=False, include_input=False, include_context=False)
-        return [f"{'.'.join(map(str, p['loc'])) or 'answer'}: {p['msg']}" for p in problems[:_MAX_FAULTS]]
+        return validation_errors.faults(error, _MAX_FAULTS)
     faults = list(_faults(request.with_prices(prices), answer, claim, plans))
     faults += _interval_faults(claim, bool(prices), "")
     for number, plan in enumerate(claim.plans or []):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
+from cdmpp.compose import validation_errors
 from cdmpp.compose.budget import SearchControl
 from cdmpp.planning.rl.bounds import lower_bounds
 from cdmpp.planning.rl.check_request import TOLERANCE, is_equal, pipeline_faults, pool_of, unit_faults
@@ -54,8 +55,7 @@ def check(request: RlRequest, answer: Any, prices: Sequence[Prediction] = ()) ->
     try:
         plan = RlPlan.model_validate(answer)
     except ValidationError as error:
-        problems = error.errors(include_url=False, include_input=False, include_context=False)
-        return [f"{'.'.join(map(str, p['loc'])) or 'answer'}: {p['msg']}" for p in problems[:_MAX_FAULTS]]
+        return validation_errors.faults(error, _MAX_FAULTS)
     faults = [*pipeline_faults(request, plan), *unit_faults(request, plan)]
     if not faults:
         checker = _Checker(request, plan)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
 from cdmpp_server.adapt.processes import adapting
+from cdmpp_server.background import background
 from cdmpp_server.drift.job import KIND, ProposalJob
 from cdmpp_server.drift.watch import DriftWatch
 from cdmpp_server.settings import Settings
@@ -36,10 +36,5 @@ async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     if not settings.propose_models:
         yield
         return
-    task = asyncio.create_task(state.drift.serve())
-    try:
+    async with background(state.drift.serve()):
         yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task

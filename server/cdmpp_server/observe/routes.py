@@ -15,6 +15,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 
 from cdmpp.devices import known
 from cdmpp.errors import MissingDependencyError
+from cdmpp_server.background import background
 from cdmpp_server.body import INLINE_BYTES, read_json_body
 from cdmpp_server.database_url import default_database
 from cdmpp_server.deadline import Deadline
@@ -69,16 +70,11 @@ async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
         raise
     app.state.store = store
     app.state.observations = Writer(store.add, settings.max_waiting_observations)
-    watch = None
     try:
         await _check(app)
-        watch = asyncio.create_task(_watch(app))
-        yield
+        async with background(_watch(app)):
+            yield
     finally:
-        if watch is not None:
-            watch.cancel()
-            with suppress(asyncio.CancelledError):
-                await watch
         # Write accepted observations before the service ends.
         await run_sync(app.state.observations.close)
         await run_sync(store.close)

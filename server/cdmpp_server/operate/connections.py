@@ -11,11 +11,12 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
+from cdmpp_server.background import background
 from cdmpp_server.operate.descriptors import descriptor_limit
 from cdmpp_server.problems import ProblemError
 from cdmpp_server.settings import Settings
@@ -106,13 +107,8 @@ async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
             await asyncio.sleep(_SWEEP_S)
             CONNECTIONS.sweep()
 
-    task = asyncio.create_task(sweep_regularly())
-    try:
+    async with background(sweep_regularly()):
         yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
 
 
 def connection_limit(settings: Settings) -> int:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 import anyio.to_thread
 from fastapi import APIRouter, FastAPI, Request, Response
 
+from cdmpp_server.background import background
 from cdmpp_server.feature import Schema
 from cdmpp_server.openapi import add_answer, add_problems
 from cdmpp_server.operate.connections import CONNECTIONS
@@ -60,13 +61,8 @@ async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
             _sample(app)
             await asyncio.sleep(_SAMPLE_S)
 
-    task = asyncio.create_task(sample_regularly())
-    try:
+    async with background(sample_regularly()):
         yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
 
 
 def _sample(app: FastAPI) -> None:
