@@ -107,8 +107,8 @@ def generate(
 
 def compile_loops() -> None:
     """Compile the simulation, or load it from the cache, before the budget of a search begins."""
-    one = np.ones(1, dtype=np.int64)
-    generate(GenerationEngine(np.ones(2)), one, SampleQueues.shared(1, 1))
+    sample = np.ones(1, dtype=np.int64)
+    generate(GenerationEngine(np.ones(2)), sample, SampleQueues.shared(1, 1))
 
 
 @jit

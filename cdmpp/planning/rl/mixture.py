@@ -188,8 +188,8 @@ class MixDispatcher:
                 break
             start = self.proportional(order, [count_of[pool] for pool in order])
             balanced = self._balanced(start if len(pools) == 2 else self._filled(start, over), over)
-            few = comb(self.samples + len(pools) - 1, len(pools) - 1) <= ALL_DIVISIONS
-            for mix in [balanced, *(self._all(start) if few else [])]:
+            try_all = comb(self.samples + len(pools) - 1, len(pools) - 1) <= ALL_DIVISIONS
+            for mix in [balanced, *(self._all(start) if try_all else [])]:
                 seconds = float(self.makespans(mix).mean())
                 if seconds < least:
                     best, least = mix, seconds
