@@ -26,7 +26,7 @@ from cdmpp.data.table import (
 )
 from cdmpp.devices import lookup
 from cdmpp.errors import UnknownDeviceError
-from cdmpp.programs.operators import DTYPE_BYTES
+from cdmpp.programs.operators import operator_types
 from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
 
 Reasons: TypeAlias = NDArray[np.int32]
@@ -156,7 +156,8 @@ def _check_group(group: Group, dtypes: Labels, reason: Reasons) -> list[Operator
         mark(state, missing, "missing_size")
         mark(state, column.invalid[index] | (values < info.low) | (values > info.high), "invalid_size")
         columns[info.name] = values
-    known = np.array([*(n in DTYPE_BYTES for n in dtypes.names), False], dtype=np.bool_)
+    allowed = operator_types()[group.operator].dtypes
+    known = np.array([*(n in allowed for n in dtypes.names), False], dtype=np.bool_)
     mark(state, ~known[dtypes.codes[index]], "unknown_dtype")
     parts = []
     for code, dtype in enumerate(dtypes.names):

@@ -19,7 +19,7 @@ from cdmpp.data.physics import uses_matrix_units, work
 from cdmpp.data.table import MeasurementTable
 from cdmpp.devices.ceilings import FAMILIES, Ceilings, flops_field
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.programs.operators import DTYPE_BYTES, operator_family
+from cdmpp.programs.operators import BASIC_DTYPES, operator_family
 from cdmpp.programs.query_options import FLOOR_S, PROTOCOLS
 
 Floats = NDArray[np.float64]
@@ -196,7 +196,7 @@ def _nominal(name: str, device: DeviceSpec) -> float | None:
         "int8": device.peak_ops_int8,
     }
     family = name.partition("_")[0]
-    dtype = next(d for d in DTYPE_BYTES if flops_field(family, d) == name)
+    dtype = next(d for d in BASIC_DTYPES if flops_field(family, d) == name)
     return None if stated[dtype] is None else device.peak(dtype, matrix=True)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, reduce
+from functools import cache
 
 import annotated_types
 import numpy as np
@@ -47,15 +47,17 @@ def integer_fields(operator: str) -> tuple[IntField, ...]:
 
 
 @cache
-def flag_defaults(operator: str) -> dict[str, bool | int | str]:
+def flag_defaults(operator: str) -> dict[str, bool | int | str | None]:
     """Structural fields of ``operator`` with their defaults."""
     spec = operator_types()[operator]
     return {name: spec.model_fields[name].default for name in spec.structural_fields}
 
 
-def contradictory(operator: str, flags: Mapping[str, bool | int | str], sizes: Sizes) -> NDArray[np.bool_]:
+def contradictory(operator: str, flags: Mapping[str, bool | int | str | None], sizes: Sizes) -> NDArray[np.bool_]:
     """Rows for which ``OperatorSpec.check()`` raises; ``sizes`` must be within their fields' ranges."""
-    bad = _elements(operator, sizes) > MAX_ELEMENTS
+    bad = operator_types()[operator].elements({n: v.astype(np.float64) for n, v in sizes.items()}) > MAX_ELEMENTS
+    for broken, _, _ in operator_types()[operator].violations({**flags, **sizes}):
+        bad |= broken
     if operator == "conv2d":
         groups = sizes["groups"]
         bad |= (sizes["c_in"] % groups != 0) | (sizes["c_out"] % groups != 0)
@@ -65,27 +67,4 @@ def contradictory(operator: str, flags: Mapping[str, bool | int | str], sizes: S
     elif operator in ("max_pool2d", "avg_pool2d"):
         bad |= sizes["h"] + 2 * sizes["pad_h"] < sizes["kh"]
         bad |= sizes["w"] + 2 * sizes["pad_w"] < sizes["kw"]
-    elif operator.startswith("attention"):
-        bad |= sizes["kv_heads"] > sizes["heads"]
-    return bad
-
-
-def _elements(operator: str, sizes: Sizes) -> NDArray[np.float64]:
-    """``OperatorSpec.elements()`` in float64: exact up to 2^53, so the comparison with 2^48 is, too."""
-    f = {name: column.astype(np.float64) for name, column in sizes.items()}
-    if operator == "conv2d":
-        oh, ow = output_hw(sizes)
-        per_group = sizes["c_in"] // sizes["groups"]
-        weight = f["c_out"] * per_group * f["kh"] * f["kw"]
-        padded = f["n"] * f["c_in"] * (f["h"] + 2 * f["pad_h"]) * (f["w"] + 2 * f["pad_w"])
-        largest: NDArray[np.float64] = np.maximum(np.maximum(padded, weight), f["n"] * oh * ow * weight)
-        return largest
-    if operator in ("max_pool2d", "avg_pool2d"):
-        area = (f["h"] + 2 * f["pad_h"]) * (f["w"] + 2 * f["pad_w"])
-        return f["n"] * f["c"] * area * f["kh"] * f["kw"]
-    if operator == "embedding":
-        return np.maximum(f["rows"], f["table_rows"]) * f["cols"]
-    if operator.startswith("attention"):
-        keys = f["q_len"] + f["past_len"]
-        return f["batch"] * f["heads"] * f["head_dim"] * np.maximum(f["q_len"] * keys, keys)
-    return reduce(np.multiply, (np.maximum(v, 1.0) for k, v in f.items() if k != "past_len"))
+    return np.asarray(bad)

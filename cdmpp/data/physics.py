@@ -68,7 +68,7 @@ def uses_matrix_units(operator: str) -> bool:
 
 
 def work(
-    operator: str, dtype: str, flags: Mapping[str, bool | int | str], sizes: Mapping[str, NDArray[np.int64]]
+    operator: str, dtype: str, flags: Mapping[str, bool | int | str | None], sizes: Mapping[str, NDArray[np.int64]]
 ) -> tuple[Float64, Float64]:
     """Floating-point operations and least bytes moved, per operator of a block."""
     f = {name: column.astype(np.float64) for name, column in sizes.items()}

@@ -19,7 +19,7 @@ from cdmpp.data.labels import Labels, Mask
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.programs.operators import OperatorSpec, make_operator
 
-Flag: TypeAlias = bool | int | str
+Flag: TypeAlias = bool | int | str | None
 Flags: TypeAlias = Mapping[str, Flag]
 Int64: TypeAlias = NDArray[np.int64]
 Float64: TypeAlias = NDArray[np.float64]
@@ -27,7 +27,7 @@ Float64: TypeAlias = NDArray[np.float64]
 #: Why a row cannot be predicted; the code stands in ``MeasurementTable.unsupported``.
 UNSUPPORTED = {
     "unknown_operator": "the operator is not one of cdmpp.programs.operator_types()",
-    "unknown_dtype": "the element type is not one of float32, float16, bfloat16, int8",
+    "unknown_dtype": "the operator does not exist for the element type",
     "missing_size": "a size that the operator needs is null or its column is absent",
     "invalid_size": "a size is not a whole number or out of its range",
     "contradictory_sizes": "the sizes contradict each other (groups, heads, kernel size) or are absurd",
@@ -66,7 +66,7 @@ class OperatorBlock:
     @property
     def group(self) -> tuple[Any, ...]:
         """Properties that all operators of the block share, as a dictionary key."""
-        return (self.operator, self.dtype, *sorted(self.flags.items()))
+        return (self.operator, self.dtype, *sorted((name, str(value)) for name, value in self.flags.items()))
 
     def fields(self, position: int) -> dict[str, Any]:
         """The fields of one operator, as :func:`cdmpp.programs.operators.make_operator` takes them."""
@@ -84,7 +84,8 @@ class OperatorBlock:
 
     def texts(self) -> list[str]:
         """Canonical JSON of every operator: what ``OperatorSpec.hash()`` hashes."""
-        shared = {"operator": self.operator, "dtype": self.dtype, **self.flags}
+        flags = {name: value for name, value in self.flags.items() if value is not None}
+        shared = {"operator": self.operator, "dtype": self.dtype, **flags}
         names = sorted({*shared, *self.sizes})
         values = ("%d" if n in self.sizes else json.dumps(shared[n]).replace("%", "%%") for n in names)
         template = "{" + ",".join(f'"{n}":{v}' for n, v in zip(names, values, strict=True)) + "}"

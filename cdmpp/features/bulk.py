@@ -26,7 +26,7 @@ from cdmpp.features.schedule import SCHEDULE_HASH, SCHEDULE_WIDTH
 from cdmpp.features.schema import SCHEMA_HASH, WIDTH
 from cdmpp.features.tensor_bytes import Layout, expect_format, numbers, read, texts, within, write
 from cdmpp.features.walk import MAX_LEAVES
-from cdmpp.programs.operators import DTYPE_BYTES, MAX_EXTENT, operator_family, operator_types
+from cdmpp.programs.operators import MAX_EXTENT, operator_family, operator_types
 from cdmpp.programs.query_options import BACKENDS, DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS
 from cdmpp.programs.templates import is_class, size_names
 
@@ -238,7 +238,7 @@ class FeatureQueries:
         for name in ("matrix", "work_fraction"):
             within(f"totals, {name}", self.totals[:, PROGRAM_COLUMNS.index(name)], 0.0, 1.0)
         for operator, dtype in self.kinds:
-            known_dtypes = DTYPE_BYTES if operator in operator_types() else ()
+            known_dtypes = operator_types()[operator].dtypes if operator in operator_types() else ()
             if operator != TIR and operator not in operator_types():
                 raise DataError(f"kinds: operator {operator!r} is not known", hint="GET /support lists them")
             if not _DTYPE.fullmatch(dtype) or (known_dtypes and dtype not in known_dtypes):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cdmpp.programs.operators import DTYPE_BYTES
+from cdmpp.programs.operators import BASIC_DTYPES, DTYPE_BYTES
 
 Fields = dict[str, Any]
 
@@ -80,7 +80,7 @@ def number_type(tensor: Any) -> str:
         float64, complex or integer arithmetic.
     """
     name = dtype_of(tensor)
-    if name not in DTYPE_BYTES:
+    if name not in BASIC_DTYPES:
         raise NoRuleError(f"element type {name}")
     return name
 
@@ -103,7 +103,7 @@ def rows_cols(tensor: Any) -> Fields:
 def traffic(moved: float, like: Any) -> Fields:
     """An element-wise pass that reads and writes ``moved`` bytes in all, on rows as long as ``like``'s."""
     dtype = dtype_of(like)
-    dtype = dtype if dtype in DTYPE_BYTES else "float32"
+    dtype = dtype if dtype in BASIC_DTYPES else "float32"
     elements = max(math.ceil(moved / (2 * DTYPE_BYTES[dtype])), 1)
     cols = min(like.shape[-1] if len(like.shape) else 1, elements)
     return {"operator": "relu", "dtype": dtype, "rows": math.ceil(elements / cols), "cols": cols}
@@ -139,7 +139,7 @@ def binary(operator: str) -> Callable[[Call], Outcome]:
 
     def rule(call: Call) -> Outcome:
         result = call.results[0]
-        if dtype_of(result) not in DTYPE_BYTES:
+        if dtype_of(result) not in BASIC_DTYPES:
             return streamed(call)
         full = [t for t in call.tensors[:2] if 2 * size_bytes(t) > size_bytes(result)]
         if len(full) == 2 and {dtype_of(t) for t in full} == {dtype_of(result)}:
@@ -364,7 +364,7 @@ def pool(operator: str) -> Callable[[Call], Outcome]:
 def copied(call: Call) -> Outcome:
     """Copies without arithmetic: a clone, a concatenation, the copy of a permutation."""
     result = call.results[0]
-    if dtype_of(result) not in DTYPE_BYTES or {dtype_of(t) for t in call.tensors} != {dtype_of(result)}:
+    if dtype_of(result) not in BASIC_DTYPES or {dtype_of(t) for t in call.tensors} != {dtype_of(result)}:
         return streamed(call)  # a cast, or integers
     return one(over("copy", result))
 

@@ -18,7 +18,7 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.devices.sustained import bandwidth_share, matrix_share, power_share
 from cdmpp.features.encode import EncodedPrograms
 from cdmpp.features.schema import COLUMN
-from cdmpp.programs.operators import DTYPE_BYTES
+from cdmpp.programs.operators import BASIC_DTYPES
 from cdmpp.programs.query_options import BACKENDS, FLOOR_S, FRAMEWORKS, PROTOCOLS
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -55,7 +55,7 @@ SUMMARY_COLUMNS = (
     "run_0",
     "run_1",
     "element_bytes",
-    *(f"dtype_{d}" for d in DTYPE_BYTES),
+    *(f"dtype_{d}" for d in BASIC_DTYPES),
     *(f"family_{f}" for f in FAMILIES),
 )
 _S = {name: i for i, name in enumerate(SUMMARY_COLUMNS)}
@@ -65,7 +65,7 @@ DEVICE_LOGS = ("peak", "bandwidth", "cache", "units")
 LEAF_MEETS_DEVICE = tuple(COLUMN[c] for c in ("flops", "leaf_bytes", "leaf_bytes", "spatial_trips"))
 #: Columns of :func:`device_numbers`; before VECTOR the matrix peaks, one per dtype.
 VECTOR, BANDWIDTH, CACHE, UNITS, GPU, CLOCK, VECTOR_SHARE, BANDWIDTH_SHARE, MATRIX_SHARES = range(
-    len(DTYPE_BYTES), len(DTYPE_BYTES) + 9
+    len(BASIC_DTYPES), len(BASIC_DTYPES) + 9
 )
 #: Clock for which FLOOR_S is defined.
 FLOOR_CLOCK_HZ = 2e9
@@ -129,7 +129,7 @@ def summarise(encoded: EncodedPrograms) -> Array:
         ("element_bytes", "store_element_bytes"),
     ):
         out[:, _S[name]] = pick[:, COLUMN[column]]
-    if encoded.dtype in DTYPE_BYTES:
+    if encoded.dtype in BASIC_DTYPES:
         out[:, _S[f"dtype_{encoded.dtype}"]] = 1
     out[:, _S[f"family_{encoded.family}"]] = 1
     return out.astype(np.float32)
@@ -144,7 +144,7 @@ def device_numbers(device: DeviceSpec) -> Array:
     """
     return np.array(
         [
-            *(device.peak(dtype, matrix=True) for dtype in DTYPE_BYTES),
+            *(device.peak(dtype, matrix=True) for dtype in BASIC_DTYPES),
             device.peak("float32", matrix=False),
             device.mem_bandwidth_bytes_per_s,
             device.l2_bytes if device.l2_bytes else np.nan,
@@ -153,23 +153,23 @@ def device_numbers(device: DeviceSpec) -> Array:
             device.clock_hz,
             power_share(device),
             bandwidth_share(device),
-            *(matrix_share(device, family, dtype) for family in RATED for dtype in DTYPE_BYTES),
+            *(matrix_share(device, family, dtype) for family in RATED for dtype in BASIC_DTYPES),
         ]
     )
 
 
 def peaks(summary: Array, device: Array) -> Array:
     """Nominal flop/s for each row: the matrix rate of its dtype, or the vector rate."""
-    dtype = summary[:, [_S[f"dtype_{d}"] for d in DTYPE_BYTES]].argmax(axis=1)
+    dtype = summary[:, [_S[f"dtype_{d}"] for d in BASIC_DTYPES]].argmax(axis=1)
     matrix, vector = device[np.arange(len(device)), dtype], device[:, VECTOR]
     return np.where(summary[:, _S["matrix"]] > 0, matrix, vector)
 
 
 def sustained_rates(summary: Array, device: Array) -> tuple[Array, Array]:
     """Sustained flop/s and bytes/s of each row's device, relative to typical shares."""
-    dtype = summary[:, [_S[f"dtype_{d}"] for d in DTYPE_BYTES]].argmax(axis=1)
+    dtype = summary[:, [_S[f"dtype_{d}"] for d in BASIC_DTYPES]].argmax(axis=1)
     family = summary[:, [_S[f"family_{f}"] for f in RATED]].argmax(axis=1)
-    column = MATRIX_SHARES + family * len(DTYPE_BYTES) + dtype
+    column = MATRIX_SHARES + family * len(BASIC_DTYPES) + dtype
     matrix = device[np.arange(len(device)), column]
     share = np.where(summary[:, _S["matrix"]] > 0, matrix, device[:, VECTOR_SHARE])
     return peaks(summary, device) * share, device[:, BANDWIDTH] * device[:, BANDWIDTH_SHARE]

@@ -14,12 +14,12 @@ import json
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.resources import files
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
 from cdmpp.errors import UnsupportedOperatorError
-from cdmpp.programs.operators import DTYPE_BYTES, operator_types
+from cdmpp.programs.operators import operator_types
 
 FILE_NAME = "templates.json.gz"
 
@@ -53,21 +53,12 @@ def class_name(operator: str, dtype: str, flags: Mapping[str, Any]) -> str:
 
 def size_names(operator: str) -> list[str]:
     """The integer fields of an operator: the symbols of its templates."""
-    spec = operator_types()[operator]
-    return [
-        name
-        for name, field in spec.model_fields.items()
-        if name not in ("operator", "dtype") and not _is_choice(field.annotation)
-    ]
-
-
-def _is_choice(annotation: Any) -> bool:
-    return annotation is bool or all(isinstance(a, str) for a in get_args(annotation) or (0,))
+    return [name for name, field in operator_types()[operator].model_fields.items() if field.annotation is int]
 
 
 def all_classes() -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Every (operator, dtype, flags) that a specification can ask for."""
-    for operator, dtype in itertools.product(operator_types(), DTYPE_BYTES):
+    for operator, dtype in ((name, dtype) for name, spec in operator_types().items() for dtype in spec.dtypes):
         axes: dict[str, tuple[Any, ...]] = {}
         if operator == "linear":
             axes = {"bias": (False, True)}

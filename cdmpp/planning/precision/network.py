@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from cdmpp.errors import FieldError
 from cdmpp.planning.precision.indicator import indicator
 from cdmpp.planning.precision.schema import DeviceLine, OperatorForm, PrecisionRequest
-from cdmpp.programs.operators import DTYPE_BYTES
+from cdmpp.programs.operators import BASIC_DTYPES, DTYPE_BYTES
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def _sensitivities(operators: Sequence[OperatorForm], gamma: float) -> list[dict
         depths[operator.id] = 1 + max((depths[name] for name in operator.deps), default=0)
     statistics = {op.id: op.statistics.statistics() for op in operators if op.statistics is not None}
     # Operators without statistics count in the depths too.
-    computed = indicator(statistics, depths, tuple(DTYPE_BYTES), gamma)
+    computed = indicator(statistics, depths, BASIC_DTYPES, gamma)
     errors: list[dict[str, float]] = []
     for operator in operators:
         form = operator.sensitivity

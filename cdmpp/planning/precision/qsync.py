@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 
 from cdmpp.planning.precision.pricing import DeviceCosts, Levels, Pricing, uniform
-from cdmpp.programs.operators import DTYPE_BYTES
+from cdmpp.programs.operators import BASIC_DTYPES
 
 
 def heap(costs: DeviceCosts, start: Levels, limit_s: float) -> Levels:
@@ -47,5 +47,5 @@ def heap(costs: DeviceCosts, start: Levels, limit_s: float) -> Levels:
 
 def best_simple(costs: DeviceCosts, heap_levels: Levels, limit_s: float) -> Levels:
     """The heap's plan, or one type everywhere where that is within the limits and adds less error."""
-    plans = [Pricing(costs, heap_levels), *(Pricing(costs, uniform(costs, dtype)) for dtype in DTYPE_BYTES)]
+    plans = [Pricing(costs, heap_levels), *(Pricing(costs, uniform(costs, dtype)) for dtype in BASIC_DTYPES)]
     return min((plan for plan in plans if plan.within(limit_s)), key=lambda plan: plan.sensitivity).levels

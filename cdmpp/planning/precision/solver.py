@@ -14,7 +14,7 @@ from cdmpp.planning.precision.pricing import DeviceCosts, Levels, Pricing, lowes
 from cdmpp.planning.precision.schema import BaselinePlan, DevicePlan, PrecisionPlan, PrecisionRequest
 from cdmpp.planning.precision.search import JobSolution, search, total
 from cdmpp.planning.precision.tables import DeviceTables, build_tables
-from cdmpp.programs.operators import DTYPE_BYTES
+from cdmpp.programs.operators import BASIC_DTYPES
 
 
 def price_requests(request: PrecisionRequest) -> list[PriceRequest]:
@@ -106,7 +106,7 @@ def baseline_plans(devices: Sequence[DeviceCosts], job: JobSolution) -> list[Bas
     """All lowest, all float32, the best of one type for each device, the start, and QSync's heap alone."""
     one_type: list[Levels] = []
     for costs in devices:
-        plans = [Pricing(costs, uniform(costs, dtype)) for dtype in DTYPE_BYTES]
+        plans = [Pricing(costs, uniform(costs, dtype)) for dtype in BASIC_DTYPES]
         feasible = [plan for plan in plans if plan.within(job.limit_s)]
         one_type.append(min(feasible or plans[:1], key=lambda plan: plan.sensitivity).levels)
     choices = {

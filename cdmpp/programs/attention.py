@@ -1,0 +1,180 @@
+"""Specifications of fused attention: grouped heads, latent attention, mixed batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import model_validator
+
+from cdmpp.errors import InvalidProgramError
+from cdmpp.programs.elements import BASIC_DTYPES, DType, Extent, Flag, Offset, canonical_dtype, whole_number
+from cdmpp.programs.quantisation import Scaling, check_types, completed_fields
+from cdmpp.programs.spec import OperatorSpec, Violation
+
+
+def kv_groups(fields: Mapping[str, Any]) -> str:
+    """How query heads share key heads; one key head for all is another structure than several."""
+    kv, heads = fields["kv_heads"], fields["heads"]
+    return "same" if kv == heads else "one" if kv == 1 else "grouped"
+
+
+class _Cached(OperatorSpec):
+    """Attention over cached keys, whose element type may be narrower (``kv_dtype``, None: ``dtype``)."""
+
+    kv_dtype: DType | None = None
+    dtypes: ClassVar[tuple[str, ...]] = (*BASIC_DTYPES, "float8_e4m3")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_type(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict) or "kv_dtype" not in fields:
+            return fields
+        kv, dtype = canonical_dtype(fields["kv_dtype"]), canonical_dtype(fields.get("dtype", "float32"))
+        return {**fields, "kv_dtype": None if kv == dtype else kv}
+
+    def check(self) -> None:
+        allowed = {"float16", "bfloat16", "int8", "float8_e4m3"}
+        if self.kv_dtype is not None and not (self.kv_dtype in allowed and self.dtype in allowed):
+            raise InvalidProgramError(
+                f"{self.operator}: no cache of {self.kv_dtype} for dtype {self.dtype}",
+                hint="kv_dtype and dtype: " + ", ".join(sorted(allowed)),
+            )
+        super().check()
+
+
+class Attention(_Cached):
+    """Fused scaled-dot-product attention with grouped heads.
+
+    ``attention_prefill`` is causal over ``past_len + q_len`` keys, ``attention_decode`` reads a cache of
+    ``past_len`` keys and adds ``q_len`` (one, usually) new ones, ``attention_encoder`` is not causal.
+    """
+
+    operator: Literal["attention_prefill", "attention_decode", "attention_encoder"]
+    batch: Extent
+    q_len: Extent = 1
+    past_len: Offset = 0
+    heads: Extent
+    kv_heads: Extent
+    head_dim: Extent
+    structural_fields: ClassVar[tuple[str, ...]] = ("kv_dtype",)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _mean_length(cls, fields: Any) -> Any:
+        """``past_total``, the cached keys of a batch of unequal lengths, gives ``past_len``, their mean."""
+        if not isinstance(fields, dict) or "past_total" not in fields:
+            return fields
+        fields = dict(fields)
+        total, batch = whole_number(fields.pop("past_total")), whole_number(fields.get("batch"))
+        if type(total) is not int or type(batch) is not int or total < 0 or batch < 1:
+            raise ValueError(f"past_total is the number of cached keys of the whole batch, not {total!r}")
+        mean = (2 * total + batch) // (2 * batch)
+        if fields.setdefault("past_len", mean) != mean:
+            raise ValueError(f"past_len is not the mean of past_total={total} over batch={batch}; give one of them")
+        return fields
+
+    @classmethod
+    def shape_flags(cls, operator: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        # A single query sees every key: there is nothing to mask.
+        causal = operator == "attention_prefill" and bool(fields["q_len"] > 1)
+        return {"kv": kv_groups(fields), "causal": causal}
+
+    @classmethod
+    def violations(cls, fields: Mapping[str, Any]) -> Iterator[Violation]:
+        # A last group may be smaller than the others: libraries accept, and tables hold, 33 heads on 4.
+        problem = "kv_heads exceeds heads"
+        hint = "grouped-query attention shares each key head among heads / kv_heads query heads"
+        yield fields["kv_heads"] > fields["heads"], problem, hint
+
+    @classmethod
+    def elements(cls, sizes: Mapping[str, Any]) -> Any:
+        s, keys = sizes, sizes["q_len"] + sizes["past_len"]
+        return s["batch"] * s["heads"] * s["head_dim"] * np.maximum(s["q_len"] * keys, keys)
+
+
+class AttentionMixed(_Cached):
+    """One batch with a prefill chunk and decoding sequences, in one call.
+
+    The chunk has ``q_len`` new tokens behind ``past_len`` cached ones. Each of ``decodes`` sequences adds one token
+    to ``decode_past_len`` cached ones (their mean).
+    """
+
+    operator: Literal["attention_mixed"] = "attention_mixed"
+    q_len: Extent
+    past_len: Offset = 0
+    decodes: Extent
+    decode_past_len: Offset
+    heads: Extent
+    kv_heads: Extent
+    head_dim: Extent
+    structural_fields: ClassVar[tuple[str, ...]] = ("kv_dtype",)
+
+    @classmethod
+    def shape_flags(cls, operator: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        return {"kv": kv_groups(fields)}
+
+    @classmethod
+    def violations(cls, fields: Mapping[str, Any]) -> Iterator[Violation]:
+        yield fields["kv_heads"] > fields["heads"], "kv_heads exceeds heads", "several query heads share a key head"
+
+    @classmethod
+    def elements(cls, sizes: Mapping[str, Any]) -> Any:
+        s = sizes
+        pairs = s["q_len"] * (s["q_len"] + s["past_len"]) + s["decodes"] * (1 + s["decode_past_len"])
+        return s["heads"] * s["head_dim"] * pairs
+
+
+class LatentAttention(_Cached):
+    """Multi-head latent attention (DeepSeek V2, V3): keys and values are compressed to one latent per token.
+
+    ``mla_prefill`` expands the latents to ``heads`` keys of ``nope + rope`` and values of ``v_dim`` columns and is
+    causal. ``mla_decode`` is the absorbed form: all heads read the cache of ``latent + rope`` values per token.
+    ``module`` adds the projections around it, from and to ``hidden`` columns, with weights and activations of type
+    ``weight_dtype`` (None: ``dtype``) and ``scaling``. ``heads`` are those of one rank.
+    """
+
+    operator: Literal["mla_prefill", "mla_decode"]
+    batch: Extent
+    q_len: Extent = 1
+    past_len: Offset = 0
+    heads: Extent
+    latent: Extent = 512
+    rope: Extent = 64
+    nope: Extent = 128
+    v_dim: Extent = 128
+    hidden: Extent = 7168
+    q_latent: Extent = 1536
+    module: Flag = False
+    weight_dtype: DType | None = None
+    scaling: Scaling | None = None
+    dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16", "float8_e4m3")
+    structural_fields: ClassVar[tuple[str, ...]] = ("kv_dtype", "module", "weight_dtype", "scaling")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict) or fields.get("weight_dtype") is None:
+            return fields
+        # Activations of the projections have the type of their weights.
+        weight = canonical_dtype(fields["weight_dtype"])
+        same = completed_fields({"dtype": weight, "scaling": fields.get("scaling")}, experts=True)
+        plain = weight == canonical_dtype(fields.get("dtype", "float32"))
+        return {**fields, "weight_dtype": None if plain else weight, "scaling": same["scaling"]}
+
+    def check(self) -> None:
+        if not self.module and (self.weight_dtype, self.scaling) != (None, None):
+            raise InvalidProgramError(
+                f"{self.operator}: weight_dtype and scaling belong to the projections", hint="add module=true"
+            )
+        if self.weight_dtype is not None or self.scaling is not None:
+            check_types(self.operator, self.weight_dtype or self.dtype, None, self.scaling)
+        super().check()
+
+    @classmethod
+    def elements(cls, sizes: Mapping[str, Any]) -> Any:
+        s, keys = sizes, sizes["q_len"] + sizes["past_len"]
+        pairs = s["batch"] * s["heads"] * s["q_len"] * keys * (s["latent"] + s["rope"])
+        projections = s["hidden"] * (s["q_latent"] + s["heads"] * (s["nope"] + s["rope"] + s["v_dim"]))
+        return np.maximum(pairs, s["batch"] * s["q_len"] * projections)

@@ -1,0 +1,102 @@
+"""Narrow element types of products: which combinations of types and scales exist.
+
+A product has a type of its activations and arithmetic (``dtype``), a type of its weights (``weight_dtype``,
+None: the same) and a ``scaling``:
+
+- ``tensor``: static scales, one per tensor;
+- ``channel``: a scale per row of the activations, computed at run time, and per output channel of the weight;
+- ``block128``: scales of 1x128 blocks of the activations and 128x128 blocks of the weight;
+- ``mx32``: blocks of 32 along k with exponents of 8 bits (OCP microscaling formats);
+- ``nvfp4``: blocks of 16 along k with scales of type float8_e4m3.
+
+Without scaling, the product is bare: no quantisation, no scales.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, get_args
+
+from cdmpp.errors import InvalidProgramError
+from cdmpp.programs.elements import DTYPE_BYTES, canonical_dtype
+
+Scaling = Literal["tensor", "channel", "block128", "mx32", "nvfp4"]
+SCALINGS: tuple[str, ...] = get_args(Scaling)
+
+#: Types whose products accept scales, with the scalings of activations and weights of that type.
+_SAME: dict[str, tuple[str, ...]] = {
+    "float8_e4m3": ("tensor", "channel", "block128", "mx32"),
+    "int8": ("tensor", "channel"),
+    "float4_e2m1": ("mx32", "nvfp4"),
+}
+#: Type of the weight -> its scalings when the activations are of a wider type.
+_WEIGHT: dict[str, tuple[str, ...]] = {
+    "int8": ("tensor", "channel", "block128"),
+    "float8_e4m3": ("tensor", "channel", "block128", "mx32"),
+    "int4": ("channel", "block128"),
+    "float4_e2m1": ("mx32", "nvfp4"),
+}
+#: Type of the activations -> narrower types of the weight.
+_MIXED: dict[str, tuple[str, ...]] = {
+    "float16": tuple(_WEIGHT),
+    "bfloat16": tuple(_WEIGHT),
+    "float8_e4m3": ("int4", "float4_e2m1"),
+    "int8": ("int4",),
+}
+#: Types of a bare product.
+BARE_DTYPES = tuple(name for name in DTYPE_BYTES if name != "int4")
+#: Scaling of a product of experts that states none.
+_EXPERTS = {"float8_e4m3": "tensor", "int8": "channel", "float4_e2m1": "nvfp4"}
+#: Scaling of a weight of a narrower type than the activations that states none.
+_NARROW = {"int8": "channel", "float8_e4m3": "channel", "int4": "block128", "float4_e2m1": "mx32"}
+
+
+def combinations(dtype: str, *, experts: bool = False) -> Iterator[tuple[str | None, str | None]]:
+    """Pairs (weight_dtype, scaling) that exist for activations of a type; ``experts``: no bare narrow products."""
+    if dtype in BARE_DTYPES and not (experts and dtype in _EXPERTS):
+        yield None, None
+    for scaling in _SAME.get(dtype, ()):
+        yield None, scaling
+    for weight in _MIXED.get(dtype, ()):
+        for scaling in _WEIGHT[weight]:
+            yield weight, scaling
+
+
+def complete(dtype: Any, weight_dtype: Any, scaling: Any, *, experts: bool = False) -> tuple[Any, Any]:
+    """``weight_dtype`` and ``scaling`` with defaults filled in; a weight of the activations' type is None."""
+    weight = None if weight_dtype == dtype else weight_dtype
+    if scaling is None and weight is not None:
+        scaling = _NARROW.get(weight)
+    elif scaling is None and experts:
+        scaling = _EXPERTS.get(dtype)
+    return weight, scaling
+
+
+def completed_fields(fields: Any, *, default: str = "float32", experts: bool = False) -> Any:
+    """Fields of a specification with :func:`complete` types; anything but a mapping is returned as it is."""
+    if not isinstance(fields, dict):
+        return fields
+    dtype = canonical_dtype(fields.get("dtype", default))
+    given = canonical_dtype(fields.get("weight_dtype")), fields.get("scaling")
+    weight, scaling = complete(dtype, *given, experts=experts)
+    return {**fields, "weight_dtype": weight, "scaling": scaling}
+
+
+def check_types(
+    operator: str, dtype: str, weight_dtype: str | None, scaling: str | None, *, experts: bool = False
+) -> None:
+    """Raise :class:`InvalidProgramError` for a combination of types and scaling that does not exist."""
+    pairs = list(combinations(dtype, experts=experts))
+    if (weight_dtype, scaling) in pairs:
+        return
+    weights = sorted({weight or dtype for weight, _ in pairs})
+    scalings = [s or "none" for weight, s in pairs if weight == weight_dtype]
+    if not pairs or not scalings:
+        raise InvalidProgramError(
+            f"{operator}: no product of {dtype} activations with weights of type {weight_dtype or dtype}",
+            hint=f"weight_dtype for {dtype}: {', '.join(weights) or 'none'}",
+        )
+    raise InvalidProgramError(
+        f"{operator}: no scaling {scaling!r} for {dtype} activations and {weight_dtype or dtype} weights",
+        hint="one of: " + ", ".join(scalings),
+    )

@@ -1,0 +1,115 @@
+"""Base class of operator specifications: sizes, identity, structural class."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import operator
+from collections.abc import Iterator, Mapping
+from functools import reduce
+from typing import Any, ClassVar
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from cdmpp.errors import InvalidProgramError
+from cdmpp.programs.elements import BASIC_DTYPES, MAX_ELEMENTS, DType
+
+#: A rule about sizes: where it is broken (bool, or bool array for arrays of sizes), what is wrong, what to do.
+Violation = tuple[Any, str, str]
+
+
+class OperatorSpec(BaseModel):
+    """One operator with its sizes. Extents are counts of elements, at least 1."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    operator: str
+    dtype: DType = "float32"
+
+    #: Fields that select another lowered structure instead of another size.
+    structural_fields: ClassVar[tuple[str, ...]] = ()
+    #: Element types that the operator exists for.
+    dtypes: ClassVar[tuple[str, ...]] = BASIC_DTYPES
+
+    @classmethod
+    def violations(cls, fields: Mapping[str, Any]) -> Iterator[Violation]:
+        """Rules about sizes that ``fields`` may break; sizes are integers or int64 arrays of one length."""
+        yield from ()
+
+    def check(self) -> None:
+        """Raise :class:`InvalidProgramError` when the fields contradict each other."""
+        if self.dtype not in self.dtypes:
+            raise InvalidProgramError(
+                f"{self.operator}: no such operator for dtype {self.dtype}", hint="one of: " + ", ".join(self.dtypes)
+            )
+        for broken, problem, hint in self.violations(self.model_dump()):
+            if broken:
+                raise InvalidProgramError(f"{self.operator}: {problem}", hint=hint)
+        elements = self.elements({name: float(size) for name, size in self.sizes().items()})
+        if elements > MAX_ELEMENTS:
+            raise InvalidProgramError(
+                f"{self.operator}: its largest tensor or loop nest has {elements:.3g} elements",
+                hint=f"at most 2^48 = {MAX_ELEMENTS:.3g}; check the sizes",
+            )
+
+    @classmethod
+    def elements(cls, sizes: Mapping[str, Any]) -> Any:
+        """An upper bound on any tensor or loop nest, for sanity checks.
+
+        ``sizes`` are the integer fields as float or float64 arrays; exact up to 2^53.
+        """
+        return reduce(operator.mul, (np.maximum(v, 1.0) for name, v in sizes.items() if name != "past_len"))
+
+    def sizes(self) -> dict[str, int]:
+        """The integer fields, in declaration order: what a template's symbols are bound to."""
+        return {
+            name: value
+            for name in type(self).model_fields
+            if isinstance(value := getattr(self, name), int) and not isinstance(value, bool)
+        }
+
+    @classmethod
+    def shape_flags(cls, operator: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Structural flags that follow from sizes; ``fields`` holds scalars or arrays of one value."""
+        return {}
+
+    @classmethod
+    def structural_flags(cls, operator: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """All structural flags (see :mod:`.templates`); a field that is None is not one."""
+        own = {name: value for name in cls.structural_fields if (value := fields[name]) is not None}
+        return own | cls.shape_flags(operator, fields)
+
+    @classmethod
+    def derived_sizes(cls, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Sizes of the lowered structure besides the fields, for integers or int64 arrays."""
+        return {}
+
+    def bindings(self) -> dict[str, int]:
+        """Values of a template's symbols: the integer fields and the derived sizes."""
+        sizes = self.sizes()
+        own = {name: getattr(self, name) for name in self.structural_fields}
+        return sizes | self.derived_sizes({**own, **sizes})
+
+    def structural_class(self) -> str:
+        """Key of the lowered structure that this specification shares with other sizes."""
+        flags = self.structural_flags(self.operator, self.model_dump())
+        return ":".join([self.operator, self.dtype, *(f"{k}={v}" for k, v in flags.items())])
+
+    def canonical(self) -> dict[str, Any]:
+        """All fields that are not None, defaults filled in, in a fixed order: the identity of the program."""
+        return self.model_dump(exclude_none=True)
+
+    def hash(self) -> str:
+        """Structural hash (hex, 32 characters): equal for equal programs, whatever their source."""
+        text = json.dumps(self.canonical(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(b"operator\0" + text.encode()).hexdigest()[:32]
+
+    def text(self) -> str:
+        """Short text that :func:`parse_operator` reads back; fields at their default are left out."""
+        shown = []
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            if name != "operator" and (name == "dtype" or value != field.default):
+                shown.append(f"{name}={str(value).lower() if isinstance(value, bool) else value}")
+        return f"{self.operator}:{','.join(shown)}"
