@@ -47,6 +47,12 @@ def integer_fields(operator: str) -> tuple[IntField, ...]:
 
 
 @cache
+def default_dtype(operator: str) -> str:
+    """Element type of an operator that states none; "" for an unknown operator."""
+    return str(operator_types()[operator].model_fields["dtype"].default) if operator in operator_types() else ""
+
+
+@cache
 def flag_defaults(operator: str) -> dict[str, bool | int | str | None]:
     """Structural fields of ``operator`` with their defaults."""
     spec = operator_types()[operator]

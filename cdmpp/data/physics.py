@@ -98,7 +98,7 @@ def work(
         flops, moved = out * f["kh"] * f["kw"], out + f["n"] * f["c"] * rows * cols
     else:
         cells = f["rows"] * f["cols"] if "rows" in f else f["n"] * f["c"] * f["h"] * f["w"]
-        inputs = float(flags.get("inputs", 2 if operator == "silu_and_mul" else 1))
+        inputs = float(flags.get("inputs") or (2 if operator == "silu_and_mul" else 1))
         flops = cells * _PER_ELEMENT.get(operator, max(inputs - 1, 1.0))
         written = f["rows"] if operator == "reduce_mean" else cells
         moved = cells * inputs + written

@@ -11,11 +11,11 @@ import numpy as np
 from pydantic import ValidationError
 
 from cdmpp.data.assemble import CODE, Group, Reasons, check_groups
-from cdmpp.data.fields import flag_defaults, integer_fields
+from cdmpp.data.fields import default_dtype, flag_defaults, integer_fields
 from cdmpp.data.labels import Labels
 from cdmpp.data.raw import IntColumn, RawTable
 from cdmpp.data.table import Int64, OperatorBlock, TvmPrograms
-from cdmpp.errors import CdmppError
+from cdmpp.errors import CdmppError, InvalidProgramError
 from cdmpp.programs.operators import operator_types, parse_operator
 
 _ABSENT = object()
@@ -65,17 +65,17 @@ def _operators(texts: Labels, codes: Int64) -> tuple[tuple[OperatorBlock, ...], 
         operator = fields.get("operator")
         if not isinstance(operator, str):
             continue
-        names[code], dtypes[code] = operator, str(fields.get("dtype", "float32"))
+        names[code], dtypes[code] = operator, str(fields.get("dtype", default_dtype(operator)))
         if operator not in operator_types():
             reason[code] = CODE["unknown_operator"]
             continue
         flags = {n: fields.get(n, default) for n, default in flag_defaults(operator).items()}
         known = fields.keys() <= operator_types()[operator].model_fields.keys()
-        if known and all(isinstance(v, bool | int | float | str) for v in flags.values()):
-            members.setdefault((operator, *flags.items()), []).append((code, fields))
+        if known and all(isinstance(v, bool | int | float | str | None) for v in flags.values()):
+            members.setdefault((operator, dtypes[code], *flags.items()), []).append((code, fields))
     groups = []
-    for (operator, *given), found in members.items():
-        structural = _structural(operator, dict(given))
+    for (operator, dtype, *given), found in members.items():
+        structural = _structural(operator, dtype, dict(given))
         if structural is not None:
             groups.append(_group(operator, structural, found, count))
     blocks, key_of, checked = check_groups(groups, Labels.of(dtypes))
@@ -119,12 +119,16 @@ def _fields(text: str) -> dict[str, Any]:
     return fields if isinstance(fields, dict) else {}
 
 
-def _structural(operator: str, flags: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Structural fields as the specification reads them; None when it refuses one."""
+def _structural(operator: str, dtype: str, flags: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Structural fields as the specification reads them; None when it refuses one or their combination."""
+    kind = operator_types()[operator]
+    if dtype not in kind.dtypes:
+        return dict(flags)  # check_groups gives the reason
     sizes = {info.name: 1 for info in integer_fields(operator) if info.default is None}
     try:
-        spec = operator_types()[operator].model_validate({"operator": operator, **sizes, **flags})
-    except ValidationError:
+        spec = kind.model_validate({"operator": operator, "dtype": dtype, **sizes, **flags})
+        spec.check_types()
+    except (ValidationError, InvalidProgramError):
         return None
     return {name: getattr(spec, name) for name in flags}
 

@@ -68,10 +68,15 @@ class OperatorBlock:
         """Properties that all operators of the block share, as a dictionary key."""
         return (self.operator, self.dtype, *sorted((name, str(value)) for name, value in self.flags.items()))
 
+    @property
+    def given_flags(self) -> dict[str, Any]:
+        """The structural fields that are not None."""
+        return {name: value for name, value in self.flags.items() if value is not None}
+
     def fields(self, position: int) -> dict[str, Any]:
         """The fields of one operator, as :func:`cdmpp.programs.operators.make_operator` takes them."""
         sizes = {name: int(column[position]) for name, column in self.sizes.items()}
-        return {"operator": self.operator, "dtype": self.dtype, **self.flags, **sizes}
+        return {"operator": self.operator, "dtype": self.dtype, **self.given_flags, **sizes}
 
     def spec(self, position: int) -> OperatorSpec:
         """One operator as a checked specification."""
@@ -84,8 +89,7 @@ class OperatorBlock:
 
     def texts(self) -> list[str]:
         """Canonical JSON of every operator: what ``OperatorSpec.hash()`` hashes."""
-        flags = {name: value for name, value in self.flags.items() if value is not None}
-        shared = {"operator": self.operator, "dtype": self.dtype, **flags}
+        shared = {"operator": self.operator, "dtype": self.dtype, **self.given_flags}
         names = sorted({*shared, *self.sizes})
         values = ("%d" if n in self.sizes else json.dumps(shared[n]).replace("%", "%%") for n in names)
         template = "{" + ",".join(f'"{n}":{v}' for n, v in zip(names, values, strict=True)) + "}"

@@ -31,17 +31,20 @@ class _Cached(OperatorSpec):
     def _one_type(cls, fields: Any) -> Any:
         if not isinstance(fields, dict) or "kv_dtype" not in fields:
             return fields
-        kv, dtype = canonical_dtype(fields["kv_dtype"]), canonical_dtype(fields.get("dtype", "float32"))
+        kv, dtype = (
+            canonical_dtype(fields["kv_dtype"]),
+            canonical_dtype(fields.get("dtype", cls.model_fields["dtype"].default)),
+        )
         return {**fields, "kv_dtype": None if kv == dtype else kv}
 
-    def check(self) -> None:
+    def check_types(self) -> None:
         allowed = {"float16", "bfloat16", "int8", "float8_e4m3"}
         if self.kv_dtype is not None and not (self.kv_dtype in allowed and self.dtype in allowed):
             raise InvalidProgramError(
                 f"{self.operator}: no cache of {self.kv_dtype} for dtype {self.dtype}",
                 hint="kv_dtype and dtype: " + ", ".join(sorted(allowed)),
             )
-        super().check()
+        super().check_types()
 
 
 class Attention(_Cached):
@@ -136,6 +139,7 @@ class LatentAttention(_Cached):
     """
 
     operator: Literal["mla_prefill", "mla_decode"]
+    dtype: DType = "bfloat16"
     batch: Extent
     q_len: Extent = 1
     past_len: Offset = 0
@@ -160,17 +164,17 @@ class LatentAttention(_Cached):
         # Activations of the projections have the type of their weights.
         weight = canonical_dtype(fields["weight_dtype"])
         same = completed_fields({"dtype": weight, "scaling": fields.get("scaling")}, experts=True)
-        plain = weight == canonical_dtype(fields.get("dtype", "float32"))
+        plain = weight == canonical_dtype(fields.get("dtype", cls.model_fields["dtype"].default))
         return {**fields, "weight_dtype": None if plain else weight, "scaling": same["scaling"]}
 
-    def check(self) -> None:
+    def check_types(self) -> None:
         if not self.module and (self.weight_dtype, self.scaling) != (None, None):
             raise InvalidProgramError(
                 f"{self.operator}: weight_dtype and scaling belong to the projections", hint="add module=true"
             )
         if self.weight_dtype is not None or self.scaling is not None:
             check_types(self.operator, self.weight_dtype or self.dtype, None, self.scaling)
-        super().check()
+        super().check_types()
 
     @classmethod
     def elements(cls, sizes: Mapping[str, Any]) -> Any:

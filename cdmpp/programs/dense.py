@@ -24,9 +24,9 @@ class Product(OperatorSpec):
     def _complete(cls, fields: Any) -> Any:
         return completed_fields(fields)
 
-    def check(self) -> None:
+    def check_types(self) -> None:
         check_types(self.operator, self.dtype, self.weight_dtype, self.scaling)
-        super().check()
+        super().check_types()
 
 
 class Linear(Product):

@@ -17,6 +17,7 @@ from cdmpp.programs.spec import OperatorSpec, Violation
 class _Experts(OperatorSpec):
     """A product with one weight per expert."""
 
+    dtype: DType = "bfloat16"
     weight_dtype: DType | None = None
     scaling: Scaling | None = None
     balance: Balance = "balanced"
@@ -26,11 +27,11 @@ class _Experts(OperatorSpec):
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, fields: Any) -> Any:
-        return completed_fields(fields, experts=True)
+        return completed_fields(fields, default="bfloat16", experts=True)
 
-    def check(self) -> None:
+    def check_types(self) -> None:
         check_types(self.operator, self.dtype, self.weight_dtype, self.scaling, experts=True)
-        super().check()
+        super().check_types()
 
 
 class Moe(_Experts):

@@ -37,12 +37,16 @@ class OperatorSpec(BaseModel):
         """Rules about sizes that ``fields`` may break; sizes are integers or int64 arrays of one length."""
         yield from ()
 
-    def check(self) -> None:
-        """Raise :class:`InvalidProgramError` when the fields contradict each other."""
+    def check_types(self) -> None:
+        """Raise :class:`InvalidProgramError` when the operator does not exist for its element types."""
         if self.dtype not in self.dtypes:
             raise InvalidProgramError(
                 f"{self.operator}: no such operator for dtype {self.dtype}", hint="one of: " + ", ".join(self.dtypes)
             )
+
+    def check(self) -> None:
+        """Raise :class:`InvalidProgramError` when the fields contradict each other."""
+        self.check_types()
         for broken, problem, hint in self.violations(self.model_dump()):
             if broken:
                 raise InvalidProgramError(f"{self.operator}: {problem}", hint=hint)

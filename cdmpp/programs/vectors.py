@@ -83,7 +83,6 @@ class RotaryEmbedding(_Rows):
     def violations(cls, fields: Mapping[str, Any]) -> Iterator[Violation]:
         cols, head_dim = fields["cols"], fields["head_dim"]
         yield cols % head_dim != 0, "head_dim does not divide cols", "cols is (heads + kv_heads) * head_dim"
-        yield head_dim % 2 != 0, "head_dim is odd", "rotation works on pairs of columns"
 
     @classmethod
     def elements(cls, sizes: Mapping[str, Any]) -> Any:

@@ -63,7 +63,7 @@ def test_whole_numbers_of_json_are_integers() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"dtype": "float64"}, {"dtype": 16}, {"bias": "yes"}, {"bias": 1}, {"alpha": 2}, {"M": 512}]
+    "change", [{"dtype": "float128"}, {"dtype": 16}, {"bias": "yes"}, {"bias": 1}, {"alpha": 2}, {"M": 512}]
 )
 def test_unknown_fields_and_values(change: dict[str, Any]) -> None:
     with pytest.raises(InvalidProgramError):
