@@ -66,7 +66,7 @@ MODEL_SUFFIXES = (".onnx", ".pt2", ".json", ".py")
 ROW_BYTES = 600
 #: Columns of a cached row; the network's quantile levels follow.
 _POINT, _FACTOR, _SCORE, _COVERAGE, _ROOFLINE, _BENT, _LEVELS = range(7)
-#: Model, program hash, backend, device digest, device name, protocol, framework: all that a prediction depends on.
+#: Model, program hash, backend, device's cache key and name, protocol, framework: all that a prediction depends on.
 RowKey = tuple[str, str, str, str, str, str, str | None]
 
 
@@ -328,7 +328,7 @@ class LatencyPredictor:
         raise InvalidDeviceError(f"{device!r} is not a device", hint="pass a name, a DeviceSpec or its fields")
 
     def _device_finder(self) -> Callable[[DeviceSpec | str], tuple[DeviceSpec, str]]:
-        """Function from a device to its specification and digest; looks each name or object up once per call."""
+        """Function from a device to its specification and cache key; looks each name or object up once per call."""
         seen: dict[str | int, tuple[DeviceSpec, str]] = {}
 
         def find(device: DeviceSpec | str) -> tuple[DeviceSpec, str]:
@@ -336,7 +336,7 @@ class LatencyPredictor:
             identity = device if isinstance(device, str) else id(device)
             if identity not in seen:
                 spec = self.artifact.device(device) if isinstance(device, str) else device
-                seen[identity] = spec, _digest(spec)
+                seen[identity] = spec, _cache_key(spec)
             return seen[identity]
 
         return find
@@ -469,8 +469,8 @@ class LatencyPredictor:
 
 
 @lru_cache(maxsize=4096)
-def _digest(spec: DeviceSpec) -> str:
-    return spec.digest()
+def _cache_key(spec: DeviceSpec) -> str:
+    return spec.cache_key()
 
 
 def _of_tir(module: Any) -> TensorProgram:

@@ -250,7 +250,7 @@ def _print(
                     f"{format_latency(total.latency_s)} [{interval}], domain {total.domain}: {total.domain_text()} "
                     f"({total.launches} launches of {total.programs} programs{_lacking(total.failed, left_out)})"
                 )
-    for reason, count in Counter(r.prediction.domain_reason for r in results if _follows(r)).items():
+    for reason, count in Counter(r.prediction.domain_reason for r in results if _is_explained(r)).items():
         print(f"{count} of {len(rows)}: {reason}")
     for source, node in unsupported:
         print(f"not predicted: {node.operator} ({node.count} x in {source}): {node.reason}")
@@ -261,9 +261,10 @@ def _print(
         print(f"backend: {'; '.join(_BACKEND_MEANING[backend] for backend in backends)}")
 
 
-def _follows(result: _Result) -> bool:
-    """Whether a prediction is that of another element type."""
-    return "ratio of the rooflines" in (result.prediction.domain_reason or "")
+def _is_explained(result: _Result) -> bool:
+    """Whether the reason is shown: the prediction is that of another element type, or the device has a status."""
+    reason = result.prediction.domain_reason or ""
+    return any(part in reason for part in ("ratio of the rooflines", "the device"))
 
 
 def _lacking(failed: int, left_out: int) -> str:

@@ -29,12 +29,14 @@ from cdmpp.errors import DataError, InvalidDeviceError, UnknownDeviceError
 
 #: Two specifications of one name are one device if their figures differ by less.
 SAME_DEVICE_FACTOR = 1.25
-_WORDS = ("name", "vendor", "arch", "source", "aliases", "kind", "sustained")
+_WORDS = ("name", "vendor", "arch", "source", "aliases", "kind", "sustained", "link", "status")
 
 
 def spec_text(spec: DeviceSpec) -> str:
     """Canonical JSON of a specification: sorted keys, no spaces, without missing figures."""
     values = spec.model_dump(mode="json", exclude_none=True)
+    if not spec.status:
+        del values["status"]
     return json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 

@@ -54,8 +54,15 @@ _TVM_SEED = 5
 #: Near twins, held out together: one in training would make the other an easy test. A device that stands in
 #: no group is a group of its own.
 DEVICE_GROUPS: dict[str, tuple[str, ...]] = {
-    "a100": ("a100-pcie-40gb", "a100-sxm4-40gb", "a100-pcie-80gb", "a100-sxm4-80gb"),
-    "h100": ("h100-pcie", "h100-sxm", "h100-nvl", "h200", "h200-nvl"),
+    "a100": (
+        "a100-pcie-40gb",
+        "a100-sxm4-40gb",
+        "a100-pcie-80gb",
+        "a100-sxm4-80gb",
+        "a800-sxm4-80gb",
+        "a800-pcie-80gb",
+    ),
+    "h100": ("h100-pcie", "h100-sxm", "h100-nvl", "h200", "h200-nvl", "h800", "gh200"),
     "b200": ("b200", "gb200", "b300", "gb300"),
     "v100": ("v100-pcie-16gb", "v100-pcie-32gb", "v100-sxm2-16gb", "v100-sxm2-32gb", "titan-v"),
     "p100": ("p100-pcie-16gb", "p100-sxm2-16gb"),
@@ -65,9 +72,11 @@ DEVICE_GROUPS: dict[str, tuple[str, ...]] = {
     "l40s": ("l40", "l40s", "rtx-6000-ada"),
     "a40": ("a40", "rtx-a6000"),
     "mi210": ("mi210", "mi250-gcd", "mi250x-gcd"),
-    "mi300x": ("mi300x", "mi325x"),
-    "vega10": ("rx-vega-56", "mi25", "vega-frontier-edition"),
-    "vega20": ("mi50", "mi60"),
+    "mi300x": ("mi300x", "mi325x", "gfx942-tensile"),
+    "mi355x": ("mi350x", "mi355x", "gfx950-mi350x-mi355x"),
+    "navi21": ("rx-6800-xt", "gfx1030-navi21"),
+    "vega10": ("rx-vega-56", "mi25", "vega-frontier-edition", "gfx900-vega10"),
+    "vega20": ("mi50", "mi60", "gfx906-vega20", "gfx906-mi50-mi60"),
 }
 
 

@@ -30,14 +30,22 @@ _COMMONEST = {
     "a100 pcie": "a100-pcie-40gb",
     "a100 sxm": "a100-sxm4-80gb",
     "a100 sxm4": "a100-sxm4-80gb",
+    "a800": "a800-sxm4-80gb",
+    "a800 80gb": "a800-sxm4-80gb",
     "h100": "h100-sxm",
     "h100 80gb": "h100-sxm",
+    "mi300": "mi300x",
+    "mi350": "mi350x",
     "p100": "p100-pcie-16gb",
     "rtx pro 6000": "rtx-pro-6000-server",
     "v100": "v100-sxm2-16gb",
     "v100 pcie": "v100-pcie-16gb",
     "v100 sxm2": "v100-sxm2-16gb",
 }
+#: Names of a series that are no beginning of its boards' names.
+_SERIES = {"mi300": ("mi300x", "mi300a", "mi308x"), "mi350": ("mi350x", "mi355x")}
+#: Chips that measured tables name and that have no published figures.
+_WITHOUT_FIGURES = {"gfx1250": "unreleased hardware without a published specification"}
 #: Product lines that people leave out: "4090".
 _LINES = ("rtx", "gtx", "rx")
 
@@ -69,11 +77,18 @@ def known() -> list[DeviceSpec]:
 
 
 def family(name: str) -> list[str]:
-    """Names of the boards that a short name such as ``"a100"`` may mean."""
+    """Names of the boards that a short name such as ``"a100"``, ``"mi300"`` or ``"gfx942"`` may mean."""
     words = _words(name)
     if not words:
         return []
-    return [board for board in table() if _words(board)[: len(words)] == words]
+    if len(words) == 1 and words[0] in _SERIES:
+        return list(_SERIES[words[0]])
+    chip = words[0] if len(words) == 1 and words[0].startswith("gfx") else None
+    return [
+        board
+        for board, spec in table().items()
+        if _words(board)[: len(words)] == words or (chip is not None and chip in _words(spec.arch))
+    ]
 
 
 def commonest(name: str) -> DeviceSpec | None:
@@ -136,6 +151,9 @@ def lookup(name: str) -> DeviceSpec:
             f"{shown!r} may mean several devices: {', '.join(boards)}",
             hint="name one of them: they differ in memory, bandwidth and power",
         )
+    for chip, reason in _WITHOUT_FIGURES.items():
+        if chip in _words(name[:200]):
+            raise UnknownDeviceError(f"no device named {shown!r}: {chip} is {reason}", hint=SPECIFICATION_HINT)
     nearest = nearest_names(name)
     advice = (
         f"nearest known names: {', '.join(nearest)}"

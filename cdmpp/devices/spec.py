@@ -32,11 +32,25 @@ Name = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f
 Count = Annotated[int, BeforeValidator(_whole_number), Field(ge=1, le=100_000)]
 Flops = Annotated[float, Field(ge=1e8, le=1e19)]
 
+Link = Annotated[str, Field(min_length=2, max_length=40, pattern=r"^[a-z0-9][a-z0-9.-]*$")]
+
 #: Vector peaks further from 2 x units x cores x clock than this factor are a slip of units.
 #: Dual issue and packed instructions make 2 or 4 of it, hybrid and throttled parts less than 1.
 _PEAK_PLAUSIBLE_FACTOR = 16.0
 
-_BYTE_TYPES = ("int8", "uint8")
+_BYTE_TYPES = ("int8", "uint8", "int4")
+
+#: Figures that are no part of :meth:`DeviceSpec.digest`: they were added after digests had been stored.
+LATER_FIGURES = (
+    "peak_flops_fp64",
+    "peak_flops_tf32_matrix",
+    "peak_flops_fp8_matrix",
+    "peak_flops_fp4_matrix",
+    "l2_bandwidth_bytes_per_s",
+    "sustained_clock_hz",
+    "matrix_flops_per_cycle_per_unit",
+    "link",
+)
 
 
 class DeviceSpec(BaseModel):
@@ -52,8 +66,9 @@ class DeviceSpec(BaseModel):
     vendor, arch : str
         Maker and architecture, for people.
     kind : {"gpu", "cpu"}
+        "gpu" includes other accelerators that a host launches programs on (TPU).
     compute_units : int
-        Streaming multiprocessors (NVIDIA), compute units (AMD), Xe cores (Intel) or CPU cores.
+        Streaming multiprocessors (NVIDIA), compute units (AMD), Xe cores (Intel), TensorCores (TPU) or CPU cores.
     cores_per_unit : int
         fp32 multiply-add lanes of one unit, as the vendor counts them.
     clock_hz : float
@@ -73,10 +88,28 @@ class DeviceSpec(BaseModel):
         The same for bfloat16, where it differs from fp16; ``None`` means as fp16.
     peak_ops_int8 : float, optional
         Dense int8 rate.
+    peak_flops_fp64 : float, optional
+        Best dense fp64 rate, of the matrix units where they take fp64.
+    peak_flops_tf32_matrix : float, optional
+        Dense TF32 rate (AMD: XF32) of the matrix units.
+    peak_flops_fp8_matrix, peak_flops_fp4_matrix : float, optional
+        Dense fp8 and fp4 rates of matrix products accumulated in fp32.
     l2_bytes : float, optional
         Last cache level shared by all units, total over the device.
+    l2_bandwidth_bytes_per_s : float, optional
+        Read bandwidth of that cache, total over the device.
+    sustained_clock_hz : float, optional
+        Clock under matrix load, at which the matrix peaks hold; ``clock_hz`` is the highest clock.
+    matrix_flops_per_cycle_per_unit : float, optional
+        Dense fp16 operations of one unit's matrix units in one cycle, accumulated in fp32 (a multiply-add is two).
     tdp_w : float, optional
         Board power limit.
+    link : str, optional
+        Name of the device's own link to its neighbours, such as ``"nvlink4"`` or ``"pcie4-x16"``
+        (:mod:`cdmpp.collectives` has the bandwidths).
+    status : {"", "stand-in", "unreleased"}
+        "stand-in": figures of a card that stands in for a board that its source does not name. "unreleased":
+        announced hardware. Predictions for either are never ``in`` the domain.
     source : str
         Where the figures come from.
     aliases : tuple of str
@@ -101,8 +134,17 @@ class DeviceSpec(BaseModel):
     peak_flops_fp16_matrix: Flops | None = None
     peak_flops_bf16_matrix: Flops | None = None
     peak_ops_int8: Flops | None = None
+    peak_flops_fp64: Flops | None = None
+    peak_flops_tf32_matrix: Flops | None = None
+    peak_flops_fp8_matrix: Flops | None = None
+    peak_flops_fp4_matrix: Flops | None = None
     l2_bytes: Annotated[float, Field(ge=1e3, le=1e12)] | None = None
+    l2_bandwidth_bytes_per_s: Annotated[float, Field(ge=1e8, le=1e17)] | None = None
+    sustained_clock_hz: Annotated[float, Field(ge=1e7, le=2e10)] | None = None
+    matrix_flops_per_cycle_per_unit: Annotated[float, Field(ge=1, le=1e7)] | None = None
     tdp_w: Annotated[float, Field(ge=0.1, le=1e5)] | None = None
+    link: Link | None = None
+    status: Literal["", "stand-in", "unreleased"] = ""
     source: Annotated[str, Field(max_length=2000)] = "user"
     aliases: Annotated[tuple[Name, ...], BeforeValidator(_as_tuple), Field(max_length=32)] = ()
     sustained: Annotated[Ceilings | None, BeforeValidator(read_ceilings)] = None
@@ -134,8 +176,9 @@ class DeviceSpec(BaseModel):
             Always a figure, by these stated fallbacks. Not ``matrix``: the fp32 vector rate for every
             type, for libraries compute half-precision elementwise programs in fp32. ``matrix``:
             float32 takes the fp32 matrix rate, else the vector rate; float16 its matrix rate, else
-            as float32; bfloat16 its own, else as float16; int8 its own, else as float16; any other
-            type (float64, int32, ...) the fp32 vector rate.
+            as float32; bfloat16 its own, else as float16; int8 its own, else as float16; int4 as int8;
+            float8 its own, else as float16; float4 its own, else as float8; tfloat32 its own, else as
+            float32; float64 its own, else the fp32 vector rate, which any other type takes (int32, ...).
         """
         if not matrix:
             return self.peak_flops_fp32
@@ -147,8 +190,16 @@ class DeviceSpec(BaseModel):
             return half
         if dtype == "bfloat16":
             return self.peak_flops_bf16_matrix or half
-        if dtype in _BYTE_TYPES or dtype.startswith("float8"):
+        if dtype in _BYTE_TYPES:
             return self.peak_ops_int8 or half
+        if dtype.startswith("float8"):
+            return self.peak_flops_fp8_matrix or half
+        if dtype.startswith("float4"):
+            return self.peak_flops_fp4_matrix or self.peak_flops_fp8_matrix or half
+        if dtype == "tfloat32":
+            return self.peak_flops_tf32_matrix or single
+        if dtype == "float64":
+            return self.peak_flops_fp64 or self.peak_flops_fp32
         return self.peak_flops_fp32
 
     def nominal(self) -> DeviceSpec:
@@ -156,15 +207,39 @@ class DeviceSpec(BaseModel):
         return self if self.sustained is None else self.model_copy(update={"sustained": None})
 
     def digest(self) -> str:
-        """Hash of the figures a prediction depends on: equal devices under two names share it.
+        """Hash that identifies a device by its figures: equal devices under two names share it.
 
         Sustained ceilings are among them where there are any; :meth:`nominal` is the device without.
+        :data:`LATER_FIGURES` are not, so that models and observations stored before they existed still match:
+        two devices of one digest may differ in them (:meth:`agrees`, :meth:`cache_key`).
         """
-        figures = self.model_dump(exclude={"name", "source", "aliases", "arch", "sustained"})
+        figures = self.model_dump(exclude={"name", "source", "aliases", "arch", "sustained", "status", *LATER_FIGURES})
         if self.sustained is not None:
             figures["sustained"] = self.sustained.figures()
-        text = json.dumps(figures, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        if self.status:
+            figures["status"] = self.status
+        return _hash(figures)
+
+    def cache_key(self) -> str:
+        """Hash of every figure that a prediction may depend on; the digest where no later figure is stated."""
+        later = {name: value for name, value in self.later_figures() if value is not None}
+        return _hash({"digest": self.digest(), **later}) if later else self.digest()
+
+    def later_figures(self) -> tuple[tuple[str, float | str | None], ...]:
+        """Names and values of :data:`LATER_FIGURES`."""
+        return tuple((name, getattr(self, name)) for name in LATER_FIGURES)
+
+    def agrees(self, other: DeviceSpec) -> bool:
+        """Whether no figure of :data:`LATER_FIGURES` that both devices state differs; the link is not compared."""
+        return all(
+            value is None or another is None or value == another or name == "link"
+            for (name, value), (_, another) in zip(self.later_figures(), other.later_figures(), strict=True)
+        )
+
+
+def _hash(figures: dict[str, Any]) -> str:
+    text = json.dumps(figures, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 #: Fields that a specification must have, and those that it may have, as text.

@@ -26,7 +26,14 @@ COLUMNS: dict[str, tuple[str, float]] = {
     "peak_fp16_matrix_tflops": ("peak_flops_fp16_matrix", 1e12),
     "peak_bf16_matrix_tflops": ("peak_flops_bf16_matrix", 1e12),
     "peak_int8_tops": ("peak_ops_int8", 1e12),
+    "peak_fp64_tflops": ("peak_flops_fp64", 1e12),
+    "peak_tf32_matrix_tflops": ("peak_flops_tf32_matrix", 1e12),
+    "peak_fp8_matrix_tflops": ("peak_flops_fp8_matrix", 1e12),
+    "peak_fp4_matrix_tflops": ("peak_flops_fp4_matrix", 1e12),
     "l2_mib": ("l2_bytes", float(2**20)),
+    "l2_bandwidth_gb_per_s": ("l2_bandwidth_bytes_per_s", 1e9),
+    "sustained_clock_mhz": ("sustained_clock_hz", 1e6),
+    "matrix_flops_per_cycle_per_unit": ("matrix_flops_per_cycle_per_unit", 1.0),
     "tdp_w": ("tdp_w", 1.0),
 }
 
@@ -72,6 +79,8 @@ def table() -> dict[str, DeviceSpec]:
                 "compute_units": int(row["compute_units"]),
                 "cores_per_unit": int(row["cores_per_unit"]),
                 **figures,
+                "link": row["link"] or None,
+                "status": row["status"],
                 "source": _cite(row, documents),
                 "aliases": tuple(row["aliases"].split("|")),
             }

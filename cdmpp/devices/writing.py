@@ -19,7 +19,7 @@ def specification_toml(spec: DeviceSpec, comment: str = "") -> str:
     values = spec.model_dump(mode="json", exclude_none=True)
     ceilings = values.pop("sustained", None)
     lines = [f"# {comment}"] if comment else []
-    lines += [f"{name} = {_value(value)}" for name, value in values.items() if value != []]
+    lines += [f"{name} = {_value(value)}" for name, value in values.items() if value not in ([], "")]
     if ceilings:
         lines += ["", "[sustained]", *(f"{name} = {_value(value)}" for name, value in ceilings.items())]
     return "\n".join(lines) + "\n"

@@ -44,6 +44,8 @@ _BLOCK = 512
 NEAR_STEP, OUT_STEP, PART_STEP = 1.0, 2.0, 0.5
 #: Scores up to the first are "in", up to the second "near".
 THRESHOLDS = (1.0, 2.0)
+#: What a limited score (:func:`limited_step`) has above the first threshold.
+JUST_ABOVE = 1e-3
 
 
 def worst(labels: Iterable[Label | None]) -> Label | None:
@@ -183,6 +185,12 @@ class Domain:
         if exact in self.contexts and not any(new):
             return 0.0
         return NEAR_STEP + PART_STEP * max(sum(new) - 1, 0)
+
+
+def limited_step(distance: Array, step: Array, limited: Array) -> Array:
+    """Steps, (n,), which keep the ``limited`` rows (bool) out of "in"; their score is then just above it."""
+    least = THRESHOLDS[0] + JUST_ABOVE - distance
+    return np.where(limited, np.maximum(step, least), step)
 
 
 def label(score: float) -> Label:

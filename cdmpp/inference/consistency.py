@@ -36,12 +36,15 @@ from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-#: Codes of :attr:`NetworkOutput.bent`: limited by another protocol, by the 16-bit type, or following that type.
-BENT = {"protocol": 1, "type": 2, "follows": 4}
+#: Codes of :attr:`NetworkOutput.bent`: limited by another protocol, by the 16-bit type, or following that type;
+#: and the device's status, for which a prediction is not "in" the domain.
+BENT = {"protocol": 1, "type": 2, "follows": 4, "stand-in": 8, "unreleased": 16}
 REASONS = {
     1: "limited by the prediction of a protocol of {operator} that is closer to training",
     2: "limited by the {half} prediction, whose peak is lower",
     4: "training had no such type of {operator}: the {half} prediction times the ratio of the rooflines",
+    8: "the figures of the device are of a card that stands in for a board which its measurements do not name",
+    16: "the device is unreleased: its figures are not final",
 }
 _MEDIAN = LEVELS.index(0.5)
 _KERNEL, _GRAPH = PROTOCOLS.index("kernel"), PROTOCOLS.index("graph")

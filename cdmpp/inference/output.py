@@ -47,7 +47,8 @@ class NetworkOutput:
     factor : (n,)
         Calibrated factor on the interval's width.
     bent : (n,) int8
-        Sum of the codes of :data:`cdmpp.inference.consistency.BENT`: why a prediction is not the network's own.
+        Sum of the codes of :data:`cdmpp.inference.consistency.BENT`: why a prediction is not the network's own,
+        or not "in" the domain.
     """
 
     point: Array

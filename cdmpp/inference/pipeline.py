@@ -18,9 +18,9 @@ from cdmpp.artifact.model import Artifact
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.domain.evidence import ADAPTED, Evidence
 from cdmpp.domain.peers import Peers, Trained, as_peers, shift, weights
-from cdmpp.domain.score import THRESHOLDS, Context
+from cdmpp.domain.score import THRESHOLDS, Context, limited_step
 from cdmpp.features.encoded import EncodedProgram, operator_name
-from cdmpp.inference.consistency import REASONS, Rules
+from cdmpp.inference.consistency import BENT, REASONS, Rules
 from cdmpp.inference.engine import all_threads, engine_of
 from cdmpp.inference.output import NetworkOutput
 from cdmpp.nn.inputs import stack_devices
@@ -63,7 +63,6 @@ class InferencePipeline:
         self._tuned = None
         if adapter is not None and adapter.tuned is not None and adapter.weight:
             self._tuned = engine_of(artifact.weights.tuned(adapter.tuned), count)
-        self._sheet = data_sheet(adapter.device) if adapter is not None and adapter.weight else None
         self.evidence = Evidence(artifact.domain.contexts, self._adapter_contexts())
         self._rules = Rules(self.evidence)
         self._reasons: dict[tuple[str, str, int], str] = {}
@@ -79,7 +78,8 @@ class InferencePipeline:
             A prediction depends on the program's 16-bit form, which the batch lacks.
         """
         plan = self._rules.plan(batch, self._evidence_names(batch.specs))
-        return self._unbent(batch) if plan is None else plan.bend(self._unbent(plan.batch), self)
+        output = self._unbent(batch) if plan is None else plan.bend(self._unbent(plan.batch), self)
+        return _with_status(batch, output)
 
     def bends(self, batch: QueryBatch) -> bool:
         """Whether a prediction of the batch depends on others."""
@@ -124,8 +124,8 @@ class InferencePipeline:
         """Names of devices in :attr:`evidence`: "" for a device that the model has no measurements of."""
         names = []
         for spec in specs:
-            index, figures = self._trained.get(data_sheet(spec), (0, spec))
-            names.append(figures.name if index else ADAPTED if data_sheet(spec) == self._sheet else "")
+            index, figures = find_trained(self._trained, spec)
+            names.append(figures.name if index else ADAPTED if self._is_adapted(spec) else "")
         return names
 
     def _adapter_contexts(self) -> list[Context]:
@@ -179,6 +179,7 @@ class InferencePipeline:
             if opinions is not None:
                 opinions[members[:, None], np.array(columns)[None, :]] = of_peers
         distance = self.distance(batch)
+        step = limited_step(distance, step, _status_codes(batch) > 0)
         factor = self.factor(distance + step)
         return replace(output, peers=opinions, distance=distance, step=step, factor=factor)
 
@@ -216,15 +217,18 @@ class InferencePipeline:
         adapter = self.artifact.adapter
         if adapter is None:
             return trained
-        sheet = data_sheet(adapter.device)
-        return [(index, adapter.device if not index and data_sheet(spec) == sheet else spec) for index, spec in trained]
+        device = adapter.device
+        return [(index, device if not index and same_device(spec, device) else spec) for index, spec in trained]
+
+    def _is_adapted(self, spec: DeviceSpec) -> bool:
+        adapter = self.artifact.adapter
+        return adapter is not None and bool(adapter.weight) and same_device(spec, adapter.device)
 
     def _adapted(self, batch: QueryBatch, base: NetworkOutput) -> NetworkOutput:
         """The base's output with the adapter's values for queries on the adapted device."""
         adapter, maker = self.artifact.adapter, self._features
         assert adapter is not None and maker is not None and base.peers is not None and base.view is not None
-        sheet = data_sheet(adapter.device)
-        is_adapted = np.array([data_sheet(spec) == sheet for spec in batch.specs])
+        is_adapted = np.array([same_device(spec, adapter.device) for spec in batch.specs])
         members = np.flatnonzero(is_adapted[batch.rows.device])
         if not len(members):
             return base
@@ -247,17 +251,31 @@ def data_sheet(spec: DeviceSpec) -> str:
     return spec.nominal().digest()
 
 
-def known_devices(devices: Sequence[Trained]) -> dict[str, Trained]:
+def same_device(one: DeviceSpec, other: DeviceSpec) -> bool:
+    """Whether two specifications describe one device by its data sheet, whatever its name."""
+    return data_sheet(one) == data_sheet(other) and one.agrees(other)
+
+
+def known_devices(devices: Sequence[Trained]) -> dict[str, list[Trained]]:
     """Trained devices by the digest of their data sheet."""
-    return {data_sheet(spec): (i, spec) for i, spec in reversed(devices)}
+    known: dict[str, list[Trained]] = {}
+    for trained in devices:
+        known.setdefault(data_sheet(trained[1]), []).append(trained)
+    return known
 
 
-def as_trained(known: dict[str, Trained], specs: Sequence[DeviceSpec]) -> list[Trained]:
+def find_trained(known: dict[str, list[Trained]], spec: DeviceSpec) -> Trained:
+    """The trained device with the figures of ``spec``, of several the one with its name; (0, spec) if there is none."""
+    same = [trained for trained in known.get(data_sheet(spec), ()) if spec.agrees(trained[1])]
+    return next((trained for trained in same if trained[1].name == spec.name), same[0] if same else (0, spec))
+
+
+def as_trained(known: dict[str, list[Trained]], specs: Sequence[DeviceSpec]) -> list[Trained]:
     """Index (0: not trained on) and figures of devices.
 
     A trained device has the figures that it was trained with, including ceilings from its training rows.
     """
-    return [known.get(data_sheet(spec), (0, spec)) for spec in specs]
+    return [find_trained(known, spec) for spec in specs]
 
 
 def _by_kind(batch: QueryBatch, chosen: Array) -> Iterator[tuple[Array, DeviceSpec, tuple[str, str, str, str]]]:
@@ -270,6 +288,21 @@ def _by_kind(batch: QueryBatch, chosen: Array) -> Iterator[tuple[Array, DeviceSp
         operator, dtype = batch.kinds[program]
         members = chosen[inverse.reshape(-1) == i]
         yield members, batch.specs[device], (operator, dtype, PROTOCOLS[protocol], BACKENDS[backend])
+
+
+def _status_codes(batch: QueryBatch) -> Array:
+    """Code of :data:`BENT` for the status of each row's device, int8; 0 for a device without a status."""
+    codes = np.array([BENT[spec.status] if spec.status else 0 for spec in batch.specs], dtype=np.int8)
+    return codes[batch.rows.device] if len(codes) else np.zeros(len(batch.rows), dtype=np.int8)
+
+
+def _with_status(batch: QueryBatch, output: NetworkOutput) -> NetworkOutput:
+    """The output, in which stand-ins and unreleased devices are not "in", with the reason."""
+    if not any(spec.status for spec in batch.specs):
+        return output
+    codes = _status_codes(batch)
+    bent = output.bent if len(output.bent) else np.zeros(len(codes), dtype=np.int8)
+    return replace(output, step=limited_step(output.distance, output.step, codes > 0), bent=bent + codes)
 
 
 def _steps(artifact: Artifact, batch: QueryBatch, trained_names: Sequence[str]) -> Array:

@@ -25,8 +25,12 @@ def test_known_devices_lie_inside_the_ranges() -> None:
         # One thread of a server has the cache of the whole socket beside it: more per unit than any board.
         threads = np.array([spec.source.startswith("what the operating system") for spec in known()])
         inside[threads, DEVICE_FEATURES.index(name)] = 0.0
+    # A TPU is one unit of 4096 lanes.
+    inside[[spec.name == "tpu-v6e" for spec in known()], DEVICE_FEATURES.index("log_cores_per_unit")] = 0.0
     assert inside.max() <= 1.0
-    assert len(np.unique(table, axis=0)) > 0.95 * len(table)
+    # A stand-in has the figures of a card that is in the table too.
+    named = table[[not spec.status for spec in known()]]
+    assert len(np.unique(named, axis=0)) > 0.95 * len(named)
 
 
 def test_golden_values_of_one_device() -> None:

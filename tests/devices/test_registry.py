@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdmpp.devices import family, known, lookup, nearest_names
+from cdmpp.devices.registry import commonest
 from cdmpp.errors import UnknownDeviceError
 
 # The `device` column of the public tables, and the device it means here.
@@ -72,6 +73,22 @@ PUBLIC_NAMES = {
     "AMD W7800": "pro-w7800",
     "AMD Radeon Instinct MI25": "mi25",
     "AMD Radeon Vega Frontier Edition": "vega-frontier-edition",
+    "NVIDIA H20": "h20",
+    "NVIDIA H800": "h800",
+    "NVIDIA L20": "l20",
+    "NVIDIA L40": "l40",
+    "NVIDIA RTX 6000 Ada": "rtx-6000-ada",
+    "NVIDIA A800-SXM4-80GB": "a800-sxm4-80gb",
+    "AMD gfx942 80CU (MI308X)": "mi308x",
+    "AMD gfx942 (Tensile)": "gfx942-tensile",
+    "AMD gfx950 256CU (MI350X/MI355X)": "gfx950-mi350x-mi355x",
+    "AMD gfx906 (Vega20)": "gfx906-vega20",
+    "AMD gfx906 (MI50/MI60)": "gfx906-mi50-mi60",
+    "AMD gfx900 (Vega10)": "gfx900-vega10",
+    "AMD gfx803 (R9 Nano)": "r9-nano",
+    "AMD gfx1030 (Navi21)": "gfx1030-navi21",
+    "AMD gfx1102 (Navi33)": "gfx1102-navi33",
+    "Google TPU v6e": "tpu-v6e",
     "Intel Xeon Phi 7250 (KNL)": "xeon-phi-7250",
     "Intel Xeon Platinum 8124M": "xeon-platinum-8124m",
     "Intel i9-10940X": "core-i9-10940x",
@@ -106,6 +123,58 @@ def test_a_family_name_lists_its_boards() -> None:
         assert board in caught.value.message
     assert family("v100") == ["v100-pcie-16gb", "v100-pcie-32gb", "v100-sxm2-16gb", "v100-sxm2-32gb"]
     assert family("") == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("H20", "h20"),
+        ("nvidia h800", "h800"),
+        ("rtx6000ada", "rtx-6000-ada"),
+        ("AMD Instinct MI350X", "mi350x"),
+        ("MI355X", "mi355x"),
+        ("tpu v6e", "tpu-v6e"),
+        ("TPUv6e", "tpu-v6e"),
+        ("v6e", "tpu-v6e"),
+        ("A800-SXM", "a800-sxm4-80gb"),
+        ("GeForce RTX 5080", "rtx-5080"),
+        ("Radeon RX 7900 XTX", "rx-7900-xtx"),
+        ("GH200", "gh200"),
+    ],
+)
+def test_names_as_people_type_them(typed: str, name: str) -> None:
+    assert lookup(typed).name == name
+
+
+@pytest.mark.parametrize(
+    ("typed", "board", "boards"),
+    [
+        ("a800", "a800-sxm4-80gb", {"a800-sxm4-80gb", "a800-pcie-80gb"}),
+        ("mi300", "mi300x", {"mi300x", "mi300a", "mi308x"}),
+        ("MI350", "mi350x", {"mi350x", "mi355x"}),
+        ("gfx90a", None, {"mi210", "mi250-gcd", "mi250x-gcd"}),
+        ("gfx942", None, {"mi300x", "mi325x", "mi300a", "mi308x", "gfx942-tensile"}),
+    ],
+)
+def test_ambiguous_names_list_their_boards(typed: str, board: str | None, boards: set[str]) -> None:
+    with pytest.raises(UnknownDeviceError, match="may mean several devices"):
+        lookup(typed)
+    assert set(family(typed)) == boards
+    common = commonest(typed)
+    assert (common.name if common else None) == board
+
+
+def test_short_name_of_a_workstation_board() -> None:
+    board = commonest("6000ada")
+    assert board is not None
+    assert board.name == "rtx-6000-ada"
+
+
+@pytest.mark.parametrize("name", ["AMD gfx1250 256CU", "AMD gfx1250 96CU", "gfx1250"])
+def test_chip_without_figures_is_unknown_with_the_reason(name: str) -> None:
+    with pytest.raises(UnknownDeviceError, match="gfx1250 is unreleased hardware") as caught:
+        lookup(name)
+    assert ".toml" in caught.value.hint
 
 
 def test_an_unknown_name_lists_the_nearest_and_explains_specifications() -> None:

@@ -46,6 +46,12 @@ def test_optional_figures_are_none_not_zero() -> None:
         ("name", ""),
         ("name", "a\nb"),
         ("tdp_w", -1.0),
+        ("l2_bandwidth_bytes_per_s", 3235.0),  # GB/s
+        ("sustained_clock_hz", 1830.0),  # MHz
+        ("peak_flops_fp8_matrix", 1979.0),  # Tflop/s
+        ("link", "NVLink 4"),
+        ("link", 4),
+        ("status", "rumoured"),
         ("unknown_field", 1),
     ],
 )
@@ -82,10 +88,60 @@ def test_peak_falls_back_as_documented() -> None:
     assert lookup("p4").peak("float16", True) == 5.7e12
 
 
+def test_peak_of_further_types_falls_back_as_documented() -> None:
+    bare = DeviceSpec.model_validate({**MINIMAL, "peak_flops_fp16_matrix": 4e13})
+    assert bare.peak("float8_e4m3", True) == bare.peak("float4_e2m1", True) == bare.peak("int4", True) == 4e13
+    assert bare.peak("float64", True) == bare.peak("tfloat32", True) == 2.56e12
+    int8 = DeviceSpec.model_validate({**MINIMAL, "peak_flops_fp16_matrix": 4e13, "peak_ops_int8": 6e13})
+    assert int8.peak("int4", True) == 6e13
+    assert int8.peak("float8_e4m3", True) == 4e13  # not the int8 rate
+    fp8 = DeviceSpec.model_validate({**MINIMAL, "peak_flops_fp16_matrix": 4e13, "peak_flops_fp8_matrix": 8e13})
+    assert fp8.peak("float4_e2m1", True) == 8e13
+    matrix32 = DeviceSpec.model_validate({**MINIMAL, "peak_flops_fp32_matrix": 5e12})
+    assert matrix32.peak("tfloat32", True) == 5e12
+    b200 = lookup("b200")
+    assert b200.peak("float8_e4m3", True) == 4500e12
+    assert b200.peak("float4_e2m1", True) == 9000e12
+    assert b200.peak("float4_e2m1", False) == b200.peak_flops_fp32
+    a100 = lookup("a100-sxm4-80gb")
+    assert a100.peak("tfloat32", True) == 156e12
+    assert a100.peak("float64", True) == 19.5e12
+    assert a100.peak("float8_e4m3", True) == 312e12  # no fp8 units
+
+
 def test_digest_follows_the_figures_not_the_name() -> None:
     spec = DeviceSpec.model_validate(MINIMAL)
     assert spec.digest() == DeviceSpec.model_validate({**MINIMAL, "name": "y", "source": "z"}).digest()
     assert spec.digest() != DeviceSpec.model_validate({**MINIMAL, "clock_hz": 1.1e9}).digest()
     # Boards that differ in capacity or power only (the two V100 sizes) must not share one either.
-    digests = [device.digest() for device in table().values()]
+    twins = {"a800-pcie-80gb": "a100-pcie-80gb", "a800-sxm4-80gb": "a100-sxm4-80gb", "h800": "h100-sxm"}
+    digests = [device.digest() for device in table().values() if device.name not in twins]
     assert len(set(digests)) == len(digests)
+    for name, twin in twins.items():  # they differ in link and fp64 only
+        assert lookup(name).digest() == lookup(twin).digest()
+
+
+def test_later_figures_change_the_cache_key_but_not_the_digest() -> None:
+    spec = DeviceSpec.model_validate(MINIMAL)
+    assert spec.cache_key() == spec.digest()
+    with_l2 = DeviceSpec.model_validate({**MINIMAL, "l2_bandwidth_bytes_per_s": 2e12})
+    other_l2 = DeviceSpec.model_validate({**MINIMAL, "l2_bandwidth_bytes_per_s": 3e12})
+    assert with_l2.digest() == other_l2.digest() == spec.digest()
+    assert len({spec.cache_key(), with_l2.cache_key(), other_l2.cache_key()}) == 3
+    assert with_l2.agrees(spec)
+    assert spec.agrees(with_l2)
+    assert not with_l2.agrees(other_l2)
+
+
+def test_status_changes_the_digest() -> None:
+    spec = DeviceSpec.model_validate(MINIMAL)
+    assert spec.status == ""
+    digests = {DeviceSpec.model_validate({**MINIMAL, "status": s}).digest() for s in ("", "stand-in", "unreleased")}
+    assert len(digests) == 3
+    assert spec.digest() in digests
+
+
+def test_digest_of_a_specification_without_later_figures_is_stable() -> None:
+    """Stored models, observations and receipts refer to devices by this value."""
+    assert DeviceSpec.model_validate(MINIMAL).digest() == "baed8620a8eed51f"
+    assert lookup("a100-sxm4-80gb").digest() == "ca1918882b032046"

@@ -14,7 +14,12 @@ ROWS = list(csv.DictReader(files("cdmpp.devices").joinpath("table.csv").read_tex
 
 # Vector peaks above 2 x units x cores x clock: packed (CDNA3) and dual issue (RDNA3); the sheet's
 # rounded figure for the two Grace boards.
-PEAK_ABOVE_CLOCK = {"mi300x": 2.0, "mi325x": 2.0, "pro-w7800": 2.0, "gb200": 1.046, "gb300": 1.046}
+PEAK_ABOVE_CLOCK = {
+    **dict.fromkeys(("mi300x", "mi325x", "mi300a", "mi308x", "gfx942-tensile"), 2.0),
+    **dict.fromkeys(("mi350x", "mi355x", "gfx950-mi350x-mi355x"), 2.0),
+    **dict.fromkeys(("pro-w7800", "rx-7900-xtx", "gfx1102-navi33"), 2.0),
+    **dict.fromkeys(("gb200", "gb300"), 1.046),
+}
 
 
 def test_every_figure_names_a_known_document() -> None:
@@ -51,6 +56,53 @@ def test_rates_are_in_a_plausible_order(spec: DeviceSpec) -> None:
     assert spec.peak("float16", True) >= spec.peak("float32", True)
     assert spec.peak("int8", True) >= 0.99 * spec.peak("float16", True)
     assert 1 <= spec.peak_flops_fp32 / spec.mem_bandwidth_bytes_per_s <= 1000
+
+
+@pytest.mark.parametrize("spec", known(), ids=lambda spec: spec.name)
+def test_matrix_rates_of_further_types_are_in_a_plausible_order(spec: DeviceSpec) -> None:
+    half = spec.peak("float16", True)
+    assert spec.peak("float4_e2m1", True) >= spec.peak("float8_e4m3", True) >= half
+    assert spec.peak("float64", True) <= max(spec.peak("float32", True), 2 * spec.peak_flops_fp32)
+    assert spec.peak_flops_fp32 <= 1.01 * spec.peak("tfloat32", True)
+    assert spec.peak("tfloat32", True) <= half
+    if spec.l2_bandwidth_bytes_per_s is not None:
+        assert spec.l2_bandwidth_bytes_per_s > spec.mem_bandwidth_bytes_per_s
+    if spec.sustained_clock_hz is not None:
+        assert spec.sustained_clock_hz <= spec.clock_hz
+
+
+@pytest.mark.parametrize("spec", known(), ids=lambda spec: spec.name)
+def test_matrix_peak_follows_from_operations_per_cycle(spec: DeviceSpec) -> None:
+    """Data sheets state some peaks at a clock below the highest one: up to 14 % (the Hopper PCIe boards)."""
+    if spec.matrix_flops_per_cycle_per_unit is not None:
+        clock = spec.sustained_clock_hz or spec.clock_hz
+        at_clock = spec.matrix_flops_per_cycle_per_unit * spec.compute_units * clock
+        assert 0.85 <= spec.peak("float16", True) / at_clock <= 1.04
+
+
+def test_status_and_links_of_the_table() -> None:
+    stand_ins = {spec.name for spec in known() if spec.status == "stand-in"}
+    assert stand_ins == {
+        "gfx900-vega10",
+        "gfx906-vega20",
+        "gfx906-mi50-mi60",
+        "gfx942-tensile",
+        "gfx950-mi350x-mi355x",
+        "gfx1030-navi21",
+        "gfx1102-navi33",
+    }
+    assert not [spec.name for spec in known() if spec.status == "unreleased"]
+    links = {name: lookup(name).link for name in ("a100-sxm4-80gb", "a800-sxm4-80gb", "h100-sxm", "h800", "b200")}
+    assert list(links.values()) == ["nvlink3", "nvlink3-400", "nvlink4", "nvlink4-400", "nvlink5"]
+
+
+def test_figures_of_the_hardware_file() -> None:
+    h100, h20 = lookup("h100-sxm"), lookup("h20")
+    assert (h100.l2_bandwidth_bytes_per_s, h20.l2_bandwidth_bytes_per_s) == (8820e9, 8815e9)
+    assert h100.sustained_clock_hz == h20.sustained_clock_hz == 1830e6
+    assert (h100.matrix_flops_per_cycle_per_unit, h20.matrix_flops_per_cycle_per_unit) == (4096, 1024)
+    assert lookup("l20").matrix_flops_per_cycle_per_unit == lookup("l40").matrix_flops_per_cycle_per_unit == 512
+    assert lookup("t4").l2_bandwidth_bytes_per_s is None
 
 
 def test_units_of_the_table_become_base_units() -> None:

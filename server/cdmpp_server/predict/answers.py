@@ -18,7 +18,7 @@ Levels = tuple[float, ...]
 
 def answer_key(model_id: str, program: Known, device: KnownDevice, protocol: str, framework: str | None) -> RowKey:
     """The key of a query in the predictor's cache."""
-    return model_id, program.hash, program.backend, device.digest, device.spec.name, protocol, framework
+    return model_id, program.hash, program.backend, device.cache_key, device.spec.name, protocol, framework
 
 
 def find_answer(cache: Lru[CachedRow], key: RowKey, name: str, levels: Levels) -> Answer | None:

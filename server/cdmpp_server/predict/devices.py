@@ -16,10 +16,11 @@ _DEVICE_BYTES = 4000
 
 @dataclass(frozen=True, eq=False)
 class KnownDevice:
-    """A specification with its digest, which is computed once."""
+    """A specification with its digest and its part of a cache key, which are computed once."""
 
     spec: DeviceSpec
     digest: str
+    cache_key: str
 
 
 class Devices:
@@ -49,7 +50,7 @@ class Devices:
         if known is None:
             # By name and never load_device: a client's text must not be used as a path on this machine.
             spec = artifact.device(sent) if isinstance(sent, str) else from_mapping(sent)
-            known = KnownDevice(spec, spec.digest())
+            known = KnownDevice(spec, spec.digest(), spec.cache_key())
             self._cache.put(_key(sent, artifact), known, _DEVICE_BYTES)
         return known
 
