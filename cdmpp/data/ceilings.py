@@ -19,7 +19,7 @@ from cdmpp.data.physics import uses_matrix_units, work
 from cdmpp.data.table import MeasurementTable
 from cdmpp.devices.ceilings import FAMILIES, Ceilings, flops_field
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.programs.operators import BASIC_DTYPES, operator_family
+from cdmpp.programs.operators import BASIC_DTYPES, is_collective, operator_family
 from cdmpp.programs.query_options import FLOOR_S, PROTOCOLS
 
 Floats = NDArray[np.float64]
@@ -90,7 +90,7 @@ def derive_ceilings(table: MeasurementTable, device: str, rows: Mask | None = No
     least: dict[str, list[Floats]] = {}
     for block in table.specs:
         index = np.flatnonzero(usable[block.row_index])
-        if not len(index):
+        if not len(index) or is_collective(block.operator):
             continue
         part = block.take(index)
         latency = table.latency_s[part.row_index]

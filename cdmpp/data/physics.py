@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from cdmpp.data.labels import Labels
 from cdmpp.errors import UnknownDeviceError
+from cdmpp.programs.collectives import is_collective, link_seconds
 from cdmpp.programs.operators import DTYPE_BYTES, output_hw
 
 if TYPE_CHECKING:
@@ -107,9 +108,22 @@ def work(
 
 def roofline_s(block: OperatorBlock, device: DeviceSpec) -> Float64:
     """Roofline of every operator of a block on one device, in seconds: a lower bound in the main."""
+    if is_collective(block.operator):
+        return collective_roofline_s(block, device)
     flops, moved = work(block.operator, block.dtype, block.flags, block.sizes)
     peak = device.peak(block.dtype, matrix=uses_matrix_units(block.operator))
     return np.asarray(np.maximum(flops / peak, moved / device.mem_bandwidth_bytes_per_s))
+
+
+def collective_roofline_s(block: OperatorBlock, device: DeviceSpec) -> Float64:
+    """Roofline of collectives: traffic over the nominal bandwidth of the slowest link, in seconds."""
+    per_node, link = block.flags["ranks_per_node"], block.flags["link"]
+    out = np.empty(len(block))
+    for ranks in np.unique(block.sizes["ranks"]).tolist():
+        rows = block.sizes["ranks"] == ranks
+        bytes_ = block.sizes["bytes"][rows].astype(np.float64)
+        out[rows] = link_seconds(block.operator, bytes_, ranks, per_node, link, device)  # type: ignore[arg-type]
+    return out
 
 
 def table_roofline_s(table: MeasurementTable) -> Float64:

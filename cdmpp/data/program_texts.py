@@ -124,7 +124,7 @@ def _structural(operator: str, dtype: str, flags: Mapping[str, Any]) -> dict[str
     kind = operator_types()[operator]
     if dtype not in kind.dtypes:
         return dict(flags)  # check_groups gives the reason
-    sizes = {info.name: 1 for info in integer_fields(operator) if info.default is None}
+    sizes = {info.name: info.low for info in integer_fields(operator) if info.default is None}
     try:
         spec = kind.model_validate({"operator": operator, "dtype": dtype, **sizes, **flags})
         spec.check_types()

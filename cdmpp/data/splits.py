@@ -19,6 +19,7 @@ from cdmpp.data.labels import Mask
 from cdmpp.data.table import MeasurementTable, OperatorBlock
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import DataError, UnknownDeviceError
+from cdmpp.programs.collectives import COLLECTIVES
 from cdmpp.programs.operators import operator_family
 
 TRAIN, VALIDATION, TEST, UNUSED = 0, 1, 2, -1
@@ -50,6 +51,8 @@ _SHAPE = {
 }
 _SEED = {"gemm": 1, "conv": 2, "attention": 3, "vector": 4}
 _TVM_SEED = 5
+#: Collectives share (operator, bytes) over devices, links, ranks, libraries and modes: one seed for each operator.
+_COLLECTIVE_SEED = 16
 
 #: Near twins, held out together: one in training would make the other an easy test. A device that stands in
 #: no group is a group of its own.
@@ -87,6 +90,8 @@ def shape_hash(block: OperatorBlock) -> U64:
     the operator.
     """
     family = operator_family(block.operator)
+    if family == "collective":
+        return hash_rows(_COLLECTIVE_SEED + COLLECTIVES.index(block.operator), [block.sizes["bytes"]])
     names = _SHAPE.get(family) or [name for name in block.sizes if name not in block.flags]
     return hash_rows(_SEED[family], [block.sizes[name] for name in names])
 

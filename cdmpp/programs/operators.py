@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from cdmpp.errors import InvalidProgramError, UnsupportedOperatorError
 from cdmpp.programs.attention import Attention, AttentionMixed, LatentAttention
+from cdmpp.programs.collectives import Collective, SendRecv, is_collective
 from cdmpp.programs.convolution import BatchNorm, Conv2d, Pool2d, output_hw
 from cdmpp.programs.dense import BatchMatmul, Linear
 from cdmpp.programs.elements import (
@@ -58,6 +59,7 @@ __all__ = [
     "BatchMatmul",
     "BatchNorm",
     "Binary",
+    "Collective",
     "Conv2d",
     "Copy",
     "DType",
@@ -72,6 +74,8 @@ __all__ = [
     "Unary",
     "canonical_dtype",
     "derived_sizes",
+    "is_collective",
+    "lowered_operators",
     "make_operator",
     "operator_family",
     "operator_fields",
@@ -106,6 +110,8 @@ SPEC_TYPES: tuple[type[OperatorSpec], ...] = (
     KvCacheSave,
     MoeGating,
     MoeShuffle,
+    Collective,
+    SendRecv,
 )
 
 
@@ -119,8 +125,15 @@ def operator_types() -> dict[str, type[OperatorSpec]]:
     return table
 
 
+def lowered_operators() -> dict[str, type[OperatorSpec]]:
+    """The operators that are tensor programs: all but the collectives, which have no structure and no features."""
+    return {name: spec for name, spec in operator_types().items() if not is_collective(name)}
+
+
 def operator_family(operator: str) -> str:
-    """Coarse family of an operator: ``gemm``, ``moe``, ``conv``, ``attention``, ``vector``."""
+    """Coarse family of an operator: ``gemm``, ``moe``, ``conv``, ``attention``, ``vector``, ``collective``."""
+    if is_collective(operator):
+        return "collective"
     if operator in ("linear", "bmm"):
         return "gemm"
     if operator in ("moe", "moe_w13", "grouped_gemm"):

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from cdmpp.errors import UnsupportedOperatorError
-from cdmpp.programs.operators import operator_types
+from cdmpp.programs.operators import lowered_operators, operator_types
 
 FILE_NAME = "templates.json.gz"
 
@@ -58,7 +58,7 @@ def size_names(operator: str) -> list[str]:
 
 def all_classes() -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Every (operator, dtype, flags) that a specification can ask for."""
-    for operator, dtype in ((name, dtype) for name, spec in operator_types().items() for dtype in spec.dtypes):
+    for operator, dtype in ((name, dtype) for name, spec in lowered_operators().items() for dtype in spec.dtypes):
         axes: dict[str, tuple[Any, ...]] = {}
         if operator == "linear":
             axes = {"bias": (False, True)}

@@ -1,4 +1,4 @@
-"""Small tables in the six layouts of the public data, with values made up for the tests."""
+"""Small tables in the layouts of the public data, with values made up for the tests."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
+
+from tests.data import comm_collectives
 
 Columns = dict[str, list[Any]]
 Layout = tuple[Columns, Columns]  # columns that are needed, columns that change nothing
@@ -164,6 +166,7 @@ LAYOUTS: dict[str, Callable[[], Layout]] = {
     "miopen": _miopen,
     "vidur": _vidur,
     "deepbench": _deepbench,
+    "comm_collectives": lambda: (dict(comm_collectives.NEEDED), dict(comm_collectives.OPTIONAL)),
 }
 
 

@@ -24,9 +24,9 @@ def random_size(rng, low, high):
     """Small sizes mostly, now and then a huge one or a boundary."""
     kind = rng.random()
     if kind < 0.75:
-        return rng.randint(low, 8)
+        return rng.randint(low, min(8, high))
     if kind < 0.93:
-        return rng.randint(low, 4096)
+        return rng.randint(low, min(4096, high))
     return rng.choice([low, high, rng.randint(low, high)])
 
 

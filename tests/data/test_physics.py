@@ -9,7 +9,7 @@ from cdmpp.data.load import load_table
 from cdmpp.data.physics import EXCLUDED, roofline_s, table_roofline_s, work
 from cdmpp.data.table import make_block
 from cdmpp.devices import lookup
-from cdmpp.programs.operators import make_operator, operator_types
+from cdmpp.programs.operators import lowered_operators, make_operator
 
 
 def counted(operator, dtype="float32", flags=None, **sizes):
@@ -42,7 +42,7 @@ def test_counts_by_hand():
 
 
 def test_every_operator_moves_bytes():
-    for name, kind in operator_types().items():
+    for name, kind in lowered_operators().items():
         required = {n: 4 for n, f in kind.model_fields.items() if f.is_required() and n != "operator"}
         make_operator({"operator": name, **required})
         flops, moved = counted(name, **required)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cdmpp.errors import InvalidProgramError
-from cdmpp.programs.operators import Conv2d, OperatorSpec, make_operator, operator_types
+from cdmpp.programs.operators import Conv2d, OperatorSpec, lowered_operators, make_operator
 
 #: Drawn more often than the others: their structure depends on their sizes.
 _OFTEN = ("conv2d", "attention_prefill", "attention_decode", "linear", "max_pool2d")
@@ -17,7 +17,7 @@ _OFTEN = ("conv2d", "attention_prefill", "attention_decode", "linear", "max_pool
 def random_specs(count: int, seed: int) -> list[OperatorSpec]:
     """``count`` valid specifications; every operator and dtype comes up."""
     rng = np.random.default_rng(seed)
-    names = sorted(operator_types())
+    names = sorted(lowered_operators())
     result: list[OperatorSpec] = []
     turn = 0
     while len(result) < count:
@@ -82,7 +82,7 @@ def _fields(name: str, rng: np.random.Generator) -> dict[str, Any]:
             "pad_w": int(rng.integers(0, 3)),
         }
     else:
-        for field, info in operator_types()[name].model_fields.items():
+        for field, info in lowered_operators()[name].model_fields.items():
             if field == "inputs":
                 fields[field] = int(rng.integers(2, 5))
             elif info.annotation is bool:

@@ -10,7 +10,7 @@ import torch
 from cdmpp.errors import MeasurementError
 from cdmpp.measure.library_calls import Tensors, make_call
 from cdmpp.measure.needed_bytes import needed_bytes
-from cdmpp.programs.operators import operator_types, parse_operator
+from cdmpp.programs.operators import lowered_operators, parse_operator
 
 CPU = torch.device("cpu")
 #: A small program of every operator, and the shape of what it gives.
@@ -35,7 +35,7 @@ SMALL = {
     "attention_encoder:batch=1,q_len=4,heads=2,kv_heads=2,head_dim=8": (1, 2, 4, 8),
     **{
         f"{name}:rows=4,cols=6": (4, 6)
-        for name, kind in operator_types().items()
+        for name, kind in lowered_operators().items()
         if {"rows", "cols"} == {n for n, i in kind.model_fields.items() if i.is_required()} - {"operator"}
         and name not in ("reduce_mean", "silu_and_mul", "copy")
     },
@@ -43,8 +43,8 @@ SMALL = {
 
 
 def test_all_operators_are_covered() -> None:
-    assert {text.partition(":")[0] for text in SMALL} == set(operator_types())
-    assert set(get_args(operator_types()["relu"].model_fields["operator"].annotation)) <= {
+    assert {text.partition(":")[0] for text in SMALL} == set(lowered_operators())
+    assert set(get_args(lowered_operators()["relu"].model_fields["operator"].annotation)) <= {
         text.partition(":")[0] for text in SMALL
     }
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cdmpp.errors import UnsupportedOperatorError
-from cdmpp.programs.operators import operator_types, structural_flags
+from cdmpp.programs.operators import lowered_operators, structural_flags
 from cdmpp.programs.templates import _shipped, all_classes, class_name, partition, size_names, template_json
 from cdmpp.programs.tvm_json import load, prim_funcs
 from tests.features.shapes import random_specs
@@ -17,7 +17,7 @@ from tests.features.shapes import random_specs
 def test_every_class_is_shipped_and_no_other() -> None:
     wanted = {class_name(*c) for c in all_classes()}
     assert wanted == set(_shipped())
-    assert {name.split(":")[0] for name in wanted} == set(operator_types())
+    assert {name.split(":")[0] for name in wanted} == set(lowered_operators())
 
 
 @pytest.mark.tvm
@@ -59,7 +59,7 @@ def test_partition_of_arrays_equals_structural_flags_of_each() -> None:
         key = (spec.operator, *(str(getattr(spec, f)) for f in type(spec).structural_fields))
         by_operator.setdefault(key, []).append(spec.model_dump())
     for (operator, *_), members in by_operator.items():
-        kind = operator_types()[operator]
+        kind = lowered_operators()[operator]
         fixed = {name: members[0][name] for name in kind.structural_fields}
         names = [n for n in size_names(operator) if n not in fixed]
         sizes = {name: np.array([m[name] for m in members]) for name in names}

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from cdmpp.data.importers import aiconfigurator_attention, aiconfigurator_gemm, deepbench, miopen, neusight, vidur
+from cdmpp.data.importers import (
+    aiconfigurator_attention,
+    aiconfigurator_gemm,
+    comm_collectives,
+    deepbench,
+    miopen,
+    neusight,
+    vidur,
+)
 from cdmpp.data.importers.base import Importer
 
 IMPORTERS: tuple[Importer, ...] = (
@@ -12,6 +20,7 @@ IMPORTERS: tuple[Importer, ...] = (
     miopen.IMPORTER,
     vidur.IMPORTER,
     deepbench.IMPORTER,
+    comm_collectives.IMPORTER,
 )
 
 __all__ = ["IMPORTERS", "Importer"]

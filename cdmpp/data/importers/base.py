@@ -38,6 +38,8 @@ class Importer:
         Further columns that are read where present; all others are never looked at.
     dtype, framework : callable
         Labels per row.
+    protocol_of : callable, optional
+        Labels per row, where the source timed in several ways; replaces ``protocol``.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Importer:
     one_of: tuple[frozenset[str], ...] = (frozenset(),)
     dtype: Callable[[RawTable], Labels] = lambda raw: raw.labels("dtype")
     row_filter: str = ""
+    protocol_of: Callable[[RawTable], Labels] | None = None
 
     def matches(self, columns: Collection[str]) -> bool:
         """Whether a table with these columns is from this source."""
@@ -81,7 +84,7 @@ class Importer:
                 device_name=raw.labels("device"),
                 dtype=self.dtype(raw),
                 backend=Labels.constant("library", len(raw)),
-                protocol=Labels.constant(self.protocol, len(raw)),
+                protocol=self.protocol_of(raw) if self.protocol_of else Labels.constant(self.protocol, len(raw)),
                 framework=self.framework(raw),
                 latency_s=raw.latency_s(),
                 groups=self.groups(raw, op),

@@ -1,0 +1,96 @@
+"""Collective operations of aiconfigurator, pipeweave and Frontier: all-reduce, all-gather, reduce-scatter, all-to-all,
+send and receive.
+
+``message_bytes`` is the larger buffer of one rank. ``library`` is the software (PyTorch's NCCL backend and nccl-tests
+are both NCCL), ``mode`` what was timed: ``kernel`` is the profiler's kernel time, ``graph`` a CUDA graph, ``eager``
+framework calls with their launch cost and a copy of the input; the benchmark programs (nccl-tests, oneCCL) time calls
+from the host back to back, so they are ``eager`` of their library. ``link`` names the connection inside a node; where
+the source states none, or a guess by the node's name, the device's own is meant. ``ranks_per_node`` -1 is not stated.
+``kernel_source``, ``version``, ``table``, ``n_rep`` and ``std_us`` are never read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from cdmpp.data.assemble import Group
+from cdmpp.data.importers.base import Importer, always
+from cdmpp.data.labels import Labels
+from cdmpp.data.raw import RawTable
+from cdmpp.devices.links import canonical_link
+from cdmpp.programs.collectives import COLLECTIVES, LIBRARIES, MAX_RANKS
+
+_LIBRARIES = {"torch.distributed (nccl)": "nccl", "torch.distributed (gloo)": "gloo"}
+_MODES = {
+    "kernel": "kernel",
+    "graph": "graph",
+    "eager": "eager",
+    "nccl-tests": "eager",
+    "rccl-tests": "eager",
+    "oneccl-benchmark": "eager",
+}
+
+
+def _library(name: str) -> str | None:
+    plain = name.strip().casefold()
+    plain = _LIBRARIES.get(plain, plain)
+    return plain if plain in LIBRARIES else None
+
+
+def _link(name: str) -> str | None:
+    try:
+        return canonical_link(name)
+    except ValueError:
+        return None
+
+
+def _mode(raw: RawTable) -> Labels:
+    """Protocol of each row: its mode."""
+    return raw.labels("mode", "kernel").map(lambda name: _MODES.get(name, name or "kernel"))
+
+
+def _groups(raw: RawTable, op: Labels) -> list[Group]:
+    return list(_each_group(raw, op))
+
+
+def _each_group(raw: RawTable, op: Labels) -> Iterator[Group]:
+    """Rows of one operator that share library, mode, link and ranks of a node."""
+    sizes = {"bytes": raw.ints("message_bytes"), "ranks": raw.ints("ranks")}
+    per_node = raw.ints("ranks_per_node")
+    stated = np.where(per_node.missing | per_node.invalid | (per_node.values > MAX_RANKS), 0, per_node.values)
+    library, mode, link = raw.labels("library"), _mode(raw), raw.labels("link")
+    columns = [op.codes, library.codes, mode.codes, link.codes, np.maximum(stated, 0)]
+    distinct, inverse = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
+    for number, (name, software, timed, wire, ranks) in enumerate(distinct.tolist()):
+        if op.names[name] in COLLECTIVES:
+            yield Group(
+                op.names[name],
+                inverse.reshape(-1) == number,
+                sizes,
+                {
+                    "ranks_per_node": ranks or None,
+                    "library": _library(library.names[software]),
+                    "mode": mode.names[timed] if mode.names[timed] in _MODES.values() else None,
+                    "link": _link(link.names[wire]),
+                },
+            )
+
+
+IMPORTER = Importer(
+    name="comm_collectives",
+    file_name="comm_collectives.parquet",
+    repository="ai-dynamo/aiconfigurator, zksainx/pipeweave, NetX-lab/Frontier",
+    commit="095f58a5, 55e03178, a4b22df8",
+    origin="comm/, dataset/collective, data/profiling/network",
+    licence="Apache-2.0, Apache-2.0, MIT",
+    protocol="kernel",
+    protocol_of=_mode,
+    needs=frozenset({"op", "device", "message_bytes", "ranks"}),
+    lacks=frozenset({"m", "n", "k", "batch", "rows", "q_len", "c_in", "program"}),
+    reads=frozenset({"dtype", "library", "mode", "link", "ranks_per_node"}),
+    groups=_groups,
+    framework=always(""),
+    dtype=lambda raw: raw.labels("dtype", "float16"),
+)

@@ -1,0 +1,283 @@
+"""Links between accelerators: bandwidth, latency class, and the names that people and tables use.
+
+``bandwidth_bytes_per_s`` is the rate of one device in one direction, as collective libraries count it: NVLink 4 has
+450 GB/s, not the 900 GB/s of both directions that data sheets print.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from cdmpp.devices.spec import DeviceSpec
+
+#: ``switched``: every device reaches every other at full rate. ``pairs``: bridges between two devices; other traffic
+#: crosses PCIe. ``network``: between nodes. ``host``: processes of one machine through shared memory.
+LinkKind = Literal["switched", "pairs", "pcie", "network", "host"]
+KINDS: tuple[LinkKind, ...] = ("switched", "pairs", "pcie", "network", "host")
+
+
+@dataclass(frozen=True)
+class Link:
+    """One kind of connection between ranks.
+
+    Attributes
+    ----------
+    name : str
+        Canonical name.
+    kind : {"switched", "pairs", "pcie", "network", "host"}
+    bandwidth_bytes_per_s : float
+        One direction of one device.
+    in_switch_reduction : bool
+        The switch can add the ranks' values (NVLink SHARP), so that an all-reduce sends every byte once.
+    """
+
+    name: str
+    kind: LinkKind
+    bandwidth_bytes_per_s: float
+    in_switch_reduction: bool = False
+
+
+_GB = 1e9
+#: Figures of one direction from the vendors' data sheets, but for those of aiconfigurator's system files (pcie5-x8:
+#: 28.4 GB/s; the others agree with the data sheets).
+LINKS: dict[str, Link] = {
+    link.name: link
+    for link in (
+        Link("nvlink1", "switched", 80 * _GB),
+        Link("nvlink2", "switched", 150 * _GB),
+        Link("nvlink3", "switched", 300 * _GB),
+        Link("nvlink3-a800", "switched", 200 * _GB),
+        Link("nvlink4", "switched", 450 * _GB, True),
+        Link("nvlink4-h800", "switched", 200 * _GB, True),
+        Link("nvlink5", "switched", 900 * _GB, True),
+        Link("nvlink-pairs", "pairs", 300 * _GB),
+        Link("nvlink3-bridge", "pairs", 56.25 * _GB),
+        Link("xgmi2", "switched", 150 * _GB),
+        Link("xgmi3", "switched", 448 * _GB),
+        Link("xgmi4", "switched", 537.6 * _GB),
+        Link("pcie3-x8", "pcie", 8 * _GB),
+        Link("pcie3-x16", "pcie", 16 * _GB),
+        Link("pcie4-x8", "pcie", 16 * _GB),
+        Link("pcie4-x16", "pcie", 32 * _GB),
+        Link("pcie5-x8", "pcie", 28.4 * _GB),
+        Link("pcie5-x16", "pcie", 64 * _GB),
+        Link("pcie6-x16", "pcie", 128 * _GB),
+        Link("ethernet-10g", "network", 1.25 * _GB),
+        Link("ethernet-25g", "network", 3.125 * _GB),
+        Link("ethernet-100g", "network", 12.5 * _GB),
+        Link("infiniband-edr", "network", 12.5 * _GB),
+        Link("infiniband-hdr", "network", 25 * _GB),
+        Link("infiniband-ndr", "network", 50 * _GB),
+        Link("infiniband-xdr", "network", 100 * _GB),
+        Link("shared-memory", "host", 10 * _GB),
+    )
+}
+#: Other spellings, in the form of :func:`_plain`; the longest that a text starts with or contains counts.
+_ALIASES = {
+    "nvlink1": "nvlink1",
+    "nvlink2": "nvlink2",
+    "nvlink3": "nvlink3",
+    "nvlink4": "nvlink4",
+    "nvlink5": "nvlink5",
+    "nvlinkinpairs": "nvlink-pairs",
+    "nvlinkpairs": "nvlink-pairs",
+    "xgmi": "xgmi3",
+    "infinityfabric": "xgmi3",
+    "pcie3": "pcie3-x16",
+    "pcie4": "pcie4-x16",
+    "pcie5": "pcie5-x16",
+    "pcie6": "pcie6-x16",
+    "infiniband": "infiniband-hdr",
+    "hdr": "infiniband-hdr",
+    "ndr": "infiniband-ndr",
+    "ethernet": "ethernet-100g",
+    "sharedmemory": "shared-memory",
+    "gloo": "shared-memory",
+}
+#: Texts that state nothing: the device's own link.
+_UNSTATED = {"", "none", "notstated", "unknown", "default"}
+#: A table's guess by a node's name that its own figures contradict (A800: 155 GB/s between 8 ranks).
+_DOUBTFUL = "notconfirmed"
+_UNIT = {"": 1.0, "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}
+_BANDWIDTH = re.compile(r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*([kmgt]?b)(?:ytes?)?\s*(?:/|p|per)\s*s(?:ec(?:ond)?)?", re.I)
+BANDWIDTH_RANGE = (1e6, 1e14)
+
+LINK_HINT = "a name such as nvlink4, pcie4-x16, infiniband-ndr, or a bandwidth of one direction such as 64GB/s"
+
+
+def _plain(text: str) -> str:
+    return "".join(re.findall(r"[a-z0-9]+", text.casefold()))
+
+
+def canonical_link(value: Any) -> str | None:
+    """Canonical name of a link, ``"64GB/s"`` for a bandwidth, None for the device's own link.
+
+    Parameters
+    ----------
+    value : str, number or None
+        A name, a text of a public table ("NVLink5 900 GB/s"), or a bandwidth (bytes per second, or with its unit).
+
+    Raises
+    ------
+    ValueError
+        It is none of these; the message says what is allowed.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError(f"link {value!r} is not known: pass {LINK_HINT}")
+    if not isinstance(value, str):
+        return _of_bandwidth(float(value), value)
+    plain = _plain(value)
+    if plain in _UNSTATED or _DOUBTFUL in plain:
+        return None
+    named = {_plain(name): name for name in LINKS}
+    if plain in named:
+        return named[plain]
+    known = {**_ALIASES, **named}
+    fitting = [text for text in known if plain.startswith(text) and len(text) > 3] or [t for t in known if t == plain]
+    if fitting:
+        return known[max(fitting, key=len)]
+    match = _BANDWIDTH.fullmatch(value.strip())
+    if match:
+        return _of_bandwidth(float(match[1]) * _UNIT[match[2].lower()], value)
+    raise ValueError(f"link {value[:60]!r} is not known: pass {LINK_HINT}")
+
+
+def _of_bandwidth(bytes_per_s: float, given: Any) -> str:
+    low, high = BANDWIDTH_RANGE
+    if not (math.isfinite(bytes_per_s) and low <= bytes_per_s <= high):
+        raise ValueError(f"link {given!r} is no bandwidth between {low:g} and {high:g} bytes per second")
+    return f"{bytes_per_s / _GB:g}GB/s"
+
+
+@lru_cache(maxsize=1024)
+def link_of_name(name: str) -> Link:
+    """The link of a canonical name or of a bandwidth as :func:`canonical_link` writes it.
+
+    A bandwidth alone does not say what carries it: below 10 GB/s it is taken for a network, below 100 GB/s for PCIe,
+    else for a switch.
+    """
+    if name in LINKS:
+        return LINKS[name]
+    bandwidth = float(name.removesuffix("GB/s")) * _GB
+    kind: LinkKind = "network" if bandwidth < 10 * _GB else "pcie" if bandwidth < 100 * _GB else "switched"
+    return Link(name, kind, bandwidth)
+
+
+#: Links of devices, by the start of the canonical name; the longest that fits counts.
+_OWN = {
+    "p100-sxm": "nvlink1",
+    "v100-sxm": "nvlink2",
+    "a100-sxm": "nvlink3",
+    "a100-vidur": "nvlink3",
+    "a800": "nvlink3-a800",
+    "h100-sxm": "nvlink4",
+    "h100-vidur": "nvlink4",
+    "h100-nvl": "nvlink-pairs",
+    "h200": "nvlink4",
+    "h200-nvl": "nvlink-pairs",
+    "h20": "nvlink4",
+    "h800": "nvlink4-h800",
+    "b200": "nvlink5",
+    "b300": "nvlink5",
+    "gb200": "nvlink5",
+    "gb300": "nvlink5",
+    "mi250": "xgmi2",
+    "mi300x": "xgmi3",
+    "mi325x": "xgmi3",
+    "mi350x": "xgmi4",
+    "mi355x": "xgmi4",
+    "arc-pro-b60": "pcie5-x8",
+    "rtx-pro-": "pcie5-x16",
+    "rtx-50": "pcie5-x16",
+    "h100-pcie": "pcie5-x16",
+}
+_OLD = ("maxwell", "pascal", "volta", "turing", "gcn")
+_NEW = ("hopper", "blackwell", "cdna3", "cdna4")
+#: The bridge of a pair of workstation Ampere boards (A40, RTX A6000); A100 and H100 PCIe have 300 GB/s.
+_BRIDGE = 56.25 * _GB
+
+
+def link_of_device(device: DeviceSpec) -> Link:
+    """The link that a device has where a query states none: its own figure, else by its name, else its PCIe slot."""
+    own = getattr(device, "link", None)
+    if own:
+        name = canonical_link(own)
+        if name is not None:
+            return link_of_name(name)
+    starts = [start for start in _OWN if device.name.startswith(start)]
+    if starts:
+        return LINKS[_OWN[max(starts, key=len)]]
+    if device.kind == "cpu":
+        return LINKS["shared-memory"]
+    return LINKS[_slot(device)]
+
+
+def _slot(device: DeviceSpec) -> str:
+    """The PCIe slot that a device's generation is made for."""
+    arch = device.arch.casefold()
+    if any(word in arch for word in _OLD):
+        return "pcie3-x16"
+    return "pcie5-x16" if any(word in arch for word in _NEW) else "pcie4-x16"
+
+
+def network_of_device(device: DeviceSpec) -> Link:
+    """The network adapter that a device's nodes commonly have, one for each device: 200 Gb/s, from Hopper on 400."""
+    if device.kind == "cpu":
+        return LINKS["ethernet-100g"]
+    return LINKS["infiniband-ndr" if any(w in device.arch.casefold() for w in _NEW) else "infiniband-hdr"]
+
+
+@dataclass(frozen=True)
+class Path:
+    """The part of the connections that limits an operation.
+
+    Attributes
+    ----------
+    kind : {"switched", "pcie", "network", "host"}
+    bandwidth_bytes_per_s : float
+        Rate at which one rank can send in one direction; between nodes, of all adapters of a node where the
+        algorithm uses them together.
+    crosses : bool
+        The ranks are on several nodes.
+    """
+
+    kind: LinkKind
+    bandwidth_bytes_per_s: float
+    crosses: bool
+
+
+def path_of(ranks: int, per_node: int | None, link: str | None, device: DeviceSpec, *, shared: bool = True) -> Path:
+    """The path of an operation between ``ranks`` devices, ``per_node`` of them on each node.
+
+    Parameters
+    ----------
+    ranks : int
+    per_node : int or None
+        None: all ranks are on one node.
+    link : str or None
+        Canonical name; None for the device's own link.
+    device : DeviceSpec
+    shared : bool
+        Every byte crosses between nodes once (rings, trees), so that the adapters of a node work together. False for
+        transfers and all-to-all, where each rank has its own adapter.
+    """
+    inside = link_of_device(device) if link is None else link_of_name(link)
+    rate = inside.bandwidth_bytes_per_s
+    if inside.kind == "network":
+        return Path("network", rate, True)
+    if per_node is not None and per_node < ranks:
+        network = network_of_device(device).bandwidth_bytes_per_s
+        return Path("network", min(rate, network * per_node) if shared else network, True)
+    if inside.kind == "pairs":
+        if ranks > 2:
+            return Path("pcie", LINKS[_slot(device)].bandwidth_bytes_per_s, False)
+        bridge = rate if inside.name != "nvlink-pairs" or "sm_86" not in device.arch else _BRIDGE
+        return Path("switched", bridge, False)
+    return Path(inside.kind, rate, False)

@@ -1,0 +1,111 @@
+"""Specifications of collectives and of the links that they cross."""
+
+from __future__ import annotations
+
+import pytest
+
+from cdmpp.devices import lookup
+from cdmpp.devices.links import LINKS, canonical_link, link_of_device, link_of_name, path_of
+from cdmpp.errors import InvalidProgramError, UnsupportedOperatorError
+from cdmpp.programs.collectives import COLLECTIVES, link_seconds, traffic_factor
+from cdmpp.programs.operators import lowered_operators, operator_family, operator_types, parse_operator
+from cdmpp.programs.program import TensorProgram
+
+
+def test_text_is_read_back():
+    text = "all_reduce:dtype=bfloat16,bytes=67108864,ranks=8,ranks_per_node=4,library=nccl,mode=graph,link=nvlink4"
+    spec = parse_operator(text)
+    assert spec.text() == text
+    assert (
+        parse_operator("all_reduce:bytes=67108864,ranks=8").text() == "all_reduce:dtype=float16,bytes=67108864,ranks=8"
+    )
+
+
+def test_fields_that_are_not_stated_are_no_part_of_the_identity():
+    spec = parse_operator("all_gather:bytes=1024,ranks=4")
+    assert spec.canonical() == {"operator": "all_gather", "dtype": "float16", "bytes": 1024, "ranks": 4}
+
+
+def test_every_collective_is_an_operator_without_a_structure():
+    for name in COLLECTIVES:
+        assert operator_family(name) == "collective"
+        assert name in operator_types()
+        assert name not in lowered_operators()
+        with pytest.raises(UnsupportedOperatorError, match="collective"):
+            parse_operator(f"{name}:bytes=8,ranks=2").structural_class()
+
+
+def test_spellings_of_a_link_are_one_program():
+    hashes = {
+        TensorProgram.from_operator({"operator": "all_reduce", "bytes": 64, "ranks": 2, "link": link}).hash
+        for link in ("64GB/s", "64 GB/s", 64e9, "64000 MB/s")
+    }
+    assert len(hashes) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("all_reduce:bytes=0,ranks=2", "bytes"),
+        ("all_reduce:bytes=8,ranks=1", "ranks"),
+        ("send_recv:bytes=8,ranks=4", "ranks"),
+        ("all_reduce:bytes=8", "ranks"),
+        ("all_reduce:bytes=8,ranks=2,library=mpi", "library"),
+        ("all_reduce:bytes=8,ranks=2,mode=fast", "mode"),
+        ("all_reduce:bytes=8,ranks=2,link=carrier-pigeon", "nvlink4"),
+        ("all_reduce:bytes=8,ranks=2,link=5", "bandwidth"),
+        ("all_reduce:bytes=8,ranks=2,dtype=float64", "float64"),
+    ],
+)
+def test_bad_fields_are_refused_with_what_is_allowed(text, word):
+    with pytest.raises(InvalidProgramError) as caught:
+        parse_operator(text)
+    assert word in f"{caught.value.message} {caught.value.hint}"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("NVLink5 900 GB/s", "nvlink5"),
+        ("NVLink3 NVSwitch (DGX node)", "nvlink3"),
+        ("PCIe4 x16 32 GB/s", "pcie4-x16"),
+        ("PCIe5 x8 28.4 GB/s", "pcie5-x8"),
+        ("NVLink in pairs, slower between pairs", "nvlink-pairs"),
+        ("NVLink in pairs by its name; not confirmed", None),
+        ("not stated", None),
+        ("nvlink 4", "nvlink4"),
+        ("400 MB/s", "0.4GB/s"),
+    ],
+)
+def test_texts_of_the_tables_name_links(text, name):
+    assert canonical_link(text) == name
+
+
+def test_devices_have_the_link_of_their_board():
+    own = {name: link_of_device(lookup(name)).name for name in ("h100-sxm", "a100-sxm4-80gb", "b200", "l40s", "t4")}
+    assert own == {
+        "h100-sxm": "nvlink4",
+        "a100-sxm4-80gb": "nvlink3",
+        "b200": "nvlink5",
+        "l40s": "pcie4-x16",
+        "t4": "pcie3-x16",
+    }
+    assert link_of_name("50GB/s").bandwidth_bytes_per_s == 50e9
+
+
+def test_paths_leave_the_fast_link_between_pairs_and_nodes():
+    h100 = lookup("h100-sxm")
+    assert path_of(8, None, None, h100).bandwidth_bytes_per_s == LINKS["nvlink4"].bandwidth_bytes_per_s
+    assert path_of(4, None, "nvlink-pairs", h100).kind == "pcie"
+    assert path_of(2, None, "nvlink-pairs", h100).kind == "switched"
+    between = path_of(16, 8, None, h100)
+    assert between.crosses
+    assert between.bandwidth_bytes_per_s == 8 * LINKS["infiniband-ndr"].bandwidth_bytes_per_s
+    assert path_of(16, 8, None, h100, shared=False).bandwidth_bytes_per_s == 50e9
+
+
+def test_traffic_is_that_of_the_bus_bandwidth():
+    assert traffic_factor("all_reduce", 8) == 1.75
+    assert traffic_factor("all_gather", 8) == traffic_factor("reduce_scatter", 8) == 0.875
+    assert traffic_factor("send_recv", 2) == 1.0
+    assert link_seconds("all_reduce", 450e9, 2, None, None, lookup("h100-sxm")) == pytest.approx(1.0)
