@@ -41,20 +41,22 @@ class Group:
     """Rows of a file that are one operator with one set of structural flags.
 
     ``sizes`` are columns of the whole file; only ``rows`` of them are looked at. A size that is left out
-    takes the specification's default.
+    takes the specification's default. ``dtype`` is the element type of the rows; None: the table's label.
+    ``flags`` are written as the specification keeps them: types and scalings complete, defaults as None.
     """
 
     operator: str
     rows: Mask
     sizes: Mapping[str, IntColumn]
     flags: Flags = field(default_factory=dict)
+    dtype: str | None = None
 
 
 @dataclass(frozen=True)
 class Draft:
     """Output of an importer: labels per row, and row groups by operator; rows in no group are unknown."""
 
-    source: str
+    source: Labels
     op: Labels
     device_name: Labels
     dtype: Labels
@@ -82,7 +84,6 @@ def canonical_devices(names: Labels) -> tuple[Labels, Mask]:
 
 def assemble(draft: Draft) -> MeasurementTable:
     """Check every row and give each distinct program a key."""
-    rows = len(draft.op)
     programs, program_key, reason = check_groups(draft.groups, draft.dtype)
     device, known = canonical_devices(draft.device_name)
     mark(reason, ~known, "unknown_device")
@@ -97,10 +98,10 @@ def assemble(draft: Draft) -> MeasurementTable:
         backend=draft.backend,
         protocol=draft.protocol,
         framework=draft.framework,
-        source=Labels.constant(draft.source, rows),
-        excluded=Labels.constant("", rows),
+        source=draft.source,
+        excluded=Labels.constant("", len(draft.op)),
         unsupported=Labels(reason, REASONS),
-        source_row=np.arange(rows, dtype=np.int64),
+        source_row=np.arange(len(draft.op), dtype=np.int64),
         row_filter=draft.row_filter,
         tvm=TvmPrograms(first_key=sum(map(len, programs))),
     )
@@ -145,6 +146,8 @@ def check_groups(groups: Sequence[Group], dtypes: Labels) -> tuple[tuple[Operato
 def _check_group(group: Group, dtypes: Labels, reason: Reasons) -> list[OperatorBlock]:
     """Check one group, write the reasons of its rows, and return its usable rows by element type."""
     index: Int64 = np.flatnonzero(group.rows).astype(np.int64)
+    if group.dtype is not None:
+        dtypes = Labels.constant(group.dtype, len(reason))
     state = np.zeros(len(index), dtype=np.int32)
     columns: dict[str, Int64] = {}
     for info in integer_fields(group.operator):

@@ -37,9 +37,11 @@ class Importer:
     reads : frozenset of str
         Further columns that are read where present; all others are never looked at.
     dtype, framework : callable
-        Labels per row.
+        Labels per row. Rows of a group with an element type of its own do not read ``dtype``.
     protocol_of : callable, optional
         Labels per row, where the source timed in several ways; replaces ``protocol``.
+    row_source : callable or None
+        Labels of the column ``source``; None: ``name`` for every row.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Importer:
     dtype: Callable[[RawTable], Labels] = lambda raw: raw.labels("dtype")
     row_filter: str = ""
     protocol_of: Callable[[RawTable], Labels] | None = None
+    row_source: Callable[[RawTable], Labels] | None = None
 
     def matches(self, columns: Collection[str]) -> bool:
         """Whether a table with these columns is from this source."""
@@ -77,9 +80,10 @@ class Importer:
     def table(self, raw: RawTable) -> MeasurementTable:
         """Build the checked table."""
         op = raw.labels("op")
+        source = self.row_source or always(self.name)
         return assemble(
             Draft(
-                source=self.name,
+                source=source(raw),
                 op=op,
                 device_name=raw.labels("device"),
                 dtype=self.dtype(raw),
