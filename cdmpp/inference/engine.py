@@ -1,8 +1,9 @@
 """The network in ONNX Runtime, which is faster than torch on small batches.
 
-With ``alone`` the engine computes in chunks of a fixed shape: a row's result does not depend on the other rows
-of the batch. Without it the engine computes large batches, for evaluation and surveys, and the last digit may
-differ between two batch sizes.
+With ``alone`` a row's result does not depend on the other rows of the batch: chunks have a multiple of a few rows,
+where the engine found the results of all such shapes equal to the last digit, and a fixed shape otherwise. Without
+it the engine computes large batches, for evaluation and surveys, and the last digit may differ between two batch
+sizes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,6 +20,7 @@ import numpy as np
 from cdmpp.errors import MissingDependencyError, install_hint
 from cdmpp.inference.output import NetworkOutput
 from cdmpp.nn.config import LEVELS, NetworkConfig
+from cdmpp.nn.inputs import DEVICE_LOGS, INPUT_WIDTH
 from cdmpp.nn.positional_encoding_np import encode_places
 from cdmpp.nn.rows import QueryRows, RowInputs
 from cdmpp.nn.store import Bucket
@@ -25,8 +28,10 @@ from cdmpp.nn.weights import Weights
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-#: Rows of a chunk with ``alone``. Fixed: matrix kernels are chosen by shape, and their last digits differ.
-CHUNK_ROWS = 32
+#: Rows of a chunk with ``alone``, at least where a row's last digits depend on the shape, and at most elsewhere.
+CHUNK_ROWS, MOST_CHUNK_ROWS = 32, 128
+#: Vector instructions compute so many values at once and the remaining ones otherwise, with other last digits.
+STEPS = (8, 16)
 #: Rows of a large batch, its leaves (with padding), and leaf pairs of any batch: they bound the memory.
 BATCH_ROWS, MAX_LEAVES, MAX_PAIRS = 1024, 8192, 1 << 18
 
@@ -105,6 +110,36 @@ class Engine:
         )
         self._columns = view.shape[1]
 
+    @cached_property
+    def step(self) -> int:
+        """Chunks with a multiple of so many rows give a row the same result; 0 where no such number was found.
+
+        The results of random rows are compared to the last digit, on the processor at hand.
+        """
+        rng, config, rows, leaves = np.random.default_rng(0), self.config, 2 * CHUNK_ROWS, 2
+
+        def numbers(*shape: int) -> Array:
+            return rng.uniform(-3.0, 3.0, (rows, *shape)).astype(np.float32)
+
+        feed = {
+            "leaves": numbers(leaves, config.leaf_width),
+            "mask": np.arange(leaves) <= rng.integers(0, leaves, rows)[:, None],
+            "inputs": numbers(INPUT_WIDTH),
+            "logs": numbers(len(DEVICE_LOGS)),
+            "device": np.zeros(rows, dtype=np.int64),
+            "places": numbers(leaves, config.width),
+        }
+
+        def results(size: int) -> Array:
+            parts = [{k: v[i : i + size] for k, v in feed.items()} for i in range(0, rows, size)]
+            return np.concatenate([np.column_stack(self._session.run(["point", "levels", "view"], p)) for p in parts])
+
+        whole = results(rows)
+        for step in STEPS:
+            if all(np.array_equal(results(size), whole, equal_nan=True) for size in (step, 3 * step, 5 * step)):
+                return step
+        return 0
+
     def predict(
         self, inputs: RowInputs, rows: QueryRows, *, embedding: Array, alone: bool = False, view: bool = False
     ) -> NetworkOutput:
@@ -126,7 +161,7 @@ class Engine:
         point, levels = np.empty(len(rows)), np.empty((len(rows), len(LEVELS)))
         views = np.empty((len(rows), self._columns), dtype=np.float32) if view else None
         names = ["point", "levels", *(["view"] if view else [])]
-        for bucket, members, padded in _chunks(inputs, rows, alone):
+        for bucket, members, padded in _chunks(inputs, rows, alone, self.step if alone else 0):
             slots = inputs.store.slot[rows.program[padded]]
             feed = {
                 "leaves": bucket.leaves[slots],
@@ -155,17 +190,23 @@ def _query_inputs(inputs: RowInputs, rows: QueryRows) -> tuple[Array, Array, Arr
     return queries, logs, reference
 
 
-def _chunks(inputs: RowInputs, rows: QueryRows, alone: bool) -> Iterator[tuple[Bucket, Array, Array]]:
-    """Rows of one leaf count that are computed together: their positions, and the same padded to the chunk size."""
+def _chunks(inputs: RowInputs, rows: QueryRows, alone: bool, step: int) -> Iterator[tuple[Bucket, Array, Array]]:
+    """Rows of one leaf count that are computed together: their positions, and the same padded to the chunk's size."""
     sizes = inputs.store.bucket[rows.program]
     for size, bucket in inputs.store.buckets.items():
         members = np.flatnonzero(sizes == size)
         most = max(1, MAX_PAIRS // size**2)
-        count = min(CHUNK_ROWS, most) if alone else max(1, min(BATCH_ROWS, MAX_LEAVES // size, most))
+        # Many leaves leave few rows, and then one shape.
+        flexible = alone and 0 < step <= most
+        if flexible:
+            count = min(MOST_CHUNK_ROWS, most // step * step)
+        else:
+            count = min(CHUNK_ROWS, most) if alone else max(1, min(BATCH_ROWS, MAX_LEAVES // size, most))
         for start in range(0, len(members), count):
             chunk = members[start : start + count]
             padded = chunk
             if alone and len(chunk) < count:
-                # A short chunk repeats its first row, so that the shape of the computation stays the same.
-                padded = np.concatenate([chunk, np.repeat(chunk[:1], count - len(chunk))])
+                # A short chunk repeats its first row, up to a shape that gives each row the same result.
+                full = -(-len(chunk) // step) * step if flexible else count
+                padded = np.concatenate([chunk, np.repeat(chunk[:1], full - len(chunk))])
             yield bucket, chunk, padded

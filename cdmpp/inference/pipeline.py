@@ -155,29 +155,32 @@ class InferencePipeline:
         column_of = {index: position for position, (index, _) in enumerate(self._devices)}
         # The queries and the same queries on peer devices go through the network together.
         unseen, parts = np.flatnonzero(embedding[rows.device] == 0), [rows]
-        groups: list[tuple[Array, Array, list[int]]] = []
+        groups: list[tuple[Array, Array, Array, Array]] = []
         step = _steps(self.artifact, batch, [spec.name if index else "" for index, spec in trained])
         for members, spec, kind in _by_kind(batch, unseen):
             peers = self._peers.of(spec.kind, spec.vendor, *kind)
             if not peers:
                 continue
-            columns = [column_of[index] for index, _ in peers]
-            groups.append((members, weights(spec, kind[1], [peer for _, peer in peers]), columns))
-            parts.append(as_peers(rows.take(members), [len(specs) + column for column in columns]))
+            weight = weights(spec, kind[1], [peer for _, peer in peers])
+            counts = weight > 0
+            computed = np.ones(len(peers), dtype=bool) if details else counts
+            columns = np.array([column_of[index] for index, _ in peers])[computed]
+            groups.append((members, weight[counts], columns, counts[computed]))
+            parts.append(as_peers(rows.take(members), len(specs) + columns))
             step[members] += FEW_STEP / len({peer.arch for _, peer in peers})
         output, efficiency = self._run(inputs, concatenate(parts), len(rows), embedding, details)
         point, levels = output.point, output.levels
         opinions = np.full((len(rows), len(self._devices)), np.nan, dtype=np.float32) if details else None
         start = len(rows)
-        for members, weight, columns in groups:
+        for members, weight, columns, counts in groups:
             stop = start + len(members) * len(columns)
             of_peers = efficiency[start:stop].reshape(len(members), len(columns))
             start = stop
-            by = shift(efficiency[members], of_peers, weight)
+            by = shift(efficiency[members], np.ascontiguousarray(of_peers[:, counts]), weight)
             point[members] += by
             levels[members] += by[:, None]
             if opinions is not None:
-                opinions[members[:, None], np.array(columns)[None, :]] = of_peers
+                opinions[members[:, None], columns[None, :]] = of_peers
         distance = self.distance(batch)
         step = limited_step(distance, step, _status_codes(batch) > 0)
         factor = self.factor(distance + step)
