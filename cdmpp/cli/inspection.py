@@ -45,7 +45,8 @@ def inspect(
 
 def describe(program: TensorProgram) -> dict[str, Any]:
     """Tree, vectors and totals of a program, ready for JSON."""
-    from cdmpp.features.encode import PROGRAM_COLUMNS, encode_ast, encode_operator, operator_ast
+    from cdmpp.features.class_features import PROGRAM_COLUMNS
+    from cdmpp.features.encode import encode_ast, encode_operator, operator_ast
     from cdmpp.features.leaf import ast_matrix, leaf_values
     from cdmpp.features.schedule import SCHEDULE_COLUMNS, SCHEDULE_FLAGS
     from cdmpp.features.schema import GROUPS, LINEAR, WIDTH

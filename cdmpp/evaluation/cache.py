@@ -21,7 +21,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from cdmpp import __version__
-from cdmpp.features.encode import PROGRAM_COLUMNS, EncodedPrograms
+from cdmpp.features.class_features import PROGRAM_COLUMNS
+from cdmpp.features.encode import EncodedPrograms
 from cdmpp.features.schedule import SCHEDULE_HASH, SCHEDULE_WIDTH
 from cdmpp.features.schema import SCHEMA_HASH, WIDTH
 

@@ -15,26 +15,31 @@ from typing import Any
 
 import numpy as np
 
+from cdmpp.features.tape import Traced, choose
+
 #: int, float or an array with one element per shape of the class.
 Num = Any
+_ARRAYS = (np.ndarray, Traced)
 
 
 def maximum(a: Num, b: Num) -> Num:
     """Larger of two values, element by element when one is an array."""
-    if type(a) is np.ndarray or type(b) is np.ndarray:
+    if type(a) in _ARRAYS or type(b) in _ARRAYS:
         return np.maximum(a, b)
     return a if a > b else b
 
 
 def minimum(a: Num, b: Num) -> Num:
     """Smaller of two values, element by element when one is an array."""
-    if type(a) is np.ndarray or type(b) is np.ndarray:
+    if type(a) in _ARRAYS or type(b) in _ARRAYS:
         return np.minimum(a, b)
     return a if a < b else b
 
 
 def where(condition: Any, a: Num, b: Num) -> Num:
     """``a`` where the condition holds, else ``b``."""
+    if type(condition) is Traced:
+        return choose(condition, a, b)
     if type(condition) is np.ndarray:
         return np.where(condition, a, b)
     return a if condition else b
@@ -69,7 +74,7 @@ class Linear:
         if not self.is_constant():
             return False
         same = self.low == self.high
-        return same if type(same) is bool else bool(np.all(same))
+        return bool(np.all(same)) if type(same) is np.ndarray else bool(same)
 
 
 def add(a: Linear, b: Linear) -> Linear:
@@ -138,8 +143,8 @@ def floor_modulo(a: Linear, b: Linear) -> Linear:
         return Linear(low, high)
     steps = {}
     for loop, step in a.steps.items():
-        if type(step) is np.ndarray or type(divisor) is np.ndarray:
-            steps[loop] = np.where(np.asarray(step) % divisor == 0, 0, step)
+        if type(step) in _ARRAYS or type(divisor) in _ARRAYS:
+            steps[loop] = where(step % divisor == 0, 0, step)
         elif step % divisor:
             steps[loop] = step
     return Linear(low, high, steps, a.indirect)

@@ -20,7 +20,8 @@ from cdmpp.devices.loading import from_mapping
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import DataError
 from cdmpp.features.bulk_answers import DOMAINS, FeatureAnswers
-from cdmpp.features.encode import PROGRAM_COLUMNS, EncodedPrograms
+from cdmpp.features.class_features import PROGRAM_COLUMNS
+from cdmpp.features.encode import EncodedPrograms
 from cdmpp.features.encoded import TIR
 from cdmpp.features.schedule import SCHEDULE_HASH, SCHEDULE_WIDTH
 from cdmpp.features.schema import SCHEMA_HASH, WIDTH

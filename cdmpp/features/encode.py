@@ -15,22 +15,19 @@ from typing import Any
 import numpy as np
 
 from cdmpp.errors import InvalidProgramError
-from cdmpp.features.affine import Num
 from cdmpp.features.ast import CompactAST
-from cdmpp.features.leaf import ast_matrix, element_bytes, positions, unique_elements
+from cdmpp.features.class_features import argument_bytes, class_features, output_elements, template, totals
+from cdmpp.features.leaf import ast_matrix, positions
 from cdmpp.features.schedule import schedule_matrix
-from cdmpp.features.schema import COLUMN
 from cdmpp.features.walk import build_ast
 from cdmpp.programs.operators import OperatorSpec, operator_family, output_hw
-from cdmpp.programs.templates import class_name, partition, size_names, template_json
-from cdmpp.programs.tvm_json import HINT, Nodes, load
+from cdmpp.programs.templates import class_name, partition, size_names
+from cdmpp.programs.tvm_json import HINT, load
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 #: So many shapes of a structural class are encoded faster one after the other.
 _ONE_BY_ONE = 2
-#: Whole-program quantities, one row per program, float64, in this order.
-PROGRAM_COLUMNS = ("flops", "bytes", "matrix", "work_fraction", "output_elements", "parallel_blocks")
 
 
 @dataclass(frozen=True)
@@ -100,11 +97,6 @@ class EncodedPrograms:
 _size_names = lru_cache(maxsize=None)(size_names)
 
 
-@lru_cache(maxsize=512)
-def _template(structural_class: str) -> tuple[Nodes, int]:
-    return load(template_json(structural_class))
-
-
 def encode_tvm_json(text: str, function: str | None = None, *, schedule: bool = False) -> EncodedPrograms:
     """Features of one program given as TVM JSON.
 
@@ -134,7 +126,7 @@ def encode_ast(ast: CompactAST, *, schedule: bool = False) -> EncodedPrograms:
     """
     try:
         matrix = ast_matrix(ast)[None]
-        totals = _totals(ast, 1, matrix)
+        program = totals(matrix, argument_bytes(ast), output_elements(ast))
         if schedule:
             matrix = np.concatenate([matrix, schedule_matrix(ast)[None]], axis=2)
         if not np.isfinite(matrix).all():
@@ -144,19 +136,18 @@ def encode_ast(ast: CompactAST, *, schedule: bool = False) -> EncodedPrograms:
     except (ArithmeticError, TypeError, ValueError) as error:
         raise InvalidProgramError(f"the program's sizes make no sense ({error})", hint=HINT) from None
     dtype = next((b.dtype for b in ast.buffers if b.is_parameter), ast.leaves[0].compute_dtype)
-    return EncodedPrograms(matrix, positions(ast), totals, dtype, "tir")
+    return EncodedPrograms(matrix, positions(ast), program, dtype, "tir")
 
 
 def operator_ast(spec: OperatorSpec) -> CompactAST:
     """Compact AST of an operator specification, from its template (sizes as integers)."""
-    return build_ast(*_template(spec.structural_class()), bindings=spec.sizes())
+    return build_ast(*template(spec.structural_class()), bindings=spec.sizes())
 
 
 def encode_operator(spec: OperatorSpec) -> EncodedPrograms:
     """Features of one operator specification."""
-    # Integers, not arrays of one: the same figures in half the time.
-    ast, sizes = operator_ast(spec), spec.sizes()
-    return _of_class(ast, ast_matrix(ast)[None], spec.structural_class(), spec.operator, spec.dtype, sizes)
+    sizes = {name: np.array([value], dtype=np.int64) for name, value in spec.sizes().items()}
+    return _encode_class(spec.structural_class(), spec.operator, spec.dtype, sizes, 1)
 
 
 def encode_operators(specs: Sequence[OperatorSpec]) -> list[EncodedPrograms | InvalidProgramError]:
@@ -232,8 +223,13 @@ def encode_shapes(
 
 def _encode_class(name: str, operator: str, dtype: str, sizes: Mapping[str, Array], count: int) -> EncodedPrograms:
     """Shapes of one structural class."""
-    ast = build_ast(*_template(name), bindings=sizes)
-    return _of_class(ast, ast_matrix(ast, count), name, operator, dtype, sizes)
+    matrix, totals, places = class_features(name).compute(sizes, count)
+    useful = useful_flops(operator, sizes)
+    if useful is not None:
+        totals[:, 3] = np.minimum(useful / np.maximum(totals[:, 0], 1.0), 1.0)
+        totals[:, 0] = useful
+    stacked = np.stack([sizes[field] for field in _size_names(operator)], axis=1)
+    return EncodedPrograms(matrix, places, totals, dtype, operator_family(operator), name, stacked)
 
 
 def encode_as(structure: str, dtype: str, sizes: Array) -> EncodedPrograms:
@@ -248,61 +244,6 @@ def encode_as(structure: str, dtype: str, sizes: Array) -> EncodedPrograms:
     names = _size_names(operator)
     columns = {name: sizes[:, i].astype(np.int64) for i, name in enumerate(names)}
     return _encode_class(":".join([operator, dtype, *flags]), operator, dtype, columns, len(sizes))
-
-
-def _of_class(
-    ast: CompactAST, matrix: Array, structure: str, operator: str, dtype: str, sizes: Mapping[str, Any]
-) -> EncodedPrograms:
-    totals = _totals(ast, len(matrix), matrix)
-    useful = useful_flops(operator, sizes)
-    if useful is not None:
-        totals[:, 3] = np.minimum(useful / np.maximum(totals[:, 0], 1.0), 1.0)
-        totals[:, 0] = useful
-    columns = [np.broadcast_to(np.asarray(sizes[name], dtype=np.int64), len(matrix)) for name in _size_names(operator)]
-    stacked = np.stack(columns, axis=1)
-    return EncodedPrograms(matrix, positions(ast), totals, dtype, operator_family(operator), structure, stacked)
-
-
-def _totals(ast: CompactAST, count: int, matrix: Array) -> Array:
-    flops = np.exp2(matrix[:, :, COLUMN["flops"]].astype(np.float64)) - 1
-    contraction = matrix[:, :, COLUMN["is_contraction"]] > 0
-    blocks = np.exp2(matrix[:, :, COLUMN["blocks"]].astype(np.float64)) - 1
-    is_gpu = matrix[:, :, COLUMN["is_gpu"]].max(axis=1) > 0
-    total = flops.sum(axis=1)
-    out = np.empty((count, len(PROGRAM_COLUMNS)))
-    out[:, 0] = total
-    out[:, 1] = _argument_bytes(ast)
-    out[:, 2] = (flops * contraction).sum(axis=1) > 0.5 * np.maximum(total, 1.0)
-    out[:, 3] = 1.0
-    stores: Num = 1.0
-    for extent in ast.leaves[-1].store.buffer.shape:
-        stores = stores * (extent * 1.0)
-    out[:, 4] = stores
-    out[:, 5] = np.where(is_gpu, np.rint(blocks.max(axis=1)), 0.0)
-    return out
-
-
-def _argument_bytes(ast: CompactAST) -> Num:
-    """Distinct bytes of the arguments: per buffer the widest access, each buffer once.
-
-    A program whose stores all go to buffers it allocated (no argument written) counts those instead.
-    """
-    widest: dict[int, Num] = {}
-    for leaf in ast.leaves:
-        extents = {p: ast.loops[p].extent * 1.0 for p in leaf.path}
-        trips: Num = 1.0
-        for extent in extents.values():
-            trips = trips * extent
-        for access in (leaf.store, *leaf.reads):
-            if not access.buffer.is_parameter:
-                continue
-            size = unique_elements(access, extents, trips) * element_bytes(access.buffer.dtype)
-            key = id(access.buffer)
-            widest[key] = size if key not in widest else np.maximum(widest[key], size)
-    total: Num = 0.0
-    for size in widest.values():
-        total = total + size
-    return np.maximum(total, 1.0)
 
 
 def useful_flops(operator: str, s: Mapping[str, Any]) -> Array | None:

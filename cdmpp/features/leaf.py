@@ -25,9 +25,10 @@ from cdmpp.features.schema import (
     SPATIAL_SLOTS,
     WIDTH,
 )
+from cdmpp.features.tape import Traced, as_integers
 from cdmpp.programs.tvm_json import HINT
 
-_LINEAR_MASK = np.array([name in LINEAR for name in COLUMNS])
+LINEAR_MASK = np.array([name in LINEAR for name in COLUMNS])
 #: float16, float32x4, float8_e4m3fn, bool: a name, its bits, what distinguishes it, its lanes.
 _DTYPE = re.compile(r"[a-z]+?(\d{0,4})(?:_[a-z0-9]+?)?(?:x(\d{1,4}))?")
 _FLOP_WEIGHTS = {"float_add": 1, "float_mul": 1, "float_div": 1, "float_compare": 1, "float_math": 1}
@@ -248,6 +249,9 @@ def _depends(access: Access, loop: int) -> Num:
 
 def _alignment(extent: Num) -> Num:
     """Trailing zero bits of an extent, at most 8, over 8: kernels differ by divisibility."""
+    if isinstance(extent, Traced):
+        integers = as_integers(extent)
+        return np.log2(np.minimum(integers & -integers, 256)) / 8
     whole = np.asarray(extent).astype(np.int64)
     bits = np.log2(np.minimum(whole & -whole, 256)) / 8
     return bits if bits.ndim else float(bits)
@@ -274,9 +278,13 @@ def ast_matrix(ast: CompactAST, count: int | None = None) -> np.ndarray[Any, np.
         for i, leaf in enumerate(ast.leaves):
             for j, value in enumerate(leaf_values(ast, leaf)):
                 raw[i, j] = value
-    scaled = np.where(_LINEAR_MASK[:, None], raw, np.copysign(np.log2(1 + np.abs(raw)), raw))
-    out = scaled.astype(np.float32)
+    out = scaled(raw, LINEAR_MASK[:, None])
     return out[:, :, 0] if count is None else np.ascontiguousarray(out.transpose(2, 0, 1))
+
+
+def scaled(raw: np.ndarray[Any, np.dtype[Any]], linear: np.ndarray[Any, np.dtype[Any]]) -> Any:
+    """Magnitudes as sign(x) * log2(1 + |x|), ``linear`` values as they are, float32."""
+    return np.where(linear, raw, np.copysign(np.log2(1 + np.abs(raw)), raw)).astype(np.float32)
 
 
 def positions(ast: CompactAST) -> np.ndarray[Any, np.dtype[np.int32]]:

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cdmpp.features.encode import PROGRAM_COLUMNS, EncodedPrograms, encode_operator, encode_tvm_json
+from cdmpp.features.class_features import PROGRAM_COLUMNS
+from cdmpp.features.encode import EncodedPrograms, encode_operator, encode_tvm_json
 from cdmpp.features.tensorized import contraction_sizes
 from cdmpp.programs.operators import parse_operator
 from tests.features.raw import assert_leaf, raw_leaves

@@ -9,7 +9,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cdmpp.errors import InvalidProgramError
-from cdmpp.features.encode import PROGRAM_COLUMNS, EncodedPrograms, encode_operator, operator_ast, pad_leaves
+from cdmpp.features.class_features import PROGRAM_COLUMNS
+from cdmpp.features.encode import EncodedPrograms, encode_operator, operator_ast, pad_leaves
 from cdmpp.features.leaf import element_bytes
 from cdmpp.features.schema import COLUMN, COLUMNS
 from cdmpp.programs.operators import DTYPE_BYTES, OperatorSpec, make_operator

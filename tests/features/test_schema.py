@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cdmpp.features.encode import PROGRAM_COLUMNS
+from cdmpp.features.class_features import PROGRAM_COLUMNS
 from cdmpp.features.schema import COLUMN, COLUMNS, GROUPS, LINEAR, SCHEMA_HASH, WIDTH
 from cdmpp.programs.templates import all_classes
 

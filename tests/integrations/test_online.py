@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from cdmpp.errors import ArtifactError
-from cdmpp.features.encode import PROGRAM_COLUMNS, EncodedPrograms
+from cdmpp.features.class_features import PROGRAM_COLUMNS
+from cdmpp.features.encode import EncodedPrograms
 from cdmpp.integrations.online import FAILED_FACTOR, OnlineResiduals, read_state, summary, write_state
 
 

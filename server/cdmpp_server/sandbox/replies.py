@@ -12,7 +12,8 @@ import safetensors.numpy
 
 from cdmpp.errors import CdmppError, InvalidProgramError, MissingDependencyError, UnsupportedOperatorError
 from cdmpp.features.bulk import MAX_COLUMN, MAX_POSITION, MAX_TOTAL
-from cdmpp.features.encode import PROGRAM_COLUMNS, EncodedPrograms
+from cdmpp.features.class_features import PROGRAM_COLUMNS
+from cdmpp.features.encode import EncodedPrograms
 from cdmpp.features.encoded import TIR, EncodedProgram
 from cdmpp.features.schedule import SCHEDULE_WIDTH
 from cdmpp.features.schema import WIDTH

@@ -1,0 +1,169 @@
+"""Features of a structural class: one walk of its template, repeated for any sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from cdmpp.features.affine import Num
+from cdmpp.features.ast import CompactAST
+from cdmpp.features.leaf import LINEAR_MASK, element_bytes, leaf_values, positions, scaled, unique_elements
+from cdmpp.features.schema import COLUMN, WIDTH
+from cdmpp.features.tape import Tape
+from cdmpp.features.walk import build_ast
+from cdmpp.programs.templates import template_json
+from cdmpp.programs.tvm_json import Nodes, load
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+#: Whole-program quantities, one row per program, float64, in this order.
+PROGRAM_COLUMNS = ("flops", "bytes", "matrix", "work_fraction", "output_elements", "parallel_blocks")
+#: Walks of a class whose comparisons of sizes had different outcomes.
+_MOST_TAPES = 8
+
+
+@lru_cache(maxsize=512)
+def template(structural_class: str) -> tuple[Nodes, int]:
+    """Nodes and root of the class's template."""
+    return load(template_json(structural_class))
+
+
+@lru_cache(maxsize=512)
+def class_features(structural_class: str) -> ClassFeatures:
+    """Computes the features of the shapes of a class."""
+    return ClassFeatures(structural_class)
+
+
+class ClassFeatures:
+    """Features of the shapes of one structural class. Safe to share between threads.
+
+    Parameters
+    ----------
+    structural_class : str
+    """
+
+    def __init__(self, structural_class: str) -> None:
+        self._nodes, self._root = template(structural_class)
+        self._walks: tuple[_Walk, ...] = ()
+
+    def compute(self, sizes: Mapping[str, Array], count: int) -> tuple[Array, Array, Array]:
+        """Leaf vectors (count, leaves, WIDTH), totals (count, len(PROGRAM_COLUMNS)) and positions (leaves,).
+
+        Parameters
+        ----------
+        sizes : mapping of str to (count,) int64
+        count : int
+        """
+        for walk in self._walks:
+            features = walk.repeat(sizes, count)
+            if features is not None:
+                return features
+        walk = _Walk(self._nodes, self._root, sizes)
+        features = walk.repeat(sizes, count)
+        assert features is not None
+        self._walks = (walk, *self._walks[: _MOST_TAPES - 1])
+        return features
+
+
+class _Walk:
+    """Operations of one walk of a template.
+
+    Parameters
+    ----------
+    nodes, root
+        The template.
+    sizes : mapping of str to int64 array
+        Sizes of the walk, with the outcomes of its comparisons.
+    """
+
+    def __init__(self, nodes: Nodes, root: int, sizes: Mapping[str, Array]) -> None:
+        tape = Tape(sizes)
+        ast = build_ast(nodes, root, bindings=tape.traced)
+        values = [value for leaf in ast.leaves for value in leaf_values(ast, leaf)]
+        linear = np.tile(LINEAR_MASK, len(ast.leaves)).tolist()
+        # Most values occur several times, or are constants: one row for each different one.
+        rows: dict[tuple[Any, bool], int] = {}
+        different: list[Num] = []
+        places = []
+        for value, is_linear in zip(values, linear, strict=True):
+            key = (tape.key(value), is_linear)
+            if key not in rows:
+                rows[key] = len(different)
+                different.append(value)
+            places.append(rows[key])
+        self._places = np.array(places)
+        self._linear = np.array([is_linear for _, is_linear in rows])[:, None]
+        self._leaves, self._positions = len(ast.leaves), positions(ast)
+        self._tape = tape
+        tape.finish([*different, argument_bytes(ast), output_elements(ast)])
+
+    def repeat(self, sizes: Mapping[str, Array], count: int) -> tuple[Array, Array, Array] | None:
+        """As :meth:`ClassFeatures.compute`; None if a comparison of the sizes has another outcome."""
+        values = self._tape.repeat(sizes)
+        if values is None:
+            return None
+        raw = np.empty((len(self._linear), count))
+        for row, value in zip(raw, values, strict=False):
+            row[:] = value
+        table = np.ascontiguousarray(scaled(raw, self._linear).T)
+        matrix = table[:, self._places].reshape(count, self._leaves, WIDTH)
+        return matrix, totals(matrix, values[-2], values[-1]), self._positions
+
+
+def totals(matrix: Array, moved: Num, outputs: Num) -> Array:
+    """Whole-program quantities.
+
+    Parameters
+    ----------
+    matrix : (programs, leaves, columns)
+        Leaf vectors.
+    moved, outputs
+        :func:`argument_bytes` and :func:`output_elements`.
+    """
+    flops = np.exp2(matrix[:, :, COLUMN["flops"]].astype(np.float64)) - 1
+    contraction = matrix[:, :, COLUMN["is_contraction"]] > 0
+    blocks = np.exp2(matrix[:, :, COLUMN["blocks"]].astype(np.float64)) - 1
+    is_gpu = matrix[:, :, COLUMN["is_gpu"]].max(axis=1) > 0
+    total = flops.sum(axis=1)
+    out = np.empty((len(matrix), len(PROGRAM_COLUMNS)))
+    out[:, 0] = total
+    out[:, 1] = moved
+    out[:, 2] = (flops * contraction).sum(axis=1) > 0.5 * np.maximum(total, 1.0)
+    out[:, 3] = 1.0
+    out[:, 4] = outputs
+    out[:, 5] = np.where(is_gpu, np.rint(blocks.max(axis=1)), 0.0)
+    return out
+
+
+def output_elements(ast: CompactAST) -> Num:
+    """Elements of the tensor that the last leaf writes."""
+    stores: Num = 1.0
+    for extent in ast.leaves[-1].store.buffer.shape:
+        stores = stores * (extent * 1.0)
+    return stores
+
+
+def argument_bytes(ast: CompactAST) -> Num:
+    """Distinct bytes of the arguments: per buffer the widest access, each buffer once.
+
+    A program whose stores all go to buffers it allocated (no argument written) counts those instead.
+    """
+    widest: dict[int, Num] = {}
+    for leaf in ast.leaves:
+        extents = {p: ast.loops[p].extent * 1.0 for p in leaf.path}
+        trips: Num = 1.0
+        for extent in extents.values():
+            trips = trips * extent
+        for access in (leaf.store, *leaf.reads):
+            if not access.buffer.is_parameter:
+                continue
+            size = unique_elements(access, extents, trips) * element_bytes(access.buffer.dtype)
+            key = id(access.buffer)
+            widest[key] = size if key not in widest else np.maximum(widest[key], size)
+    total: Num = 0.0
+    for size in widest.values():
+        total = total + size
+    return np.maximum(total, 1.0)
