@@ -109,7 +109,7 @@ class _Walk:
         for row, value in zip(raw, values, strict=False):
             row[:] = value
         table = np.ascontiguousarray(scaled(raw, self._linear).T)
-        matrix = table[:, self._places].reshape(count, self._leaves, WIDTH)
+        matrix = np.take(table, self._places, axis=1).reshape(count, self._leaves, WIDTH)
         return matrix, totals(matrix, values[-2], values[-1]), self._positions
 
 
