@@ -17,7 +17,7 @@ from cdmpp.data.device_specs import resolve
 from cdmpp.data.fields import flag_defaults, integer_fields
 from cdmpp.data.labels import Labels, Mask
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.programs.operators import OperatorSpec, make_operator
+from cdmpp.programs.operators import OperatorSpec, is_collective, make_operator
 
 Flag: TypeAlias = bool | int | str | None
 Flags: TypeAlias = Mapping[str, Flag]
@@ -189,6 +189,14 @@ class MeasurementTable:
     def failed(self) -> Mask:
         """Rows whose program could not be measured."""
         return np.zeros(len(self), dtype=np.bool_) if self.failure is None else ~self.failure.is_("")
+
+    @cached_property
+    def collective(self) -> Mask:
+        """Rows whose program is a collective: predicted without the network, so never encoded."""
+        keys = np.zeros(self.n_programs + 1, dtype=np.bool_)  # key -1, no program, is the last
+        for block in self.programs:
+            keys[block.row_index] = is_collective(block.operator)
+        return keys[self.program_key]
 
     def device_spec(self, name: str) -> DeviceSpec:
         """Specification used for a device of this table; see :mod:`cdmpp.data.device_specs`.

@@ -22,6 +22,7 @@ from cdmpp.features.schema import WIDTH
 from cdmpp.nn.inputs import stack_devices
 from cdmpp.nn.rows import QueryRows
 from cdmpp.nn.store import ProgramStore
+from cdmpp.programs.operators import is_collective
 from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
 from cdmpp.training.config import DataConfig
 from cdmpp.training.parts import choose_parts
@@ -41,6 +42,8 @@ def encode_table(table: MeasurementTable, *, schedule: bool = False) -> tuple[Pr
     store = ProgramStore(table.n_programs, WIDTH + SCHEDULE_WIDTH if schedule else WIDTH)
     failed: dict[int, str] = {}
     for block in table.programs:
+        if is_collective(block.operator):
+            continue
         for rows, encoded in encode_shapes(block.operator, block.dtype, block.flags, block.sizes):
             store.add(block.row_index[rows], encoded)
     for position, text in enumerate(table.tvm.texts):
@@ -129,7 +132,7 @@ def make_dataset(table: MeasurementTable, data: DataConfig | None = None, *, sch
         A program would be in two parts, or the table lacks columns that the split needs.
     """
     store, failed = encode_table(table, schedule=schedule)
-    keep = table.trainable & np.isfinite(table.latency_s) & (table.latency_s > 0)
+    keep = table.trainable & ~table.collective & np.isfinite(table.latency_s) & (table.latency_s > 0)
     if failed:
         keep &= ~np.isin(table.program_key, list(failed))
     rows = np.flatnonzero(keep)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from cdmpp.artifact.trained import save_artifact
+from cdmpp.data.importers import PROGRAM_SOURCES
 from cdmpp.data.load import load_table
 from cdmpp.data.merge import concat
 from cdmpp.data.pool import POOL, pool_of
@@ -40,7 +41,7 @@ def load_training_table(
     """
     tables = [load_table(path) for path in (*config.data.records, *records)]
     if config.data.public:
-        tables.insert(0, load_public(public_data))
+        tables.insert(0, load_public(public_data, PROGRAM_SOURCES))
     if not tables:
         raise DataError("nothing to train on", hint="name --records FILE, or set data.public = true")
     return tables[0] if len(tables) == 1 else concat(tables)

@@ -23,4 +23,7 @@ IMPORTERS: tuple[Importer, ...] = (
     comm_collectives.IMPORTER,
 )
 
-__all__ = ["IMPORTERS", "Importer"]
+#: Sources of tensor programs, which the network is trained on; the others hold collectives.
+PROGRAM_SOURCES = tuple(i.name for i in IMPORTERS if i is not comm_collectives.IMPORTER)
+
+__all__ = ["IMPORTERS", "PROGRAM_SOURCES", "Importer"]
