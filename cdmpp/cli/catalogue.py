@@ -2,23 +2,49 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
 from cdmpp.cli.output import JsonOption, ModelOption, percent, print_json, print_table
 from cdmpp.units import format_si
 
 
-def devices(json: JsonOption = False) -> None:
+def devices(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="Print these devices as .toml: every figure, with sources.", metavar="NAME"),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
     """List the known devices. Any other can be given as a .json or .toml specification."""
-    from cdmpp.devices import known
+    from cdmpp.devices import known, lookup
+    from cdmpp.devices.writing import specification_toml
 
-    found = known()
+    found = [lookup(name) for name in names] if names else known()
     if json:
         print_json({"devices": [spec.model_dump(mode="json") for spec in found]})
+        return
+    if names:
+        print("\n".join(specification_toml(spec) for spec in found), end="")
         return
 
     def shown(value: float | None, unit: str) -> str:
         return "-" if value is None else format_si(value, unit)
 
-    header = ("name", "vendor", "architecture", "units", "fp32", "fp16 matrix", "memory", "bandwidth")
+    header = (
+        "name",
+        "vendor",
+        "architecture",
+        "units",
+        "fp32",
+        "fp16 matrix",
+        "fp8 matrix",
+        "memory",
+        "bandwidth",
+        "link",
+        "status",
+    )
     rows = [
         (
             spec.name,
@@ -27,12 +53,15 @@ def devices(json: JsonOption = False) -> None:
             str(spec.compute_units),
             shown(spec.peak_flops_fp32, "flop/s"),
             shown(spec.peak_flops_fp16_matrix, "flop/s"),
+            shown(spec.peak_flops_fp8_matrix, "flop/s"),
             shown(spec.memory_bytes, "B"),
             shown(spec.mem_bandwidth_bytes_per_s, "B/s"),
+            spec.link or "-",
+            spec.status,
         )
         for spec in found
     ]
-    print_table(header, rows, right=(3, 4, 5, 6, 7))
+    print_table(header, rows, right=(3, 4, 5, 6, 7, 8))
 
 
 def support(model: ModelOption = None, json: JsonOption = False) -> None:

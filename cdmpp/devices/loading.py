@@ -29,8 +29,10 @@ peak_flops_fp32 = 40.1e12               # vector units; a multiply-add is two
 # the rest may be left out
 peak_flops_fp16_matrix = 80.2e12        # dense, accumulated in fp32
 memory_bytes = 12e9
+peak_flops_fp8_matrix = 160.4e12
 l2_bytes = 50331648
 tdp_w = 285
+link = "pcie4-x16"                      # to other devices, for collectives
 """
 
 #: A specification is under a kilobyte; anything much larger is another file.

@@ -51,9 +51,11 @@ def sources() -> dict[str, str]:
 def _cite(row: dict[str, str], documents: dict[str, str]) -> str:
     """One line for a reader: the row's document, then the figures that come from elsewhere."""
     parts = [documents[row["source"]]]
+    columns: dict[str, list[str]] = {}
     for item in filter(None, row["source_of"].split(";")):
         column, key = item.split("=")
-        parts.append(f"{column}: {documents[key]}")
+        columns.setdefault(key, []).append(column)
+    parts += [f"{', '.join(names)}: {documents[key]}" for key, names in columns.items()]
     if row["note"]:
         parts.append(f"note: {row['note']}")
     return "; ".join(parts)

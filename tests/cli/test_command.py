@@ -6,12 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import cdmpp
 from cdmpp.cli import predict as predict_module
-from cdmpp.devices import known
+from cdmpp.devices import known, load_device, lookup
 from cdmpp.predictor import LatencyPredictor
 from tests.cli.conftest import LINEAR, ROOT, Run, Spawn
 from tests.waiting import PATIENCE_S
@@ -55,7 +56,19 @@ def test_devices_are_listed(run: Run) -> None:
     assert [device["name"] for device in devices] == [spec.name for spec in known()]
     lines = run("devices").stdout.splitlines()
     assert len(lines) == 1 + len(devices)
-    assert next(line for line in lines if line.startswith("t4 ")).endswith("320 GB/s")
+    assert next(line for line in lines if line.startswith("t4 ")).split()[-3:] == ["320", "GB/s", "pcie3-x16"]
+    assert next(line for line in lines if line.startswith("gfx942-tensile ")).endswith("stand-in")
+
+
+def test_named_devices_are_printed_as_a_specification_file(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "h20.toml"
+    file.write_text(run("devices", "NVIDIA H20").stdout, encoding="utf-8")
+    assert load_device(str(file)) == lookup("h20")
+    [device] = json.loads(run("devices", "h20", "--json").stdout)["devices"]
+    assert device["link"] == "nvlink4"
+    refused = run("devices", "AMD gfx1250 256CU")
+    assert refused.exit_code == 1
+    assert "unreleased hardware" in refused.stderr
 
 
 def test_support_is_that_of_the_predictor(run: Run, predictor: LatencyPredictor) -> None:

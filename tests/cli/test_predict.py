@@ -49,6 +49,13 @@ def test_json_equals_the_python_result(run: Run, predictor: LatencyPredictor) ->
     assert output["unsupported"] == []
 
 
+def test_text_says_why_a_stand_in_is_not_in_the_domain(run: Run) -> None:
+    result = run("predict", LINEAR, "-d", "gfx942-tensile", "-d", "t4")
+    assert result.exit_code == 0, result.output
+    assert "1 of 2: " in result.stdout
+    assert "stands in for a board" in result.stdout
+
+
 def test_text_has_a_line_per_program_and_device(run: Run, predictor: LatencyPredictor) -> None:
     result = run("predict", LINEAR, "-d", "t4", "-d", "a100-pcie-40gb")
     assert result.exit_code == 0, result.output

@@ -7,7 +7,7 @@ import pytest
 from cdmpp.devices import DeviceSpec, from_mapping, lookup
 from cdmpp.devices.ceilings import FAMILIES, Ceilings, flops_field
 from cdmpp.errors import InvalidDeviceError
-from cdmpp.programs.operators import DTYPE_BYTES
+from cdmpp.programs.elements import BASIC_DTYPES
 from cdmpp.programs.query_options import PROTOCOLS
 
 MEASURED = Ceilings(gemm_flops_fp16=5e13, bytes_per_s=2.5e11, floor_eager_s=2e-5, source="probe")
@@ -60,6 +60,6 @@ def test_a_missing_figure_has_no_substitute() -> None:
     assert MEASURED.flops("gemm", "bfloat16") is None and MEASURED.flops("vector", "float16") is None
     assert MEASURED.floor_s("eager") == 2e-5 and MEASURED.floor_s("graph") is None
     for family in FAMILIES:
-        for dtype in DTYPE_BYTES:
+        for dtype in BASIC_DTYPES:
             assert flops_field(family, dtype) in Ceilings.model_fields or dtype == "int8" != family
     assert all(f"floor_{protocol}_s" in Ceilings.model_fields for protocol in PROTOCOLS)

@@ -15,11 +15,12 @@ from pydantic import ValidationError
 
 import cdmpp_server.app
 import cdmpp_server.predict.routes
-from cdmpp.devices import known
+from cdmpp.devices import known, lookup
 from cdmpp.errors import ArtifactError
 from cdmpp.predictor import LatencyPredictor
 from cdmpp_server.__main__ import main
 from cdmpp_server.app import create_app
+from cdmpp_server.predict.devices import Devices
 from cdmpp_server.predict.programs import Known, Programs, exact_key
 from cdmpp_server.predict.service import check_golden
 from cdmpp_server.settings import FILE_VARIABLE, Settings
@@ -72,6 +73,29 @@ def test_a_listed_device_can_be_sent_back(client: TestClient, ask) -> None:
         [{"program": LINEAR, "device": device}, {"program": LINEAR, "device": device["name"]}], strict=True
     ).json()["results"]
     assert without_ids(by_figures) == without_ids(by_name)
+
+
+def test_device_with_a_status_is_listed_with_it_and_answered_with_the_reason(client: TestClient, ask) -> None:
+    listed = {d["name"]: d for d in client.get("/devices").json()["devices"]}
+    assert listed["gfx942-tensile"]["status"] == "stand-in"
+    assert listed["h800"]["link"] == "nvlink4-400"
+    own = {k: v for k, v in listed["t4"].items() if k != "trained"} | {"name": "t5", "status": "unreleased"}
+    body = ask([{"program": LINEAR, "device": device} for device in ("gfx942-tensile", own)], strict=True).json()
+    stand_in, unreleased = body["results"]
+    assert "stands in for a board" in stand_in["domain_reason"]
+    assert "the device is unreleased" in unreleased["domain_reason"]
+    assert {stand_in["domain"], unreleased["domain"]} <= {"near", "out"}
+    refused = ask([{"program": LINEAR, "device": {**own, "status": "rumoured"}}]).json()["results"][0]["error"]
+    assert refused["code"] == "invalid_device"
+    assert "'stand-in' or 'unreleased'" in refused["message"]
+
+
+def test_specifications_that_differ_in_later_figures_share_no_cached_answer(predictor: LatencyPredictor) -> None:
+    own = {**lookup("l4").model_dump(mode="json", exclude={"aliases"}), "name": "own"}
+    devices = Devices()
+    first, second = (devices.find({**own, "l2_bandwidth_bytes_per_s": v}, predictor.artifact) for v in (1e12, 2e12))
+    assert first.digest == second.digest
+    assert first.cache_key != second.cache_key
 
 
 def test_support_and_models_are_the_predictors(client: TestClient, predictor: LatencyPredictor) -> None:

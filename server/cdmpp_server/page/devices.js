@@ -8,15 +8,22 @@ const USUAL = ["b200", "h100-sxm", "a100-pcie-40gb", "l4", "t4", "v100-pcie-32gb
 /** Maximum number of devices in one request to /models/predict. */
 const MOST = 64;
 
+/** What a status means: predictions of such devices are never "in". */
+const STATUS = {
+  "stand-in": "figures of a card with this chip: the measurements do not name the board",
+  unreleased: "announced hardware: its figures are not final",
+};
+
 /** Fill the list; returns {chosen(): names, set(names)}; `changed` is called after each change. */
 export function deviceList(devices, changed) {
   const order = (d) => (USUAL.indexOf(d.name) + 1 || 100) + (d.trained ? 0 : 1000 * !USUAL.includes(d.name));
   const rows = [...devices].sort((a, b) => order(a) - order(b)).map((device) => {
     const box = html("input", { type: "checkbox", name: "device", value: device.name });
-    const facts = [device.vendor, device.arch, ...device.aliases].filter(Boolean);
+    const facts = [device.vendor, device.arch, device.link, device.status, ...device.aliases].filter(Boolean);
     const row = html("label", { class: "device" }, box, html("span", { class: "name" }, device.name),
       html("span", { class: "facts" }, [device.vendor, device.arch].filter(Boolean).join(" ")),
-      device.trained ? html("span", { class: "trained", title: "the training data has measurements of this device" }, "trained") : null);
+      device.trained ? html("span", { class: "trained", title: "the training data has measurements of this device" }, "trained") : null,
+      device.status ? html("span", { class: "trained", title: STATUS[device.status] }, device.status) : null);
     return { name: device.name, box, row, text: [device.name, device.kind, ...facts].join(" ").toLowerCase() };
   });
   const list = find("devices"), search = find("device-search"), note = find("device-note");
