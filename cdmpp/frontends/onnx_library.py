@@ -9,6 +9,8 @@ What is launched as one kernel, and what is free:
 * attention written out (MatMul, scale, mask, Softmax, MatMul, with the transpositions around it) is
   one ``attention_encoder``, or ``attention_prefill`` when its constant mask is causal;
 * Gelu, SiLU, layer and RMS normalisation written out are one kernel each;
+* products of quantised tensors include the quantisation of their input (:mod:`.onnx_quantised`); other
+  QuantizeLinear and DequantizeLinear nodes are kernels of their own;
 * Reshape, Squeeze, Identity and their like only rename memory; whatever depends on weights and sizes
   alone is computed before the model runs.
 """
@@ -21,9 +23,10 @@ from pathlib import Path
 from cdmpp.errors import CdmppError
 from cdmpp.frontends.graph import GraphBuilder, ProgramGraph
 from cdmpp.frontends.onnx_graph import OnnxGraph, OnnxNode
+from cdmpp.frontends.onnx_groups import Group
 from cdmpp.frontends.onnx_model import load_onnx
 from cdmpp.frontends.onnx_nodes import map_node
-from cdmpp.frontends.onnx_patterns import Group, find_groups
+from cdmpp.frontends.onnx_patterns import find_groups
 from cdmpp.frontends.onnx_rules import MALFORMED, Free, Unsupported, malformed
 from cdmpp.programs.operators import make_operator
 from cdmpp.programs.program import TensorProgram
@@ -53,14 +56,23 @@ def onnx_library_graph(source: str | Path | bytes, dims: Mapping[str, int] | Non
     """
     graph = load_onnx(source, dims)
     builder = GraphBuilder(graph.name)
-    groups = {node.index: group for group in find_groups(graph) for node in group.members}
+    found = find_groups(graph)
+    groups = {node.index: group for group in found for node in group.members}
+    absorbing: dict[int, list[str]] = {}
+    for group in found:
+        for node in group.absorbed:
+            absorbing.setdefault(node.index, []).append(group.members[-1].id)
     for node in graph.nodes:
-        group = groups.get(node.index)
-        if group is not None:
-            _add_group(builder, node, group)
+        member_of = groups.get(node.index)
+        reads, writes = _names(node)
+        if member_of is not None:
+            _add_group(builder, node, member_of)
+        elif node.index in absorbing:
+            into = ", ".join(absorbing[node.index])
+            builder.skip(node.id, node.label, f"fused into {into}", reads=reads, writes=writes)
         elif all(graph.is_constant(o) for o in node.outputs if o):
             why = "constant: computed before the model runs"
-            builder.skip(node.id, node.label, why, reads=(), writes=_names(node)[1])
+            builder.skip(node.id, node.label, why, reads=(), writes=writes)
         else:
             _add_node(builder, graph, node)
     return builder.build()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from cdmpp.frontends.onnx_contrib import CONTRIB_RULES, DOMAIN, quantise, quantise_dynamic
 from cdmpp.frontends.onnx_graph import OnnxGraph, OnnxNode
 from cdmpp.frontends.onnx_products import PRODUCT_RULES
 from cdmpp.frontends.onnx_rules import (
@@ -33,13 +34,16 @@ def map_node(graph: OnnxGraph, node: OnnxNode) -> Outcome:
     Unsupported
         There is no specification for it.
     """
-    if node.domain:
-        raise Unsupported(f"operator of the domain {node.domain!r}")
-    if node.op in _FREE:
+    if not node.domain and node.op in _FREE:
         return Free(_FREE[node.op])
-    rule = _RULES.get(node.op)
+    rules = {"": _RULES, DOMAIN: CONTRIB_RULES}.get(node.domain)
+    if rules is None:
+        raise Unsupported(f"operator of the domain {node.domain!r}")
+    rule = rules.get(node.op)
     if rule is None:
-        raise Unsupported("no operator specification for it")
+        raise Unsupported(
+            f"operator of the domain {node.domain!r}" if node.domain else "no operator specification for it"
+        )
     for value in (*node.inputs, *node.outputs[:1]):
         if not value:
             continue
@@ -275,6 +279,9 @@ _RULES: dict[str, Callable[[OnnxGraph, OnnxNode], Outcome]] = {
     "Split": _split,
     "Transpose": _transpose,
     "Cast": _cast,
+    "QuantizeLinear": quantise,
+    "DequantizeLinear": quantise,
+    "DynamicQuantizeLinear": quantise_dynamic,
     "Gather": _gather,
     "Dropout": _dropout,
     "Attention": _attention,

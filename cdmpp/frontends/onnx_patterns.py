@@ -1,43 +1,40 @@
 """Groups of ONNX nodes that a framework launches as one kernel: activations, norms, linear with bias.
 
-A matcher starts at the one node that gives its pattern away and returns a :class:`Group`, or None.
+A matcher starts at the one node that gives its pattern away and returns the nodes of a group, or None.
 Every value inside a group is read by the group alone, so that the group can stand for its nodes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from cdmpp.errors import CdmppError
 from cdmpp.frontends.onnx_attention import match_attention, match_attention_operator
 from cdmpp.frontends.onnx_graph import OnnxGraph, OnnxNode
-from cdmpp.frontends.onnx_products import matmul_fields
+from cdmpp.frontends.onnx_groups import Group, is_closed
+from cdmpp.frontends.onnx_products import is_bias, matmul_fields
+from cdmpp.frontends.onnx_quantised import quantised_groups
 from cdmpp.frontends.onnx_rules import MALFORMED, Fields, Unsupported, dtype_of, malformed, over, shape_of
 
 _TOLERANCE = 1e-2  # constants are often stored as float16
-
-
-@dataclass(frozen=True)
-class Group:
-    """Nodes launched as one program, in topological order; the last one writes the result."""
-
-    members: tuple[OnnxNode, ...]
-    fields: Fields
-    remark: str = ""
-
-    @property
-    def label(self) -> str:
-        """The operator types of the members, joined."""
-        return "+".join(dict.fromkeys(node.label for node in self.members))
 
 
 def find_groups(graph: OnnxGraph) -> list[Group]:
     """All groups of a graph, without overlap; the larger patterns go first."""
     groups: list[Group] = []
     claimed: set[int] = set()
-    for op, matcher in _MATCHERS:
+    _find(graph, _MATCHERS, groups, claimed)
+    quantised = quantised_groups(graph, claimed)
+    groups += quantised
+    claimed.update(node.index for group in quantised for node in (*group.members, *group.absorbed))
+    _find(graph, (("MatMul", _linear_bias),), groups, claimed)
+    return groups
+
+
+def _find(graph: OnnxGraph, matchers: Matchers, groups: list[Group], claimed: set[int]) -> None:
+    """Add the groups of ``matchers`` whose nodes are not claimed."""
+    for op, matcher in matchers:
         for node in graph.nodes:
             if not node.is_(op) or node.index in claimed or graph.is_constant(node.outputs[0]):
                 continue
@@ -53,24 +50,13 @@ def find_groups(graph: OnnxGraph) -> list[Group]:
                 continue
             nodes, fields, remark = group
             members = sorted({n.index: n for n in nodes}.values(), key=lambda n: n.index)
-            if claimed.isdisjoint(n.index for n in members) and _closed(graph, members):
+            if claimed.isdisjoint(n.index for n in members) and is_closed(graph, members):
                 claimed.update(n.index for n in members)
                 groups.append(Group(tuple(members), fields, remark))
-    return groups
-
-
-def _closed(graph: OnnxGraph, members: Iterable[OnnxNode]) -> bool:
-    """Whether only the last member's result is read outside the group."""
-    members = list(members)
-    inside = {n.index for n in members}
-    for node in members[:-1]:
-        for value in node.outputs:
-            if value in graph.outputs or any(c.index not in inside for c in graph.consumers(value)):
-                return False
-    return True
 
 
 Found = tuple[list[OnnxNode], Fields, str]
+Matchers = tuple[tuple[str, Callable[[OnnxGraph, OnnxNode], Found | None]], ...]
 
 
 def _near(value: float | None, wanted: float) -> bool:
@@ -272,20 +258,16 @@ def _linear_bias(graph: OnnxGraph, matmul: OnnxNode) -> Found | None:
     if len(shape_of(graph, b)) != 2 or len(shape_of(graph, a)) < 2 or add is None or not add.is_("Add"):
         return None
     bias = add.inputs[1] if add.inputs[0] == out else add.inputs[0]
-    width = shape_of(graph, out)[-1]
-    shape = shape_of(graph, bias)
-    vector = bool(shape) and shape[-1] == width and math.prod(shape) == width
-    if not graph.is_constant(bias) or not vector or graph.shape(add.outputs[0]) != graph.shape(out):
+    if not graph.is_constant(bias) or not is_bias(graph, bias, add):
         return None
     return [matmul, add], {**matmul_fields(graph, a, b, out), "bias": True}, ""
 
 
-_MATCHERS: tuple[tuple[str, Callable[[OnnxGraph, OnnxNode], Found | None]], ...] = (
+_MATCHERS: Matchers = (
     ("Softmax", match_attention),
     ("Attention", match_attention_operator),
     ("Sqrt", _norm),
     ("Erf", _gelu_erf),
     ("Tanh", _gelu_tanh),
     ("Sigmoid", _silu),
-    ("MatMul", _linear_bias),
 )

@@ -11,10 +11,13 @@ from cdmpp.frontends.onnx_rules import Fields, Launch, Outcome, Shape, Unsupport
 # -- matrix products --------------------------------------------------------------------------
 
 
-def matmul_fields(graph: OnnxGraph, a: str, b: str, out: str) -> Fields:
-    """``linear`` when the right side is a matrix, ``bmm`` when both sides have leading axes."""
+def matmul_fields(graph: OnnxGraph, a: str, b: str, out: str, dtype: str = "") -> Fields:
+    """``linear`` when the right side is a matrix, ``bmm`` when both sides have leading axes.
+
+    ``dtype`` is the element type of the specification; default: that of the result.
+    """
     left, right = shape_of(graph, a), shape_of(graph, b)
-    dtype = dtype_of(graph, out)
+    dtype = dtype or dtype_of(graph, out)
     m = left[-2] if len(left) > 1 else 1  # a vector counts as a matrix of one row or column
     n = right[-1] if len(right) > 1 else 1
     if len(right) <= 2:
@@ -28,11 +31,20 @@ def _matmul(graph: OnnxGraph, node: OnnxNode) -> Outcome:
     return Launch(matmul_fields(graph, node.inputs[0], node.inputs[1], node.outputs[0]))
 
 
-def _gemm(graph: OnnxGraph, node: OnnxNode) -> Outcome:
+def is_bias(graph: OnnxGraph, value: str, add: OnnxNode) -> bool:
+    """Whether an Add adds a vector over the last axis, without widening the other operand."""
+    shape, out = shape_of(graph, value), shape_of(graph, add.outputs[0])
+    other = add.inputs[0] if add.inputs[1] == value else add.inputs[1]
+    return bool(shape) and math.prod(shape) == shape[-1] == out[-1] and graph.shape(other) == out
+
+
+def gemm_launch(graph: OnnxGraph, node: OnnxNode, dtype: str = "") -> Launch:
+    """A Gemm as ``linear``; ``dtype`` as in :func:`matmul_fields`."""
     a, b = shape_of(graph, node.inputs[0]), shape_of(graph, node.inputs[1])
     m, k = reversed(a) if node.attrs.get("transA") else a
     n = b[0] if node.attrs.get("transB") else b[1]
-    fields = {"operator": "linear", "dtype": dtype_of(graph, node.outputs[0]), "m": m, "n": n, "k": k, "bias": False}
+    dtype = dtype or dtype_of(graph, node.outputs[0])
+    fields: Fields = {"operator": "linear", "dtype": dtype, "m": m, "n": n, "k": k, "bias": False}
     remark = ""
     if node.input(2) and node.attrs.get("beta", 1.0) != 0:
         fields["bias"] = True
@@ -98,14 +110,28 @@ def _nchw(shape: Shape) -> tuple[int, int, int, int]:
     return n, c, math.prod(rest[:-1]), rest[-1] if rest else 1
 
 
-def _conv(graph: OnnxGraph, node: OnnxNode) -> Outcome:
-    x, weight = shape_of(graph, node.inputs[0]), shape_of(graph, node.inputs[1])
+def conv_launch(graph: OnnxGraph, node: OnnxNode, dtype: str = "") -> Launch:
+    """A Conv as ``conv2d``; ``dtype`` as in :func:`matmul_fields`."""
+    return _conv(
+        graph, node, (node.inputs[0], node.inputs[1], node.input(2)), dtype or dtype_of(graph, node.outputs[0])
+    )
+
+
+def _conv_int8(graph: OnnxGraph, node: OnnxNode) -> Launch:
+    """ConvInteger, and QLinearConv with its scales among the inputs."""
+    if node.op == "ConvInteger":
+        return _conv(graph, node, (node.inputs[0], node.inputs[1], ""), "int8")
+    return _conv(graph, node, (node.inputs[0], node.inputs[3], node.input(8)), "int8")
+
+
+def _conv(graph: OnnxGraph, node: OnnxNode, inputs: tuple[str, str, str], dtype: str) -> Launch:
+    x, weight = shape_of(graph, inputs[0]), shape_of(graph, inputs[1])
     kernel, strides, pads, dilations = _window(node, list(weight[2:]), list(x[2:]))
     n, c_in, h, w = _nchw(x)
     return Launch(
         {
             "operator": "conv2d",
-            "dtype": dtype_of(graph, node.outputs[0]),
+            "dtype": dtype,
             "direction": "fwd",
             "n": n,
             "c_in": c_in,
@@ -121,7 +147,7 @@ def _conv(graph: OnnxGraph, node: OnnxNode) -> Outcome:
             "dil_h": dilations[0],
             "dil_w": dilations[1],
             "groups": int(node.attrs.get("group", 1)),
-            "bias": bool(node.input(2)),
+            "bias": bool(inputs[2]),
         }
     )
 
@@ -218,9 +244,11 @@ def _batch_norm(graph: OnnxGraph, node: OnnxNode) -> Outcome:
 
 PRODUCT_RULES: dict[str, Callable[[OnnxGraph, OnnxNode], Outcome]] = {
     "MatMul": _matmul,
-    "Gemm": _gemm,
+    "Gemm": gemm_launch,
     "Einsum": _einsum,
-    "Conv": _conv,
+    "Conv": conv_launch,
+    "ConvInteger": _conv_int8,
+    "QLinearConv": _conv_int8,
     "ConvTranspose": _conv_transpose,
     "MaxPool": _pool("max_pool2d"),
     "AveragePool": _pool("avg_pool2d"),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from cdmpp.errors import InvalidProgramError
+from cdmpp.frontends.onnx_contrib import contrib_types
 from cdmpp.frontends.onnx_graph import OnnxGraph, OnnxNode
 from cdmpp.frontends.onnx_inference import OnnxRules, static_shape
 from cdmpp.programs.operators import MAX_ELEMENTS
@@ -106,6 +107,8 @@ def infer_shapes(model: onnx.ModelProto, graph: OnnxGraph, declared: Mapping[str
             if all(inputs[name].WhichOneof("value") for name in node.inputs if name):
                 raise InvalidProgramError(f"{graph.name}: {first_line(error)}", hint=CHECK_HINT) from None
             inferred = {}
+        for name, (elem_type, shape) in contrib_types(graph, node).items():
+            inferred = {**inferred, name: onnx.helper.make_tensor_type_proto(elem_type, list(shape))}
         for name in filter(None, node.outputs):
             kind = inferred.get(name, onnx.TypeProto())
             if not kind.WhichOneof("value") or (kind.HasField("tensor_type") and static_shape(kind) is None):
