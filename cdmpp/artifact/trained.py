@@ -26,6 +26,7 @@ from cdmpp.features.schedule import SCHEDULE_HASH
 from cdmpp.features.schema import SCHEMA_HASH
 from cdmpp.nn.config import LEVELS, NetworkConfig, UnsupportedOptionError
 from cdmpp.nn.inputs import QUESTION_COLUMNS, SUMMARY_COLUMNS
+from cdmpp.nn.transfer import network_columns
 from cdmpp.nn.weights import Weights
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ def save_artifact(
         **({"schedule_schema": SCHEDULE_HASH} if network.config.schedule else {}),
         "label": "log(latency_s / (flops / peak + bytes / bandwidth + protocol floor))",
         "network": network.config.model_dump(),
+        "columns": network_columns(network.config),
         "devices": devices,
         "device_specs": {
             spec.name: spec.model_dump(mode="json", exclude_none=True)

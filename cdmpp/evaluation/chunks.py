@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -131,7 +131,7 @@ def _tvm_chunk(first: int, texts: tuple[str, ...], needed: Array, cache: Feature
 def _cleared(encoded: EncodedPrograms, sound: Array) -> EncodedPrograms:
     leaves, totals = encoded.leaves.copy(), encoded.totals.copy()
     leaves[~sound], totals[~sound] = 0, 1
-    return EncodedPrograms(leaves, encoded.positions, totals, encoded.dtype, encoded.family)
+    return replace(encoded, leaves=leaves, totals=totals)
 
 
 def reason_of(error: CdmppError) -> str:

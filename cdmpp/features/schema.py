@@ -10,13 +10,14 @@ import hashlib
 
 from cdmpp.features.ast import OPERATIONS
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 #: Maximum number of reads with separate columns, in the order of the expression.
 READ_SLOTS = 3
 SPATIAL_SLOTS = 4
 REDUCE_SLOTS = 3
-COMPUTE_DTYPES = ("float32", "float16", "bfloat16", "int8")
+#: Types of the arithmetic, in cdmpp's spelling; TVM adds a suffix to the 8- and 4-bit floats (float8_e4m3fn).
+COMPUTE_DTYPES = ("float32", "float16", "bfloat16", "int8", "float64", "float8_e4m3", "float4_e2m1", "int4")
 SCOPES = ("global", "shared", "local")
 
 _ACCESS = ("touched_bytes", "unique_bytes", "reuse", "stride", "run_bytes", "element_bytes")

@@ -6,6 +6,7 @@ The results equal those of :meth:`cdmpp.predictor.LatencyPredictor.predict_queri
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from cdmpp.nn.inputs import roofline_s, stack_devices
 from cdmpp.nn.rows import QueryBatch, QueryRows
 from cdmpp.nn.store import ProgramStore
 from cdmpp.programs.query_options import BACKENDS
+from cdmpp.programs.templates import size_names
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -135,6 +137,11 @@ def _halves(
     return kinds, np.concatenate(kind), half, further
 
 
+@lru_cache(maxsize=512)
+def _size_count(operator: str) -> int:
+    return len(size_names(operator))
+
+
 def _store(queries: FeatureQueries, width: int, further: list[tuple[Array, EncodedPrograms]]) -> ProgramStore:
     """A store with one program per row, added by leaf count and kind, and further programs."""
     scheduled = np.array([operator == TIR for operator, _ in queries.kinds])[queries.kind]
@@ -147,6 +154,7 @@ def _store(queries: FeatureQueries, width: int, further: list[tuple[Array, Encod
     groups = np.stack([queries.leaf_count, queries.kind], axis=1)
     distinct, inverse = np.unique(groups, axis=0, return_inverse=True)
     families = queries.families
+    sized = [_size_count(structure.partition(":")[0]) if structure else 0 for structure in queries.structures]
     for group, (leaves, kind) in enumerate(distinct.tolist()):
         rows = np.flatnonzero(inverse.reshape(-1) == group)
         store.add(
@@ -157,6 +165,8 @@ def _store(queries: FeatureQueries, width: int, further: list[tuple[Array, Encod
                 queries.totals[rows],
                 queries.kinds[kind][1],
                 families[kind],
+                queries.structures[kind],
+                queries.sizes[rows, : sized[kind]] if sized[kind] else None,
             ),
         )
     for keys, features in further:

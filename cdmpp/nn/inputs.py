@@ -18,14 +18,17 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.devices.sustained import bandwidth_share, matrix_share, power_share
 from cdmpp.features.encode import EncodedPrograms
 from cdmpp.features.schema import COLUMN
-from cdmpp.programs.operators import BASIC_DTYPES
+from cdmpp.nn.operator_inputs import OPERATOR_COLUMNS, operator_columns
+from cdmpp.programs.elements import DTYPE_BYTES, canonical_dtype
 from cdmpp.programs.query_options import BACKENDS, FLOOR_S, FRAMEWORKS, PROTOCOLS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 #: Tile sizes of GEMM kernels. The kernel is not known before the run, so the waves of several sizes are inputs.
 TILES = ((32, 32), (64, 64), (128, 64), (128, 128), (256, 128))
-FAMILIES = ("gemm", "conv", "attention", "vector", "tir")
+FAMILIES = ("gemm", "conv", "attention", "vector", "tir", "moe")
+#: Element types with a peak rate; a program of another type counts as the first.
+DTYPES = tuple(DTYPE_BYTES)
 
 SUMMARY_COLUMNS = (
     "flops",
@@ -55,18 +58,26 @@ SUMMARY_COLUMNS = (
     "run_0",
     "run_1",
     "element_bytes",
-    *(f"dtype_{d}" for d in BASIC_DTYPES),
+    *(f"dtype_{d}" for d in DTYPES),
     *(f"family_{f}" for f in FAMILIES),
+    "operand_bytes_0",
+    "operand_bytes_1",
+    *OPERATOR_COLUMNS,
 )
 _S = {name: i for i, name in enumerate(SUMMARY_COLUMNS)}
+_FIRST_DTYPE, _FIRST_OWN = _S[f"dtype_{DTYPES[0]}"], _S[OPERATOR_COLUMNS[0]]
+_ONE_HOT_DTYPE = slice(_FIRST_DTYPE, _FIRST_DTYPE + len(DTYPES))
 #: log2 of peak flop/s, bytes/s, bytes of last-level cache, compute units: subtracted from leaf magnitudes.
 DEVICE_LOGS = ("peak", "bandwidth", "cache", "units")
 #: Leaf columns that DEVICE_LOGS are subtracted from, in the same order.
 LEAF_MEETS_DEVICE = tuple(COLUMN[c] for c in ("flops", "leaf_bytes", "leaf_bytes", "spatial_trips"))
 #: Columns of :func:`device_numbers`; before VECTOR the matrix peaks, one per dtype.
 VECTOR, BANDWIDTH, CACHE, UNITS, GPU, CLOCK, VECTOR_SHARE, BANDWIDTH_SHARE, MATRIX_SHARES = range(
-    len(BASIC_DTYPES), len(BASIC_DTYPES) + 9
+    len(DTYPES), len(DTYPES) + 9
 )
+_HALF, _NARROW = DTYPES.index("float16"), DTYPES.index("float8_e4m3")
+#: Types whose measured share of the peak stands in for another type's.
+_SHARE_OF = {"tfloat32": "bfloat16", "float8_e4m3": "bfloat16", "float4_e2m1": "bfloat16", "int4": "bfloat16"}
 #: Clock for which FLOOR_S is defined.
 FLOOR_CLOCK_HZ = 2e9
 #: Launch floor on a CPU: a function call.
@@ -91,6 +102,9 @@ QUESTION_COLUMNS = (
     *(f"backend_{b}" for b in BACKENDS),
     "gpu",
     "has_cache_size",
+    "log_compute_half_us",
+    "log_operand_us",
+    "log_narrow_speed",
 )
 #: Columns of :func:`query_inputs`.
 INPUT_WIDTH = len(SUMMARY_COLUMNS) + len(QUESTION_COLUMNS)
@@ -127,12 +141,31 @@ def summarise(encoded: EncodedPrograms) -> Array:
         ("run_0", "read_0_run_bytes"),
         ("run_1", "read_1_run_bytes"),
         ("element_bytes", "store_element_bytes"),
+        ("operand_bytes_0", "read_0_unique_bytes"),
+        ("operand_bytes_1", "read_1_unique_bytes"),
     ):
         out[:, _S[name]] = pick[:, COLUMN[column]]
-    if encoded.dtype in BASIC_DTYPES:
-        out[:, _S[f"dtype_{encoded.dtype}"]] = 1
+    dtype = canonical_dtype(encoded.dtype)
+    if dtype in DTYPES:
+        out[:, _S[f"dtype_{dtype}"]] = 1
     out[:, _S[f"family_{encoded.family}"]] = 1
-    return out.astype(np.float32)
+    out = out.astype(np.float32)
+    add_operator_columns(out, slice(None), encoded.structure, encoded.sizes)
+    return out
+
+
+def add_operator_columns(summary: Array, rows: Array | slice, structure: str, sizes: Array | None) -> None:
+    """Write what depends on the operators' own fields into rows of ``summary``, which share a structural class.
+
+    A grouped product has one contraction per expert: its ``batch`` and ``m`` are the experts with rows and the mean
+    rows of such an expert.
+    """
+    if not structure or sizes is None:
+        return
+    own, grouped = operator_columns(structure, sizes)
+    summary[rows, _FIRST_OWN:] = own
+    if grouped is not None:
+        summary[rows, _S["batch"]], summary[rows, _S["m"]] = np.log2(1.0 + grouped).T
 
 
 def device_numbers(device: DeviceSpec) -> Array:
@@ -144,7 +177,7 @@ def device_numbers(device: DeviceSpec) -> Array:
     """
     return np.array(
         [
-            *(device.peak(dtype, matrix=True) for dtype in BASIC_DTYPES),
+            *(device.peak(dtype, matrix=True) for dtype in DTYPES),
             device.peak("float32", matrix=False),
             device.mem_bandwidth_bytes_per_s,
             device.l2_bytes if device.l2_bytes else np.nan,
@@ -153,23 +186,23 @@ def device_numbers(device: DeviceSpec) -> Array:
             device.clock_hz,
             power_share(device),
             bandwidth_share(device),
-            *(matrix_share(device, family, dtype) for family in RATED for dtype in BASIC_DTYPES),
+            *(matrix_share(device, family, _SHARE_OF.get(dtype, dtype)) for family in RATED for dtype in DTYPES),
         ]
     )
 
 
 def peaks(summary: Array, device: Array) -> Array:
     """Nominal flop/s for each row: the matrix rate of its dtype, or the vector rate."""
-    dtype = summary[:, [_S[f"dtype_{d}"] for d in BASIC_DTYPES]].argmax(axis=1)
+    dtype = summary[:, _ONE_HOT_DTYPE].argmax(axis=1)
     matrix, vector = device[np.arange(len(device)), dtype], device[:, VECTOR]
     return np.where(summary[:, _S["matrix"]] > 0, matrix, vector)
 
 
 def sustained_rates(summary: Array, device: Array) -> tuple[Array, Array]:
     """Sustained flop/s and bytes/s of each row's device, relative to typical shares."""
-    dtype = summary[:, [_S[f"dtype_{d}"] for d in BASIC_DTYPES]].argmax(axis=1)
+    dtype = summary[:, _ONE_HOT_DTYPE].argmax(axis=1)
     family = summary[:, [_S[f"family_{f}"] for f in RATED]].argmax(axis=1)
-    column = MATRIX_SHARES + family * len(BASIC_DTYPES) + dtype
+    column = MATRIX_SHARES + family * len(DTYPES) + dtype
     matrix = device[np.arange(len(device)), column]
     share = np.where(summary[:, _S["matrix"]] > 0, matrix, device[:, VECTOR_SHARE])
     return peaks(summary, device) * share, device[:, BANDWIDTH] * device[:, BANDWIDTH_SHARE]
@@ -249,7 +282,16 @@ def query_inputs(
     columns += [protocol == i for i in range(len(PROTOCOLS))]
     columns += [framework == i for i in range(len(FRAMEWORKS))]
     columns += [backend == i for i in range(len(BACKENDS))]
-    columns += [device[:, GPU], known]
+    # The same arithmetic at the 16-bit rate, which is the rate of weights that are widened before the product.
+    half = np.where(summary[:, _S["matrix"]] > 0, compute * peaks(summary, device) / device[:, _HALF], compute)
+    operand = np.exp2(summary[:, _S["operand_bytes_1"]].astype(np.float64)) - 1
+    columns += [
+        device[:, GPU],
+        known,
+        np.log2(half * 1e6 + 1e-4),
+        np.log2(operand / bandwidth * 1e6 + 1e-4),
+        np.log2(device[:, _NARROW] / device[:, _HALF]),
+    ]
     query = np.stack([np.asarray(c, dtype=np.float32) for c in columns], axis=1)
     rates = np.stack([peak, bandwidth, cache, units], axis=1)
     logs = np.log2(rates) - _CENTRE

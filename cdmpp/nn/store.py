@@ -14,7 +14,7 @@ import numpy as np
 
 from cdmpp.features.encode import EncodedPrograms
 from cdmpp.features.schema import WIDTH
-from cdmpp.nn.inputs import SUMMARY_COLUMNS, summarise
+from cdmpp.nn.inputs import SUMMARY_COLUMNS, add_operator_columns, summarise
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -70,7 +70,13 @@ class ProgramStore:
         store = cls(start, width)
         for group in groups.values():
             keys = [np.arange(first, first + len(item)) for item, first in group]
-            store.add(np.concatenate(keys), EncodedPrograms.join([item for item, _ in group]))
+            store.add(np.concatenate(keys), together := EncodedPrograms.join([item for item, _ in group]))
+            if together.structure:
+                continue
+            # Programs of several structural classes lose their own fields when they are joined.
+            for (item, _), own in zip(group, keys, strict=True):
+                if item.structure:
+                    add_operator_columns(store.summary, own, item.structure, item.sizes)
         store.finish()
         return store
 

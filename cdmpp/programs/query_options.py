@@ -13,8 +13,21 @@ Backend = Literal["library", "tvm"]
 #: "kernel": device time alone. "graph": inside a captured graph (a few microseconds of launch cost).
 #: "eager": one call from the host, launch cost inside.
 Protocol = Literal["kernel", "graph", "eager"]
-#: Who launches; None where it is not known.
-Framework = Literal["pytorch", "vllm", "sglang", "trtllm", "miopen", "vendor"]
+#: Library or serving stack that launches; None where it is not known. New names are appended: their order is stored.
+Framework = Literal[
+    "pytorch",
+    "vllm",
+    "sglang",
+    "trtllm",
+    "miopen",
+    "vendor",
+    "triton",
+    "aiter",
+    "rocblas",
+    "hipblaslt",
+    "flashinfer",
+    "deepgemm",
+]
 
 BACKENDS: tuple[str, ...] = get_args(Backend)
 PROTOCOLS: tuple[str, ...] = get_args(Protocol)

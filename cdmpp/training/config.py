@@ -50,6 +50,9 @@ class OptimiserConfig(BaseModel):
         None, gt=0, description="wall-clock budget; steps then only bound it, and no two runs are alike"
     )
     batch_rows: int = Field(2048, ge=16)
+    start_from: str | None = Field(
+        None, description="folder of a model whose weights training starts from; columns and devices match by name"
+    )
     learning_rate: float = Field(2e-3, gt=0)
     weight_decay: float = Field(0.02, ge=0)
     warmup_steps: int = Field(500, ge=0)

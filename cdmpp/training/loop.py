@@ -22,6 +22,7 @@ from cdmpp.training.config import OptimiserConfig, TrainConfig
 from cdmpp.training.dataset import Dataset, MeasuredRows
 from cdmpp.training.draw import epoch_order, training_rows
 from cdmpp.training.precision import MULTIPLE, matrix_precision, precision_of
+from cdmpp.training.start import start_from
 from cdmpp.training.step import Objective
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -91,6 +92,8 @@ def train(
     inputs = Inputs(dataset.store, dataset.device_matrix)
     network = make_network(config.network, len(dataset.devices))
     fit_scalers(network, inputs, dataset.rows.take(index), np.random.default_rng([config.seed, 3]))
+    if opt.start_from and not (out / CHECKPOINT).exists():
+        start_from(Path(opt.start_from), network, dataset, config)
     optimiser = torch.optim.AdamW(network.parameters(), lr=opt.learning_rate, weight_decay=opt.weight_decay, fused=True)
     average = {k: v.detach().clone() for k, v in network.named_parameters()}
     objective = make_objective(dataset, config, inputs)
