@@ -7,11 +7,12 @@ are resolved.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Self, TypeVar, get_args
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 import numpy as np
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
@@ -19,8 +20,10 @@ from pydantic import BaseModel, Field, PrivateAttr, model_validator
 from cdmpp.compose.fields import (
     MAX_COUNT,
     MAX_SECONDS,
+    Bytes,
     Closed,
     DeviceForm,
+    Name,
     PriceRequest,
     ProgramForm,
     WholeNumber,
@@ -157,10 +160,33 @@ def _filled(value: Any, prices: Iterator[Prediction]) -> Any:
     return type(value)(after for _, _, after in items)
 
 
-class PredictedCost(Priced):
-    """Programs that run one after the other on a device; their predicted latencies are summed."""
+class CollectiveForm(Closed):
+    """A collective operation between ranks, as in an item of ``POST /predict``."""
 
-    programs: Annotated[list[Work], Field(min_length=1)]
+    operator: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"]
+    bytes: Annotated[Bytes, Field(gt=0, description="The larger buffer of one rank.")]
+    ranks: Annotated[int, Field(ge=2, le=MAX_COUNT), WholeNumber]
+    ranks_per_node: Annotated[int, Field(ge=1, le=MAX_COUNT), WholeNumber] | None = None
+    dtype: Name | None = None
+    link: Annotated[Name | None, Field(description="Default: the link of the device.")] = None
+    library: Name | None = None
+    mode: Name | None = None
+
+    def program(self) -> dict[str, Any]:
+        """The program to price: the fields that are given; bytes are rounded up to a whole number."""
+        return {**self.model_dump(exclude_none=True), "bytes": math.ceil(self.bytes)}
+
+
+class PredictedCost(Priced):
+    """A predicted cost on a device: programs that run one after the other, or a collective.
+
+    Exactly one of ``programs``, whose latencies are summed, and ``collective``.
+    """
+
+    programs: Annotated[list[Work] | None, Field(min_length=1)] = None
+    collective: Annotated[
+        CollectiveForm | None, Field(description="A collective between devices of this kind; no backend or framework.")
+    ] = None
     device: DeviceForm
     backend: Backend | None = None
     protocol: Protocol = DEFAULT_PROTOCOL
@@ -168,17 +194,23 @@ class PredictedCost(Priced):
 
     _cost: Cost | None = PrivateAttr(None)
 
+    @model_validator(mode="after")
+    def _one_of(self) -> Self:
+        return exactly_one(self, "programs", "collective")
+
     def price_requests(self, path: str) -> list[PriceRequest]:
-        """One for each program."""
+        """One for each program, or one for the collective."""
+        if self.collective is not None:
+            return [PriceRequest(f"{path}.collective", self.collective.program(), self.device, protocol=self.protocol)]
         return [
             PriceRequest(f"{path}.programs.{i}", work.program, self.device, self.backend, self.protocol, self.framework)
-            for i, work in enumerate(self.programs)
+            for i, work in enumerate(self.programs or ())
         ]
 
     def with_prices(self, prices: Iterator[Prediction]) -> Self:
         """A copy with :attr:`cost`."""
         filled = self.model_copy()
-        counts = [work.count for work in self.programs]
+        counts = [1] if self.programs is None else [work.count for work in self.programs]
         filled._cost = Cost.of(counts, [next(prices) for _ in counts])
         return filled
 

@@ -286,7 +286,7 @@ def _programs(holder: RlRequest | PoolForm) -> int:
         cost = getattr(holder, name)
         for part in (cost,) if not isinstance(cost, TrainingForm) else (cost.sample,):
             if isinstance(part, PredictedCost):
-                count += len(part.programs)
+                count += len(part.programs or (part.collective,))
             elif isinstance(part, BatchCurve) and part.programs is not None:
                 count += len(part.batch) * len(part.programs)
     return count
