@@ -7,23 +7,21 @@ are resolved.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, Self, TypeVar, get_args
+from typing import Annotated, Any, Self, TypeVar, get_args
 
 import numpy as np
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
 
+from cdmpp.compose.collective_forms import CollectiveForm
 from cdmpp.compose.fields import (
     MAX_COUNT,
     MAX_SECONDS,
-    Bytes,
     Closed,
     DeviceForm,
-    Name,
     PriceRequest,
     ProgramForm,
     WholeNumber,
@@ -158,23 +156,6 @@ def _filled(value: Any, prices: Iterator[Prediction]) -> Any:
     if isinstance(value, Mapping):
         return {key: after for key, _, after in items}
     return type(value)(after for _, _, after in items)
-
-
-class CollectiveForm(Closed):
-    """A collective operation between ranks, as in an item of ``POST /predict``."""
-
-    operator: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"]
-    bytes: Annotated[Bytes, Field(gt=0, description="The larger buffer of one rank.")]
-    ranks: Annotated[int, Field(ge=2, le=MAX_COUNT), WholeNumber]
-    ranks_per_node: Annotated[int, Field(ge=1, le=MAX_COUNT), WholeNumber] | None = None
-    dtype: Name | None = None
-    link: Annotated[Name | None, Field(description="Default: the link of the device.")] = None
-    library: Name | None = None
-    mode: Name | None = None
-
-    def program(self) -> dict[str, Any]:
-        """The program to price: the fields that are given; bytes are rounded up to a whole number."""
-        return {**self.model_dump(exclude_none=True), "bytes": math.ceil(self.bytes)}
 
 
 class PredictedCost(Priced):

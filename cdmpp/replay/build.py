@@ -14,7 +14,7 @@ from cdmpp.compose.request import PriceRequest, Work
 from cdmpp.errors import FieldError
 from cdmpp.prediction import Prediction
 from cdmpp.programs.query_options import Backend, Framework, Protocol
-from cdmpp.replay.forms import DeviceEntry, LinkForm
+from cdmpp.replay.forms import DeviceEntry, LinkForm, PredictedCollectiveForm
 from cdmpp.replay.graph import Floats, Graph, Ints, Node, NodeKind, Order
 from cdmpp.replay.links import Link, collective_steps
 from cdmpp.replay.records import NodeRecord
@@ -91,6 +91,13 @@ def check_nodes(
         A node with no cost or with two, an unknown link or event, or a device entry that no node uses.
     """
     checked = CheckedNodes(nodes, devices, _dependencies(nodes))
+    for name, link in links.items():
+        if link.collective is not None or link.device is not None:
+            raise FieldError(
+                f"links.{name}: a replay predicts the collectives of its nodes",
+                path=f"links.{name}.collective",
+                hint='{"id": "c", "collective": {"operator": "all_reduce", "bytes": 1e6, "ranks": 8}, "device": ...}',
+            )
     known = {name: read_link(link, f"links.{name}") for name, link in links.items()}
     outside: dict[str, int] = {}
     numbers: dict[tuple[str, str], int] = {}
@@ -103,6 +110,8 @@ def check_nodes(
         seconds = 0.0
         if cost == "duration_s":
             seconds = float(node.duration_s or 0.0)
+        elif isinstance(node.collective, PredictedCollectiveForm):
+            _add_collective(checked, i, node, node.collective, options, numbers)
         elif cost in ("bytes", "collective"):
             seconds, name, inside = _transfer(node, known, path)
             if not inside:
@@ -144,8 +153,16 @@ def _cost(node: NodeRecord, path: str) -> str:
     return given[0]
 
 
+def named_ranks(node: NodeRecord) -> list[str] | None:
+    """Devices of a collective that names its ranks."""
+    if isinstance(node.collective, PredictedCollectiveForm):
+        return node.collective.devices
+    return None if node.collective is None else list(node.collective.ranks)
+
+
 def _devices(node: NodeRecord, path: str) -> list[str]:
-    if node.collective is None:
+    ranks = named_ranks(node)
+    if ranks is None:
         if node.device is None:
             raise FieldError(
                 f"node {node.id!r} has no device",
@@ -153,7 +170,6 @@ def _devices(node: NodeRecord, path: str) -> list[str]:
                 hint="give a known device, or a name such as rank0 with an entry in devices",
             )
         return [node.device]
-    ranks = node.collective.ranks
     if node.device is not None:
         raise FieldError(
             f"node {node.id!r} has a device, and is a collective",
@@ -176,18 +192,30 @@ def _kind(class_: str, cost: str) -> NodeKind:
     return "gap" if class_ == "gap" else "compute"
 
 
-def read_link(form: LinkForm, path: str) -> Link:
+def read_link(form: LinkForm, path: str, operator: str = "all_reduce", figure: str = "latency_s") -> Link:
     """A link from its request form.
+
+    Parameters
+    ----------
+    operator, figure : str
+        Of a predicted link: which collective, and "latency_s", "lower_s" or "upper_s". Its times are of whole
+        collectives: use them with the algorithm "measured".
 
     Raises
     ------
     FieldError
-        It has a table and other figures, or two rates, or a table whose bytes do not grow.
+        It has a table and other figures, or two rates, or a table whose bytes do not grow; or it is predicted, and
+        has figures too or predicts another operation.
     """
     figures = [
         name for name in ("alpha_s", "beta_s_per_byte", "bandwidth_bytes_per_s") if getattr(form, name) is not None
     ]
     rates = [name for name in figures if name != "alpha_s"]
+    if form.collective is not None:
+        if figures or form.table is not None:
+            given = figures[0] if figures else "table"
+            raise FieldError(f"{path} has collective and {given}", path=f"{path}.{given}", hint="give one")
+        return Link(table=form.rows(operator, path, figure))
     if form.table is not None and figures:
         raise FieldError(f"{path} has a table and {figures[0]}", path=f"{path}.table", hint="give one")
     if len(rates) > 1:
@@ -208,6 +236,7 @@ def read_link(form: LinkForm, path: str) -> Link:
 def _transfer(node: NodeRecord, links: Mapping[str, Link], path: str) -> tuple[float, str, bool]:
     """Seconds of a transfer, its link, and whether the table of the link covers it."""
     collective = node.collective
+    assert not isinstance(collective, PredictedCollectiveForm), "it has no link"
     name = collective.link if collective is not None else str(node.link)
     where = f"{path}.collective" if collective is not None else path
     if name not in links:
@@ -245,6 +274,27 @@ def _add_programs(
                 PriceRequest(path, work.program, device, options.backend, options.protocol, options.framework)
             )
         checked.parts.append((i, numbers[key], work.count))
+
+
+def _add_collective(
+    checked: CheckedNodes,
+    i: int,
+    node: NodeRecord,
+    form: PredictedCollectiveForm,
+    options: PriceOptions,
+    numbers: dict[tuple[str, str], int],
+) -> None:
+    """A predicted collective; its device is that of the node or of its first rank."""
+    name = str(node.device) if form.devices is None else form.devices[0]
+    entry = checked.devices.get(name)
+    device = entry.device if entry is not None and entry.device is not None else name
+    program = form.program()
+    key = (_text(program), _text(device))
+    if key not in numbers:
+        numbers[key] = len(checked.price_requests)
+        path = f"nodes.{i}.collective"
+        checked.price_requests.append(PriceRequest(path, program, device, protocol=options.protocol))
+    checked.parts.append((i, numbers[key], 1))
 
 
 def _text(value: Any) -> str:

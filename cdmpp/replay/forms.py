@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, Any, Self
 
-from pydantic import Field
+from pydantic import Discriminator, Field, PrivateAttr, Tag
 
+from cdmpp.compose.collective_forms import (
+    LINK_BYTES,
+    LINK_OPERATORS,
+    CollectiveLinkForm,
+    CollectiveOperator,
+    CollectiveOptions,
+    Ranks,
+)
+from cdmpp.compose.pricing import Priced
 from cdmpp.compose.request import (
     MAX_BYTES,
     MAX_COUNT,
@@ -15,11 +25,15 @@ from cdmpp.compose.request import (
     Closed,
     DeviceForm,
     Name,
+    PriceRequest,
     ProgramForm,
     Seconds,
     WholeNumber,
     Work,
 )
+from cdmpp.errors import FieldError
+from cdmpp.prediction import Prediction
+from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Protocol
 from cdmpp.replay.links import Algorithm, Collective
 
 #: A number names the stream of the same digits: 0 is "0".
@@ -36,6 +50,40 @@ class CollectiveForm(Closed):
     algorithm: Annotated[
         Algorithm, Field(description='"measured": the link gives times of whole operations, not of messages.')
     ] = "ring"
+
+
+class PredictedCollectiveForm(CollectiveOptions):
+    """A collective whose time is predicted, on the device of its node or on several devices of the graph."""
+
+    operator: CollectiveOperator
+    bytes: Annotated[float, Field(gt=0, le=MAX_BYTES, description="The larger buffer of one rank.")]
+    ranks: Annotated[
+        Ranks | list[Name],
+        Field(description="How many; the node has a device then. Or the devices, one for each rank."),
+    ]
+
+    @property
+    def devices(self) -> list[str] | None:
+        """Devices of the ranks, where they are named."""
+        return self.ranks if isinstance(self.ranks, list) else None
+
+    def program(self) -> dict[str, Any]:
+        """The program to price."""
+        ranks = self.ranks if isinstance(self.ranks, int) else len(self.ranks)
+        return self.fields(self.operator, self.bytes, ranks)
+
+
+def _collective_kind(value: Any) -> str:
+    """A predicted collective has an operator, one over a link of the request an op."""
+    if isinstance(value, dict):
+        return "predicted" if "operator" in value else "link"
+    return "predicted" if isinstance(value, PredictedCollectiveForm) else "link"
+
+
+AnyCollective = Annotated[
+    Annotated[CollectiveForm, Tag("link")] | Annotated[PredictedCollectiveForm, Tag("predicted")],
+    Discriminator(_collective_kind),
+]
 
 
 class NodeForm(Closed):
@@ -57,7 +105,7 @@ class NodeForm(Closed):
     ] = None
     bytes: Bytes | None = None
     link: Annotated[Name | None, Field(description="A name in links; needs bytes.")] = None
-    collective: CollectiveForm | None = None
+    collective: AnyCollective | None = None
     deps: Annotated[list[Name], Field(description="Ids of nodes that must end before.", default_factory=list)]
     records: Annotated[list[Name], Field(description="Events that are recorded when it ends.", default_factory=list)]
     waits: Annotated[list[Name], Field(description="Events that it waits for.", default_factory=list)]
@@ -90,8 +138,12 @@ Row = Annotated[
 ]
 
 
-class LinkForm(Closed):
-    """Either a table, or alpha_s with at most one of beta_s_per_byte and bandwidth_bytes_per_s."""
+class LinkForm(Priced):
+    """Figures of a link, or predictions of its collectives.
+
+    Either a table, or alpha_s with at most one of beta_s_per_byte and bandwidth_bytes_per_s, or collective with
+    device.
+    """
 
     alpha_s: Annotated[Seconds | None, Field(description="Latency: seconds of an empty message; default 0.")] = None
     beta_s_per_byte: Annotated[float, Field(ge=0, le=MAX_SECONDS)] | None = None
@@ -103,6 +155,71 @@ class LinkForm(Closed):
         ),
     ] = None
     exclusive: Annotated[bool, Field(description="Carries one transfer at a time.")] = False
+    collective: Annotated[
+        CollectiveLinkForm | None, Field(description="Times of whole collectives are predicted; needs device.")
+    ] = None
+    device: DeviceForm | None = None
+    protocol: Protocol = DEFAULT_PROTOCOL
+
+    _prices: dict[str, list[Prediction]] | None = PrivateAttr(None)
+
+    def price_requests(self, path: str) -> list[PriceRequest]:
+        """The collectives at :data:`LINK_BYTES`; none for a link with figures.
+
+        Raises
+        ------
+        FieldError
+            One of collective and device is missing.
+        """
+        if (self.collective is None) != (self.device is None):
+            missing = "collective" if self.collective is None else "device"
+            raise FieldError(f"{path}.{missing}: a predicted link has collective and device", path=f"{path}.{missing}")
+        if self.collective is None or self.device is None:
+            return []
+        return [
+            PriceRequest(
+                f"{path}.collective",
+                self.collective.fields(operator, size, self.collective.ranks),
+                self.device,
+                protocol=self.protocol,
+            )
+            for operator in self._operators()
+            for size in LINK_BYTES
+        ]
+
+    def with_prices(self, prices: Iterator[Prediction]) -> Self:
+        """A copy with the predicted times."""
+        if self.collective is None:
+            return self
+        filled = self.model_copy()
+        filled._prices = {operator: [next(prices) for _ in LINK_BYTES] for operator in self._operators()}
+        return filled
+
+    def rows(self, operator: str, path: str, figure: str = "latency_s") -> tuple[tuple[float, float], ...]:
+        """Bytes and seconds of a predicted collective; only after :meth:`with_prices`.
+
+        Parameters
+        ----------
+        figure : {"latency_s", "lower_s", "upper_s"}
+
+        Raises
+        ------
+        FieldError
+            The link predicts another operation.
+        """
+        assert self._prices is not None, "not priced"
+        if operator not in self._prices:
+            raise FieldError(
+                f"{path}.collective.operator: this request needs {operator}",
+                path=f"{path}.collective.operator",
+                hint="leave operator out: all operations are predicted",
+            )
+        seconds = [float(getattr(price, figure)) for price in self._prices[operator]]
+        return tuple(zip(LINK_BYTES, seconds, strict=True))
+
+    def _operators(self) -> tuple[str, ...]:
+        assert self.collective is not None
+        return LINK_OPERATORS if self.collective.operator is None else (self.collective.operator,)
 
 
 class OverrideForm(Closed):

@@ -10,7 +10,7 @@ from pydantic import Field, GetCoreSchemaHandler, GetPydanticSchema, ValidationE
 from pydantic_core import CoreSchema, core_schema
 
 from cdmpp.compose.request import ProgramForm, Work
-from cdmpp.replay.forms import CollectiveForm, NodeForm
+from cdmpp.replay.forms import CollectiveForm, NodeForm, PredictedCollectiveForm
 
 #: Nodes that are validated at a time: the checked forms of all nodes would take 1.5 kB each.
 _CHUNK = 10_000
@@ -29,7 +29,7 @@ class NodeRecord:
     programs: list[Work] | None = None
     bytes: float | None = None
     link: str | None = None
-    collective: CollectiveForm | None = None
+    collective: CollectiveForm | PredictedCollectiveForm | None = None
     deps: list[str] | tuple[str, ...] = ()
     records: list[str] | tuple[str, ...] = ()
     waits: list[str] | tuple[str, ...] = ()

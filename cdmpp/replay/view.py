@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from cdmpp.compose import plot
 from cdmpp.compose.plot import BLUE, PALE_GREY, YELLOW, Bar, colours_of, draw_legend, draw_timeline, new_figure
 from cdmpp.errors import DataError
+from cdmpp.replay.build import named_ranks
 from cdmpp.replay.schema import ReplayPlan, ReplayRequest
 from cdmpp.units import format_latency
 
@@ -29,7 +30,7 @@ def draw(request: ReplayRequest, plan: ReplayPlan) -> Figure:
         raise DataError("the plan has no timeline to draw", hint='leave "timeline" out of the request')
     streams = [(use.device, use.stream) for use in plan.streams][:_MOST_STREAMS]
     row = {stream: i for i, stream in enumerate(streams)}
-    ranks = {node.id: node.collective.ranks for node in request.nodes if node.collective is not None}
+    ranks = {node.id: named for node in request.nodes if (named := named_ranks(node)) is not None}
     colours = colours_of(list(dict.fromkeys(node.class_ for node in plan.timeline)), _COLOURS)
     critical = {node.id for node in plan.critical_path}
     bars = [

@@ -14,7 +14,7 @@ from cdmpp.planning.compress.schema import CompressPlan, CompressRequest, Span, 
 from cdmpp.planning.compress.search import Incumbent, everywhere, search
 from cdmpp.planning.compress.strategy import Option, Place, Tensor, hidden, timeline
 from cdmpp.replay.build import read_link
-from cdmpp.replay.links import Collective, collective_s
+from cdmpp.replay.links import Algorithm, Collective, Link, collective_s
 from cdmpp.units import format_latency
 
 _STAGES: tuple[Stage, ...] = get_args(Stage)
@@ -62,11 +62,20 @@ def tensors_of(request: CompressRequest) -> list[Tensor]:
     FieldError
         Two compressors or tensors with one name, or a link without figures.
     """
-    link = read_link(request.link, "link")
+    predicted = request.link.collective
+    links: dict[str, Link] = {}
+    algorithm: Algorithm = "ring" if predicted is None else "measured"
+    if predicted is not None and predicted.ranks != request.workers:
+        raise FieldError(
+            f"link.collective.ranks: {predicted.ranks} ranks, and the request has {request.workers} workers",
+            path="link.collective.ranks",
+            hint="give the same number",
+        )
 
     def exchange_s(op: Collective, size: float) -> float:
+        link = links[op] if op in links else links.setdefault(op, read_link(request.link, "link", op))
         try:
-            return collective_s(op, request.workers, size, link)
+            return collective_s(op, request.workers, size, link, algorithm)
         except FieldError as error:
             raise FieldError(f"link.table: {error.message}", path="link.table", hint=error.hint) from None
 

@@ -38,13 +38,7 @@ def solve(request: DataParallelRequest, control: SearchControl) -> DataParallelP
 
 def _solve(request: DataParallelRequest) -> DataParallelPlan:
     layers, update_s = _layers(request, "latency_s"), cost_of(request.update).latency_s
-    setup = Setup(
-        request.ranks,
-        read_link(request.link, "link"),
-        request.algorithm,
-        request.compute_slowdown,
-        request.comm_slowdown,
-    )
+    setup = _setup(request, "latency_s")
     default = (PYTORCH_BUCKET_BYTES, PYTORCH_FIRST_BUCKET_BYTES)
     sizes = list(dict.fromkeys([*((size, request.first_bucket_bytes) for size in request.bucket_bytes), default]))
     iterations = [simulate(layers, setup, *size, update_s) for size in sizes]
@@ -57,10 +51,10 @@ def _solve(request: DataParallelRequest) -> DataParallelPlan:
         "pytorch_default": iterations[-1].iteration_s,
     }
     interval = None
-    if any(cost.parts for cost in _costs(request)):
+    if any(cost.parts for cost in _costs(request)) or request.link.collective is not None:
         lower_s, upper_s = (
             simulate(
-                _layers(request, bound), setup, *sizes[number], getattr(cost_of(request.update), bound)
+                _layers(request, bound), _setup(request, bound), *sizes[number], getattr(cost_of(request.update), bound)
             ).iteration_s
             for bound in ("lower_s", "upper_s")
         )
@@ -87,6 +81,24 @@ def _solve(request: DataParallelRequest) -> DataParallelPlan:
         lower_bound_s=_lower_bound_s(layers, setup, update_s),
         baselines=baselines,
         explanation=_explain(request, best, compute_s, baselines),
+    )
+
+
+def _setup(request: DataParallelRequest, figure: str) -> Setup:
+    """Ranks, link and slowdowns; ``figure`` of a predicted link: "latency_s", "lower_s" or "upper_s"."""
+    collective = request.link.collective
+    if collective is not None and collective.ranks != request.ranks:
+        raise FieldError(
+            f"link.collective.ranks: {collective.ranks} ranks, and the request has {request.ranks}",
+            path="link.collective.ranks",
+            hint="give the same number",
+        )
+    return Setup(
+        request.ranks,
+        read_link(request.link, "link", "all_reduce", figure),
+        request.algorithm if collective is None else "measured",
+        request.compute_slowdown,
+        request.comm_slowdown,
     )
 
 

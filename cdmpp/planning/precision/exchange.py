@@ -16,7 +16,7 @@ import numpy as np
 from cdmpp.errors import FieldError
 from cdmpp.planning.precision.schema import ExchangeForm, OperatorForm
 from cdmpp.replay.build import read_link
-from cdmpp.replay.links import collective_s
+from cdmpp.replay.links import Algorithm, collective_s
 
 _GRADIENT_BYTES = 4.0
 
@@ -59,7 +59,8 @@ def buckets(
                 hint="give communication.link, or duration_s of each bucket",
             )
         try:
-            return collective_s("all_reduce", workers, size, link) if workers > 1 else 0.0
+            algorithm: Algorithm = "ring" if form.link is None or form.link.collective is None else "measured"
+            return collective_s("all_reduce", workers, size, link, algorithm) if workers > 1 else 0.0
         except FieldError as error:
             path = "communication.link.table"
             raise FieldError(f"{path}: {error.message}", path=path, hint=error.hint) from None

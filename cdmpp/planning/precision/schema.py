@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, PrivateAttr, computed_field
 
 from cdmpp.compose.fields import MAX_BYTES
+from cdmpp.compose.pricing import collect, fill
 from cdmpp.compose.render import Table
 from cdmpp.compose.request import (
     Budget,
@@ -326,10 +327,13 @@ class PrecisionRequest(Request[PrecisionPlan]):
     def price_requests(self) -> list[PriceRequest]:
         """Programs of the operators whose costs are not given, in each type of each device."""
         requests: list[PriceRequest] = self.sibling("solver").price_requests(self)
-        return requests
+        return requests + collect(self)
 
     def with_prices(self, prices: Sequence[Prediction]) -> Self:
         """A copy that holds the prices."""
-        filled = self.model_copy()
-        filled._prices = tuple(prices)
+        links = len(collect(self))
+        filled = fill(self, prices[len(prices) - links :])
+        if filled is self:
+            filled = self.model_copy()
+        filled._prices = tuple(prices[: len(prices) - links])
         return filled
