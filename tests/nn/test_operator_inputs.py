@@ -29,10 +29,7 @@ def columns(text: str) -> dict[str, float]:
             {"weight_bits": 2, "scaling_block128": 1},
         ),
         ("linear:m=3,n=4,k=5,dtype=float4_e2m1,scaling=nvfp4", {"scaling_nvfp4": 1}),
-        (
-            "linear:m=3,n=4,k=5,dtype=float16,layout=tn,accumulate=float16",
-            {"layout_tn": 1, "half_accumulate": 1},
-        ),
+        ("linear:m=3,n=4,k=5,dtype=float16,layout=tn,accumulate=float16", {"layout_tn": 1, "half_accumulate": 1}),
     ],
 )
 def test_types_and_scales_of_a_product_are_columns(text: str, expected: dict[str, float]) -> None:
