@@ -256,7 +256,12 @@ def data_sheet(spec: DeviceSpec) -> str:
 
 def same_device(one: DeviceSpec, other: DeviceSpec) -> bool:
     """Whether two specifications describe one device by its data sheet, whatever its name."""
-    return data_sheet(one) == data_sheet(other) and one.agrees(other)
+    return data_sheet(one) == data_sheet(other) and _agree(one, other)
+
+
+@lru_cache(maxsize=4096)
+def _agree(one: DeviceSpec, other: DeviceSpec) -> bool:
+    return one.agrees(other)
 
 
 def known_devices(devices: Sequence[Trained]) -> dict[str, list[Trained]]:
@@ -269,7 +274,9 @@ def known_devices(devices: Sequence[Trained]) -> dict[str, list[Trained]]:
 
 def find_trained(known: dict[str, list[Trained]], spec: DeviceSpec) -> Trained:
     """The trained device with the figures of ``spec``, of several the one with its name; (0, spec) if there is none."""
-    same = [trained for trained in known.get(data_sheet(spec), ()) if spec.agrees(trained[1])]
+    same = [trained for trained in known.get(data_sheet(spec), ()) if _agree(spec, trained[1])]
+    if len(same) == 1:
+        return same[0]
     return next((trained for trained in same if trained[1].name == spec.name), same[0] if same else (0, spec))
 
 
