@@ -84,8 +84,9 @@ class LatencyPredictor:
     artifact : Artifact
     cache_rows : int
         Number of cached predictions, about 600 bytes each.
-    threads : int
-        Threads of one network call. The last digit of a prediction may depend on it.
+    threads : int, optional
+        Threads that compute a large batch; predictions do not depend on it. Default: one per processor, at most 4, or
+        OMP_NUM_THREADS where it is set.
     cache : Lru, optional
         Cache to share with other predictors, with weights in bytes; replaces ``cache_rows``.
 
@@ -96,7 +97,12 @@ class LatencyPredictor:
     """
 
     def __init__(
-        self, artifact: Artifact, *, cache_rows: int = 65_536, threads: int = 1, cache: Lru[CachedRow] | None = None
+        self,
+        artifact: Artifact,
+        *,
+        cache_rows: int = 65_536,
+        threads: int | None = None,
+        cache: Lru[CachedRow] | None = None,
     ) -> None:
         self.artifact = artifact
         self.cache: Lru[CachedRow] = Lru(cache_rows * ROW_BYTES) if cache is None else cache

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -27,6 +28,8 @@ from cdmpp.nn.store import Bucket
 from cdmpp.nn.weights import Weights
 
 Array = np.ndarray[Any, np.dtype[Any]]
+#: Programs of one leaf count, positions of rows, and the same padded to the chunk's size.
+Chunk = tuple[Bucket, Array, Array]
 
 #: Rows of a chunk with ``alone``, at least where a row's last digits depend on the shape, and at most elsewhere.
 CHUNK_ROWS, MOST_CHUNK_ROWS = 32, 128
@@ -141,7 +144,14 @@ class Engine:
         return 0
 
     def predict(
-        self, inputs: RowInputs, rows: QueryRows, *, embedding: Array, alone: bool = False, view: bool = False
+        self,
+        inputs: RowInputs,
+        rows: QueryRows,
+        *,
+        embedding: Array,
+        alone: bool = False,
+        view: bool = False,
+        together: int = 1,
     ) -> NetworkOutput:
         """Predict rows, in their order.
 
@@ -155,13 +165,17 @@ class Engine:
             Compute each row independently of the other rows, equal to the last digit.
         view : bool
             Return :attr:`NetworkOutput.view`.
+        together : int
+            Chunks that are computed at the same time; the results do not depend on it.
         """
         queries, logs, reference = _query_inputs(inputs, rows)
         devices = embedding[rows.device].astype(np.int64)
         point, levels = np.empty(len(rows)), np.empty((len(rows), len(LEVELS)))
         views = np.empty((len(rows), self._columns), dtype=np.float32) if view else None
         names = ["point", "levels", *(["view"] if view else [])]
-        for bucket, members, padded in _chunks(inputs, rows, alone, self.step if alone else 0):
+
+        def compute(chunk: Chunk) -> None:
+            bucket, members, padded = chunk
             slots = inputs.store.slot[rows.program[padded]]
             feed = {
                 "leaves": bucket.leaves[slots],
@@ -177,6 +191,16 @@ class Engine:
             levels[members] = outputs[1][:count].astype(np.float64) + reference[members, None]
             if views is not None:
                 views[members] = outputs[2][:count]
+
+        chunks = _chunks(inputs, rows, alone, self.step if alone else 0)
+        if together > 1 and len(rows) > CHUNK_ROWS:
+            # The chunks with most leaves first, so that the threads end at about the same time.
+            ordered = sorted(chunks, key=lambda chunk: -chunk[0].leaves.shape[1] * len(chunk[2]))
+            with ThreadPoolExecutor(min(together, len(ordered))) as executor:
+                list(executor.map(compute, ordered))
+        else:
+            for chunk in chunks:
+                compute(chunk)
         return NetworkOutput(point, levels, reference, views)
 
 
@@ -190,7 +214,7 @@ def _query_inputs(inputs: RowInputs, rows: QueryRows) -> tuple[Array, Array, Arr
     return queries, logs, reference
 
 
-def _chunks(inputs: RowInputs, rows: QueryRows, alone: bool, step: int) -> Iterator[tuple[Bucket, Array, Array]]:
+def _chunks(inputs: RowInputs, rows: QueryRows, alone: bool, step: int) -> Iterator[Chunk]:
     """Rows of one leaf count that are computed together: their positions, and the same padded to the chunk's size."""
     sizes = inputs.store.bucket[rows.program]
     for size, bucket in inputs.store.buckets.items():

@@ -33,6 +33,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 #: Step of an unseen device, divided by the number of peer architectures: one architecture alone is weak evidence
 #: about another.
 FEW_STEP = 1.0
+#: A service computes several batches at a time.
+MOST_THREADS = 4
 
 
 class InferencePipeline:
@@ -44,13 +46,15 @@ class InferencePipeline:
     one_by_one : bool
         Compute each query independently of the others, equal to the last digit.
     threads : int, optional
-        Threads of one network call. Default: one with ``one_by_one``, because services call from several
-        threads; otherwise :func:`cdmpp.inference.engine.all_threads`.
+        Threads that compute a large batch; with ``one_by_one`` the results do not depend on it. Default:
+        :func:`cdmpp.inference.engine.all_threads`, with ``one_by_one`` at most :data:`MOST_THREADS`.
     """
 
     def __init__(self, artifact: Artifact, *, one_by_one: bool = False, threads: int | None = None) -> None:
         self.artifact, self._one_by_one = artifact, one_by_one
-        count = threads or (1 if one_by_one else all_threads())
+        count = threads or (min(all_threads(), MOST_THREADS) if one_by_one else all_threads())
+        # Threads of one network call change the last digits; chunks that are computed at the same time do not.
+        count, self._together = (1, count) if one_by_one else (count, 1)
         self._engine = engine_of(artifact.weights, count)
         # Devices are matched by their figures, not by name: a custom specification named "t4" is not the T4
         # of the training set, and the T4's figures under another name are.
@@ -195,7 +199,12 @@ class InferencePipeline:
             part = rows if len(rows) <= BLOCK_ROWS else rows.take(np.arange(start, min(start + BLOCK_ROWS, len(rows))))
             blocks.append(
                 self._engine.predict(
-                    inputs, part, embedding=embedding, alone=self._one_by_one, view=view and start < own
+                    inputs,
+                    part,
+                    embedding=embedding,
+                    alone=self._one_by_one,
+                    view=view and start < own,
+                    together=self._together,
                 )
             )
         efficiency = np.concatenate([block.point - block.reference for block in blocks])
@@ -209,9 +218,9 @@ class InferencePipeline:
         # The tuned device vector is at index 0, which otherwise means "not trained on".
         hidden = np.zeros(len(batch.specs), dtype=np.int64)
         identity = np.array([index for index, _ in trained])
-        alone = self._one_by_one
-        tuned = self._tuned.predict(inputs, batch.rows, embedding=hidden, alone=alone)
-        base = self._engine.predict(inputs, batch.rows, embedding=identity, alone=alone)
+        alone, together = self._one_by_one, self._together
+        tuned = self._tuned.predict(inputs, batch.rows, embedding=hidden, alone=alone, together=together)
+        base = self._engine.predict(inputs, batch.rows, embedding=identity, alone=alone, together=together)
         return np.asarray(tuned.point - base.point)
 
     def _figures(self, specs: Sequence[DeviceSpec]) -> list[Trained]:

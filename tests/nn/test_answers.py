@@ -48,6 +48,26 @@ def test_batch_equals_one_by_one_to_the_last_digit(folder: Path) -> None:
     assert all(p.latency_s and p.latency_s > 0 for p in together)
 
 
+def test_threads_and_chunk_sizes_change_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = queries(6 * CHUNK_ROWS)
+    together = fresh(folder).predict_queries(batch)
+    assert LatencyPredictor(load_artifact(folder), threads=3).predict_queries(batch) == together
+    for rows in (24, 64):
+        monkeypatch.setattr("cdmpp.inference.engine.MOST_CHUNK_ROWS", rows)
+        assert fresh(folder).predict_queries(batch) == together
+
+
+def test_processor_whose_results_depend_on_the_shape(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = queries(CHUNK_ROWS + 5)
+    expected = fresh(folder).predict_queries(batch)
+    # No number of rows gives the same last digits: chunks of one fixed shape.
+    monkeypatch.setattr("cdmpp.inference.engine.STEPS", ())
+    together, lonely = fresh(folder).predict_queries(batch), fresh(folder)
+    assert [lonely.predict_queries([q])[0] for q in batch] == together
+    for one, other in zip(together, expected, strict=True):
+        assert one.latency_s == pytest.approx(other.latency_s, rel=1e-4)
+
+
 def test_memory_changes_nothing(folder: Path) -> None:
     predictor = fresh(folder)
     batch = queries(40)
