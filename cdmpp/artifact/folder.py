@@ -15,6 +15,8 @@ from cdmpp.errors import ArtifactError
 
 FORMAT_VERSION = 1
 TENSORS, MANIFEST = "model.safetensors", "manifest.json"
+#: File of the full error table; the manifest has a summary.
+ERROR_TABLE = "errors.json"
 
 
 def default_model() -> Path:

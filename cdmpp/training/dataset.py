@@ -17,6 +17,7 @@ from cdmpp.devices.ceilings import Ceilings
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.devices.sustained import TYPICAL
 from cdmpp.features.encode import encode_shapes, encode_tvm_json
+from cdmpp.features.encoded import TIR
 from cdmpp.features.schedule import SCHEDULE_WIDTH
 from cdmpp.features.schema import WIDTH
 from cdmpp.nn.inputs import stack_devices
@@ -79,6 +80,10 @@ class MeasuredRows(QueryRows):
     report: Array
 
 
+#: Operator, dtype, weight_dtype and scaling of a program; None where the operator has no such field or it is unset.
+ProgramTypes = tuple[str, str, str | None, str | None]
+
+
 @dataclass(frozen=True)
 class Dataset:
     """Programs, rows and devices of a training run."""
@@ -97,6 +102,9 @@ class Dataset:
     fingerprint: str
     #: Networks per program key, without their sizes; empty where the records name no networks.
     networks: tuple[frozenset[str], ...] = ()
+    #: Operator, dtype, weight_dtype and scaling of programs, and the index into them per program key.
+    types: tuple[ProgramTypes, ...] = ()
+    type_of: Array | None = None
 
     @property
     def device_matrix(self) -> Array:
@@ -145,6 +153,7 @@ def make_dataset(table: MeasurementTable, data: DataConfig | None = None, *, sch
     kind = np.full(table.n_programs, kinds.index(("tir", "float32")), dtype=np.int16)
     for block in table.programs:
         kind[block.row_index] = kinds.index((block.operator, block.dtype))
+    types, type_of = program_types(table)
     sources, ops = sorted(set(used.source.names)), sorted(set(used.op.names))
     # Ceilings are fitted to training rows, so a held-out device has none.
     trained = parts[table.program_key] == 0
@@ -175,7 +184,20 @@ def make_dataset(table: MeasurementTable, data: DataConfig | None = None, *, sch
         networks=tuple(frozenset(map(without_sizes, names)) for names in networks_of(table))
         if network_names(table)
         else (),
+        types=types,
+        type_of=type_of,
     )
+
+
+def program_types(table: MeasurementTable) -> tuple[tuple[ProgramTypes, ...], Array]:
+    """Distinct types of a table's programs, and the index of its types per program key."""
+    index: dict[ProgramTypes, int] = {(TIR, "float32", None, None): 0}
+    type_of = np.zeros(table.n_programs, dtype=np.int16)
+    for block in table.programs:
+        weight, scaling = (block.flags.get(name) for name in ("weight_dtype", "scaling"))
+        key = (block.operator, block.dtype, str(weight) if weight else None, str(scaling) if scaling else None)
+        type_of[block.row_index] = index.setdefault(key, len(index))
+    return tuple(index), type_of
 
 
 def _with_ceilings(table: MeasurementTable, name: str, rows: Array) -> DeviceSpec:

@@ -17,6 +17,7 @@ from cdmpp.nn.rows import QueryRows
 from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
 from cdmpp.training.baselines import Baseline
 from cdmpp.training.config import TrainConfig
+from cdmpp.training.coverage import errors_by_types
 from cdmpp.training.dataset import Dataset, MeasuredRows
 from cdmpp.training.loop import Inputs, predict_rows
 
@@ -72,6 +73,7 @@ def error_table(
     -------
     dict
         ``interval_factor``: the width factor with which the 10-90 % interval covers 80 % of these rows.
+        ``types``: errors by operator, types and device (:func:`cdmpp.training.coverage.errors_by_types`).
         ``overall``, ``by_source`` and ``groups`` (source, device, op); each entry has the metrics of the
         model, and under ``baselines`` the mape and median_ape of each baseline; where programs are schedules
         of tasks, all with the figures of :func:`cdmpp.evaluation.ranking.rank`. The entry
@@ -143,6 +145,7 @@ def tabulate(
         "overall": entry(np.ones(len(rows), dtype=bool)),
         "by_source": by_source,
         "groups": groups,
+        "types": errors_by_types(dataset, rows, point),
         "sample": _sample(dataset, rows, point),
     }
 

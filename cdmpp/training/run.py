@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from cdmpp.artifact.folder import ERROR_TABLE
 from cdmpp.artifact.trained import save_artifact
 from cdmpp.data.importers import PROGRAM_SOURCES
 from cdmpp.data.load import load_table
@@ -21,12 +22,10 @@ from cdmpp.errors import DataError
 from cdmpp.nn.network import parameter_count
 from cdmpp.training.baselines import fit_baselines
 from cdmpp.training.config import TrainConfig
+from cdmpp.training.coverage import with_training_rows
 from cdmpp.training.dataset import make_dataset
 from cdmpp.training.finish import calibrate, error_table, fit_domain
 from cdmpp.training.loop import Inputs, Progress, train, training_rows
-
-#: File of the full error table; the manifest has a summary.
-ERROR_TABLE = "errors.json"
 
 
 def load_training_table(
@@ -95,6 +94,7 @@ def train_model(
     # The test part is used here only, once; all choices were made on the validation part.
     test = np.flatnonzero((dataset.rows.part == 2) & ~np.isin(dataset.rows.device, held))
     metrics = error_table(network, inputs, dataset, dataset.rows.take(test), calibration, baselines)
+    metrics["types"] = with_training_rows(metrics["types"], dataset, dataset.rows.take(index))
     if held:
         unseen = np.flatnonzero(np.isin(dataset.rows.device, held))
         rows = dataset.rows.take(unseen)

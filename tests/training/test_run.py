@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from cdmpp.artifact.folder import ERROR_TABLE
 from cdmpp.artifact.load import load_artifact
 from cdmpp.artifact.trained import save_artifact
 from cdmpp.data.load import load_table
@@ -22,7 +23,7 @@ from cdmpp.nn.network import NetworkConfig
 from cdmpp.predictor import LatencyPredictor
 from cdmpp.training.config import DataConfig, FinishConfig, OptimiserConfig, TrainConfig, load_config
 from cdmpp.training.dataset import make_dataset
-from cdmpp.training.run import ERROR_TABLE, train_model
+from cdmpp.training.run import train_model
 from tests.training.schedules import DEVICES, measured
 
 
@@ -68,7 +69,13 @@ def test_run_learns_and_the_folder_answers(table: Path, tmp_path: Path) -> None:
     overall = result["metrics"]["overall"]
     assert overall["mape"] < overall["baselines"]["roofline"]["mape"]
     assert overall["n"] > 50
-    assert {"by_source", "groups", "sample"} <= result["metrics"].keys()
+    assert {"by_source", "groups", "types", "sample"} <= result["metrics"].keys()
+    types = result["metrics"]["types"]
+    assert [(e["operator"], e["dtype"], e["weight_dtype"], e["scaling"], e["device"]) for e in types] == [
+        ("linear", "bfloat16", None, None, name) for name in ("b200", "l40s")
+    ]
+    assert sum(e["n"] for e in types) == overall["n"] and all(e["rows"] > e["n"] for e in types)
+    assert sum(e["n"] * e["mape"] for e in types) / overall["n"] == pytest.approx(overall["mape"])
     predictor = LatencyPredictor.load(tmp_path / "model")
     known = predictor.predict(
         ["linear:m=512,n=1024,k=2048,dtype=bfloat16"], "l40s", protocol="graph", framework="vllm"

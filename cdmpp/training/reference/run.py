@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from safetensors.torch import save
 
-from cdmpp.artifact.folder import FORMAT_VERSION, MANIFEST, library_versions, write_folder
+from cdmpp.artifact.folder import ERROR_TABLE, FORMAT_VERSION, MANIFEST, library_versions, write_folder
 from cdmpp.data.table import MeasurementTable
 from cdmpp.errors import DataError
 from cdmpp.nn.batch import Inputs
@@ -24,7 +24,7 @@ from cdmpp.training.loop import Progress
 from cdmpp.training.reference.inputs import per_store_features
 from cdmpp.training.reference.train import ReferenceModel
 
-TENSORS, ERROR_TABLE = "reference.safetensors", "errors.json"
+TENSORS = "reference.safetensors"
 
 
 def scheduled_features(table: MeasurementTable) -> list[Any]:
