@@ -19,8 +19,9 @@ from cdmpp.features.ast import CompactAST
 from cdmpp.features.class_features import argument_bytes, class_features, output_elements, template, totals
 from cdmpp.features.leaf import ast_matrix, positions
 from cdmpp.features.schedule import schedule_matrix
+from cdmpp.features.useful import useful_flops
 from cdmpp.features.walk import build_ast
-from cdmpp.programs.operators import OperatorSpec, operator_family, output_hw
+from cdmpp.programs.operators import OperatorSpec, derived_sizes, operator_family, read_value
 from cdmpp.programs.templates import class_name, partition, size_names
 from cdmpp.programs.tvm_json import HINT, load
 
@@ -141,12 +142,12 @@ def encode_ast(ast: CompactAST, *, schedule: bool = False) -> EncodedPrograms:
 
 def operator_ast(spec: OperatorSpec) -> CompactAST:
     """Compact AST of an operator specification, from its template (sizes as integers)."""
-    return build_ast(*template(spec.structural_class()), bindings=spec.sizes())
+    return build_ast(*template(spec.structural_class()), bindings=spec.bindings())
 
 
 def encode_operator(spec: OperatorSpec) -> EncodedPrograms:
     """Features of one operator specification."""
-    sizes = {name: np.array([value], dtype=np.int64) for name, value in spec.sizes().items()}
+    sizes = {name: np.array([value], dtype=np.int64) for name, value in spec.bindings().items()}
     return _encode_class(spec.structural_class(), spec.operator, spec.dtype, sizes, 1)
 
 
@@ -176,7 +177,7 @@ def encode_operators(specs: Sequence[OperatorSpec]) -> list[EncodedPrograms | In
             parts |= {position: encode_operator(specs[position]) for position in members}
             sound |= {position: bool(finite(parts[position])[0]) for position in members}
             continue
-        first, rows = specs[members[0]], [specs[position].sizes() for position in members]
+        first, rows = specs[members[0]], [specs[position].bindings() for position in members]
         sizes = {field: np.array([row[field] for row in rows], dtype=np.int64) for field in rows[0]}
         together = _encode_class(name, first.operator, first.dtype, sizes, len(members))
         parts |= {position: together.row(row) for row, position in enumerate(members)}
@@ -218,13 +219,14 @@ def encode_shapes(
     for flags, rows in partition(operator, fixed, sizes):
         bindings = {name: np.asarray(values[rows], dtype=np.int64) for name, values in sizes.items()}
         bindings |= {name: np.full(len(rows), value) for name, value in whole.items()}
+        bindings |= derived_sizes(operator, {**flags, **bindings})
         yield rows, _encode_class(class_name(operator, dtype, flags), operator, dtype, bindings, len(rows))
 
 
 def _encode_class(name: str, operator: str, dtype: str, sizes: Mapping[str, Array], count: int) -> EncodedPrograms:
     """Shapes of one structural class."""
     matrix, totals, places = class_features(name).compute(sizes, count)
-    useful = useful_flops(operator, sizes)
+    useful = useful_flops(operator, sizes, name)
     if useful is not None:
         totals[:, 3] = np.minimum(useful / np.maximum(totals[:, 0], 1.0), 1.0)
         totals[:, 0] = useful
@@ -243,24 +245,9 @@ def encode_as(structure: str, dtype: str, sizes: Array) -> EncodedPrograms:
     operator, _, *flags = structure.split(":")
     names = _size_names(operator)
     columns = {name: sizes[:, i].astype(np.int64) for i, name in enumerate(names)}
+    own = {name: read_value(value) for name, _, value in (flag.partition("=") for flag in flags)}
+    columns |= derived_sizes(operator, {**own, **columns})
     return _encode_class(":".join([operator, dtype, *flags]), operator, dtype, columns, len(sizes))
-
-
-def useful_flops(operator: str, s: Mapping[str, Any]) -> Array | None:
-    """Floating-point operations that an operator's result needs, where the loop nest does more.
-
-    A causal mask halves attention; a backward convolution's loop nest multiplies zeros. None: as many
-    as the loop nest counts.
-    """
-    if operator == "conv2d":
-        oh, ow = output_hw(s)
-        per_group = s["c_in"] // s["groups"]
-        return np.asarray(2.0 * s["n"] * s["c_out"] * oh * ow * per_group * s["kh"] * s["kw"])
-    if operator == "attention_prefill":
-        q, past = s["q_len"] * 1.0, s["past_len"]
-        pairs = q * past + q * (q + 1) / 2
-        return np.asarray(s["batch"] * 1.0 * s["heads"] * pairs * (4.0 * s["head_dim"] + 5))
-    return None
 
 
 def pad_leaves(encoded: Sequence[EncodedPrograms], width: int | None = None) -> tuple[Array, Array, Array]:

@@ -37,7 +37,7 @@ _INT_FLOPS = {"int_add": 1, "int_mul": 1, "int_compare": 1, "int_div": 1}
 
 @lru_cache(maxsize=256)
 def element_bytes(dtype: str) -> float:
-    """Bytes of one element, at least one; vector types count all lanes.
+    """Bytes of one element: half a byte for types of 4 bits, else at least one; vector types count all lanes.
 
     Raises
     ------
@@ -50,7 +50,7 @@ def element_bytes(dtype: str) -> float:
     bits, lanes = match.groups()
     # A type without bits: a truth value, or a handle of which nothing is known.
     width = int(bits) if bits else 8 if dtype.startswith("bool") else 32
-    return max(width, 8) / 8 * int(lanes or 1)
+    return (width if width == 4 else max(width, 8)) / 8 * int(lanes or 1)
 
 
 def leaf_values(ast: CompactAST, leaf: Leaf) -> list[Num]:

@@ -10,8 +10,30 @@ from pydantic import model_validator
 
 from cdmpp.errors import InvalidProgramError
 from cdmpp.programs.elements import BASIC_DTYPES, DType, Extent, Flag, Offset, canonical_dtype, whole_number
-from cdmpp.programs.quantisation import Scaling, check_types, completed_fields
+from cdmpp.programs.quantisation import Scaling, check_types, combinations, completed_fields
 from cdmpp.programs.spec import OperatorSpec, Violation
+
+KV_GROUPS = ("same", "one", "grouped")
+#: Element types of a cache that differs from ``dtype``, and of the activations then.
+CACHE_DTYPES = ("float16", "bfloat16", "int8", "float8_e4m3")
+#: Element types of the projections of a latent attention module.
+PROJECTION_DTYPES = ("float16", "bfloat16", "int8", "float8_e4m3", "float4_e2m1")
+
+
+def cache_dtypes(dtype: str) -> Iterator[str | None]:
+    """Values of ``kv_dtype`` for an attention of some element type."""
+    yield None
+    if dtype in CACHE_DTYPES:
+        yield from (name for name in CACHE_DTYPES if name != dtype)
+
+
+def projections(dtype: str) -> Iterator[tuple[str | None, str | None]]:
+    """Pairs (weight_dtype, scaling) of the module of a latent attention of some element type."""
+    for weight in PROJECTION_DTYPES:
+        if weight == dtype:
+            yield from ((None, scaling) for other, scaling in combinations(weight) if other is None)
+        else:
+            yield from ((weight, scaling) for other, scaling in combinations(weight, experts=True) if other is None)
 
 
 def kv_groups(fields: Mapping[str, Any]) -> str:
@@ -38,11 +60,10 @@ class _Cached(OperatorSpec):
         return {**fields, "kv_dtype": None if kv == dtype else kv}
 
     def check_types(self) -> None:
-        allowed = {"float16", "bfloat16", "int8", "float8_e4m3"}
-        if self.kv_dtype is not None and not (self.kv_dtype in allowed and self.dtype in allowed):
+        if self.kv_dtype is not None and not {self.kv_dtype, self.dtype} <= set(CACHE_DTYPES):
             raise InvalidProgramError(
                 f"{self.operator}: no cache of {self.kv_dtype} for dtype {self.dtype}",
-                hint="kv_dtype and dtype: " + ", ".join(sorted(allowed)),
+                hint="kv_dtype and dtype: " + ", ".join(CACHE_DTYPES),
             )
         super().check_types()
 
@@ -171,6 +192,11 @@ class LatentAttention(_Cached):
         if not self.module and (self.weight_dtype, self.scaling) != (None, None):
             raise InvalidProgramError(
                 f"{self.operator}: weight_dtype and scaling belong to the projections", hint="add module=true"
+            )
+        if self.weight_dtype is not None and self.weight_dtype not in PROJECTION_DTYPES:
+            raise InvalidProgramError(
+                f"{self.operator}: no projections with weight_dtype {self.weight_dtype}",
+                hint="one of: " + ", ".join(PROJECTION_DTYPES),
             )
         if self.weight_dtype is not None or self.scaling is not None:
             check_types(self.operator, self.weight_dtype or self.dtype, None, self.scaling)

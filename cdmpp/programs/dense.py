@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import model_validator
 
@@ -13,6 +13,7 @@ from cdmpp.programs.spec import OperatorSpec
 
 #: Storage of the two operands, row by row: "n" as written in the product, "t" transposed.
 Layout = Literal["nn", "nt", "tn", "tt"]
+LAYOUTS: tuple[str, ...] = get_args(Layout)
 
 
 class Product(OperatorSpec):

@@ -11,28 +11,36 @@ from pathlib import Path
 from typing import Any
 
 from cdmpp.programs.lowering import lower_class, to_json
-from cdmpp.programs.templates import FILE_NAME, all_classes, class_name, size_names
+from cdmpp.programs.templates import FILE_NAME, all_classes, class_name, stored_class, symbols
 
 #: Node fields that no feature reads; dropping them (and what only they refer to) halves the file.
 _UNREAD = frozenset({"span", "reads", "writes", "source_map", "global_infos", "ret_type", "layout", "elem_offset"})
-_UNREAD_OF = {"tirx.PrimFunc": {"ty", "attrs"}, "ir.GlobalVar": {"ty"}, "ir.IRModule": {"attrs", "global_var_map_"}}
+_UNREAD_OF = {
+    "tirx.PrimFunc": {"ty", "attrs"},
+    "ir.GlobalVar": {"ty"},
+    "ir.IRModule": {"attrs", "global_var_map_"},
+    "tirx.BufferType": {"strides", "data_alignment", "offset_factor", "allocated_addr"},
+    "tirx.IterVar": {"dom", "thread_tag"},
+    "tirx.SBlock": {"annotations"},
+}
+#: Nodes that are known by where they stand and not by what they say.
+_IDENTITIES = frozenset({"ir.Var"})
 #: Integer fields that are values and not references.
 _VALUES = frozenset({"iter_type", "kind", "data_alignment", "offset_factor", "ndim"})
 
 
 def prune(text: str) -> str:
-    """TVM JSON with the unread fields dropped and the nodes renumbered."""
+    """TVM JSON with the unread fields dropped, equal nodes merged and the rest renumbered."""
     document = json.loads(text)
     nodes: list[dict[str, Any]] = document["nodes"]
     kept: dict[int, int] = {}
+    same: dict[str, int] = {}
     out: list[dict[str, Any]] = []
 
     def copy(index: int) -> int:
         if index in kept:
             return kept[index]
-        kept[index] = len(out)
         me: dict[str, Any] = {"type": nodes[index]["type"]}
-        out.append(me)
         data = nodes[index].get("data")
         if isinstance(data, dict):
             skip = _UNREAD | _UNREAD_OF.get(me["type"], set())
@@ -45,6 +53,10 @@ def prune(text: str) -> str:
             me["data"] = [copy(i) for i in data]
         elif data is not None:
             me["data"] = data
+        text = f"{len(out)}" if me["type"] in _IDENTITIES else json.dumps(me)
+        kept[index] = same.setdefault(text, len(out))
+        if kept[index] == len(out):
+            out.append(me)
         return kept[index]
 
     root = copy(document["root_index"])
@@ -53,10 +65,12 @@ def prune(text: str) -> str:
 
 def main() -> None:
     """Lower all classes and write the file beside this module."""
-    classes = {
-        class_name(op, dtype, flags): prune(to_json(lower_class(op, dtype, flags, size_names(op))))
-        for op, dtype, flags in all_classes()
-    }
+    classes: dict[str, str] = {}
+    for op, asked, all_flags in all_classes():
+        dtype, flags, _ = stored_class(op, asked, all_flags)
+        name = class_name(op, dtype, flags)
+        if name not in classes:
+            classes[name] = prune(to_json(lower_class(op, dtype, flags, list(symbols(op)))))
     path = Path(__file__).with_name(FILE_NAME)
     packed = gzip.compress(json.dumps({"classes": classes}).encode(), compresslevel=9, mtime=0)
     aside = path.with_suffix(".tmp")

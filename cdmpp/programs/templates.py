@@ -11,7 +11,8 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -19,9 +20,17 @@ from typing import Any
 import numpy as np
 
 from cdmpp.errors import UnsupportedOperatorError
-from cdmpp.programs.operators import lowered_operators, operator_types
+from cdmpp.programs.attention import KV_GROUPS, cache_dtypes, projections
+from cdmpp.programs.dense import LAYOUTS
+from cdmpp.programs.operators import derived_sizes, lowered_operators, operator_types
+from cdmpp.programs.quantisation import combinations
+from cdmpp.programs.routing import BALANCES
 
 FILE_NAME = "templates.json.gz"
+#: Element types that no specification names stand in stored templates for a cache's and a weight's type.
+CACHE_DTYPE, WEIGHT_DTYPE = "float8_e5m2", "float8_e3m4"
+#: Element types that TVM names otherwise.
+TVM_NAMES = {"float8_e4m3": "float8_e4m3fn", "float4_e2m1": "float4_e2m1fn"}
 
 
 @cache
@@ -33,17 +42,64 @@ def _shipped() -> dict[str, str]:
 
 def template_json(structural_class: str) -> str:
     """TVM JSON of a structural class, sizes symbolic and named like the specification's fields."""
-    try:
-        return _shipped()[structural_class]
-    except KeyError:
+    if not is_class(structural_class):
         raise UnsupportedOperatorError(
             f"no lowered structure for {structural_class}", hint="this operator does not exist for that dtype"
-        ) from None
+        )
+    name, renamed = _stored_name(structural_class)
+    text = _shipped()[name]
+    if not renamed:
+        return text
+    pattern = "|".join(f'"{dtype}"' for dtype in renamed)
+    return re.sub(pattern, lambda found: f'"{renamed[found[0][1:-1]]}"', text)
 
 
 def is_class(name: str) -> bool:
     """Whether there is a structural class of this name."""
-    return name in _shipped()
+    return name in _classes()
+
+
+@cache
+def _classes() -> frozenset[str]:
+    return frozenset(class_name(*known) for known in all_classes())
+
+
+def _stored_name(structural_class: str) -> tuple[str, dict[str, str]]:
+    operator, dtype, *flags = structural_class.split(":")
+    dtype, own, renamed = stored_class(operator, dtype, dict(flag.split("=", 1) for flag in flags))
+    return class_name(operator, dtype, own), renamed
+
+
+def stored_class(operator: str, dtype: str, flags: Mapping[str, Any]) -> tuple[str, dict[str, Any], dict[str, str]]:
+    """The class whose template a class uses: classes that differ in element types alone share one.
+
+    Returns
+    -------
+    dtype, flags
+        Of the stored class.
+    renamed : dict
+        Element types in its template -> those of the class that was asked for, as TVM writes them.
+    """
+    # Routing changes the sizes of the lowered structure, and nothing else.
+    own = {name: value for name, value in flags.items() if name != "balance"}
+    renamed: dict[str, str] = {}
+    if dtype == "tfloat32":
+        dtype = "float32"
+    elif dtype == "float16":
+        dtype, renamed = "bfloat16", {"bfloat16": "float16"}
+        if own.get("weight_dtype") == "bfloat16":
+            own["weight_dtype"], renamed["float16"] = "float16", "bfloat16"
+    elif dtype == "float4_e2m1":
+        dtype, renamed = "float8_e4m3", {"float8_e4m3fn": "float4_e2m1fn"}
+    if own.get("kv_dtype"):
+        renamed[CACHE_DTYPE] = TVM_NAMES.get(own["kv_dtype"], own["kv_dtype"])
+        own["kv_dtype"] = CACHE_DTYPE
+    weight = own.get("weight_dtype")
+    # A weight of another type than the activations is widened; integers are added up as integers.
+    if weight in TVM_NAMES or (weight in ("int4", "int8") and dtype != "int8" and not operator.startswith("mla_")):
+        renamed[WEIGHT_DTYPE] = TVM_NAMES.get(weight, weight)
+        own["weight_dtype"] = WEIGHT_DTYPE
+    return dtype, own, renamed
 
 
 def class_name(operator: str, dtype: str, flags: Mapping[str, Any]) -> str:
@@ -56,32 +112,85 @@ def size_names(operator: str) -> list[str]:
     return [name for name, field in operator_types()[operator].model_fields.items() if field.annotation is int]
 
 
+@cache
+def symbols(operator: str) -> tuple[str, ...]:
+    """Symbols of an operator's templates: its integer fields and its derived sizes."""
+    names = size_names(operator)
+    example: dict[str, Any] = {**dict.fromkeys(names, 1), "balance": "balanced"}
+    return tuple(dict.fromkeys([*names, *derived_sizes(operator, example)]))
+
+
 def all_classes() -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Every (operator, dtype, flags) that a specification can ask for."""
     for operator, dtype in ((name, dtype) for name, spec in lowered_operators().items() for dtype in spec.dtypes):
-        axes: dict[str, tuple[Any, ...]] = {}
-        if operator == "linear":
-            axes = {"bias": (False, True)}
-        elif operator == "conv2d":
-            axes = {
-                "direction": ("fwd", "bwd_data", "bwd_weight"),
-                "bias": (False, True),
-                "padded": (False, True),
-                "grouped": (False, True),
-            }
-        elif operator in ("add", "sub", "mul", "div", "pow", "maximum", "minimum"):
-            axes = {"inputs": (2, 3, 4)}
-        elif operator == "copy":
-            axes = {"transposed": (False, True)}
-        elif operator in ("max_pool2d", "avg_pool2d"):
-            axes = {"padded": (False, True)}
-        elif operator.startswith("attention"):
-            causal = (False, True) if operator == "attention_prefill" else (False,)
-            axes = {"kv": ("same", "one", "grouped"), "causal": causal}
-        for values in itertools.product(*axes.values()):
-            flags = dict(zip(axes, values, strict=True))
-            if not (flags.get("bias") and flags.get("direction", "fwd") != "fwd"):
-                yield operator, dtype, flags
+        for own in _own_flags(operator, dtype):
+            for shape in _shape_flags(operator):
+                flags = {**own, **shape}
+                if not (flags.get("bias") and flags.get("direction", "fwd") != "fwd"):
+                    yield operator, dtype, {name: value for name, value in flags.items() if value is not None}
+
+
+def _product(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    return (dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
+
+
+def _shape_flags(operator: str) -> Iterator[dict[str, Any]]:
+    axes: dict[str, Sequence[Any]] = {}
+    if operator == "conv2d":
+        axes = {"padded": (False, True), "grouped": (False, True)}
+    elif operator in ("max_pool2d", "avg_pool2d"):
+        axes = {"padded": (False, True)}
+    elif operator == "attention_mixed":
+        axes = {"kv": KV_GROUPS}
+    elif operator.startswith("attention"):
+        axes = {"kv": KV_GROUPS, "causal": (False, True) if operator == "attention_prefill" else (False,)}
+    return _product(axes)
+
+
+def _bare_flags(operator: str, dtype: str) -> Iterator[dict[str, Any]]:
+    """How a bare product stores its operands and sums; at least one of the three is stated."""
+    usual = operator_types()[operator].default_layout  # type: ignore[attr-defined]
+    half = dtype in ("float16", "bfloat16")
+    axes = {
+        "layout": (None, *(name for name in LAYOUTS if name != usual)),
+        "accumulate": (None, "float16") if dtype == "float16" else (None,),
+        "out_dtype": (None, "float32") if half else (None,),
+    }
+    yield from (flags for flags in _product(axes) if any(flags.values()))
+
+
+def _own_flags(operator: str, dtype: str) -> Iterator[dict[str, Any]]:
+    """Structural fields, None among them, in the order of the specification."""
+    expert = operator in ("moe", "moe_w13", "grouped_gemm")
+    if operator in ("linear", "bmm") or expert:
+        for weight, scaling in combinations(dtype, experts=expert):
+            typed = {"weight_dtype": weight, "scaling": scaling}
+            if operator in ("linear", "bmm"):
+                biased = [{"bias": False}, {"bias": True}] if operator == "linear" else [{}]
+                yield from ({**own, **typed} for own in biased)
+                if scaling is None:
+                    yield from ({**biased[0], **typed, **stored} for stored in _bare_flags(operator, dtype))
+            elif operator == "grouped_gemm":
+                yield from ({**typed, "balance": balance} for balance in BALANCES)
+            elif expert:
+                for flags in _product({"balance": BALANCES, "gated": (False, True)}):
+                    yield {**typed, **flags}
+    elif operator.startswith(("attention", "mla_")):
+        for kv in cache_dtypes(dtype):
+            if operator.startswith("attention"):
+                yield {"kv_dtype": kv}
+                continue
+            for weight, scaling in projections(dtype):
+                yield {"kv_dtype": kv, "module": True, "weight_dtype": weight, "scaling": scaling}
+            yield {"kv_dtype": kv, "module": False}
+    elif operator == "conv2d":
+        yield from _product({"direction": ("fwd", "bwd_data", "bwd_weight"), "bias": (False, True)})
+    elif operator in ("add", "sub", "mul", "div", "pow", "maximum", "minimum"):
+        yield from _product({"inputs": (2, 3, 4)})
+    elif operator == "copy":
+        yield from _product({"transposed": (False, True)})
+    else:
+        yield {}
 
 
 def partition(
@@ -103,19 +212,17 @@ def partition(
         Result of :func:`~cdmpp.programs.operators.structural_flags` for these rows.
     """
     count = len(next(iter(sizes.values())))
-    choices: list[dict[str, np.ndarray]] = [{}]
+    columns: dict[str, np.ndarray] = {}
+    if operator in ("conv2d", "max_pool2d", "avg_pool2d"):
+        columns["padded"] = (sizes["pad_h"] > 0) | (sizes["pad_w"] > 0)
     if operator == "conv2d":
-        padded = (sizes["pad_h"] > 0) | (sizes["pad_w"] > 0)
-        choices = [{"padded": padded, "grouped": sizes["groups"] > 1}]
-    elif operator in ("max_pool2d", "avg_pool2d"):
-        choices = [{"padded": (sizes["pad_h"] > 0) | (sizes["pad_w"] > 0)}]
+        columns["grouped"] = sizes["groups"] > 1
     elif operator.startswith("attention"):
         kv, heads = sizes["kv_heads"], sizes["heads"]
-        kind = np.where(kv == heads, "same", np.where(kv == 1, "one", "grouped"))
-        causal = (sizes["q_len"] > 1) & (operator == "attention_prefill")
-        choices = [{"kv": kind, "causal": causal}]
-    columns = choices[0]
-    own = {name: fixed[name] for name in operator_types()[operator].structural_fields}
+        columns["kv"] = np.where(kv == heads, "same", np.where(kv == 1, "one", "grouped"))
+        if operator != "attention_mixed":
+            columns["causal"] = (sizes["q_len"] > 1) & (operator == "attention_prefill")
+    own = {name: v for name in operator_types()[operator].structural_fields if (v := fixed.get(name)) is not None}
     if not columns:
         yield own, np.arange(count)
         return

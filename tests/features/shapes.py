@@ -8,14 +8,17 @@ from typing import Any
 import numpy as np
 
 from cdmpp.errors import InvalidProgramError
+from cdmpp.programs.attention import cache_dtypes, projections
 from cdmpp.programs.operators import Conv2d, OperatorSpec, lowered_operators, make_operator
+from cdmpp.programs.quantisation import combinations
+from cdmpp.programs.routing import BALANCES
 
 #: Drawn more often than the others: their structure depends on their sizes.
 _OFTEN = ("conv2d", "attention_prefill", "attention_decode", "linear", "max_pool2d")
 
 
 def random_specs(count: int, seed: int) -> list[OperatorSpec]:
-    """``count`` valid specifications; every operator and dtype comes up."""
+    """``count`` valid specifications; every operator comes up, with any of its types."""
     rng = np.random.default_rng(seed)
     names = sorted(lowered_operators())
     result: list[OperatorSpec] = []
@@ -35,7 +38,7 @@ def _extent(rng: np.random.Generator, most: int = 512) -> int:
 
 
 def _fields(name: str, rng: np.random.Generator) -> dict[str, Any]:
-    fields: dict[str, Any] = {"operator": name, "dtype": str(rng.choice(["float32", "float16", "bfloat16", "int8"]))}
+    fields: dict[str, Any] = {"operator": name, "dtype": str(rng.choice(lowered_operators()[name].dtypes))}
     if name == "conv2d":
         groups = _extent(rng, 16)
         fields |= {
@@ -58,6 +61,23 @@ def _fields(name: str, rng: np.random.Generator) -> dict[str, Any]:
         fields["bias"] = fields["direction"] == "fwd" and bool(rng.random() < 0.3)
         if rng.random() < 0.4:
             fields["pad_h"] = fields["pad_w"] = 0
+    elif name in ("linear", "bmm", "moe", "moe_w13", "grouped_gemm"):
+        fields |= _product(name, fields["dtype"], rng)
+    elif name.startswith("mla_"):
+        fields |= {n: _extent(rng, 64) for n in ("batch", "q_len", "heads", "latent", "rope", "nope", "v_dim")}
+        fields |= {"past_len": int(rng.integers(0, 3)) * _extent(rng), "hidden": _extent(rng), "q_latent": _extent(rng)}
+        fields["kv_dtype"] = rng.choice(list(cache_dtypes(fields["dtype"])))
+        fields["module"] = bool(rng.random() < 0.5)
+        if fields["module"]:
+            weight, scaling = rng.choice(np.array(list(projections(fields["dtype"])), dtype=object))
+            fields |= {"weight_dtype": weight, "scaling": scaling}
+    elif name == "attention_mixed":
+        fields |= {n: _extent(rng, 64) for n in ("q_len", "past_len", "decodes", "decode_past_len", "kv_heads")}
+        fields |= {"heads": fields["kv_heads"] * _extent(rng, 8), "head_dim": _extent(rng, 128)}
+        fields["kv_dtype"] = rng.choice(list(cache_dtypes(fields["dtype"])))
+    elif name == "rotary_embedding":
+        depth = _extent(rng, 64)
+        fields |= {"rows": _extent(rng), "head_dim": depth, "cols": depth * _extent(rng, 16)}
     elif name.startswith("attention"):
         kv = _extent(rng, 8)
         fields |= {
@@ -67,6 +87,7 @@ def _fields(name: str, rng: np.random.Generator) -> dict[str, Any]:
             "kv_heads": kv,
             "heads": kv * _extent(rng, 8) + int(rng.integers(0, 2)),
             "head_dim": _extent(rng, 128),
+            "kv_dtype": rng.choice(list(cache_dtypes(fields["dtype"]))),
         }
     elif "pool" in name:
         fields |= {
@@ -89,6 +110,23 @@ def _fields(name: str, rng: np.random.Generator) -> dict[str, Any]:
                 fields[field] = bool(rng.random() < 0.5)
             elif field not in ("operator", "dtype"):
                 fields[field] = _extent(rng)
+    return fields
+
+
+def _product(name: str, dtype: str, rng: np.random.Generator) -> dict[str, Any]:
+    experts = name not in ("linear", "bmm")
+    weight, scaling = rng.choice(np.array(list(combinations(dtype, experts=experts)) or [(None, None)], dtype=object))
+    fields: dict[str, Any] = {"weight_dtype": weight, "scaling": scaling}
+    for field, info in lowered_operators()[name].model_fields.items():
+        if info.annotation is bool:
+            fields[field] = bool(rng.random() < 0.5)
+        elif info.annotation is int:
+            fields[field] = _extent(rng)
+    if experts:
+        fields["balance"] = str(rng.choice(BALANCES))
+    if "topk" in fields:
+        fields |= {"topk": _extent(rng, fields["experts"]), "tp": _extent(rng, fields["intermediate"])}
+        fields["ep"] = _extent(rng, fields["experts"])
     return fields
 
 

@@ -112,11 +112,12 @@ def test_bytes_of_element_types() -> None:
         "int64": 8,
         "bool": 1,
         "uint1": 1,
-        "int4": 1,
+        "int4": 0.5,
         "float32x4": 16,
         "float8_e4m3fn": 1,
         "float8_e5m2x4": 4,
-        "float4_e2m1fn": 1,
+        "float4_e2m1fn": 0.5,
+        "float64": 8,
         "handle": 4,
     }
     assert {name: element_bytes(name) for name in known} == known

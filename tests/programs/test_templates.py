@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
 from cdmpp.errors import UnsupportedOperatorError
-from cdmpp.programs.operators import lowered_operators, structural_flags
-from cdmpp.programs.templates import _shipped, all_classes, class_name, partition, size_names, template_json
+from cdmpp.features.encode import encode_operator, encode_tvm_json
+from cdmpp.programs.operators import OperatorSpec, lowered_operators, read_value, structural_flags
+from cdmpp.programs.templates import (
+    _shipped,
+    all_classes,
+    class_name,
+    is_class,
+    partition,
+    size_names,
+    stored_class,
+    symbols,
+    template_json,
+)
 from cdmpp.programs.tvm_json import load, prim_funcs
-from tests.features.shapes import random_specs
+from tests.features.shapes import random_specs, reads_only_padding
 
 
-def test_every_class_is_shipped_and_no_other() -> None:
-    wanted = {class_name(*c) for c in all_classes()}
-    assert wanted == set(_shipped())
-    assert {name.split(":")[0] for name in wanted} == set(lowered_operators())
+def stored(operator: str, dtype: str, flags: dict[str, object]) -> str:
+    own_dtype, own, _ = stored_class(operator, dtype, flags)
+    return class_name(operator, own_dtype, own)
+
+
+def test_every_class_has_a_template_and_none_is_left_over() -> None:
+    assert {stored(*c) for c in all_classes()} == set(_shipped())
+    assert {operator for operator, _, _ in all_classes()} == set(lowered_operators())
 
 
 @pytest.mark.tvm
@@ -26,13 +39,32 @@ def test_the_shipped_templates_equal_tvm_output() -> None:
     from cdmpp.programs.lowering import lower_class, to_json
     from cdmpp.programs.make_templates import prune
 
-    stale = [
-        class_name(operator, dtype, flags)
-        for operator, dtype, flags in all_classes()
-        if json.loads(prune(to_json(lower_class(operator, dtype, flags, size_names(operator)))))
-        != json.loads(template_json(class_name(operator, dtype, flags)))
-    ]
+    stale = []
+    for name in _shipped():
+        operator, dtype, *texts = name.split(":")
+        flags = {key: read_value(value) for key, _, value in (text.partition("=") for text in texts)}
+        if prune(to_json(lower_class(operator, dtype, flags, list(symbols(operator))))) != _shipped()[name]:
+            stale.append(name)
     assert not stale, "run: python -m cdmpp.programs.make_templates (and retrain)"
+
+
+@pytest.mark.tvm
+def test_a_shared_template_gives_the_features_of_each_class_own_lowering() -> None:
+    pytest.importorskip("tvm")
+    from cdmpp.programs.lowering import lower, to_json
+
+    shared = [s for s in random_specs(900, 11) if stored_name_differs(s)]
+    assert len({s.operator for s in shared}) > 30
+    for spec in shared[::5]:
+        if reads_only_padding(spec):
+            continue
+        own, template = encode_tvm_json(to_json(lower(spec))), encode_operator(spec)
+        np.testing.assert_allclose(own.leaves, template.leaves, rtol=1e-5, atol=1e-5, err_msg=spec.text())
+        np.testing.assert_allclose(own.totals[:, 1:3], template.totals[:, 1:3], err_msg=spec.text())
+
+
+def stored_name_differs(spec: OperatorSpec) -> bool:
+    return spec.structural_class() not in _shipped()
 
 
 def test_a_template_is_one_function_whose_symbols_are_sizes() -> None:
@@ -46,6 +78,8 @@ def test_a_template_is_one_function_whose_symbols_are_sizes() -> None:
 def test_a_class_that_is_not_there() -> None:
     with pytest.raises(UnsupportedOperatorError, match="complex64"):
         template_json("linear:complex64:bias=False")
+    for name in ("linear", "linear:float32", "linear:float32:bias", "linear:float32:bias=False:balance=none", ":::"):
+        assert not is_class(name)
 
 
 def test_every_specification_has_a_template() -> None:
