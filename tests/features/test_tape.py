@@ -47,7 +47,7 @@ def test_equal_numbers_of_different_types_stay_apart() -> None:
 def test_features_do_not_depend_on_the_sizes_that_a_class_met_first() -> None:
     by_class: dict[str, list[dict[str, int]]] = {}
     for spec in random_specs(120, seed=5):
-        by_class.setdefault(spec.structural_class(), []).append(spec.sizes())
+        by_class.setdefault(spec.structural_class(), []).append(spec.bindings())
     for name, members in by_class.items():
         arrays = [{field: np.array([size]) for field, size in sizes.items()} for sizes in members]
         used = ClassFeatures(name)
