@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cdmpp.data.labels import Labels
+from cdmpp.data.narrow_work import expert_weight_bytes, experts_work, latent_attention_work, product_work
 from cdmpp.errors import UnknownDeviceError
 from cdmpp.programs.collectives import is_collective, link_seconds
-from cdmpp.programs.operators import DTYPE_BYTES, output_hw
+from cdmpp.programs.operators import DTYPE_BYTES, operator_family, output_hw
 
 if TYPE_CHECKING:
     from cdmpp.data.table import MeasurementTable, OperatorBlock
@@ -32,6 +33,8 @@ EXCLUDED = {
     "latency_not_positive": "the latency is zero or negative",
     "too_slow": "slower than 300 x its roofline + 10 ms, or over 5 s and slower than 20 x its roofline",
     "too_fast": "faster than a tenth of its roofline",
+    "weights_not_read": "an expert layer of aiconfigurator_moe with weights over 4 x L2, faster than the memory "
+    "delivers them (power-law routing: than twice its bandwidth): probably not all experts ran",
 }
 #: The measurer's reason for a record whose repeats disagree by more than the stated spread.
 UNSTABLE = "unstable"
@@ -39,6 +42,9 @@ SLOW_FACTOR = 300.0
 SLOW_OFFSET_S = 10e-3  # small programs are bound by launch and latency, not by the roofline
 LONG_S = 5.0  # a program of seconds has parallelism enough for a twentieth of the peak
 LONG_FACTOR = 20.0
+#: Source of expert layers that may not have run every expert; the weights of a doubtful row exceed this many times L2.
+DOUBTFUL_EXPERTS, EXPERTS_BEYOND_L2 = "aiconfigurator_moe", 4.0
+UNSTATED_L2 = 128e6  # bytes, for a device whose specification states no L2 cache
 FAST_FACTOR = 0.1  # winograd and reads from cache reach 0.2 to 0.5
 
 _PER_ELEMENT = {
@@ -59,13 +65,18 @@ _PER_ELEMENT = {
     "sqrt": 2.0,
     "copy": 0.0,
     "embedding": 0.0,
+    "rotary_embedding": 3.0,
+    "kv_cache_save": 0.0,
+    "moe_gating": 5.0,
+    "moe_shuffle": 0.0,
+    "argmax": 1.0,
     "batch_norm": 2.0,
 }
 
 
 def uses_matrix_units(operator: str) -> bool:
     """Whether the operator's arithmetic can run on matrix units (tensor cores)."""
-    return operator in ("linear", "bmm", "conv2d") or operator.startswith("attention")
+    return operator_family(operator) in ("gemm", "moe", "conv", "attention")
 
 
 def work(
@@ -73,12 +84,20 @@ def work(
 ) -> tuple[Float64, Float64]:
     """Floating-point operations and least bytes moved, per operator of a block."""
     f = {name: column.astype(np.float64) for name, column in sizes.items()}
-    if operator in ("linear", "bmm"):
-        batch = f.get("batch", np.float64(1))
-        flops = 2 * batch * f["m"] * f["n"] * f["k"]
-        moved = batch * (f["m"] * f["k"] + f["k"] * f["n"] + f["m"] * f["n"])
-        if flags.get("bias"):
-            flops, moved = flops + f["m"] * f["n"], moved + f["n"]
+    family = operator_family(operator)
+    if family == "gemm":
+        return product_work(dtype, flags, f)
+    if family == "moe":
+        return experts_work(operator, dtype, flags, sizes)
+    if operator.startswith("mla_"):
+        return latent_attention_work(operator, dtype, flags, f)
+    # Keys and values may be narrower than queries.
+    cached = DTYPE_BYTES[str(flags.get("kv_dtype") or dtype)] / DTYPE_BYTES[dtype]
+    if operator == "attention_mixed":
+        pairs = f["q_len"] * (f["past_len"] + (f["q_len"] + 1) / 2) + f["decodes"] * (f["decode_past_len"] + 1)
+        keys = f["past_len"] + f["q_len"] + f["decodes"] * (f["decode_past_len"] + 1)
+        flops = 4 * f["heads"] * pairs * f["head_dim"]
+        moved = 2 * f["head_dim"] * ((f["q_len"] + f["decodes"]) * f["heads"] + keys * f["kv_heads"] * cached)
     elif operator == "conv2d":
         oh, ow = (axis.astype(np.float64) for axis in output_hw(sizes))
         weight = f["c_out"] * (f["c_in"] // f["groups"]) * f["kh"] * f["kw"]
@@ -91,7 +110,7 @@ def work(
         causal = operator != "attention_encoder"
         pairs = f["q_len"] * (f["past_len"] + (f["q_len"] + 1) / 2 if causal else keys)
         flops = 4 * f["batch"] * f["heads"] * pairs * f["head_dim"]
-        moved = 2 * f["batch"] * f["head_dim"] * (f["q_len"] * f["heads"] + keys * f["kv_heads"])
+        moved = 2 * f["batch"] * f["head_dim"] * (f["q_len"] * f["heads"] + keys * f["kv_heads"] * cached)
     elif operator in ("max_pool2d", "avg_pool2d"):
         oh, ow = (axis.astype(np.float64) for axis in output_hw(sizes))
         out = f["n"] * f["c"] * oh * ow
@@ -101,7 +120,9 @@ def work(
         cells = f["rows"] * f["cols"] if "rows" in f else f["n"] * f["c"] * f["h"] * f["w"]
         inputs = float(flags.get("inputs") or (2 if operator == "silu_and_mul" else 1))
         flops = cells * _PER_ELEMENT.get(operator, max(inputs - 1, 1.0))
-        written = f["rows"] if operator == "reduce_mean" else cells
+        written = f["rows"] if operator in ("reduce_mean", "argmax") else cells
+        if operator in ("moe_gating", "moe_shuffle"):
+            written = f["topk"] * (f["rows"] if operator == "moe_gating" else cells)
         moved = cells * inputs + written
     return flops, moved * DTYPE_BYTES[dtype]
 
@@ -111,7 +132,10 @@ def roofline_s(block: OperatorBlock, device: DeviceSpec) -> Float64:
     if is_collective(block.operator):
         return collective_roofline_s(block, device)
     flops, moved = work(block.operator, block.dtype, block.flags, block.sizes)
-    peak = device.peak(block.dtype, matrix=uses_matrix_units(block.operator))
+    matrix = uses_matrix_units(block.operator)
+    peak = device.peak(block.dtype, matrix=matrix)
+    if block.flags.get("module") and block.flags.get("weight_dtype"):
+        peak = max(peak, device.peak(str(block.flags["weight_dtype"]), matrix=matrix))  # of the projections
     return np.asarray(np.maximum(flops / peak, moved / device.mem_bandwidth_bytes_per_s))
 
 
@@ -141,6 +165,29 @@ def table_roofline_s(table: MeasurementTable) -> Float64:
     return result
 
 
+def experts_read_s(table: MeasurementTable) -> Float64:
+    """Seconds in which the memory delivers the experts' weights; NaN for rows without doubt (:data:`EXCLUDED`)."""
+    result = np.full(len(table), np.nan)
+    doubtful = table.source.is_(DOUBTFUL_EXPERTS)
+    for block in table.specs if doubtful.any() else ():
+        if block.operator != "moe":
+            continue
+        # Drawn routings leave more experts without rows than the estimate.
+        share = 1.0 if block.flags["balance"] == "balanced" else 0.5
+        devices = np.where(doubtful[block.row_index], table.device.codes[block.row_index], -1)
+        for code in np.unique(devices[devices >= 0]):
+            rows = np.flatnonzero(devices == code)
+            try:
+                device = table.device_spec(table.device.names[code])
+            except UnknownDeviceError:
+                continue
+            part = block.take(rows)
+            weights = expert_weight_bytes(part.operator, part.dtype, part.flags, part.sizes)
+            beyond = weights > EXPERTS_BEYOND_L2 * (device.l2_bytes or UNSTATED_L2)
+            result[part.row_index] = np.where(beyond, share * weights / device.mem_bandwidth_bytes_per_s, np.nan)
+    return result
+
+
 def flag_rows(table: MeasurementTable) -> Labels:
     """Apply the rules of :data:`EXCLUDED`, the first that holds; "" where none does."""
     reasons = ("", *EXCLUDED)
@@ -148,6 +195,7 @@ def flag_rows(table: MeasurementTable) -> Labels:
     flags = np.zeros(len(table), dtype=np.int32)
     latency, bound = table.latency_s, table_roofline_s(table)
     with np.errstate(invalid="ignore"):  # NaN compares false: no bound, no rule
+        flags[latency < experts_read_s(table)] = code["weights_not_read"]
         flags[latency < FAST_FACTOR * bound] = code["too_fast"]
         flags[latency > SLOW_FACTOR * bound + SLOW_OFFSET_S] = code["too_slow"]
         flags[(latency > LONG_S) & (latency > LONG_FACTOR * bound)] = code["too_slow"]

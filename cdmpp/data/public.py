@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
+import numpy as np
+
 from cdmpp.data.importers import IMPORTERS, Importer
 from cdmpp.data.load import detect
 from cdmpp.data.merge import concat
@@ -28,10 +30,11 @@ _SUFFIXES = (".parquet", ".csv", ".csv.gz")
 
 @dataclass(frozen=True)
 class PublicTable:
-    """One file of a folder of public data, and its importer."""
+    """One file of a folder of public data, its importer, and the sources of its rows."""
 
     path: Path
     importer: Importer
+    sources: frozenset[str]
 
     def load(self) -> MeasurementTable:
         """Read and check it."""
@@ -66,12 +69,19 @@ def list_public_tables(folder: str | PathLike[str]) -> list[PublicTable]:
             continue
         try:
             importer = detect(read_columns(path))
+            sources = frozenset() if importer is None else _sources(path, importer)
         except DataError as error:
             logger.warning("passed over: %s", error)
             continue
         if importer is not None:
-            tables.append(PublicTable(path, importer))
+            tables.append(PublicTable(path, importer, sources))
     return tables
+
+
+def _sources(path: Path, importer: Importer) -> frozenset[str]:
+    if importer.row_source is None:
+        return frozenset({importer.name})
+    return frozenset(importer.sources(read_raw(path, {"dtype"})).used())
 
 
 def find_public_tables(
@@ -97,8 +107,8 @@ def find_public_tables(
     if unknown:
         raise DataError(f"no public source is called {unknown[0]!r}", hint="one of: " + ", ".join(known))
     place = public_data_dir(folder)
-    tables = [table for table in list_public_tables(place) if table.importer.name in wanted]
-    present = {table.importer.name for table in tables}
+    tables = [table for table in list_public_tables(place) if table.sources & set(wanted)]
+    present = {source for table in tables for source in table.sources}
     missing = [known[name] for name in wanted if name not in present]
     if missing:
         raise DataError(
@@ -110,4 +120,8 @@ def find_public_tables(
 
 def load_public(folder: str | PathLike[str] | None = None, sources: Collection[str] | None = None) -> MeasurementTable:
     """All wanted public tables, one below the other; parameters as :func:`find_public_tables`."""
-    return concat([table.load() for table in find_public_tables(folder, sources)])
+    table = concat([table.load() for table in find_public_tables(folder, sources)])
+    if sources is None or set(table.source.used()) <= set(sources):
+        return table
+    wanted = np.array([name in sources for name in table.source.names], dtype=np.bool_)
+    return table.select(wanted[table.source.codes])

@@ -48,8 +48,17 @@ _SHAPE = {
         "groups",
     ),
     "attention": ("batch", "q_len", "past_len", "heads", "kv_heads", "head_dim"),
+    "moe": ("tokens", "hidden", "intermediate", "experts", "topk", "tp", "ep"),
 }
-_SEED = {"gemm": 1, "conv": 2, "attention": 3, "vector": 4}
+#: Operators with other sizes than the rest of their family. Latent attention shares its shapes over kernel and module.
+_LATENT = ("batch", "q_len", "past_len", "heads")
+_OWN_SHAPE = {
+    "mla_prefill": _LATENT,
+    "mla_decode": _LATENT,
+    "attention_mixed": ("q_len", "past_len", "decodes", "decode_past_len", "heads", "kv_heads", "head_dim"),
+    "grouped_gemm": ("groups", "rows", "n", "k"),
+}
+_SEED = {"gemm": 1, "conv": 2, "attention": 3, "vector": 4, "moe": 6}
 _TVM_SEED = 5
 #: Collectives share (operator, bytes) over devices, links, ranks, libraries and modes: one seed for each operator.
 _COLLECTIVE_SEED = 16
@@ -92,7 +101,11 @@ def shape_hash(block: OperatorBlock) -> U64:
     family = operator_family(block.operator)
     if family == "collective":
         return hash_rows(_COLLECTIVE_SEED + COLLECTIVES.index(block.operator), [block.sizes["bytes"]])
-    names = _SHAPE.get(family) or [name for name in block.sizes if name not in block.flags]
+    names = (
+        _OWN_SHAPE.get(block.operator)
+        or _SHAPE.get(family)
+        or [name for name in block.sizes if name not in block.flags]
+    )
     return hash_rows(_SEED[family], [block.sizes[name] for name in names])
 
 

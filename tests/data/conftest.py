@@ -12,7 +12,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 
-from tests.data import comm_collectives
+from tests.data import comm_collectives, operator_layouts
 
 Columns = dict[str, list[Any]]
 Layout = tuple[Columns, Columns]  # columns that are needed, columns that change nothing
@@ -167,6 +167,7 @@ LAYOUTS: dict[str, Callable[[], Layout]] = {
     "vidur": _vidur,
     "deepbench": _deepbench,
     "comm_collectives": lambda: (dict(comm_collectives.NEEDED), dict(comm_collectives.OPTIONAL)),
+    **operator_layouts.LAYOUTS,
 }
 
 

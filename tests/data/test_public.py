@@ -20,7 +20,7 @@ def folder(columns_of, save, tmp_path):
 
 
 def test_finds_every_table_and_passes_over_the_rest(folder, monkeypatch):
-    assert {t.importer.name: t.path.name for t in list_public_tables(folder)} == {
+    assert {source: t.path.name for t in list_public_tables(folder) for source in t.sources} == {
         i.name: i.file_name for i in IMPORTERS
     }
     monkeypatch.setenv(ENVIRONMENT, str(folder))

@@ -5,10 +5,16 @@ from __future__ import annotations
 from cdmpp.data.importers import (
     aiconfigurator_attention,
     aiconfigurator_gemm,
+    aiconfigurator_mla,
+    aiconfigurator_moe,
+    aiter_gemm,
+    aiter_moe,
     comm_collectives,
     deepbench,
     miopen,
     neusight,
+    pipeweave_moe,
+    tensile_gemm,
     vidur,
 )
 from cdmpp.data.importers.base import Importer
@@ -21,6 +27,14 @@ IMPORTERS: tuple[Importer, ...] = (
     vidur.IMPORTER,
     deepbench.IMPORTER,
     comm_collectives.IMPORTER,
+    aiconfigurator_gemm.QUANTISED_IMPORTER,
+    aiconfigurator_moe.IMPORTER,
+    aiconfigurator_mla.IMPORTER,
+    vidur.PIPEWEAVE_IMPORTER,
+    pipeweave_moe.IMPORTER,
+    tensile_gemm.IMPORTER,
+    aiter_gemm.IMPORTER,
+    aiter_moe.IMPORTER,
 )
 
 #: Sources of tensor programs, which the network is trained on; the others hold collectives.

@@ -42,6 +42,8 @@ class Importer:
         Labels per row, where the source timed in several ways; replaces ``protocol``.
     row_source : callable or None
         Labels of the column ``source``; None: ``name`` for every row.
+    read_by : str
+        Name of the importer that reads this source's tables, which have the same columns; "" for this one.
     """
 
     name: str
@@ -61,11 +63,14 @@ class Importer:
     row_filter: str = ""
     protocol_of: Callable[[RawTable], Labels] | None = None
     row_source: Callable[[RawTable], Labels] | None = None
+    read_by: str = ""
 
     def matches(self, columns: Collection[str]) -> bool:
         """Whether a table with these columns is from this source."""
         given = set(columns)
-        return self.needs <= given and not self.lacks & given and any(o <= given for o in self.one_of)
+        return (
+            not self.read_by and self.needs <= given and not self.lacks & given and any(o <= given for o in self.one_of)
+        )
 
     def columns(self) -> frozenset[str]:
         """Every column that is read."""
@@ -77,13 +82,16 @@ class Importer:
         given = set(columns)
         return self.needs - given | min((o - given for o in self.one_of), key=len)
 
+    def sources(self, raw: RawTable) -> Labels:
+        """Source of each row of a table."""
+        return (self.row_source or always(self.name))(raw)
+
     def table(self, raw: RawTable) -> MeasurementTable:
         """Build the checked table."""
         op = raw.labels("op")
-        source = self.row_source or always(self.name)
         return assemble(
             Draft(
-                source=source(raw),
+                source=self.sources(raw),
                 op=op,
                 device_name=raw.labels("device"),
                 dtype=self.dtype(raw),
