@@ -59,7 +59,9 @@ IMPORTER = Importer(
     licence="MIT",
     protocol="kernel",
     needs=frozenset({"op", "device", "family", "dtype", "m", "n", "k"}),
-    lacks=frozenset({"framework", "precision", "trans_a", "program", "protocol", "model", "rows", "in_hw"}),
+    lacks=frozenset(
+        {"framework", "precision", "trans_a", "program", "protocol", "model", "rows", "in_hw", "direction"}
+    ),
     reads=frozenset({"outdtype", "batch"}),
     groups=_groups,
     framework=always("aiter"),

@@ -66,7 +66,9 @@ IMPORTER = Importer(
     licence="MIT",
     protocol="kernel",
     needs=frozenset({"op", "device", *_SIZES.values()}),
-    lacks=frozenset({"framework", "program", "tokens", "num_tokens", "m", "rows", "in_hw", "q_len", "direction"}),
+    lacks=frozenset(
+        {"framework", "program", "tokens", "num_tokens", "m", "rows", "in_hw", "q_len", "direction", "message_bytes"}
+    ),
     reads=frozenset({"dtype", "q_dtype_a", "q_dtype_w", "q_type", "use_g1u1"}),
     groups=_groups,
     framework=always("aiter"),

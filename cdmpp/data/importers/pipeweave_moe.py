@@ -40,7 +40,9 @@ IMPORTER = Importer(
     licence="Apache-2.0",
     protocol="kernel",
     needs=frozenset({"op", "device", "dtype", "tokens", "num_experts", "topk", "hidden", "n_out"}),
-    lacks=frozenset({"framework", "program", "num_tokens", "token", "m", "rows", "in_hw", "q_len", "direction"}),
+    lacks=frozenset(
+        {"framework", "program", "num_tokens", "token", "m", "rows", "in_hw", "q_len", "direction", "message_bytes"}
+    ),
     groups=_groups,
     framework=always("triton"),
 )
