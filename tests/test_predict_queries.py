@@ -35,12 +35,12 @@ def test_an_operator_that_cannot_be_encoded_spoils_no_other(
     predictor: LatencyPredictor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from cdmpp.errors import UnsupportedOperatorError
-    from cdmpp.features import encode
+    from cdmpp.features import class_features
 
     asked = queries(12)
     expected = LatencyPredictor(predictor.artifact).predict_queries(asked)
     bad = asked[4].program.hash
-    template = encode.template_json
+    template = class_features.template_json
     assert isinstance(asked[4].program, TensorProgram) and asked[4].program.operator is not None
     missing = asked[4].program.operator.structural_class()
 
@@ -49,10 +49,13 @@ def test_an_operator_that_cannot_be_encoded_spoils_no_other(
             raise UnsupportedOperatorError("not in this package", hint="another type")
         return template(name)
 
-    monkeypatch.setattr(encode, "template_json", shipped)
-    encode._template.cache_clear()
+    monkeypatch.setattr(class_features, "template_json", shipped)
+    caches = (class_features.template, class_features.class_features)
+    for cache in caches:
+        cache.cache_clear()
     got = LatencyPredictor(predictor.artifact).predict_queries(asked)
-    encode._template.cache_clear()
+    for cache in caches:
+        cache.cache_clear()
     for query, before, after in zip(asked, expected, got, strict=True):
         operator = getattr(query.program, "operator", None)
         if operator is not None and operator.structural_class() == missing:

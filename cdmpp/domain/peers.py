@@ -27,9 +27,9 @@ SHARE = 0.7
 #: Distance, in factors of two, at which a peer's weight falls to 0.6.
 LIKENESS = 1.0
 
-#: A peer of less weight does not count. Its efficiency differs from the mean by a factor of two at most, so this moves
-#: a prediction by less than 0.1 %; each peer costs a row of the network.
-LEAST_WEIGHT = 5e-4
+#: A peer of less weight does not count: it would move a prediction by some 0.01 %, and each peer costs a row of the
+#: network.
+LEAST_WEIGHT = 1e-4
 
 #: Trained devices: index in the network's embedding, and specification.
 Trained = tuple[int, DeviceSpec]

@@ -19,6 +19,15 @@ from cdmpp.programs.elements import BASIC_DTYPES, MAX_ELEMENTS, DType
 Violation = tuple[Any, str, str]
 
 
+#: Made once: json.dumps makes one per call.
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+
+
+def _at_least_one(size: Any) -> Any:
+    # numpy takes a microsecond per number.
+    return max(size, 1.0) if isinstance(size, float) else np.maximum(size, 1.0)
+
+
 class OperatorSpec(BaseModel):
     """One operator with its sizes. Extents are counts of elements, at least 1."""
 
@@ -63,7 +72,7 @@ class OperatorSpec(BaseModel):
 
         ``sizes`` are the integer fields as float or float64 arrays; exact up to 2^53.
         """
-        return reduce(operator.mul, (np.maximum(v, 1.0) for name, v in sizes.items() if name != "past_len"))
+        return reduce(operator.mul, (_at_least_one(v) for name, v in sizes.items() if name != "past_len"))
 
     def sizes(self) -> dict[str, int]:
         """The integer fields, in declaration order: what a template's symbols are bound to."""
@@ -106,8 +115,7 @@ class OperatorSpec(BaseModel):
 
     def hash(self) -> str:
         """Structural hash (hex, 32 characters): equal for equal programs, whatever their source."""
-        text = json.dumps(self.canonical(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(b"operator\0" + text.encode()).hexdigest()[:32]
+        return hashlib.sha256(b"operator\0" + _CANONICAL.encode(self.canonical()).encode()).hexdigest()[:32]
 
     def text(self) -> str:
         """Short text that :func:`parse_operator` reads back; fields at their default are left out."""
