@@ -12,7 +12,19 @@ from cdmpp.units import format_latency
 
 data = typer.Typer(help="Measurement tables.", no_args_is_help=True, rich_markup_mode=None)
 
-_COUNTED = ("source", "op", "device", "backend", "protocol", "framework", "splits", "excluded", "unsupported")
+_COUNTED = (
+    "source",
+    "op",
+    "operator",
+    "dtype",
+    "device",
+    "backend",
+    "protocol",
+    "framework",
+    "splits",
+    "excluded",
+    "unsupported",
+)
 
 FileArgument = Annotated[
     Path,

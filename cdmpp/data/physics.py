@@ -7,7 +7,7 @@ baseline; the model has its own, finer features.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -131,7 +131,10 @@ def roofline_s(block: OperatorBlock, device: DeviceSpec) -> Float64:
     """Roofline of every operator of a block on one device, in seconds: a lower bound in the main."""
     if is_collective(block.operator):
         return collective_roofline_s(block, device)
-    flops, moved = work(block.operator, block.dtype, block.flags, block.sizes)
+    return _bound_s(block, device, *work(block.operator, block.dtype, block.flags, block.sizes))
+
+
+def _bound_s(block: OperatorBlock, device: DeviceSpec, flops: Float64, moved: Float64) -> Float64:
     matrix = uses_matrix_units(block.operator)
     peak = device.peak(block.dtype, matrix=matrix)
     if block.flags.get("module") and block.flags.get("weight_dtype"):
@@ -154,15 +157,33 @@ def table_roofline_s(table: MeasurementTable) -> Float64:
     """Roofline of every row, in seconds; NaN for TVM programs and for rows without program or device."""
     result = np.full(len(table), np.nan)
     for block in table.specs:
-        devices = table.device.codes[block.row_index]
-        for code in np.unique(devices):
-            rows = np.flatnonzero(devices == code)
-            try:
-                device = table.device_spec(table.device.names[code])
-            except UnknownDeviceError:
-                continue
-            result[block.row_index[rows]] = roofline_s(block.take(rows), device)
+        if is_collective(block.operator):
+            for rows, device in _by_device(table, block):
+                result[block.row_index[rows]] = collective_roofline_s(block.take(rows), device)
+            continue
+        distinct, inverse = _distinct(table, block)
+        flops, moved = work(block.operator, block.dtype, block.flags, distinct.sizes)
+        for rows, device in _by_device(table, block):
+            at = inverse[rows]
+            result[block.row_index[rows]] = _bound_s(block, device, flops[at], moved[at])
     return result
+
+
+def _by_device(table: MeasurementTable, block: OperatorBlock) -> Iterator[tuple[NDArray[np.int64], DeviceSpec]]:
+    """Positions of a block of rows, by device; rows of unknown devices are left out."""
+    devices = table.device.codes[block.row_index]
+    for code in np.unique(devices):
+        try:
+            device = table.device_spec(table.device.names[code])
+        except UnknownDeviceError:
+            continue
+        yield np.flatnonzero(devices == code), device
+
+
+def _distinct(table: MeasurementTable, block: OperatorBlock) -> tuple[OperatorBlock, NDArray[np.int64]]:
+    """Distinct programs of a block of rows, and the position of each row's program among them."""
+    _, first, inverse = np.unique(table.program_key[block.row_index], return_index=True, return_inverse=True)
+    return block.take(first), inverse
 
 
 def experts_read_s(table: MeasurementTable) -> Float64:
@@ -172,19 +193,15 @@ def experts_read_s(table: MeasurementTable) -> Float64:
     for block in table.specs if doubtful.any() else ():
         if block.operator != "moe":
             continue
+        distinct, inverse = _distinct(table, block)
+        weights = expert_weight_bytes(block.operator, block.dtype, block.flags, distinct.sizes)[inverse]
         # Drawn routings leave more experts without rows than the estimate.
         share = 1.0 if block.flags["balance"] == "balanced" else 0.5
-        devices = np.where(doubtful[block.row_index], table.device.codes[block.row_index], -1)
-        for code in np.unique(devices[devices >= 0]):
-            rows = np.flatnonzero(devices == code)
-            try:
-                device = table.device_spec(table.device.names[code])
-            except UnknownDeviceError:
-                continue
-            part = block.take(rows)
-            weights = expert_weight_bytes(part.operator, part.dtype, part.flags, part.sizes)
-            beyond = weights > EXPERTS_BEYOND_L2 * (device.l2_bytes or UNSTATED_L2)
-            result[part.row_index] = np.where(beyond, share * weights / device.mem_bandwidth_bytes_per_s, np.nan)
+        for rows, device in _by_device(table, block):
+            beyond = weights[rows] > EXPERTS_BEYOND_L2 * (device.l2_bytes or UNSTATED_L2)
+            beyond &= doubtful[block.row_index[rows]]
+            read_s = share * weights[rows] / device.mem_bandwidth_bytes_per_s
+            result[block.row_index[rows]] = np.where(beyond, read_s, np.nan)
     return result
 
 

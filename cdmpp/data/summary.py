@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
+from collections.abc import Callable
 from os import PathLike
 from typing import Any
 
@@ -14,7 +16,7 @@ from cdmpp.data.networks import network_names
 from cdmpp.data.noise import count_duplicates, measured, noise_floor
 from cdmpp.data.physics import UNSTABLE
 from cdmpp.data.splits import PART_NAMES, split_by_shape
-from cdmpp.data.table import TEXT_COLUMNS, MeasurementTable
+from cdmpp.data.table import TEXT_COLUMNS, MeasurementTable, OperatorBlock
 
 
 def info(path: str | PathLike[str]) -> dict[str, Any]:
@@ -38,6 +40,7 @@ def summarise(table: MeasurementTable, repeats: MeasurementTable | None = None) 
     whose program, device, backend, protocol and framework occurred before; ``repeats``: second measurements,
     which are counted nowhere else. ``programs``: distinct programs of all rows, failed ones included;
     ``tasks``: distinct tasks that they are schedules of; ``networks``, ``devices``: names, sorted.
+    ``op`` is the source's name of the operator, ``operator`` and ``dtype`` count rows by cdmpp's.
     ``excluded`` and ``unsupported`` count rows by reason, ``splits`` rows by part of the split by shape.
     ``noise_floor`` and ``noise_floor_by_device``: see :func:`cdmpp.data.noise.noise_floor`.
     """
@@ -61,6 +64,8 @@ def summarise(table: MeasurementTable, repeats: MeasurementTable | None = None) 
         "row_filter_rows": None if table.row_filter is None else int(table.row_filter.sum()),
         "rows_with_repeats": 0 if table.repeats_s is None else len(table) - table.repeats_s.null_count,
         **{name: getattr(table, name).counts() for name in ("source", "op", "device", "backend")},
+        "operator": _rows_of_programs(table, lambda block: block.operator),
+        "dtype": _rows_of_programs(table, lambda block: block.dtype),
         "protocol": table.protocol.counts(),
         "framework": table.framework.counts(),
         "excluded": _reasons(table.excluded.counts()),
@@ -91,6 +96,14 @@ def fingerprint(table: MeasurementTable) -> str:
     for name in sorted(set(table.device.used()) & set(table.device_specs)):
         digest.update(f"{name}\0{table.device_spec(name).digest()}".encode())
     return digest.hexdigest()[:32]
+
+
+def _rows_of_programs(table: MeasurementTable, name: Callable[[OperatorBlock], str]) -> dict[str, int]:
+    """Rows by a property of their operators; rows without an operator are not counted."""
+    counts: Counter[str] = Counter()
+    for block in table.specs:
+        counts[name(block)] += len(block)
+    return dict(counts.most_common())
 
 
 def _reasons(counts: dict[str, int]) -> dict[str, int]:

@@ -11,6 +11,7 @@ from cdmpp.data.load import load_table
 from cdmpp.data.physics import table_roofline_s, work
 from cdmpp.data.public import find_public_tables, load_public
 from cdmpp.data.splits import split_by_shape
+from cdmpp.data.summary import summarise
 from cdmpp.programs.operators import make_operator, parse_operator
 from cdmpp.programs.quantisation import combinations
 from tests.data.operator_layouts import LAYOUTS
@@ -267,3 +268,10 @@ def test_sources_that_share_a_layout_are_told_apart_in_a_folder(columns_of, save
 def test_every_source_is_read_by_an_importer_that_recognises_tables():
     readers = {i.name for i in IMPORTERS if not i.read_by}
     assert {i.read_by for i in IMPORTERS if i.read_by} <= readers
+
+
+def test_summary_counts_rows_by_operator_and_type(columns_of, save):
+    table = summarise(load_table(save(columns_of("tensile_gemm"))))
+    assert table["op"] == {"gemm": 4, "bmm": 2}
+    assert table["operator"] == {"linear": 4, "bmm": 2}
+    assert table["dtype"] == {"float16": 3, "float64": 1, "tfloat32": 1, "int8": 1}
