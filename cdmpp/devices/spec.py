@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from cdmpp.devices.ceilings import Ceilings, read_ceilings
+from cdmpp.devices.links import canonical_link
 
 
 def _whole_number(value: Any) -> Any:
@@ -28,11 +29,14 @@ def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+def _link_name(value: Any) -> Any:
+    return canonical_link(value) if isinstance(value, str) else value
+
+
 Name = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Count = Annotated[int, BeforeValidator(_whole_number), Field(ge=1, le=100_000)]
 Flops = Annotated[float, Field(ge=1e8, le=1e19)]
 
-Link = Annotated[str, Field(min_length=2, max_length=40, pattern=r"^[a-z0-9][a-z0-9.-]*$")]
 
 #: Vector peaks further from 2 x units x cores x clock than this factor are a slip of units.
 #: Dual issue and packed instructions make 2 or 4 of it, hybrid and throttled parts less than 1.
@@ -105,8 +109,8 @@ class DeviceSpec(BaseModel):
     tdp_w : float, optional
         Board power limit.
     link : str, optional
-        Name of the device's own link to its neighbours, such as ``"nvlink4"`` or ``"pcie4-x16"``
-        (:mod:`cdmpp.collectives` has the bandwidths).
+        The device's own link to its neighbours: a name of :data:`cdmpp.devices.links.LINKS`, such as ``"nvlink4"`` or
+        ``"pcie4-x16"``, or a bandwidth of one direction, such as ``"64GB/s"``. None: as the generation usually has it.
     status : {"", "stand-in", "unreleased"}
         "stand-in": figures of a card that stands in for a board that its source does not name. "unreleased":
         announced hardware. Predictions for either are never ``in`` the domain.
@@ -143,7 +147,7 @@ class DeviceSpec(BaseModel):
     sustained_clock_hz: Annotated[float, Field(ge=1e7, le=2e10)] | None = None
     matrix_flops_per_cycle_per_unit: Annotated[float, Field(ge=1, le=1e7)] | None = None
     tdp_w: Annotated[float, Field(ge=0.1, le=1e5)] | None = None
-    link: Link | None = None
+    link: Annotated[Annotated[str, Field(max_length=60)] | None, BeforeValidator(_link_name)] = None
     status: Literal["", "stand-in", "unreleased"] = ""
     source: Annotated[str, Field(max_length=2000)] = "user"
     aliases: Annotated[tuple[Name, ...], BeforeValidator(_as_tuple), Field(max_length=32)] = ()

@@ -49,7 +49,7 @@ def test_optional_figures_are_none_not_zero() -> None:
         ("l2_bandwidth_bytes_per_s", 3235.0),  # GB/s
         ("sustained_clock_hz", 1830.0),  # MHz
         ("peak_flops_fp8_matrix", 1979.0),  # Tflop/s
-        ("link", "NVLink 4"),
+        ("link", "token ring"),
         ("link", 4),
         ("status", "rumoured"),
         ("unknown_field", 1),
@@ -58,6 +58,11 @@ def test_optional_figures_are_none_not_zero() -> None:
 def test_slips_are_refused(field: str, value: object) -> None:
     with pytest.raises(ValidationError):
         DeviceSpec.model_validate({**MINIMAL, field: value})
+
+
+def test_link_is_stored_by_its_canonical_name() -> None:
+    for given, stored in (("NVLink 4", "nvlink4"), ("pcie5", "pcie5-x16"), ("64 GB/s", "64GB/s"), (None, None)):
+        assert DeviceSpec.model_validate({**MINIMAL, "link": given}).link == stored
 
 
 def test_whole_floats_count_as_integers() -> None:

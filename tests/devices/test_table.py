@@ -8,6 +8,7 @@ from importlib.resources import files
 import pytest
 
 from cdmpp.devices import DeviceSpec, known, lookup, sources
+from cdmpp.devices.links import LINKS
 from cdmpp.devices.table import COLUMNS
 
 ROWS = list(csv.DictReader(files("cdmpp.devices").joinpath("table.csv").read_text("utf-8").splitlines()))
@@ -93,6 +94,7 @@ def test_status_and_links_of_the_table() -> None:
     }
     assert not [spec.name for spec in known() if spec.status == "unreleased"]
     links = {name: lookup(name).link for name in ("a100-sxm4-80gb", "a800-sxm4-80gb", "h100-sxm", "h800", "b200")}
+    assert {spec.link for spec in known() if spec.link} <= set(LINKS)
     assert list(links.values()) == ["nvlink3", "nvlink3-400", "nvlink4", "nvlink4-400", "nvlink5"]
 
 
