@@ -9,6 +9,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from cdmpp.data.doubtful import with_doubts
 from cdmpp.data.fields import contradictory, integer_fields
 from cdmpp.data.labels import Labels, Mask
 from cdmpp.data.merge import merge_blocks
@@ -54,7 +55,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Draft:
-    """Output of an importer: labels per row, and row groups by operator; rows in no group are unknown."""
+    """Output of an importer: labels per row, and row groups by operator; rows in no group are unknown.
+
+    ``doubtful`` maps reasons of :data:`cdmpp.data.doubtful.DOUBTFUL` to their rows.
+    """
 
     source: Labels
     op: Labels
@@ -66,6 +70,7 @@ class Draft:
     latency_s: Float64
     groups: Sequence[Group]
     row_filter: Mask | None = None
+    doubtful: Mapping[str, Mask] = field(default_factory=dict)
 
 
 def canonical_devices(names: Labels) -> tuple[Labels, Mask]:
@@ -105,7 +110,7 @@ def assemble(draft: Draft) -> MeasurementTable:
         row_filter=draft.row_filter,
         tvm=TvmPrograms(first_key=sum(map(len, programs))),
     )
-    return replace(table, excluded=flag_rows(table))
+    return replace(table, excluded=with_doubts(flag_rows(table), draft.doubtful))
 
 
 def settings_known(backend: Labels, protocol: Labels, framework: Labels) -> Mask:

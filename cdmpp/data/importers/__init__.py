@@ -11,6 +11,10 @@ from cdmpp.data.importers import (
     aiter_moe,
     comm_collectives,
     deepbench,
+    frontier,
+    infersim,
+    llmservingsim_attention,
+    llmservingsim_layers,
     miopen,
     neusight,
     pipeweave_moe,
@@ -35,6 +39,10 @@ IMPORTERS: tuple[Importer, ...] = (
     tensile_gemm.IMPORTER,
     aiter_gemm.IMPORTER,
     aiter_moe.IMPORTER,
+    llmservingsim_layers.IMPORTER,
+    llmservingsim_attention.IMPORTER,
+    frontier.IMPORTER,
+    infersim.IMPORTER,
 )
 
 #: Sources of tensor programs, which the network is trained on; the others hold collectives.

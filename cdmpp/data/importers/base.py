@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from cdmpp.data.assemble import Draft, Group, assemble
-from cdmpp.data.labels import Labels
+from cdmpp.data.labels import Labels, Mask
 from cdmpp.data.raw import RawTable
 from cdmpp.data.table import MeasurementTable
 
@@ -44,6 +44,8 @@ class Importer:
         Labels of the column ``source``; None: ``name`` for every row.
     read_by : str
         Name of the importer that reads this source's tables, which have the same columns; "" for this one.
+    doubtful : callable or None
+        Rows of doubtful meaning by reason (:mod:`cdmpp.data.doubtful`): evaluated, but not trained on.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Importer:
     protocol_of: Callable[[RawTable], Labels] | None = None
     row_source: Callable[[RawTable], Labels] | None = None
     read_by: str = ""
+    doubtful: Callable[[RawTable], dict[str, Mask]] | None = None
 
     def matches(self, columns: Collection[str]) -> bool:
         """Whether a table with these columns is from this source."""
@@ -101,6 +104,7 @@ class Importer:
                 latency_s=raw.latency_s(),
                 groups=self.groups(raw, op),
                 row_filter=raw.bools(self.row_filter) if self.row_filter else None,
+                doubtful=self.doubtful(raw) if self.doubtful else {},
             )
         )
 
