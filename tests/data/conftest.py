@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.data import comm_collectives, operator_layouts
+from tests.data import comm_collectives, serving_layouts
 
 Columns = dict[str, list[Any]]
 Layout = tuple[Columns, Columns]  # columns that are needed, columns that change nothing
@@ -168,6 +169,10 @@ LAYOUTS: dict[str, Callable[[], Layout]] = {
     "deepbench": _deepbench,
     "comm_collectives": lambda: (dict(comm_collectives.NEEDED), dict(comm_collectives.OPTIONAL)),
     **operator_layouts.LAYOUTS,
+    "llmservingsim_layers": serving_layouts.layers,
+    "llmservingsim_attention": serving_layouts.attention,
+    "frontier": serving_layouts.frontier,
+    "infersim": serving_layouts.infersim,
 }
 
 

@@ -63,18 +63,14 @@ class _Columns:
 
     def plus(self, first: IntColumn, second: IntColumn) -> IntColumn:
         """Sum; missing or invalid where either is."""
-        return IntColumn(
-            first.values + second.values, first.missing | second.missing, first.invalid | second.invalid
-        )
+        return IntColumn(first.values + second.values, first.missing | second.missing, first.invalid | second.invalid)
 
     def by_model(self, values: dict[str, int], otherwise: IntColumn) -> IntColumn:
         """A size by model, ``otherwise`` for models that are not listed."""
         result = otherwise
         for name, value in values.items():
             rows = self.models.is_(name)
-            result = IntColumn(
-                np.where(rows, value, result.values), result.missing & ~rows, result.invalid & ~rows
-            )
+            result = IntColumn(np.where(rows, value, result.values), result.missing & ~rows, result.invalid & ~rows)
         return result
 
 
@@ -101,7 +97,9 @@ def _products(raw: RawTable, op: Labels, c: _Columns) -> Iterator[Group]:
     stated = (c.n.values > 0) & (c.k.values > 0)
     dense = [(op.is_(name) & (stated | (name != "attn_pre_proj")), c.n, c.k) for name in _PRODUCTS]
     first = op.is_("attn_pre_proj") & ~stated
-    dense += [(first & c.models.is_(name), _first_products(name, c, latent, queries, keys), c.width) for name in _QUERY_LATENT]
+    dense += [
+        (first & c.models.is_(name), _first_products(name, c, latent, queries, keys), c.width) for name in _QUERY_LATENT
+    ]
     dense += [(op.is_(name), queries, latent) for name in _QUERY_PROJECTIONS]
     dense += [
         (op.is_("attn_pre_proj_qkv"), c.plus(latent, keys), c.width),
@@ -198,16 +196,34 @@ IMPORTER = Importer(
     origin="data/profiling/compute",
     licence="MIT",
     protocol="kernel",
-    needs=frozenset({"op", "device", "protocol", "profiling_precision", "tp"}),
+    needs=frozenset({"op", "device", "protocol", "tp"}),
     one_of=(
         frozenset({"m", "n_embd"}),
         frozenset({"m", "hidden_dim", "num_experts"}),
         frozenset({"n_q_head", "n_kv_head", "head_dim", "batch_size"}),
     ),
-    lacks=frozenset({"framework", "dtype", "layer", "cfg", "precision", "direction", "program", "batch", "rows"}),
+    lacks=frozenset(
+        {
+            "framework",
+            "precision",
+            "direction",
+            "program",
+            "batch",
+            "rows",
+            "in_hw",
+            "message_bytes",
+            "q_len",
+            "cfg",
+            "layer",
+            "dtype",
+            "prefill_chunk",
+            "n_decode",
+        }
+    ),
     reads=frozenset(
         {
             "model",
+            "profiling_precision",
             "quant_signature",
             "n",
             "k",

@@ -65,9 +65,7 @@ def without_kernel(op: Labels, prefill: Mask, unknown: Mask) -> Mask:
     return empty
 
 
-def attention_groups(
-    raw: RawTable, op: Labels, shard: Callable[[IntColumn], IntColumn]
-) -> Iterator[Group]:
+def attention_groups(raw: RawTable, op: Labels, shard: Callable[[IntColumn], IntColumn]) -> Iterator[Group]:
     """Groups of the attention rows; ``shard`` divides heads by the degree of tensor parallelism."""
     batches = _Batches(raw)
     empty = without_kernel(op, batches.prefill, batches.unknown)
@@ -88,7 +86,4 @@ def doubtful_attention(raw: RawTable) -> dict[str, Mask]:
     op, batches = raw.labels("op"), _Batches(raw)
     timed = op.is_("attn_prefill") | op.is_("attn_decode") | op.is_("attn_kv_cache_save")
     old = raw.labels("protocol").is_("not stated")
-    return {
-        "no_sizes": timed & batches.unknown,
-        "paged_copy": op.is_("attn_kv_cache_save") & old & batches.prefill,
-    }
+    return {"no_sizes": timed & batches.unknown, "paged_copy": op.is_("attn_kv_cache_save") & old & batches.prefill}

@@ -77,13 +77,10 @@ def _attention(raw: RawTable, op: Labels) -> Iterator[Group]:
     types, cache = raw.labels("dtype").map(_type), raw.labels("kv_dtype").map(_type)
     one = IntColumn.constant(1, len(raw))
     batch = _or(raw.ints("batch_size"), one)
-    kept = [label.codes for label in (op, phase, config, types, cache)]
-    distinct, inverse = np.unique(np.stack(kept, axis=1), axis=0, return_inverse=True)
+    labels = (op, phase, config, types, cache)
+    distinct, inverse = np.unique(np.stack([label.codes for label in labels], axis=1), axis=0, return_inverse=True)
     for number, codes in enumerate(distinct.tolist()):
-        labels = (op, phase, config, types, cache)
-        name, when, cfg, dtype, kv = (
-            label.names[code] for label, code in zip(labels, codes, strict=True)
-        )
+        name, when, cfg, dtype, kv = (label.names[code] for label, code in zip(labels, codes, strict=True))
         dims = _numbers(cfg)
         if name not in ("mha", "mla", "dsa") or dims is None or when not in ("prefill", "decode"):
             continue
@@ -93,7 +90,9 @@ def _attention(raw: RawTable, op: Labels) -> Iterator[Group]:
         group = _one_attention(name, when, cfg, dims, lengths)
         if group is not None:
             operator, sizes = group
-            constant = {key: v if isinstance(v, IntColumn) else IntColumn.constant(v, len(raw)) for key, v in sizes.items()}
+            constant = {
+                key: v if isinstance(v, IntColumn) else IntColumn.constant(v, len(raw)) for key, v in sizes.items()
+            }
             scores = cfg.startswith("logits-")
             types_of = _FP8 if scores else dtype or "bfloat16"
             flags = {"kv_dtype": kv} if kv and kv != types_of and not scores else {}
@@ -111,8 +110,8 @@ def _one_attention(
         return f"mla_{phase}", {**lengths, "heads": dims[0], **special}
     if name == "dsa" and cfg.startswith("attn-") and len(dims) == 3 and dims[1] > 64 and dims[2] > 1:
         sequences = lengths["batch"].times(lengths["q_len"])
-        sizes = {"batch": sequences, "q_len": 1, "past_len": dims[2] - 1}
-        return "mla_decode", {**sizes, "heads": dims[0], "latent": dims[1] - 64, "rope": 64}
+        gathered = {"past_len": dims[2] - 1, "heads": dims[0], "latent": dims[1] - 64, "rope": 64}
+        return "mla_decode", {"batch": sequences, "q_len": 1, **gathered}
     if name == "dsa" and cfg.startswith("logits-") and len(dims) == 2:
         return f"attention_{phase}", {**lengths, "heads": dims[0], "kv_heads": 1, "head_dim": max(dims[1] // 2, 1)}
     return None
@@ -129,12 +128,12 @@ def _protocol(raw: RawTable) -> Labels:
 def _framework(raw: RawTable) -> Labels:
     """DeepGEMM's products and scores, FlashInfer's attention; FlashMLA is no framework of the queries."""
     op, scores = raw.labels("op"), raw.labels("cfg").map(lambda cfg: cfg.partition("-")[0])
-    names = {"gemm": "deepgemm", "grouped_gemm_up": "deepgemm", "grouped_gemm_down": "deepgemm", "mha": "flashinfer"}
-    label = op.map(lambda name: names.get(name, ""))
-    position = {**{name: code for code, name in enumerate(label.names)}}
-    every = (*label.names, *(["deepgemm"] if "deepgemm" not in position else []))
-    codes = np.where(op.is_("dsa") & scores.is_("logits"), every.index("deepgemm"), label.codes)
-    return Labels(codes.astype(np.int32), every)
+    codes = np.zeros(len(raw), dtype=np.int32)
+    for name in ("gemm", "grouped_gemm_up", "grouped_gemm_down"):
+        codes[op.is_(name)] = 1
+    codes[op.is_("dsa") & scores.is_("logits")] = 1
+    codes[op.is_("mha")] = 2
+    return Labels(codes, ("", "deepgemm", "flashinfer"))
 
 
 def _doubtful(raw: RawTable) -> dict[str, Mask]:
@@ -152,7 +151,23 @@ IMPORTER = Importer(
     needs=frozenset({"op", "device", "cfg"}),
     one_of=(_GEMM, _GROUPED, frozenset({"phase", "kv_len"}), frozenset({"phase", "seq_len"})),
     lacks=frozenset(
-        {"framework", "precision", "direction", "program", "batch", "rows", "protocol", "n_embd", "model", "w"}
+        {
+            "framework",
+            "precision",
+            "direction",
+            "program",
+            "batch",
+            "rows",
+            "in_hw",
+            "message_bytes",
+            "protocol",
+            "layer",
+            "n_embd",
+            "hidden_dim",
+            "n_q_head",
+            "prefill_chunk",
+            "n_decode",
+        }
     ),
     reads=frozenset({"phase", "dtype", "kv_dtype", "batch_size", "q_len", "kv_len", "seq_len"}),
     groups=_groups,

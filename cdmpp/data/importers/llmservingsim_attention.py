@@ -54,7 +54,24 @@ IMPORTER = Importer(
     protocol="kernel",
     needs=frozenset({"op", "device", "dtype", "protocol", *_HEADS}),
     one_of=(frozenset(_LENGTHS[:2]), frozenset(_LENGTHS[2:])),
-    lacks=frozenset({"framework", "batch", "layer", "n_q_head", "cfg", "precision", "direction", "program"}),
+    lacks=frozenset(
+        {
+            "framework",
+            "precision",
+            "direction",
+            "program",
+            "batch",
+            "rows",
+            "in_hw",
+            "message_bytes",
+            "q_len",
+            "cfg",
+            "layer",
+            "n_embd",
+            "hidden_dim",
+            "n_q_head",
+        }
+    ),
     groups=_groups,
     framework=version_framework,
 )
