@@ -23,7 +23,7 @@ import numpy as np
 
 from cdmpp.data.assemble import Group
 from cdmpp.data.importers.base import Importer
-from cdmpp.data.importers.frontier_attention import attention_groups, doubtful_attention, without_kernel
+from cdmpp.data.importers.frontier_attention import attention_groups, doubtful_attention
 from cdmpp.data.labels import Labels, Mask
 from cdmpp.data.raw import IntColumn, RawTable
 
