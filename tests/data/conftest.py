@@ -12,8 +12,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 
-from tests.data import comm_collectives, operator_layouts
-from tests.data import comm_collectives, serving_layouts
+from tests.data import comm_collectives, operator_layouts, serving_layouts
 
 Columns = dict[str, list[Any]]
 Layout = tuple[Columns, Columns]  # columns that are needed, columns that change nothing

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from cdmpp.data.doubtful import DOUBTFUL
 from cdmpp.data.load import load_table
 from cdmpp.data.physics import EXCLUDED, roofline_s, table_roofline_s, work
 from cdmpp.data.table import make_block
@@ -70,4 +71,4 @@ def test_table_roofline_row_by_row(layout, save):
         for position, row in enumerate(block.row_index):
             single = block.take(np.array([position]))
             assert result[row] == roofline_s(single, table.device_spec(table.device[int(row)]))[0]
-    assert set(table.excluded.names) <= {"", *EXCLUDED}
+    assert set(table.excluded.names) <= {"", *EXCLUDED, *DOUBTFUL}

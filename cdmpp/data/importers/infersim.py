@@ -160,6 +160,8 @@ IMPORTER = Importer(
             "rows",
             "in_hw",
             "message_bytes",
+            "n_out",
+            "token",
             "protocol",
             "layer",
             "n_embd",

@@ -64,6 +64,8 @@ IMPORTER = Importer(
             "rows",
             "in_hw",
             "message_bytes",
+            "n_out",
+            "token",
             "q_len",
             "cfg",
             "layer",
