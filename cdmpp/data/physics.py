@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from cdmpp.data.labels import Labels
+from cdmpp.data.labels import Labels, Mask
 from cdmpp.data.narrow_work import expert_weight_bytes, experts_work, latent_attention_work, product_work
 from cdmpp.errors import UnknownDeviceError
 from cdmpp.programs.collectives import is_collective, link_seconds
@@ -35,6 +35,7 @@ EXCLUDED = {
     "too_fast": "faster than a tenth of its roofline",
     "weights_not_read": "an expert layer of aiconfigurator_moe with weights over 4 x L2, faster than the memory "
     "delivers them (power-law routing: than twice its bandwidth): probably not all experts ran",
+    "slower_kernel": "an expert layer of aiconfigurator_moe that the same framework also ran faster, with another kernel",
 }
 #: The measurer's reason for a record whose repeats disagree by more than the stated spread.
 UNSTABLE = "unstable"
@@ -205,6 +206,18 @@ def experts_read_s(table: MeasurementTable) -> Float64:
     return result
 
 
+def slower_kernels(table: MeasurementTable) -> Mask:
+    """Rows of :data:`DOUBTFUL_EXPERTS` whose problem has a faster row of the same device, framework and protocol."""
+    rows = np.flatnonzero(table.source.is_(DOUBTFUL_EXPERTS) & (table.program_key >= 0) & (table.latency_s > 0))
+    slower = np.zeros(len(table), dtype=np.bool_)
+    key = table.program_key[rows]
+    for labels in (table.device, table.framework, table.protocol):
+        key = key * len(labels.names) + labels.codes[rows]
+    order = np.lexsort((table.latency_s[rows], key))
+    slower[rows[order[1:]]] = key[order][1:] == key[order][:-1]
+    return slower
+
+
 def flag_rows(table: MeasurementTable) -> Labels:
     """Apply the rules of :data:`EXCLUDED`, the first that holds; "" where none does."""
     reasons = ("", *EXCLUDED)
@@ -212,6 +225,7 @@ def flag_rows(table: MeasurementTable) -> Labels:
     flags = np.zeros(len(table), dtype=np.int32)
     latency, bound = table.latency_s, table_roofline_s(table)
     with np.errstate(invalid="ignore"):  # NaN compares false: no bound, no rule
+        flags[slower_kernels(table)] = code["slower_kernel"]
         flags[latency < experts_read_s(table)] = code["weights_not_read"]
         flags[latency < FAST_FACTOR * bound] = code["too_fast"]
         flags[latency > SLOW_FACTOR * bound + SLOW_OFFSET_S] = code["too_slow"]

@@ -99,6 +99,14 @@ def test_nemotron_layers_have_no_gate_in_tensorrt_llm_alone(columns_of, save):
     assert [f["gated"] for f in fields(load_table(save(columns)))] == [False, False, *[True] * 6]
 
 
+def test_of_two_kernels_of_one_framework_the_faster_is_trained_on(columns_of, save):
+    columns = columns_of("aiconfigurator_moe")
+    for name, values in columns.items():
+        values += [values[1], values[1]]  # the second row again, slower and as fast
+    columns["latency_us"][-2:] = [2 * columns["latency_us"][1], columns["latency_us"][1]]
+    assert load_table(save(columns)).excluded.counts() == {"": 8, "slower_kernel": 2}
+
+
 def test_expert_layers_faster_than_their_weights_are_read_are_not_trained_on(columns_of, save):
     columns = columns_of("aiconfigurator_moe")
     # 32 experts of 3 x 7168 x 2048 bfloat16 values: 2.8 GB, 352 us at 8 TB/s.
