@@ -35,7 +35,7 @@ EXCLUDED = {
     "too_fast": "faster than a tenth of its roofline",
     "weights_not_read": "an expert layer of aiconfigurator_moe with weights over 4 x L2, faster than the memory "
     "delivers them (power-law routing: than twice its bandwidth): probably not all experts ran",
-    "slower_kernel": "an expert layer of aiconfigurator_moe that the same framework also ran faster, with another kernel",
+    "slower_kernel": "an expert layer of aiconfigurator_moe that its framework also ran faster, with another kernel",
 }
 #: The measurer's reason for a record whose repeats disagree by more than the stated spread.
 UNSTABLE = "unstable"

@@ -101,7 +101,7 @@ def test_nemotron_layers_have_no_gate_in_tensorrt_llm_alone(columns_of, save):
 
 def test_of_two_kernels_of_one_framework_the_faster_is_trained_on(columns_of, save):
     columns = columns_of("aiconfigurator_moe")
-    for name, values in columns.items():
+    for values in columns.values():
         values += [values[1], values[1]]  # the second row again, slower and as fast
     columns["latency_us"][-2:] = [2 * columns["latency_us"][1], columns["latency_us"][1]]
     assert load_table(save(columns)).excluded.counts() == {"": 8, "slower_kernel": 2}
