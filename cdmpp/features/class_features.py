@@ -102,15 +102,27 @@ class _Walk:
 
     def repeat(self, sizes: Mapping[str, Array], count: int) -> tuple[Array, Array, Array] | None:
         """As :meth:`ClassFeatures.compute`; None if a comparison of the sizes has another outcome."""
-        values = self._tape.repeat(sizes)
+        values = self._values(sizes, count)
         if values is None:
             return None
         raw = np.empty((len(self._linear), count))
-        for row, value in zip(raw, values, strict=False):
-            row[:] = value
+        if count == 1:
+            raw[:, 0] = values[:-2]
+        else:
+            for row, value in zip(raw, values, strict=False):
+                row[:] = value
         table = np.ascontiguousarray(scaled(raw, self._linear).T)
         matrix = np.take(table, self._places, axis=1).reshape(count, self._leaves, WIDTH)
         return matrix, totals(matrix, values[-2], values[-1]), self._positions
+
+    def _values(self, sizes: Mapping[str, Array], count: int) -> list[Any] | None:
+        if count == 1:
+            try:
+                return self._tape.repeat({name: int(values[0]) for name, values in sizes.items()})
+            except ArithmeticError:  # a division by 0 or an overflow, which arrays answer with inf
+                pass
+        values = self._tape.repeat(sizes)
+        return values if values is None or count > 1 else [np.reshape(value, -1)[0] for value in values]
 
 
 def totals(matrix: Array, moved: Num, outputs: Num) -> Array:

@@ -8,6 +8,7 @@ recorded too, and the record counts only for sizes with the same outcome.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -60,6 +61,33 @@ def _as_integers(value: Any) -> Any:
     return np.asarray(value).astype(np.int64)
 
 
+def _choose_one(condition: Any, a: Any, b: Any) -> Any:
+    return a if condition else b
+
+
+#: The same operation on numbers, which takes a tenth of the time of arrays with one element.
+_OF_NUMBERS: dict[Callable[..., Any], Callable[..., Any]] = {
+    np.add: operator.add,
+    np.subtract: operator.sub,
+    np.multiply: operator.mul,
+    np.divide: operator.truediv,
+    np.floor_divide: operator.floordiv,
+    np.remainder: operator.mod,
+    np.negative: operator.neg,
+    np.bitwise_and: operator.and_,
+    np.equal: operator.eq,
+    np.not_equal: operator.ne,
+    np.less: operator.lt,
+    np.less_equal: operator.le,
+    np.greater: operator.gt,
+    np.greater_equal: operator.ge,
+    np.maximum: max,
+    np.minimum: min,
+    np.where: _choose_one,
+    _as_integers: int,
+}
+
+
 class Tape:
     """Operations on the arrays of ``sizes``, in the order in which they were made.
 
@@ -76,6 +104,7 @@ class Tape:
     def __init__(self, sizes: Mapping[str, Array]) -> None:
         self._names = tuple(sizes)
         self._steps: list[tuple[Callable[..., Any], tuple[int, ...], int]] = []
+        self._steps_of_numbers = self._steps
         self._constants: list[Any] = [None] * len(sizes)
         self._known: dict[Any, Traced] = {}
         self._constant_places: dict[Any, int] = {}
@@ -111,19 +140,25 @@ class Tape:
                 wanted.update(step[1])
                 kept.append(step)
         self._steps = kept[::-1]
+        self._steps_of_numbers = [
+            (_OF_NUMBERS.get(function, function), places, place) for function, places, place in kept[::-1]
+        ]
         # Nothing is recorded any more.
         self.traced, self._known, self._constant_places = {}, {}, {}
 
     def repeat(self, sizes: Mapping[str, Any]) -> list[Any] | None:
-        """The outputs for other sizes; None if a comparison of them has another outcome."""
+        """The outputs for other sizes, arrays or numbers; None if a comparison of them has another outcome."""
         values = self._constants.copy()
-        values[: len(self._names)] = [sizes[name] for name in self._names]
-        for function, places, place in self._steps:
+        given = [sizes[name] for name in self._names]
+        values[: len(given)] = given
+        numbers = all(type(size) is int for size in given)
+        for function, places, place in self._steps_of_numbers if numbers else self._steps:
             if len(places) == 2:
                 values[place] = function(values[places[0]], values[places[1]])
             else:
                 values[place] = function(*[values[i] for i in places])
-        if any(bool(np.all(values[place])) != result for place, result in self._outcomes):
+        truth = bool if numbers else np.all
+        if any(truth(values[place]) != result for place, result in self._outcomes):
             return None
         return [values[place] for place in self._outputs]
 

@@ -27,6 +27,15 @@ def test_repeats_arithmetic_for_other_sizes() -> None:
             np.testing.assert_array_equal(value, expected)
 
 
+def test_numbers_give_what_arrays_of_one_give() -> None:
+    tape = Tape({"m": np.array([3, 40]), "n": np.array([9, 8])})
+    tape.finish(formula(**tape.traced))
+    for m, n in ((1000, 1), (2, 90), (1 << 40, 3)):
+        numbers, arrays = tape.repeat({"m": m, "n": n}), tape.repeat({"m": np.array([m]), "n": np.array([n])})
+        assert numbers is not None and arrays is not None
+        assert [float(value) for value in numbers] == [float(np.reshape(value, -1)[0]) for value in arrays]
+
+
 def test_another_outcome_of_a_comparison_is_noticed() -> None:
     tape = Tape({"m": np.array([4, 8])})
     m = tape.traced["m"]
