@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cdmpp.adapter.adapter import Adapter
+from cdmpp.collectives.model import CollectiveModel
 from cdmpp.data.device_specs import resolve
 from cdmpp.devices.loading import from_mapping
 from cdmpp.devices.registry import commonest
@@ -42,6 +43,8 @@ class Artifact:
         Correction fitted to measurements of one device.
     folder : Path, optional
         Folder of the model; for an adapted model, folder of its base.
+    collectives : CollectiveModel, optional
+        The model of collectives in the folder. It is no part of the model's identity.
     """
 
     weights: Weights
@@ -51,6 +54,7 @@ class Artifact:
     manifest: dict[str, Any]
     adapter: Adapter | None = None
     folder: Path | None = None
+    collectives: CollectiveModel | None = None
 
     @property
     def config(self) -> NetworkConfig:

@@ -18,6 +18,7 @@ from safetensors.numpy import load, save
 from cdmpp.artifact.folder import FORMAT_VERSION, MANIFEST, TENSORS, library_versions, no_model_folder, write_folder
 from cdmpp.artifact.manifest import TrainedManifest, check_fields, check_identity, sealed, trained_identity
 from cdmpp.artifact.model import Artifact
+from cdmpp.collectives.store import read_model
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.devices.table import table
 from cdmpp.domain.score import Domain
@@ -150,7 +151,8 @@ def load_trained(path: Path, manifest: dict[str, Any]) -> Artifact:
     domain = Domain.load({k[7:]: v for k, v in tensors.items() if k.startswith("domain.")}, manifest["domain"])
     identity = trained_identity(manifest)
     known = {**manifest, "model_id": identity}
-    artifact = Artifact(weights, tuple(manifest["devices"]), domain, manifest["calibration"], known, folder=path)
+    names, factors = tuple(manifest["devices"]), manifest["calibration"]
+    artifact = Artifact(weights, names, domain, factors, known, folder=path, collectives=read_model(path))
     try:
         artifact.trained_devices  # noqa: B018 - looked up now, so that a model with unknown devices fails here
     except CdmppError as error:

@@ -1,0 +1,1 @@
+"""Prediction of collective operations: latency, bandwidth and learned residuals; numpy only."""

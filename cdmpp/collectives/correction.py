@@ -1,0 +1,115 @@
+"""Correction of the model by a few measurements of one device or link.
+
+The measurements condition the residual process on the components that training could not know of their place. What
+training knows of operators, libraries and kinds of links stays as it is, apart from a common offset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cdmpp.collectives.components import COMPONENTS, RANKS_SCALE, Key
+from cdmpp.collectives.context import Context
+
+if TYPE_CHECKING:
+    from cdmpp.collectives.model import CollectiveModel
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+#: Share of a place component's variance that stays uncertain where training had measurements of it.
+KNOWN_SHARE = 0.1
+#: Standard deviation of the common offset, and of a measurement.
+OFFSET, NOISE = 0.25, 0.05
+
+
+@dataclass(frozen=True)
+class Correction:
+    """Measurements of one device and their weights.
+
+    Attributes
+    ----------
+    contexts : tuple of Context
+        Of the k measurements.
+    size : (k,)
+        log2 of the bytes.
+    log_s : (k,)
+        log of the measured seconds.
+    weights : (k,)
+    inverse : (k, k)
+        Inverse covariance of the measurements.
+    """
+
+    contexts: tuple[Context, ...]
+    size: Array
+    log_s: Array
+    weights: Array
+    inverse: Array
+
+    @classmethod
+    def fit(cls, model: CollectiveModel, contexts: Sequence[Context], bytes_: Array, seconds: Array) -> Correction:
+        """Fit to k measurements of one device."""
+        size, log_s = np.log2(np.asarray(bytes_, dtype=np.float64)), np.log(np.asarray(seconds, dtype=np.float64))
+        output = model.predict(contexts, np.arange(len(contexts)), np.asarray(bytes_, dtype=np.float64))
+        covariance = _covariance(model, contexts, size, contexts, size)
+        inverse = np.linalg.inv(covariance + NOISE**2 * np.eye(len(size)))
+        return cls(tuple(contexts), size, log_s, inverse @ (log_s - output.point), inverse)
+
+    def covers(self, context: Context) -> bool:
+        """Whether a measurement is of this context's device and link."""
+        return any(c.place == context.place and c.kind == context.kind for c in self.contexts)
+
+    def apply(
+        self, model: CollectiveModel, context: Context, size: Array, residual: Array, spread: float
+    ) -> tuple[Array, float]:
+        """Residual at some log2 sizes and spread of a context, with the correction; unchanged for other devices."""
+        if not any(c.device == context.device for c in self.contexts):
+            return residual, spread
+        shared = _covariance(model, [context] * len(size), size, self.contexts, self.size)
+        prior = _variance(model, context)
+        explained = float(np.median(np.einsum("ij,jk,ik->i", shared, self.inverse, shared)))
+        left = max(prior - explained, 0.0) + NOISE**2
+        narrower = float(np.sqrt(max(spread**2 - prior, 0.0) + left)) if spread**2 > prior else spread
+        return residual + shared @ self.weights, min(spread, narrower)
+
+
+def _shares(model: CollectiveModel, context: Context) -> Array:
+    """Variance of each component of a place that training left unknown; 0 for the others."""
+    return np.array(
+        [
+            variance * (KNOWN_SHARE if component.key(context) in functions else 1.0) if component.place else 0.0
+            for component, functions, variance in zip(COMPONENTS, model.functions, model.variance, strict=True)
+        ]
+    )
+
+
+def _variance(model: CollectiveModel, context: Context) -> float:
+    return float(_shares(model, context).sum()) + OFFSET**2
+
+
+def _covariance(
+    model: CollectiveModel, one: Sequence[Context], size: Array, other: Sequence[Context], other_size: Array
+) -> Array:
+    """Covariance of the corrections of two sets of points."""
+    apart = np.abs(size[:, None] - other_size[None])
+    ranks, other_ranks = (np.log2([c.ranks for c in contexts]) for contexts in (one, other))
+    of_ranks = np.exp(-0.5 * ((ranks[:, None] - other_ranks[None]) / RANKS_SCALE) ** 2)
+    same = np.array([[a.device == b.device for b in other] for a in one], dtype=np.float64)
+    out = OFFSET**2 * same * np.exp(-apart / 20.0)
+    cache: dict[Context, Array] = {}
+    shares = np.stack([cache[c] if c in cache else cache.setdefault(c, _shares(model, c)) for c in one])
+    other_shares = np.stack([cache[c] if c in cache else cache.setdefault(c, _shares(model, c)) for c in other])
+    for j, component in enumerate(COMPONENTS):
+        if not component.place:
+            continue
+        keys: tuple[list[Key], list[Key]] = ([component.key(c) for c in one], [component.key(c) for c in other])
+        numbers: dict[Key, int] = {}
+        codes = [np.array([numbers.setdefault(k, len(numbers)) for k in part]) for part in keys]
+        match = (codes[0][:, None] == codes[1][None]).astype(np.float64)
+        r = apart * np.sqrt(3) / model.length[j]
+        scale = np.sqrt(shares[:, j][:, None] * other_shares[:, j][None])
+        out += scale * match * (of_ranks if component.over_ranks else 1.0) * (1 + r) * np.exp(-r)
+    return np.asarray(out)

@@ -1,0 +1,199 @@
+"""``python -m cdmpp.training.collectives``: fit the model of collectives into a model folder, and report its errors.
+
+The network of the folder is not touched, and its identity stays. Hyperparameters and functions are fitted to the
+training sizes, the intervals' factors to the validation sizes and to devices left out. The test sizes are used once,
+for the figures that are stored with the model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cdmpp.collectives.correction import Correction
+from cdmpp.collectives.fit import Measured, fit_model
+from cdmpp.collectives.model import CollectiveModel, CollectiveOutput
+from cdmpp.collectives.process import Settings
+from cdmpp.collectives.rows import collective_rows
+from cdmpp.collectives.store import HEADER, TENSORS, device_digests, model_files
+from cdmpp.data.load import load_table
+from cdmpp.data.public import load_public
+from cdmpp.data.splits import TEST, TRAIN, VALIDATION, program_parts
+from cdmpp.data.table import MeasurementTable
+from cdmpp.domain.calibration import fit_factor
+from cdmpp.domain.score import label
+from cdmpp.errors import DataError
+from cdmpp.programs.collectives import COLLECTIVES
+
+logger = logging.getLogger(__name__)
+Array = np.ndarray[Any, np.dtype[Any]]
+
+SOURCE = "comm_collectives"
+#: Measurements of a new device or link for the adapted figures, and seeds of their choice.
+FEW, SEEDS = 8, 5
+#: Least factors: a context that training did not have is never surer than one that it had.
+_LEAST = {"in": 0.5, "near": 1.0, "out": 1.5}
+
+
+class Rows:
+    """Measured collectives of a table with the part of the split of each."""
+
+    def __init__(self, table: MeasurementTable) -> None:
+        usable = np.flatnonzero(table.collective & table.trainable & (table.latency_s > 0))
+        if not len(usable):
+            raise DataError("the table has no usable rows of collectives", hint=f"one of: {', '.join(COLLECTIVES)}")
+        rows = collective_rows(table, usable, lambda device: device.name)
+        self.measured = Measured(rows.contexts, rows.context, rows.bytes, np.log(table.latency_s[usable]))
+        self.part = program_parts(table)[table.program_key[usable]]
+        self.device = np.array([c.device for c in rows.contexts])[rows.context]
+        self.operator = np.array([c.operator for c in rows.contexts])[rows.context]
+        self.devices = sorted({c.device for c in rows.contexts})
+
+
+def relative_error(output: CollectiveOutput, measured: Measured) -> Array:
+    """abs(predicted / measured - 1) of each row."""
+    return np.asarray(np.abs(np.expm1(output.point - measured.log_s)))
+
+
+def predict(model: CollectiveModel, measured: Measured) -> CollectiveOutput:
+    """Predictions of measured rows."""
+    return model.predict(measured.contexts, measured.context, measured.bytes)
+
+
+def without_device(measured: Measured, names: Sequence[str]) -> Measured:
+    """The rows as queries of devices that the model does not have."""
+    contexts = [c._replace(device="") if c.device in names else c for c in measured.contexts]
+    return Measured(contexts, measured.context, measured.bytes, measured.log_s)
+
+
+def leave_out(rows: Rows, names: Sequence[str], settings: Settings) -> tuple[CollectiveModel, Measured]:
+    """Model fitted to the training rows of all other devices, and the rows of the named ones."""
+    held = np.isin(rows.device, list(names))
+    keep = (rows.part == TRAIN) & ~held
+    others = device_digests(set(rows.devices) - set(names))
+    return fit_model(rows.measured.take(keep), others, settings)[0], rows.measured.take(held)
+
+
+def adapted_error(model: CollectiveModel, held: Measured, seed: int) -> float:
+    """Mean error on a left-out device's other rows after :data:`FEW` of them are measured for each link.
+
+    The measurements are drawn as whole contexts first, then sizes, so that they spread over operators and ranks.
+    """
+    rng = np.random.default_rng(seed)
+    places = [held.contexts[i].place for i in held.context.tolist()]
+    errors, weights = [], []
+    for place in sorted(set(places)):
+        rows = np.flatnonzero([p == place for p in places])
+        chosen = spread_rows(held, rows, FEW, rng)
+        few = held.take(chosen)
+        order = [few.contexts[i] for i in few.context.tolist()]
+        corrected = model.with_correction(Correction.fit(model, order, few.bytes, np.exp(few.log_s)))
+        rest = held.take(np.setdiff1d(rows, chosen))
+        if len(rest):
+            errors.append(relative_error(predict(corrected, rest), rest).mean())
+            weights.append(len(rest))
+    return float(np.average(errors, weights=weights))
+
+
+def spread_rows(measured: Measured, rows: Array, k: int, rng: np.random.Generator) -> Array:
+    """k rows spread over contexts, and within them over sizes."""
+    contexts = rng.permutation(np.unique(measured.context[rows]))
+    share = (np.arange(k) + rng.random()) / k % 1.0
+    chosen: list[int] = []
+    for i in range(k):
+        members = rows[measured.context[rows] == contexts[i % len(contexts)]]
+        ordered = members[np.argsort(measured.bytes[members])]
+        sizes = np.log2(measured.bytes[ordered])
+        target = sizes[0] + share[(i * 5) % k] * (sizes[-1] - sizes[0])
+        free = np.array([r not in chosen for r in ordered])
+        if free.any():
+            chosen.append(int(ordered[free][np.abs(sizes[free] - target).argmin()]))
+    return np.array(chosen)
+
+
+def train(table: MeasurementTable, *, report: Callable[[str], None] = logger.info, seed: int = 0) -> CollectiveModel:
+    """Fit, calibrate and evaluate; the figures are in :attr:`CollectiveModel.metrics`."""
+    rows = Rows(table)
+    report(f"{len(rows.measured)} rows, {len(rows.measured.contexts)} contexts, {len(rows.devices)} devices")
+    digests = device_digests(rows.devices)
+    model, settings = fit_model(rows.measured.take(rows.part == TRAIN), digests, seed=seed)
+    validation = rows.measured.take(rows.part == VALIDATION)
+    inside = predict(model, validation)
+    report(f"validation: {100 * relative_error(inside, validation).mean():.2f} %")
+    factors = {"in": fit_factor(validation.log_s, inside.levels)}
+    left: dict[str, dict[str, Any]] = {}
+    far: list[tuple[CollectiveOutput, Measured]] = []
+    for name in rows.devices:
+        fitted, held = leave_out(rows, [name], settings)
+        output = predict(fitted, without_device(held, [name]))
+        far.append((output, held))
+        adapted = float(np.mean([adapted_error(fitted, held, s) for s in range(SEEDS)]))
+        left[name] = {"rows": len(held), "error": float(relative_error(output, held).mean()), "adapted": adapted}
+        report(f"without {name}: {100 * left[name]['error']:.1f} %, after {FEW} measurements {100 * adapted:.1f} %")
+    for name in ("near", "out"):
+        weights = [np.array([label(x) == name for x in output.coverage]) for output, _ in far]
+        if sum(int(w.sum()) for w in weights) >= 200:
+            logs = np.concatenate([held.log_s[w] for (_, held), w in zip(far, weights, strict=True)])
+            levels = np.concatenate([output.levels[w] for (output, _), w in zip(far, weights, strict=True)])
+            factors[name] = fit_factor(logs, levels)
+    factors.setdefault("near", max(factors["in"], 1.5))
+    factors.setdefault("out", 1.5 * factors["near"])
+    factors = {name: round(max(value, _LEAST[name]), 4) for name, value in factors.items()}
+    test = rows.measured.take(rows.part == TEST)
+    error = relative_error(predict(model, test), test)
+    weight = [entry["rows"] for entry in left.values()]
+    metrics: dict[str, Any] = {
+        "test_error": float(error.mean()),
+        "test_median": float(np.median(error)),
+        "test_rows": len(test),
+        "by_device": _groups(error, rows.device[rows.part == TEST]),
+        "by_operator": _groups(error, rows.operator[rows.part == TEST]),
+        "left_out": left,
+        "left_out_error": float(np.average([e["error"] for e in left.values()], weights=weight)),
+        "adapted_error": float(np.average([e["adapted"] for e in left.values()], weights=weight)),
+    }
+    report(f"test {100 * metrics['test_error']:.2f} %, device left out {100 * metrics['left_out_error']:.1f} %")
+    return model.calibrated(factors, metrics)
+
+
+def _groups(error: Array, names: Array) -> dict[str, dict[str, float]]:
+    return {
+        str(name): {"rows": int((names == name).sum()), "error": float(error[names == name].mean())}
+        for name in np.unique(names)
+    }
+
+
+def write(model: CollectiveModel, folder: Path) -> None:
+    """Write the two files into a model folder, each aside and then renamed."""
+    for name, content in model_files(model).items():
+        aside = folder / (name + ".writing")
+        aside.write_bytes(content)
+        aside.replace(folder / name)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m cdmpp.training.collectives", description=__doc__)
+    parser.add_argument("--public-data", type=Path, help="folder of the public tables; default $CDMPP_PUBLIC_DATA")
+    parser.add_argument("--records", type=Path, nargs="*", help="tables to fit to instead of the public one")
+    parser.add_argument("--out", type=Path, required=True, help=f"model folder, which gains {TENSORS} and {HEADER}")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    if not options.out.is_dir():
+        raise SystemExit(f"error: no model folder at {options.out}")
+    tables = [load_table(path) for path in options.records or ()]
+    table = tables[0] if tables else load_public(options.public_data, [SOURCE])
+    model = train(table, seed=options.seed)
+    write(model, options.out)
+    print(json.dumps(model.metrics, indent=1, sort_keys=True))
+
+
+if __name__ == "__main__":
+    main()
