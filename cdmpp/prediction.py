@@ -77,7 +77,8 @@ class Prediction:
         from cache or need less arithmetic (winograd) can be faster.
     domain_reason : str or None
         Why the figures are not the network's own: they follow or are limited by those of another type or protocol,
-        which training had. Also why the device's status keeps a prediction out of "in".
+        which training had. Also why the device's status keeps a prediction out of "in". For a collective, what of
+        the query its measurements lacked.
     """
 
     name: str

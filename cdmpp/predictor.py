@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from cdmpp.artifact.adapted import save_adapted
 from cdmpp.artifact.folder import default_model
 from cdmpp.artifact.load import load_artifact
 from cdmpp.artifact.model import Artifact
+from cdmpp.collectives.model import CollectiveModel
 from cdmpp.devices.loading import from_mapping
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.domain.calibration import read_interval
@@ -29,6 +30,13 @@ from cdmpp.features.encode import EncodedPrograms
 from cdmpp.features.encoded import EncodedProgram, operator_name
 from cdmpp.frontends.request import program_from_request
 from cdmpp.inference.bulk import predict_features
+from cdmpp.inference.collectives import (
+    CollectiveQuery,
+    collectives_of,
+    explain_collective,
+    is_collective_program,
+    predict_collectives,
+)
 from cdmpp.inference.encoder import ProgramEncoder
 from cdmpp.inference.engine import CHUNK_ROWS
 from cdmpp.inference.pipeline import InferencePipeline
@@ -38,6 +46,7 @@ from cdmpp.nn.rows import QueryBatch, QueryRows
 from cdmpp.nn.store import ProgramStore
 from cdmpp.prediction import DEFAULT_QUANTILES, ErrorInfo, Prediction, Query, check_quantiles, check_settings
 from cdmpp.prediction_matrix import Failed, PredictionMatrix
+from cdmpp.programs.collectives import Collective
 from cdmpp.programs.operators import OperatorSpec
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import BACKENDS, DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS, Protocol
@@ -109,6 +118,10 @@ class LatencyPredictor:
         self._pipeline = InferencePipeline(artifact, one_by_one=True, threads=threads)
         self._encoder = ProgramEncoder(artifact.config)
         self._report: dict[str, Any] | None = None
+
+    @cached_property
+    def _collectives(self) -> CollectiveModel:
+        return collectives_of(self.artifact)
 
     @classmethod
     def load(cls, path: str | PathLike[str] | None = None) -> LatencyPredictor:
@@ -351,6 +364,11 @@ class LatencyPredictor:
         self, missing: Mapping[RowKey, tuple[Query, DeviceSpec]], rows: dict[RowKey, CachedRow]
     ) -> dict[RowKey, CdmppError]:
         """Compute rows that are not cached, add them to ``rows`` and the cache; returns the errors."""
+        collectives = {key: query for key, query in missing.items() if is_collective_program(query[0].program)}
+        if collectives:
+            failed = self._compute_collectives(collectives, rows)
+            missing = {key: query for key, query in missing.items() if key not in collectives}
+            return failed | (self._compute(missing, rows) if missing else {})
         halves = {key: half for key, (query, _) in missing.items() if (half := self._half(query.program)) is not None}
         programs = [query.program for query, _ in missing.values()]
         features = self._encoder.encode([*programs, *halves.values()])
@@ -404,6 +422,27 @@ class LatencyPredictor:
             self.cache.put(key, rows[key], ROW_BYTES)
         return errors
 
+    def _compute_collectives(
+        self, missing: Mapping[RowKey, tuple[Query, DeviceSpec]], rows: dict[RowKey, CachedRow]
+    ) -> dict[RowKey, CdmppError]:
+        """:meth:`_compute` for collectives, which the network does not know."""
+        try:
+            model = self._collectives
+        except CdmppError as error:
+            return dict.fromkeys(missing, error)
+        output = predict_collectives(model, [_collective_query(query, spec) for query, spec in missing.values()])
+        figures = (output.point, output.factor, output.score, output.coverage, output.roofline_s, output.reason)
+        for key, values in zip(missing, np.column_stack([*figures, output.levels]), strict=True):
+            rows[key] = (values.copy(), ())
+            self.cache.put(key, rows[key], ROW_BYTES)
+        return {}
+
+    def _reason(self, query: Query, bent: int) -> str:
+        """Why a prediction is not the network's own, or what the measurements of a collective lacked."""
+        if is_collective_program(query.program):
+            return explain_collective(self._collectives, _collective_query(query, self._as_device(query.device)))
+        return self._pipeline.reason(query.program, bent)
+
     def _half(self, program: TensorProgram | EncodedProgram) -> TensorProgram | None:
         """The 16-bit form of an operator, where its prediction may depend on it."""
         operator = program.operator if isinstance(program, TensorProgram) else None
@@ -448,7 +487,7 @@ class LatencyPredictor:
                 label(coverage[row]),
                 round(scores[row], 4),
                 bounds[row],
-                self._pipeline.reason(queries[i].program, bent[row]) if bent[row] else None,
+                self._reason(queries[i], bent[row]) if bent[row] else None,
             )
             for row, ((i, (model_id, digest, backend, _, device, protocol, framework)), quantiles) in enumerate(
                 zip(predicted, values.tolist(), strict=True)
@@ -477,6 +516,12 @@ class LatencyPredictor:
 @lru_cache(maxsize=4096)
 def _cache_key(spec: DeviceSpec) -> str:
     return spec.cache_key()
+
+
+def _collective_query(query: Query, device: DeviceSpec) -> CollectiveQuery:
+    """A query of a collective as its model takes it."""
+    assert isinstance(query.program.operator, Collective)
+    return CollectiveQuery(query.program.operator, device, query.protocol, query.framework)
 
 
 def _of_tir(module: Any) -> TensorProgram:

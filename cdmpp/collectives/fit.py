@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from cdmpp.collectives.baseline import Baseline, hops
 from cdmpp.collectives.components import COMPONENTS
 from cdmpp.collectives.context import Context
-from cdmpp.collectives.model import GRIDS, RANK_GRID, CollectiveModel, Known
+from cdmpp.collectives.model import GRIDS, RANK_GRID, CollectiveModel, Devices, Known
 from cdmpp.collectives.process import Numbers, Points, Settings, covariance, loss, make_points
 from cdmpp.devices.links import KINDS
 from cdmpp.programs.collectives import traffic_factor
@@ -101,35 +101,64 @@ def fit_settings(points: Points, seed: int = 0) -> Settings:
     return Settings.of_logs(found.x)
 
 
-def fit_model(
-    measured: Measured, devices: Mapping[str, str], settings: Settings | None = None, seed: int = 0
-) -> tuple[CollectiveModel, Settings]:
-    """Fit baseline, hyperparameters (unless given) and functions to training rows.
+class ResidualFit:
+    """The fitted process of some measured rows, and models of all of its devices or of all but some.
 
     Parameters
     ----------
     measured : Measured
         Training rows; other contexts of the list have no rows.
-    devices : mapping
-        Digest of a data sheet to device name (:class:`CollectiveModel`).
     settings : Settings, optional
-        Hyperparameters to use.
+        Hyperparameters to use; default: fitted.
+    seed : int
     """
-    contexts = measured.contexts
-    context, size, log_s, count = bin_rows(measured)
-    baseline = fit_baseline(contexts, context, size, log_s)
-    numbers = Numbers()
-    points = make_points(contexts, baseline, numbers, context, size, log_s, count)
-    settings = settings or fit_settings(points, seed)
-    total = covariance(points, points, settings)
-    total[np.diag_indices(len(points))] += settings.noise_of(points)
-    weights = np.linalg.solve(total, points.log_s - points.base)
-    functions = _tabulate(points, numbers, settings, weights)
-    used = {contexts[i] for i in np.unique(context).tolist()}
-    ones = {name: 1.0 for name in ("in", "near", "out")}
-    known = {c: Known(LEAST_SPREAD, 8.0, 30.0) for c in used}
-    model = CollectiveModel(baseline, functions, settings.variance, settings.length, known, devices, ones)
-    return _with_spreads(model, measured), settings
+
+    def __init__(self, measured: Measured, settings: Settings | None = None, seed: int = 0) -> None:
+        from scipy.linalg import lapack
+
+        self.measured, self.numbers = measured, Numbers()
+        context, size, log_s, count = bin_rows(measured)
+        self.baseline = fit_baseline(measured.contexts, context, size, log_s)
+        points = make_points(measured.contexts, self.baseline, self.numbers, context, size, log_s, count)
+        self.settings = settings or fit_settings(points, seed)
+        total = covariance(points, points, self.settings)
+        total[np.diag_indices(len(points))] += self.settings.noise_of(points)
+        lower, failed = lapack.dpotrf(total, lower=1, overwrite_a=1)
+        inverse, failed_too = lapack.dpotri(lower, lower=1, overwrite_c=1)
+        if failed or failed_too:
+            raise FloatingPointError("the covariance of the residuals is not positive definite")
+        self.inverse = np.tril(inverse) + np.tril(inverse, -1).T
+        self.points = points
+
+    def model(self, devices: Devices, without: Collection[str] = ()) -> CollectiveModel:
+        """The model of all measured rows but those of the devices ``without``.
+
+        The baseline's eleven parameters and the hyperparameters are those of all rows.
+
+        Parameters
+        ----------
+        devices : mapping
+            Names of the devices by data sheet (:func:`cdmpp.collectives.store.device_sheets`).
+        without : collection of str
+        """
+        contexts, points = self.measured.contexts, self.points
+        out = np.array([c.device in without for c in contexts])
+        left, kept = np.flatnonzero(out[points.context]), np.flatnonzero(~out[points.context])
+        residual = points.log_s - points.base
+        # The inverse of a part of a matrix, from the inverse of the whole.
+        weights = self.inverse[np.ix_(kept, kept)] @ residual[kept] if len(left) else self.inverse @ residual
+        if len(left):
+            across = self.inverse[np.ix_(left, kept)]
+            within = self.inverse[np.ix_(left, left)]
+            weights = weights - across.T @ np.linalg.solve(within, across @ residual[kept])
+        functions = _tabulate(points.take(kept), self.numbers, self.settings, weights)
+        used = {contexts[i] for i in np.unique(points.context[kept]).tolist()}
+        ones = {name: 1.0 for name in ("in", "near", "out")}
+        known = {c: Known(LEAST_SPREAD, 8.0, 30.0) for c in used}
+        settings = self.settings
+        model = CollectiveModel(self.baseline, functions, settings.variance, settings.length, known, devices, ones)
+        rows = ~out[self.measured.context]
+        return _with_spreads(model, self.measured.take(rows))
 
 
 def _tabulate(points: Points, numbers: Numbers, settings: Settings, weights: Array) -> list[dict[Any, Array]]:

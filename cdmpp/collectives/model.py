@@ -19,7 +19,9 @@ from cdmpp.collectives.baseline import Baseline, least_seconds, roofline_seconds
 from cdmpp.collectives.components import COMPONENTS, Key
 from cdmpp.collectives.context import Context
 from cdmpp.collectives.correction import Correction
+from cdmpp.collectives.monotone import rising
 from cdmpp.collectives.reasons import Reasons, describe
+from cdmpp.devices.links import link_of_device
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.domain.score import label
 from cdmpp.lru import Lru
@@ -38,6 +40,15 @@ NORMAL = np.array([NormalDist().inv_cdf(level) for level in LEVELS])
 _CURVE_BYTES = 4 * len(KNOTS) * 8
 #: Weight of the interval's width (a natural logarithm) in the domain score.
 _SPREAD_STEP = 2.0
+
+
+#: Names of measured devices by data sheet.
+Devices = Mapping[tuple[str, str], tuple[str, ...]]
+
+
+def sheet_of(device: DeviceSpec) -> tuple[str, str]:
+    """Digest of a device's data sheet, and its own link: near twins (H100, H800) differ in the link alone."""
+    return device.nominal().digest(), link_of_device(device).name
 
 
 @dataclass(frozen=True)
@@ -113,7 +124,7 @@ class CollectiveModel:
     known : dict of Context to Known
         Training contexts.
     devices : dict
-        Digest of a data sheet to the name under which the model has measurements.
+        Data sheet (:func:`sheet_of`) to the names under which the model has measurements.
     calibration : dict
         Factor on the width of intervals, by domain label.
     metrics : dict
@@ -129,7 +140,7 @@ class CollectiveModel:
         variance: Array,
         length: Array,
         known: Mapping[Context, Known],
-        devices: Mapping[str, str],
+        devices: Devices,
         calibration: Mapping[str, float],
         metrics: Mapping[str, Any] | None = None,
         corrections: tuple[Correction, ...] = (),
@@ -179,12 +190,13 @@ class CollectiveModel:
 
     def known_as(self, device: DeviceSpec) -> str:
         """Name under which the model, or a correction, has measurements of a device; "" if it has none."""
-        return self.devices.get(device.nominal().digest(), "")
+        names = self.devices.get(sheet_of(device), ())
+        return device.name if device.name in names else names[0] if names else ""
 
     def corrected(self, correction: Correction, device: DeviceSpec) -> CollectiveModel:
         """The model with a correction by measurements of one device, which it knows from then on."""
-        digest = device.nominal().digest()
-        devices = {**self.devices, digest: self.devices.get(digest, device.name)}
+        sheet = sheet_of(device)
+        devices = {**self.devices, sheet: self.devices.get(sheet, (device.name,))}
         return self._changed(devices=devices, corrections=(*self.corrections, correction))
 
     def predict(self, contexts: Sequence[Context], context: Array, bytes_: Array) -> CollectiveOutput:
@@ -258,11 +270,9 @@ class CollectiveModel:
         for correction in self.corrections:
             residual, spread = correction.apply(self, context, inside, residual, spread)
         log_s = self.baseline.log_seconds(context, KNOTS) + residual
-        # Monotone: the mean of the running maximum from below and of the running minimum from above.
-        rising = np.maximum.accumulate(log_s)
-        falling = np.minimum.accumulate(log_s[::-1])[::-1]
+        weights = np.where((sizes[0] <= KNOTS) & (sizes[1] >= KNOTS), 1.0, 1e-3)
         bound = np.log(least_seconds(context, 2.0**KNOTS))
-        log_s = np.maximum(0.5 * (rising + falling), bound)
+        log_s = np.maximum(rising(log_s, weights), bound)
         coverage, reasons = self._coverage(context, known is not None)
         return Curve(log_s, spread, np.zeros(len(KNOTS)), coverage, sizes, reasons)
 

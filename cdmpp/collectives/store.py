@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from cdmpp.collectives.baseline import Baseline
 from cdmpp.collectives.components import COMPONENTS, Key
 from cdmpp.collectives.context import Context
-from cdmpp.collectives.model import CollectiveModel, Known
+from cdmpp.collectives.model import CollectiveModel, Devices, Known, sheet_of
 from cdmpp.devices.registry import lookup
 from cdmpp.errors import ArtifactError, UnknownDeviceError
 
@@ -39,7 +40,7 @@ def model_files(model: CollectiveModel) -> dict[str, bytes]:
         "format": FORMAT,
         "keys": keys,
         "known": [list(context) for context in model.known],
-        "devices": sorted(set(model.devices.values())),
+        "devices": sorted({context.device for context in model.known}),
         "calibration": dict(model.calibration),
         "metrics": model.metrics,
     }
@@ -83,25 +84,26 @@ def read_model(folder: Path) -> CollectiveModel | None:
             tensors["variance"],
             tensors["length"],
             known,
-            device_digests(header["devices"]),
+            device_sheets(header["devices"]),
             header["calibration"],
             header["metrics"],
         )
-    except (KeyError, ValueError, TypeError) as error:
+    except (KeyError, ValueError, TypeError, SafetensorError) as error:
         raise ArtifactError(
             f"{folder}: the model of collectives is damaged: {error}", hint="copy the model folder again"
         ) from None
 
 
-def device_digests(names: Iterable[str]) -> dict[str, str]:
-    """Digest of the data sheet of each device to its name; names outside the device table are left out."""
-    out = {}
-    for name in names:
+def device_sheets(names: Iterable[str]) -> Devices:
+    """The data sheet of each device, with the names that have it; names outside the device table are left out."""
+    sheets: dict[tuple[str, str], tuple[str, ...]] = {}
+    for name in sorted(names):
         try:
-            out[lookup(name).nominal().digest()] = name
+            sheet = sheet_of(lookup(name))
         except UnknownDeviceError:
             continue
-    return out
+        sheets[sheet] = (*sheets.get(sheet, ()), name)
+    return sheets
 
 
 def _functions(keys: list[list[Any]], values: Any) -> dict[Key, Any]:

@@ -50,7 +50,12 @@ def trained_on(artifact: Artifact, table: MeasurementTable, parts: Array) -> Arr
     source = np.array([name in sources for name in table.source.names], dtype=bool)[table.source.codes]
     known = set(filter(None, artifact.devices))
     device = np.array([*(name in known for name in table.device.names), False], dtype=bool)[table.device.codes]
-    mask: Array = (parts == TRAIN) & source & device
+    mask: Array = (parts == TRAIN) & source & device & ~table.collective
+    model = artifact.collectives
+    if model is not None:
+        measured = {context.device for context in model.known}
+        device = np.array([*(name in measured for name in table.device.names), False], dtype=bool)[table.device.codes]
+        mask |= (parts == TRAIN) & table.collective & table.source.is_("comm_collectives") & device
     return mask
 
 

@@ -25,6 +25,7 @@ from cdmpp.evaluation.metrics import measure
 from cdmpp.evaluation.parts import CODES, row_parts, trained_on
 from cdmpp.evaluation.query_batches import QueryPart, query_parts
 from cdmpp.evaluation.ranking import rank
+from cdmpp.inference.collectives import collectives_of, predict_rows
 from cdmpp.inference.pipeline import InferencePipeline
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -179,9 +180,25 @@ def _evaluate_table(
     if parts is not None:
         scores.parts.update({name: int((parts[rows] == code).sum()) for name, code in CODES.items()})
         scores.trained_on += int(trained_on(artifact, table, parts)[rows].sum())
+    rows = _score_collectives(artifact, table, rows, scores, progress)
+    if not len(rows):
+        return
     pipeline = InferencePipeline(artifact)
     batches = query_parts(table, rows, cache, half_type=pipeline.half_type)
     _score_rows(pipeline, table, rows, batches, scores, progress)
+
+
+def _score_collectives(
+    artifact: Artifact, table: MeasurementTable, rows: Array, scores: _Scores, progress: Callable[[int], None]
+) -> Array:
+    """Predict and score the collectives among the rows; returns the other rows."""
+    collective = table.collective[rows]
+    if collective.any():
+        own = rows[collective]
+        output = predict_rows(collectives_of(artifact), table, own)
+        _score(scores, table, own, output.point, output.levels, output.factor)
+        progress(len(own))
+    return rows[~collective]
 
 
 def _score_rows(

@@ -33,10 +33,9 @@ class CollectiveQuery(NamedTuple):
     framework: str | None
 
 
-def collective_of(program: TensorProgram | EncodedProgram) -> Collective | None:
-    """The collective that a program is; None for a tensor program."""
-    operator = program.operator
-    return operator if isinstance(operator, Collective) else None
+def is_collective_program(program: TensorProgram | EncodedProgram) -> bool:
+    """Whether a program is a collective."""
+    return isinstance(program.operator, Collective)
 
 
 @lru_cache(maxsize=1)

@@ -10,21 +10,20 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cdmpp.collectives.correction import Correction
-from cdmpp.collectives.fit import Measured, fit_model
+from cdmpp.collectives.fit import Measured, ResidualFit
 from cdmpp.collectives.model import CollectiveModel, CollectiveOutput
-from cdmpp.collectives.process import Settings
 from cdmpp.collectives.rows import collective_rows
-from cdmpp.collectives.store import HEADER, TENSORS, device_digests, model_files
+from cdmpp.collectives.store import HEADER, TENSORS, device_sheets, model_files
 from cdmpp.data.load import load_table
 from cdmpp.data.public import load_public
-from cdmpp.data.splits import TEST, TRAIN, VALIDATION, program_parts
+from cdmpp.data.splits import TEST, TRAIN, VALIDATION, device_group, program_parts
 from cdmpp.data.table import MeasurementTable
 from cdmpp.domain.calibration import fit_factor
 from cdmpp.domain.score import label
@@ -72,14 +71,6 @@ def without_device(measured: Measured, names: Sequence[str]) -> Measured:
     return Measured(contexts, measured.context, measured.bytes, measured.log_s)
 
 
-def leave_out(rows: Rows, names: Sequence[str], settings: Settings) -> tuple[CollectiveModel, Measured]:
-    """Model fitted to the training rows of all other devices, and the rows of the named ones."""
-    held = np.isin(rows.device, list(names))
-    keep = (rows.part == TRAIN) & ~held
-    others = device_digests(set(rows.devices) - set(names))
-    return fit_model(rows.measured.take(keep), others, settings)[0], rows.measured.take(held)
-
-
 def adapted_error(model: CollectiveModel, held: Measured, seed: int) -> float:
     """Mean error on a left-out device's other rows after :data:`FEW` of them are measured for each link.
 
@@ -121,8 +112,8 @@ def train(table: MeasurementTable, *, report: Callable[[str], None] = logger.inf
     """Fit, calibrate and evaluate; the figures are in :attr:`CollectiveModel.metrics`."""
     rows = Rows(table)
     report(f"{len(rows.measured)} rows, {len(rows.measured.contexts)} contexts, {len(rows.devices)} devices")
-    digests = device_digests(rows.devices)
-    model, settings = fit_model(rows.measured.take(rows.part == TRAIN), digests, seed=seed)
+    fit = ResidualFit(rows.measured.take(rows.part == TRAIN), seed=seed)
+    model = fit.model(device_sheets(rows.devices))
     validation = rows.measured.take(rows.part == VALIDATION)
     inside = predict(model, validation)
     report(f"validation: {100 * relative_error(inside, validation).mean():.2f} %")
@@ -130,7 +121,8 @@ def train(table: MeasurementTable, *, report: Callable[[str], None] = logger.inf
     left: dict[str, dict[str, Any]] = {}
     far: list[tuple[CollectiveOutput, Measured]] = []
     for name in rows.devices:
-        fitted, held = leave_out(rows, [name], settings)
+        fitted = fit.model(device_sheets(set(rows.devices) - {name}), without=[name])
+        held = rows.measured.take(rows.device == name)
         output = predict(fitted, without_device(held, [name]))
         far.append((output, held))
         adapted = float(np.mean([adapted_error(fitted, held, s) for s in range(SEEDS)]))
@@ -147,6 +139,7 @@ def train(table: MeasurementTable, *, report: Callable[[str], None] = logger.inf
     factors = {name: round(max(value, _LEAST[name]), 4) for name, value in factors.items()}
     test = rows.measured.take(rows.part == TEST)
     error = relative_error(predict(model, test), test)
+    groups = _left_groups(fit, rows)
     weight = [entry["rows"] for entry in left.values()]
     metrics: dict[str, Any] = {
         "test_error": float(error.mean()),
@@ -155,11 +148,31 @@ def train(table: MeasurementTable, *, report: Callable[[str], None] = logger.inf
         "by_device": _groups(error, rows.device[rows.part == TEST]),
         "by_operator": _groups(error, rows.operator[rows.part == TEST]),
         "left_out": left,
-        "left_out_error": float(np.average([e["error"] for e in left.values()], weights=weight)),
+        "left_out_groups": groups,
+        "left_out_groups_error": _mean(groups),
+        "left_out_error": _mean(left),
         "adapted_error": float(np.average([e["adapted"] for e in left.values()], weights=weight)),
     }
     report(f"test {100 * metrics['test_error']:.2f} %, device left out {100 * metrics['left_out_error']:.1f} %")
     return model.calibrated(factors, metrics)
+
+
+def _left_groups(fit: ResidualFit, rows: Rows) -> dict[str, dict[str, Any]]:
+    """Error on each group of similar devices with the whole group left out."""
+    groups: dict[str, list[str]] = {}
+    for name in rows.devices:
+        groups.setdefault(device_group(name), []).append(name)
+    out = {}
+    for group, names in groups.items():
+        held = rows.measured.take(np.isin(rows.device, names))
+        fitted = fit.model(device_sheets(set(rows.devices) - set(names)), without=names)
+        error = relative_error(predict(fitted, without_device(held, names)), held)
+        out[group] = {"devices": names, "rows": len(held), "error": float(error.mean())}
+    return out
+
+
+def _mean(parts: Mapping[str, Mapping[str, Any]]) -> float:
+    return float(np.average([p["error"] for p in parts.values()], weights=[p["rows"] for p in parts.values()]))
 
 
 def _groups(error: Array, names: Array) -> dict[str, dict[str, float]]:

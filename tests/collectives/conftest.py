@@ -1,0 +1,19 @@
+"""A table of collectives in the layout of ``comm_collectives``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.data.comm_collectives import NEEDED
+
+
+@pytest.fixture
+def table_file(tmp_path: Path) -> Path:
+    """A file of seven rows."""
+    path = tmp_path / "comm_collectives.parquet"
+    pq.write_table(pa.table(NEEDED), path)
+    return path
