@@ -122,6 +122,8 @@ def work(
         inputs = float(flags.get("inputs") or (2 if operator == "silu_and_mul" else 1))
         flops = cells * _PER_ELEMENT.get(operator, max(inputs - 1, 1.0))
         written = f["rows"] if operator in ("reduce_mean", "argmax") else cells
+        if operator == "moe_gating":  # one pass per chosen expert
+            flops = flops + f["topk"] * cells
         if operator in ("moe_gating", "moe_shuffle"):
             written = f["topk"] * (f["rows"] if operator == "moe_gating" else cells)
         moved = cells * inputs + written

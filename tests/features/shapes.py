@@ -28,7 +28,7 @@ def random_specs(count: int, seed: int) -> list[OperatorSpec]:
         turn += 1
         # Sizes may contradict each other, such as a window larger than its image.
         with contextlib.suppress(InvalidProgramError):
-            result.append(make_operator(_fields(name, rng)))
+            result.append(make_operator(drawn_fields(name, rng)))
     return result
 
 
@@ -37,7 +37,8 @@ def _extent(rng: np.random.Generator, most: int = 512) -> int:
     return 1 if rng.random() < 0.25 else int(2 ** rng.uniform(0, np.log2(most)))
 
 
-def _fields(name: str, rng: np.random.Generator) -> dict[str, Any]:
+def drawn_fields(name: str, rng: np.random.Generator) -> dict[str, Any]:
+    """Fields of an operator at random; some contradict each other."""
     fields: dict[str, Any] = {"operator": name, "dtype": str(rng.choice(lowered_operators()[name].dtypes))}
     if name == "conv2d":
         groups = _extent(rng, 16)

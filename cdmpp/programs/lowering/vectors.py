@@ -56,7 +56,7 @@ def rowwise(s: Sizes, dtype: str, flags: Sizes) -> list[Any]:
     rows, cols, name = s["rows"], s["cols"], flags["operator"]
     x = te.placeholder((rows, cols), name="x", dtype=dtype)
     if name == "argmax":
-        return [x, topi.argmax(x, axis=1)]
+        return [x, topi.argmax(narrow(x, "float32") if dtype == "int8" else x, axis=1)]
     v = narrow(x, "float32")
     if name == "softmax":
         return [x, narrow(topi.nn.softmax(v, axis=1), dtype)]
