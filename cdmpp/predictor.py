@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from functools import cached_property, lru_cache
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -114,6 +115,7 @@ class LatencyPredictor:
         cache: Lru[CachedRow] | None = None,
     ) -> None:
         self.artifact = artifact
+        self._support: dict[str, Any] | None = None
         self.cache: Lru[CachedRow] = Lru(cache_rows * ROW_BYTES) if cache is None else cache
         self._pipeline = InferencePipeline(artifact, one_by_one=True, threads=threads)
         self._encoder = ProgramEncoder(artifact.config)
@@ -333,8 +335,10 @@ class LatencyPredictor:
         return features
 
     def support(self) -> dict[str, Any]:
-        """Coverage of the model: operators, training devices, protocols, accuracy by source."""
-        return support(self.artifact)
+        """Coverage of the model: operators, types and devices, protocols, and accuracy."""
+        if self._support is None:
+            self._support = support(self.artifact)
+        return deepcopy(self._support)
 
     # -- inside -----------------------------------------------------------------------------------------
     def _as_device(self, device: DeviceSpec | Mapping[str, Any] | str) -> DeviceSpec:

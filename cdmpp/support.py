@@ -8,10 +8,14 @@ from cdmpp.artifact.model import Artifact
 from cdmpp.nn.config import LEVELS
 from cdmpp.programs.operators import operator_types
 from cdmpp.programs.query_options import BACKENDS, DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS
+from cdmpp.support_matrix import support_matrix
 
 
 def support(artifact: Artifact) -> dict[str, Any]:
-    """Operators with their fields, training devices, query options, and accuracy by source, for JSON."""
+    """Operators with their fields, training devices, query options, accuracy by source, and coverage, for JSON.
+
+    ``matrix`` is :func:`cdmpp.support_matrix.support_matrix`: domain and error by operator, types and device.
+    """
     contexts = [c.split("|") for c in artifact.domain.contexts if c.count("|") == 4]
     trained: dict[str, set[str]] = {}
     for _, operator, dtype, protocol, backend in contexts:
@@ -36,4 +40,5 @@ def support(artifact: Artifact) -> dict[str, Any]:
         "default_protocol": DEFAULT_PROTOCOL,
         "quantile_range": [LEVELS[0], LEVELS[-1]],
         "accuracy": artifact.manifest.get("metrics", {}),
+        "matrix": support_matrix(artifact),
     }

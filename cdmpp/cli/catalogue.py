@@ -1,4 +1,4 @@
-"""``cdmpp devices`` and ``cdmpp support``: what can be named."""
+"""``cdmpp devices``: the devices that can be named."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cdmpp.cli.output import JsonOption, ModelOption, percent, print_json, print_table
+from cdmpp.cli.output import JsonOption, print_json, print_table
 from cdmpp.units import format_si
 
 
@@ -62,29 +62,3 @@ def devices(
         for spec in found
     ]
     print_table(header, rows, right=(3, 4, 5, 6, 7, 8))
-
-
-def support(model: ModelOption = None, json: JsonOption = False) -> None:
-    """List what a model covers: operators with their fields, training devices, protocols, accuracy."""
-    from cdmpp.predictor import LatencyPredictor
-
-    found = LatencyPredictor.load(model).support()
-    if json:
-        print_json(found)
-        return
-    print(f"model {found['model_id']}")
-    rows = []
-    for name, about in found["operators"].items():
-        fields = [f if value == "required" else f"{f}={value}" for f, value in about["fields"].items()]
-        rows.append((name, " ".join(about["trained"]) or "no", ", ".join(fields)))
-    print_table(("operator", "trained", "fields"), rows)
-    print(f"trained on: {', '.join(found['trained_devices'])} (any other device by its specification)")
-    for name in ("backends", "protocols", "frameworks"):
-        print(f"{name}: {', '.join(found[name])}")
-    accuracy = found["accuracy"].get("by_source", {})
-    if accuracy:
-        print_table(
-            ("error on unseen shapes", "n", "MAPE", "median"),
-            [(name, f"{m['n']:,}", percent(m["mape"]), percent(m["median_ape"])) for name, m in accuracy.items()],
-            right=(1, 2, 3),
-        )

@@ -12,7 +12,7 @@ import typer
 
 from cdmpp import __version__
 from cdmpp.cli.adapt import adapt
-from cdmpp.cli.catalogue import devices, support
+from cdmpp.cli.catalogue import devices
 from cdmpp.cli.collect import collect
 from cdmpp.cli.curve import curve
 from cdmpp.cli.data import data
@@ -27,6 +27,7 @@ from cdmpp.cli.probe import probe
 from cdmpp.cli.replay import replay
 from cdmpp.cli.select import select
 from cdmpp.cli.serve import serve
+from cdmpp.cli.support import support
 from cdmpp.cli.train import train
 
 app = typer.Typer(
@@ -74,7 +75,7 @@ app.command(epilog="example: cdmpp adapt --records mine.csv --device my-gpu.toml
 app.command(epilog="example: cdmpp replay model.onnx --device t4 --gap-us 2 --figure timeline.png")(replay)
 app.command(epilog="example: cdmpp serve --port 8080")(serve)
 app.command(epilog="example: cdmpp devices h20 --json")(devices)
-app.command(epilog="example: cdmpp support")(support)
+app.command(epilog="example: cdmpp support --operator linear")(support)
 app.add_typer(data, name="data")
 plan.command(epilog="example: cdmpp plan check request.json answer.json")(check)
 app.add_typer(plan, name="plan")

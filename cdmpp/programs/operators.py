@@ -84,6 +84,7 @@ __all__ = [
     "parse_operator",
     "read_value",
     "structural_flags",
+    "unknown_operator",
 ]
 
 PRODUCT_ALIASES = ("matmul", "gemm", "mm")
@@ -174,7 +175,7 @@ def make_operator(fields: Mapping[str, Any]) -> OperatorSpec:
         name = "bmm" if "batch" in fields else "linear"
         fields = {**fields, "operator": name}
     if not isinstance(name, str) or name not in operator_types():
-        raise _unknown_operator(name)
+        raise unknown_operator(name)
     kind = operator_types()[name]
     try:
         spec = kind.model_validate(dict(fields))
@@ -190,7 +191,8 @@ def make_operator(fields: Mapping[str, Any]) -> OperatorSpec:
     return spec
 
 
-def _unknown_operator(name: Any) -> UnsupportedOperatorError:
+def unknown_operator(name: Any) -> UnsupportedOperatorError:
+    """The error for a name that is not one of :func:`operator_types`, with the nearest names."""
     known = sorted(operator_types())
     nearest = difflib.get_close_matches(name[:64], known, n=3) if isinstance(name, str) else []
     meant = f"; did you mean {' or '.join(nearest)}?" if nearest else ""

@@ -73,6 +73,39 @@ class ModelList(_Answer):
     models: list[ModelInfo]
 
 
+class CoverageRow(_Answer):
+    """Coverage of one operator in one combination of element types."""
+
+    operator: str
+    dtype: str
+    weight_dtype: str | None
+    scaling: str | None
+    elsewhere: Annotated[
+        Literal["in", "near", "out"], Field(description="Best domain on a device without training rows.")
+    ]
+    domain: Annotated[
+        dict[str, Literal["in", "near", "out"]],
+        Field(description="Best domain by trained device, where it is not `elsewhere`."),
+    ]
+    rows: Annotated[
+        dict[str, int] | None, Field(description="Training rows by device; null where the model does not say.")
+    ]
+    mape: Annotated[
+        dict[str, float], Field(description="Mean absolute percentage error on held-out rows by device; a fraction.")
+    ]
+
+
+class Coverage(_Answer):
+    """Coverage by operator, element types and device."""
+
+    devices: Annotated[list[str], Field(description="Devices that the model was trained on.")]
+    errors_by: Annotated[
+        Literal["types", "operator"],
+        Field(description="operator: `mape` is that of the operator in all element types."),
+    ]
+    rows: list[CoverageRow]
+
+
 class Support(_Answer):
     """Coverage and accuracy of the model."""
 
@@ -85,6 +118,7 @@ class Support(_Answer):
     default_protocol: str
     quantile_range: Annotated[list[float], Field(min_length=2, max_length=2)]
     accuracy: Annotated[dict[str, Any], Field(description="Error table by source; fractions.")]
+    matrix: Coverage
 
 
 def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
@@ -150,6 +184,6 @@ def _model_info(artifact: Artifact, default: bool) -> ModelInfo:
 
 
 @router.get("/support", summary="Coverage and accuracy")
-async def support(request: Request) -> Support:
-    """List operators with their fields, trained devices, protocols and accuracy of the base model."""
+def support(request: Request) -> Support:
+    """List operators with their fields, trained devices, protocols, accuracy and coverage of the base model."""
     return Support.model_validate(_service(request).predictor.support())

@@ -77,6 +77,29 @@ def test_support_is_that_of_the_predictor(run: Run, predictor: LatencyPredictor)
     assert predictor.model_id in text and "attention_decode" in text
 
 
+def test_support_of_one_operator_and_one_device(run: Run, predictor: LatencyPredictor) -> None:
+    whole = predictor.support()["matrix"]["rows"]
+    [row] = [r for r in whole if (r["operator"], r["dtype"], r["scaling"]) == ("linear", "float32", None)]
+    output = json.loads(run("support", "--operator", "linear", "--device", "T4", "--json").stdout)
+    assert output["matrix"]["devices"] == ["t4"]
+    [part] = [r for r in output["matrix"]["rows"] if (r["dtype"], r["scaling"]) == ("float32", None)]
+    assert part["domain"] == {"t4": "in"} and part["mape"] == {"t4": row["mape"]["t4"]}
+    lines = run("support", "--operator", "linear", "--device", "t4").stdout.splitlines()
+    assert lines[1].startswith("linear: dtype=float32,")
+    [line] = [line for line in lines if line.split()[:2] == ["linear", "float32"]]
+    assert line.split()[2] == "in" and line.endswith(f"{100 * row['mape']['t4']:.1f} %")
+    by_device = run("support", "--operator", "linear").stdout
+    assert "any other" in by_device and "bfloat16,weight_dtype=int4,scaling=block128" in by_device
+    assert "no training rows" in run("support", "--device", "rtx-3090").stdout
+
+
+def test_support_refuses_unknown_names(run: Run) -> None:
+    refused = run("support", "--operator", "linaer")
+    assert refused.exit_code == 1 and "did you mean linear?" in refused.stderr
+    refused = run("support", "--device", "no-such-device")
+    assert refused.exit_code == 1 and "no-such-device" in refused.stderr
+
+
 def test_unexpected_exception_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("boom\nand more")

@@ -544,6 +544,34 @@ def test_service_status_is_shown(server: Server, opened: Callable[..., Any]) -> 
 
 @pytest.mark.slow
 @pytest.mark.browser
+def test_coverage_is_shown_as_a_matrix(server: Server, opened: Callable[..., Any]) -> None:
+    page = opened()
+    page.get_by_role("link", name="Coverage").first.click()
+    page.wait_for_selector("#matrix table")
+    support = server.request("GET", "/support")
+    assert page.locator("#model").text_content() == support["model_id"]
+    rows = {f"{r['operator']} {r['dtype']}": r for r in support["matrix"]["rows"] if r["scaling"] is None}
+    trained = [name for name, row in rows.items() if "in" in row["domain"].values()]
+    shown_rows = [r.get_attribute("data-row") for r in page.locator("#matrix tbody tr").all()]
+    assert set(trained) <= set(shown_rows)
+    name = next(name for name in trained if rows[name]["mape"])
+    for device, domain in rows[name]["domain"].items():
+        cell = page.locator(f"#matrix tr[data-row='{name}'] td[data-device='{device}']")
+        assert cell.get_attribute("class") == domain
+        error = rows[name]["mape"].get(device)
+        assert error is None or cell.text_content() == page.evaluate(
+            "async (x) => (await import('/page/units.js')).percent(x)", error
+        )
+    page.locator("#operator").fill("sigmoid")
+    assert page.locator("#matrix tbody tr").count() == 0
+    page.get_by_label("untrained types").check()
+    assert page.locator("#matrix tbody tr").count() == sum(name.startswith("sigmoid ") for name in rows)
+    page.locator("#device").fill("b200")
+    assert page.locator("#matrix thead th").all_inner_texts()[1:] == ["b200", "gb200", "any other device"]
+
+
+@pytest.mark.slow
+@pytest.mark.browser
 def test_scripts_agree_with_python(opened: Callable[..., Any]) -> None:
     page = opened()
     texts = ["2*a+b", "a-b-1", "ceil(a/3)*4", "a//4*2", "ceil(10*0.7)", "max(a, b, 3)", "-(a-100)", "min(a,2)"]

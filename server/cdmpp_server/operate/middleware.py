@@ -30,7 +30,7 @@ _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 #: Polled every few seconds by monitoring, under any name: logged at level DEBUG.
 QUIET = frozenset(("/healthz", "/readyz", "/metrics"))
 #: Paths that need no key.
-OPEN = frozenset(("/", "/status", "/healthz", "/readyz", "/openapi.json", "/docs"))
+OPEN = frozenset(("/", "/status", "/support.html", "/healthz", "/readyz", "/openapi.json", "/docs"))
 OPEN_FOLDERS = ("/page/",)
 _ITEMS = "cdmpp.items"
 _CHARGE = "cdmpp.charge"

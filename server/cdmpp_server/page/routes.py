@@ -86,6 +86,12 @@ async def status(request: Request) -> Response:
     return _respond(request, "status.html")
 
 
+@router.api_route("/support.html", methods=["GET", "HEAD"], include_in_schema=False)
+async def support(request: Request) -> Response:
+    """The page of the model's coverage."""
+    return _respond(request, "support.html")
+
+
 @router.api_route("/page/{name}", methods=["GET", "HEAD"], include_in_schema=False)
 async def asset(request: Request, name: str) -> Response:
     """A script, a style sheet or the icon of a page."""

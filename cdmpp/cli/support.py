@@ -1,0 +1,128 @@
+"""``cdmpp support``: what a model covers, and how accurate it is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import typer
+
+from cdmpp.cli.output import JsonOption, ModelOption, named_device, percent, print_json, print_table
+
+
+def support(
+    model: ModelOption = None,
+    device: Annotated[str | None, typer.Option(help="Show the coverage on this device only.")] = None,
+    operator: Annotated[str | None, typer.Option(help="Show the coverage of this operator only.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """List what a model covers: operators and element types by device, with domain and held-out error."""
+    from cdmpp.predictor import LatencyPredictor
+    from cdmpp.programs.operators import operator_types, unknown_operator
+    from cdmpp.support_matrix import selected
+
+    predictor = LatencyPredictor.load(model)
+    if operator is not None and operator not in operator_types():
+        raise unknown_operator(operator)
+    name = named_device(predictor.artifact, device).name if device is not None else None
+    found = predictor.support()
+    matrix = selected(found["matrix"], operator, name)
+    if json:
+        whole = operator is None and name is None
+        print_json(found if whole else {"model_id": found["model_id"], "matrix": matrix})
+        return
+    print(f"model {found['model_id']}")
+    if operator is not None:
+        print(f"{operator}: {_fields(found['operators'][operator])}")
+    if name is not None:
+        _print_device(matrix, name)
+    elif operator is not None:
+        _print_operator(matrix)
+    else:
+        _print_all(found)
+
+
+def _fields(about: dict[str, Any]) -> str:
+    return ", ".join(f if value == "required" else f"{f}={value}" for f, value in about["fields"].items())
+
+
+def _types(row: dict[str, Any]) -> str:
+    """Types as in an operator's text."""
+    further = (f"{name}={row[name]}" for name in ("weight_dtype", "scaling") if row[name] is not None)
+    return ",".join([row["dtype"], *further])
+
+
+def _count(row: dict[str, Any], devices: Iterable[str]) -> str:
+    """Training rows, "-" where the model does not say."""
+    return "-" if row["rows"] is None else f"{sum(row['rows'].get(device, 0) for device in devices):,}"
+
+
+def _error(row: dict[str, Any], device: str) -> str:
+    return percent(row["mape"].get(device))
+
+
+def _print_device(matrix: dict[str, Any], device: str) -> None:
+    from cdmpp.support_matrix import domain_on
+
+    if device not in matrix["devices"]:
+        print(f"{device}: no training rows; predicted by its specification")
+    print_table(
+        ("operator", "types", "domain", "training rows", "MAPE"),
+        [
+            (
+                row["operator"],
+                _types(row),
+                domain_on(row, device),
+                _count(row, [device]),
+                percent(row["mape"].get(device)),
+            )
+            for row in matrix["rows"]
+        ],
+        right=(3, 4),
+    )
+    _print_note(matrix)
+
+
+def _print_operator(matrix: dict[str, Any]) -> None:
+    """Types by device; devices that are as any other device share one line."""
+    rows = []
+    for row in matrix["rows"]:
+        for device, domain in row["domain"].items():
+            rows.append((_types(row), device, domain, _count(row, [device]), _error(row, device)))
+        rows.append((_types(row), "any other", row["elsewhere"], "-", "-"))
+    print_table(("types", "device", "domain", "training rows", "MAPE"), rows, right=(3, 4))
+    _print_note(matrix)
+
+
+def _print_all(found: dict[str, Any]) -> None:
+    matrix = found["matrix"]
+    covered = []
+    for row in matrix["rows"]:
+        inside = [device for device, domain in row["domain"].items() if domain == "in"]
+        errors = list(row["mape"].values())
+        if inside:
+            mean = percent(sum(errors) / len(errors)) if errors else "-"
+            devices = f"{len(inside)} of {len(matrix['devices'])}"
+            covered.append((row["operator"], _types(row), devices, _count(row, inside), mean, row["elsewhere"]))
+    print_table(("operator", "types", "in on", "training rows", "MAPE", "elsewhere"), covered, right=(2, 3, 4))
+    print("MAPE is the mean over devices. `--operator NAME` and `--device NAME` show each device and each type.")
+    _print_note(matrix)
+    names = {row[0] for row in covered}
+    untrained = [name for name in found["operators"] if name not in names]
+    print(f"no training rows: {', '.join(untrained)}")
+    print_table(("operator", "fields"), [(name, _fields(about)) for name, about in found["operators"].items()])
+    print(f"trained on: {', '.join(found['trained_devices'])} (any other device by its specification)")
+    for name in ("backends", "protocols", "frameworks"):
+        print(f"{name}: {', '.join(found[name])}")
+    accuracy = found["accuracy"].get("by_source", {})
+    if accuracy:
+        print_table(
+            ("error on unseen shapes", "n", "MAPE", "median"),
+            [(name, f"{m['n']:,}", percent(m["mape"]), percent(m["median_ape"])) for name, m in accuracy.items()],
+            right=(1, 2, 3),
+        )
+
+
+def _print_note(matrix: dict[str, Any]) -> None:
+    if matrix["errors_by"] == "operator":
+        print("The error table of this model has no element types: MAPE is that of the operator in all types.")
