@@ -50,6 +50,7 @@ from cdmpp.prediction_matrix import Failed, PredictionMatrix
 from cdmpp.programs.collectives import Collective
 from cdmpp.programs.operators import OperatorSpec
 from cdmpp.programs.program import TensorProgram
+from cdmpp.programs.quantisation import one_type
 from cdmpp.programs.query_options import BACKENDS, DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS, Protocol
 from cdmpp.support import support
 
@@ -455,7 +456,8 @@ class LatencyPredictor:
         dtype = self._pipeline.half_type(operator.operator, operator.dtype, program.backend)
         if dtype is None:
             return None
-        return TensorProgram.from_operator(operator.model_copy(update={"dtype": dtype}), program.backend)
+        fields = one_type({name: getattr(operator, name) for name in operator.structural_fields})
+        return TensorProgram.from_operator(operator.model_copy(update={**fields, "dtype": dtype}), program.backend)
 
     def _predictions(
         self,

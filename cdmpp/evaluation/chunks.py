@@ -14,6 +14,7 @@ from cdmpp.evaluation.cache import FeatureCache
 from cdmpp.features.bindings import unbound
 from cdmpp.features.encode import EncodedPrograms, encode_shapes, encode_tvm_json, finite
 from cdmpp.nn.store import ProgramStore
+from cdmpp.programs.quantisation import one_type
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -88,7 +89,8 @@ def program_chunks(
             dtypes = [part.dtype, *sorted(half for half in halves if half is not None)[:1]]
             store, failed = ProgramStore(len(part) * len(dtypes), cache.width), {}
             for number, dtype in enumerate(dtypes):
-                for members, encoded in encode_shapes(part.operator, dtype, part.flags, part.sizes):
+                flags = one_type(part.flags) if number else part.flags
+                for members, encoded in encode_shapes(part.operator, dtype, flags, part.sizes):
                     sound = finite(encoded)
                     failed.update(dict.fromkeys(members[~sound].tolist(), reason_of(_OVERFLOW)))
                     store.add(members + number * len(part), encoded if sound.all() else _cleared(encoded, sound))

@@ -22,6 +22,7 @@ from cdmpp.features.schedule import schedule_matrix
 from cdmpp.features.useful import useful_flops
 from cdmpp.features.walk import build_ast
 from cdmpp.programs.operators import OperatorSpec, derived_sizes, operator_family, read_value
+from cdmpp.programs.quantisation import NARROW_FIELDS
 from cdmpp.programs.templates import class_name, partition, size_names
 from cdmpp.programs.tvm_json import HINT, load
 
@@ -235,7 +236,9 @@ def _encode_class(name: str, operator: str, dtype: str, sizes: Mapping[str, Arra
 
 
 def encode_as(structure: str, dtype: str, sizes: Array) -> EncodedPrograms:
-    """Features of operators with another element type, from :attr:`EncodedPrograms.structure` and ``sizes``.
+    """Features of operators in one other element type, from :attr:`EncodedPrograms.structure` and ``sizes``.
+
+    Narrower types of weights and caches, and scales, are left out.
 
     Raises
     ------
@@ -243,6 +246,7 @@ def encode_as(structure: str, dtype: str, sizes: Array) -> EncodedPrograms:
         There is no such structural class.
     """
     operator, _, *flags = structure.split(":")
+    flags = [flag for flag in flags if flag.partition("=")[0] not in NARROW_FIELDS]
     names = _size_names(operator)
     columns = {name: sizes[:, i].astype(np.int64) for i, name in enumerate(names)}
     own = {name: read_value(value) for name, _, value in (flag.partition("=") for flag in flags)}

@@ -14,7 +14,7 @@ Without scaling, the product is bare: no quantisation, no scales.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args
 
 from cdmpp.errors import InvalidProgramError
@@ -49,6 +49,15 @@ BARE_DTYPES = tuple(name for name in DTYPE_BYTES if name != "int4")
 _EXPERTS = {"float8_e4m3": "tensor", "int8": "channel", "float4_e2m1": "nvfp4"}
 #: Scaling of a weight of a narrower type than the activations that states none.
 _NARROW = {"int8": "channel", "float8_e4m3": "channel", "int4": "block128", "float4_e2m1": "mx32"}
+
+
+#: Structural fields that a program of one 16-bit type leaves out.
+NARROW_FIELDS = ("weight_dtype", "scaling", "kv_dtype", "accumulate")
+
+
+def one_type(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """``fields`` with those of :data:`NARROW_FIELDS` as None: the same program in a single 16-bit type."""
+    return {name: None if name in NARROW_FIELDS else value for name, value in fields.items()}
 
 
 def combinations(dtype: str, *, experts: bool = False) -> Iterator[tuple[str | None, str | None]]:
