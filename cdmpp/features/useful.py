@@ -57,7 +57,7 @@ def _latent_flops(operator: str, s: Mapping[str, Any], *, module: bool) -> Array
     q, keys = s["q_len"] * 1.0, s["q_len"] * 1.0 + s["past_len"]
     heads, deep = s["heads"] * 1.0, s["nope"] + s["rope"]
     if decode:
-        flops = s["batch"] * q * heads * keys * (4.0 * s["latent"] + 2.0 * s["rope"] + 5)
+        flops = s["batch"] * q * heads * keys * (4.0 * s["latent"] + 2.0 * s["rope"] + 6)
     else:
         pairs = q * s["past_len"] + q * (q + 1) / 2
         flops = s["batch"] * heads * pairs * (2.0 * (deep + s["v_dim"]) + 5)
