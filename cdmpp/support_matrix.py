@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 from cdmpp.artifact.folder import ERROR_TABLE
 from cdmpp.artifact.model import Artifact
 from cdmpp.domain.score import LABELS, Context, Label, label
-from cdmpp.errors import UnknownDeviceError
+from cdmpp.errors import UnknownDeviceError, UnsupportedOperatorError
+from cdmpp.inference.collectives import collectives_of
+from cdmpp.programs.collectives import COLLECTIVES, Collective
 from cdmpp.programs.experts import GroupedGemm, Moe
 from cdmpp.programs.operators import lowered_operators
 from cdmpp.programs.quantisation import combinations
@@ -77,7 +79,37 @@ def support_matrix(artifact: Artifact) -> dict[str, Any]:
                 "mape": mape,
             }
         )
-    return {"devices": devices, "errors_by": "operator" if types is None else "types", "rows": rows}
+    places, collectives = _collectives(artifact)
+    return {
+        "devices": devices + [name for name in places if name not in devices],
+        "errors_by": "operator" if types is None else "types",
+        "rows": rows + collectives,
+    }
+
+
+def _collectives(artifact: Artifact) -> tuple[list[str], list[dict[str, Any]]]:
+    """Devices and rows of the collectives, which have a model of their own; their errors are for all types.
+
+    A cell is that of the measured numbers of ranks, links and libraries.
+    """
+    try:
+        model = collectives_of(artifact)
+    except UnsupportedOperatorError:
+        return [], []
+    errors: dict[str, dict[str, float]] = {}
+    for key, figures in model.metrics.get("by_operator_and_device", {}).items():
+        operator, _, device = key.partition("|")
+        errors.setdefault(operator, {})[device] = round(figures["error"], 5)
+    measured = {(c.operator, c.device, c.narrow) for c in model.known if c.device}
+    devices = sorted({device for _, device, _ in measured})
+    limited = _limited(artifact, devices)
+    rows = []
+    for operator, dtype in ((name, dtype) for name in sorted(COLLECTIVES) for dtype in Collective.dtypes):
+        inside = [d for d in devices if (operator, d, dtype == "int8") in measured and d not in limited]
+        mape = {d: e for d, e in errors.get(operator, {}).items() if d in inside}
+        figures = {"elsewhere": "near", "domain": dict.fromkeys(inside, "in"), "rows": None, "mape": mape}
+        rows.append({**Types(operator, dtype)._asdict(), **figures})
+    return devices, rows
 
 
 def domain_on(row: dict[str, Any], device: str) -> Label:

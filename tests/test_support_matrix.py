@@ -13,7 +13,7 @@ from cdmpp.artifact.load import load_artifact
 from cdmpp.domain.score import LABELS
 from cdmpp.prediction import Query
 from cdmpp.predictor import LatencyPredictor
-from cdmpp.programs.operators import lowered_operators
+from cdmpp.programs.operators import lowered_operators, operator_types
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import PROTOCOLS
 from cdmpp.support_matrix import domain_on, selected, support_matrix
@@ -53,7 +53,7 @@ def test_no_prediction_is_closer_to_training_than_its_cell(predictor: LatencyPre
 
 def test_every_operator_and_every_combination_of_types_has_a_row(predictor: LatencyPredictor) -> None:
     matrix = support_matrix(predictor.artifact)
-    assert {row["operator"] for row in matrix["rows"]} == set(lowered_operators())
+    assert {row["operator"] for row in matrix["rows"]} == set(operator_types())
     for operator, spec in lowered_operators().items():
         for dtype in spec.dtypes:
             rows = [row for row in matrix["rows"] if (row["operator"], row["dtype"]) == (operator, dtype)]
@@ -124,3 +124,14 @@ def test_selection_keeps_one_operator_and_one_device(predictor: LatencyPredictor
 def test_support_cannot_be_changed_by_a_caller(predictor: LatencyPredictor) -> None:
     predictor.support()["matrix"]["rows"].clear()
     assert predictor.support()["matrix"]["rows"]
+
+
+def test_collectives_are_in_where_their_model_has_measurements(predictor: LatencyPredictor) -> None:
+    matrix = predictor.support()["matrix"]
+    row = row_of(matrix, "all_reduce", "float16")
+    assert domain_on(row, "h100-sxm") == "in" and domain_on(row, "rtx-3090") == "near"
+    [measured, other] = [
+        predictor.predict([f"all_reduce:bytes=16777216,ranks={ranks},library=nccl"], "h100-sxm", protocol="kernel")[0]
+        for ranks in (8, 4096)
+    ]
+    assert measured.domain == "in" and other.domain != "in"

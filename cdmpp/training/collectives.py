@@ -147,6 +147,7 @@ def train(table: MeasurementTable, *, report: Callable[[str], None] = logger.inf
         "test_rows": len(test),
         "by_device": _groups(error, rows.device[rows.part == TEST]),
         "by_operator": _groups(error, rows.operator[rows.part == TEST]),
+        "by_operator_and_device": _groups(error, _joined(rows.operator, rows.device)[rows.part == TEST]),
         "left_out": left,
         "left_out_groups": groups,
         "left_out_groups_error": _mean(groups),
@@ -155,6 +156,11 @@ def train(table: MeasurementTable, *, report: Callable[[str], None] = logger.inf
     }
     report(f"test {100 * metrics['test_error']:.2f} %, device left out {100 * metrics['left_out_error']:.1f} %")
     return model.calibrated(factors, metrics)
+
+
+def _joined(operator: Array, device: Array) -> Array:
+    """ "operator|device" of each row."""
+    return np.array([f"{o}|{d}" for o, d in zip(operator.tolist(), device.tolist(), strict=True)])
 
 
 def _left_groups(fit: ResidualFit, rows: Rows) -> dict[str, dict[str, Any]]:
