@@ -19,7 +19,7 @@ from cdmpp.nn.inputs import SUMMARY_COLUMNS, add_operator_columns, summarise
 Array = np.ndarray[Any, np.dtype[Any]]
 
 #: Padded leaf counts; longer programs are padded to a multiple of the last.
-BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
+BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
 def bucket_of(leaves: int) -> int:
