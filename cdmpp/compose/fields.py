@@ -106,6 +106,20 @@ def at_most_one(model: M, *names: str) -> M:
     return exactly_one(model, *names) if any(getattr(model, name) is not None for name in names) else model
 
 
+def instead_of(model: M, predicted: str, *given: str) -> M:
+    """Validate that fields in seconds keep their default of 0 where a field that replaces them is given.
+
+    Raises
+    ------
+    ValueError
+        Both are given.
+    """
+    if getattr(model, predicted) is not None and any(getattr(model, name) for name in given):
+        names = {"names": f"{predicted} or {' and '.join(given)}"}
+        raise PydanticCustomError("value_error", "give either {names}", names)
+    return model
+
+
 class Work(Closed):
     """Programs that run one after the other, where a cost is to be predicted."""
 

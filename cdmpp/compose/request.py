@@ -41,6 +41,7 @@ from cdmpp.compose.fields import (
     Work,
     at_most_one,
     exactly_one,
+    instead_of,
 )
 from cdmpp.compose.pricing import collect, fill
 from cdmpp.compose.render import Table
@@ -77,6 +78,7 @@ __all__ = [
     "Work",
     "at_most_one",
     "exactly_one",
+    "instead_of",
 ]
 A = TypeVar("A", bound="Answer")
 

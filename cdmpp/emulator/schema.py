@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from cdmpp.compose.pricing import Cost, PredictedCost, cost_of
 from cdmpp.compose.render import Table
-from cdmpp.compose.request import MAX_COUNT, Count, Interval, Plan, PositiveBytes, Request, Row, Seconds, WholeNumber
+from cdmpp.compose.request import (
+    MAX_COUNT,
+    Count,
+    Interval,
+    Plan,
+    PositiveBytes,
+    Request,
+    Row,
+    Seconds,
+    WholeNumber,
+    instead_of,
+)
 from cdmpp.emulator.orders import ScheduleName
 from cdmpp.emulator.stage_schema import OrderForm, StageForm
 from cdmpp.errors import FieldError
@@ -123,6 +135,9 @@ class SimulateRequest(Request[SimulatePlan]):
         Seconds,
         Field(description="Seconds that all copies need after the slowest one has ended, to sum the gradients."),
     ] = 0.0
+    gradient_sync: Annotated[
+        PredictedCost | None, Field(description="Predicted, instead of gradient_sync_s: such as an all-reduce.")
+    ] = None
     schedule: Annotated[
         ScheduleName | OrderForm, Field(description="A published schedule, or the order of every rank.")
     ] = "1f1b"
@@ -141,6 +156,10 @@ class SimulateRequest(Request[SimulatePlan]):
             "different ranks; or one value for each pair of neighbours."
         ),
     ] = 0.0
+    transfer: Annotated[
+        PredictedCost | Annotated[list[PredictedCost], Field(min_length=1)] | None,
+        Field(description="Predicted, instead of transfer_s: such as a send_recv."),
+    ] = None
     memory_bytes: Annotated[PositiveBytes | None, Field(description="Memory limit of a rank; null: no limit.")] = None
     host_bandwidth_bytes_per_s: Annotated[
         float | None, Field(gt=0, le=1e15, description="Bandwidth of each rank, for stages that are offloaded.")
@@ -149,6 +168,19 @@ class SimulateRequest(Request[SimulatePlan]):
     reuse: Annotated[
         bool, Field(description="false: look up no earlier simulation. Only `cache` in the plan differs.")
     ] = True
+
+    @model_validator(mode="after")
+    def _costs(self) -> Self:
+        instead_of(self, "transfer", "transfer_s")
+        return instead_of(self, "gradient_sync", "gradient_sync_s")
+
+    def transfer_costs(self) -> Cost | list[Cost]:
+        """Cost of a transfer to the next stage, or of each; the request must be resolved."""
+        if isinstance(self.transfer, list):
+            return [cost_of(field) for field in self.transfer]
+        if self.transfer is None and isinstance(self.transfer_s, list):
+            return [Cost.given(seconds) for seconds in self.transfer_s]
+        return cost_of(self.transfer, None if isinstance(self.transfer_s, list) else self.transfer_s)
 
     @property
     def class_of_each(self) -> list[tuple[int, ...]]:
@@ -192,11 +224,12 @@ class SimulateRequest(Request[SimulatePlan]):
                 f"virtual_stages: {self.virtual_stages} on each of {self.ranks_used} ranks do not give {stages} stages",
                 path="virtual_stages",
             )
-        if isinstance(self.transfer_s, list) and len(self.transfer_s) != stages - 1:
-            raise FieldError(
-                f"transfer_s: {len(self.transfer_s)} values for {stages - 1} pairs of neighbouring stages",
-                path="transfer_s",
-            )
+        for name in ("transfer_s", "transfer"):
+            given = getattr(self, name)
+            if isinstance(given, list) and len(given) != stages - 1:
+                raise FieldError(
+                    f"{name}: {len(given)} values for {stages - 1} pairs of neighbouring stages", path=name
+                )
         for s, stage in enumerate(self.stages):
             if stage.memory == "offload" and self.host_bandwidth_bytes_per_s is None:
                 raise FieldError(

@@ -30,6 +30,7 @@ class _Simulation:
 
     request: SimulateRequest
     emulator: Emulator
+    transfer_s: float | list[float]
 
     @property
     def host_bandwidth_bytes_per_s(self) -> float:
@@ -41,7 +42,7 @@ class _Simulation:
             classes,
             schedule,
             ranks=self.request.ranks_used,
-            transfer_s=self.request.transfer_s,
+            transfer_s=self.transfer_s,
             host_bandwidth_bytes_per_s=self.host_bandwidth_bytes_per_s,
         )
 
@@ -59,9 +60,10 @@ def solve(request: SimulateRequest, control: SearchControl) -> SimulatePlan:
     """
     costs = [_stage_costs(s, form) for s, form in enumerate(request.stages)]
     stages = [stage.middle for stage in costs]
-    simulation = _Simulation(request, Emulator(request.reuse))
+    transfer = request.transfer_costs()
+    simulation = _Simulation(request, Emulator(request.reuse), _seconds(transfer, "latency_s"))
     classes, *replicas = request.class_of_each
-    ranks, transfer_s = request.ranks_used, request.transfer_s
+    ranks, transfer_s = request.ranks_used, simulation.transfer_s
     schedule = request.schedule if isinstance(request.schedule, str) else request.schedule.passes()
     step = simulation.run(stages, schedule, classes)
     copies = [simulation.run(stages, schedule, replica) for replica in replicas]
@@ -74,10 +76,14 @@ def solve(request: SimulateRequest, control: SearchControl) -> SimulatePlan:
     others = _published(simulation, step, stages, classes)
     _check_memory(simulation, stages, schedule, step, copies, others)
     interval = None
-    if any(stage.forward.parts or stage.backward.parts for stage in costs):
+    predicted = [cost for cost in (transfer if isinstance(transfer, list) else [transfer]) if cost.parts]
+    if predicted or any(stage.forward.parts or stage.backward.parts for stage in costs):
         lower, upper = (
-            simulation.run(bounds, schedule, classes)
-            for bounds in ([stage.lower for stage in costs], [stage.upper for stage in costs])
+            replace(simulation, transfer_s=_seconds(transfer, figure)).run(bounds, schedule, classes)
+            for figure, bounds in (
+                ("lower_s", [stage.lower for stage in costs]),
+                ("upper_s", [stage.upper for stage in costs]),
+            )
         )
         interval = Interval(lower_s=lower.makespan_s, upper_s=upper.makespan_s)
     name = request.schedule if isinstance(request.schedule, str) else "order"
@@ -86,6 +92,13 @@ def solve(request: SimulateRequest, control: SearchControl) -> SimulatePlan:
     makespan_s, busy_s = step.makespan_s, step.busy_s
     slowest_s = max([makespan_s, *(copy.makespan_s for copy in copies)])
     explanation = explain(step, costs, same_passes_s, bound_s, baselines)
+    if predicted:
+        longest = max(predicted, key=lambda cost: cost.latency_s)
+        seconds = format_latency(longest.latency_s)
+        explanation.append(f"the longest transfer between stages takes {seconds}: {longest.largest()}")
+    sync = cost_of(request.gradient_sync, request.gradient_sync_s)
+    if sync.parts:
+        explanation.append(f"the sum of the gradients takes {format_latency(sync.latency_s)}: {sync.largest()}")
     if slowest_s > makespan_s:
         late = [copy.makespan_s for copy in copies].index(slowest_s)
         explanation.append(
@@ -97,7 +110,7 @@ def solve(request: SimulateRequest, control: SearchControl) -> SimulatePlan:
         schedule=name,
         makespan_s=makespan_s,
         replicas_s=[copy.makespan_s for copy in copies],
-        step_s=slowest_s + request.gradient_sync_s,
+        step_s=slowest_s + sync.latency_s,
         lower_bound_s=bound_s,
         same_passes_bound_s=same_passes_s,
         interval=interval,
@@ -120,6 +133,13 @@ def solve(request: SimulateRequest, control: SearchControl) -> SimulatePlan:
         copies=_passes(step, ranks, len(structure.begin) - 1) if request.timeline else [],
         cache=CacheUse(hits=hits, misses=misses, hit_rate=hits / (hits + misses) if hits else 0.0),
     )
+
+
+def _seconds(transfer: Cost | list[Cost], figure: str) -> float | list[float]:
+    """One figure of the transfers: "latency_s", "lower_s" or "upper_s"."""
+    if isinstance(transfer, list):
+        return [float(getattr(cost, figure)) for cost in transfer]
+    return float(getattr(transfer, figure))
 
 
 def _stage_costs(number: int, form: StageForm) -> StageCosts:

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from cdmpp.compose.pricing import BatchCurve
 from cdmpp.compose.render import Table
-from cdmpp.compose.request import Closed, Count, Plan, PositiveSeconds, Request, Row, Seconds, WholeNumber
+from cdmpp.compose.request import (
+    Closed,
+    Count,
+    Plan,
+    PositiveSeconds,
+    Request,
+    Row,
+    Seconds,
+    WholeNumber,
+    exactly_one,
+    instead_of,
+)
 from cdmpp.units import format_latency
 
 
@@ -29,11 +40,27 @@ class SideForm(Closed):
 
 
 class LinkForm(Closed):
-    """The link of one instance; activations go there and back in each layer."""
+    """The link of one instance; activations go there and back in each layer.
 
-    bytes_per_token: Annotated[float, Field(gt=0, le=1e12)]
-    bandwidth_bytes_per_s: Annotated[float, Field(gt=0, le=1e15)]
+    Either ``bytes_per_token`` with ``bandwidth_bytes_per_s``, or ``layer``.
+    """
+
+    bytes_per_token: Annotated[float | None, Field(gt=0, le=1e12)] = None
+    bandwidth_bytes_per_s: Annotated[float | None, Field(gt=0, le=1e15)] = None
     alpha_s: Seconds = 0.0
+    layer: Annotated[
+        BatchCurve | None,
+        Field(
+            description="Instead: seconds of one layer, there and back, by tokens on the instance with most tokens. "
+            "Its programs may be collectives."
+        ),
+    ] = None
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Self:
+        instead_of(self, "layer", "alpha_s")
+        exactly_one(self, "bytes_per_token", "layer")
+        return exactly_one(self, "bandwidth_bytes_per_s", "layer")
 
 
 class ColocatedPlan(Row):

@@ -79,6 +79,22 @@ class Link:
 
 
 @dataclass(frozen=True)
+class LinkCurve:
+    """Seconds of one layer, there and back, by tokens on the instance with most tokens; as in :class:`Side`."""
+
+    sizes: np.ndarray
+    seconds: np.ndarray
+
+    def layer_s(self, tokens: np.ndarray) -> np.ndarray:
+        """Seconds of one layer, there and back."""
+        out: np.ndarray = interpolate(self.sizes, self.seconds, tokens)
+        return out
+
+
+AnyLink = Link | LinkCurve
+
+
+@dataclass(frozen=True)
 class Sizing:
     """A choice, its stages (seconds of a micro-batch in all layers), its cost in price-seconds a token.
 
@@ -113,7 +129,7 @@ class Sizing:
 def size(
     attention: Side,
     ffn: Side,
-    link: Link,
+    link: AnyLink,
     *,
     layers: int,
     tpot_s: float,
@@ -127,7 +143,7 @@ def size(
     Parameters
     ----------
     attention, ffn : Side
-    link : Link
+    link : Link or LinkCurve
     layers : int
     tpot_s : float
         Most seconds between two tokens.
@@ -213,7 +229,7 @@ class _Enumeration:
     """
 
     def __init__(
-        self, attention: Side, ffn: Side, link: Link, layers: int, micro_batch: int | None, equal: bool
+        self, attention: Side, ffn: Side, link: AnyLink, layers: int, micro_batch: int | None, equal: bool
     ) -> None:
         held = min(attention.most * attention.max_tokens, ffn.most * ffn.max_tokens)
         self.largest = held if micro_batch is None else min(micro_batch, held)
@@ -225,6 +241,8 @@ class _Enumeration:
         self.attention_s = attention.layer_s(np.arange(counts[0] + 1))
         self.ffn_s = ffn.layer_s(np.arange(counts[1] + 1))
         self.link_s = link.layer_s(np.arange(max(counts) + 1))
+        # The least of this and all larger numbers of tokens: a curve may fall.
+        self.least_link_s = np.minimum.accumulate(self.link_s[::-1])[::-1]
 
     def stage_s(self, a: np.ndarray, f: np.ndarray) -> np.ndarray:
         """Seconds of the slowest stage in all layers, by tokens on one instance of either side."""
@@ -312,7 +330,7 @@ class _Enumeration:
             starts, place = np.unique(first, return_inverse=True)
             end = int(blocks[:, 1].max()) + 1 if self.equal else len(layer_s)
             parts.append(np.minimum.reduceat(layer_s[:end], starts)[place])
-        parts.append(self.link_s[np.maximum(blocks[:, 0], blocks[:, 2])])
+        parts.append(self.least_link_s[np.maximum(blocks[:, 0], blocks[:, 2])])
         stage_s: np.ndarray = self.layers * np.maximum.reduce(parts)
         return stage_s
 

@@ -9,8 +9,19 @@ import numpy as np
 from cdmpp.compose.budget import SearchControl
 from cdmpp.compose.pricing import Cost
 from cdmpp.errors import FieldError
-from cdmpp.planning.afd.schema import AfdPlan, AfdRequest, ColocatedPlan, SideForm
-from cdmpp.planning.afd.size import IN_FLIGHT, Link, Side, bandwidth_needed, bound, colocated, size
+from cdmpp.planning.afd.schema import AfdPlan, AfdRequest, ColocatedPlan, LinkForm, SideForm
+from cdmpp.planning.afd.size import (
+    IN_FLIGHT,
+    AnyLink,
+    Link,
+    LinkCurve,
+    Side,
+    Sizing,
+    bandwidth_needed,
+    bound,
+    colocated,
+    size,
+)
 from cdmpp.units import format_latency, format_si
 
 
@@ -27,7 +38,7 @@ def solve(request: AfdRequest, control: SearchControl) -> AfdPlan:
     attention, attention_costs = _side(request.attention, "attention")
     ffn, ffn_costs = _side(request.ffn, "ffn")
     layers, tpot_s, tokens_per_s = request.layers, request.tpot_s, request.tokens_per_s
-    link = Link(request.link.bytes_per_token, request.link.bandwidth_bytes_per_s, request.link.alpha_s)
+    link, link_costs = _link(request.link)
     best = size(attention, ffn, link, layers=layers, tpot_s=tpot_s, tokens_per_s=tokens_per_s, control=control)
     baselines: dict[str, float] = {}
     together = _colocated_sides(request, attention, ffn)
@@ -58,10 +69,10 @@ def solve(request: AfdRequest, control: SearchControl) -> AfdPlan:
         f"{slowest} is the slowest stage: {format_latency(stages[slowest])} of {format_latency(tpot_s / IN_FLIGHT)}",
         *_dominating("attention", attention_costs),
         *_dominating("ffn", ffn_costs),
+        *_dominating("communication", link_costs),
     ]
     if slowest == "communication":
-        needed = bandwidth_needed(best, link, layers)
-        remedy = f"links of {format_si(needed, 'B/s')} would help" if np.isfinite(needed) else "latency limits them"
+        remedy = _remedy(best, link, layers)
         explanation.append(f"dead zone: the links limit both sides, and more instances do not help; {remedy}")
     return AfdPlan(
         attention_instances=best.attention,
@@ -95,6 +106,23 @@ def _side(form: SideForm, name: str) -> tuple[Side, list[Cost]]:
     return Side(sizes, seconds, form.instances, form.price, form.most_tokens), costs
 
 
+def _link(form: LinkForm) -> tuple[AnyLink, list[Cost]]:
+    if form.layer is None:
+        assert form.bytes_per_token is not None and form.bandwidth_bytes_per_s is not None, "checked by the schema"
+        return Link(form.bytes_per_token, form.bandwidth_bytes_per_s, form.alpha_s), []
+    form.layer.check("link.layer")
+    sizes, costs = form.layer.points()
+    return LinkCurve(sizes, np.array([cost.latency_s for cost in costs])), costs
+
+
+def _remedy(best: Sizing, link: AnyLink, layers: int) -> str:
+    """A link at which communication would no longer be the slowest stage."""
+    if isinstance(link, LinkCurve):
+        return f"{format_latency(max(best.attention_s, best.ffn_s) / layers)} in a layer would be fast enough"
+    needed = bandwidth_needed(best, link, layers)
+    return f"links of {format_si(needed, 'B/s')} would help" if np.isfinite(needed) else "latency limits them"
+
+
 def _dominating(name: str, costs: Sequence[Cost]) -> list[str]:
-    largest = costs[-1].largest()
+    largest = costs[-1].largest() if costs else ""
     return [f"{name} at its largest batch: {largest}"] if largest else []

@@ -3,43 +3,68 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
-from cdmpp.compose.pricing import CostField
+from cdmpp.compose.collective_forms import CollectiveOptions
+from cdmpp.compose.pricing import CostField, collect, fill
 from cdmpp.compose.render import Table
 from cdmpp.compose.request import (
     MAX_COUNT,
     Bytes,
     Closed,
     Count,
+    DeviceForm,
     Name,
     Plan,
+    PriceRequest,
     Request,
     Row,
     Seconds,
     WholeNumber,
     exactly_one,
+    instead_of,
 )
 from cdmpp.errors import FieldError
+from cdmpp.prediction import Prediction
+from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Protocol
 from cdmpp.units import format_latency
 
 
+class AllReduceForm(CollectiveOptions):
+    """A predicted all-reduce of the gradients between workers on devices of one kind."""
+
+    device: DeviceForm
+    protocol: Protocol = DEFAULT_PROTOCOL
+
+
 class StepForm(Closed):
-    """A data-parallel step: the computation of one worker, then a ring all-reduce of the gradients."""
+    """A data-parallel step: the computation of one worker, then an all-reduce of the gradients.
+
+    The all-reduce is a ring over links of ``bandwidth_bytes_per_s``, or predicted for each count of workers.
+    """
 
     compute: Annotated[CostField, Field(description="Seconds of one worker's step, or its programs.")]
     samples: Annotated[float, Field(gt=0, le=1e9, description="Samples in one worker's step.")]
     gradient_bytes: Bytes
-    bandwidth_bytes_per_s: Annotated[float, Field(gt=0, le=1e15)]
+    bandwidth_bytes_per_s: Annotated[float | None, Field(gt=0, le=1e15)] = None
     alpha_s: Seconds = 0.0
+    all_reduce: Annotated[
+        AllReduceForm | None, Field(description="Predicted, instead of bandwidth_bytes_per_s and alpha_s.")
+    ] = None
 
-    def samples_per_s(self, compute_s: float, workers: int) -> float:
-        """Throughput: ring all-reduce takes 2(p-1)(alpha + n/(p x bandwidth))."""
-        rounds = 2 * (workers - 1)
+    @model_validator(mode="after")
+    def _exchange(self) -> Self:
+        instead_of(self, "all_reduce", "alpha_s")
+        return exactly_one(self, "bandwidth_bytes_per_s", "all_reduce")
+
+    def ring_s(self, workers: int) -> float:
+        """Ring all-reduce: 2(p-1)(alpha + n/(p x bandwidth))."""
+        assert self.bandwidth_bytes_per_s is not None
         reduced = self.gradient_bytes / (workers * self.bandwidth_bytes_per_s)
-        return workers * self.samples / (compute_s + rounds * (self.alpha_s + reduced))
+        return 2 * (workers - 1) * (self.alpha_s + reduced)
 
 
 class JobForm(Closed):
@@ -135,6 +160,9 @@ class ClusterRequest(Request[ClusterPlan]):
         int, Field(ge=0, le=MAX_COUNT, description="Number of lent servers that must be returned first."), WholeNumber
     ] = 0
 
+    #: Predicted seconds of the all-reduces, by job and count of workers.
+    _all_reduce_s: dict[tuple[int, int], float] = PrivateAttr(default_factory=dict)
+
     def sizes(self) -> dict[str, int]:
         """Workers, jobs, counts of a job, and sets of servers to return."""
         return {
@@ -143,6 +171,41 @@ class ClusterRequest(Request[ClusterPlan]):
             "counts": max(len(job.workers) for job in self.jobs),
             "server_sets": math.comb(len(self.loans), min(self.reclaim, len(self.loans))),
         }
+
+    def price_requests(self) -> list[PriceRequest]:
+        """The programs of the steps, then the all-reduces of each job with each count of workers."""
+        self.check()
+        return collect(self) + [request for _, request in self._all_reduces()]
+
+    def with_prices(self, prices: Sequence[Prediction]) -> Self:
+        """A copy with the predicted seconds of all steps and all-reduces."""
+        keys = [key for key, _ in self._all_reduces()]
+        steps = len(prices) - len(keys)
+        filled = fill(self, prices[:steps])
+        if filled is self:
+            filled = self.model_copy()
+        seconds = [float(price.latency_s or 0.0) for price in prices[steps:]]
+        filled._all_reduce_s = dict(zip(keys, seconds, strict=True))
+        return filled
+
+    def exchange_s(self, number: int, workers: int) -> float:
+        """Seconds of the all-reduce of a job that has a step; the request must be resolved."""
+        step = self.jobs[number].step
+        assert step is not None
+        return step.ring_s(workers) if step.all_reduce is None else self._all_reduce_s.get((number, workers), 0.0)
+
+    def _all_reduces(self) -> list[tuple[tuple[int, int], PriceRequest]]:
+        """Job and count of workers of each predicted all-reduce; one worker and no gradients need none."""
+        out = []
+        for number, job in enumerate(self.jobs):
+            form = None if job.step is None or not job.step.gradient_bytes else job.step.all_reduce
+            for workers in job.workers if form is not None else ():
+                if form is None or job.step is None or workers == 1:
+                    continue
+                program = form.fields("all_reduce", job.step.gradient_bytes, workers)
+                path = f"jobs.{number}.step.all_reduce"
+                out.append(((number, workers), PriceRequest(path, program, form.device, protocol=form.protocol)))
+        return out
 
     def check(self) -> None:
         """Raise FieldError where names are not unique or unknown, or lists contradict each other."""

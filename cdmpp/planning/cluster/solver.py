@@ -9,7 +9,7 @@ from cdmpp.compose.pricing import cost_of
 from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.planning.cluster.allocate import Job, allocate, equal_share, greedy, least, most_saved, total_s
 from cdmpp.planning.cluster.reclaim import reclaim
-from cdmpp.planning.cluster.schema import ClusterPlan, ClusterRequest, JobForm, JobPlan, ReclaimPlan
+from cdmpp.planning.cluster.schema import ClusterPlan, ClusterRequest, JobPlan, ReclaimPlan
 
 
 def solve(request: ClusterRequest, control: SearchControl) -> ClusterPlan:
@@ -22,7 +22,7 @@ def solve(request: ClusterRequest, control: SearchControl) -> ClusterPlan:
     InfeasibleError
         Every job needs more workers than there are.
     """
-    jobs = [_job(form) for form in request.jobs]
+    jobs = [_job(request, number) for number in range(len(request.jobs))]
     returned = _returned(request)
     borrowed = sum(
         loan.gpus // loan.gpus_per_worker
@@ -58,7 +58,8 @@ def solve(request: ClusterRequest, control: SearchControl) -> ClusterPlan:
     )
 
 
-def _job(form: JobForm) -> Job:
+def _job(request: ClusterRequest, number: int) -> Job:
+    form = request.jobs[number]
     if form.step is None:
         assert form.samples_per_s is not None
         rates = form.samples_per_s
@@ -66,7 +67,7 @@ def _job(form: JobForm) -> Job:
         compute_s = cost_of(form.step.compute).latency_s
         if not compute_s:
             raise FieldError(f"{form.name}: a step of 0 s has no throughput", path="jobs")
-        rates = [form.step.samples_per_s(compute_s, n) for n in form.workers]
+        rates = [n * form.step.samples / (compute_s + request.exchange_s(number, n)) for n in form.workers]
     return Job(form.name, tuple(form.workers), tuple(form.remaining_samples / rate for rate in rates))
 
 

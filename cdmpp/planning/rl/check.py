@@ -24,7 +24,7 @@ from cdmpp.planning.rl.plan_schema import RlPlan
 from cdmpp.planning.rl.problem import CostFigure, RlProblem, make_problem, pool_costs
 from cdmpp.planning.rl.schema import RlRequest
 from cdmpp.planning.rl.streaming import MOST_BATCHES
-from cdmpp.planning.rl.training_schema import LinkForm
+from cdmpp.planning.rl.weights_schema import LinkForm
 from cdmpp.prediction import Prediction
 
 _MAX_FAULTS = 20
@@ -70,6 +70,7 @@ def _interval_faults(request: RlRequest, plan: RlPlan) -> Iterator[str]:
     if any(pool.training is not None and pool.training.pipeline is not None for pool in request.pools):
         return  # The intervals of pipelines are not part of every plan.
     predicted = any(cost.parts for pool in request.pools for cost in pool_costs(pool))
+    predicted = predicted or bool(request.weights.predicted())
     claims = {"step_lower_s": plan.step_lower_s, "step_upper_s": plan.step_upper_s}
     if not predicted:
         yield from (f"{name}: given, but no cost is predicted" for name, value in claims.items() if value is not None)
@@ -287,24 +288,29 @@ class _Checker:
         source, weights, longest = self.pools[trainer][1].site, self.request.weights, 0.0
         for name, units, _ in self.parts:
             target = self.pools[name][1].site
-            seconds = weights.same_site_s if source == target else weights.cross_site_s
             form = weights.transfer
-            if form is not None:
-                links = {frozenset(link.sites): link for link in form.links}
-                link = form.same_site if source == target else links.get(frozenset((source, target)), form.cross_site)
-                inside = form.same_site
-                assert link is not None and inside is not None
-                seconds = self._link_s(link) + (units - 1 if source == target else 0) * link.latency_s
-                if source != target and units > 1:
-                    seconds += self._link_s(inside) + (units - 2) * inside.latency_s
+            if form is None:
+                seconds = float(getattr(weights.cost("same_site" if source == target else "cross_site"), self.figure))
+            else:
+                links = {frozenset(link.sites): (f"links.{i}", link) for i, link in enumerate(form.links)}
+                between = links.get(frozenset((source, target)), ("cross_site", form.cross_site))
+                inside_s, hop_s = self._link_s("same_site", form.same_site)
+                if source == target:
+                    seconds = inside_s + (units - 1) * hop_s
+                else:
+                    seconds = self._link_s(*between)[0]
+                    seconds += inside_s + (units - 2) * hop_s if units > 1 else 0.0
             longest = max(longest, seconds)
         return longest
 
-    def _link_s(self, link: LinkForm) -> float:
+    def _link_s(self, name: str, link: LinkForm | None) -> tuple[float, float]:
+        """Seconds of a copy over a link, and of each further hop."""
         form = self.request.weights.transfer
-        assert form is not None
+        assert form is not None and link is not None
+        if link.bandwidth_bytes_per_s is None:
+            return form.predicted_s(name, self.figure)
         rate = form.ranks * link.bandwidth_bytes_per_s
-        return link.latency_s + form.bytes / min(rate, link.total_bytes_per_s or rate)
+        return link.latency_s + form.bytes / min(rate, link.total_bytes_per_s or rate), link.latency_s
 
     def _step(self, ready: Floats, work: Floats, weights_s: float) -> Floats:
         """Seconds of each step with separate units."""

@@ -82,6 +82,8 @@ def _programs(request: RlRequest, result: SearchResult, split: SplitPart) -> Ite
     training = None if result.sizes.training is None else request.pools[result.sizes.training].training
     if training is not None and training.sample is not None:
         yield f"training of a sample: {training.sample.cost.largest()}"
+    for name, cost in request.weights.predicted().items():
+        yield f"weights, {name}: {format_latency(cost.latency_s)}: {cost.largest()}"
 
 
 def _decoding(pool: PoolForm, split: SplitPart) -> Iterator[str]:

@@ -18,6 +18,7 @@ from cdmpp.planning.rl.pipeline import PipelineSchedule
 from cdmpp.planning.rl.pool_schema import PoolForm
 from cdmpp.planning.rl.schema import RlRequest
 from cdmpp.planning.rl.sizes import Objective, SizingProblem
+from cdmpp.planning.rl.weights_schema import WEIGHT_COSTS
 
 #: Fields of a predicted cost.
 CostFigure = Literal["latency_s", "lower_s", "upper_s"]
@@ -97,20 +98,21 @@ def make_problem(
     schedules = schedules or {}
     lengths = request.lengths.distribution(request.samples_per_step)
     weights = request.weights
+    same_site_s, cross_site_s, shared_s = (float(getattr(weights.cost(name), figure)) for name in WEIGHT_COSTS)
     sizing = SizingProblem(
         tuple(
             _pool(request, pool, lengths.median(), figure, schedules.get(index))
             for index, pool in enumerate(request.pools)
         ),
         request.effective_mode,
-        weights.same_site_s,
-        weights.cross_site_s,
-        weights.shared_s,
+        same_site_s,
+        cross_site_s,
+        shared_s,
         request.layout,
         request.generation_units,
         request.training_units,
         request.staleness if request.effective_mode == "async" else None,
-        None if weights.transfer is None else weights.transfer.transfer(),
+        None if weights.transfer is None else weights.transfer.transfer(figure),
         request.mix_pools,
     )
     return RlProblem(

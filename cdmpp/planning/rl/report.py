@@ -104,6 +104,7 @@ def _interval(
 ) -> tuple[float | None, float | None]:
     """Step time of the same plan with all predictions at their lower and at their upper bounds."""
     predicted = any(cost.parts for pool in request.pools for cost in pool_costs(pool))
+    predicted = predicted or bool(request.weights.predicted())
     if not predicted and not any(schedule.predicted for schedule in schedules.values()):
         return None, None
     sizes = result.sizes

@@ -29,7 +29,8 @@ from cdmpp.planning.rl.plan_schema import RlPlan
 from cdmpp.planning.rl.pool_schema import DecodeForm, KvForm, PoolForm
 from cdmpp.planning.rl.sizes import Layout, Objective
 from cdmpp.planning.rl.streaming import Mode
-from cdmpp.planning.rl.training_schema import PipelineForm, TrainingForm, WeightsForm, within
+from cdmpp.planning.rl.training_schema import PipelineForm, TrainingForm, within
+from cdmpp.planning.rl.weights_schema import WeightsForm
 from cdmpp.prediction import Prediction
 
 #: Default product of draws and samples: a tenth of a second compiled, a second in plain Python.
@@ -153,7 +154,7 @@ class RlRequest(Request[RlPlan]):
             "simulated_samples": self.draw_count() * self.samples_per_step,
             "batch": self.kv.max_batch,
             "lengths": len(self.lengths.samples) if isinstance(self.lengths, ObservedLengths) else 0,
-            "programs": _programs(self) + sum(map(_programs, self.pools)),
+            "programs": _programs(self) + sum(map(_programs, self.pools)) + self.weights.programs(),
             **{
                 f"pipeline_{name}": max((pipeline.sizes()[name] for pipeline in self._pipelines()), default=0)
                 for name in ("ranks", "models", "passes")
@@ -187,7 +188,7 @@ class RlRequest(Request[RlPlan]):
         )
 
     def price_requests(self) -> list[PriceRequest]:
-        """Programs of the pools, pool by pool; their paths name the field of the pool or of the request."""
+        """Programs of the pools, pool by pool, then of the weights; paths name the field of the pool or request."""
         self.check()
         programs: list[PriceRequest] = []
         for index, (given, pool) in enumerate(zip(self.pools, self.with_pool_costs().pools, strict=True)):
@@ -198,13 +199,17 @@ class RlRequest(Request[RlPlan]):
                     programs += [replace(program, path=f"{path}.{program.path}") for program in collect(cost)]
                 elif isinstance(cost, Priced):
                     programs += cost.price_requests(path)
-        return programs
+        return programs + self._weights_requests()
 
     def with_prices(self, prices: Sequence[Prediction]) -> Self:
         """A copy with resolved costs in the pools (:meth:`with_pool_costs`)."""
         resolved = self.with_pool_costs()
-        pools = fill(_Pools.model_construct(pools=resolved.pools), prices).pools
-        return resolved.model_copy(update={"pools": pools})
+        first = len(prices) - len(self._weights_requests())
+        pools = fill(_Pools.model_construct(pools=resolved.pools), prices[:first]).pools
+        return resolved.model_copy(update={"pools": pools, "weights": fill(self.weights, prices[first:])})
+
+    def _weights_requests(self) -> list[PriceRequest]:
+        return [replace(program, path=f"weights.{program.path}") for program in collect(self.weights)]
 
     def draw_count(self) -> int:
         """Number of steps to simulate."""

@@ -1,4 +1,4 @@
-"""Parts of the RL request: cost of training, and transfer of the weights."""
+"""Part of the RL request: cost of training."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from typing import Annotated, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from cdmpp.compose.pricing import PredictedCost
-from cdmpp.compose.request import Closed, Count, Interval, PositiveBytes, PositiveSeconds, Seconds, exactly_one
+from cdmpp.compose.request import Closed, Count, Interval, PositiveSeconds, Seconds, exactly_one
 from cdmpp.errors import FieldError
 from cdmpp.planning.fused.schema import FusedRequest
-from cdmpp.planning.rl.weights import SiteLink, WeightTransfer
-
-Site = Annotated[str, Field(max_length=200)]
 
 
 def within(error: FieldError, path: str) -> FieldError:
@@ -74,90 +71,3 @@ class TrainingForm(Closed):
         if all(cost is None for cost in given):
             raise ValueError("give step_s, seconds_per_sample, seconds_per_token, sample or pipeline")
         return self
-
-
-class LinkForm(Closed):
-    """A link within a site or between sites."""
-
-    bandwidth_bytes_per_s: Annotated[PositiveBytes, Field(description="Of one connection.")]
-    latency_s: Seconds = 0.0
-    total_bytes_per_s: Annotated[
-        PositiveBytes | None, Field(description="Of all connections together; null: not limited.")
-    ] = None
-
-    def link(self) -> SiteLink:
-        """The link of the search."""
-        total = float("inf") if self.total_bytes_per_s is None else self.total_bytes_per_s
-        return SiteLink(self.bandwidth_bytes_per_s, self.latency_s, total)
-
-
-class SitesForm(LinkForm):
-    """A link between two sites, in both directions."""
-
-    sites: Annotated[list[Site], Field(min_length=2, max_length=2)]
-
-
-class TransferForm(Closed):
-    """Bytes of the weights, and the links of the transfer."""
-
-    bytes: Annotated[PositiveBytes, Field(description="One copy of the weights, as generation needs them.")]
-    ranks: Annotated[Count, Field(description="Connections in parallel; each sends an equal part.")] = 1
-    same_site: Annotated[
-        LinkForm | None, Field(description="Within a site; also distributes a copy that came from another site.")
-    ] = None
-    cross_site: Annotated[LinkForm | None, Field(description="Between sites without a link in `links`.")] = None
-    links: Annotated[list[SitesForm], Field(description="Links between two sites.")] = Field(default_factory=list)
-
-    def transfer(self) -> WeightTransfer:
-        """The transfer of the search."""
-        return WeightTransfer(
-            self.bytes,
-            self.ranks,
-            None if self.same_site is None else self.same_site.link(),
-            None if self.cross_site is None else self.cross_site.link(),
-            {frozenset(form.sites): form.link() for form in self.links},
-        )
-
-
-class WeightsForm(Closed):
-    """Transfer of the new weights from training to generation: given in seconds, or computed from ``transfer``."""
-
-    same_site_s: Seconds = 0.0
-    cross_site_s: Seconds = 0.0
-    shared_s: Annotated[Seconds, Field(description="If the same units generate and train.")] = 0.0
-    transfer: Annotated[TransferForm | None, Field(description="Replaces same_site_s and cross_site_s.")] = None
-
-    @model_validator(mode="after")
-    def _one_source(self) -> Self:
-        if self.transfer is not None and (self.same_site_s or self.cross_site_s):
-            raise ValueError("give either transfer, or same_site_s and cross_site_s")
-        return self
-
-    def check(self, training: dict[str, str], generation: dict[str, str]) -> None:
-        """Raise FieldError if two sites that exchange weights have no link.
-
-        Parameters
-        ----------
-        training, generation : dict of str to str
-            Site of each pool that trains, and of each that generates, by name.
-        """
-        if self.transfer is None:
-            return
-        transfer = self.transfer.transfer()
-        for index, form in enumerate(self.transfer.links):
-            if form.sites[0] == form.sites[1]:
-                raise FieldError(
-                    f"weights.transfer.links.{index}.sites: both are {form.sites[0]!r}",
-                    path=f"weights.transfer.links.{index}.sites",
-                    hint="a link within a site is same_site",
-                )
-        for trainer, source in training.items():
-            for generator, target in generation.items():
-                if transfer.link(source, target) is None or transfer.same_site is None:
-                    inside = source == target or transfer.link(source, target) is not None
-                    raise FieldError(
-                        f"weights.transfer: no link {'within' if inside else 'from ' + repr(source) + ' to'} site "
-                        f"{target!r}, for weights from pool {trainer!r} to pool {generator!r}",
-                        path="weights.transfer",
-                        hint='give "same_site"' if inside else 'give "cross_site", or both sites in "links"',
-                    )

@@ -36,6 +36,29 @@ class SiteLink:
 
 
 @dataclass(frozen=True)
+class PredictedSiteLink:
+    """Link whose copy of the weights is predicted as a collective operation.
+
+    Attributes
+    ----------
+    copy_s : float
+        Seconds of a copy over one hop.
+    latency_s : float
+        Seconds of a short message, which each further hop adds.
+    """
+
+    copy_s: float
+    latency_s: float
+
+    def seconds(self, size_bytes: float, ranks: int, hops: int = 1) -> float:
+        """Seconds of a copy along a path of ``hops`` links; the prediction has bytes and connections."""
+        return self.copy_s + (hops - 1) * self.latency_s
+
+
+AnySiteLink = SiteLink | PredictedSiteLink
+
+
+@dataclass(frozen=True)
 class WeightTransfer:
     """Transfer of one copy of the weights, from its bytes.
 
@@ -45,21 +68,21 @@ class WeightTransfer:
         Bytes of one copy.
     ranks : int
         Connections in parallel; each sends an equal part.
-    same_site : SiteLink or None
+    same_site : SiteLink, PredictedSiteLink or None
         Link within a site.
-    cross_site : SiteLink or None
+    cross_site : SiteLink, PredictedSiteLink or None
         Link between sites that ``links`` does not have.
-    links : mapping of frozenset of str to SiteLink
+    links : mapping of frozenset of str to SiteLink or PredictedSiteLink
         Links between two sites.
     """
 
     size_bytes: float
     ranks: int = 1
-    same_site: SiteLink | None = None
-    cross_site: SiteLink | None = None
-    links: Mapping[frozenset[str], SiteLink] = field(default_factory=dict)
+    same_site: AnySiteLink | None = None
+    cross_site: AnySiteLink | None = None
+    links: Mapping[frozenset[str], AnySiteLink] = field(default_factory=dict)
 
-    def link(self, source: str, target: str) -> SiteLink | None:
+    def link(self, source: str, target: str) -> AnySiteLink | None:
         """The link between two sites; None if there is none."""
         if source == target:
             return self.same_site

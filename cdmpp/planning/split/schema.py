@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from cdmpp.compose.pricing import Cost
+from cdmpp.compose.pricing import Cost, PredictedCost, collect, fill
 from cdmpp.compose.render import Table
 from cdmpp.compose.request import (
     Budget,
@@ -26,6 +26,7 @@ from cdmpp.compose.request import (
     Seconds,
     Work,
     exactly_one,
+    instead_of,
 )
 from cdmpp.errors import FieldError
 from cdmpp.planning.split.search import Goal
@@ -67,9 +68,13 @@ class LayerForm(Closed):
     transfer_s: Annotated[Seconds, Field(description="Sending the output to another rank, and its gradient back.")] = (
         0.0
     )
+    transfer: Annotated[
+        PredictedCost | None, Field(description="Predicted, instead of transfer_s: such as a send_recv.")
+    ] = None
 
     @model_validator(mode="after")
     def _costs(self) -> Self:
+        instead_of(self, "transfer", "transfer_s")
         return exactly_one(exactly_one(self, "forward_s", "forward"), "backward_s", "backward")
 
     def programs(self, name: PassName) -> Programs | None:
@@ -188,8 +193,8 @@ class SplitRequest(Request[SplitPlan]):
         }
 
     def price_requests(self) -> list[PriceRequest]:
-        """The programs of all layers on every kind of device, device after device within a pass."""
-        return [
+        """The programs of all layers on every kind of device, device after device within a pass; then the transfers."""
+        passes = [
             PriceRequest(
                 f"layers.{number}.{name}.programs.{i}",
                 work.program,
@@ -202,11 +207,15 @@ class SplitRequest(Request[SplitPlan]):
             for device in self._devices_for(f"layers.{number}.{name}")
             for i, work in enumerate(programs.programs)
         ]
+        return passes + collect(self)
 
     def with_prices(self, prices: Sequence[Prediction]) -> Self:
-        """A copy with the predicted cost of each pass on each kind of device."""
-        filled = self.model_copy()
-        remaining = iter(prices)
+        """A copy with the predicted cost of each pass on each kind of device, and of each transfer."""
+        transfers = len(collect(self))
+        filled = fill(self, prices[len(prices) - transfers :])
+        if filled is self:
+            filled = self.model_copy()
+        remaining = iter(prices[: len(prices) - transfers])
         filled._predicted = {
             (number, name): [
                 Cost.of([work.count for work in programs.programs], [next(remaining) for _ in programs.programs])

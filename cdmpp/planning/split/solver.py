@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cdmpp.compose.budget import SearchControl
-from cdmpp.compose.pricing import Cost, Part
+from cdmpp.compose.pricing import Cost, Part, cost_of
 from cdmpp.emulator.emulate import Emulator
 from cdmpp.errors import FieldError
 from cdmpp.planning.split.schema import PASSES, SplitPlan, SplitRequest, StagePlan, device_name
@@ -65,7 +65,7 @@ def _problem(request: SplitRequest) -> _Problem:
             tuple(cost.latency_s for cost in backward),
             form.activation_bytes,
             form.weight_bytes,
-            form.transfer_s,
+            cost_of(form.transfer, form.transfer_s).latency_s,
             form.name or f"layer {number}",
         )
         both = [
