@@ -596,3 +596,6 @@ def test_scripts_agree_with_python(opened: Callable[..., Any]) -> None:
     for protocol in ("kernel", "graph", "eager"):
         examples = page.evaluate(script, protocol)
         assert {parse_operator(text).operator for text in examples} == set(operator_types())
+    script = "async () => (await import('/page/operators.js')).FORMS"
+    forms = {name: parse_operator(text) for name, text in page.evaluate(script).items()}
+    assert all(name.startswith(spec.operator) for name, spec in forms.items())

@@ -9,7 +9,7 @@ import { DOMAIN_ORDER, domainLegend, domainMark, errorText, find, html } from ".
 import { exportButtons } from "./export.js";
 import { fileField } from "./file.js";
 import { keyForm } from "./key.js";
-import { example, readOperators } from "./operators.js";
+import { FORMS, example, readOperators } from "./operators.js";
 import { programTable } from "./programs.js";
 import { watch } from "./service.js";
 import { interval, latency, threeDigits } from "./units.js";
@@ -240,10 +240,11 @@ function fillChoices() {
   find("protocol").replaceChildren(...support.protocols.map((p) => option(p, MEANING[p] ?? p)));
   find("framework").replaceChildren(option("", "unknown"), ...support.frameworks.map((f) => option(f, f)));
   find("example").replaceChildren(option("", "select an example"), option("layer", "encoder layer of BERT-base"),
-    ...Object.keys(support.operators).sort().map((o) => option(o, o)));
+    html("optgroup", { label: "operators" }, ...Object.keys(support.operators).sort().map((o) => option(o, o))),
+    html("optgroup", { label: "further forms" }, ...Object.keys(FORMS).map((o) => option(o, o))));
   find("example").onchange = ({ target }) => {
     if (!target.value) return;
-    find("text").value = target.value === "layer" ? LAYER : example(target.value, support, find("protocol").value);
+    find("text").value = target.value === "layer" ? LAYER : FORMS[target.value] ?? example(target.value, support, find("protocol").value);
     predict();
   };
 }

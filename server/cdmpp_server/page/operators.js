@@ -20,6 +20,32 @@ const OWN = {
   conv2d: { n: 8 }, batch_norm: { n: 8 }, max_pool2d: { n: 8 }, avg_pool2d: { n: 8 },
   attention_decode: { q_len: 1 }, attention_encoder: { past_len: 0, kv_heads: 32 },
   attention_prefill: { past_len: 0 },
+  attention_mixed: { q_len: 512, past_len: 1024, decodes: 32, decode_past_len: 2048 },
+  mla_prefill: { batch: 1, q_len: 2048, past_len: 0, heads: 16 },
+  mla_decode: { batch: 32, q_len: 1, past_len: 4096, heads: 16 },
+  moe: { tokens: 1024, hidden: 4096, intermediate: 1536, experts: 128, topk: 8 },
+  moe_w13: { tokens: 1024, hidden: 4096, intermediate: 1536, experts: 128, topk: 8 },
+  grouped_gemm: { groups: 8, rows: 4096, n: 4096, k: 2048 },
+  rotary_embedding: { cols: 5120 }, kv_cache_save: { cols: 2048 }, argmax: { rows: 64, cols: 128256 },
+  moe_gating: { cols: 128, topk: 8 }, moe_shuffle: { cols: 4096, topk: 8 },
+  all_reduce: { bytes: 67108864, ranks: 8 }, all_gather: { bytes: 67108864, ranks: 8 },
+  reduce_scatter: { bytes: 67108864, ranks: 8 }, all_to_all: { bytes: 67108864, ranks: 8 },
+  send_recv: { bytes: 67108864 },
+};
+/** Forms that an operator's usual example does not show: quantised products, expert parallelism, whole modules. */
+export const FORMS = {
+  "linear, fp8 with scales per row": "linear:m=512,n=4096,k=4096,dtype=float8_e4m3,scaling=channel",
+  "linear, fp8 with scales per block": "linear:m=512,n=4096,k=4096,dtype=float8_e4m3,scaling=block128",
+  "linear, int8 (W8A8)": "linear:m=512,n=4096,k=4096,dtype=int8,scaling=channel",
+  "linear, int8 weights": "linear:m=16,n=4096,k=4096,dtype=bfloat16,weight_dtype=int8",
+  "linear, int4 weights": "linear:m=16,n=4096,k=4096,dtype=bfloat16,weight_dtype=int4",
+  "linear, nvfp4": "linear:m=512,n=4096,k=4096,dtype=float4_e2m1,scaling=nvfp4",
+  "moe, fp8 on 8 ranks": "moe:tokens=4096,hidden=7168,intermediate=2048,experts=256,topk=8,ep=8,balance=power_law_1.2,dtype=float8_e4m3,scaling=block128",
+  "moe, mxfp4 weights": "moe:tokens=256,hidden=2880,intermediate=2880,experts=128,topk=4,dtype=bfloat16,weight_dtype=float4_e2m1",
+  "mla_decode, fp8 cache": "mla_decode:batch=32,past_len=4096,heads=16,dtype=bfloat16,kv_dtype=float8_e4m3",
+  "mla_decode, whole module": "mla_decode:batch=32,past_len=4096,heads=16,module=true,dtype=bfloat16",
+  "attention_decode, fp8 cache": "attention_decode:batch=32,past_len=4096,heads=32,kv_heads=8,head_dim=128,dtype=bfloat16,kv_dtype=float8_e4m3",
+  "all_reduce, two nodes": "all_reduce:bytes=67108864,ranks=16,ranks_per_node=8,library=nccl,dtype=bfloat16",
 };
 
 /** Split at commas, except inside parentheses such as min(a, b). */
@@ -63,10 +89,10 @@ function template(text, support) {
 
 const isSize = (name, field) => field === "required" || typeof field === "number";
 
-/** Fields of an operator as text: "m, n, k, dtype=float32, bias=false". */
+/** Fields of an operator as text: "m, n, k, dtype=float32, bias=false, [scaling]"; brackets: without a default. */
 export function describe(operator, support) {
   return Object.entries(support.operators[operator].fields)
-    .map(([name, field]) => (field === "required" ? name : `${name}=${field}`)).join(", ");
+    .map(([name, field]) => (field === "required" ? name : field === null ? `[${name}]` : `${name}=${field}`)).join(", ");
 }
 
 /** An example of an operator: usual sizes, and an element type that was trained under this protocol. */
