@@ -9,11 +9,13 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from cdmpp.frontends.onnx_graph import OnnxGraph, OnnxNode
 from cdmpp.frontends.onnx_operands import NARROW, Scales, scales_of, scaling_of
 from cdmpp.frontends.onnx_products import matmul_fields
 from cdmpp.frontends.onnx_quantised import weight_only_fields
-from cdmpp.frontends.onnx_rules import Launch, Outcome, Unsupported, dtype_of, over, shape_of
+from cdmpp.frontends.onnx_rules import Free, Launch, Outcome, Unsupported, dtype_of, over, rows_cols, shape_of
 
 DOMAIN = "com.microsoft"
 _WEIGHT_BITS = {4: "int4", 8: "int8"}
@@ -21,6 +23,8 @@ _WEIGHT_BITS = {4: "int4", 8: "int8"}
 
 def quantise(graph: OnnxGraph, node: OnnxNode) -> Outcome:
     """A QuantizeLinear or DequantizeLinear that is part of no product."""
+    if node.op == "QuantizeLinear" and graph.is_constant(node.inputs[0]):
+        return Free("constant: computed before the model runs")
     wide = node.inputs[0] if node.op == "QuantizeLinear" else node.outputs[0]
     kinds = f"{graph.dtype(node.inputs[0])} to {graph.dtype(node.outputs[0])}"
     return Launch(over(graph, "mul_scalar", wide), f"conversion {kinds}, timed as mul_scalar")
@@ -67,10 +71,41 @@ def _int8_product(graph: OnnxGraph, node: OnnxNode) -> Outcome:
     return Launch(fields, "; ".join(filter(None, (remark, arrives))))
 
 
+def _qgemm(graph: OnnxGraph, node: OnnxNode) -> Outcome:
+    """A, its scale and zero point, B, its scale and zero point, a bias, then the scale of the result."""
+    m, n, k = _gemm_sizes(graph, node)
+    scaling, remark = scaling_of("int8", "int8", scales_of(graph, node.inputs[4])) or (None, "")
+    fields = {"operator": "linear", "dtype": "int8", "scaling": scaling, "m": m, "n": n, "k": k}
+    arrives = "its input arrives quantised; the program quantises it"
+    return Launch(fields | {"bias": bool(node.input(6))}, "; ".join(filter(None, (remark, arrives))))
+
+
+def _gemm_sizes(graph: OnnxGraph, node: OnnxNode) -> tuple[int, int, int]:
+    a, b = shape_of(graph, node.inputs[0]), shape_of(graph, node.inputs[3])
+    m, k = (a[1], a[0]) if node.attrs.get("transA") else (a[0], a[1])
+    return m, b[0] if node.attrs.get("transB") else b[1], k
+
+
+def _narrow(operator: str, remark: str = "") -> Callable[[OnnxGraph, OnnxNode], Outcome]:
+    """An operator on 8-bit tensors with scales; rows are those of the last axis."""
+
+    def rule(graph: OnnxGraph, node: OnnxNode) -> Outcome:
+        sizes = rows_cols(shape_of(graph, node.outputs[0]))
+        return Launch({"operator": operator, "dtype": "int8", **sizes}, remark)
+
+    return rule
+
+
 CONTRIB_RULES: dict[str, Callable[[OnnxGraph, OnnxNode], Outcome]] = {
     "MatMulNBits": _matmul_nbits,
     "MatMulIntegerToFloat": _int8_product,
     "DynamicQuantizeMatMul": _int8_product,
+    "QGemm": _qgemm,
+    "QLinearAdd": _narrow("add"),
+    "QLinearMul": _narrow("mul"),
+    "QLinearSigmoid": _narrow("sigmoid"),
+    "QLinearSoftmax": _narrow("softmax"),
+    "QLinearLeakyRelu": _narrow("relu", "timed as relu, which moves the same bytes"),
     "QuantizeLinear": quantise,
     "DequantizeLinear": quantise,
 }
@@ -80,6 +115,12 @@ _TYPE_OF = {
     "MatMulNBits": 0,
     "MatMulIntegerToFloat": 2,
     "DynamicQuantizeMatMul": 0,
+    "QGemm": 0,
+    "QLinearAdd": 0,
+    "QLinearMul": 0,
+    "QLinearSigmoid": 0,
+    "QLinearSoftmax": 0,
+    "QLinearLeakyRelu": 0,
     "QuantizeLinear": 2,
     "DequantizeLinear": 1,
 }
@@ -89,21 +130,33 @@ def contrib_types(graph: OnnxGraph, node: OnnxNode) -> dict[str, tuple[int, tupl
     """Element type and shape of the results of a node of this domain; nothing where they are not known."""
     if node.domain != DOMAIN or node.op not in _TYPE_OF or not node.inputs or not node.outputs:
         return {}
-    shape = graph.shape(node.inputs[0])
     elem_type = graph.elem_type(node.input(_TYPE_OF[node.op]))
     if node.op == "QuantizeLinear" and not node.input(2):
         elem_type = 2  # uint8 without a zero point
-    if shape is None or not elem_type:
-        return {}
+    shape = _result_shape(graph, node)
+    return {node.outputs[0]: (elem_type, shape)} if shape is not None and elem_type else {}
+
+
+def _result_shape(graph: OnnxGraph, node: OnnxNode) -> tuple[int, ...] | None:
+    shape, other = graph.shape(node.inputs[0]), graph.shape(node.input(3))
+    if shape is None:
+        return None
+    if node.op in ("QLinearAdd", "QLinearMul"):
+        try:
+            return None if other is None else tuple(int(x) for x in np.broadcast_shapes(shape, other))
+        except ValueError:
+            return None
+    if node.op == "QGemm":
+        return _gemm_sizes(graph, node)[:2] if other is not None and len(shape) == len(other) == 2 else None
+    if "MatMul" not in node.op:
+        return shape
     columns = _columns(graph, node, node.attrs)
-    if columns == 0 or (columns is None and "Mul" in node.op):
-        return {}
-    return {node.outputs[0]: (elem_type, shape if columns is None else (*shape[:-1], columns))}
+    return None if columns is None or not shape else (*shape[:-1], columns)
 
 
 def _columns(graph: OnnxGraph, node: OnnxNode, attrs: Mapping[str, Any]) -> int | None:
-    """Columns of a product's result, None where they are not known or it is none."""
+    """Columns of a product's result, None where they are not known."""
     if node.op == "MatMulNBits":
         return int(attrs["N"]) if isinstance(attrs.get("N"), int) and attrs["N"] > 0 else None
-    weight = graph.shape(node.input(1)) if "Mul" in node.op else None
+    weight = graph.shape(node.input(1))
     return weight[-1] if weight is not None and len(weight) == 2 else None

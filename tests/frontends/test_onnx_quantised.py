@@ -315,3 +315,29 @@ def test_fused_int8_products_of_onnx_runtime(op: str) -> None:
     graph = read([node, make("Relu", ["p"], ["y"])], {"x": (F if dynamic else I8, [4, 8])}, constants)
     expected = canonical("linear:m=4,n=16,k=8,bias=true,dtype=int8,scaling=channel", "relu:rows=4,cols=16")
     assert texts(graph) == expected
+
+
+def test_operators_of_onnx_runtime_on_int8_tensors() -> None:
+    scale = ["xs", "xz"]
+    nodes = [
+        make("QLinearAdd", ["x", *scale, "x", *scale, *scale], ["a"], domain="com.microsoft"),
+        make("QLinearMul", ["a", *scale, "x", *scale, *scale], ["m"], domain="com.microsoft"),
+        make("QLinearSoftmax", ["m", *scale, *scale], ["s"], domain="com.microsoft", axis=-1, opset=13),
+        make("QGemm", ["s", *scale, "w", *scale, "b", *scale], ["g"], domain="com.microsoft", transB=1),
+        make("DequantizeLinear", ["g", *scale], ["y"]),
+    ]
+    graph = read(nodes, {"x": (I8, [4, 8])}, {**XS, "w": (I8, [16, 8]), "b": (I32, [16])})
+    assert graph.unsupported == ()
+    assert texts(graph) == canonical(
+        "add:rows=4,cols=8,dtype=int8",
+        "mul:rows=4,cols=8,dtype=int8",
+        "softmax:rows=4,cols=8,dtype=int8",
+        "linear:m=4,n=16,k=8,bias=true,dtype=int8,scaling=tensor",
+        "mul_scalar:rows=4,cols=16",
+    )
+
+
+def test_quantisation_of_a_constant_is_computed_before_the_model_runs() -> None:
+    nodes = [make("QuantizeLinear", ["w", *["xs", "xz"]], ["q"], "q"), make("Add", ["x", "q"], ["y"], "add")]
+    graph = read(nodes, {"x": (I8, [4, 8])}, {**XS, "w": (F, [4, 8])}, I8)
+    assert launched(graph) == ["add"] and graph.nodes[0].reason.startswith("constant")
