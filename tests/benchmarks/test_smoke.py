@@ -20,6 +20,7 @@ NEED_PUBLIC_DATA = [
     "end_to_end.__main__",
     "leave_one_device_out",
     "planning.replay_intervals",
+    "stacks",
     "unseen_shapes",
 ]
 #: Tiny sizes of the others. {out} is a result file, {folder} an empty folder, {records} some measured programs,
