@@ -11,7 +11,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks import stacks
-from benchmarks.stacks import coverage, device_spread, pair_ratios, shared_problems, shared_rows, tables_of
+from benchmarks.stacks import (
+    coverage,
+    device_spread,
+    overall_ratio,
+    pair_ratios,
+    shared_problems,
+    shared_rows,
+    tables_of,
+)
 from cdmpp.data.load import load_table
 from cdmpp.data.table import MeasurementTable
 from cdmpp.predictor import LatencyPredictor
@@ -62,6 +70,12 @@ def test_ratio_of_every_pair_of_frameworks(table: MeasurementTable) -> None:
         assert row["median"] == pytest.approx(expected, abs=1e-3) == row["low"] == row["high"]
 
 
+def test_overall_ratio_counts_both_directions(table: MeasurementTable) -> None:
+    ratio = overall_ratio(shared_problems(table))
+    assert ratio["n"] == 24
+    assert ratio["low"] * ratio["high"] == pytest.approx(1, abs=1e-2)
+
+
 def test_spread_of_a_device_is_slowest_over_fastest(table: MeasurementTable) -> None:
     [row] = device_spread(shared_problems(table))
     assert (row["operator"], row["device"], row["n"], row["median"]) == ("linear bfloat16", "l40s", 4, 2.5)
@@ -90,6 +104,7 @@ def test_tables_show_every_figure(table: MeasurementTable) -> None:
     figures = {"inside": 0.8, "width": 1.5}
     result = {
         "problems": 4,
+        "overall": overall_ratio(problems),
         "pairs": list(pair_ratios(problems)),
         "devices": list(device_spread(problems)),
         "coverage": [{"operator": "", "n": 14, "stated": figures, "open": figures}],
