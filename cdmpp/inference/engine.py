@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -196,12 +196,17 @@ class Engine:
         if together > 1 and len(rows) > CHUNK_ROWS:
             # The chunks with most leaves first, so that the threads end at about the same time.
             ordered = sorted(chunks, key=lambda chunk: -chunk[0].leaves.shape[1] * len(chunk[2]))
-            with ThreadPoolExecutor(min(together, len(ordered))) as executor:
-                list(executor.map(compute, ordered))
+            list(_executor(os.getpid(), together).map(compute, ordered))
         else:
             for chunk in chunks:
                 compute(chunk)
         return NetworkOutput(point, levels, reference, views)
+
+
+@lru_cache(maxsize=8)
+def _executor(process: int, threads: int) -> ThreadPoolExecutor:
+    """Threads that all engines of a process share; a forked process has its own."""
+    return ThreadPoolExecutor(threads, thread_name_prefix="chunks")
 
 
 def _query_inputs(inputs: RowInputs, rows: QueryRows) -> tuple[Array, Array, Array]:
