@@ -36,7 +36,9 @@ def _find(graph: OnnxGraph, matchers: Matchers, groups: list[Group], claimed: se
     """Add the groups of ``matchers`` whose nodes are not claimed."""
     for op, matcher in matchers:
         for node in graph.nodes:
-            if not node.is_(op) or node.index in claimed or graph.is_constant(node.outputs[0]):
+            if not node.is_(op) or not node.outputs or node.index in claimed:
+                continue
+            if graph.is_constant(node.outputs[0]):
                 continue
             try:
                 group = matcher(graph, node)

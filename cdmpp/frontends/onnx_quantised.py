@@ -49,7 +49,9 @@ def quantised_groups(graph: OnnxGraph, claimed: set[int]) -> list[Group]:
     groups: list[Group] = []
     taken = set(claimed)
     for node in graph.nodes:
-        if not node.is_(*_PRODUCTS) or node.index in taken or graph.is_constant(node.outputs[0]):
+        if not node.is_(*_PRODUCTS) or not node.outputs or node.index in taken:
+            continue
+        if graph.is_constant(node.outputs[0]):
             continue
         try:
             group = _product(graph, node)

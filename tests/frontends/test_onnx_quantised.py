@@ -341,3 +341,15 @@ def test_quantisation_of_a_constant_is_computed_before_the_model_runs() -> None:
     nodes = [make("QuantizeLinear", ["w", *["xs", "xz"]], ["q"], "q"), make("Add", ["x", "q"], ["y"], "add")]
     graph = read(nodes, {"x": (I8, [4, 8])}, {**XS, "w": (F, [4, 8])}, I8)
     assert launched(graph) == ["add"] and graph.nodes[0].reason.startswith("constant")
+
+
+@pytest.mark.parametrize("op", ["MatMul", "MatMulInteger", "QLinearMatMul"])
+def test_product_without_a_result_is_refused_or_unsupported(op: str) -> None:
+    from cdmpp.errors import InvalidProgramError
+
+    nodes = [make(op, ["x", "w"], []), make("Identity", ["x"], ["y"])]
+    try:
+        graph = read(nodes, {"x": (I8, [4, 8])}, {"w": (I8, [8, 16])}, I8)
+    except InvalidProgramError:
+        return
+    assert [u.operator for u in graph.unsupported] == [op]
