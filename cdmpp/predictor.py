@@ -50,7 +50,7 @@ from cdmpp.prediction_matrix import Failed, PredictionMatrix
 from cdmpp.programs.collectives import Collective
 from cdmpp.programs.operators import OperatorSpec
 from cdmpp.programs.program import TensorProgram
-from cdmpp.programs.quantisation import one_type
+from cdmpp.programs.quantisation import one_type, types_label
 from cdmpp.programs.query_options import BACKENDS, DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS, Protocol
 from cdmpp.support import support
 
@@ -401,7 +401,7 @@ class LatencyPredictor:
             device = devices.setdefault((digest, name), len(devices))
             if device == len(specs):
                 specs.append(spec)
-            kind = kinds.setdefault((operator_name(query.program), program_features.dtype), len(kinds))
+            kind = kinds.setdefault((operator_name(query.program), program_features.types), len(kinds))
             launcher = FRAMEWORKS.index(framework) if framework else -1
             numbers.append((kind, device, BACKENDS.index(backend), PROTOCOLS.index(protocol), launcher))
         kind_of, *columns = np.array(numbers).T
@@ -411,7 +411,7 @@ class LatencyPredictor:
         for i, key in enumerate(sound):
             if isinstance(form := of_half.get(key), EncodedPrograms):
                 half_of[i] = len(sound) + len(further)
-                kind = kinds.setdefault((operator_name(missing[key][0].program), form.dtype), len(kinds))
+                kind = kinds.setdefault((operator_name(missing[key][0].program), form.types), len(kinds))
                 kind_of = np.append(kind_of, kind)
                 further.append(form)
         store = ProgramStore.of([*encoded, *further], self.artifact.config.leaf_width)
@@ -453,10 +453,12 @@ class LatencyPredictor:
         operator = program.operator if isinstance(program, TensorProgram) else None
         if operator is None:
             return None
-        dtype = self._pipeline.half_type(operator.operator, operator.dtype, program.backend)
+        fields = {name: getattr(operator, name) for name in operator.structural_fields}
+        types = types_label(operator.dtype, fields)
+        dtype = self._pipeline.half_type(operator.operator, types, program.backend)
         if dtype is None:
             return None
-        fields = one_type({name: getattr(operator, name) for name in operator.structural_fields})
+        fields = one_type(fields)
         return TensorProgram.from_operator(operator.model_copy(update={**fields, "dtype": dtype}), program.backend)
 
     def _predictions(

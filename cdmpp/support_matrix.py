@@ -14,7 +14,7 @@ from cdmpp.inference.collectives import collectives_of
 from cdmpp.programs.collectives import COLLECTIVES, Collective
 from cdmpp.programs.experts import GroupedGemm, Moe
 from cdmpp.programs.operators import lowered_operators
-from cdmpp.programs.quantisation import combinations
+from cdmpp.programs.quantisation import combinations, types_label
 from cdmpp.programs.query_options import PROTOCOLS
 
 #: The least distance of a program to those of training: a label is the best that a query of a cell can have.
@@ -56,14 +56,12 @@ def support_matrix(artifact: Artifact) -> dict[str, Any]:
     labels = _Labels(artifact)
     rows = []
     for row in sorted(_rows({*trained, *errors}), key=lambda r: tuple(part or "" for part in r)):
-        counts, plain = trained.get(row, {}), row.weight_dtype is None and row.scaling is None
+        counts = trained.get(row, {})
         elsewhere = _at_best("near", labels.best(row, ELSEWHERE))
         domain = {}
         for device in devices:
-            # A context has no scaling: the counts of the error table do. A table without types predates scaling.
-            known = plain if types is None else bool(counts.get(device))
             found = labels.best(row, device)
-            found = found if known and device not in limited else _at_best("near", found)
+            found = _at_best("near", found) if device in limited else found
             if found != elsewhere:
                 domain[device] = found
         if types is None:
@@ -146,9 +144,10 @@ class _Labels:
 
     def best(self, row: Types, device: str) -> Label:
         """Label of a program like those of training, in these types on this device."""
-        key = (row.operator, row.dtype, device)
+        types = types_label(row.dtype, row._asdict())
+        key = (row.operator, types, device)
         if key not in self._known:
-            contexts = [Context(device, row.operator, row.dtype, protocol, "library") for protocol in PROTOCOLS]
+            contexts = [Context(device, row.operator, types, protocol, "library") for protocol in PROTOCOLS]
             trained = [context for context in contexts if context.keys()[0] in self._domain.contexts]
             step = min(map(self._domain.step, trained or contexts))
             self._known[key] = label(_LEAST_DISTANCE + step)

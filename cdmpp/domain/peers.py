@@ -18,6 +18,7 @@ import numpy as np
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.domain.score import Context, Domain
 from cdmpp.nn.rows import QueryRows
+from cdmpp.programs.quantisation import base_type
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -89,7 +90,7 @@ def weights(device: DeviceSpec, dtype: str, peers: Sequence[DeviceSpec]) -> Arra
 
 def _per_unit(device: DeviceSpec, dtype: str) -> Array:
     cycles = device.compute_units * device.clock_hz
-    rates = (device.peak(dtype, matrix=True), device.mem_bandwidth_bytes_per_s)
+    rates = (device.peak(base_type(dtype), matrix=True), device.mem_bandwidth_bytes_per_s)
     return np.log2(np.array(rates) / cycles)
 
 

@@ -14,7 +14,7 @@ from cdmpp.evaluation.cache import FeatureCache
 from cdmpp.features.bindings import unbound
 from cdmpp.features.encode import EncodedPrograms, encode_shapes, encode_tvm_json, finite
 from cdmpp.nn.store import ProgramStore
-from cdmpp.programs.quantisation import one_type
+from cdmpp.programs.quantisation import one_type, types_label
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -85,7 +85,8 @@ def program_chunks(
             first = int(part.row_index[0])
             if not needed[first : first + len(part)].any():
                 continue
-            halves = {half_type(part.operator, part.dtype, backend) for backend in backends} - {None}
+            types = types_label(part.dtype, part.flags)
+            halves = {half_type(part.operator, types, backend) for backend in backends} - {None}
             dtypes = [part.dtype, *sorted(half for half in halves if half is not None)[:1]]
             store, failed = ProgramStore(len(part) * len(dtypes), cache.width), {}
             for number, dtype in enumerate(dtypes):
@@ -95,7 +96,7 @@ def program_chunks(
                     failed.update(dict.fromkeys(members[~sound].tolist(), reason_of(_OVERFLOW)))
                     store.add(members + number * len(part), encoded if sound.all() else _cleared(encoded, sound))
             store.finish()
-            kinds = [(part.operator, dtype) for dtype in dtypes]
+            kinds = [(part.operator, name) for name in (types, *dtypes[1:])]
             kind = np.repeat(np.arange(len(dtypes)), len(part))
             half = len(part) + np.arange(len(part)) if len(dtypes) > 1 else None
             yield ProgramChunk(first, store, kinds, kind, failed, half)

@@ -22,7 +22,7 @@ from cdmpp.features.schedule import schedule_matrix
 from cdmpp.features.useful import useful_flops
 from cdmpp.features.walk import build_ast
 from cdmpp.programs.operators import OperatorSpec, derived_sizes, operator_family, read_value
-from cdmpp.programs.quantisation import NARROW_FIELDS
+from cdmpp.programs.quantisation import NARROW_FIELDS, types_label
 from cdmpp.programs.templates import class_name, partition, size_names
 from cdmpp.programs.tvm_json import HINT, load
 
@@ -66,6 +66,11 @@ class EncodedPrograms:
     def __len__(self) -> int:
         return len(self.leaves)
 
+    @property
+    def types(self) -> str:
+        """Element types as one text (:func:`cdmpp.programs.quantisation.types_label`)."""
+        return structure_types(self.structure, self.dtype)
+
     def narrow(self, width: int) -> EncodedPrograms:
         """The same without columns from ``width`` on."""
         if self.leaves.shape[2] <= width:
@@ -94,6 +99,13 @@ class EncodedPrograms:
         sizes = None if self.sizes is None else self.sizes[one].copy()
         leaves, totals = self.leaves[one].copy(), self.totals[one].copy()
         return EncodedPrograms(leaves, where, totals, self.dtype, self.family, self.structure, sizes)
+
+
+@lru_cache(maxsize=4096)
+def structure_types(structure: str, dtype: str) -> str:
+    """Element types of programs with this structural class; ``dtype`` where there is none."""
+    flags = (flag.partition("=") for flag in structure.split(":")[2:])
+    return types_label(dtype, {name: value for name, _, value in flags})
 
 
 _size_names = lru_cache(maxsize=None)(size_names)

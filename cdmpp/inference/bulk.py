@@ -17,7 +17,7 @@ from cdmpp.domain.score import THRESHOLDS
 from cdmpp.errors import DataError, InvalidProgramError
 from cdmpp.features.bindings import unbound, unbound_error
 from cdmpp.features.bulk import TIR, FeatureAnswers, FeatureQueries
-from cdmpp.features.encode import EncodedPrograms, encode_as, finite, overflow
+from cdmpp.features.encode import EncodedPrograms, encode_as, finite, overflow, structure_types
 from cdmpp.inference.pipeline import InferencePipeline
 from cdmpp.nn.config import LEVELS
 from cdmpp.nn.inputs import roofline_s, stack_devices
@@ -116,12 +116,14 @@ def _halves(
     further : list of (keys, features)
     """
     rows = len(queries)
-    kinds, kind, half = list(queries.kinds), [queries.kind], np.full(rows, -1)
+    given = zip(queries.kinds, queries.structures, strict=True)
+    kinds = [(operator, structure_types(structure, dtype)) for (operator, dtype), structure in given]
+    kind, half = [queries.kind], np.full(rows, -1)
     further = []
     backends = np.unique(queries.backend).tolist()
-    for number, ((operator, dtype), structure) in enumerate(zip(queries.kinds, queries.structures, strict=True)):
+    for number, ((operator, types), structure) in enumerate(zip(tuple(kinds), queries.structures, strict=True)):
         for backend in backends:
-            wanted = pipeline.half_type(operator, dtype, BACKENDS[backend])
+            wanted = pipeline.half_type(operator, types, BACKENDS[backend])
             members = np.flatnonzero((queries.kind == number) & (queries.backend == backend))
             if wanted is None or not structure or not len(members):
                 continue

@@ -7,8 +7,8 @@ one device:
 1. ``kernel`` <= ``graph`` <= ``eager``. The trained protocol is unchanged; the others are limited by it.
 2. A type that was never trained for the operator is predicted as the 16-bit prediction times the ratio of the
    rooflines, each with the launch cost.
-3. int8 is not slower than the 16-bit type where the device's int8 peak is higher, unless training had int8 of the
-   operator on this device.
+3. A narrow type without scales (int8, float8, float4) is not slower than the 16-bit type where the device's peak for
+   it is higher, unless training had that type of the operator on this device.
 
 Rules 1 and 3 hold for the point and for each quantile. A trained query needs no other prediction. Any other query is
 computed together with the queries that limit it, in one pass of the network.
@@ -25,7 +25,7 @@ import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.domain.calibration import scale_quantiles
-from cdmpp.domain.evidence import Evidence, Kind
+from cdmpp.domain.evidence import NARROW, Evidence, Kind
 from cdmpp.errors import InvalidProgramError
 from cdmpp.features.encoded import TIR
 from cdmpp.inference.output import NetworkOutput
@@ -313,7 +313,7 @@ class Rules:
     def _recipe(self, kind: Kind, protocol: int, framework: str, device: DeviceSpec) -> Recipe:
         evidence, (name, operator, dtype, backend) = self._evidence, kind
         half = evidence.half_type(operator, backend)
-        faster = dtype == "int8" and device.peak(dtype, matrix=True) > device.peak(half, matrix=True)
+        faster = dtype in NARROW and device.peak(dtype, matrix=True) > device.peak(half, matrix=True)
         key = (kind, protocol, framework, faster)
         if key not in self._recipes:
             order = evidence.protocol_order(kind, framework)

@@ -55,6 +55,22 @@ _NARROW = {"int8": "channel", "float8_e4m3": "channel", "int4": "block128", "flo
 NARROW_FIELDS = ("weight_dtype", "scaling", "kv_dtype", "accumulate")
 
 
+def types_label(dtype: str, fields: Mapping[str, Any]) -> str:
+    """Element types of a program as one text: "float8_e4m3", "bfloat16+int4+block128", "bfloat16+kv_float8_e4m3".
+
+    ``fields`` are its structural fields. Programs of different labels are different types to training coverage.
+    """
+    parts = [str(value) for name in ("weight_dtype", "scaling") if (value := fields.get(name)) is not None]
+    if (cache := fields.get("kv_dtype")) is not None:
+        parts.append(f"kv_{cache}")
+    return "+".join([dtype, *parts])
+
+
+def base_type(label: str) -> str:
+    """The type of the arithmetic of a :func:`types_label`."""
+    return label.partition("+")[0]
+
+
 def one_type(fields: Mapping[str, Any]) -> dict[str, Any]:
     """``fields`` with those of :data:`NARROW_FIELDS` as None: the same program in a single 16-bit type."""
     return {name: None if name in NARROW_FIELDS else value for name, value in fields.items()}

@@ -24,6 +24,7 @@ from cdmpp.nn.inputs import stack_devices
 from cdmpp.nn.rows import QueryRows
 from cdmpp.nn.store import ProgramStore
 from cdmpp.programs.operators import is_collective
+from cdmpp.programs.quantisation import types_label
 from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
 from cdmpp.training.config import DataConfig
 from cdmpp.training.parts import choose_parts
@@ -149,10 +150,10 @@ def make_dataset(table: MeasurementTable, data: DataConfig | None = None, *, sch
     parts = choose_parts(table, data or DataConfig())
     assert_disjoint(used, parts[used.program_key])
     report = np.ones(len(rows), dtype=bool) if used.row_filter is None else np.asarray(used.row_filter)
-    kinds = sorted({(b.operator, b.dtype) for b in table.programs} | {("tir", "float32")})
+    kinds = sorted({(b.operator, types_label(b.dtype, b.flags)) for b in table.programs} | {("tir", "float32")})
     kind = np.full(table.n_programs, kinds.index(("tir", "float32")), dtype=np.int16)
     for block in table.programs:
-        kind[block.row_index] = kinds.index((block.operator, block.dtype))
+        kind[block.row_index] = kinds.index((block.operator, types_label(block.dtype, block.flags)))
     types, type_of = program_types(table)
     sources, ops = sorted(set(used.source.names)), sorted(set(used.op.names))
     # Ceilings are fitted to training rows, so a held-out device has none.
