@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from cdmpp.compose.pricing import PredictedCost
+from cdmpp.frontends.request import program_from_request
+from cdmpp.planning.registry import PLANNERS
+
 FOLDER = Path(__file__).parents[1] / "docs" / "examples"
+#: Planner of each request, where the file is not called after it.
+KINDS = {"pipeline_modules": "pipeline", "afd-moe": "afd"}
+#: A JSON block of a page that is a whole request: planner, page and heading.
+WHOLE = {"replay": ("replay.md", "## Collectives as costs")}
 
 
 def example(name: str) -> ModuleType:
@@ -18,6 +27,30 @@ def example(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.json")), ids=lambda path: path.stem)
+def test_requests_in_the_folder_are_valid(path: Path) -> None:
+    kind = KINDS.get(path.stem, path.stem)
+    request = PLANNERS[kind].read(json.loads(path.read_text()))
+    request.check()
+    assert all(program.path for program in request.price_requests())
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_request_on_a_page_is_valid(kind: str) -> None:
+    page, heading = WHOLE[kind]
+    text = (FOLDER.parent / page).read_text()
+    block = text[text.index(heading) :].split("```json", 1)[1].split("```", 1)[0]
+    assert PLANNERS[kind].read(json.loads(block)).price_requests()
+
+
+def test_collective_in_planning_md_is_a_cost() -> None:
+    text = (FOLDER.parent / "planning.md").read_text()
+    block = text[text.index("## Collectives as costs") :].split("```json", 1)[1].split("```", 1)[0]
+    [request] = PredictedCost.model_validate(json.loads(block)).price_requests("cost")
+    program = program_from_request(request.program)
+    assert program.operator is not None and program.operator.operator == "all_reduce"
 
 
 def test_adsp_computes_more_steps_than_bulk_synchronous_training(capsys: pytest.CaptureFixture[str]) -> None:

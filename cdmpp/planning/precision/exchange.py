@@ -48,6 +48,14 @@ def buckets(
     """
     if form is None or (workers == 1 and form.buckets is None):
         return []
+    collective = None if form.link is None else form.link.collective
+    if collective is not None and collective.ranks != workers:
+        path = "communication.link.collective.ranks"
+        raise FieldError(
+            f"{path}: {collective.ranks} ranks, and the devices have {workers} workers",
+            path=path,
+            hint="give the same number",
+        )
     link = read_link(form.link, "communication.link") if form.link is not None else None
     count = len(operators)
 
@@ -59,7 +67,7 @@ def buckets(
                 hint="give communication.link, or duration_s of each bucket",
             )
         try:
-            algorithm: Algorithm = "ring" if form.link is None or form.link.collective is None else "measured"
+            algorithm: Algorithm = "ring" if collective is None else "measured"
             return collective_s("all_reduce", workers, size, link, algorithm) if workers > 1 else 0.0
         except FieldError as error:
             path = "communication.link.table"

@@ -321,7 +321,7 @@ class PrecisionRequest(Request[PrecisionPlan]):
             "devices": len(self.devices),
             "pairs": len(self.operators) * len(self.devices),
             "deps": sum(len(operator.deps) for operator in self.operators),
-            "programs": works * dtypes,
+            "programs": works * dtypes + len(collect(self)),
         }
 
     def price_requests(self) -> list[PriceRequest]:
