@@ -180,7 +180,7 @@ def test_afd_link_has_either_figures_or_a_curve(link: dict[str, Any], message: s
 
 
 def test_expert_parallel_example_is_answered_from_predictions(predictor: LatencyPredictor) -> None:
-    request = json.loads((EXAMPLES / "afd-moe.json").read_text())
+    request = json.loads((EXAMPLES / "afd_moe.json").read_text())
     answer = make_plan("afd", request, predictor)
     assert answer["tpot_s"] <= request["tpot_s"]
     text = "\n".join(answer["explanation"])
