@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property, lru_cache
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cdmpp.artifact.adapted import save_adapted
+from cdmpp.artifact.collectives import save_corrected
 from cdmpp.artifact.folder import default_model
 from cdmpp.artifact.load import load_artifact
 from cdmpp.artifact.model import Artifact
@@ -123,7 +125,8 @@ class LatencyPredictor:
         self._report: dict[str, Any] | None = None
 
     @cached_property
-    def _collectives(self) -> CollectiveModel:
+    def collectives(self) -> CollectiveModel:
+        """The model of collectives."""
         return collectives_of(self.artifact)
 
     @classmethod
@@ -147,7 +150,8 @@ class LatencyPredictor:
         """Report of the adaptation (:class:`cdmpp.adaptation.adapt.Adaptation`); None for a base model."""
         if self._report is not None:
             return self._report
-        return self.artifact.adapter.report if self.artifact.adapter is not None else None
+        report: dict[str, Any] | None = self.artifact.manifest.get("adapter")
+        return report
 
     def adapt(
         self,
@@ -211,7 +215,10 @@ class LatencyPredictor:
         ArtifactError
             The model is not adapted, or the folder holds something else.
         """
-        save_adapted(folder, self.artifact)
+        if "collectives" in self.artifact.manifest:
+            save_corrected(Path(folder), self.artifact)
+        else:
+            save_adapted(folder, self.artifact)
 
     def predict(
         self,
@@ -432,7 +439,7 @@ class LatencyPredictor:
     ) -> dict[RowKey, CdmppError]:
         """:meth:`_compute` for collectives, which the network does not know."""
         try:
-            model = self._collectives
+            model = self.collectives
         except CdmppError as error:
             return dict.fromkeys(missing, error)
         output = predict_collectives(model, [_collective_query(query, spec) for query, spec in missing.values()])
@@ -445,7 +452,7 @@ class LatencyPredictor:
     def _reason(self, query: Query, bent: int) -> str:
         """Why a prediction is not the network's own, or what the measurements of a collective lacked."""
         if is_collective_program(query.program):
-            return explain_collective(self._collectives, _collective_query(query, self._as_device(query.device)))
+            return explain_collective(self.collectives, _collective_query(query, self._as_device(query.device)))
         return self._pipeline.reason(query.program, bent)
 
     def _half(self, program: TensorProgram | EncodedProgram) -> TensorProgram | None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from cdmpp.adaptation.checks import Warning_, check_physics, family_warnings, protocol_warnings, warning
+from cdmpp.adaptation.collectives import adapt_collectives
 from cdmpp.adaptation.fit import CHECKED_FROM, Checked, Measured, fit_process
 from cdmpp.adaptation.records import DeviceRecords
 from cdmpp.adaptation.samplers import choose
@@ -93,15 +94,24 @@ def adapt(
         The model is adapted already.
     """
     started = time.monotonic()
-    if artifact.adapter is not None:
+    if "base" in artifact.manifest:
         raise ArtifactError(
-            f"{artifact.model_id} is adapted already, to {artifact.adapter.device.name}",
+            f"{artifact.model_id} is adapted already, to {artifact.manifest['adapted_device']}",
             hint=f"adapt its base, {artifact.manifest['base']['model_id']}, with all records",
         )
+    collective = records.table.collective[records.usable]
+    if collective.all():
+        return Adaptation(*adapt_collectives(artifact, records, records.usable, k=k, seed=seed, warnings=[]))
+    left_out = int(collective.sum())
+    if left_out:
+        records = replace(records, usable=records.usable[~collective])
     cache = cache or FeatureCache(schedule=artifact.config.schedule)
     known = known or survey(InferencePipeline(artifact), records, cache, progress)
     chosen = np.arange(len(known.rows)) if k is None else _choose(known, k, sampler, seed, settings)
     warnings, used = _usable(records, known, chosen)
+    if left_out:
+        text = f"{left_out} records are of collectives, which another model predicts: adapt it to them alone"
+        warnings.append(warning("collectives_not_used", text))
     measured, queries = _measured(records, known, used)
     check_physics(records.device.name, np.exp(measured.log_s), known.roofline_s[queries])
     protocols = records.table.protocol.take(known.rows[used]).array().tolist()

@@ -108,8 +108,19 @@ def load_adapted(path: Path, manifest: dict[str, Any]) -> Artifact:
     check_fields(path, manifest, AdapterManifest)
     if hashlib.sha256(payload).hexdigest() != manifest["sha256"][ADAPTER]:
         raise ArtifactError(f"{path / ADAPTER} does not match its checksum", hint="copy the model folder again")
+    return on_base(load_base(path, manifest), payload, manifest, path)
+
+
+def load_base(path: Path, manifest: dict[str, Any]) -> Artifact:
+    """The base model that the manifest of an adapted model names.
+
+    Raises
+    ------
+    ArtifactError
+        It is missing or another one.
+    """
     folder, base_manifest = _base(path, manifest)
-    return on_base(load_trained(folder, base_manifest), payload, manifest, path)
+    return load_trained(folder, base_manifest)
 
 
 def on_base(base: Artifact, payload: bytes, manifest: dict[str, Any], path: Path) -> Artifact:
@@ -181,7 +192,7 @@ def check_target(path: Path, artifact: Artifact) -> Path:
 def _replaceable(path: Path) -> bool:
     """An adapted model, or an empty folder."""
     if (path / MANIFEST).is_file():
-        return read_manifest(path).get("kind") == "adapter"
+        return read_manifest(path).get("kind") in ("adapter", "collectives")
     return path.is_dir() and not any(path.iterdir())
 
 

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from cdmpp.artifact.adapted import load_adapted
+from cdmpp.artifact.collectives import KIND, load_corrected
 from cdmpp.artifact.folder import read_manifest
 from cdmpp.artifact.manifest import check_seal
 from cdmpp.artifact.model import Artifact
@@ -28,6 +29,8 @@ def load_artifact(folder: str | os.PathLike[str]) -> Artifact:
         check_seal(path, manifest)
         if manifest.get("kind") == "adapter":
             return load_adapted(path, manifest)
+        if manifest.get("kind") == KIND:
+            return load_corrected(path, manifest)
         if manifest.get("kind") == "reference":
             raise ArtifactError(
                 f"{path} records a training run of the original network, which is a baseline and makes no predictions",

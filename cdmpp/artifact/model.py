@@ -78,6 +78,10 @@ class Artifact:
         specs = {name: from_mapping(spec) for name, spec in self.manifest.get("device_specs", {}).items()}
         if self.adapter is not None:
             specs.setdefault(self.adapter.device.name, self.adapter.device)
+        corrected = self.manifest.get("collectives")
+        if corrected is not None:
+            device = from_mapping(corrected["device"])
+            specs.setdefault(device.name, device)
         return specs
 
     def device(self, name: str) -> DeviceSpec:

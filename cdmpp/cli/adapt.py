@@ -92,6 +92,7 @@ def adapt(
     from cdmpp.adaptation.adapt import adapt as adapt_model
     from cdmpp.adaptation.records import device_records
     from cdmpp.artifact.adapted import check_target, save_adapted
+    from cdmpp.artifact.collectives import save_corrected
     from cdmpp.artifact.folder import default_model
     from cdmpp.artifact.load import load_artifact
 
@@ -114,7 +115,10 @@ def adapt(
         }
     with _progress(len(rows.usable)) as done:
         made = adapt_model(artifact, rows, k=k, sampler=sampler, seed=seed, progress=done)
-    save_adapted(out, made.artifact)
+    if "collectives" in made.artifact.manifest:
+        save_corrected(out, made.artifact)
+    else:
+        save_adapted(out, made.artifact)
     result = made.report if collected is None else {**made.report, "observations": collected}
     if json:
         print_json(result)

@@ -17,7 +17,8 @@ class Context(NamedTuple):
     """One curve of latency over bytes.
 
     ``device`` is "" for a device without measurements, ``link`` is "" where the device's own is meant, and
-    ``library`` is "" where it is not known. ``own`` names the device's own link.
+    ``library`` is "" where it is not known. ``own`` names the device's own link, ``generation`` its
+    architecture ("hopper").
     """
 
     operator: str
@@ -32,6 +33,7 @@ class Context(NamedTuple):
     bandwidth: float
     crosses: bool
     own: str
+    generation: str
 
     @property
     def called(self) -> bool:
@@ -81,4 +83,5 @@ def context_of_fields(fields: Mapping[str, Any], device: DeviceSpec, protocol: s
         path.bandwidth_bytes_per_s,
         path.crosses,
         link_of_device(device).name,
+        device.arch.partition(" ")[0].casefold(),
     )

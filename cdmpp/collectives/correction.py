@@ -6,7 +6,7 @@ training knows of operators, libraries and kinds of links stays as it is, apart 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +22,26 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 #: Share of a place component's variance that stays uncertain where training had measurements of it.
 KNOWN_SHARE = 0.1
-#: Standard deviation of the common offset, and of a measurement.
-OFFSET, NOISE = 0.25, 0.05
+#: Standard deviation of a measurement.
+NOISE = 0.05
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """What a new device may differ by, beyond the components: a standard deviation, and its length over log2 bytes."""
+
+    name: str
+    deviation: float
+    length: float
+
+
+#: Chosen on devices left out: common to all of a device, to one place, and to one operator of a stack there.
+UNKNOWN = (Unknown("device", 0.25, 20.0), Unknown("place", 0.2, 5.0), Unknown("operator", 0.2, 4.0))
+_KEYS: dict[str, Callable[[Context], Key]] = {
+    "device": lambda c: (c.device,),
+    "place": lambda c: (*c.place, c.kind),
+    "operator": lambda c: (*c.place, c.kind, c.operator, c.library, c.mode),
+}
 
 
 @dataclass(frozen=True)
@@ -50,13 +68,15 @@ class Correction:
     inverse: Array
 
     @classmethod
-    def fit(cls, model: CollectiveModel, contexts: Sequence[Context], bytes_: Array, seconds: Array) -> Correction:
-        """Fit to k measurements of one device."""
+    def fit(
+        cls, model: CollectiveModel, contexts: Sequence[Context], bytes_: Array, seconds: Array, weight: float = 1.0
+    ) -> Correction:
+        """Fit to k measurements of one device; ``weight`` is the share of the correction that is applied."""
         size, log_s = np.log2(np.asarray(bytes_, dtype=np.float64)), np.log(np.asarray(seconds, dtype=np.float64))
         output = model.predict(contexts, np.arange(len(contexts)), np.asarray(bytes_, dtype=np.float64))
         covariance = _covariance(model, contexts, size, contexts, size)
         inverse = np.linalg.inv(covariance + NOISE**2 * np.eye(len(size)))
-        return cls(tuple(contexts), size, log_s, inverse @ (log_s - output.point), inverse)
+        return cls(tuple(contexts), size, log_s, weight * (inverse @ (log_s - output.point)), inverse)
 
     def covers(self, context: Context) -> bool:
         """Whether a measurement is of this context's device and link."""
@@ -87,7 +107,7 @@ def _shares(model: CollectiveModel, context: Context) -> Array:
 
 
 def _variance(model: CollectiveModel, context: Context) -> float:
-    return float(_shares(model, context).sum()) + OFFSET**2
+    return float(_shares(model, context).sum()) + sum(u.deviation**2 for u in UNKNOWN)
 
 
 def _covariance(
@@ -97,19 +117,29 @@ def _covariance(
     apart = np.abs(size[:, None] - other_size[None])
     ranks, other_ranks = (np.log2([c.ranks for c in contexts]) for contexts in (one, other))
     of_ranks = np.exp(-0.5 * ((ranks[:, None] - other_ranks[None]) / RANKS_SCALE) ** 2)
-    same = np.array([[a.device == b.device for b in other] for a in one], dtype=np.float64)
-    out = OFFSET**2 * same * np.exp(-apart / 20.0)
+    out = np.zeros_like(apart)
+    for unknown in UNKNOWN:
+        match = _same(_KEYS[unknown.name], one, other)
+        out += unknown.deviation**2 * match * of_ranks * _matern(apart / unknown.length)
     cache: dict[Context, Array] = {}
     shares = np.stack([cache[c] if c in cache else cache.setdefault(c, _shares(model, c)) for c in one])
     other_shares = np.stack([cache[c] if c in cache else cache.setdefault(c, _shares(model, c)) for c in other])
     for j, component in enumerate(COMPONENTS):
         if not component.place:
             continue
-        keys: tuple[list[Key], list[Key]] = ([component.key(c) for c in one], [component.key(c) for c in other])
-        numbers: dict[Key, int] = {}
-        codes = [np.array([numbers.setdefault(k, len(numbers)) for k in part]) for part in keys]
-        match = (codes[0][:, None] == codes[1][None]).astype(np.float64)
-        r = apart * np.sqrt(3) / model.length[j]
+        match = _same(component.key, one, other)
         scale = np.sqrt(shares[:, j][:, None] * other_shares[:, j][None])
-        out += scale * match * (of_ranks if component.over_ranks else 1.0) * (1 + r) * np.exp(-r)
+        out += scale * match * (of_ranks if component.over_ranks else 1.0) * _matern(apart / model.length[j])
     return np.asarray(out)
+
+
+def _same(key: Callable[[Context], Key], one: Sequence[Context], other: Sequence[Context]) -> Array:
+    """1 where two contexts have equal keys, else 0."""
+    numbers: dict[Key, int] = {}
+    codes = [np.array([numbers.setdefault(key(c), len(numbers)) for c in part]) for part in (one, other)]
+    return (codes[0][:, None] == codes[1][None]).astype(np.float64)
+
+
+def _matern(distance: Array) -> Array:
+    r = np.sqrt(3) * distance
+    return np.asarray((1 + r) * np.exp(-r))

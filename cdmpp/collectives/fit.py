@@ -25,7 +25,7 @@ PER_OCTAVE = 4
 #: Points and iterations of the fit of the hyperparameters.
 HYPER_POINTS, HYPER_STEPS, HYPER_PER_CONTEXT = 1600, 30, 24
 #: Length scales at the start of the fit, in the order of the components.
-_LENGTHS = (6.0, 5.0, 5.0, 5.0, 4.0, 5.0, 4.0, 4.0, 4.0, 4.0, 4.0, 3.0, 3.0, 2.0, 2.0)
+_LENGTHS = (6.0, 5.0, 5.0, 5.0, 4.0, 5.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 3.0, 3.0, 2.0, 2.0)
 _START = np.log([*([0.03] * len(COMPONENTS)), *_LENGTHS, 0.003, 0.01])
 #: Parameters of the baseline at the start: base and hop in seconds, efficiency; seconds of a call from the host, power.
 _FIRST = (np.log([5e-6, 2e-6, 0.7]), np.log([2e-5, 1.0]))

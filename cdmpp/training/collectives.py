@@ -20,6 +20,7 @@ from cdmpp.collectives.correction import Correction
 from cdmpp.collectives.fit import Measured, ResidualFit
 from cdmpp.collectives.model import CollectiveModel, CollectiveOutput
 from cdmpp.collectives.rows import collective_rows
+from cdmpp.collectives.select import spread_rows
 from cdmpp.collectives.store import HEADER, TENSORS, device_sheets, model_files
 from cdmpp.data.load import load_table
 from cdmpp.data.public import load_public
@@ -74,14 +75,13 @@ def without_device(measured: Measured, names: Sequence[str]) -> Measured:
 def adapted_error(model: CollectiveModel, held: Measured, seed: int) -> float:
     """Mean error on a left-out device's other rows after :data:`FEW` of them are measured for each link.
 
-    The measurements are drawn as whole contexts first, then sizes, so that they spread over operators and ranks.
+    The measurements are chosen as ``cdmpp adapt`` does.
     """
-    rng = np.random.default_rng(seed)
     places = [held.contexts[i].place for i in held.context.tolist()]
     errors, weights = [], []
     for place in sorted(set(places)):
         rows = np.flatnonzero([p == place for p in places])
-        chosen = spread_rows(held, rows, FEW, rng)
+        chosen = rows[spread_rows(held.context[rows], held.bytes[rows], FEW, seed)]
         few = held.take(chosen)
         order = [few.contexts[i] for i in few.context.tolist()]
         corrected = model.with_correction(Correction.fit(model, order, few.bytes, np.exp(few.log_s)))
@@ -92,27 +92,15 @@ def adapted_error(model: CollectiveModel, held: Measured, seed: int) -> float:
     return float(np.average(errors, weights=weights))
 
 
-def spread_rows(measured: Measured, rows: Array, k: int, rng: np.random.Generator) -> Array:
-    """k rows spread over contexts, and within them over sizes."""
-    contexts = rng.permutation(np.unique(measured.context[rows]))
-    share = (np.arange(k) + rng.random()) / k % 1.0
-    chosen: list[int] = []
-    for i in range(k):
-        members = rows[measured.context[rows] == contexts[i % len(contexts)]]
-        ordered = members[np.argsort(measured.bytes[members])]
-        sizes = np.log2(measured.bytes[ordered])
-        target = sizes[0] + share[(i * 5) % k] * (sizes[-1] - sizes[0])
-        free = np.array([r not in chosen for r in ordered])
-        if free.any():
-            chosen.append(int(ordered[free][np.abs(sizes[free] - target).argmin()]))
-    return np.array(chosen)
-
-
 def train(table: MeasurementTable, *, report: Callable[[str], None] = logger.info, seed: int = 0) -> CollectiveModel:
     """Fit, calibrate and evaluate; the figures are in :attr:`CollectiveModel.metrics`."""
     rows = Rows(table)
     report(f"{len(rows.measured)} rows, {len(rows.measured.contexts)} contexts, {len(rows.devices)} devices")
-    fit = ResidualFit(rows.measured.take(rows.part == TRAIN), seed=seed)
+    return finish(rows, ResidualFit(rows.measured.take(rows.part == TRAIN), seed=seed), report)
+
+
+def finish(rows: Rows, fit: ResidualFit, report: Callable[[str], None]) -> CollectiveModel:
+    """Calibrate and evaluate a fit."""
     model = fit.model(device_sheets(rows.devices))
     validation = rows.measured.take(rows.part == VALIDATION)
     inside = predict(model, validation)

@@ -169,7 +169,6 @@ async def models(request: Request) -> ModelList:
 
 def _model_info(artifact: Artifact, default: bool) -> ModelInfo:
     manifest = artifact.manifest
-    adapter = artifact.adapter
     return ModelInfo(
         model_id=artifact.model_id,
         name=manifest["name"],
@@ -179,7 +178,7 @@ def _model_info(artifact: Artifact, default: bool) -> ModelInfo:
         label=manifest["label"],
         trained_devices=list(artifact.devices),
         libraries=manifest["libraries"],
-        adapted_device=adapter.device.name if adapter is not None else None,
+        adapted_device=manifest.get("adapted_device"),
     )
 
 
