@@ -34,7 +34,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "benchmarks" / "results" / "collectives.json"
 DOCUMENT = ROOT / "docs" / "collectives.md"
-TREES = {"n_estimators": 600, "max_depth": 9, "learning_rate": 0.08, "min_child_weight": 2, "tree_method": "hist"}
+TREES = {"n_estimators": 300, "max_depth": 9, "learning_rate": 0.12, "min_child_weight": 2, "tree_method": "hist"}
 
 
 def inputs(rows: Measured) -> Array:

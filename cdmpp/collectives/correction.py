@@ -36,7 +36,7 @@ class Unknown:
 
 
 #: Chosen on devices left out: common to all of a device, to one place, and to one operator of a stack there.
-UNKNOWN = (Unknown("device", 0.25, 20.0), Unknown("place", 0.2, 5.0), Unknown("operator", 0.2, 4.0))
+UNKNOWN = (Unknown("device", 0.4, 20.0), Unknown("place", 0.5, 10.0), Unknown("operator", 0.4, 8.0))
 _KEYS: dict[str, Callable[[Context], Key]] = {
     "device": lambda c: (c.device,),
     "place": lambda c: (*c.place, c.kind),

@@ -238,7 +238,7 @@ class Path:
 
     Attributes
     ----------
-    kind : {"switched", "pcie", "network", "host"}
+    kind : {"switched", "pairs", "pcie", "network", "host"}
     bandwidth_bytes_per_s : float
         Rate at which one rank can send in one direction; between nodes, of all adapters of a node where the
         algorithm uses them together.
@@ -274,8 +274,12 @@ def path_of(ranks: int, per_node: int | None, link: str | None, device: DeviceSp
         network = network_of_device(device).bandwidth_bytes_per_s
         return Path("network", min(rate, network * per_node) if shared else network, True)
     if inside.kind == "pairs":
-        # Pairs of workstation Ampere boards reach 5 GB/s in the tables: their bridge was not used.
-        if ranks > 2 or (inside.name == "nvlink-pairs" and "sm_86" in device.arch):
-            return Path("pcie", LINKS[_slot(device)].bandwidth_bytes_per_s, False)
+        slot = LINKS[_slot(device)].bandwidth_bytes_per_s
+        if ranks > 2:
+            return Path("pcie", slot, False)
+        # Pairs of workstation Ampere boards reach 5 GB/s in the tables, so their bridge was not used. They are a kind
+        # of their own: other boards on PCIe have nothing to learn from them.
+        if inside.name == "nvlink-pairs" and "sm_86" in device.arch:
+            return Path("pairs", slot, False)
         return Path("switched", rate, False)
     return Path(inside.kind, rate, False)
