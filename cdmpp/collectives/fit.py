@@ -152,13 +152,13 @@ class ResidualFit:
             within = self.inverse[np.ix_(left, left)]
             weights = weights - across.T @ np.linalg.solve(within, across @ residual[kept])
         functions = _tabulate(points.take(kept), self.numbers, self.settings, weights)
-        used = {contexts[i] for i in np.unique(points.context[kept]).tolist()}
         ones = {name: 1.0 for name in ("in", "near", "out")}
-        known = {c: Known(LEAST_SPREAD, 8.0, 30.0) for c in used}
         settings = self.settings
-        model = CollectiveModel(self.baseline, functions, settings.variance, settings.length, known, devices, ones)
-        rows = ~out[self.measured.context]
-        return _with_spreads(model, self.measured.take(rows))
+        model = CollectiveModel(self.baseline, functions, settings.variance, settings.length, {}, devices, ones)
+        used_rows = self.measured.take(~out[self.measured.context])
+        ranged = model.with_known(_ranges(used_rows))
+        # Queries of a device left out have a spread of their own, from the components that they go without.
+        return ranged if without else _with_spreads(ranged, used_rows)
 
 
 def _tabulate(points: Points, numbers: Numbers, settings: Settings, weights: Array) -> list[dict[Any, Array]]:
@@ -179,15 +179,22 @@ def _tabulate(points: Points, numbers: Numbers, settings: Settings, weights: Arr
     return out
 
 
+def _ranges(measured: Measured) -> dict[Context, Known]:
+    """Each measured context with the range of its sizes."""
+    size = np.log2(measured.bytes)
+    order = np.argsort(measured.context, kind="stable")
+    numbers, first = np.unique(measured.context[order], return_index=True)
+    low, high = np.minimum.reduceat(size[order], first), np.maximum.reduceat(size[order], first)
+    return {
+        measured.contexts[number]: Known(LEAST_SPREAD, float(low[i]), float(high[i]))
+        for i, number in enumerate(numbers.tolist())
+    }
+
+
 def _with_spreads(model: CollectiveModel, measured: Measured) -> CollectiveModel:
-    """The model with each context's range of sizes, and the spread of its residuals within it."""
-    size, known = np.log2(measured.bytes), {}
-    for number in np.unique(measured.context).tolist():
-        rows = measured.context == number
-        context = measured.contexts[number]
-        known[context] = Known(LEAST_SPREAD, float(size[rows].min()), float(size[rows].max()))
-    ranged = model.with_known(known)
-    output = ranged.predict(measured.contexts, measured.context, measured.bytes)
+    """The model with the spread of each context's residuals."""
+    known = dict(model.known)
+    output = model.predict(measured.contexts, measured.context, measured.bytes)
     for number in np.unique(measured.context).tolist():
         context = measured.contexts[number]
         rows = measured.context == number

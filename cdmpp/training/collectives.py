@@ -36,7 +36,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 SOURCE = "comm_collectives"
 #: Measurements of a new device or link for the adapted figures, and seeds of their choice.
-FEW, SEEDS = 8, 5
+FEW, SEEDS = 8, 3
 #: Least factors: a context that training did not have is never surer than one that it had.
 _LEAST = {"in": 0.5, "near": 1.0, "out": 1.5}
 
