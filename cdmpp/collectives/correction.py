@@ -137,7 +137,7 @@ def _same(key: Callable[[Context], Key], one: Sequence[Context], other: Sequence
     """1 where two contexts have equal keys, else 0."""
     numbers: dict[Key, int] = {}
     codes = [np.array([numbers.setdefault(key(c), len(numbers)) for c in part]) for part in (one, other)]
-    return (codes[0][:, None] == codes[1][None]).astype(np.float64)
+    return np.asarray(codes[0][:, None] == codes[1][None], dtype=np.float64)
 
 
 def _matern(distance: Array) -> Array:
