@@ -15,6 +15,7 @@ from cdmpp.collectives.select import spread_rows
 from cdmpp.devices import lookup
 from cdmpp.errors import ArtifactError, DataError, InvalidProgramError
 from cdmpp.predictor import LatencyPredictor
+from cdmpp_server.adapt.work import pack
 
 SIZES = [2**power for power in range(12, 28)]
 
@@ -97,6 +98,12 @@ def test_table_of_a_device_is_adapted_to(predictor: LatencyPredictor, tmp_path: 
     assert report["device"] == "mi300x"
     assert len(report["selected"]) == 8
     assert report["after"]["overall"]["mape"] < report["before"]["overall"]["mape"]
+
+
+def test_service_refuses_to_adapt_collectives_with_a_way_out(predictor: LatencyPredictor) -> None:
+    with pytest.raises(ArtifactError, match="collectives") as caught:
+        pack({}, predictor.adapt(rows(), "mi300x", k=2))
+    assert "cdmpp adapt" in caught.value.hint
 
 
 def test_mixed_records_adapt_the_network_and_say_so(predictor: LatencyPredictor) -> None:

@@ -140,7 +140,18 @@ def measurements(records: list[dict[str, Any]]) -> list[Measurement]:
 
 
 def pack(answer: Mapping[str, Any], adapted: LatencyPredictor) -> WorkerReply:
-    """Reply with an answer and the two files of an adapted model."""
+    """Reply with an answer and the two files of an adapted model.
+
+    Raises
+    ------
+    ArtifactError
+        Only the collectives were adapted, and the service keeps adapters of the network alone.
+    """
+    if adapted.artifact.adapter is None:
+        raise ArtifactError(
+            "the records are all of collectives, and the service adapts tensor programs",
+            hint="run cdmpp adapt --records FILE --out DIR, and start the service with --model DIR",
+        )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "adapted"
         adapted.save(folder)
