@@ -10,13 +10,16 @@ an all-reduce waits for the slower one, iteration by iteration; * how much compu
 each other down: gloo's threads run on the same cores; * the iteration itself at three bucket sizes, which
 the replay is held against.
 
-The replay gets the first four and nothing of the last. Writes ``benchmarks/results/gloo.json`` and the
-marked table of docs/replay.md. Run it on an idle machine: the load is noted beside the figures.
+The replay gets the first four and nothing of the last. The all-reduces are also predicted, by the shipped model of
+collectives with a correction of eight of the measured sizes (:mod:`benchmarks.planning.gloo_link`). Writes ``benchmarks/results/gloo.json`` and the
+marked table of docs/replay.md. Run it on an idle machine: the load is noted beside the figures. ``--refit`` measures
+nothing: it fits the model to the all-reduces of the last run again.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import tempfile
@@ -35,6 +38,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.end_to_end.document import put_parts
+from benchmarks.planning.gloo_link import fit_errors, predicted_link
 from benchmarks.report.markdown import table
 from benchmarks.report.results import write_result
 from cdmpp.replay import Link
@@ -52,6 +56,10 @@ WARM, REPEATS, ROUNDS = 5, 20, 5
 #: Share of all times that count, measured and parts alike: the fastest, because other work on the machine
 #: only makes them longer.
 FASTEST = 0.5
+
+
+#: Ways of replaying; "predicted_all_reduces" takes the times of all-reduces from the fitted model.
+WAYS = ("replayed", "without_waiting", "without_contention", "predicted_all_reduces")
 
 
 class Mlp(nn.Module):
@@ -254,7 +262,13 @@ def replays(one: Round) -> dict[str, Callable[[int], Iteration]]:
         layers = [Layer(x.name, factor * x.forward_s, factor * x.backward_s, x.gradient_bytes) for x in one.layers]
         return lambda size: simulate(layers, setup, size, None, factor * one.update_s)
 
-    return {"replayed": way(shared, skew), "without_waiting": way(shared, 1.0), "without_contention": way(apart, skew)}
+    predicted = Setup(RANKS, predicted_link(one.table, RANKS), "measured", one.compute_slowdown, one.comm_slowdown)
+    return {
+        "replayed": way(shared, skew),
+        "without_waiting": way(shared, 1.0),
+        "without_contention": way(apart, skew),
+        "predicted_all_reduces": way(predicted, skew),
+    }
 
 
 def compare(name: str, rounds: Sequence[Round]) -> dict[str, Any]:
@@ -276,8 +290,10 @@ def compare(name: str, rounds: Sequence[Round]) -> dict[str, Any]:
         "compute_slowdown": round(mean("compute_slowdown"), 3),
         "comm_slowdown": round(mean("comm_slowdown"), 3),
         "all_reduce_ms": table,
+        "all_reduce_fit": fit_errors(_seconds(table), RANKS),
         "buckets": [],
     }
+    replayed = [replays(one) for one in rounds]
     for bucket_bytes in BUCKETS_BYTES:
         typical_s = [typical(one.iterations_s[bucket_bytes]) for one in rounds]
         own = [[int(b.bytes) for b in fill_buckets(one.layers, bucket_bytes)] for one in rounds]
@@ -288,8 +304,8 @@ def compare(name: str, rounds: Sequence[Round]) -> dict[str, Any]:
             "measured_ms": _ms(statistics.median(typical_s)),
             "rounds_ms": [_ms(s) for s in typical_s],
         }
-        for way in ("replayed", "without_waiting", "without_contention"):
-            replayed_s = [replays(one)[way](bucket_bytes).iteration_s for one in rounds]
+        for way in WAYS:
+            replayed_s = [ways[way](bucket_bytes).iteration_s for ways in replayed]
             errors = [a / b - 1 for a, b in zip(replayed_s, typical_s, strict=True)]
             row[f"{way}_ms"] = _ms(statistics.median(replayed_s))
             row[f"{way}_error"] = round(statistics.median(errors), 4)
@@ -317,6 +333,8 @@ def document(result: Mapping[str, Any]) -> str:
                     f"{100 * bucket['without_contention_error']:+.1f} %",
                 ]
             )
+            if "predicted_all_reduces_error" in bucket:  # runs before the model of collectives have none
+                rows[-1].append(f"{100 * bucket['predicted_all_reduces_error']:+.1f} %")
     header = (
         "network",
         "bucket",
@@ -327,7 +345,8 @@ def document(result: Mapping[str, Any]) -> str:
         "by round, %",
         "no waiting",
         "no contention",
-    )
+        "predicted all-reduces",
+    )[: len(rows[0])]
     slow = "; ".join(
         f"{n['network']}: {n['alone_ms']:.1f} ms alone, {n['slower_ms']:.1f} ms the slower of the two, "
         f"computation {n['compute_slowdown']:.2f} times as long beside transfers, "
@@ -336,11 +355,53 @@ def document(result: Mapping[str, Any]) -> str:
     )
     before, after = result["load_before"][0], result["load_after"][0]
     load = f"{result['cores']} cores, load average {before} before and {after} after"
-    return f"{table(header, rows)}\n\n{load}; {result['rounds']} rounds. {slow}."
+    return f"{table(header, rows)}\n\n{load}; {result['rounds']} rounds. {slow}.{_fit_text(result['networks'])}"
+
+
+def _fit_text(networks: Sequence[Mapping[str, Any]]) -> str:
+    """Errors of the fitted model of all-reduces on the sizes that it was not fitted to."""
+    fits = [(network["network"], network["all_reduce_fit"]) for network in networks if "all_reduce_fit" in network]
+    if not fits:
+        return ""
+    errors = "; ".join(
+        f"{name}: {100 * fit['held_out_error']:.0f} % ({100 * fit['held_out_error_before']:.0f} % without them)"
+        for name, fit in fits
+    )
+    fitted = len(fits[0][1]["fitted_bytes"])
+    return f"\n\nModel of collectives after {fitted} measured sizes of an all-reduce, mean error on the others: {errors}."
+
+
+def _seconds(table: Mapping[str, float]) -> list[tuple[float, float]]:
+    """Bytes and seconds of a stored table of milliseconds."""
+    return [(float(size), 1e-3 * ms) for size, ms in table.items()]
+
+
+def refit(out: Path) -> dict[str, Any]:
+    """The stored result with the model fitted to its all-reduces again."""
+    result: dict[str, Any] = json.loads(out.read_text())
+    for network in result["networks"]:
+        network["all_reduce_fit"] = fit_errors(_seconds(network["all_reduce_ms"]), RANKS)
+    return result
 
 
 def _ms(seconds: float) -> float:
     return float(f"{1e3 * seconds:.5g}")
+
+
+def _run_all(names: Sequence[str], rounds: int, repeats: int) -> dict[str, Any]:
+    """Measure and replay networks."""
+    before = os.getloadavg()
+    networks = [compare(name, measure(name, rounds, repeats)) for name in names]
+    return {
+        "command": "python -m benchmarks.planning.gloo",
+        "cores": os.cpu_count(),
+        "rounds": rounds,
+        "load_before": [round(load, 2) for load in before],
+        "load_after": [round(load, 2) for load in os.getloadavg()],
+        "torch": torch.__version__,
+        "fastest": FASTEST,
+        "networks": networks,
+    }
 
 
 def main() -> None:
@@ -349,19 +410,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=REPEATS, help="iterations of each measurement")
     parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS))
     parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--refit", action="store_true", help="fit the model to the stored all-reduces; measure nothing")
     options = parser.parse_args()
-    before = os.getloadavg()
-    networks = [compare(name, measure(name, options.rounds, options.repeats)) for name in options.networks]
-    result = {
-        "command": "python -m benchmarks.planning.gloo",
-        "cores": os.cpu_count(),
-        "rounds": options.rounds,
-        "load_before": [round(load, 2) for load in before],
-        "load_after": [round(load, 2) for load in os.getloadavg()],
-        "torch": torch.__version__,
-        "fastest": FASTEST,
-        "networks": networks,
-    }
+    result = refit(options.out) if options.refit else _run_all(options.networks, options.rounds, options.repeats)
     write_result(options.out, result)
     if options.out == OUT:
         put_parts(ROOT / "docs" / "replay.md", {"gloo": document(result)})
