@@ -11,9 +11,9 @@ each other down: gloo's threads run on the same cores; * the iteration itself at
 the replay is held against.
 
 The replay gets the first four and nothing of the last. The all-reduces are also predicted, by the shipped model of
-collectives with a correction of eight of the measured sizes (:mod:`benchmarks.planning.gloo_link`). Writes ``benchmarks/results/gloo.json`` and the
-marked table of docs/replay.md. Run it on an idle machine: the load is noted beside the figures. ``--refit`` measures
-nothing: it fits the model to the all-reduces of the last run again.
+collectives with a correction of eight of the measured sizes (:mod:`benchmarks.planning.gloo_link`). Writes
+``benchmarks/results/gloo.json`` and the marked table of docs/replay.md. Run it on an idle machine: the load is noted
+beside the figures. ``--refit`` measures nothing: it fits the model to the all-reduces of the last run again.
 """
 
 from __future__ import annotations
@@ -364,11 +364,13 @@ def _fit_text(networks: Sequence[Mapping[str, Any]]) -> str:
     if not fits:
         return ""
     errors = "; ".join(
-        f"{name}: {100 * fit['held_out_error']:.0f} % ({100 * fit['held_out_error_before']:.0f} % without them)"
+        f"{name}: {100 * fit['held_out_error']:.0f} % ({100 * fit['held_out_error_before']:.0f} % without the fit)"
         for name, fit in fits
     )
     fitted = len(fits[0][1]["fitted_bytes"])
-    return f"\n\nModel of collectives after {fitted} measured sizes of an all-reduce, mean error on the others: {errors}."
+    return (
+        f"\n\nModel of collectives, fitted to {fitted} sizes of an all-reduce; mean error on the other sizes: {errors}."
+    )
 
 
 def _seconds(table: Mapping[str, float]) -> list[tuple[float, float]]:

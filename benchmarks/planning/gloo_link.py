@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from cdmpp import LatencyPredictor
 from cdmpp.collectives.few import collective_seconds, fit_collectives
 from cdmpp.collectives.model import CollectiveModel
 from cdmpp.devices import lookup
-from cdmpp.inference.collectives import collectives_of
 from cdmpp.replay import Link
 
 Rows = Sequence[tuple[float, float]]
@@ -46,11 +46,10 @@ def fit(table: Rows, ranks: int) -> CollectiveModel:
     return fit_collectives(shipped(), rows, DEVICE)
 
 
+@cache
 def shipped() -> CollectiveModel:
     """The shipped model of collectives."""
-    model = collectives_of(LatencyPredictor.load().artifact)
-    assert model is not None, "models/base has a model of collectives"
-    return model
+    return LatencyPredictor.load().collectives
 
 
 def predicted_link(table: Rows, ranks: int) -> Link:
