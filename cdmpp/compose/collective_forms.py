@@ -44,13 +44,11 @@ class CollectiveForm(CollectiveOptions):
 class CollectiveLinkForm(CollectiveOptions):
     """Collectives of any size between ranks, predicted at :data:`LINK_BYTES` and interpolated."""
 
-    operator: Annotated[
-        CollectiveOperator | None, Field(description="Default: each operation that the request needs.")
-    ] = None
+    operator: Annotated[CollectiveOperator | None, Field(description="Default: all_reduce and all_gather.")] = None
     ranks: Ranks
 
 
 #: Sizes at which the collectives of a link are predicted.
 LINK_BYTES = tuple(float(2**exponent) for exponent in range(10, 33, 2))
-#: Operations that are predicted for a link that names none.
-LINK_OPERATORS: tuple[CollectiveOperator, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+#: Operations that are predicted for a link that names none: those that plans with a link need.
+LINK_OPERATORS: tuple[CollectiveOperator, ...] = ("all_reduce", "all_gather")

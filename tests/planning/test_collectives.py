@@ -124,6 +124,7 @@ def test_cluster_predicts_the_all_reduce_of_each_count() -> None:
     given = make_plan("cluster", {"gpus": 8, "jobs": [{**job, "samples_per_s": rates}]})
     assert answer["total_remaining_s"] == pytest.approx(given["total_remaining_s"])
     assert answer["jobs"] == given["jobs"]
+    assert "a: the all-reduce between 8 workers takes 100 ms" in answer["explanation"]
     request["jobs"][0]["step"] |= {"bandwidth_bytes_per_s": 1e9}
     assert refused("cluster", request, "either bandwidth_bytes_per_s or all_reduce").startswith("jobs.0.step")
     request["jobs"][0]["step"] = {**step, "all_reduce": {**exchange, "link": "string"}}

@@ -10,6 +10,7 @@ from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.planning.cluster.allocate import Job, allocate, equal_share, greedy, least, most_saved, total_s
 from cdmpp.planning.cluster.reclaim import reclaim
 from cdmpp.planning.cluster.schema import ClusterPlan, ClusterRequest, JobPlan, ReclaimPlan
+from cdmpp.units import format_latency
 
 
 def solve(request: ClusterRequest, control: SearchControl) -> ClusterPlan:
@@ -97,9 +98,15 @@ def _explain(
     waiting = [job.name for job, n in zip(jobs, chosen, strict=True) if not n]
     _, longest = max((job.time_s(n), job.name) for job, n in zip(jobs, chosen, strict=True) if n)
     steps = [(form.name, cost_of(form.step.compute).largest()) for form in request.jobs if form.step is not None]
+    exchanges = [
+        f"{form.name}: the all-reduce between {n} workers takes {format_latency(request.exchange_s(number, n))}"
+        for number, (form, n) in enumerate(zip(request.jobs, chosen, strict=True))
+        if form.step is not None and form.step.all_reduce is not None and n > 1
+    ]
     return [
         f"{sum(chosen)} of {capacity} workers are allocated; {borrowed} workers are lent",
         f"the longest job is {longest}",
         *([f"waiting for workers: {', '.join(waiting)}"] if waiting else []),
         *(f"{name}: a step is mostly {largest}" for name, largest in steps if largest),
+        *exchanges,
     ]
