@@ -31,6 +31,18 @@ SOURCES = (
     "miopen",
     "deepbench",
     "cdmpp_collect",
+    "aiconfigurator_gemm_quantised",
+    "aiconfigurator_moe",
+    "aiconfigurator_mla",
+    "pipeweave_moe",
+    "pipeweave_gemm_fp8",
+    "tensile_gemm",
+    "aiter_gemm",
+    "aiter_moe",
+    "llmservingsim_layers",
+    "llmservingsim_attention",
+    "frontier",
+    "infersim",
 )
 OURS = "#1f6f8b"
 #: GPUs of the overview, fastest last, and their colours.
@@ -92,7 +104,9 @@ def _latency_by_batch(axis: Axes) -> None:
 
 def _cloud(errors: dict[str, Any], axis: Axes) -> None:
     sample = {key: np.array(values) for key, values in errors["sample"].items()}
-    for source, color in zip(SOURCES, plt.get_cmap("tab10").colors, strict=False):
+    shown = [source for source in SOURCES if (sample["source"] == source).any()]
+    colors = plt.get_cmap("tab10" if len(shown) <= 10 else "tab20").colors
+    for source, color in zip(shown, colors, strict=False):
         rows = sample["source"] == source
         measured, predicted = 1e6 * sample["measured_s"][rows], 1e6 * sample["predicted_s"][rows]
         name = title(source).partition(" (")[0]
@@ -104,7 +118,8 @@ def _cloud(errors: dict[str, Any], axis: Axes) -> None:
     axis.set_xticks(ticks, labels)
     axis.set_yticks(ticks, labels)
     axis.minorticks_off()
-    axis.legend(frameon=False, fontsize=8, loc="upper left", markerscale=2, labelspacing=0.3)
+    size = 8 if len(shown) <= 10 else 6.5
+    axis.legend(frameon=False, fontsize=size, loc="upper left", markerscale=2, labelspacing=0.3)
     n = len(sample["source"])
     axis.set_title(f"Predicted against measured, {n:,} measurements\nof shapes that were held out of training")
 
@@ -113,7 +128,7 @@ def predicted_vs_measured(errors: dict[str, Any], path: Path) -> None:
     """Predicted against measured latency, one panel per source, with y = x and the 20 % band."""
     sample = {k: np.array(v) for k, v in errors["sample"].items()}
     shown = [source for source in SOURCES if source in errors["by_source"]]
-    columns = 4 if len(shown) > 6 else 3
+    columns = 3 if len(shown) <= 6 else 4 if len(shown) <= 12 else 5
     size = (3.6 * columns, 3.7 * -(-len(shown) // columns))
     figure, axes = plt.subplots(-(-len(shown) // columns), columns, figsize=size, constrained_layout=True)
     for axis in axes.flat[len(shown) :]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from benchmarks.report import goals, known, studies, unseen
+from benchmarks.report import added, collectives, former, goals, known, studies, unseen
 from benchmarks.report.markdown import fill
 from benchmarks.report.results import Results
 
@@ -18,8 +18,12 @@ DOCUMENTS: dict[str, Mapping[str, Part]] = {
         "headlines": goals.headlines,
         "shapes": known.overview,
         "shapes-details": known.details,
+        "former": former.former,
+        "collectives": collectives.sizes,
         "devices-summary": unseen.summary,
         "devices": unseen.zero_shot,
+        "left-out": added.left_out,
+        "collectives-left-out": collectives.left_out,
         "samplers": unseen.samplers,
         "trust": unseen.trust,
         "schedules": studies.schedules,

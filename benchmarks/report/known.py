@@ -19,6 +19,19 @@ TITLES = {
     "miopen": "convolutions on AMD GPUs (MIOpen)",
     "deepbench": "operators on devices of 2014-2018 (DeepBench)",
     "cdmpp_collect": "TVM programs on three CPU configurations (own measurements)",
+    "aiconfigurator_gemm_quantised": "quantised GEMM (aiconfigurator)",
+    "aiconfigurator_moe": "expert layers (aiconfigurator)",
+    "aiconfigurator_mla": "latent attention (aiconfigurator)",
+    "pipeweave_moe": "first product of expert layers, Triton (pipeweave)",
+    "pipeweave_gemm_fp8": "bare fp8 GEMM (pipeweave)",
+    "tensile_gemm": "GEMM of rocBLAS and hipBLASLt (Tensile)",
+    "aiter_gemm": "tuned GEMM on AMD GPUs (aiter)",
+    "aiter_moe": "tuned expert layers on AMD GPUs (aiter)",
+    "llmservingsim_layers": "LLM layers (LLMServingSim)",
+    "llmservingsim_attention": "prefill, decode and mixed attention (LLMServingSim)",
+    "frontier": "LLM layers and attention (Frontier)",
+    "infersim": "DeepGEMM products and attention (InferSim)",
+    "comm_collectives": "collectives",
 }
 BASELINES = {
     "xgboost": "XGBoost",
@@ -52,10 +65,16 @@ def overview(results: Results) -> str:
     entries = {title(name): m for name, m in sorted(errors["by_source"].items())}
     entries["all rows"] = errors["overall"]
     names = baseline_columns(entries.values())
-    rows = (
+    rows = [
         [name, *error_cells(m), *(percent(m["baselines"].get(b, {}).get("mape")) for b in names)]
         for name, m in entries.items()
-    )
+    ]
+    if collectives := results.get("collectives"):
+        known = (results.get("collective_baselines") or {}).get("test", {})
+        error = [f"**{percent(collectives['test_error'])}**", percent(collectives["test_median"])]
+        absent = ["-"] * (len(ERROR_COLUMNS) - 3)
+        figures = [f"{collectives['test_rows']:,}", *error, *absent, *(percent(known.get(b)) for b in names)]
+        rows.append([f"{title('comm_collectives')} (a model of their own, not in all rows)", *figures])
     pictures = (
         picture("predicted against measured latency, one panel per source", "predicted_vs_measured.png"),
         picture("error by operator, with XGBoost and the roofline", "error_by_operator.png"),

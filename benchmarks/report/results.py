@@ -25,10 +25,13 @@ class Study:
         Relative to the repository.
     command : str
         Command that writes it; ``DIR`` is the folder of the public tables.
+    part : str
+        Key of the file's part that is the result; empty: the whole file. The study was not run if the part is empty.
     """
 
     path: str
     command: str
+    part: str = ""
 
     @property
     def public(self) -> bool:
@@ -39,6 +42,8 @@ class Study:
 #: Groups of similar devices that are left out of training together.
 GROUPS = ("a100", "v100-l40s", "t4-bx00", "p100-rtx-pro")
 MANIFEST = "models/base/manifest.json"
+#: Errors of the model that was shipped before the tables of quantised products, experts and latent attention.
+FORMER = "benchmarks/results/former_base.json"
 
 _PUBLIC = "--public-data DIR"
 #: In the order in which they are run: the model first, for other studies read it.
@@ -48,6 +53,11 @@ STUDIES: dict[str, Study] = {
     "devices": Study(
         "benchmarks/results/leave_one_device_out.json", f"python -m benchmarks.leave_one_device_out {_PUBLIC}"
     ),
+    "left_out": Study("benchmarks/results/left_out_new_tables.json", f"python -m benchmarks.left_out {_PUBLIC}"),
+    "collectives": Study(
+        "models/base/collectives.json", f"python -m cdmpp.training.collectives {_PUBLIC} --out models/base", "metrics"
+    ),
+    "collective_baselines": Study("benchmarks/results/collectives.json", f"python -m benchmarks.collectives {_PUBLIC}"),
     "schedules": Study("benchmarks/results/schedules.json", "python -m benchmarks.schedules"),
     "reference": Study("benchmarks/results/reference.json", "python -m benchmarks.reference_preset"),
     "ablations": Study("benchmarks/results/ablations.json", f"python -m benchmarks.ablations {_PUBLIC}"),
@@ -63,10 +73,15 @@ class Results:
         Contents of the result files, by study name (:data:`STUDIES`). A study that is absent was not run.
     model_id : str
         Identifier of the shipped model.
+    former : dict, optional
+        Errors of the former model: ``model_ids`` (as shipped, and with its weights in the present columns), ``by_source``,
+        and ``devices`` (source, device, n, mape).
     """
 
-    def __init__(self, contents: Mapping[str, dict[str, Any]], model_id: str = "") -> None:
-        self._contents, self.model_id = dict(contents), model_id
+    def __init__(
+        self, contents: Mapping[str, dict[str, Any]], model_id: str = "", former: dict[str, Any] | None = None
+    ) -> None:
+        self._contents, self.model_id, self.former = dict(contents), model_id, former
 
     @classmethod
     def load(cls, root: Path) -> Results:
@@ -78,8 +93,13 @@ class Results:
             A file does not hold a JSON object.
         """
         contents = {name: _read(root / s.path) for name, s in STUDIES.items() if (root / s.path).is_file()}
-        manifest = root / MANIFEST
-        return cls(contents, str(_read(manifest).get("model_id", "")) if manifest.is_file() else "")
+        for name in [name for name in contents if STUDIES[name].part]:
+            contents[name] = contents[name].get(STUDIES[name].part) or {}
+            if not contents[name]:
+                del contents[name]
+        manifest, former = root / MANIFEST, root / FORMER
+        model_id = str(_read(manifest).get("model_id", "")) if manifest.is_file() else ""
+        return cls(contents, model_id, _read(former) if former.is_file() else None)
 
     def get(self, name: str) -> dict[str, Any] | None:
         """Result of a study, or None if it was not run."""

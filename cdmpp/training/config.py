@@ -134,6 +134,9 @@ class FinishConfig(BaseModel):
     baselines: tuple[Literal["roofline", "mean", "xgboost", "utilisation"], ...] = Field(
         ("roofline", "mean", "xgboost"), description="baselines in the error table"
     )
+    held_out_rows: int | None = Field(
+        None, ge=1, description="seeded sample of each source's rows of a held-out device in its error table"
+    )
 
 
 class TrainConfig(BaseModel):

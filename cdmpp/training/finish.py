@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,6 +55,27 @@ def calibrate(network: LatencyNetwork, inputs: Inputs, dataset: Dataset, config:
     }
 
 
+def held_out_sample(dataset: Dataset, held: Sequence[int], config: TrainConfig) -> Array:
+    """Rows of held-out devices, ascending; at most ``finish.held_out_rows`` of each source and device.
+
+    Parameters
+    ----------
+    held : sequence of int
+        Indices of the devices.
+    """
+    rows, most = dataset.rows, config.finish.held_out_rows
+    unseen = np.flatnonzero(np.isin(rows.device, held))
+    if most is None:
+        return unseen
+    chosen = []
+    for device in held:
+        for source in range(len(dataset.sources)):
+            members = unseen[(rows.device[unseen] == device) & (rows.source[unseen] == source)]
+            rng = np.random.default_rng([config.seed, 10, device, source])
+            chosen.append(rng.choice(members, min(len(members), most), replace=False))
+    return np.sort(np.concatenate(chosen))
+
+
 def error_table(
     network: LatencyNetwork,
     inputs: Inputs,
@@ -74,9 +95,9 @@ def error_table(
     dict
         ``interval_factor``: the width factor with which the 10-90 % interval covers 80 % of these rows.
         ``types``: errors by operator, types and device (:func:`cdmpp.training.coverage.errors_by_types`).
-        ``overall``, ``by_source`` and ``groups`` (source, device, op); each entry has the metrics of the
-        model, and under ``baselines`` the mape and median_ape of each baseline; where programs are schedules
-        of tasks, all with the figures of :func:`cdmpp.evaluation.ranking.rank`. The entry
+        ``overall``, ``by_source``, ``tables`` (source, device) and ``groups`` (source, device, op); each entry
+        has the metrics of the model, and under ``baselines`` the mape and median_ape of each baseline; where
+        programs are schedules of tasks, all with the figures of :func:`cdmpp.evaluation.ranking.rank`. The entry
         ``neusight_filtered`` of ``by_source`` has the rows that pass NeuSight's own filter;
         ``aiconfigurator_gemm_without_b60`` excludes the Intel card, whose repeats differ by 23 %.
     """
@@ -135,16 +156,24 @@ def tabulate(
             chosen = (rows.source == dataset.sources.index(name)) & mask
             if chosen.any() and not chosen[rows.source == dataset.sources.index(name)].all():
                 by_source[label] = entry(chosen)
-    groups = []
-    codes = np.stack([rows.source, rows.device, rows.op], axis=1)
-    distinct, inverse = np.unique(codes, axis=0, return_inverse=True)
-    for i, (source, device, op) in enumerate(distinct):
-        labels = {"source": dataset.sources[source], "device": dataset.devices[device].name, "op": dataset.ops[op]}
-        groups.append({**labels, **entry(inverse.ravel() == i)})
+    names: dict[str, tuple[Array, Sequence[str]]] = {
+        "source": (rows.source, dataset.sources),
+        "device": (rows.device, [device.name for device in dataset.devices]),
+        "op": (rows.op, dataset.ops),
+    }
+
+    def entries(*keys: str) -> list[dict[str, Any]]:
+        distinct, inverse = np.unique(np.stack([names[k][0] for k in keys], axis=1), axis=0, return_inverse=True)
+        return [
+            {key: names[key][1][code] for key, code in zip(keys, codes, strict=True)} | entry(inverse.ravel() == i)
+            for i, codes in enumerate(distinct.tolist())
+        ]
+
     return {
         "overall": entry(np.ones(len(rows), dtype=bool)),
         "by_source": by_source,
-        "groups": groups,
+        "tables": entries("source", "device"),
+        "groups": entries("source", "device", "op"),
         "types": errors_by_types(dataset, rows, point),
         "sample": _sample(dataset, rows, point),
     }

@@ -24,7 +24,7 @@ from cdmpp.training.baselines import fit_baselines
 from cdmpp.training.config import TrainConfig
 from cdmpp.training.coverage import with_training_rows
 from cdmpp.training.dataset import make_dataset
-from cdmpp.training.finish import calibrate, error_table, fit_domain
+from cdmpp.training.finish import calibrate, error_table, fit_domain, held_out_sample
 from cdmpp.training.loop import Inputs, Progress, train, training_rows
 
 
@@ -96,8 +96,7 @@ def train_model(
     metrics = error_table(network, inputs, dataset, dataset.rows.take(test), calibration, baselines)
     metrics["types"] = with_training_rows(metrics["types"], dataset, dataset.rows.take(index))
     if held:
-        unseen = np.flatnonzero(np.isin(dataset.rows.device, held))
-        rows = dataset.rows.take(unseen)
+        rows = dataset.rows.take(held_out_sample(dataset, held, config))
         metrics["held_out_devices"] = error_table(
             network,
             inputs,
