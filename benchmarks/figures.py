@@ -102,9 +102,15 @@ def _latency_by_batch(axis: Axes) -> None:
     axis.set_title("Predicted latency of a linear layer of a 7B transformer\n(lines; bands are 80 % intervals)")
 
 
+def _sources(errors: dict[str, Any]) -> list[str]:
+    """Sources of the sample, in the order of :data:`SOURCES`."""
+    present = set(errors["sample"]["source"])
+    return [source for source in SOURCES if source in present]
+
+
 def _cloud(errors: dict[str, Any], axis: Axes) -> None:
     sample = {key: np.array(values) for key, values in errors["sample"].items()}
-    shown = [source for source in SOURCES if (sample["source"] == source).any()]
+    shown = _sources(errors)
     colors = plt.get_cmap("tab10" if len(shown) <= 10 else "tab20").colors
     for source, color in zip(shown, colors, strict=False):
         rows = sample["source"] == source
@@ -127,7 +133,7 @@ def _cloud(errors: dict[str, Any], axis: Axes) -> None:
 def predicted_vs_measured(errors: dict[str, Any], path: Path) -> None:
     """Predicted against measured latency, one panel per source, with y = x and the 20 % band."""
     sample = {k: np.array(v) for k, v in errors["sample"].items()}
-    shown = [source for source in SOURCES if source in errors["by_source"]]
+    shown = _sources(errors)
     columns = 3 if len(shown) <= 6 else 4 if len(shown) <= 12 else 5
     size = (3.6 * columns, 3.7 * -(-len(shown) // columns))
     figure, axes = plt.subplots(-(-len(shown) // columns), columns, figsize=size, constrained_layout=True)

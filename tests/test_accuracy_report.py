@@ -8,13 +8,17 @@ from typing import Any
 
 import pytest
 
+from benchmarks import left_out as study
 from benchmarks.accuracy import command_of
-from benchmarks.report import goals, known, studies, unseen
+from benchmarks.figures import SOURCES
+from benchmarks.report import added, collectives, former, goals, known, studies, unseen
 from benchmarks.report.document import DOCUMENTS, rendered
 from benchmarks.report.figures import draw
 from benchmarks.report.markdown import fill
 from benchmarks.report.results import GROUPS, STUDIES, Results, rounded, write_result
+from cdmpp.data.importers import PROGRAM_SOURCES
 from cdmpp.errors import DataError
+from cdmpp.training.config import load_config
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -67,6 +71,21 @@ def left_out(device: str, source: str, error: float) -> dict[str, Any]:
     }
 
 
+def with_baselines(error: float, n: int = 100) -> dict[str, Any]:
+    return metrics(error, n=n) | {"baselines": {"xgboost": {"mape": 0.0555}, "roofline": {"mape": 0.6}}}
+
+
+#: Errors of the former model: vidur on two devices, of which the shipped model's table has one.
+FORMER = {
+    "model_ids": ["base-0"],
+    "by_source": {"vidur": {"n": 300, "mape": 0.05, "median_ape": 0.03}},
+    "devices": [
+        {"source": "vidur", "device": "a40", "n": 100, "mape": 0.0344},
+        {"source": "vidur", "device": "a100", "n": 200, "mape": 0.9},
+    ],
+}
+
+
 @pytest.fixture
 def results() -> Results:
     """Small results of every study, with two of the four device groups."""
@@ -102,12 +121,12 @@ def results() -> Results:
         "coverage": {"nominal": [0.5, 0.8, 0.9], "sources": {"neusight": [0.5, 0.79, 0.9]}},
         "domain": {"labels": {"in": metrics(0.04)}, "auc": 0.77},
     }
-    entry = metrics(0.0444) | {"baselines": {"xgboost": {"mape": 0.0555}, "roofline": {"mape": 0.6}}}
+    entry = with_baselines(0.0444)
     group = {"source": "vidur", "device": "a40", "op": "linear"}
     model = {
         "overall": entry,
-        "by_source": {"vidur": entry},
-        "groups": [group | entry],
+        "by_source": {"vidur": entry, "aiconfigurator_moe": with_baselines(0.0987)},
+        "groups": [group | entry, {**group, "device": "h100-sxm"} | with_baselines(0.5)],
         "sample": {"source": ["vidur"] * 2, "measured_s": [1e-5, 2e-5], "predicted_s": [1e-5, 3e-5]},
     }
     ranked = {"task_kendall_tau": 0.61, "top1_score": 0.82, "top5_score": 0.99, "ranked_groups": 7}
@@ -116,12 +135,44 @@ def results() -> Results:
         "original": {"test": metrics(0.9) | ranked, "samples_per_s": 50.0, "train_seconds": 240.0},
         "ours, a tenth of the time": {"test": metrics(0.6) | ranked},
     }
+    places = {"source": "aiconfigurator_moe", "device": "h200"}
+    held = {
+        "held_out": ["h100-sxm", "h200"],
+        "rows_per_table": 10_000,
+        "overall": with_baselines(0.25),
+        "by_source": {"aiconfigurator_moe": with_baselines(0.2345)},
+        "tables": [places | with_baselines(0.2222)],
+        "groups": [{**places, "op": "moe"} | with_baselines(0.2111), {**places, "op": "rare"} | with_baselines(9, n=2)],
+    }
+    errors = {"rows": 50, "error": 0.0399}
+    exchange = {
+        "test_error": 0.0399,
+        "test_median": 0.0113,
+        "test_rows": 50,
+        "by_operator": {"all_reduce": errors},
+        "by_operator_and_device": {"all_reduce|a40": errors},
+        "left_out": {"a40": {"rows": 50, "error": 0.3177, "adapted": 0.0533}},
+        "left_out_groups": {"a40": {"devices": ["a40", "rtx-a6000"], "rows": 50, "error": 0.4011}},
+        "left_out_error": 0.3177,
+        "left_out_groups_error": 0.4011,
+        "adapted_error": 0.0533,
+    }
+    trees = {"rows": 50, "model": 0.0399, "xgboost": 0.0622, "roofline": 0.4}
+    exchange_baselines = {
+        "test": trees,
+        "by_operator": {"all_reduce": trees},
+        "left_out": {"a40": trees | {"xgboost": 0.7}},
+        "left_out_all": trees,
+    }
     seeds = [{"seed": i, "figures": {"ns_zero_shot": value}} for i, value in enumerate((0.20, 0.22))]
     return Results(
         {
             "model": model,
             "shapes": shapes,
             "devices": {"groups": groups},
+            "left_out": held,
+            "collectives": exchange,
+            "collective_baselines": exchange_baselines,
             "schedules": {"command": "run me", "splits": {"network": methods}},
             "reference": {
                 "command": "race",
@@ -139,6 +190,7 @@ def results() -> Results:
             },
         },
         model_id="base-1",
+        former=FORMER,
     )
 
 
@@ -188,6 +240,64 @@ def test_tables_show_the_figures_of_the_results(results: Results) -> None:
     assert "| 10.85 % |" in goals.headlines(results)
 
 
+def test_goals_of_newer_tables_show_held_out_sizes_and_devices_left_out(results: Results) -> None:
+    rows = {tuple(line.split(" | ")[:2]): line for line in goals.goals(results).splitlines()}
+    assert rows["| expert layers, held-out shapes", "all rows"].endswith(
+        "| 13.6 % | ≤ 10.0 % | **9.9 %** (devices left out: 23.4 %) | yes |"
+    )
+    assert rows["| latent attention, held-out shapes", "all rows"].endswith("| ≤ 7.0 % | - | - |")
+    assert rows["| collectives, held-out sizes", "all rows"].endswith("| ≤ 5.5 % | **4.0 %** | yes |")
+    assert rows["| collectives, device left out", "all rows, one device at a time"].endswith("| **31.8 %** | no |")
+    assert rows["| collectives, device left out", "8 measurements of each link"].endswith("| **5.3 %** | yes |")
+    # Only the A40 is in both error tables: 3.44 % before, 4.44 % now.
+    assert rows["| older tables: largest increase of the MAPE", "against the former model, same devices"].endswith(
+        "| ≤ 0.5 points | **1.0 points** (fp16 LLM layers (vidur)) | no |"
+    )
+
+
+def test_former_model_is_compared_on_common_devices(results: Results) -> None:
+    assert "| fp16 LLM layers (vidur) | 1 | 100 | 3.4 % | **4.4 %** | +1.0 | no |" in former.former(results)
+    results.model_id = "base-0"
+    assert not former.changes(results)
+    assert "the shipped model is the former model" in former.former(results)
+
+
+def test_newer_tables_show_devices_left_out_with_baselines(results: Results) -> None:
+    shown = added.left_out(results)
+    assert "Devices left out: h100-sxm, h200. At most 10,000 rows" in shown
+    row = "| expert layers (aiconfigurator) | h200 | 100 | **22.2 %** |"
+    assert any(line.startswith(row) and line.endswith("| 5.5 % | 60.0 % |") for line in shown.splitlines())
+    assert "| moe | 100 | **21.1 %** |" in shown and "rare" not in shown
+
+
+def test_collectives_are_shown_with_and_without_baselines(results: Results) -> None:
+    assert "| all_reduce | 50 | **4.0 %** | 6.2 % | 40.0 % |" in collectives.sizes(results)
+    assert "| all_reduce | a40 | 50 | **4.0 %** |" in collectives.sizes(results)
+    assert "| a40 | 50 | **31.8 %** | 5.3 % | 70.0 % | 40.0 % |" in collectives.left_out(results)
+    assert "| a40, rtx-a6000 | 50 | **40.1 %** |" in collectives.left_out(results)
+    assert "| 50 | **4.0 %** | 1.1 % | - | - | - | - | 6.2 % | 40.0 % |" in known.overview(results)
+    metrics = results.get("collectives")
+    assert metrics is not None
+    alone = Results({"collectives": metrics})
+    assert "| a40 | 50 | **31.8 %** | 5.3 % | - | - |" in collectives.left_out(alone)
+    assert "run `python -m benchmarks.collectives --public-data DIR`" in collectives.sizes(alone)
+
+
+def test_shapes_of_another_model_do_not_replace_the_error_table(results: Results) -> None:
+    shapes = results.get("shapes")
+    assert shapes is not None
+    shapes["parts"].append({"source": "vidur", "filtered": False, "device": "", "family": ""} | metrics(0.07))
+    assert goals.held_out_error(results, "vidur") == 0.07
+    results.model_id = "base-2"
+    assert goals.held_out_error(results, "vidur") == 0.0444
+    assert "**4.6 %** (base-1)" in goals.goals(results)
+
+
+def test_every_public_source_has_a_title_and_a_panel() -> None:
+    assert set(PROGRAM_SOURCES) <= set(SOURCES)
+    assert not [source for source in SOURCES if known.title(source) == source]
+
+
 def test_missing_studies_are_named_with_their_commands() -> None:
     nothing = Results({})
     for name, parts in DOCUMENTS.items():
@@ -232,6 +342,56 @@ def test_result_files_round_trip(tmp_path: Path) -> None:
     write_result(path, content)
     assert json.loads(path.read_text()) == content
     assert rounded({"a": [0.123456, (1, "x")]}) == {"a": [0.1235, [1, "x"]]}
+
+
+def test_file_without_the_part_of_a_study_counts_as_not_run(tmp_path: Path) -> None:
+    path = tmp_path / STUDIES["collectives"].path
+    path.parent.mkdir(parents=True)
+    for content, ran in (({"format": 1}, False), ({"metrics": {}}, False), ({"metrics": {"test_error": 1.0}}, True)):
+        path.write_text(json.dumps(content))
+        results = Results.load(tmp_path)
+        assert ("collectives" not in results.missing()) is ran
+        assert results.get("collectives") == ({"test_error": 1.0} if ran else None)
+
+
+def model_folder(folder: Path, held: dict[str, Any] | None) -> Path:
+    config = {"data": {"holdout_devices": ["h200"]}, "finish": {"held_out_rows": 10}}
+    train = {"steps": 5, "train_rows": 50, "train_seconds": 1.5, "rows": 1}
+    folder.mkdir()
+    (folder / "manifest.json").write_text(json.dumps({"model_id": "m-1", "config": config, "train": train}))
+    (folder / "errors.json").write_text(json.dumps({} if held is None else {"held_out_devices": held}))
+    return folder
+
+
+def test_errors_of_held_out_devices_are_stored(results: Results, tmp_path: Path) -> None:
+    held = results.get("left_out")
+    assert held is not None
+    stored = study.result_of(model_folder(tmp_path / "model", held))
+    assert stored["model_id"] == "m-1" and stored["held_out"] == ["h200"] and stored["rows_per_table"] == 10
+    assert stored["train"] == {"steps": 5, "train_rows": 50, "train_seconds": 1.5}
+    assert stored["tables"] == held["tables"]
+    write_result(tmp_path / STUDIES["left_out"].path, stored)
+    assert added.left_out(Results.load(tmp_path)).startswith("Devices left out: h200. At most 10 rows")
+
+
+def test_model_without_held_out_errors_or_baselines_is_refused(results: Results, tmp_path: Path) -> None:
+    held = results.get("left_out")
+    assert held is not None
+    with pytest.raises(DataError, match="cannot read"):
+        study.result_of(tmp_path / "nowhere")
+    with pytest.raises(DataError, match="no errors of held-out devices"):
+        study.result_of(model_folder(tmp_path / "none", None))
+    short = {**held, "overall": metrics(0.2) | {"baselines": {"roofline": {"mape": 0.5}}}}
+    with pytest.raises(DataError, match="lack xgboost"):
+        study.result_of(model_folder(tmp_path / "short", short))
+
+
+def test_configuration_leaves_out_similar_devices_and_keeps_the_weights_of_the_base() -> None:
+    base, config = load_config(ROOT / "configs" / "base.toml"), load_config(ROOT / study.CONFIG)
+    assert config.data.weights == base.data.weights and config.network == base.network
+    assert config.optimiser.start_from is None
+    assert set(study.BASELINES) <= set(config.finish.baselines)
+    assert {"h100-sxm", "h200", "h800", "mi100"} < set(config.data.holdout_devices)
 
 
 def test_error_names_a_damaged_result_file(tmp_path: Path) -> None:

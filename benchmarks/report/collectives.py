@@ -45,13 +45,7 @@ def left_out(results: Results) -> str:
         return not_measured("collectives")
     known = study.get("left_out", {})
     rows = [
-        [
-            name,
-            f"{m['rows']:,}",
-            f"**{percent(m['error'])}**",
-            percent(m["adapted"]),
-            *_baselines(known.get(name)),
-        ]
+        [name, f"{m['rows']:,}", f"**{percent(m['error'])}**", percent(m["adapted"]), *_baselines(known.get(name))]
         for name, m in metrics["left_out"].items()
     ]
     total = [f"**{percent(metrics['left_out_error'])}**", percent(metrics["adapted_error"])]

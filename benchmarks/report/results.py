@@ -74,8 +74,8 @@ class Results:
     model_id : str
         Identifier of the shipped model.
     former : dict, optional
-        Errors of the former model: ``model_ids`` (as shipped, and with its weights in the present columns), ``by_source``,
-        and ``devices`` (source, device, n, mape).
+        Errors of the former model: ``model_ids`` (as shipped, and with its weights in the present columns),
+        ``by_source``, and ``devices`` (source, device, n, mape).
     """
 
     def __init__(

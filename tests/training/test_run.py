@@ -23,6 +23,7 @@ from cdmpp.nn.network import NetworkConfig
 from cdmpp.predictor import LatencyPredictor
 from cdmpp.training.config import DataConfig, FinishConfig, OptimiserConfig, TrainConfig, load_config
 from cdmpp.training.dataset import make_dataset
+from cdmpp.training.finish import held_out_sample
 from cdmpp.training.run import train_model
 from tests.training.schedules import DEVICES, measured
 
@@ -130,8 +131,12 @@ def test_interrupted_run_ends_where_an_unbroken_one_does(table: Path, tmp_path: 
 
 
 def test_held_out_device_is_reported_and_not_known(table: Path, tmp_path: Path) -> None:
-    result = train_model(config(holdout_devices=("b200",)), out=tmp_path / "m", run=tmp_path / "r", records=[table])
+    settings = config(holdout_devices=("b200",))
+    result = train_model(settings, out=tmp_path / "m", run=tmp_path / "r", records=[table])
     held = result["metrics"]["held_out_devices"]
+    # The baselines are fitted on the other devices and evaluated on the held-out one.
+    assert set(held["overall"]["baselines"]) == set(settings.finish.baselines)
+    assert {(t["source"], t["device"]) for t in held["tables"]} == {("aiconfigurator_gemm", "b200")}
     assert {g["device"] for g in held["groups"]} == {"b200"}
     assert {g["device"] for g in result["metrics"]["groups"]} == {"l40s"}
     program = "linear:m=512,n=1024,k=2048,dtype=bfloat16"
@@ -139,6 +144,20 @@ def test_held_out_device_is_reported_and_not_known(table: Path, tmp_path: Path) 
     answer = predictor.predict([program], "b200", protocol="graph", framework="vllm")[0]
     # One known device alone says nothing of another.
     assert answer.domain == "out"
+
+
+def test_sample_of_a_held_out_device_is_bounded_by_source_and_seeded(table: Path) -> None:
+    settings = config(holdout_devices=("b200",))
+    dataset = make_dataset(load_table(table), settings.data)
+    held = [i for i, device in enumerate(dataset.devices) if device.name == "b200"]
+    every = held_out_sample(dataset, held, settings)
+    assert np.array_equal(every, np.flatnonzero(np.isin(dataset.rows.device, held)))
+    few = settings.model_copy(update={"finish": FinishConfig(held_out_rows=20)})
+    chosen = held_out_sample(dataset, held, few)
+    assert len(set(chosen.tolist())) == 20 and np.isin(chosen, every).all() and (np.diff(chosen) > 0).all()
+    assert np.array_equal(chosen, held_out_sample(dataset, held, few))
+    many = settings.model_copy(update={"finish": FinishConfig(held_out_rows=10**6)})
+    assert np.array_equal(every, held_out_sample(dataset, held, many))
 
 
 @pytest.mark.parametrize("split", ["shape", "network"])
