@@ -58,7 +58,7 @@ class PredictedCollectiveForm(CollectiveOptions):
     operator: CollectiveOperator
     bytes: Annotated[float, Field(gt=0, le=MAX_BYTES, description="The larger buffer of one rank.")]
     ranks: Annotated[
-        Ranks | list[Name],
+        Ranks | Annotated[list[Name], Field(min_length=2)],
         Field(description="How many; the node has a device then. Or the devices, one for each rank."),
     ]
 

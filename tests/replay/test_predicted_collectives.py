@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cdmpp import FieldError, LatencyPredictor, make_plan
+from cdmpp.compose.solve import read_request
+from cdmpp.replay.parquet import read_parquet, write_parquet
+from cdmpp.replay.schema import ReplayRequest
 from tests.fake_collectives import RoundPredictor, seconds
 
 REDUCE: dict[str, Any] = {"operator": "all_reduce", "bytes": 99e6}
@@ -74,6 +78,12 @@ def test_collective_of_a_graph_equals_the_prediction(predictor: LatencyPredictor
     assert answer["model_id"] == predictor.model_id
 
 
+def test_predicted_collectives_travel_as_parquet(tmp_path: Path) -> None:
+    path = tmp_path / "graph.parquet"
+    write_parquet(path, TWO_RANKS, read_request(ReplayRequest, TWO_RANKS).nodes)
+    assert replay(read_parquet(path)) == replay(TWO_RANKS)
+
+
 @pytest.mark.parametrize(
     ("node", "message", "path"),
     [
@@ -92,6 +102,8 @@ def test_collective_of_a_graph_equals_the_prediction(predictor: LatencyPredictor
         ),
         ({"device": "rank0", "collective": {**REDUCE, "ranks": 2, "library": "mpi"}}, "library", "nodes.2.collective"),
         ({"device": "rank0", "collective": {**REDUCE, "ranks": 1}}, "greater than or equal to 2", None),
+        ({"collective": {**REDUCE, "ranks": []}}, "at least 2 items", "nodes.2.collective.ranks"),
+        ({"collective": {**REDUCE, "ranks": ["rank0"]}}, "at least 2 items", "nodes.2.collective.ranks"),
     ],
 )
 def test_wrong_collective_names_its_field(node: dict[str, Any], message: str, path: str | None) -> None:
