@@ -253,13 +253,25 @@ class FeatureQueries:
         if len(self.structures) != len(self.kinds):
             raise DataError(f"{len(self.structures)} structures for {len(self.kinds)} kinds")
         within("sizes", self.sizes, 0, MAX_EXTENT)
-        for (operator, dtype), structure in zip(self.kinds, self.structures, strict=True):
+        for number, ((operator, dtype), structure) in enumerate(zip(self.kinds, self.structures, strict=True)):
             if not structure:
                 continue
             if not structure.startswith(f"{operator}:{dtype}") or not is_class(structure):
                 raise DataError(f"structures: {structure[:100]!r} is no structure of {operator} with {dtype}")
             if self.sizes.shape[1] < len(size_names(operator)):
                 raise DataError(f"sizes: {operator} has {len(size_names(operator))}, not {self.sizes.shape[1]}")
+            if operator_family(operator) == "moe":
+                self._check_loads(operator, number)
+
+    def _check_loads(self, operator: str, number: int) -> None:
+        """Refuse sizes of a layer of experts that its specification refuses: loads are computed expert by expert."""
+        rows = np.flatnonzero(self.kind == number)
+        names = size_names(operator)
+        sizes = dict(zip(names, self.sizes[rows, : len(names)].astype(np.int64).T, strict=True))
+        rules = [(sizes[name] < 1, f"{name} is 0", "") for name in names]
+        for broken, problem, hint in (*rules, *operator_types()[operator].violations(sizes)):
+            if np.any(broken):
+                raise DataError(f"sizes: row {int(rows[np.argmax(broken)])}, {operator}: {problem}", hint=hint)
 
     def to_bytes(self) -> bytes:
         """Serialise as safetensors; names and devices go into the metadata."""

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, get_args
 from pydantic import model_validator
 
 from cdmpp.errors import InvalidProgramError
-from cdmpp.programs.elements import DTYPE_BYTES, DType, Extent, Flag
+from cdmpp.programs.elements import DTYPE_BYTES, DType, Extent, Flag, canonical_dtype
 from cdmpp.programs.quantisation import Scaling, check_types, completed_fields
 from cdmpp.programs.spec import OperatorSpec
 
@@ -37,8 +37,13 @@ class Product(OperatorSpec):
     @classmethod
     def _complete(cls, fields: Any) -> Any:
         fields = completed_fields(fields)
-        if isinstance(fields, dict) and fields.get("layout") == cls.default_layout:
+        if not isinstance(fields, dict):
+            return fields
+        if fields.get("layout") == cls.default_layout:
             fields["layout"] = None
+        for name in ("accumulate", "out_dtype"):
+            if name in fields:
+                fields[name] = canonical_dtype(fields[name])
         return fields
 
     def check_types(self) -> None:

@@ -10,7 +10,7 @@ from pydantic import model_validator
 
 from cdmpp.programs.elements import DType, Extent, Flag
 from cdmpp.programs.quantisation import Scaling, check_types, completed_fields
-from cdmpp.programs.routing import Balance, loads
+from cdmpp.programs.routing import MAX_EXPERTS, Balance, loads
 from cdmpp.programs.spec import OperatorSpec, Violation
 
 
@@ -39,7 +39,8 @@ class Moe(_Experts):
 
     ``moe_w13`` is the first grouped product alone. ``tokens`` tokens each go to ``topk`` of ``experts`` experts. The
     rank holds ``intermediate / tp`` columns of ``experts / ep`` experts; with unbalanced routing it is the rank with
-    most rows (:mod:`cdmpp.programs.routing`). A gated layer has two first products.
+    most rows (:mod:`cdmpp.programs.routing`). Shares that are not whole numbers are rounded up. A gated layer has two
+    first products.
     """
 
     operator: Literal["moe", "moe_w13"]
@@ -55,6 +56,7 @@ class Moe(_Experts):
 
     @classmethod
     def violations(cls, fields: Mapping[str, Any]) -> Iterator[Violation]:
+        yield fields["experts"] > MAX_EXPERTS, f"experts exceeds {MAX_EXPERTS}", f"at most {MAX_EXPERTS} experts"
         yield fields["topk"] > fields["experts"], "topk exceeds experts", "a token goes to topk of the experts"
         yield fields["ep"] > fields["experts"], "ep exceeds experts", "each rank holds at least one expert"
         yield fields["tp"] > fields["intermediate"], "tp exceeds intermediate", "each rank holds at least one column"
@@ -83,6 +85,10 @@ class GroupedGemm(_Experts):
     rows: Extent
     n: Extent
     k: Extent
+
+    @classmethod
+    def violations(cls, fields: Mapping[str, Any]) -> Iterator[Violation]:
+        yield fields["groups"] > MAX_EXPERTS, f"groups exceeds {MAX_EXPERTS}", f"at most {MAX_EXPERTS} groups"
 
     @classmethod
     def derived_sizes(cls, fields: Mapping[str, Any]) -> dict[str, Any]:

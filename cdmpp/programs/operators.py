@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any, get_args
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from cdmpp.errors import InvalidProgramError, UnsupportedOperatorError
 from cdmpp.programs.attention import Attention, AttentionMixed, LatentAttention
@@ -180,7 +181,7 @@ def make_operator(fields: Mapping[str, Any]) -> OperatorSpec:
     try:
         spec = kind.model_validate(dict(fields))
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or name}: {e['msg']}" for e in error.errors()[:4])
+        problems = "; ".join(map(_problem, error.errors()[:4]))
         wanted = ", ".join(
             f"{field}{'' if info.is_required() else f'={info.default}'}"
             for field, info in kind.model_fields.items()
@@ -189,6 +190,15 @@ def make_operator(fields: Mapping[str, Any]) -> OperatorSpec:
         raise InvalidProgramError(f"{name}: {problems}", hint=f"{name} takes {wanted}") from None
     spec.check()
     return spec
+
+
+def _problem(error: ErrorDetails) -> str:
+    """One violation of a specification, with the offending value."""
+    place = ".".join(map(str, error["loc"]))
+    message = error["msg"].removeprefix("Value error, ")
+    if place and error["type"] not in ("missing", "extra_forbidden", "value_error"):
+        message += f", not {error['input']!r}"[:MAX_SHOWN]
+    return f"{place}: {message}" if place else message
 
 
 def unknown_operator(name: Any) -> UnsupportedOperatorError:

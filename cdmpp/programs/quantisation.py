@@ -115,13 +115,19 @@ def check_types(
     if (weight_dtype, scaling) in pairs:
         return
     weights = sorted({weight or dtype for weight, _ in pairs})
-    scalings = [s or "none" for weight, s in pairs if weight == weight_dtype]
-    if not pairs or not scalings:
+    scalings = [s for weight, s in pairs if weight == weight_dtype]
+    if not scalings:
+        wider = DTYPE_BYTES[weight_dtype or dtype] > DTYPE_BYTES[dtype]
+        activations = [name for name, narrow in _MIXED.items() if (weight_dtype or dtype) in narrow]
         raise InvalidProgramError(
-            f"{operator}: no product of {dtype} activations with weights of type {weight_dtype or dtype}",
-            hint=f"weight_dtype for {dtype}: {', '.join(weights) or 'none'}",
+            f"{operator}: no product of {dtype} activations with weights of type {weight_dtype or dtype}"
+            + (": a weight is not wider than the activations" if wider else ""),
+            hint=f"weight_dtype for dtype={dtype}: {', '.join(weights) or 'none, it is a type of weights only'}"
+            + (f"; dtype for weight_dtype={weight_dtype or dtype}: {', '.join(activations)}" if activations else ""),
         )
+    scaled = [s for s in scalings if s is not None]
+    hint = "one of: " + ", ".join(scaled) if scaled else "leave scaling out"
     raise InvalidProgramError(
         f"{operator}: no scaling {scaling!r} for {dtype} activations and {weight_dtype or dtype} weights",
-        hint="one of: " + ", ".join(scalings),
+        hint=hint + (", or leave scaling out" if scaled and None in scalings else ""),
     )

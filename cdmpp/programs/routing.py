@@ -21,6 +21,9 @@ MAX_TILE_ROWS, MIN_TILE_ROWS = 128, 16
 #: Largest share of the tokens that one expert receives before normalisation, as in the measured tables.
 _LARGEST_SHARE = 0.8
 
+#: Most experts of a layer, and groups of a grouped product: their loads are computed one by one.
+MAX_EXPERTS = 8192
+
 #: Quantities of :func:`loads`, in order.
 LOADS = ("rank_rows", "active", "largest", "tile_rows", "tiles")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import operator
+import re
 from collections.abc import Iterator, Mapping
 from functools import reduce
 from typing import Any, ClassVar
@@ -56,9 +57,11 @@ class OperatorSpec(BaseModel):
     def check(self) -> None:
         """Raise :class:`InvalidProgramError` when the fields contradict each other."""
         self.check_types()
-        for broken, problem, hint in self.violations(self.model_dump()):
+        fields = self.model_dump()
+        for broken, problem, hint in self.violations(fields):
             if broken:
-                raise InvalidProgramError(f"{self.operator}: {problem}", hint=hint)
+                shown = re.sub(r"\w+", lambda m: f"{m[0]}={fields[m[0]]}" if m[0] in fields else m[0], problem)
+                raise InvalidProgramError(f"{self.operator}: {shown}", hint=hint)
         elements = self.elements({name: float(size) for name, size in self.sizes().items()})
         if elements > MAX_ELEMENTS:
             raise InvalidProgramError(
