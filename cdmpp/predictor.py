@@ -30,7 +30,7 @@ from cdmpp.errors import CdmppError, DataError, InvalidDeviceError, InvalidProgr
 from cdmpp.features.bindings import binding_error
 from cdmpp.features.bulk import FeatureAnswers, FeatureQueries
 from cdmpp.features.encode import EncodedPrograms
-from cdmpp.features.encoded import EncodedProgram, operator_name
+from cdmpp.features.encoded import EncodedProgram, element_types, operator_name
 from cdmpp.frontends.request import program_from_request
 from cdmpp.inference.bulk import predict_features
 from cdmpp.inference.collectives import (
@@ -52,7 +52,7 @@ from cdmpp.prediction_matrix import Failed, PredictionMatrix
 from cdmpp.programs.collectives import Collective
 from cdmpp.programs.operators import OperatorSpec
 from cdmpp.programs.program import TensorProgram
-from cdmpp.programs.quantisation import one_type, types_label
+from cdmpp.programs.quantisation import one_type
 from cdmpp.programs.query_options import BACKENDS, DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS, Protocol
 from cdmpp.support import support
 
@@ -460,12 +460,10 @@ class LatencyPredictor:
         operator = program.operator if isinstance(program, TensorProgram) else None
         if operator is None:
             return None
-        fields = {name: getattr(operator, name) for name in operator.structural_fields}
-        types = types_label(operator.dtype, fields)
-        dtype = self._pipeline.half_type(operator.operator, types, program.backend)
+        dtype = self._pipeline.half_type(operator.operator, element_types(program), program.backend)
         if dtype is None:
             return None
-        fields = one_type(fields)
+        fields = one_type({name: getattr(operator, name) for name in operator.structural_fields})
         return TensorProgram.from_operator(operator.model_copy(update={**fields, "dtype": dtype}), program.backend)
 
     def _predictions(

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from cdmpp.domain.score import Context
 from cdmpp.features.encoded import TIR
+from cdmpp.programs.quantisation import base_type
 from cdmpp.programs.query_options import PROTOCOLS
 
 #: Name of a device that the model was adapted to and that training did not have.
@@ -91,14 +92,28 @@ class Evidence:
         ranks = [self.rank(kind, protocol, framework) for protocol in PROTOCOLS]
         return tuple(sorted(range(len(PROTOCOLS)), key=lambda p: (ranks[p], p == _GRAPH, p)))
 
-    def half_type(self, operator: str, backend: str) -> str:
-        """The 16-bit type that predictions of other types are derived from: the trained one, else float16."""
+    def half_type(self, operator: str, backend: str, dtype: str = "") -> str:
+        """The 16-bit type that predictions of type ``dtype`` are derived from: a trained one, else float16.
+
+        Of two trained ones, bfloat16 for float8 and float4, the type of the activations where only the weights are
+        narrow, and float16 for the remaining types.
+        """
         types = self._types.get((operator, backend), set())
-        return next((half for half in _HALVES if half in types), _HALVES[0])
+        base = base_type(dtype)
+        own = "bfloat16" if base.startswith(("float8", "float4")) else base if base != dtype else ""
+        order = sorted(_HALVES, key=lambda half: half != own)
+        return next((half for half in order if half in types), _HALVES[0])
 
     def was_trained(self, kind: Kind) -> bool:
         """Whether training had this type of this operator on this device."""
         return kind in self._types_on
+
+    def was_trained_as(self, kind: Kind, protocol: str, framework: str) -> bool:
+        """Whether training had this type on this device with the protocol and the framework ("": not stated)."""
+        if not self._launched:
+            return self.was_trained(kind)
+        context = (kind.device, kind.operator, kind.dtype, protocol, kind.backend, framework)
+        return bool(kind.device) and context in self._launched
 
     def follows(self, kind: Kind) -> bool:
         """Whether the type was never trained for this operator, so that it is derived from the 16-bit prediction.
@@ -106,14 +121,14 @@ class Evidence:
         float32 of an operator without any training row is not derived: most training rows are float32.
         """
         _, operator, dtype, backend = kind
-        if operator == TIR or dtype == self.half_type(operator, backend) or self.was_trained(kind):
+        if operator == TIR or dtype == self.half_type(operator, backend, dtype) or self.was_trained(kind):
             return False
         types = self._types.get((operator, backend), set())
         return dtype not in types if types else dtype != "float32"
 
     def may_need_half(self, operator: str, dtype: str, backend: str) -> str | None:
         """The 16-bit type whose features a query may need on some device; None where it needs none."""
-        half = self.half_type(operator, backend)
+        half = self.half_type(operator, backend, dtype)
         if operator == TIR or dtype == half:
             return None
         needed = dtype in NARROW or self.follows(Kind("", operator, dtype, backend))

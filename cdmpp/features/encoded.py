@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from cdmpp.features.encode import EncodedPrograms
 from cdmpp.programs.program import TensorProgram
+from cdmpp.programs.quantisation import types_label
 from cdmpp.programs.query_options import Backend
 
 #: :attr:`EncodedProgram.operator` of a program given as TIR.
@@ -49,3 +50,13 @@ def operator_name(program: TensorProgram | EncodedProgram) -> str:
     if isinstance(program, EncodedProgram):
         return program.operator
     return program.operator.operator if program.operator is not None else TIR
+
+
+def element_types(program: TensorProgram | EncodedProgram) -> str:
+    """Element types of an operator as one text (:func:`cdmpp.programs.quantisation.types_label`); "" for TIR."""
+    if isinstance(program, EncodedProgram):
+        return program.features.types
+    operator = program.operator
+    if operator is None:
+        return ""
+    return types_label(operator.dtype, {name: getattr(operator, name) for name in operator.structural_fields})

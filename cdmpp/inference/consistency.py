@@ -8,7 +8,9 @@ one device:
 2. A type that was never trained for the operator is predicted as the 16-bit prediction times the ratio of the
    rooflines, each with the launch cost.
 3. A narrow type without scales (int8, float8, float4) is not slower than the 16-bit type where the device's peak for
-   it is higher, unless training had that type of the operator on this device.
+   it is higher, unless training had that type of the operator on this device with the protocol and the framework of
+   the query. (Measured fp8 products of less than 1e9 operations are slower than the best 16-bit ones: a query that
+   states the framework gets what was measured of it, one that does not is ordered by peak.)
 
 Rules 1 and 3 hold for the point and for each quantile. A trained query needs no other prediction. Any other query is
 computed together with the queries that limit it, in one pass of the network.
@@ -312,14 +314,14 @@ class Rules:
 
     def _recipe(self, kind: Kind, protocol: int, framework: str, device: DeviceSpec) -> Recipe:
         evidence, (name, operator, dtype, backend) = self._evidence, kind
-        half = evidence.half_type(operator, backend)
+        half = evidence.half_type(operator, backend, dtype)
         faster = dtype in NARROW and device.peak(dtype, matrix=True) > device.peak(half, matrix=True)
         key = (kind, protocol, framework, faster)
         if key not in self._recipes:
             order = evidence.protocol_order(kind, framework)
             half_order = evidence.protocol_order(Kind(name, operator, half, backend), framework)
             follows = evidence.follows(kind)
-            limited = faster and operator != TIR and not evidence.was_trained(kind)
+            limited = faster and operator != TIR and not evidence.was_trained_as(kind, PROTOCOLS[protocol], framework)
             self._recipes[key] = Recipe(
                 protocol,
                 () if follows else needed(order, protocol),

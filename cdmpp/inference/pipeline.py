@@ -19,7 +19,7 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.domain.evidence import ADAPTED, Evidence
 from cdmpp.domain.peers import Peers, Trained, as_peers, shift, weights
 from cdmpp.domain.score import THRESHOLDS, Context, limited_step
-from cdmpp.features.encoded import EncodedProgram, operator_name
+from cdmpp.features.encoded import EncodedProgram, element_types, operator_name
 from cdmpp.inference.consistency import BENT, REASONS, Rules
 from cdmpp.inference.engine import all_threads, engine_of
 from cdmpp.inference.output import NetworkOutput
@@ -69,7 +69,7 @@ class InferencePipeline:
             self._tuned = engine_of(artifact.weights.tuned(adapter.tuned), count)
         self.evidence = Evidence(artifact.domain.contexts, self._adapter_contexts())
         self._rules = Rules(self.evidence)
-        self._reasons: dict[tuple[str, str, int], str] = {}
+        self._reasons: dict[tuple[str, str, str, int], str] = {}
 
     def predict(self, batch: QueryBatch) -> NetworkOutput:
         """Predict queries, in their order, with the adapter where the model has one.
@@ -95,10 +95,10 @@ class InferencePipeline:
 
     def reason(self, program: TensorProgram | EncodedProgram, bent: int) -> str:
         """Why a prediction is not the network's own, from its code :attr:`NetworkOutput.bent`."""
-        key = (operator_name(program), program.backend, bent)
+        key = (operator_name(program), element_types(program), program.backend, bent)
         if key not in self._reasons:
-            operator, backend, _ = key
-            half = self.evidence.half_type(operator, backend)
+            operator, types, backend, _ = key
+            half = self.evidence.half_type(operator, backend, types)
             texts = (text.format(operator=operator, half=half) for code, text in REASONS.items() if code & bent)
             self._reasons[key] = "; ".join(texts)
         return self._reasons[key]

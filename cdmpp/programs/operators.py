@@ -197,7 +197,9 @@ def _problem(error: ErrorDetails) -> str:
     place = ".".join(map(str, error["loc"]))
     message = error["msg"].removeprefix("Value error, ")
     if place and error["type"] not in ("missing", "extra_forbidden", "value_error"):
-        message += f", not {error['input']!r}"[:MAX_SHOWN]
+        value = error["input"]
+        # Python refuses to write integers of many thousand digits.
+        message += f", not {value!r}"[:MAX_SHOWN] if not isinstance(value, int) or abs(value) < 10**100 else ""
     return f"{place}: {message}" if place else message
 
 

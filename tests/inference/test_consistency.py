@@ -194,6 +194,34 @@ def test_trained_protocol_ranks_first() -> None:
     assert adapted.follows(Kind("l4", "linear", "int8", "library"))
 
 
+def test_types_are_derived_from_the_16_bit_type_of_their_activations() -> None:
+    trained = (("linear", "float16"), ("linear", "bfloat16"), ("rmsnorm", "float16"))
+    contexts = [Context("t4", operator, dtype, "kernel", "library") for operator, dtype in trained]
+    evidence = Evidence(key for context in contexts for key in Context.keys(context))
+    halves = {
+        "int8": "float16",
+        "float32": "float16",
+        "float8_e4m3": "bfloat16",
+        "float4_e2m1+nvfp4": "bfloat16",
+        "bfloat16+int4+block128": "bfloat16",
+        "float16+float8_e4m3+tensor": "float16",
+    }
+    assert {dtype: evidence.half_type("linear", "library", dtype) for dtype in halves} == halves
+    assert evidence.half_type("rmsnorm", "library", "float8_e4m3") == "float16"
+    assert evidence.half_type("moe", "library", "float8_e4m3") == "float16"
+
+
+def test_only_the_measured_framework_exempts_a_narrow_type() -> None:
+    context = Context("h100-sxm", "linear", "float8_e4m3", "kernel", "library", "vendor")
+    evidence = Evidence({*context.keys(), context.launch_key()})
+    kind = Kind("h100-sxm", "linear", "float8_e4m3", "library")
+    assert evidence.was_trained_as(kind, "kernel", "vendor")
+    assert not evidence.was_trained_as(kind, "kernel", "")
+    assert not evidence.was_trained_as(kind, "eager", "vendor")
+    assert not evidence.was_trained_as(kind._replace(device="l4"), "kernel", "vendor")
+    assert not evidence.was_trained_as(kind._replace(device=""), "kernel", "vendor")
+
+
 def test_a_chain_is_ordered_and_keeps_what_comes_first() -> None:
     rng = np.random.default_rng(0)
     values = {p: Values(rng.normal(size=50), np.sort(rng.normal(size=(50, 9)), axis=1)) for p in range(3)}

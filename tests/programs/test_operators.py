@@ -58,6 +58,45 @@ def test_impossible_sizes(value: Any) -> None:
     assert "linear takes" in caught.value.hint
 
 
+def test_number_of_thousands_of_digits_is_an_impossible_size() -> None:
+    with pytest.raises(InvalidProgramError, match="linear: m"):
+        make_operator(LINEAR | {"m": 10**5000})
+
+
+MOE = "moe:tokens=8,hidden=64,intermediate=64,"
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("linear:m=1,n=1,k=1,dtype=fp8,weight_dtype=bf16", "not wider than the activations", "int4"),
+        (MOE + "experts=8,topk=2,weight_dtype=fp32", "float32: a weight is not wider", "int8"),
+        ("linear:m=1,n=1,k=1,weight_dtype=int8", "float32 activations", "dtype for weight_dtype=int8: float16"),
+        ("linear:m=1,n=1,k=1,dtype=int4", "int4 activations", "a type of weights only"),
+        ("linear:m=1,n=1,k=1,dtype=fp8,scaling=nvfp4", "no scaling 'nvfp4'", "or leave scaling out"),
+        ("linear:m=1,n=1,k=1,dtype=fp16,scaling=channel", "no scaling 'channel'", "leave scaling out"),
+        (MOE + "experts=8,topk=9", "topk=9 exceeds experts=8", "topk of the experts"),
+        (MOE + "experts=8,topk=2,ep=16", "ep=16 exceeds experts=8", "at least one expert"),
+        (MOE + "experts=8,topk=2,tp=65", "tp=65 exceeds intermediate=64", "at least one column"),
+        (MOE + "experts=2147483647,topk=1", "experts=2147483647 exceeds 8192", "at most 8192"),
+        (MOE + "experts=8,topk=2,balance=zipf", "not 'zipf'", "balance=balanced"),
+        ("grouped_gemm:groups=2147483647,rows=1,n=1,k=1", "groups=2147483647 exceeds 8192", "at most 8192"),
+        ("mla_decode:batch=1,heads=16,weight_dtype=fp8", "belong to the projections", "module=true"),
+        ("rotary_embedding:rows=4,cols=100", "head_dim=128 does not divide cols=100", "heads"),
+    ],
+)
+def test_message_has_the_value_and_the_hint_what_is_allowed(text: str, message: str, hint: str) -> None:
+    with pytest.raises(InvalidProgramError) as caught:
+        parse_operator(text)
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_types_of_sums_and_results_have_aliases() -> None:
+    made = parse_operator("linear:m=1,n=1,k=1,dtype=fp16,accumulate=fp16,out_dtype=fp32")
+    assert made == parse_operator("linear:m=1,n=1,k=1,dtype=float16,accumulate=float16,out_dtype=float32")
+
+
 def test_whole_numbers_of_json_are_integers() -> None:
     assert make_operator(LINEAR | {"m": 512.0}) == make_operator(LINEAR)
 

@@ -16,7 +16,9 @@ from cdmpp.devices import lookup
 from cdmpp.features.bulk import MEDIA_TYPE, FeatureAnswers, FeaturePart, FeatureQueries
 from cdmpp.features.encode import encode_operator
 from cdmpp.predictor import LatencyPredictor
-from cdmpp.programs.operators import make_operator
+from cdmpp.programs.operators import make_operator, parse_operator
+from cdmpp.programs.program import TensorProgram
+from cdmpp.programs.templates import size_names
 from tests.server.conftest import JSON, LINEAR, problem
 
 PROGRAMS = [
@@ -63,6 +65,48 @@ def test_the_same_figures_as_in_json(client: TestClient, predictor: LatencyPredi
     results = client.post("/predict", content=body, headers=JSON).json()["results"]
     assert [r["latency_s"] for r in results] == answers.latency_s[:9].tolist()
     assert [r["domain"] for r in results] == answers.labels[:9]
+
+
+#: Experts, a module with projections of another type, a quantised product: their features depend on sizes and scales.
+NARROW_PROGRAMS = [
+    "moe:tokens=64,hidden=2048,intermediate=1024,experts=32,topk=4,dtype=fp8,scaling=block128,balance=power_law_1.2",
+    "moe:tokens=8,hidden=2048,intermediate=1024,experts=32,topk=4,ep=4,weight_dtype=int4",
+    "mla_decode:batch=16,past_len=4096,heads=16,module=true,weight_dtype=fp8,scaling=block128,kv_dtype=fp8",
+    "linear:m=64,n=4096,k=4096,dtype=fp8,scaling=channel",
+    "linear:m=64,n=4096,k=4096,dtype=fp8",
+    "linear:m=64,n=4096,k=4096,dtype=bfloat16,weight_dtype=int4",
+]
+
+
+def narrow_queries() -> FeatureQueries:
+    operators = [parse_operator(text) for text in NARROW_PROGRAMS]
+    parts = [FeaturePart(encode_operator(o), o.operator, "h100-sxm", "library", "graph", "vllm") for o in operators]
+    return FeatureQueries.of(parts)
+
+
+def test_narrow_types_have_the_same_figures_in_every_interface(client: TestClient, predictor: LatencyPredictor) -> None:
+    programs = [TensorProgram.from_operator(text) for text in NARROW_PROGRAMS]
+    local = predictor.predict(programs, "h100-sxm", protocol="graph", framework="vllm")
+    here = predictor.predict_features(narrow_queries())
+    answers = FeatureAnswers.from_bytes(post(client, narrow_queries().to_bytes()).content)
+    items = [
+        {"program": text, "device": "h100-sxm", "protocol": "graph", "framework": "vllm"} for text in NARROW_PROGRAMS
+    ]
+    results = client.post("/predict", json={"items": items}).json()["results"]
+    for name in ("latency_s", "lower_s", "upper_s", "domain_score"):
+        expected = [getattr(p, name) for p in local]
+        assert getattr(here, name).tolist() == expected, name
+        assert getattr(answers, name).tolist() == expected, name
+        assert [result[name] for result in results] == expected, name
+    assert [result["domain"] for result in results] == answers.labels == [p.domain for p in local]
+
+
+@pytest.mark.parametrize(("value", "message"), [(2**31 - 1, "experts exceeds 8192"), (0, "experts is 0")])
+def test_sizes_of_experts_are_checked(client: TestClient, value: int, message: str) -> None:
+    sent = narrow_queries()
+    sent.sizes[0, size_names("moe").index("experts")] = value
+    response = post(client, sent.to_bytes())
+    assert message in problem(response, 422, "data_error")["detail"]
 
 
 def test_what_is_refused(client: TestClient) -> None:

@@ -14,7 +14,13 @@ from cdmpp.predictor import LatencyPredictor
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ("linear:m=512,n=4096,k=1024,dtype=float16", str(ROOT / "examples" / "transformer_block.onnx"))
+SOURCES = (
+    "linear:m=512,n=4096,k=1024,dtype=float16",
+    "linear:m=64,n=4096,k=4096,dtype=fp8,scaling=channel",
+    "moe:tokens=64,hidden=2048,intermediate=1024,experts=32,topk=4,dtype=fp8,balance=power_law_1.2",
+    "mla_decode:batch=16,past_len=4096,heads=16,module=true,weight_dtype=fp8,scaling=block128",
+    str(ROOT / "examples" / "transformer_block.onnx"),
+)
 DEVICES = ("a100-pcie-40gb", "l4")
 FIGURES = (
     "name",
