@@ -7,6 +7,7 @@ several devices. One call predicts all cases of a test. Bytes and ranks of colle
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from cdmpp.devices import known
+from cdmpp.domain.score import Context
 from cdmpp.prediction import Prediction, Query
 from cdmpp.predictor import LatencyPredictor
 from cdmpp.programs.operators import make_operator
@@ -199,10 +201,30 @@ def test_bare_narrow_products_are_not_slower_where_their_peak_is_higher(
             queries += [query({**fields, "dtype": name}, device.name, protocol) for name in (dtype, half)]
             texts.append(f"{fields} on {device.name}, {protocol}")
     predictions = ask(predictor, queries)
-    # bmm has one trained 16-bit type; a prediction of another type of it is made from that one.
     for narrow, wide, text in zip(predictions[::2], predictions[1::2], texts, strict=True):
         assert latency(narrow) <= latency(wide), text
     assert len(texts) > 100
+
+
+def test_measured_narrow_type_is_ordered_by_peak_unless_its_framework_is_stated(predictor: LatencyPredictor) -> None:
+    """A model whose training had bare fp8 products of one framework; its network makes some of them slow."""
+    base, measured = predictor.artifact, Context("l40s", "linear", "float8_e4m3", "kernel", "library", "vendor")
+    contexts = base.domain.contexts | {*Context.keys(measured), measured.launch_key()}
+    trained = LatencyPredictor(replace(base, domain=replace(base.domain, contexts=contexts)))
+    sizes = [(m, n, k) for m in (1, 64, 1024) for n in (512, 4096) for k in (512, 4096)]
+    queries = [
+        Query(
+            TensorProgram.from_operator(f"linear:m={m},n={n},k={k},dtype={dtype}"),
+            "l40s",
+            framework=framework,  # type: ignore[arg-type]
+        )
+        for m, n, k in sizes
+        for framework in (None, "vendor")
+        for dtype in ("float8_e4m3", "bfloat16")
+    ]
+    narrow, wide, stated, _ = (ask(trained, queries)[start::4] for start in range(4))
+    assert all(latency(n) <= latency(w) for n, w in zip(narrow, wide, strict=True))
+    assert [prediction.domain_reason for prediction in stated] == [None] * len(sizes)
 
 
 def test_kernel_is_not_longer_than_graph_and_graph_not_longer_than_eager(predictor: LatencyPredictor) -> None:
