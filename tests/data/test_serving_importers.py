@@ -138,7 +138,7 @@ def test_projections_that_are_timed_with_norms_are_not_trained_on(frontier):
 def test_lengths_of_frontier_batches(frontier):
     (_, decode), (empty, nothing) = frontier_rows(frontier, "attn_decode")
     assert sizes(decode, "operator", "batch", "past_len", "heads", "kv_heads") == ("attention_decode", 2, 2432, 4, 1)
-    assert sizes(nothing, "operator", "rows", "cols") == ("copy", 1, 1)
+    assert sizes(nothing, "operator", "rows", "cols") == ("copy", 64, 1)
     assert frontier.framework[empty] == "flashinfer"
     single, unequal, unknown = (spec for _, spec in frontier_rows(frontier, "attn_prefill"))
     assert sizes(single, "batch", "q_len", "past_len") == (1, 64, 4032)
@@ -146,7 +146,7 @@ def test_lengths_of_frontier_batches(frontier):
     assert sizes(unknown, "batch", "q_len", "past_len") == (3, 1, 0)
     assert frontier.excluded[frontier_rows(frontier, "attn_prefill")[2][0]] == "no_sizes"
     [(_, reshape)] = frontier_rows(frontier, "attn_input_reshape")
-    assert sizes(reshape, "operator", "rows", "cols") == ("copy", 1, 1)
+    assert sizes(reshape, "operator", "rows", "cols") == ("copy", 4, 3)
 
 
 def test_frontier_cache_writes_count_tokens_and_key_and_value_columns(frontier):

@@ -6,7 +6,8 @@ one length, the root mean square, which keeps the arithmetic.
 
 - ``attn_prefill`` of a decoding batch and ``attn_decode`` of a prefill batch time a region without a kernel, and
   ``attn_input_reshape`` and ``attn_output_reshape`` only change views. Their latency is the cost of the timer (7 us
-  on H800) and does not grow with the sizes: they are ``copy`` of one element.
+  on H800) and hardly grows with the sizes. They are a ``copy`` of few elements per token, as many columns as the
+  region has views (:data:`_VIEWS`), so that regions of unlike cost are unlike programs.
 - Batches with prefills and decoding sequences (true mixed batches) state no lengths. They are predicted as sequences
   of one token without a cache (``no_sizes``, not trained on).
 - ``attn_kv_cache_save`` of old prefills copies page by page, 0.8 us per token (``paged_copy``, not trained on).
@@ -22,6 +23,8 @@ from cdmpp.data.assemble import Group
 from cdmpp.data.labels import Labels, Mask
 from cdmpp.data.raw import IntColumn, RawTable
 
+#: Columns of the copy that stands for a region without a kernel.
+_VIEWS = {"attn_prefill": 1, "attn_decode": 1, "attn_output_reshape": 2, "attn_input_reshape": 3}
 _RESHAPES = ("attn_input_reshape", "attn_output_reshape")
 
 
@@ -72,13 +75,15 @@ def attention_groups(raw: RawTable, op: Labels, shard: Callable[[IntColumn], Int
     heads, kv_heads = shard(raw.ints("n_q_head")), shard(raw.ints("n_kv_head"))
     head_dim, one = raw.ints("head_dim"), IntColumn.constant(1, len(raw))
     sizes = {"past_len": batches.past, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
-    yield Group("copy", empty, {"rows": one, "cols": one})
+    for name, columns in _VIEWS.items():
+        views = IntColumn.constant(columns, len(raw))
+        yield Group("copy", empty & op.is_(name), {"rows": batches.tokens, "cols": views})
     yield Group(
         "attention_prefill", op.is_("attn_prefill") & ~empty, {"batch": batches.batch, "q_len": batches.new, **sizes}
     )
     yield Group("attention_decode", op.is_("attn_decode") & ~empty, {"batch": batches.batch, "q_len": one, **sizes})
-    columns = kv_heads.times(head_dim).times(IntColumn.constant(2, len(raw)))
-    yield Group("kv_cache_save", op.is_("attn_kv_cache_save"), {"rows": batches.tokens, "cols": columns})
+    saved = kv_heads.times(head_dim).times(IntColumn.constant(2, len(raw)))
+    yield Group("kv_cache_save", op.is_("attn_kv_cache_save"), {"rows": batches.tokens, "cols": saved})
 
 
 def doubtful_attention(raw: RawTable) -> dict[str, Mask]:
