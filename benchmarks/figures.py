@@ -124,8 +124,8 @@ def _cloud(errors: dict[str, Any], axis: Axes) -> None:
     axis.set_xticks(ticks, labels)
     axis.set_yticks(ticks, labels)
     axis.minorticks_off()
-    size = 8 if len(shown) <= 10 else 6.5
-    axis.legend(frameon=False, fontsize=size, loc="upper left", markerscale=2, labelspacing=0.3)
+    size, space = (8, 0.3) if len(shown) <= 10 else (6, 0.15)
+    axis.legend(frameon=False, fontsize=size, loc="upper left", markerscale=2, labelspacing=space)
     n = len(sample["source"])
     axis.set_title(f"Predicted against measured, {n:,} measurements\nof shapes that were held out of training")
 

@@ -17,6 +17,7 @@ from benchmarks.report.figures import draw
 from benchmarks.report.markdown import fill
 from benchmarks.report.results import GROUPS, STUDIES, Results, rounded, write_result
 from cdmpp.data.importers import PROGRAM_SOURCES
+from cdmpp.devices.registry import lookup
 from cdmpp.errors import DataError
 from cdmpp.training.config import load_config
 
@@ -191,6 +192,7 @@ def results() -> Results:
         },
         model_id="base-1",
         former=FORMER,
+        training=(1_234_567, 30),
     )
 
 
@@ -226,6 +228,7 @@ def test_goals_show_whether_they_are_reached_and_how_many_groups_were_measured(r
 
 
 def test_tables_show_the_figures_of_the_results(results: Results) -> None:
+    assert "trained on 1.2 million measurements on 30 devices" in known.training(results)
     assert "| **4.4 %** |" in known.overview(results) and "| 5.5 %" in known.overview(results)
     assert "| t4 |" in known.details(results) and "**5.7 %**" in known.details(results)
     shown = unseen.zero_shot(results)
@@ -391,7 +394,11 @@ def test_configuration_leaves_out_similar_devices_and_keeps_the_weights_of_the_b
     assert config.data.weights == base.data.weights and config.network == base.network
     assert config.optimiser.start_from is None
     assert set(study.BASELINES) <= set(config.finish.baselines)
-    assert {"h100-sxm", "h200", "h800", "mi100"} < set(config.data.holdout_devices)
+    held = config.data.holdout_devices
+    assert {"h100-sxm", "h200", "h800", "mi100"} < set(held)
+    # The names that the tables' devices resolve to.
+    assert all(lookup(name).name == name for name in held)
+    assert lookup("AMD gfx950 256CU (MI350X/MI355X)").name in held and lookup("NVIDIA H100 80GB (vidur)").name in held
 
 
 def test_error_names_a_damaged_result_file(tmp_path: Path) -> None:

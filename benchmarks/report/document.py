@@ -30,7 +30,7 @@ DOCUMENTS: dict[str, Mapping[str, Part]] = {
         "reference": studies.reference,
         "ablations": studies.ablations,
     },
-    "README.md": {"known": known.readme_rows},
+    "README.md": {"training": known.training, "known": known.readme_rows},
 }
 
 

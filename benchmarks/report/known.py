@@ -133,6 +133,14 @@ def part_of(
     return None
 
 
+def training(results: Results) -> str:
+    """README's sentence on the training rows of the shipped model."""
+    if results.training is None:
+        return not_measured("model")
+    rows, devices = results.training
+    return f"The shipped model was trained on {rows / 1e6:.1f} million measurements on {devices} devices."
+
+
 def readme_rows(results: Results) -> str:
     """README table of known devices.
 

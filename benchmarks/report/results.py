@@ -76,12 +76,18 @@ class Results:
     former : dict, optional
         Errors of the former model: ``model_ids`` (as shipped, and with its weights in the present columns),
         ``by_source``, and ``devices`` (source, device, n, mape).
+    training : (int, int), optional
+        Training rows and devices of the shipped model.
     """
 
     def __init__(
-        self, contents: Mapping[str, dict[str, Any]], model_id: str = "", former: dict[str, Any] | None = None
+        self,
+        contents: Mapping[str, dict[str, Any]],
+        model_id: str = "",
+        former: dict[str, Any] | None = None,
+        training: tuple[int, int] | None = None,
     ) -> None:
-        self._contents, self.model_id, self.former = dict(contents), model_id, former
+        self._contents, self.model_id, self.former, self.training = dict(contents), model_id, former, training
 
     @classmethod
     def load(cls, root: Path) -> Results:
@@ -97,9 +103,12 @@ class Results:
             contents[name] = contents[name].get(STUDIES[name].part) or {}
             if not contents[name]:
                 del contents[name]
-        manifest, former = root / MANIFEST, root / FORMER
-        model_id = str(_read(manifest).get("model_id", "")) if manifest.is_file() else ""
-        return cls(contents, model_id, _read(former) if former.is_file() else None)
+        former = _read(root / FORMER) if (root / FORMER).is_file() else None
+        if not (root / MANIFEST).is_file():
+            return cls(contents, former=former)
+        manifest = _read(root / MANIFEST)
+        devices = sum(1 for name in manifest["devices"] if name)
+        return cls(contents, str(manifest["model_id"]), former, (manifest["train"]["train_rows"], devices))
 
     def get(self, name: str) -> dict[str, Any] | None:
         """Result of a study, or None if it was not run."""
