@@ -88,7 +88,13 @@ def main() -> None:
         if options.public_data and not (options.model / MANIFEST).is_file():
             # An interrupted run is continued.
             run = options.model.with_name(options.model.name + ".run")
-            train_model(load_config(CONFIG), out=options.model, run=run, public_data=options.public_data)
+            train_model(
+                load_config(CONFIG),
+                out=options.model,
+                run=run,
+                public_data=options.public_data,
+                progress=lambda step, steps, m: print(f"step {step:,} of {steps:,}, loss {m['loss']}", flush=True),
+            )
         write_result(options.out, result_of(options.model))
     except CdmppError as error:
         raise SystemExit(f"error: {error.message}\nhint: {error.hint}") from None
