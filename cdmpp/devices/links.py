@@ -109,6 +109,9 @@ BANDWIDTH_RANGE = (1e6, 1e14)
 
 LINK_HINT = "a name such as nvlink4, pcie4-x16, infiniband-ndr, or a bandwidth of one direction such as 64GB/s"
 
+#: JSON schema of a link in its canonical spelling; other spellings are accepted too.
+LINK_SCHEMA = {"anyOf": [{"enum": sorted(LINKS)}, {"type": "string", "pattern": "^[1-9][0-9]{0,3}GB/s$"}]}
+
 
 def _plain(text: str) -> str:
     return "".join(re.findall(r"[a-z0-9]+", text.casefold()))

@@ -12,10 +12,10 @@ import json
 import math
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from cdmpp.devices.ceilings import Ceilings, read_ceilings
-from cdmpp.devices.links import canonical_link
+from cdmpp.devices.links import LINK_SCHEMA, canonical_link
 
 
 def _whole_number(value: Any) -> Any:
@@ -147,7 +147,9 @@ class DeviceSpec(BaseModel):
     sustained_clock_hz: Annotated[float, Field(ge=1e7, le=2e10)] | None = None
     matrix_flops_per_cycle_per_unit: Annotated[float, Field(ge=1, le=1e7)] | None = None
     tdp_w: Annotated[float, Field(ge=0.1, le=1e5)] | None = None
-    link: Annotated[Annotated[str, Field(max_length=60)] | None, BeforeValidator(_link_name)] = None
+    link: Annotated[
+        Annotated[str, Field(max_length=60), WithJsonSchema(LINK_SCHEMA)] | None, BeforeValidator(_link_name)
+    ] = None
     status: Literal["", "stand-in", "unreleased"] = ""
     source: Annotated[str, Field(max_length=2000)] = "user"
     aliases: Annotated[tuple[Name, ...], BeforeValidator(_as_tuple), Field(max_length=32)] = ()
