@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cdmpp.collectives.context import Context, context_of_fields
-from cdmpp.data.table import MeasurementTable
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.programs.operators import is_collective
+
+if TYPE_CHECKING:
+    from cdmpp.data.table import MeasurementTable
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
