@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -14,12 +14,14 @@ from cdmpp.collectives.context import Context, context_of
 from cdmpp.collectives.model import CollectiveModel, CollectiveOutput
 from cdmpp.collectives.rows import collective_rows
 from cdmpp.collectives.store import read_model
-from cdmpp.data.table import MeasurementTable
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import UnsupportedOperatorError
 from cdmpp.features.encoded import EncodedProgram
 from cdmpp.programs.collectives import Collective
 from cdmpp.programs.program import TensorProgram
+
+if TYPE_CHECKING:
+    from cdmpp.data.table import MeasurementTable
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
