@@ -23,7 +23,7 @@ def gemm(columns_of, **changes):
     [
         ({"op": "fft"}, "unknown_operator"),
         ({"op": None}, "unknown_operator"),
-        ({"dtype": "float8"}, "unknown_dtype"),
+        ({"dtype": "float6"}, "unknown_dtype"),
         ({"dtype": None}, "unknown_dtype"),
         ({"device": "Abacus 9000"}, "unknown_device"),
         ({"device": None}, "unknown_device"),
