@@ -41,6 +41,8 @@ _TORCH: Mapping[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "int8": torch.int8,
 }
+#: Fields that only serving libraries and vendors' own interfaces have.
+_UNMEASURED = ("weight_dtype", "scaling", "kv_dtype", "layout", "accumulate", "out_dtype")
 _UNARY: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": torch.relu,
     "gelu": nn.gelu,
@@ -102,6 +104,13 @@ def make_call(spec: OperatorSpec, tensors: Tensors) -> Call:
     MeasurementError
         PyTorch has no kernel for this operator, type or sizes.
     """
+    if spec.dtype not in _TORCH:
+        raise MeasurementError(f"PyTorch is not measured with {spec.dtype}", hint=_HINT)
+    for name in _UNMEASURED:
+        if getattr(spec, name, None) is not None:
+            raise MeasurementError(
+                f"PyTorch has no {spec.operator} with {name}={getattr(spec, name)} as one call", hint=_HINT
+            )
     for kind, make in _MAKERS:
         if isinstance(spec, kind):
             if spec.dtype == "int8" and not isinstance(spec, Linear | Copy):
@@ -172,6 +181,8 @@ def _scalar(spec: Scalar, tensors: Tensors) -> Call:
 
 def _row_wise(spec: RowWise, tensors: Tensors) -> Call:
     x = tensors.floats((spec.rows, spec.cols), spec.dtype)
+    if spec.operator == "argmax":
+        return lambda: torch.argmax(x, -1)
     if spec.operator == "softmax":
         return lambda: torch.softmax(x, -1)
     if spec.operator == "reduce_mean":
