@@ -10,6 +10,9 @@ from cdmpp.data.labels import Labels, Mask
 from cdmpp.data.raw import RawTable
 from cdmpp.data.table import MeasurementTable
 
+#: Columns of other sources that no table of layers of serving systems has.
+NOT_SERVING = frozenset({"framework", "precision", "direction", "program", "batch", "rows", "in_hw", "message_bytes"})
+
 
 @dataclass(frozen=True)
 class Importer:

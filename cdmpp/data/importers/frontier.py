@@ -22,7 +22,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from cdmpp.data.assemble import Group
-from cdmpp.data.importers.base import Importer
+from cdmpp.data.importers.base import NOT_SERVING, Importer
 from cdmpp.data.importers.frontier_attention import attention_groups, doubtful_attention
 from cdmpp.data.labels import Labels, Mask
 from cdmpp.data.raw import IntColumn, RawTable
@@ -202,24 +202,7 @@ IMPORTER = Importer(
         frozenset({"m", "hidden_dim", "num_experts"}),
         frozenset({"n_q_head", "n_kv_head", "head_dim", "batch_size"}),
     ),
-    lacks=frozenset(
-        {
-            "framework",
-            "precision",
-            "direction",
-            "program",
-            "batch",
-            "rows",
-            "in_hw",
-            "message_bytes",
-            "q_len",
-            "cfg",
-            "layer",
-            "dtype",
-            "prefill_chunk",
-            "n_decode",
-        }
-    ),
+    lacks=NOT_SERVING | {"q_len", "cfg", "layer", "dtype", "prefill_chunk", "n_decode"},
     reads=frozenset(
         {
             "model",

@@ -28,7 +28,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from cdmpp.data.assemble import Group
-from cdmpp.data.importers.base import Importer
+from cdmpp.data.importers.base import NOT_SERVING, Importer
 from cdmpp.data.labels import Labels, Mask
 from cdmpp.data.raw import IntColumn, RawTable
 
@@ -150,27 +150,8 @@ IMPORTER = Importer(
     protocol="kernel",
     needs=frozenset({"op", "device", "cfg"}),
     one_of=(_GEMM, _GROUPED, frozenset({"phase", "kv_len"}), frozenset({"phase", "seq_len"})),
-    lacks=frozenset(
-        {
-            "framework",
-            "precision",
-            "direction",
-            "program",
-            "batch",
-            "rows",
-            "in_hw",
-            "message_bytes",
-            "n_out",
-            "token",
-            "protocol",
-            "layer",
-            "n_embd",
-            "hidden_dim",
-            "n_q_head",
-            "prefill_chunk",
-            "n_decode",
-        }
-    ),
+    lacks=NOT_SERVING
+    | {"n_out", "token", "protocol", "layer", "n_embd", "hidden_dim", "n_q_head", "prefill_chunk", "n_decode"},
     reads=frozenset({"phase", "dtype", "kv_dtype", "batch_size", "q_len", "kv_len", "seq_len"}),
     groups=_groups,
     framework=_framework,

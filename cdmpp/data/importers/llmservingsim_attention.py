@@ -12,7 +12,7 @@ Of v0 on TPUs the source does not say whether ``kv_prefill`` contains the chunk.
 from __future__ import annotations
 
 from cdmpp.data.assemble import Group
-from cdmpp.data.importers.base import Importer
+from cdmpp.data.importers.base import NOT_SERVING, Importer
 from cdmpp.data.importers.llmservingsim_layers import version_framework
 from cdmpp.data.labels import Labels
 from cdmpp.data.raw import IntColumn, RawTable
@@ -54,26 +54,7 @@ IMPORTER = Importer(
     protocol="kernel",
     needs=frozenset({"op", "device", "dtype", "protocol", *_HEADS}),
     one_of=(frozenset(_LENGTHS[:2]), frozenset(_LENGTHS[2:])),
-    lacks=frozenset(
-        {
-            "framework",
-            "precision",
-            "direction",
-            "program",
-            "batch",
-            "rows",
-            "in_hw",
-            "message_bytes",
-            "n_out",
-            "token",
-            "q_len",
-            "cfg",
-            "layer",
-            "n_embd",
-            "hidden_dim",
-            "n_q_head",
-        }
-    ),
+    lacks=NOT_SERVING | {"n_out", "token", "q_len", "cfg", "layer", "n_embd", "hidden_dim", "n_q_head"},
     groups=_groups,
     framework=version_framework,
 )

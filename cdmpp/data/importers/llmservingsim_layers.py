@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from cdmpp.data.assemble import Group
-from cdmpp.data.importers.base import Importer
+from cdmpp.data.importers.base import NOT_SERVING, Importer
 from cdmpp.data.importers.llm_models import MODELS, ModelDimensions
 from cdmpp.data.labels import Labels, Mask
 from cdmpp.data.raw import IntColumn, RawTable
@@ -139,25 +139,7 @@ IMPORTER = Importer(
     licence="MIT",
     protocol="kernel",
     needs=frozenset({"op", "device", "dtype", "model", "tp", "m", "layer", "protocol"}),
-    lacks=frozenset(
-        {
-            "framework",
-            "precision",
-            "direction",
-            "program",
-            "batch",
-            "rows",
-            "in_hw",
-            "message_bytes",
-            "q_len",
-            "cfg",
-            "n_embd",
-            "hidden_dim",
-            "n_q_head",
-            "prefill_chunk",
-            "n_decode",
-        }
-    ),
+    lacks=NOT_SERVING | {"q_len", "cfg", "n_embd", "hidden_dim", "n_q_head", "prefill_chunk", "n_decode"},
     reads=frozenset({"n", "k"}),
     groups=_groups,
     framework=version_framework,
