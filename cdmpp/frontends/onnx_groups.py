@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
+from cdmpp.errors import CdmppError
 from cdmpp.frontends.onnx_graph import OnnxGraph, OnnxNode
-from cdmpp.frontends.onnx_rules import Fields
+from cdmpp.frontends.onnx_rules import MALFORMED, Fields, Unsupported, malformed
+
+M = TypeVar("M")
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,26 @@ class Group:
     def label(self) -> str:
         """The operator types of the members, joined."""
         return "+".join(dict.fromkeys(node.label for node in self.members))
+
+
+def match_at(graph: OnnxGraph, node: OnnxNode, matcher: Callable[[OnnxGraph, OnnxNode], M | None]) -> M | None:
+    """The group that a matcher finds at a node; None where there is none, and its nodes are taken one by one.
+
+    Raises
+    ------
+    InvalidProgramError
+        The node is malformed.
+    """
+    if not node.outputs or graph.is_constant(node.outputs[0]):
+        return None
+    try:
+        return matcher(graph, node)
+    except Unsupported:
+        return None
+    except CdmppError:
+        raise
+    except MALFORMED as error:
+        raise malformed(graph, node, error) from None
 
 
 def is_closed(graph: OnnxGraph, members: Iterable[OnnxNode]) -> bool:

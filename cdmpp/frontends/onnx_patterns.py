@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from cdmpp.errors import CdmppError
 from cdmpp.frontends.onnx_attention import match_attention, match_attention_operator
 from cdmpp.frontends.onnx_graph import OnnxGraph, OnnxNode
-from cdmpp.frontends.onnx_groups import Group, is_closed
+from cdmpp.frontends.onnx_groups import Group, is_closed, match_at
 from cdmpp.frontends.onnx_products import is_bias, matmul_fields
 from cdmpp.frontends.onnx_quantised import quantised_groups
-from cdmpp.frontends.onnx_rules import MALFORMED, Fields, Unsupported, dtype_of, malformed, over, shape_of
+from cdmpp.frontends.onnx_rules import Fields, dtype_of, over, shape_of
 
 _TOLERANCE = 1e-2  # constants are often stored as float16
 
@@ -36,18 +35,9 @@ def _find(graph: OnnxGraph, matchers: Matchers, groups: list[Group], claimed: se
     """Add the groups of ``matchers`` whose nodes are not claimed."""
     for op, matcher in matchers:
         for node in graph.nodes:
-            if not node.is_(op) or not node.outputs or node.index in claimed:
+            if not node.is_(op) or node.index in claimed:
                 continue
-            if graph.is_constant(node.outputs[0]):
-                continue
-            try:
-                group = matcher(graph, node)
-            except Unsupported:
-                continue  # then its nodes are taken one by one
-            except CdmppError:
-                raise
-            except MALFORMED as error:
-                raise malformed(graph, node, error) from None
+            group = match_at(graph, node, matcher)
             if group is None:
                 continue
             nodes, fields, remark = group

@@ -18,12 +18,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from cdmpp.errors import CdmppError
 from cdmpp.frontends.onnx_graph import OnnxGraph, OnnxNode
-from cdmpp.frontends.onnx_groups import Group, is_closed
+from cdmpp.frontends.onnx_groups import Group, is_closed, match_at
 from cdmpp.frontends.onnx_operands import Operand, Scales, dequantised, is_quantiser, narrow, scaling_of
 from cdmpp.frontends.onnx_products import conv_launch, gemm_launch, is_bias, matmul_fields
-from cdmpp.frontends.onnx_rules import MALFORMED, Fields, Unsupported, dtype_of, malformed, shape_of
+from cdmpp.frontends.onnx_rules import Fields, Unsupported, dtype_of, shape_of
 
 _PRODUCTS = ("MatMul", "Gemm", "Conv", "QLinearMatMul", "MatMulInteger")
 #: Activations of weight-only products; float32 is timed as the last.
@@ -49,18 +48,9 @@ def quantised_groups(graph: OnnxGraph, claimed: set[int]) -> list[Group]:
     groups: list[Group] = []
     taken = set(claimed)
     for node in graph.nodes:
-        if not node.is_(*_PRODUCTS) or not node.outputs or node.index in taken:
+        if not node.is_(*_PRODUCTS) or node.index in taken:
             continue
-        if graph.is_constant(node.outputs[0]):
-            continue
-        try:
-            group = _product(graph, node)
-        except Unsupported:
-            continue  # then its nodes are taken one by one
-        except CdmppError:
-            raise
-        except MALFORMED as error:
-            raise malformed(graph, node, error) from None
+        group = match_at(graph, node, _product)
         if group is None or not taken.isdisjoint(n.index for n in group.members):
             continue
         if is_closed(graph, group.members):
