@@ -129,6 +129,21 @@ class InfeasibleError(FieldError):
     code = "infeasible"
 
 
+def violation_text(kind: str, message: str) -> str:
+    """Message of a schema violation: pydantic's own, but shorter for missing and unknown fields.
+
+    Parameters
+    ----------
+    kind : str
+        pydantic's type of the violation, such as "missing".
+    message : str
+        pydantic's message.
+    """
+    if kind == "missing":
+        return "missing"
+    return "unknown field" if kind == "extra_forbidden" else message.removeprefix("Value error, ")
+
+
 class MissingDependencyError(CdmppError, ImportError):
     """An optional package is missing; the hint names the extra to install."""
 

@@ -42,6 +42,31 @@ def test_mistyped_operator_names_the_nearest() -> None:
         parse_operator("sotfmax:rows=2,cols=3")
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("mla", "mla_decode or mla_prefill"),
+        ("fused_moe", "moe or moe_gating or moe_shuffle or moe_w13"),
+        ("Linear", "linear"),
+        ("allreduce", "all_reduce"),
+    ],
+)
+def test_unknown_operator_names_those_with_a_common_word(name: str, meant: str) -> None:
+    with pytest.raises(UnsupportedOperatorError, match=rf"did you mean {meant}\?$"):
+        parse_operator(f"{name}:rows=2")
+
+
+def test_mistyped_field_names_the_nearest() -> None:
+    with pytest.raises(InvalidProgramError, match=r"experts: missing; top_k: unknown field \(did you mean topk\?\)"):
+        parse_operator("moe:tokens=8,hidden=64,intermediate=64,topk=2,top_k=2")
+
+
+def test_name_of_a_quantisation_is_no_type() -> None:
+    with pytest.raises(InvalidProgramError) as caught:
+        parse_operator("linear:m=2,n=3,k=4,dtype=w8a8")
+    assert "dtype=fp8,scaling=block128" in caught.value.hint
+
+
 def test_mistyped_protocol_names_the_nearest(predictor: LatencyPredictor) -> None:
     with pytest.raises(CdmppError, match="did you mean kernel"):
         predictor.predict(["linear:m=2,n=3,k=4"], "t4", protocol="kernal")  # type: ignore[arg-type]

@@ -13,15 +13,15 @@ from cdmpp.units import format_si
 def devices(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="Print these devices as .toml: every figure, with sources.", metavar="NAME"),
+        typer.Argument(help="Print these devices as .toml: every figure, with sources.", metavar="NAME|FILE"),
     ] = None,
     json: JsonOption = False,
 ) -> None:
     """List the known devices. Any other can be given as a .json or .toml specification."""
-    from cdmpp.devices import known, lookup
+    from cdmpp.devices import known, load_device
     from cdmpp.devices.writing import specification_toml
 
-    found = [lookup(name) for name in names] if names else known()
+    found = [load_device(name) for name in names] if names else known()
     if json:
         print_json({"devices": [spec.model_dump(mode="json") for spec in found]})
         return

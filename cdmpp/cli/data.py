@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cdmpp.cli.output import JsonOption, percent, print_json
+from cdmpp.cli.output import JsonOption, percent, print_json, unknown_device_advice
 from cdmpp.units import format_latency
 
 data = typer.Typer(help="Measurement tables.", no_args_is_help=True, rich_markup_mode=None)
@@ -116,4 +116,7 @@ def _print(summary: dict[str, Any]) -> None:
         if any(counts):  # no line for a framework that no row names
             shown = sorted(counts.items(), key=lambda item: -item[1])
             print(f"{name}: " + ", ".join(f"{key or '(not given)'} {n:,}" for key, n in shown))
+    advice = unknown_device_advice(summary["device"]) if "unknown_device" in summary["unsupported"] else ""
+    if advice:
+        print(f"unknown_device: {advice}")
     print(f"fingerprint: {summary['fingerprint']}")

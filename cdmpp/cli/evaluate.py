@@ -20,6 +20,7 @@ from cdmpp.cli.output import (
     print_json,
     print_table,
     ranking_cells,
+    unknown_device_advice,
 )
 
 if TYPE_CHECKING:
@@ -53,9 +54,10 @@ def evaluate(
 
     Errors by source, device and operator, and over all rows. A last line says how many rows the model was trained on,
     by the hash of their shape or task: --split test leaves these out. Rows that cannot be predicted are counted by
-    reason. --json prints fractions (0.073), the table per cent. For schedules of tasks it also prints the ranking
-    within each task: Kendall's tau, and the best latency of a task over the best of the 1 and 5 programs that
-    were predicted fastest.
+    reason. "tau" is Kendall's tau of the latencies, "coverage" the share of measurements inside the 80 % interval.
+    --json prints fractions (0.073), the table per cent. For schedules of tasks it also prints the ranking within each
+    task: Kendall's tau, and the best latency of a task over the best of the 1 and 5 programs that were predicted
+    fastest.
     """
     from cdmpp.artifact.load import load_artifact
     from cdmpp.evaluation.tables import evaluate as evaluate_tables
@@ -96,12 +98,13 @@ def _nothing(result: dict[str, Any], chosen: list[str] | None, split: str | None
     reasons: Counter[str] = Counter()
     for entry in result["unsupported"]:
         reasons[entry["reason"]] += entry["n"]
+    unknown = [entry["device"] for entry in result["unsupported"] if entry["reason"] == "unknown_device"]
     of = f" of {', '.join(chosen)}" if chosen is not None else ""
     of += f" in the {split} part" if split else ""
     left = ", ".join(f"{reason} {n:,}" for reason, n in reasons.most_common(5))
     return DataError(
         f"no row{of} can be compared with a prediction" + (f": {left}" if left else ""),
-        hint="cdmpp data info FILE shows devices and reasons",
+        hint=unknown_device_advice(unknown) or "cdmpp data info FILE shows devices and reasons",
     )
 
 

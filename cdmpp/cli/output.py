@@ -69,6 +69,26 @@ def ranking_cells(figures: dict[str, Any]) -> list[str]:
     return [*(f"{figures[name]:.3f}" for name in names), str(figures["ranked_groups"])]
 
 
+def unknown_device_advice(names: Iterable[str]) -> str:
+    """What to write in place of names that a table of measurements cannot use; empty without such names."""
+    from cdmpp.devices.registry import family
+
+    for name in names:
+        if not name:
+            return "a row names no device: add a column device"
+        boards = family(name)
+        if boards:
+            return f"{name!r} may mean several devices: name one of {', '.join(boards)}"
+    return ""
+
+
+def device_of(artifact: Artifact, name: str) -> DeviceSpec:
+    """A specification file (.json, .toml), or a named device as :func:`named_device` finds it."""
+    from cdmpp.devices import load_device
+
+    return load_device(name) if name.lower().endswith((".json", ".toml")) else named_device(artifact, name)
+
+
 def named_device(artifact: Artifact, name: str) -> DeviceSpec:
     """Specification of a named device; a note on stderr where a short name means one of several boards."""
     from cdmpp.devices.registry import family, normalise, other_boards

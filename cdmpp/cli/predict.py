@@ -11,7 +11,7 @@ import typer
 
 from cdmpp.cli.dims import parse_sizes
 from cdmpp.cli.errors import FAILED, INCOMPLETE, report
-from cdmpp.cli.output import JsonOption, ModelOption, named_device, print_json, print_table
+from cdmpp.cli.output import JsonOption, ModelOption, device_of, print_json, print_table
 from cdmpp.errors import CdmppError
 from cdmpp.prediction_matrix import Failed, PredictionMatrix
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
@@ -177,14 +177,12 @@ def _predict(
     levels: tuple[float, ...],
 ) -> list[_Result]:
     """Every program on every device, program by program."""
-    from cdmpp.devices import load_device
     from cdmpp.predictor import ErrorInfo, Prediction, Query
 
     specs: list[DeviceSpec | Failed] = []
     for name in dict.fromkeys(devices):
         try:
-            is_file = name.lower().endswith((".json", ".toml"))
-            specs.append(load_device(name) if is_file else named_device(predictor.artifact, name))
+            specs.append(device_of(predictor.artifact, name))
         except CdmppError as error:
             specs.append(Failed(name, error))
 
@@ -262,9 +260,9 @@ def _print(
 
 
 def _is_explained(result: _Result) -> bool:
-    """Whether the reason is shown: the prediction is that of another element type, or the device has a status."""
+    """Whether the reason is shown: another element type's prediction, a device's status, an unmeasured collective."""
     reason = result.prediction.domain_reason or ""
-    return any(part in reason for part in ("ratio of the rooflines", "the device"))
+    return any(part in reason for part in ("ratio of the rooflines", "the device", "measured"))
 
 
 def _lacking(failed: int, left_out: int) -> str:

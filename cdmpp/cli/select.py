@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from cdmpp.cli.output import JsonOption, ModelOption, named_device, print_json, print_table
+from cdmpp.cli.output import JsonOption, ModelOption, device_of, print_json, print_table
 from cdmpp.units import format_latency
 
 _MOST_SHOWN = 10
@@ -48,7 +48,6 @@ def select(
     from cdmpp.adaptation.select import select as choose
     from cdmpp.artifact.load import load_artifact
     from cdmpp.data.pool import model_pool, read_pool
-    from cdmpp.devices import load_device
     from cdmpp.errors import DataError
     from cdmpp.measure.todo import Todo, write_todo
     from cdmpp.predictor import default_model
@@ -66,8 +65,7 @@ def select(
         raise DataError(f"{out} is there already and not empty", hint="choose a new folder for --out")
     folder = model or default_model()
     artifact = load_artifact(folder)
-    is_file = device.lower().endswith((".json", ".toml"))
-    spec = load_device(device) if is_file else named_device(artifact, device)
+    spec = device_of(artifact, device)
     programs = read_pool(pool) if pool is not None else model_pool(folder)
     timed = protocol or ("eager" if spec.kind == "cpu" else "kernel")
     found = choose(artifact, spec, programs, k, sampler=sampler, seed=seed, protocol=timed, framework=framework)

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
 
-from cdmpp.cli.output import JsonOption, ModelOption, named_device, percent, print_json, print_table
+from cdmpp.cli.output import JsonOption, ModelOption, device_of, percent, print_json, print_table
 
 
 def support(
     model: ModelOption = None,
-    device: Annotated[str | None, typer.Option(help="Show the coverage on this device only.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Show the coverage on this device only: a name, or a .json/.toml specification.")
+    ] = None,
     operator: Annotated[str | None, typer.Option(help="Show the coverage of this operator only.")] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="With --device or --operator: list untrained types too.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """List what a model covers: operators and element types by device, with domain and held-out error."""
     from cdmpp.predictor import LatencyPredictor
-    from cdmpp.programs.operators import operator_types, unknown_operator
+    from cdmpp.programs.operators import PRODUCT_ALIASES, operator_types, unknown_operator
     from cdmpp.support_matrix import selected
 
     predictor = LatencyPredictor.load(model)
+    if operator in PRODUCT_ALIASES:
+        operator = "linear"
     if operator is not None and operator not in operator_types():
         raise unknown_operator(operator)
-    name = named_device(predictor.artifact, device).name if device is not None else None
+    name = device_of(predictor.artifact, device).name if device is not None else None
     found = predictor.support()
     matrix = selected(found["matrix"], operator, name)
     if json:
@@ -34,12 +42,33 @@ def support(
     print(f"model {found['model_id']}")
     if operator is not None:
         print(f"{operator}: {_fields(found['operators'][operator])}")
-    if name is not None:
-        _print_device(matrix, name)
-    elif operator is not None:
-        _print_operator(matrix)
-    else:
+    if operator is None and name is None:
         _print_all(found)
+        return
+    trained = [every or _is_trained(row) for row in found["matrix"]["rows"] if operator in (None, row["operator"])]
+    shown = {**matrix, "rows": [row for row, known in zip(matrix["rows"], trained, strict=True) if known]}
+    hidden = [row for row, known in zip(matrix["rows"], trained, strict=True) if not known]
+    if name is not None:
+        _print_device(shown, name)
+    else:
+        _print_operator(shown)
+    _print_hidden(hidden, name)
+
+
+def _is_trained(row: dict[str, Any]) -> bool:
+    """Whether training had the operator in these types on any device."""
+    return bool(row["rows"]) or "in" in row["domain"].values()
+
+
+def _print_hidden(rows: list[dict[str, Any]], device: str | None) -> None:
+    """One line about the rows that are not listed."""
+    from cdmpp.support_matrix import domain_on
+
+    if rows:
+        labels = Counter(domain_on(row, device or "") for row in rows)
+        domains = ", ".join(f"{label} {count}" for label, count in sorted(labels.items()))
+        print(f"Not listed: {len(rows)} types without training rows on any device (best domain: {domains}).")
+        print("--all lists them.")
 
 
 def _fields(about: dict[str, Any]) -> str:
@@ -66,7 +95,7 @@ def _print_device(matrix: dict[str, Any], device: str) -> None:
 
     if device not in matrix["devices"]:
         print(f"{device}: no training rows; predicted by its specification")
-    print_table(
+    _print_rows(
         ("operator", "types", "domain", "training rows", "MAPE"),
         [
             (
@@ -90,8 +119,14 @@ def _print_operator(matrix: dict[str, Any]) -> None:
         for device, domain in row["domain"].items():
             rows.append((_types(row), device, domain, _count(row, [device]), _error(row, device)))
         rows.append((_types(row), "any other", row["elsewhere"], "-", "-"))
-    print_table(("types", "device", "domain", "training rows", "MAPE"), rows, right=(3, 4))
+    _print_rows(("types", "device", "domain", "training rows", "MAPE"), rows, right=(3, 4))
     _print_note(matrix)
+
+
+def _print_rows(header: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[int]) -> None:
+    """A table; nothing without rows."""
+    if rows:
+        print_table(header, rows, right=right)
 
 
 def _print_all(found: dict[str, Any]) -> None:
@@ -124,5 +159,5 @@ def _print_all(found: dict[str, Any]) -> None:
 
 
 def _print_note(matrix: dict[str, Any]) -> None:
-    if matrix["errors_by"] == "operator":
+    if matrix["errors_by"] == "operator" and matrix["rows"]:
         print("The error table of this model has no element types: MAPE is that of the operator in all types.")

@@ -318,14 +318,20 @@ class CollectiveModel:
         ):
             coverage = 1.25
             reasons = replace(reasons, stack=(context.library, context.mode), operator=context.operator)
-        most = self._ranks.get((*context.place, context.kind)) or self._ranks.get((context.kind,), 0)
+        here = self._ranks.get((*context.place, context.kind), 0)
+        most = here or self._ranks.get((context.kind,), 0)
         if context.ranks > most:
             coverage = max(coverage, 1.0) + 0.25 * float(np.log2(context.ranks / max(most, 1)))
-            reasons = replace(reasons, ranks=(context.ranks, most))
+            reasons = replace(reasons, ranks=(context.ranks, most, _where(context, bool(here))))
         if not any(c.kind == context.kind for c in self.known):
             coverage = max(coverage, 2.5)
             reasons = replace(reasons, kind=context.kind)
         return coverage, reasons
+
+
+def _where(context: Context, here: bool) -> str:
+    place = "between nodes" if context.crosses else "inside a node"
+    return f"{place} of {'this' if here else 'any'} device"
 
 
 def _outside(curve: Curve, size: Any) -> Any:

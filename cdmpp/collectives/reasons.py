@@ -15,7 +15,7 @@ class Reasons:
         No measurements of the device, or of it with this link: the link's specification decides.
     stack : (library, mode)
         No measurements of this library in this mode, or for ``operator`` on this device.
-    ranks : (ranks, most measured)
+    ranks : (ranks, most measured, where these were measured)
     kind : str
         No measurements of this kind of link.
     libraries : tuple of str
@@ -28,7 +28,7 @@ class Reasons:
     link: tuple[str, float] | None = None
     stack: tuple[str, str] | None = None
     operator: str = ""
-    ranks: tuple[int, int] | None = None
+    ranks: tuple[int, int, str] | None = None
     kind: str = ""
     libraries: tuple[str, ...] = ()
     size: bool = False
@@ -53,7 +53,8 @@ def describe(reasons: Reasons) -> str:
         what = f" for {reasons.operator} on this device" if reasons.operator else ""
         texts.append(f"{library} was not measured in mode {mode}{what}: the figures follow other modes and libraries")
     if reasons.ranks:
-        texts.append("{} ranks are more than the {} of the measurements".format(*reasons.ranks))
+        ranks, most, where = reasons.ranks
+        texts.append(f"{ranks} ranks: at most {most} were measured {where}")
     if reasons.kind:
         texts.append(f"no link of kind {reasons.kind} was measured")
     if reasons.libraries:

@@ -7,6 +7,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from cdmpp.errors import violation_text
+
 
 def places(error: ValidationError, value: Any) -> list[tuple[str, str]]:
     """Path and message of each violation.
@@ -28,7 +30,7 @@ def places(error: ValidationError, value: Any) -> list[tuple[str, str]]:
         for problem in error.errors(include_url=False, include_input=False, include_context=False)
     ]
     return [
-        (".".join(path), message.removeprefix("Value error, "))
+        (".".join(path), violation_text(kind, message))
         for path, kind, message in violations
         if not _beside(path, kind, violations)
     ]
@@ -37,7 +39,9 @@ def places(error: ValidationError, value: Any) -> list[tuple[str, str]]:
 def faults(error: ValidationError, most: int) -> list[str]:
     """The first ``most`` violations of an answer's schema as lines of text, with the path of each."""
     problems = error.errors(include_url=False, include_input=False, include_context=False)
-    return [f"{'.'.join(map(str, p['loc'])) or 'answer'}: {p['msg']}" for p in problems[:most]]
+    return [
+        f"{'.'.join(map(str, p['loc'])) or 'answer'}: {violation_text(p['type'], p['msg'])}" for p in problems[:most]
+    ]
 
 
 def _path(loc: tuple[int | str, ...], kind: str, value: Any) -> list[str]:

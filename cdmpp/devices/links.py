@@ -103,8 +103,10 @@ _ALIASES = {
 _UNSTATED = {"", "none", "notstated", "unknown", "default"}
 #: A table's guess by a node's name that its own figures contradict (A800: 155 GB/s between 8 ranks).
 _DOUBTFUL = "notconfirmed"
-_UNIT = {"": 1.0, "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}
-_BANDWIDTH = re.compile(r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*([kmgt]?b)(?:ytes?)?\s*(?:/|p|per)\s*s(?:ec(?:ond)?)?", re.I)
+_PREFIX = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+_BANDWIDTH = re.compile(
+    r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*([kmgt]?)(b|bytes?|bits?)\s*(?:/|p|per)\s*s(?:ec(?:ond)?)?", re.I
+)
 BANDWIDTH_RANGE = (1e6, 1e14)
 
 LINK_HINT = "a name such as nvlink4, pcie4-x16, infiniband-ndr, or a bandwidth of one direction such as 64GB/s"
@@ -123,7 +125,8 @@ def canonical_link(value: Any) -> str | None:
     Parameters
     ----------
     value : str, number or None
-        A name, a text of a public table ("NVLink5 900 GB/s"), or a bandwidth (bytes per second, or with its unit).
+        A name, a text of a public table ("NVLink5 900 GB/s"), or a bandwidth (bytes per second, or with its unit:
+        "64GB/s", "512Gbit/s").
 
     Raises
     ------
@@ -148,7 +151,12 @@ def canonical_link(value: Any) -> str | None:
         return known[max(fitting, key=len)]
     match = _BANDWIDTH.fullmatch(value.strip())
     if match:
-        return _of_bandwidth(float(match[1]) * _UNIT[match[2].lower()], value)
+        number, prefix, unit = match.groups()
+        if unit == "b":
+            rate = f"{number}{prefix.upper()}"
+            raise ValueError(f"link {value[:60]!r} may be bits or bytes: write {rate}B/s or {rate}bit/s")
+        bits = 8.0 if unit.casefold().startswith("bit") else 1.0
+        return _of_bandwidth(float(number) * _PREFIX[prefix.lower()] / bits, value)
     raise ValueError(f"link {value[:60]!r} is not known: pass {LINK_HINT}")
 
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import OPTIONAL, REQUIRED, SPECIFICATION_HINT, DeviceSpec
-from cdmpp.errors import InvalidDeviceError
+from cdmpp.errors import InvalidDeviceError, violation_text
 
 #: A complete file, for documentation and error messages; a test parses it.
 SPECIFICATION_EXAMPLE = """\
@@ -61,7 +61,7 @@ def from_mapping(values: Mapping[str, Any]) -> DeviceSpec:
 
 def _describe(problem: Any) -> str:
     field = ".".join(str(part) for part in problem["loc"])[:80]
-    text = str(problem["msg"])[:300].removeprefix("Value error, ")
+    text = violation_text(problem["type"], problem["msg"])[:300]
     return f"{field}: {text}" if field else text
 
 

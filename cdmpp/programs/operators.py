@@ -8,14 +8,14 @@ specification is a plain value: it has its sizes, its canonical text (``linear:m
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, get_args
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from cdmpp.errors import InvalidProgramError, UnsupportedOperatorError
+from cdmpp.errors import InvalidProgramError, UnsupportedOperatorError, violation_text
 from cdmpp.programs.attention import Attention, AttentionMixed, LatentAttention
 from cdmpp.programs.collectives import Collective, SendRecv, is_collective
 from cdmpp.programs.convolution import BatchNorm, Conv2d, Pool2d, output_hw
@@ -181,32 +181,53 @@ def make_operator(fields: Mapping[str, Any]) -> OperatorSpec:
     try:
         spec = kind.model_validate(dict(fields))
     except ValidationError as error:
-        problems = "; ".join(map(_problem, error.errors()[:4]))
+        problems = "; ".join(_problem(violation, kind) for violation in error.errors()[:4])
         wanted = ", ".join(
             f"{field}{'' if info.is_required() else f'={info.default}'}"
             for field, info in kind.model_fields.items()
             if field != "operator"
         )
-        raise InvalidProgramError(f"{name}: {problems}", hint=f"{name} takes {wanted}") from None
+        raise InvalidProgramError(
+            f"{name}: {problems}", hint=f"{name} takes {wanted}{_quantised(kind, error)}"
+        ) from None
     spec.check()
     return spec
 
 
-def _problem(error: ErrorDetails) -> str:
+def _quantised(kind: type[OperatorSpec], error: ValidationError) -> str:
+    """How quantised types are written, where an element type is wrong: dtypes are not named "w8a8" or "fp8_block"."""
+    types = any(violation["loc"][:1] in (("dtype",), ("weight_dtype",)) for violation in error.errors())
+    if not types or "scaling" not in kind.model_fields:
+        return ""
+    return "; quantised: dtype=fp8,scaling=block128, or dtype=bfloat16,weight_dtype=int4 for weights only"
+
+
+def _problem(error: ErrorDetails, kind: type[OperatorSpec]) -> str:
     """One violation of a specification, with the offending value."""
     place = ".".join(map(str, error["loc"]))
-    message = error["msg"].removeprefix("Value error, ")
-    if place and error["type"] not in ("missing", "extra_forbidden", "value_error"):
+    message = violation_text(error["type"], error["msg"])
+    if error["type"] == "extra_forbidden":
+        nearest = difflib.get_close_matches(place[:64], kind.model_fields, n=1)
+        message += f" (did you mean {nearest[0]}?)" if nearest else ""
+    elif place and error["type"] not in ("missing", "value_error"):
         value = error["input"]
         # Python refuses to write integers of many thousand digits.
         message += f", not {value!r}"[:MAX_SHOWN] if not isinstance(value, int) or abs(value) < 10**100 else ""
     return f"{place}: {message}" if place else message
 
 
+def _nearest_operators(name: str, known: Sequence[str]) -> list[str]:
+    """At most four names: of equal spelling but for a few letters, else with a word in common, else similar ones."""
+    alike = difflib.get_close_matches(name, known, n=2, cutoff=0.8)
+    words = {word for word in name.split("_") if len(word) > 2}
+    related = [operator for operator in known if words & set(operator.split("_"))]
+    return (alike or related or difflib.get_close_matches(name, known, n=3))[:4]
+
+
 def unknown_operator(name: Any) -> UnsupportedOperatorError:
     """The error for a name that is not one of :func:`operator_types`, with the nearest names."""
     known = sorted(operator_types())
-    nearest = difflib.get_close_matches(name[:64], known, n=3) if isinstance(name, str) else []
+    nearest = _nearest_operators(name[:64].casefold(), known) if isinstance(name, str) else []
     meant = f"; did you mean {' or '.join(nearest)}?" if nearest else ""
     return UnsupportedOperatorError(f"operator {name!r} is not supported{meant}", hint="one of: " + ", ".join(known))
 

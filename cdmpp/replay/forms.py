@@ -76,12 +76,12 @@ class PredictedCollectiveForm(CollectiveOptions):
 def _collective_kind(value: Any) -> str:
     """A predicted collective has an operator, one over a link of the request an op."""
     if isinstance(value, dict):
-        return "predicted" if "operator" in value else "link"
-    return "predicted" if isinstance(value, PredictedCollectiveForm) else "link"
+        return "predicted" if "operator" in value else "over_link"
+    return "predicted" if isinstance(value, PredictedCollectiveForm) else "over_link"
 
 
 AnyCollective = Annotated[
-    Annotated[CollectiveForm, Tag("link")] | Annotated[PredictedCollectiveForm, Tag("predicted")],
+    Annotated[CollectiveForm, Tag("over_link")] | Annotated[PredictedCollectiveForm, Tag("predicted")],
     Discriminator(_collective_kind),
 ]
 

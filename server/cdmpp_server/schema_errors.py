@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from cdmpp.compose.validation_errors import places as places_of
+from cdmpp.errors import violation_text
 
 _MAX_VIOLATIONS = 8
 HINT = "GET /openapi.json has the schema of a request"
@@ -21,7 +22,10 @@ def violations(error: ValidationError, value: Any = None) -> tuple[str, list[tup
         located = places_of(error, value)
     else:
         details = error.errors(include_url=False, include_input=False, include_context=False)
-        located = [(".".join(str(part)[:80] for part in detail["loc"]), detail["msg"]) for detail in details]
-    first = [(path, message.removeprefix("Value error, ")) for path, message in located[:_MAX_VIOLATIONS]]
+        located = [
+            (".".join(str(part)[:80] for part in detail["loc"]), violation_text(detail["type"], detail["msg"]))
+            for detail in details
+        ]
+    first = located[:_MAX_VIOLATIONS]
     more = f" and {len(located) - 1} more" if len(located) > 1 else ""
     return f"{first[0][0] or 'body'}: {first[0][1]}{more}", first

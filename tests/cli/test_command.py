@@ -88,9 +88,23 @@ def test_support_of_one_operator_and_one_device(run: Run, predictor: LatencyPred
     assert lines[1].startswith("linear: dtype=float32,")
     [line] = [line for line in lines if line.split()[:2] == ["linear", "float32"]]
     assert line.split()[2] == "in" and line.endswith(f"{100 * row['mape']['t4']:.1f} %")
-    by_device = run("support", "--operator", "linear").stdout
-    assert "any other" in by_device and "bfloat16,weight_dtype=int4,scaling=block128" in by_device
+    assert "any other" in run("support", "--operator", "linear").stdout
     assert "no training rows" in run("support", "--device", "rtx-3090").stdout
+
+
+def test_support_lists_untrained_types_on_demand(run: Run, predictor: LatencyPredictor) -> None:
+    rows = [row for row in predictor.support()["matrix"]["rows"] if row["operator"] == "bmm"]
+    untrained = [row for row in rows if not row["rows"] and "in" not in row["domain"].values()]
+    shown, listed = (run("support", "--operator", "bmm", *option).stdout for option in ((), ("--all",)))
+    assert f"{len(untrained)} types without training rows" in shown and "types without" not in listed
+    assert listed.count("any other") == len(rows) and shown.count("any other") == len(rows) - len(untrained)
+
+
+def test_support_and_devices_read_a_specification(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "my-gpu.toml"
+    file.write_text(run("devices", "rtx-3090").stdout.replace('"rtx-3090"', '"my-gpu"'))
+    assert "my-gpu: no training rows" in run("support", "--device", file).stdout
+    assert run("devices", file).stdout.startswith('name = "my-gpu"')
 
 
 def test_support_refuses_unknown_names(run: Run) -> None:

@@ -106,6 +106,14 @@ def test_empty_selection_is_an_error(run: Run, gemm: Path, device: str, message:
     assert result.stderr.startswith("error: no row") and message in result.stderr
 
 
+@pytest.mark.parametrize(("device", "advice"), [("h100", "h100-sxm"), ("", "add a column device")])
+def test_table_without_usable_devices_names_what_is_wrong(run: Run, tmp_path: Path, device: str, advice: str) -> None:
+    table = tmp_path / "mine.csv"
+    table.write_text(f'program,latency_us,device\n"linear:m=512,n=4096,k=1024",12.5,{device}\n')
+    assert advice in run("eval", "--records", table).stderr
+    assert advice in run("data", "info", table).stdout
+
+
 def test_missing_records_option_exits_with_code_2(run: Run) -> None:
     assert run("eval").exit_code == 2
 

@@ -54,6 +54,7 @@ def test_spellings_of_a_link_are_one_program():
         ("all_reduce:bytes=8,ranks=2,mode=fast", "mode"),
         ("all_reduce:bytes=8,ranks=2,link=carrier-pigeon", "nvlink4"),
         ("all_reduce:bytes=8,ranks=2,link=5", "bandwidth"),
+        ("all_reduce:bytes=8,ranks=2,link=400Gbps", "write 400GB/s or 400Gbit/s"),
         ("all_reduce:bytes=8,ranks=2,dtype=float64", "float64"),
     ],
 )
@@ -75,6 +76,7 @@ def test_bad_fields_are_refused_with_what_is_allowed(text, word):
         ("not stated", None),
         ("nvlink 4", "nvlink4"),
         ("400 MB/s", "0.4GB/s"),
+        ("400 Gbit/s", "50GB/s"),
     ],
 )
 def test_texts_of_the_tables_name_links(text, name):

@@ -117,3 +117,10 @@ def test_predicted_link_of_a_replay_points_to_the_nodes() -> None:
     with pytest.raises(FieldError, match="a replay predicts the collectives of its nodes") as caught:
         replay({**TWO_RANKS, "links": links})
     assert caught.value.path == "links.net.collective"
+
+
+def test_collective_over_a_link_names_the_field_that_is_wrong() -> None:
+    node = {"id": "sum", "collective": {"op": "all_reduce", "bytes": 8, "ranks": 2, "link": "nvlink4"}}
+    with pytest.raises(FieldError) as caught:
+        replay({"nodes": [node]})
+    assert caught.value.path == "nodes.0.collective.ranks"

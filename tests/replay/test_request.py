@@ -271,7 +271,7 @@ SEND = {"op": "send", "ranks": ["r0", "r1"], "bytes": 1, "link": "net"}
     [
         ({"nodes": []}, "nodes", "at least 1"),
         ({"nodes": [{**NODE, "duration_s": -1}]}, "nodes.0.duration_s", "greater than or equal to 0"),
-        ({"nodes": [{**NODE, "colour": "red"}]}, "nodes.0.colour", "Extra"),
+        ({"nodes": [{**NODE, "colour": "red"}]}, "nodes.0.colour", "unknown field"),
         ({"nodes": [NODE, NODE]}, "nodes.1.id", "both called 'a'"),
         ({"nodes": [{**NODE, "deps": ["b"]}]}, "nodes.0.deps.0", "'b', which is not there"),
         (

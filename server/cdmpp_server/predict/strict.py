@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.errors import CdmppError, InvalidDeviceError, InvalidProgramError
+from cdmpp.errors import CdmppError, InvalidDeviceError, InvalidProgramError, violation_text
 from cdmpp.predictor import ErrorInfo
 from cdmpp.programs.operators import SPEC_TYPES, make_operator, operator_types
 from cdmpp_server.fields import TextProgram
@@ -74,7 +74,7 @@ def _check_device(fields: dict[str, Any]) -> None:
 
 def _first(error: ValidationError) -> str:
     problem = error.errors(include_url=False, include_input=False)[0]
-    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+    return f"{'.'.join(map(str, problem['loc']))}: {violation_text(problem['type'], problem['msg'])}"
 
 
 def strict_schemas() -> dict[str, Any]:
