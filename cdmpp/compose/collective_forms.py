@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from cdmpp.compose.fields import MAX_BYTES, MAX_COUNT, Closed, Name, WholeNumber
+from cdmpp.compose.fields import MAX_BYTES, MAX_COUNT, Closed, Name, PositiveBytes, WholeNumber
 
 CollectiveOperator = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"]
 Ranks = Annotated[int, Field(ge=2, le=MAX_COUNT), WholeNumber]
@@ -18,7 +18,10 @@ class CollectiveOptions(Closed):
 
     ranks_per_node: Annotated[int, Field(ge=1, le=MAX_COUNT), WholeNumber] | None = None
     dtype: Name | None = None
-    link: Annotated[Name | None, Field(description="Default: the link of the device.")] = None
+    link: Annotated[
+        Name | PositiveBytes | None,
+        Field(description="A name, or bytes per second of one direction; default: the link of the device."),
+    ] = None
     library: Name | None = None
     mode: Name | None = None
 

@@ -166,7 +166,8 @@ class PredictedCost(Priced):
 
     programs: Annotated[list[Work] | None, Field(min_length=1)] = None
     collective: Annotated[
-        CollectiveForm | None, Field(description="A collective between devices of this kind; no backend or framework.")
+        CollectiveForm | None,
+        Field(description="A collective between devices of this kind; framework is its library where it names none."),
     ] = None
     device: DeviceForm
     backend: Backend | None = None
@@ -182,7 +183,12 @@ class PredictedCost(Priced):
     def price_requests(self, path: str) -> list[PriceRequest]:
         """One for each program, or one for the collective."""
         if self.collective is not None:
-            return [PriceRequest(f"{path}.collective", self.collective.program(), self.device, protocol=self.protocol)]
+            program = self.collective.program()
+            return [
+                PriceRequest(
+                    f"{path}.collective", program, self.device, protocol=self.protocol, framework=self.framework
+                )
+            ]
         return [
             PriceRequest(f"{path}.programs.{i}", work.program, self.device, self.backend, self.protocol, self.framework)
             for i, work in enumerate(self.programs or ())

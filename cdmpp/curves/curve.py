@@ -37,7 +37,7 @@ def predict_curve(
     backend, protocol, framework, quantiles
         See :meth:`cdmpp.predictor.LatencyPredictor.predict`.
     monotone : sequence of str, optional
-        Numeric axes along which the fit does not decrease; default: all of them.
+        Numeric axes along which the fit does not decrease; default: all but ``tp``, ``ep`` and ``ranks_per_node``.
 
     Returns
     -------

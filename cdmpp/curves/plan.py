@@ -121,10 +121,14 @@ def _templates(programs: Programs) -> Sequence[Template]:
     return [programs] if isinstance(programs, Template) else programs
 
 
+#: Axes along which each device has less to do: latencies fall.
+DIVIDING = ("tp", "ep", "ranks_per_node")
+
+
 def _along(grid: Grid, monotone: Sequence[str] | None) -> list[str]:
     numeric = grid.numeric
     if monotone is None:
-        return numeric
+        return [name for name in numeric if name not in DIVIDING]
     for name in monotone:
         if name not in numeric:
             raise DataError(f"monotone names {name[:40]!r}, which is not a numeric axis", hint="name numeric axes only")

@@ -70,6 +70,8 @@ LINKS: dict[str, Link] = {
         Link("ethernet-10g", "network", 1.25 * _GB),
         Link("ethernet-25g", "network", 3.125 * _GB),
         Link("ethernet-100g", "network", 12.5 * _GB),
+        Link("ethernet-200g", "network", 25 * _GB),
+        Link("ethernet-400g", "network", 50 * _GB),
         Link("infiniband-edr", "network", 12.5 * _GB),
         Link("infiniband-hdr", "network", 25 * _GB),
         Link("infiniband-ndr", "network", 50 * _GB),
@@ -77,7 +79,7 @@ LINKS: dict[str, Link] = {
         Link("shared-memory", "host", 10 * _GB),
     )
 }
-#: Other spellings, in the form of :func:`_plain`; the longest that a text starts with or contains counts.
+#: Other spellings, in the form of :func:`_plain`; the longest that a text starts with counts.
 _ALIASES = {
     "nvlink1": "nvlink1",
     "nvlink2": "nvlink2",
@@ -103,10 +105,10 @@ _ALIASES = {
 _UNSTATED = {"", "none", "notstated", "unknown", "default"}
 #: A table's guess by a node's name that its own figures contradict (A800: 155 GB/s between 8 ranks).
 _DOUBTFUL = "notconfirmed"
+#: What may follow a name: lanes, what connects the devices, and the bandwidth that the name implies.
+_REST = re.compile(r"(x16|nvswitch|dgxnode|sxm|slowerbetweenpairs|\d{2,4}gb(ps|s))*")
 _PREFIX = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
-_BANDWIDTH = re.compile(
-    r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*([kmgt]?)(b|bytes?|bits?)\s*(?:/|p|per)\s*s(?:ec(?:ond)?)?", re.I
-)
+_BANDWIDTH = re.compile(r"(\d+\.?\d*(?:e[+-]?\d+)?)\s*([kmgt]?)(b|bytes?|bits?)\s*(?:/|p|per)\s*s(?:ec(?:ond)?)?", re.I)
 BANDWIDTH_RANGE = (1e6, 1e14)
 
 LINK_HINT = "a name such as nvlink4, pcie4-x16, infiniband-ndr, or a bandwidth of one direction such as 64GB/s"
@@ -139,14 +141,14 @@ def canonical_link(value: Any) -> str | None:
         raise ValueError(f"link {value!r} is not known: pass {LINK_HINT}")
     if not isinstance(value, str):
         return _of_bandwidth(float(value), value)
-    plain = _plain(value)
+    plain = _plain(re.sub(r"\.0\b|gen", "", value, flags=re.I))  # PCIe 5.0, PCIe Gen5
     if plain in _UNSTATED or _DOUBTFUL in plain:
         return None
     named = {_plain(name): name for name in LINKS}
     if plain in named:
         return named[plain]
     known = {**_ALIASES, **named}
-    fitting = [text for text in known if plain.startswith(text) and len(text) > 3] or [t for t in known if t == plain]
+    fitting = [text for text in known if plain.startswith(text) and _REST.fullmatch(plain, len(text))]
     if fitting:
         return known[max(fitting, key=len)]
     match = _BANDWIDTH.fullmatch(value.strip())

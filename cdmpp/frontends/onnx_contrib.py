@@ -41,6 +41,8 @@ def _matmul_nbits(graph: OnnxGraph, node: OnnxNode) -> Outcome:
     """A weight of 4 or 8 bits in blocks along k: inputs A, packed B, scales, zero points, group index, bias."""
     bits, block = int(node.attrs.get("bits", 4)), int(node.attrs["block_size"])
     n, k = int(node.attrs["N"]), int(node.attrs["K"])
+    if block < 1:
+        raise ValueError(f"block_size={block} is not positive")
     if bits not in _WEIGHT_BITS:
         raise Unsupported(f"weights of {bits} bits, not " + " or ".join(map(str, _WEIGHT_BITS)))
     shape = shape_of(graph, node.inputs[0])

@@ -92,7 +92,9 @@ class Attention(_Cached):
             return fields
         fields = dict(fields)
         total, batch = whole_number(fields.pop("past_total")), whole_number(fields.get("batch"))
-        if type(total) is not int or type(batch) is not int or total < 0 or batch < 1:
+        if total is None or type(batch) is not int or batch < 1:
+            return fields  # not given, or the batch has an error of its own
+        if type(total) is not int or total < 0:
             raise ValueError(f"past_total is the number of cached keys of the whole batch, not {total!r}")
         mean = (2 * total + batch) // (2 * batch)
         if fields.setdefault("past_len", mean) != mean:

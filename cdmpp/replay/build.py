@@ -13,6 +13,7 @@ import numpy as np
 from cdmpp.compose.request import PriceRequest, Work
 from cdmpp.errors import FieldError
 from cdmpp.prediction import Prediction
+from cdmpp.programs.collectives import is_collective
 from cdmpp.programs.query_options import Backend, Framework, Protocol
 from cdmpp.replay.forms import DeviceEntry, LinkForm, PredictedCollectiveForm
 from cdmpp.replay.graph import Floats, Graph, Ints, Node, NodeKind, Order
@@ -122,7 +123,8 @@ def check_nodes(
             _add_programs(checked, i, node, options, numbers)
         checked.seconds.append(seconds)
         checked.held.append(held)
-        checked.classes.append(node.class_ or ("comm" if cost in ("bytes", "collective") else "compute"))
+        comm = cost in ("bytes", "collective") or is_collective((node.program or {}).get("operator"))
+        checked.classes.append(node.class_ or ("comm" if comm else "compute"))
         checked.kinds.append(_kind(checked.classes[-1], cost))
     _check_devices(checked)
     for name, count in sorted(outside.items()):

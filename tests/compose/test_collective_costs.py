@@ -32,6 +32,13 @@ def test_cost_is_the_prediction_of_the_collective(predictor: LatencyPredictor) -
     assert "all_reduce" in cost.largest()
 
 
+def test_framework_and_a_bandwidth_as_link_reach_the_prediction() -> None:
+    field = PredictedCost.model_validate({**collective("all_reduce", 1e6, link=64e9), "framework": "vllm"})
+    [request] = field.price_requests("transfer")
+    assert request.framework == "vllm"
+    assert request.program["link"] == 64e9
+
+
 def test_bytes_are_rounded_up() -> None:
     [request] = PredictedCost.model_validate(collective("send_recv", 10.2, 2)).price_requests("a")
     assert request.program["bytes"] == 11

@@ -215,3 +215,9 @@ def test_programs_are_made_once(predictor: LatencyPredictor, monkeypatch: pytest
     templates = [Template.parse("linear:m=a,n=4,k=4"), Template.parse("add:rows=b,cols=5")]
     predict_curve(predictor, templates, {"a": [1, 2, 3], "b": [4, 5, 6]}, ["t4", "l4"])
     assert len(made) == 6
+
+
+def test_default_fit_may_fall_where_more_devices_share_the_work(predictor: LatencyPredictor) -> None:
+    layer = "moe:hidden=64,intermediate=64,experts=8,topk=2"
+    curve = predict_curve(predictor, layer, {"tokens": [8], "ep": [1, 4], "tp": [1, 2]}, ["h200"])
+    assert curve.monotone == ["tokens"]

@@ -304,6 +304,8 @@ def test_matmul_nbits_whose_k_contradicts_its_input_is_refused() -> None:
 
     with pytest.raises(InvalidProgramError, match="K=256, but its input has 8 columns"):
         nbits(H, shape=(4, 8))
+    with pytest.raises(InvalidProgramError, match="block_size=0 is not positive"):
+        nbits(H, block_size=0)
 
 
 @pytest.mark.parametrize("op", ["DynamicQuantizeMatMul", "MatMulIntegerToFloat"])

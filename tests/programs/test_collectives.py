@@ -77,10 +77,21 @@ def test_bad_fields_are_refused_with_what_is_allowed(text, word):
         ("nvlink 4", "nvlink4"),
         ("400 MB/s", "0.4GB/s"),
         ("400 Gbit/s", "50GB/s"),
+        ("6.4e10 bytes/s", "64GB/s"),
+        ("PCIe 5.0 x8", "pcie5-x8"),
+        ("PCIe Gen4 x16", "pcie4-x16"),
+        ("PCIe 4.0", "pcie4-x16"),
+        ("ethernet-400g", "ethernet-400g"),
     ],
 )
 def test_texts_of_the_tables_name_links(text, name):
     assert canonical_link(text) == name
+
+
+@pytest.mark.parametrize("text", ["pcie5-x4", "nvlink10", "ethernet-40g", "infiniband-qdr", "xgmi5", "1.2.3GB/s"])
+def test_text_that_only_begins_like_a_link_is_refused(text):
+    with pytest.raises(ValueError, match=f"link '{text}' is not known: pass a name such as nvlink4"):
+        canonical_link(text)
 
 
 def test_devices_have_the_link_of_their_board():

@@ -142,6 +142,19 @@ def test_sizes_that_contradict_each_other(text: str, word: str) -> None:
     assert word in caught.value.message
 
 
+def test_cached_keys_of_unequal_sequences_are_their_mean() -> None:
+    decode = "attention_decode:heads=8,kv_heads=8,head_dim=64"
+    assert parse_operator(f"{decode},batch=3,past_total=100") == parse_operator(f"{decode},batch=3,past_len=33")
+    none = {"operator": "attention_decode", "batch": 3, "heads": 8, "kv_heads": 8, "head_dim": 64, "past_total": None}
+    assert make_operator(none) == parse_operator(f"{decode},batch=3")
+    with pytest.raises(InvalidProgramError, match="past_len is not the mean of past_total=100 over batch=3"):
+        parse_operator(f"{decode},batch=3,past_total=100,past_len=34")
+    with pytest.raises(InvalidProgramError, match="cached keys of the whole batch, not -1"):
+        parse_operator(f"{decode},batch=3,past_total=-1")
+    with pytest.raises(InvalidProgramError, match="batch: Field required"):
+        parse_operator(f"{decode},past_total=100")
+
+
 def test_an_embedding_is_as_large_as_its_table_or_its_result() -> None:
     # 2^20 rows of 2^13 from a table of 2^18: neither tensor is near the limit, their product would be.
     parse_operator("embedding:rows=1048576,cols=8192,table_rows=262144")

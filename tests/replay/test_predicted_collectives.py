@@ -48,6 +48,11 @@ def test_named_ranks_start_together_and_both_are_held() -> None:
     assert answer["interval"]["lower_s"] < answer["makespan_s"] < answer["interval"]["upper_s"]
 
 
+def test_collective_as_a_program_is_communication() -> None:
+    node = {"id": "sum", "device": "h100-sxm", "program": {**REDUCE, "ranks": 8}}
+    assert replay({"nodes": [node]})["exposed_comm_s"] == pytest.approx(seconds(99e6))
+
+
 def test_counted_ranks_run_on_the_device_of_the_node() -> None:
     predictor = RoundPredictor()
     node = {"device": "h100-sxm", "collective": {**REDUCE, "ranks": 16, "ranks_per_node": 8, "link": "nvlink4"}}
