@@ -8,7 +8,7 @@ from cdmpp.devices import lookup
 from cdmpp.devices.links import LINKS, canonical_link, link_of_device, link_of_name, path_of
 from cdmpp.errors import InvalidProgramError, UnsupportedOperatorError
 from cdmpp.programs.collectives import COLLECTIVES, link_seconds, traffic_factor
-from cdmpp.programs.operators import lowered_operators, operator_family, operator_types, parse_operator
+from cdmpp.programs.operators import lowered_operators, make_operator, operator_family, operator_types, parse_operator
 from cdmpp.programs.program import TensorProgram
 
 
@@ -92,6 +92,12 @@ def test_texts_of_the_tables_name_links(text, name):
 def test_text_that_only_begins_like_a_link_is_refused(text):
     with pytest.raises(ValueError, match=f"link '{text}' is not known: pass a name such as nvlink4"):
         canonical_link(text)
+
+
+@pytest.mark.parametrize("rate", [0, -5.0, 10**400, float("inf"), float("nan")])
+def test_number_that_is_no_bandwidth_is_refused(rate):
+    with pytest.raises(InvalidProgramError, match=r"is no bandwidth between 1e.06 and 1e.14 bytes per second"):
+        make_operator({"operator": "all_reduce", "bytes": 8, "ranks": 2, "link": rate})
 
 
 def test_devices_have_the_link_of_their_board():

@@ -151,7 +151,7 @@ def test_cached_keys_of_unequal_sequences_are_their_mean() -> None:
         parse_operator(f"{decode},batch=3,past_total=100,past_len=34")
     with pytest.raises(InvalidProgramError, match="cached keys of the whole batch, not -1"):
         parse_operator(f"{decode},batch=3,past_total=-1")
-    with pytest.raises(InvalidProgramError, match="batch: Field required"):
+    with pytest.raises(InvalidProgramError, match="batch: missing"):
         parse_operator(f"{decode},past_total=100")
 
 
