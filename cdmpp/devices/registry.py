@@ -16,7 +16,7 @@ from cdmpp.devices.spec import SPECIFICATION_HINT, DeviceSpec
 from cdmpp.devices.table import table
 from cdmpp.errors import UnknownDeviceError
 
-_BRANDS = frozenset({"nvidia", "amd", "intel", "geforce", "tesla", "quadro", "instinct", "radeon", "gpu"})
+_BRANDS = frozenset({"nvidia", "amd", "intel", "geforce", "tesla", "quadro", "instinct", "radeon", "gpu", "hgx", "dgx"})
 _MAX_NEAREST = 5
 #: Shown when nothing resembles the name: what a valid one looks like.
 _WELL_KNOWN = ("a100-pcie-40gb", "h100-sxm", "t4", "rtx-4090", "mi300x")
@@ -32,13 +32,24 @@ _COMMONEST = {
     "a100 sxm4": "a100-sxm4-80gb",
     "a800": "a800-sxm4-80gb",
     "a800 80gb": "a800-sxm4-80gb",
+    "arc b60": "arc-pro-b60",
+    "b200 sxm": "b200",
+    "b300 sxm": "b300",
+    "b60": "arc-pro-b60",
+    "gb200 nvl72": "gb200",
+    "gb300 nvl72": "gb300",
     "h100": "h100-sxm",
     "h100 80gb": "h100-sxm",
+    "h200 141gb": "h200",
+    "h200 sxm5": "h200",
     "mi300": "mi300x",
     "mi350": "mi350x",
     "p100": "p100-pcie-16gb",
     "rtx pro 6000": "rtx-pro-6000-server",
+    "rtx pro 6000 blackwell": "rtx-pro-6000-server",
     "v100": "v100-sxm2-16gb",
+    "v100 16gb": "v100-sxm2-16gb",
+    "v100 32gb": "v100-sxm2-32gb",
     "v100 pcie": "v100-pcie-16gb",
     "v100 sxm2": "v100-sxm2-16gb",
 }
@@ -146,7 +157,7 @@ def lookup(name: str) -> DeviceSpec:
         return table()[spec]
     shown = name if len(name) <= 80 else name[:77] + "..."
     boards = family(name[:200])
-    if boards:
+    if len(boards) > 1:
         raise UnknownDeviceError(
             f"{shown!r} may mean several devices: {', '.join(boards)}",
             hint="name one of them: they differ in memory, bandwidth and power",

@@ -170,6 +170,21 @@ def test_short_name_of_a_workstation_board() -> None:
     assert board.name == "rtx-6000-ada"
 
 
+@pytest.mark.parametrize(
+    ("typed", "board"),
+    [("DGX H100", "h100-sxm"), ("B200 SXM", "b200"), ("B60", "arc-pro-b60"), ("V100 32GB", "v100-sxm2-32gb")],
+)
+def test_system_form_factor_or_memory_in_a_name(typed: str, board: str) -> None:
+    found = commonest(typed)
+    assert found is not None
+    assert found.name == board
+
+
+def test_longer_name_of_another_board_is_not_one_of_several() -> None:
+    with pytest.raises(UnknownDeviceError, match="no device named 'rtx 4070'; nearest known names: rtx-4070-ti"):
+        lookup("rtx 4070")
+
+
 @pytest.mark.parametrize("name", ["AMD gfx1250 256CU", "AMD gfx1250 96CU", "gfx1250"])
 def test_chip_without_figures_is_unknown_with_the_reason(name: str) -> None:
     with pytest.raises(UnknownDeviceError, match="gfx1250 is unreleased hardware") as caught:
