@@ -31,7 +31,7 @@ FileArgument = Annotated[
     typer.Argument(
         metavar="FILE|DIR",
         help="Project records, a folder that cdmpp collect filled, or a public operator table "
-        "(Parquet, CSV, gzipped CSV), recognised by its columns.",
+        "(Parquet, CSV, gzipped CSV) or a CSV with the columns program and latency_us, recognised by its columns.",
         show_default=False,
     ),
 ]

@@ -38,7 +38,8 @@ def evaluate(
         typer.Option(
             "--records",
             metavar="FILE|DIR",
-            help="Project records, a folder of cdmpp collect, or a public operator table; repeatable.",
+            help="Project records, a folder of cdmpp collect, a public operator table, or a CSV with the columns "
+            "program, latency_us and device; repeatable.",
             show_default=False,
         ),
     ],
