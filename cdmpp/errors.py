@@ -6,6 +6,7 @@ Each class has a stable ``code`` for machines and also derives from the matching
 
 from __future__ import annotations
 
+import re
 from importlib.metadata import version
 from pathlib import Path
 from typing import ClassVar
@@ -141,7 +142,9 @@ def violation_text(kind: str, message: str) -> str:
     """
     if kind == "missing":
         return "missing"
-    return "unknown field" if kind == "extra_forbidden" else message.removeprefix("Value error, ")
+    # The names of pydantic's classes mean nothing to a caller.
+    plain = re.sub(r" or instance of \w+$", "", message.removeprefix("Value error, "))
+    return "unknown field" if kind == "extra_forbidden" else plain
 
 
 class MissingDependencyError(CdmppError, ImportError):

@@ -179,7 +179,7 @@ def _print(result: dict[str, Any], out: Path) -> None:
         )
     print(f"{result['model_id']}: {result['programs']} programs of {result['device']} ({families})")
     if result["weight"]:
-        share = "" if result["weight"] == 1.0 else f", {result['weight']:.0%} of the correction is applied"
+        share = "" if result["weight"] == 1.0 else f", {100 * result['weight']:.0f} % of the correction is applied"
         after = f"{percent(checked['before'])} before, {percent(checked['after'])} after{share}"
         print(f"mean error on measurements left out: {after}")
     else:

@@ -139,8 +139,9 @@ def _print_all(found: dict[str, Any]) -> None:
             mean = percent(sum(errors) / len(errors)) if errors else "-"
             devices = f"{len(inside)} of {len(matrix['devices'])}"
             covered.append((row["operator"], _types(row), devices, _count(row, inside), mean, row["elsewhere"]))
-    print_table(("operator", "types", "in on", "training rows", "MAPE", "elsewhere"), covered, right=(2, 3, 4))
-    print("MAPE is the mean over devices. `--operator NAME` and `--device NAME` show each device and each type.")
+    print_table(("operator", "types", "in domain on", "training rows", "MAPE", "elsewhere"), covered, right=(2, 3, 4))
+    print("elsewhere: the best domain on other devices. MAPE is the mean over devices.")
+    print("`--operator NAME` and `--device NAME` show each device and each type.")
     _print_note(matrix)
     names = {row[0] for row in covered}
     untrained = [name for name in found["operators"] if name not in names]

@@ -564,10 +564,14 @@ def test_coverage_is_shown_as_a_matrix(server: Server, opened: Callable[..., Any
         )
     page.locator("#operator").fill("sigmoid")
     assert page.locator("#matrix tbody tr").count() == 0
+    assert 'select "untrained types"' in page.locator("#summary").inner_text()
     page.get_by_label("untrained types").check()
     assert page.locator("#matrix tbody tr").count() == sum(name.startswith("sigmoid ") for name in rows)
     page.locator("#device").fill("b200")
     assert page.locator("#matrix thead th").all_inner_texts()[1:] == ["b200", "gb200", "any other device"]
+    page.locator("#device").fill("rtx 4090")
+    assert page.locator("#matrix thead th").all_inner_texts()[1:] == ["any other device"]
+    assert "predicted by their specification" in page.locator("#summary").inner_text()
 
 
 @pytest.mark.slow

@@ -47,11 +47,19 @@ function table({ rows, devices }) {
   return html("table", {}, html("thead", {}, head), html("tbody", {}, ...body));
 }
 
+/** What a search without result means. */
+function advice({ rows, devices }) {
+  const texts = [];
+  if (!rows.length && !find("all").checked) texts.push(` No such types were trained: select "untrained types".`);
+  if (!devices.length) texts.push(` No device with training rows has such a name: other devices are predicted by their specification (last column).`);
+  return texts.join("");
+}
+
 function draw() {
   const chosen = select(support.matrix, { operator: find("operator").value, device: find("device").value, all: find("all").checked });
   const inside = chosen.rows.reduce((sum, row) => sum + chosen.devices.filter((name) => domainOn(row, name) === "in").length, 0);
   find("summary").textContent = `${counted(chosen.rows.length, "row")}, ${counted(chosen.devices.length, "device")}, `
-    + `${counted(inside, "cell")} in domain. Percentages: mean error on held-out measurements.`;
+    + `${counted(inside, "cell")} in domain. Percentages: mean error on held-out measurements.${advice(chosen)}`;
   find("matrix").replaceChildren(table(chosen));
 }
 
