@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from cdmpp.compose.fields import MAX_BYTES, MAX_COUNT, Closed, Name, PositiveBytes, WholeNumber
+from cdmpp.compose.fields import MAX_BYTES, MAX_COUNT, MAX_NAME, Closed, Name, PositiveBytes, WholeNumber
 
 CollectiveOperator = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"]
 Ranks = Annotated[int, Field(ge=2, le=MAX_COUNT), WholeNumber]
@@ -42,6 +42,19 @@ class CollectiveForm(CollectiveOptions):
     def program(self) -> dict[str, Any]:
         """The program to price."""
         return self.fields(self.operator, self.bytes, self.ranks)
+
+
+class CollectiveTemplate(CollectiveOptions):
+    """A collective whose bytes may depend on ``batch``: a number, or an expression such as "batch*7168"."""
+
+    operator: CollectiveOperator
+    bytes: Annotated[float, Field(gt=0, le=MAX_BYTES)] | Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
+    ranks: Ranks
+
+    def program(self) -> dict[str, Any]:
+        """The template to price; its bytes are an expression over ``batch``, also where they do not depend on it."""
+        size = self.bytes if isinstance(self.bytes, str) else f"{math.ceil(self.bytes)} + 0*batch"
+        return self.fields(self.operator, 1, self.ranks) | {"bytes": size}
 
 
 class CollectiveLinkForm(CollectiveOptions):

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Self, TypeVar, get_args
 import numpy as np
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
 
-from cdmpp.compose.collective_forms import CollectiveForm
+from cdmpp.compose.collective_forms import CollectiveForm, CollectiveTemplate
 from cdmpp.compose.fields import (
     MAX_COUNT,
     MAX_SECONDS,
@@ -231,7 +231,7 @@ class TemplateWork(Closed):
 class BatchCurve(Priced):
     """Seconds by batch size: given, or predicted from programs whose sizes depend on ``batch``.
 
-    Exactly one of ``seconds`` and ``programs``; ``device`` comes with ``programs``.
+    Exactly one of ``seconds``, ``programs`` and ``collective``; ``device`` comes with the latter two.
     """
 
     batch: Annotated[
@@ -245,6 +245,10 @@ class BatchCurve(Priced):
         list[TemplateWork] | None,
         Field(description='Instead of seconds: operators with expressions over "batch", predicted and summed.'),
     ] = None
+    collective: Annotated[
+        CollectiveTemplate | None,
+        Field(description='Instead of programs; its bytes may be an expression over "batch".'),
+    ] = None
     device: DeviceForm | None = None
     backend: Backend | None = None
     protocol: Protocol = DEFAULT_PROTOCOL
@@ -254,7 +258,12 @@ class BatchCurve(Priced):
 
     @model_validator(mode="after")
     def _one_of(self) -> Self:
-        return exactly_one(self, "seconds", "programs")
+        return exactly_one(self, "seconds", "programs", "collective")
+
+    @property
+    def works(self) -> list[TemplateWork] | None:
+        """What is predicted; None where seconds are given."""
+        return self.programs if self.collective is None else [TemplateWork(program=self.collective.program())]
 
     def check(self, path: str) -> None:
         """Raise :class:`FieldError` where the parts contradict each other."""
@@ -264,7 +273,7 @@ class BatchCurve(Priced):
             raise FieldError(
                 f"{path}.seconds: {len(self.seconds)} values for {len(self.batch)} batch sizes", path=f"{path}.seconds"
             )
-        if self.programs is not None and self.device is None:
+        if self.works is not None and self.device is None:
             raise FieldError(f"{path}.device: programs need a device", path=f"{path}.device")
 
     def price_requests(self, path: str) -> list[PriceRequest]:
@@ -275,32 +284,32 @@ class BatchCurve(Priced):
         FieldError
         """
         self.check(path)
-        if self.programs is None:
+        if self.works is None:
             return []
         assert self.device is not None
-        templates = [Template(work.program, work.count) for work in self.programs]
+        field = f"{path}.{'programs' if self.collective is None else 'collective'}"
+        templates = [Template(work.program, work.count) for work in self.works]
         try:
             grid = Grid(templates, {"batch": self.batch})
             made = [grid.programs(at, self.backend or "library") for at in grid.points()]
         except CdmppError as error:
-            raise FieldError(f"{path}.programs: {error.message}", path=f"{path}.programs", hint=error.hint) from None
+            raise FieldError(f"{field}: {error.message}", path=field, hint=error.hint) from None
         out: list[PriceRequest] = []
         for point in made:
             if isinstance(point, CdmppError):
-                raise FieldError(f"{path}.programs: {point.message}", path=f"{path}.programs", hint=point.hint)
+                raise FieldError(f"{field}: {point.message}", path=field, hint=point.hint)
             for i, (program, _) in enumerate(point):
                 assert program.operator is not None
                 form: dict[str, Any] = program.operator.canonical()
-                out.append(
-                    PriceRequest(f"{path}.programs.{i}", form, self.device, self.backend, self.protocol, self.framework)
-                )
+                place = field if self.collective is not None else f"{field}.{i}"
+                out.append(PriceRequest(place, form, self.device, self.backend, self.protocol, self.framework))
         return out
 
     def with_prices(self, prices: Iterator[Prediction]) -> Self:
         """A copy with its costs."""
         filled = self.model_copy()
-        if self.programs is not None:
-            counts = [work.count for work in self.programs]
+        if self.works is not None:
+            counts = [work.count for work in self.works]
             filled._costs = [Cost.of(counts, [next(prices) for _ in counts]) for _ in self.batch]
         return filled
 

@@ -39,6 +39,25 @@ def test_framework_and_a_bandwidth_as_link_reach_the_prediction() -> None:
     assert request.program["link"] == 64e9
 
 
+def test_curve_of_a_collective_is_that_of_the_same_program() -> None:
+    asked = {"operator": "all_to_all", "ranks": 8, "dtype": "int8"}
+    shared: dict[str, Any] = {"batch": [8, 64], "device": "h100-sxm", "protocol": "graph"}
+
+    def curve(**fields: Any) -> list[float]:
+        predictor = RoundPredictor()
+        form = BatchCurve.model_validate({**shared, **fields})
+        _, costs = fill(form, predict_prices(collect(form), predictor)).points()
+        assert {c.operator for c in predictor.collectives()} == {"all_to_all"}
+        return [cost.latency_s for cost in costs]
+
+    same = curve(programs=[{"program": {**asked, "bytes": "batch*7168000"}}])
+    assert curve(collective={**asked, "bytes": "batch*7168000"}) == same == [seconds(8 * 7168e3), seconds(64 * 7168e3)]
+    assert curve(collective={**asked, "bytes": 1e8}) == [seconds(1e8)] * 2
+    with pytest.raises(FieldError, match="'tokens' in 'tokens\\*2' is not an axis") as caught:
+        curve(collective={**asked, "bytes": "tokens*2"})
+    assert caught.value.path.endswith("collective")
+
+
 def test_bytes_are_rounded_up() -> None:
     [request] = PredictedCost.model_validate(collective("send_recv", 10.2, 2)).price_requests("a")
     assert request.program["bytes"] == 11

@@ -256,7 +256,7 @@ class RlRequest(Request[RlPlan]):
                 path=f"{path}.decode",
                 hint='give "decode" to the pool or to the request, or remove "generation" from the pool\'s stages',
             )
-        if isinstance(decode, BatchCurve) and decode.programs is not None and decode.device is None:
+        if isinstance(decode, BatchCurve) and decode.works is not None and decode.device is None:
             if pool.device is None:
                 raise FieldError(
                     f"{path}.device: programs need a device",
@@ -292,8 +292,8 @@ def _programs(holder: RlRequest | PoolForm) -> int:
         for part in (cost,) if not isinstance(cost, TrainingForm) else (cost.sample,):
             if isinstance(part, PredictedCost):
                 count += len(part.programs or (part.collective,))
-            elif isinstance(part, BatchCurve) and part.programs is not None:
-                count += len(part.batch) * len(part.programs)
+            elif isinstance(part, BatchCurve) and part.works is not None:
+                count += len(part.batch) * len(part.works)
     return count
 
 
