@@ -26,6 +26,9 @@ _COUNTED = (
     "unsupported",
 )
 
+#: Labels that are not the keys of the JSON.
+_LABELS = {"op": "name in the source"}
+
 FileArgument = Annotated[
     Path,
     typer.Argument(
@@ -115,7 +118,7 @@ def _print(summary: dict[str, Any]) -> None:
         counts = summary[name]
         if any(counts):  # no line for a framework that no row names
             shown = sorted(counts.items(), key=lambda item: -item[1])
-            print(f"{name}: " + ", ".join(f"{key or '(not given)'} {n:,}" for key, n in shown))
+            print(f"{_LABELS.get(name, name)}: " + ", ".join(f"{key or '(not given)'} {n:,}" for key, n in shown))
     advice = unknown_device_advice(summary["device"]) if "unknown_device" in summary["unsupported"] else ""
     if advice:
         print(f"unknown_device: {advice}")

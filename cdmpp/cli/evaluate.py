@@ -103,6 +103,7 @@ def _nothing(result: dict[str, Any], chosen: list[str] | None, split: str | None
     of = f" of {', '.join(chosen)}" if chosen is not None else ""
     of += f" in the {split} part" if split else ""
     left = ", ".join(f"{reason} {n:,}" for reason, n in reasons.most_common(5))
+    left += f" (devices: {', '.join(sorted(set(unknown))[:5])})" if any(unknown) else ""
     return DataError(
         f"no row{of} can be compared with a prediction" + (f": {left}" if left else ""),
         hint=unknown_device_advice(unknown) or "cdmpp data info FILE shows devices and reasons",

@@ -71,14 +71,17 @@ def ranking_cells(figures: dict[str, Any]) -> list[str]:
 
 def unknown_device_advice(names: Iterable[str]) -> str:
     """What to write in place of names that a table of measurements cannot use; empty without such names."""
-    from cdmpp.devices.registry import family
+    from cdmpp.devices.registry import family, lookup
+    from cdmpp.errors import UnknownDeviceError
 
     for name in names:
         if not name:
             return "a row names no device: add a column device"
-        boards = family(name)
-        if boards:
-            return f"{name!r} may mean several devices: name one of {', '.join(boards)}"
+        try:
+            lookup(name)
+        except UnknownDeviceError as error:
+            if family(name):
+                return f"{error.message}; name one of them"
     return ""
 
 
