@@ -101,11 +101,16 @@ def test_number_that_is_no_bandwidth_is_refused(rate):
 
 
 def test_devices_have_the_link_of_their_board():
-    own = {name: link_of_device(lookup(name)).name for name in ("h100-sxm", "a100-sxm4-80gb", "b200", "l40s", "t4")}
+    own = {
+        name: link_of_device(lookup(name)).name
+        for name in ("h100-sxm", "a100-sxm4-80gb", "b200", "gh200", "gfx950-mi350x-mi355x", "l40s", "t4")
+    }
     assert own == {
         "h100-sxm": "nvlink4",
         "a100-sxm4-80gb": "nvlink3",
         "b200": "nvlink5",
+        "gh200": "nvlink4",
+        "gfx950-mi350x-mi355x": "xgmi4",
         "l40s": "pcie4-x16",
         "t4": "pcie3-x16",
     }
