@@ -40,8 +40,8 @@ def predict(
         list[str],
         typer.Argument(
             metavar="PROGRAM",
-            help="An operator (linear:m=512,n=4096,k=1024,dtype=float16; cdmpp support lists all), model.onnx, model.pt2 "
-            "(torch.export), program.py (TVMScript), program.json (TVM JSON) or a MetaSchedule database folder.",
+            help="An operator (linear:m=512,n=4096,k=1024,dtype=float16; cdmpp support lists all), model.onnx, "
+            "model.pt2 (torch.export), program.py (TVMScript), program.json (TVM JSON) or a MetaSchedule database folder.",
             show_default=False,
         ),
     ],
