@@ -41,7 +41,7 @@ def predict(
         typer.Argument(
             metavar="PROGRAM",
             help="An operator (linear:m=512,n=4096,k=1024,dtype=float16; cdmpp support lists all), model.onnx, "
-            "model.pt2 (torch.export), program.py (TVMScript), program.json (TVM JSON) or a MetaSchedule database folder.",
+            "model.pt2 (torch.export), program.py (TVMScript), program.json (TVM JSON) or a MetaSchedule folder.",
             show_default=False,
         ),
     ],
