@@ -14,7 +14,7 @@ from cdmpp.artifact.model import Artifact
 from cdmpp.collectives.correction import Correction
 from cdmpp.collectives.model import CollectiveModel
 from cdmpp.collectives.rows import CollectiveRows, collective_rows
-from cdmpp.collectives.select import spread_rows
+from cdmpp.collectives.select import informative_rows
 from cdmpp.errors import ArtifactError, DataError
 from cdmpp.evaluation.tables import overall
 from cdmpp.inference.collectives import predict_rows
@@ -23,7 +23,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 #: Shares of the correction that are tried, in this order; the first that beats the base is used, else none.
 WEIGHTS = (1.0, 0.5, 0.25)
-#: Most measurements that a correction holds; more are thinned to spread over contexts and sizes.
+#: Most measurements that a correction holds; the most informative are chosen of more.
 MOST = 400
 
 
@@ -37,7 +37,7 @@ def adapt_collectives(
     rows : (n,) int
         Rows of the records' table, all of them collectives.
     k : int, optional
-        Number of rows to choose, spread over operators, ranks and sizes, without reading latencies.
+        Number of rows to choose, without reading latencies (:mod:`cdmpp.collectives.select`).
 
     Returns
     -------
@@ -63,9 +63,11 @@ def adapt_collectives(
     found = collective_rows(records.table, rows, lambda _device: name, records.specs)
     most = min(k if k is not None else len(rows), MOST)
     everything = np.arange(len(rows))
-    chosen = everything if most == len(rows) else spread_rows(found.context, found.bytes, most, seed)
+    chosen = everything
+    if most < len(rows):
+        chosen = informative_rows(model, found.contexts, found.context, found.bytes, most, seed)
     if k is None and most < len(rows):
-        warnings.append(warning("thinned", f"{most} of the {len(rows)} records are used, spread over sizes and ranks"))
+        warnings.append(warning("thinned", f"{most} of the {len(rows)} records are used, the most informative ones"))
     latency = records.table.latency_s[rows]
     output = predict(model, found, chosen)
     check_physics(records.device.name, latency[chosen], output.roofline_s)
@@ -77,7 +79,7 @@ def adapt_collectives(
         "device": records.device.name,
         "base_model_id": artifact.model_id,
         "k": len(chosen),
-        "sampler": "spread" if k is not None else None,
+        "sampler": "informative" if k is not None else None,
         "seed": seed,
         "programs": len(chosen),
         "families": {"collective": len(chosen)},

@@ -74,7 +74,7 @@ class Correction:
         """Fit to k measurements of one device; ``weight`` is the share of the correction that is applied."""
         size, log_s = np.log2(np.asarray(bytes_, dtype=np.float64)), np.log(np.asarray(seconds, dtype=np.float64))
         output = model.predict(contexts, np.arange(len(contexts)), np.asarray(bytes_, dtype=np.float64))
-        covariance = _covariance(model, contexts, size, contexts, size)
+        covariance = prior_covariance(model, contexts, size, contexts, size)
         inverse = np.linalg.inv(covariance + NOISE**2 * np.eye(len(size)))
         return cls(tuple(contexts), size, log_s, weight * (inverse @ (log_s - output.point)), inverse)
 
@@ -88,7 +88,7 @@ class Correction:
         """Residual at some log2 sizes and spread of a context, with the correction; unchanged for other devices."""
         if not any(c.device == context.device for c in self.contexts):
             return residual, spread
-        shared = _covariance(model, [context] * len(size), size, self.contexts, self.size)
+        shared = prior_covariance(model, [context] * len(size), size, self.contexts, self.size)
         prior = _variance(model, context)
         explained = float(np.median(np.einsum("ij,jk,ik->i", shared, self.inverse, shared)))
         left = max(prior - explained, 0.0) + NOISE**2
@@ -110,7 +110,7 @@ def _variance(model: CollectiveModel, context: Context) -> float:
     return float(_shares(model, context).sum()) + sum(u.deviation**2 for u in UNKNOWN)
 
 
-def _covariance(
+def prior_covariance(
     model: CollectiveModel, one: Sequence[Context], size: Array, other: Sequence[Context], other_size: Array
 ) -> Array:
     """Covariance of the corrections of two sets of points."""

@@ -20,7 +20,7 @@ from cdmpp.collectives.correction import Correction
 from cdmpp.collectives.fit import Measured, ResidualFit
 from cdmpp.collectives.model import CollectiveModel, CollectiveOutput
 from cdmpp.collectives.rows import collective_rows
-from cdmpp.collectives.select import spread_rows
+from cdmpp.collectives.select import informative_rows
 from cdmpp.collectives.store import HEADER, TENSORS, device_sheets, model_files
 from cdmpp.data.load import load_table
 from cdmpp.data.public import load_public
@@ -81,7 +81,7 @@ def adapted_error(model: CollectiveModel, held: Measured, seed: int) -> float:
     errors, weights = [], []
     for place in sorted(set(places)):
         rows = np.flatnonzero([p == place for p in places])
-        chosen = rows[spread_rows(held.context[rows], held.bytes[rows], FEW, seed)]
+        chosen = rows[informative_rows(model, held.contexts, held.context[rows], held.bytes[rows], FEW, seed)]
         few = held.take(chosen)
         order = [few.contexts[i] for i in few.context.tolist()]
         corrected = model.with_correction(Correction.fit(model, order, few.bytes, np.exp(few.log_s)))

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cdmpp.collectives.few import collective_seconds, fit_collectives
-from cdmpp.collectives.select import spread_rows
+from cdmpp.collectives.context import context_of
+from cdmpp.collectives.few import as_collective, collective_seconds, fit_collectives
+from cdmpp.collectives.select import informative_rows
 from cdmpp.devices import lookup
 from cdmpp.errors import ArtifactError, DataError, InvalidProgramError
 from cdmpp.predictor import LatencyPredictor
@@ -127,10 +128,22 @@ def test_bad_measurements_are_refused(predictor: LatencyPredictor) -> None:
         predictor.adapt(rows(), "mi300x", k=99)
 
 
-def test_choice_spreads_over_contexts_and_sizes() -> None:
-    context = np.repeat([0, 1, 2, 3], 20)
-    bytes_ = np.tile(2.0 ** np.arange(20), 4)
-    chosen = spread_rows(context, bytes_, 8)
+def test_chosen_measurements_cover_operators_ranks_and_sizes(predictor: LatencyPredictor) -> None:
+    device, model = lookup("mi300x"), predictor.collectives
+    assert model is not None
+    programs = [
+        as_collective({"operator": operator, "bytes": size, "ranks": ranks, "library": "nccl"})
+        for operator in ("all_reduce", "all_gather")
+        for ranks in (2, 8)
+        for size in SIZES
+    ]
+    contexts = [context_of(program, device, "kernel", device.name) for program in programs]
+    bytes_ = np.array([float(program.bytes) for program in programs])
+    chosen = informative_rows(model, contexts, np.arange(len(programs)), bytes_, 8)
     assert len(set(chosen.tolist())) == 8
-    assert np.bincount(context[chosen]).tolist() == [2, 2, 2, 2]
-    assert np.ptp(np.log2(bytes_[chosen])) > 10
+    assert {(contexts[i].operator, contexts[i].ranks) for i in chosen} == {
+        (operator, ranks) for operator in ("all_reduce", "all_gather") for ranks in (2, 8)
+    }
+    assert np.ptp(np.log2(bytes_[chosen])) > 0.5 * np.ptp(np.log2(bytes_))
+    again = informative_rows(model, contexts, np.arange(len(programs)), bytes_, 8)
+    assert again.tolist() == chosen.tolist()
