@@ -16,7 +16,7 @@ from cdmpp.features.encoded import EncodedProgram
 from cdmpp.nn.config import LEVELS
 from cdmpp.programs.operators import OperatorSpec
 from cdmpp.programs.program import TensorProgram
-from cdmpp.programs.query_options import DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS, Protocol
+from cdmpp.programs.query_options import COLLECTIVE_FRAMEWORKS, DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS, Protocol
 
 DEFAULT_QUANTILES = DEFAULT_INTERVAL
 
@@ -157,8 +157,19 @@ def check_quantiles(quantiles: Sequence[float]) -> tuple[float, ...]:
 
 def check_settings(protocol: str, framework: str | None) -> None:
     """Raise :class:`DataError` for an unknown protocol or framework."""
-    for what, value, known in (("protocol", protocol, PROTOCOLS), ("framework", framework, FRAMEWORKS)):
+    frameworks = (*FRAMEWORKS, *COLLECTIVE_FRAMEWORKS)
+    for what, value, known in (("protocol", protocol, PROTOCOLS), ("framework", framework, frameworks)):
         if value is not None and value not in known:
             nearest = difflib.get_close_matches(str(value).casefold(), known, n=1)
             meant = f"; did you mean {nearest[0]}?" if nearest else ""
             raise DataError(f"{what} {value!r} is not known{meant}", hint="one of: " + ", ".join(known))
+
+
+def framework_error(query: Query) -> DataError | None:
+    """The error for a tensor program whose framework runs only collectives; None for any other query."""
+    if query.framework not in COLLECTIVE_FRAMEWORKS:
+        return None
+    return DataError(
+        f"framework {query.framework!r} runs collectives; {query.program.name} is none",
+        hint="one of: " + ", ".join(FRAMEWORKS),
+    )

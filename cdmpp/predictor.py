@@ -47,7 +47,15 @@ from cdmpp.lru import Lru
 from cdmpp.nn.inputs import roofline_s, stack_devices
 from cdmpp.nn.rows import QueryBatch, QueryRows
 from cdmpp.nn.store import ProgramStore
-from cdmpp.prediction import DEFAULT_QUANTILES, ErrorInfo, Prediction, Query, check_quantiles, check_settings
+from cdmpp.prediction import (
+    DEFAULT_QUANTILES,
+    ErrorInfo,
+    Prediction,
+    Query,
+    check_quantiles,
+    check_settings,
+    framework_error,
+)
 from cdmpp.prediction_matrix import Failed, PredictionMatrix
 from cdmpp.programs.collectives import Collective
 from cdmpp.programs.operators import OperatorSpec
@@ -390,7 +398,7 @@ class LatencyPredictor:
         for (key, (query, spec)), features_or_error in zip(missing.items(), features[: len(programs)], strict=True):
             fault = next((f for f in (features_or_error, of_half.get(key)) if isinstance(f, CdmppError)), None)
             if fault is None and isinstance(features_or_error, EncodedPrograms):
-                fault = binding_error(query.program, features_or_error, spec)
+                fault = framework_error(query) or binding_error(query.program, features_or_error, spec)
             if fault is not None:
                 errors[key] = fault
             elif isinstance(features_or_error, EncodedPrograms):

@@ -27,11 +27,18 @@ Framework = Literal[
     "hipblaslt",
     "flashinfer",
     "deepgemm",
+    "nccl",
+    "rccl",
+    "oneccl",
+    "gloo",
 ]
 
 BACKENDS: tuple[str, ...] = get_args(Backend)
 PROTOCOLS: tuple[str, ...] = get_args(Protocol)
-FRAMEWORKS: tuple[str, ...] = get_args(Framework)
+#: Frameworks of collectives alone: the default of their ``library``.
+COLLECTIVE_FRAMEWORKS: tuple[str, ...] = ("nccl", "rccl", "oneccl", "gloo")
+#: Frameworks of tensor programs: inputs of the network, in the order of their columns.
+FRAMEWORKS: tuple[str, ...] = tuple(name for name in get_args(Framework) if name not in COLLECTIVE_FRAMEWORKS)
 DEFAULT_PROTOCOL: Protocol = "kernel"
 
 #: Seconds added to a program's roofline by launch and measurement: the head's starting point per

@@ -113,3 +113,17 @@ def test_planner_s_cost_is_the_prediction(predictor: LatencyPredictor) -> None:
     cost = predictor.predict([{**FIELDS, "ranks_per_node": 8, "link": "nvlink4"}], "h100-sxm")[0]
     assert cost.latency_s > 0
     assert cost.error is None
+
+
+def test_framework_of_collectives_is_their_library_and_refused_for_products(predictor: LatencyPredictor) -> None:
+    collective, product = predictor.predict([REDUCE, "linear:m=8,n=8,k=8"], "h100-sxm", framework="nccl")
+    assert collective.latency_s == predictor.predict([f"{REDUCE},library=nccl"], "h100-sxm")[0].latency_s
+    assert product.error is not None
+    assert "'nccl' runs collectives" in product.error.message
+
+
+def test_framework_of_collectives_is_accepted_over_http(client: TestClient) -> None:
+    item = {"program": FIELDS, "device": "h100-sxm", "framework": "nccl"}
+    [result] = client.post("/predict", json={"items": [item]}).json()["results"]
+    assert result["framework"] == "nccl"
+    assert result["latency_s"] > 0
