@@ -53,12 +53,12 @@ def evaluate(
 ) -> None:
     """Compare a model's predictions with measured tables.
 
-    Errors by source, device and operator, and over all rows. A last line says how many rows the model was trained on,
-    by the hash of their shape or task: --split test leaves these out. Rows that cannot be predicted are counted by
-    reason. "tau" is Kendall's tau of the latencies, "coverage" the share of measurements inside the 80 % interval.
-    --json prints fractions (0.073), the table per cent. For schedules of tasks it also prints the ranking within each
-    task: Kendall's tau, and the best latency of a task over the best of the 1 and 5 programs that were predicted
-    fastest.
+    Errors by source, device, operator and element types, and over all rows. A last line says how many rows the model
+    was trained on, by the hash of their shape or task: --split test leaves these out. Rows that cannot be predicted
+    are counted by reason. "tau" is Kendall's tau of the latencies, "coverage" the share of measurements inside the
+    80 % interval. --json prints fractions (0.073), the table per cent. For schedules of tasks it also prints the
+    ranking within each task: Kendall's tau, and the best latency of a task over the best of the 1 and 5 programs
+    that were predicted fastest.
     """
     from cdmpp.artifact.load import load_artifact
     from cdmpp.evaluation.tables import evaluate as evaluate_tables
@@ -167,10 +167,10 @@ def _print(result: dict[str, Any]) -> None:
     def cells(figures: dict[str, Any]) -> list[str]:
         return error_cells(figures) + (ranking_cells(figures) if ranked else [])
 
-    rows = [(g["source"], g["device"], g["op"], *cells(g)) for g in result["groups"]]
-    rows.append(("all", "", "", *cells(result["overall"])))
-    header = ("source", "device", "operator", *ERROR_HEADER, *(RANKING_HEADER if ranked else ()))
-    print_table(header, rows, right=range(3, len(header)))
+    rows = [(g["source"], g["device"], g["op"], g["dtype"], *cells(g)) for g in result["groups"]]
+    rows.append(("all", "", "", "", *cells(result["overall"])))
+    header = ("source", "device", "operator", "types", *ERROR_HEADER, *(RANKING_HEADER if ranked else ()))
+    print_table(header, rows, right=range(4, len(header)))
     print(_trained_on(result))
     if result["unsupported"]:
         print("not predicted:")

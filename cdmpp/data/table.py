@@ -18,6 +18,7 @@ from cdmpp.data.fields import flag_defaults, integer_fields
 from cdmpp.data.labels import Labels, Mask
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.programs.operators import OperatorSpec, is_collective, make_operator
+from cdmpp.programs.quantisation import types_label
 
 Flag: TypeAlias = bool | int | str | None
 Flags: TypeAlias = Mapping[str, Flag]
@@ -197,6 +198,17 @@ class MeasurementTable:
         for block in self.programs:
             keys[block.row_index] = is_collective(block.operator)
         return keys[self.program_key]
+
+    @cached_property
+    def element_types(self) -> Labels:
+        """Element types of each row's operator as one text ("float8_e4m3+block128"); "" where it has none."""
+        names = [types_label(block.dtype, block.flags) for block in self.programs]
+        keys = np.zeros(self.n_programs + 1, dtype=np.int32)  # key -1, no program, is the last
+        for number, block in enumerate(self.programs, start=1):
+            keys[block.row_index] = number
+        distinct = tuple(dict.fromkeys(("", *names)))
+        codes = np.array([0, *map(distinct.index, names)], dtype=np.int32)
+        return Labels(codes[keys[self.program_key]], distinct)
 
     def device_spec(self, name: str) -> DeviceSpec:
         """Specification used for a device of this table; see :mod:`cdmpp.data.device_specs`.

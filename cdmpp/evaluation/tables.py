@@ -29,7 +29,8 @@ from cdmpp.inference.collectives import collectives_of, predict_rows
 from cdmpp.inference.pipeline import InferencePipeline
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Group = tuple[str, str, str]
+#: Source, device, operator, element types.
+Group = tuple[str, str, str, str]
 
 #: The interval whose coverage is reported.
 INTERVAL = (0.1, 0.9)
@@ -73,10 +74,10 @@ class _Scores:
         order = np.argsort(group, kind="stable")
         edges = np.searchsorted(group[order], np.arange(len(self.groups) + 1))
         groups = []
-        for (source, device, op), code in sorted(self.groups.items()):
+        for (source, device, op, dtype), code in sorted(self.groups.items()):
             rows = order[edges[code] : edges[code + 1]]
             if len(rows):
-                groups.append({"source": source, "device": device, "op": op, **figures(rows)})
+                groups.append({"source": source, "device": device, "op": op, "dtype": dtype, **figures(rows)})
         return {
             "overall": figures(slice(None)),
             "groups": groups,
@@ -118,15 +119,15 @@ def evaluate(
     Returns
     -------
     dict
-        ``overall``: the figures of :func:`cdmpp.evaluation.metrics.measure` over all predicted rows, each
-        row of equal weight, and of :func:`cdmpp.evaluation.ranking.rank` where programs are schedules of
-        tasks; ``groups``: the same by ``source``, ``device`` and ``op``, the latter two as
-        the file names them; ``parts``: predicted rows in the training, validation and test part of the model's split
-        (:mod:`cdmpp.evaluation.parts`), and how many of them it was trained on, or None if the model names no split;
-        ``unsupported``: how many rows (``n``) of which group were not predicted, and
-        the ``reason``: a code of :data:`cdmpp.data.table.UNSUPPORTED`, ``failed``, ``no_latency``,
-        ``latency_not_positive``, ``latency_not_believable`` (outside 1 ns to 10^6 s), or
-        ``invalid_program`` with what is wrong with the program. Every row is in one of the two.
+        ``overall``: the figures of :func:`cdmpp.evaluation.metrics.measure` over all predicted rows, each row of
+        equal weight, and of :func:`cdmpp.evaluation.ranking.rank` where programs are schedules of tasks; ``groups``:
+        the same by ``source``, ``device`` and ``op``, the latter two as the file names them, and ``dtype``, the
+        element types ("float8_e4m3+block128", "" for TIR); ``parts``: predicted rows in the training, validation and
+        test part of the model's split (:mod:`cdmpp.evaluation.parts`), and how many of them it was trained on, or
+        None if the model names no split; ``unsupported``: how many rows (``n``) of which group were not predicted,
+        and the ``reason``: a code of :data:`cdmpp.data.table.UNSUPPORTED`, ``failed``, ``no_latency``,
+        ``latency_not_positive``, ``latency_not_believable`` (outside 1 ns to 10^6 s), or ``invalid_program`` with
+        what is wrong with the program. Every row is in one of the two.
 
     Raises
     ------
@@ -271,14 +272,13 @@ def reasons(table: MeasurementTable) -> Array:
 
 def _groups(scores: _Scores, table: MeasurementTable, rows: Array) -> Array:
     """Group of each row, numbered over all tables."""
-    codes = np.stack([labels.codes[rows] for labels in (table.source, table.device_name, table.op)], axis=1)
+    columns = (table.source, table.device_name, table.op, table.element_types)
+    codes = np.stack([labels.codes[rows] for labels in columns], axis=1)
     distinct, inverse = np.unique(codes, axis=0, return_inverse=True)
-    number = [
-        scores.groups.setdefault(
-            (table.source.names[s], table.device_name.names[d], table.op.names[o]), len(scores.groups)
-        )
-        for s, d, o in distinct.tolist()
-    ]
+    number = []
+    for group in distinct.tolist():
+        source, device, op, dtype = (labels.names[code] for labels, code in zip(columns, group, strict=True))
+        number.append(scores.groups.setdefault((source, device, op, dtype), len(scores.groups)))
     return np.array(number, dtype=np.int64)[inverse.reshape(-1)]
 
 

@@ -42,9 +42,9 @@ def test_json_equals_the_python_result(run: Run, gemm: Path, predictor: LatencyP
     report = json.loads(result.stdout)
     assert report == evaluate(predictor, [load_table(gemm)])
     assert report["overall"]["n"] == 3
-    assert {(g["source"], g["device"], g["op"]): g["n"] for g in report["groups"]} == {
-        ("aiconfigurator_gemm", "NVIDIA B200", "linear"): 1,
-        ("aiconfigurator_gemm", "NVIDIA L40S", "linear"): 2,
+    assert {(g["source"], g["device"], g["op"], g["dtype"]): g["n"] for g in report["groups"]} == {
+        ("aiconfigurator_gemm", "NVIDIA B200", "linear", "bfloat16"): 1,
+        ("aiconfigurator_gemm", "NVIDIA L40S", "linear", "bfloat16"): 2,
     }
     where = {"source": "aiconfigurator_gemm", "device": "NVIDIA Foo", "op": "linear"}
     assert report["unsupported"] == [{**where, "reason": "unknown_device", "n": 1}]
@@ -54,7 +54,7 @@ def test_table_has_a_line_per_device_and_a_total(run: Run, gemm: Path) -> None:
     result = run("eval", "--records", gemm)
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    assert lines[0].split()[:4] == ["source", "device", "operator", "n"]
+    assert lines[0].split()[:5] == ["source", "device", "operator", "types", "n"]
     assert "NVIDIA B200" in lines[1] and "NVIDIA L40S" in lines[2] and " % " in lines[1]
     assert lines[3].startswith("all ")
     assert "unknown_device" in lines[-1] and "NVIDIA Foo" in lines[-1]

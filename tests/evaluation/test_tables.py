@@ -57,7 +57,8 @@ def test_figures_are_the_predictors(predictor: LatencyPredictor, columns: Column
     assert result["unsupported"] == []
     for group in result["groups"]:
         rows = np.ones(len(table), dtype=bool)
-        for name, labels in (("source", table.source), ("device", table.device_name), ("op", table.op)):
+        by = {"source": table.source, "device": table.device_name, "op": table.op, "dtype": table.element_types}
+        for name, labels in by.items():
             rows &= labels.is_(group[name])
         assert_same({m: group[m] for m in METRICS}, by_hand(predictor, table.select(rows)))
 
@@ -66,12 +67,21 @@ def test_layout_of_the_result(predictor: LatencyPredictor, columns: Columns, sav
     result = evaluate(predictor.artifact, [load_table(save(columns))])
     assert result.keys() == {"overall", "groups", "parts", "unsupported"}
     assert tuple(result["overall"]) == METRICS
-    keys = [(g["source"], g["device"], g["op"]) for g in result["groups"]]
+    keys = [(g["source"], g["device"], g["op"], g["dtype"]) for g in result["groups"]]
     assert keys == sorted(set(keys))
-    assert all(tuple(g) == ("source", "device", "op", *METRICS) for g in result["groups"])
+    assert all(tuple(g) == ("source", "device", "op", "dtype", *METRICS) for g in result["groups"])
     assert sum(g["n"] for g in result["groups"]) == result["overall"]["n"] == len(columns["op"])
     assert set(columns["op"]) == {g["op"] for g in result["groups"]}
     json.dumps(result, allow_nan=False)
+
+
+def test_types_of_one_operator_are_groups(predictor: LatencyPredictor, save: Save) -> None:
+    types = {"fp8": "float8_e4m3+channel", "fp8_block": "float8_e4m3+block128", "int8_wo": "bfloat16+int8+channel"}
+    columns: Columns = {name: [64] * len(types) for name in ("m", "n", "k")}
+    columns |= {name: [value] * len(types) for name, value in (("op", "linear"), ("device", "NVIDIA H200"))}
+    columns |= {"framework": ["vllm"] * len(types), "dtype": list(types), "latency_us": [9.0] * len(types)}
+    result = evaluate(predictor, [load_table(save(columns))])
+    assert [group["dtype"] for group in result["groups"]] == sorted(types.values())
 
 
 def test_small_chunks_change_nothing(
