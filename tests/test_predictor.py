@@ -89,10 +89,12 @@ def test_an_unseen_device_is_near_and_several_new_things_are_out(predictor: Late
     ask = predictor.predict
     bf16 = "linear:m=512,n=4096,k=1024,dtype=bfloat16"
     assert ask([bf16], "l40s", protocol="graph", framework="vllm")[0].domain == "in"
-    assert ask([bf16], "h200", protocol="graph", framework="vllm")[0].domain == "near"
+    assert ask([bf16], "h200", protocol="graph", framework="vllm")[0].domain == "in"
+    assert ask([bf16], "h20", protocol="graph", framework="vllm")[0].domain == "near"
     program = "linear:m=512,n=4096,k=1024,dtype=int8"
     assert ask([program], "raspberry-pi-3", protocol="graph")[0].domain != "in"
-    assert ask(["embedding:rows=512,cols=4096,table_rows=50000"], "l40s")[0].domain == "out"
+    encoder = "attention_encoder:batch=1,q_len=128,heads=16,kv_heads=4,head_dim=64,dtype=float32"
+    assert ask([encoder], "l4")[0].domain == "out"
 
 
 def test_one_bad_program_spares_the_others(predictor: LatencyPredictor) -> None:

@@ -6,13 +6,18 @@ those of trained ones (:mod:`cdmpp.inference.consistency`). This module ranks pr
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from cdmpp.domain.score import Context
 from cdmpp.features.encoded import TIR
+from cdmpp.nn.rows import distinct_rows
 from cdmpp.programs.quantisation import base_type
-from cdmpp.programs.query_options import PROTOCOLS
+from cdmpp.programs.query_options import BACKENDS, PROTOCOLS
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 #: Name of a device that the model was adapted to and that training did not have.
 ADAPTED = "(adapted)"
@@ -51,6 +56,7 @@ class Evidence:
         self._types: dict[tuple[str, str], set[str]] = {}
         self._types_on: set[Kind] = set()
         self._launched: set[tuple[str, ...]] = set()
+        self._frameworks: dict[tuple[str, ...], set[str]] = {}
         for key in contexts:
             parts = tuple(key.split("|"))
             if len(parts) == 5:
@@ -62,6 +68,8 @@ class Evidence:
                 self._types_on.add(Kind(device, operator, dtype, backend))
             elif len(parts) == 6:
                 self._launched |= {parts, ("", *parts[1:])}
+                for device in (parts[0], ""):
+                    self._frameworks.setdefault((device, *parts[1:5]), set()).add(parts[5])
         for context in adapted:
             self._exact.add(context[:5])
             self._types_on.add(Kind(context.device, context.operator, context.dtype, context.backend))
@@ -114,6 +122,26 @@ class Evidence:
             return self.was_trained(kind)
         context = (kind.device, kind.operator, kind.dtype, protocol, kind.backend, framework)
         return bool(kind.device) and context in self._launched
+
+    def several_frameworks(
+        self, names: Sequence[str], kinds: Sequence[tuple[str, str]], columns: Sequence[Array]
+    ) -> Array:
+        """Whether training had such queries of several frameworks, on the device if it had the device; (n,) bool.
+
+        Parameters
+        ----------
+        names : sequence of str
+            Devices, "" for one that training did not have.
+        kinds : sequence of (operator, dtype)
+        columns : four (n,) int
+            Indices into ``names``, ``kinds``, PROTOCOLS and BACKENDS.
+        """
+        first, inverse = distinct_rows(columns)
+        several = []
+        for device, kind, protocol, backend in np.stack([c[first] for c in columns], axis=1).tolist():
+            key = (names[device], *kinds[kind], PROTOCOLS[protocol], BACKENDS[backend])
+            several.append(len(self._frameworks.get(key, set()) - {""}) > 1)
+        return np.array(several, dtype=np.bool_)[inverse]
 
     def follows(self, kind: Kind) -> bool:
         """Whether the type was never trained for this operator, so that it is derived from the 16-bit prediction.

@@ -115,6 +115,17 @@ class InferencePipeline:
         factor: Array = calibration[(coverage > THRESHOLDS[0]).astype(int) + (coverage > THRESHOLDS[1])]
         return factor
 
+    def _open_factor(self, batch: QueryBatch) -> Array:
+        """Further factor for queries without a framework that several frameworks answer with unlike kernels."""
+        rows, factor = batch.rows, np.ones(len(batch.rows))
+        wider, open_ = self.artifact.calibration.get("open", 1.0), np.flatnonzero(batch.rows.framework < 0)
+        if wider == 1.0 or not len(open_):
+            return factor
+        columns = [c[open_] for c in (rows.device, batch.kind[rows.program], rows.protocol, rows.backend)]
+        several = self.evidence.several_frameworks(self._evidence_names(batch.specs), batch.kinds, columns)
+        factor[open_[several]] = wider
+        return factor
+
     def distance(self, batch: QueryBatch) -> Array:
         """Distance of the queries' programs from the training programs."""
         programs, position = np.unique(batch.rows.program, return_inverse=True)
@@ -187,7 +198,7 @@ class InferencePipeline:
                 opinions[members[:, None], columns[None, :]] = of_peers
         distance = self.distance(batch)
         step = limited_step(distance, step, _status_codes(batch) > 0)
-        factor = self.factor(distance + step)
+        factor = self.factor(distance + step) * self._open_factor(batch)
         return replace(output, peers=opinions, distance=distance, step=step, factor=factor)
 
     def _run(

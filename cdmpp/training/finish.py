@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from cdmpp.domain.calibration import fit_factor, read_quantiles
+from cdmpp.domain.evidence import Evidence
 from cdmpp.domain.peers import Peers, ask_peers, weights
 from cdmpp.domain.score import Context, Domain
 from cdmpp.evaluation.metrics import measure
@@ -23,6 +25,8 @@ from cdmpp.training.loop import Inputs, predict_rows
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+#: Rows of several frameworks that the factor of queries without one is fitted to, at least.
+_LEAST_OPEN = 200
 #: Figures of a baseline in the error table.
 _BASELINE_FIGURES = ("mape", "median_ape", *RANKING)
 
@@ -41,18 +45,38 @@ def fit_domain(dataset: Dataset, index: Array, seed: int) -> Domain:
     return Domain.fit(dataset.store.summary[np.unique(rows.program)], frozenset(contexts), seed)
 
 
-def calibrate(network: LatencyNetwork, inputs: Inputs, dataset: Dataset, config: TrainConfig) -> dict[str, float]:
-    """Width factor per domain label: conformal on validation rows for "in", multiples of it otherwise."""
+def calibrate(
+    network: LatencyNetwork, inputs: Inputs, dataset: Dataset, config: TrainConfig, domain: Domain
+) -> dict[str, float]:
+    """Factors on the width of intervals, by domain label and for queries without a framework.
+
+    ``in``: conformal on validation rows; ``near`` and ``out``: multiples of it. ``open``: further factor for queries
+    that state no framework where several were measured, conformal on such rows without their framework.
+    """
     held = [i for i, d in enumerate(dataset.devices) if d.name in config.data.holdout_devices]
     index = np.flatnonzero((dataset.rows.part == 1) & ~np.isin(dataset.rows.device, held))
     rng = np.random.default_rng([config.seed, 6])
     rows = dataset.rows.take(np.sort(rng.choice(index, min(len(index), 60_000), replace=False)))
     inside = fit_factor(rows.log_latency, predict_rows(network, inputs, rows)[1])
+    several = rows.take(_several_frameworks(dataset, rows, domain))
+    opened = inside
+    if len(several) >= _LEAST_OPEN:
+        hidden = replace(several, framework=np.full_like(several.framework, -1))
+        opened = fit_factor(several.log_latency, predict_rows(network, inputs, hidden)[1])
     return {
         "in": round(inside, 4),
         "near": round(inside * config.finish.near_factor, 4),
         "out": round(inside * config.finish.out_factor, 4),
+        "open": round(max(opened / inside, 1.0), 4),
     }
+
+
+def _several_frameworks(dataset: Dataset, rows: MeasuredRows, domain: Domain) -> Array:
+    """Rows with a framework whose context was measured with several, ascending."""
+    columns = [rows.device, dataset.kind[rows.program], rows.protocol, rows.backend]
+    names = [device.name for device in dataset.devices]
+    several = Evidence(domain.contexts).several_frameworks(names, dataset.kinds, columns)
+    return np.flatnonzero(several & (rows.framework >= 0))
 
 
 def held_out_sample(dataset: Dataset, held: Sequence[int], config: TrainConfig) -> Array:

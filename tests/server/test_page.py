@@ -550,7 +550,8 @@ def test_coverage_is_shown_as_a_matrix(server: Server, opened: Callable[..., Any
     page.wait_for_selector("#matrix table")
     support = server.request("GET", "/support")
     assert page.locator("#model").text_content() == support["model_id"]
-    rows = {f"{r['operator']} {r['dtype']}": r for r in support["matrix"]["rows"] if r["scaling"] is None}
+    plain = [r for r in support["matrix"]["rows"] if r["weight_dtype"] is None and r["scaling"] is None]
+    rows = {f"{r['operator']} {r['dtype']}": r for r in plain}
     trained = [name for name, row in rows.items() if "in" in row["domain"].values()]
     shown_rows = [r.get_attribute("data-row") for r in page.locator("#matrix tbody tr").all()]
     assert set(trained) <= set(shown_rows)

@@ -95,10 +95,10 @@ export function describe(operator, support) {
     .map(([name, field]) => (field === "required" ? name : field === null ? `[${name}]` : `${name}=${field}`)).join(", ");
 }
 
-/** An example of an operator: usual sizes, and an element type that was trained under this protocol. */
+/** An example of an operator: usual sizes, and an element type without scaling that was trained under this protocol. */
 export function example(operator, support, protocol) {
   const { fields, trained } = support.operators[operator];
-  const types = trained.map((t) => t.split("/")).filter(([backend]) => backend === "library");
+  const types = trained.map((t) => t.split("/")).filter(([backend, , dtype]) => backend === "library" && !dtype.includes("+"));
   const type = (types.find((t) => t[1] === protocol) ?? types[0])?.[2] ?? fields.dtype;
   const sizes = Object.keys(fields).filter((f) => f in (OWN[operator] ?? {}) || (f in USUAL && isSize(f, fields[f])));
   const fieldTexts = sizes.map((f) => `${f}=${OWN[operator]?.[f] ?? USUAL[f]}`);
