@@ -50,7 +50,7 @@ def network_of(config: TrainConfig, dataset: Dataset, folder: Path) -> Artifact:
             domain,
             name=config.name,
             devices=["" if d.name in held else d.name for d in dataset.devices],
-            calibration=calibrate(network, inputs, dataset, config, domain),
+            calibration=calibrate(network, inputs, dataset, config),
             device_specs=dataset.devices,
             details={"config": config.model_dump(mode="json"), "train": summary},
         )

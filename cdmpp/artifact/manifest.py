@@ -46,6 +46,7 @@ class _Calibration(BaseModel):
     inside: Annotated[_Factor, Field(alias="in")]
     near: _Factor
     out: _Factor
+    open: Annotated[float, Field(ge=1, le=1e6, allow_inf_nan=False)] = 1.0
 
 
 class TrainedManifest(_Fields):

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from cdmpp.domain.calibration import fit_factor, read_quantiles
-from cdmpp.domain.evidence import Evidence
 from cdmpp.domain.peers import Peers, ask_peers, weights
 from cdmpp.domain.score import Context, Domain
 from cdmpp.evaluation.metrics import measure
 from cdmpp.evaluation.ranking import RANKING, rank
 from cdmpp.nn.network import LatencyNetwork
-from cdmpp.nn.rows import QueryRows
+from cdmpp.nn.rows import QueryRows, distinct_rows
 from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
 from cdmpp.training.baselines import Baseline
 from cdmpp.training.config import TrainConfig
@@ -25,6 +23,8 @@ from cdmpp.training.loop import Inputs, predict_rows
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+#: Validation rows that intervals are fitted to, at most.
+_CALIBRATION_ROWS = 60_000
 #: Rows of several frameworks that the factor of queries without one is fitted to, at least.
 _LEAST_OPEN = 200
 #: Figures of a baseline in the error table.
@@ -45,24 +45,23 @@ def fit_domain(dataset: Dataset, index: Array, seed: int) -> Domain:
     return Domain.fit(dataset.store.summary[np.unique(rows.program)], frozenset(contexts), seed)
 
 
-def calibrate(
-    network: LatencyNetwork, inputs: Inputs, dataset: Dataset, config: TrainConfig, domain: Domain
-) -> dict[str, float]:
+def calibrate(network: LatencyNetwork, inputs: Inputs, dataset: Dataset, config: TrainConfig) -> dict[str, float]:
     """Factors on the width of intervals, by domain label and for queries without a framework.
 
     ``in``: conformal on validation rows; ``near`` and ``out``: multiples of it. ``open``: further factor for queries
-    that state no framework where several were measured, conformal on such rows without their framework.
+    that state no framework, conformal on validation rows of problems that several frameworks measured.
     """
     held = [i for i, d in enumerate(dataset.devices) if d.name in config.data.holdout_devices]
     index = np.flatnonzero((dataset.rows.part == 1) & ~np.isin(dataset.rows.device, held))
     rng = np.random.default_rng([config.seed, 6])
-    rows = dataset.rows.take(np.sort(rng.choice(index, min(len(index), 60_000), replace=False)))
+    rows = dataset.rows.take(np.sort(rng.choice(index, min(len(index), _CALIBRATION_ROWS), replace=False)))
     inside = fit_factor(rows.log_latency, predict_rows(network, inputs, rows)[1])
-    several = rows.take(_several_frameworks(dataset, rows, domain))
-    opened = inside
+    opened, several = inside, index[_measured_by_several(dataset.rows)[index]]
     if len(several) >= _LEAST_OPEN:
-        hidden = replace(several, framework=np.full_like(several.framework, -1))
-        opened = fit_factor(several.log_latency, predict_rows(network, inputs, hidden)[1])
+        chosen = np.sort(rng.choice(several, min(len(several), _CALIBRATION_ROWS), replace=False))
+        rows = dataset.rows.take(chosen)
+        rows.framework[:] = -1
+        opened = fit_factor(rows.log_latency, predict_rows(network, inputs, rows)[1])
     return {
         "in": round(inside, 4),
         "near": round(inside * config.finish.near_factor, 4),
@@ -71,12 +70,13 @@ def calibrate(
     }
 
 
-def _several_frameworks(dataset: Dataset, rows: MeasuredRows, domain: Domain) -> Array:
-    """Rows with a framework whose context was measured with several, ascending."""
-    columns = [rows.device, dataset.kind[rows.program], rows.protocol, rows.backend]
-    names = [device.name for device in dataset.devices]
-    several = Evidence(domain.contexts).several_frameworks(names, dataset.kinds, columns)
-    return np.flatnonzero(several & (rows.framework >= 0))
+def _measured_by_several(rows: MeasuredRows) -> Array:
+    """Whether several frameworks measured a row's program on its device with its protocol, (n,) bool."""
+    _, problem = distinct_rows([rows.program, rows.device, rows.protocol, rows.backend])
+    count = np.zeros(int(problem.max(initial=-1)) + 1, dtype=np.int64)
+    for framework in range(len(FRAMEWORKS)):
+        count[np.unique(problem[rows.framework == framework])] += 1
+    return np.asarray(count[problem] > 1)
 
 
 def held_out_sample(dataset: Dataset, held: Sequence[int], config: TrainConfig) -> Array:

@@ -88,7 +88,7 @@ def train_model(
     inputs = Inputs(dataset.store, dataset.device_matrix)
     index = training_rows(dataset, config)[0]
     domain = fit_domain(dataset, index, config.seed)
-    calibration = calibrate(network, inputs, dataset, config, domain)
+    calibration = calibrate(network, inputs, dataset, config)
     baselines = fit_baselines(dataset, inputs, config, index, config.finish.baselines)
     held = [i for i, d in enumerate(dataset.devices) if d.name in config.data.holdout_devices]
     # The test part is used here only, once; all choices were made on the validation part.
