@@ -155,10 +155,16 @@ def check_quantiles(quantiles: Sequence[float]) -> tuple[float, ...]:
     return levels
 
 
+#: Values of the options that :func:`check_settings` accepts.
+_KNOWN = {"protocol": PROTOCOLS, "framework": (*FRAMEWORKS, *COLLECTIVE_FRAMEWORKS)}
+
+
 def check_settings(protocol: str, framework: str | None) -> None:
     """Raise :class:`DataError` for an unknown protocol or framework."""
-    frameworks = (*FRAMEWORKS, *COLLECTIVE_FRAMEWORKS)
-    for what, value, known in (("protocol", protocol, PROTOCOLS), ("framework", framework, frameworks)):
+    if protocol in PROTOCOLS and framework is None:
+        return
+    for what, value in (("protocol", protocol), ("framework", framework)):
+        known = _KNOWN[what]
         if value is not None and value not in known:
             nearest = difflib.get_close_matches(str(value).casefold(), known, n=1)
             meant = f"; did you mean {nearest[0]}?" if nearest else ""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cdmpp.features.encode import EncodedPrograms
 from cdmpp.programs.program import TensorProgram
-from cdmpp.programs.quantisation import types_label
+from cdmpp.programs.quantisation import LABEL_FIELDS, types_label
 from cdmpp.programs.query_options import Backend
 
 #: :attr:`EncodedProgram.operator` of a program given as TIR.
@@ -59,4 +59,5 @@ def element_types(program: TensorProgram | EncodedProgram) -> str:
     operator = program.operator
     if operator is None:
         return ""
-    return types_label(operator.dtype, {name: getattr(operator, name) for name in operator.structural_fields})
+    named = [name for name in LABEL_FIELDS if name in operator.structural_fields]
+    return types_label(operator.dtype, {name: getattr(operator, name) for name in named}) if named else operator.dtype

@@ -54,6 +54,9 @@ _NARROW = {"int8": "channel", "float8_e4m3": "channel", "int4": "block128", "flo
 #: Structural fields that a program of one 16-bit type leaves out.
 NARROW_FIELDS = ("weight_dtype", "scaling", "kv_dtype", "accumulate")
 
+#: Structural fields in a :func:`types_label`.
+LABEL_FIELDS = ("weight_dtype", "scaling", "kv_dtype")
+
 
 def types_label(dtype: str, fields: Mapping[str, Any]) -> str:
     """Element types of a program as one text: "float8_e4m3", "bfloat16+int4+block128", "bfloat16+kv_float8_e4m3".
