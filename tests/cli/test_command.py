@@ -89,7 +89,7 @@ def test_support_of_one_operator_and_one_device(run: Run, predictor: LatencyPred
     [line] = [line for line in lines if line.split()[:2] == ["linear", "float32"]]
     assert line.split()[2] == "in" and line.endswith(f"{100 * row['mape']['t4']:.1f} %")
     assert "any other" in run("support", "--operator", "linear").stdout
-    assert "no training rows" in run("support", "--device", "rtx-3090").stdout
+    assert "no training rows" in run("support", "--device", "rtx-4090").stdout
 
 
 def test_support_lists_untrained_types_on_demand(run: Run, predictor: LatencyPredictor) -> None:
