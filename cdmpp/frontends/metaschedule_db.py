@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from cdmpp.errors import InvalidProgramError
 from cdmpp.frontends.graph import GraphBuilder, ProgramGraph
 from cdmpp.frontends.tir import import_tvm
+from cdmpp.frontends.tvm_import import import_intrinsics
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import Backend
 
@@ -93,8 +93,8 @@ def _scheduled(tvm: Any, workload: Any, body: Any) -> list[tuple[str, Any]]:
     from tvm.s_tir.meta_schedule.database import TuningRecord
 
     if any(instruction[0] == "Tensorize" for instruction in body[0][0]):
-        # Half a minute, once per process: only traces that name an intrinsic need them registered.
-        import_module("tvm.s_tir.tensor_intrin")
+        # Some seconds, once per process: only traces that name an intrinsic need them registered.
+        import_intrinsics()
     record = TuningRecord.from_json(body, workload)
     schedule = Schedule(workload.mod)
     record.trace.apply_to_schedule(schedule, remove_postproc=False)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cdmpp.frontends.tvm_import import import_intrinsics
 from cdmpp.programs.tvm_json import find_prim_func, load, structural_hash
 
 logger = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ class SampledProgram:
 def prepare_sampler(kind: str) -> None:
     """Import the packages for sampling on one kind of target, once per worker.
 
-    ``TuneContext()`` imports ``tvm.s_tir.tensor_intrin``, whose CUDA part alone takes 40 s of CPU (TVM 0.27).
+    ``TuneContext()`` imports ``tvm.s_tir.tensor_intrin``, whose CUDA part alone takes seconds (TVM 0.27).
     The package is entered in ``sys.modules`` beforehand with the part that this kind of target uses.
     """
     import tvm.s_tir
@@ -52,7 +53,7 @@ def prepare_sampler(kind: str) -> None:
         package = types.ModuleType(name)
         package.__path__ = [os.path.join(p, "tensor_intrin") for p in tvm.s_tir.__path__]
         sys.modules[name] = package
-        __import__(f"{name}.{'cuda' if kind == 'cuda' else 'x86' if kind == 'llvm' else kind}")
+        import_intrinsics("cuda" if kind == "cuda" else "x86" if kind == "llvm" else kind)
     from tvm.s_tir import meta_schedule  # noqa: F401
 
 
