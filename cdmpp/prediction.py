@@ -16,7 +16,14 @@ from cdmpp.features.encoded import EncodedProgram
 from cdmpp.nn.config import LEVELS
 from cdmpp.programs.operators import OperatorSpec
 from cdmpp.programs.program import TensorProgram
-from cdmpp.programs.query_options import COLLECTIVE_FRAMEWORKS, DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS, Protocol
+from cdmpp.programs.query_options import (
+    ALL_FRAMEWORKS,
+    COLLECTIVE_FRAMEWORKS,
+    DEFAULT_PROTOCOL,
+    FRAMEWORKS,
+    PROTOCOLS,
+    Protocol,
+)
 
 DEFAULT_QUANTILES = DEFAULT_INTERVAL
 
@@ -155,16 +162,9 @@ def check_quantiles(quantiles: Sequence[float]) -> tuple[float, ...]:
     return levels
 
 
-#: Values of the options that :func:`check_settings` accepts.
-_KNOWN = {"protocol": PROTOCOLS, "framework": (*FRAMEWORKS, *COLLECTIVE_FRAMEWORKS)}
-
-
 def check_settings(protocol: str, framework: str | None) -> None:
     """Raise :class:`DataError` for an unknown protocol or framework."""
-    if protocol in PROTOCOLS and framework is None:
-        return
-    for what, value in (("protocol", protocol), ("framework", framework)):
-        known = _KNOWN[what]
+    for what, value, known in (("protocol", protocol, PROTOCOLS), ("framework", framework, ALL_FRAMEWORKS)):
         if value is not None and value not in known:
             nearest = difflib.get_close_matches(str(value).casefold(), known, n=1)
             meant = f"; did you mean {nearest[0]}?" if nearest else ""

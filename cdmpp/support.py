@@ -7,7 +7,7 @@ from typing import Any
 from cdmpp.artifact.model import Artifact
 from cdmpp.nn.config import LEVELS
 from cdmpp.programs.operators import operator_types
-from cdmpp.programs.query_options import BACKENDS, COLLECTIVE_FRAMEWORKS, DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS
+from cdmpp.programs.query_options import ALL_FRAMEWORKS, BACKENDS, DEFAULT_PROTOCOL, PROTOCOLS
 from cdmpp.support_matrix import support_matrix
 
 
@@ -36,7 +36,7 @@ def support(artifact: Artifact) -> dict[str, Any]:
         "trained_devices": list(filter(None, artifact.devices)),
         "backends": list(BACKENDS),
         "protocols": list(PROTOCOLS),
-        "frameworks": [*FRAMEWORKS, *COLLECTIVE_FRAMEWORKS],
+        "frameworks": list(ALL_FRAMEWORKS),
         "default_protocol": DEFAULT_PROTOCOL,
         "quantile_range": [LEVELS[0], LEVELS[-1]],
         "accuracy": artifact.manifest.get("metrics", {}),

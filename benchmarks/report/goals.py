@@ -93,18 +93,15 @@ def _shapes(results: Results) -> Iterator[Goal]:
         part = shapes and part_of(shapes, "neusight", family=name, filtered=True)
         return part["mape"] if part else None
 
-    def source(name: str) -> float | None:
-        return held_out_error(results, name)
-
     old = f" ({shapes['model_id']})" if shapes and results.stale() else ""
     what, filtered = "held-out shapes", "rows that pass NeuSight's own filter"
     yield Goal(f"fp32 GEMM, {what}", filtered, "7.0 %", 0.05, family("gemm"), note=old)
     yield Goal(f"fp32 convolutions, {what}", filtered, "17.3 %", 0.12, family("conv"), note=old)
     yield Goal(f"fp32 vector operators, {what}", filtered, "1.5 %", 0.015, family("vector"), note=old)
-    yield Goal(f"bf16 GEMM, {what}", "all rows", "5.2 %", 0.04, source("aiconfigurator_gemm"))
-    yield Goal(f"bf16 attention, {what}", "all rows", "-", 0.05, source("aiconfigurator_attention"))
-    yield Goal(f"fp16 LLM layers, {what}", "all rows", "3.9 %", 0.03, source("vidur"))
-    mio = source("miopen")
+    yield Goal(f"bf16 GEMM, {what}", "all rows", "5.2 %", 0.04, held_out_error(results, "aiconfigurator_gemm"))
+    yield Goal(f"bf16 attention, {what}", "all rows", "-", 0.05, held_out_error(results, "aiconfigurator_attention"))
+    yield Goal(f"fp16 LLM layers, {what}", "all rows", "3.9 %", 0.03, held_out_error(results, "vidur"))
+    mio = held_out_error(results, "miopen")
     devices = [mape for (name, _), (_, mape) in device_errors(errors).items() if name == "miopen"] if errors else []
     note = f" ({100 * min(devices):.1f}-{percent(max(devices))} by device)" if devices else ""
     yield Goal(f"convolutions on AMD GPUs, {what}", "all rows; 12-20 % by device", "14-37 %", 0.20, mio, note=note)

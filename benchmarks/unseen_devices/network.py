@@ -42,15 +42,13 @@ def network_of(config: TrainConfig, dataset: Dataset, folder: Path) -> Artifact:
             progress=lambda step, steps, m: print(f"\r{step}/{steps} {m['loss']}", end="", flush=True),
         )
         held = config.data.holdout_devices
-        inputs = Inputs(dataset.store, dataset.device_matrix)
-        domain = fit_domain(dataset, training_rows(dataset, config)[0], config.seed)
         save_artifact(
             folder,
             network,
-            domain,
+            fit_domain(dataset, training_rows(dataset, config)[0], config.seed),
             name=config.name,
             devices=["" if d.name in held else d.name for d in dataset.devices],
-            calibration=calibrate(network, inputs, dataset, config),
+            calibration=calibrate(network, Inputs(dataset.store, dataset.device_matrix), dataset, config),
             device_specs=dataset.devices,
             details={"config": config.model_dump(mode="json"), "train": summary},
         )

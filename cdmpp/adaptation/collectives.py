@@ -66,8 +66,9 @@ def adapt_collectives(
     chosen = everything
     if most < len(rows):
         chosen = informative_rows(model, found.contexts, found.context, found.bytes, most, seed)
-    if k is None and most < len(rows):
-        warnings.append(warning("thinned", f"{most} of the {len(rows)} records are used, the most informative ones"))
+        if k is None:
+            text = f"{most} of the {len(rows)} records are used, the most informative ones"
+            warnings.append(warning("thinned", text))
     latency = records.table.latency_s[rows]
     output = predict(model, found, chosen)
     check_physics(records.device.name, latency[chosen], output.roofline_s)

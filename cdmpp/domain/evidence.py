@@ -55,7 +55,7 @@ class Evidence:
         self._protocols: set[tuple[str, str, str]] = set()
         self._types: dict[tuple[str, str], set[str]] = {}
         self._types_on: set[Kind] = set()
-        self._launched: set[tuple[str, ...]] = set()
+        # Frameworks of each context, "" among them where a row names none; also of any device ("").
         self._frameworks: dict[tuple[str, ...], set[str]] = {}
         for key in contexts:
             parts = tuple(key.split("|"))
@@ -67,13 +67,12 @@ class Evidence:
                 self._types.setdefault((operator, backend), set()).add(dtype)
                 self._types_on.add(Kind(device, operator, dtype, backend))
             elif len(parts) == 6:
-                self._launched |= {parts, ("", *parts[1:])}
                 for device in (parts[0], ""):
                     self._frameworks.setdefault((device, *parts[1:5]), set()).add(parts[5])
         for context in adapted:
             self._exact.add(context[:5])
             self._types_on.add(Kind(context.device, context.operator, context.dtype, context.backend))
-            self._launched.add(tuple(context))
+            self._frameworks.setdefault(context[:5], set()).add(context.framework)
 
     def rank(self, kind: Kind, protocol: str, framework: str) -> float:
         """Distance of a query from the training rows by its protocol; 0 if training had it.
@@ -84,12 +83,12 @@ class Evidence:
         device, operator, dtype, backend = kind
         query = (operator, dtype, protocol, backend)
         if (device, *query) in self._exact:
-            rank, launched = 0.0, (device, *query, framework)
+            rank, on = 0.0, device
         elif query in self._on_any_device:
-            rank, launched = 1.0, ("", *query, framework)
+            rank, on = 1.0, ""
         else:
             return 2.0 if (operator, protocol, backend) in self._protocols else 3.0
-        other = bool(framework and self._launched) and launched not in self._launched
+        other = bool(framework and self._frameworks) and framework not in self._frameworks.get((on, *query), ())
         return rank + OTHER_FRAMEWORK * other
 
     def protocol_order(self, kind: Kind, framework: str) -> tuple[int, ...]:
@@ -118,10 +117,10 @@ class Evidence:
 
     def was_trained_as(self, kind: Kind, protocol: str, framework: str) -> bool:
         """Whether training had this type on this device with the protocol and the framework ("": not stated)."""
-        if not self._launched:
+        if not self._frameworks:
             return self.was_trained(kind)
-        context = (kind.device, kind.operator, kind.dtype, protocol, kind.backend, framework)
-        return bool(kind.device) and context in self._launched
+        context = (kind.device, kind.operator, kind.dtype, protocol, kind.backend)
+        return bool(kind.device) and framework in self._frameworks.get(context, ())
 
     def several_frameworks(
         self, names: Sequence[str], kinds: Sequence[tuple[str, str]], columns: Sequence[Array]

@@ -60,4 +60,4 @@ def element_types(program: TensorProgram | EncodedProgram) -> str:
     if operator is None:
         return ""
     named = [name for name in LABEL_FIELDS if name in operator.structural_fields]
-    return types_label(operator.dtype, {name: getattr(operator, name) for name in named}) if named else operator.dtype
+    return types_label(operator.dtype, {name: getattr(operator, name) for name in named})

@@ -115,14 +115,14 @@ class InferencePipeline:
         factor: Array = calibration[(coverage > THRESHOLDS[0]).astype(int) + (coverage > THRESHOLDS[1])]
         return factor
 
-    def _open_factor(self, batch: QueryBatch) -> Array:
+    def _open_factor(self, batch: QueryBatch, trained_names: Sequence[str]) -> Array:
         """Further factor for queries without a framework that several frameworks answer with unlike kernels."""
         rows, factor = batch.rows, np.ones(len(batch.rows))
         wider, open_ = self.artifact.calibration.get("open", 1.0), np.flatnonzero(batch.rows.framework < 0)
         if wider == 1.0 or not len(open_):
             return factor
         columns = [c[open_] for c in (rows.device, batch.kind[rows.program], rows.protocol, rows.backend)]
-        several = self.evidence.several_frameworks(self._evidence_names(batch.specs), batch.kinds, columns)
+        several = self.evidence.several_frameworks(trained_names, batch.kinds, columns)
         factor[open_[several]] = wider
         return factor
 
@@ -171,7 +171,8 @@ class InferencePipeline:
         # The queries and the same queries on peer devices go through the network together.
         unseen, parts = np.flatnonzero(embedding[rows.device] == 0), [rows]
         groups: list[tuple[Array, Array, Array, Array]] = []
-        step = _steps(self.artifact, batch, [spec.name if index else "" for index, spec in trained])
+        names = [spec.name if index else "" for index, spec in trained]
+        step = _steps(self.artifact, batch, names)
         for members, spec, kind in _by_kind(batch, unseen):
             peers = self._peers.of(spec.kind, spec.vendor, *kind)
             if not peers:
@@ -198,7 +199,7 @@ class InferencePipeline:
                 opinions[members[:, None], columns[None, :]] = of_peers
         distance = self.distance(batch)
         step = limited_step(distance, step, _status_codes(batch) > 0)
-        factor = self.factor(distance + step) * self._open_factor(batch)
+        factor = self.factor(distance + step) * self._open_factor(batch, names)
         return replace(output, peers=opinions, distance=distance, step=step, factor=factor)
 
     def _run(

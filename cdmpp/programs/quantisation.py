@@ -51,11 +51,10 @@ _EXPERTS = {"float8_e4m3": "tensor", "int8": "channel", "float4_e2m1": "nvfp4"}
 _NARROW = {"int8": "channel", "float8_e4m3": "channel", "int4": "block128", "float4_e2m1": "mx32"}
 
 
-#: Structural fields that a program of one 16-bit type leaves out.
-NARROW_FIELDS = ("weight_dtype", "scaling", "kv_dtype", "accumulate")
-
 #: Structural fields in a :func:`types_label`.
 LABEL_FIELDS = ("weight_dtype", "scaling", "kv_dtype")
+#: Structural fields that a program of one 16-bit type leaves out.
+NARROW_FIELDS = (*LABEL_FIELDS, "accumulate")
 
 
 def types_label(dtype: str, fields: Mapping[str, Any]) -> str:

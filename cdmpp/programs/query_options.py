@@ -14,7 +14,7 @@ Backend = Literal["library", "tvm"]
 #: "eager": one call from the host, launch cost inside.
 Protocol = Literal["kernel", "graph", "eager"]
 #: Library or serving stack that launches; None where it is not known. New names are appended: their order is stored.
-Framework = Literal[
+ProgramFramework = Literal[
     "pytorch",
     "vllm",
     "sglang",
@@ -27,18 +27,17 @@ Framework = Literal[
     "hipblaslt",
     "flashinfer",
     "deepgemm",
-    "nccl",
-    "rccl",
-    "oneccl",
-    "gloo",
 ]
+#: Frameworks of collectives alone: the default of their ``library``.
+CollectiveFramework = Literal["nccl", "rccl", "oneccl", "gloo"]
+Framework = Literal[ProgramFramework, CollectiveFramework]
 
 BACKENDS: tuple[str, ...] = get_args(Backend)
 PROTOCOLS: tuple[str, ...] = get_args(Protocol)
-#: Frameworks of collectives alone: the default of their ``library``.
-COLLECTIVE_FRAMEWORKS: tuple[str, ...] = ("nccl", "rccl", "oneccl", "gloo")
 #: Frameworks of tensor programs: inputs of the network, in the order of their columns.
-FRAMEWORKS: tuple[str, ...] = tuple(name for name in get_args(Framework) if name not in COLLECTIVE_FRAMEWORKS)
+FRAMEWORKS: tuple[str, ...] = get_args(ProgramFramework)
+COLLECTIVE_FRAMEWORKS: tuple[str, ...] = get_args(CollectiveFramework)
+ALL_FRAMEWORKS: tuple[str, ...] = get_args(Framework)
 DEFAULT_PROTOCOL: Protocol = "kernel"
 
 #: Seconds added to a program's roofline by launch and measurement: the head's starting point per

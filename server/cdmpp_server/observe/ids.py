@@ -23,7 +23,7 @@ from secrets import token_bytes
 import numpy as np
 
 from cdmpp.prediction import Prediction
-from cdmpp.programs.query_options import BACKENDS, COLLECTIVE_FRAMEWORKS, FRAMEWORKS, PROTOCOLS
+from cdmpp.programs.query_options import ALL_FRAMEWORKS, BACKENDS, PROTOCOLS
 
 #: Maximum length of a token, in characters.
 MAX_ID = 400
@@ -47,7 +47,7 @@ _CONTROL = re.compile("[\x00-\x1f\x7f]")
 _TOKEN = re.compile("[A-Za-z0-9_-]+")
 _CODE_OF_BACKEND = {name: code for code, name in enumerate(BACKENDS)}
 _CODE_OF_PROTOCOL = {name: code for code, name in enumerate(PROTOCOLS)}
-_FRAMEWORKS: tuple[str | None, ...] = (None, *FRAMEWORKS, *COLLECTIVE_FRAMEWORKS)
+_FRAMEWORKS: tuple[str | None, ...] = (None, *ALL_FRAMEWORKS)
 _CODE_OF_FRAMEWORK = {name: code for code, name in enumerate(_FRAMEWORKS)}
 
 
