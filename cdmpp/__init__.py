@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from cdmpp.errors import UnsupportedOperatorError as UnsupportedOperatorError
     from cdmpp.frontends.load import load_programs as load_programs
     from cdmpp.planning.registry import make_plan as make_plan
+    from cdmpp.prediction import Predictions as Predictions
     from cdmpp.prediction import Predictor as Predictor
     from cdmpp.predictor import LatencyPredictor as LatencyPredictor
     from cdmpp.predictor import Prediction as Prediction
@@ -43,6 +44,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "LatencyPredictor": "cdmpp.predictor",
     "Prediction": "cdmpp.prediction",
+    "Predictions": "cdmpp.prediction",
     "Predictor": "cdmpp.prediction",
     "Query": "cdmpp.prediction",
     "predict_curve": "cdmpp.curves",

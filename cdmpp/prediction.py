@@ -11,7 +11,7 @@ from typing import Protocol as Interface
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.domain.calibration import DEFAULT_INTERVAL
 from cdmpp.domain.score import Label
-from cdmpp.errors import CdmppError, DataError
+from cdmpp.errors import CdmppError, DataError, InvalidDeviceError
 from cdmpp.features.encoded import EncodedProgram
 from cdmpp.nn.config import LEVELS
 from cdmpp.programs.operators import OperatorSpec
@@ -24,8 +24,11 @@ from cdmpp.programs.query_options import (
     PROTOCOLS,
     Protocol,
 )
+from cdmpp.rendering.predictions import predictions_arrow, predictions_html
 
 DEFAULT_QUANTILES = DEFAULT_INTERVAL
+#: A specification, its fields, or the name of a known device.
+Device = DeviceSpec | Mapping[str, Any] | str
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,56 @@ class Prediction:
             out["error"] = asdict(self.error)
         return out
 
+    @property
+    def latency_ms(self) -> float | None:
+        """``latency_s`` in milliseconds; None with an error."""
+        return None if self.latency_s is None else 1e3 * self.latency_s
+
+    def to_arrow(self) -> Any:
+        """A ``pyarrow.Table`` with one row: :meth:`Predictions.to_arrow`."""
+        return predictions_arrow([self])
+
+    def _repr_html_(self) -> str:
+        return predictions_html([self])
+
+
+class Predictions(list[Prediction]):
+    """A list of predictions; notebooks show it as a table.
+
+    Examples
+    --------
+    >>> answers = predictor.predict(programs, ["t4", "l4"])          # doctest: +SKIP
+    >>> answers.to_arrow().to_pandas().pivot(index="name", columns="device", values="latency_s")  # doctest: +SKIP
+    """
+
+    @property
+    def latency_ms(self) -> list[float | None]:
+        """Latency of each prediction in milliseconds; None where there is an error."""
+        return [prediction.latency_ms for prediction in self]
+
+    def by_device(self) -> dict[str, Predictions]:
+        """The predictions of each device, in order, by the name of the device."""
+        devices: dict[str, Predictions] = {}
+        for prediction in self:
+            devices.setdefault(prediction.device, Predictions()).append(prediction)
+        return devices
+
+    def to_arrow(self) -> Any:
+        """A ``pyarrow.Table`` with one row per prediction; ``.to_pandas()`` makes a data frame of it.
+
+        The columns are the attributes of :class:`Prediction`, with ``error_code`` and ``error`` (the message). Columns
+        in seconds have ``unit = s`` in the metadata of their field. Figures are null where there is an error.
+
+        Raises
+        ------
+        MissingDependencyError
+            pyarrow is not installed.
+        """
+        return predictions_arrow(self)
+
+    def _repr_html_(self) -> str:
+        return predictions_html(self)
+
 
 class Predictor(Interface):
     """Interface of predictors: a model in this process, or a client of a service.
@@ -134,17 +187,18 @@ class Predictor(Interface):
     def predict(
         self,
         programs: Sequence[TensorProgram | OperatorSpec | str | Mapping[str, Any]],
-        device: DeviceSpec | Mapping[str, Any] | str,
+        device: Device | Sequence[Device],
         *,
         protocol: Protocol = DEFAULT_PROTOCOL,
         framework: str | None = None,
         quantiles: Sequence[float] = DEFAULT_QUANTILES,
-    ) -> list[Prediction]:
-        """Predict programs on one device, in order; a program that cannot be read gives a prediction with an error."""
+    ) -> Predictions:
+        """Predict programs on one device, or on each of several; see :meth:`LatencyPredictor.predict`.
 
-    def predict_queries(
-        self, queries: Sequence[Query], quantiles: Sequence[float] = DEFAULT_QUANTILES
-    ) -> list[Prediction]:
+        A program that cannot be read gives a prediction with an error.
+        """
+
+    def predict_queries(self, queries: Sequence[Query], quantiles: Sequence[float] = DEFAULT_QUANTILES) -> Predictions:
         """Predict queries with different programs, devices and settings, in order; errors are per query."""
 
 
@@ -160,6 +214,15 @@ def check_quantiles(quantiles: Sequence[float]) -> tuple[float, ...]:
             hint="for example 0.1 and 0.9 for an 80 % interval",
         )
     return levels
+
+
+def device_list(device: Device | Sequence[Device]) -> list[Device]:
+    """The devices of a call as a list; raises :class:`InvalidDeviceError` for an empty one."""
+    if isinstance(device, str | DeviceSpec | Mapping) or not isinstance(device, Sequence):
+        return [device]
+    if not device:
+        raise InvalidDeviceError("the list of devices is empty", hint="pass a device, or a list of at least one")
+    return list(device)
 
 
 def check_settings(protocol: str, framework: str | None) -> None:

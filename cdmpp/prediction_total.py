@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from cdmpp.domain.score import LABELS, Label, label_of_total
 from cdmpp.prediction import Prediction
+from cdmpp.rendering.arrow import arrow_table
+from cdmpp.rendering.predictions import total_columns, total_html
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,24 @@ class PredictionTotal:
             return cls(None, None, None, None, None, 0, 0, failed, incomplete)
         shares = {label: part / latency_s for label, part in seconds.items()}
         return cls(latency_s, lower_s, upper_s, label_of_total(shares), shares, programs, launches, failed, incomplete)
+
+    @property
+    def latency_ms(self) -> float | None:
+        """``latency_s`` in milliseconds; None where no program is predicted."""
+        return None if self.latency_s is None else 1e3 * self.latency_s
+
+    def to_arrow(self) -> Any:
+        """A ``pyarrow.Table`` with one row; ``domain_shares`` become ``share_in``, ``share_near`` and ``share_out``.
+
+        Raises
+        ------
+        MissingDependencyError
+            pyarrow is not installed.
+        """
+        return arrow_table(total_columns([self]))
+
+    def _repr_html_(self) -> str:
+        return total_html(self)
 
     def domain_text(self) -> str:
         """The shares as text, such as "93 % of the time in, 5 % near, 2 % out"."""

@@ -49,11 +49,14 @@ from cdmpp.nn.rows import QueryBatch, QueryRows
 from cdmpp.nn.store import ProgramStore
 from cdmpp.prediction import (
     DEFAULT_QUANTILES,
+    Device,
     ErrorInfo,
     Prediction,
+    Predictions,
     Query,
     check_quantiles,
     check_settings,
+    device_list,
     framework_error,
 )
 from cdmpp.prediction_matrix import Failed, PredictionMatrix
@@ -231,19 +234,19 @@ class LatencyPredictor:
     def predict(
         self,
         programs: Sequence[ProgramLike],
-        device: DeviceSpec | Mapping[str, Any] | str,
+        device: Device | Sequence[Device],
         *,
         protocol: Protocol = DEFAULT_PROTOCOL,
         framework: str | None = None,
         quantiles: Sequence[float] = DEFAULT_QUANTILES,
-    ) -> list[Prediction]:
-        """Predict the run time of tensor programs on one device.
+    ) -> Predictions:
+        """Predict the run time of tensor programs on one device, or on each of several.
 
         Parameters
         ----------
         programs : sequence of TensorProgram, OperatorSpec, operator text or object, PrimFunc or IRModule, length n
             An IRModule has one PrimFunc. Order is kept; n = 0 gives an empty list.
-        device : DeviceSpec, mapping of its fields, or str
+        device : DeviceSpec, mapping of its fields, or str; or a sequence of length d of them
             Target hardware, or the name of a known device. Training need not have seen it.
         protocol : {"kernel", "graph", "eager"}
             What the latency includes (see :class:`Query`).
@@ -253,8 +256,10 @@ class LatencyPredictor:
 
         Returns
         -------
-        list of Prediction, length n
-            For a program that cannot be encoded, ``error`` is set; the others are unaffected.
+        Predictions
+            A list of n :class:`Prediction`. With a sequence of devices, a list of n * d: all devices of the first
+            program, then all of the second (:meth:`Predictions.by_device` groups them). For a program that cannot be
+            encoded, ``error`` is set; the others are unaffected.
 
         Raises
         ------
@@ -265,21 +270,20 @@ class LatencyPredictor:
         """
         if isinstance(programs, str):
             raise DataError(f"programs must be a list, not the text {programs[:60]!r}", hint="pass a list: [program]")
-        spec = self._as_device(device)
+        specs = [self._as_device(device) for device in device_list(device)]
         check_settings(protocol, framework)
-        matrix = PredictionMatrix([_as_program(program) for program in programs], [spec])
-        queries = [Query(program, device, protocol, framework) for program, device in matrix.pairs()]
+        matrix = PredictionMatrix([_as_program(program) for program in programs], specs)
+        queries = [Query(program, spec, protocol, framework) for program, spec in matrix.pairs()]
 
-        def failed(program: TensorProgram | Failed, _: DeviceSpec | Failed) -> Prediction:
+        def failed(program: TensorProgram | Failed, spec: DeviceSpec | Failed) -> Prediction:
             assert isinstance(program, Failed)
             error = ErrorInfo.of(program.error)
             return Prediction(program.name, None, spec.name, "library", protocol, framework, self.model_id, error=error)
 
-        return [row[0] for row in matrix.results(self.predict_queries(queries, quantiles), failed)]
+        rows = matrix.results(self.predict_queries(queries, quantiles), failed)
+        return Predictions(prediction for row in rows for prediction in row)
 
-    def predict_queries(
-        self, queries: Sequence[Query], quantiles: Sequence[float] = DEFAULT_QUANTILES
-    ) -> list[Prediction]:
+    def predict_queries(self, queries: Sequence[Query], quantiles: Sequence[float] = DEFAULT_QUANTILES) -> Predictions:
         """Predict queries with different programs, devices, protocols and frameworks; order is kept.
 
         Unlike in :meth:`predict`, an unknown device, protocol or framework is an error of its query only.
@@ -314,11 +318,11 @@ class LatencyPredictor:
         predicted = [(i, key) for i, key in keys.items() if key not in errors]
         for (i, _), prediction in zip(predicted, self._predictions(queries, predicted, rows, levels), strict=True):
             results[i] = prediction
-        return [result for result in results if result is not None]
+        return Predictions(result for result in results if result is not None)
 
     def predict_questions(
         self, questions: Sequence[Query], quantiles: Sequence[float] = DEFAULT_QUANTILES
-    ) -> list[Prediction]:
+    ) -> Predictions:
         """Deprecated name of :meth:`predict_queries`."""
         warnings.warn("predict_questions is deprecated: use predict_queries", DeprecationWarning, stacklevel=2)
         return self.predict_queries(questions, quantiles)

@@ -16,11 +16,10 @@ from cdmpp.client.plans import Plans, seconds_of
 from cdmpp.client.queries import Observation, ProgramLike
 from cdmpp.client.transport import Answer, Attempts, Call, httpx2, options
 from cdmpp.curves import Curve
-from cdmpp.curves.plan import Device, Programs
+from cdmpp.curves.plan import Programs
 from cdmpp.curves.template import Axes
-from cdmpp.devices.spec import DeviceSpec
 from cdmpp.features.bulk import FeatureAnswers, FeatureQueries
-from cdmpp.prediction import DEFAULT_QUANTILES, Prediction, Query
+from cdmpp.prediction import DEFAULT_QUANTILES, Device, Predictions, Query
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Protocol
 
 T = TypeVar("T")
@@ -66,24 +65,24 @@ class AsyncPredictorClient:
     async def predict(
         self,
         programs: Sequence[ProgramLike],
-        device: DeviceSpec | Mapping[str, Any] | str,
+        device: Device | Sequence[Device],
         *,
         protocol: Protocol = DEFAULT_PROTOCOL,
         framework: str | None = None,
         quantiles: Sequence[float] = DEFAULT_QUANTILES,
-    ) -> list[Prediction]:
-        """Predict programs on one device, in order."""
+    ) -> Predictions:
+        """Predict programs on one device or each of several, in order."""
         return await self._run(self._steps.predict(programs, device, protocol, framework, quantiles))
 
     async def predict_queries(
         self, queries: Sequence[Query], quantiles: Sequence[float] = DEFAULT_QUANTILES
-    ) -> list[Prediction]:
+    ) -> Predictions:
         """Predict queries with different programs, devices and settings, in order; errors are per query."""
         return await self._run(self._steps.predict_queries(queries, quantiles))
 
     async def predict_questions(
         self, questions: Sequence[Query], quantiles: Sequence[float] = DEFAULT_QUANTILES
-    ) -> list[Prediction]:
+    ) -> Predictions:
         """Deprecated name of :meth:`predict_queries`."""
         warnings.warn("predict_questions is deprecated: use predict_queries", DeprecationWarning, stacklevel=2)
         return await self.predict_queries(questions, quantiles)

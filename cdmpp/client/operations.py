@@ -40,12 +40,11 @@ from cdmpp.client.queries import (
 )
 from cdmpp.client.transport import Answer, Call
 from cdmpp.curves import Curve
-from cdmpp.curves.plan import Device, Programs
+from cdmpp.curves.plan import Programs
 from cdmpp.curves.template import Axes
-from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError, ServiceError, UnknownDeviceError
 from cdmpp.features.bulk import MEDIA_TYPE, FeatureAnswers, FeatureQueries
-from cdmpp.prediction import ErrorInfo, Prediction, Query, check_quantiles, check_settings
+from cdmpp.prediction import Device, ErrorInfo, Predictions, Query, check_quantiles, check_settings, device_list
 from cdmpp.prediction_matrix import Failed, PredictionMatrix
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import Backend, Protocol
@@ -87,43 +86,45 @@ class Operations:
     def predict(
         self,
         programs: Sequence[ProgramLike],
-        device: DeviceSpec | Mapping[str, Any] | str,
+        device: Device | Sequence[Device],
         protocol: Protocol,
         framework: str | None,
         quantiles: Sequence[float],
-    ) -> Steps[list[Prediction]]:
+    ) -> Steps[Predictions]:
         """See :meth:`cdmpp.predictor.LatencyPredictor.predict`."""
         if isinstance(programs, str):
             raise DataError(f"programs must be a list, not the text {programs[:60]!r}", hint="pass a list: [program]")
         check_settings(protocol, framework)
-        spec = as_device(device)
-        name = spec if isinstance(spec, str) else spec.name
+        specs = [as_device(device) for device in device_list(device)]
         texts = Texts()
-        items: list[Item | Failed] = []
+        readable: list[tuple[Item, ...] | Failed] = []
         kept = []  # Texts identifies objects by id, so they must stay alive.
         for program in programs:
             try:
                 kept.append(read_program(program))
-                items.append(texts.item(kept[-1], spec, protocol, framework))
+                readable.append(tuple(texts.item(kept[-1], spec, protocol, framework) for spec in specs))
             except CdmppError as error:
-                items.append(Failed(str(program)[:200], error))
-        matrix: PredictionMatrix[Item, DeviceSpec | str] = PredictionMatrix(items, [spec])
-        answers = yield from self._predict([item for item, _ in matrix.pairs()], check_quantiles(quantiles))
-        for answer in answers:
+                readable.append(Failed(str(program)[:200], error))
+        matrix: PredictionMatrix[tuple[Item, ...], int] = PredictionMatrix(readable, range(len(specs)))
+        pairs = matrix.pairs()
+        answers = yield from self._predict([items[column] for items, column in pairs], check_quantiles(quantiles))
+        names = [spec if isinstance(spec, str) else spec.name for spec in specs]
+        for answer, (_, column) in zip(answers, pairs, strict=True):
             if answer.error is not None and answer.error.code == UnknownDeviceError.code:
                 raise UnknownDeviceError(answer.error.message, hint=answer.error.hint)
             if answer.error is None:
-                name = answer.device
+                names[column] = answer.device
         model_id = yield from self.model_id()
 
-        def failed(item: Item | Failed, _: DeviceSpec | str | Failed) -> ServedPrediction:
-            assert isinstance(item, Failed)
-            error = ErrorInfo.of(item.error)
-            return ServedPrediction(item.name, None, name, "library", protocol, framework, model_id, error=error)
+        def failed(row: tuple[Item, ...] | Failed, column: int | Failed) -> ServedPrediction:
+            assert isinstance(row, Failed) and isinstance(column, int)
+            error = ErrorInfo.of(row.error)
+            name = names[column]
+            return ServedPrediction(row.name, None, name, "library", protocol, framework, model_id, error=error)
 
-        return [row[0] for row in matrix.results(answers, failed)]
+        return Predictions(answer for row in matrix.results(answers, failed) for answer in row)
 
-    def predict_queries(self, queries: Sequence[Query], quantiles: Sequence[float]) -> Steps[list[Prediction]]:
+    def predict_queries(self, queries: Sequence[Query], quantiles: Sequence[float]) -> Steps[Predictions]:
         """See :meth:`cdmpp.predictor.LatencyPredictor.predict_queries`."""
         levels = check_quantiles(quantiles)
         items: list[Item] = []
@@ -141,12 +142,12 @@ class Operations:
                 failed[position] = (item, error)
         answers = iter((yield from self._predict(items, levels)))
         if not failed:
-            return list(answers)
+            return Predictions(answers)
         model_id = yield from self.model_id()
-        return [
+        return Predictions(
             failed[i][0].failed(ErrorInfo.of(failed[i][1]), model_id) if i in failed else next(answers)
             for i in range(len(queries))
-        ]
+        )
 
     def predict_features(self, queries: FeatureQueries) -> Steps[FeatureAnswers]:
         """See :meth:`cdmpp.predictor.LatencyPredictor.predict_features`; sends binary bodies."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cdmpp.curves.plan import CurvePlan, Device, Programs
+from cdmpp.curves.plan import CurvePlan, Programs
 from cdmpp.curves.points import Curve
 from cdmpp.curves.template import Axes
-from cdmpp.prediction import DEFAULT_QUANTILES, Predictor
+from cdmpp.prediction import DEFAULT_QUANTILES, Device, Predictor
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Protocol
 
 

@@ -15,12 +15,11 @@ from cdmpp.devices.loading import from_mapping
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.domain.score import worst
 from cdmpp.errors import CdmppError, DataError
-from cdmpp.prediction import DEFAULT_QUANTILES, ErrorInfo, Prediction, Query, check_quantiles, check_settings
+from cdmpp.prediction import DEFAULT_QUANTILES, Device, ErrorInfo, Prediction, Query, check_quantiles, check_settings
 from cdmpp.prediction_matrix import Failed, PredictionMatrix
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Protocol
 
-Device = DeviceSpec | Mapping[str, Any] | str
 Programs = Template | str | Mapping[str, Any] | Sequence[Template]
 
 

@@ -1,0 +1,1 @@
+"""Predictions as HTML tables for notebooks and as Arrow tables."""
