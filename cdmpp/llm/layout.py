@@ -185,7 +185,8 @@ class Types:
                 path="weights",
                 hint=f"{dtype}, or a type of quantised weights",
             )
-        return cls(dtype) if weights == dtype else cls._quantised(dtype, weights, None)
+        scaling = config.weight_scaling if weights == config.weights else None
+        return cls(dtype) if weights == dtype else cls._quantised(dtype, weights, scaling)
 
     @classmethod
     def _quantised(cls, dtype: str, weights: str | None, scaling: str | None) -> Types:
