@@ -12,6 +12,7 @@ import typer
 from cdmpp.cli.dims import parse_sizes
 from cdmpp.cli.errors import FAILED, INCOMPLETE, report
 from cdmpp.cli.output import JsonOption, ModelOption, device_of, print_json, print_table
+from cdmpp.cli.predict_table import OutOption, TableArguments, UrlOption, predict_table, table_of
 from cdmpp.errors import CdmppError
 from cdmpp.prediction_matrix import Failed, PredictionMatrix
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
@@ -41,19 +42,21 @@ def predict(
         typer.Argument(
             metavar="PROGRAM",
             help="An operator (linear:m=512,n=4096,k=1024,dtype=float16; cdmpp support lists all), model.onnx, "
-            "model.pt2 (torch.export), program.py (TVMScript), program.json (TVM JSON) or a MetaSchedule folder.",
+            "model.pt2 (torch.export), program.py (TVMScript), program.json (TVM JSON) or a MetaSchedule folder; "
+            "or one table of operators (.txt, .csv, .parquet).",
             show_default=False,
         ),
     ],
     device: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             "--device",
             "-d",
-            help="A known device (cdmpp devices) or a .json/.toml specification; repeatable.",
+            help="A known device (cdmpp devices) or a .json/.toml specification; repeatable. A table may have a "
+            "column device instead.",
             show_default=False,
         ),
-    ],
+    ] = None,
     protocol: Annotated[
         Protocol, typer.Option(help="What the latency includes: device alone, in a graph, from the host.")
     ] = DEFAULT_PROTOCOL,
@@ -84,6 +87,8 @@ def predict(
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with code 3 when a total leaves something out.", show_default=False)
     ] = False,
+    out: OutOption = None,
+    url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Predict the latency of programs on devices.
@@ -92,8 +97,17 @@ def predict(
     each domain. A faulty program or device does not stop the others. A sum that leaves nodes or programs out is a
     lower bound. The exit code is 1 when nothing could be predicted or a device is unknown, and 3 with --strict when a
     sum is a lower bound.
+
+    The answers of a table are rows of CSV or Parquet, in its order and with errors in their own columns. With
+    --strict the exit code is 3 when a row has an error.
     """
     sizes = parse_sizes(dim or [])
+    table = table_of(program, {"--out": out, "--url": url}, {"--dim": dim, "--json": json})
+    if table is not None:
+        options = TableArguments(device or [], protocol, framework, backend, quantile, model, strict, out, url)
+        return predict_table(table, options)
+    if not device:
+        raise typer.BadParameter("name at least one device (cdmpp devices)", param_hint="--device / -d")
     from cdmpp.predictor import DEFAULT_QUANTILES, LatencyPredictor, check_quantiles
 
     levels = check_quantiles(quantile or DEFAULT_QUANTILES)
