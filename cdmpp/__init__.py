@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cdmpp import llm as llm
     from cdmpp.client import AsyncPredictorClient as AsyncPredictorClient
     from cdmpp.client import PredictorClient as PredictorClient
     from cdmpp.curves import predict_curve as predict_curve
@@ -74,6 +75,9 @@ _HOMES = {
 __all__ = ["__version__", *sorted(_HOMES)]
 
 
+#: Public packages that are used by their name: ``cdmpp.llm.estimate``.
+_PACKAGES = ("llm",)
+
 #: Renamed public names; the old ones work for one release, with a warning.
 _RENAMED = {"Question": "Query"}
 
@@ -82,6 +86,8 @@ def __getattr__(name: str) -> Any:
     if name in _RENAMED:
         warnings.warn(f"cdmpp.{name} is deprecated: use cdmpp.{_RENAMED[name]}", DeprecationWarning, stacklevel=2)
         return getattr(import_module(__name__), _RENAMED[name])
+    if name in _PACKAGES:
+        return import_module(f"cdmpp.{name}")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'cdmpp' has no attribute {name!r}")

@@ -222,8 +222,8 @@ def _gemma3(f: Fields) -> LLMConfig:
     # Every sixth layer attends to all tokens.
     pattern = f.size("sliding_window_pattern", 6)
     window = _window(f, _layers(f) - _layers(f) // pattern, default=4096)
-    vocab = f.size("vocab_size", 262_208)
-    return _gemma(f, heads=8, kv_heads=4, norms=4, qk_norm=True, window=window, vocab=vocab)
+    f = Fields({**f.values, "vocab_size": f.size("vocab_size", 262_208)}, f.path)
+    return _gemma(f, heads=8, kv_heads=4, norms=4, qk_norm=True, window=window)
 
 
 def _gpt2(f: Fields) -> LLMConfig:

@@ -1,0 +1,188 @@
+"""``cdmpp llm``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cdmpp.cli.errors import FAILED, report
+from cdmpp.cli.output import JsonOption, ModelOption, device_of, percent, print_json, print_table
+from cdmpp.errors import CdmppError
+from cdmpp.programs.query_options import Framework
+from cdmpp.units import format_latency, format_si
+
+if TYPE_CHECKING:
+    from cdmpp.llm import LLMEstimate
+    from cdmpp.llm.result import Bounded
+
+#: Rows of the table of parts for a single device.
+_PARTS = 8
+
+
+def llm(
+    config: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CONFIG.json",
+            help="config.json of a language model on Hugging Face (Llama, Qwen, Mistral, Mixtral, Gemma, GPT-2, OPT, "
+            "DeepSeek); examples/llm has eight.",
+            show_default=False,
+        ),
+    ],
+    device: Annotated[
+        list[str],
+        typer.Option(
+            "--device",
+            "-d",
+            help="A known device (cdmpp devices) or a .json/.toml specification; repeatable.",
+            show_default=False,
+        ),
+    ],
+    tp: Annotated[int, typer.Option(help="Ranks that share each layer (tensor parallelism).")] = 1,
+    pp: Annotated[int, typer.Option(help="Stages that share the layers (pipeline parallelism).")] = 1,
+    ep: Annotated[int, typer.Option(help="Groups that share the experts (expert parallelism).")] = 1,
+    batch: Annotated[int, typer.Option(help="Sequences of the batch.")] = 1,
+    input: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 1024,
+    output: Annotated[int, typer.Option(help="Tokens of each answer.")] = 128,
+    dtype: Annotated[str, typer.Option(help="Type of activations and cache: bfloat16, float16, float32.")] = "bfloat16",
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="Type of quantised weights: float8_e4m3, int8, float4_e2m1 (activations are quantised too) or int4 "
+            "(weights only). Default: as the configuration says, else --dtype.",
+            show_default=False,
+        ),
+    ] = None,
+    framework: Annotated[
+        Framework | None, typer.Option(help="Serving engine. Default: vllm.", show_default=False)
+    ] = None,
+    cuda_graph: Annotated[
+        bool, typer.Option("--cuda-graph/--no-cuda-graph", help="Decode steps are captured graphs.")
+    ] = True,
+    parts: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help=f"Show the N most expensive parts of each device. Default: {_PARTS} for one device, else none.",
+            show_default=False,
+        ),
+    ] = None,
+    model: ModelOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Estimate latency, throughput and memory of a language model on devices.
+
+    Prints prefill, median decode step and total of one batch for each device. A device on which the model does not
+    fit does not stop the others. The exit code is 1 if a device is unknown, or if nothing can be estimated.
+    """
+    from cdmpp.llm import estimate, read_config
+    from cdmpp.predictor import LatencyPredictor
+
+    dimensions = read_config(config)
+    predictor = LatencyPredictor.load(model)
+    results: list[LLMEstimate | tuple[str, CdmppError]] = []
+    for name in dict.fromkeys(device):
+        try:
+            results.append(
+                estimate(
+                    dimensions,
+                    device_of(predictor.artifact, name),
+                    tp=tp,
+                    pp=pp,
+                    ep=ep,
+                    batch=batch,
+                    input=input,
+                    output=output,
+                    dtype=dtype,
+                    weights=weights,
+                    framework=framework,
+                    cuda_graph=cuda_graph,
+                    predictor=predictor,
+                )
+            )
+        except CdmppError as error:
+            results.append((name, error))
+    estimates = [result for result in results if not isinstance(result, tuple)]
+    errors = [result for result in results if isinstance(result, tuple)]
+    if json and (estimates or len(results) > 1):
+        values = [_json(result) for result in results]
+        print_json(values[0] if len(values) == 1 else values)
+    elif estimates:
+        _print(estimates, _PARTS if parts is None and len(results) == 1 else parts or 0)
+    for fault in {fault.message: fault for _, fault in errors}.values():
+        report(fault.message, fault.hint)
+    if not estimates or any("device" in fault.code for _, fault in errors):
+        raise typer.Exit(FAILED)
+
+
+def _json(result: LLMEstimate | tuple[str, CdmppError]) -> dict[str, Any]:
+    from cdmpp.prediction import ErrorInfo
+
+    if isinstance(result, tuple):
+        return {"device": result[0], "error": asdict(ErrorInfo.of(result[1]))}
+    return result.to_dict()
+
+
+def _print(estimates: list[LLMEstimate], most: int) -> None:
+    first = estimates[0].to_dict()
+    s = estimates[0].settings
+    types = s.dtype if s.weights is None else f"{s.dtype}, weights {s.weights}"
+    print(
+        f"{first['model_type']}, {format_si(first['parameters'], '')} parameters; tp {s.tp}, pp {s.pp}, ep {s.ep}; "
+        f"batch {s.batch}, input {s.input}, output {s.output}; {types}; {s.framework}"
+    )
+    rows = [
+        (
+            e.settings.device,
+            str(e.gpus),
+            *_cells(e.prefill),
+            *_cells(e.decode),
+            *_cells(e.total),
+            f"{e.tokens / e.total.point:,.0f}",
+            _memory(e),
+            e.domain,
+        )
+        for e in estimates
+    ]
+    header = ("device", "gpus", "prefill", "interval", "decode step", "interval", "total", "interval")
+    print_table((*header, "tokens/s", "memory", "domain"), rows, right=(1, 2, 4, 6, 8, 9))
+    for e in estimates if most else ():
+        _print_parts(e, most)
+    for name in estimates[0].config.left_out:
+        print(f"not included: {name}")
+    shares = "; ".join(f"{e.settings.device} {_shares(e)}" for e in estimates)
+    print(f"domain by share of the time: {shares}")
+    print(f"interval: 10 % – 90 %; memory: of one GPU; model {estimates[0].model_id}")
+
+
+def _print_parts(estimate: LLMEstimate, most: int) -> None:
+    parts = sorted(estimate.merged_parts(), key=lambda part: -part["seconds"])
+    rows = [
+        (p["phase"], p["name"], p["operator"], f"{p['count']:,} x", format_latency(p["seconds"]), percent(p["share"]))
+        for p in parts[:most]
+    ]
+    print()
+    print_table((estimate.settings.device, "part", "operator", "count", "time", "share"), rows, right=(3, 4, 5))
+    if parts[most:]:
+        rest = sum(part["seconds"] for part in parts[most:])
+        print(f"{len(parts) - most} more parts: {format_latency(rest)}")
+    print()
+
+
+def _cells(value: Bounded | None) -> tuple[str, str]:
+    if value is None:
+        return "-", "-"
+    return format_latency(value.point), f"{format_latency(value.lower)} – {format_latency(value.upper)}"
+
+
+def _memory(estimate: LLMEstimate) -> str:
+    used = f"{estimate.memory.total / 1e9:.1f}"
+    return f"{used} GB" if estimate.memory.device is None else f"{used} of {estimate.memory.device / 1e9:.0f} GB"
+
+
+def _shares(estimate: LLMEstimate) -> str:
+    return ", ".join(f"{100 * share:.0f} % {label}" for label, share in estimate.domain_shares.items() if share)

@@ -1,0 +1,84 @@
+"""``cdmpp llm``: the estimates of :func:`cdmpp.llm.estimate` as JSON and as tables."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from cdmpp.llm import estimate
+from cdmpp.predictor import LatencyPredictor
+from tests.cli.conftest import ROOT, Run
+
+LLAMA = ROOT / "examples" / "llm" / "llama-3.1-8b.json"
+LLAMA_70B = ROOT / "examples" / "llm" / "llama-3.1-70b.json"
+
+
+def test_json_equals_the_python_result(run: Run, predictor: LatencyPredictor) -> None:
+    options = ("--tp", 4, "--batch", 8, "--input", 256, "--output", 16, "--dtype", "bf16", "--weights", "fp8")
+    result = run("llm", LLAMA, "--device", "h100-sxm", *options, "--framework", "sglang", "--no-cuda-graph", "--json")
+    assert result.exit_code == 0, result.stderr
+    expected = estimate(
+        LLAMA,
+        "h100-sxm",
+        tp=4,
+        batch=8,
+        input=256,
+        output=16,
+        weights="float8_e4m3",
+        framework="sglang",
+        cuda_graph=False,
+        predictor=predictor,
+    )
+    assert json.loads(result.stdout) == expected.to_dict()
+
+
+def test_several_devices_are_a_list_and_a_table(run: Run) -> None:
+    arguments = ("llm", LLAMA, "-d", "h100-sxm", "-d", "l40s", "--output", 4)
+    values = json.loads(run(*arguments, "--json").stdout)
+    assert [value["device"] for value in values] == ["h100-sxm", "l40s"]
+    table = run(*arguments).stdout
+    assert table.splitlines()[0].startswith("llama, 8.03 G parameters; tp 1, pp 1, ep 1; batch 1")
+    assert "16.3 of 80 GB" in table and "gate_up_proj" not in table
+    assert "gate_up_proj" in run(*arguments, "--parts", 3).stdout
+
+
+def test_a_single_device_shows_its_most_expensive_parts(run: Run) -> None:
+    result = run("llm", LLAMA, "-d", "h100-sxm", "--output", 4)
+    assert "gate_up_proj" in result.stdout
+    assert "more parts" in result.stdout
+    assert "gate_up_proj" not in run("llm", LLAMA, "-d", "h100-sxm", "--output", 4, "--parts", 0).stdout
+
+
+def test_device_that_is_too_small_does_not_stop_the_others(run: Run) -> None:
+    arguments = ("llm", LLAMA_70B, "-d", "h200", "-d", "t4", "--tp", 2, "--output", 2)
+    result = run(*arguments)
+    assert result.exit_code == 0
+    assert "h200" in result.stdout
+    assert "at least 10 devices are needed" in result.stderr
+    values = json.loads(run(*arguments, "--json").stdout)
+    assert values[0]["total_s"] > 0
+    assert values[1]["error"]["code"] == "infeasible"
+
+
+def test_failures_are_one_line_with_a_hint(run: Run, tmp_path: Path) -> None:
+    other = tmp_path / "config.json"
+    other.write_text('{"model_type": "mamba"}')
+    for arguments, message, hint in (
+        ((LLAMA, "-d", "t4"), "the device has 16.0 GB", "smallest number of t4"),
+        ((LLAMA, "-d", "h100-sxm", "--tp", 3), "tp: 3 does not divide the model", "allowed: 1, 2, 4, 8"),
+        ((LLAMA, "-d", "h10"), "no device named 'h10'", "a device need not be known"),
+        ((other, "-d", "t4"), "config.model_type: 'mamba' is not known", "known: llama, mistral"),
+        ((tmp_path / "absent.json", "-d", "t4"), "cannot be read", "config.json"),
+    ):
+        result = run("llm", *arguments)
+        assert result.exit_code == 1
+        assert result.stdout == ""
+        error, advice = result.stderr.splitlines()
+        assert message in error
+        assert hint in advice
+
+
+def test_unknown_device_beside_a_known_one_fails(run: Run) -> None:
+    result = run("llm", LLAMA, "-d", "h100-sxm", "-d", "h10", "--output", 2)
+    assert result.exit_code == 1
+    assert "h100-sxm" in result.stdout
