@@ -31,6 +31,7 @@ SLOW_FILES = (
     "tests/integrations/test_metaschedule.py",
     "tests/integrations/test_online.py",
     "tests/training/test_run.py",
+    "tests/training/test_ranks.py",
     "tests/server/test_jobs_process.py",
     "tests/server/test_sandbox.py",
     "tests/server/test_store.py",

@@ -15,7 +15,7 @@ from cdmpp.errors import CdmppError, MissingDependencyError, install_hint
 
 DEBUG_VARIABLE = "CDMPP_DEBUG"
 FAILED, INCOMPLETE = 1, 3
-INTERRUPTED, PIPE_CLOSED = 130, 141  # as a shell reports SIGINT and SIGPIPE
+INTERRUPTED, PIPE_CLOSED, TERMINATED = 130, 141, 143  # as a shell reports SIGINT, SIGPIPE and SIGTERM
 
 #: Optional packages -> the extra that brings them.
 _EXTRAS = {

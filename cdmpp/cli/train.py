@@ -6,12 +6,13 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
 import typer
 
+from cdmpp.cli.errors import TERMINATED
 from cdmpp.cli.output import (
     ERROR_HEADER,
     RANKING_HEADER,
@@ -57,16 +58,31 @@ def train(
 ) -> None:
     """Train a model, write its folder, and print its errors and those of the baselines.
 
-    An interrupted run resumes from its last checkpoint with the same command.
+    An interrupted run resumes from its last checkpoint with the same command. To train in several processes:
+    torchrun --nproc-per-node N -m -- cdmpp train ...
     """
     from cdmpp.training.config import load_config
+    from cdmpp.training.ranks import Stopped, process_group
     from cdmpp.training.run import train_model
 
     settings = load_config(config)
-    with _progress() as progress:
-        result = train_model(
-            settings, out=out, run=run, public_data=public_data, records=tuple(records or ()), progress=progress
-        )
+    with process_group() as ranks, _progress() if ranks.first else nullcontext() as progress:
+        try:
+            result = train_model(
+                settings,
+                out=out,
+                run=run,
+                public_data=public_data,
+                records=tuple(records or ()),
+                progress=progress,
+                ranks=ranks,
+            )
+        except Stopped as stopped:
+            if ranks.first:
+                print(f"stopped after step {stopped.step:,}; the same command resumes the run", file=sys.stderr)
+            raise typer.Exit(TERMINATED) from None
+    if not ranks.first:
+        return
     if json:
         print_json(result)
         return

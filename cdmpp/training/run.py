@@ -26,6 +26,7 @@ from cdmpp.training.coverage import with_training_rows
 from cdmpp.training.dataset import make_dataset
 from cdmpp.training.finish import calibrate, error_table, fit_domain, held_out_sample
 from cdmpp.training.loop import Inputs, Progress, train, training_rows
+from cdmpp.training.ranks import ALONE, Ranks
 
 
 def load_training_table(
@@ -54,6 +55,7 @@ def train_model(
     public_data: str | Path | None = None,
     records: Sequence[str | Path] = (),
     progress: Progress | None = None,
+    ranks: Ranks = ALONE,
 ) -> dict[str, Any]:
     """Train, calibrate, evaluate on the test part, write the model folder.
 
@@ -71,20 +73,28 @@ def train_model(
         Further tables.
     progress : callable, optional
         Called with (step, steps, metrics) every 50 steps.
+    ranks : Ranks
+        Processes that share the training (:func:`cdmpp.training.ranks.process_group`). The first rank calibrates,
+        evaluates and writes.
 
     Returns
     -------
     dict
-        ``model_id``, ``out``, ``train``, ``calibration`` and ``metrics`` (see :func:`error_table`).
+        ``model_id``, ``out``, ``train``, ``calibration`` and ``metrics`` (see :func:`error_table`); empty on all ranks
+        but the first.
     """
     run = Path(run) if run is not None else Path("runs") / config.name
     table = load_training_table(config, public_data, records)
     if config.reference is not None:
         from cdmpp.training.reference.run import train_reference
 
+        if ranks.size > 1:
+            raise DataError("[reference] trains in one process", hint="start it without torchrun")
         return train_reference(config, table, out=Path(out), progress=progress)
     dataset = make_dataset(table, config.data, schedule=config.network.schedule)
-    network, summary = train(dataset, config, run, progress=progress)
+    network, summary = train(dataset, config, run, progress=progress, ranks=ranks)
+    if not ranks.first:
+        return {}
     inputs = Inputs(dataset.store, dataset.device_matrix)
     index = training_rows(dataset, config)[0]
     domain = fit_domain(dataset, index, config.seed)

@@ -19,6 +19,7 @@ from cdmpp.programs.query_options import BACKENDS
 from cdmpp.training.config import TrainConfig
 from cdmpp.training.dataset import Dataset, MeasuredRows
 from cdmpp.training.draw import pairs_within, target_rows
+from cdmpp.training.ranks import ALONE, Ranks
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -67,9 +68,17 @@ class Objective:
         self.target = target_rows(dataset, config)
 
     def __call__(
-        self, network: LatencyNetwork, rows: MeasuredRows, tasks: Array, device: Tensor, step: int, *, multiple: int
+        self,
+        network: LatencyNetwork,
+        rows: MeasuredRows,
+        tasks: Array,
+        device: Tensor,
+        step: int,
+        *,
+        multiple: int,
+        ranks: Ranks = ALONE,
     ) -> Tensor:
-        """Loss of rows, which must be sorted by bucket.
+        """Loss of rows, which must be sorted by bucket; on several ranks this rank's part, and the parts add up.
 
         Parameters
         ----------
@@ -83,6 +92,9 @@ class Objective:
             Step number, part of the seed of random draws.
         multiple : int
             See :meth:`cdmpp.nn.network.LatencyNetwork.encode_parts`.
+        ranks : Ranks
+            Processes that divide the rows. Random draws are of the whole batch, so they do not depend on it. Ranking
+            and domain loss are of the whole batch, too.
         """
         opt = self.config.optimiser
         figures, virtual = self.inputs.device_matrix[rows.device], np.zeros(len(rows), dtype=bool)
@@ -93,20 +105,32 @@ class Objective:
             # Leaf times of scheduled programs are in seconds of the real device (cdmpp.nn.leaf_times).
             virtual = (rng.random(len(rows)) < share) & (rows.backend != BACKENDS.index("tvm"))
             figures[virtual] = virtual_devices(figures[virtual], rng)
+        whole = len(rows)
+        if ranks.size > 1:
+            own = ranks.own(whole)
+            rows, device, figures, virtual = rows.take(np.arange(whole)[own]), device[own], figures[own], virtual[own]
         latent, queries, reference = latents(network, self.inputs, rows, multiple=multiple, device=figures)
         if virtual.any():
             reference = self.inputs.queries(rows)[2]
         point, quantiles = network.decode(latent, queries, device)
         target = torch.from_numpy(self.label(rows, reference).astype(np.float32))
         loss = self.error(point, target) + opt.quantile_weight * pinball_loss(quantiles, target)
+        if ranks.size > 1:
+            loss = loss * (len(rows) / whole)
         if opt.ranking_weight:
             first, second = (torch.from_numpy(i) for i in pairs_within(tasks))
             fixed = torch.from_numpy(reference.astype(np.float32))
-            loss = loss + opt.ranking_weight * ranking_loss(point + fixed, target + fixed, first, second)
+            ordered = ranking_loss(ranks.whole(point + fixed, whole), ranks.whole(target + fixed, whole), first, second)
+            loss = loss + opt.ranking_weight * ranks.shared(ordered)
         domain = self.config.domain
         if domain.loss != "none" and domain.weight:
-            other = latents(network, self.inputs, self._drawn(step), multiple=multiple)[0]
-            loss = loss + domain.weight * DISCREPANCIES[domain.loss](bounded(latent), bounded(other))
+            unlabelled = self._drawn(step)
+            part = unlabelled.take(np.arange(len(unlabelled))[ranks.own(len(unlabelled))])
+            other = latents(network, self.inputs, part, multiple=multiple)[0]
+            distance = DISCREPANCIES[domain.loss](
+                bounded(ranks.whole(latent, whole)), bounded(ranks.whole(other, len(unlabelled)))
+            )
+            loss = loss + domain.weight * ranks.shared(distance)
         return loss
 
     def label(self, rows: MeasuredRows, reference: Array) -> Array:
