@@ -160,7 +160,7 @@ def attention_batches(lengths: Sequence[int]) -> list[tuple[int, int]]:
 
 def _attention_half(b: StepBuilder, step: Step) -> None:
     config, tp = b.config, b.layout.tp
-    b.norm("attention_norm", config.hidden)
+    b.norm("attention_norm", config.hidden, residual=True)
     if config.latent is not None:
         latent_attention(b, config.latent, _calls(step, None))
     else:
@@ -205,7 +205,7 @@ def _calls(step: Step, window: int | None) -> list[tuple[str, dict[str, int]]]:
 
 def _dense(b: StepBuilder) -> None:
     config = b.config
-    b.norm("mlp_norm", config.hidden)
+    b.norm("mlp_norm", config.hidden, residual=True)
     _feed_forward(b, "", config.intermediate // b.layout.tp)
     b.all_reduce("mlp_all_reduce")
     if config.norms == 4:
@@ -225,7 +225,7 @@ def _feed_forward(b: StepBuilder, prefix: str, columns: int) -> None:
 
 def _experts(b: StepBuilder, experts: Experts) -> None:
     config, layout = b.config, b.layout
-    b.norm("mlp_norm", config.hidden)
+    b.norm("mlp_norm", config.hidden, residual=True)
     # Measured routers contain their product (LLMServingSim's `gate`).
     b.add("router", "moe_gating", rows=b.tokens, cols=experts.count, topk=experts.topk)
     if experts.shared:
@@ -258,7 +258,7 @@ def _output(b: StepBuilder, batch: int) -> None:
     """Logits of the last token of each sequence, and the choice of the next one."""
     config, tp = b.config, b.layout.tp
     if config.final_norm:
-        b.norm("final_norm", config.hidden)
+        b.norm("final_norm", config.hidden, residual=True)
     b.tokens = batch
     b.linear("lm_head", -(-config.vocab // tp), config.hidden, quantised=False)
     b.all_gather("logits_all_gather", config.vocab)

@@ -85,9 +85,13 @@ class StepBuilder:
         """Add an operator on ``[tokens, cols]``."""
         self.add(name, operator, rows=self.tokens, cols=cols, **fields)
 
-    def norm(self, name: str, cols: int) -> None:
-        """Add a norm of ``[tokens, cols]``."""
-        self.vector(name, self.config.norm, cols)
+    def norm(self, name: str, cols: int, *, residual: bool = False) -> None:
+        """Add a norm of ``[tokens, cols]``.
+
+        ``residual``: the kernel adds the residual too. It reads and writes two tensors instead of one, as a norm of
+        twice as many rows does.
+        """
+        self.add(name, self.config.norm, rows=self.tokens * (1 + residual), cols=cols)
 
     def linear(self, name: str, n: int, k: int, *, quantised: bool = True) -> None:
         """Add a linear layer from ``k`` to ``n`` columns."""

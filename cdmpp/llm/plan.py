@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,18 +10,14 @@ import numpy as np
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError
 from cdmpp.llm.config import LLMConfig
-from cdmpp.llm.host import host_cost, step_seconds
 from cdmpp.llm.layout import Layout, Types
 from cdmpp.llm.memory import check_memory
 from cdmpp.llm.operators import Decode, Prefill, Step, step_operators
-from cdmpp.llm.parts import StepPart
+from cdmpp.llm.pricing import PricedStep, StepPricing
 from cdmpp.llm.result import Bounded, LLMEstimate, Part, Settings
-from cdmpp.prediction import Prediction, Query, check_settings
-from cdmpp.programs.program import TensorProgram
-from cdmpp.programs.query_options import Protocol
+from cdmpp.prediction import Prediction, check_settings
+from cdmpp.programs.query_options import DEFAULT_PROTOCOL
 
-#: Kernels of a step run back to back, as in a captured graph.
-STEP_PROTOCOL: Protocol = "graph"
 #: Framework of an estimate that names none: the operators are the fused kernels of serving engines.
 DEFAULT_FRAMEWORK = "vllm"
 #: Decode steps that are priced; the others are interpolated over the length of the cache.
@@ -32,28 +27,15 @@ MAX_BATCH, MAX_TOKENS = 1_000_000, 16_777_216
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
-@dataclass(frozen=True)
-class PricedStep:
-    """Seconds of a step's parts: point, lower and upper bound, as array ``(3, parts)``."""
-
-    parts: list[StepPart]
-    seconds: Array
-
-    @property
-    def launches(self) -> int:
-        """Number of launches in the step."""
-        return sum(part.count for part in self.parts)
-
-    def totals(self, phase: str, cuda_graph: bool) -> Array:
-        """Point, lower and upper bound of the step's duration, host time included; ``(3,)``."""
-        cost = host_cost(phase, cuda_graph)
-        return np.array([step_seconds(float(row.sum()), self.launches, cost) for row in self.seconds])
-
-
 class EstimatePlan:
     """Queries of an estimate, and the estimate made of their predictions.
 
     Parameters and errors are those of :func:`cdmpp.llm.estimate`; ``config`` and ``device`` are read already.
+
+    Parameters
+    ----------
+    lengths : sequence of int, optional
+        Tokens of each prompt; replaces ``batch`` and ``input``, which are then their number and their mean.
 
     Attributes
     ----------
@@ -76,7 +58,10 @@ class EstimatePlan:
         weights: str | None = None,
         framework: str | None = None,
         cuda_graph: bool = True,
+        lengths: Sequence[int] | None = None,
     ) -> None:
+        if lengths is not None:
+            batch, input = len(lengths), max(1, round(sum(lengths) / max(1, len(lengths))))
         for name, value, most in (
             ("batch", batch, MAX_BATCH),
             ("input", input, MAX_TOKENS),
@@ -86,14 +71,16 @@ class EstimatePlan:
                 raise FieldError(
                     f"{name}: {str(value)[:80]!r} is not allowed", path=name, hint=f"a whole number from 1 to {most}"
                 )
-        if config.positions and input + output > config.positions:
+        lengths = [input] * batch if lengths is None else lengths
+        longest = max(lengths)
+        if config.positions and longest + output > config.positions:
             raise FieldError(
-                f"input: {input} and {output} output tokens exceed the model's {config.positions} positions",
+                f"input: {longest} and {output} output tokens exceed the model's {config.positions} positions",
                 path="input",
                 hint=f"input + output is at most {config.positions}",
             )
         framework = framework or DEFAULT_FRAMEWORK
-        check_settings(STEP_PROTOCOL, framework)
+        check_settings(DEFAULT_PROTOCOL, framework)
         layout, types = Layout(tp, pp, ep), Types.of(config, dtype, weights)
         layout.check(config)
         self.memory = check_memory(config, layout, types, batch, input + output, device.memory_bytes, device.name)
@@ -102,19 +89,17 @@ class EstimatePlan:
         )
         self._config, self._layout = config, layout
 
-        def parts(step: Step) -> list[StepPart]:
-            return step_operators(config, layout, step, dtype=types.dtype, weights=types.weights)
+        def pricing(step: Step) -> StepPricing:
+            parts = step_operators(config, layout, step, dtype=types.dtype, weights=types.weights)
+            return StepPricing.of(parts, device, framework, cuda_graph and isinstance(step, Decode))
 
-        #: Cached tokens in front of each decode step, and of the steps that are priced.
-        self._past = np.arange(input, input + output - 1, dtype=np.float64)
-        self._priced = _points(self._past)
-        self._prefill = parts(Prefill([input] * batch))
-        self._decode = [parts(Decode(batch, int(past))) for past in self._priced]
-        self.queries = [
-            Query(TensorProgram.from_operator(part.program), device, STEP_PROTOCOL, framework)
-            for step in (self._prefill, *self._decode)
-            for part in step
-        ]
+        #: Decode steps, and those of them that are priced.
+        self._steps = np.arange(output - 1, dtype=np.float64)
+        self._points = _points(self._steps)
+        self._prefill = pricing(Prefill(lengths))
+        cached = sum(lengths)
+        self._decode = [pricing(Decode(batch, past_total=cached + batch * int(step))) for step in self._points]
+        self.queries = [query for step in (self._prefill, *self._decode) for query in step.queries]
 
     def estimate(self, model_id: str, predictions: Sequence[Prediction]) -> LLMEstimate:
         """The estimate made of the predictions of :attr:`queries`.
@@ -124,22 +109,20 @@ class EstimatePlan:
         FieldError
             An operator of the model has no prediction.
         """
-        position = 0
-        steps = []
-        for parts in (self._prefill, *self._decode):
-            steps.append(_priced_step(parts, predictions[position : position + len(parts)]))
-            position += len(parts)
+        remaining = iter(predictions)
+        prefill, *decode = [
+            step.priced([next(remaining) for _ in step.queries]) for step in (self._prefill, *self._decode)
+        ]
         s = self.settings
-        prefill, decode = steps[0], steps[1:]
-        prefill_s = prefill.totals("prefill", s.cuda_graph)
-        rows = _parts("prefill", [prefill], np.ones(1), prefill_s, predictions)
+        prefill_s = prefill.totals()
+        rows = _parts("prefill", [prefill], np.ones(1), prefill_s)
         total_s, step_s = prefill_s, None
         if decode:
-            durations = np.stack([step.totals("decode", s.cuda_graph) for step in decode])
-            weights = _weights(self._past, self._priced)
+            durations = np.stack([step.totals() for step in decode])
+            weights = _weights(self._steps, self._points)
             decode_s = weights @ durations
-            step_s = np.array([np.median(np.interp(self._past, self._priced, column)) for column in durations.T])
-            rows += _parts("decode", decode, weights, decode_s, predictions[len(self._prefill) :])
+            step_s = np.array([np.median(np.interp(self._steps, self._points, column)) for column in durations.T])
+            rows += _parts("decode", decode, weights, decode_s)
             total_s = prefill_s + decode_s
         steps_after = s.output - 1
         return LLMEstimate(
@@ -156,41 +139,25 @@ class EstimatePlan:
         )
 
 
-def _points(past: Array) -> Array:
-    """Lengths of the cache at which decode steps are priced: evenly spaced, first and last included."""
-    if not len(past):
-        return past
-    return np.unique(np.round(np.linspace(past[0], past[-1], DECODE_POINTS)))
+def _points(steps: Array) -> Array:
+    """Decode steps that are priced: evenly spaced, first and last included."""
+    if not len(steps):
+        return steps
+    return np.unique(np.round(np.linspace(steps[0], steps[-1], DECODE_POINTS)))
 
 
-def _weights(past: Array, points: Array) -> Array:
+def _weights(steps: Array, points: Array) -> Array:
     """Sum over the steps of each point's weight in the linear interpolation; ``(points,)``, adds up to the steps."""
-    return np.array([np.interp(past, points, unit).sum() for unit in np.eye(len(points))])
+    return np.array([np.interp(steps, points, unit).sum() for unit in np.eye(len(points))])
 
 
-def _priced_step(parts: list[StepPart], predictions: Sequence[Prediction]) -> PricedStep:
-    seconds = np.empty((3, len(parts)))
-    for i, (part, prediction) in enumerate(zip(parts, predictions, strict=True)):
-        if prediction.error is not None:
-            raise FieldError(
-                f"{part.name} ({part.program.text()}): {prediction.error.message}",
-                path="config",
-                hint=prediction.error.hint,
-            )
-        figures = (prediction.latency_s, prediction.lower_s, prediction.upper_s)
-        seconds[:, i] = [part.count * (figure or 0.0) for figure in figures]
-    return PricedStep(parts, seconds)
-
-
-def _parts(
-    phase: str, steps: Sequence[PricedStep], weights: Array, totals: Array, predictions: Sequence[Prediction]
-) -> list[Part]:
+def _parts(phase: str, steps: Sequence[PricedStep], weights: Array, totals: Array) -> list[Part]:
     """Parts of a phase; the same part of all steps is one, and host time that kernels do not hide is another."""
     runs = round(float(weights.sum()))
     seconds = sum(weight * step.seconds[0] for weight, step in zip(weights, steps, strict=True))
     rows = [
         Part(phase, part.name, part.program.operator, part.count * runs, float(own), prediction.domain)
-        for part, own, prediction in zip(steps[0].parts, seconds, predictions, strict=False)
+        for part, own, prediction in zip(steps[0].parts, seconds, steps[0].predictions, strict=True)
     ]
     host = float(totals[0] - seconds.sum())
     if host > 1e-9 * float(totals[0]):

@@ -19,6 +19,7 @@ NEED_PUBLIC_DATA = [
     "accuracy",
     "end_to_end.__main__",
     "leave_one_device_out",
+    "llm_serving.__main__",
     "planning.replay_intervals",
     "stacks",
     "unseen_shapes",

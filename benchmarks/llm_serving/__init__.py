@@ -1,0 +1,1 @@
+"""Whole language models against public measurements of serving batches."""

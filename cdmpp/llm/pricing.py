@@ -1,0 +1,117 @@
+"""Latencies of a step's parts: their queries, and the step made of the predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.errors import FieldError
+from cdmpp.llm.host import host_cost, step_seconds
+from cdmpp.llm.parts import StepPart
+from cdmpp.prediction import Prediction, Query
+from cdmpp.programs.collectives import Collective
+from cdmpp.programs.program import TensorProgram
+from cdmpp.programs.query_options import Protocol
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+#: Protocols of a captured decode step: both mean device time without the host. The one that training covered better
+#: is used, the first if they are equal: most devices were measured with one of them only.
+CAPTURED: tuple[Protocol, ...] = ("graph", "kernel")
+#: Protocol of steps whose kernels the host launches; its time is added by :mod:`cdmpp.llm.host`.
+LAUNCHED: tuple[Protocol, ...] = ("kernel",)
+
+
+@dataclass(frozen=True)
+class StepPricing:
+    """Queries of one step.
+
+    Attributes
+    ----------
+    parts : list of StepPart
+    captured : bool
+        Whether the step is a CUDA graph.
+    queries : list of Query
+        Queries of all parts, those of a part next to each other.
+    """
+
+    parts: list[StepPart]
+    captured: bool
+    queries: list[Query]
+
+    @classmethod
+    def of(cls, parts: list[StepPart], device: DeviceSpec, framework: str, captured: bool) -> StepPricing:
+        """Queries of a step on a device."""
+        queries = [
+            Query(TensorProgram.from_operator(part.program), device, protocol, framework)
+            for part in parts
+            for protocol in _protocols(part, captured)
+        ]
+        return cls(parts, captured, queries)
+
+    def priced(self, predictions: Sequence[Prediction]) -> PricedStep:
+        """The step made of the predictions of :attr:`queries`.
+
+        Raises
+        ------
+        FieldError
+            An operator of the model has no prediction.
+        """
+        remaining = iter(predictions)
+        chosen = [
+            min((next(remaining) for _ in _protocols(part, self.captured)), key=lambda p: _score(part, p))
+            for part in self.parts
+        ]
+        seconds = np.array(
+            [
+                [part.count * (figure or 0.0) for figure in (p.latency_s, p.lower_s, p.upper_s)]
+                for part, p in zip(self.parts, chosen, strict=True)
+            ]
+        )
+        return PricedStep(self.parts, chosen, seconds.T, self.captured)
+
+
+@dataclass(frozen=True)
+class PricedStep:
+    """A step with its latencies.
+
+    Attributes
+    ----------
+    parts : list of StepPart
+    predictions : list of Prediction
+        Prediction of one run of each part.
+    seconds : (3, parts)
+        Seconds of all runs of each part: point, lower and upper bound.
+    captured : bool
+        Whether the step is a CUDA graph.
+    """
+
+    parts: list[StepPart]
+    predictions: list[Prediction]
+    seconds: Array
+    captured: bool
+
+    def totals(self) -> Array:
+        """Point, lower and upper bound of the step's duration, host time included; ``(3,)``."""
+        launches, cost = sum(part.count for part in self.parts), host_cost(self.captured)
+        return np.array([step_seconds(float(row.sum()), launches, cost) for row in self.seconds])
+
+
+def _protocols(part: StepPart, captured: bool) -> tuple[Protocol, ...]:
+    if not captured:
+        return LAUNCHED
+    return CAPTURED[:1] if isinstance(part.program, Collective) else CAPTURED
+
+
+def _score(part: StepPart, prediction: Prediction) -> float:
+    if prediction.error is not None:
+        raise FieldError(
+            f"{part.name} ({part.program.text()}): {prediction.error.message}",
+            path="config",
+            hint=prediction.error.hint,
+        )
+    return prediction.domain_score or 0.0
