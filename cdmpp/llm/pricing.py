@@ -98,7 +98,12 @@ class PricedStep:
     def totals(self) -> Array:
         """Point, lower and upper bound of the step's duration, host time included; ``(3,)``."""
         launches, cost = sum(part.count for part in self.parts), host_cost(self.captured)
-        return np.array([step_seconds(float(row.sum()), launches, cost) for row in self.seconds])
+        return np.array(
+            [
+                step_seconds(float(row.sum()), launches, launch_s, cost.step_s)
+                for row, launch_s in zip(self.seconds, cost.launch_s, strict=True)
+            ]
+        )
 
 
 def _protocols(part: StepPart, captured: bool) -> tuple[Protocol, ...]:

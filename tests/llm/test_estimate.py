@@ -11,11 +11,23 @@ import pytest
 import cdmpp
 from cdmpp.devices import lookup
 from cdmpp.errors import CdmppError, FieldError, InfeasibleError
-from cdmpp.llm import Decode, Layout, LLMEstimate, Prefill, estimate, read_config, step_operators
-from cdmpp.llm.host import EAGER, GRAPH, HostCost, host_cost, step_seconds
+from cdmpp.llm import (
+    Decode,
+    EstimatePlan,
+    Layout,
+    LLMEstimate,
+    Prefill,
+    StepPart,
+    estimate,
+    read_config,
+    step_operators,
+)
+from cdmpp.llm.host import GRAPH, host_cost, step_seconds
 from cdmpp.llm.layout import Types
 from cdmpp.llm.memory import memory_of, smallest_layout
+from cdmpp.llm.pricing import StepPricing
 from cdmpp.predictor import LatencyPredictor
+from cdmpp.programs.operators import make_operator
 from tests.llm.test_read_config import EXAMPLES, LLAMA
 
 LLAMA_8B = EXAMPLES / "llama-3.1-8b.json"
@@ -30,7 +42,7 @@ def llama(predictor: LatencyPredictor) -> LLMEstimate:
 
 def test_prefill_is_the_sum_of_the_predictions_of_its_step(llama: LLMEstimate, predictor: LatencyPredictor) -> None:
     parts = step_operators(read_config(LLAMA_8B), Layout(), Prefill([512] * 8))
-    prices = predictor.predict([part.program for part in parts], "h100-sxm", protocol="graph", framework="vllm")
+    prices = predictor.predict([part.program for part in parts], "h100-sxm", protocol="kernel", framework="vllm")
     for figure, value in (
         ("latency_s", llama.prefill.point),
         ("lower_s", llama.prefill.lower),
@@ -181,16 +193,35 @@ def test_launches_from_the_host_bound_short_steps(predictor: LatencyPredictor) -
         estimate(small, "h100-sxm", output=9, cuda_graph=on, predictor=predictor).to_dict() for on in (False, True)
     )
     launches = sum(part.count for part in step_operators(read_config(small), Layout(), Decode(1, 1)))
-    assert eager["decode_s"] == pytest.approx(max(launches * EAGER.launch_s, graph["decode_s"]))
+    assert eager["decode_s"] == pytest.approx(max(launches * host_cost(captured=False).launch_s[0], graph["decode_s"]))
     assert sum(part["seconds"] for part in eager["parts"]) == pytest.approx(eager["total_s"], rel=1e-9)
 
 
 def test_host_time_of_a_step() -> None:
-    cost = HostCost(launch_s=1e-5, step_s=1e-3)
-    assert step_seconds(1.0, 100, cost) == 1.001
-    assert step_seconds(1e-4, 100, cost) == pytest.approx(2e-3)
-    assert host_cost("decode", True) == GRAPH
-    assert host_cost("decode", False) == host_cost("prefill", True) == EAGER
+    assert step_seconds(1.0, 100, 1e-5, 1e-3) == 1.001
+    assert step_seconds(1e-4, 100, 1e-5, 1e-3) == pytest.approx(2e-3)
+    assert host_cost(captured=True) == GRAPH
+    point, lower, upper = host_cost(captured=False).launch_s
+    assert 0 < lower < point < upper
+
+
+def test_decode_uses_the_protocol_that_training_covered_better(predictor: LatencyPredictor) -> None:
+    """The H800's dense products were measured as kernels, those of the H200 in graphs."""
+    parts = [
+        StepPart("product", make_operator({"operator": "linear", "dtype": "bfloat16", "m": 8, "n": 4096, "k": 4096}), 1)
+    ]
+    for device, protocol in (("h800", "kernel"), ("h200", "graph")):
+        pricing = StepPricing.of(parts, lookup(device), "vllm", captured=True)
+        step = pricing.priced(predictor.predict_queries(pricing.queries))
+        assert [p.protocol for p in step.predictions] == [protocol]
+
+
+def test_lengths_replace_batch_and_input(predictor: LatencyPredictor) -> None:
+    config = read_config(LLAMA_8B)
+    equal = EstimatePlan(config, lookup("h100-sxm"), batch=4, input=512, output=8)
+    listed = EstimatePlan(config, lookup("h100-sxm"), lengths=[512] * 4, output=8)
+    assert listed.queries == equal.queries
+    assert listed.settings == equal.settings
 
 
 def test_interpolated_steps_add_up_to_all_steps() -> None:
