@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 from typing import Protocol as Interface
 
 from cdmpp.devices.spec import DeviceSpec
@@ -25,6 +25,10 @@ from cdmpp.programs.query_options import (
     Protocol,
 )
 from cdmpp.rendering.predictions import predictions_arrow, predictions_html
+
+if TYPE_CHECKING:
+    from cdmpp.modules.prediction import ModulePrediction, ModulePredictions
+    from cdmpp.modules.predictor import ModuleOptions
 
 DEFAULT_QUANTILES = DEFAULT_INTERVAL
 #: A specification, its fields, or the name of a known device.
@@ -200,6 +204,11 @@ class Predictor(Interface):
 
     def predict_queries(self, queries: Sequence[Query], quantiles: Sequence[float] = DEFAULT_QUANTILES) -> Predictions:
         """Predict queries with different programs, devices and settings, in order; errors are per query."""
+
+    def predict_module(
+        self, module: Any, example_inputs: Any, device: Device | Sequence[Device], **options: Unpack[ModuleOptions]
+    ) -> ModulePrediction | ModulePredictions:
+        """Predict one run of a torch module on one device, or on each of several."""
 
 
 _FIGURES = ("latency_s", "lower_s", "upper_s", "quantiles", "domain", "domain_score", "roofline_s", "domain_reason")

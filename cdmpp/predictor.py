@@ -44,6 +44,7 @@ from cdmpp.inference.encoder import ProgramEncoder
 from cdmpp.inference.engine import CHUNK_ROWS
 from cdmpp.inference.pipeline import InferencePipeline
 from cdmpp.lru import Lru
+from cdmpp.modules.predictor import ModulePredictor
 from cdmpp.nn.inputs import roofline_s, stack_devices
 from cdmpp.nn.rows import QueryBatch, QueryRows
 from cdmpp.nn.store import ProgramStore
@@ -100,7 +101,7 @@ RowKey = tuple[str, str, str, str, str, str, str | None]
 CachedRow = tuple[Array, tuple[tuple[str, tuple[float, ...], Any], ...]]
 
 
-class LatencyPredictor:
+class LatencyPredictor(ModulePredictor):
     """Predicts latencies with one loaded model. Safe to share between threads.
 
     Parameters

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import warnings
 from asyncio import sleep
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack, overload
 
 from cdmpp.client.answers import Observed, Registered
 from cdmpp.client.operations import Operations, Steps
@@ -19,7 +19,13 @@ from cdmpp.curves import Curve
 from cdmpp.curves.plan import Programs
 from cdmpp.curves.template import Axes
 from cdmpp.features.bulk import FeatureAnswers, FeatureQueries
-from cdmpp.prediction import DEFAULT_QUANTILES, Device, Predictions, Query
+from cdmpp.frontends.module_listing import Mode
+from cdmpp.frontends.torch_module import list_module
+from cdmpp.modules.prediction import DEFAULT_FRAMEWORK as MODULE_FRAMEWORK
+from cdmpp.modules.prediction import DEFAULT_PROTOCOL as MODULE_PROTOCOL
+from cdmpp.modules.prediction import ModulePrediction, ModulePredictions, module_predictions
+from cdmpp.modules.predictor import ModuleOptions
+from cdmpp.prediction import DEFAULT_QUANTILES, Device, Predictions, Query, check_settings, device_list
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Protocol
 
 T = TypeVar("T")
@@ -79,6 +85,43 @@ class AsyncPredictorClient:
     ) -> Predictions:
         """Predict queries with different programs, devices and settings, in order; errors are per query."""
         return await self._run(self._steps.predict_queries(queries, quantiles))
+
+    @overload
+    async def predict_module(
+        self, module: Any, example_inputs: Any, device: Device, **options: Unpack[ModuleOptions]
+    ) -> ModulePrediction: ...
+
+    @overload
+    async def predict_module(
+        self, module: Any, example_inputs: Any, device: Sequence[Device], **options: Unpack[ModuleOptions]
+    ) -> ModulePredictions: ...
+
+    async def predict_module(
+        self,
+        module: Any,
+        example_inputs: Any,
+        device: Device | Sequence[Device],
+        *,
+        mode: Mode = "inference",
+        protocol: Protocol = MODULE_PROTOCOL,
+        framework: str | None = MODULE_FRAMEWORK,
+        dtype: Any = None,
+        autocast: Any = None,
+        optimizer: str | Callable[..., Any] | None = None,
+        quantiles: Sequence[float] = DEFAULT_QUANTILES,
+    ) -> ModulePrediction | ModulePredictions:
+        """Predict one run of a torch module; see :meth:`LatencyPredictor.predict_module`.
+
+        A thread lists the kernels, so that other coroutines go on.
+        """
+        check_settings(protocol, framework)
+        devices = device_list(device)
+        types = {"dtype": dtype, "autocast": autocast}
+        listing = await asyncio.to_thread(list_module, module, example_inputs, mode=mode, optimizer=optimizer, **types)
+        predictions = await self.predict(
+            listing.programs, devices, protocol=protocol, framework=framework, quantiles=quantiles
+        )
+        return module_predictions(listing, predictions, device)
 
     async def predict_questions(
         self, questions: Sequence[Query], quantiles: Sequence[float] = DEFAULT_QUANTILES

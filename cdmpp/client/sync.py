@@ -18,13 +18,14 @@ from cdmpp.curves import Curve
 from cdmpp.curves.plan import Programs
 from cdmpp.curves.template import Axes
 from cdmpp.features.bulk import FeatureAnswers, FeatureQueries
+from cdmpp.modules.predictor import ModulePredictor
 from cdmpp.prediction import DEFAULT_QUANTILES, Device, Predictions, Query
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Protocol
 
 T = TypeVar("T")
 
 
-class PredictorClient:
+class PredictorClient(ModulePredictor):
     """Client of a cdmpp service; implements :class:`cdmpp.prediction.Predictor`.
 
     Predictions equal those of the service's model to the last digit. Connections are reused. Temporary refusals

@@ -138,7 +138,8 @@ def _read(path: Path, dims: Mapping[str, int] | None) -> ProgramGraph:
 
 
 def _network_graph(network: Network) -> ProgramGraph:
-    from cdmpp.frontends.torch_programs import import_torch, torch_graph
+    from cdmpp.frontends.torch_import import import_torch
+    from cdmpp.frontends.torch_programs import torch_graph
 
     torch = import_torch()
     return torch_graph(torch.export.export(network.module, network.inputs), network.text)

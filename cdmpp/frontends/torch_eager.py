@@ -9,9 +9,8 @@ multiple of the forward pass.
 from __future__ import annotations
 
 import bisect
-import copy
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -22,11 +21,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cdmpp.errors import CdmppError, InvalidProgramError
+from cdmpp.frontends.eager_foreach import foreach
 from cdmpp.frontends.eager_rules import Call, Fields, NoRuleError, outcome
 from cdmpp.frontends.graph import Unsupported
+from cdmpp.frontends.torch_attention import fused_attention
+from cdmpp.frontends.torch_meta import differentiated, meta_inputs, meta_module, not_traceable
 from cdmpp.programs.operators import OperatorSpec, make_operator
 
-Phase = Literal["forward", "backward"]
+Phase = Literal["forward", "backward", "optimizer"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Launch:
     module : str
         Qualified name of the innermost module that made the call; of a backward call, of the forward call
         that it differentiates. Empty for the root.
-    phase : {"forward", "backward"}
+    phase : {"forward", "backward", "optimizer"}
     remark : str
         Why the operator is not the call's own, where it is not.
     """
@@ -63,6 +65,8 @@ class EagerTrace:
     unsupported : tuple of Unsupported
         Calls that launch something for which there is no operator, by name and number. Nothing is left out of
         both.
+    incomplete : frozenset of {"forward", "backward", "optimizer"}
+        Phases with such calls.
     gradients : tuple of (str, int)
         Parameters in the order in which the backward pass finishes their gradients, by qualified name, and
         how many of ``launches`` come before. A parameter that several modules share has its first name.
@@ -71,6 +75,7 @@ class EagerTrace:
     launches: tuple[Launch, ...]
     unsupported: tuple[Unsupported, ...] = ()
     gradients: tuple[tuple[str, int], ...] = ()
+    incomplete: frozenset[Phase] = frozenset()
 
     def of(self, phase: Phase) -> list[Launch]:
         """The launches of one pass."""
@@ -83,42 +88,56 @@ class EagerTrace:
 
 def eager_trace(
     module: nn.Module,
-    inputs: Sequence[Tensor],
+    inputs: Sequence[Any],
     *,
+    keywords: Mapping[str, Any] | None = None,
     backward: bool = False,
     accumulate: bool = False,
+    dtype: torch.dtype | None = None,
     autocast: torch.dtype | None = None,
+    train: bool | None = None,
+    optimizer: Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer] | None = None,
 ) -> EagerTrace:
     """List the kernels of one forward pass, and of the backward pass if asked for.
 
     Parameters
     ----------
     module : torch.nn.Module
-        Its mode (``train()``, ``eval()``) is kept. A module on another device is traced as a copy on
-        ``meta``.
-    inputs : sequence of Tensor
-        Positional arguments.
+        Traced as a copy on ``meta``; the module itself is not changed.
+    inputs : sequence
+        Positional arguments. Only shapes and types of tensors count, also in lists and dictionaries.
+    keywords : mapping of str, optional
+        Keyword arguments.
     backward : bool
         Also run backward from a gradient of the output; parameters that require a gradient get one. Needs a
-        module that returns a tensor, or a tuple or dictionary of them.
+        module that returns tensors, alone or in tuples, lists, dictionaries or data classes. If a dictionary or object
+        has a ``loss``, the backward pass starts there.
     accumulate : bool
         Gradients are there from an earlier pass: each new one is added to the old.
+    dtype : torch.dtype, optional
+        Type of the floating-point parameters, buffers and inputs, as after ``module.to(dtype)``.
     autocast : torch.dtype, optional
         As under ``torch.autocast``: products in this type, normalisations and softmax in float32, casts
         between.
+    train : bool, optional
+        ``train()`` or ``eval()`` before the run; default: the mode of the module.
+    optimizer : callable, optional
+        Makes an optimizer of the parameters that the backward pass gave gradients. One step of it is traced.
 
     Raises
     ------
     InvalidProgramError
-        The module does not run without data: it looks at values, or makes tensors on a device of its own.
+        The module contains itself, does not accept the inputs, or does not run without data: it looks at values, or
+        makes tensors on a device of its own.
 
     Notes
     -----
     Kernels are those of a GPU: dropout is one kernel, and attention that is called by
-    ``scaled_dot_product_attention`` is one fused kernel forward; its backward is written out.
+    ``scaled_dot_product_attention`` is one fused kernel forward and three backward
+    (:mod:`cdmpp.frontends.torch_attention`).
     """
-    module = _on_meta(module)
-    given = [_meta(x) for x in inputs]
+    module = meta_module(module, dtype, train)
+    arguments, keyword_arguments = meta_inputs((list(inputs), dict(keywords or {})), dtype)
     recorder = _Recorder(module)
     try:
         with ExitStack() as stack:
@@ -127,7 +146,7 @@ def eager_trace(
             stack.enter_context(torch.device("meta"))
             stack.enter_context(_AsOnGpu(recorder, autocast))
             stack.enter_context(recorder)
-            result = module(*given)
+            result = module(*arguments, **keyword_arguments)
             if backward:
                 if accumulate:
                     _give_gradients(module)
@@ -135,25 +154,10 @@ def eager_trace(
     except CdmppError:
         raise
     except Exception as error:
-        line = (str(error).splitlines() or [type(error).__name__])[0][:300]
-        raise InvalidProgramError(
-            f"{type(module).__name__}: does not run without data: {line}",
-            hint="a module whose control flow depends on values cannot be listed",
-        ) from None
+        raise not_traceable(module, recorder.running, error) from None
+    if optimizer is not None:
+        _run_optimizer(module, optimizer, recorder)
     return recorder.trace()
-
-
-def _meta(x: Tensor) -> Tensor:
-    return torch.empty_like(x, device="meta").requires_grad_(x.requires_grad)
-
-
-def _on_meta(module: nn.Module) -> nn.Module:
-    """A copy without data: the caller's module keeps its weights, gradients and hooks."""
-    tensors = {id(t): torch.empty_like(t, device="meta") for t in (*module.parameters(), *module.buffers())}
-    for t in module.parameters():
-        # deepcopy takes what stands in its memo for a copy: no weight is duplicated on the way.
-        tensors[id(t)] = nn.Parameter(tensors[id(t)], requires_grad=t.requires_grad)
-    return copy.deepcopy(module, tensors)
 
 
 def _give_gradients(module: nn.Module) -> None:
@@ -163,18 +167,28 @@ def _give_gradients(module: nn.Module) -> None:
 
 
 def _run_backward(result: Any, recorder: _Recorder) -> None:
-    values = result.values() if isinstance(result, dict) else result
-    outputs = [
-        t
-        for t in (values if not isinstance(values, Tensor) else (values,))
-        if isinstance(t, Tensor) and t.requires_grad
-    ]
+    outputs = differentiated(result)
     if not outputs:
         raise InvalidProgramError(
             "backward: no output of the module requires a gradient", hint="leave requires_grad of parameters on"
         )
     recorder.phase = "backward"
     torch.autograd.backward(outputs, [torch.empty_like(t) for t in outputs])
+
+
+def _run_optimizer(
+    module: nn.Module, make: Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer], recorder: _Recorder
+) -> None:
+    """One step; the step before it makes the optimizer's state and is not recorded."""
+    recorder.phase = "optimizer"
+    try:
+        optimizer = make(parameter for parameter in module.parameters() if parameter.grad is not None)
+        with recorder:
+            with recorder.quiet():
+                optimizer.step()
+            optimizer.step()
+    except Exception as error:
+        raise not_traceable(module, "the optimizer", error) from None
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -186,6 +200,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._module = module
         self._launches: list[Launch] = []
         self._unsupported: Counter[tuple[str, str]] = Counter()
+        self._incomplete: set[Phase] = set()
         self._stack: list[str] = [""]
         # Autograd numbers the operations of the forward pass: (number, module) wherever the module changes.
         self._numbers: list[int] = [0]
@@ -202,24 +217,30 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def add(self, call: Call) -> None:
         """Take down what a call launches."""
         try:
-            operators = outcome(call)
+            operators = foreach(call) if call.name.startswith("_foreach_") else outcome(call)
             specs = [make_operator(fields) for fields in operators.launches]
         except NoRuleError as error:
-            self._unsupported[call.name, str(error)] += 1
+            self.missing(call.name, str(error))
             return
         except CdmppError as error:
-            self._unsupported[call.name, error.message] += 1
+            self.missing(call.name, error.message)
             return
         where = self._where()
         self._launches += [Launch(spec, call.name, where, self.phase, operators.remark) for spec in specs]
 
-    def launch(self, call: str, fields: Fields) -> None:
+    def launch(self, call: str, fields: Fields, remark: str = "") -> None:
         """Take down a kernel that PyTorch would launch on a GPU, but not on ``meta``."""
-        self._launches.append(Launch(make_operator(fields), call, self._where(), self.phase))
+        self._launches.append(Launch(make_operator(fields), call, self._where(), self.phase, remark))
 
     def missing(self, call: str, reason: str) -> None:
         """Take down a kernel that has no operator."""
         self._unsupported[call, reason] += 1
+        self._incomplete.add(self.phase)
+
+    @property
+    def running(self) -> str:
+        """Name of the innermost module that is running; empty for the root."""
+        return self._stack[-1]
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
@@ -270,6 +291,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._modules.append(name)
 
     def _where(self) -> str:
+        if self.phase == "optimizer":
+            return ""
         node = torch._C._current_autograd_node()
         if node is None:
             return self._stack[-1]
@@ -279,7 +302,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def trace(self) -> EagerTrace:
         unsupported = tuple(Unsupported(f"aten.{op}", n, why) for (op, why), n in self._unsupported.items())
-        return EagerTrace(tuple(self._launches), unsupported, tuple(self._gradients))
+        return EagerTrace(tuple(self._launches), unsupported, tuple(self._gradients), frozenset(self._incomplete))
 
 
 _LOWER = {
@@ -325,38 +348,14 @@ class _AsOnGpu(TorchFunctionMode):
                 args, kwargs = _cast(args, kwargs, torch.float32)
         if func in (nn.functional.dropout, torch.dropout):
             return self._dropout(*args, **kwargs)
-        if func is nn.functional.scaled_dot_product_attention and not torch.is_grad_enabled():
-            return self._attention(func, args, kwargs)
+        if func is nn.functional.scaled_dot_product_attention:
+            return fused_attention(self._recorder, func, args, kwargs)
         return func(*args, **kwargs)
 
     @staticmethod
     def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, **_: Any) -> Any:
         train = _.get("train", training)
         return torch.ops.aten.native_dropout(input, p, True)[0] if train and p > 0 else input
-
-    def _attention(self, func: Any, args: Any, kwargs: Any) -> Any:
-        q, k = args[0], args[1]
-        mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
-        causal = bool(kwargs.get("is_causal", args[5] if len(args) > 5 else False))
-        with self._recorder.quiet():
-            out = func(*args, **kwargs)
-        if len(q.shape) != 4 or mask is not None:
-            self._recorder.missing("scaled_dot_product_attention", "with a mask, or of other than four axes")
-            return out
-        self._recorder.launch(
-            "scaled_dot_product_attention",
-            {
-                "operator": "attention_prefill" if causal else "attention_encoder",
-                "dtype": str(q.dtype).removeprefix("torch."),
-                "batch": q.shape[0],
-                "q_len": q.shape[2],
-                "past_len": k.shape[2] - q.shape[2] if causal else 0,
-                "heads": q.shape[1],
-                "kv_heads": k.shape[1],
-                "head_dim": q.shape[3],
-            },
-        )
-        return out
 
 
 def _cast(args: Any, kwargs: Any, dtype: torch.dtype) -> tuple[Any, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from cdmpp.errors import InvalidProgramError
 from cdmpp.frontends.graph import GraphBuilder, ProgramGraph
-from cdmpp.frontends.torch_programs import import_torch
+from cdmpp.frontends.torch_import import import_torch
 from cdmpp.programs.program import TensorProgram
 
 
@@ -37,23 +37,10 @@ def exported_library_graph(exported: Any, name: str) -> ProgramGraph:
             hint="write it with torch.export.save(torch.export.export(module.eval(), inputs), path)",
         )
     arguments, keywords = exported.example_inputs
-    module, builder = exported.module(), GraphBuilder(name)
-
-    class Positional(torch.nn.Module):  # type: ignore[name-defined,misc]
-        """The program with its keyword arguments after the positional ones."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.program = module
-
-        def forward(self, *inputs: Any) -> Any:
-            """Call the exported program."""
-            split = len(arguments)
-            return self.program(*inputs[:split], **dict(zip(keywords, inputs[split:], strict=True)))
-
+    builder = GraphBuilder(name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch copies exported programs with its own old calls
-        trace = eager_trace(Positional(), [*arguments, *keywords.values()])
+        trace = eager_trace(exported.module(), arguments, keywords=keywords)
     last: tuple[str, ...] = ()
     for number, launch in enumerate(trace.launches):
         node = f"{launch.call}_{number}"

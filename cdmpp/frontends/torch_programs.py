@@ -6,10 +6,11 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from cdmpp.errors import InvalidProgramError, MissingDependencyError, install_hint
+from cdmpp.errors import InvalidProgramError
 from cdmpp.frontends.graph import ProgramGraph
 from cdmpp.frontends.relax_programs import fused, importing, programs_of_fused
 from cdmpp.frontends.tir import import_tvm
+from cdmpp.frontends.torch_import import import_torch
 from cdmpp.frontends.torch_norms import CONVERTERS, fold_batch_norm
 
 
@@ -94,16 +95,6 @@ def read_exported(path: str | Path) -> Any:
         ) from None
     finally:
         log.setLevel(level)
-
-
-def import_torch() -> Any:
-    """Import torch, or raise an error with the install command."""
-    try:
-        import torch
-        import torch.export
-    except ImportError as error:
-        raise MissingDependencyError("torch programs need torch", hint=install_hint("predict,tvm")) from error
-    return torch
 
 
 def _buffers_as_parameters(tvm: Any, function: Any) -> tuple[Any, list[Any]]:

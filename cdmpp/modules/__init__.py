@@ -1,0 +1,1 @@
+"""Predictions of whole torch modules, in inference and training."""
