@@ -1,8 +1,8 @@
-"""``python -m cdmpp.demo``: two networks' programs on six GPUs, through the real server.
+"""``python -m cdmpp.demo``: two networks' programs on six GPUs and a language model on four, through the real server.
 
 Starts the service with the shipped model on a free port of this machine, reads two ONNX files into
 tensor programs, asks ``POST /predict`` for all of them on every GPU, prints the most expensive programs
-and the sums, and stops the service again.
+and the sums, asks ``POST /llm`` for a language model, and stops the service again.
 """
 
 from __future__ import annotations
@@ -35,6 +35,10 @@ ROOT = Path(__file__).resolve().parents[1]
 NETWORKS = ("transformer_block.onnx", "small_resnet.onnx")
 #: The first four are in the public tables, the last two are not in the training data.
 DEVICES = ("a100-pcie-40gb", "v100-pcie-32gb", "t4", "p100-pcie-16gb", "l4", "h100-sxm")
+#: The language model, and the four kinds of machines of the question about it.
+LANGUAGE_MODEL = "llm/llama-3.1-8b.json"
+LLM_DEVICES = ("b200", "h100-sxm", "a100-sxm4-80gb", "l40s")
+LLM_WORKLOAD = {"batch": 8, "input": 1024, "output": 128}
 QUANTILES = (0.1, 0.9)
 #: Programs shown of each network.
 SHOWN = 6
@@ -209,6 +213,23 @@ def report(name: str, graph: ProgramGraph, answers: Sequence[Sequence[dict[str, 
     yield from missing(graph, answers)
 
 
+def report_llm(name: str, answers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The lines of the language model."""
+    w = LLM_WORKLOAD
+    yield (
+        f"{name}: a batch of {w['batch']} prompts of {w['input']:,} tokens with {w['output']} output tokens each, "
+        "on one GPU, bfloat16, as vLLM runs it:"
+    )
+    rows = [("device", "first token [80 % interval]", "per output token [80 % interval]", "tokens/s", "trained domain")]
+    for answer in answers:
+        first, each = (
+            "{} [{}, {}]".format(*(format_latency(answer[f"{figure}{end}_s"]) for end in ("", "_lower", "_upper")))
+            for figure in ("ttft", "tpot")
+        )
+        rows.append((answer["device"], first, each, f"{answer['throughput_tokens_per_s']:,.0f}", answer["domain"]))
+    yield from (f"  {line}" for line in format_columns(rows))
+
+
 def missing(graph: ProgramGraph, answers: Sequence[Sequence[dict[str, Any]]]) -> Iterator[str]:
     """One line for each program that has no figure, with the reason; one line when there is none."""
     lines = [f"not predicted: {u.operator} ({u.count} times): {u.reason}" for u in graph.unsupported]
@@ -252,6 +273,10 @@ def run(examples: Path) -> None:
         print("\n".join(header(server)), flush=True)
         for name, graph in graphs:
             print("\n" + "\n".join(report(name, graph, ask(server, graph))), flush=True)
+        config = json.loads((examples / LANGUAGE_MODEL).read_text(encoding="utf-8"))
+        question = {"config": config, "devices": list(LLM_DEVICES), **LLM_WORKLOAD}
+        answers = server.request("POST", "/llm", question)["answers"]
+        print("\n" + "\n".join(report_llm(LANGUAGE_MODEL, answers)), flush=True)
 
 
 def main() -> int:

@@ -1,0 +1,127 @@
+"""Picture of the README: an answer of ``cdmpp llm`` on several GPUs, and estimates against measured batches."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import SubFigure
+
+from cdmpp.llm import LLMEstimate, estimate
+
+ROOT = Path(__file__).parents[1]
+SERVING = ROOT / "benchmarks" / "results" / "llm_serving.json"
+CONFIG = ROOT / "examples" / "llm" / "llama-3.1-8b.json"
+#: GPUs of the left half, and their names in the picture.
+DEVICES = {
+    "b200": "B200",
+    "h200": "H200",
+    "mi300x": "MI300X",
+    "h100-sxm": "H100 SXM",
+    "a100-sxm4-80gb": "A100 80 GB",
+    "rtx-pro-6000-server": "RTX PRO 6000",
+    "rtx-4090": "RTX 4090",
+    "l40s": "L40S",
+    "a40": "A40",
+}
+WORKLOAD = {"batch": 8, "input": 1024, "output": 128}
+#: Colours of the domain labels.
+DOMAIN = {"in": "#1f6f8b", "near": "#d98324", "out": "#b23a48"}
+#: Its measured prefill is slower than its kernels (docs/benchmarks.md).
+THROTTLED = "rtx-6000-ada"
+#: Phases of the right half with their keys in the result file.
+PHASES = {
+    "prefill": ("prefill_s", "#5b5f97"),
+    "decode step": ("decode_s", "#8cb369"),
+    "whole batch": ("total_s", "#a23b72"),
+}
+
+
+def overview(path: Path) -> None:
+    """Draw the picture."""
+    figure = plt.figure(figsize=(13, 5.2), constrained_layout=True)
+    left, right = figure.subfigures(1, 2, width_ratios=(1.55, 1))
+    _answer(left)
+    _measured(right.subplots())
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _answer(part: SubFigure) -> None:
+    answers = {name: estimate(CONFIG, device, **WORKLOAD) for device, name in DEVICES.items()}
+    estimates = dict(sorted(answers.items(), key=lambda entry: entry[1].total.point))
+    first, second = part.subplots(1, 2, sharey=True)
+    _bars(first, estimates, "ttft", "time to first token")
+    _bars(second, estimates, "tpot", "time per output token")
+    first.set_yticks(range(len(estimates)), list(estimates))
+    first.invert_yaxis()
+    used = [label for label in DOMAIN if any(e.domain == label for e in estimates.values())]
+    handles = [plt.Line2D([], [], color=DOMAIN[label], marker="o", linewidth=5, alpha=0.7) for label in used]
+    meaning = {"in": "in: training covered it", "near": "near: partly", "out": "out: a guess"}
+    second.legend(handles, [meaning[label] for label in used], frameon=False, fontsize=9, loc="upper right")
+    w = WORKLOAD
+    part.suptitle(
+        f"cdmpp llm llama-3.1-8b.json: {w['batch']} prompts of {w['input']:,} tokens, {w['output']} tokens each\n"
+        "(one GPU, bfloat16; dots are predictions, bars are 80 % intervals)",
+        fontsize=12,
+    )
+
+
+def _bars(axis: Axes, estimates: dict[str, LLMEstimate], figure: str, label: str) -> None:
+    for row, value in enumerate(estimates.values()):
+        answer = value.to_dict()
+        point, low, high = (1e3 * answer[f"{figure}{end}_s"] for end in ("", "_lower", "_upper"))
+        color = DOMAIN[value.domain]
+        axis.plot([low, high], [row, row], color=color, linewidth=7, alpha=0.3, solid_capstyle="round")
+        axis.plot([point], [row], "o", color=color, markersize=8)
+        axis.annotate(
+            f"{point:,.0f}" if point >= 100 else f"{point:.3g}",
+            (high, row),
+            xytext=(7, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
+        )
+    axis.set(xlabel=f"{label} (ms)", xlim=(0, None))
+    axis.margins(x=0.14)
+    _plain(axis, "x")
+
+
+def _measured(axis: Axes) -> None:
+    result: dict[str, Any] = json.loads(SERVING.read_text(encoding="utf-8"))
+    rows = result["rows"]
+    for name, (key, color) in PHASES.items():
+        measured = np.array([row["measured"][key] for row in rows])
+        predicted = np.array([row["predicted"][key] for row in rows])
+        bounds = np.abs(np.array([[row[end][key] for row in rows] for end in ("lower", "upper")]) - predicted)
+        points = {"fmt": "o", "markersize": 5, "elinewidth": 2, "alpha": 0.75}
+        axis.errorbar(measured, predicted, yerr=bounds, color=color, label=name, **points)
+    ends = np.array([7e-3, 3e1])
+    axis.plot(ends, ends, color="0.2", linewidth=1, zorder=1)
+    axis.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="measured", ylabel="predicted")
+    ticks, labels = [1e-2, 1e-1, 1, 10], ["10 ms", "100 ms", "1 s", "10 s"]
+    axis.set_xticks(ticks, labels)
+    axis.set_yticks(ticks, labels)
+    axis.minorticks_off()
+    axis.legend(frameon=False, fontsize=9, loc="upper left")
+    throttled = [row for row in rows if row["device"] == THROTTLED]
+    place = tuple(max(row[key]["prefill_s"] for row in throttled) for key in ("measured", "predicted"))
+    axis.annotate(
+        "RTX 6000 Ada, throttled", place, xytext=(18, -52), textcoords="offset points", ha="right", fontsize=9
+    )
+    devices = len({row["device"] for row in rows})
+    axis.set_title(
+        f"{len(rows)} measured serving batches on {devices} GPUs,\nQwen2.5-14B and Llama-3.1-70B, 1 to 8 GPUs each",
+        fontsize=12,
+    )
+    _plain(axis, "both")
+
+
+def _plain(axis: Axes, grid: Any) -> None:
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(axis=grid, color="0.93")
+    axis.set_axisbelow(True)
