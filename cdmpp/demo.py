@@ -33,7 +33,7 @@ from cdmpp.units import format_latency
 
 ROOT = Path(__file__).resolve().parents[1]
 NETWORKS = ("transformer_block.onnx", "small_resnet.onnx")
-#: The first four are in the public tables, the last two are not in the training data.
+#: GPUs of the networks; the output says which of them training had.
 DEVICES = ("a100-pcie-40gb", "v100-pcie-32gb", "t4", "p100-pcie-16gb", "l4", "h100-sxm")
 #: The language model, and the four kinds of machines of the question about it.
 LANGUAGE_MODEL = "llm/llama-3.1-8b.json"
