@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
+from cdmpp.domain.score import LABELS
 from cdmpp.errors import FieldError
 from cdmpp.llm.host import host_cost, step_seconds
 from cdmpp.llm.parts import StepPart
@@ -19,9 +20,9 @@ from cdmpp.programs.query_options import Protocol
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
-#: Protocols of a captured decode step: both mean device time without the host. The one that training covered better
-#: is used, the first if they are equal: most devices were measured with one of them only.
-CAPTURED: tuple[Protocol, ...] = ("graph", "kernel")
+#: Protocols of a captured decode step: both mean device time without the host. The first is used unless training
+#: covered the second better (by domain label): most devices were measured with one of them only.
+CAPTURED: tuple[Protocol, ...] = ("kernel", "graph")
 #: Protocol of steps whose kernels the host launches; its time is added by :mod:`cdmpp.llm.host`.
 LAUNCHED: tuple[Protocol, ...] = ("kernel",)
 
@@ -63,7 +64,7 @@ class StepPricing:
         """
         remaining = iter(predictions)
         chosen = [
-            min((next(remaining) for _ in _protocols(part, self.captured)), key=lambda p: _score(part, p))
+            min((next(remaining) for _ in _protocols(part, self.captured)), key=lambda p: _rank(part, p))
             for part in self.parts
         ]
         seconds = np.array(
@@ -109,14 +110,14 @@ class PricedStep:
 def _protocols(part: StepPart, captured: bool) -> tuple[Protocol, ...]:
     if not captured:
         return LAUNCHED
-    return CAPTURED[:1] if isinstance(part.program, Collective) else CAPTURED
+    return ("graph",) if isinstance(part.program, Collective) else CAPTURED
 
 
-def _score(part: StepPart, prediction: Prediction) -> float:
+def _rank(part: StepPart, prediction: Prediction) -> int:
     if prediction.error is not None:
         raise FieldError(
             f"{part.name} ({part.program.text()}): {prediction.error.message}",
             path="config",
             hint=prediction.error.hint,
         )
-    return prediction.domain_score or 0.0
+    return LABELS.index(prediction.domain or "out")

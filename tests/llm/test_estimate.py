@@ -55,7 +55,7 @@ def test_prefill_is_the_sum_of_the_predictions_of_its_step(llama: LLMEstimate, p
 def test_decode_lies_between_its_first_and_last_step(llama: LLMEstimate, predictor: LatencyPredictor) -> None:
     def step_s(past_len: int) -> float:
         parts = step_operators(read_config(LLAMA_8B), Layout(), Decode(8, past_len))
-        prices = predictor.predict([part.program for part in parts], "h100-sxm", protocol="graph", framework="vllm")
+        prices = predictor.predict([part.program for part in parts], "h100-sxm", protocol="kernel", framework="vllm")
         return sum(part.count * (price.latency_s or 0.0) for part, price in zip(parts, prices, strict=True))
 
     first, last = step_s(512), step_s(512 + 62)
