@@ -195,7 +195,7 @@ def _plan(rng: random.Random) -> Request:
 
 
 SURFACES = (
-    Surface("operator items", "/predict", 0.38, _items),
+    Surface("operator items", "/predict", 0.35, _items),
     Surface("bodies of /predict", "/predict", 0.10, _body("/predict", seeds.predict_body)),
     Surface("JSON as bytes", "/predict", 0.06, _bytes),
     Surface("binary bodies", "/predict", 0.05, _features),
@@ -203,6 +203,7 @@ SURFACES = (
     Surface("TVMScript", "/predict", 0.06, _tvmscript),
     Surface("ONNX", "/models/predict", 0.10, _onnx),
     Surface("bodies of /curve", "/curve", 0.03, _body("/curve", seeds.curve_body)),
+    Surface("bodies of /llm", "/llm", 0.03, _body("/llm", seeds.llm_body)),
     Surface("bodies of /observe", "/observe", 0.03, _body("/observe", seeds.observe_body)),
     Surface(
         "bodies of /programs",

@@ -11,7 +11,7 @@ import typer
 from cdmpp.cli.errors import FAILED, report
 from cdmpp.cli.output import JsonOption, ModelOption, device_of, percent, print_json, print_table
 from cdmpp.errors import CdmppError
-from cdmpp.programs.query_options import Framework
+from cdmpp.programs.query_options import ProgramFramework
 from cdmpp.units import format_latency, format_si
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def llm(
         ),
     ] = None,
     framework: Annotated[
-        Framework | None, typer.Option(help="Serving engine. Default: vllm.", show_default=False)
+        ProgramFramework | None, typer.Option(help="Serving engine. Default: vllm.", show_default=False)
     ] = None,
     cuda_graph: Annotated[
         bool, typer.Option("--cuda-graph/--no-cuda-graph", help="Decode steps are captured graphs.")

@@ -26,6 +26,7 @@ from cdmpp.modules.prediction import DEFAULT_PROTOCOL as MODULE_PROTOCOL
 from cdmpp.modules.prediction import ModulePrediction, ModulePredictions, module_predictions
 from cdmpp.modules.predictor import ModuleOptions
 from cdmpp.prediction import DEFAULT_QUANTILES, Device, Predictions, Query, check_settings, device_list
+from cdmpp.programs.elements import canonical_dtype
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Protocol
 
 T = TypeVar("T")
@@ -150,6 +151,37 @@ class AsyncPredictorClient:
         return await self._run(
             self._steps.curve(programs, axes, devices, backend, protocol, framework, quantiles, monotone)
         )
+
+    async def llm(
+        self,
+        config: Mapping[str, Any] | str | PathLike[str],
+        device: Device | Sequence[Device],
+        *,
+        tp: int = 1,
+        pp: int = 1,
+        ep: int = 1,
+        batch: int = 1,
+        input: int = 1024,
+        output: int = 128,
+        dtype: str = "bfloat16",
+        weights: str | None = None,
+        framework: str | None = None,
+        cuda_graph: bool = True,
+    ) -> Any:
+        """Estimate a language model on a device, or on a list of devices: the answer of ``POST /llm``."""
+        options = {
+            "tp": tp,
+            "pp": pp,
+            "ep": ep,
+            "batch": batch,
+            "input": input,
+            "output": output,
+            "dtype": canonical_dtype(dtype),
+            "weights": canonical_dtype(weights),
+            "framework": framework,
+            "cuda_graph": cuda_graph,
+        }
+        return await self._run(self._steps.llm(config, device, options))
 
     async def predict_onnx(
         self,

@@ -44,6 +44,7 @@ from cdmpp.curves.plan import Programs
 from cdmpp.curves.template import Axes
 from cdmpp.errors import CdmppError, DataError, ServiceError, UnknownDeviceError
 from cdmpp.features.bulk import MEDIA_TYPE, FeatureAnswers, FeatureQueries
+from cdmpp.llm.read import config_fields
 from cdmpp.prediction import Device, ErrorInfo, Predictions, Query, check_quantiles, check_settings, device_list
 from cdmpp.prediction_matrix import Failed, PredictionMatrix
 from cdmpp.programs.program import TensorProgram
@@ -217,6 +218,27 @@ class Operations:
             curve = Curve.from_dict(answer)
         self.answered_by = curve.model_id
         return curve
+
+    def llm(
+        self,
+        config: Mapping[str, Any] | str | PathLike[str],
+        device: Device | Sequence[Device],
+        options: Mapping[str, Any],
+    ) -> Steps[Any]:
+        """``POST /llm``: the answer, or a list of answers for a list of devices."""
+        several = isinstance(device, Sequence) and not isinstance(device, str)
+        devices = [device_fields(one) for one in device_list(device)]
+        body = {
+            "config": dict(config) if isinstance(config, Mapping) else config_fields(config),
+            **({"devices": devices} if several else {"device": devices[0]}),
+            **options,
+            "model": self.model,
+        }
+        answer = content((yield Call("POST", "/llm", to_json(body).encode())))
+        with understood():
+            answers = listed(answer, "answers", len(devices)) if several else [answer]
+            self.answered_by = next((one["model_id"] for one in answers if "error" not in one), self.answered_by)
+        return list(answers) if several else answer
 
     def predict_onnx(
         self,

@@ -20,6 +20,7 @@ from cdmpp.curves.template import Axes
 from cdmpp.features.bulk import FeatureAnswers, FeatureQueries
 from cdmpp.modules.predictor import ModulePredictor
 from cdmpp.prediction import DEFAULT_QUANTILES, Device, Predictions, Query
+from cdmpp.programs.elements import canonical_dtype
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Protocol
 
 T = TypeVar("T")
@@ -138,6 +139,41 @@ class PredictorClient(ModulePredictor):
     ) -> Curve:
         """Predict a template over axes on devices; see :func:`cdmpp.curves.predict_curve`."""
         return self._run(self._steps.curve(programs, axes, devices, backend, protocol, framework, quantiles, monotone))
+
+    def llm(
+        self,
+        config: Mapping[str, Any] | str | PathLike[str],
+        device: Device | Sequence[Device],
+        *,
+        tp: int = 1,
+        pp: int = 1,
+        ep: int = 1,
+        batch: int = 1,
+        input: int = 1024,
+        output: int = 128,
+        dtype: str = "bfloat16",
+        weights: str | None = None,
+        framework: str | None = None,
+        cuda_graph: bool = True,
+    ) -> Any:
+        """Estimate a language model on a device, or on a list of devices; see :func:`cdmpp.llm.estimate`.
+
+        The result is the answer of ``POST /llm``: the dictionary of an estimate, or a list of them. In a list, a
+        device without an estimate has an ``error``.
+        """
+        options = {
+            "tp": tp,
+            "pp": pp,
+            "ep": ep,
+            "batch": batch,
+            "input": input,
+            "output": output,
+            "dtype": canonical_dtype(dtype),
+            "weights": canonical_dtype(weights),
+            "framework": framework,
+            "cuda_graph": cuda_graph,
+        }
+        return self._run(self._steps.llm(config, device, options))
 
     def predict_onnx(
         self,

@@ -124,11 +124,10 @@ def smallest_layout(
 
     ``ep`` is kept where it fits the layout; otherwise experts are split like other layers.
     """
-    candidates = [
-        Layout(tp, pp, ep if config.experts is not None and ep in allowed_ep(config, tp) else 1)
-        for tp in allowed_tp(config)
-        for pp in range(1, min(config.layers, MAX_GPUS // tp) + 1)
-    ]
+    candidates = []
+    for tp in allowed_tp(config):
+        kept = ep if config.experts is not None and ep in allowed_ep(config, tp) else 1
+        candidates += [Layout(tp, pp, kept) for pp in range(1, min(config.layers, MAX_GPUS // tp) + 1)]
     for layout in sorted(candidates, key=lambda one: (one.gpus, one.pp)):
         if layout.gpus <= MAX_GPUS and memory_of(config, layout, types, batch, tokens).total <= device_bytes:
             return layout

@@ -22,7 +22,7 @@ from cdmpp.programs.query_options import DEFAULT_PROTOCOL
 DEFAULT_FRAMEWORK = "vllm"
 #: Decode steps that are priced; the others are interpolated over the length of the cache.
 DECODE_POINTS = 5
-MAX_BATCH, MAX_TOKENS = 1_000_000, 16_777_216
+MAX_BATCH, MAX_TOKENS = 65_536, 1_048_576
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 

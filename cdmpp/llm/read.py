@@ -62,11 +62,24 @@ def read_config(config: LLMConfig | Mapping[str, Any] | str | PathLike[str], pat
     """
     if isinstance(config, LLMConfig):
         return config
-    if isinstance(config, str | PathLike):
-        config = _load(Path(config))
-    if not isinstance(config, Mapping):
-        raise FieldError(f"{path}: {str(config)[:80]!r} is not a configuration", path=path, hint="pass a JSON object")
-    return _read(config, path)
+    fields = config_fields(config) if isinstance(config, str | PathLike) else config
+    if not isinstance(fields, Mapping):
+        raise FieldError(f"{path}: {str(fields)[:80]!r} is not a configuration", path=path, hint="pass a JSON object")
+    return _read(fields, path)
+
+
+def config_fields(path: str | PathLike[str]) -> dict[str, Any]:
+    """Fields of a ``config.json``; ``path`` may be the folder of the file.
+
+    Raises
+    ------
+    DataError
+        The file cannot be read, or is not a JSON object.
+    """
+    file = Path(path)
+    if file.is_dir():
+        file = file / "config.json"
+    return _load(file)
 
 
 def _read(config: Mapping[str, Any], path: str) -> LLMConfig:
@@ -86,9 +99,7 @@ def _read(config: Mapping[str, Any], path: str) -> LLMConfig:
     return replace(read, left_out=left_out, weights=weights, weight_scaling=scaling)
 
 
-def _load(file: Path) -> Any:
-    if file.is_dir():
-        file = file / "config.json"
+def _load(file: Path) -> dict[str, Any]:
     try:
         if file.stat().st_size > _MAX_FILE_BYTES:
             raise DataError(f"{file} has more than {_MAX_FILE_BYTES} bytes", hint="pass the config.json of a model")

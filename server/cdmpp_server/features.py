@@ -14,6 +14,8 @@ from cdmpp_server.feature import Feature
 from cdmpp_server.jobs.routes import describe as describe_jobs
 from cdmpp_server.jobs.routes import lifespan as jobs_lifespan
 from cdmpp_server.jobs.routes import router as jobs_router
+from cdmpp_server.llm.openapi import describe_llm
+from cdmpp_server.llm.routes import router as llm_router
 from cdmpp_server.observe.listing import describe as describe_listing
 from cdmpp_server.observe.listing import router as listing_router
 from cdmpp_server.observe.routes import describe as describe_observe
@@ -48,6 +50,7 @@ FEATURES: tuple[Feature, ...] = (
     Feature(None, describe_reload, reload_install, reload_lifespan),
     Feature(adapt_router, describe_adapt, lifespan=adapt_lifespan),
     Feature(curve_router, describe_curve),
+    Feature(llm_router, describe_llm),
     Feature(onnx_router, describe_onnx),
     Feature(plan_router, describe_plan, lifespan=plan_lifespan),
     # Before the runners of jobs, which execute them.

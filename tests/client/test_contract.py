@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,11 @@ import pytest
 from cdmpp.client import AsyncPredictorClient, PredictorClient
 from cdmpp.curves import Template, predict_curve
 from cdmpp.devices import lookup
-from cdmpp.errors import DataError, InvalidDeviceError, InvalidProgramError, UnknownDeviceError
+from cdmpp.errors import DataError, InfeasibleError, InvalidDeviceError, InvalidProgramError, UnknownDeviceError
 from cdmpp.features.bulk import FeaturePart, FeatureQueries
 from cdmpp.features.encode import encode_operator, encode_tvm_json
 from cdmpp.features.encoded import EncodedProgram
+from cdmpp.llm import estimate
 from cdmpp.prediction import Prediction, Predictor, Query
 from cdmpp.predictor import LatencyPredictor
 from cdmpp.programs.operators import parse_operator
@@ -27,6 +29,7 @@ from tests.features.test_hostile_json import concrete
 LINEAR = "linear:m=512,n=4096,k=1024,dtype=float16"
 SOFTMAX = {"operator": "softmax", "rows": 77, "cols": 1000}
 TVM_JSON = json.dumps(concrete("linear:m=4,n=8,k=16"))
+LLAMA = Path(__file__).parents[2] / "examples" / "llm" / "llama-3.1-8b.json"
 MINE = lookup("t4").model_copy(update={"name": "mine", "mem_bandwidth_bytes_per_s": 2.17e11})
 
 
@@ -156,6 +159,21 @@ def test_features_in_bulk(implementation: Any, predictor: LatencyPredictor) -> N
     unknown = FeatureQueries.of([FeaturePart(parts[0].encoded, "linear", "no-such-gpu")])
     with pytest.raises(UnknownDeviceError):
         implementation.predict_features(unknown)
+
+
+def test_estimate_of_a_language_model(implementation: Predictor, predictor: LatencyPredictor) -> None:
+    options: dict[str, Any] = {"tp": 2, "batch": 4, "input": 64, "output": 4, "weights": "fp8"}
+    expected = estimate(LLAMA, "h100-sxm", predictor=predictor, **options)
+    # Through the interface, and where there is one by the service's own endpoint.
+    assert estimate(LLAMA, "h100-sxm", predictor=implementation, **options) == expected
+    if hasattr(implementation, "llm"):
+        assert implementation.llm(LLAMA, "h100-sxm", **options) == expected.to_dict()
+        mine, unknown = implementation.llm(json.loads(LLAMA.read_text()), [MINE, "no-such-gpu"], **options)
+        assert (mine["device"], unknown["error"]["code"]) == ("mine", "unknown_device")
+        with pytest.raises(InfeasibleError, match="at least 2 devices"):
+            implementation.llm(LLAMA, "t4")
+        with pytest.raises(UnknownDeviceError):
+            implementation.llm(LLAMA, "no-such-gpu")
 
 
 def test_a_curve(implementation: Predictor, predictor: LatencyPredictor) -> None:

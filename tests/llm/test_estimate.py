@@ -162,7 +162,7 @@ def test_model_that_does_not_fit_names_the_smallest_number_of_devices(predictor:
     best = smallest_layout(config, 1, Types(), 1, 1152, device_bytes)
     assert best == Layout(tp=2)
     with pytest.raises(InfeasibleError, match="GB on each h100-sxm") as caught:
-        estimate(LLAMA_8B, "h100-sxm", batch=1_000_000, input=100_000, predictor=predictor)
+        estimate(LLAMA_8B, "h100-sxm", batch=65_536, input=1_000_000, predictor=predictor)
     assert "reduce batch" in caught.value.hint
 
 

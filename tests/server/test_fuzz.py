@@ -52,6 +52,7 @@ def test_fuzz_seeds_are_valid_requests(client: TestClient) -> None:
     points = client.post("/curve", json=seeds.curve_body()).json()["points"]
     assert len(points) == 24
     assert not [point for point in points if "error" in point]
+    assert all(answer["total_s"] > 0 for answer in client.post("/llm", json=seeds.llm_body()).json()["answers"])
     signed_elsewhere, stored = client.post("/observe", json=seeds.observe_body()).json()["results"]
     assert signed_elsewhere["error"]["code"] == "invalid_prediction_id" and "observation_id" in stored
     programs = {"programs": [dict(p) for p in seeds.operators()]}

@@ -1,0 +1,1 @@
+"""``POST /llm``: latency, throughput and memory of a language model on devices."""

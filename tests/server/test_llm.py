@@ -1,0 +1,124 @@
+"""POST /llm: the estimates of :func:`cdmpp.llm.estimate`, errors by device, and an exact schema."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from fastapi.testclient import TestClient
+
+from cdmpp.devices import lookup
+from cdmpp.llm import EstimatePlan, estimate
+from cdmpp.predictor import LatencyPredictor
+from cdmpp_server.llm.routes import _plans
+from cdmpp_server.llm.schema import LlmAnswer, LlmAnswers, LlmDevicesRequest
+from cdmpp_server.problems import ProblemError
+from tests.server.conftest import JSON, problem
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "llm"
+LLAMA: dict[str, Any] = json.loads((EXAMPLES / "llama-3.1-8b.json").read_text())
+GOOD: dict[str, Any] = {"config": LLAMA, "device": "h100-sxm", "output": 8}
+
+
+def post(client: TestClient, body: Any) -> httpx2.Response:
+    response: httpx2.Response = client.post("/llm", content=json.dumps(body), headers=JSON)
+    return response
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("llama-3.1-70b", {"tp": 4, "batch": 8, "input": 200, "output": 30, "weights": "float8_e4m3"}),
+        ("qwen3-30b-a3b", {"tp": 2, "ep": 4, "framework": "sglang", "cuda_graph": False}),
+        ("deepseek-v3", {"tp": 8, "pp": 2, "output": 1}),
+    ],
+)
+def test_answer_equals_the_python_result(
+    client: TestClient, predictor: LatencyPredictor, name: str, options: dict[str, Any]
+) -> None:
+    config = json.loads((EXAMPLES / f"{name}.json").read_text())
+    response = post(client, {"config": config, "device": "h100-sxm", **options})
+    assert response.status_code == 200, response.text
+    assert response.json() == estimate(config, "h100-sxm", predictor=predictor, **options).to_dict()
+    LlmAnswer.model_validate(response.json())
+
+
+def test_errors_stand_at_their_devices(client: TestClient, predictor: LatencyPredictor) -> None:
+    mine = lookup("l40s").model_copy(update={"name": "mine"}).model_dump(mode="json", exclude_none=True)
+    body = {"config": LLAMA, "devices": ["h100", "t4", "nope", mine, {"name": "x"}], "output": 4}
+    response = post(client, body)
+    assert response.status_code == 200, response.text
+    LlmAnswers.model_validate(response.json())
+    answers = response.json()["answers"]
+    assert [answer["device"] for answer in answers] == ["h100-sxm", "t4", "nope", "mine", "x"]
+    codes = [answer.get("error", {}).get("code") for answer in answers]
+    assert codes == [None, "infeasible", "unknown_device", None, "invalid_device"]
+    assert answers[0] == estimate(LLAMA, "h100-sxm", output=4, predictor=predictor).to_dict()
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "code", "says"),
+    [
+        ({"device": "t4"}, 409, "infeasible", "at least 2 devices are needed"),
+        ({"device": "nope"}, 404, "unknown_device", "nope"),
+        ({"device": {"name": "x"}}, 409, "invalid_device", "vendor"),
+        ({"tp": 3}, 409, "invalid_field", "tp: 3 does not divide"),
+        ({"config": {"model_type": "mamba"}}, 409, "invalid_field", "'mamba' is not known"),
+        ({"config": {**LLAMA, "hidden_size": -1}}, 409, "invalid_field", "config.hidden_size"),
+        ({"model": "absent"}, 404, "unknown_model", "absent"),
+    ],
+)
+def test_refusals_name_the_reason(client: TestClient, change: Any, status: int, code: str, says: str) -> None:
+    body = problem(post(client, {**GOOD, **change}), status, code)
+    assert says in body["detail"]
+    assert body["hint"]
+
+
+def test_refusal_has_the_path_of_the_field(client: TestClient) -> None:
+    body = problem(post(client, {**GOOD, "config": {**LLAMA, "num_attention_heads": 0}}), 409, "invalid_field")
+    assert body["errors"][0]["path"] == "config.num_attention_heads"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        # A path of this machine is not read for a client.
+        {"config": str(EXAMPLES / "llama-3.1-8b.json")},
+        {"config": None},
+        {"devices": ["t4"]},
+        {"device": None},
+        {"device": 3},
+        {"tp": 0},
+        {"tp": "2"},
+        {"batch": 10**9},
+        {"output": 1.5},
+        {"dtype": "int8"},
+        {"weights": "int3"},
+        {"framework": "nccl"},
+        {"cuda_graph": 1},
+        {"quantiles": [0.1]},
+    ],
+)
+def test_requests_outside_the_schema_are_refused(client: TestClient, change: Any) -> None:
+    problem(post(client, {**GOOD, **change}), 422, "invalid_request")
+
+
+def test_predictions_of_one_request_are_limited(predictor: LatencyPredictor) -> None:
+    request = LlmDevicesRequest.model_validate({"config": LLAMA, "devices": ["h100-sxm", "h200"], "output": 8})
+    rows = sum(
+        len(plan.queries) for plan in _plans(request, predictor.artifact, 1000) if isinstance(plan, EstimatePlan)
+    )
+    with pytest.raises(ProblemError, match=f"more than {rows - 1} predictions"):
+        _plans(request, predictor.artifact, rows - 1)
+
+
+def test_schema_describes_request_and_answer(client: TestClient) -> None:
+    document = client.get("/openapi.json").json()
+    operation = document["paths"]["/llm"]["post"]
+    choices = operation["requestBody"]["content"]["application/json"]["schema"]["oneOf"]
+    assert [choice["$ref"].rpartition("/")[2] for choice in choices] == ["LlmRequest", "LlmDevicesRequest"]
+    assert {"404", "409", "422"} <= set(operation["responses"])
+    assert set(document["components"]["schemas"]["LlmAnswer"]["properties"]) == set(post(client, GOOD).json())
