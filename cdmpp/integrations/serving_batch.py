@@ -1,0 +1,222 @@
+"""Seconds of the parts of one engine step, for simulators whose batches mix prefill chunks and decoding sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+
+import numpy as np
+
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.errors import FieldError
+from cdmpp.llm import Decode, Layout, LLMConfig, Prefill, StepPart, step_operators
+from cdmpp.prediction import Predictor
+from cdmpp.programs.operators import OperatorSpec
+from cdmpp.programs.query_options import Protocol
+
+#: Parts of a prefill and of a decode step that only its own sequences pass.
+PREFILL_PARTS = ("attention", "window_attention", "kv_b_proj")
+DECODE_PARTS = ("attention", "window_attention", "k_absorb", "v_expand")
+#: Kernels of a step run back to back.
+STEP_PROTOCOL: Protocol = "graph"
+#: Batches whose seconds are kept.
+_KEPT = 4096
+
+
+@dataclass(frozen=True)
+class EngineBatch:
+    """One batch of an engine.
+
+    Attributes
+    ----------
+    prefills : tuple of (int, int)
+        New and cached tokens of each sequence that processes a prompt or a chunk of one.
+    decodes : tuple of int
+        Cached tokens of each sequence that adds one token.
+    """
+
+    prefills: tuple[tuple[int, int], ...] = ()
+    decodes: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.prefills and not self.decodes:
+            raise FieldError("batch: it has no sequences", path="batch", hint="give at least one request")
+        if any(new < 1 or past < 0 for new, past in self.prefills) or any(past < 0 for past in self.decodes):
+            raise FieldError(
+                "batch: a sequence has no new token, or fewer than 0 cached tokens",
+                path="batch",
+                hint="each sequence has at least one new token",
+            )
+
+
+@dataclass(frozen=True)
+class PartTime:
+    """Seconds of a part of a step.
+
+    Attributes
+    ----------
+    name : str
+        As in :class:`cdmpp.llm.StepPart`; parts of the attention end in ``_prefill`` or ``_decode``.
+    count : int
+        Runs in the step.
+    seconds : float
+        Of all runs.
+    """
+
+    name: str
+    count: int
+    seconds: float
+
+
+class StepPricer:
+    """Seconds of the parts of batches.
+
+    Parameters
+    ----------
+    config : LLMConfig
+    layout : Layout
+    device : DeviceSpec or str
+    dtype, weights : str, str or None
+        As in :func:`cdmpp.llm.step_operators`.
+    kv_dtype : str, optional
+        Element type of the cache, where it differs from ``dtype``.
+    framework : str
+    predictor : Predictor, optional
+        Default: the shipped model, loaded once.
+    """
+
+    def __init__(
+        self,
+        config: LLMConfig,
+        layout: Layout,
+        device: DeviceSpec | str,
+        *,
+        dtype: str = "bfloat16",
+        weights: str | None = None,
+        kv_dtype: str | None = None,
+        framework: str = "vllm",
+        predictor: Predictor | None = None,
+    ) -> None:
+        layout.check(config)
+        self.config, self.layout, self.device, self.framework = config, layout, device, framework
+        self._types = {"dtype": dtype, "weights": weights}
+        self._kv_dtype = kv_dtype
+        self._predictor = shipped() if predictor is None else predictor
+        self.price = lru_cache(_KEPT)(self._price)
+
+    def _price(self, batch: EngineBatch) -> tuple[PartTime, ...]:
+        parts = self.parts(batch)
+        predictions = self._predictor.predict(
+            [part.program for part in parts], self.device, protocol=STEP_PROTOCOL, framework=self.framework
+        )
+        priced = []
+        for part, prediction in zip(parts, predictions, strict=True):
+            if prediction.latency_s is None:
+                error = prediction.error
+                raise FieldError(
+                    f"{part.name} ({part.program.text()}): {error.message if error else 'no prediction'}",
+                    path="batch",
+                    hint=error.hint if error else "",
+                )
+            priced.append(PartTime(part.name, part.count, part.count * prediction.latency_s))
+        return tuple(priced)
+
+    def parts(self, batch: EngineBatch) -> list[StepPart]:
+        """Operators and collectives of a batch, as one rank runs them.
+
+        All tokens pass projections, norms and feed-forward layers together. Prefill and decode have separate
+        attention kernels. With several replicas of the attention, the batch is that of one of them.
+        """
+        replicas = self.layout.replicas
+        new = [tokens for tokens, _ in batch.prefills for _ in range(replicas)]
+        decodes = len(batch.decodes) * replicas
+        every = self._step(Prefill([*new, *[1] * decodes]))
+        own = {*PREFILL_PARTS, *DECODE_PARTS}
+        place = next(i for i, part in enumerate(every) if part.name in own)
+        attention = []
+        if new:
+            attention += [self._chunk(part, batch) for part in self._step(Prefill(new)) if part.name in PREFILL_PARTS]
+        if decodes:
+            step = Decode(decodes, past_total=sum(batch.decodes) * replicas)
+            attention += [replace(p, name=f"{p.name}_decode") for p in self._step(step) if p.name in DECODE_PARTS]
+        attention = [replace(part, program=self._cached(part.program)) for part in attention]
+        return [*every[:place], *attention, *(part for part in every[place:] if part.name not in own)]
+
+    def _step(self, step: Prefill | Decode) -> list[StepPart]:
+        return step_operators(self.config, self.layout, step, **self._types)  # type: ignore[arg-type]
+
+    def _chunk(self, part: StepPart, batch: EngineBatch) -> StepPart:
+        """A part of the prefill attention, with the cached tokens in front of the chunks."""
+        new, past = np.array(batch.prefills, dtype=np.float64).T
+        part = replace(part, name=f"{part.name}_prefill")
+        if not past.any():
+            return part
+        if part.name == "kv_b_proj_prefill":  # cached latents are expanded, too
+            return replace(part, program=with_fields(part.program, m=int((new + past).sum())))
+        fields = part.program.model_dump()
+        if fields["past_len"]:  # blocks of a window, which already has its keys
+            return part
+        # As many query-key pairs as the chunks have.
+        rows, length = fields["batch"], fields["q_len"]
+        pairs = float((new * (past + (new + 1) / 2)).sum())
+        cached = max(0, round(pairs / (rows * length) - (length + 1) / 2))
+        if part.name.startswith("window") and self.config.window is not None:
+            cached = min(cached, max(0, self.config.window - length // 2))
+        return replace(part, program=with_fields(part.program, past_len=cached))
+
+    def _cached(self, program: OperatorSpec) -> OperatorSpec:
+        """An attention operator with the element type of the cache."""
+        if self._kv_dtype is None or "kv_dtype" not in type(program).model_fields:
+            return program
+        return with_fields(program, kv_dtype=self._kv_dtype)
+
+
+def with_fields(program: OperatorSpec, **fields: object) -> OperatorSpec:
+    """An operator with other fields."""
+    return type(program).model_validate({**program.model_dump(), **fields})
+
+
+@cache
+def shipped() -> Predictor:
+    """The model that ships with the package."""
+    from cdmpp.predictor import LatencyPredictor
+
+    return LatencyPredictor.load()
+
+
+def attribute(value: object, name: str, owner: str) -> object:
+    """Attribute of an object of a simulator.
+
+    Raises
+    ------
+    FieldError
+        The object lacks it.
+    """
+    try:
+        return getattr(value, name)
+    except AttributeError:
+        raise FieldError(
+            f"{owner}: a {type(value).__name__} has no attribute {name}",
+            path=owner,
+            hint="docs/integrations.md lists the attributes that are read",
+        ) from None
+
+
+def whole(value: object, name: str, owner: str) -> int:
+    """A whole-number attribute of an object of a simulator; raises :class:`FieldError` for any other value."""
+    number = attribute(value, name, owner)
+    if isinstance(number, bool) or not isinstance(number, int | np.integer):
+        raise FieldError(f"{owner}.{name}: {number!r} is not a whole number", path=owner, hint="pass an int")
+    return int(number)
+
+
+def per_request(values: Sequence[int], requests: Sequence[object]) -> list[tuple[int, object]]:
+    """Tokens and request pairs of a batch; raises :class:`FieldError` where their numbers differ."""
+    if len(values) != len(requests):
+        raise FieldError(
+            f"batch.num_tokens: {len(values)} entries for {len(requests)} requests",
+            path="batch.num_tokens",
+            hint="one number per request",
+        )
+    return list(zip(values, requests, strict=True))
