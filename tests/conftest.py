@@ -30,6 +30,7 @@ SLOW_FILES = (
     "tests/integrations/test_measuring.py",
     "tests/integrations/test_metaschedule.py",
     "tests/integrations/test_online.py",
+    "tests/integrations/test_sklearn.py",
     "tests/training/test_run.py",
     "tests/training/test_ranks.py",
     "tests/server/test_jobs_process.py",

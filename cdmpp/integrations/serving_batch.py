@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 
 import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError
 from cdmpp.llm import Decode, Layout, LLMConfig, Prefill, StepPart, step_operators
-from cdmpp.prediction import Predictor
+from cdmpp.llm.estimate import resolved_device, shipped_predictor
+from cdmpp.llm.pricing import PricedStep, StepPricing
+from cdmpp.prediction import Predictor, check_settings
 from cdmpp.programs.operators import OperatorSpec
-from cdmpp.programs.query_options import Protocol
+from cdmpp.programs.query_options import DEFAULT_PROTOCOL
 
 #: Parts of a prefill and of a decode step that only its own sequences pass.
 PREFILL_PARTS = ("attention", "window_attention", "kv_b_proj")
 DECODE_PARTS = ("attention", "window_attention", "k_absorb", "v_expand")
-#: Kernels of a step run back to back.
-STEP_PROTOCOL: Protocol = "graph"
 #: Batches whose seconds are kept.
 _KEPT = 4096
 
@@ -50,25 +50,6 @@ class EngineBatch:
             )
 
 
-@dataclass(frozen=True)
-class PartTime:
-    """Seconds of a part of a step.
-
-    Attributes
-    ----------
-    name : str
-        As in :class:`cdmpp.llm.StepPart`; parts of the attention end in ``_prefill`` or ``_decode``.
-    count : int
-        Runs in the step.
-    seconds : float
-        Of all runs.
-    """
-
-    name: str
-    count: int
-    seconds: float
-
-
 class StepPricer:
     """Seconds of the parts of batches.
 
@@ -82,8 +63,16 @@ class StepPricer:
     kv_dtype : str, optional
         Element type of the cache, where it differs from ``dtype``.
     framework : str
+    cuda_graph : bool
+        Whether batches without a prefill are captured graphs.
     predictor : Predictor, optional
         Default: the shipped model, loaded once.
+
+    Attributes
+    ----------
+    price : callable
+        From an :class:`EngineBatch` to its :class:`cdmpp.llm.pricing.PricedStep`; the last results are kept. Parts of
+        the attention have names that end in ``_prefill`` or ``_decode``.
     """
 
     def __init__(
@@ -96,31 +85,22 @@ class StepPricer:
         weights: str | None = None,
         kv_dtype: str | None = None,
         framework: str = "vllm",
+        cuda_graph: bool = True,
         predictor: Predictor | None = None,
     ) -> None:
         layout.check(config)
-        self.config, self.layout, self.device, self.framework = config, layout, device, framework
+        check_settings(DEFAULT_PROTOCOL, framework)
+        self._predictor = shipped_predictor() if predictor is None else predictor
+        self.device = resolved_device(device, self._predictor)
+        self.config, self.layout, self.framework, self._cuda_graph = config, layout, framework, cuda_graph
         self._types = {"dtype": dtype, "weights": weights}
         self._kv_dtype = kv_dtype
-        self._predictor = shipped() if predictor is None else predictor
         self.price = lru_cache(_KEPT)(self._price)
 
-    def _price(self, batch: EngineBatch) -> tuple[PartTime, ...]:
-        parts = self.parts(batch)
-        predictions = self._predictor.predict(
-            [part.program for part in parts], self.device, protocol=STEP_PROTOCOL, framework=self.framework
-        )
-        priced = []
-        for part, prediction in zip(parts, predictions, strict=True):
-            if prediction.latency_s is None:
-                error = prediction.error
-                raise FieldError(
-                    f"{part.name} ({part.program.text()}): {error.message if error else 'no prediction'}",
-                    path="batch",
-                    hint=error.hint if error else "",
-                )
-            priced.append(PartTime(part.name, part.count, part.count * prediction.latency_s))
-        return tuple(priced)
+    def _price(self, batch: EngineBatch) -> PricedStep:
+        captured = self._cuda_graph and not batch.prefills
+        step = StepPricing.of(self.parts(batch), self.device, self.framework, captured)
+        return step.priced(self._predictor.predict_queries(step.queries))
 
     def parts(self, batch: EngineBatch) -> list[StepPart]:
         """Operators and collectives of a batch, as one rank runs them.
@@ -175,14 +155,6 @@ class StepPricer:
 def with_fields(program: OperatorSpec, **fields: object) -> OperatorSpec:
     """An operator with other fields."""
     return type(program).model_validate({**program.model_dump(), **fields})
-
-
-@cache
-def shipped() -> Predictor:
-    """The model that ships with the package."""
-    from cdmpp.predictor import LatencyPredictor
-
-    return LatencyPredictor.load()
 
 
 def attribute(value: object, name: str, owner: str) -> object:

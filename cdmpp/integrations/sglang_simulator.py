@@ -14,7 +14,6 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError
 from cdmpp.integrations.serving_batch import EngineBatch, StepPricer, attribute, whole
 from cdmpp.llm import Layout, LLMConfig, read_config
-from cdmpp.llm.host import host_cost, step_seconds
 from cdmpp.prediction import Predictor
 
 #: The simulator's names of accelerators that are not ours.
@@ -94,9 +93,9 @@ class CdmppTimePredictor:
             weights=weights,
             kv_dtype=None if cached is None else CACHE_TYPES[cached],
             framework=framework,
+            cuda_graph=cuda_graph,
             predictor=predictor,
         )
-        self._cuda_graph = cuda_graph
         self.reset_metrics()
 
     def predict_infer_time(self, batch: Any) -> float:
@@ -118,10 +117,8 @@ class CdmppTimePredictor:
                 decodes.append(past)
             else:
                 prefills.append((new, past))
-        parts = self._pricer.price(EngineBatch(tuple(sorted(prefills)), tuple(sorted(decodes))))
-        phase = "prefill" if prefills else "decode"
-        cost = host_cost(phase, self._cuda_graph)
-        seconds = step_seconds(sum(p.seconds for p in parts), sum(p.count for p in parts), cost)
+        step = self._pricer.price(EngineBatch(tuple(sorted(prefills)), tuple(sorted(decodes))))
+        seconds = float(step.totals()[0])
         self._calls += 1
         self._predicted_s += seconds
         return seconds

@@ -150,6 +150,8 @@ class CdmppExecutionTimePredictor:
         Types of activations and of quantised weights.
     framework : str
         Framework whose kernels are meant.
+    cuda_graph : bool
+        Whether batches without a prefill are captured graphs.
     predictor : Predictor, optional
         Default: the shipped model.
     execution_time : callable
@@ -179,6 +181,7 @@ class CdmppExecutionTimePredictor:
         dtype: str = "float16",
         weights: str | None = None,
         framework: str = "vllm",
+        cuda_graph: bool = True,
         predictor: Predictor | None = None,
         execution_time: Callable[..., Any] = ExecutionTime,
     ) -> None:
@@ -200,7 +203,14 @@ class CdmppExecutionTimePredictor:
             name = str(attribute(replica_config, "device", owner)).lower()
             device = DEVICES.get(name, name)
         self._pricer = StepPricer(
-            config, layout, device, dtype=dtype, weights=weights, framework=framework, predictor=predictor
+            config,
+            layout,
+            device,
+            dtype=dtype,
+            weights=weights,
+            framework=framework,
+            cuda_graph=cuda_graph,
+            predictor=predictor,
         )
         self._num_layers_per_pipeline_stage = config.layers // layout.pp
         self._execution_time = execution_time
@@ -311,7 +321,8 @@ class CdmppExecutionTimePredictor:
 
     def _seconds(self, batch: Any, names: Iterable[str]) -> float:
         wanted = set(names)
-        return sum(part.seconds for part in self._pricer.price(engine_batch(batch)) if part.name in wanted)
+        step = self._pricer.price(engine_batch(batch))
+        return float(sum(s for part, s in zip(step.parts, step.seconds[0], strict=True) if part.name in wanted))
 
 
 def engine_batch(batch: Any) -> EngineBatch:

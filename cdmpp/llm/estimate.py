@@ -82,10 +82,10 @@ def estimate(
     >>> estimate("examples/llm/llama-3.1-8b.json", "h100-sxm", batch=8).decode.point       # doctest: +SKIP
     0.0063
     """
-    predictor = _shipped() if predictor is None else predictor
+    predictor = shipped_predictor() if predictor is None else predictor
     plan = EstimatePlan(
         read_config(config),
-        _device(device, predictor),
+        resolved_device(device, predictor),
         tp=tp,
         pp=pp,
         ep=ep,
@@ -101,13 +101,15 @@ def estimate(
 
 
 @cache
-def _shipped() -> Predictor:
+def shipped_predictor() -> Predictor:
+    """The model that ships with the package, loaded once."""
     from cdmpp.predictor import LatencyPredictor
 
     return LatencyPredictor.load()
 
 
-def _device(device: DeviceSpec | Mapping[str, Any] | str, predictor: Predictor) -> DeviceSpec:
+def resolved_device(device: DeviceSpec | Mapping[str, Any] | str, predictor: Predictor) -> DeviceSpec:
+    """The specification of a device: a name that the predictor knows, a file, or fields."""
     if isinstance(device, DeviceSpec):
         return device
     if isinstance(device, Mapping):

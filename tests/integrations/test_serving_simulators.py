@@ -197,7 +197,8 @@ def test_vidur_times_are_the_layers_of_the_step(predictor: LatencyPredictor, bat
     pricer = StepPricer(
         llm_config(Llama3ModelConfig()), Layout(2, 4), "a100-sxm4-80gb", dtype="float16", predictor=predictor
     )
-    parts = {part.name: part.seconds for part in pricer.price(EngineBatch(prefills, decodes))}
+    step = pricer.price(EngineBatch(prefills, decodes))
+    parts = {part.name: seconds for part, seconds in zip(step.parts, step.seconds[0].tolist(), strict=True)}
     outside = sum(parts[name] for name in ("embedding", "embedding_all_reduce"))
     # The sum over the stages is the whole step, without the embedding.
     assert sum(s.total_time for s in stages) == pytest.approx(sum(parts.values()) - outside)
@@ -303,4 +304,4 @@ def test_wrong_objects_are_named(predictor: LatencyPredictor) -> None:
     with pytest.raises(FieldError, match=r"config\.data_type: 'FP64' is not supported"):
         sglang(predictor, data_type=DataType.FP64)
     with pytest.raises(UnknownDeviceError):
-        vidur(predictor, device="abacus").get_execution_time(PROMPTS, 0)
+        vidur(predictor, device="abacus")
