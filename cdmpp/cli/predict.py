@@ -12,6 +12,16 @@ import typer
 from cdmpp.cli.dims import parse_sizes
 from cdmpp.cli.errors import FAILED, INCOMPLETE, report
 from cdmpp.cli.output import JsonOption, ModelOption, device_of, print_json, print_table
+from cdmpp.cli.predict_module import (
+    AutocastOption,
+    DtypeOption,
+    InputOption,
+    ModeOption,
+    ModuleArguments,
+    OptimizerOption,
+    module_of,
+    predict_module,
+)
 from cdmpp.cli.predict_table import OutOption, TableArguments, UrlOption, predict_table, table_of
 from cdmpp.errors import CdmppError
 from cdmpp.prediction_matrix import Failed, PredictionMatrix
@@ -43,7 +53,7 @@ def predict(
             metavar="PROGRAM",
             help="An operator (linear:m=512,n=4096,k=1024,dtype=float16; cdmpp support lists all), model.onnx, "
             "model.pt2 (torch.export), program.py (TVMScript), program.json (TVM JSON) or a MetaSchedule folder; "
-            "or one table of operators (.txt, .csv, .parquet).",
+            "or one table of operators (.txt, .csv, .parquet); or one torch module (package.module:factory).",
             show_default=False,
         ),
     ],
@@ -58,10 +68,19 @@ def predict(
         ),
     ] = None,
     protocol: Annotated[
-        Protocol, typer.Option(help="What the latency includes: device alone, in a graph, from the host.")
-    ] = DEFAULT_PROTOCOL,
+        Protocol | None,
+        typer.Option(
+            help="What the latency includes: device alone, in a graph, from the host. Default: kernel; eager for a "
+            "torch module.",
+            show_default=False,
+        ),
+    ] = None,
     framework: Annotated[
-        Framework | None, typer.Option(help="Software that launches the library kernels, if known.")
+        Framework | None,
+        typer.Option(
+            help="Software that launches the library kernels, if known. Default for a torch module: pytorch.",
+            show_default=False,
+        ),
     ] = None,
     backend: Annotated[
         Backend | None,
@@ -83,6 +102,11 @@ def predict(
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="Size of a dynamic dimension of an ONNX model; repeatable."),
     ] = None,
+    mode: ModeOption = None,
+    example: InputOption = None,
+    dtype: DtypeOption = None,
+    autocast: AutocastOption = None,
+    optimizer: OptimizerOption = None,
     model: ModelOption = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with code 3 when a total leaves something out.", show_default=False)
@@ -100,20 +124,30 @@ def predict(
 
     The answers of a table are rows of CSV or Parquet, in its order and with errors in their own columns. With
     --strict the exit code is 3 when a row has an error.
+
+    A torch module is not run: the kernels of PyTorch are listed by shapes. The factory is a function without arguments
+    that returns the module, or the module and its example inputs; the current directory is importable.
     """
     sizes = parse_sizes(dim or [])
+    for_module = ModuleArguments(
+        device or [], protocol, framework, quantile, model, strict, url, json, mode, example, dtype, autocast, optimizer
+    )
+    factory = module_of(program, for_module, {"--backend": backend, "--dim": dim, "--out": out})
+    if factory is not None:
+        _check_devices(device)
+        return predict_module(factory, for_module)
+    protocol = protocol or DEFAULT_PROTOCOL
     table = table_of(program, {"--out": out, "--url": url}, {"--dim": dim, "--json": json})
     if table is not None:
         options = TableArguments(device or [], protocol, framework, backend, quantile, model, strict, out, url)
         return predict_table(table, options)
-    if not device:
-        raise typer.BadParameter("name at least one device (cdmpp devices)", param_hint="--device / -d")
+    devices = _check_devices(device)
     from cdmpp.predictor import DEFAULT_QUANTILES, LatencyPredictor, check_quantiles
 
     levels = check_quantiles(quantile or DEFAULT_QUANTILES)
     predictor = LatencyPredictor.load(model)
     programs = _programs(program, backend, sizes)
-    results = _predict(predictor, programs, device, protocol, framework, levels)
+    results = _predict(predictor, programs, devices, protocol, framework, levels)
     if json:
         print_json(
             {
@@ -140,6 +174,12 @@ def predict(
     if strict and any(total.lower_bound for total in _totals(results, bool(programs.unsupported)).values()):
         report("a total is a lower bound: something is left out of it", "leave --strict out to accept lower bounds")
         raise typer.Exit(INCOMPLETE)
+
+
+def _check_devices(device: list[str] | None) -> list[str]:
+    if not device:
+        raise typer.BadParameter("name at least one device (cdmpp devices)", param_hint="--device / -d")
+    return device
 
 
 @dataclass

@@ -39,7 +39,8 @@ UrlOption = Annotated[
     str | None,
     typer.Option(
         "--url",
-        help="The service at this address predicts the table, not a local model; CDMPP_API_KEY has its key.",
+        help="The service at this address predicts the table or torch module, not a local model; CDMPP_API_KEY has "
+        "its key.",
         show_default=False,
     ),
 ]
