@@ -1,10 +1,10 @@
 """Rules that map ATen calls to the operators that an eager framework launches on a GPU.
 
 Where a call is an operator of :mod:`cdmpp.programs.operators`, it becomes that. Everything else that only
-streams memory (casts, masks, dropout, gradients of element-wise functions) becomes a ``relu`` that moves the
-same number of bytes: element-wise kernels differ by their traffic and hardly by their arithmetic, and
-``relu`` is in the training data of cost models. ``remark`` names the substitution. No torch is imported: any object
-with a shape and a dtype is a tensor.
+streams memory (casts, copies, masks, dropout, reductions, gradients of element-wise functions) becomes a ``relu`` of
+float32 that moves the same number of bytes: element-wise kernels differ by their traffic and hardly by their
+arithmetic or type, and ``relu`` of float32 is in the training data of cost models. ``remark`` names the substitution.
+No torch is imported: any object with a shape and a dtype is a tensor.
 """
 
 from __future__ import annotations
@@ -102,11 +102,9 @@ def rows_cols(tensor: Any) -> Fields:
 
 def traffic(moved: float, like: Any) -> Fields:
     """An element-wise pass that reads and writes ``moved`` bytes in all, on rows as long as ``like``'s."""
-    dtype = dtype_of(like)
-    dtype = dtype if dtype in BASIC_DTYPES else "float32"
-    elements = max(math.ceil(moved / (2 * DTYPE_BYTES[dtype])), 1)
+    elements = max(math.ceil(moved / (2 * DTYPE_BYTES["float32"])), 1)
     cols = min(like.shape[-1] if len(like.shape) else 1, elements)
-    return {"operator": "relu", "dtype": dtype, "rows": math.ceil(elements / cols), "cols": cols}
+    return {"operator": "relu", "dtype": "float32", "rows": math.ceil(elements / cols), "cols": cols}
 
 
 def over(operator: str, tensor: Any, **more: Any) -> Fields:
@@ -131,20 +129,29 @@ def streamed(call: Call) -> Outcome:
 
 
 def unary(operator: str) -> Callable[[Call], Outcome]:
-    return lambda call: one(over(operator, call.results[0]))
-
-
-def binary(operator: str) -> Callable[[Call], Outcome]:
-    """Two tensors of one size, or one and a scalar; a smaller one that is broadcast costs nothing to read."""
+    """A function of each element; in 16 bit by its bytes, since large ones were measured in float32 only."""
 
     def rule(call: Call) -> Outcome:
         result = call.results[0]
-        if dtype_of(result) not in BASIC_DTYPES:
+        return one(over(operator, result)) if number_type(result) == "float32" else streamed(call)
+
+    return rule
+
+
+def binary(operator: str) -> Callable[[Call], Outcome]:
+    """Two tensors of one size, or one and a scalar; a smaller one that is broadcast costs nothing to read.
+
+    Other types than float32 by their bytes, as :func:`unary`.
+    """
+
+    def rule(call: Call) -> Outcome:
+        result = call.results[0]
+        full = [t for t in call.tensors[:2] if 2 * t.numel() > result.numel()]
+        if {dtype_of(t) for t in (result, *full)} != {"float32"}:
             return streamed(call)
-        full = [t for t in call.tensors[:2] if 2 * size_bytes(t) > size_bytes(result)]
-        if len(full) == 2 and {dtype_of(t) for t in full} == {dtype_of(result)}:
+        if len(full) == 2:
             return one(over(operator, result))
-        if len(full) <= 1 and operator in ("add", "mul", "div", "pow"):
+        if operator in ("add", "mul", "div", "pow"):
             return one(over(f"{operator}_scalar", result))
         return streamed(call)
 
@@ -185,28 +192,23 @@ def layernorm_backward(call: Call) -> Outcome:
 def reduce_to(call: Call) -> Outcome:
     """A sum or mean over some axes."""
     x, result = call.tensors[0], call.results[0]
-    rows = max(result.numel(), 1)
-    if rows == x.numel():
-        return streamed(call)
-    fields = {"operator": "reduce_mean", "dtype": number_type(x), "rows": rows, "cols": x.numel() // rows}
-    return one(fields)
+    return one(traffic(size_bytes(x) + size_bytes(result), x), f"aten.{call.name} as relu: the same bytes moved")
 
 
 def batch_norm(call: Call) -> Outcome:
-    """Evaluation: one pass. Training: the statistics' reading before it."""
+    """Evaluation: one pass. Training: the same kernel reads for the statistics first."""
     x = call.tensors[0]
     transform = traffic(2 * size_bytes(x), x)
     training = next((value for value in call.args if isinstance(value, bool)), False)
     if not training or call.name.endswith("no_training"):
         return one(transform, "one pass by its bytes")
-    channels = x.shape[1]
-    statistics = {"operator": "reduce_mean", "dtype": number_type(x), "rows": channels, "cols": x.numel() // channels}
-    return Outcome((statistics, transform), "two passes by their bytes")
+    return one(traffic(3 * size_bytes(x), x), "one kernel that reads twice, by its bytes")
 
 
 def batch_norm_backward(call: Call) -> Outcome:
+    """One kernel that reads the input and the gradient twice and writes one tensor."""
     gradient = call.tensors[0]
-    return Outcome((traffic(2 * size_bytes(gradient), gradient), over("mul", gradient)), "two passes by their bytes")
+    return one(traffic(5 * size_bytes(gradient), gradient), "one kernel that reads twice, by its bytes")
 
 
 # --- products -----------------------------------------------------------------------------------------
@@ -299,15 +301,7 @@ def convolution_backward(call: Call) -> Outcome:
         inner = gradient if transposed else x
         launches.append(_conv_fields(inner, w, stride, pad, dilation, groups, "bwd_weight"))
     if wanted[2]:
-        channels = gradient.shape[1]
-        launches.append(
-            {
-                "operator": "reduce_mean",
-                "dtype": number_type(gradient),
-                "rows": channels,
-                "cols": gradient.numel() // channels,
-            }
-        )
+        launches.append(traffic(size_bytes(gradient), gradient))
     return Outcome(tuple(launches))
 
 
@@ -362,11 +356,11 @@ def pool(operator: str) -> Callable[[Call], Outcome]:
 
 
 def copied(call: Call) -> Outcome:
-    """Copies without arithmetic: a clone, a concatenation, the copy of a permutation."""
+    """Copies without arithmetic: a clone, a cast, a concatenation, the copy of a permutation."""
     result = call.results[0]
-    if dtype_of(result) not in BASIC_DTYPES or {dtype_of(t) for t in call.tensors} != {dtype_of(result)}:
-        return streamed(call)  # a cast, or integers
-    return one(over("copy", result))
+    sources = call.tensors[1:] if call.name == "copy" else call.tensors
+    moved = size_bytes(result) + sum(size_bytes(t) for t in sources)
+    return one(traffic(moved, result), f"aten.{call.name} as relu: the same bytes moved")
 
 
 def written(call: Call) -> Outcome:

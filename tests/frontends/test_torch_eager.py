@@ -23,7 +23,7 @@ def test_a_linear_layer_has_one_product_forward_and_two_backward() -> None:
     assert texts(trace, "backward") == [
         "linear:dtype=float32,m=8,n=64,k=32",  # of the input
         "linear:dtype=float32,m=32,n=64,k=8",  # of the weight
-        "reduce_mean:dtype=float32,rows=32,cols=8",  # of the bias
+        "relu:dtype=float32,rows=5,cols=32",  # of the bias: 8 x 32 elements read, 32 written
     ]
     assert trace.unsupported == ()
 
@@ -136,6 +136,19 @@ def test_streaming_calls_move_the_same_number_of_bytes() -> None:
     assert 2 * 4 * rows * cols == pytest.approx(4 * 1024 * (4 + 4 + 1), rel=0.2)  # whole rows
     assert "same bytes" in result.remark
     assert size_bytes(x[:1].expand(4, 1024)) == 4 * 1024  # a broadcast axis is read once
+
+
+def test_passes_in_16_bit_are_those_of_float32_over_the_same_bytes() -> None:
+    x = torch.empty(8, 64, dtype=torch.float16, device="meta")
+    for call in (Call("add", (x, x), {}, x), Call("cat", ([x, x],), {}, torch.cat([x, x]))):
+        (fields,) = outcome(call).launches
+        moved = sum(size_bytes(t) for t in (*call.tensors, *call.results))
+        assert (fields["operator"], fields["dtype"]) == ("relu", "float32")
+        assert 2 * 4 * fields["rows"] * fields["cols"] == moved
+    # Added to a float32 tensor, the 16-bit one is read at its own size.
+    wide = torch.empty(8, 64, device="meta")
+    (fields,) = outcome(Call("add", (wide, x), {}, wide)).launches
+    assert 2 * 4 * fields["rows"] * fields["cols"] == 8 * 64 * (4 + 2 + 4)
 
 
 def test_unknown_calls_are_named() -> None:

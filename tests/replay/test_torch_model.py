@@ -40,8 +40,8 @@ def test_layers_of_a_module() -> None:
     body, head = made["layers"]
     assert (programs(body["forward"]), programs(head["forward"])) == (["linear", "relu"], ["linear", "softmax"])
     # The softmax' gradient comes before the head's, the relu's before the body's; the input needs none.
-    assert programs(head["backward"]) == ["relu", "linear", "linear", "reduce_mean"]
-    assert programs(body["backward"]) == ["relu", "linear", "reduce_mean"]
+    assert programs(head["backward"]) == ["relu", "linear", "linear", "relu"]
+    assert programs(body["backward"]) == ["relu", "linear", "relu"]
     price_requests = PLANNERS["data-parallel"].read(made).price_requests()
     assert len(price_requests) == 11 and {priced.protocol for priced in price_requests} == {"eager"}
 
