@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cdmpp.devices.spec import DeviceSpec
 from cdmpp.domain.score import Context
 from cdmpp.features.encoded import TIR
 from cdmpp.nn.rows import distinct_rows
@@ -24,7 +25,10 @@ ADAPTED = "(adapted)"
 #: Penalty for a framework that launched no such training row; less than that of another device.
 OTHER_FRAMEWORK = 0.5
 _GRAPH = PROTOCOLS.index("graph")
-_HALVES = ("float16", "bfloat16")
+HALVES = ("float16", "bfloat16")
+#: Operator whose 16-bit predictions follow those of float32 on devices without 16-bit units. The network transfers the
+#: 16-bit convolutions of boards with such units: on a TITAN Xp, whole fp16 networks came out 1.7 times too slow.
+WIDENED = "conv2d"
 #: Types of bare products that are not slower than the 16-bit type where the device's peak is higher.
 NARROW = ("int8", "float8_e4m3", "float4_e2m1")
 
@@ -108,8 +112,8 @@ class Evidence:
         types = self._types.get((operator, backend), set())
         base = base_type(dtype)
         own = "bfloat16" if base.startswith(("float8", "float4")) else base if base != dtype else ""
-        order = sorted(_HALVES, key=lambda half: half != own)
-        return next((half for half in order if half in types), _HALVES[0])
+        order = sorted(HALVES, key=lambda half: half != own)
+        return next((half for half in order if half in types), HALVES[0])
 
     def was_trained(self, kind: Kind) -> bool:
         """Whether training had this type of this operator on this device."""
@@ -153,9 +157,20 @@ class Evidence:
         types = self._types.get((operator, backend), set())
         return dtype not in types if types else dtype != "float32"
 
+    def emulated(self, kind: Kind, device: DeviceSpec) -> bool:
+        """Whether a 16-bit convolution is computed as in float32.
+
+        The device has no faster units for the type, and training did not have the type on it.
+        """
+        if kind.operator != WIDENED or kind.dtype not in HALVES or self.was_trained(kind):
+            return False
+        return device.peak(kind.dtype, matrix=True) <= device.peak("float32", matrix=True)
+
     def may_need_half(self, operator: str, dtype: str, backend: str) -> str | None:
-        """The 16-bit type whose features a query may need on some device; None where it needs none."""
+        """The type whose features a query may need beside its own on some device; None where it needs none."""
         half = self.half_type(operator, backend, dtype)
+        if operator == WIDENED and dtype in HALVES:
+            return "float32"
         if operator == TIR or dtype == half:
             return None
         needed = dtype in NARROW or self.follows(Kind("", operator, dtype, backend))

@@ -32,6 +32,11 @@ LIKENESS = 1.0
 #: sources, configs/leave-out-hopper-cdna.toml) the error is 25.7 % with every peer and with those above 0.05.
 LEAST_WEIGHT = 0.05
 
+#: Operators on which a trained device counts as unseen if training had none of them on it: its embedding and its
+#: measured ceilings are of other operators. On the RTX 3090 they are of small layers of language models, and made every
+#: large pass over memory 1.4 times too slow (docs/replay.md).
+TRANSFERRED = ("conv2d", "relu", "max_pool2d", "avg_pool2d")
+
 #: Trained devices: index in the network's embedding, and specification.
 Trained = tuple[int, DeviceSpec]
 
@@ -50,6 +55,12 @@ class Peers:
     def __init__(self, devices: Sequence[Trained], domain: Domain) -> None:
         self._devices, self._domain = list(devices), domain
         self._by_query: dict[tuple[str, ...], tuple[Trained, ...]] = {}
+        keys = (context.split("|") for context in domain.contexts)
+        self._operators = {(key[0], key[1]) for key in keys if len(key) > 1}
+
+    def lacks(self, device: str, operator: str) -> bool:
+        """Whether predictions of a trained device for an operator come from its peers: training had none on it."""
+        return operator in TRANSFERRED and (device, operator) not in self._operators
 
     def of(self, kind: str, vendor: str, operator: str, dtype: str, protocol: str, backend: str) -> tuple[Trained, ...]:
         """Peers of a device of this kind ("gpu", "cpu") and vendor for this kind of query.

@@ -7,6 +7,7 @@ one device:
 1. ``kernel`` <= ``graph`` <= ``eager``. The trained protocol is unchanged; the others are limited by it.
 2. A type that was never trained for the operator is predicted as the 16-bit prediction times the ratio of the
    rooflines, each with the launch cost.
+   A 16-bit convolution on a device without 16-bit units follows the float32 prediction in the same way.
 3. A narrow type without scales (int8, float8, float4) is not slower than the 16-bit type where the device's peak for
    it is higher, unless training had that type of the operator on this device with the protocol and the framework of
    the query. (Measured fp8 products of less than 1e9 operations are slower than the best 16-bit ones: a query that
@@ -284,7 +285,7 @@ class Rules:
 
     def __init__(self, evidence: Evidence) -> None:
         self._evidence = evidence
-        self._recipes: dict[tuple[Kind, int, str, bool], Recipe] = {}
+        self._recipes: dict[tuple[Kind, int, str, bool, bool], Recipe] = {}
 
     def plan(self, batch: QueryBatch, names: Sequence[str]) -> Plan | None:
         """Further predictions that the queries of a batch depend on; None if there are none.
@@ -314,13 +315,14 @@ class Rules:
 
     def _recipe(self, kind: Kind, protocol: int, framework: str, device: DeviceSpec) -> Recipe:
         evidence, (name, operator, dtype, backend) = self._evidence, kind
-        half = evidence.half_type(operator, backend, dtype)
+        emulated = evidence.emulated(kind, device)
+        half = "float32" if emulated else evidence.half_type(operator, backend, dtype)
         faster = dtype in NARROW and device.peak(dtype, matrix=True) > device.peak(half, matrix=True)
-        key = (kind, protocol, framework, faster)
+        key = (kind, protocol, framework, faster, emulated)
         if key not in self._recipes:
             order = evidence.protocol_order(kind, framework)
             half_order = evidence.protocol_order(Kind(name, operator, half, backend), framework)
-            follows = evidence.follows(kind)
+            follows = emulated or evidence.follows(kind)
             limited = faster and operator != TIR and not evidence.was_trained_as(kind, PROTOCOLS[protocol], framework)
             self._recipes[key] = Recipe(
                 protocol,

@@ -17,7 +17,7 @@ from cdmpp.adapter.features import FeatureMaker
 from cdmpp.artifact.model import Artifact
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.domain.evidence import ADAPTED, Evidence
-from cdmpp.domain.peers import Peers, Trained, as_peers, shift, weights
+from cdmpp.domain.peers import TRANSFERRED, Peers, Trained, as_peers, shift, weights
 from cdmpp.domain.score import THRESHOLDS, Context, limited_step
 from cdmpp.features.encoded import EncodedProgram, element_types, operator_name
 from cdmpp.inference.consistency import BENT, REASONS, Rules
@@ -98,7 +98,7 @@ class InferencePipeline:
         key = (operator_name(program), element_types(program), program.backend, bent)
         if key not in self._reasons:
             operator, types, backend, _ = key
-            half = self.evidence.half_type(operator, backend, types)
+            half = self.half_type(operator, types, backend) or self.evidence.half_type(operator, backend, types)
             texts = (text.format(operator=operator, half=half) for code, text in REASONS.items() if code & bent)
             self._reasons[key] = "; ".join(texts)
         return self._reasons[key]
@@ -161,8 +161,8 @@ class InferencePipeline:
 
         ``details``: return :attr:`NetworkOutput.view` and :attr:`NetworkOutput.peers`.
         """
+        batch, trained, names = self._with_strangers(batch)
         rows = batch.rows
-        trained = self._figures(batch.specs)
         specs = [spec for _, spec in trained]
         # The trained devices follow the query's devices in the matrix: they are peers of unseen ones.
         inputs = RowInputs(batch.store, np.concatenate([stack_devices(specs), self._trained_matrix]))
@@ -171,7 +171,6 @@ class InferencePipeline:
         # The queries and the same queries on peer devices go through the network together.
         unseen, parts = np.flatnonzero(embedding[rows.device] == 0), [rows]
         groups: list[tuple[Array, Array, Array, Array]] = []
-        names = [spec.name if index else "" for index, spec in trained]
         step = _steps(self.artifact, batch, names)
         for members, spec, kind in _by_kind(batch, unseen):
             peers = self._peers.of(spec.kind, spec.vendor, *kind)
@@ -201,6 +200,33 @@ class InferencePipeline:
         step = limited_step(distance, step, _status_codes(batch) > 0)
         factor = self.factor(distance + step) * self._open_factor(batch, names)
         return replace(output, peers=opinions, distance=distance, step=step, factor=factor)
+
+    def _with_strangers(self, batch: QueryBatch) -> tuple[QueryBatch, list[Trained], list[str]]:
+        """Trained devices a second time without their embedding, for the operators that :meth:`Peers.lacks` names.
+
+        Returns
+        -------
+        batch : QueryBatch
+            The same queries; those of such operators refer to the device's second entry.
+        figures : list of Trained
+            :meth:`_figures` of the devices of ``batch``.
+        names : list of str
+            Devices' names in the contexts of the training set, "" where it did not have them.
+        """
+        figures, specs, rows = self._figures(batch.specs), list(batch.specs), batch.rows
+        names = [spec.name if index else "" for index, spec in figures]
+        if not any(operator in TRANSFERRED for operator, _ in batch.kinds):
+            return batch, figures, names
+        moved, kind = rows.device.copy(), batch.kind[rows.program]
+        for device, name in enumerate(tuple(names)):
+            lacked = [number for number, (operator, _) in enumerate(batch.kinds) if self._peers.lacks(name, operator)]
+            members = np.flatnonzero((rows.device == device) & np.isin(kind, lacked)) if name else rows.device[:0]
+            if len(members):
+                moved[members] = len(specs)
+                specs.append(specs[device])
+                figures.append((0, specs[device]))
+                names.append(name)
+        return replace(batch, specs=specs, rows=replace(rows, device=moved)), figures, names
 
     def _run(
         self, inputs: RowInputs, rows: QueryRows, own: int, embedding: Array, view: bool

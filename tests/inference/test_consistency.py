@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from cdmpp.devices import known
+from cdmpp.devices.registry import lookup
 from cdmpp.domain.evidence import Evidence, Kind
 from cdmpp.domain.score import Context
 from cdmpp.errors import InvalidProgramError
@@ -115,6 +116,29 @@ def test_untrained_type_is_the_16_bit_prediction_times_the_roofline_ratio(predic
             assert other.latency_s / base.latency_s == pytest.approx(other.roofline_s / base.roofline_s, rel=0.03)
             assert other.domain != "in"
             assert other.domain_reason is not None and f"the {half} prediction" in other.domain_reason
+
+
+def test_16_bit_convolution_without_16_bit_units_follows_float32(predictor: LatencyPredictor) -> None:
+    text = "conv2d:n=12,c_in=256,h=14,w=14,c_out=256,kh=3,kw=3,pad_h=1,pad_w=1"
+    programs = [TensorProgram.from_operator(f"{text},dtype={dtype}") for dtype in ("float16", "float32")]
+    half, wide = ask(predictor, [Query(program, "titan-xp") for program in programs])
+    assert half.latency_s and wide.latency_s and half.roofline_s and wide.roofline_s
+    assert half.latency_s / wide.latency_s == pytest.approx(half.roofline_s / wide.roofline_s, rel=0.03)
+    assert half.domain_reason is not None and "the float32 prediction" in half.domain_reason
+    # Where the device has such units, or training had the type on it, the network answers.
+    for name in ("v100-sxm2-32gb", "p100-pcie-16gb", "a100-sxm4-80gb"):
+        (own,) = ask(predictor, [Query(programs[0], name)])
+        assert own.domain_reason is None or "float32 prediction" not in own.domain_reason
+
+
+def test_known_device_without_rows_of_an_operator_counts_as_unseen_for_it(predictor: LatencyPredictor) -> None:
+    trained = lookup("rtx-3090")
+    unseen = trained.model_copy(update={"name": "twin", "clock_hz": 1.0001 * trained.clock_hz})
+    texts = ("relu:rows=65536,cols=4096", "linear:m=4096,n=4096,k=4096,dtype=bfloat16")
+    programs = [TensorProgram.from_operator(text) for text in texts]
+    relu, linear = (ask(predictor, [Query(program, device) for device in (trained, unseen)]) for program in programs)
+    assert relu[0].latency_s == pytest.approx(relu[1].latency_s, rel=0.01)
+    assert linear[0].latency_s != pytest.approx(linear[1].latency_s, rel=0.01)
 
 
 def test_known_contradictory_predictions_agree(predictor: LatencyPredictor) -> None:
