@@ -25,6 +25,7 @@ class Label:
 
     ``size``: tokens of a sequence, or pixels of an image's side. ``parts_s``: forward and backward, where
     the source has them apart. ``spread``: standard deviation over mean of repeats, where the source has it.
+    ``run``: the source's name of a machine, where it has several of one device.
     """
 
     source: str
@@ -37,6 +38,7 @@ class Label:
     measured_s: float
     parts_s: tuple[float, float] | None = None
     spread: float | None = None
+    run: str = ""
 
 
 @dataclass
@@ -125,6 +127,7 @@ def _torchvision(folder: Path) -> Iterator[Label | tuple[str, str]]:
                 224,
                 mean_s,
                 spread=spread_s / mean_s,
+                run=row["run_folder"],
             )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.end_to_end.fitted import FAMILIES, Machine, is_fitted
 from benchmarks.end_to_end.labels import Labels
 from benchmarks.end_to_end.parallel import LINK_WORDS, Parallel
 from benchmarks.end_to_end.study import Answer
@@ -19,6 +20,10 @@ TITLES = {
     "torchvision": "image networks, batch 12 (torchvision)",
     "timm": "image networks, fp16 autocast, batch 24 to 2048 (timm)",
 }
+#: Compositions in tables, and the one that suits a source: the image networks have many small kernels, which a host
+#: issues ahead; the transformers have few and large ones, of types that the model knows as calls.
+COMPOSITIONS = ("called", "issued", "queued")
+HEADLINES = {"neusight": "called", "torchvision": "issued", "timm": "issued"}
 #: Ways to compose kernel times, by name -> relative error of an answer.
 ERRORS: Mapping[str, Callable[[Answer], float]] = {
     "called": lambda a: a.error("called"),
@@ -48,10 +53,26 @@ def figures(answers: Sequence[Answer]) -> dict[str, Any]:
     return statistics_of
 
 
+def held_out_figures(answers: Sequence[Answer]) -> dict[str, Any]:
+    """Error statistics over networks of held-out families, of which a machine was fitted to other families."""
+    figures_of: dict[str, Any] = {"n": len(answers)}
+    for name in ("issued", "fitted", "roofline"):
+        absolute = [abs(a.error(name)) for a in answers]
+        figures_of[name] = {"mape": statistics.fmean(absolute), "median_ape": statistics.median(absolute)}
+    return figures_of
+
+
 def result(
-    answers: Sequence[Answer], parallel: Sequence[Parallel], labels: Labels, model_id: str, command: str
+    answers: Sequence[Answer],
+    parallel: Sequence[Parallel],
+    labels: Labels,
+    model_id: str,
+    command: str,
+    machines: Mapping[tuple[str, str, str], Machine],
 ) -> dict[str, Any]:
     """Content of the result file."""
+    held_out = [a for a in answers if a.fitted_s is not None]
+    kinds = sorted({(a.label.source, a.label.mode) for a in held_out})
     groups = sorted({(a.label.source, a.label.mode, a.label.precision, a.label.device) for a in answers})
     everything: dict[str, Any] = {
         "model_id": model_id,
@@ -74,6 +95,29 @@ def result(
             }
             for source, mode, precision, device in groups
         ],
+        "held_out": [
+            {"source": source, "mode": mode, "device": "all", "precision": "all", **rounded(held_out_figures(own))}
+            for source, mode in kinds
+            if (own := _some(held_out, source=source, mode=mode))
+        ]
+        + [
+            {"source": source, "mode": mode, "device": device, "precision": precision, **rounded(held_out_figures(own))}
+            for source, mode, precision, device in groups
+            if (own := _some(held_out, source=source, mode=mode, precision=precision, device=device))
+        ],
+        "phases": [
+            {"device": device, **_phases(own)}
+            for device in sorted({a.label.device for a in answers if a.label.parts_s is not None})
+            if (own := [a for a in answers if a.label.parts_s is not None and a.label.device == device])
+        ],
+        "families": {
+            "fitted": sorted({family for family in FAMILIES.values() if is_fitted(family)}),
+            "held_out": sorted({family for family in FAMILIES.values() if not is_fitted(family)}),
+        },
+        "machines": [
+            {"source": source, "device": device, "run": run, "factors": machine.factors}
+            for (source, device, run), machine in machines.items()
+        ],
         "four_gpus": [
             {
                 "model": p.model,
@@ -91,6 +135,12 @@ def result(
         "rows": [_row(a) for a in answers],
     }
     return everything
+
+
+def _phases(answers: Sequence[Answer]) -> dict[str, Any]:
+    """Relative errors of forward and backward, as called, of each training run."""
+    pairs = [[p / m - 1 for p, m in zip(a.parts_s, a.label.parts_s or (), strict=True)] for a in answers]
+    return {"n": len(pairs), **rounded({"forward": [f for f, _ in pairs], "backward": [b for _, b in pairs]})}
 
 
 def _some(answers: Iterable[Answer], **wanted: str) -> list[Answer]:
@@ -116,6 +166,8 @@ def _row(a: Answer) -> dict[str, Any]:
         "in_share": round(a.in_share, 3),
         "largest": [[text, round(share, 3)] for text, share in a.largest],
     }
+    if a.fitted_s is not None:
+        row["fitted_ms"] = _ms(a.fitted_s)
     if a.listed_s is not None:
         row["listed_ms"] = _ms(a.listed_s)
     if label.parts_s is not None:
@@ -135,18 +187,21 @@ def parts(result: Mapping[str, Any]) -> dict[str, str]:
     """Render the generated parts of docs/replay.md from the result file's content."""
     details = (
         folded("Every transformer", model_table(result)),
+        folded("Forward and backward pass of the transformers", phase_table(result)),
         folded("Every device", device_table(result)),
+        folded("Held-out families by device", held_out_table(result, devices=True)),
         folded("Measurements that are not predicted", left_out_list(result)),
     )
     return {
         "end-to-end": summary_table(result),
+        "end-to-end-held-out": held_out_text(result),
         "end-to-end-parallel": parallel_table(result),
         "end-to-end-details": "\n\n".join(details),
     }
 
 
 def summary_table(result: Mapping[str, Any]) -> str:
-    """Errors by source and mode."""
+    """Errors by source and mode; the composition that suits the source in bold."""
     rows = []
     for entry in result["by_source"]:
         kernels = entry.get("listed")
@@ -154,17 +209,46 @@ def summary_table(result: Mapping[str, Any]) -> str:
             [
                 f"{TITLES[entry['source']]}, {entry['mode']}",
                 str(entry["n"]),
-                f"**{percent(entry['called']['mape'])}**",
-                percent(entry["called"]["median_ape"]),
-                percent(entry["called"]["within_10"], 0),
-                percent(entry["queued"]["mape"]),
-                percent(entry["issued"]["mape"]),
+                *_compositions(entry),
+                percent(entry[HEADLINES[entry["source"]]]["median_ape"]),
+                percent(entry[HEADLINES[entry["source"]]]["within_10"], 0),
                 percent(entry["roofline"]["mape"]),
                 f"{percent(kernels['mape'])} ({kernels['n']})" if kernels else "-",
             ]
         )
-    header = ("networks", "n", "MAPE", "median", "within 10 %", "queued", "issued", "roofline", "measured kernels")
+    header = ("networks", "n", *COMPOSITIONS, "median", "within 10 %", "roofline", "measured kernels")
     return table(header, rows)
+
+
+def _compositions(entry: Mapping[str, Any]) -> list[str]:
+    """Mean errors of :data:`COMPOSITIONS`, the one that suits the source in bold."""
+    texts = {name: percent(entry[name]["mape"]) for name in COMPOSITIONS}
+    return [f"**{text}**" if name == HEADLINES[entry["source"]] else text for name, text in texts.items()]
+
+
+def held_out_text(result: Mapping[str, Any]) -> str:
+    """Which families were fitted, and the errors of the others."""
+    names = {name: ", ".join(f"`{family}`" for family in own) for name, own in result["families"].items()}
+    return f"Fitted families: {names['fitted']}. Held-out families: {names['held_out']}.\n\n{held_out_table(result)}"
+
+
+def held_out_table(result: Mapping[str, Any], devices: bool = False) -> str:
+    """Errors of networks of held-out families: by source and mode, or by device and precision."""
+    rows = [
+        [
+            *([entry["source"], entry["device"]] if devices else [TITLES[entry["source"]]]),
+            f"{entry['precision']} {entry['mode']}" if devices else entry["mode"],
+            str(entry["n"]),
+            percent(entry["issued"]["mape"]),
+            f"**{percent(entry['fitted']['mape'])}**",
+            percent(entry["fitted"]["median_ape"]),
+            percent(entry["roofline"]["mape"]),
+        ]
+        for entry in result["held_out"]
+        if (entry["device"] != "all") == devices
+    ]
+    names = ("source", "device", "run") if devices else ("networks", "mode")
+    return table((*names, "n", "issued", "fitted", "median", "roofline"), rows, left=len(names))
 
 
 def device_table(result: Mapping[str, Any]) -> str:
@@ -175,16 +259,24 @@ def device_table(result: Mapping[str, Any]) -> str:
             entry["device"],
             f"{entry['precision']} {entry['mode']}",
             str(entry["n"]),
-            f"**{percent(entry['called']['mape'])}**",
-            f"{100 * entry['called']['bias']:+.1f} %",
-            percent(entry["queued"]["mape"]),
-            percent(entry["issued"]["mape"]),
+            *_compositions(entry),
+            percent(entry[HEADLINES[entry["source"]]]["median_ape"]),
+            f"{100 * entry[HEADLINES[entry['source']]]['bias']:+.1f} %",
             percent(entry["roofline"]["mape"]),
         ]
         for entry in sorted(result["by_device"], key=lambda e: (e["source"], e["device"], e["precision"], e["mode"]))
     ]
-    header = ("source", "device", "run", "n", "MAPE", "median error", "queued", "issued", "roofline")
+    header = ("source", "device", "run", "n", *COMPOSITIONS, "median", "bias", "roofline")
     return table(header, rows, left=3)
+
+
+def phase_table(result: Mapping[str, Any]) -> str:
+    """Errors of the two passes of training, each run of a device."""
+    rows = [
+        [row["device"], str(row["n"]), *(" ".join(f"{100 * e:+.0f}" for e in row[n]) for n in ("forward", "backward"))]
+        for row in result["phases"]
+    ]
+    return table(("device", "runs", "forward, %", "backward, %"), rows)
 
 
 def model_table(result: Mapping[str, Any]) -> str:
@@ -248,7 +340,8 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     for index, source in enumerate(sources):
         axis = figure.add_subplot(1, len(sources), index + 1)
         own = [row for row in rows if row["source"] == source]
-        values = [row[key] for row in own for key in ("measured_ms", "called_ms")]
+        predicted_as = f"{HEADLINES[source]}_ms"
+        values = [row[key] for row in own for key in ("measured_ms", predicted_as)]
         ends = [min(values) / 1.2, max(values) * 1.2]
         axis.fill_between(ends, [0.8 * e for e in ends], [1.2 * e for e in ends], color="0.9", label="within 20 %")
         axis.plot(ends, ends, color="0.3", linewidth=1, label="predicted = measured")
@@ -256,7 +349,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         axis.scatter(measured, roofline, s=10, color="0.65", marker="v", label="roofline")
         for device in sorted({row["device"] for row in own}):
             runs = [row for row in own if row["device"] == device]
-            measured, predicted = ([row[key] for row in runs] for key in ("measured_ms", "called_ms"))
+            measured, predicted = ([row[key] for row in runs] for key in ("measured_ms", predicted_as))
             axis.scatter(measured, predicted, s=14, label=device, alpha=0.8)
         axis.set(xscale="log", yscale="log", xlabel="measured (ms)", ylabel="predicted (ms)")
         axis.set_title(TITLES[source].replace(", ", "\n", 1), fontsize=11)

@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 
+import numpy as np
 import torch
 
 from benchmarks.end_to_end import images, transformers
+from benchmarks.end_to_end.fitted import (
+    Machine,
+    Measured,
+    family_of,
+    fit_machines,
+    is_fitted,
+    machine_of,
+    operator_family,
+)
 from benchmarks.end_to_end.labels import Label
+from cdmpp.frontends.eager_rules import Call, outcome
 from cdmpp.frontends.torch_eager import EagerTrace, Launch, eager_trace
 from cdmpp.prediction import Prediction, Predictor
-from cdmpp.programs.operators import OperatorSpec, parse_operator
+from cdmpp.programs.operators import DTYPE_BYTES, OperatorSpec, make_operator, parse_operator
 from cdmpp.programs.query_options import Protocol
 from cdmpp.replay import Graph, Node, replay
 
 #: How each kernel is predicted: as one call from the host, whose launch cost is in it; or device time alone.
 PROTOCOLS: dict[str, tuple[Protocol, str | None]] = {"called": ("eager", "pytorch"), "queued": ("kernel", None)}
+#: Rate at which the images of torchvision's labels are sent to the device, within the time that was measured: a
+#: synchronous copy over PCIe 3.0 x16, whose nominal rate is 15.8 GB/s.
+UPLOAD_BYTES_PER_S = 12e9
 #: The smallest call: what it takes longer as a call than on the device is the host's part of every call.
 SMALLEST = "add:rows=1,cols=1"
 _PRECISIONS = {"float32": torch.float32, "float16": torch.float16}
@@ -29,9 +43,11 @@ class Answer:
     """A label and what was predicted for it, in seconds.
 
     ``called_s``: calls that are waited for, one by one. ``queued_s``: device times alone, as in a stream
-    that never runs dry. ``issued_s``: the host issues the calls one by one, the device works them off as
-    they come. ``roofline_s``: the sum of the same kernels' rooflines. ``listed_s``: the sum of the source's
-    own measurements of single kernels, where it has them. ``parts_s``: forward and backward, as called.
+    that never runs dry. ``issued_s``: the host sends the input where the source timed that, and issues the calls
+    one by one; the device works them off as they come. ``fitted_s``: the same with the factors of
+    :mod:`benchmarks.end_to_end.fitted`, of a network whose family was held out and of whose machine others were
+    fitted. ``roofline_s``: the sum of the same kernels' rooflines. ``listed_s``: the sum of the source's own
+    measurements of single kernels, where it has them. ``parts_s``: forward and backward, as called.
     ``in_share``: share of the time that is of domain "in". ``largest``: kernels that make most of it, with
     their share.
     """
@@ -46,9 +62,11 @@ class Answer:
     kernels: int
     in_share: float
     largest: tuple[tuple[str, float], ...]
+    measured: Measured
+    fitted_s: float | None = None
 
     def error(self, what: str = "called") -> float:
-        """Predicted over measured, less one; ``what`` is "called", "queued", "issued", "roofline",
+        """Predicted over measured, less one; ``what`` is "called", "queued", "issued", "fitted", "roofline",
         "listed".
         """
         return float(getattr(self, f"{what}_s")) / self.label.measured_s - 1
@@ -76,7 +94,16 @@ def trace(source: str, model: str, mode: str, precision: str, batch: int, size: 
     network, image = network.to(_PRECISIONS[precision]), image.to(_PRECISIONS[precision])
     if not training:
         return eager_trace(network, [image])
-    return eager_trace(images.Training(network), [image], backward=True)
+    # The source clears gradients in place before each pass, as torch did before 2.0, and adds to the zeros.
+    traced = eager_trace(images.Training(network), [image], backward=True, accumulate=True)
+    return EagerTrace((*_cleared(network), *traced.launches), traced.unsupported)
+
+
+def _cleared(network: torch.nn.Module) -> Iterator[Launch]:
+    """Kernels of ``zero_grad(set_to_none=False)``."""
+    for name, parameter in network.named_parameters():
+        for fields in outcome(Call("zero_", (parameter,), {}, parameter)).launches:
+            yield Launch(make_operator(fields), "zero_", name.rpartition(".")[0], "forward")
 
 
 def launches_of(label: Label) -> tuple[Launch, ...]:
@@ -138,7 +165,9 @@ def _answer(label: Label, prices: Mapping[str, Prices], host_s: float, listed_s:
     launches, called = launches_of(label), prices["called"]
     latencies = {name: [_latency_s(own[launch.spec]) for launch in launches] for name, own in prices.items()}
     called_s, queued_s = (_one_stream(own) for own in latencies.values())
-    issued_s = _host_and_device(latencies["queued"], host_s)
+    sent_s = upload_s(label)
+    issued_s = sent_s + _host_and_device(latencies["queued"], host_s)
+    families = np.array([operator_family(launch.spec) for launch in launches])
     pairs = list(zip(launches, latencies["called"], strict=True))
     forward_s = sum(seconds for launch, seconds in pairs if launch.phase == "forward")
     inside_s = sum(seconds for launch, seconds in pairs if called[launch.spec].domain == "in")
@@ -156,7 +185,30 @@ def _answer(label: Label, prices: Mapping[str, Prices], host_s: float, listed_s:
         len(launches),
         inside_s / called_s,
         tuple((spec.text(), seconds / called_s) for spec, seconds in by_spec.most_common(3)),
+        Measured(label, np.array(latencies["queued"]), families, host_s, sent_s),
     )
+
+
+def upload_s(label: Label) -> float:
+    """Predicted time in which the input is sent to the device, where the measured time has it in it."""
+    if label.source != "torchvision":
+        return 0.0
+    return label.batch * 3 * label.size**2 * DTYPE_BYTES[label.precision] / UPLOAD_BYTES_PER_S
+
+
+def with_fitted(answers: Sequence[Answer]) -> tuple[list[Answer], dict[tuple[str, str, str], Machine]]:
+    """The answers with :attr:`Answer.fitted_s`, and the fitted machines by source, device and run."""
+    networks = [a.measured for a in answers if a.label.source != "neusight"]
+    seen = {machine_of(one.label) for one in networks if is_fitted(family_of(one.label.model))}
+    machines = {name: machine for name, machine in fit_machines(networks).items() if name in seen}
+    return [replace(a, fitted_s=_fitted_s(a, machines)) for a in answers], machines
+
+
+def _fitted_s(answer: Answer, machines: Mapping[tuple[str, str, str], Machine]) -> float | None:
+    machine = machines.get(machine_of(answer.label))
+    if machine is None or is_fitted(family_of(answer.label.model)):
+        return None
+    return machine.seconds(answer.measured)
 
 
 def _one_stream(latencies_s: Sequence[float]) -> float:
