@@ -6,12 +6,15 @@ import contextlib
 import io
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from benchmarks.figures import SOURCES
 from benchmarks.report.known import title
+from cdmpp.cli.main import app
 from cdmpp.devices import known
 
 README = Path("README.md").read_text(encoding="utf-8")
@@ -26,6 +29,14 @@ def test_first_example_prints_the_output_shown() -> None:
     assert _NUMBER.sub("#", out.getvalue()).split() == _NUMBER.sub("#", shown).split()
     printed, written = (list(map(float, _NUMBER.findall(text))) for text in (out.getvalue(), shown))
     assert printed == pytest.approx(written, rel=1e-3)
+
+
+def test_language_model_example_prints_the_table_shown() -> None:
+    command, shown = re.findall(r"```\n(cdmpp llm .*?)\n```\n\n```\n(.*?)```", README, flags=re.DOTALL)[0]
+    result = CliRunner().invoke(app, shlex.split(command)[1:])
+    assert result.exit_code == 0
+    printed = "\n".join(result.output.splitlines()[1 : 1 + len(shown.splitlines())])
+    assert _NUMBER.sub("#", printed).split() == _NUMBER.sub("#", shown).split()
 
 
 def test_linked_and_named_files_exist() -> None:
