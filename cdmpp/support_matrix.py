@@ -13,7 +13,7 @@ from cdmpp.errors import UnknownDeviceError, UnsupportedOperatorError
 from cdmpp.inference.collectives import collectives_of
 from cdmpp.programs.collectives import COLLECTIVES, Collective
 from cdmpp.programs.experts import GroupedGemm, Moe
-from cdmpp.programs.operators import lowered_operators
+from cdmpp.programs.operators import PRODUCT_ALIASES, lowered_operators, operator_types, unknown_operator
 from cdmpp.programs.quantisation import combinations, types_label
 from cdmpp.programs.query_options import PROTOCOLS
 
@@ -114,6 +114,15 @@ def domain_on(row: dict[str, Any], device: str) -> Label:
     """Domain of a row of the matrix on a device, known or not."""
     found: Label = row["domain"].get(device, row["elsewhere"])
     return found
+
+
+def known_operator(name: str) -> str:
+    """An operator by its name or alias; raises :class:`UnsupportedOperatorError` for another one."""
+    if name in PRODUCT_ALIASES:
+        return "linear"
+    if name not in operator_types():
+        raise unknown_operator(name)
+    return name
 
 
 def selected(matrix: dict[str, Any], operator: str | None = None, device: str | None = None) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from cdmpp.cli.output import (
     JsonOption,
     ModelOption,
     error_cells,
+    named_device,
     on_terminal,
     print_json,
     print_table,
@@ -44,7 +45,14 @@ def evaluate(
         ),
     ],
     model: ModelOption = None,
-    devices: Annotated[str | None, typer.Option(metavar="A,B", help="Only these devices.", show_default=False)] = None,
+    devices: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B",
+            help="Only these devices: names as in --device of other commands, or as the table has them.",
+            show_default=False,
+        ),
+    ] = None,
     split: Annotated[
         Part | None,
         typer.Option("--split", help="Only rows of this part of the model's own split.", show_default=False),
@@ -68,7 +76,7 @@ def evaluate(
     # Mistakes first: a wrong path to the third file shall not show after an hour.
     _check(records)
     artifact = load_artifact(model or default_model())
-    _check_devices(artifact, records, chosen or [])
+    chosen = None if chosen is None else _device_names(artifact, records, chosen)
     with _progress() as (started, done):
         result = evaluate_tables(artifact, _tables(records, started), devices=chosen, part=split, progress=done)
     if not result["overall"]["n"]:
@@ -79,17 +87,27 @@ def evaluate(
         _print(result)
 
 
-def _check_devices(artifact: Artifact, files: list[Path], chosen: list[str]) -> None:
-    """Raise for a name that neither cdmpp nor the model nor any table has."""
+def _device_names(artifact: Artifact, files: list[Path], chosen: list[str]) -> list[str]:
+    """Names of devices; a short name that no table has becomes its commonest board.
+
+    Raises
+    ------
+    UnknownDeviceError
+        Neither cdmpp nor the model nor any table has a name.
+    """
     from cdmpp.data.load import load_table
+    from cdmpp.devices.registry import lookup
     from cdmpp.errors import UnknownDeviceError
 
-    for name in chosen:
+    def board(name: str) -> str:
         try:
-            artifact.device(name)
+            return lookup(name).name
         except UnknownDeviceError:
-            if not any(name in load_table(file).device_name.used() for file in files):
-                raise
+            if any(name in load_table(file).device_name.used() for file in files):
+                return name
+            return named_device(artifact, name).name
+
+    return [board(name) for name in chosen]
 
 
 def _nothing(result: dict[str, Any], chosen: list[str] | None, split: str | None) -> DataError:

@@ -24,14 +24,10 @@ def support(
 ) -> None:
     """List what a model covers: operators and element types by device, with domain and held-out error."""
     from cdmpp.predictor import LatencyPredictor
-    from cdmpp.programs.operators import PRODUCT_ALIASES, operator_types, unknown_operator
-    from cdmpp.support_matrix import selected
+    from cdmpp.support_matrix import known_operator, selected
 
     predictor = LatencyPredictor.load(model)
-    if operator in PRODUCT_ALIASES:
-        operator = "linear"
-    if operator is not None and operator not in operator_types():
-        raise unknown_operator(operator)
+    operator = None if operator is None else known_operator(operator)
     name = device_of(predictor.artifact, device).name if device is not None else None
     found = predictor.support()
     matrix = selected(found["matrix"], operator, name)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from cdmpp.artifact.model import Artifact
 from cdmpp.devices import DeviceSpec, known
+from cdmpp.errors import CdmppError
+from cdmpp.support_matrix import known_operator, selected
 from cdmpp_server.feature import Schema
 from cdmpp_server.openapi import add_problems
 from cdmpp_server.predict.service import PredictionService
@@ -16,6 +18,8 @@ from cdmpp_server.problems import ProblemError
 from cdmpp_server.settings import Settings
 
 router = APIRouter()
+#: Letters of a name in a query.
+_MAX_NAME = 200
 
 
 class _Answer(BaseModel):
@@ -124,6 +128,7 @@ class Support(_Answer):
 def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
     """Add the problems of these endpoints."""
     add_problems(document["paths"]["/readyz"]["get"], 503)
+    add_problems(document["paths"]["/support"]["get"], 404, 422)
 
 
 def _service(request: Request) -> PredictionService:
@@ -183,6 +188,22 @@ def _model_info(artifact: Artifact, default: bool) -> ModelInfo:
 
 
 @router.get("/support", summary="Coverage and accuracy")
-def support(request: Request) -> Support:
+def support(
+    request: Request,
+    device: Annotated[
+        str | None, Query(max_length=_MAX_NAME, description="Name of a device: only its part of the matrix.")
+    ] = None,
+    operator: Annotated[
+        str | None, Query(max_length=_MAX_NAME, description="Name of an operator: only its part of the matrix.")
+    ] = None,
+) -> Support:
     """List operators with their fields, trained devices, protocols, accuracy and coverage of the base model."""
-    return Support.model_validate(_service(request).predictor.support())
+    predictor = _service(request).predictor
+    answer = predictor.support()
+    try:
+        name = None if device is None else predictor.artifact.device(device).name
+        chosen = None if operator is None else known_operator(operator)
+    except CdmppError as error:
+        raise ProblemError(error.code, error.message, error.hint) from None
+    answer["matrix"] = selected(answer["matrix"], chosen, name)
+    return Support.model_validate(answer)

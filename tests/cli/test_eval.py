@@ -71,6 +71,18 @@ def test_several_files_and_selected_devices(run: Run, gemm: Path, tmp_path: Path
     assert set(both["overall"]) == set(METRICS)
 
 
+def test_short_device_name_is_its_commonest_board(run: Run, tmp_path: Path) -> None:
+    table = tmp_path / "mine.csv"
+    program = '"linear:m=512,n=4096,k=1024,dtype=float16"'
+    table.write_text(f"program,latency_us,device\n{program},12.5,h100-sxm\n{program},14.5,l40s\n")
+    result = run("eval", "--records", table, "--devices", "h100", "--json")
+    assert result.exit_code == 0, result.output
+    assert [group["device"] for group in json.loads(result.stdout)["groups"]] == ["h100-sxm"]
+    assert "note: h100 is read as h100-sxm" in result.stderr
+    both = run("eval", "--records", table, "--devices", "NVIDIA L40S,h100-sxm", "--json")
+    assert json.loads(both.stdout)["overall"]["n"] == 2 and both.stderr == ""
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -18,6 +18,7 @@ import cdmpp_server.predict.routes
 from cdmpp.devices import known, lookup
 from cdmpp.errors import ArtifactError
 from cdmpp.predictor import LatencyPredictor
+from cdmpp.support_matrix import selected
 from cdmpp_server.__main__ import main
 from cdmpp_server.app import create_app
 from cdmpp_server.predict.devices import Devices
@@ -100,6 +101,19 @@ def test_specifications_that_differ_in_later_figures_share_no_cached_answer(pred
 
 def test_support_and_models_are_the_predictors(client: TestClient, predictor: LatencyPredictor) -> None:
     assert client.get("/support").json() == predictor.support()
+    # A device or operator selects its part of the matrix, as the command line does.
+    part = client.get("/support", params={"device": "h100", "operator": "gemm"}).json()
+    whole = predictor.support()
+    assert part["matrix"] == selected(whole["matrix"], "linear", "h100-sxm") and part["matrix"]["rows"]
+    assert {**part, "matrix": whole["matrix"]} == whole
+    assert {name for row in part["matrix"]["rows"] for name in row["domain"]} <= {"h100-sxm"}
+    for params, status, code in (
+        ({"device": "a101"}, 404, "unknown_device"),
+        ({"operator": "lstm"}, 422, "unsupported_operator"),
+        ({"device": "x" * 1000}, 422, "invalid_request"),
+    ):
+        refused = client.get("/support", params=params)
+        assert (refused.status_code, refused.json()["code"]) == (status, code)
     # The loaded model comes first; other tests of this application adapt it.
     model = client.get("/models").json()["models"][0]
     assert model["model_id"] == predictor.model_id
