@@ -110,7 +110,7 @@ def train(
         torch.manual_seed(config.seed + ranks.rank)
     buckets = dataset.store.bucket
     started, epoch, order, cursor, seen = time.monotonic(), -1, np.zeros(0, dtype=np.int64), 0, 0
-    running = 0.0
+    running, stop = 0.0, False
     # Replay the order up to the step, so that a resumed run draws the same rows as an uninterrupted one.
     skip = step * opt.batch_rows
     network.train()
@@ -165,6 +165,8 @@ def train(
             parameter.copy_(average[name])
     if ranks.first:
         write_checkpoint(out, identity, state, step, seconds + time.monotonic() - started)
+    if stop:
+        raise Stopped(step)
     network.eval()
     return network, {
         "steps": step,

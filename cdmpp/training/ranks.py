@@ -136,6 +136,7 @@ class Ranks:
         def note(*_: object) -> None:
             self._terminated = True
 
+        self._terminated = False
         before = signal.signal(signal.SIGTERM, note)
         try:
             yield
