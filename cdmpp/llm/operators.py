@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from cdmpp.errors import FieldError
 from cdmpp.llm.config import Experts, LLMConfig
@@ -79,10 +80,18 @@ class Decode:
 
 
 Step = Prefill | Decode
+#: Half of the layers.
+Only = Literal["attention", "ffn"]
 
 
 def step_operators(
-    config: LLMConfig, layout: Layout, step: Step, *, dtype: str = "bfloat16", weights: str | None = None
+    config: LLMConfig,
+    layout: Layout,
+    step: Step,
+    *,
+    dtype: str = "bfloat16",
+    weights: str | None = None,
+    only: Only | None = None,
 ) -> list[StepPart]:
     """Operators and collectives of one step, in order, as one rank runs them.
 
@@ -101,6 +110,8 @@ def step_operators(
     weights : str, optional
         Type of quantised weights (:class:`cdmpp.llm.layout.Types`). The router, the embedding and the output layer
         are never quantised.
+    only : {"attention", "ffn"}, optional
+        The attention or the feed-forward halves of all layers, without embedding, output and transfers.
 
     Returns
     -------
@@ -116,23 +127,21 @@ def step_operators(
     types = Types.of(config, dtype, weights)
     local = replica_step(step, layout)
     b = StepBuilder(config, layout, types, local.tokens)
-    b.add("embedding", "embedding", rows=b.tokens, cols=config.hidden, table_rows=-(-config.vocab // layout.tp))
-    if config.positions:
-        b.add("position_embedding", "embedding", rows=b.tokens, cols=config.hidden, table_rows=config.positions)
-        b.vector("position_add", "add", config.hidden)
-    if config.scaled_embedding:
-        b.vector("embedding_scale", "mul_scalar", config.hidden)
-    b.all_reduce("embedding_all_reduce")
-    with b.times(config.layers):
-        _attention_half(b, local)
-    with b.times(config.dense_layers):
-        _dense(b)
-    if config.experts is not None:
-        with b.times(config.moe_layers):
-            _experts(b, config.experts)
-    if layout.pp > 1:
-        b.transfer("stage_transfer", layout.pp - 1)
-    _output(b, local.batch)
+    if only is None:
+        _embedding(b)
+    if only != "ffn":
+        with b.times(config.layers):
+            _attention_half(b, local)
+    if only != "attention":
+        with b.times(config.dense_layers):
+            _dense(b)
+        if config.experts is not None:
+            with b.times(config.moe_layers):
+                _experts(b, config.experts)
+    if only is None:
+        if layout.pp > 1:
+            b.transfer("stage_transfer", layout.pp - 1)
+        _output(b, local.batch)
     return b.parts
 
 
@@ -156,6 +165,17 @@ def attention_batches(lengths: Sequence[int]) -> list[tuple[int, int]]:
     tokens, squares = sum(lengths), sum(n * n for n in lengths)
     batch = max(1, round(tokens * tokens / squares))
     return [(batch, max(1, round((squares / batch) ** 0.5)))]
+
+
+def _embedding(b: StepBuilder) -> None:
+    config = b.config
+    b.add("embedding", "embedding", rows=b.tokens, cols=config.hidden, table_rows=-(-config.vocab // b.layout.tp))
+    if config.positions:
+        b.add("position_embedding", "embedding", rows=b.tokens, cols=config.hidden, table_rows=config.positions)
+        b.vector("position_add", "add", config.hidden)
+    if config.scaled_embedding:
+        b.vector("embedding_scale", "mul_scalar", config.hidden)
+    b.all_reduce("embedding_all_reduce")
 
 
 def _attention_half(b: StepBuilder, step: Step) -> None:

@@ -91,7 +91,7 @@ class EstimatePlan:
 
         def pricing(step: Step) -> StepPricing:
             parts = step_operators(config, layout, step, dtype=types.dtype, weights=types.weights)
-            return StepPricing.of(parts, device, framework, cuda_graph and isinstance(step, Decode))
+            return StepPricing(parts, cuda_graph and isinstance(step, Decode))
 
         #: Decode steps, and those of them that are priced.
         self._steps = np.arange(output - 1, dtype=np.float64)
@@ -99,7 +99,7 @@ class EstimatePlan:
         self._prefill = pricing(Prefill(lengths))
         cached = sum(lengths)
         self._decode = [pricing(Decode(batch, past_total=cached + batch * int(step))) for step in self._points]
-        self.queries = [query for step in (self._prefill, *self._decode) for query in step.queries]
+        self.queries = [query for step in (self._prefill, *self._decode) for query in step.queries(device, framework)]
 
     def estimate(self, model_id: str, predictions: Sequence[Prediction]) -> LLMEstimate:
         """The estimate made of the predictions of :attr:`queries`.
@@ -111,7 +111,7 @@ class EstimatePlan:
         """
         remaining = iter(predictions)
         prefill, *decode = [
-            step.priced([next(remaining) for _ in step.queries]) for step in (self._prefill, *self._decode)
+            step.priced([next(remaining) for _ in step.programs]) for step in (self._prefill, *self._decode)
         ]
         s = self.settings
         prefill_s = prefill.totals()

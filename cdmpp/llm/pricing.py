@@ -15,6 +15,7 @@ from cdmpp.llm.host import host_cost, step_seconds
 from cdmpp.llm.parts import StepPart
 from cdmpp.prediction import Prediction, Query
 from cdmpp.programs.collectives import Collective
+from cdmpp.programs.operators import OperatorSpec
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import Protocol
 
@@ -29,33 +30,32 @@ LAUNCHED: tuple[Protocol, ...] = ("kernel",)
 
 @dataclass(frozen=True)
 class StepPricing:
-    """Queries of one step.
+    """Programs that price one step.
 
     Attributes
     ----------
     parts : list of StepPart
     captured : bool
         Whether the step is a CUDA graph.
-    queries : list of Query
-        Queries of all parts, those of a part next to each other.
     """
 
     parts: list[StepPart]
     captured: bool
-    queries: list[Query]
 
-    @classmethod
-    def of(cls, parts: list[StepPart], device: DeviceSpec, framework: str, captured: bool) -> StepPricing:
-        """Queries of a step on a device."""
-        queries = [
-            Query(TensorProgram.from_operator(part.program), device, protocol, framework)
-            for part in parts
-            for protocol in _protocols(part, captured)
+    @property
+    def programs(self) -> list[tuple[OperatorSpec, Protocol]]:
+        """Programs of all parts with the protocols to predict, those of a part next to each other."""
+        return [(part.program, protocol) for part in self.parts for protocol in _protocols(part, self.captured)]
+
+    def queries(self, device: DeviceSpec, framework: str) -> list[Query]:
+        """Queries for :attr:`programs` on a device."""
+        return [
+            Query(TensorProgram.from_operator(program), device, protocol, framework)
+            for program, protocol in self.programs
         ]
-        return cls(parts, captured, queries)
 
     def priced(self, predictions: Sequence[Prediction]) -> PricedStep:
-        """The step made of the predictions of :attr:`queries`.
+        """The step made of the predictions of :attr:`programs`.
 
         Raises
         ------
