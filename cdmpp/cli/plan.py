@@ -88,9 +88,11 @@ def solve(
     """
     from cdmpp.compose.budget import SearchControl
     from cdmpp.compose.solve import solve_priced
+    from cdmpp.llm.read import with_configs
 
     if remote and url is None:
         raise DataError("--remote needs an address", hint="give --url, such as http://127.0.0.1:8000")
+    value = with_configs(value)
     request = spec.read(value)
     searches = request.budget is not None
     with _bar(spec.name) if on_terminal() and searches else nullcontext(None) as listener:

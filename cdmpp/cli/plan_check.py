@@ -29,6 +29,8 @@ def check(
     url: UrlOption = None,
 ) -> None:
     """Simulate a pipeline schedule or an RL step again and list the plan's faults. Exit code 1: there are some."""
+    from cdmpp.llm.read import with_configs
+
     value = read_json(request)
     form = next((name for name in CHECKS if isinstance(value, Mapping) and name in value), None)
     if form is None:
@@ -37,7 +39,7 @@ def check(
             hint='it has "models" or "modules" (docs/pipelines.md), or "lengths" (docs/rl.md)',
         )
     planner, home = CHECKS[form]
-    read = PLANNERS[planner].read(value)
+    read = PLANNERS[planner].read(with_configs(value))
     claimed = read_json(answer)
     check_plan: Callable[..., list[str]] = load(home)
     faults = check_plan(read, claimed, predict(read, model, url))

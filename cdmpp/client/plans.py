@@ -9,6 +9,7 @@ from cdmpp.client.answers import check, content, listed, place_of, problem_of, u
 from cdmpp.client.queries import to_json
 from cdmpp.client.transport import Answer, Call, by_code
 from cdmpp.errors import CdmppError, DataError, FieldError, InvalidProgramError, ServiceError
+from cdmpp.llm.read import with_configs
 
 T = TypeVar("T")
 Steps = Generator[Call, Answer, T]
@@ -76,7 +77,7 @@ class Plans:
             )
         path = yield from self._path(kind)
         try:
-            body = to_json(request).encode()
+            body = to_json(with_configs(request)).encode()
         except InvalidProgramError as error:
             raise FieldError(f"the request: {error.message}", hint="plain JSON values") from None
         # Not retried: a job that is submitted twice would run twice.

@@ -13,23 +13,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Self, TypeVar, get_args
 
-import numpy as np
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
 
-from cdmpp.compose.collective_forms import CollectiveForm, CollectiveTemplate
-from cdmpp.compose.fields import (
-    MAX_COUNT,
-    MAX_SECONDS,
-    Closed,
-    DeviceForm,
-    PriceRequest,
-    ProgramForm,
-    WholeNumber,
-    Work,
-    exactly_one,
-)
-from cdmpp.curves.template import Grid, Template
-from cdmpp.errors import CdmppError, FieldError
+from cdmpp.compose.collective_forms import CollectiveForm
+from cdmpp.compose.fields import MAX_SECONDS, Closed, DeviceForm, PriceRequest, Work, exactly_one
+from cdmpp.llm.pricing import PricedStep
 from cdmpp.prediction import Prediction
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
 
@@ -73,6 +61,16 @@ class Cost:
             Part(price.name, n, n * (price.latency_s or 0.0)) for n, price in zip(counts, prices, strict=True)
         )
         return cls(total("latency_s"), total("lower_s"), total("upper_s"), parts)
+
+    @classmethod
+    def of_step(cls, step: PricedStep, divisor: float) -> Cost:
+        """The duration of a language model's step with its host time, divided by ``divisor``."""
+        parts = tuple(
+            Part(part.name, part.count, float(seconds) / divisor)
+            for part, seconds in zip(step.parts, step.seconds[0], strict=True)
+        )
+        latency_s, lower_s, upper_s = (float(total) / divisor for total in step.totals())
+        return cls(latency_s, lower_s, upper_s, parts)
 
     def largest(self, most: int = 2) -> str:
         """The programs with the largest shares, as text: "linear:m=512,... 61 %, softmax:... 20 %"."""
@@ -219,111 +217,3 @@ def cost_of(field: float | PredictedCost | None, seconds: float | None = None) -
     given = seconds if field is None else field
     assert given is not None, "exactly one is given"
     return Cost.given(float(given))
-
-
-class TemplateWork(Closed):
-    """An operator with expressions over ``batch`` ("m": "batch*128"), and how often it runs."""
-
-    program: ProgramForm
-    count: Annotated[int, Field(ge=1, le=MAX_COUNT), WholeNumber] = 1
-
-
-class BatchCurve(Priced):
-    """Seconds by batch size: given, or predicted from programs whose sizes depend on ``batch``.
-
-    Exactly one of ``seconds``, ``programs`` and ``collective``; ``device`` comes with the latter two.
-    """
-
-    batch: Annotated[
-        list[Annotated[int, Field(ge=1, le=MAX_COUNT), WholeNumber]],
-        Field(min_length=1, description="Batch sizes, growing."),
-    ]
-    seconds: Annotated[
-        list[Annotated[float, Field(gt=0, le=MAX_SECONDS)]] | None, Field(description="Seconds at each batch size.")
-    ] = None
-    programs: Annotated[
-        list[TemplateWork] | None,
-        Field(description='Instead of seconds: operators with expressions over "batch", predicted and summed.'),
-    ] = None
-    collective: Annotated[
-        CollectiveTemplate | None,
-        Field(description='Instead of programs; its bytes may be an expression over "batch".'),
-    ] = None
-    device: DeviceForm | None = None
-    backend: Backend | None = None
-    protocol: Protocol = DEFAULT_PROTOCOL
-    framework: Framework | None = None
-
-    _costs: list[Cost] | None = PrivateAttr(None)
-
-    @model_validator(mode="after")
-    def _one_of(self) -> Self:
-        return exactly_one(self, "seconds", "programs", "collective")
-
-    @property
-    def works(self) -> list[TemplateWork] | None:
-        """What is predicted; None where seconds are given."""
-        return self.programs if self.collective is None else [TemplateWork(program=self.collective.program())]
-
-    def check(self, path: str) -> None:
-        """Raise :class:`FieldError` where the parts contradict each other."""
-        if any(b <= a for a, b in zip(self.batch, self.batch[1:], strict=False)):
-            raise FieldError(f"{path}.batch: sizes must grow", path=f"{path}.batch")
-        if self.seconds is not None and len(self.seconds) != len(self.batch):
-            raise FieldError(
-                f"{path}.seconds: {len(self.seconds)} values for {len(self.batch)} batch sizes", path=f"{path}.seconds"
-            )
-        if self.works is not None and self.device is None:
-            raise FieldError(f"{path}.device: programs need a device", path=f"{path}.device")
-
-    def price_requests(self, path: str) -> list[PriceRequest]:
-        """Programs at each batch size, sizes outermost; none where seconds are given.
-
-        Raises
-        ------
-        FieldError
-        """
-        self.check(path)
-        if self.works is None:
-            return []
-        assert self.device is not None
-        field = f"{path}.{'programs' if self.collective is None else 'collective'}"
-        templates = [Template(work.program, work.count) for work in self.works]
-        try:
-            grid = Grid(templates, {"batch": self.batch})
-            made = [grid.programs(at, self.backend or "library") for at in grid.points()]
-        except CdmppError as error:
-            raise FieldError(f"{field}: {error.message}", path=field, hint=error.hint) from None
-        out: list[PriceRequest] = []
-        for point in made:
-            if isinstance(point, CdmppError):
-                raise FieldError(f"{field}: {point.message}", path=field, hint=point.hint)
-            for i, (program, _) in enumerate(point):
-                assert program.operator is not None
-                form: dict[str, Any] = program.operator.canonical()
-                place = field if self.collective is not None else f"{field}.{i}"
-                out.append(PriceRequest(place, form, self.device, self.backend, self.protocol, self.framework))
-        return out
-
-    def with_prices(self, prices: Iterator[Prediction]) -> Self:
-        """A copy with its costs."""
-        filled = self.model_copy()
-        if self.works is not None:
-            counts = [work.count for work in self.works]
-            filled._costs = [Cost.of(counts, [next(prices) for _ in counts]) for _ in self.batch]
-        return filled
-
-    def points(self) -> tuple[np.ndarray, list[Cost]]:
-        """Batch sizes (float64, growing) and the cost at each; only after :meth:`with_prices`."""
-        costs = self._costs if self.seconds is None else [Cost.given(s) for s in self.seconds]
-        assert costs is not None, "not priced"
-        return np.array(self.batch, dtype=np.float64), costs
-
-
-def interpolate(sizes: np.ndarray, seconds: np.ndarray, at: np.ndarray | float) -> Any:
-    """Seconds at any batch size: linear between the points, proportional beyond the last.
-
-    Below the first point the seconds of the first point hold: a smaller batch is not assumed to be faster.
-    """
-    inside = np.interp(at, sizes, seconds)
-    return np.where(np.asarray(at) > sizes[-1], seconds[-1] * np.asarray(at) / sizes[-1], inside)

@@ -99,8 +99,8 @@ class StepPricer:
 
     def _price(self, batch: EngineBatch) -> PricedStep:
         captured = self._cuda_graph and not batch.prefills
-        step = StepPricing.of(self.parts(batch), self.device, self.framework, captured)
-        return step.priced(self._predictor.predict_queries(step.queries))
+        step = StepPricing(self.parts(batch), captured)
+        return step.priced(self._predictor.predict_queries(step.queries(self.device, self.framework)))
 
     def parts(self, batch: EngineBatch) -> list[StepPart]:
         """Operators and collectives of a batch, as one rank runs them.

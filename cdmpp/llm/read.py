@@ -99,6 +99,38 @@ def _read(config: Mapping[str, Any], path: str) -> LLMConfig:
     return replace(read, left_out=left_out, weights=weights, weight_scaling=scaling)
 
 
+def with_configs(request: Any) -> Any:
+    """A request in which every ``{"llm": {"config": path}}`` has the content of the file.
+
+    Parts of the request without a path are the same objects. A service is never sent paths, and reads none.
+
+    Raises
+    ------
+    DataError
+        A file cannot be read, or is not a JSON object.
+    """
+    try:
+        return _replaced(request)
+    except RecursionError:
+        return request  # no valid request is nested so deeply
+
+
+def _replaced(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        changed = {key: _with_config(key, part) for key, part in value.items()}
+        return changed if any(changed[key] is not part for key, part in value.items()) else value
+    if isinstance(value, list):
+        items = [_replaced(item) for item in value]
+        return items if any(new is not old for new, old in zip(items, value, strict=True)) else value
+    return value
+
+
+def _with_config(key: Any, value: Any) -> Any:
+    if key == "llm" and isinstance(value, Mapping) and isinstance(value.get("config"), str | PathLike):
+        return {**value, "config": config_fields(value["config"])}
+    return _replaced(value)
+
+
 def _load(file: Path) -> dict[str, Any]:
     try:
         if file.stat().st_size > _MAX_FILE_BYTES:

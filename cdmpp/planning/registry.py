@@ -171,7 +171,7 @@ def make_plan(
     kind : str
         A name of :data:`PLANNERS`: "pipeline", "rl", ...
     request : mapping
-        Described in docs/planning.md.
+        Described in docs/planning.md. The ``config`` of a language model may be the path of a ``config.json``.
     predictor : Predictor, optional
         Prices the programs of the request; not needed where the request gives all its costs.
     control : SearchControl, optional
@@ -190,10 +190,11 @@ def make_plan(
         ``path`` names the wrong field.
     """
     from cdmpp.compose.solve import solve
+    from cdmpp.llm.read import with_configs
 
     if watch is not None:
         warnings.warn("make_plan: watch is now called control", DeprecationWarning, stacklevel=2)
         control = watch
     if kind not in PLANNERS:
         raise FieldError(f"no plan is called {kind!r}", hint="one of: " + ", ".join(PLANNERS))
-    return solve(PLANNERS[kind].read(request), predictor, control)
+    return solve(PLANNERS[kind].read(with_configs(request)), predictor, control)

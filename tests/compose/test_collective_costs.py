@@ -8,9 +8,10 @@ import pytest
 from pydantic import ValidationError
 
 from cdmpp import LatencyPredictor
+from cdmpp.compose.batch_curve import BatchCurve
 from cdmpp.compose.collective_forms import LINK_BYTES, LINK_OPERATORS
 from cdmpp.compose.predict import predict_prices
-from cdmpp.compose.pricing import BatchCurve, PredictedCost, collect, cost_of, fill
+from cdmpp.compose.pricing import PredictedCost, collect, cost_of, fill
 from cdmpp.curves import predict_curve
 from cdmpp.errors import FieldError
 from cdmpp.replay.build import read_link

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from cdmpp.compose.batch_curve import BatchCurve, interpolate
 from cdmpp.compose.predict import predict_prices
-from cdmpp.compose.pricing import BatchCurve, Cost, PredictedCost, cost_of, fill, interpolate
+from cdmpp.compose.pricing import Cost, PredictedCost, cost_of, fill
 from cdmpp.compose.solve import read_request
 from cdmpp.errors import FieldError
 from cdmpp.predictor import LatencyPredictor

@@ -211,8 +211,8 @@ def test_decode_uses_the_protocol_that_training_covered_better(predictor: Latenc
         StepPart("product", make_operator({"operator": "linear", "dtype": "bfloat16", "m": 8, "n": 4096, "k": 4096}), 1)
     ]
     for device, protocol in (("h800", "kernel"), ("h200", "graph")):
-        pricing = StepPricing.of(parts, lookup(device), "vllm", captured=True)
-        step = pricing.priced(predictor.predict_queries(pricing.queries))
+        pricing = StepPricing(parts, captured=True)
+        step = pricing.priced(predictor.predict_queries(pricing.queries(lookup(device), "vllm")))
         assert [p.protocol for p in step.predictions] == [protocol]
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from cdmpp.compose.pricing import BatchCurve
+from cdmpp.compose.batch_curve import BatchCurve
 from cdmpp.compose.render import Table
 from cdmpp.compose.request import (
     Closed,

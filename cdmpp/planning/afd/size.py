@@ -17,8 +17,8 @@ from typing import Protocol
 
 import numpy as np
 
+from cdmpp.compose.batch_curve import interpolate
 from cdmpp.compose.budget import SearchControl
-from cdmpp.compose.pricing import interpolate
 from cdmpp.errors import InfeasibleError
 
 #: Micro-batches in flight: one in attention, one on the links, one in the feed-forward layer.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cdmpp.compose.pricing import interpolate
+from cdmpp.compose.batch_curve import interpolate
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from cdmpp.compose.pricing import BatchCurve
+from cdmpp.compose.batch_curve import BatchCurve
 from cdmpp.compose.render import Table
 from cdmpp.compose.request import Budget, Closed, Count, MaxSteps, Name, Plan, Request, Row, Seconds, Seed
 from cdmpp.errors import FieldError

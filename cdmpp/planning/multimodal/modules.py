@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from cdmpp.compose.pricing import interpolate
+from cdmpp.compose.batch_curve import interpolate
 from cdmpp.errors import FieldError
 
 #: Share of the peak items per second that PipeWeaver's sub-micro-batches reach.

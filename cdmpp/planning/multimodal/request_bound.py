@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from cdmpp.compose.pricing import interpolate
+from cdmpp.compose.batch_curve import interpolate
 from cdmpp.planning.multimodal.links import ItemLinks
 from cdmpp.planning.multimodal.modules import Module, split_evenly, topological_order
 from cdmpp.planning.multimodal.space import most_segments

@@ -8,8 +8,9 @@ from typing import Annotated, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
+from cdmpp.compose.batch_curve import BatchCurve
 from cdmpp.compose.fields import MAX_BYTES, Bytes, PositiveBytes
-from cdmpp.compose.pricing import BatchCurve, Cost
+from cdmpp.compose.pricing import Cost
 from cdmpp.compose.request import (
     MAX_COUNT,
     MAX_SECONDS,

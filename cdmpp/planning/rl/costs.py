@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cdmpp.compose.pricing import interpolate
+from cdmpp.compose.batch_curve import interpolate
 from cdmpp.curves.isotonic import monotone_fit
 from cdmpp.planning.rl.engine import Floats, GenerationEngine
 

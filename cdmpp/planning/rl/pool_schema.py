@@ -7,7 +7,8 @@ from typing import Annotated, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from cdmpp.compose.pricing import BatchCurve, Cost, CostField
+from cdmpp.compose.batch_curve import BatchCurve
+from cdmpp.compose.pricing import Cost, CostField
 from cdmpp.compose.request import Closed, Count, DeviceForm, Name, PositiveBytes, PositiveSeconds, Seconds
 from cdmpp.planning.rl.engine import UNLIMITED
 from cdmpp.planning.rl.sizes import Stage

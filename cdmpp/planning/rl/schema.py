@@ -8,7 +8,8 @@ from typing import Annotated, Self, TypeVar
 
 from pydantic import Field
 
-from cdmpp.compose.pricing import BatchCurve, CostField, PredictedCost, Priced, collect, fill
+from cdmpp.compose.batch_curve import BatchCurve
+from cdmpp.compose.pricing import CostField, PredictedCost, Priced, collect, fill
 from cdmpp.compose.request import (
     MAX_COUNT,
     Budget,
@@ -256,7 +257,7 @@ class RlRequest(Request[RlPlan]):
                 path=f"{path}.decode",
                 hint='give "decode" to the pool or to the request, or remove "generation" from the pool\'s stages',
             )
-        if isinstance(decode, BatchCurve) and decode.works is not None and decode.device is None:
+        if isinstance(decode, BatchCurve) and decode.is_predicted and decode.device is None:
             if pool.device is None:
                 raise FieldError(
                     f"{path}.device: programs need a device",
@@ -292,8 +293,8 @@ def _programs(holder: RlRequest | PoolForm) -> int:
         for part in (cost,) if not isinstance(cost, TrainingForm) else (cost.sample,):
             if isinstance(part, PredictedCost):
                 count += len(part.programs or (part.collective,))
-            elif isinstance(part, BatchCurve) and part.works is not None:
-                count += len(part.batch) * len(part.works)
+            elif isinstance(part, BatchCurve):
+                count += part.program_count()
     return count
 
 
