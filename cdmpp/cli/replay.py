@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_text
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +10,19 @@ import typer
 from cdmpp.cli.dims import parse_sizes
 from cdmpp.cli.output import JsonOption, ModelOption
 from cdmpp.cli.plan import FigureOption, UrlOption, check_figure, prefix_with_file, read_json, show, solve
+from cdmpp.cli.replay_trace import (
+    FromOption,
+    IterationOption,
+    LinkOption,
+    MarkOption,
+    RanksOption,
+    RemoveOption,
+    SpeedUpOption,
+    are_traces,
+    replay_traces,
+    save,
+    write,
+)
 from cdmpp.errors import DataError, FieldError
 from cdmpp.planning.registry import PLANNERS
 from cdmpp.programs.query_options import Framework, Protocol
@@ -21,19 +33,23 @@ _SELECTORS = ("node", "device", "stream", "class")
 
 
 def replay(
-    graph: Annotated[
-        str,
+    files: Annotated[
+        list[str],
         typer.Argument(
-            metavar="GRAPH.json|GRAPH.parquet|MODEL",
+            metavar="GRAPH.json|GRAPH.parquet|MODEL|TRACE...",
             help="A replay request as JSON or Parquet (docs/replay.md), - for JSON on stdin; or with --device a model: "
-            "one inference of model.onnx, its programs on one stream.",
+            "one inference of model.onnx, its programs on one stream; or traces of torch.profiler or Nsight Systems, "
+            "one for each rank (docs/traces.md).",
             show_default=False,
         ),
     ],
     device: Annotated[
         str | None,
         typer.Option(
-            "--device", "-d", help="For a model: a known device (cdmpp devices) or a .json/.toml specification."
+            "--device",
+            "-d",
+            help="For a model: a known device (cdmpp devices) or a .json/.toml specification. For a trace: what if its "
+            "kernels ran there.",
         ),
     ] = None,
     gap_us: Annotated[
@@ -71,12 +87,62 @@ def replay(
         Path | None, typer.Option(metavar="FILE", help="Write a trace for chrome://tracing and Perfetto.")
     ] = None,
     figure: FigureOption = None,
+    from_device: FromOption = None,
+    ranks: RanksOption = None,
+    link: LinkOption = None,
+    speed_up: SpeedUpOption = None,
+    remove: RemoveOption = None,
+    iteration: IterationOption = None,
+    mark: MarkOption = None,
     model: ModelOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Replay a graph of programs, transfers and given durations: makespan and critical path."""
+    """Replay a graph of programs, transfers and given durations, or a profiler trace: makespan and critical path."""
     check_figure(figure)
+    of_graphs = {
+        "--gap-us": gap_us,
+        "--launch-us": launch_us,
+        "--protocol": protocol,
+        "--framework": framework,
+        "--dim": dim,
+        "--what-if": what_if,
+        "--samples": samples,
+        "--seed": seed,
+        "--trace": trace,
+        "--figure": figure,
+    }
+    of_traces = {
+        "--from": from_device,
+        "--ranks": ranks,
+        "--link": link,
+        "--speed-up": speed_up,
+        "--remove": remove,
+        "--iteration": iteration,
+        "--mark": mark,
+    }
+    if are_traces(files):
+        _refuse(of_graphs, "not for a trace; --save-graph writes its graph, which has them")
+        replay_traces(
+            files,
+            iteration=iteration,
+            mark=mark,
+            device=device,
+            from_device=from_device,
+            ranks=ranks,
+            link=link,
+            speed_up=speed_up or (),
+            remove=remove or (),
+            save_graph=save_graph,
+            model=model,
+            url=url,
+            json=json,
+        )
+        return
+    _refuse(of_traces, "only for a trace of torch.profiler or Nsight Systems")
+    if len(files) > 1:
+        raise typer.BadParameter("give one graph or model; only traces have a file for each rank", param_hint="FILES")
+    graph = files[0]
     if device and _is_graph(graph):
         raise typer.BadParameter("needs a model: a graph names its devices", param_hint="--device")
     if device:
@@ -96,7 +162,9 @@ def replay(
         if value is not None:
             request[name] = value
     if save_graph is not None:
-        _save(save_graph, request)
+        from cdmpp.replay.records import as_json
+
+        save(save_graph, {**request, "nodes": as_json(request.get("nodes"))})
     if trace is not None:
         request["trace"] = True
     from cdmpp.replay.collector import paused_collector
@@ -108,10 +176,16 @@ def replay(
             prefix_with_file(graph, error)
             raise
         if trace is not None:
-            _write(trace, plan.trace.model_dump())
+            write(trace, plan.trace.model_dump())
             plan = plan.model_copy(update={"trace": None})
         # To indent a long timeline takes longer than to replay it.
         show(read, plan, json, figure, indent=1 if len(read.nodes) <= _MOST_INDENTED else None)
+
+
+def _refuse(options: dict[str, Any], why: str) -> None:
+    given = [name for name, value in options.items() if value not in (None, [])]
+    if given:
+        raise typer.BadParameter(why, param_hint=", ".join(given))
 
 
 def _read(path: Path) -> Any:
@@ -123,18 +197,6 @@ def _read(path: Path) -> Any:
     from cdmpp.replay.parquet import read_parquet
 
     return read_parquet(path)
-
-
-def _save(path: Path, request: dict[str, Any]) -> None:
-    if path.suffix.lower() == ".parquet":
-        from cdmpp.replay.parquet import write_parquet
-
-        request["nodes"] = PLANNERS["replay"].read(request).nodes  # type: ignore[attr-defined]
-        write_parquet(path, request, request["nodes"])
-    else:
-        from cdmpp.replay.records import as_json
-
-        _write(path, {**request, "nodes": as_json(request.get("nodes"))})
 
 
 def _is_graph(source: str) -> bool:
@@ -182,10 +244,3 @@ def _override(text: str) -> dict[str, Any]:
             raise typer.BadParameter(f"{text!r} is not like class=comm:ratio=0.5", param_hint="--what-if")
         override[name] = number
     return override
-
-
-def _write(path: Path, value: Any) -> None:
-    try:
-        path.write_text(json_text.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"{path}: cannot be written: {error.strerror or error}") from None
