@@ -40,6 +40,7 @@ _EXTRAS = {
     "prometheus_client": "server",
     "psycopg": "postgres",
     "anyio": "server",
+    "ray": "ray",
 }
 
 

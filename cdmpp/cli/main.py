@@ -25,6 +25,7 @@ from cdmpp.cli.plan import plan
 from cdmpp.cli.plan_check import check
 from cdmpp.cli.predict import predict
 from cdmpp.cli.probe import probe
+from cdmpp.cli.ray_option import RayCommand
 from cdmpp.cli.replay import replay
 from cdmpp.cli.select import select
 from cdmpp.cli.serve import serve
@@ -63,7 +64,7 @@ def options(
         warnings.simplefilter("ignore")
 
 
-app.command(epilog="example: cdmpp predict model.onnx --device a100-pcie-40gb --device t4")(predict)
+app.command(cls=RayCommand, epilog="example: cdmpp predict model.onnx --device a100-pcie-40gb --device t4")(predict)
 app.command(epilog="example: cdmpp curve linear:n=4096,k=1024,dtype=float16 --axis m=1,2,4,8 --device t4")(curve)
 app.command(epilog="example: cdmpp llm examples/llm/llama-3.1-8b.json --device h100-sxm --batch 8")(llm)
 app.command(epilog="example: cdmpp inspect softmax:rows=4096,cols=1024")(inspect)

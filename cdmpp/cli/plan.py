@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cdmpp.cli.output import JsonOption, ModelOption, on_terminal, print_json
+from cdmpp.cli.ray_option import RayCommand, RayOption
 from cdmpp.cli.remote import solve_remotely
 from cdmpp.errors import DataError, FieldError
 from cdmpp.planning.registry import PLANNERS, PlannerSpec
@@ -33,6 +34,10 @@ UrlOption = Annotated[
 ]
 RemoteOption = Annotated[
     bool, typer.Option("--remote", help="With --url: the service also searches, as a job; Ctrl-C cancels it.")
+]
+SeedsOption = Annotated[
+    int | None,
+    typer.Option("--seeds", min=1, help="With --ray: seeds to search from; default: one per core.", show_default=False),
 ]
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE.json", help="The request; - for stdin.")]
 
@@ -66,7 +71,13 @@ def prefix_with_file(file: Path | str, error: FieldError) -> None:
 
 
 def solve(
-    spec: PlannerSpec, value: Any, model: Path | None = None, url: str | None = None, remote: bool = False
+    spec: PlannerSpec,
+    value: Any,
+    model: Path | None = None,
+    url: str | None = None,
+    remote: bool = False,
+    ray: str | None = None,
+    seeds: int | None = None,
 ) -> tuple[Any, Any]:
     """Read and solve a request, with a progress bar on a terminal.
 
@@ -80,6 +91,10 @@ def solve(
         Service that predicts instead of the model.
     remote : bool
         The service at ``url`` also searches.
+    ray : str, optional
+        Address of a Ray cluster that searches from several seeds; "" for the default one.
+    seeds : int, optional
+        Number of these seeds.
 
     Returns
     -------
@@ -92,6 +107,10 @@ def solve(
 
     if remote and url is None:
         raise DataError("--remote needs an address", hint="give --url, such as http://127.0.0.1:8000")
+    if ray is not None and remote:
+        raise DataError("--ray and --remote exclude each other", hint="leave one of them out")
+    if seeds is not None and ray is None:
+        raise DataError("--seeds is for searches with Ray", hint='give --ray, or "seed" in the request')
     value = with_configs(value)
     request = spec.read(value)
     searches = request.budget is not None
@@ -99,9 +118,16 @@ def solve(
         if remote and url is not None:
             answer = solve_remotely(spec, value, url, listener or (lambda _: None))
             return request, request.answer_model().model_validate(answer)
-        prices, control = predict(request, model, url), SearchControl(request.budget, listener)
+        prices = predict(request, model, url)
+        control = SearchControl(request.budget if ray is None else None, listener)
         with interruptible(control) if searches else nullcontext():
-            return request, solve_priced(request, prices, control)
+            if ray is None:
+                return request, solve_priced(request, prices, control)
+            from cdmpp.distributed.cluster import ray_cluster
+            from cdmpp.distributed.seeds import solve_on_ray
+
+            with ray_cluster(ray) as connected:
+                return request, solve_on_ray(connected, spec.name, value, prices, seeds, control)
 
 
 def predict(request: Any, model: Path | None, url: str | None) -> list[Prediction]:
@@ -178,6 +204,8 @@ def show(request: Any, plan: Any, as_json: bool, figure: Path | None, *, indent:
             print_json(to_json(plan), indent)
         else:
             print(render(plan.tables()))
+            if getattr(plan, "seed", None) is not None:
+                print(f"seed {plan.seed}")
 
 
 def check_figure(path: Path | None) -> None:
@@ -225,17 +253,19 @@ def _command(spec: PlannerSpec) -> None:
         model: ModelOption = None,
         url: UrlOption = None,
         remote: RemoteOption = False,
+        ray: RayOption = None,
+        seeds: SeedsOption = None,
     ) -> None:
         check_figure(figure)
         try:
-            request, answer = solve(spec, read_json(file), model, url, remote)
+            request, answer = solve(spec, read_json(file), model, url, remote, ray, seeds)
         except FieldError as error:
             prefix_with_file(file, error)
             raise
         show(request, answer, json, figure)
 
     run.__doc__ = spec.summary
-    plan.command(spec.name, epilog=f"example: cdmpp plan {spec.name} request.json --json")(run)
+    plan.command(spec.name, cls=RayCommand, epilog=f"example: cdmpp plan {spec.name} request.json --json")(run)
 
 
 for _spec in PLANNERS.values():

@@ -23,6 +23,7 @@ from cdmpp.cli.predict_module import (
     predict_module,
 )
 from cdmpp.cli.predict_table import OutOption, TableArguments, UrlOption, predict_table, table_of
+from cdmpp.cli.ray_option import RayOption
 from cdmpp.errors import CdmppError
 from cdmpp.prediction_matrix import Failed, PredictionMatrix
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
@@ -113,6 +114,7 @@ def predict(
     ] = False,
     out: OutOption = None,
     url: UrlOption = None,
+    ray: RayOption = None,
     json: JsonOption = False,
 ) -> None:
     """Predict the latency of programs on devices.
@@ -132,14 +134,16 @@ def predict(
     for_module = ModuleArguments(
         device or [], protocol, framework, quantile, model, strict, url, json, mode, example, dtype, autocast, optimizer
     )
-    factory = module_of(program, for_module, {"--backend": backend, "--dim": dim, "--out": out})
+    factory = module_of(
+        program, for_module, {"--backend": backend, "--dim": dim, "--out": out, "--ray": ray is not None}
+    )
     if factory is not None:
         _check_devices(device)
         return predict_module(factory, for_module)
     protocol = protocol or DEFAULT_PROTOCOL
-    table = table_of(program, {"--out": out, "--url": url}, {"--dim": dim, "--json": json})
+    table = table_of(program, {"--out": out, "--url": url, "--ray": ray is not None}, {"--dim": dim, "--json": json})
     if table is not None:
-        options = TableArguments(device or [], protocol, framework, backend, quantile, model, strict, out, url)
+        options = TableArguments(device or [], protocol, framework, backend, quantile, model, strict, out, url, ray)
         return predict_table(table, options)
     devices = _check_devices(device)
     from cdmpp.predictor import DEFAULT_QUANTILES, LatencyPredictor, check_quantiles

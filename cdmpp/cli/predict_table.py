@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -59,6 +60,8 @@ class TableArguments:
     strict: bool
     out: Path | None
     url: str | None
+    #: Address of a Ray cluster, "" for the default one; None: without Ray.
+    ray: str | None = None
 
 
 def table_of(programs: Sequence[str], for_tables: dict[str, Any], for_programs: dict[str, Any]) -> Path | None:
@@ -89,13 +92,15 @@ def predict_table(path: Path, arguments: TableArguments) -> None:
     """Predict a table; answers go to ``out`` or, as CSV, to the standard output."""
     from cdmpp.prediction import DEFAULT_QUANTILES, check_quantiles, check_settings
     from cdmpp.tables.answers import format_of
-    from cdmpp.tables.predict import SlicePredictor, TableTask
+    from cdmpp.tables.predict import SlicePredictor, TableTask, predict_slices
     from cdmpp.tables.rows import TableOptions
 
     given = arguments
     kind = format_of(given.out)
     if given.out is not None and path.exists() and given.out.exists() and path.samefile(given.out):
         raise DataError(f"{given.out} is the table itself", hint="write the answers to another file")
+    if given.ray is not None and given.url is not None:
+        raise DataError("--ray and --url exclude each other", hint="leave one of them out")
     check_settings(given.protocol, given.framework)
     levels = check_quantiles(given.levels or DEFAULT_QUANTILES)
 
@@ -109,24 +114,36 @@ def predict_table(path: Path, arguments: TableArguments) -> None:
         chosen = task([_specification(name) or name for name in given.devices])
         key = os.environ.get("CDMPP_API_KEY")
         with PredictorClient(given.url, api_key=key, timeout_s=_REQUEST_S, retries=_RETRIES) as client:
-            summary = _run(chosen, SlicePredictor(chosen, client), given, _REQUESTS)
+            predict = SlicePredictor(chosen, client)
+            summary = _run(chosen, predict, given, predict_slices(predict, _REQUESTS))
     else:
         from cdmpp.predictor import LatencyPredictor
 
         predictor = LatencyPredictor.load(given.model)
         chosen = task(_devices(predictor.artifact, given.devices))
-        summary = _run(chosen, SlicePredictor(chosen, predictor), given)
+        predict = SlicePredictor(chosen, predictor)
+        if given.ray is None:
+            summary = _run(chosen, predict, given, predict_slices(predict))
+        else:
+            from cdmpp.distributed.cluster import ray_cluster
+            from cdmpp.distributed.tables import load_predictor, predict_slices_on_ray
+
+            load = partial(load_predictor, None if given.model is None else given.model.absolute())
+            with ray_cluster(given.ray) as ray:
+                summary = _run(chosen, predict, given, predict_slices_on_ray(ray, chosen, load))
     _report(summary, given)
 
 
-def _run(task: TableTask, predict: SlicePredictor, given: TableArguments, at_once: int = 1) -> TableSummary:
-    """Predict and write all slices."""
-    from cdmpp.tables.predict import predict_slices, write_answers
+def _run(
+    task: TableTask, predict: SlicePredictor, given: TableArguments, parts: Iterable[AnsweredSlice]
+) -> TableSummary:
+    """Write all slices, with a progress bar on a terminal."""
+    from cdmpp.tables.predict import write_answers
 
     if predict.reader.unused:
         print(f"note: columns that are not read: {', '.join(predict.reader.unused)}", file=sys.stderr)
     with _bar(task.path.name) if on_terminal() else nullcontext(None) as progress:
-        return write_answers(task, predict_slices(predict, at_once), given.out, progress)
+        return write_answers(task, parts, given.out, progress)
 
 
 def _devices(artifact: Artifact, names: Sequence[str]) -> list[DeviceSpec]:

@@ -213,13 +213,26 @@ class Plan(Answer):
     explanation: Annotated[
         list[str], Field(description="Why the objective is what it is, down to the programs, in words.")
     ]
+    seed: Annotated[
+        int | None,
+        Field(description="Seed of this plan, where several were searched.", exclude_if=lambda seed: seed is None),
+    ] = None
+
+    @property
+    def objective_value(self) -> float:
+        """The figure that the search minimises."""
+        return float(attrgetter(self.objective_field)(self))
+
+    @property
+    def bound_value(self) -> float:
+        """Lower bound of the objective."""
+        return float(attrgetter(self.bound_field)(self))
 
     @computed_field(description="Objective over its lower bound, less one.")  # type: ignore[prop-decorator]
     @property
     def gap(self) -> float:
         """Objective over its lower bound, less one; 0 where the bound is 0."""
-        bound = float(attrgetter(self.bound_field)(self))
-        return float(attrgetter(self.objective_field)(self)) / bound - 1 if bound > 0 else 0.0
+        return self.objective_value / self.bound_value - 1 if self.bound_value > 0 else 0.0
 
     @model_validator(mode="after")
     def _finite_gap(self) -> Self:
