@@ -22,7 +22,7 @@ PROGRAM = """
 import os, sys, time
 from cdmpp.distributed.cluster import ray_cluster
 with ray_cluster(processors=1) as ray:
-    print(ray.get(ray.remote(os.getpid).remote()) != os.getpid(), os.environ["RAY_USAGE_STATS_ENABLED"], flush=True)
+    print(ray.get(ray.remote(lambda: os.getpid()).remote()) != os.getpid(), os.environ["RAY_USAGE_STATS_ENABLED"], flush=True)
     time.sleep(3600 if sys.argv[1:] else 0)
 """
 
@@ -43,10 +43,10 @@ def marked_processes(mark: str) -> list[int]:
 @pytest.mark.parametrize("killed", [False, True])
 def test_no_process_outlives_the_command(killed: bool) -> None:
     mark = f"{os.getpid()}-{killed}"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {MARK: mark}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     command = [sys.executable, "-c", PROGRAM, *(["wait"] if killed else [])]
     with subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command, cwd=ROOT, env=inherited | {MARK: mark}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.readline() == b"True 0\n"
