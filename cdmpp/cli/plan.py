@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 import threading
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cdmpp.cli.output import JsonOption, ModelOption, on_terminal, print_json
+from cdmpp.cli.plan_files import ExportOption, FromOption, OutOption, PlanFiles, PrintOption, SetOption, WithOption
 from cdmpp.cli.ray_option import RayCommand, RayOption
 from cdmpp.cli.remote import solve_remotely
 from cdmpp.errors import DataError, FieldError
@@ -40,28 +40,6 @@ SeedsOption = Annotated[
     typer.Option("--seeds", min=1, help="With --ray: seeds to search from; default: one per core.", show_default=False),
 ]
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE.json", help="The request; - for stdin.")]
-
-
-def read_json(path: Path) -> Any:
-    """The JSON value of a file, or of standard input for ``-``.
-
-    Raises
-    ------
-    DataError
-        The file cannot be read, or is not JSON.
-    """
-    try:
-        text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read: {error}", hint="give the path of a JSON file") from None
-    try:
-        return json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not JSON: {error}", hint="docs/planning.md has examples") from None
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not a number of JSON")
 
 
 def prefix_with_file(file: Path | str, error: FieldError) -> None:
@@ -255,14 +233,28 @@ def _command(spec: PlannerSpec) -> None:
         remote: RemoteOption = False,
         ray: RayOption = None,
         seeds: SeedsOption = None,
+        export: ExportOption = None,
+        out: OutOption = None,
+        read: FromOption = None,
+        fields: WithOption = None,
+        settings: SetOption = None,
+        print_request: PrintOption = False,
     ) -> None:
         check_figure(figure)
+        files = PlanFiles.of(spec.name, export, out, read, fields, settings or [])
         try:
-            request, answer = solve(spec, read_json(file), model, url, remote, ray, seeds)
+            value = files.request(file)
+            if print_request:
+                print_json(value)
+                return
+            request, answer = solve(spec, value, model, url, remote, ray, seeds)
         except FieldError as error:
             prefix_with_file(file, error)
             raise
-        show(request, answer, json, figure)
+        try:
+            files.write(request, answer)
+        finally:  # the plan is printed although the format cannot express it
+            show(request, answer, json, figure)
 
     run.__doc__ = spec.summary
     plan.command(spec.name, cls=RayCommand, epilog=f"example: cdmpp plan {spec.name} request.json --json")(run)

@@ -1,0 +1,158 @@
+"""Files of other frameworks in ``cdmpp plan``: ``--export`` writes a plan, ``--from`` reads a request."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cdmpp.cli.reading import read_json, read_text
+from cdmpp.errors import DataError, FieldError
+
+if TYPE_CHECKING:
+    from cdmpp.exports import Exported
+
+ExportOption = Annotated[
+    str | None, typer.Option("--export", metavar="FORMAT", help="Write the plan for a framework (docs/exports.md).")
+]
+OutOption = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="With --export: the file to write.")]
+FromOption = Annotated[
+    str | None,
+    typer.Option("--from", metavar="FORMAT", help="FILE is the configuration of a framework (docs/exports.md)."),
+]
+WithOption = Annotated[
+    Path | None, typer.Option("--with", metavar="FIELDS.json", help="With --from: further fields of the request.")
+]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Option of the format; repeatable.")
+]
+PrintOption = Annotated[bool, typer.Option("--print-request", help="Print the request as JSON, and end.")]
+
+
+@dataclass(frozen=True)
+class PlanFiles:
+    """Options of both directions, checked before the search starts.
+
+    Attributes
+    ----------
+    kind : str
+        The planner.
+    export, read : str or None
+        Formats of the file to write and of the file to read.
+    out, fields : Path or None
+        File to write; JSON file of further fields.
+    settings : dict
+        Options of the formats.
+    """
+
+    kind: str
+    export: str | None
+    out: Path | None
+    read: str | None
+    fields: Path | None
+    settings: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        kind: str,
+        export: str | None,
+        out: Path | None,
+        read: str | None,
+        fields: Path | None,
+        settings: Sequence[str],
+    ) -> PlanFiles:
+        """The options of a command.
+
+        Raises
+        ------
+        DataError, FieldError
+            Options contradict each other, or a format or its option is wrong.
+        """
+        if (export is None) != (out is None):
+            raise DataError("--export and --out belong together", hint="give both, or none")
+        if fields is not None and read is None:
+            raise DataError("--with needs --from", hint="a request in JSON has all its fields")
+        if settings and export is None and read is None:
+            raise DataError("--set needs --export or --from", hint="options of a format are listed in docs/exports.md")
+        if out is not None and (not out.absolute().parent.is_dir() or out.is_dir()):
+            raise DataError(f"{out}: no file can be written there", hint="name a file in a folder that exists")
+        files = cls(kind, export, out, read, fields, _settings(settings))
+        files._check()
+        return files
+
+    def _check(self) -> None:
+        """Raise FieldError where a format does not have the planner, or no format has an option."""
+        if self.export is None and self.read is None:
+            return
+        from cdmpp.exports.registry import exporter_of, importer_of, options_of
+
+        known: set[str] = set()
+        if self.read is not None:
+            known |= set(importer_of(self.read, self.kind).model_fields)
+        if self.export is not None:
+            exporter = exporter_of(self.export, self.kind)
+            known |= set(exporter.model_fields)
+            options_of(exporter, self.export, self._settings_of(exporter.model_fields))
+        unknown = [name for name in self.settings if name not in known]
+        if unknown:
+            formats = " and ".join(name for name in (self.read, self.export) if name is not None)
+            options = ", ".join(sorted(known)) or "none"
+            raise FieldError(f"--set: unknown option {unknown[0]!r}", hint=f"options of {formats}: {options}")
+
+    def _settings_of(self, names: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in self.settings.items() if name in names}
+
+    def request(self, file: Path) -> Any:
+        """The request of a file as JSON values; what the import ignores and assumes goes to stderr."""
+        if self.read is None:
+            return read_json(file)
+        from cdmpp.exports import import_request
+        from cdmpp.exports.registry import importer_of
+
+        options = self._settings_of(importer_of(self.read, self.kind).model_fields)
+        fields = None if self.fields is None else read_json(self.fields)
+        if fields is not None and not isinstance(fields, dict):
+            raise DataError(f"{self.fields}: not a JSON object", hint="give fields of the request by name")
+        found = import_request(self.read, read_text(file), self.kind, fields=fields, **options)
+        notes = list(found.notes)
+        if found.ignored:
+            notes.append("ignored: " + ", ".join(found.ignored))
+        _print_notes(notes)
+        return found.request
+
+    def write(self, request: Any, plan: Any) -> None:
+        """Write the plan where that is wanted; what the format cannot express goes to stderr."""
+        if self.export is None or self.out is None:
+            return
+        from cdmpp.exports import export_plan, write_export
+        from cdmpp.exports.registry import exporter_of
+
+        options = self._settings_of(exporter_of(self.export, self.kind).model_fields)
+        exported: Exported = export_plan(self.export, self.kind, request, plan, **options)
+        write_export(exported, self.out)
+        _print_notes([f"{self.out}: {self.export}", *exported.notes])
+
+
+def _settings(texts: Sequence[str]) -> dict[str, Any]:
+    """Options by name; a value is JSON, or else a text."""
+    values = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise DataError(f"--set {text}: not NAME=VALUE", hint="such as --set tp=4")
+        try:
+            values[name] = json.loads(value)
+        except ValueError:
+            values[name] = value
+    return values
+
+
+def _print_notes(notes: Sequence[str]) -> None:
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
