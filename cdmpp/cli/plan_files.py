@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -140,16 +141,19 @@ class PlanFiles:
 
 
 def _settings(texts: Sequence[str]) -> dict[str, Any]:
-    """Options by name; a value is JSON, or else a text."""
-    values = {}
+    """Options by name; whole numbers, lists and objects are JSON, other values are text."""
+    values: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise DataError(f"--set {text}: not NAME=VALUE", hint="such as --set tp=4")
+        if not re.fullmatch(r"-?\d+|[\[{].*", value, re.DOTALL):
+            values[name] = value
+            continue
         try:
             values[name] = json.loads(value)
-        except ValueError:
-            values[name] = value
+        except ValueError as error:
+            raise DataError(f"--set {text}: not JSON: {error}", hint="quote the value for the shell") from None
     return values
 
 

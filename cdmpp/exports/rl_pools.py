@@ -96,11 +96,21 @@ class RlExporter(Exporter, ABC):
         generation = self._pool(plan.generation.pool, plan.generation.instances, tp)
         shared = plan.training.shared
         training = generation if shared else self._pool(plan.training.pool, plan.training.units, tp)
-        pools = Pools(generation, training, shared, tp, (*notes, *_unsaid(request, plan)))
+        notes += [note for pool in {generation, training} if (note := self._spread(pool))]
+        pools = Pools(generation, training, shared, tp, (*sorted(notes), *_unsaid(request, plan)))
         return request, plan, pools
 
     def _pool(self, name: str, units: int, tp: int) -> Pool:
         return Pool(name, units, tp, *nodes(units, tp, self.node_gpus))
+
+    def _spread(self, pool: Pool) -> str:
+        """A note where equal nodes cannot be filled."""
+        if pool.nodes <= -(-pool.units * pool.unit_gpus // self.node_gpus):
+            return ""
+        return (
+            f"{pool.units} units of {pool.unit_gpus} GPUs in pool {pool.name!r} take {pool.nodes} nodes of "
+            f"{pool.node_gpus} GPUs: all nodes have equally many"
+        )
 
     def prompts(self, request: RlRequest) -> int:
         """Prompts of a step.

@@ -54,9 +54,7 @@ class TorchtitanExporter(Exporter):
                 "",
             ]
         )
-        micro = (
-            f"local_batch_size / pipeline_parallel_microbatch_size is to be {request.micro_batches}, the micro-batches"
-        )
+        micro = f"set local_batch_size to {request.micro_batches} times pipeline_parallel_microbatch_size"
         return Exported(text, (micro, *notes))
 
     def _modules(self, names: list[str]) -> list[list[str]]:
